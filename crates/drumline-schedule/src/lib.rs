@@ -1,0 +1,6 @@
+//! Collective algorithms as data.
+
+#![forbid(unsafe_code)]
+
+pub mod step;
+pub mod tree;

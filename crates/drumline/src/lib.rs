@@ -1,0 +1,8 @@
+//! Synchronous data-parallel training.
+
+#![forbid(unsafe_code)]
+
+mod error;
+pub mod store;
+
+pub use error::{Error, Result};
