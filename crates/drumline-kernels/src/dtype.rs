@@ -42,23 +42,76 @@ impl std::fmt::Display for DType {
     }
 }
 
-mod sealed {
-    pub trait Sealed {}
-}
-
 /// A Rust type that a collective can carry.
-pub trait Element: sealed::Sealed + Pod + Send + Sync + PartialEq + std::fmt::Debug {
+pub trait Element: Arithmetic + Pod + Send + Sync + PartialEq + std::fmt::Debug {
     /// Its run-time name.
     const DTYPE: DType;
 }
 
-macro_rules! elements {
+pub(crate) use sealed::Arithmetic;
+
+mod sealed {
+    /// What the operators need of a type. Sealed: the set of types is part of the wire format.
+    pub trait Arithmetic: Copy {
+        fn sum(self, other: Self) -> Self;
+        fn min(self, other: Self) -> Self;
+        fn max(self, other: Self) -> Self;
+        fn divide(self, by: usize) -> Self;
+    }
+}
+
+macro_rules! integers {
     ($($type:ty => $dtype:ident),*) => {$(
-        impl sealed::Sealed for $type {}
+        impl Arithmetic for $type {
+            #[inline(always)]
+            fn sum(self, other: Self) -> Self { self.wrapping_add(other) }
+            #[inline(always)]
+            fn min(self, other: Self) -> Self { Ord::min(self, other) }
+            #[inline(always)]
+            fn max(self, other: Self) -> Self { Ord::max(self, other) }
+            #[inline(always)]
+            fn divide(self, by: usize) -> Self { (i128::from(self) / by as i128) as Self }
+        }
         impl Element for $type {
             const DTYPE: DType = DType::$dtype;
         }
     )*};
 }
 
-elements!(u8 => U8, i64 => I64, f32 => F32, f64 => F64);
+macro_rules! floats {
+    ($($type:ty => $dtype:ident),*) => {$(
+        impl Arithmetic for $type {
+            #[inline(always)]
+            fn sum(self, other: Self) -> Self { self + other }
+            #[inline(always)]
+            fn min(self, other: Self) -> Self {
+                if self.is_nan() || other.is_nan() {
+                    <$type>::NAN
+                } else if self < other || (self == other && self.is_sign_negative()) {
+                    self
+                } else {
+                    other
+                }
+            }
+            #[inline(always)]
+            fn max(self, other: Self) -> Self {
+                if self.is_nan() || other.is_nan() {
+                    <$type>::NAN
+                } else if self > other || (self == other && self.is_sign_positive()) {
+                    self
+                } else {
+                    other
+                }
+            }
+            // Dividing, not multiplying by the inverse: the result is promised to be sum / n.
+            #[inline(always)]
+            fn divide(self, by: usize) -> Self { self / by as $type }
+        }
+        impl Element for $type {
+            const DTYPE: DType = DType::$dtype;
+        }
+    )*};
+}
+
+integers!(u8 => U8, i64 => I64);
+floats!(f32 => F32, f64 => F64);
