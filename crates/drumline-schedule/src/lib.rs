@@ -2,5 +2,15 @@
 
 #![forbid(unsafe_code)]
 
+pub mod algorithm;
+mod error;
+mod flush;
+mod schedule;
 pub mod step;
+mod topology;
 pub mod tree;
+
+pub use algorithm::{ALGORITHMS, Algorithm, Collective, Cost};
+pub use error::Error;
+pub use schedule::Schedule;
+pub use topology::Topology;
