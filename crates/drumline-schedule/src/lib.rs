@@ -3,12 +3,14 @@
 #![forbid(unsafe_code)]
 
 pub mod algorithm;
+pub mod check;
 mod error;
 mod flush;
 mod schedule;
 pub mod step;
 mod topology;
 pub mod tree;
+mod walk;
 
 pub use algorithm::{ALGORITHMS, Algorithm, Collective, Cost};
 pub use error::Error;

@@ -136,8 +136,8 @@ fn tree_of(srcs: &[(Node, Loc)]) -> String {
 /// The node that inputs would tile: as many ranks as they have together, from the first on.
 pub(crate) fn tiled(nodes: &[Node]) -> Option<Node> {
     let lo = nodes.first()?.lo;
-    let len = nodes.iter().try_fold(0usize, |sum, node| sum.checked_add(node.len))?;
-    Some(Node { lo, len })
+    let end = nodes.iter().try_fold(lo, |end, node| end.checked_add(node.len))?;
+    Some(Node { lo, len: end - lo })
 }
 
 impl fmt::Display for Loc {
