@@ -4,6 +4,7 @@
 
 pub mod algorithm;
 pub mod check;
+pub mod draw;
 mod error;
 mod flush;
 mod schedule;
