@@ -2,7 +2,14 @@
 
 #![forbid(unsafe_code)]
 
+mod config;
 mod error;
+mod executor;
+mod group;
 pub mod store;
+mod transport;
 
-pub use error::{Error, Result};
+pub use config::Config;
+pub use drumline_kernels::{DType, Element, ReduceOp};
+pub use error::{Cause, CollectiveError, Error, Result};
+pub use group::ProcessGroup;

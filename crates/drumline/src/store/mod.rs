@@ -1,5 +1,11 @@
 //! Key-value stores through which ranks find each other.
 
+mod hash;
+mod prefix;
+
+pub use hash::HashStore;
+pub use prefix::PrefixStore;
+
 use std::{fmt, time::Duration};
 
 use crate::Result;

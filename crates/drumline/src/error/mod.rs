@@ -1,4 +1,8 @@
+mod collective;
+
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
+
+pub use collective::{Cause, CollectiveError};
 
 /// What every fallible function of this crate returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -59,6 +63,30 @@ pub enum Error {
         what: String,
         /// What the system said.
         source: Arc<io::Error>,
+    },
+
+    /// The ranks of a group could not be connected with each other.
+    #[error("group {group:?}, rank {rank}: {problem}")]
+    Connect {
+        /// Name of the group.
+        group: String,
+        /// The rank that tells.
+        rank: usize,
+        /// Who is missing or refused, and what to look at.
+        problem: String,
+    },
+
+    /// A collective failed. The group is poisoned: every later call fails.
+    #[error(transparent)]
+    Collective(Arc<CollectiveError>),
+
+    /// A call on a group that an earlier failure has poisoned. Nothing was sent.
+    #[error("{attempted} was not tried, because the group is poisoned by an earlier failure: {by}")]
+    Poisoned {
+        /// The call.
+        attempted: &'static str,
+        /// The failure.
+        by: Arc<CollectiveError>,
     },
 
     /// A checkpoint cannot be written or read.
