@@ -167,6 +167,7 @@ impl Inner {
         Error::Collective(failure)
     }
 
+    /// Closes the group on all ranks together, and then the store.
     pub(super) fn destroy(&self) -> Result<()> {
         let started = Instant::now();
         let mut state = self.lock();
@@ -174,6 +175,10 @@ impl Inner {
         transport.close(started + self.config.timeout, &state.history).map_err(|cause| {
             let operation = "destroy".to_owned();
             self.fail(&mut state, &mut *transport, operation, started.elapsed(), cause)
-        })
+        })?;
+        if let Some(rendezvous) = state.rendezvous.take() {
+            rendezvous.leave(self.config.timeout.saturating_sub(started.elapsed()));
+        }
+        Ok(())
     }
 }

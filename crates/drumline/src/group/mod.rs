@@ -1,6 +1,7 @@
 //! Process groups: the ranks that work together, and what they can do.
 
 mod call;
+mod init;
 
 use std::{
     collections::HashMap,
@@ -20,6 +21,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{
     CollectiveError, Config, Element, Error, ReduceOp, Result,
     executor::{History, Operation},
+    rendezvous::Rendezvous,
     store::{HashStore, PrefixStore, Store},
     transport::{
         Transport,
@@ -27,6 +29,8 @@ use crate::{
     },
 };
 use call::Call;
+
+pub use init::init_process_group;
 
 /// The ranks of a job and the operations they do together.
 ///
@@ -64,7 +68,7 @@ struct Inner {
     world_size: usize,
     digest: u64,
     config: Config,
-    /// Kept for as long as the group lives: rank 0 may host it for the others.
+    /// Kept for as long as the group lives: this process may host it for the others.
     _store: Option<Arc<dyn Store>>,
     state: Mutex<State>,
     /// Nanoseconds spent in collectives.
@@ -77,6 +81,8 @@ struct State {
     /// Number of the next collective.
     sequence: u64,
     failure: Option<Arc<CollectiveError>>,
+    /// Where the group's ranks met, if by a URL. Rank 0 may host the store for the others.
+    rendezvous: Option<Rendezvous>,
     schedules: HashMap<(Collective, &'static str, Rank), Arc<Schedule>>,
     history: History,
 }
@@ -192,6 +198,7 @@ impl ProcessGroup {
             transport: Some(transport),
             sequence: 0,
             failure: None,
+            rendezvous: None,
             schedules: HashMap::new(),
             history: History::default(),
         };

@@ -1,115 +1,113 @@
 use std::{
-    collections::HashMap,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use super::Store;
+use super::{DEFAULT_TIMEOUT, Store, values::Values};
 use crate::{Error, Result};
 
-/// A store in this process's memory, for ranks that are threads.
+/// A store inside one process, for ranks that are threads.
+///
+/// ```
+/// use drumline::store::{HashStore, Store};
+///
+/// let store = HashStore::new();
+/// std::thread::scope(|scope| {
+///     scope.spawn(|| store.set("address/1", b"10.0.0.2:4000"));
+///     assert_eq!(store.get("address/1")?, b"10.0.0.2:4000");
+///     Ok::<(), drumline::Error>(())
+/// })?;
+/// # Ok::<(), drumline::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct HashStore {
-    values: Mutex<HashMap<String, Vec<u8>>>,
+    values: Mutex<Values>,
     changed: Condvar,
     timeout: Mutex<Duration>,
-}
-
-impl Default for HashStore {
-    fn default() -> Self {
-        HashStore {
-            values: Mutex::default(),
-            changed: Condvar::new(),
-            timeout: Mutex::new(Duration::from_secs(300)),
-        }
-    }
 }
 
 impl HashStore {
     /// An empty store.
     pub fn new() -> HashStore {
-        HashStore::default()
+        HashStore {
+            values: Mutex::default(),
+            changed: Condvar::new(),
+            timeout: Mutex::new(DEFAULT_TIMEOUT),
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Vec<u8>>> {
+    fn values(&self) -> MutexGuard<'_, Values> {
         self.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn lock_with(
-        &self,
-        keys: &[&str],
-        timeout: Duration,
-    ) -> Result<MutexGuard<'_, HashMap<String, Vec<u8>>>> {
-        let deadline = Instant::now() + timeout;
-        let mut values = self.lock();
-        loop {
-            let missing: Vec<String> = keys
-                .iter()
-                .filter(|key| !values.contains_key(**key))
-                .map(ToString::to_string)
-                .collect();
-            if missing.is_empty() {
-                return Ok(values);
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                let store = "hash".to_owned();
-                return Err(Error::StoreTimeout { store, keys: missing, waited: timeout });
-            }
-            let woken = self.changed.wait_timeout(values, left);
-            values = woken.unwrap_or_else(PoisonError::into_inner).0;
+    /// Waits until all `keys` exist and returns the map in that very state.
+    fn wait_for(&self, keys: &[&str], timeout: Duration) -> Result<MutexGuard<'_, Values>> {
+        let start = Instant::now();
+        let is_missing =
+            |values: &mut Values| keys.iter().any(|key| !values.contains(key.as_bytes()));
+        let (values, result) = self
+            .changed
+            .wait_timeout_while(self.values(), timeout, is_missing)
+            .unwrap_or_else(PoisonError::into_inner);
+        if !result.timed_out() {
+            return Ok(values);
         }
+        let missing = keys.iter().filter(|key| !values.contains(key.as_bytes()));
+        Err(Error::StoreTimeout {
+            store: NAME.into(),
+            keys: missing.map(|key| key.to_string()).collect(),
+            waited: start.elapsed(),
+        })
+    }
+}
+
+const NAME: &str = "hash";
+
+impl Default for HashStore {
+    fn default() -> HashStore {
+        HashStore::new()
     }
 }
 
 impl Store for HashStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.lock().insert(key.to_owned(), value.to_owned());
+        self.values().set(key.as_bytes(), value);
         self.changed.notify_all();
         Ok(())
     }
 
     fn get(&self, key: &str) -> Result<Vec<u8>> {
-        let values = self.lock_with(&[key], self.timeout())?;
-        Ok(values.get(key).cloned().unwrap_or_default())
+        let values = self.wait_for(&[key], self.timeout())?;
+        Ok(values.get(key.as_bytes()).unwrap_or_default().to_vec())
     }
 
     fn add(&self, key: &str, amount: i64) -> Result<i64> {
-        let mut values = self.lock();
-        let old = values.get(key).map_or(Ok("0"), |value| std::str::from_utf8(value));
-        let old: i64 = old.ok().and_then(|text| text.parse().ok()).ok_or_else(|| Error::Store {
-            store: "hash".to_owned(),
-            operation: format!("add to {key:?}"),
-            problem: "its value is not a number".to_owned(),
+        let sum = self.values().add(key.as_bytes(), amount).map_err(|error| Error::Store {
+            store: NAME.into(),
+            operation: format!("add {amount} to {key}"),
+            problem: error.to_string(),
         })?;
-        let new = old.wrapping_add(amount);
-        values.insert(key.to_owned(), new.to_string().into_bytes());
         self.changed.notify_all();
-        Ok(new)
+        Ok(sum)
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
-        let mut values = self.lock();
-        match values.get(key) {
-            None if !expected.is_empty() => return Ok(expected.to_owned()),
-            Some(value) if value != expected => return Ok(value.clone()),
-            _ => values.insert(key.to_owned(), desired.to_owned()),
-        };
+        let value = self.values().compare_set(key.as_bytes(), expected, desired);
         self.changed.notify_all();
-        Ok(desired.to_owned())
+        Ok(value)
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
-        self.lock_with(keys, timeout).map(|_| ())
+        self.wait_for(keys, timeout).map(drop)
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool> {
-        let values = self.lock();
-        Ok(keys.iter().all(|key| values.contains_key(*key)))
+        let values = self.values();
+        Ok(keys.iter().all(|key| values.contains(key.as_bytes())))
     }
 
     fn delete_key(&self, key: &str) -> Result<bool> {
-        Ok(self.lock().remove(key).is_some())
+        Ok(self.values().delete(key.as_bytes()))
     }
 
     fn timeout(&self) -> Duration {
