@@ -89,7 +89,7 @@ pub struct Cost {
 impl fmt::Display for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Cost { rounds, messages, elements } = self;
-        write!(f, "{rounds} rounds, {messages} messages and {elements} elements sent by one rank")
+        write!(f, "rounds: {rounds}, messages per rank: {messages}, elements per rank: {elements}")
     }
 }
 

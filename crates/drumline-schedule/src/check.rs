@@ -58,7 +58,9 @@ use crate::error::Error;
 use crate::schedule::Schedule;
 use crate::step::{Buffer, Loc, Rank, Step};
 use crate::topology::Topology;
-use crate::walk;
+use crate::walk::walk;
+
+use symbols::Symbols;
 
 pub use form::Rule;
 
@@ -92,22 +94,26 @@ pub fn check(
 ///
 /// The first fault found.
 pub fn check_schedules(schedules: &[Schedule], elements: usize) -> Result<Cost, CheckError> {
+    let first = check_form(schedules)?;
+    let mut symbols = Symbols::new(first, schedules, elements);
+    walk(schedules, OPERATIONS, &mut symbols)?;
+    Ok(symbols.cost())
+}
+
+/// Checks what can be seen without running anything, and returns the first schedule.
+pub(crate) fn check_form(schedules: &[Schedule]) -> Result<&Schedule, CheckError> {
     let first = schedules.first().ok_or(CheckError::NotOneWorld { index: 0 })?;
+    let operation = |s: &Schedule| (s.collective, s.algorithm, s.world_size, s.root);
     for (index, schedule) in schedules.iter().enumerate() {
-        let expected = Schedule {
-            rank: index,
-            world_size: schedules.len(),
-            steps: schedule.steps.clone(),
-            ..*first
-        };
-        if *schedule != expected {
+        if operation(schedule) != operation(first)
+            || schedule.rank != index
+            || schedule.world_size != schedules.len()
+        {
             return Err(CheckError::NotOneWorld { index });
         }
         form::check(schedule)?;
     }
-    let mut symbols = symbols::Symbols::new(schedules, elements);
-    walk::walk(schedules, OPERATIONS, &mut symbols)?;
-    Ok(symbols.cost())
+    Ok(first)
 }
 
 /// What is wrong with an algorithm. Steps are counted as the printed schedule counts them.

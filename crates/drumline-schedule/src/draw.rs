@@ -15,9 +15,9 @@
 use std::collections::HashSet;
 
 use crate::algorithm::Collective;
-use crate::check::{CheckError, Rule};
+use crate::check::{CheckError, check_form};
 use crate::schedule::Schedule;
-use crate::step::{Buffer, Loc, Rank, Span, Step};
+use crate::step::{Buffer, Loc, Rank, Span};
 use crate::tree::Node;
 use crate::walk::{At, Combine, Visitor, walk};
 
@@ -26,15 +26,9 @@ use crate::walk::{At, Combine, Visitor, walk};
 ///
 /// # Errors
 ///
-/// When the schedules do not run to their end, or name a rank that has no schedule.
+/// When the schedules break a [`Rule`](crate::check::Rule), or do not run to their end.
 pub fn svg(schedules: &[Schedule]) -> Result<String, CheckError> {
-    let first = schedules.first().ok_or(CheckError::NotOneWorld { index: 0 })?;
-    for Schedule { rank, steps, .. } in schedules {
-        let stranger = |step: &Step| step.peer().is_some_and(|peer| peer >= schedules.len());
-        if let Some(step) = steps.iter().position(stranger) {
-            return Err(CheckError::Form { rank: *rank, step, rule: Rule::Peer });
-        }
-    }
+    let first = check_form(schedules)?;
     let mut story = Story { rounds: vec![0; schedules.len()], events: vec![] };
     walk(schedules, 1, &mut story)?;
     // Nothing depends on a later round, so this keeps causes above their effects.
@@ -162,10 +156,11 @@ fn rows(events: &[Event], world_size: usize) -> Vec<usize> {
 
 // All lengths in pixels.
 const LANE: usize = 130;
-const ROW: usize = 30;
+const ROW: usize = 29;
 const LEFT: usize = 140;
 const HEAD: usize = 118;
-const ROUND_GAP: usize = 14;
+const PADDING: usize = 6;
+const ROUND_GAP: usize = 12;
 const LEGEND: usize = 56;
 
 const STYLE: &str = "\
@@ -206,8 +201,8 @@ fn render(first: &Schedule, schedules: &[Schedule], events: &[Event], rows: &[us
     let lane = |rank: Rank| LEFT + rank * LANE;
     let rounds: Vec<Round> = rounds(events, rows);
     // Bands are set apart, so the height of a row depends on the round that it is in.
-    let y = |band: usize, row: usize| HEAD + ROUND_GAP * (band + 1) + ROW * row + ROW / 2;
-    let body = HEAD + ROW * rounds.last().map_or(0, |r| r.end) + ROUND_GAP * (rounds.len() + 1);
+    let top = |band: usize, row: usize| HEAD + (ROUND_GAP + 2 * PADDING) * band + ROW * row;
+    let body = top(rounds.len(), rounds.last().map_or(0, |round| round.end)) + ROUND_GAP;
     // Narrow drawings still hold the title and the legend.
     let width = (lane(schedules.len()) - LANE / 2 + 20).max(620);
     let height = body + LEGEND;
@@ -226,7 +221,7 @@ fn render(first: &Schedule, schedules: &[Schedule], events: &[Event], rows: &[us
         format!(r#"<text x="24" y="58">{}</text>"#, price(schedules, events)),
     ];
     for (band, round) in rounds.iter().enumerate() {
-        let top = y(band, round.start) - ROW / 2;
+        let top = top(band, round.start) + ROUND_GAP;
         let name = match round.number {
             0 => "start".to_owned(),
             number => format!("round {number}"),
@@ -234,9 +229,9 @@ fn render(first: &Schedule, schedules: &[Schedule], events: &[Event], rows: &[us
         svg.push(format!(
             r#"<rect class="round" x="12" y="{top}" width="{}" height="{}" rx="6"/>"#,
             width - 24,
-            ROW * (round.end - round.start)
+            ROW * (round.end - round.start) + 2 * PADDING
         ));
-        svg.push(format!(r#"<text x="24" y="{}">{name}</text>"#, top + 20));
+        svg.push(format!(r#"<text x="24" y="{}">{name}</text>"#, top + PADDING + ROW / 2 + 4));
     }
     for rank in 0..schedules.len() {
         let x = lane(rank);
@@ -250,7 +245,7 @@ fn render(first: &Schedule, schedules: &[Schedule], events: &[Event], rows: &[us
     }
     for (event, &row) in events.iter().zip(rows) {
         let band = rounds.iter().position(|round| row < round.end).unwrap_or(0);
-        let y = y(band, row);
+        let y = top(band, row) + ROUND_GAP + PADDING + ROW / 2;
         match event.kind {
             Kind::Message { from, to, src, dst, combine } => {
                 arrow(lane(from), lane(to), y, label(src), dst, combine, &mut svg);
@@ -303,20 +298,13 @@ fn title(schedule: &Schedule) -> String {
 fn price(schedules: &[Schedule], events: &[Event]) -> String {
     // A length that all usual blocks divide.
     let len = schedules.len() * 5_040;
-    let sent = |schedule: &Schedule| {
-        let sends = schedule.steps.iter().filter_map(|step| match step {
-            Step::Send { src, .. } => Some(src.span.resolve(len).len()),
-            _ => None,
-        });
-        sends.fold((0, 0), |(messages, elements), len| (messages + 1, elements + len))
-    };
-    let sent: Vec<(usize, usize)> = schedules.iter().map(sent).collect();
+    let sent: Vec<(usize, usize)> = schedules.iter().map(|schedule| schedule.sent(len)).collect();
     let rounds = events.last().map_or(0, |event| event.round);
     let messages = sent.iter().map(|&(messages, _)| messages).max().unwrap_or(0);
     let elements = sent.iter().map(|&(_, elements)| elements).max().unwrap_or(0);
     let share = format!("{:.2}", elements as f64 / len as f64);
     let share = share.trim_end_matches('0').trim_end_matches('.');
-    format!("{rounds} rounds; one rank sends at most {messages} messages, {share} x the data")
+    format!("rounds: {rounds} · messages per rank: {messages} · sent per rank: {share} × the data")
 }
 
 /// The whole of the data goes without saying.
@@ -407,7 +395,11 @@ fn legend(y: usize, events: &[Event], svg: &mut Vec<String>) {
         | Kind::Combine { finish, .. } => *finish == finished,
         _ => false,
     };
-    entry(uses(&|kind| stored(kind, false)), "to data", &|x, svg| {
+    let of_messages = match events.iter().any(|event| carries_elements(&event.kind)) {
+        true => "to data",
+        false => "empty message",
+    };
+    entry(uses(&|kind| stored(kind, false)), of_messages, &|x, svg| {
         arrow(x, x + 30, y, String::new(), data, None, svg);
     });
     entry(uses(&|kind| stored(kind, true)), "to scratch", &|x, svg| {
@@ -422,4 +414,8 @@ fn legend(y: usize, events: &[Event], svg: &mut Vec<String>) {
     entry(uses(&|kind| matches!(kind, Kind::Copy { .. })), "copy from input", &|x, svg| {
         copy_mark(x + 18, y, svg);
     });
+}
+
+fn carries_elements(kind: &Kind) -> bool {
+    matches!(kind, Kind::Message { src, .. } if src.span.count > 0)
 }

@@ -50,12 +50,29 @@ impl Schedule {
         let mut slots: BTreeMap<usize, Range<usize>> = BTreeMap::new();
         for loc in self.steps.iter().flat_map(|step| step.reads().chain(step.writes())) {
             if let Buffer::Scratch(slot) = loc.buffer {
-                let named = loc.span.resolve(data_len);
+                let named = self.resolve(loc, data_len);
                 let hull = slots.entry(slot).or_insert_with(|| named.clone());
                 *hull = hull.start.min(named.start)..hull.end.max(named.end);
             }
         }
         slots
+    }
+
+    /// Messages and elements that this rank sends when [`Buffer::Data`] has `data_len` elements.
+    pub fn sent(&self, data_len: usize) -> (usize, usize) {
+        let lengths = self.steps.iter().filter_map(|step| match step {
+            Step::Send { src, .. } => Some(self.resolve(*src, data_len).len()),
+            _ => None,
+        });
+        lengths.fold((0, 0), |(messages, elements), len| (messages + 1, elements + len))
+    }
+
+    /// The elements of its buffer that `loc` covers when [`Buffer::Data`] has `data_len`.
+    pub fn resolve(&self, loc: Loc, data_len: usize) -> Range<usize> {
+        loc.span.resolve(match loc.buffer {
+            Buffer::Data | Buffer::Scratch(_) => data_len,
+            Buffer::Input => data_len / self.world_size,
+        })
     }
 }
 

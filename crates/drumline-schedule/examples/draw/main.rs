@@ -15,6 +15,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     for (name, content) in gallery::files()? {
         fs::write(folder.join(name), content)?;
     }
-    println!("wrote {}", folder.display());
+    println!("wrote {}", folder.canonicalize()?.display());
     Ok(())
 }

@@ -10,16 +10,17 @@ use crate::tree::Node;
 /// several ranks on the left, so every world size works without extra rounds.
 ///
 /// ```text
-///   rank   0     1     2     3     4
-///          a     b     c     d     e
-///          <----->     <----->               ab    ab    cd    cd    e
-///          <-----------><---------->         abcd  abcd  abcd  abcd  e       (0-2, 1-3)
-///          <----------------------->         all   all   all   all   all     (0-4; 4 to 0..=3)
+///   rank       0      1      2      3      4
+///              a      b      c      d      e
+///   0-1 2-3    ab     ab     cd     cd     e
+///   0-2 1-3    abcd   abcd   abcd   abcd   e
+///   0-4, and   abcde  abcde  abcde  abcde  abcde
+///   4 to 1..=3
 /// ```
 ///
-/// See [`all_reduce_cost`]. Shortest chain there is, hence for short messages. Scratch: the
-/// length of the data. What comes in cannot be combined on the fly, because the data that it
-/// is combined into is still on its way out.
+/// See [`all_reduce_cost`]. No chain of messages can be shorter, so this is for short data.
+/// Scratch: the length of the data. A message cannot be combined into the data as it arrives,
+/// because the data is still being sent.
 pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let mut steps = vec![];
     climb(Node::root(topology.world_size), rank, true, &mut steps);

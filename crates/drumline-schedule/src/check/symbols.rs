@@ -6,12 +6,13 @@ use std::ops::Range;
 use super::{CheckError, OPERATIONS};
 use crate::algorithm::{Collective, Cost};
 use crate::schedule::{Schedule, tiled};
-use crate::step::{Buffer, Loc, Rank, Side, Step};
+use crate::step::{Buffer, Loc, Rank, Side};
 use crate::tree::{Node, merges};
 use crate::walk::{At, Combine, Visitor};
 
 /// All ranks, as the walk's visitor.
 pub(super) struct Symbols<'a> {
+    first: &'a Schedule,
     schedules: &'a [Schedule],
     elements: usize,
     data_len: usize,
@@ -24,7 +25,7 @@ pub(super) struct Symbols<'a> {
 
 /// One rank's buffers, and what is known about them.
 struct Memory {
-    /// Allocated on entry and gone on leaving, so nothing survives an operation.
+    /// Made anew on entry, so nothing survives an operation.
     buffers: HashMap<Buffer, Cells>,
     /// Messages whose source may still be read.
     in_flight: Vec<InFlight>,
@@ -60,9 +61,13 @@ pub(super) struct Message {
 }
 
 impl<'a> Symbols<'a> {
-    pub(super) fn new(schedules: &'a [Schedule], elements: usize) -> Symbols<'a> {
-        let world_size = schedules.len();
-        let Schedule { collective, root, .. } = schedules[0];
+    /// `first` is the first of the schedules.
+    pub(super) fn new(
+        first: &'a Schedule,
+        schedules: &'a [Schedule],
+        elements: usize,
+    ) -> Symbols<'a> {
+        let Schedule { collective, world_size, root, .. } = *first;
         let mut expressions = Expressions::new(world_size, elements);
         let data_len = collective.data_len(world_size, elements);
         let expected = (0..OPERATIONS)
@@ -95,31 +100,21 @@ impl<'a> Symbols<'a> {
                 entered: vec![0; clocks],
             })
             .collect();
-        Symbols { schedules, elements, data_len, expressions, expected, ranks, rounds: 0 }
+        Symbols { first, schedules, elements, data_len, expressions, expected, ranks, rounds: 0 }
     }
 
     /// What one operation has cost.
     pub(super) fn cost(&self) -> Cost {
-        let sent = |schedule: &Schedule| {
-            let lengths = schedule.steps.iter().filter_map(|step| match step {
-                Step::Send { src, .. } => Some(self.resolve(*src).len()),
-                _ => None,
-            });
-            lengths.fold((0, 0), |(messages, elements), len| (messages + 1, elements + len))
-        };
-        let sent: Vec<(usize, usize)> = self.schedules.iter().map(sent).collect();
+        let sent = || self.schedules.iter().map(|schedule| schedule.sent(self.data_len));
         Cost {
             rounds: self.rounds,
-            messages: sent.iter().map(|&(messages, _)| messages).max().unwrap_or(0),
-            elements: sent.iter().map(|&(_, elements)| elements).max().unwrap_or(0),
+            messages: sent().map(|(messages, _)| messages).max().unwrap_or(0),
+            elements: sent().map(|(_, elements)| elements).max().unwrap_or(0),
         }
     }
 
     fn resolve(&self, loc: Loc) -> Range<usize> {
-        loc.span.resolve(match loc.buffer {
-            Buffer::Data | Buffer::Scratch(_) => self.data_len,
-            Buffer::Input => self.elements,
-        })
+        self.first.resolve(loc, self.data_len)
     }
 
     fn read(&self, At { rank, step, .. }: At, loc: Loc) -> Result<Vec<Id>, CheckError> {
