@@ -7,6 +7,8 @@
 mod machine;
 mod memory;
 mod message;
+#[cfg(test)]
+mod tests;
 
 use std::time::Instant;
 
