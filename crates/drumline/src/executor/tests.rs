@@ -183,7 +183,8 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
                         Collective::AllGather => input,
                         _ => &[],
                     };
-                    let buffers = Buffers::new(&schedule, ReduceOp::Sum, data, input);
+                    let buffers =
+                        Buffers::new(&schedule, ReduceOp::Sum, data, input, &mut Pool::default());
                     let description = Description::new(
                         1,
                         at as u64,
