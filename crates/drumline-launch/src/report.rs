@@ -61,7 +61,8 @@ pub(crate) fn render(verdict: Verdict, ranks: &[Rank], tail: &[Vec<u8>]) -> Vec<
         bytes.push(b'\n');
     }
     let others = ranks.iter().enumerate().filter(|(rank, _)| Some(*rank) != failed);
-    bytes.extend_from_slice(fates(others).as_bytes());
+    let ended = if failed.is_some() { "ended the other ranks" } else { "ended the ranks" };
+    bytes.extend_from_slice(fates(others, ended).as_bytes());
     bytes
 }
 
@@ -83,7 +84,7 @@ fn hint(ending: Ending) -> Option<&'static str> {
 }
 
 /// What became of the ranks that are not the culprit.
-fn fates<'a>(ranks: impl Iterator<Item = (usize, &'a Rank)>) -> String {
+fn fates<'a>(ranks: impl Iterator<Item = (usize, &'a Rank)>, title_of_ended: &str) -> String {
     let mut stuck = String::new();
     let (mut failed, mut ended, mut done) =
         (Groups::default(), Groups::default(), Groups::default());
@@ -109,11 +110,8 @@ fn fates<'a>(ranks: impl Iterator<Item = (usize, &'a Rank)>) -> String {
             }
         }
     }
-    let groups = [
-        ("failed at about the same time", failed),
-        ("ended the other ranks", ended),
-        ("had finished before", done),
-    ];
+    let groups =
+        [("failed as well", failed), (title_of_ended, ended), ("had finished before", done)];
     groups.iter().fold(stuck, |mut text, (title, groups)| {
         if !groups.0.is_empty() {
             let _ = writeln!(text, "drumline: {title}: {groups}");
@@ -195,7 +193,7 @@ mod tests {
             text(Verdict::Failed { worker: 1 }, &ranks, &["Traceback", "  boom"]),
             "drumline: rank 1 (pid 101) exited with code 3 after 12.3 s\n\
              drumline: last lines of its stderr:\n    Traceback\n      boom\n\
-             drumline: failed at about the same time: 6 (SIGABRT)\n\
+             drumline: failed as well: 6 (SIGABRT)\n\
              drumline: ended the other ranks: 0, 2-3 (SIGTERM); 4 (exit code 1); \
              7 (SIGKILL, not from drumline); 8 (SIGKILL)\n\
              drumline: had finished before: 5 (exit code 0)\n"
@@ -215,7 +213,7 @@ mod tests {
         let ranks = ranks(&[None, Some((Ending::Code(0), Some(Signal::INT)))]);
         let report = text(Verdict::Stopped(Signal::INT), &ranks, &["not shown"]);
         assert!(report.starts_with("drumline: stopped by SIGINT\ndrumline: rank 0 (pid 100)"));
-        assert!(report.ends_with("ended the other ranks: 1 (exit code 0)\n"), "{report}");
+        assert!(report.ends_with("ended the ranks: 1 (exit code 0)\n"), "{report}");
         assert!(!report.contains("not shown"));
     }
 }

@@ -1,11 +1,17 @@
 //! When to end which worker: a state machine without processes and without a clock.
 //!
 //! ```text
-//!            first failure: SIGTERM to the others          kill_after
-//!  Running ───────────────────────────────────────► Ending ───────────► Killed ─────────► given up
-//!            SIGINT, SIGTERM, SIGHUP, SIGQUIT: passed on   shutdown_timeout    10 s
-//!                                                          or Ctrl-C (again)
+//!          first failure           100 ms: SIGTERM         kill_after
+//!  Running ─────────────► Failing ─────────────────► Ending ─────────► Killed ─────► given up
+//!     │                                                ▲    or Ctrl-C          10 s
+//!     └────────────────────────────────────────────────┘
+//!       SIGINT, SIGTERM, SIGHUP, SIGQUIT: passed on;
+//!       shutdown_timeout or another Ctrl-C kills
 //! ```
+//!
+//! For a moment after the first failure nothing is sent. The other workers notice that a peer is
+//! gone and say so in their own words; and of failures in one moment the likeliest origin is
+//! picked, before our own signals blur the picture.
 //!
 //! Whoever drives it hands in what happened and how late it is, and carries out the [`Order`]s
 //! that come back. The job is over when [`Supervisor::verdict`] says so: when the last worker has
@@ -16,11 +22,15 @@
 //! use drumline_launch::{Ending, supervisor::{Event, Order, Policy, Signal, Supervisor, Verdict}};
 //!
 //! let mut supervisor = Supervisor::new(2, Policy::default());
-//! let orders = supervisor.handle(Duration::from_secs(9), Event::Exited(&[(1, Ending::Code(3))]));
-//! assert_eq!(orders, [Order { worker: 0, signal: Signal::TERM }]);
-//! assert_eq!(supervisor.deadline(), Some(Duration::from_millis(9_500)));
+//! let at = Duration::from_millis;
+//! supervisor.handle(at(9_000), Event::Exited(&[(1, Ending::Code(3))]));
+//! assert_eq!(supervisor.deadline(), Some(at(9_100)));
 //!
-//! supervisor.handle(Duration::from_millis(9_100), Event::Exited(&[(0, Ending::Code(0))]));
+//! let orders = supervisor.handle(at(9_100), Event::Tick);
+//! assert_eq!(orders, [Order { worker: 0, signal: Signal::TERM }]);
+//! assert_eq!(supervisor.deadline(), Some(at(9_500)));
+//!
+//! supervisor.handle(at(9_200), Event::Exited(&[(0, Ending::Code(0))]));
 //! assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 1 }));
 //! ```
 
@@ -33,8 +43,8 @@ use crate::Ending;
 /// How long workers may take to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// From the first failure, when the other workers get SIGTERM, to SIGKILL. Long enough to
-    /// print an error, short enough that the whole job ends within a second.
+    /// From the first failure to SIGKILL for the other workers, which get SIGTERM after 100 ms.
+    /// Short enough that the whole job ends within a second.
     pub kill_after: Duration,
     /// From a signal to the launcher, which the workers get as well, to SIGKILL. Long enough to
     /// write a checkpoint.
@@ -113,10 +123,16 @@ struct Worker {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Running,
+    Failing { tell_at: Duration, kill_at: Duration },
     Ending { deadline: Duration },
     Killed { deadline: Duration },
     GivenUp,
 }
+
+/// How long the others may take to notice a failure by themselves, and how far apart ends may be
+/// seen that have one origin: a dying process closes its sockets, its peer exits with an error
+/// about that, and only then the first counts as exited.
+const SETTLE: Duration = Duration::from_millis(100);
 
 /// After SIGKILL a process is gone at once, unless it is stuck in the kernel: a dead disk or
 /// device. A second failure report would help nobody then, nor would waiting for ever.
@@ -145,9 +161,15 @@ impl Supervisor {
             return Vec::new();
         }
         match event {
-            Event::Exited(batch) => self.exited(now, batch),
+            Event::Exited(batch) => {
+                self.exited(now, batch);
+                Vec::new()
+            }
             Event::Signal(signal) => self.signalled(now, signal),
             Event::Tick => match self.phase {
+                Phase::Failing { tell_at, kill_at } if now >= tell_at => {
+                    self.end(Signal::TERM, kill_at)
+                }
                 Phase::Ending { deadline } if now >= deadline => self.kill(now),
                 Phase::Killed { deadline } if now >= deadline => {
                     self.phase = Phase::GivenUp;
@@ -161,7 +183,9 @@ impl Supervisor {
     /// When the next [`Event::Tick`] is due, if ever.
     pub fn deadline(&self) -> Option<Duration> {
         match self.phase {
-            Phase::Ending { deadline } | Phase::Killed { deadline } => Some(deadline),
+            Phase::Failing { tell_at: deadline, .. }
+            | Phase::Ending { deadline }
+            | Phase::Killed { deadline } => Some(deadline),
             Phase::Running | Phase::GivenUp => None,
         }
     }
@@ -177,25 +201,30 @@ impl Supervisor {
         self.workers.iter().map(|worker| worker.exit)
     }
 
-    fn exited(&mut self, now: Duration, batch: &[(usize, Ending)]) -> Vec<Order> {
+    fn exited(&mut self, now: Duration, batch: &[(usize, Ending)]) {
         for &(index, ending) in batch {
             if let Some(worker) = self.workers.get_mut(index) {
-                worker.exit = Some(Exit { ending, at: now, told: worker.told });
+                worker.exit.get_or_insert(Exit { ending, at: now, told: worker.told });
             }
         }
-        // A dying process closes its sockets before it counts as exited, so that a peer which
-        // exits with an error about it can be the first to be seen. `min_by_key` returns the
-        // first of equals.
-        let first = batch
-            .iter()
-            .filter(|(_, ending)| !ending.is_success())
-            .min_by_key(|(_, ending)| !ending.is_never_a_reaction());
-        match (self.phase, first) {
-            (Phase::Running, Some(&(worker, _))) => {
-                self.cause = Some(Verdict::Failed { worker });
-                self.end(Signal::TERM, now.saturating_add(self.policy.kill_after))
-            }
-            _ => Vec::new(),
+        if !matches!(self.phase, Phase::Running | Phase::Failing { .. }) {
+            return;
+        }
+        let known = match self.cause {
+            Some(Verdict::Failed { worker }) => Some(worker),
+            _ => None,
+        };
+        let suspects = known.into_iter().chain(batch.iter().map(|&(index, _)| index));
+        let endings =
+            suspects.filter_map(|index| Some((index, self.workers.get(index)?.exit?.ending)));
+        let failures = endings.filter(|(_, ending)| !ending.is_success());
+        // The first of the likeliest: `min_by_key` returns the first of equals.
+        let origin = failures.min_by_key(|(_, ending)| !ending.is_never_a_reaction());
+        let Some((worker, _)) = origin else { return };
+        self.cause = Some(Verdict::Failed { worker });
+        if self.phase == Phase::Running {
+            let kill_at = now.saturating_add(self.policy.kill_after);
+            self.phase = Phase::Failing { tell_at: kill_at.min(now + SETTLE), kill_at };
         }
     }
 
@@ -209,9 +238,15 @@ impl Supervisor {
                 self.cause = Some(Verdict::Stopped(signal));
                 self.end(signal, now.saturating_add(self.policy.shutdown_timeout))
             }
-            Phase::Ending { .. } if previous.is_some_and(|at| now < at + ECHO) => Vec::new(),
-            Phase::Ending { .. } if signal == Signal::INT => self.kill(now),
-            Phase::Ending { deadline } => self.end(signal, deadline),
+            Phase::Failing { .. } | Phase::Ending { .. }
+                if previous.is_some_and(|at| now < at + ECHO) =>
+            {
+                Vec::new()
+            }
+            Phase::Failing { .. } | Phase::Ending { .. } if signal == Signal::INT => self.kill(now),
+            Phase::Failing { kill_at: deadline, .. } | Phase::Ending { deadline } => {
+                self.end(signal, deadline)
+            }
             Phase::Killed { .. } | Phase::GivenUp => Vec::new(),
         }
     }
@@ -266,10 +301,11 @@ mod tests {
     fn a_failure_ends_then_kills_then_gives_up() {
         let mut supervisor = Supervisor::new(4, Policy::default());
         supervisor.handle(at(1), Event::Exited(&[(3, OK)]));
-        let told = supervisor.handle(at(1_000), Event::Exited(&[(1, Ending::Code(7))]));
-        assert_eq!(told, orders(&[0, 2], Signal::TERM));
+        supervisor.handle(at(1_000), Event::Exited(&[(1, Ending::Code(7))]));
+        assert_eq!(supervisor.handle(at(1_099), Event::Tick), []);
+        assert_eq!(supervisor.handle(at(1_100), Event::Tick), orders(&[0, 2], Signal::TERM));
 
-        supervisor.handle(at(1_100), Event::Exited(&[(0, Ending::Code(1))]));
+        supervisor.handle(at(1_101), Event::Exited(&[(0, Ending::Code(1))]));
         assert_eq!(supervisor.handle(at(1_499), Event::Tick), []);
         assert_eq!(supervisor.handle(at(1_500), Event::Tick), orders(&[2], Signal::KILL));
         assert_eq!(supervisor.handle(at(1_501), Event::Tick), []);
@@ -283,16 +319,39 @@ mod tests {
     }
 
     #[test]
-    fn of_one_batch_the_first_counts_unless_a_later_one_is_the_likelier_origin() {
-        let first_of = |batch: &[(usize, Ending)]| {
-            let mut supervisor = Supervisor::new(batch.len(), Policy::default());
-            supervisor.handle(at(0), Event::Exited(batch));
-            supervisor.verdict()
+    fn of_one_moment_the_first_counts_unless_a_later_one_is_the_likelier_origin() {
+        let first_of = |ends: &[(usize, Ending)]| {
+            let mut at_once = Supervisor::new(ends.len(), Policy::default());
+            at_once.handle(at(0), Event::Exited(ends));
+            let mut one_by_one = Supervisor::new(ends.len(), Policy::default());
+            for end in ends {
+                one_by_one.handle(at(0), Event::Exited(&[*end]));
+            }
+            assert_eq!(at_once.verdict(), one_by_one.verdict());
+            at_once.verdict()
         };
         let failed = |worker| Some(Verdict::Failed { worker });
         assert_eq!(first_of(&[(2, Ending::Code(1)), (0, Ending::Code(2)), (1, OK)]), failed(2));
         assert_eq!(first_of(&[(2, Ending::Code(1)), (0, SEGV), (1, SEGV)]), failed(0));
         assert_eq!(first_of(&[(1, Ending::Code(1)), (0, ABRT)]), failed(1));
+    }
+
+    #[test]
+    fn what_ends_after_it_was_told_to_is_no_origin() {
+        let mut supervisor = Supervisor::new(2, Policy::default());
+        supervisor.handle(at(0), Event::Exited(&[(0, Ending::Code(3))]));
+        supervisor.handle(at(100), Event::Tick);
+        supervisor.handle(at(101), Event::Exited(&[(1, SEGV)]));
+        assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 0 }));
+    }
+
+    #[test]
+    fn no_patience_is_no_problem() {
+        let none = Policy { kill_after: Duration::ZERO, shutdown_timeout: Duration::ZERO };
+        let mut supervisor = Supervisor::new(2, none);
+        supervisor.handle(at(0), Event::Exited(&[(0, Ending::Code(3))]));
+        assert_eq!(supervisor.handle(at(0), Event::Tick), orders(&[1], Signal::TERM));
+        assert_eq!(supervisor.handle(at(0), Event::Tick), orders(&[1], Signal::KILL));
     }
 
     #[test]
@@ -353,9 +412,11 @@ mod tests {
         let mut living = vec![true; workers];
         let mut now = Duration::ZERO;
         let mut begun: Option<(Verdict, Duration)> = None;
+        // The worker that failed first, and how, as long as a likelier origin may show up.
+        let mut suspect: Option<(Ending, Duration)> = None;
         let mut interrupts = 0;
 
-        let tail = [Happening::WaitForDeadline; 2];
+        let tail = [Happening::WaitForDeadline; 3];
         for happening in happenings.iter().chain(&tail) {
             if supervisor.verdict().is_some() {
                 break;
@@ -365,13 +426,25 @@ mod tests {
                     if !std::mem::take(&mut living[worker]) {
                         continue;
                     }
-                    if !ending.is_success() {
-                        begun.get_or_insert((Verdict::Failed { worker }, now + policy.kill_after));
+                    match (begun, suspect) {
+                        _ if ending.is_success() => {}
+                        (None, _) => {
+                            begun = Some((Verdict::Failed { worker }, now + policy.kill_after));
+                            suspect = Some((ending, now + SETTLE));
+                        }
+                        (Some((_, deadline)), Some((first, until)))
+                            if now < until && first != SEGV && ending == SEGV =>
+                        {
+                            begun = Some((Verdict::Failed { worker }, deadline));
+                            suspect = None;
+                        }
+                        _ => {}
                     }
                     supervisor.handle(now, Event::Exited(&[(worker, ending)]))
                 }
                 Happening::Signal(signal) => {
                     begun.get_or_insert((Verdict::Stopped(signal), now + policy.shutdown_timeout));
+                    suspect = None;
                     interrupts += usize::from(signal == Signal::INT);
                     supervisor.handle(now, Event::Signal(signal))
                 }
@@ -407,7 +480,8 @@ mod tests {
             Happening::Signal(Signal::INT),
             Happening::Signal(Signal::TERM),
             Happening::Wait(at(1)),
-            Happening::Wait(at(499)),
+            Happening::Wait(at(99)),
+            Happening::Wait(at(399)),
             Happening::WaitForDeadline,
         ];
         exits.chain(rest).collect()

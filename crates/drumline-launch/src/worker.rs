@@ -20,7 +20,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{
         Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getppid, kill_process_group, pidfd_open,
-        set_parent_process_death_signal, waitid,
+        pidfd_send_signal, set_parent_process_death_signal, waitid,
     },
 };
 
@@ -118,10 +118,14 @@ impl Worker {
         }))
     }
 
-    /// Sends `signal` to the process and to those it started.
+    /// Sends `signal` to the process and, as a terminal does, to those it started; signals whose
+    /// meaning is the program's own to the process only, because they kill who does not know them.
     pub(crate) fn signal(&self, signal: Signal) {
         // The only way to fail is that nobody is left.
-        let _ = kill_process_group(self.pid, signal);
+        let _ = match signal {
+            Signal::USR1 | Signal::USR2 => pidfd_send_signal(&self.pidfd, signal),
+            _ => kill_process_group(self.pid, signal),
+        };
     }
 }
 

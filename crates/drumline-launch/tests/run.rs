@@ -8,7 +8,7 @@ use std::{
     fs,
     io::Read,
     net::{Ipv4Addr, TcpListener},
-    os::unix::ffi::{OsStrExt, OsStringExt},
+    os::unix::ffi::OsStringExt,
     process::{Child, Command, Stdio},
     sync::{
         atomic::{AtomicUsize, Ordering},
@@ -177,7 +177,7 @@ fn signals_to_the_launcher_reach_the_ranks_and_end_the_job() {
         let report = ended.report();
         assert!(report[0].starts_with(&format!("drumline: SIG{name} passed on")), "{report:?}");
         assert_eq!(report[1], format!("drumline: stopped by SIG{name}"));
-        assert_eq!(report[2], "drumline: ended the other ranks: 0-1 (exit code 5)");
+        assert_eq!(report[2], "drumline: ended the ranks: 0-1 (exit code 5)");
     }
 }
 
@@ -218,7 +218,7 @@ fn other_signals_are_passed_on_and_the_job_goes_on() {
 
 #[test]
 fn ctrl_z_stops_the_ranks_and_fg_continues_them() {
-    let mut launch = Launch::script(1, "echo ready $$; while [ ! -e $0.go ]; do sleep 0.01; done");
+    let mut launch = Launch::script(1, "echo ready $$; while :; do sleep 0.1; done");
     launch.wait_for("ready", 1);
     let worker = String::from_utf8(launch.printed.clone()).unwrap();
     let worker: i32 = worker.trim_start_matches("[0] ready ").trim().parse().unwrap();
@@ -498,12 +498,9 @@ impl Ended {
 /// Whether a living process has `marker` in its environment. Zombies have none.
 fn is_anyone_marked(marker: &str) -> bool {
     let processes = fs::read_dir("/proc").unwrap().flatten();
-    let environments = processes.filter_map(|entry| fs::read(entry.path().join("environ")).ok());
-    let mut environments = environments;
-    environments.any(|text| {
-        let variables = text.split(|&byte| byte == 0).map(OsStr::from_bytes);
-        variables.into_iter().any(|variable| variable == OsStr::new(marker))
-    })
+    let mut environments =
+        processes.filter_map(|entry| fs::read(entry.path().join("environ")).ok());
+    environments.any(|text| text.split(|&byte| byte == 0).any(|v| v == marker.as_bytes()))
 }
 
 /// The state of a process, such as `T` for stopped.
