@@ -99,7 +99,7 @@ fn ranks(text: &str) -> Result<NonZeroUsize, String> {
 fn one_node(text: &str) -> Result<usize, String> {
     match text {
         "1" | "1:1" => Ok(1),
-        _ => Err("more than one machine is not yet supported".into()),
+        _ => Err("training across machines is not yet supported".into()),
     }
 }
 

@@ -19,7 +19,7 @@ use crate::{
     program,
     report::{self, Rank},
     signals::Signals,
-    supervisor::{Event, Order, Policy, Supervisor, Verdict},
+    supervisor::{Event, Order, Policy, Supervisor, Verdict, ends_a_job},
     worker::Worker,
 };
 
@@ -194,10 +194,6 @@ fn finish_output(events: &Events, signals: &mut Signals, console: &mut Console) 
             }
         }
     }
-}
-
-fn ends_a_job(signal: Signal) -> bool {
-    [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT].contains(&signal)
 }
 
 /// Does what Ctrl-Z does to a program that does not listen to it.

@@ -26,7 +26,7 @@
 //! | what happens | what the launcher does | exit code |
 //! |---|---|---|
 //! | all ranks exit with 0 | nothing | 0 |
-//! | a rank fails | SIGTERM to the others, SIGKILL after `--kill-after` (500 ms), report | that of the first rank to fail; 128 + n for signal n |
+//! | a rank fails | SIGTERM to the others after 100 ms, SIGKILL after `--kill-after` (500 ms), report | that of the first rank to fail; 128 + n for signal n |
 //! | SIGINT, SIGTERM, SIGHUP or SIGQUIT to the launcher | passes it on, SIGKILL after `--shutdown-timeout` (30 s) or a second Ctrl-C | 128 + n |
 //! | SIGUSR1, SIGUSR2, Ctrl-Z | passes them on; the job goes on, or stops and continues | |
 //! | SIGKILL to the launcher | nothing any more: the kernel kills the workers | 137 |

@@ -102,6 +102,12 @@ pub struct Exit {
     pub told: Option<Signal>,
 }
 
+/// Whether `signal` asks a job to end. The others are passed on, and mean what the workers make of
+/// them.
+pub(crate) fn ends_a_job(signal: Signal) -> bool {
+    [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT].contains(&signal)
+}
+
 /// The state machine: see the [module](self).
 #[derive(Clone, Debug)]
 pub struct Supervisor {
@@ -229,7 +235,7 @@ impl Supervisor {
     }
 
     fn signalled(&mut self, now: Duration, signal: Signal) -> Vec<Order> {
-        if ![Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT].contains(&signal) {
+        if !ends_a_job(signal) {
             return self.order(signal);
         }
         let previous = self.asked_at.replace(now);

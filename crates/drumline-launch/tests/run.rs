@@ -218,7 +218,7 @@ fn other_signals_are_passed_on_and_the_job_goes_on() {
 
 #[test]
 fn ctrl_z_stops_the_ranks_and_fg_continues_them() {
-    let mut launch = Launch::script(1, "echo ready $$; while :; do sleep 0.1; done");
+    let mut launch = Launch::script(1, "echo ready $$; exec sleep 1000");
     launch.wait_for("ready", 1);
     let worker = String::from_utf8(launch.printed.clone()).unwrap();
     let worker: i32 = worker.trim_start_matches("[0] ready ").trim().parse().unwrap();
