@@ -1,1 +1,63 @@
-//! The launcher library.
+//! The launcher: starts one worker process per rank on this machine, tells each who it is, prints
+//! what they print, and when one fails ends the others and says who was first.
+//!
+//! ```text
+//! $ drumline run --nproc-per-node 2 -- ./train --epochs 3
+//! [0] epoch 1: loss 0.52
+//! [1] out of patience
+//! drumline: rank 1 (pid 4713) exited with code 3 after 12.3 s
+//! drumline: last lines of its stderr:
+//!     out of patience
+//! drumline: ended the other ranks: 0 (SIGTERM)
+//! $ echo $?
+//! 3
+//! ```
+//!
+//! # What a worker gets
+//!
+//! - The environment of torchrun ([`environment`]), and a store at `MASTER_ADDR:MASTER_PORT` that
+//!   the launcher hosts.
+//! - An empty stdin. Its stdout and stderr are pipes; whole lines come out at the launcher's stdout
+//!   and stderr, each with its rank in front.
+//! - A process group of its own.
+//!
+//! # How a job ends
+//!
+//! | what happens | what the launcher does | exit code |
+//! |---|---|---|
+//! | all ranks exit with 0 | nothing | 0 |
+//! | a rank fails | SIGTERM to the others after 100 ms, SIGKILL after `--kill-after` (500 ms), report | that of the first rank to fail; 128 + n for signal n |
+//! | SIGINT, SIGTERM, SIGHUP or SIGQUIT to the launcher | passes it on, SIGKILL after `--shutdown-timeout` (30 s) or a second Ctrl-C | 128 + n |
+//! | SIGUSR1, SIGUSR2, Ctrl-Z | passes them on; the job goes on, or stops and continues | |
+//! | SIGKILL to the launcher | nothing any more: the kernel kills the workers | 137 |
+//!
+//! Whatever the end, what the workers have started and left behind in their process groups is
+//! killed as well. Two things are beyond reach: a process that leaves its group (`setsid`), and,
+//! if the launcher itself is killed by SIGKILL, the children of the workers.
+//!
+//! # Inside
+//!
+//! [`supervisor`] decides, without processes and without a clock. [`run`] is the thin shell around
+//! it: one thread that starts the workers and waits for them, for signals and for deadlines at
+//! once, and two threads per worker that print its output.
+
+#![forbid(unsafe_code)]
+
+mod agent_store;
+mod ending;
+pub mod environment;
+mod error;
+mod events;
+mod job;
+mod lines;
+mod output;
+mod program;
+mod report;
+mod signals;
+pub mod supervisor;
+mod worker;
+
+pub use ending::Ending;
+pub use error::{Error, Result};
+pub use job::{Job, run};
+pub use worker::{EXEC_SUBCOMMAND, exec_as_worker};

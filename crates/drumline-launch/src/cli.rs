@@ -1,0 +1,186 @@
+//! The command line.
+
+use std::{ffi::OsString, num::NonZeroUsize, thread, time::Duration};
+
+use clap::{Args, Parser, Subcommand};
+use drumline_launch::{EXEC_SUBCOMMAND, Job, supervisor::Policy};
+
+/// Synchronous data-parallel training: run it, measure it, find out what went wrong.
+#[derive(Debug, Parser)]
+#[command(name = "drumline", version)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Run a program once per rank on this machine
+    Run(RunArgs),
+
+    #[command(name = EXEC_SUBCOMMAND, hide = true)]
+    ExecWorker {
+        launcher: i32,
+        program: OsString,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<OsString>,
+    },
+}
+
+const RUN_HELP: &str = "\
+Each rank gets the environment of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT \
+and so on. If one fails, the others are ended, and its exit code is returned (128 + n after \
+signal n).
+
+Example:
+  drumline run --nproc-per-node 2 -- ./train --epochs 3";
+
+#[derive(Debug, Args)]
+#[command(after_help = RUN_HELP)]
+pub(crate) struct RunArgs {
+    /// How many ranks to start; `auto` or `cpu`: one per usable core
+    #[arg(long, alias = "nproc_per_node", value_name = "N", default_value = "1", value_parser = ranks)]
+    nproc_per_node: NonZeroUsize,
+
+    /// Port of the rendezvous store on 127.0.0.1; 0: any free one
+    #[arg(long, alias = "master_port", value_name = "PORT", default_value_t = 0)]
+    master_port: u16,
+
+    /// After a rank has failed, how long the others may take to end before they are killed
+    #[arg(long, alias = "kill_after", value_name = "TIME", default_value = "500ms", value_parser = time)]
+    kill_after: Duration,
+
+    /// After Ctrl-C or SIGTERM, how long the ranks may take to end before they are killed
+    #[arg(long, alias = "shutdown_timeout", value_name = "TIME", default_value = "30s", value_parser = time)]
+    shutdown_timeout: Duration,
+
+    /// Number of machines, as for torchrun; only 1 so far
+    #[arg(long, value_name = "N", default_value = "1", value_parser = one_node)]
+    nnodes: usize,
+
+    /// Accepted as for torchrun; one machine needs no more than this
+    #[arg(long)]
+    standalone: bool,
+
+    /// What to run on every rank, found as a shell would, and its arguments
+    #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
+    command: Vec<OsString>,
+}
+
+impl From<RunArgs> for Job {
+    fn from(args: RunArgs) -> Job {
+        let RunArgs { nproc_per_node, master_port, kill_after, shutdown_timeout, .. } = args;
+        let mut command = args.command.into_iter();
+        Job {
+            program: command.next().unwrap_or_default(),
+            arguments: command.collect(),
+            nproc_per_node,
+            master_port,
+            policy: Policy { kill_after, shutdown_timeout },
+        }
+    }
+}
+
+/// More ranks than this on one machine are a typing error.
+const RANKS_MAX: usize = 4096;
+
+fn ranks(text: &str) -> Result<NonZeroUsize, String> {
+    match text {
+        "auto" | "cpu" => thread::available_parallelism().map_err(|error| error.to_string()),
+        "gpu" | "xpu" => Err("not yet supported; give a number".into()),
+        number => match number.parse() {
+            Ok(ranks) if ranks <= RANKS_MAX => NonZeroUsize::new(ranks),
+            _ => None,
+        }
+        .ok_or_else(|| format!("give a number from 1 to {RANKS_MAX}, `auto` or `cpu`")),
+    }
+}
+
+fn one_node(text: &str) -> Result<usize, String> {
+    match text {
+        "1" | "1:1" => Ok(1),
+        _ => Err("training across machines is not yet supported".into()),
+    }
+}
+
+/// `500ms`, `1.5s`, `2m`, or seconds without a unit, up to a day.
+fn time(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "ms" => Some(1e-3),
+        "" | "s" => Some(1.0),
+        "m" => Some(60.0),
+        _ => None,
+    };
+    let seconds = unit.zip(digits.parse::<f64>().ok()).map(|(unit, number)| unit * number);
+    seconds
+        .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+        .filter(|&time| time <= Duration::from_secs(24 * 3600))
+        .ok_or_else(|| "give a time like 500ms, 30s or 2m, at most 24 hours".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    fn job(line: &str) -> Result<Job, String> {
+        match Cli::try_parse_from(line.split_whitespace()) {
+            Ok(Cli { command: Command::Run(args) }) => Ok(args.into()),
+            Ok(other) => Err(format!("{other:?}")),
+            Err(error) => {
+                assert_eq!(error.exit_code(), 2);
+                Err(error.to_string())
+            }
+        }
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn options_end_where_the_program_begins() {
+        for line in [
+            "drumline run --nproc-per-node 2 --kill-after 2s prog --nproc-per-node 7 -- x",
+            "drumline run --standalone --nproc_per_node=2 --kill_after 2 -- prog --nproc-per-node 7 -- x",
+        ] {
+            let job = job(line).unwrap();
+            assert_eq!((job.program.as_os_str(), job.nproc_per_node.get()), ("prog".as_ref(), 2));
+            assert_eq!(job.arguments, ["--nproc-per-node", "7", "--", "x"]);
+            assert_eq!(job.policy.kill_after, Duration::from_secs(2));
+        }
+    }
+
+    #[test]
+    fn bad_usage_is_explained() {
+        for (line, part) in [
+            ("drumline run", "PROGRAM"),
+            ("drumline run --nproc-per-node 0 prog", "from 1 to 4096"),
+            ("drumline run --nproc-per-node 1000000 prog", "from 1 to 4096"),
+            ("drumline run --nproc-per-node gpu prog", "not yet"),
+            ("drumline run --nnodes 2 prog", "not yet"),
+            ("drumline run --master-port 65536 prog", "65535"),
+            ("drumline run --kill-after=-1s prog", "30s"),
+            ("drumline run --kill-after 2days prog", "30s"),
+            ("drumline run --kill-after 1e9 prog", "24 hours"),
+            ("drumline run --no-such-flag prog", "--no-such-flag"),
+            ("drumline run --nproc-per-nod 2 prog --x", "--nproc-per-node"),
+        ] {
+            let error = job(line).unwrap_err();
+            assert!(error.contains(part), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn times_have_units() {
+        assert_eq!(time("500ms"), Ok(Duration::from_millis(500)));
+        assert_eq!(time("1.5"), Ok(Duration::from_millis(1500)));
+        assert_eq!(time("2m"), Ok(Duration::from_secs(120)));
+        for bad in ["", "ms", "s", "nan", "inf", "-1", "5 s", "5h"] {
+            assert!(time(bad).is_err(), "{bad}");
+        }
+    }
+}

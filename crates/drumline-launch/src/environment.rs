@@ -1,0 +1,105 @@
+//! The variables that tell a worker who it is: those of torchrun, so that a program which runs
+//! under one launcher runs under the other.
+
+use crate::Job;
+
+/// How many terminal columns a worker's line may fill, set when the launcher's stderr is a
+/// terminal: a worker whose own stderr is a pipe may then still draw a progress bar, by ending
+/// each update with `\r`.
+pub const TERMINAL_COLUMNS: &str = "DRUMLINE_TERMINAL_COLUMNS";
+
+/// What the workers of a job have in common beside the [`Job`].
+#[derive(Clone, Debug)]
+pub struct Rendezvous {
+    /// Where the launcher's store listens, on 127.0.0.1.
+    pub master_port: u16,
+    /// A name for this run that no other run has.
+    pub run_id: String,
+}
+
+/// The variables of the worker with this `rank`, which replace inherited ones.
+///
+/// `user_set_omp` says whether the user chose `OMP_NUM_THREADS`; without a choice workers that
+/// share a host get one thread each, as under torchrun, because each would otherwise start as
+/// many as there are cores.
+pub fn worker(
+    job: &Job,
+    rendezvous: &Rendezvous,
+    rank: usize,
+    user_set_omp: bool,
+) -> Vec<(&'static str, String)> {
+    let rank = rank.to_string();
+    let world_size = job.nproc_per_node.to_string();
+    let mut variables = vec![
+        ("RANK", rank.clone()),
+        ("LOCAL_RANK", rank.clone()),
+        ("ROLE_RANK", rank),
+        ("WORLD_SIZE", world_size.clone()),
+        ("LOCAL_WORLD_SIZE", world_size.clone()),
+        ("ROLE_WORLD_SIZE", world_size),
+        ("GROUP_RANK", "0".into()),
+        ("GROUP_WORLD_SIZE", "1".into()),
+        ("ROLE_NAME", "default".into()),
+        ("MASTER_ADDR", "127.0.0.1".into()),
+        ("MASTER_PORT", rendezvous.master_port.to_string()),
+        ("TORCHELASTIC_RUN_ID", rendezvous.run_id.clone()),
+        ("TORCHELASTIC_RESTART_COUNT", "0".into()),
+        ("TORCHELASTIC_MAX_RESTARTS", "0".into()),
+        // The store is the launcher's: rank 0 connects to it instead of hosting one.
+        ("TORCHELASTIC_USE_AGENT_STORE", "True".into()),
+    ];
+    if limits_omp(job, user_set_omp) {
+        variables.push(("OMP_NUM_THREADS", "1".into()));
+    }
+    variables
+}
+
+/// Whether [`worker`] sets `OMP_NUM_THREADS`.
+pub(crate) fn limits_omp(job: &Job, user_set_omp: bool) -> bool {
+    job.nproc_per_node.get() > 1 && !user_set_omp
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeMap, num::NonZeroUsize};
+
+    use super::*;
+
+    fn variables(ranks: usize, rank: usize, user_set_omp: bool) -> BTreeMap<&'static str, String> {
+        let job = Job::new("train", NonZeroUsize::new(ranks).unwrap());
+        let rendezvous = Rendezvous { master_port: 4711, run_id: "a1".into() };
+        let list = worker(&job, &rendezvous, rank, user_set_omp);
+        let map: BTreeMap<_, _> = list.iter().cloned().collect();
+        assert_eq!(map.len(), list.len(), "a variable is set twice");
+        map
+    }
+
+    #[test]
+    fn the_variables_are_those_of_torchrun_on_one_node() {
+        let expected = [
+            ("GROUP_RANK", "0"),
+            ("GROUP_WORLD_SIZE", "1"),
+            ("LOCAL_RANK", "2"),
+            ("LOCAL_WORLD_SIZE", "3"),
+            ("MASTER_ADDR", "127.0.0.1"),
+            ("MASTER_PORT", "4711"),
+            ("OMP_NUM_THREADS", "1"),
+            ("RANK", "2"),
+            ("ROLE_NAME", "default"),
+            ("ROLE_RANK", "2"),
+            ("ROLE_WORLD_SIZE", "3"),
+            ("TORCHELASTIC_MAX_RESTARTS", "0"),
+            ("TORCHELASTIC_RESTART_COUNT", "0"),
+            ("TORCHELASTIC_RUN_ID", "a1"),
+            ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+            ("WORLD_SIZE", "3"),
+        ];
+        assert_eq!(variables(3, 2, false), expected.map(|(k, v)| (k, v.to_owned())).into());
+    }
+
+    #[test]
+    fn omp_threads_are_the_users_choice_and_a_lone_worker_may_use_all_cores() {
+        assert!(!variables(3, 0, true).contains_key("OMP_NUM_THREADS"));
+        assert!(!variables(1, 0, false).contains_key("OMP_NUM_THREADS"));
+    }
+}

@@ -1,0 +1,65 @@
+use std::{io, path::PathBuf};
+
+/// What every fallible function of this crate returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a job could not be started or watched. What its ranks do wrong is not an error of the
+/// launcher: it is the outcome of [`run`](crate::run).
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The program to run is not there.
+    #[error("program {} not found: {hint}", program.display())]
+    ProgramNotFound {
+        /// As the caller wrote it.
+        program: PathBuf,
+        /// Where we looked, and what to do.
+        hint: String,
+    },
+
+    /// The program to run is there but cannot be executed.
+    #[error("program {} cannot be executed: {hint}", program.display())]
+    ProgramNotExecutable {
+        /// Where it is.
+        program: PathBuf,
+        /// Why, and what to do.
+        hint: String,
+    },
+
+    /// Another process listens on the chosen port.
+    #[error(
+        "port {port} of 127.0.0.1 is in use by another process: choose another, or leave out \
+         --master-port and a free one is taken"
+    )]
+    PortInUse {
+        /// The port.
+        port: u16,
+    },
+
+    /// A system call failed.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// The exit code for this error: 2 for bad usage, 126 and 127 as a shell for programs that
+    /// cannot be run, else 1.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::ProgramNotFound { .. } => 127,
+            Error::ProgramNotExecutable { .. } => 126,
+            Error::PortInUse { .. } => 2,
+            Error::System { .. } => 1,
+        }
+    }
+
+    /// For `map_err`: an [`Error::System`], `what` was tried.
+    pub(crate) fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Error {
+        |source| Error::System { what: what.into(), source: source.into() }
+    }
+}

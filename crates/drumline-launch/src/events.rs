@@ -1,0 +1,83 @@
+//! Waiting for workers, signals and output at once.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    time::Duration,
+};
+
+use rustix::{
+    buffer::spare_capacity,
+    event::{Timespec, epoll},
+    io::Errno,
+};
+
+use crate::{Error, Result};
+
+/// What something happened to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// Signals have arrived.
+    Signals,
+    /// All output is printed.
+    Output,
+    /// The worker with this rank has exited.
+    Worker(usize),
+}
+
+/// A set of descriptors to wait for.
+///
+/// This is an epoll set because its list of what is ready is in the order in which things
+/// happened: so which of two workers exited first is known even if the launcher gets to run only
+/// after both did.
+#[derive(Debug)]
+pub(crate) struct Events {
+    epoll: OwnedFd,
+}
+
+const SIGNALS: u64 = u64::MAX;
+const OUTPUT: u64 = u64::MAX - 1;
+
+impl Events {
+    pub(crate) fn new() -> Result<Events> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
+            .map_err(Error::system("create an epoll set"))?;
+        Ok(Events { epoll })
+    }
+
+    /// Waits for `descriptor` to be readable, too, and calls it `source`.
+    pub(crate) fn add(&self, descriptor: impl AsFd, source: Source) -> Result<()> {
+        let data = epoll::EventData::new_u64(match source {
+            Source::Signals => SIGNALS,
+            Source::Output => OUTPUT,
+            Source::Worker(rank) => rank as u64,
+        });
+        epoll::add(&self.epoll, descriptor, data, epoll::EventFlags::IN)
+            .map_err(Error::system("add to an epoll set"))
+    }
+
+    /// Undoes [`Events::add`].
+    pub(crate) fn remove(&self, descriptor: impl AsFd) -> Result<()> {
+        epoll::delete(&self.epoll, descriptor).map_err(Error::system("remove from an epoll set"))
+    }
+
+    /// Waits, for `timeout` at most, and returns what is ready, in the order in which it became so.
+    pub(crate) fn wait(&self, timeout: Option<Duration>) -> Result<Vec<Source>> {
+        let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
+        let mut ready = Vec::with_capacity(64);
+        match epoll::wait(&self.epoll, spare_capacity(&mut ready), timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(Error::system("wait for events")(error)),
+        }
+        Ok(ready.iter().map(|event| Source::of(event.data.u64())).collect())
+    }
+}
+
+impl Source {
+    fn of(data: u64) -> Source {
+        match data {
+            SIGNALS => Source::Signals,
+            OUTPUT => Source::Output,
+            rank => Source::Worker(rank as usize),
+        }
+    }
+}

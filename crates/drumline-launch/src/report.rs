@@ -1,0 +1,219 @@
+//! What the operator reads when a job did not end well: the first failure first.
+
+use std::{collections::BTreeSet, fmt::Write};
+
+use rustix::process::{Pid, Signal};
+
+use crate::{
+    Ending,
+    ending::signal_name,
+    supervisor::{Exit, Verdict},
+};
+
+/// One rank, when the job is over.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rank {
+    pub(crate) pid: Pid,
+    /// `None` if it outlived its SIGKILL.
+    pub(crate) exit: Option<Exit>,
+}
+
+/// The text for stderr: nothing after a success. `tail` holds the last lines that the rank which
+/// failed first wrote to its stderr.
+pub(crate) fn render(verdict: Verdict, ranks: &[Rank], tail: &[Vec<u8>]) -> Vec<u8> {
+    let mut text = String::new();
+    let mut failed = None;
+    match verdict {
+        Verdict::Success => return Vec::new(),
+        Verdict::Stopped(signal) => {
+            let name = signal_name(signal.as_raw());
+            let _ = writeln!(text, "drumline: stopped by {name}");
+        }
+        Verdict::Failed { worker } => {
+            failed = Some(worker);
+            if let Some(&Rank { pid, exit: Some(exit) }) = ranks.get(worker) {
+                let what = match exit.ending {
+                    Ending::Code(code) => format!("exited with code {code}"),
+                    Ending::Signal { number, .. } => {
+                        format!("was killed by signal {number} ({})", exit.ending)
+                    }
+                };
+                let seconds = exit.at.as_secs_f64();
+                let _ = writeln!(
+                    text,
+                    "drumline: rank {worker} (pid {pid}) {what} after {seconds:.1} s"
+                );
+                if let Some(hint) = hint(exit.ending) {
+                    let _ = writeln!(text, "drumline: hint: {hint}");
+                }
+            }
+            if tail.is_empty() {
+                let _ = writeln!(text, "drumline: it wrote nothing to its stderr");
+            } else {
+                let _ = writeln!(text, "drumline: last lines of its stderr:");
+            }
+        }
+    }
+    let mut bytes = text.into_bytes();
+    for line in tail.iter().filter(|_| failed.is_some()) {
+        bytes.extend_from_slice(b"    ");
+        bytes.extend_from_slice(line);
+        bytes.push(b'\n');
+    }
+    let others = ranks.iter().enumerate().filter(|(rank, _)| Some(*rank) != failed);
+    let ended = if failed.is_some() { "ended the other ranks" } else { "ended the ranks" };
+    bytes.extend_from_slice(fates(others, ended).as_bytes());
+    bytes
+}
+
+/// What the number of a signal does not tell by itself.
+fn hint(ending: Ending) -> Option<&'static str> {
+    use signal_hook::consts::{SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV};
+    let Ending::Signal { number, .. } = ending else { return None };
+    match number {
+        SIGKILL => Some(
+            "drumline did not send it; the kernel does when memory runs out: look for \"Out of \
+             memory\" or \"oom\" in the output of dmesg",
+        ),
+        SIGSEGV | SIGILL | SIGFPE => {
+            Some("a crash in native code; `ulimit -c unlimited` before the run keeps a core file")
+        }
+        SIGBUS => Some("often shared memory or a disk that is full: see df -h /dev/shm /tmp"),
+        _ => None,
+    }
+}
+
+/// What became of the ranks that are not the culprit.
+fn fates<'a>(ranks: impl Iterator<Item = (usize, &'a Rank)>, title_of_ended: &str) -> String {
+    let mut stuck = String::new();
+    let (mut failed, mut ended, mut done) =
+        (Groups::default(), Groups::default(), Groups::default());
+    for (index, rank) in ranks {
+        match rank.exit {
+            None => {
+                let pid = rank.pid;
+                let _ = writeln!(
+                    stuck,
+                    "drumline: rank {index} (pid {pid}) outlived SIGKILL: it is stuck in the \
+                     kernel, see /proc/{pid}/stack"
+                );
+            }
+            Some(Exit { ending, told: None, .. }) if ending.is_success() => {
+                done.add(index, ending.to_string());
+            }
+            Some(Exit { ending, told: None, .. }) => failed.add(index, ending.to_string()),
+            Some(Exit { ending, told: Some(told), .. }) => {
+                let killed = Ending::Signal { number: Signal::KILL.as_raw(), core_dumped: false };
+                let by_another = ending == killed && told != Signal::KILL;
+                let by = if by_another { ", not from drumline" } else { "" };
+                ended.add(index, format!("{ending}{by}"));
+            }
+        }
+    }
+    let groups =
+        [("failed as well", failed), (title_of_ended, ended), ("had finished before", done)];
+    groups.iter().fold(stuck, |mut text, (title, groups)| {
+        if !groups.0.is_empty() {
+            let _ = writeln!(text, "drumline: {title}: {groups}");
+        }
+        text
+    })
+}
+
+/// Ranks that met the same fate, in the order of the fates' first ranks.
+#[derive(Default)]
+struct Groups(Vec<(String, BTreeSet<usize>)>);
+
+impl Groups {
+    fn add(&mut self, rank: usize, fate: String) {
+        match self.0.iter_mut().find(|(known, _)| *known == fate) {
+            Some((_, ranks)) => {
+                ranks.insert(rank);
+            }
+            None => self.0.push((fate, BTreeSet::from([rank]))),
+        }
+    }
+}
+
+/// `0, 2-7 (SIGTERM); 8 (exit code 1)`
+impl std::fmt::Display for Groups {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (i, (fate, ranks)) in self.0.iter().enumerate() {
+            f.write_str(if i == 0 { "" } else { "; " })?;
+            let ranks: Vec<usize> = ranks.iter().copied().collect();
+            let runs = ranks.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+                [first, .., last] => format!("{first}-{last}"),
+                run => run[0].to_string(),
+            });
+            write!(f, "{} ({fate})", runs.collect::<Vec<_>>().join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    const fn signal(number: i32) -> Ending {
+        Ending::Signal { number, core_dumped: false }
+    }
+
+    fn ranks(exits: &[Option<(Ending, Option<Signal>)>]) -> Vec<Rank> {
+        let at = Duration::from_millis(12_340);
+        let rank = |(i, exit): (usize, &Option<(Ending, Option<Signal>)>)| Rank {
+            pid: Pid::from_raw(100 + i as i32).unwrap(),
+            exit: exit.map(|(ending, told)| Exit { ending, at, told }),
+        };
+        exits.iter().enumerate().map(rank).collect()
+    }
+
+    fn text(verdict: Verdict, ranks: &[Rank], tail: &[&str]) -> String {
+        let tail: Vec<Vec<u8>> = tail.iter().map(|line| line.as_bytes().to_vec()).collect();
+        String::from_utf8(render(verdict, ranks, &tail)).unwrap()
+    }
+
+    #[test]
+    fn the_first_failure_comes_first_with_its_last_words() {
+        let term = Some(Signal::TERM);
+        let ranks = ranks(&[
+            Some((signal(15), term)),
+            Some((Ending::Code(3), None)),
+            Some((signal(15), term)),
+            Some((signal(15), term)),
+            Some((Ending::Code(1), term)),
+            Some((Ending::Code(0), None)),
+            Some((signal(6), None)),
+            Some((signal(9), term)),
+            Some((signal(9), Some(Signal::KILL))),
+        ]);
+        assert_eq!(
+            text(Verdict::Failed { worker: 1 }, &ranks, &["Traceback", "  boom"]),
+            "drumline: rank 1 (pid 101) exited with code 3 after 12.3 s\n\
+             drumline: last lines of its stderr:\n    Traceback\n      boom\n\
+             drumline: failed as well: 6 (SIGABRT)\n\
+             drumline: ended the other ranks: 0, 2-3 (SIGTERM); 4 (exit code 1); \
+             7 (SIGKILL, not from drumline); 8 (SIGKILL)\n\
+             drumline: had finished before: 5 (exit code 0)\n"
+        );
+    }
+
+    #[test]
+    fn a_lone_killed_rank_gets_a_hint() {
+        let report = text(Verdict::Failed { worker: 0 }, &ranks(&[Some((signal(9), None))]), &[]);
+        assert!(report.starts_with("drumline: rank 0 (pid 100) was killed by signal 9 (SIGKILL)"));
+        assert!(report.contains("dmesg") && report.contains("nothing to its stderr"), "{report}");
+        assert!(!report.contains("other ranks"), "{report}");
+    }
+
+    #[test]
+    fn stops_and_stuck_processes_are_told() {
+        let ranks = ranks(&[None, Some((Ending::Code(0), Some(Signal::INT)))]);
+        let report = text(Verdict::Stopped(Signal::INT), &ranks, &["not shown"]);
+        assert!(report.starts_with("drumline: stopped by SIGINT\ndrumline: rank 0 (pid 100)"));
+        assert!(report.ends_with("ended the ranks: 1 (exit code 0)\n"), "{report}");
+        assert!(!report.contains("not shown"));
+    }
+}

@@ -1,0 +1,76 @@
+//! The signals that reach the launcher, as something to poll.
+
+use std::{
+    fs,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
+};
+
+use rustix::process::Signal;
+use signal_hook::iterator::{backend::SignalDelivery, exfiltrator::SignalOnly};
+
+use crate::{Error, Result};
+
+/// All signals that the launcher listens to: those that end a job, those that programs and
+/// batch systems use to talk to each other, and those of job control.
+const LISTENED_TO: [Signal; 8] = [
+    Signal::INT,
+    Signal::TERM,
+    Signal::HUP,
+    Signal::QUIT,
+    Signal::USR1,
+    Signal::USR2,
+    Signal::TSTP,
+    Signal::CONT,
+];
+
+/// Collects signals instead of dying of them.
+#[derive(Debug)]
+pub(crate) struct Signals(SignalDelivery<UnixStream, SignalOnly>);
+
+impl Signals {
+    /// Listens from now on, except to signals that are ignored: `nohup` and shells that start a
+    /// job in the background mean that to last.
+    pub(crate) fn listen() -> Result<Signals> {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let ignored = ignored(&status);
+        let heard = LISTENED_TO.map(Signal::as_raw).into_iter();
+        let heard = heard.filter(|number| ignored >> (number - 1) & 1 == 0);
+        UnixStream::pair()
+            .and_then(|(read, write)| SignalDelivery::with_pipe(read, write, SignalOnly, heard))
+            .map(Signals)
+            .map_err(Error::system("listen to signals"))
+    }
+
+    /// A descriptor that is readable when signals have arrived.
+    pub(crate) fn ready(&self) -> BorrowedFd<'_> {
+        self.0.get_read().as_fd()
+    }
+
+    /// The signals that have arrived since the last call.
+    pub(crate) fn arrived(&mut self) -> impl Iterator<Item = Signal> {
+        self.0.pending().filter_map(Signal::from_named_raw)
+    }
+}
+
+/// The set of ignored signals, number n in bit n - 1, from the text of `/proc/self/status`.
+fn ignored(status: &str) -> u64 {
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mask_of_ignored_signals_is_found() {
+        assert_eq!(ignored("Name:\tx\nSigIgn:\t0000000000001001\nSigCgt:\t1\n"), 0x1001);
+        assert_eq!(ignored(""), 0);
+        let own = fs::read_to_string("/proc/self/status").unwrap();
+        let pipe = Signal::PIPE.as_raw();
+        assert_eq!(ignored(&own) >> (pipe - 1) & 1, 1, "Rust programs ignore SIGPIPE");
+    }
+}

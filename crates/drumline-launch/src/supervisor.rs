@@ -1,0 +1,515 @@
+//! When to end which worker: a state machine without processes and without a clock.
+//!
+//! ```text
+//!          first failure           100 ms: SIGTERM         kill_after
+//!  Running ─────────────► Failing ─────────────────► Ending ─────────► Killed ─────► given up
+//!     │                                                ▲    or Ctrl-C          10 s
+//!     └────────────────────────────────────────────────┘
+//!       SIGINT, SIGTERM, SIGHUP, SIGQUIT: passed on;
+//!       shutdown_timeout or another Ctrl-C kills
+//! ```
+//!
+//! For a moment after the first failure nothing is sent. The other workers notice that a peer is
+//! gone and say so in their own words; and of failures in one moment the likeliest origin is
+//! picked, before our own signals blur the picture.
+//!
+//! Whoever drives it hands in what happened and how late it is, and carries out the [`Order`]s
+//! that come back. The job is over when [`Supervisor::verdict`] says so: when the last worker has
+//! exited, or, lest the launcher hang, when one outlives its SIGKILL (it is stuck in the kernel).
+//!
+//! ```
+//! use std::time::Duration;
+//! use drumline_launch::{Ending, supervisor::{Event, Order, Policy, Signal, Supervisor, Verdict}};
+//!
+//! let mut supervisor = Supervisor::new(2, Policy::default());
+//! let at = Duration::from_millis;
+//! supervisor.handle(at(9_000), Event::Exited(&[(1, Ending::Code(3))]));
+//! assert_eq!(supervisor.deadline(), Some(at(9_100)));
+//!
+//! let orders = supervisor.handle(at(9_100), Event::Tick);
+//! assert_eq!(orders, [Order { worker: 0, signal: Signal::TERM }]);
+//! assert_eq!(supervisor.deadline(), Some(at(9_500)));
+//!
+//! supervisor.handle(at(9_200), Event::Exited(&[(0, Ending::Code(0))]));
+//! assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 1 }));
+//! ```
+
+use std::time::Duration;
+
+pub use rustix::process::Signal;
+
+use crate::Ending;
+
+/// How long workers may take to end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// From the first failure to SIGKILL for the other workers, which get SIGTERM after 100 ms.
+    /// Short enough that the whole job ends within a second.
+    pub kill_after: Duration,
+    /// From a signal to the launcher, which the workers get as well, to SIGKILL. Long enough to
+    /// write a checkpoint.
+    pub shutdown_timeout: Duration,
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Policy { kill_after: Duration::from_millis(500), shutdown_timeout: Duration::from_secs(30) }
+    }
+}
+
+/// Something that happened.
+#[derive(Clone, Copy, Debug)]
+pub enum Event<'a> {
+    /// These workers exited since the last event, in this order.
+    Exited(&'a [(usize, Ending)]),
+    /// The launcher got this signal.
+    Signal(Signal),
+    /// Nothing but time has passed. Due at [`Supervisor::deadline`].
+    Tick,
+}
+
+/// Send `signal` to a worker, which has not exited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// The worker's index: its local rank.
+    pub worker: usize,
+    /// What to send.
+    pub signal: Signal,
+}
+
+/// How the job went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// All workers exited with code 0.
+    Success,
+    /// A worker failed; the others were ended.
+    Failed {
+        /// The one that failed first.
+        worker: usize,
+    },
+    /// The launcher got this signal and ended the workers.
+    Stopped(Signal),
+}
+
+/// The end of one worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Exit {
+    /// How it ended.
+    pub ending: Ending,
+    /// When, in the time that was handed in.
+    pub at: Duration,
+    /// The last signal it had been sent in order to end it.
+    pub told: Option<Signal>,
+}
+
+/// Whether `signal` asks a job to end. The others are passed on, and mean what the workers make of
+/// them.
+pub(crate) fn ends_a_job(signal: Signal) -> bool {
+    [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT].contains(&signal)
+}
+
+/// The state machine: see the [module](self).
+#[derive(Clone, Debug)]
+pub struct Supervisor {
+    policy: Policy,
+    workers: Vec<Worker>,
+    phase: Phase,
+    /// Why the job ends, from the moment on when it has to.
+    cause: Option<Verdict>,
+    /// When the last signal arrived that asks the job to end.
+    asked_at: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Worker {
+    exit: Option<Exit>,
+    told: Option<Signal>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Running,
+    Failing { tell_at: Duration, kill_at: Duration },
+    Ending { deadline: Duration },
+    Killed { deadline: Duration },
+    GivenUp,
+}
+
+/// How long the others may take to notice a failure by themselves, and how far apart ends may be
+/// seen that have one origin: a dying process closes its sockets, its peer exits with an error
+/// about that, and only then the first counts as exited.
+const SETTLE: Duration = Duration::from_millis(100);
+
+/// After SIGKILL a process is gone at once, unless it is stuck in the kernel: a dead disk or
+/// device. A second failure report would help nobody then, nor would waiting for ever.
+const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
+
+/// `timeout` and systemd send two signals in one go. The second is no sign of impatience.
+const ECHO: Duration = Duration::from_millis(100);
+
+impl Supervisor {
+    /// Watches `workers` running processes.
+    pub fn new(workers: usize, policy: Policy) -> Self {
+        Supervisor {
+            policy,
+            workers: vec![Worker::default(); workers],
+            phase: Phase::Running,
+            cause: None,
+            asked_at: None,
+        }
+    }
+
+    /// Takes in what happened at `now`, a time that never runs backwards, and says what to do.
+    ///
+    /// Nothing has to be done any more once there is a [`verdict`](Self::verdict).
+    pub fn handle(&mut self, now: Duration, event: Event<'_>) -> Vec<Order> {
+        if self.verdict().is_some() {
+            return Vec::new();
+        }
+        match event {
+            Event::Exited(batch) => {
+                self.exited(now, batch);
+                Vec::new()
+            }
+            Event::Signal(signal) => self.signalled(now, signal),
+            Event::Tick => match self.phase {
+                Phase::Failing { tell_at, kill_at } if now >= tell_at => {
+                    self.end(Signal::TERM, kill_at)
+                }
+                Phase::Ending { deadline } if now >= deadline => self.kill(now),
+                Phase::Killed { deadline } if now >= deadline => {
+                    self.phase = Phase::GivenUp;
+                    Vec::new()
+                }
+                _ => Vec::new(),
+            },
+        }
+    }
+
+    /// When the next [`Event::Tick`] is due, if ever.
+    pub fn deadline(&self) -> Option<Duration> {
+        match self.phase {
+            Phase::Failing { tell_at: deadline, .. }
+            | Phase::Ending { deadline }
+            | Phase::Killed { deadline } => Some(deadline),
+            Phase::Running | Phase::GivenUp => None,
+        }
+    }
+
+    /// How the job went, as soon as it is over.
+    pub fn verdict(&self) -> Option<Verdict> {
+        let over = self.phase == Phase::GivenUp || self.workers.iter().all(|w| w.exit.is_some());
+        over.then_some(self.cause.unwrap_or(Verdict::Success))
+    }
+
+    /// The end of each worker, `None` for those that have not exited.
+    pub fn exits(&self) -> impl ExactSizeIterator<Item = Option<Exit>> {
+        self.workers.iter().map(|worker| worker.exit)
+    }
+
+    fn exited(&mut self, now: Duration, batch: &[(usize, Ending)]) {
+        for &(index, ending) in batch {
+            if let Some(worker) = self.workers.get_mut(index) {
+                worker.exit.get_or_insert(Exit { ending, at: now, told: worker.told });
+            }
+        }
+        if !matches!(self.phase, Phase::Running | Phase::Failing { .. }) {
+            return;
+        }
+        let known = match self.cause {
+            Some(Verdict::Failed { worker }) => Some(worker),
+            _ => None,
+        };
+        let suspects = known.into_iter().chain(batch.iter().map(|&(index, _)| index));
+        let endings =
+            suspects.filter_map(|index| Some((index, self.workers.get(index)?.exit?.ending)));
+        let failures = endings.filter(|(_, ending)| !ending.is_success());
+        // The first of the likeliest: `min_by_key` returns the first of equals.
+        let origin = failures.min_by_key(|(_, ending)| !ending.is_never_a_reaction());
+        let Some((worker, _)) = origin else { return };
+        self.cause = Some(Verdict::Failed { worker });
+        if self.phase == Phase::Running {
+            let kill_at = now.saturating_add(self.policy.kill_after);
+            self.phase = Phase::Failing { tell_at: kill_at.min(now + SETTLE), kill_at };
+        }
+    }
+
+    fn signalled(&mut self, now: Duration, signal: Signal) -> Vec<Order> {
+        if !ends_a_job(signal) {
+            return self.order(signal);
+        }
+        let previous = self.asked_at.replace(now);
+        match self.phase {
+            Phase::Running => {
+                self.cause = Some(Verdict::Stopped(signal));
+                self.end(signal, now.saturating_add(self.policy.shutdown_timeout))
+            }
+            Phase::Failing { .. } | Phase::Ending { .. }
+                if previous.is_some_and(|at| now < at + ECHO) =>
+            {
+                Vec::new()
+            }
+            Phase::Failing { .. } | Phase::Ending { .. } if signal == Signal::INT => self.kill(now),
+            Phase::Failing { kill_at: deadline, .. } | Phase::Ending { deadline } => {
+                self.end(signal, deadline)
+            }
+            Phase::Killed { .. } | Phase::GivenUp => Vec::new(),
+        }
+    }
+
+    fn end(&mut self, signal: Signal, deadline: Duration) -> Vec<Order> {
+        self.phase = Phase::Ending { deadline };
+        self.workers.iter_mut().for_each(|worker| worker.told = Some(signal));
+        self.order(signal)
+    }
+
+    fn kill(&mut self, now: Duration) -> Vec<Order> {
+        let orders = self.end(Signal::KILL, now);
+        self.phase = Phase::Killed { deadline: now.saturating_add(GIVE_UP_AFTER) };
+        orders
+    }
+
+    /// `signal` to all that live.
+    fn order(&self, signal: Signal) -> Vec<Order> {
+        let living = self.workers.iter().enumerate().filter(|(_, worker)| worker.exit.is_none());
+        living.map(|(worker, _)| Order { worker, signal }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const OK: Ending = Ending::Code(0);
+    const SEGV: Ending = Ending::Signal { number: 11, core_dumped: false };
+    const ABRT: Ending = Ending::Signal { number: 6, core_dumped: false };
+
+    fn at(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+
+    fn orders(workers: &[usize], signal: Signal) -> Vec<Order> {
+        workers.iter().map(|&worker| Order { worker, signal }).collect()
+    }
+
+    #[test]
+    fn success_needs_all_workers() {
+        let mut supervisor = Supervisor::new(2, Policy::default());
+        assert_eq!(supervisor.handle(at(1), Event::Exited(&[(1, OK)])), []);
+        assert_eq!((supervisor.verdict(), supervisor.deadline()), (None, None));
+        assert_eq!(supervisor.handle(at(2), Event::Exited(&[(0, OK)])), []);
+        assert_eq!(supervisor.verdict(), Some(Verdict::Success));
+    }
+
+    #[test]
+    fn a_failure_ends_then_kills_then_gives_up() {
+        let mut supervisor = Supervisor::new(4, Policy::default());
+        supervisor.handle(at(1), Event::Exited(&[(3, OK)]));
+        supervisor.handle(at(1_000), Event::Exited(&[(1, Ending::Code(7))]));
+        assert_eq!(supervisor.handle(at(1_099), Event::Tick), []);
+        assert_eq!(supervisor.handle(at(1_100), Event::Tick), orders(&[0, 2], Signal::TERM));
+
+        supervisor.handle(at(1_101), Event::Exited(&[(0, Ending::Code(1))]));
+        assert_eq!(supervisor.handle(at(1_499), Event::Tick), []);
+        assert_eq!(supervisor.handle(at(1_500), Event::Tick), orders(&[2], Signal::KILL));
+        assert_eq!(supervisor.handle(at(1_501), Event::Tick), []);
+
+        assert_eq!(supervisor.deadline(), Some(at(11_500)));
+        assert_eq!(supervisor.verdict(), None);
+        supervisor.handle(at(11_500), Event::Tick);
+        assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 1 }));
+        let told: Vec<_> = supervisor.exits().map(|exit| exit.map(|exit| exit.told)).collect();
+        assert_eq!(told, [Some(Some(Signal::TERM)), Some(None), None, Some(None)]);
+    }
+
+    #[test]
+    fn of_one_moment_the_first_counts_unless_a_later_one_is_the_likelier_origin() {
+        let first_of = |ends: &[(usize, Ending)]| {
+            let mut at_once = Supervisor::new(ends.len(), Policy::default());
+            at_once.handle(at(0), Event::Exited(ends));
+            let mut one_by_one = Supervisor::new(ends.len(), Policy::default());
+            for end in ends {
+                one_by_one.handle(at(0), Event::Exited(&[*end]));
+            }
+            assert_eq!(at_once.verdict(), one_by_one.verdict());
+            at_once.verdict()
+        };
+        let failed = |worker| Some(Verdict::Failed { worker });
+        assert_eq!(first_of(&[(2, Ending::Code(1)), (0, Ending::Code(2)), (1, OK)]), failed(2));
+        assert_eq!(first_of(&[(2, Ending::Code(1)), (0, SEGV), (1, SEGV)]), failed(0));
+        assert_eq!(first_of(&[(1, Ending::Code(1)), (0, ABRT)]), failed(1));
+    }
+
+    #[test]
+    fn what_ends_after_it_was_told_to_is_no_origin() {
+        let mut supervisor = Supervisor::new(2, Policy::default());
+        supervisor.handle(at(0), Event::Exited(&[(0, Ending::Code(3))]));
+        supervisor.handle(at(100), Event::Tick);
+        supervisor.handle(at(101), Event::Exited(&[(1, SEGV)]));
+        assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 0 }));
+    }
+
+    #[test]
+    fn no_patience_is_no_problem() {
+        let none = Policy { kill_after: Duration::ZERO, shutdown_timeout: Duration::ZERO };
+        let mut supervisor = Supervisor::new(2, none);
+        supervisor.handle(at(0), Event::Exited(&[(0, Ending::Code(3))]));
+        assert_eq!(supervisor.handle(at(0), Event::Tick), orders(&[1], Signal::TERM));
+        assert_eq!(supervisor.handle(at(0), Event::Tick), orders(&[1], Signal::KILL));
+    }
+
+    #[test]
+    fn signals_are_passed_on_and_an_impatient_operator_is_heard() {
+        let mut supervisor = Supervisor::new(2, Policy::default());
+        let term = Event::Signal(Signal::TERM);
+        let int = Event::Signal(Signal::INT);
+        assert_eq!(
+            supervisor.handle(at(0), Event::Signal(Signal::USR1)),
+            orders(&[0, 1], Signal::USR1)
+        );
+        assert_eq!(supervisor.deadline(), None);
+
+        assert_eq!(supervisor.handle(at(10), int), orders(&[0, 1], Signal::INT));
+        assert_eq!(supervisor.deadline(), Some(at(30_010)));
+        assert_eq!(supervisor.handle(at(11), int), [], "an echo");
+        assert_eq!(supervisor.handle(at(500), term), orders(&[0, 1], Signal::TERM));
+        assert_eq!(supervisor.deadline(), Some(at(30_010)), "asking twice gives no extra time");
+        assert_eq!(supervisor.handle(at(1_000), int), orders(&[0, 1], Signal::KILL));
+        assert_eq!(supervisor.handle(at(2_000), int), []);
+
+        supervisor.handle(at(2_001), Event::Exited(&[(0, SEGV), (1, OK)]));
+        assert_eq!(supervisor.verdict(), Some(Verdict::Stopped(Signal::INT)));
+    }
+
+    #[test]
+    fn ctrl_c_while_a_failed_job_ends_kills_but_the_failure_stays_the_verdict() {
+        let mut supervisor = Supervisor::new(2, Policy::default());
+        supervisor.handle(at(0), Event::Exited(&[(0, Ending::Code(3))]));
+        let killed = supervisor.handle(at(1), Event::Signal(Signal::INT));
+        assert_eq!(killed, orders(&[1], Signal::KILL));
+        supervisor.handle(at(2), Event::Exited(&[(1, SEGV)]));
+        assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 0 }));
+    }
+
+    #[test]
+    fn events_after_the_verdict_change_nothing() {
+        let mut supervisor = Supervisor::new(1, Policy::default());
+        supervisor.handle(at(0), Event::Exited(&[(0, OK)]));
+        assert_eq!(supervisor.handle(at(1), Event::Signal(Signal::INT)), []);
+        assert_eq!(supervisor.verdict(), Some(Verdict::Success));
+    }
+
+    /// What a test's world does next; exits of workers that are gone are skipped.
+    #[derive(Clone, Copy, Debug)]
+    enum Happening {
+        Exit(usize, Ending),
+        Signal(Signal),
+        Wait(Duration),
+        WaitForDeadline,
+    }
+
+    /// Lets `happenings` happen to `workers` workers, which then live until they are killed, and
+    /// checks what must hold whatever happens.
+    fn check(workers: usize, happenings: &[Happening]) {
+        let policy = Policy { kill_after: at(500), shutdown_timeout: at(30_000) };
+        let mut supervisor = Supervisor::new(workers, policy);
+        let mut living = vec![true; workers];
+        let mut now = Duration::ZERO;
+        let mut begun: Option<(Verdict, Duration)> = None;
+        // The worker that failed first, and how, as long as a likelier origin may show up.
+        let mut suspect: Option<(Ending, Duration)> = None;
+        let mut interrupts = 0;
+
+        let tail = [Happening::WaitForDeadline; 3];
+        for happening in happenings.iter().chain(&tail) {
+            if supervisor.verdict().is_some() {
+                break;
+            }
+            let orders = match *happening {
+                Happening::Exit(worker, ending) => {
+                    if !std::mem::take(&mut living[worker]) {
+                        continue;
+                    }
+                    match (begun, suspect) {
+                        _ if ending.is_success() => {}
+                        (None, _) => {
+                            begun = Some((Verdict::Failed { worker }, now + policy.kill_after));
+                            suspect = Some((ending, now + SETTLE));
+                        }
+                        (Some((_, deadline)), Some((first, until)))
+                            if now < until && first != SEGV && ending == SEGV =>
+                        {
+                            begun = Some((Verdict::Failed { worker }, deadline));
+                            suspect = None;
+                        }
+                        _ => {}
+                    }
+                    supervisor.handle(now, Event::Exited(&[(worker, ending)]))
+                }
+                Happening::Signal(signal) => {
+                    begun.get_or_insert((Verdict::Stopped(signal), now + policy.shutdown_timeout));
+                    suspect = None;
+                    interrupts += usize::from(signal == Signal::INT);
+                    supervisor.handle(now, Event::Signal(signal))
+                }
+                Happening::Wait(time) => {
+                    now += time;
+                    supervisor.handle(now, Event::Tick)
+                }
+                Happening::WaitForDeadline => {
+                    now = supervisor.deadline().unwrap_or(now).max(now);
+                    supervisor.handle(now, Event::Tick)
+                }
+            };
+            for order in orders {
+                assert!(living[order.worker], "{order:?} to a worker that has exited");
+                let (_, deadline) = begun.expect("an order for no reason");
+                assert!(order.signal != Signal::KILL || now >= deadline || interrupts > 0);
+            }
+        }
+
+        let gone: Vec<bool> = supervisor.exits().map(|exit| exit.is_some()).collect();
+        assert!(gone.iter().zip(&living).all(|(gone, living)| gone != living));
+        match begun {
+            Some((verdict, _)) => assert_eq!(supervisor.verdict(), Some(verdict)),
+            None if living.contains(&true) => assert_eq!(supervisor.verdict(), None),
+            None => assert_eq!(supervisor.verdict(), Some(Verdict::Success)),
+        }
+    }
+
+    fn alphabet(workers: usize) -> Vec<Happening> {
+        let exits = (0..workers)
+            .flat_map(|worker| [OK, Ending::Code(1), SEGV].map(|e| Happening::Exit(worker, e)));
+        let rest = [
+            Happening::Signal(Signal::INT),
+            Happening::Signal(Signal::TERM),
+            Happening::Wait(at(1)),
+            Happening::Wait(at(99)),
+            Happening::Wait(at(399)),
+            Happening::WaitForDeadline,
+        ];
+        exits.chain(rest).collect()
+    }
+
+    #[test]
+    fn all_short_histories_of_two_workers_end_well() {
+        let alphabet = alphabet(2);
+        for number in 0..alphabet.len().pow(5) {
+            let history: [Happening; 5] = std::array::from_fn(|i| {
+                alphabet[number / alphabet.len().pow(i as u32) % alphabet.len()]
+            });
+            check(2, &history);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn random_histories_end_well(
+            history in prop::collection::vec(prop::sample::select(alphabet(5)), 0..40)
+        ) {
+            check(5, &history);
+        }
+    }
+}
