@@ -26,15 +26,9 @@ pub enum Error {
         hint: String,
     },
 
-    /// Another process listens on the chosen port.
-    #[error(
-        "port {port} of 127.0.0.1 is in use by another process: choose another, or leave out \
-         --master-port and a free one is taken"
-    )]
-    PortInUse {
-        /// The port.
-        port: u16,
-    },
+    /// The rendezvous store cannot be hosted, most likely because its port is in use.
+    #[error(transparent)]
+    Store(#[from] drumline::Error),
 
     /// A system call failed.
     #[error("{what}: {source}")]
@@ -53,7 +47,7 @@ impl Error {
         match self {
             Error::ProgramNotFound { .. } => 127,
             Error::ProgramNotExecutable { .. } => 126,
-            Error::PortInUse { .. } => 2,
+            Error::Store(_) => 2,
             Error::System { .. } => 1,
         }
     }

@@ -7,11 +7,11 @@ use std::{
     time::Instant,
 };
 
+use drumline::store::tcp::TcpStoreServer;
 use rustix::process::Signal;
 
 use crate::{
     Result,
-    agent_store::AgentStore,
     ending::{signal_exit_code, signal_name},
     environment::{self, Rendezvous},
     events::{Events, Source},
@@ -65,8 +65,9 @@ impl Job {
 pub fn run(job: &Job) -> Result<u8> {
     let ranks = job.nproc_per_node.get();
     let program = program::resolve(&job.program, std::env::var_os("PATH"))?;
-    let store = AgentStore::host(job.master_port)?;
-    let rendezvous = Rendezvous { master_port: store.port()?, run_id: new_run_id() };
+    // Up before the first worker starts, it outlives them all, and no port is guessed twice.
+    let store = TcpStoreServer::bind("127.0.0.1", job.master_port)?;
+    let rendezvous = Rendezvous { master_port: store.address().port(), run_id: new_run_id() };
     let user_set_omp = std::env::var_os("OMP_NUM_THREADS").is_some();
     if environment::limits_omp(job, user_set_omp) {
         tracing::info!("OMP_NUM_THREADS is not set: {ranks} ranks get 1 thread each");

@@ -43,7 +43,6 @@
 
 #![forbid(unsafe_code)]
 
-mod agent_store;
 mod ending;
 pub mod environment;
 mod error;
