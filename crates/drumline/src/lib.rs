@@ -1,4 +1,43 @@
-//! Synchronous data-parallel training.
+//! Synchronous data-parallel training: process groups, collectives, and what data-parallel
+//! adapters are built from.
+//!
+//! ```
+//! use drumline::{Config, ProcessGroup, ReduceOp, init_process_group, is_launched};
+//!
+//! // Under `drumline run` or `torchrun` one of many processes, otherwise alone.
+//! let group = match is_launched() {
+//!     true => init_process_group("env://", &Config::from_env()?)?,
+//!     false => ProcessGroup::alone(),
+//! };
+//! let mut gradient = [1.0_f32, 2.0, 3.0];
+//! group.all_reduce(&mut gradient, ReduceOp::Avg)?; // now the same on every rank
+//! group.destroy()?;
+//! # Ok::<_, drumline::Error>(())
+//! ```
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`ProcessGroup`] | the ranks that work together, and their collectives |
+//! | [`ddp`] | buckets, the reducer, verification and broadcast of models; users of burn want `drumline-burn` |
+//! | [`sampler`] | which samples each rank sees, in torch's exact order |
+//! | [`checkpoint`] | named tensors in a file that is whole or not there |
+//! | [`rendezvous`] | how processes meet: `env://`, `tcp://` |
+//! | [`store`] | the key-value stores that they meet through |
+//! | [`Config`] | every setting |
+//!
+//! # What you can rely on
+//!
+//! - **The same bits.** For one world size a floating-point sum is always added in the same
+//!   order, whatever the algorithm, the message size and the timing (payloads of NaN apart).
+//! - **Errors that name someone.** Every message carries a description of its operation. Ranks
+//!   that call different things are told both calls; a rank that dies, leaves or does not answer
+//!   is named. Nothing waits longer than [`Config::timeout`].
+//! - **No second guess after a failure.** A group that has failed is poisoned: every later call
+//!   repeats the first failure.
+//!
+//! # What it does not do yet
+//!
+//! Messages travel over TCP only, calls block, and only `f32`, `f64`, `i64` and `u8` are carried.
 
 #![forbid(unsafe_code)]
 
