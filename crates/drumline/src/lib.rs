@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod ddp;
 mod error;
 pub mod store;
 
