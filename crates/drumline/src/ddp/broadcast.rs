@@ -107,7 +107,8 @@ impl<'g> Broadcast<'g> {
     ///
     /// Tensors are missing, or a collective failed.
     pub fn finish(mut self) -> Result<()> {
-        let left = self.remaining_bytes + if self.is_source() { 0 } else { self.chunk.len() - self.taken };
+        let left =
+            self.remaining_bytes + if self.is_source() { 0 } else { self.chunk.len() - self.taken };
         if left != 0 {
             return Err(Self::wrong_total(0, left));
         }

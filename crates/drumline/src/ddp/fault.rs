@@ -38,8 +38,9 @@ impl FaultKind {
 }
 
 impl GradientFault {
-    pub(super) fn new(parameter: &str, kind: FaultKind, ranks: Vec<usize>) -> Self {
-        Self { parameter: parameter.to_owned(), kind, ranks }
+    /// `kind` happened to `parameter` on `ranks`.
+    pub fn new(parameter: impl Into<String>, kind: FaultKind, ranks: Vec<usize>) -> Self {
+        Self { parameter: parameter.into(), kind, ranks }
     }
 
     /// All faults in one line, of bounded length.

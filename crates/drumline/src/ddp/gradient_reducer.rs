@@ -103,6 +103,11 @@ impl GradientReducer {
         self.lock().fault(parameter, FaultKind::WrongType);
     }
 
+    /// The parameters whose gradient was not handed in yet in this step, by index.
+    pub fn missing(&self) -> Vec<usize> {
+        self.lock().reducer.missing()
+    }
+
     /// Ends the step: launches what is left, waits for the averages and lends them out.
     ///
     /// # Errors
@@ -178,7 +183,7 @@ impl GradientReducer {
                     Some(last) if last.parameter == spec.name && last.kind == kind => {
                         last.ranks.push(rank);
                     }
-                    _ => faults.push(GradientFault::new(&spec.name, kind, vec![rank])),
+                    _ => faults.push(GradientFault::new(spec.name.clone(), kind, vec![rank])),
                 }
             }
         }
@@ -187,7 +192,11 @@ impl GradientReducer {
 
     fn own_faults(&self, mine: &[(usize, FaultKind)]) -> Vec<GradientFault> {
         let fault = |&(parameter, kind): &(usize, FaultKind)| {
-            GradientFault::new(&self.parameters[parameter].name, kind, vec![self.group.rank()])
+            GradientFault::new(
+                self.parameters[parameter].name.clone(),
+                kind,
+                vec![self.group.rank()],
+            )
         };
         mine.iter().map(fault).collect()
     }
@@ -514,5 +523,220 @@ impl Worker {
         })?;
         self.in_flight -= 1;
         Ok(done)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn specs(elements: &[usize], dtype: DType) -> Vec<ParameterSpec> {
+        let name = |i| format!("p{i}");
+        elements.iter().enumerate().map(|(i, &n)| ParameterSpec::new(name(i), [n], dtype)).collect()
+    }
+
+    /// Runs `rank` on a thread per rank and returns what each gave.
+    fn on_ranks<T: Send>(world_size: usize, rank: impl Fn(ProcessGroup) -> T + Sync) -> Vec<T> {
+        let groups = ProcessGroup::local_world(world_size).unwrap();
+        thread::scope(|scope| {
+            let rank = &rank;
+            let ranks: Vec<_> =
+                groups.into_iter().map(|group| scope.spawn(move || rank(group))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        })
+    }
+
+    /// A gradient with rounding errors, different on each rank and in each step.
+    fn gradient(rank: usize, step: usize, parameter: usize, elements: usize) -> Vec<f32> {
+        let seed = (rank * 7 + step * 3 + parameter * 11 + 1) as f32;
+        (0..elements).map(|i| (seed * (i as f32 + 0.7)).sin() * 1e3).collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(12))]
+        /// Whatever the buckets and the order of arrival (it differs between ranks): the same
+        /// bits on all ranks as one all-reduce per parameter gives.
+        #[test]
+        fn averages_have_the_bits_of_an_all_reduce_per_parameter(
+            elements in prop::collection::vec(0usize..50, 1..8),
+            world_size in 1usize..4, first in 0usize..300, rest in 0usize..300, turn in 0usize..8,
+        ) {
+            let options = DdpOptions::default().first_bucket_bytes(first).bucket_bytes(rest);
+            let specs = specs(&elements, DType::F32);
+            let results = on_ranks(world_size, |group| {
+                let reducer = GradientReducer::new(specs.clone(), &options, &group).unwrap();
+                for step in 0..3 {
+                    let gradient = |p: usize| gradient(group.rank(), step, p, elements[p]);
+                    for i in 0..elements.len() {
+                        let parameter = (i + turn * group.rank()) % elements.len();
+                        reducer.submit(parameter, gradient(parameter).as_slice().into());
+                    }
+                    let averaged = reducer.finish().unwrap();
+                    for parameter in 0..elements.len() {
+                        let mut wanted = gradient(parameter);
+                        group.all_reduce(&mut wanted, ReduceOp::Avg).unwrap();
+                        assert_eq!(averaged.get::<f32>(parameter), Some(&wanted[..]));
+                    }
+                }
+                let stats = reducer.stats();
+                assert_eq!(stats.steps, 3);
+                assert_eq!(stats.buckets_launched, 3 * reducer.buckets().len() as u64);
+                assert_eq!(stats.buckets_launched_early, stats.buckets_launched);
+                assert_eq!(stats.bytes, 3 * 4 * elements.iter().sum::<usize>() as u64);
+            });
+            prop_assert_eq!(results.len(), world_size);
+        }
+    }
+
+    #[test]
+    fn both_dtypes_in_one_model() {
+        let parameters = vec![
+            ParameterSpec::new("a", [1], DType::F64),
+            ParameterSpec::new("b", [2], DType::F32),
+        ];
+        on_ranks(2, |group| {
+            let reducer =
+                GradientReducer::new(parameters.clone(), &DdpOptions::default(), &group).unwrap();
+            let rank = group.rank() as f32;
+            reducer.submit(0, [f64::from(rank) + 2.0_f64.powi(-40)][..].into());
+            reducer.submit(1, [rank, 2.0 * rank][..].into());
+            let averaged = reducer.finish().unwrap();
+            assert_eq!(averaged.get(0), Some(&[0.5 + 2.0_f64.powi(-40)][..]));
+            assert_eq!(averaged.get(1), Some(&[0.5_f32, 1.0][..]));
+            assert_eq!(averaged.get::<f32>(0), None, "it is f64");
+            assert_eq!(averaged.values(2), None);
+        });
+    }
+
+    /// Faults of one step: (rank, parameter, what it does instead of handing in a gradient).
+    fn finish_with_faults(world_size: usize, faults: &[(usize, usize, FaultKind)]) -> Vec<Error> {
+        on_ranks(world_size, |group| {
+            let options = DdpOptions::default().first_bucket_bytes(1).bucket_bytes(1);
+            let reducer =
+                GradientReducer::new(specs(&[2, 2, 2], DType::F32), &options, &group).unwrap();
+            let good = [1.0_f32, 1.0];
+            for parameter in [2, 1, 0] {
+                let fault = faults.iter().find(|f| (f.0, f.1) == (group.rank(), parameter));
+                match fault.map(|fault| fault.2) {
+                    None => reducer.submit(parameter, good[..].into()),
+                    Some(FaultKind::Unused) => {}
+                    Some(FaultKind::WrongType) => {
+                        reducer.submit(parameter, [1.0_f64; 2][..].into())
+                    }
+                    Some(FaultKind::Twice) => {
+                        reducer.submit(parameter, good[..].into());
+                        reducer.submit(parameter, good[..].into());
+                    }
+                }
+            }
+            let error = reducer.finish().map(drop).unwrap_err();
+
+            // The ranks are still in step: the next one works.
+            (0..3).for_each(|parameter| reducer.submit(parameter, good[..].into()));
+            assert_eq!(reducer.finish().unwrap().get(1), Some(&good[..]));
+            error
+        })
+    }
+
+    #[test]
+    fn a_fault_on_one_rank_is_named_on_every_rank_and_the_next_step_works() {
+        for (kind, wanted) in [
+            (FaultKind::Unused, "got no gradient"),
+            (FaultKind::WrongType, "got a gradient of another dtype or length"),
+            (FaultKind::Twice, "got two gradients in one step"),
+        ] {
+            for error in finish_with_faults(3, &[(1, 1, kind)]) {
+                let text = error.to_string();
+                assert!(text.contains(&format!("parameter `p1` {wanted} on rank 1;")), "{text}");
+                let Error::Gradients { step: 1, faults } = error else { panic!("{text}") };
+                assert_eq!(faults, [GradientFault::new("p1", kind, vec![1])]);
+            }
+        }
+    }
+
+    #[test]
+    fn faults_of_several_ranks_come_together() {
+        let faults =
+            [(0, 0, FaultKind::Unused), (1, 0, FaultKind::Unused), (1, 2, FaultKind::Unused)];
+        for error in finish_with_faults(2, &faults) {
+            let text = error.to_string();
+            assert!(text.contains("`p0` got no gradient on ranks 0, 1; "), "{text}");
+            assert!(text.contains("`p2` got no gradient on rank 1; "), "{text}");
+        }
+        for error in finish_with_faults(1, &[(0, 2, FaultKind::Unused)]) {
+            assert!(error.to_string().contains("`p2` got no gradient on rank 0; "), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_second_gradient_after_all_have_left_is_an_error_here() {
+        on_ranks(2, |group| {
+            let reducer =
+                GradientReducer::new(specs(&[1], DType::F32), &DdpOptions::default(), &group)
+                    .unwrap();
+            reducer.submit(0, [1.0_f32][..].into());
+            if group.rank() == 1 {
+                reducer.submit(0, [1.0_f32][..].into());
+                let text = reducer.finish().map(drop).unwrap_err().to_string();
+                assert!(text.contains("`p0` got two gradients in one step on rank 1"), "{text}");
+                assert_eq!(reducer.finish().map(drop).unwrap_err().to_string(), text);
+            } else {
+                assert!(reducer.finish().is_ok());
+            }
+        });
+    }
+
+    #[test]
+    fn the_error_of_a_collective_comes_out_of_every_later_finish() {
+        on_ranks(2, |group| {
+            if group.rank() == 1 {
+                return; // gone: its group is dropped
+            }
+            let reducer =
+                GradientReducer::new(specs(&[1], DType::F32), &DdpOptions::default(), &group)
+                    .unwrap();
+            reducer.submit(0, [1.0_f32][..].into());
+            let error = reducer.finish().map(drop).unwrap_err().to_string();
+            assert!(error.contains('1'), "names the rank that has gone: {error}");
+            reducer.submit(0, [1.0_f32][..].into());
+            assert_eq!(reducer.finish().map(drop).unwrap_err().to_string(), error);
+        });
+    }
+
+    #[test]
+    fn dropping_a_reducer_with_a_collective_in_flight_does_not_wait() {
+        let groups = ProcessGroup::local_world(2).unwrap();
+        let reducer =
+            GradientReducer::new(specs(&[1], DType::F32), &DdpOptions::default(), &groups[0])
+                .unwrap();
+        reducer.submit(0, [1.0_f32][..].into());
+        drop(reducer); // rank 1 never answers; this test ends all the same
+    }
+
+    #[test]
+    fn averages_may_outlive_the_next_step() {
+        let group = ProcessGroup::alone();
+        let reducer =
+            GradientReducer::new(specs(&[1], DType::F32), &DdpOptions::default(), &group).unwrap();
+        reducer.submit(0, [1.0_f32][..].into());
+        let first = reducer.finish().unwrap();
+        reducer.submit(0, [2.0_f32][..].into());
+        let second = reducer.finish().unwrap();
+        assert_eq!((first.get(0), second.get(0)), (Some(&[1.0_f32][..]), Some(&[2.0_f32][..])));
+    }
+
+    #[test]
+    fn models_that_cannot_be_trained_are_refused() {
+        let group = ProcessGroup::alone();
+        for (parameters, wanted) in [
+            (vec![], "no parameter to train"),
+            (specs(&[3], DType::I64), "parameter `p0` i64[3] cannot be averaged"),
+        ] {
+            let error =
+                GradientReducer::new(parameters, &DdpOptions::default(), &group).unwrap_err();
+            assert!(error.to_string().contains(wanted), "{error}");
+        }
     }
 }

@@ -72,9 +72,14 @@ impl Reducer {
         Ok(first..self.next_launch)
     }
 
+    /// The parameters that are not ready yet, by index.
+    pub fn missing(&self) -> Vec<usize> {
+        (0..self.is_ready.len()).filter(|&parameter| !self.is_ready[parameter]).collect()
+    }
+
     /// Ends the step and starts the next one. Returns what was left open.
     pub fn finish(&mut self) -> Unfinished {
-        let missing = (0..self.is_ready.len()).filter(|&i| !self.is_ready[i]).collect();
+        let missing = self.missing();
         let buckets = self.next_launch..self.sizes.len();
         self.pending.clone_from(&self.sizes);
         self.is_ready.fill(false);

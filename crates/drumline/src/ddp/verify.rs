@@ -136,8 +136,7 @@ fn gather(group: &ProcessGroup, mine: &[i64]) -> Result<Vec<i64>> {
 fn explain(counts: &[&[i64]], entries: &[Option<Entry>]) -> String {
     const RANKS_SHOWN_MAX: usize = 8;
     let zero = &entries[0];
-    let differing: Vec<usize> =
-        (1..entries.len()).filter(|&rank| entries[rank] != *zero).collect();
+    let differing: Vec<usize> = (1..entries.len()).filter(|&rank| entries[rank] != *zero).collect();
     let mut text: Vec<String> = differing
         .iter()
         .take(RANKS_SHOWN_MAX)
@@ -206,7 +205,9 @@ mod tests {
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     }
 
-    fn model(parameters: Vec<ParameterSpec>) -> (Vec<ParameterSpec>, Vec<ParameterSpec>, DdpOptions) {
+    fn model(
+        parameters: Vec<ParameterSpec>,
+    ) -> (Vec<ParameterSpec>, Vec<ParameterSpec>, DdpOptions) {
         (parameters, vec![spec("norm.mean", &[4])], DdpOptions::default())
     }
 
@@ -238,7 +239,8 @@ mod tests {
     #[test]
     fn a_missing_parameter_is_named_with_the_counts() {
         let usual = vec![spec("a", &[1]), spec("b", &[2]), spec("c", &[3])];
-        let answers = verify(vec![model(usual.clone()), model(usual.clone()), model(usual[..2].to_vec())]);
+        let answers =
+            verify(vec![model(usual.clone()), model(usual.clone()), model(usual[..2].to_vec())]);
         for answer in answers {
             assert!(
                 answer.contains("rank 2 has 2 parameters and 1 buffers, rank 0 has 3 and 1"),
@@ -280,10 +282,7 @@ mod tests {
     #[test]
     fn long_names_are_cut_not_refused() {
         let long = "ä".repeat(1000);
-        let answers = verify(vec![
-            model(vec![spec(&long, &[1])]),
-            model(vec![spec(&long, &[2])]),
-        ]);
+        let answers = verify(vec![model(vec![spec(&long, &[1])]), model(vec![spec(&long, &[2])])]);
         for answer in answers {
             assert!(answer.contains("` is f32[2], rank 0 has f32[1]"), "{answer}");
             assert!(answer.len() < 1000);
