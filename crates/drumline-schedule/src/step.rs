@@ -26,6 +26,9 @@ impl Span {
     /// The whole buffer.
     pub const WHOLE: Span = Span { first: 0, count: 1, of: 1 };
 
+    /// No elements: what a message that only tells the time carries.
+    pub const EMPTY: Span = Span { first: 0, count: 0, of: 1 };
+
     /// Block `index` of `of`.
     pub const fn block(index: usize, of: usize) -> Span {
         Span { first: index, count: 1, of }
@@ -36,6 +39,19 @@ impl Span {
         // u128: len * first may exceed usize for buffers near the address space's size.
         let border = |block: usize| (len as u128 * block as u128 / self.of as u128) as usize;
         border(self.first)..border(self.first + self.count)
+    }
+
+    /// Whether there is a length at which the two spans of one buffer share an element.
+    pub fn overlaps(self, other: Span) -> bool {
+        // As fractions of the buffer; borders are rounded down from these, so spans that are
+        // disjoint here are disjoint at every length.
+        let begins_before_end_of = |a: Span, b: Span| {
+            a.first as u128 * (b.of as u128) < (b.first as u128 + b.count as u128) * a.of as u128
+        };
+        self.count > 0
+            && other.count > 0
+            && begins_before_end_of(self, other)
+            && begins_before_end_of(other, self)
     }
 }
 
@@ -67,9 +83,19 @@ impl Loc {
         Loc { buffer: Buffer::Data, span }
     }
 
+    /// A span of [`Buffer::Input`].
+    pub const fn input(span: Span) -> Loc {
+        Loc { buffer: Buffer::Input, span }
+    }
+
     /// A span of scratch slot `slot`.
     pub const fn scratch(slot: usize, span: Span) -> Loc {
         Loc { buffer: Buffer::Scratch(slot), span }
+    }
+
+    /// Whether there is a length at which the two share an element.
+    pub fn overlaps(self, other: Loc) -> bool {
+        self.buffer == other.buffer && self.span.overlaps(other.span)
     }
 }
 
@@ -134,7 +160,7 @@ pub enum Step {
         /// Whether this completes the sum.
         finish: bool,
     },
-    /// Copy between local buffers.
+    /// Copy between two different local buffers.
     Copy {
         /// Where to.
         dst: Loc,
@@ -150,4 +176,96 @@ pub enum Step {
         /// How many, counted from the start of the schedule.
         upto: usize,
     },
+}
+
+impl Step {
+    /// The place that this step writes.
+    pub fn writes(&self) -> Option<Loc> {
+        match self {
+            Step::Recv { dst, .. }
+            | Step::RecvReduce { dst, .. }
+            | Step::Reduce { dst, .. }
+            | Step::ReduceTree { dst, .. }
+            | Step::Copy { dst, .. } => Some(*dst),
+            Step::Send { .. } | Step::Flush { .. } => None,
+        }
+    }
+
+    /// The places that this step reads, a combination's own `dst` left out.
+    pub fn reads(&self) -> impl Iterator<Item = Loc> {
+        let (one, many) = match self {
+            Step::Send { src, .. } | Step::Reduce { src, .. } | Step::Copy { src, .. } => {
+                (Some(*src), &[][..])
+            }
+            Step::ReduceTree { srcs, .. } => (None, &srcs[..]),
+            Step::Recv { .. } | Step::RecvReduce { .. } | Step::Flush { .. } => (None, &[][..]),
+        };
+        one.into_iter().chain(many.iter().map(|&(_, loc)| loc))
+    }
+
+    /// The rank at the other end.
+    pub fn peer(&self) -> Option<Rank> {
+        match self {
+            Step::Send { to, .. } | Step::Flush { to, .. } => Some(*to),
+            Step::Recv { from, .. } | Step::RecvReduce { from, .. } => Some(*from),
+            Step::Reduce { .. } | Step::ReduceTree { .. } | Step::Copy { .. } => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn span() -> impl Strategy<Value = Span> {
+        (1usize..40)
+            .prop_flat_map(|of| (0..=of, Just(of)))
+            .prop_flat_map(|(first, of)| (Just(first), 0..=of - first, Just(of)))
+            .prop_map(|(first, count, of)| Span { first, count, of })
+    }
+
+    fn share_an_element(a: Span, b: Span, len: usize) -> bool {
+        let (a, b) = (a.resolve(len), b.resolve(len));
+        a.start.max(b.start) < a.end.min(b.end)
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_tile_the_buffer_evenly(len in 0usize..5_000, of in 1usize..300) {
+            let mut end = 0;
+            for index in 0..of {
+                let block = Span::block(index, of).resolve(len);
+                prop_assert_eq!(block.start, end);
+                prop_assert!((len / of..=len.div_ceil(of)).contains(&block.len()));
+                end = block.end;
+            }
+            prop_assert_eq!(end, len);
+        }
+
+        #[test]
+        fn a_span_is_its_blocks(span in span(), len in 0usize..5_000) {
+            let range = span.resolve(len);
+            let blocks = (span.first..span.first + span.count)
+                .flat_map(|index| Span::block(index, span.of).resolve(len));
+            prop_assert_eq!(blocks.collect::<Vec<_>>(), range.collect::<Vec<_>>());
+        }
+
+        #[test]
+        fn overlaps_means_at_some_length(a in span(), b in span(), len in 0usize..5_000) {
+            if a.overlaps(b) {
+                // Every border of both is exact here.
+                prop_assert!(share_an_element(a, b, a.of * b.of));
+            } else {
+                prop_assert!(!share_an_element(a, b, len));
+            }
+        }
+    }
+
+    #[test]
+    fn spans_of_huge_buffers_do_not_overflow() {
+        assert_eq!(Span::block(2, 3).resolve(usize::MAX).end, usize::MAX);
+        assert_eq!(Span::EMPTY.resolve(usize::MAX).len(), 0);
+    }
 }

@@ -65,3 +65,74 @@ pub fn merges(root: Node, inputs: &[Node]) -> Option<Vec<usize>> {
     visit(root, inputs, &mut next, &mut merges)?;
     (next == inputs.len()).then_some(merges)
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// The sum as text, straight from the definition.
+    fn sum(node: Node) -> String {
+        match node.children() {
+            None => node.lo.to_string(),
+            Some((left, right)) => format!("({} + {})", sum(left), sum(right)),
+        }
+    }
+
+    /// Nodes that tile `node`: a set bit of `cuts` says to go further down.
+    fn tiling(node: Node, cuts: &mut impl Iterator<Item = bool>, tiles: &mut Vec<Node>) {
+        match node.children() {
+            Some((left, right)) if cuts.next() == Some(true) => {
+                tiling(left, cuts, tiles);
+                tiling(right, cuts, tiles);
+            }
+            _ => tiles.push(node),
+        }
+    }
+
+    #[test]
+    fn shape_of_the_tree() {
+        assert_eq!(sum(Node::root(1)), "0");
+        assert_eq!(sum(Node::root(3)), "((0 + 1) + 2)");
+        assert_eq!(sum(Node::root(6)), "(((0 + 1) + (2 + 3)) + (4 + 5))");
+        assert_eq!(sum(Node { lo: 8, len: 3 }), "((8 + 9) + 10)");
+    }
+
+    proptest! {
+        #[test]
+        fn stack_evaluates_the_tree(
+            lo in 0usize..9,
+            len in 1usize..200,
+            cuts in proptest::collection::vec(prop::bool::weighted(0.8), 0..400),
+        ) {
+            let root = Node { lo, len };
+            let mut tiles = vec![];
+            tiling(root, &mut cuts.into_iter(), &mut tiles);
+
+            let merges = merges(root, &tiles).unwrap();
+            let mut stack = vec![];
+            for (&tile, merges) in tiles.iter().zip(merges) {
+                stack.push(sum(tile));
+                for _ in 0..merges {
+                    let right = stack.pop().unwrap();
+                    let left = stack.pop().unwrap();
+                    stack.push(format!("({left} + {right})"));
+                }
+            }
+            prop_assert_eq!(stack, vec![sum(root)]);
+        }
+    }
+
+    #[test]
+    fn inputs_that_do_not_tile_are_refused() {
+        let root = Node::root(4);
+        let leaf = Node::leaf;
+        assert_eq!(merges(root, &[]), None);
+        assert_eq!(merges(root, &[leaf(0), leaf(1), leaf(2)]), None);
+        assert_eq!(merges(root, &[leaf(0), leaf(1), leaf(3), leaf(2)]), None);
+        assert_eq!(merges(root, &[leaf(0), leaf(1), leaf(2), leaf(3), leaf(3)]), None);
+        // 1..3 is not a node: rank 1 is added to rank 0 first.
+        assert_eq!(merges(root, &[leaf(0), Node { lo: 1, len: 2 }, leaf(3)]), None);
+    }
+}

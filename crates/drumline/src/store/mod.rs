@@ -1,8 +1,38 @@
 //! Key-value stores through which ranks find each other.
+//!
+//! | store | its users are |
+//! |---|---|
+//! | [`HashStore`] | threads of one process |
+//! | [`TcpStore`](tcp::TcpStore) | processes on any number of hosts, torch's among them |
+//! | [`PrefixStore`] | users of a part of one of the others |
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use drumline::store::{HashStore, Store};
+//!
+//! let store = HashStore::new();
+//! store.set("address/0", b"10.0.0.1:4000")?;
+//! assert_eq!(store.get("address/0")?, b"10.0.0.1:4000");
+//! assert_eq!(store.add("ready", 1)?, 1);
+//! let error = store.wait(&["ready", "address/1"], Duration::ZERO).unwrap_err();
+//! assert!(error.to_string().contains("address/1"));
+//! # Ok::<(), drumline::Error>(())
+//! ```
+
+mod hash;
+mod prefix;
+pub mod tcp;
+mod values;
 
 use std::{fmt, time::Duration};
 
 use crate::Result;
+
+pub use self::{hash::HashStore, prefix::PrefixStore};
+
+/// How long [`Store::get`] waits unless told otherwise, as in torch.
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A small shared map from text keys to bytes, with waiting.
 ///

@@ -1,4 +1,8 @@
+mod collective;
+
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
+
+pub use collective::{Cause, CollectiveError};
 
 use crate::ddp::GradientFault;
 
@@ -63,6 +67,39 @@ pub enum Error {
         source: Arc<io::Error>,
     },
 
+    /// The ranks of a group could not be connected with each other.
+    #[error("group {group:?}, rank {rank}: {problem}")]
+    Connect {
+        /// Name of the group.
+        group: String,
+        /// The rank that tells.
+        rank: usize,
+        /// Who is missing or refused, and what to look at.
+        problem: String,
+    },
+
+    /// A collective failed. The group is poisoned: every later call fails.
+    #[error(transparent)]
+    Collective(Arc<CollectiveError>),
+
+    /// A call on a group that an earlier failure has poisoned. Nothing was sent.
+    #[error("{attempted} was not tried, because the group is poisoned by an earlier failure: {by}")]
+    Poisoned {
+        /// The call.
+        attempted: &'static str,
+        /// The failure.
+        by: Arc<CollectiveError>,
+    },
+
+    /// A checkpoint cannot be written or read.
+    #[error("checkpoint {}: {problem}", path.display())]
+    Checkpoint {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+
     /// Ranks were given different models. Every rank gets this error, with the same text.
     #[error("the model differs between ranks: {problem}")]
     ModelMismatch {
@@ -82,15 +119,6 @@ pub enum Error {
         step: u64,
         /// What is wrong with which parameter, on which ranks.
         faults: Vec<GradientFault>,
-    },
-
-    /// A checkpoint cannot be written or read.
-    #[error("checkpoint {}: {problem}", path.display())]
-    Checkpoint {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        problem: String,
     },
 }
 

@@ -1,0 +1,31 @@
+//! What docs/schedules holds.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::path::{Path, PathBuf};
+
+use drumline_schedule::{ALGORITHMS, Algorithm, Topology, draw};
+
+/// A power of two, and a world size that is none.
+const WORLD_SIZES: [usize; 2] = [4, 5];
+
+/// Where the files belong.
+pub(crate) fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/schedules")
+}
+
+/// File names and contents.
+pub(crate) fn files() -> Result<BTreeMap<String, String>, Box<dyn Error>> {
+    let mut files = BTreeMap::new();
+    for algorithm in ALGORITHMS {
+        let Algorithm { collective, name, .. } = algorithm;
+        for world_size in WORLD_SIZES {
+            let schedules = algorithm.schedules(&Topology::flat(world_size), 0)?;
+            let text: Vec<String> = schedules.iter().map(ToString::to_string).collect();
+            let stem = format!("{collective}-{name}-p{world_size}");
+            files.insert(format!("{stem}.svg"), draw::svg(&schedules)?);
+            files.insert(format!("{stem}.txt"), text.join("\n"));
+        }
+    }
+    Ok(files)
+}

@@ -1,0 +1,235 @@
+//! Collectives and the table of algorithms that perform them.
+//!
+//! An algorithm is a row of [`ALGORITHMS`]: a name, a function that writes the steps of one rank,
+//! and a function that prices them. A new algorithm is a new row; [`check`](crate::check) says
+//! whether it is right. Rows of your own need not be in the table to be scheduled or checked.
+//!
+//! Every row keeps the order of sums of [`tree`](crate::tree), so the choice among them changes
+//! the time that an operation takes and never a bit of its result.
+
+mod binomial;
+mod bruck;
+mod direct;
+mod dissemination;
+mod doubling;
+
+use std::fmt;
+
+use crate::error::Error;
+use crate::flush;
+use crate::schedule::Schedule;
+use crate::step::{Rank, Step};
+use crate::topology::Topology;
+
+/// An operation that all ranks of a group take part in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Collective {
+    /// Every rank gets the sum of all ranks.
+    AllReduce,
+    /// The root gets the sum of all ranks. The other ranks' data is used as working memory.
+    Reduce,
+    /// Every rank gets what the root has.
+    Broadcast,
+    /// Every rank gets the contributions of all ranks, in the order of ranks.
+    AllGather,
+    /// No rank leaves before every rank has entered.
+    Barrier,
+}
+
+impl Collective {
+    /// Elements in [`Buffer::Data`](crate::step::Buffer::Data) when every rank contributes
+    /// `elements`.
+    pub fn data_len(self, world_size: usize, elements: usize) -> usize {
+        match self {
+            Collective::AllReduce | Collective::Reduce | Collective::Broadcast => elements,
+            Collective::AllGather => world_size * elements,
+            Collective::Barrier => 0,
+        }
+    }
+}
+
+impl fmt::Display for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Collective::AllReduce => "all_reduce",
+            Collective::Reduce => "reduce",
+            Collective::Broadcast => "broadcast",
+            Collective::AllGather => "all_gather",
+            Collective::Barrier => "barrier",
+        })
+    }
+}
+
+/// One way to perform a collective.
+#[derive(Clone, Copy, Debug)]
+pub struct Algorithm {
+    /// What it performs.
+    pub collective: Collective,
+    /// Its name, unique among the algorithms of one collective.
+    pub name: &'static str,
+    /// The steps of one rank, without [`Step::Flush`]: `(topology, rank, root)`. It is called
+    /// with ranks of the topology only. Collectives without a root ignore the root.
+    pub generate: fn(&Topology, Rank, Rank) -> Vec<Step>,
+    /// The price when every rank contributes that many elements: `(topology, root, elements)`.
+    pub cost: fn(&Topology, Rank, usize) -> Cost,
+}
+
+/// What an operation costs on the wire.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// Messages in the longest chain of which each can only be sent after the one before it
+    /// has arrived.
+    pub rounds: usize,
+    /// Messages sent by the rank that sends the most messages.
+    pub messages: usize,
+    /// Elements sent by the rank that sends the most elements.
+    pub elements: usize,
+}
+
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Cost { rounds, messages, elements } = self;
+        write!(f, "rounds: {rounds}, messages per rank: {messages}, elements per rank: {elements}")
+    }
+}
+
+/// Every algorithm there is.
+pub static ALGORITHMS: &[Algorithm] = &[
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "direct",
+        generate: direct::all_reduce,
+        cost: direct::all_reduce_cost,
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "doubling",
+        generate: doubling::all_reduce,
+        cost: doubling::all_reduce_cost,
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "binomial",
+        generate: binomial::all_reduce,
+        cost: binomial::all_reduce_cost,
+    },
+    Algorithm {
+        collective: Collective::Reduce,
+        name: "binomial",
+        generate: binomial::reduce,
+        cost: binomial::reduce_cost,
+    },
+    Algorithm {
+        collective: Collective::Broadcast,
+        name: "binomial",
+        generate: binomial::broadcast,
+        cost: binomial::broadcast_cost,
+    },
+    Algorithm {
+        collective: Collective::AllGather,
+        name: "bruck",
+        generate: bruck::all_gather,
+        cost: bruck::all_gather_cost,
+    },
+    Algorithm {
+        collective: Collective::Barrier,
+        name: "dissemination",
+        generate: dissemination::barrier,
+        cost: dissemination::barrier_cost,
+    },
+];
+
+impl Algorithm {
+    /// The row of [`ALGORITHMS`] with this name.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::UnknownAlgorithm`] lists the names that there are.
+    pub fn find(collective: Collective, name: &str) -> Result<&'static Algorithm, Error> {
+        let mut rows = ALGORITHMS.iter().filter(|row| row.collective == collective);
+        rows.clone().find(|row| row.name == name).ok_or_else(|| Error::UnknownAlgorithm {
+            collective,
+            name: name.to_owned(),
+            known: rows.by_ref().map(|row| row.name).collect(),
+        })
+    }
+
+    /// What `rank` does, ready to run. Collectives without a root take any rank as `root`.
+    ///
+    /// # Errors
+    ///
+    /// When `rank` or `root` is not in the topology.
+    pub fn schedule(&self, topology: &Topology, rank: Rank, root: Rank) -> Result<Schedule, Error> {
+        let world_size = topology.world_size;
+        if rank >= world_size {
+            return Err(Error::RankOutOfRange { rank, world_size });
+        }
+        if root >= world_size {
+            return Err(Error::RootOutOfRange { root, world_size });
+        }
+        Ok(Schedule {
+            collective: self.collective,
+            algorithm: self.name,
+            world_size,
+            rank,
+            root,
+            steps: flush::insert((self.generate)(topology, rank, root)),
+        })
+    }
+
+    /// The schedules of all ranks.
+    ///
+    /// # Errors
+    ///
+    /// When `root` is not in the topology.
+    pub fn schedules(&self, topology: &Topology, root: Rank) -> Result<Vec<Schedule>, Error> {
+        (0..topology.world_size).map(|rank| self.schedule(topology, rank, root)).collect()
+    }
+}
+
+/// `ceil(log2(world_size))`: how often the informed ranks must double until they are all.
+fn doublings(world_size: usize) -> usize {
+    world_size.next_power_of_two().ilog2() as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_unique_and_found() {
+        for row in ALGORITHMS {
+            let found = Algorithm::find(row.collective, row.name).unwrap();
+            assert!(std::ptr::eq(row, found), "{} {}", row.collective, row.name);
+        }
+    }
+
+    #[test]
+    fn an_unknown_name_is_told_the_known_ones() {
+        let error = Algorithm::find(Collective::AllReduce, "ring").unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            r#"all_reduce has no algorithm "ring": use one of direct, doubling, binomial"#
+        );
+    }
+
+    #[test]
+    fn ranks_outside_the_world_are_refused() {
+        let row = Algorithm::find(Collective::Broadcast, "binomial").unwrap();
+        let world = Topology::flat(4);
+        assert_eq!(
+            row.schedule(&world, 4, 0),
+            Err(Error::RankOutOfRange { rank: 4, world_size: 4 })
+        );
+        assert_eq!(
+            row.schedule(&world, 0, 4),
+            Err(Error::RootOutOfRange { root: 4, world_size: 4 })
+        );
+        assert!(row.schedule(&Topology::flat(0), 0, 0).is_err());
+    }
+
+    #[test]
+    fn doublings_round_up() {
+        assert_eq!([1, 2, 3, 4, 5, 8, 9].map(doublings), [0, 1, 2, 2, 3, 3, 4]);
+    }
+}

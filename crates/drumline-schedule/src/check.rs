@@ -1,0 +1,297 @@
+//! The symbolic checker: proves an algorithm right for one world size, root and length.
+//!
+//! All ranks run against each other on expressions instead of numbers. Element 7 of rank 2 is
+//! the symbol `r2[7]`, and adding it to what rank 3 has gives the expression `r2[7] + r3[7]`, which
+//! differs from `r3[7] + r2[7]` and from `r2[7] + r3[8]`. So a result is right when it is the
+//! expected expression, for every number that could have been there.
+//!
+//! What [`check`] makes sure of:
+//!
+//! - **Result.** A sum is the canonical [`tree`](crate::tree) over all ranks, finished once at its
+//!   root; a broadcast is the root's data; block `i` of an all-gather is what rank `i` gave; no
+//!   rank leaves a barrier that another has not entered.
+//! - **Messages.** Each send meets a receive of the same length in the same operation.
+//! - **No deadlock**, on transports where a message leaves its source only when the receiver
+//!   takes it. The error lists who waits for whom.
+//! - **No torn read.** A source is left alone from its `Send` to a `Flush` that covers it. Peers
+//!   touch each other's memory in no other way, so this is all there is to race for.
+//! - **No stale memory.** The operation runs three times back to back on fresh symbols. Before
+//!   each, the users overwrite their buffers, and scratch holds nothing that may be read.
+//! - **Cost.** Rounds, messages and elements equal the algorithm's own formula.
+//! - **Form.** What an executor relies on; see [`Rule`].
+//!
+//! One run suffices, since no step depends on timing: receives name their sender, and messages
+//! from one rank arrive in the order in which they were sent.
+//!
+//! ```
+//! use drumline_schedule::step::{Loc, Side, Span, Step};
+//! use drumline_schedule::{Algorithm, Collective, Cost, Topology, check};
+//!
+//! // Swap and add. Correct, until the peer reads what has been added to already.
+//! let hasty = Algorithm {
+//!     collective: Collective::AllReduce,
+//!     name: "hasty",
+//!     generate: |_, rank, _| {
+//!         let (peer, data) = (1 - rank, Loc::data(Span::WHOLE));
+//!         let side = if peer < rank { Side::Left } else { Side::Right };
+//!         vec![
+//!             Step::Send { to: peer, src: data },
+//!             Step::RecvReduce { from: peer, dst: data, side, finish: true },
+//!         ]
+//!     },
+//!     cost: |_, _, n| Cost { rounds: 1, messages: 1, elements: n },
+//! };
+//! let error = check::check(&hasty, &Topology::flat(2), 0, 10).unwrap_err();
+//! assert_eq!(error.to_string(), "\
+//! deadlock:
+//!   rank 0 waits for rank 1 at step 1: flush   until rank 1 has taken message 1
+//!   rank 1 waits for rank 0 at step 1: flush   until rank 0 has taken message 1");
+//! ```
+
+mod form;
+mod symbols;
+
+use std::fmt;
+
+use crate::algorithm::{Algorithm, Cost};
+use crate::error::Error;
+use crate::schedule::Schedule;
+use crate::step::{Buffer, Loc, Rank, Step};
+use crate::topology::Topology;
+use crate::walk::walk;
+
+use symbols::Symbols;
+
+pub use form::Rule;
+
+/// Operations run back to back: the second may trip over what the first left behind, the third
+/// over what the second did to that.
+const OPERATIONS: usize = 3;
+
+/// Checks an algorithm when every rank contributes `elements`, and returns what it costs.
+///
+/// # Errors
+///
+/// The first fault found; [`Error`] when the root is not in the topology.
+pub fn check(
+    algorithm: &Algorithm,
+    topology: &Topology,
+    root: Rank,
+    elements: usize,
+) -> Result<Cost, CheckError> {
+    let measured = check_schedules(&algorithm.schedules(topology, root)?, elements)?;
+    let formula = (algorithm.cost)(topology, root, elements);
+    match measured == formula {
+        true => Ok(measured),
+        false => Err(CheckError::Cost { measured, formula }),
+    }
+}
+
+/// Checks schedules, one for each rank in order, and returns what they cost. The formula is not
+/// looked at.
+///
+/// # Errors
+///
+/// The first fault found.
+pub fn check_schedules(schedules: &[Schedule], elements: usize) -> Result<Cost, CheckError> {
+    let first = check_form(schedules)?;
+    let mut symbols = Symbols::new(first, schedules, elements);
+    walk(schedules, OPERATIONS, &mut symbols)?;
+    Ok(symbols.cost())
+}
+
+/// Checks what can be seen without running anything, and returns the first schedule.
+pub(crate) fn check_form(schedules: &[Schedule]) -> Result<&Schedule, CheckError> {
+    let first = schedules.first().ok_or(CheckError::NotOneWorld { index: 0 })?;
+    let operation = |s: &Schedule| (s.collective, s.algorithm, s.world_size, s.root);
+    for (index, schedule) in schedules.iter().enumerate() {
+        if operation(schedule) != operation(first)
+            || schedule.rank != index
+            || schedule.world_size != schedules.len()
+        {
+            return Err(CheckError::NotOneWorld { index });
+        }
+        form::check(schedule)?;
+    }
+    Ok(first)
+}
+
+/// What is wrong with an algorithm. Steps are counted as the printed schedule counts them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckError {
+    /// There is no such schedule.
+    #[error(transparent)]
+    Schedule(#[from] Error),
+    /// The schedules are not those of all ranks, in order, of one operation.
+    #[error("schedule {index} is not that of rank {index} in the same operation as the others")]
+    NotOneWorld {
+        /// Which of the schedules.
+        index: usize,
+    },
+    /// A step that no executor has to run.
+    #[error("rank {rank}, step {step}: {rule}")]
+    Form {
+        /// Rank that has the step.
+        rank: Rank,
+        /// Index of the step.
+        step: usize,
+        /// What it breaks.
+        rule: Rule,
+    },
+    /// The operands of a local step have different lengths.
+    #[error("rank {rank}, step {step}: {src} has {src_len} elements but {dst} has {dst_len}")]
+    OperandLengths {
+        /// Rank that runs the step.
+        rank: Rank,
+        /// Index of the step.
+        step: usize,
+        /// What is written.
+        dst: Loc,
+        /// Its elements.
+        dst_len: usize,
+        /// What is read.
+        src: Loc,
+        /// Its elements.
+        src_len: usize,
+    },
+    /// A message is longer or shorter than its receiver expects.
+    #[error(
+        "rank {rank}, step {step}: expects {expected} elements from rank {from}, whose step \
+         {sent_step} sends {sent}"
+    )]
+    MessageLengths {
+        /// Receiver.
+        rank: Rank,
+        /// Index of its step.
+        step: usize,
+        /// Elements that it makes room for.
+        expected: usize,
+        /// Sender.
+        from: Rank,
+        /// Index of its step.
+        sent_step: usize,
+        /// Elements that it sends.
+        sent: usize,
+    },
+    /// A step reads memory that this operation has not written.
+    #[error("rank {rank}, step {step}: reads element {element} of {buffer:?}, never written")]
+    Unwritten {
+        /// Rank that runs the step.
+        rank: Rank,
+        /// Index of the step.
+        step: usize,
+        /// Buffer that is read.
+        buffer: Buffer,
+        /// Index in that buffer.
+        element: usize,
+    },
+    /// A step overwrites a message that may still be read.
+    #[error(
+        "rank {rank}, step {step}: overwrites element {element} of {buffer:?}, which step \
+         {sent_step} sends to rank {to}, without a flush between the two"
+    )]
+    TornRead {
+        /// Rank that runs the steps.
+        rank: Rank,
+        /// Index of the step that writes.
+        step: usize,
+        /// Buffer that is written.
+        buffer: Buffer,
+        /// First such index in that buffer.
+        element: usize,
+        /// Receiver of the message.
+        to: Rank,
+        /// Index of the step that sends.
+        sent_step: usize,
+    },
+    /// A rank gives the memory back while a message may still be read.
+    #[error("rank {rank}: nothing flushes what step {sent_step} sends to rank {to}")]
+    NotFlushed {
+        /// Sender.
+        rank: Rank,
+        /// Index of the step that sends.
+        sent_step: usize,
+        /// Receiver.
+        to: Rank,
+    },
+    /// A message that nobody takes in the same operation.
+    #[error("rank {from}, step {step}: sends a message that rank {to} does not receive")]
+    UnmatchedSend {
+        /// Sender.
+        from: Rank,
+        /// Index of its step.
+        step: usize,
+        /// Receiver.
+        to: Rank,
+    },
+    /// A receive that takes a message of a later operation.
+    #[error("rank {rank}, step {step}: receives a message that rank {from} does not send")]
+    UnmatchedRecv {
+        /// Receiver.
+        rank: Rank,
+        /// Index of its step.
+        step: usize,
+        /// Sender.
+        from: Rank,
+    },
+    /// Nobody can go on.
+    #[error("deadlock:{}", waits.iter().map(|wait| format!("\n  {wait}")).collect::<String>())]
+    Deadlock {
+        /// The ranks that are stuck.
+        waits: Vec<Wait>,
+    },
+    /// A wrong result.
+    #[error(
+        "rank {rank}: element {element} of operation {operation} should be\n  {expected}\nbut is\n  \
+         {found}"
+    )]
+    Result {
+        /// Rank that has the result.
+        rank: Rank,
+        /// Which of the operations that were run back to back.
+        operation: usize,
+        /// Index in the data.
+        element: usize,
+        /// The expression found.
+        found: String,
+        /// The expression that should be there.
+        expected: String,
+    },
+    /// A rank leaves a barrier too early.
+    #[error("rank {rank} leaves the barrier without knowing that rank {peer} has entered it")]
+    EarlyExit {
+        /// Rank that leaves.
+        rank: Rank,
+        /// Rank that it should have waited for.
+        peer: Rank,
+    },
+    /// The formula does not say what the schedules do.
+    #[error("measured {measured}; the formula says {formula}")]
+    Cost {
+        /// What the schedules do.
+        measured: Cost,
+        /// What the algorithm's cost function returns.
+        formula: Cost,
+    },
+}
+
+/// A rank that is stuck.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Wait {
+    /// Who waits.
+    pub rank: Rank,
+    /// At which step.
+    pub step: usize,
+    /// For whom.
+    pub on: Rank,
+    /// The step itself.
+    pub verb: Step,
+}
+
+impl fmt::Display for Wait {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Wait { rank, step, on, verb } = self;
+        write!(f, "rank {rank} waits for rank {on} at step {step}: {verb}")
+    }
+}

@@ -1,0 +1,34 @@
+use crate::algorithm::Collective;
+use crate::step::Rank;
+
+/// What can be wrong with a request for a schedule.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no such rank.
+    #[error("rank {rank} is not in a world of {world_size}: pass one below {world_size}")]
+    RankOutOfRange {
+        /// The rank asked for.
+        rank: Rank,
+        /// Number of ranks.
+        world_size: usize,
+    },
+    /// The root is no rank of the world.
+    #[error("root {root} is not in a world of {world_size}: pass a rank below {world_size}")]
+    RootOutOfRange {
+        /// The root asked for.
+        root: Rank,
+        /// Number of ranks.
+        world_size: usize,
+    },
+    /// No row of the table has this name.
+    #[error("{collective} has no algorithm {name:?}: use one of {}", known.join(", "))]
+    UnknownAlgorithm {
+        /// The collective that the algorithm was wanted for.
+        collective: Collective,
+        /// The name that was not found.
+        name: String,
+        /// The names there are.
+        known: Vec<&'static str>,
+    },
+}

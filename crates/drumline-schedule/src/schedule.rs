@@ -1,0 +1,206 @@
+//! What one rank does, and how that reads.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+
+use crate::algorithm::Collective;
+use crate::step::{Buffer, Loc, Rank, Side, Span, Step};
+use crate::tree::{Node, merges};
+
+/// The part of one rank in a collective: steps that take effect in order.
+///
+/// It knows nothing of lengths, element types or transports, so one schedule serves every call
+/// with the same collective, algorithm and root. Printing it explains it:
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Topology};
+///
+/// let doubling = Algorithm::find(Collective::AllReduce, "doubling")?;
+/// let schedule = doubling.schedule(&Topology::flat(2), 1, 0)?;
+/// assert_eq!(schedule.to_string(), "\
+/// all_reduce doubling, rank 1 of 2
+///   0  send    data -> rank 0
+///   1  recv    scratch0 <- rank 0
+///   2  flush   until rank 0 has taken message 1
+///   3  reduce  data = finish(scratch0 + data)
+/// ");
+/// # Ok::<(), drumline_schedule::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Schedule {
+    /// What it performs.
+    pub collective: Collective,
+    /// Name of the algorithm.
+    pub algorithm: &'static str,
+    /// Number of ranks.
+    pub world_size: usize,
+    /// The rank that runs this.
+    pub rank: Rank,
+    /// The root, where the collective has one.
+    pub root: Rank,
+    /// What to do.
+    pub steps: Vec<Step>,
+}
+
+impl Schedule {
+    /// The memory that each scratch slot needs when [`Buffer::Data`] has `data_len` elements:
+    /// the smallest range that holds every span named.
+    pub fn scratch(&self, data_len: usize) -> BTreeMap<usize, Range<usize>> {
+        let mut slots: BTreeMap<usize, Range<usize>> = BTreeMap::new();
+        for loc in self.steps.iter().flat_map(|step| step.reads().chain(step.writes())) {
+            if let Buffer::Scratch(slot) = loc.buffer {
+                let named = self.resolve(loc, data_len);
+                let hull = slots.entry(slot).or_insert_with(|| named.clone());
+                *hull = hull.start.min(named.start)..hull.end.max(named.end);
+            }
+        }
+        slots
+    }
+
+    /// Messages and elements that this rank sends when [`Buffer::Data`] has `data_len` elements.
+    pub fn sent(&self, data_len: usize) -> (usize, usize) {
+        let lengths = self.steps.iter().filter_map(|step| match step {
+            Step::Send { src, .. } => Some(self.resolve(*src, data_len).len()),
+            _ => None,
+        });
+        lengths.fold((0, 0), |(messages, elements), len| (messages + 1, elements + len))
+    }
+
+    /// The elements of its buffer that `loc` covers when [`Buffer::Data`] has `data_len`.
+    pub fn resolve(&self, loc: Loc, data_len: usize) -> Range<usize> {
+        loc.span.resolve(match loc.buffer {
+            Buffer::Data | Buffer::Scratch(_) => data_len,
+            Buffer::Input => data_len / self.world_size,
+        })
+    }
+}
+
+impl fmt::Display for Schedule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Schedule { collective, algorithm, rank, world_size, .. } = self;
+        write!(f, "{collective} {algorithm}, rank {rank} of {world_size}")?;
+        if let Collective::Broadcast | Collective::Reduce = collective {
+            write!(f, ", root {}", self.root)?;
+        }
+        writeln!(f)?;
+        if self.steps.is_empty() {
+            writeln!(f, "  nothing to do")?;
+        }
+        for (index, step) in self.steps.iter().enumerate() {
+            writeln!(f, "{index:>3}  {step}")?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let finished = |finish: bool, sum: String| match finish {
+            true => format!("finish({sum})"),
+            false => sum,
+        };
+        let ordered = |dst: &Loc, side: Side, incoming: String| match side {
+            Side::Left => format!("{incoming} + {dst}"),
+            Side::Right => format!("{dst} + {incoming}"),
+        };
+        match self {
+            Step::Send { to, src } => write!(f, "send    {src} -> rank {to}"),
+            Step::Recv { from, dst } => write!(f, "recv    {dst} <- rank {from}"),
+            Step::RecvReduce { from, dst, side, finish } => {
+                let sum = ordered(dst, *side, format!("(message of rank {from})"));
+                write!(f, "recv+   {dst} = {}", finished(*finish, sum))
+            }
+            Step::Reduce { dst, src, side, finish } => {
+                let sum = ordered(dst, *side, src.to_string());
+                write!(f, "reduce  {dst} = {}", finished(*finish, sum))
+            }
+            Step::ReduceTree { dst, srcs, finish } => {
+                write!(f, "reduce  {dst} = {}", finished(*finish, tree_of(srcs)))
+            }
+            Step::Copy { dst, src } => write!(f, "copy    {dst} = {src}"),
+            Step::Flush { to, upto: 1 } => {
+                write!(f, "flush   until rank {to} has taken message 1")
+            }
+            Step::Flush { to, upto } => {
+                write!(f, "flush   until rank {to} has taken messages 1 to {upto}")
+            }
+        }
+    }
+}
+
+/// The inputs with the parentheses of the tree; a plain list where they do not tile a node.
+fn tree_of(srcs: &[(Node, Loc)]) -> String {
+    let nodes: Vec<Node> = srcs.iter().map(|&(node, _)| node).collect();
+    let texts = srcs.iter().map(|(_, loc)| loc.to_string());
+    let Some(merges) = tiled(&nodes).and_then(|node| merges(node, &nodes)) else {
+        return texts.collect::<Vec<_>>().join(", ");
+    };
+    let mut stack: Vec<String> = vec![];
+    for (text, merges) in texts.zip(merges) {
+        let mut right = text;
+        for _ in 0..merges {
+            let left = stack.pop().unwrap_or_default();
+            right = format!("({left} + {right})");
+        }
+        stack.push(right);
+    }
+    let sum = stack.concat();
+    // The outermost pair says nothing.
+    sum.strip_prefix('(').and_then(|sum| sum.strip_suffix(')')).unwrap_or(&sum).to_owned()
+}
+
+/// The node that inputs would tile: as many ranks as they have together, from the first on.
+pub(crate) fn tiled(nodes: &[Node]) -> Option<Node> {
+    let lo = nodes.first()?.lo;
+    let end = nodes.iter().try_fold(lo, |end, node| end.checked_add(node.len))?;
+    Some(Node { lo, len: end - lo })
+}
+
+impl fmt::Display for Loc {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.buffer {
+            Buffer::Data => f.write_str("data")?,
+            Buffer::Input => f.write_str("input")?,
+            Buffer::Scratch(slot) => write!(f, "scratch{slot}")?,
+        }
+        match self.span {
+            Span::WHOLE => Ok(()),
+            span => write!(f, "{span}"),
+        }
+    }
+}
+
+/// `[2/5]` is block 2 of 5, `[1..3/5]` are its blocks 1 and 2, `[]` is nothing.
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Span { first, count, of } = self;
+        match count {
+            0 => f.write_str("[]"),
+            1 => write!(f, "[{first}/{of}]"),
+            _ => write!(f, "[{first}..{}/{of}]", first + count),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Algorithm, Topology};
+
+    #[test]
+    fn text_shows_the_order_of_a_tree_sum() {
+        let direct = Algorithm::find(Collective::AllReduce, "direct").unwrap();
+        let text = direct.schedule(&Topology::flat(5), 3, 0).unwrap().to_string();
+        let sum = "data[3/5] = finish(((scratch0[3/5] + scratch1[3/5]) + \
+                   (scratch2[3/5] + data[3/5])) + scratch4[3/5])";
+        assert!(text.contains(sum), "{text}");
+    }
+
+    #[test]
+    fn scratch_is_the_hull_of_the_spans_named() {
+        let direct = Algorithm::find(Collective::AllReduce, "direct").unwrap();
+        let schedule = direct.schedule(&Topology::flat(3), 1, 0).unwrap();
+        assert_eq!(schedule.scratch(10), BTreeMap::from([(0, 3..6), (2, 3..6)]));
+    }
+}

@@ -1,0 +1,158 @@
+use std::{fmt, time::Duration};
+
+use drumline_schedule::step::Rank;
+
+use crate::executor::Description;
+
+/// A collective operation that failed, and who is at fault.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CollectiveError {
+    /// Name of the process group.
+    pub group: String,
+    /// The rank that tells.
+    pub rank: Rank,
+    /// How many collectives the group had called before: the same number on every rank names
+    /// the same call.
+    pub sequence: u64,
+    /// The call as this rank made it: `all_reduce(sum) of 10 f32 [doubling]`.
+    pub operation: String,
+    /// Time since the call began.
+    pub elapsed: Duration,
+    /// What went wrong.
+    pub cause: Cause,
+}
+
+impl CollectiveError {
+    /// The rank at fault, where there is one to name.
+    pub fn culprit(&self) -> Option<Rank> {
+        match &self.cause {
+            Cause::PeerExited { peer }
+            | Cause::PeerLeft { peer }
+            | Cause::Disconnected { peer, .. }
+            | Cause::Protocol { peer, .. } => Some(*peer),
+            Cause::Reported { culprit, .. } => *culprit,
+            Cause::Timeout { waiting_for } => match waiting_for[..] {
+                [rank] => Some(rank),
+                _ => None,
+            },
+            Cause::Mismatch { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for CollectiveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CollectiveError { group, rank, sequence, operation, elapsed, cause } = self;
+        write!(
+            f,
+            "group {group:?}, rank {rank}: {operation}, call #{sequence}, failed after \
+             {elapsed:.1?}: {cause}"
+        )
+    }
+}
+
+impl std::error::Error for CollectiveError {}
+
+/// Why a collective failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The peer's process has ended without taking leave of the group.
+    PeerExited {
+        /// Who.
+        peer: Rank,
+    },
+    /// The peer has closed the group in good order while this rank still needs it.
+    PeerLeft {
+        /// Who.
+        peer: Rank,
+    },
+    /// The connection to a peer broke although its process seems to live.
+    Disconnected {
+        /// Who.
+        peer: Rank,
+        /// What the system said.
+        problem: String,
+    },
+    /// A peer has failed first and says why.
+    Reported {
+        /// Who tells.
+        by: Rank,
+        /// Who is at fault, where the teller knows.
+        culprit: Option<Rank>,
+        /// The teller's own error.
+        text: String,
+    },
+    /// Ranks called different operations.
+    Mismatch {
+        /// The rank whose message revealed it.
+        peer: Rank,
+        /// What that rank called, with its sequence number.
+        theirs: String,
+        /// What this rank called, with its sequence number; empty where it is too long ago.
+        ours: String,
+    },
+    /// The deadline has passed.
+    Timeout {
+        /// The ranks that did not answer.
+        waiting_for: Vec<Rank>,
+    },
+    /// A peer sent something that no correct peer sends.
+    Protocol {
+        /// Who.
+        peer: Rank,
+        /// What.
+        problem: String,
+    },
+}
+
+impl Cause {
+    /// `peer` called `theirs` where this rank called `ours`, if it still knows what.
+    pub(crate) fn mismatch(peer: Rank, theirs: Description, ours: Option<Description>) -> Cause {
+        let ours = ours.map(|ours| format!("{ours:?}")).unwrap_or_default();
+        Cause::Mismatch { peer, theirs: format!("{theirs:?}"), ours }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cause::PeerExited { peer } => write!(
+                f,
+                "the process of rank {peer} has ended; look at what rank {peer} printed last, \
+                 then restart from a checkpoint"
+            ),
+            Cause::PeerLeft { peer } => write!(
+                f,
+                "rank {peer} has closed the group and will not take part; it made fewer calls \
+                 than this rank"
+            ),
+            Cause::Disconnected { peer, problem } => {
+                write!(f, "the connection to rank {peer} broke: {problem}")
+            }
+            Cause::Reported { by, text, .. } => write!(f, "rank {by} reports: {text}"),
+            Cause::Mismatch { peer, theirs, ours } if ours.is_empty() => write!(
+                f,
+                "ranks disagree: rank {peer} called {theirs}, and this rank something else; \
+                 all ranks must make the same calls in the same order"
+            ),
+            Cause::Mismatch { peer, theirs, ours } => write!(
+                f,
+                "ranks disagree: rank {peer} called {theirs}, this rank called {ours}; \
+                 all ranks must make the same calls in the same order"
+            ),
+            Cause::Timeout { waiting_for } => write!(
+                f,
+                "the time limit has passed without an answer from rank{} {}; they are stuck, \
+                 slow or in another call (DRUMLINE_TIMEOUT_S sets the limit)",
+                if waiting_for.len() == 1 { "" } else { "s" },
+                waiting_for.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+            ),
+            Cause::Protocol { peer, problem } => write!(
+                f,
+                "rank {peer} {problem}; do all ranks run the same release of the program?"
+            ),
+        }
+    }
+}

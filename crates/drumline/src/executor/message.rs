@@ -1,0 +1,261 @@
+//! What stands at the front of every message, and how ranks find out that they disagree.
+//!
+//! Each data message begins with a header of 64 bytes, little-endian:
+//!
+//! ```text
+//!  0        4    5    6    7    8                16               24               32
+//!  ┌────────┬────┬────┬────┬────┬────────────────┬────────────────┬────────────────┐
+//!  │ "DRM1" │ op │red.│type│  0 │  group digest  │    sequence    │     count      │
+//!  ├────────┼────┴────┴────┴────┼────────────────┼────────────────┼────────────────┤
+//!  │  root  │       part        │   algorithm    │ payload bytes  │ splits (0=even)│
+//!  └────────┴───────────────────┴────────────────┴────────────────┴────────────────┘
+//!  32       36                  40               48               56               64
+//! ```
+//!
+//! The whole description travels, not only a digest of it: 64 bytes vanish beside the cost of a
+//! packet, and the first rank that sees a difference can say at once who called what.
+
+use std::fmt;
+
+use crate::{DType, ReduceOp};
+
+/// What a collective call does, in the code that travels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Operation {
+    AllReduce = 1,
+    Broadcast = 2,
+    AllGather = 3,
+    Barrier = 4,
+}
+
+impl Operation {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Operation::AllReduce => "all_reduce",
+            Operation::Broadcast => "broadcast",
+            Operation::AllGather => "all_gather",
+            Operation::Barrier => "barrier",
+        }
+    }
+}
+
+/// What one rank believes an operation of its group to be.
+///
+/// Codes are kept as they travel, so that a description from a peer can be compared and shown
+/// even where this build does not know a code.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Description {
+    group: u64,
+    sequence: u64,
+    operation: u8,
+    reduce_op: u8,
+    dtype: u8,
+    root: u32,
+    count: u64,
+    splits: u64,
+    algorithm: [u8; 8],
+}
+
+const NO_ROOT: u32 = u32::MAX;
+
+impl Description {
+    /// `count` elements of `dtype`, as the caller passed them. `algorithm` is cut to 8 bytes.
+    pub(crate) fn new(
+        group: u64,
+        sequence: u64,
+        operation: Operation,
+        dtype: DType,
+        count: usize,
+        algorithm: &str,
+    ) -> Description {
+        let mut short = [0; 8];
+        for (to, from) in short.iter_mut().zip(algorithm.bytes()) {
+            *to = from;
+        }
+        Description {
+            group,
+            sequence,
+            operation: operation as u8,
+            reduce_op: 0,
+            dtype: dtype as u8,
+            root: NO_ROOT,
+            count: count as u64,
+            splits: 0,
+            algorithm: short,
+        }
+    }
+
+    pub(crate) fn with_reduce_op(self, op: ReduceOp) -> Description {
+        Description { reduce_op: op as u8, ..self }
+    }
+
+    pub(crate) fn with_root(self, root: usize) -> Description {
+        Description { root: root as u32, ..self }
+    }
+
+    pub(crate) fn sequence(&self) -> u64 {
+        self.sequence
+    }
+
+    pub(crate) fn group(&self) -> u64 {
+        self.group
+    }
+}
+
+/// `all_reduce(sum) of 10 f32 [doubling]`
+impl fmt::Display for Description {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const OPERATIONS: [Operation; 4] =
+            [Operation::AllReduce, Operation::Broadcast, Operation::AllGather, Operation::Barrier];
+        const REDUCE_OPS: [ReduceOp; 4] =
+            [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max];
+        const DTYPES: [DType; 4] = [DType::U8, DType::I64, DType::F32, DType::F64];
+
+        match OPERATIONS.iter().find(|op| **op as u8 == self.operation) {
+            Some(operation) => f.write_str(operation.name())?,
+            None => write!(f, "operation {}", self.operation)?,
+        }
+        match REDUCE_OPS.iter().find(|op| **op as u8 == self.reduce_op) {
+            Some(op) => write!(f, "({op})")?,
+            None if self.reduce_op != 0 => write!(f, "(operator {})", self.reduce_op)?,
+            None => {}
+        }
+        if self.root != NO_ROOT {
+            write!(f, "(root {})", self.root)?;
+        }
+        if self.operation != Operation::Barrier as u8 {
+            write!(f, " of {} ", self.count)?;
+            match DTYPES.iter().find(|dtype| **dtype as u8 == self.dtype) {
+                Some(dtype) => write!(f, "{dtype}")?,
+                None => write!(f, "elements of type {}", self.dtype)?,
+            }
+        }
+        let name = self.algorithm.split(|byte| *byte == 0).next().unwrap_or_default();
+        write!(f, " [{}]", name.escape_ascii())
+    }
+}
+
+impl fmt::Debug for Description {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{} {self}", self.sequence)
+    }
+}
+
+/// The front of one data message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Header {
+    pub(crate) description: Description,
+    /// How many messages of this operation the sender has sent to the receiver before.
+    pub(crate) part: u32,
+    /// Bytes that follow.
+    pub(crate) payload: u64,
+}
+
+const MAGIC: [u8; 4] = *b"DRM1";
+
+impl Header {
+    pub(crate) const BYTES: usize = 64;
+
+    pub(crate) fn encode(&self) -> [u8; Header::BYTES] {
+        let d = &self.description;
+        let mut bytes = [0; Header::BYTES];
+        bytes[0..4].copy_from_slice(&MAGIC);
+        bytes[4..8].copy_from_slice(&[d.operation, d.reduce_op, d.dtype, 0]);
+        bytes[8..16].copy_from_slice(&d.group.to_le_bytes());
+        bytes[16..24].copy_from_slice(&d.sequence.to_le_bytes());
+        bytes[24..32].copy_from_slice(&d.count.to_le_bytes());
+        bytes[32..36].copy_from_slice(&d.root.to_le_bytes());
+        bytes[36..40].copy_from_slice(&self.part.to_le_bytes());
+        bytes[40..48].copy_from_slice(&d.algorithm);
+        bytes[48..56].copy_from_slice(&self.payload.to_le_bytes());
+        bytes[56..64].copy_from_slice(&d.splits.to_le_bytes());
+        bytes
+    }
+
+    /// `None` when the bytes do not begin with the magic number: the stream is not ours, or it
+    /// has lost its place.
+    pub(crate) fn decode(bytes: &[u8; Header::BYTES]) -> Option<Header> {
+        if bytes[0..4] != MAGIC {
+            return None;
+        }
+        let u32_at = |at| u32::from_le_bytes(array(bytes, at));
+        let u64_at = |at| u64::from_le_bytes(array(bytes, at));
+        Some(Header {
+            description: Description {
+                operation: bytes[4],
+                reduce_op: bytes[5],
+                dtype: bytes[6],
+                group: u64_at(8),
+                sequence: u64_at(16),
+                count: u64_at(24),
+                root: u32_at(32),
+                algorithm: array(bytes, 40),
+                splits: u64_at(56),
+            },
+            part: u32_at(36),
+            payload: u64_at(48),
+        })
+    }
+}
+
+/// `N` bytes from position `at` of a message of fixed size.
+pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    std::array::from_fn(|i| bytes[at + i])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn header() -> Header {
+        let description = Description::new(
+            0x1122_3344_5566_7788,
+            7,
+            Operation::AllReduce,
+            DType::F32,
+            10,
+            "doubling",
+        )
+        .with_reduce_op(ReduceOp::Avg);
+        Header { description, part: 3, payload: 40 }
+    }
+
+    #[test]
+    fn headers_survive_the_wire() {
+        assert_eq!(Header::decode(&header().encode()), Some(header()));
+    }
+
+    #[test]
+    fn the_bytes_lie_where_the_drawing_says() {
+        let bytes = header().encode();
+        assert_eq!(&bytes[..8], b"DRM1\x01\x02\x03\0");
+        assert_eq!(bytes[8..16], 0x1122_3344_5566_7788_u64.to_le_bytes());
+        assert_eq!((bytes[16], bytes[24], bytes[36], bytes[48]), (7, 10, 3, 40));
+        assert_eq!(&bytes[32..36], b"\xff\xff\xff\xff");
+        assert_eq!(&bytes[40..48], b"doubling");
+    }
+
+    #[test]
+    fn every_field_of_a_description_counts() {
+        for at in (4..7).chain(8..36).chain(40..48).chain(56..64) {
+            let mut bytes = header().encode();
+            bytes[at] ^= 1;
+            let other = Header::decode(&bytes).unwrap();
+            assert_ne!(other.description, header().description, "byte {at} is not compared");
+        }
+    }
+
+    #[test]
+    fn descriptions_read_like_calls() {
+        assert_eq!(header().description.to_string(), "all_reduce(avg) of 10 f32 [doubling]");
+        let broadcast =
+            Description::new(0, 0, Operation::Broadcast, DType::U8, 3, "binomial").with_root(2);
+        assert_eq!(broadcast.to_string(), "broadcast(root 2) of 3 u8 [binomial]");
+    }
+
+    #[test]
+    fn strangers_are_not_decoded() {
+        assert_eq!(Header::decode(&[0; 64]), None);
+    }
+}

@@ -1,0 +1,391 @@
+//! The TCP store's server as a state machine: bytes of connections in, bytes out, no sockets and
+//! no clock.
+//!
+//! Whoever drives it (the thread of [`TcpStoreServer`](super::TcpStoreServer), a test, a
+//! simulator) says when a connection opens, what arrived on it and when it is gone, writes out
+//! what [`Server::output`] holds, and closes what [`Server::take_refused`] names.
+//!
+//! ```
+//! use drumline::store::tcp::protocol::{MAGIC, Request};
+//! use drumline::store::tcp::server::Server;
+//!
+//! let mut server = Server::default();
+//! let connection = server.connect();
+//! let mut bytes = Vec::new();
+//! Request::Validate(MAGIC).encode(&mut bytes);
+//! Request::Ping(7).encode(&mut bytes);
+//! server.receive(connection, &bytes);
+//! assert_eq!(server.output(connection), [7, 0, 0, 0]);
+//! ```
+//!
+//! The protocol has no authentication: whoever can connect can read and write every key. What a
+//! connection may hold in buffers is bounded (the `*_MAX` constants here and in
+//! [`protocol`](super::protocol)), and one that breaks a rule is refused without an effect on the
+//! others. How much its client stores is not bounded.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+
+use super::protocol::{
+    Decoded, Field, Key, MAGIC, NOT_READY, ProtocolError, READY, Request, STOP_WAITING,
+    VALUE_BYTES_MAX, Value, WAIT_CANCELED, decode,
+};
+use crate::store::values::{AddError, Values};
+
+/// The most bytes that wait for one connection's reader. Replies to a client that keeps to one
+/// request at a time never come near it, unless it asks for that much in a single request.
+pub const OUTPUT_BYTES_MAX: usize = 32 << 20;
+
+/// The room for input that a connection keeps when a long request is over.
+const INPUT_BYTES_KEPT: usize = 64 << 10;
+
+/// Names a connection in calls to [`Server`]. Never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnectionId(u64);
+
+/// All keys, queues, connections and waits of one store.
+#[derive(Debug, Default)]
+pub struct Server {
+    values: Values,
+    /// A separate name space from values. Never holds an empty queue.
+    queues: HashMap<Vec<u8>, VecDeque<Vec<u8>>>,
+    connections: HashMap<ConnectionId, Connection>,
+    /// Who waits for what, longest first. Never holds an empty list.
+    waiters: HashMap<Event, VecDeque<ConnectionId>>,
+    refused: Vec<(ConnectionId, Refusal)>,
+    next_id: u64,
+}
+
+/// Why the server gave up on a connection.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The first request was not VALIDATE with the right number.
+    #[error("it does not begin as a TCP store's client does")]
+    NotAClient,
+    /// What it sent is not a request.
+    #[error("{0}")]
+    Protocol(#[from] ProtocolError),
+    /// ADD on something that is not a number, or past the end of 64 bits.
+    #[error("ADD on key {key}: {problem}")]
+    Add {
+        /// The key as on the wire, with its `/`.
+        key: String,
+        /// What is wrong with the present value.
+        problem: String,
+    },
+    /// APPEND made a value longer than a client accepts.
+    #[error("APPEND made key {0} longer than {VALUE_BYTES_MAX} bytes")]
+    AppendedTooMuch(String),
+    /// WAIT or BARRIER came before the last one was over.
+    #[error("it waits twice at a time")]
+    WaitsTwice,
+    /// It asked for more than it read.
+    #[error("more than {OUTPUT_BYTES_MAX} bytes of replies are waiting for it")]
+    SlowReader,
+}
+
+/// What a connection can wait for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Event {
+    /// The key has a value or a queue with something in it.
+    Present(Vec<u8>),
+    /// The barrier under the key is complete.
+    Complete(Vec<u8>),
+}
+
+#[derive(Debug, Default)]
+struct Connection {
+    validated: bool,
+    input: Vec<u8>,
+    /// Decoding again is pointless before `input` is this long.
+    input_needed: usize,
+    output: VecDeque<u8>,
+    /// What the present WAIT or BARRIER still lacks; empty when there is none.
+    waits_for: HashSet<Event>,
+}
+
+impl Server {
+    /// A connection was accepted.
+    pub fn connect(&mut self) -> ConnectionId {
+        let id = ConnectionId(self.next_id);
+        self.next_id += 1;
+        self.connections.insert(id, Connection::default());
+        id
+    }
+
+    /// `bytes` arrived on a connection. They may end anywhere in a request.
+    ///
+    /// Bytes for a connection that is not there (any more) are ignored.
+    pub fn receive(&mut self, id: ConnectionId, bytes: &[u8]) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.input.extend_from_slice(bytes);
+        if connection.input.len() < connection.input_needed {
+            return;
+        }
+        let input = std::mem::take(&mut connection.input);
+        match self.serve(id, &input) {
+            Ok((used, needed)) => {
+                if let Some(connection) = self.connections.get_mut(&id) {
+                    connection.input = input;
+                    connection.input.drain(..used);
+                    connection.input.shrink_to(INPUT_BYTES_KEPT);
+                    connection.input_needed = needed;
+                }
+            }
+            Err(refusal) => self.refuse(id, refusal),
+        }
+    }
+
+    /// A connection is gone: it waits for nothing any more.
+    pub fn disconnect(&mut self, id: ConnectionId) {
+        self.stop_waiting(id);
+        self.connections.remove(&id);
+    }
+
+    /// The next bytes to write to a connection; empty when there are none.
+    pub fn output(&self, id: ConnectionId) -> &[u8] {
+        self.connections.get(&id).map_or(&[], |connection| connection.output.as_slices().0)
+    }
+
+    /// The first `count` bytes of [`Server::output`] were written.
+    pub fn written(&mut self, id: ConnectionId, count: usize) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.output.drain(..count.min(connection.output.len()));
+        }
+    }
+
+    /// The connections that the server gave up on since the last call, and why. They are
+    /// disconnected already; their sockets are to be closed.
+    pub fn take_refused(&mut self) -> Vec<(ConnectionId, Refusal)> {
+        std::mem::take(&mut self.refused)
+    }
+
+    /// How many connections have shown that they belong to a store's client.
+    pub fn clients(&self) -> usize {
+        self.connections.values().filter(|connection| connection.validated).count()
+    }
+
+    /// Carries out all complete requests in `input`. Returns how many bytes they took, and how
+    /// many the next one takes at least.
+    fn serve(&mut self, id: ConnectionId, input: &[u8]) -> Result<(usize, usize), Refusal> {
+        let validated = self.connections.get(&id).is_some_and(|connection| connection.validated);
+        // Before anything else is looked at.
+        if !validated && input.first().is_some_and(|&opcode| opcode != 0) {
+            return Err(Refusal::NotAClient);
+        }
+        let mut used = 0;
+        loop {
+            match decode(&input[used..])? {
+                Decoded::NeedsBytes(needed) => return Ok((used, needed)),
+                Decoded::Request(request, length) => {
+                    self.answer(id, request)?;
+                    used += length;
+                }
+            }
+            // Its own replies may have been too many.
+            if !self.connections.contains_key(&id) {
+                return Ok((used, 0));
+            }
+        }
+    }
+
+    fn answer(&mut self, id: ConnectionId, request: Request<'_>) -> Result<(), Refusal> {
+        match request {
+            Request::Validate(MAGIC) => {
+                if let Some(connection) = self.connections.get_mut(&id) {
+                    connection.validated = true;
+                }
+            }
+            Request::Validate(_) => return Err(Refusal::NotAClient),
+            Request::Set(Key(key), Value(value)) => {
+                self.values.set(key, value);
+                self.key_is_present(key);
+            }
+            Request::CompareSet(Key(key), Value(expected), Value(desired)) => {
+                let value = self.values.compare_set(key, expected, desired);
+                self.reply(id, Value(&value));
+                // torch wakes the waiters even if the key stays absent.
+                if self.values.contains(key) {
+                    self.key_is_present(key);
+                }
+            }
+            Request::Get(key) => self.reply_value(id, key),
+            Request::Add(Key(key), amount) => {
+                let sum = self.add(key, amount)?;
+                self.reply(id, sum);
+            }
+            Request::Check(keys) => {
+                let ready = keys.iter().all(|key| self.is_present(key.0));
+                self.reply(id, if ready { READY } else { NOT_READY });
+            }
+            Request::Wait(keys) => {
+                let absent = keys.iter().filter(|key| !self.is_present(key.0));
+                let absent = absent.map(|key| Event::Present(key.0.to_vec())).collect();
+                self.wait(id, absent)?;
+            }
+            Request::GetNumKeys() => self.reply(id, self.values.len() as i64),
+            Request::DeleteKey(Key(key)) => {
+                let deleted = self.values.delete(key);
+                self.reply(id, i64::from(deleted));
+            }
+            Request::Append(Key(key), Value(value)) => {
+                if self.values.append(key, value) > VALUE_BYTES_MAX {
+                    return Err(Refusal::AppendedTooMuch(shown(key)));
+                }
+                self.key_is_present(key);
+            }
+            Request::MultiGet(keys) => {
+                for key in keys {
+                    // The values behind the one that was too much need not be copied.
+                    if self.connections.contains_key(&id) {
+                        self.reply_value(id, key);
+                    }
+                }
+            }
+            Request::MultiSet(pairs) => {
+                for (Key(key), Value(value)) in pairs {
+                    self.values.set(key, value);
+                    self.key_is_present(key);
+                }
+            }
+            Request::CancelWait() => {
+                self.stop_waiting(id);
+                self.reply(id, WAIT_CANCELED);
+            }
+            Request::Ping(nonce) => self.reply(id, nonce),
+            Request::QueuePush(Key(key), Value(value)) => {
+                self.queues.entry(key.to_vec()).or_default().push_back(value.to_vec());
+                self.item_is_present(key);
+            }
+            Request::QueuePop(Key(key)) => self.pop(id, key),
+            Request::QueueLen(Key(key)) => {
+                let length = self.queues.get(key).map_or(0, VecDeque::len);
+                self.reply(id, length as i64);
+            }
+            Request::ListKeys() => {
+                let mut list = Vec::new();
+                (self.values.len() as i64).write(&mut list);
+                self.values.keys().for_each(|key| Key(key).write(&mut list));
+                self.send(id, &list);
+            }
+            Request::Barrier(Key(key), world_size) => {
+                let complete = Event::Complete(key.to_vec());
+                if self.add(key, 1)? >= world_size {
+                    self.happened(&complete, usize::MAX);
+                    self.reply(id, STOP_WAITING);
+                } else {
+                    self.wait(id, HashSet::from([complete]))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn is_present(&self, key: &[u8]) -> bool {
+        self.values.contains(key) || self.queues.contains_key(key)
+    }
+
+    fn add(&mut self, key: &[u8], amount: i64) -> Result<i64, Refusal> {
+        let sum = self.values.add(key, amount).map_err(|error: AddError| Refusal::Add {
+            key: shown(key),
+            problem: error.to_string(),
+        })?;
+        self.key_is_present(key);
+        Ok(sum)
+    }
+
+    fn pop(&mut self, id: ConnectionId, key: &[u8]) {
+        let Some(queue) = self.queues.get_mut(key) else { return self.reply(id, 0_i64) };
+        let length = queue.len() as i64;
+        let first = queue.pop_front();
+        if queue.is_empty() {
+            self.queues.remove(key);
+        }
+        self.reply(id, length);
+        self.reply(id, Value(&first.unwrap_or_default()));
+    }
+
+    fn wait(&mut self, id: ConnectionId, events: HashSet<Event>) -> Result<(), Refusal> {
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        if !connection.waits_for.is_empty() {
+            return Err(Refusal::WaitsTwice);
+        }
+        if events.is_empty() {
+            self.reply(id, STOP_WAITING);
+            return Ok(());
+        }
+        for event in &events {
+            self.waiters.entry(event.clone()).or_default().push_back(id);
+        }
+        connection.waits_for = events;
+        Ok(())
+    }
+
+    fn stop_waiting(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        for event in std::mem::take(&mut connection.waits_for) {
+            if let Some(waiters) = self.waiters.get_mut(&event) {
+                waiters.retain(|&waiter| waiter != id);
+                if waiters.is_empty() {
+                    self.waiters.remove(&event);
+                }
+            }
+        }
+    }
+
+    /// A value is for everyone who waits.
+    fn key_is_present(&mut self, key: &[u8]) {
+        self.happened(&Event::Present(key.to_vec()), usize::MAX);
+    }
+
+    /// An item of a queue is for one of those who wait.
+    fn item_is_present(&mut self, key: &[u8]) {
+        self.happened(&Event::Present(key.to_vec()), 1);
+    }
+
+    /// Tells the first `count` waiters that `event` has happened.
+    fn happened(&mut self, event: &Event, count: usize) {
+        let Some(waiters) = self.waiters.get_mut(event) else { return };
+        let told: Vec<_> = waiters.drain(..count.min(waiters.len())).collect();
+        if waiters.is_empty() {
+            self.waiters.remove(event);
+        }
+        for id in told {
+            let Some(connection) = self.connections.get_mut(&id) else { continue };
+            connection.waits_for.remove(event);
+            if connection.waits_for.is_empty() {
+                self.reply(id, STOP_WAITING);
+            }
+        }
+    }
+
+    fn reply_value(&mut self, id: ConnectionId, key: Key<'_>) {
+        let mut reply = Vec::new();
+        Value(self.values.get(key.0).unwrap_or_default()).write(&mut reply);
+        self.send(id, &reply);
+    }
+
+    fn reply<'a>(&mut self, id: ConnectionId, reply: impl Field<'a>) {
+        let mut bytes = Vec::new();
+        reply.write(&mut bytes);
+        self.send(id, &bytes);
+    }
+
+    fn send(&mut self, id: ConnectionId, bytes: &[u8]) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        if connection.output.len() + bytes.len() > OUTPUT_BYTES_MAX {
+            return self.refuse(id, Refusal::SlowReader);
+        }
+        connection.output.extend(bytes);
+    }
+
+    fn refuse(&mut self, id: ConnectionId, refusal: Refusal) {
+        self.disconnect(id);
+        self.refused.push((id, refusal));
+    }
+}
+
+/// A key in a message for people.
+fn shown(key: &[u8]) -> String {
+    String::from_utf8_lossy(key).chars().take(100).collect()
+}

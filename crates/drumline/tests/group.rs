@@ -1,0 +1,404 @@
+//! Collectives over real connections, against a sequential oracle, and what goes wrong.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use drumline::{Cause, CollectiveError, Config, Element, Error, ProcessGroup, ReduceOp};
+
+const ALL_REDUCE: [&str; 3] = ["direct", "doubling", "binomial"];
+const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max];
+
+/// Runs `rank` on a thread for every rank of a world and collects what they return.
+fn world<R: Send>(world_size: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
+    world_with(world_size, &Config::default(), rank)
+}
+
+fn world_with<R: Send>(
+    world_size: usize,
+    config: &Config,
+    rank: impl Fn(ProcessGroup) -> R + Sync,
+) -> Vec<R> {
+    let groups = ProcessGroup::local_world_with(world_size, config).unwrap();
+    std::thread::scope(|threads| {
+        let rank = &rank;
+        let running: Vec<_> =
+            groups.into_iter().map(|group| threads.spawn(move || rank(group))).collect();
+        running.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+fn with_algorithm(name: &str) -> Config {
+    Config { all_reduce: Some(name.to_owned()), ..Config::default() }
+}
+
+/// Numbers of very different size, so that adding in another order gives other bits.
+trait Sample: Element {
+    fn sample(rank: usize, index: usize) -> Self;
+    fn combine(op: ReduceOp, a: Self, b: Self) -> Self;
+    fn finish(op: ReduceOp, sum: Self, ranks: usize) -> Self;
+    fn bits(self) -> u64;
+}
+
+fn noise(rank: usize, index: usize) -> u64 {
+    let mut x = (rank as u64 * 0x9e37_79b9 + index as u64 + 1).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x ^= x >> 27;
+    x.wrapping_mul(0x94d0_49bb_1331_11eb)
+}
+
+macro_rules! float_sample {
+    ($($type:ty),*) => {$(impl Sample for $type {
+        fn sample(rank: usize, index: usize) -> Self {
+            let x = noise(rank, index);
+            ((x >> 40) as $type / 1024.0 - 4096.0) * (2.0 as $type).powi((x & 31) as i32 - 16)
+        }
+        fn combine(op: ReduceOp, a: Self, b: Self) -> Self {
+            match op {
+                ReduceOp::Sum | ReduceOp::Avg => a + b,
+                ReduceOp::Min => a.min(b),
+                _ => a.max(b),
+            }
+        }
+        fn finish(op: ReduceOp, sum: Self, ranks: usize) -> Self {
+            if op == ReduceOp::Avg { sum / ranks as $type } else { sum }
+        }
+        fn bits(self) -> u64 { f64::from(self).to_bits() }
+    })*};
+}
+macro_rules! integer_sample {
+    ($($type:ty),*) => {$(impl Sample for $type {
+        fn sample(rank: usize, index: usize) -> Self { noise(rank, index) as $type }
+        fn combine(op: ReduceOp, a: Self, b: Self) -> Self {
+            match op {
+                ReduceOp::Sum | ReduceOp::Avg => a.wrapping_add(b),
+                ReduceOp::Min => a.min(b),
+                _ => a.max(b),
+            }
+        }
+        fn finish(op: ReduceOp, sum: Self, ranks: usize) -> Self {
+            if op == ReduceOp::Avg { (i128::from(sum) / ranks as i128) as $type } else { sum }
+        }
+        fn bits(self) -> u64 { self as u64 }
+    })*};
+}
+float_sample!(f32, f64);
+integer_sample!(u8, i64);
+
+/// The canonical tree, as it is defined.
+fn tree<T: Sample>(op: ReduceOp, values: &[T]) -> T {
+    match values {
+        [value] => *value,
+        _ => {
+            let half = 1 << (values.len() - 1).ilog2();
+            T::combine(op, tree(op, &values[..half]), tree(op, &values[half..]))
+        }
+    }
+}
+
+fn samples<T: Sample>(rank: usize, len: usize) -> Vec<T> {
+    (0..len).map(|index| T::sample(rank, index)).collect()
+}
+
+fn all_reduce_matches_the_oracle<T: Sample>(world_size: usize, group: &ProcessGroup) {
+    for len in [0, 1, 7, 1023, 5000] {
+        for op in OPS {
+            let mut data = samples::<T>(group.rank(), len);
+            group.all_reduce(&mut data, op).unwrap();
+            for (index, value) in data.iter().enumerate() {
+                let column: Vec<T> = (0..world_size).map(|rank| T::sample(rank, index)).collect();
+                let expected = T::finish(op, tree(op, &column), world_size);
+                assert_eq!(
+                    value.bits(),
+                    expected.bits(),
+                    "{op} of {len} {}, element {index}, {world_size} ranks",
+                    T::DTYPE
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn all_reduce_gives_the_bits_of_the_tree_with_every_algorithm() {
+    for world_size in [1, 2, 3, 4, 5, 8] {
+        for name in ALL_REDUCE {
+            world_with(world_size, &with_algorithm(name), |group| {
+                all_reduce_matches_the_oracle::<f32>(world_size, &group);
+                all_reduce_matches_the_oracle::<f64>(world_size, &group);
+                all_reduce_matches_the_oracle::<i64>(world_size, &group);
+                all_reduce_matches_the_oracle::<u8>(world_size, &group);
+                group.destroy().unwrap();
+            });
+        }
+    }
+}
+
+#[test]
+fn messages_larger_than_any_socket_buffer_go_through() {
+    let len = 6 << 20;
+    for name in ALL_REDUCE {
+        world_with(3, &with_algorithm(name), |group| {
+            let mut data = vec![group.rank() as f32 + 1.0; len];
+            group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert!(data.iter().all(|value| *value == 6.0));
+            group.broadcast(&mut data, 2).unwrap();
+        });
+    }
+}
+
+#[test]
+fn broadcast_gives_the_data_of_any_root() {
+    for world_size in [1, 2, 3, 6, 7] {
+        world(world_size, |group| {
+            for root in 0..world_size {
+                for len in [0, 1, 1000] {
+                    let mut data = samples::<f64>(group.rank(), len);
+                    group.broadcast(&mut data, root).unwrap();
+                    assert_eq!(data, samples::<f64>(root, len));
+                }
+            }
+            group.destroy().unwrap();
+        });
+    }
+}
+
+#[test]
+fn all_gather_collects_in_order_of_rank() {
+    for world_size in [1, 2, 3, 5, 8] {
+        world(world_size, |group| {
+            for len in [0, 1, 3, 1000] {
+                let input = samples::<i64>(group.rank(), len);
+                let mut output = vec![-1; len * world_size];
+                group.all_gather(&input, &mut output).unwrap();
+                let expected: Vec<i64> =
+                    (0..world_size).flat_map(|rank| samples(rank, len)).collect();
+                assert_eq!(output, expected);
+            }
+        });
+    }
+}
+
+#[test]
+fn nobody_leaves_a_barrier_before_all_have_entered() {
+    let entered = AtomicUsize::new(0);
+    for world_size in [1, 2, 5] {
+        entered.store(0, Ordering::SeqCst);
+        world(world_size, |group| {
+            for round in 1..=20 {
+                entered.fetch_add(1, Ordering::SeqCst);
+                group.barrier().unwrap();
+                assert!(entered.load(Ordering::SeqCst) >= round * world_size);
+                group.barrier().unwrap();
+            }
+        });
+    }
+}
+
+#[test]
+fn calls_of_clones_on_many_threads_run_one_after_another() {
+    world(2, |group| {
+        std::thread::scope(|threads| {
+            for _ in 0..4 {
+                threads.spawn(|| {
+                    for _ in 0..50 {
+                        let mut one = [1.0_f32];
+                        group.clone().all_reduce(&mut one, ReduceOp::Sum).unwrap();
+                        assert_eq!(one, [2.0]);
+                    }
+                });
+            }
+        });
+    });
+}
+
+#[test]
+fn arguments_that_cannot_work_are_refused_and_harm_nothing() {
+    world(2, |group| {
+        let problem = group.broadcast(&mut [0_u8], 2).unwrap_err().to_string();
+        assert!(problem.contains("rank 2") && problem.contains("0 to 1"), "{problem}");
+        let problem = group.all_gather(&[1_u8, 2], &mut [0; 3]).unwrap_err().to_string();
+        assert!(problem.contains("3 elements"), "{problem}");
+        group.barrier().unwrap();
+    });
+    let problem =
+        ProcessGroup::local_world_with(2, &with_algorithm("ring")).unwrap_err().to_string();
+    assert!(problem.contains("ring") && problem.contains("doubling"), "{problem}");
+    assert!(ProcessGroup::local_world(0).is_err());
+}
+
+/// The failure behind an error, whether this call or an earlier one failed.
+fn failure(error: Error) -> CollectiveError {
+    match error {
+        Error::Collective(failure) | Error::Poisoned { by: failure, .. } => (*failure).clone(),
+        other => panic!("not a failed collective: {other}"),
+    }
+}
+
+/// Every rank makes its call and then a barrier: by then all of them must have failed, with a
+/// text that names both calls.
+fn ranks_disagree(
+    world_size: usize,
+    calls: [&str; 2],
+    call: impl Fn(&ProcessGroup) -> Result<(), Error> + Sync,
+) {
+    let config = Config { timeout: Duration::from_secs(20), ..Config::default() };
+    let told = world_with(world_size, &config, |group| {
+        let error = call(&group).and_then(|()| group.barrier()).unwrap_err();
+        assert!(group.barrier().is_err(), "the group must be poisoned");
+        failure(error)
+    });
+    for failure in told {
+        let text = failure.to_string();
+        assert!(calls.iter().all(|call| text.contains(call)), "rank {}: {text}", failure.rank);
+    }
+}
+
+#[test]
+fn every_rank_learns_who_called_what_when_ranks_disagree() {
+    for world_size in [2, 3, 5] {
+        let odd = |group: &ProcessGroup| group.rank() == world_size - 1;
+        ranks_disagree(world_size, ["all_reduce(sum) of 4 f32", "all_reduce(max) of 4 f32"], |g| {
+            g.all_reduce(&mut [1_f32; 4], if odd(g) { ReduceOp::Max } else { ReduceOp::Sum })
+        });
+        ranks_disagree(world_size, ["(sum) of 4 f32", "(sum) of 5 f32"], |g| {
+            g.all_reduce(&mut vec![1_f32; if odd(g) { 5 } else { 4 }], ReduceOp::Sum)
+        });
+        ranks_disagree(world_size, ["(sum) of 4 f32", "(sum) of 2 f64"], |g| match odd(g) {
+            true => g.all_reduce(&mut [1_f64; 2], ReduceOp::Sum),
+            false => g.all_reduce(&mut [1_f32; 4], ReduceOp::Sum),
+        });
+        ranks_disagree(world_size, ["all_reduce(sum)", "all_gather of 1 u8"], |g| match odd(g) {
+            true => g.all_gather(&[1_u8], &mut vec![0; world_size]),
+            false => g.all_reduce(&mut [1_f32; 4], ReduceOp::Sum),
+        });
+        ranks_disagree(world_size, ["broadcast(root 0)", "broadcast(root 1)"], |g| {
+            g.broadcast(&mut [1_f32; 4], usize::from(odd(g)))
+        });
+        ranks_disagree(world_size, ["barrier", "all_reduce(sum) of 3000000 u8"], |g| {
+            match odd(g) {
+                true => g.barrier(),
+                false => g.all_reduce(&mut vec![1_u8; 3_000_000], ReduceOp::Sum),
+            }
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_makes_one_call_less_is_found_out() {
+    let told = world(3, |group| match group.rank() {
+        1 => group.barrier().unwrap_err(),
+        _ => {
+            let mut data = [1_i64; 3];
+            group.all_reduce(&mut data, ReduceOp::Sum).and_then(|()| group.barrier()).unwrap_err()
+        }
+    });
+    for error in told {
+        let text = error.to_string();
+        assert!(text.contains("all_reduce(sum) of 3 i64") && text.contains("barrier"), "{text}");
+    }
+}
+
+#[test]
+fn a_one_way_call_that_nobody_took_part_in_is_found_at_the_end() {
+    let told = world(2, |group| {
+        if group.rank() == 0 {
+            group.broadcast(&mut [7_u8; 10], 0).unwrap();
+        }
+        group.destroy()
+    });
+    let text = told[1].clone().unwrap_err().to_string();
+    assert!(text.contains("rank 0") && text.contains("broadcast(root 0) of 10 u8"), "{text}");
+}
+
+#[test]
+fn a_rank_that_leaves_early_is_named() {
+    let told = world(3, |group| match group.rank() {
+        2 => None,
+        _ => Some(failure(group.all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap_err())),
+    });
+    for failure in told.into_iter().flatten() {
+        assert_eq!(failure.culprit(), Some(2), "{failure}");
+    }
+}
+
+#[test]
+fn what_a_rank_sent_before_it_left_still_counts() {
+    for _ in 0..50 {
+        world(2, |group| {
+            let mut data = vec![group.rank() as f32; 100_000];
+            group.broadcast(&mut data, 0).unwrap();
+            assert!(data.iter().all(|value| *value == 0.0));
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_panics_is_dead_to_the_others() {
+    let groups = ProcessGroup::local_world(3).unwrap();
+    std::thread::scope(|threads| {
+        let running: Vec<_> = groups
+            .into_iter()
+            .map(|group| {
+                threads.spawn(move || {
+                    assert_ne!(group.rank(), 1, "this rank stumbles on purpose");
+                    group.barrier().unwrap_err()
+                })
+            })
+            .collect();
+        for (rank, thread) in running.into_iter().enumerate() {
+            let Ok(error) = thread.join() else {
+                assert_eq!(rank, 1);
+                continue;
+            };
+            let failure = failure(error);
+            assert_eq!(failure.culprit(), Some(1), "{failure}");
+            assert!(failure.to_string().contains("has ended"), "{failure}");
+        }
+    });
+}
+
+#[test]
+fn a_deadline_names_the_ranks_that_did_not_answer() {
+    let config = Config { timeout: Duration::from_millis(400), ..Config::default() };
+    let gave_up = AtomicUsize::new(0);
+    let told = world_with(3, &config, |group| {
+        if group.rank() == 2 {
+            // Alive, but in no call until the others have given up.
+            while gave_up.load(Ordering::SeqCst) < 2 {
+                std::thread::yield_now();
+            }
+            return None;
+        }
+        let error = group.all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap_err();
+        gave_up.fetch_add(1, Ordering::SeqCst);
+        Some(failure(error))
+    });
+    let told: Vec<CollectiveError> = told.into_iter().flatten().collect();
+    // One of the two may hear of it from the other first.
+    let named =
+        |cause: &Cause| matches!(cause, Cause::Timeout { waiting_for } if waiting_for == &[2]);
+    assert!(told.iter().any(|failure| named(&failure.cause)), "{told:?}");
+    assert!(told.iter().all(|failure| failure.culprit() == Some(2)), "{told:?}");
+}
+
+#[test]
+fn a_poisoned_group_says_why() {
+    world(2, |group| {
+        let first = group.all_reduce(&mut vec![0_u8; 1 + group.rank()], ReduceOp::Sum);
+        let again = group.barrier().unwrap_err();
+        assert!(matches!(again, Error::Poisoned { attempted: "barrier", .. }), "{again}");
+        assert!(again.to_string().contains(&failure(first.unwrap_err()).to_string()));
+    });
+}
+
+#[test]
+fn communication_is_timed() {
+    world(2, |group| {
+        let before = group.communication_time();
+        group.barrier().unwrap();
+        assert!(group.communication_time() > before);
+    });
+}
