@@ -85,7 +85,8 @@ impl DistributedDataParallel {
     /// `loss.backward()`, with the gradients of `model` averaged over all ranks.
     ///
     /// Gradients leave for the other ranks while backward still computes the rest. What comes
-    /// back has the same bits on every rank; hand it to the optimizer.
+    /// back has the same bits on every rank; hand it to the optimizer. (`loss.backward()` itself
+    /// still works, and gives this rank's own gradients.)
     ///
     /// # Errors
     ///
@@ -99,10 +100,11 @@ impl DistributedDataParallel {
         if !loss.is_tracked() {
             return Err(Error::LossWithoutGradient);
         }
-        let gradients = loss.backward();
         let step = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
-        let Some(taps) = &self.taps else { return self.own_gradients(gradients, model, step) };
-        taps.restart_anchors();
+        let Some(taps) = &self.taps else {
+            return self.own_gradients(loss.backward(), model, step);
+        };
+        let gradients = taps.armed(|| loss.backward());
         self.submit_late(&taps.reducer, &gradients, model);
         drop(gradients);
         let averaged = taps.reducer.finish()?;
@@ -189,7 +191,6 @@ fn specs<M: Module>(model: &M) -> Result<(Vec<ParameterSpec>, Vec<ParameterSpec>
         }
         match tensor.device.clone().without_autodiff().as_dispatch() {
             DispatchDevice::Flex(_) => parameters.push(tensor.spec),
-            #[allow(unreachable_patterns, reason = "other backends are features of burn")]
             other => {
                 let device = format!("{other:?}");
                 return Err(Error::UnsupportedDevice { name: tensor.spec.name, device });

@@ -17,7 +17,8 @@
 //!     let (ddp, mut model) = DistributedDataParallel::wrap(model, &group)?;
 //!     let mut optimizer = SgdConfig::new().init();
 //!     for step in 0..3 {
-//!         let input = Tensor::<2>::full([4, 2], step + group.rank(), &device); // this rank's share
+//!         // This rank's share of the data:
+//!         let input = Tensor::<2>::full([4, 2], (step + group.rank()) as f32, &device);
 //!         let loss = (model.forward(input) - 1).square().mean();
 //!         let gradients = ddp.backward(loss, &model)?; // instead of loss.backward()
 //!         model = optimizer.step(0.01, model, gradients);

@@ -62,17 +62,30 @@ pub(crate) struct Taps {
     /// Per parameter: its uses that are in a graph and that backward has not passed.
     open_uses: Vec<AtomicUsize>,
     anchors: Mutex<Anchors>,
+    /// Gradients are handed in. Otherwise backward gives this rank's own, and nothing is sent.
+    is_armed: AtomicBool,
 }
 
 impl Taps {
     pub(crate) fn new(reducer: GradientReducer, parameters: usize) -> Self {
         let open_uses = (0..parameters).map(|_| AtomicUsize::new(0)).collect();
-        Self { reducer, open_uses, anchors: Mutex::default() }
+        Self { reducer, open_uses, anchors: Mutex::default(), is_armed: AtomicBool::new(false) }
     }
 
-    /// Backward has ended: the next forward counts its uses from the start.
-    pub(crate) fn restart_anchors(&self) {
-        self.anchors.lock().unwrap_or_else(PoisonError::into_inner).next = 0;
+    /// Runs one backward with the taps armed.
+    pub(crate) fn armed<T>(&self, backward: impl FnOnce() -> T) -> T {
+        /// Disarms even if backward panics.
+        struct Armed<'a>(&'a Taps);
+        impl Drop for Armed<'_> {
+            fn drop(&mut self) {
+                self.0.is_armed.store(false, Ordering::Release);
+                // The next forward counts its uses from the start.
+                self.0.anchors.lock().unwrap_or_else(PoisonError::into_inner).next = 0;
+            }
+        }
+        self.is_armed.store(true, Ordering::Release);
+        let _armed = Armed(self);
+        backward()
     }
 
     fn next_anchor<const D: usize>(&self, beside: &Tensor<D>) -> Tensor<1> {
@@ -199,10 +212,10 @@ impl<B: GradientTap> Backward<B, 2> for TapBackward {
         let gradient = grads.consume::<B>(&ops.node);
         let Some(parameter) = parameter else { return };
         grads.register::<B>(parameter.id, gradient); // adds to what other uses left
-        if ops.state.close() {
+        let Tap { taps, slot } = &ops.state.tap;
+        if ops.state.close() && taps.is_armed.load(Ordering::Acquire) {
             // The parameter is a leaf, whose gradient `consume` leaves in place.
             let Host(total) = B::host(grads.consume::<B>(&parameter));
-            let Tap { taps, slot } = &ops.state.tap;
             submit(&taps.reducer, *slot, &total);
         }
     }
