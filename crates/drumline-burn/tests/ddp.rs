@@ -1,6 +1,6 @@
 //! Data-parallel training of burn models, with ranks as threads.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::panic, clippy::unwrap_used)]
 
 mod common;
 

@@ -2,7 +2,7 @@
 //!
 //! A program of its own, because burn fixes a device's default dtype once per process.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::panic, clippy::unwrap_used)]
 
 mod common;
 

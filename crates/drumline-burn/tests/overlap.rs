@@ -1,6 +1,6 @@
 //! Gradients leave while backward goes on: shown by counting, not by a clock.
 
-#![allow(clippy::unwrap_used)]
+#![allow(clippy::panic, clippy::unwrap_used)]
 
 mod common;
 
