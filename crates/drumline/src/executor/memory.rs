@@ -26,16 +26,57 @@ pub(crate) struct Buffers<'a, T> {
     extents: Extents,
     data: &'a mut [T],
     input: &'a [T],
-    scratch: Vec<Slot<T>>,
+    scratch: Vec<Slot>,
 }
 
 /// The part of a scratch slot that is backed by memory.
 #[derive(Debug)]
-struct Slot<T> {
+struct Slot {
     id: usize,
-    /// Where the memory begins in the slot, in elements.
-    start: usize,
-    memory: Vec<T>,
+    /// Which elements of the slot.
+    backed: Range<usize>,
+    /// At least those elements, from the first on.
+    memory: Block,
+}
+
+/// Memory that every element type can lie in.
+type Block = Vec<u64>;
+
+/// Working memory that is kept from call to call, because fresh pages cost more than the
+/// arithmetic on them. It grows to what the largest call needed.
+#[derive(Debug, Default)]
+pub(crate) struct Pool(Vec<Block>);
+
+impl Pool {
+    /// The largest block there is, made larger if need be. It holds left-overs.
+    fn take(&mut self, bytes: usize) -> Block {
+        let mut block = self.0.pop().unwrap_or_default();
+        let words = bytes.div_ceil(size_of::<u64>());
+        if block.len() < words {
+            block.resize(words, 0);
+        }
+        block
+    }
+
+    fn put(&mut self, block: Block) {
+        self.0.push(block);
+        self.0.sort_unstable_by_key(Vec::len);
+    }
+}
+
+impl Slot {
+    fn slice<T: Element>(&self, range: Range<usize>) -> &[T] {
+        &bytemuck::cast_slice(&self.memory)[self.within(range)]
+    }
+
+    fn slice_mut<T: Element>(&mut self, range: Range<usize>) -> &mut [T] {
+        let range = self.within(range);
+        &mut bytemuck::cast_slice_mut(&mut self.memory)[range]
+    }
+
+    fn within(&self, range: Range<usize>) -> Range<usize> {
+        range.start - self.backed.start..range.end - self.backed.start
+    }
 }
 
 impl<'a, T: Element> Buffers<'a, T> {
@@ -45,6 +86,7 @@ impl<'a, T: Element> Buffers<'a, T> {
         op: ReduceOp,
         data: &'a mut [T],
         input: &'a [T],
+        pool: &mut Pool,
     ) -> Buffers<'a, T> {
         let extents = Extents { data: data.len(), input: input.len() };
         let staging = schedule.steps.iter().filter_map(|step| match step {
@@ -56,9 +98,17 @@ impl<'a, T: Element> Buffers<'a, T> {
             .scratch(data.len())
             .into_iter()
             .chain(staging.map(|hull| (STAGING, hull)))
-            .map(|(id, hull)| Slot { id, start: hull.start, memory: vec![T::zeroed(); hull.len()] })
+            .map(|(id, backed)| {
+                let memory = pool.take(size_of::<T>() * backed.len());
+                Slot { id, backed, memory }
+            })
             .collect();
         Buffers { op, world_size: schedule.world_size, extents, data, input, scratch }
+    }
+
+    /// Gives the working memory back.
+    pub(crate) fn recycle(self, pool: &mut Pool) {
+        self.scratch.into_iter().for_each(|slot| pool.put(slot.memory));
     }
 
     pub(crate) fn extents(&self) -> Extents {
@@ -81,10 +131,7 @@ impl<'a, T: Element> Buffers<'a, T> {
         match loc.buffer {
             Buffer::Data => &self.data[range],
             Buffer::Input => &self.input[range],
-            Buffer::Scratch(id) => {
-                let slot = &self.scratch[self.slot(id)];
-                &slot.memory[range.start - slot.start..range.end - slot.start]
-            }
+            Buffer::Scratch(id) => self.scratch[self.slot(id)].slice(range),
         }
     }
 
@@ -102,11 +149,10 @@ impl<'a, T: Element> Buffers<'a, T> {
                 result
             }
             Buffer::Scratch(id) => {
-                let slot = self.slot(id);
-                let start = self.scratch[slot].start;
-                let mut memory = std::mem::take(&mut self.scratch[slot].memory);
-                let result = f(&mut memory[range.start - start..range.end - start], self);
-                self.scratch[slot].memory = memory;
+                let index = self.slot(id);
+                let mut slot = self.scratch.swap_remove(index);
+                let result = f(slot.slice_mut(range), self);
+                self.scratch.push(slot);
                 result
             }
             Buffer::Input => unreachable!("no schedule writes to the input"),
@@ -147,8 +193,7 @@ impl<T: Element> Memory for Buffers<'_, T> {
             Buffer::Data => &mut self.data[range],
             Buffer::Scratch(id) => {
                 let index = self.slot(id);
-                let slot = &mut self.scratch[index];
-                &mut slot.memory[range.start - slot.start..range.end - slot.start]
+                self.scratch[index].slice_mut(range)
             }
             Buffer::Input => unreachable!("no schedule writes to the input"),
         })

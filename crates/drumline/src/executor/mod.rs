@@ -7,13 +7,15 @@
 mod machine;
 mod memory;
 mod message;
+#[cfg(test)]
+mod tests;
 
 use std::time::Instant;
 
 use drumline_kernels::with_ieee_rounding;
 
 pub(crate) use machine::{Action, History, Machine};
-pub(crate) use memory::{Buffers, Memory};
+pub(crate) use memory::{Buffers, Memory, Pool};
 pub(crate) use message::{Description, Header, Operation, array};
 
 use crate::{error::Cause, transport::Transport};

@@ -72,7 +72,7 @@ impl ProcessGroup {
 
         // The operator is not looked at where nothing is reduced.
         let op = call.reduce_op.unwrap_or(ReduceOp::Sum);
-        let mut buffers = Buffers::new(&schedule, op, data, input);
+        let mut buffers = Buffers::new(&schedule, op, data, input, &mut state.pool);
         let mut machine = Machine::new(
             description,
             &state.history,
@@ -83,6 +83,7 @@ impl ProcessGroup {
         );
         let result = block_on(&mut machine, &mut *transport, &mut buffers);
 
+        buffers.recycle(&mut state.pool);
         let elapsed = started.elapsed();
         inner.busy_ns.fetch_add(elapsed.as_nanos() as u64, Ordering::Relaxed);
         let result = result.map_err(|cause| {

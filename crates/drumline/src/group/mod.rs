@@ -20,7 +20,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{
     CollectiveError, Config, Element, Error, ReduceOp, Result,
-    executor::{History, Operation},
+    executor::{History, Operation, Pool},
     rendezvous::Rendezvous,
     store::{HashStore, PrefixStore, Store},
     transport::{
@@ -85,6 +85,7 @@ struct State {
     rendezvous: Option<Rendezvous>,
     schedules: HashMap<(Collective, &'static str, Rank), Arc<Schedule>>,
     history: History,
+    pool: Pool,
 }
 
 impl ProcessGroup {
@@ -201,6 +202,7 @@ impl ProcessGroup {
             rendezvous: None,
             schedules: HashMap::new(),
             history: History::default(),
+            pool: Pool::default(),
         };
         let inner = Inner {
             name: member.name,

@@ -1,0 +1,340 @@
+//! The executor without sockets or clock: all ranks in one thread, every interleaving that a
+//! seed can choose. A payload is read from the sender's memory at the latest moment allowed.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use drumline_schedule::{
+    ALGORITHMS, Algorithm, Collective, Topology,
+    step::{Loc, Rank},
+};
+use proptest::prelude::*;
+
+use super::{machine::Extents, *};
+use crate::{DType, ReduceOp, error::CollectiveError};
+
+/// Messages between ranks, moved one small piece at a time in an order that `random` chooses.
+#[derive(Debug, Default)]
+struct Network {
+    random: u64,
+    /// What has left its source and not arrived, by (sender, receiver).
+    wires: HashMap<(Rank, Rank), Wire>,
+}
+
+type Wire = VecDeque<(Header, Vec<u8>)>;
+
+impl Network {
+    fn next(&mut self, below: usize) -> usize {
+        // Knuth's linear congruential generator; its high bits are good enough for choices.
+        self.random = self.random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (self.random >> 33) as usize % below
+    }
+}
+
+/// One rank's end of the network.
+#[derive(Debug)]
+struct Port {
+    rank: Rank,
+    network: Arc<Mutex<Network>>,
+    posted: VecDeque<(Rank, Header, Loc)>,
+    places: HashMap<Rank, VecDeque<Loc>>,
+    /// Peers whose next header the machine knows.
+    announced: Vec<Rank>,
+}
+
+impl Port {
+    fn new(rank: Rank, network: &Arc<Mutex<Network>>) -> Port {
+        Port {
+            rank,
+            network: network.clone(),
+            posted: VecDeque::new(),
+            places: HashMap::new(),
+            announced: Vec::new(),
+        }
+    }
+
+    fn peers(&self, network: &Network) -> Vec<Rank> {
+        let mut peers: Vec<Rank> = network
+            .wires
+            .iter()
+            .filter(|((_, to), wire)| *to == self.rank && !wire.is_empty())
+            .map(|((from, _), _)| *from)
+            .collect();
+        peers.sort_unstable();
+        peers
+    }
+}
+
+impl Transport for Port {
+    fn begin(&mut self, _machine: &mut Machine<'_>) -> Result<(), Cause> {
+        Ok(())
+    }
+
+    fn send(&mut self, to: Rank, header: Header, src: Loc) {
+        self.posted.push_back((to, header, src));
+    }
+
+    fn receive(&mut self, from: Rank, dst: Loc) {
+        self.places.entry(from).or_default().push_back(dst);
+    }
+
+    /// Moves one thing, or nothing.
+    fn progress(
+        &mut self,
+        machine: &mut Machine<'_>,
+        memory: &mut dyn Memory,
+    ) -> Result<bool, Cause> {
+        let network = self.network.clone();
+        let mut network = network.lock().unwrap();
+        match network.next(4) {
+            0 => {}
+            1 => {
+                if self.posted.is_empty() {
+                    return Ok(false);
+                }
+                // Messages to different peers overtake each other; to one peer they do not.
+                let to = self.posted[network.next(self.posted.len())].0;
+                let oldest = self.posted.iter().position(|posted| posted.0 == to).unwrap();
+                let (to, header, src) = self.posted.remove(oldest).unwrap();
+                let payload = memory.bytes(src).to_vec();
+                network.wires.entry((self.rank, to)).or_default().push_back((header, payload));
+                machine.on_sent(to);
+            }
+            _ => {
+                let peers = self.peers(&network);
+                if peers.is_empty() {
+                    return Ok(false);
+                }
+                let from = peers[network.next(peers.len())];
+                let wire = network.wires.get_mut(&(from, self.rank)).unwrap();
+                if !self.announced.contains(&from) {
+                    self.announced.push(from);
+                    machine.on_header(from, wire[0].0)?;
+                } else if machine.admits(from)? {
+                    let (_, payload) = wire.pop_front().unwrap();
+                    let dst = self.places.get_mut(&from).unwrap().pop_front().unwrap();
+                    memory.bytes_mut(dst).copy_from_slice(&payload);
+                    self.announced.retain(|rank| *rank != from);
+                    machine.on_received(from);
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    fn wait(&mut self, _deadline: Instant) -> Result<(), Cause> {
+        Ok(())
+    }
+
+    fn abort(&mut self, _failure: &CollectiveError) {}
+
+    fn take_leave(&mut self) {}
+
+    fn close(&mut self, _deadline: Instant, _history: &History) -> Result<(), Cause> {
+        Ok(())
+    }
+}
+
+/// One operation of a test, the same on all ranks.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    algorithm: &'static Algorithm,
+    root: Rank,
+    len: usize,
+}
+
+fn contribution(plan: usize, rank: Rank, index: usize) -> i64 {
+    plan as i64 * 1_000_000 + rank as i64 * 1000 + index as i64
+}
+
+/// Runs `plans` one after another on every rank, in one thread. Which rank moves next is up to
+/// the seed, so ranks run ahead of each other. What each rank holds after each operation.
+fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>>, Cause> {
+    let network = Arc::new(Mutex::new(Network { random: seed, ..Network::default() }));
+    let history = History::default();
+    let deadline = Instant::now() + Duration::from_secs(3600);
+
+    let own = |rank| {
+        plans.iter().enumerate().map(move |(at, plan)| {
+            (0..plan.len).map(|index| contribution(at, rank, index)).collect::<Vec<i64>>()
+        })
+    };
+    let inputs: Vec<Vec<Vec<i64>>> = (0..world_size).map(|rank| own(rank).collect()).collect();
+    let mut data = inputs.clone();
+    for (at, plan) in plans.iter().enumerate() {
+        let len = plan.algorithm.collective.data_len(world_size, plan.len);
+        data.iter_mut().for_each(|data| data[at].resize(len, -1));
+    }
+
+    let mut ranks: Vec<_> = data
+        .iter_mut()
+        .zip(&inputs)
+        .enumerate()
+        .map(|(rank, (data, inputs))| {
+            let operations = data.iter_mut().zip(inputs).zip(plans).enumerate();
+            let operations: VecDeque<_> = operations
+                .map(|(at, ((data, input), plan))| {
+                    let topology = Topology::flat(world_size);
+                    let schedule = plan.algorithm.schedule(&topology, rank, plan.root).unwrap();
+                    let input: &[i64] = match plan.algorithm.collective {
+                        Collective::AllGather => input,
+                        _ => &[],
+                    };
+                    let buffers =
+                        Buffers::new(&schedule, ReduceOp::Sum, data, input, &mut Pool::default());
+                    let description = Description::new(
+                        1,
+                        at as u64,
+                        Operation::AllReduce,
+                        DType::I64,
+                        plan.len,
+                        plan.algorithm.name,
+                    );
+                    let extents = buffers.extents();
+                    let machine = Machine::new(
+                        description,
+                        &history,
+                        Arc::new(schedule),
+                        size_of::<i64>(),
+                        extents,
+                        deadline,
+                    );
+                    (machine, buffers)
+                })
+                .collect();
+            (Port::new(rank, &network), operations)
+        })
+        .collect();
+
+    let now = Instant::now();
+    let mut turns = 0;
+    loop {
+        let busy: Vec<Rank> = (0..world_size).filter(|&rank| !ranks[rank].1.is_empty()).collect();
+        if busy.is_empty() {
+            break;
+        }
+        let rank = busy[network.lock().unwrap().next(busy.len())];
+        let (port, operations) = &mut ranks[rank];
+        let (machine, buffers) = &mut operations[0];
+        if drive(machine, port, buffers, now)? == Progress::Done {
+            operations.pop_front();
+            port.announced.clear();
+        }
+        turns += 1;
+        assert!(turns < 1_000_000, "ranks {busy:?} wait for ever");
+    }
+    let network = network.lock().unwrap();
+    assert!(network.wires.values().all(Wire::is_empty), "messages are left over");
+    drop(ranks);
+    Ok(data)
+}
+
+/// What `rank` must hold after `plan`, or `None` where its data is working memory.
+fn expected(world_size: usize, at: usize, plan: &Plan, rank: Rank) -> Option<Vec<i64>> {
+    let all = 0..world_size;
+    let elements = 0..plan.len;
+    let sum = |index| all.clone().map(|rank| contribution(at, rank, index)).sum();
+    match plan.algorithm.collective {
+        Collective::AllReduce => Some(elements.map(sum).collect()),
+        Collective::Reduce => (rank == plan.root).then(|| elements.map(sum).collect()),
+        Collective::Broadcast => {
+            Some(elements.map(|index| contribution(at, plan.root, index)).collect())
+        }
+        Collective::AllGather => Some(
+            all.clone()
+                .flat_map(|rank| elements.clone().map(move |index| contribution(at, rank, index)))
+                .collect(),
+        ),
+        Collective::Barrier => Some(Vec::new()),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(1000))]
+
+    #[test]
+    fn every_interleaving_gives_the_same_result(
+        world_size in 1_usize..9,
+        picks in prop::collection::vec((0..ALGORITHMS.len(), 0_usize..64, 0_usize..40), 1..5),
+        seed: u64,
+    ) {
+        let plan = |&(row, root, len): &(usize, usize, usize)| {
+            let algorithm = &ALGORITHMS[row];
+            let len = if algorithm.collective == Collective::Barrier { 0 } else { len };
+            Plan { algorithm, root: root % world_size, len }
+        };
+        let plans: Vec<Plan> = picks.iter().map(plan).collect();
+        let results = run(world_size, &plans, seed).unwrap();
+        for (rank, results) in results.iter().enumerate() {
+            for (at, plan) in plans.iter().enumerate() {
+                if let Some(expected) = expected(world_size, at, plan, rank) {
+                    prop_assert_eq!(&results[at], &expected, "rank {} after {:?}", rank, plan);
+                }
+            }
+        }
+    }
+}
+
+/// A machine of rank 0 of two that has posted an all-reduce of four elements, call number 5.
+fn waiting_machine(history: &History) -> (Machine<'_>, Header) {
+    let doubling = Algorithm::find(Collective::AllReduce, "doubling").unwrap();
+    let schedule = Arc::new(doubling.schedule(&Topology::flat(2), 0, 0).unwrap());
+    let description = description(5, 4);
+    let extents = Extents { data: 4, input: 0 };
+    let deadline = Instant::now() + Duration::from_secs(60);
+    let mut machine = Machine::new(description, history, schedule, 4, extents, deadline);
+    while machine.poll() != Action::Wait {}
+    (machine, Header { description, part: 0, payload: 16 })
+}
+
+fn description(sequence: u64, count: usize) -> Description {
+    Description::new(1, sequence, Operation::AllReduce, DType::F32, count, "doubling")
+        .with_reduce_op(ReduceOp::Sum)
+}
+
+#[test]
+fn only_the_message_that_belongs_here_is_admitted() {
+    let history = History::default();
+    let (mut machine, header) = waiting_machine(&history);
+    assert_eq!(machine.admits(1), Ok(false), "nothing has arrived yet");
+    machine.on_header(1, header).unwrap();
+    assert_eq!(machine.admits(1), Ok(true));
+
+    for (part, payload) in [(1, 16), (0, 12), (0, u64::MAX)] {
+        let (mut machine, header) = waiting_machine(&history);
+        machine.on_header(1, Header { part, payload, ..header }).unwrap();
+        assert!(matches!(machine.admits(1), Err(Cause::Protocol { peer: 1, .. })));
+    }
+}
+
+#[test]
+fn a_peer_that_is_elsewhere_is_found_out_by_its_header() {
+    let mut history = History::default();
+    history.push(description(4, 7));
+    let (mut machine, header) = waiting_machine(&history);
+
+    let other = Header { description: description(5, 3), ..header };
+    let told = machine.on_header(1, other).unwrap_err().to_string();
+    assert!(told.contains("#5 all_reduce(sum) of 3") && told.contains("of 4"), "{told}");
+
+    let late = Header { description: description(4, 3), ..header };
+    let told = machine.on_header(1, late).unwrap_err().to_string();
+    assert!(told.contains("#4 all_reduce(sum) of 3") && told.contains("#4 all_reduce(sum) of 7"));
+
+    // Ahead of us: an error only because its message of this call is missing.
+    machine.on_header(1, Header { description: description(6, 3), ..header }).unwrap();
+    let told = machine.admits(1).unwrap_err().to_string();
+    assert!(told.contains("rank 1 called #6"), "{told}");
+}
+
+#[test]
+fn time_is_handed_in() {
+    let history = History::default();
+    let (machine, _) = waiting_machine(&history);
+    assert_eq!(machine.on_time(machine.deadline() - Duration::from_nanos(1)), Ok(()));
+    let late = machine.on_time(machine.deadline()).unwrap_err();
+    assert_eq!(late, Cause::Timeout { waiting_for: vec![1] });
+}
