@@ -63,9 +63,10 @@ impl DistributedDataParallel {
         group: &ProcessGroup,
         options: &DdpOptions,
     ) -> Result<(Self, M)> {
-        check_taps_fit(&model)?;
         let (parameters, buffers) = specs(&model)?;
+        // First, so that a rank with another model is not left waiting for one that gave up.
         verify_model(group, &parameters, &buffers, options)?;
+        check_taps_fit(&model)?;
         let model = tensors::broadcast(model, Which::All, group)?;
 
         let slots: HashMap<String, usize> =
