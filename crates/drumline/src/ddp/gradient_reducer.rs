@@ -78,13 +78,7 @@ impl GradientReducer {
     /// For gradient hooks: copies the values, never waits for a peer, never panics. Whatever is
     /// wrong comes out of [`GradientReducer::finish`].
     pub fn submit(&self, parameter: usize, gradient: Values<'_>) {
-        let Some(slot) = self.slots.get(parameter) else {
-            let problem = format!("there are {} parameters, no {parameter}", self.slots.len());
-            let error = Error::InvalidArgument { operation: "submit a gradient", problem };
-            self.lock().failed.get_or_insert(error);
-            return;
-        };
-        let mut step = self.lock();
+        let Some((slot, mut step)) = self.open(parameter) else { return };
         if !gradient.fits(&self.parameters[parameter]) {
             return step.fault(parameter, FaultKind::WrongType);
         }
@@ -100,7 +94,9 @@ impl GradientReducer {
 
     /// Reports that a gradient exists but cannot be handed in: its dtype or length is wrong.
     pub fn reject(&self, parameter: usize) {
-        self.lock().fault(parameter, FaultKind::WrongType);
+        if let Some((_, mut step)) = self.open(parameter) {
+            step.fault(parameter, FaultKind::WrongType);
+        }
     }
 
     /// The parameters whose gradient was not handed in yet in this step, by index.
@@ -188,6 +184,18 @@ impl GradientReducer {
             }
         }
         Ok(faults)
+    }
+
+    /// The place of a parameter and the step, unless the reducer has failed.
+    fn open(&self, parameter: usize) -> Option<(&Slot, MutexGuard<'_, Step>)> {
+        let mut step = self.lock();
+        let slot = self.slots.get(parameter);
+        if slot.is_none() {
+            let problem = format!("there are {} parameters, no {parameter}", self.slots.len());
+            let error = Error::InvalidArgument { operation: "submit a gradient", problem };
+            step.failed.get_or_insert(error);
+        }
+        slot.filter(|_| step.failed.is_none()).map(|slot| (slot, step))
     }
 
     fn own_faults(&self, mine: &[(usize, FaultKind)]) -> Vec<GradientFault> {
@@ -725,6 +733,19 @@ mod tests {
         reducer.submit(0, [2.0_f32][..].into());
         let second = reducer.finish().unwrap();
         assert_eq!((first.get(0), second.get(0)), (Some(&[1.0_f32][..]), Some(&[2.0_f32][..])));
+    }
+
+    #[test]
+    fn an_unknown_parameter_is_an_error_that_stays() {
+        let group = ProcessGroup::alone();
+        let reducer =
+            GradientReducer::new(specs(&[1], DType::F32), &DdpOptions::default(), &group).unwrap();
+        reducer.submit(1, [1.0_f32][..].into());
+        reducer.submit(0, [1.0_f32][..].into());
+        for _ in 0..2 {
+            let error = reducer.finish().map(drop).unwrap_err().to_string();
+            assert!(error.contains("there are 1 parameters, no 1"), "{error}");
+        }
     }
 
     #[test]
