@@ -1,1 +1,72 @@
-//! Adapter for burn.
+//! `DistributedDataParallel` for models built with [burn](https://burn.dev).
+//!
+//! Every rank runs the same program on its own share of the data. [`wrap`] makes the models equal,
+//! [`backward`] averages the gradients while they are being computed, and burn's optimizers do the
+//! rest:
+//!
+//! ```
+//! use burn::nn::{Linear, LinearConfig};
+//! use burn::optim::{ModuleOptimizer, SgdConfig};
+//! use burn::tensor::{Device, Tensor};
+//! use drumline::ProcessGroup;
+//! use drumline_burn::{DistributedDataParallel, Result, parameters_digest};
+//!
+//! fn train(group: ProcessGroup) -> Result<u64> {
+//!     let device = Device::flex().autodiff();
+//!     let model: Linear = LinearConfig::new(2, 1).init(&device); // random: differs between ranks
+//!     let (ddp, mut model) = DistributedDataParallel::wrap(model, &group)?;
+//!     let mut optimizer = SgdConfig::new().init();
+//!     for step in 0..3 {
+//!         // This rank's share of the data:
+//!         let input = Tensor::<2>::full([4, 2], (step + group.rank()) as f32, &device);
+//!         let loss = (model.forward(input) - 1).square().mean();
+//!         let gradients = ddp.backward(loss, &model)?; // instead of loss.backward()
+//!         model = optimizer.step(0.01, model, gradients);
+//!     }
+//!     parameters_digest(&model)
+//! }
+//!
+//! // Here the ranks are threads; `drumline run` starts processes.
+//! let ranks = ProcessGroup::local_world(2)?;
+//! let threads: Vec<_> =
+//!     ranks.into_iter().map(|group| std::thread::spawn(move || train(group))).collect();
+//! let digests: Vec<_> = threads.into_iter().map(|rank| rank.join().expect("no panic")).collect();
+//! assert_eq!(digests[0].as_ref().ok(), digests[1].as_ref().ok()); // the same bits
+//! # digests.into_iter().collect::<Result<Vec<_>>>()?;
+//! # Ok::<(), drumline_burn::Error>(())
+//! ```
+//!
+//! # Good to know
+//!
+//! - The global batch is the sum of the ranks' batches. With a mean as the loss, N ranks with b
+//!   samples each give the gradient of one rank with N·b samples.
+//! - Each rank updates running statistics (batch normalisation) from its own samples.
+//!   [`sync_buffers`] gives all ranks rank 0's; call it before evaluation, checkpoints and
+//!   [`parameters_digest`].
+//! - Save [`named_tensors`] on rank 0; [`load_named_tensors`] before wrapping is enough on rank 0,
+//!   since its values win.
+//! - A module that is used twice in forward (tied weights) is fine. A parameter that a step does
+//!   not use is an error that names it on every rank; freeze it before wrapping.
+//!
+//! # What it does not do
+//!
+//! Only burn's flex backend on the CPU, f32 and f64. One reparameterization per parameter is all
+//! that burn allows, so a model adapted with LoRA is refused.
+//!
+//! [`wrap`]: DistributedDataParallel::wrap
+//! [`backward`]: DistributedDataParallel::backward
+//! [`sync_buffers`]: DistributedDataParallel::sync_buffers
+
+#![forbid(unsafe_code)]
+
+mod ddp;
+mod error;
+mod tap;
+mod tensors;
+
+pub use ddp::DistributedDataParallel;
+pub use drumline::ddp::{DdpOptions, ReducerStats};
+pub use error::{Error, Result};
+pub use tensors::{
+    NamedTensor, TensorValues, load_named_tensors, named_tensors, parameters_digest,
+};

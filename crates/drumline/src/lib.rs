@@ -42,6 +42,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+pub mod ddp;
 mod error;
 mod executor;
 mod group;

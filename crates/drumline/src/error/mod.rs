@@ -4,6 +4,8 @@ use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 pub use collective::{Cause, CollectiveError};
 
+use crate::ddp::GradientFault;
+
 /// What every fallible function of this crate returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -96,6 +98,27 @@ pub enum Error {
         path: PathBuf,
         /// What is wrong with it.
         problem: String,
+    },
+
+    /// Ranks were given different models. Every rank gets this error, with the same text.
+    #[error("the model differs between ranks: {problem}")]
+    ModelMismatch {
+        /// The first difference: which ranks, which tensor, what each has.
+        problem: String,
+    },
+
+    /// Gradients are missing or unusable, so that a step cannot be averaged. Every rank gets
+    /// this error (unless a gradient was handed in again after all had left).
+    #[error(
+        "step {step}: {}; every parameter that is trained must take part in the loss, once per \
+         step and on every rank: use it, or freeze it before the model is wrapped",
+        GradientFault::list(faults)
+    )]
+    Gradients {
+        /// The step, counted from 1.
+        step: u64,
+        /// What is wrong with which parameter, on which ranks.
+        faults: Vec<GradientFault>,
     },
 }
 

@@ -1,0 +1,70 @@
+/// What every fallible function of this crate returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a model cannot be trained data-parallel, or a step failed.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The process group or the reduction failed; the text names rank and operation.
+    #[error(transparent)]
+    Drumline(#[from] drumline::Error),
+
+    /// A tensor of the model has a dtype that cannot travel.
+    #[error("tensor `{name}` is {dtype}; Drumline carries f32, f64, integers and booleans")]
+    UnsupportedDType {
+        /// The tensor's path.
+        name: String,
+        /// Its dtype, as burn calls it.
+        dtype: String,
+    },
+
+    /// A parameter is on a device whose gradients cannot be tapped yet.
+    #[error(
+        "parameter `{name}` is on {device}; only burn's flex backend is supported: create the \
+         model on `Device::flex().autodiff()`"
+    )]
+    UnsupportedDevice {
+        /// The parameter's path.
+        name: String,
+        /// Its device.
+        device: String,
+    },
+
+    /// A parameter already carries a reparameterization (LoRA, say), and burn allows only one.
+    #[error(
+        "parameter `{name}` already carries the reparameterization `{reparameterization}`, and \
+         burn allows one per parameter: the gradient cannot be tapped; `materialize()` the model \
+         first"
+    )]
+    AlreadyReparameterized {
+        /// The parameter's path.
+        name: String,
+        /// The name of what it carries; `ddp` if the model was wrapped before.
+        reparameterization: String,
+    },
+
+    /// Two parameters of the model share an id, so their gradients cannot be told apart.
+    #[error(
+        "parameters `{first}` and `{second}` have the same id; to tie weights, use one parameter \
+         twice in forward"
+    )]
+    SharedParameter {
+        /// The path of the one.
+        first: String,
+        /// The path of the other.
+        second: String,
+    },
+
+    /// The loss does not depend on anything that requires a gradient.
+    #[error(
+        "the loss has no gradient: it was computed without autodiff (`model.valid()`?) or detached"
+    )]
+    LossWithoutGradient,
+
+    /// Tensors do not fit a model.
+    #[error("the tensors do not fit the model: {problem}")]
+    TensorsDoNotFit {
+        /// Which are missing, left over, or of another shape.
+        problem: String,
+    },
+}

@@ -1,0 +1,309 @@
+//! Gradient taps: how the reducer learns of a gradient while backward still goes on.
+//!
+//! burn has no gradient hooks. It has reparameterizations: `Param::val()` runs a function of ours
+//! on the stored parameter, in every forward. That function puts an identity into the graph whose
+//! backward step is our hook. Nothing is copied, and the user's model stays as it is.
+//!
+//! # Anchors
+//!
+//! Backward runs the recorded steps by depth, deepest first, where a step is one deeper than its
+//! deepest parent. An identity on a leaf has depth 1, so all taps would fire at the very end and
+//! nothing would overlap. But parents that need no gradient count for the depth as well. So a tap
+//! gets a second parent, its *anchor*: an untracked scalar of a chosen depth. The k-th use of a
+//! parameter in a forward takes an anchor [`ANCHOR_GAP`] deeper than the one before, which keeps
+//! taps in the order of use and near the layers they belong to. A wrong anchor would cost overlap,
+//! never correctness.
+//!
+//! # When is a gradient final?
+//!
+//! A parameter may be used several times; each use adds to its gradient. Every use is counted
+//! while its step is in the graph, whether it is waiting for backward or will be thrown away. The
+//! gradient is final when a tap fires and no use is left. A graph that is dropped late (a
+//! forward without backward) thus only delays a gradient to the end of backward, where the
+//! adapter hands in whatever is missing.
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+use burn::{
+    backend::{
+        Autodiff, Backend, Dispatch, Flex, GradientCheckpointingStrategy,
+        autodiff::{
+            checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+            grads::Gradients,
+            ops::{Backward, Ops, OpsKind, unary},
+        },
+        backend_extension,
+        flex::FlexTensor,
+        tensor::FloatTensor,
+    },
+    module::{Module, Param, Reparameterization, Reparameterizer},
+    tensor::Tensor,
+};
+use drumline::ddp::{GradientReducer, Values};
+
+/// Attaches a tap to each parameter that `slot_of` knows by its path.
+pub(crate) fn attach<M: Module>(
+    model: M,
+    taps: &Arc<Taps>,
+    slot_of: impl Fn(&str) -> Option<usize>,
+) -> M {
+    model.apply_reparameterization(Attach { taps, slot_of })
+}
+
+/// What the taps of a model share.
+pub(crate) struct Taps {
+    pub(crate) reducer: GradientReducer,
+    /// Per parameter: its uses that are in a graph and that backward has not passed.
+    open_uses: Vec<AtomicUsize>,
+    anchors: Mutex<Anchors>,
+    /// Gradients are handed in. Otherwise backward gives this rank's own, and nothing is sent.
+    is_armed: AtomicBool,
+}
+
+impl Taps {
+    pub(crate) fn new(reducer: GradientReducer, parameters: usize) -> Self {
+        let open_uses = (0..parameters).map(|_| AtomicUsize::new(0)).collect();
+        Self { reducer, open_uses, anchors: Mutex::default(), is_armed: AtomicBool::new(false) }
+    }
+
+    /// Runs one backward with the taps armed.
+    pub(crate) fn armed<T>(&self, backward: impl FnOnce() -> T) -> T {
+        /// Disarms even if backward panics.
+        struct Armed<'a>(&'a Taps);
+        impl Drop for Armed<'_> {
+            fn drop(&mut self) {
+                self.0.is_armed.store(false, Ordering::Release);
+                // The next forward counts its uses from the start.
+                self.0.anchors.lock().unwrap_or_else(PoisonError::into_inner).next = 0;
+            }
+        }
+        self.is_armed.store(true, Ordering::Release);
+        let _armed = Armed(self);
+        backward()
+    }
+
+    fn next_anchor<const D: usize>(&self, beside: &Tensor<D>) -> Tensor<1> {
+        self.anchors.lock().unwrap_or_else(PoisonError::into_inner).next(beside)
+    }
+}
+
+impl fmt::Debug for Taps {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Taps({} parameters)", self.open_uses.len())
+    }
+}
+
+/// Hands a gradient to the reducer, in place if it is contiguous.
+fn submit(reducer: &GradientReducer, slot: usize, gradient: &FlexTensor) {
+    let values = |tensor: &FlexTensor, submit: &dyn Fn(Values<'_>)| {
+        if let Some(values) = tensor.as_slice::<f32>() {
+            submit(Values::F32(values));
+        } else if let Some(values) = tensor.as_slice::<f64>() {
+            submit(Values::F64(values));
+        } else {
+            return false;
+        }
+        true
+    };
+    let submit = |values: Values<'_>| reducer.submit(slot, values);
+    let is_float = matches!(gradient.dtype(), burn::tensor::DType::F32 | burn::tensor::DType::F64);
+    // Gradients of weights are often transposed views.
+    let done =
+        is_float && (values(gradient, &submit) || values(&gradient.to_contiguous(), &submit));
+    if !done {
+        reducer.reject(slot);
+    }
+}
+
+/// The tap of one parameter; burn clones it with the model.
+#[derive(Clone, Debug)]
+pub(crate) struct Tap {
+    taps: Arc<Taps>,
+    slot: usize,
+}
+
+/// One use of a parameter in a forward: open until backward passes it or the graph is dropped.
+#[derive(Debug)]
+pub(crate) struct Use {
+    tap: Tap,
+    is_open: AtomicBool,
+}
+
+impl Use {
+    fn open(tap: Tap) -> Arc<Self> {
+        tap.taps.open_uses[tap.slot].fetch_add(1, Ordering::Relaxed);
+        Arc::new(Self { tap, is_open: AtomicBool::new(true) })
+    }
+
+    /// Returns whether it was the last open one of its parameter.
+    fn close(&self) -> bool {
+        self.is_open.swap(false, Ordering::Relaxed)
+            && self.tap.taps.open_uses[self.tap.slot].fetch_sub(1, Ordering::AcqRel) == 1
+    }
+}
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// The operations that burn's tensors dispatch to.
+#[backend_extension(Autodiff, Flex)]
+pub(crate) trait GradientTap: Backend {
+    /// `x`, with a hook in backward.
+    fn tap(x: FloatTensor<Self>, anchor: FloatTensor<Self>, tapped: Arc<Use>) -> FloatTensor<Self>;
+    /// `x`, one step deeper in the graph.
+    fn deepen(x: FloatTensor<Self>) -> FloatTensor<Self>;
+    /// The memory of `x`, without a copy.
+    fn host(x: FloatTensor<Self>) -> Host;
+}
+
+/// A tensor in host memory. (A type of its own, since the macro reads tensor types as outputs.)
+pub(crate) struct Host(FlexTensor);
+
+impl GradientTap for Flex {
+    fn tap(x: FloatTensor<Self>, _: FloatTensor<Self>, _: Arc<Use>) -> FloatTensor<Self> {
+        x
+    }
+
+    fn deepen(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        x
+    }
+
+    fn host(x: FloatTensor<Self>) -> Host {
+        Host(x)
+    }
+}
+
+impl<C: CheckpointStrategy> GradientTap for Autodiff<Flex, C> {
+    fn tap(x: FloatTensor<Self>, anchor: FloatTensor<Self>, tapped: Arc<Use>) -> FloatTensor<Self> {
+        match TapBackward.prepare::<C>([x.node(), anchor.node()]).compute_bound().stateful() {
+            OpsKind::Tracked(prep) => prep.finish(tapped, x.into_primitive()),
+            OpsKind::UnTracked(prep) => prep.finish(x.into_primitive()),
+        }
+    }
+
+    fn deepen(x: FloatTensor<Self>) -> FloatTensor<Self> {
+        let node = x.node();
+        DeepenBackward.prepare::<C>([node]).compute_bound().stateless(x.into_primitive())
+    }
+
+    fn host(x: FloatTensor<Self>) -> Host {
+        Host(x.into_primitive())
+    }
+}
+
+#[derive(Debug)]
+struct TapBackward;
+
+impl<B: GradientTap> Backward<B, 2> for TapBackward {
+    type State = Arc<Use>;
+
+    /// Runs while burn holds the graph's lock: must not wait, panic or record operations.
+    fn backward(self, ops: Ops<Arc<Use>, 2>, grads: &mut Gradients, _: &mut Checkpointer) {
+        let [parameter, _anchor] = ops.parents;
+        let gradient = grads.consume::<B>(&ops.node);
+        let Some(parameter) = parameter else { return };
+        grads.register::<B>(parameter.id, gradient); // adds to what other uses left
+        let Tap { taps, slot } = &ops.state.tap;
+        if ops.state.close() && taps.is_armed.load(Ordering::Acquire) {
+            // The parameter is a leaf, whose gradient `consume` leaves in place.
+            let Host(total) = B::host(grads.consume::<B>(&parameter));
+            submit(&taps.reducer, *slot, &total);
+        }
+    }
+}
+
+#[derive(Debug)]
+struct DeepenBackward;
+
+impl<B: Backend> Backward<B, 1> for DeepenBackward {
+    type State = ();
+
+    fn backward(self, ops: Ops<(), 1>, grads: &mut Gradients, _: &mut Checkpointer) {
+        unary::<B, _>(ops.parents, ops.node, grads, |gradient| gradient);
+    }
+}
+
+/// Larger than the number of steps between two uses of parameters: with 32, backward order and
+/// firing order agree for common layers; with 1 most taps fire too late.
+const ANCHOR_GAP: usize = 32;
+
+/// Later uses share the deepest anchor. Bounds what forwards without backward can build up.
+const ANCHORS_MAX: usize = 4096;
+
+/// Untracked scalars of rising depth, made once and kept.
+#[derive(Default)]
+struct Anchors {
+    by_depth: Vec<Tensor<1>>,
+    next: usize,
+    /// Tensors of one operation must agree in it.
+    strategy: Option<GradientCheckpointingStrategy>,
+}
+
+impl Anchors {
+    fn next<const D: usize>(&mut self, beside: &Tensor<D>) -> Tensor<1> {
+        let strategy = beside.gradient_checkpointing_strategy();
+        if strategy != self.strategy {
+            *self = Self { next: self.next, strategy, ..Self::default() };
+        }
+        let index = self.next.min(ANCHORS_MAX - 1);
+        self.next += 1;
+        let mut deepest = match self.by_depth.last() {
+            Some(deepest) => deepest.clone(),
+            None => Tensor::zeros([1], &beside.device()),
+        };
+        while self.by_depth.len() <= index {
+            for _ in 0..ANCHOR_GAP {
+                deepest = Tensor::from_dispatch(Dispatch::deepen(deepest.into_dispatch()));
+            }
+            self.by_depth.push(deepest.clone());
+        }
+        self.by_depth[index].clone()
+    }
+}
+
+/// The reparameterization of a tapped parameter: the identity, with a tap.
+#[derive(Module, Debug)]
+pub(crate) struct TapParameter {
+    #[module(skip)]
+    tap: Tap,
+}
+
+impl Reparameterization for TapParameter {
+    const NAME: &'static str = "ddp";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        if !base.is_autodiff() {
+            return base; // validation
+        }
+        let anchor = self.tap.taps.next_anchor(&base);
+        let tapped = Use::open(self.tap.clone());
+        Tensor::from_dispatch(Dispatch::tap(base.into_dispatch(), anchor.into_dispatch(), tapped))
+    }
+}
+
+struct Attach<'a, F> {
+    taps: &'a Arc<Taps>,
+    slot_of: F,
+}
+
+impl<F: Fn(&str) -> Option<usize>> Reparameterizer for Attach<'_, F> {
+    type Reparam = TapParameter;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<TapParameter>) {
+        let tap = |slot| TapParameter { tap: Tap { taps: self.taps.clone(), slot } };
+        (param, (self.slot_of)(path).map(tap))
+    }
+}

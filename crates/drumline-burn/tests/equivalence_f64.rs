@@ -1,0 +1,97 @@
+//! N ranks with a batch of b end where one rank with a batch of N·b ends, in double precision.
+//!
+//! A program of its own, because burn fixes a device's default dtype once per process.
+
+#![allow(clippy::panic, clippy::unwrap_used)]
+
+mod common;
+
+use std::sync::OnceLock;
+
+use burn::{
+    optim::GradientsParams,
+    tensor::{DType, Device, FloatDType},
+};
+use common::{Mlp, on_ranks, optimizers, tensor};
+use drumline_burn::{
+    DdpOptions, DistributedDataParallel, TensorValues, named_tensors, parameters_digest,
+};
+
+const WIDTH: usize = 8;
+const STEPS: usize = 20;
+const BATCH_PER_RANK: usize = 4;
+
+fn device() -> Device {
+    static CONFIGURED: OnceLock<()> = OnceLock::new();
+    CONFIGURED.get_or_init(|| Device::flex().configure(FloatDType::F64).unwrap());
+    Device::flex().autodiff()
+}
+
+#[test]
+fn n_ranks_with_batch_b_equal_one_rank_with_batch_n_times_b() {
+    let device = device();
+    let start = Mlp::new(WIDTH, 2, &device);
+    let start_values = f64_values(&start);
+    for world_size in [2, 3, 4] {
+        let global_batch = BATCH_PER_RANK * world_size;
+        let inputs: Vec<_> =
+            (0..STEPS).map(|i| tensor([global_batch, WIDTH], i, &device)).collect();
+        let targets: Vec<_> =
+            (0..STEPS).map(|i| tensor([global_batch, 1], 100 + i, &device)).collect();
+
+        for (which, (name, mut optimizer, rate)) in optimizers().into_iter().enumerate() {
+            let mut one = start.clone();
+            for (input, target) in inputs.iter().zip(&targets) {
+                let loss = one.loss(input.clone(), target.clone());
+                let gradients = GradientsParams::from_grads(loss.backward(), &one);
+                one = optimizer.step(rate, one, gradients);
+            }
+
+            let ranks = on_ranks(world_size, |group| {
+                // Only rank 0 knows the parameters to start from.
+                let model = match group.rank() {
+                    0 => start.clone(),
+                    _ => Mlp::new(WIDTH, 2, &device),
+                };
+                let options = DdpOptions::default().first_bucket_bytes(1).bucket_bytes(200);
+                let (ddp, mut model) =
+                    DistributedDataParallel::wrap_with(model, &group, &options).unwrap();
+                let (_, mut optimizer, rate) = optimizers().into_iter().nth(which).unwrap();
+                let first = group.rank() * BATCH_PER_RANK;
+                let mine = first..first + BATCH_PER_RANK;
+                for (input, target) in inputs.iter().zip(&targets) {
+                    let input = input.clone().slice([mine.clone()]);
+                    let target = target.clone().slice([mine.clone()]);
+                    let loss = model.loss(input, target);
+                    let gradients = ddp.backward(loss, &model).unwrap();
+                    assert_eq!(gradients.len(), 6);
+                    model = optimizer.step(rate, model, gradients);
+                }
+                assert_eq!(ddp.stats().steps, STEPS as u64);
+                (parameters_digest(&model).unwrap(), f64_values(&model))
+            });
+
+            let one = f64_values(&one);
+            assert!(largest_difference(&one, &start_values) > 1e-3, "nothing was learnt");
+            for (digest, values) in &ranks {
+                assert_eq!(*digest, ranks[0].0, "the ranks differ in bits");
+                let difference = largest_difference(values, &one);
+                assert!(difference < 1e-9, "{name}, {world_size} ranks: {difference:e}");
+            }
+        }
+    }
+}
+
+fn f64_values(model: &Mlp) -> Vec<f64> {
+    assert_eq!(model.head.weight.base().dtype(), DType::F64);
+    let values = named_tensors(model).unwrap().into_iter().map(|tensor| match tensor.values {
+        TensorValues::F64(values) => values,
+        other => panic!("{} is {}", tensor.name, other.dtype()),
+    });
+    values.flatten().collect()
+}
+
+fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+}

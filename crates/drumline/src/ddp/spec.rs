@@ -1,0 +1,43 @@
+use std::fmt;
+
+use crate::DType;
+
+/// What all ranks must agree on for one tensor of a model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ParameterSpec {
+    /// Its path in the model: `encoder.0.weight`.
+    pub name: String,
+    /// Its lengths, outermost dimension first.
+    pub shape: Vec<usize>,
+    /// The type of its elements.
+    pub dtype: DType,
+}
+
+impl ParameterSpec {
+    /// A tensor called `name`.
+    pub fn new(name: impl Into<String>, shape: impl Into<Vec<usize>>, dtype: DType) -> Self {
+        Self { name: name.into(), shape: shape.into(), dtype }
+    }
+
+    /// How many elements it has.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// How many bytes its elements take.
+    pub fn bytes(&self) -> usize {
+        self.elements() * self.dtype.size()
+    }
+
+    /// Dtype and shape as messages show them: `f32[10, 128]`.
+    pub fn type_name(&self) -> String {
+        format!("{}{:?}", self.dtype, self.shape)
+    }
+}
+
+impl fmt::Display for ParameterSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "`{}` {}", self.name, self.type_name())
+    }
+}
