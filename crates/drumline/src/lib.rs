@@ -41,12 +41,14 @@
 
 #![forbid(unsafe_code)]
 
+pub mod checkpoint;
 mod config;
 pub mod ddp;
 mod error;
 mod executor;
 mod group;
 pub mod rendezvous;
+pub mod sampler;
 pub mod store;
 mod transport;
 

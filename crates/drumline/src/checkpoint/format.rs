@@ -1,0 +1,158 @@
+//! The safetensors format: length of the header (u64, little-endian), header (JSON), elements.
+//!
+//! Written here rather than by the crate of that name, because its files differ from run to run
+//! (metadata in the order of a hash map) and it needs all of a file in memory. The tests hold
+//! the two against each other.
+
+use std::{collections::BTreeMap, io::Read};
+
+use drumline_kernels::DType;
+use serde_json::{Map, Value, json};
+
+use super::tensor::{Tensor, byte_length};
+
+/// The format's own limit.
+const HEADER_LENGTH_MAX: u64 = 100_000_000;
+
+const METADATA_KEY: &str = "__metadata__";
+
+/// Sorted as the format wants them: largest elements first, so that all are aligned.
+pub(super) fn file_order<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Vec<&'a Tensor> {
+    let mut tensors: Vec<_> = tensors.collect();
+    tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype().size()));
+    tensors
+}
+
+/// Everything that comes before the elements of `tensors`. The error says what is wrong.
+pub(super) fn header(
+    tensors: &[&Tensor],
+    metadata: &BTreeMap<String, String>,
+) -> Result<Vec<u8>, String> {
+    let mut header = Map::from_iter([(METADATA_KEY.to_owned(), json!(metadata))]);
+    let mut start = 0;
+    for tensor in tensors {
+        let end = start + tensor.bytes().len();
+        let entry = json!({
+            "dtype": name_of(tensor.dtype())?,
+            "shape": tensor.shape(),
+            "data_offsets": [start, end],
+        });
+        if header.insert(tensor.name().to_owned(), entry).is_some() {
+            return Err(format!("a tensor cannot be called {METADATA_KEY}"));
+        }
+        start = end;
+    }
+    let mut text = Value::Object(header).to_string().into_bytes();
+    text.resize(text.len().next_multiple_of(8), b' '); // Aligns the elements.
+    let length = text.len() as u64;
+    if length > HEADER_LENGTH_MAX {
+        return Err("it has too many tensors or too much metadata for the format".into());
+    }
+    Ok([&length.to_le_bytes(), &text[..]].concat())
+}
+
+/// Where a tensor lies in a file.
+pub(super) struct Entry {
+    name: String,
+    dtype: DType,
+    shape: Vec<usize>,
+    /// Of its elements, counted from the first element of all.
+    start: u64,
+    end: u64,
+}
+
+/// Reads what comes before the elements in a file of `file_length` bytes, and returns the tensors
+/// in the order of their elements. Those fill the rest of the file without gaps.
+pub(super) fn parse_header(
+    input: &mut impl Read,
+    file_length: u64,
+) -> Result<(Vec<Entry>, BTreeMap<String, String>), String> {
+    let mut length = [0; 8];
+    input.read_exact(&mut length).map_err(|_| too_short(file_length))?;
+    let length = u64::from_le_bytes(length);
+    if length > HEADER_LENGTH_MAX {
+        return Err("it is not a safetensors file: its header would be too long".into());
+    }
+    let elements_length =
+        file_length.checked_sub(8 + length).ok_or_else(|| too_short(file_length))?;
+
+    let mut text = vec![0; length as usize];
+    input.read_exact(&mut text).map_err(|error| format!("its header is unreadable: {error}"))?;
+    let header: Map<String, Value> = serde_json::from_slice(&text)
+        .map_err(|error| format!("it is not a safetensors file: its header: {error}"))?;
+
+    let mut metadata = BTreeMap::new();
+    let mut entries = Vec::with_capacity(header.len());
+    for (name, value) in header {
+        if name == METADATA_KEY {
+            metadata = serde_json::from_value(value)
+                .map_err(|error| format!("it is damaged: its metadata: {error}"))?;
+        } else {
+            entries.push(parse_entry(name, &value)?);
+        }
+    }
+
+    entries.sort_by_key(|entry| (entry.start, entry.end));
+    let mut end = 0;
+    for entry in &entries {
+        if entry.start != end {
+            return Err(format!("it is damaged: {} begins at the wrong place", entry.name));
+        }
+        end = entry.end;
+    }
+    if end != elements_length {
+        return Err(format!(
+            "it is cut short or damaged: it holds {elements_length} bytes of elements, \
+             but its header describes {end}"
+        ));
+    }
+    Ok((entries, metadata))
+}
+
+impl Entry {
+    /// Reads the elements, which come next in `input`.
+    pub(super) fn read_tensor(self, input: &mut impl Read) -> Result<Tensor, String> {
+        // Bounded, because all entries together fill the file exactly.
+        let mut bytes = vec![0; (self.end - self.start) as usize];
+        input
+            .read_exact(&mut bytes)
+            .map_err(|error| format!("the elements of {} are unreadable: {error}", self.name))?;
+        Tensor::new(self.name, self.dtype, self.shape, bytes).map_err(|error| error.to_string())
+    }
+}
+
+fn parse_entry(name: String, value: &Value) -> Result<Entry, String> {
+    let damaged = |what: &str| format!("it is damaged: the header has no valid {what} of {name}");
+    let numbers = |key: &str| -> Option<Vec<u64>> {
+        value.get(key)?.as_array()?.iter().map(Value::as_u64).collect()
+    };
+    let dtype = value.get("dtype").and_then(Value::as_str).ok_or_else(|| damaged("dtype"))?;
+    let dtype = dtype_of(dtype)
+        .ok_or_else(|| format!("{name} has elements of type {dtype}, which are not supported"))?;
+    let shape: Option<Vec<usize>> = numbers("shape")
+        .and_then(|shape| shape.into_iter().map(|length| usize::try_from(length).ok()).collect());
+    let shape = shape.ok_or_else(|| damaged("shape"))?;
+    let offsets = numbers("data_offsets").and_then(|offsets| <[u64; 2]>::try_from(offsets).ok());
+    let [start, end] = offsets.ok_or_else(|| damaged("offsets"))?;
+    if end.checked_sub(start) != byte_length(dtype, &shape).map(|length| length as u64) {
+        return Err(damaged("length"));
+    }
+    Ok(Entry { name, dtype, shape, start, end })
+}
+
+fn too_short(length: u64) -> String {
+    format!("it is cut short: {length} bytes do not even hold its header")
+}
+
+/// The format's names of the types.
+const DTYPES: [(DType, &str); 4] =
+    [(DType::U8, "U8"), (DType::I64, "I64"), (DType::F32, "F32"), (DType::F64, "F64")];
+
+fn name_of(dtype: DType) -> Result<&'static str, String> {
+    let found = DTYPES.iter().find(|(known, _)| *known == dtype);
+    found.map(|(_, name)| *name).ok_or_else(|| format!("{dtype} has no name in safetensors"))
+}
+
+fn dtype_of(name: &str) -> Option<DType> {
+    DTYPES.iter().find(|(_, known)| *known == name).map(|(dtype, _)| *dtype)
+}
