@@ -26,6 +26,7 @@
 //! [safetensors]: https://huggingface.co/docs/safetensors
 
 mod format;
+mod on_root;
 mod replace;
 mod tensor;
 
@@ -99,13 +100,7 @@ impl Checkpoint {
     /// reserved name. `path` is then as it was.
     pub fn write(&self, path: &Path) -> Result<()> {
         let fail = |problem| Error::Checkpoint { path: path.to_owned(), problem };
-        let mut metadata = self.metadata.clone();
-        let digest = format!("{:016x}", self.digest());
-        if metadata.insert(DIGEST_KEY.into(), digest).is_some() {
-            return Err(fail(format!("the metadata uses the reserved name {DIGEST_KEY}")));
-        }
-        let tensors: Vec<&Tensor> = format::file_order(self.tensors());
-        let header = format::header(&tensors, &metadata).map_err(fail)?;
+        let (header, tensors) = self.to_parts().map_err(fail)?;
         replace::atomically(path, |file| {
             let mut file = BufWriter::with_capacity(1 << 20, file);
             file.write_all(&header)?;
@@ -140,6 +135,18 @@ impl Checkpoint {
         }
         Self::parse(&mut BufReader::new(file), about.len())
             .map_err(|problem| fail(format!("{problem}; delete it or resume from an earlier one")))
+    }
+
+    /// The file's header, and the tensors in the order in which they follow. The error says what
+    /// is wrong.
+    fn to_parts(&self) -> Result<(Vec<u8>, Vec<&Tensor>), String> {
+        let mut metadata = self.metadata.clone();
+        let digest = format!("{:016x}", self.digest());
+        if metadata.insert(DIGEST_KEY.into(), digest).is_some() {
+            return Err(format!("the metadata uses the reserved name {DIGEST_KEY}"));
+        }
+        let tensors = format::file_order(self.tensors());
+        Ok((format::header(&tensors, &metadata)?, tensors))
     }
 
     /// Reads `length` bytes that [`Checkpoint::write`] wrote. The error says what is wrong.

@@ -5,7 +5,7 @@
 use std::{fs, path::Path};
 
 use drumline::{
-    Error,
+    Error, ProcessGroup,
     checkpoint::{Checkpoint, Tensor},
 };
 use proptest::prelude::*;
@@ -219,4 +219,73 @@ fn tensors_are_checked() {
     let tensor = Tensor::from_values("a", [3], &[1_u8; 3]).unwrap();
     let error = tensor.values::<f32>().unwrap_err().to_string();
     assert!(error.contains("a holds u8, not f32"), "{error}");
+}
+
+/// Runs `work` on three ranks, which are threads.
+fn on_three_ranks<T: Send>(work: impl Fn(&ProcessGroup) -> T + Sync) -> Vec<T> {
+    std::thread::scope(|threads| {
+        let groups = ProcessGroup::local_world(3).unwrap();
+        let work = &work;
+        let running: Vec<_> =
+            groups.into_iter().map(|group| threads.spawn(move || work(&group))).collect();
+        running.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+#[test]
+fn all_ranks_get_what_rank_0_reads() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("c.safetensors");
+    let here = |group: &ProcessGroup| match group.rank() {
+        0 => path.clone(),
+        _ => "/nowhere/else".into(), // The other hosts need not have the file.
+    };
+
+    let errors = on_three_ranks(|group| {
+        Checkpoint::read_on_root(group, &here(group)).unwrap_err().to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("no such file")), "{errors:?}");
+
+    let made = on_three_ranks(|group| {
+        let mut was_asked = false;
+        Checkpoint::write_on_root(group, &here(group), || {
+            was_asked = true;
+            Ok::<_, Error>(sample())
+        })
+        .unwrap();
+        was_asked
+    });
+    assert_eq!(made, [true, false, false]);
+
+    let read = on_three_ranks(|group| Checkpoint::read_on_root(group, &here(group)).unwrap());
+    assert!(read.iter().all(|checkpoint| *checkpoint == sample()));
+
+    let mut bytes = fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&path, bytes).unwrap();
+    let errors = on_three_ranks(|group| {
+        let error = Checkpoint::read_on_root(group, &here(group)).unwrap_err().to_string();
+        group.barrier().unwrap(); // The group is fine; only the file is not.
+        error
+    });
+    assert!(errors.iter().all(|error| error.contains("damaged")), "{errors:?}");
+}
+
+#[test]
+fn all_ranks_learn_that_rank_0_could_not_write() {
+    let write = |make: fn() -> drumline::Result<Checkpoint>| {
+        on_three_ranks(|group| {
+            let path = Path::new("/proc/c.safetensors");
+            Checkpoint::write_on_root(group, path, make).unwrap_err().to_string()
+        })
+    };
+    let errors = write(|| Ok(sample()));
+    assert!(errors.iter().all(|error| error.contains("cannot be written")), "{errors:?}");
+
+    let errors = write(|| {
+        let problem = "no model ".repeat(10_000);
+        Err(Error::InvalidArgument { operation: "make", problem })
+    });
+    assert!(errors.iter().all(|error| error.contains("no model")), "{errors:?}");
+    assert!(errors[1].len() < 5_000, "it was not cut");
 }
