@@ -1,3 +1,242 @@
-//! Example.
+//! Trains a classifier of small images on one or many processes, which stay in step.
+//!
+//! ```sh
+//! cargo run --release -p fashion-mnist                                # one process
+//! drumline run --nproc-per-node 2 target/release/fashion-mnist       # two
+//! ```
+//!
+//! Each rank has the whole network and trains on its share of the images; gradients are averaged.
+//! So N ranks with a batch of b each are one rank with a batch of N·b, apart from batch
+//! normalisation, which sees the b images of its own rank.
 
-fn main() {}
+mod data;
+mod history;
+mod model;
+mod optimizer;
+mod plot;
+mod progress;
+mod state;
+mod train;
+
+use std::{
+    fmt, fs,
+    io::{self, Write},
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use anyhow::{Context, Result};
+use burn::tensor::Device;
+use clap::Parser;
+use drumline::{
+    Config, ProcessGroup, checkpoint::Checkpoint, init_process_group, is_launched,
+    sampler::DistributedSampler,
+};
+use drumline_burn::{DdpOptions, DistributedDataParallel};
+use indicatif::HumanCount;
+use tracing_subscriber::EnvFilter;
+
+use crate::{
+    data::DataSet,
+    history::Epoch,
+    progress::Progress,
+    state::{Settings, State},
+    train::Trainer,
+};
+
+/// Trains a convolutional network on Fashion-MNIST, or on handwritten digits where that is not to
+/// be had, alone or as one rank of a job that `drumline run` started.
+#[derive(Clone, Debug, Parser)]
+#[command(name = "fashion-mnist", args_override_self = true)]
+struct Options {
+    /// Directory of the data set [default: where fetch-data.sh puts it, else built-in digits]
+    #[arg(long)]
+    data: Option<PathBuf>,
+
+    /// How often to go through the training images
+    #[arg(long, default_value = "3")]
+    epochs: NonZeroUsize,
+
+    /// Images per step on each rank
+    #[arg(long, default_value = "64")]
+    batch_size: NonZeroUsize,
+
+    /// Learning rate of the first step; it halves every epoch
+    /// [default: 0.05 for 128 images per step over all ranks, and in proportion]
+    #[arg(long, value_parser = positive)]
+    lr: Option<f64>,
+
+    /// Decides the initial weights and the order of the images
+    #[arg(long, default_value = "0")]
+    seed: u64,
+
+    /// Directory of the checkpoint and the picture
+    #[arg(long, default_value = "runs/fashion-mnist")]
+    out: PathBuf,
+
+    /// Go on after the last epoch in the checkpoint
+    #[arg(long)]
+    resume: bool,
+
+    /// Use only so many training images, for a quick try
+    #[arg(long)]
+    limit: Option<NonZeroUsize>,
+
+    /// Gradients are averaged in buckets of this size, in MiB
+    #[arg(long, default_value = "25")]
+    bucket_mib: NonZeroUsize,
+
+    /// How to average: direct, doubling, binomial [default: by size]. The result is the same
+    #[arg(long)]
+    algorithm: Option<String>,
+}
+
+impl Options {
+    fn learning_rate(&self, world_size: usize) -> f64 {
+        let images_per_step = (self.batch_size.get() * world_size) as f64;
+        self.lr.unwrap_or(0.05 * images_per_step / 128.0)
+    }
+}
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()))
+        .with_writer(io::stderr)
+        .init();
+    match train_together(&options) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let rank = std::env::var("RANK").map(|rank| format!("rank {rank}: "));
+            let _ = writeln!(io::stderr(), "Error: {}{error:#}", rank.unwrap_or_default());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn train_together(options: &Options) -> Result<()> {
+    let group = connect(options)?;
+    run(options, &group)?;
+    Ok(group.destroy()?)
+}
+
+/// Meets the other ranks, if a launcher started this process.
+fn connect(options: &Options) -> Result<ProcessGroup> {
+    if !is_launched() {
+        return Ok(ProcessGroup::alone());
+    }
+    let mut config = Config::from_env()?;
+    if options.algorithm.is_some() {
+        config.all_reduce.clone_from(&options.algorithm);
+    }
+    Ok(init_process_group("env://", &config)?)
+}
+
+fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
+    let data = load_data(options)?;
+    let settings = Settings {
+        data: format!("{}, {} images", data.name, data.train.len()),
+        images_per_step: options.batch_size.get() * group.world_size(),
+        learning_rate: options.learning_rate(group.world_size()),
+        seed: options.seed,
+    };
+    if group.rank() == 0 {
+        say(format_args!("{}", data.describe()))?;
+        say(format_args!(
+            "{} x {} images per step, learning rate {}",
+            count(group.world_size(), "rank"),
+            options.batch_size,
+            settings.learning_rate,
+        ))?;
+    }
+
+    let device = Device::flex().autodiff();
+    let mut state = State::new(options.seed, &device);
+    let checkpoint = options.out.join("checkpoint.safetensors");
+    if options.resume {
+        let saved = Checkpoint::read_on_root(group, &checkpoint)?;
+        state = state
+            .load(&saved, &settings)
+            .with_context(|| format!("cannot resume from {}", checkpoint.display()))?;
+        if group.rank() == 0 {
+            say(format_args!("resuming after epoch {}", state.epochs.len()))?;
+        }
+    }
+    fs::create_dir_all(&options.out)
+        .with_context(|| format!("cannot create {}", options.out.display()))?;
+
+    let buckets = DdpOptions::default().bucket_bytes(options.bucket_mib.get() << 20);
+    let ddp;
+    (ddp, state.model) = DistributedDataParallel::wrap_with(state.model, group, &buckets)?;
+    let trainer = Trainer::new(&ddp, options.batch_size.get(), settings.learning_rate, &device);
+    let mut sampler =
+        DistributedSampler::builder(data.train.len(), group.world_size(), group.rank())
+            .seed(options.seed)
+            .build()?;
+    let mut progress = Progress::new(group.rank());
+    while state.epochs.len() < options.epochs.get() {
+        sampler.set_epoch(state.epochs.len() as u64);
+        let trained;
+        (state, trained) = trainer.epoch(state, &data.train, &sampler, &mut progress)?;
+        let accuracy = train::evaluate(&state.model, &data.test, group)?;
+        let digest = train::common_digest(&state.model, group)?;
+        state.epochs.push(Epoch { losses: trained.losses, accuracy });
+        Checkpoint::write_on_root(group, &checkpoint, || state.save(&settings))?;
+        if group.rank() == 0 {
+            say(format_args!(
+                "epoch {}/{}  loss {:.4}  test accuracy {:.2} %  {} images/s  \
+                 communication {:.2} s  parameters {digest:016x}",
+                state.epochs.len(),
+                options.epochs,
+                state.epochs[state.epochs.len() - 1].loss(),
+                accuracy * 100.0,
+                HumanCount(trained.images_per_s as u64),
+                trained.communication.as_secs_f64(),
+            ))?;
+        }
+    }
+
+    if group.rank() == 0 {
+        let picture = options.out.join("training.svg");
+        let title = format!("{} on {}", data.name, count(group.world_size(), "rank"));
+        write_whole(&picture, &plot::svg(&title, &state.epochs))
+            .with_context(|| format!("cannot write {}", picture.display()))?;
+        say(format_args!("checkpoint {}, picture {}", checkpoint.display(), picture.display()))?;
+    }
+    Ok(())
+}
+
+fn load_data(options: &Options) -> Result<DataSet> {
+    let mut data = DataSet::load(options.data.as_deref())?;
+    if let Some(limit) = options.limit {
+        data.truncate(limit.get());
+    }
+    Ok(data)
+}
+
+/// Prints a line. (`println!` panics when nobody listens any more.)
+fn say(line: fmt::Arguments<'_>) -> io::Result<()> {
+    writeln!(io::stdout(), "{line}")
+}
+
+fn count(n: usize, what: &str) -> String {
+    format!("{} {what}{}", HumanCount(n as u64), if n == 1 { "" } else { "s" })
+}
+
+/// Puts a file there with all of its content or not at all.
+fn write_whole(path: &Path, text: &str) -> io::Result<()> {
+    let partial = path.with_extension("partial");
+    let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&partial); // The error that is returned says more.
+    }
+    written
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if number > 0.0 && number.is_finite() => Ok(number),
+        _ => Err("expected a number greater than 0".into()),
+    }
+}
