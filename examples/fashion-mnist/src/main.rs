@@ -2,12 +2,13 @@
 //!
 //! ```sh
 //! cargo run --release -p fashion-mnist                                # one process
-//! drumline run --nproc-per-node 2 target/release/fashion-mnist       # two
+//! drumline run --nproc-per-node 2 target/release/fashion-mnist        # two
 //! ```
 //!
 //! Each rank has the whole network and trains on its share of the images; gradients are averaged.
 //! So N ranks with a batch of b each are one rank with a batch of N·b, apart from batch
-//! normalisation, which sees the b images of its own rank.
+//! normalisation, which sees the b images of its own rank. The learning rate grows in proportion to
+//! N·b unless `--lr` sets it.
 
 mod data;
 mod history;

@@ -1,7 +1,5 @@
 //! A picture of the training, as SVG.
 
-use std::fmt::Write;
-
 use crate::history::Epoch;
 
 /// Draws the loss and the accuracy over the epochs, one above the other.
@@ -32,24 +30,21 @@ pub(crate) fn svg(title: &str, epochs: &[Epoch]) -> String {
         },
     ];
 
-    let mut svg = format!(
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui, sans-serif" font-size="13" fill="#444">
-<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>
-<text x="{LEFT}" y="34" font-size="17" font-weight="600" fill="#222">{}</text>
-"##,
-        escape(title)
-    );
+    let mut elements = vec![
+        format!(r##"<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>"##),
+        text(LEFT, 34.0, r##"font-size="17" font-weight="600" fill="#222""##, &escape(title)),
+        text((LEFT + RIGHT) / 2.0, HEIGHT - 14.0, MIDDLE, "epoch"),
+    ];
     for (panel, top) in panels.iter().zip([TOP, TOP + PANEL_HEIGHT + GAP]) {
-        draw(panel, top, last, &mut svg);
+        elements.extend(draw(panel, top, last));
     }
-    let bottom = HEIGHT - 14.0;
-    let centre = (LEFT + RIGHT) / 2.0;
-    push(
-        &mut svg,
-        format_args!(r#"<text x="{centre}" y="{bottom}" text-anchor="middle">epoch</text>"#),
-    );
-    svg.push_str("</svg>\n");
-    svg
+    format!(
+        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui, sans-serif" font-size="13" fill="#444">
+{}
+</svg>
+"##,
+        elements.join("\n")
+    )
 }
 
 /// x: epochs since the start; y: the value.
@@ -73,91 +68,59 @@ const TOP: f64 = 78.0;
 const GAP: f64 = 56.0;
 const PANEL_HEIGHT: f64 = 180.0;
 
-fn draw(panel: &Panel<'_>, top: f64, last_epoch: f64, svg: &mut String) {
+/// The elements of a panel. `last_epoch`: where the horizontal axis ends.
+fn draw(panel: &Panel<'_>, top: f64, last_epoch: f64) -> Vec<String> {
     let Panel { name, unit, colour, .. } = panel;
     let bottom = top + PANEL_HEIGHT;
     let points: Vec<Point> = panel.points.iter().copied().filter(|(_, y)| y.is_finite()).collect();
     let (low, high, step) = scale(points.iter().map(|(_, y)| *y));
     let x = |epoch: f64| LEFT + epoch / last_epoch * (RIGHT - LEFT);
     let y = |value: f64| bottom - (value - low) / (high - low) * PANEL_HEIGHT;
-
-    push(
-        svg,
-        format_args!(
-            r#"<text x="{LEFT}" y="{:.1}" fill="{colour}" font-weight="600">{name}</text>"#,
-            top - 12.0
-        ),
-    );
     let decimals = (-step.log10().floor()).max(0.0) as usize;
+
+    let mut elements = Vec::new();
     for line in 0..=((high - low) / step).round() as i32 {
         let value = low + f64::from(line) * step;
-        let at = y(value);
-        push(
-            svg,
-            format_args!(
-                r##"<line x1="{LEFT}" x2="{RIGHT}" y1="{at:.1}" y2="{at:.1}" stroke="#e4e4e4"/>"##
-            ),
-        );
-        push(
-            svg,
-            format_args!(
-                r#"<text x="{:.1}" y="{:.1}" text-anchor="end">{value:.decimals$}{unit}</text>"#,
-                LEFT - 8.0,
-                at + 4.5
-            ),
-        );
+        elements.push(rule(y(value), "#e4e4e4"));
+        let label = format!("{value:.decimals$}{unit}");
+        elements.push(text(LEFT - 8.0, y(value) + 4.5, END, &label));
     }
-    let (_, _, epochs_step) = scale([0.0, last_epoch].into_iter());
-    let epochs_step = epochs_step.max(1.0);
+    let epochs_step = scale([0.0, last_epoch].into_iter()).2.max(1.0);
     for tick in 0..=(last_epoch / epochs_step) as i32 {
         let epoch = f64::from(tick) * epochs_step;
-        push(
-            svg,
-            format_args!(
-                r#"<text x="{:.1}" y="{:.1}" text-anchor="middle">{epoch}</text>"#,
-                x(epoch),
-                bottom + 18.0
-            ),
-        );
+        elements.push(text(x(epoch), bottom + 18.0, MIDDLE, &epoch.to_string()));
     }
-    push(
-        svg,
-        format_args!(
-            r##"<line x1="{LEFT}" x2="{RIGHT}" y1="{bottom}" y2="{bottom}" stroke="#999"/>"##
-        ),
-    );
+    elements.push(rule(bottom, "#999"));
 
-    let line: Vec<String> =
-        points.iter().map(|&(epoch, value)| format!("{:.1},{:.1}", x(epoch), y(value))).collect();
-    push(
-        svg,
-        format_args!(
-            r#"<polyline points="{}" fill="none" stroke="{colour}" stroke-width="2" stroke-linejoin="round"/>"#,
-            line.join(" ")
-        ),
-    );
-    if panel.marks {
-        for &(epoch, value) in &points {
-            push(
-                svg,
-                format_args!(
-                    r#"<circle cx="{:.1}" cy="{:.1}" r="4" fill="{colour}"/>"#,
-                    x(epoch),
-                    y(value)
-                ),
-            );
-        }
+    let heading = format!(r#"font-weight="600" fill="{colour}""#);
+    elements.push(text(LEFT, top - 12.0, &heading, name));
+    if let Some((_, value)) = points.last() {
+        let latest = format!("{value:.0$}{unit} at last", decimals.max(2));
+        elements.push(text(RIGHT, top - 12.0, &format!(r#"{END} fill="{colour}""#), &latest));
     }
-    if let Some(&(_, value)) = points.last() {
-        push(
-            svg,
-            format_args!(
-                r#"<text x="{RIGHT}" y="{:.1}" text-anchor="end" fill="{colour}">{value:.decimals$}{unit} at last</text>"#,
-                top - 12.0,
-                decimals = decimals.max(2)
-            ),
-        );
+
+    let at = |&(epoch, value): &Point| (x(epoch), y(value));
+    let line: Vec<String> = points.iter().map(at).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
+    elements.push(format!(
+        r#"<polyline points="{}" fill="none" stroke="{colour}" stroke-width="2" stroke-linejoin="round"/>"#,
+        line.join(" ")
+    ));
+    for (x, y) in points.iter().filter(|_| panel.marks).map(at) {
+        elements.push(format!(r#"<circle cx="{x:.1}" cy="{y:.1}" r="4" fill="{colour}"/>"#));
     }
+    elements
+}
+
+const MIDDLE: &str = r#"text-anchor="middle""#;
+const END: &str = r#"text-anchor="end""#;
+
+fn text(x: f64, y: f64, attributes: &str, content: &str) -> String {
+    format!(r#"<text x="{x:.1}" y="{y:.1}" {attributes}>{content}</text>"#)
+}
+
+/// A horizontal line across a panel.
+fn rule(y: f64, colour: &str) -> String {
+    format!(r#"<line x1="{LEFT}" x2="{RIGHT}" y1="{y:.1}" y2="{y:.1}" stroke="{colour}"/>"#)
 }
 
 /// Lowest and highest line of a grid around the values, and the distance of its lines: 1, 2 or 5
@@ -175,11 +138,6 @@ fn scale(values: impl Iterator<Item = f64> + Clone) -> (f64, f64, f64) {
     let step = [1.0, 2.0, 5.0, 10.0].map(|n| n * power).into_iter().find(|step| *step >= rough);
     let step = step.unwrap_or(10.0 * power);
     ((low / step).floor() * step, (high / step).ceil() * step, step)
-}
-
-fn push(svg: &mut String, line: std::fmt::Arguments<'_>) {
-    // Writing to a string does not fail.
-    let _ = writeln!(svg, "{line}");
 }
 
 fn escape(text: &str) -> String {

@@ -16,11 +16,7 @@ impl Checkpoint {
         }
         if group.rank() == 0 {
             let read = Self::read(path);
-            let outcome = match &read {
-                Ok(checkpoint) => checkpoint.to_bytes(),
-                Err(Error::Checkpoint { problem, .. }) => Err(problem.clone()),
-                Err(other) => Err(other.to_string()),
-            };
+            let outcome = read.as_ref().map_err(problem_of).and_then(Checkpoint::to_bytes);
             tell(group, &outcome)?;
             return read;
         }
@@ -42,10 +38,16 @@ impl Checkpoint {
         make: impl FnOnce() -> Result<Self, E>,
     ) -> Result<(), E> {
         if group.rank() == 0 {
-            let written = make().and_then(|checkpoint| Ok(checkpoint.write(path)?));
-            let outcome = written.as_ref().map(|()| Vec::new()).map_err(ToString::to_string);
-            tell(group, &outcome)?;
-            return written;
+            let checkpoint = match make() {
+                Ok(checkpoint) => checkpoint,
+                Err(error) => {
+                    tell(group, &Err(error.to_string()))?;
+                    return Err(error);
+                }
+            };
+            let written = checkpoint.write(path);
+            tell(group, &written.as_ref().map(|()| Vec::new()).map_err(problem_of))?;
+            return Ok(written?);
         }
         match hear(group)? {
             Ok(_) => Ok(()),
@@ -60,6 +62,14 @@ impl Checkpoint {
         let (mut bytes, tensors) = self.to_parts()?;
         tensors.iter().for_each(|tensor| bytes.extend_from_slice(tensor.bytes()));
         Ok(bytes)
+    }
+}
+
+/// What went wrong, without the file's name, which the others put in front themselves.
+fn problem_of(error: &Error) -> String {
+    match error {
+        Error::Checkpoint { problem, .. } => problem.clone(),
+        other => other.to_string(),
     }
 }
 
