@@ -21,7 +21,7 @@ mod train;
 
 use std::{
     fmt, fs,
-    io::{self, Write},
+    io::{self, IsTerminal, Write},
     num::NonZeroUsize,
     path::{Path, PathBuf},
     process::ExitCode,
@@ -105,6 +105,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(EnvFilter::try_from_default_env().unwrap_or_else(|_| "warn".into()))
         .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal())
         .init();
     match train_together(&options) {
         Ok(()) => ExitCode::SUCCESS,
