@@ -88,6 +88,11 @@ struct Options {
     #[arg(long, default_value = "25")]
     bucket_mib: NonZeroUsize,
 
+    /// How the ranks meet: env:// or tcp://host:port?rank=R&world_size=W
+    /// [default: env:// under a launcher, else this process is alone]
+    #[arg(long)]
+    init: Option<String>,
+
     /// How to average: direct, doubling, binomial [default: by size]. The result is the same
     #[arg(long)]
     algorithm: Option<String>,
@@ -123,16 +128,17 @@ fn train_together(options: &Options) -> Result<()> {
     Ok(group.destroy()?)
 }
 
-/// Meets the other ranks, if a launcher started this process.
+/// Meets the other ranks, if there are any.
 fn connect(options: &Options) -> Result<ProcessGroup> {
-    if !is_launched() {
+    let launched = is_launched().then_some("env://");
+    let Some(url) = options.init.as_deref().or(launched) else {
         return Ok(ProcessGroup::alone());
-    }
+    };
     let mut config = Config::from_env()?;
     if options.algorithm.is_some() {
         config.all_reduce.clone_from(&options.algorithm);
     }
-    Ok(init_process_group("env://", &config)?)
+    Ok(init_process_group(url, &config)?)
 }
 
 fn run(options: &Options, group: &ProcessGroup) -> Result<()> {

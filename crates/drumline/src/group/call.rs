@@ -162,7 +162,7 @@ impl Inner {
             elapsed,
             cause,
         });
-        tracing::error!("{failure}");
+        tracing::debug!("{failure}");
         transport.abort(&failure);
         state.failure = Some(failure.clone());
         Error::Collective(failure)
