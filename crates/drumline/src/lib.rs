@@ -57,3 +57,8 @@ pub use drumline_kernels::{DType, Element, ReduceOp};
 pub use error::{Cause, CollectiveError, Error, Result};
 pub use group::{ProcessGroup, init_process_group};
 pub use rendezvous::is_launched;
+
+/// Runs the README's example of collectives.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;

@@ -3,11 +3,19 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::{
-    sync::atomic::{AtomicUsize, Ordering},
+    io::Write,
+    net::TcpStream,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
-use drumline::{Cause, CollectiveError, Config, Element, Error, ProcessGroup, ReduceOp};
+use drumline::{
+    Cause, CollectiveError, Config, Element, Error, ProcessGroup, ReduceOp,
+    store::{HashStore, Store},
+};
 
 const ALL_REDUCE: [&str; 3] = ["direct", "doubling", "binomial"];
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max];
@@ -400,5 +408,61 @@ fn communication_is_timed() {
         let before = group.communication_time();
         group.barrier().unwrap();
         assert!(group.communication_time() > before);
+    });
+}
+
+#[test]
+fn a_group_can_be_made_again_under_its_name() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    for sum in 1_i64..=3 {
+        std::thread::scope(|threads| {
+            for rank in 0..2 {
+                let store = store.clone();
+                threads.spawn(move || {
+                    let config = Config::default();
+                    let group = ProcessGroup::connect("again", store, rank, 2, &config).unwrap();
+                    let mut data = [sum];
+                    group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                    assert_eq!(data, [2 * sum]);
+                    group.destroy().unwrap();
+                });
+            }
+        });
+    }
+}
+
+#[test]
+fn strangers_at_the_door_hold_up_nobody() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let connect = |rank| {
+        let store = store.clone();
+        move || ProcessGroup::connect("door", store, rank, 2, &Config::default()).unwrap()
+    };
+    std::thread::scope(|threads| {
+        let host = threads.spawn(connect(0));
+        let address = store.get("drumline/door/1/address/0").unwrap();
+        let address = String::from_utf8(address).unwrap();
+        let strangers: Vec<TcpStream> = (0..60)
+            .map(|stranger| {
+                let mut stream = TcpStream::connect(&address).unwrap();
+                match stranger % 4 {
+                    0 => {} // says nothing
+                    1 => stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap(),
+                    2 => stream.write_all(b"DRUM\x01").unwrap(), // stops in the middle
+                    _ => {
+                        // A well-formed greeting as rank 1 of 2, of another group.
+                        let mut greeting = *b"DRUM\x01\0\0\0\x01\0\0\0\x02\0\0\0----------------";
+                        greeting[7] = (stranger % 2) as u8;
+                        stream.write_all(&greeting).unwrap();
+                    }
+                }
+                stream
+            })
+            .collect();
+        let guest = threads.spawn(connect(1));
+        for group in [host, guest].map(|thread| thread.join().unwrap()) {
+            threads.spawn(move || group.barrier().unwrap());
+        }
+        drop(strangers);
     });
 }
