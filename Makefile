@@ -31,9 +31,7 @@ lint:
 docs:
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps --document-private-items --quiet
 
-# The multi-process tests run the binaries, so those are built first.
 unit:
-	cargo build --locked --workspace --bins
 	cargo test --locked --workspace
 
 schedules:

@@ -186,8 +186,10 @@ fn a_second_ctrl_c_kills() {
     let mut launch = Launch::script(2, "trap '' INT TERM; echo ready; while :; do sleep 1; done");
     launch.wait_for("ready", 2);
     // The first two may count as one.
+    let started = Instant::now();
     launch.signal(Signal::INT);
     while launch.is_running() {
+        assert!(started.elapsed() < HANG, "Ctrl-C is not heard");
         thread::sleep(Duration::from_millis(150));
         launch.signal(Signal::INT);
     }
@@ -381,8 +383,10 @@ impl Launch {
     }
 
     fn start(self) -> Started {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_drumline"));
-        command.arg("run");
+        // Tests may themselves run with signals ignored, as background jobs of a shell do, and
+        // the launcher leaves an ignored signal ignored.
+        let mut command = Command::new("env");
+        command.args(["--default-signal", env!("CARGO_BIN_EXE_drumline"), "run"]);
         self.start_as(command)
     }
 
