@@ -123,13 +123,8 @@ impl Plan {
             name: format!("{name} in {url}"),
             text: text.map(str::to_owned),
         };
-        let [rank, world_size] = parse_query(query).map_err(in_url)?;
-        let rank = from_url("rank", rank);
-        let world_size = from_url("world_size", world_size);
-        let (rank, world_size, host, port, remedy) = match scheme {
+        let (host, port, remedy) = match scheme {
             "env" if place.is_empty() => (
-                if rank.text.is_some() { rank } else { from_env("RANK") },
-                if world_size.text.is_some() { world_size } else { from_env("WORLD_SIZE") },
                 from_env("MASTER_ADDR"),
                 from_env("MASTER_PORT"),
                 "start the program with `drumline run`, or set what is missing",
@@ -141,14 +136,25 @@ impl Plan {
             }
             "tcp" => {
                 let (host, port) = split_place(place).map_err(in_url)?;
-                let (host, port) = (from_url("host", host), from_url("port", port));
-                (rank, world_size, host, port, "write tcp://host:port?rank=R&world_size=W")
+                let remedy = "write tcp://host:port?rank=R&world_size=W";
+                (from_url("host", host), from_url("port", port), remedy)
             }
             _ => {
                 return Err(in_url(format!(
                     "{scheme} is not a known way to meet; known are env:// and tcp://"
                 )));
             }
+        };
+        let [rank, world_size] = parse_query(query).map_err(in_url)?;
+        let (rank, world_size) = match scheme {
+            "env" => (
+                rank.map_or_else(|| from_env("RANK"), |text| from_url("rank", Some(text))),
+                world_size.map_or_else(
+                    || from_env("WORLD_SIZE"),
+                    |text| from_url("world_size", Some(text)),
+                ),
+            ),
+            _ => (from_url("rank", rank), from_url("world_size", world_size)),
         };
 
         let settings = [&rank, &world_size, &host, &port];
@@ -158,16 +164,33 @@ impl Plan {
             return Err(invalid(&names.join(", "), format!("not set; {remedy}")));
         }
         let plan = Plan {
-            port: port.number(u16::MAX.into())? as u16,
             host: host.host()?,
-            rank: rank.number(usize::MAX)?,
-            world_size: world_size.number(usize::MAX)?,
+            port: port.number(0, u16::MAX.into())? as u16,
+            rank: rank.number(0, WORLD_SIZE_MAX)?,
+            world_size: world_size.number(1, WORLD_SIZE_MAX)?,
             launcher_hosts: false,
         };
         let launcher_hosts = plan.is_launchers(variable);
         let plan = Plan { launcher_hosts, ..plan };
-        plan.check(&rank, &world_size, &port)?;
+        if plan.rank >= plan.world_size {
+            let problem = format!(
+                "rank {} of a job of {}: ranks run from 0 to {}",
+                plan.rank,
+                plan.world_size,
+                plan.world_size - 1
+            );
+            return Err(invalid(&rank.name, problem));
+        }
+        if plan.port == 0 && (plan.world_size > 1 || launcher_hosts) {
+            let problem = "0: the others cannot know which port the system would choose".into();
+            return Err(invalid(&port.name, problem));
+        }
         Ok(plan)
+    }
+
+    /// Whether this process hosts the store.
+    pub fn hosts_store(&self) -> bool {
+        self.rank == 0 && !self.launcher_hosts
     }
 
     /// Opens what the plan asks for and waits for the others.
@@ -177,7 +200,7 @@ impl Plan {
     /// [`Error::Store`], as [`rendezvous`].
     pub fn meet(&self, timeout: Duration) -> Result<Rendezvous> {
         let start = Instant::now();
-        let tcp = if self.rank == 0 && !self.launcher_hosts {
+        let tcp = if self.hosts_store() {
             TcpStore::host(&self.host, self.port)?
         } else {
             TcpStore::connect(&self.host, self.port, timeout)?
@@ -216,7 +239,7 @@ impl Plan {
             (
                 Error::Store { store, operation, problem },
                 Err(Error::StoreTimeout { keys: missing, .. }),
-            ) if !self.launcher_hosts => {
+            ) if self.hosts_store() => {
                 let ranks: Vec<_> =
                     missing.iter().filter_map(|key| key.strip_prefix(RANK_KEYS)).collect();
                 let problem = format!("{problem}; not heard from: rank {}", ranks.join(", "));
@@ -233,32 +256,10 @@ impl Plan {
             && is("MASTER_ADDR", &self.host)
             && is("MASTER_PORT", &self.port.to_string())
     }
-
-    /// What each number alone cannot tell.
-    fn check(&self, rank: &Setting, world_size: &Setting, port: &Setting) -> Result<()> {
-        if self.world_size == 0 {
-            return Err(invalid(&world_size.name, "0: a job has at least one process".into()));
-        }
-        if self.rank >= self.world_size {
-            return Err(invalid(
-                &rank.name,
-                format!(
-                    "rank {} of a job of {}: ranks run from 0 to {}",
-                    self.rank,
-                    self.world_size,
-                    self.world_size - 1
-                ),
-            ));
-        }
-        if self.port == 0 && (self.world_size > 1 || self.launcher_hosts) {
-            return Err(invalid(
-                &port.name,
-                "0: the other ranks cannot know which port the system would choose".into(),
-            ));
-        }
-        Ok(())
-    }
 }
+
+/// Far above any job: a slip of the finger is not to become a huge wait.
+const WORLD_SIZE_MAX: usize = 1 << 20;
 
 /// Where each rank of ours leaves its name.
 const RANK_KEYS: &str = "drumline/rank/";
@@ -281,13 +282,16 @@ impl Setting {
         self.text.as_deref().unwrap_or_default()
     }
 
-    fn number(&self, max: usize) -> Result<usize> {
+    fn number(&self, min: usize, max: usize) -> Result<usize> {
         let text = self.text();
         // `parse` would take "+1".
         let digits = Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
-        digits.and_then(|digits| digits.parse().ok()).filter(|&number| number <= max).ok_or_else(
-            || invalid(&self.name, format!("`{text}` is not a whole number from 0 to {max}")),
-        )
+        digits
+            .and_then(|digits| digits.parse().ok())
+            .filter(|number| (min..=max).contains(number))
+            .ok_or_else(|| {
+                invalid(&self.name, format!("`{text}` is not a whole number from {min} to {max}"))
+            })
     }
 
     fn host(&self) -> Result<String> {

@@ -152,8 +152,9 @@ impl TcpStore {
     /// [`Error::Store`] on the host if fewer have joined after `timeout`.
     pub fn wait_for_workers(&self, world_size: usize, timeout: Duration) -> Result<()> {
         let deadline = deadline_after(timeout);
+        let all = i64::try_from(world_size).unwrap_or(i64::MAX);
         let mut joined = self.add_raw(WORKERS, 1)?;
-        while self.server.is_some() && joined < world_size as i64 {
+        while self.server.is_some() && joined < all {
             if Instant::now() >= deadline {
                 return Err(self.failed("wait for workers".into(), format!(
                     "{joined} of {world_size} have joined in {timeout:.1?}; start the missing ones \
