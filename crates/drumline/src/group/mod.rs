@@ -9,7 +9,7 @@ use std::{
     hash::{BuildHasher, RandomState},
     net::{IpAddr, Ipv4Addr},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, Instant},
@@ -189,6 +189,11 @@ impl ProcessGroup {
         Ok(ProcessGroup::new(member, Box::new(transport), Some(store), config))
     }
 
+    /// A handle that does not keep the group alive.
+    pub(crate) fn downgrade(&self) -> WeakProcessGroup {
+        WeakProcessGroup(Arc::downgrade(&self.inner))
+    }
+
     fn new(
         member: Membership,
         transport: Box<dyn Transport>,
@@ -345,6 +350,17 @@ impl ProcessGroup {
     /// other rank took part in.
     pub fn destroy(self) -> Result<()> {
         self.inner.destroy()
+    }
+}
+
+/// See [`ProcessGroup::downgrade`].
+#[derive(Clone)]
+pub(crate) struct WeakProcessGroup(Weak<Inner>);
+
+impl WeakProcessGroup {
+    /// The group, if a handle of it is left.
+    pub(crate) fn upgrade(&self) -> Option<ProcessGroup> {
+        self.0.upgrade().map(|inner| ProcessGroup { inner })
     }
 }
 

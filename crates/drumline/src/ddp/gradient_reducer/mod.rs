@@ -1,19 +1,20 @@
+mod memory;
+mod worker;
+
 use std::{
-    fmt, io,
     ops::Range,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        mpsc::{Receiver, Sender, channel},
-    },
-    thread,
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
+use self::{memory::Memory, worker::Worker};
 use super::{
     AlreadyReady, Bucket, DdpOptions, FaultKind, GradientFault, ParameterSpec, Reducer, Unfinished,
     plan_buckets,
 };
-use crate::{DType, Element, Error, ProcessGroup, ReduceOp, Result};
+use crate::{DType, Element, Error, ProcessGroup, Result};
+
+pub use self::memory::Values;
 
 /// Averages gradients over a group while backward still computes the others.
 ///
@@ -60,7 +61,7 @@ impl GradientReducer {
         let memory = buckets.iter().map(|_| None).collect();
         let worker = match group.world_size() {
             1 => None,
-            _ => Some(Worker::start(group.clone())?),
+            _ => Some(Worker::start(group)?),
         };
         let step = Step {
             reducer: Reducer::new(&buckets),
@@ -254,47 +255,6 @@ impl Drop for Averaged<'_> {
     }
 }
 
-/// Borrowed elements of a gradient, row-major.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum Values<'a> {
-    /// Single precision.
-    F32(&'a [f32]),
-    /// Double precision.
-    F64(&'a [f64]),
-}
-
-impl<'a> Values<'a> {
-    /// The elements, if they are `T`.
-    pub fn as_slice<T: Element>(self) -> Option<&'a [T]> {
-        match self {
-            Values::F32(values) if T::DTYPE == DType::F32 => Some(bytemuck::cast_slice(values)),
-            Values::F64(values) if T::DTYPE == DType::F64 => Some(bytemuck::cast_slice(values)),
-            _ => None,
-        }
-    }
-
-    fn fits(self, spec: &ParameterSpec) -> bool {
-        let (dtype, elements) = match self {
-            Values::F32(values) => (DType::F32, values.len()),
-            Values::F64(values) => (DType::F64, values.len()),
-        };
-        dtype == spec.dtype && elements == spec.elements()
-    }
-}
-
-impl<'a> From<&'a [f32]> for Values<'a> {
-    fn from(values: &'a [f32]) -> Self {
-        Values::F32(values)
-    }
-}
-
-impl<'a> From<&'a [f64]> for Values<'a> {
-    fn from(values: &'a [f64]) -> Self {
-        Values::F64(values)
-    }
-}
-
 /// What a [`GradientReducer`] has done so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -395,150 +355,14 @@ impl Step {
     }
 }
 
-/// The elements of a bucket, and one more: the fault flag.
-enum Memory {
-    F32(Vec<f32>),
-    F64(Vec<f64>),
-}
-
-impl Memory {
-    fn new(bucket: &Bucket, parameters: &[ParameterSpec]) -> Self {
-        let elements: usize = bucket.parameters.iter().map(|&p| parameters[p].elements()).sum();
-        match bucket.dtype {
-            DType::F64 => Memory::F64(vec![0.0; elements + 1]),
-            _ => Memory::F32(vec![0.0; elements + 1]),
-        }
-    }
-
-    fn write(&mut self, range: Range<usize>, values: Values<'_>) {
-        match (self, values) {
-            (Memory::F32(memory), Values::F32(values)) => memory[range].copy_from_slice(values),
-            (Memory::F64(memory), Values::F64(values)) => memory[range].copy_from_slice(values),
-            _ => debug_assert!(false, "`fits` compared the dtypes"),
-        }
-    }
-
-    fn zero(&mut self, range: Range<usize>) {
-        match self {
-            Memory::F32(memory) => memory[range].fill(0.0),
-            Memory::F64(memory) => memory[range].fill(0.0),
-        }
-    }
-
-    fn read(&self, range: Range<usize>) -> Values<'_> {
-        match self {
-            Memory::F32(memory) => Values::F32(&memory[range]),
-            Memory::F64(memory) => Values::F64(&memory[range]),
-        }
-    }
-
-    fn set_flag(&mut self, fault: bool) {
-        let last = self.elements();
-        match self {
-            Memory::F32(memory) => memory[last] = f32::from(u8::from(fault)),
-            Memory::F64(memory) => memory[last] = f64::from(u8::from(fault)),
-        }
-    }
-
-    /// Before the all-reduce: this rank has faults. After it: some rank has.
-    fn flag(&self) -> bool {
-        let last = self.elements();
-        match self {
-            Memory::F32(memory) => memory[last] != 0.0,
-            Memory::F64(memory) => memory[last] != 0.0,
-        }
-    }
-
-    fn all_reduce(&mut self, group: &ProcessGroup) -> Result<()> {
-        match self {
-            Memory::F32(memory) => group.all_reduce(memory, ReduceOp::Avg),
-            Memory::F64(memory) => group.all_reduce(memory, ReduceOp::Avg),
-        }
-    }
-
-    /// Without the flag.
-    fn elements(&self) -> usize {
-        match self {
-            Memory::F32(memory) => memory.len() - 1,
-            Memory::F64(memory) => memory.len() - 1,
-        }
-    }
-
-    fn gradient_bytes(&self) -> usize {
-        match self {
-            Memory::F32(_) => self.elements() * DType::F32.size(),
-            Memory::F64(_) => self.elements() * DType::F64.size(),
-        }
-    }
-}
-
-impl fmt::Debug for Memory {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Memory({} bytes)", self.gradient_bytes())
-    }
-}
-
-/// The communication thread: takes buckets by value, one after the other, and gives them back.
-///
-/// It is not joined when dropped: a collective that waits for a dead peer ends by its own
-/// deadline, and nobody should wait for that. The closed channel ends the thread.
-#[derive(Debug)]
-struct Worker {
-    jobs: Sender<(usize, Memory)>,
-    done: Receiver<Done>,
-    in_flight: usize,
-}
-
-#[derive(Debug)]
-struct Done {
-    bucket: usize,
-    memory: Memory,
-    result: Result<()>,
-    took: Duration,
-}
-
-impl Worker {
-    fn start(group: ProcessGroup) -> Result<Self> {
-        let (jobs, next_job) = channel::<(usize, Memory)>();
-        let (send_done, done) = channel();
-        let work = move || {
-            while let Ok((bucket, mut memory)) = next_job.recv() {
-                let start = Instant::now();
-                let result = memory.all_reduce(&group);
-                let done = Done { bucket, memory, result, took: start.elapsed() };
-                if send_done.send(done).is_err() {
-                    break;
-                }
-            }
-        };
-        thread::Builder::new()
-            .name("drumline-ddp".to_owned())
-            .spawn(work)
-            .map_err(|error| Error::io("start the communication thread", error))?;
-        Ok(Self { jobs, done, in_flight: 0 })
-    }
-
-    fn start_all_reduce(&mut self, bucket: usize, memory: Memory) {
-        // If the thread has gone, `wait` finds out: what is in flight never comes back.
-        let _ = self.jobs.send((bucket, memory));
-        self.in_flight += 1;
-    }
-
-    fn wait(&mut self) -> Result<Done> {
-        let done = self.done.recv().map_err(|_| {
-            let gone = io::Error::other("it ended early; its panic message stands above");
-            Error::io("wait for the communication thread", gone)
-        })?;
-        self.in_flight -= 1;
-        Ok(done)
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::thread;
+
     use proptest::prelude::*;
 
     use super::*;
+    use crate::ReduceOp;
 
     fn specs(elements: &[usize], dtype: DType) -> Vec<ParameterSpec> {
         let name = |i| format!("p{i}");
