@@ -49,7 +49,7 @@ fn fixtures() -> Vec<(Request<'static>, &'static str)> {
 fn every_request_has_its_bytes_and_can_be_split_anywhere() {
     for (request, text) in fixtures() {
         let bytes = unhex(text);
-        assert_eq!(encoded(&[request.clone()]), bytes, "{request:?}");
+        assert_eq!(encoded(std::slice::from_ref(&request)), bytes, "{request:?}");
         for end in 0..bytes.len() {
             let Decoded::NeedsBytes(needed) = decode(&bytes[..end]).unwrap() else {
                 panic!("{request:?} is complete after {end} bytes")
