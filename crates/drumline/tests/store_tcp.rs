@@ -201,6 +201,7 @@ fn what_the_protocol_cannot_carry_is_refused_here() {
     refused(store.set("k", &vec![0; VALUE_BYTES_MAX + 1]));
     refused(store.compare_set("k", b"", &vec![0; VALUE_BYTES_MAX + 1]).map(drop));
     refused(store.check(&vec!["k"; 131_073]).map(drop));
+    refused(store.check(&vec![&key[1..]; 5000]).map(drop));
     // The largest that it can carry.
     store.set(&key[1..], &vec![7; VALUE_BYTES_MAX]).unwrap();
     assert_eq!(store.get(&key[1..]).unwrap(), vec![7; VALUE_BYTES_MAX]);
@@ -260,6 +261,7 @@ fn a_wait_on_a_server_that_has_stopped_ends() {
     let start = Instant::now();
     let error = store.wait(&["key"], SOON).unwrap_err().to_string();
     assert!(error.contains("no answer") && error.contains("wait for key"), "{error}");
+    assert!(!error.contains("300"), "it did not wait for the store's time-out: {error}");
     assert!(start.elapsed() < HANG);
     server.join().unwrap();
 }

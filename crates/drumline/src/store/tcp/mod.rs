@@ -40,7 +40,10 @@ use std::{
 
 use self::{
     connection::{Connection, deadline_after},
-    protocol::{KEY_BYTES_MAX, KEYS_PER_REQUEST_MAX, Key, READY, Request, VALUE_BYTES_MAX, Value},
+    protocol::{
+        KEY_BYTES_MAX, KEYS_PER_REQUEST_MAX, Key, READY, REQUEST_BYTES_MAX, Request,
+        VALUE_BYTES_MAX, Value,
+    },
 };
 use super::{
     DEFAULT_TIMEOUT, Store,
@@ -186,9 +189,9 @@ impl TcpStore {
         operation: impl Fn() -> String,
         call: impl FnOnce(&mut Connection, Instant) -> io::Result<T>,
     ) -> Result<T> {
-        let timeout = self.timeout().max(ANSWER_PATIENCE);
-        let deadline = deadline_after(timeout);
-        let failed = |error: io::Error| self.failed(operation(), explain(&error, timeout));
+        let start = Instant::now();
+        let deadline = deadline_after(self.timeout().max(ANSWER_PATIENCE));
+        let failed = |error: io::Error| self.failed(operation(), explain(&error, start.elapsed()));
         // The guard must not live on into the match.
         let idle = self.idle().pop();
         let mut connection = match idle {
@@ -364,6 +367,12 @@ fn wire_keys(operation: &'static str, keys: &[&str]) -> Result<Vec<String>> {
         let problem = format!("{} keys exceed {KEYS_PER_REQUEST_MAX}", keys.len());
         return Err(Error::InvalidArgument { operation, problem });
     }
+    // Each with its length and its `/`, behind the opcode and the count.
+    let bytes = 9 + keys.iter().map(|key| 9 + key.len()).sum::<usize>();
+    if bytes > REQUEST_BYTES_MAX {
+        let problem = format!("keys of {bytes} bytes together exceed {REQUEST_BYTES_MAX}");
+        return Err(Error::InvalidArgument { operation, problem });
+    }
     keys.iter().map(|key| wire_key(operation, key)).collect()
 }
 
@@ -386,7 +395,7 @@ fn shown(key: Key<'_>) -> String {
 }
 
 /// What a socket's error means for the one who asked.
-fn explain(error: &io::Error, patience: Duration) -> String {
+fn explain(error: &io::Error, waited: Duration) -> String {
     match error.kind() {
         ErrorKind::ConnectionRefused
         | ErrorKind::ConnectionReset
@@ -397,7 +406,7 @@ fn explain(error: &io::Error, patience: Duration) -> String {
              probably exited: look at its output first"
         ),
         ErrorKind::TimedOut => format!(
-            "no answer in {patience:.1?}; the process that hosts the store is stopped, or its \
+            "no answer in {waited:.1?}; the process that hosts the store is stopped, or its \
              host cannot be reached"
         ),
         _ => error.to_string(),
