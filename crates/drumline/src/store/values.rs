@@ -1,10 +1,10 @@
 //! The map behind every store: what set, add and compare-and-set do, said once.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// Keys and values, without waiting and without threads.
 #[derive(Debug, Default)]
-pub(super) struct Values(HashMap<Vec<u8>, Vec<u8>>);
+pub(super) struct Values(BTreeMap<Vec<u8>, Vec<u8>>);
 
 /// Why a number could not be added to a value.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

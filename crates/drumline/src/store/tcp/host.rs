@@ -177,6 +177,9 @@ impl Host {
             if ready.accept {
                 self.accept();
             }
+            // Before the replies leave, so that a client that has one is counted, and again
+            // after, because writing closes what is broken.
+            self.clients.update(self.server.clients());
             self.write();
             self.clients.update(self.server.clients());
         }

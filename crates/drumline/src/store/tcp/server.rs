@@ -23,7 +23,7 @@
 //! [`protocol`](super::protocol)), and one that breaks a rule is refused without an effect on the
 //! others. How much its client stores is not bounded.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::protocol::{
     Decoded, Field, Key, MAGIC, NOT_READY, ProtocolError, READY, Request, STOP_WAITING,
@@ -47,10 +47,10 @@ pub struct ConnectionId(u64);
 pub struct Server {
     values: Values,
     /// A separate name space from values. Never holds an empty queue.
-    queues: HashMap<Vec<u8>, VecDeque<Vec<u8>>>,
-    connections: HashMap<ConnectionId, Connection>,
+    queues: BTreeMap<Vec<u8>, VecDeque<Vec<u8>>>,
+    connections: BTreeMap<ConnectionId, Connection>,
     /// Who waits for what, longest first. Never holds an empty list.
-    waiters: HashMap<Event, VecDeque<ConnectionId>>,
+    waiters: BTreeMap<Event, VecDeque<ConnectionId>>,
     refused: Vec<(ConnectionId, Refusal)>,
     next_id: u64,
 }
@@ -85,7 +85,7 @@ pub enum Refusal {
 }
 
 /// What a connection can wait for.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     /// The key has a value or a queue with something in it.
     Present(Vec<u8>),
@@ -101,7 +101,7 @@ struct Connection {
     input_needed: usize,
     output: VecDeque<u8>,
     /// What the present WAIT or BARRIER still lacks; empty when there is none.
-    waits_for: HashSet<Event>,
+    waits_for: BTreeSet<Event>,
 }
 
 impl Server {
@@ -274,7 +274,7 @@ impl Server {
                     self.happened(&complete, usize::MAX);
                     self.reply(id, STOP_WAITING);
                 } else {
-                    self.wait(id, HashSet::from([complete]))?;
+                    self.wait(id, BTreeSet::from([complete]))?;
                 }
             }
         }
@@ -305,7 +305,7 @@ impl Server {
         self.reply(id, Value(&first.unwrap_or_default()));
     }
 
-    fn wait(&mut self, id: ConnectionId, events: HashSet<Event>) -> Result<(), Refusal> {
+    fn wait(&mut self, id: ConnectionId, events: BTreeSet<Event>) -> Result<(), Refusal> {
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
         if !connection.waits_for.is_empty() {
             return Err(Refusal::WaitsTwice);
