@@ -1,6 +1,6 @@
 //! Collectives over real connections, against a sequential oracle, and what goes wrong.
 
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{
     io::Write,
@@ -330,6 +330,21 @@ fn a_rank_that_leaves_early_is_named() {
     for failure in told.into_iter().flatten() {
         assert_eq!(failure.culprit(), Some(2), "{failure}");
     }
+}
+
+#[test]
+fn a_root_is_told_that_its_receiver_has_left() {
+    let told = world(2, |group| {
+        if group.rank() == 1 {
+            return None;
+        }
+        // What fits the socket's buffer may be sent before anything can be noticed.
+        let mut data = vec![0_u8; 1 << 20];
+        let error = (0..1000).find_map(|_| group.broadcast(&mut data, 0).err());
+        Some(failure(error.expect("a thousand broadcasts to nobody succeeded")))
+    });
+    let failure = told.into_iter().flatten().next().unwrap();
+    assert_eq!(failure.cause, Cause::PeerLeft { peer: 1 }, "{failure}");
 }
 
 #[test]

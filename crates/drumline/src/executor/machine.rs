@@ -225,8 +225,10 @@ impl<'a> Machine<'a> {
 
     /// `peer` has left the group in good order: an error only if it is still needed.
     pub(crate) fn on_left(&self, peer: Rank) -> Result<(), Cause> {
-        let needed = !self.peers[peer].expected.is_empty();
-        if needed { Err(Cause::PeerLeft { peer }) } else { Ok(()) }
+        match self.awaited().contains(&peer) {
+            true => Err(Cause::PeerLeft { peer }),
+            false => Ok(()),
+        }
     }
 
     /// It is `now`.
@@ -240,7 +242,7 @@ impl<'a> Machine<'a> {
     /// The peers without whom nothing goes on.
     pub(crate) fn awaited(&self) -> Vec<Rank> {
         let flushing = match self.schedule.steps.get(self.next) {
-            Some(Step::Flush { to, .. }) => Some(*to),
+            Some(Step::Flush { to, upto }) if self.peers[*to].flushed < *upto => Some(*to),
             _ => None,
         };
         (0..self.peers.len())

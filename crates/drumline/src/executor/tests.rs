@@ -125,9 +125,7 @@ impl Transport for Port {
         Ok(true)
     }
 
-    fn wait(&mut self, _deadline: Instant) -> Result<(), Cause> {
-        Ok(())
-    }
+    fn wait(&mut self, _deadline: Instant) {}
 
     fn abort(&mut self, _failure: &CollectiveError) {}
 

@@ -34,7 +34,7 @@ pub(crate) trait Transport: Send + std::fmt::Debug {
     ) -> Result<bool, Cause>;
 
     /// Sleeps until something can be moved, at most until `deadline`.
-    fn wait(&mut self, deadline: Instant) -> Result<(), Cause>;
+    fn wait(&mut self, deadline: Instant);
 
     /// Tells all peers that the group is broken, and why. What was in flight is lost.
     fn abort(&mut self, failure: &CollectiveError);

@@ -130,7 +130,7 @@ impl Transport for TcpTransport {
         Ok(moved)
     }
 
-    fn wait(&mut self, deadline: Instant) -> Result<(), Cause> {
+    fn wait(&mut self, deadline: Instant) {
         let mut interests = Vec::with_capacity(2 * self.peers.len());
         let mut until = deadline;
         for (peer, &readable) in self.peers.iter().zip(&self.readable) {
@@ -150,7 +150,6 @@ impl Transport for TcpTransport {
             }
         }
         sleep_until_ready(&mut interests, until);
-        Ok(())
     }
 
     fn abort(&mut self, failure: &CollectiveError) {
