@@ -256,7 +256,7 @@ fn message_that_nobody_takes() {
 fn message_of_the_next_operation() {
     let error = run(Collective::Broadcast, 2, 5, |_, rank, _| match rank {
         0 => vec![Step::Send { to: 1, src: DATA }],
-        _ => vec![Step::Recv { from: 0, dst: DATA }, Step::Recv { from: 0, dst: DATA }],
+        _ => vec![Step::Recv { from: 0, dst: DATA }, Step::Recv { from: 0, dst: TEMP }],
     });
     assert_eq!(error, Err(CheckError::UnmatchedRecv { rank: 1, step: 1, from: 0 }));
 }
@@ -366,6 +366,24 @@ fn rules_of_form() {
     let write_input = Step::Copy { dst: input, src: DATA };
     let result = run_raw(Collective::AllGather, 3, 5, &write_input);
     assert_eq!(result, Err(CheckError::Form { rank: 0, step: 0, rule: Rule::InputWritten }));
+}
+
+#[test]
+fn receives_that_are_posted_together_are_disjoint() {
+    let recv = |from, first| Step::Recv { from, dst: Loc::data(Span { first, count: 2, of: 4 }) };
+    let rank_0 = |steps: Vec<Step>| {
+        let mut schedules = schedules(Collective::AllReduce, 3, |_, _, _| vec![]);
+        schedules[0].steps = steps;
+        check_schedules(&schedules, 8)
+    };
+    let meet = Err(CheckError::Form { rank: 0, step: 1, rule: Rule::ReceivesMeet });
+    assert_eq!(rank_0(vec![recv(1, 0), recv(2, 1)]), meet);
+    for steps in [
+        vec![recv(1, 0), recv(2, 2)],
+        vec![recv(1, 0), Step::Send { to: 1, src: DATA }, recv(2, 1)],
+    ] {
+        assert!(!matches!(rank_0(steps), Err(CheckError::Form { .. })), "these may follow");
+    }
 }
 
 #[test]

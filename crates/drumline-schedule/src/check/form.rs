@@ -31,6 +31,9 @@ pub enum Rule {
     /// The inputs of a tree tile a node of the world's ranks.
     #[error("the inputs must tile one node of the tree, by ascending rank")]
     NotATree,
+    /// An executor posts receives that follow each other at once; they complete in any order.
+    #[error("it overlaps a receive before it, with no other step between the two")]
+    ReceivesMeet,
     /// Only messages that have been sent can be flushed.
     #[error("flushes more messages than have been sent")]
     FlushAhead,
@@ -38,11 +41,18 @@ pub enum Rule {
 
 pub(super) fn check(schedule: &Schedule) -> Result<(), CheckError> {
     let mut sent: HashMap<Rank, usize> = HashMap::new();
+    let mut receives: Vec<Loc> = Vec::new();
     for (index, step) in schedule.steps.iter().enumerate() {
         if let Step::Send { to, .. } = step {
             *sent.entry(*to).or_default() += 1;
         }
+        if !matches!(step, Step::Recv { .. }) {
+            receives.clear();
+        }
         let broken = broken_rule(schedule, step).or_else(|| match step {
+            Step::Recv { dst, .. } if receives.iter().any(|other| other.overlaps(*dst)) => {
+                Some(Rule::ReceivesMeet)
+            }
             Step::Flush { to, upto } if sent.get(to).copied().unwrap_or(0) < *upto => {
                 Some(Rule::FlushAhead)
             }
@@ -50,6 +60,9 @@ pub(super) fn check(schedule: &Schedule) -> Result<(), CheckError> {
         });
         if let Some(rule) = broken {
             return Err(CheckError::Form { rank: schedule.rank, step: index, rule });
+        }
+        if let Step::Recv { dst, .. } = step {
+            receives.push(*dst);
         }
     }
     Ok(())
