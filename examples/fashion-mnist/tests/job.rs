@@ -136,11 +136,13 @@ fn a_job_that_is_resumed_ends_with_the_same_bits() {
 #[test]
 fn ranks_meet_without_a_launcher() {
     let directory = tempfile::tempdir().unwrap();
-    // A port that was free a moment ago: the one place where nobody can hand over a bound one.
-    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    // Nobody can hand over a bound port here, and one that was free a moment ago may be taken by
+    // now. But all of 127/8 is this machine, and nobody else uses this address of it.
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let host = format!("127.{high}.{low}.254");
     let ranks: Vec<_> = (0..2)
         .map(|rank| {
-            let url = format!("tcp://127.0.0.1:{port}?rank={rank}&world_size=2");
+            let url = format!("tcp://{host}:29500?rank={rank}&world_size=2");
             Command::new(PROGRAM)
                 .current_dir(&directory)
                 .env_clear()

@@ -53,8 +53,10 @@ impl ProcessGroup {
         let started = Instant::now();
         let inner = &*self.inner;
         let mut state = inner.lock();
-        let mut transport = state.take_transport(call.operation.name())?;
         let schedule = state.schedule(inner, call)?;
+        // From here to where it is put back nothing returns early: a call that panics shall
+        // leave a group without connections, but one that is refused shall not.
+        let mut transport = state.take_transport(call.operation.name())?;
         let mut description = Description::new(
             inner.digest,
             state.sequence,
