@@ -68,6 +68,10 @@ struct Options {
     #[arg(long, value_parser = positive)]
     lr: Option<f64>,
 
+    /// Units of the network's hidden layer
+    #[arg(long, default_value = "128")]
+    hidden: NonZeroUsize,
+
     /// Decides the initial weights and the order of the images
     #[arg(long, default_value = "0")]
     seed: u64,
@@ -160,7 +164,7 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
     }
 
     let device = Device::flex().autodiff();
-    let mut state = State::new(options.seed, &device);
+    let mut state = State::new(options.hidden.get(), options.seed, &device);
     let checkpoint = options.out.join("checkpoint.safetensors");
     if options.resume {
         let saved = Checkpoint::read_on_root(group, &checkpoint)?;

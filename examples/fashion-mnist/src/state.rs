@@ -39,10 +39,10 @@ const MODEL: &str = "model.";
 
 impl State {
     /// Before the first epoch.
-    pub(crate) fn new(seed: u64, device: &Device) -> Self {
+    pub(crate) fn new(hidden: usize, seed: u64, device: &Device) -> Self {
         let momentum = MomentumConfig { momentum: 0.9, dampening: 0.0, nesterov: true };
         let optimizer = SgdConfig::new().with_momentum(Some(momentum)).init();
-        Self { model: Classifier::new(seed, device), optimizer, epochs: Vec::new() }
+        Self { model: Classifier::new(hidden, seed, device), optimizer, epochs: Vec::new() }
     }
 
     /// Puts everything into a checkpoint.

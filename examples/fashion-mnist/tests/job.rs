@@ -278,6 +278,10 @@ fn ranks_that_differ_are_told_how() {
         let arguments = format!("--limit 320 --epochs 1 --out out {arguments}");
         fails_on_every_rank(patient_job(&directory, 2, &arguments), 2)
     };
+    for error in differ("--hidden $((128 + RANK))") {
+        assert!(error.contains("rank 1") && error.contains("hidden.weight"), "{error}");
+        assert!(error.contains("129") && error.contains("128"), "{error}");
+    }
     for error in differ("--bucket-mib $((RANK + 2))") {
         assert!(error.contains("rank 1") && error.contains("bucket"), "{error}");
     }

@@ -126,6 +126,7 @@ fn a_checkpoint_that_does_not_fit_is_refused() {
     );
     assert!(resume("--lr 0.5").contains("learning rate 0.025, but this run has 0.5"));
     assert!(resume("--limit 99").contains("100 images"));
+    assert!(resume("--hidden 64").contains("hidden.weight"));
 
     let good = Checkpoint::read(&path).unwrap();
     let refuses = |change: &dyn Fn(&mut Checkpoint), expected: &str| {
