@@ -22,12 +22,16 @@
 //! - Floating-point minimum and maximum do not depend on the order of their operands: a NaN
 //!   wins (and comes out as the one canonical NaN), and -0 is less than +0.
 
+mod copy;
 mod dtype;
 mod op;
+mod operand;
 mod reduce;
 mod rounding;
 
+pub use copy::copy;
 pub use dtype::{DType, Element};
 pub use op::ReduceOp;
+pub use operand::{Source, Target};
 pub use reduce::{TreeInput, combine, reduce_tree};
 pub use rounding::with_ieee_rounding;
