@@ -89,11 +89,27 @@ impl<'a, T: Pod> Target<'a, T> {
     pub(crate) const fn as_mut_ptr(self) -> *mut T {
         self.ptr
     }
+
+    /// Writes the `N` elements from `at` on.
+    #[inline(always)]
+    pub(crate) fn store<const N: usize>(self, at: usize, values: [T; N]) {
+        assert!(at + N <= self.len);
+        // SAFETY: the contract of `from_raw`, and the elements lie within the operand.
+        unsafe { self.ptr.add(at).cast::<[T; N]>().write(values) };
+    }
 }
 
-impl<T> Source<'_, T> {
+impl<T: Pod> Source<'_, T> {
     pub(crate) const fn as_ptr(self) -> *const T {
         self.ptr
+    }
+
+    /// Reads the `N` elements from `at` on.
+    #[inline(always)]
+    pub(crate) fn load<const N: usize>(self, at: usize) -> [T; N] {
+        assert!(at + N <= self.len);
+        // SAFETY: the contract of `from_raw`, and the elements lie within the operand.
+        unsafe { self.ptr.add(at).cast::<[T; N]>().read() }
     }
 }
 
