@@ -74,7 +74,8 @@ impl<'a, T: Pod> Target<'a, T> {
     ///
     /// - `ptr` is aligned for `T` and valid for reads and writes of `len` elements, all within
     ///   one allocation or mapping. (With `len` 0 any aligned address will do.)
-    /// - No other thread of this process reads or writes them, and no reference points there.
+    /// - No other thread of this process reads or writes them, and no reference to
+    ///   them is used.
     ///   Other *processes* may read and write at any time: the values that anybody reads are
     ///   then unspecified, and nothing else is.
     pub const unsafe fn from_raw(ptr: *mut T, len: usize) -> Target<'a, T> {

@@ -2,7 +2,7 @@
 
 use drumline_kernels::{Element, Source, Target, bf16, copy, f16, narrow, widen};
 
-use crate::format::{BF16, F16, Format};
+use crate::format::{BF16, F16, Format, two_to};
 
 /// In a test under Miri, one value out of many.
 const STRIDE: usize = if cfg!(miri) { 4999 } else { 1 };
@@ -104,11 +104,11 @@ fn the_borders_are_where_they_are_known_to_be() {
     assert_eq!(F16.encode(65519.996), 0x7bff);
     assert_eq!(F16.encode(65520.0), 0x7c00);
     // Half of the smallest subnormal number is a tie with zero, which is even.
-    assert_eq!(F16.encode(2_f32.powi(-25)), 0);
-    assert_eq!(F16.encode(2_f32.powi(-25).next_up()), 1);
+    assert_eq!(F16.encode(two_to(-25) as f32), 0);
+    assert_eq!(F16.encode((two_to(-25) as f32).next_up()), 1);
     assert_eq!(BF16.encode(f32::MAX), 0x7f80);
-    assert_eq!(BF16.encode(1.0 + 2_f32.powi(-8)), 0x3f80);
-    assert_eq!(BF16.encode(-1.0 - 3.0 * 2_f32.powi(-8)), 0xbf82);
+    assert_eq!(BF16.encode((1.0 + two_to(-8)) as f32), 0x3f80);
+    assert_eq!(BF16.encode((-1.0 - 3.0 * two_to(-8)) as f32), 0xbf82);
 }
 
 #[test]

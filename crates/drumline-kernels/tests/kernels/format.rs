@@ -33,7 +33,7 @@ impl Format {
     fn finite(&self, magnitude: u16) -> f64 {
         let exponent = i32::from(magnitude >> self.fraction_bits);
         let fraction = f64::from(magnitude & ((1 << self.fraction_bits) - 1));
-        let unit = 2_f64.powi(exponent.max(1) - self.bias - self.fraction_bits as i32);
+        let unit = two_to(exponent.max(1) - self.bias - self.fraction_bits as i32);
         let hidden = if exponent == 0 { 0.0 } else { f64::from(1 << self.fraction_bits) };
         (hidden + fraction) * unit
     }
@@ -62,4 +62,9 @@ impl Format {
         };
         sign | nearest
     }
+}
+
+/// The power, exactly; `powi` promises no precision.
+pub(crate) fn two_to(exponent: i32) -> f64 {
+    f64::from_bits(((1023 + exponent) as u64) << 52)
 }
