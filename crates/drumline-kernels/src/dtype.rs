@@ -1,6 +1,17 @@
-use bytemuck::Pod;
+use std::fmt;
+use std::str::FromStr;
+
+use crate::UnknownName;
 
 /// The type of the elements of a buffer.
+///
+/// ```
+/// use drumline_kernels::DType;
+///
+/// assert_eq!("bf16".parse(), Ok(DType::Bf16));
+/// assert_eq!(DType::Bf16.accumulator(), DType::F32);
+/// assert_eq!(DType::from_code(DType::Bf16 as u8), Some(DType::Bf16));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -13,15 +24,56 @@ pub enum DType {
     F32 = 3,
     /// IEEE 754 double precision.
     F64 = 4,
+    /// 8-bit signed integer.
+    I8 = 5,
+    /// 16-bit unsigned integer.
+    U16 = 6,
+    /// 16-bit signed integer.
+    I16 = 7,
+    /// 32-bit unsigned integer.
+    U32 = 8,
+    /// 32-bit signed integer.
+    I32 = 9,
+    /// 64-bit unsigned integer.
+    U64 = 10,
+    /// IEEE 754 half precision: 5 bits of exponent, 10 of fraction.
+    F16 = 11,
+    /// The upper half of single precision: 8 bits of exponent, 7 of fraction.
+    Bf16 = 12,
 }
 
 impl DType {
+    /// All types, in the order of their codes.
+    pub const ALL: [DType; 12] = [
+        DType::U8,
+        DType::I64,
+        DType::F32,
+        DType::F64,
+        DType::I8,
+        DType::U16,
+        DType::I16,
+        DType::U32,
+        DType::I32,
+        DType::U64,
+        DType::F16,
+        DType::Bf16,
+    ];
+
+    /// The type whose code (`dtype as u8`) travels in messages, if there is one.
+    pub const fn from_code(code: u8) -> Option<DType> {
+        match (code as usize).checked_sub(1) {
+            Some(index) if index < DType::ALL.len() => Some(DType::ALL[index]),
+            _ => None,
+        }
+    }
+
     /// Bytes per element.
     pub const fn size(self) -> usize {
         match self {
-            DType::U8 => 1,
-            DType::F32 => 4,
-            DType::I64 | DType::F64 => 8,
+            DType::U8 | DType::I8 => 1,
+            DType::U16 | DType::I16 | DType::F16 | DType::Bf16 => 2,
+            DType::U32 | DType::I32 | DType::F32 => 4,
+            DType::U64 | DType::I64 | DType::F64 => 8,
         }
     }
 
@@ -32,86 +84,69 @@ impl DType {
             DType::I64 => "i64",
             DType::F32 => "f32",
             DType::F64 => "f64",
+            DType::I8 => "i8",
+            DType::U16 => "u16",
+            DType::I16 => "i16",
+            DType::U32 => "u32",
+            DType::I32 => "i32",
+            DType::U64 => "u64",
+            DType::F16 => "f16",
+            DType::Bf16 => "bf16",
         }
+    }
+
+    /// The type in which partial results are kept: [`DType::F32`] for the 16-bit floats, every
+    /// other type itself.
+    pub const fn accumulator(self) -> DType {
+        match self {
+            DType::F16 | DType::Bf16 => DType::F32,
+            wide => wide,
+        }
+    }
+
+    /// Whether this is a floating-point type.
+    pub const fn is_float(self) -> bool {
+        matches!(self, DType::F16 | DType::Bf16 | DType::F32 | DType::F64)
     }
 }
 
-impl std::fmt::Display for DType {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Display for DType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }
 }
 
-/// A Rust type that a collective can carry.
-pub trait Element: Arithmetic + Pod + Send + Sync + PartialEq + std::fmt::Debug {
-    /// Its run-time name.
-    const DTYPE: DType;
-}
+impl FromStr for DType {
+    type Err = UnknownName;
 
-pub(crate) use sealed::Arithmetic;
-
-mod sealed {
-    /// What the operators need of a type. Sealed: the set of types is part of the wire format.
-    pub trait Arithmetic: Copy {
-        fn sum(self, other: Self) -> Self;
-        fn min(self, other: Self) -> Self;
-        fn max(self, other: Self) -> Self;
-        fn divide(self, by: usize) -> Self;
+    fn from_str(name: &str) -> Result<DType, UnknownName> {
+        let known = DType::ALL.into_iter().find(|dtype| dtype.name() == name);
+        known.ok_or_else(|| UnknownName::new("element type", name, DType::ALL.map(DType::name)))
     }
 }
 
-macro_rules! integers {
-    ($($type:ty => $dtype:ident),*) => {$(
-        impl Arithmetic for $type {
-            #[inline(always)]
-            fn sum(self, other: Self) -> Self { self.wrapping_add(other) }
-            #[inline(always)]
-            fn min(self, other: Self) -> Self { Ord::min(self, other) }
-            #[inline(always)]
-            fn max(self, other: Self) -> Self { Ord::max(self, other) }
-            #[inline(always)]
-            fn divide(self, by: usize) -> Self { (i128::from(self) / by as i128) as Self }
-        }
-        impl Element for $type {
-            const DTYPE: DType = DType::$dtype;
-        }
-    )*};
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-macro_rules! floats {
-    ($($type:ty => $dtype:ident),*) => {$(
-        impl Arithmetic for $type {
-            #[inline(always)]
-            fn sum(self, other: Self) -> Self { self + other }
-            #[inline(always)]
-            fn min(self, other: Self) -> Self {
-                if self.is_nan() || other.is_nan() {
-                    <$type>::NAN
-                } else if self < other || (self == other && self.is_sign_negative()) {
-                    self
-                } else {
-                    other
-                }
-            }
-            #[inline(always)]
-            fn max(self, other: Self) -> Self {
-                if self.is_nan() || other.is_nan() {
-                    <$type>::NAN
-                } else if self > other || (self == other && self.is_sign_positive()) {
-                    self
-                } else {
-                    other
-                }
-            }
-            // Dividing, not multiplying by the inverse: the result is promised to be sum / n.
-            #[inline(always)]
-            fn divide(self, by: usize) -> Self { self / by as $type }
+    #[test]
+    fn codes_lead_back_to_their_types() {
+        for code in 0..=u8::MAX {
+            let dtype = DType::from_code(code);
+            assert_eq!(dtype.map(|dtype| dtype as u8), (1..=12).contains(&code).then_some(code));
         }
-        impl Element for $type {
-            const DTYPE: DType = DType::$dtype;
-        }
-    )*};
-}
+    }
 
-integers!(u8 => U8, i64 => I64);
-floats!(f32 => F32, f64 => F64);
+    #[test]
+    fn names_lead_back_to_their_types() {
+        for dtype in DType::ALL {
+            assert_eq!(dtype.to_string().parse(), Ok(dtype));
+        }
+        let error = "float".parse::<DType>().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "there is no element type \"float\"; \
+             it is one of u8, i64, f32, f64, i8, u16, i16, u32, i32, u64, f16, bf16"
+        );
+    }
+}

@@ -1,33 +1,53 @@
 //! Element types, reduce operators, and the loops that apply them.
 //!
-//! Everything here is a pure function over slices; nothing knows of ranks' memory, messages or
-//! time. The order in which inputs are added comes from the caller ([`reduce_tree`]), so that
-//! all algorithms give the same bits.
+//! Everything here is a function over operands ([`Source`], [`Target`]): slices, or memory that
+//! other processes map too. Nothing knows of messages or time. The order in which inputs are
+//! added comes from the caller ([`reduce_tree`]), so that all algorithms give the same bits.
 //!
 //! ```
-//! use drumline_kernels::{ReduceOp, combine};
+//! use drumline_kernels::{ReduceOp, Source, Target, combine};
 //!
 //! let mut sum = [1.0_f32, 2.0];
-//! combine(ReduceOp::Avg, &mut sum, &[3.0, 6.0], None);
-//! assert_eq!(sum, [4.0, 8.0]); // a partial sum: not divided yet
-//! combine(ReduceOp::Avg, &mut sum, &[2.0, 1.0], Some(3));
-//! assert_eq!(sum, [2.0, 3.0]); // the sum of all three ranks, divided once
+//! let dst = Target::from(&mut sum[..]);
+//! // A partial sum: not divided yet.
+//! combine(ReduceOp::Avg, dst, Source::from(&[3.0, 7.0][..]), None);
+//! // The sum of all three ranks, divided once.
+//! combine(ReduceOp::Avg, dst, Source::from(&[2.0, 3.0][..]), Some(3));
+//! assert_eq!(sum, [2.0, 4.0]);
 //! ```
 //!
 //! # What the operators promise
 //!
-//! - Integer sums wrap. An integer average is the wrapped sum divided by the number of ranks,
-//!   rounded towards zero.
+//! - Integer sums and products wrap. An integer average is the wrapped sum divided by the number
+//!   of ranks, rounded towards zero.
 //! - A floating-point average is the canonical sum divided once, never a sum of quotients.
 //! - Floating-point minimum and maximum do not depend on the order of their operands: a NaN
 //!   wins (and comes out as the one canonical NaN), and -0 is less than +0.
+//! - 16-bit floats are computed with as `f32`, and rounded once, to nearest, ties to even. An
+//!   algorithm that forwards partial results forwards them as `f32` ([`widen`], [`narrow`]).
+//! - None of this depends on the instructions that the processor has.
+//!
+//! [`ReduceOp`] has it as a table.
 
+mod arithmetic;
+mod convert;
 mod dtype;
+mod element;
+mod error;
+mod isa;
+mod kernels;
+mod lanes;
 mod op;
+mod operand;
 mod reduce;
 mod rounding;
 
-pub use dtype::{DType, Element};
+pub use convert::{copy, narrow, widen};
+pub use dtype::DType;
+pub use element::Element;
+pub use error::UnknownName;
+pub use half::{bf16, f16};
 pub use op::ReduceOp;
-pub use reduce::{TreeInput, combine, reduce_tree};
+pub use operand::{Source, Target};
+pub use reduce::{combine, reduce_tree};
 pub use rounding::with_ieee_rounding;

@@ -1,6 +1,18 @@
 use std::fmt;
+use std::str::FromStr;
+
+use crate::{DType, UnknownName};
 
 /// How the values of all ranks become one.
+///
+/// | | integers | `f32`, `f64` | `f16`, `bf16` |
+/// |---|---|---|---|
+/// | `Sum`, `Product` | wrap | rounded at each node of the tree | computed as `f32`, rounded once at the end |
+/// | `Avg` | the wrapped sum, divided once, rounded towards zero | the sum, divided once | the `f32` sum, divided once, then rounded |
+/// | `Min`, `Max` | exact | exact; a NaN wins and becomes the one canonical NaN; -0 < +0 | as `f32` |
+///
+/// All operators commute, bit for bit, payloads of NaN apart. Those for which
+/// [`order_free`](ReduceOp::order_free) holds are associative too.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -13,9 +25,23 @@ pub enum ReduceOp {
     Min = 3,
     /// The largest value. A NaN wins.
     Max = 4,
+    /// The product. Integers wrap.
+    Product = 5,
 }
 
 impl ReduceOp {
+    /// All operators, in the order of their codes.
+    pub const ALL: [ReduceOp; 5] =
+        [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
+
+    /// The operator whose code (`op as u8`) travels in messages, if there is one.
+    pub const fn from_code(code: u8) -> Option<ReduceOp> {
+        match (code as usize).checked_sub(1) {
+            Some(index) if index < ReduceOp::ALL.len() => Some(ReduceOp::ALL[index]),
+            _ => None,
+        }
+    }
+
     /// Its name in messages: `sum` and so on.
     pub const fn name(self) -> &'static str {
         match self {
@@ -23,6 +49,17 @@ impl ReduceOp {
             ReduceOp::Avg => "avg",
             ReduceOp::Min => "min",
             ReduceOp::Max => "max",
+            ReduceOp::Product => "product",
+        }
+    }
+
+    /// Whether every order and grouping of the inputs gives the same bits, so that an algorithm
+    /// need not keep the canonical tree: all operators on integers, minimum and maximum on
+    /// floating-point numbers.
+    pub const fn order_free(self, dtype: DType) -> bool {
+        match self {
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Product => !dtype.is_float(),
+            ReduceOp::Min | ReduceOp::Max => true,
         }
     }
 }
@@ -30,5 +67,37 @@ impl ReduceOp {
 impl fmt::Display for ReduceOp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+impl FromStr for ReduceOp {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<ReduceOp, UnknownName> {
+        let known = ReduceOp::ALL.into_iter().find(|op| op.name() == name);
+        known.ok_or_else(|| {
+            UnknownName::new("reduce operator", name, ReduceOp::ALL.map(ReduceOp::name))
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_and_names_lead_back_to_their_operators() {
+        for code in 0..=u8::MAX {
+            let op = ReduceOp::from_code(code);
+            assert_eq!(op.map(|op| op as u8), (1..=5).contains(&code).then_some(code));
+        }
+        for op in ReduceOp::ALL {
+            assert_eq!(op.to_string().parse(), Ok(op));
+        }
+        let error = "mean".parse::<ReduceOp>().unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "there is no reduce operator \"mean\"; it is one of sum, avg, min, max, product"
+        );
     }
 }

@@ -112,7 +112,8 @@ mod tests {
         let quarter = f32::MIN_POSITIVE / 4.0;
         let sum = || {
             let mut sum = [quarter];
-            combine(ReduceOp::Sum, &mut sum, std::hint::black_box(&[quarter]), None);
+            let other = std::hint::black_box([quarter]);
+            combine(ReduceOp::Sum, (&mut sum[..]).into(), (&other[..]).into(), None);
             sum[0]
         };
 

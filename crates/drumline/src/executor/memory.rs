@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use drumline_kernels::{Element, ReduceOp, TreeInput, combine, reduce_tree};
+use drumline_kernels::{Element, ReduceOp, Source, Target, combine, reduce_tree};
 use drumline_schedule::{
     Schedule,
     step::{Buffer, Loc, Step},
@@ -161,7 +161,7 @@ impl<'a, T: Element> Buffers<'a, T> {
 
     fn reduce(&mut self, dst: Loc, src: Loc, finish: bool) {
         let (op, finish) = (self.op, finish.then_some(self.world_size));
-        self.write(dst, |dst, others| combine(op, dst, others.slice(src), finish));
+        self.write(dst, |dst, others| combine(op, dst.into(), others.slice(src).into(), finish));
     }
 
     fn reduce_tree(&mut self, dst: Loc, srcs: &[(Node, Loc)], finish: bool) {
@@ -172,12 +172,13 @@ impl<'a, T: Element> Buffers<'a, T> {
         };
         let (op, finish) = (self.op, finish.then_some(self.world_size));
         self.write(dst, |into, others| {
+            let into = Target::from(into);
             let input = |loc: &Loc| match *loc == dst {
-                true => TreeInput::Destination,
-                false => TreeInput::Slice(others.slice(*loc)),
+                true => into.as_source(),
+                false => Source::from(others.slice(*loc)),
             };
             let inputs: Vec<_> = srcs.iter().map(|(_, loc)| input(loc)).collect();
-            reduce_tree(op, into, &inputs, &merges, finish);
+            reduce_tree(op, &[into], &inputs, &merges, finish);
         });
     }
 }

@@ -108,15 +108,12 @@ impl fmt::Display for Description {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const OPERATIONS: [Operation; 4] =
             [Operation::AllReduce, Operation::Broadcast, Operation::AllGather, Operation::Barrier];
-        const REDUCE_OPS: [ReduceOp; 4] =
-            [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max];
-        const DTYPES: [DType; 4] = [DType::U8, DType::I64, DType::F32, DType::F64];
 
         match OPERATIONS.iter().find(|op| **op as u8 == self.operation) {
             Some(operation) => f.write_str(operation.name())?,
             None => write!(f, "operation {}", self.operation)?,
         }
-        match REDUCE_OPS.iter().find(|op| **op as u8 == self.reduce_op) {
+        match ReduceOp::from_code(self.reduce_op) {
             Some(op) => write!(f, "({op})")?,
             None if self.reduce_op != 0 => write!(f, "(operator {})", self.reduce_op)?,
             None => {}
@@ -126,7 +123,7 @@ impl fmt::Display for Description {
         }
         if self.operation != Operation::Barrier as u8 {
             write!(f, " of {} ", self.count)?;
-            match DTYPES.iter().find(|dtype| **dtype as u8 == self.dtype) {
+            match DType::from_code(self.dtype) {
                 Some(dtype) => write!(f, "{dtype}")?,
                 None => write!(f, "elements of type {}", self.dtype)?,
             }

@@ -1,0 +1,67 @@
+use bytemuck::Pod;
+
+use crate::isa::Isa;
+use crate::{Element, Source, Target};
+
+/// Copies `src` to `dst`. The two may overlap in any way.
+///
+/// # Panics
+///
+/// When the lengths differ.
+pub fn copy<T: Pod>(dst: Target<'_, T>, src: Source<'_, T>) {
+    same_length(dst.len(), src.len());
+    // SAFETY: the contracts of the operands: `src` is valid for reads and `dst` for writes of
+    // this many aligned elements, and no other thread of this process interferes. `ptr::copy`
+    // allows an overlap and forms no reference; bytes that another process changes meanwhile
+    // are some bytes, and any bytes are a value of a `Pod` type.
+    unsafe { std::ptr::copy(src.as_ptr(), dst.as_mut_ptr(), src.len()) };
+}
+
+/// Writes the elements of `src` to `dst` in the type in which partial results are kept. Always
+/// exact.
+///
+/// For algorithms that forward partial results: they widen their own elements, [`combine`] in
+/// the wide type, and [`narrow`] the complete result once. For a type that is its own
+/// accumulator this is a copy.
+///
+/// ```
+/// use drumline_kernels::{ReduceOp, combine, f16, narrow, widen};
+///
+/// let mut sum = [0.0_f32; 2];
+/// widen(&mut sum[..], (&[f16::MAX, f16::ONE][..]).into());
+/// // Two more ranks: with the first of them the sum has no `f16` any more.
+/// combine(ReduceOp::Avg, (&mut sum[..]).into(), (&[65504.0, 2.0][..]).into(), None);
+/// combine(ReduceOp::Avg, (&mut sum[..]).into(), (&[65504.0, 6.0][..]).into(), Some(3));
+/// let mut average = [f16::ZERO; 2];
+/// narrow((&mut average[..]).into(), &sum[..]);
+/// assert_eq!(average, [f16::MAX, f16::from_f32(3.0)]);
+/// ```
+///
+/// [`combine`]: crate::combine()
+///
+/// # Panics
+///
+/// When the lengths differ.
+pub fn widen<'a, T: Element>(dst: impl Into<Target<'a, T::Accumulator>>, src: Source<'_, T>) {
+    let dst = dst.into();
+    same_length(dst.len(), src.len());
+    T::widen_kernel(Isa::best(), dst, src);
+}
+
+/// Writes complete results to `dst`, rounded to nearest, ties to even. What is too large becomes
+/// infinity, subnormal numbers are kept, a NaN stays one.
+///
+/// See [`widen`].
+///
+/// # Panics
+///
+/// When the lengths differ.
+pub fn narrow<'a, T: Element>(dst: Target<'_, T>, src: impl Into<Source<'a, T::Accumulator>>) {
+    let src = src.into();
+    same_length(dst.len(), src.len());
+    T::narrow_kernel(Isa::best(), dst, src);
+}
+
+fn same_length(dst: usize, src: usize) {
+    assert_eq!(dst, src, "destination and source differ in length");
+}

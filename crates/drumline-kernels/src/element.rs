@@ -1,0 +1,35 @@
+use std::fmt::Debug;
+
+use half::{bf16, f16};
+
+use crate::DType;
+use crate::kernels::Kernels;
+
+/// A Rust type that a collective can carry.
+///
+/// The set of types is part of the wire format, and closed.
+pub trait Element:
+    Kernels<Wide = <Self as Element>::Accumulator> + Send + Sync + PartialEq + Debug
+{
+    /// Its run-time name.
+    const DTYPE: DType;
+
+    /// The type in which partial results are kept: `f32` for the 16-bit floats, every other type
+    /// itself.
+    type Accumulator: Element<Accumulator = Self::Accumulator>;
+}
+
+macro_rules! elements {
+    ($($type:ty => $dtype:ident, $accumulator:ty);*) => {$(
+        impl Element for $type {
+            const DTYPE: DType = DType::$dtype;
+            type Accumulator = $accumulator;
+        }
+    )*};
+}
+
+elements!(
+    u8 => U8, u8; u16 => U16, u16; u32 => U32, u32; u64 => U64, u64;
+    i8 => I8, i8; i16 => I16, i16; i32 => I32, i32; i64 => I64, i64;
+    f16 => F16, f32; bf16 => Bf16, f32; f32 => F32, f32; f64 => F64, f64
+);

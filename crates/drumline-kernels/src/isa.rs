@@ -1,0 +1,144 @@
+//! One source, compiled once for every processor and once for a recent one.
+
+/// The instructions that a kernel may use. Results never depend on it (payloads of NaN apart),
+/// only time does.
+#[derive(Clone, Copy, Debug)]
+pub struct Isa {
+    /// Only ever true where the processor was asked.
+    avx2: bool,
+}
+
+/// What a kernel is compiled for.
+pub trait Features {
+    /// Whether the conversions between `f16` and `f32` of F16C are there.
+    const F16C: bool;
+}
+
+pub(crate) struct Plain;
+
+impl Features for Plain {
+    const F16C: bool = false;
+}
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Avx2;
+
+#[cfg(target_arch = "x86_64")]
+impl Features for Avx2 {
+    const F16C: bool = true;
+}
+
+/// Code that is worth compiling more than once. `run`, and all that it calls, must be
+/// `inline(always)`: code that stays a function of its own is compiled for every processor.
+pub(crate) trait Kernel {
+    fn run<F: Features>(self);
+}
+
+impl Isa {
+    /// What every processor of this architecture has.
+    #[cfg(test)]
+    pub(crate) const PLAIN: Isa = Isa { avx2: false };
+
+    /// The best that this processor has.
+    #[inline]
+    pub(crate) fn best() -> Isa {
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("f16c");
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let avx2 = false;
+        Isa { avx2 }
+    }
+
+    #[inline]
+    pub(crate) fn run(self, kernel: impl Kernel) {
+        #[cfg(target_arch = "x86_64")]
+        if self.avx2 {
+            // SAFETY: `avx2` is only set where the processor has AVX2 and F16C.
+            return unsafe { run_avx2(kernel) };
+        }
+        kernel.run::<Plain>();
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2,f16c")]
+fn run_avx2(kernel: impl Kernel) {
+    kernel.run::<Avx2>();
+}
+
+#[cfg(test)]
+mod tests {
+    use half::{bf16, f16};
+
+    use super::*;
+    use crate::kernels::Reduction;
+    use crate::{Element, ReduceOp, Source, Target};
+
+    const LEN: usize = 77;
+
+    fn random<T: Element>(rank: usize) -> Vec<T> {
+        let bits = |i: usize| (i + 1 + LEN * rank).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ i << 50;
+        let words: Vec<usize> = (0..LEN).map(bits).collect();
+        bytemuck::cast_slice(&words)[..LEN].to_vec()
+    }
+
+    /// By their text: it is another one for each number and for each zero, and the same for
+    /// every NaN.
+    fn same<T: Element>(a: &[T], b: &[T]) -> bool {
+        format!("{a:?}") == format!("{b:?}")
+    }
+
+    fn check<T: Element>() {
+        let inputs: Vec<Vec<T>> = (0..9).map(random).collect();
+        let programs: [&[usize]; 4] =
+            [&[0, 1], &[0, 1, 1], &[0, 1, 0, 2], &[0, 1, 0, 2, 0, 1, 0, 3, 1]];
+        for (op, merges) in ReduceOp::ALL.iter().flat_map(|op| programs.map(|merges| (*op, merges)))
+        {
+            let srcs: Vec<_> = inputs.iter().map(|input| Source::from(&input[..])).collect();
+            let divisor = (op == ReduceOp::Avg).then_some(3);
+            let reduction = Reduction { op, merges, depth: 4, divisor };
+            let results = [Isa::PLAIN, Isa::best()].map(|isa| {
+                let mut result = random::<T>(10);
+                T::reduce_kernel(
+                    isa,
+                    &reduction,
+                    &[Target::from(&mut result[..])],
+                    &srcs[..merges.len()],
+                );
+                result
+            });
+            assert!(same(&results[0], &results[1]), "{op} of {}: {results:?}", T::DTYPE);
+        }
+
+        let wide = [Isa::PLAIN, Isa::best()].map(|isa| {
+            let mut wide = random::<T::Accumulator>(10);
+            T::widen_kernel(isa, Target::from(&mut wide[..]), Source::from(&inputs[0][..]));
+            wide
+        });
+        assert!(same(&wide[0], &wide[1]), "{} widened", T::DTYPE);
+        let values = random::<T::Accumulator>(11);
+        let narrow = [Isa::PLAIN, Isa::best()].map(|isa| {
+            let mut narrow = random::<T>(10);
+            T::narrow_kernel(isa, Target::from(&mut narrow[..]), Source::from(&values[..]));
+            narrow
+        });
+        assert!(same(&narrow[0], &narrow[1]), "{} narrowed", T::DTYPE);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "Miri has the plain code only")]
+    fn results_do_not_depend_on_the_instructions() {
+        check::<u8>();
+        check::<i8>();
+        check::<u16>();
+        check::<i16>();
+        check::<u32>();
+        check::<i32>();
+        check::<u64>();
+        check::<i64>();
+        check::<f16>();
+        check::<bf16>();
+        check::<f32>();
+        check::<f64>();
+    }
+}

@@ -1,0 +1,253 @@
+//! The loops of each element type.
+
+use std::marker::PhantomData;
+
+use bytemuck::Zeroable;
+use half::{bf16, f16};
+
+use crate::arithmetic::{Arithmetic, Max, Min, Operator, Product, Sum};
+use crate::isa::{Features, Isa, Kernel};
+use crate::lanes::Lanes;
+use crate::{ReduceOp, Source, Target};
+
+/// What is to be computed from the inputs, whatever their type.
+#[derive(Clone, Copy, Debug)]
+pub struct Reduction<'a> {
+    pub(crate) op: ReduceOp,
+    /// After input `i` has been pushed, the two topmost partial results are combined
+    /// `merges[i]` times; one is left in the end.
+    pub(crate) merges: &'a [usize],
+    /// The largest number of partial results that wait at a time.
+    pub(crate) depth: usize,
+    /// What an average is divided by.
+    pub(crate) divisor: Option<u32>,
+}
+
+/// The loops, as functions that are not generic: compiled once, with the optimisation of this
+/// crate, and not again in every crate that calls them.
+///
+/// All operands of a call have the same length. One that is shorter than the first makes a
+/// panic, never a stray access.
+pub trait Kernels: Lanes {
+    fn reduce_kernel(
+        isa: Isa,
+        reduction: &Reduction<'_>,
+        dsts: &[Target<'_, Self>],
+        srcs: &[Source<'_, Self>],
+    );
+    fn widen_kernel(isa: Isa, dst: Target<'_, Self::Wide>, src: Source<'_, Self>);
+    fn narrow_kernel(isa: Isa, dst: Target<'_, Self>, src: Source<'_, Self::Wide>);
+}
+
+macro_rules! kernels {
+    ($($type:ty),*) => {$(
+        impl Kernels for $type {
+            fn reduce_kernel(
+                isa: Isa,
+                reduction: &Reduction<'_>,
+                dsts: &[Target<'_, Self>],
+                srcs: &[Source<'_, Self>],
+            ) {
+                match reduction.op {
+                    ReduceOp::Sum | ReduceOp::Avg => by_shape::<Self, Sum>(isa, reduction, dsts, srcs),
+                    ReduceOp::Product => by_shape::<Self, Product>(isa, reduction, dsts, srcs),
+                    ReduceOp::Min => by_shape::<Self, Min>(isa, reduction, dsts, srcs),
+                    ReduceOp::Max => by_shape::<Self, Max>(isa, reduction, dsts, srcs),
+                }
+            }
+
+            fn widen_kernel(isa: Isa, dst: Target<'_, Self::Wide>, src: Source<'_, Self>) {
+                isa.run(Walk::<BLOCK, _> { len: dst.len(), blocks: Widen { dst, src } });
+            }
+
+            fn narrow_kernel(isa: Isa, dst: Target<'_, Self>, src: Source<'_, Self::Wide>) {
+                isa.run(Walk::<BLOCK, _> { len: dst.len(), blocks: Narrow { dst, src } });
+            }
+        }
+    )*};
+}
+
+kernels!(u8, u16, u32, u64, i8, i16, i32, i64, f16, bf16, f32, f64);
+
+fn by_shape<T: Lanes, O: Operator>(
+    isa: Isa,
+    reduction: &Reduction<'_>,
+    dsts: &[Target<'_, T>],
+    srcs: &[Source<'_, T>],
+) {
+    let &Reduction { merges, depth, divisor, .. } = reduction;
+    let op = PhantomData::<O>;
+    // The only program for two inputs, and the canonical one for four.
+    match (srcs, merges) {
+        (&[a, b], _) => few(isa, Few { dsts, srcs: [a, b], divisor, op }),
+        (&[a, b, c, d], [0, 1, 0, 2]) => few(isa, Few { dsts, srcs: [a, b, c, d], divisor, op }),
+        _ => {
+            let on_stack = &mut [[T::Wide::zeroed(); MANY_BLOCK]; DEPTH_ON_STACK];
+            let mut on_heap;
+            let waiting = if depth <= DEPTH_ON_STACK {
+                &mut on_stack[..]
+            } else {
+                on_heap = vec![[T::Wide::zeroed(); MANY_BLOCK]; depth];
+                &mut on_heap[..]
+            };
+            let blocks = Many { dsts, srcs, merges, divisor, waiting, op };
+            isa.run(Walk::<MANY_BLOCK, _> { len: srcs[0].len(), blocks });
+        }
+    }
+}
+
+fn few<T: Lanes, O: Operator, const INPUTS: usize>(isa: Isa, blocks: Few<'_, T, O, INPUTS>) {
+    isa.run(Walk::<BLOCK, _> { len: blocks.srcs[0].len(), blocks });
+}
+
+/// Elements that are loaded before any is stored: with `f32`, one line of the cache.
+const BLOCK: usize = 16;
+
+/// The same for [`Many`], which has more to think about between blocks.
+const MANY_BLOCK: usize = 32;
+
+/// Partial results that find room on the stack: enough for the canonical tree over 64 inputs.
+const DEPTH_ON_STACK: usize = 7;
+
+/// Work on the `N` elements from `at` on, for any `N`.
+///
+/// A block is loaded as a whole before any of it is stored, so that operands may be the same
+/// memory, and the compiler makes vectors of it without asking whether they are.
+trait Blocks {
+    fn block<F: Features, const N: usize>(&mut self, at: usize);
+}
+
+/// All elements, from the first to the last, in blocks of `BLOCK` and single ones at the end.
+struct Walk<const BLOCK: usize, B> {
+    len: usize,
+    blocks: B,
+}
+
+impl<const BLOCK: usize, B: Blocks> Kernel for Walk<BLOCK, B> {
+    #[inline(always)]
+    fn run<F: Features>(self) {
+        let Walk { len, mut blocks } = self;
+        let mut at = 0;
+        while at + BLOCK <= len {
+            blocks.block::<F, BLOCK>(at);
+            at += BLOCK;
+        }
+        while at < len {
+            blocks.block::<F, 1>(at);
+            at += 1;
+        }
+    }
+}
+
+struct Widen<'a, T: Lanes> {
+    dst: Target<'a, T::Wide>,
+    src: Source<'a, T>,
+}
+
+impl<T: Lanes> Blocks for Widen<'_, T> {
+    #[inline(always)]
+    fn block<F: Features, const N: usize>(&mut self, at: usize) {
+        self.dst.store(at, T::widen::<F, N>(self.src.load(at)));
+    }
+}
+
+struct Narrow<'a, T: Lanes> {
+    dst: Target<'a, T>,
+    src: Source<'a, T::Wide>,
+}
+
+impl<T: Lanes> Blocks for Narrow<'_, T> {
+    #[inline(always)]
+    fn block<F: Features, const N: usize>(&mut self, at: usize) {
+        self.dst.store(at, T::narrow::<F, N>(self.src.load(at)));
+    }
+}
+
+/// The tree over few inputs, a power of two, all of them in registers.
+struct Few<'a, T: Lanes, O, const INPUTS: usize> {
+    dsts: &'a [Target<'a, T>],
+    srcs: [Source<'a, T>; INPUTS],
+    divisor: Option<u32>,
+    op: PhantomData<O>,
+}
+
+impl<T: Lanes, O: Operator, const INPUTS: usize> Blocks for Few<'_, T, O, INPUTS> {
+    #[inline(always)]
+    fn block<F: Features, const N: usize>(&mut self, at: usize) {
+        let mut partial = [[T::Wide::zeroed(); N]; INPUTS];
+        for (partial, src) in partial.iter_mut().zip(&self.srcs) {
+            *partial = T::widen::<F, N>(src.load(at));
+        }
+        let mut width = INPUTS;
+        while width > 1 {
+            width /= 2;
+            for i in 0..width {
+                partial[i] = combine::<O, _, N>(partial[2 * i], partial[2 * i + 1]);
+            }
+        }
+        finish::<T, F, N>(self.dsts, at, partial[0], self.divisor);
+    }
+}
+
+/// Any tree over any number of inputs.
+struct Many<'a, T: Lanes, O> {
+    dsts: &'a [Target<'a, T>],
+    srcs: &'a [Source<'a, T>],
+    merges: &'a [usize],
+    divisor: Option<u32>,
+    /// Room for a block of each partial result that waits.
+    waiting: &'a mut [[T::Wide; MANY_BLOCK]],
+    op: PhantomData<O>,
+}
+
+impl<T: Lanes, O: Operator> Blocks for Many<'_, T, O> {
+    #[inline(always)]
+    fn block<F: Features, const N: usize>(&mut self, at: usize) {
+        // The topmost partial result does not wait, it stays in registers.
+        let mut top = T::widen::<F, N>(self.srcs[0].load(at));
+        let mut height = 0;
+        for (src, &merges) in self.srcs.iter().zip(self.merges).skip(1) {
+            let input = T::widen::<F, N>(src.load(at));
+            if merges == 0 {
+                self.waiting[height][..N].copy_from_slice(&top);
+                height += 1;
+                top = input;
+                continue;
+            }
+            top = combine::<O, _, N>(top, input);
+            for _ in 1..merges {
+                height -= 1;
+                for (top, &lower) in top.iter_mut().zip(&self.waiting[height][..N]) {
+                    *top = O::apply(lower, *top);
+                }
+            }
+        }
+        finish::<T, F, N>(self.dsts, at, top, self.divisor);
+    }
+}
+
+#[inline(always)]
+fn combine<O: Operator, A: Arithmetic, const N: usize>(mut a: [A; N], b: [A; N]) -> [A; N] {
+    for (a, b) in a.iter_mut().zip(b) {
+        *a = O::apply(*a, b);
+    }
+    a
+}
+
+#[inline(always)]
+fn finish<T: Lanes, F: Features, const N: usize>(
+    dsts: &[Target<'_, T>],
+    at: usize,
+    mut result: [T::Wide; N],
+    divisor: Option<u32>,
+) {
+    if let Some(divisor) = divisor {
+        for value in &mut result {
+            *value = value.divide(divisor);
+        }
+    }
+    let result = T::narrow::<F, N>(result);
+    for dst in dsts {
+        dst.store(at, result);
+    }
+}

@@ -1,0 +1,149 @@
+//! Elements as they travel, and the wider values that are computed with.
+
+use bytemuck::Pod;
+use half::{bf16, f16};
+
+use crate::arithmetic::Arithmetic;
+use crate::isa::Features;
+
+/// Conversion of several elements at once. `narrow` rounds to nearest, ties to even; overflow
+/// becomes infinity, subnormal numbers are kept, a NaN stays one.
+pub trait Lanes: Pod {
+    type Wide: Arithmetic + Lanes<Wide = Self::Wide>;
+
+    fn widen<F: Features, const N: usize>(lanes: [Self; N]) -> [Self::Wide; N];
+
+    fn narrow<F: Features, const N: usize>(lanes: [Self::Wide; N]) -> [Self; N];
+}
+
+macro_rules! wide {
+    ($($type:ty),*) => {$(
+        impl Lanes for $type {
+            type Wide = $type;
+
+            #[inline(always)]
+            fn widen<F: Features, const N: usize>(lanes: [Self; N]) -> [Self; N] { lanes }
+
+            #[inline(always)]
+            fn narrow<F: Features, const N: usize>(lanes: [Self; N]) -> [Self; N] { lanes }
+        }
+    )*};
+}
+
+wide!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
+
+/// Integer arithmetic on the bits: vectors of it are many times faster than `half`'s scalar
+/// conversions, and unlike the instructions that some processors have, it keeps subnormals.
+impl Lanes for bf16 {
+    type Wide = f32;
+
+    #[inline(always)]
+    fn widen<F: Features, const N: usize>(lanes: [bf16; N]) -> [f32; N] {
+        lanes.map(|x| f32::from_bits(u32::from(x.to_bits()) << 16))
+    }
+
+    #[inline(always)]
+    fn narrow<F: Features, const N: usize>(lanes: [f32; N]) -> [bf16; N] {
+        lanes.map(|x| {
+            let bits = x.to_bits();
+            // Half a unit in the last place that stays, less one bit if that place is even: a
+            // carry out of the lower half is a rounding up, out of the fraction too.
+            let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+            let quiet_nan = (bits >> 16) | 0x40;
+            bf16::from_bits(if x.is_nan() { quiet_nan } else { rounded } as u16)
+        })
+    }
+}
+
+impl Lanes for f16 {
+    type Wide = f32;
+
+    #[inline(always)]
+    fn widen<F: Features, const N: usize>(lanes: [f16; N]) -> [f32; N] {
+        #[cfg(target_arch = "x86_64")]
+        if F::F16C {
+            // SAFETY: `F` says that the processor has F16C.
+            return unsafe { f16c::widen(lanes) };
+        }
+        lanes.map(f16::to_f32_const)
+    }
+
+    #[inline(always)]
+    fn narrow<F: Features, const N: usize>(lanes: [f32; N]) -> [f16; N] {
+        #[cfg(target_arch = "x86_64")]
+        if F::F16C {
+            // SAFETY: `F` says that the processor has F16C.
+            return unsafe { f16c::narrow(lanes) };
+        }
+        lanes.map(f16::from_f32_const)
+    }
+}
+
+/// The instructions of F16C. They keep subnormals whatever the thread's mode says.
+#[cfg(target_arch = "x86_64")]
+mod f16c {
+    use std::arch::x86_64::{
+        _MM_FROUND_TO_NEAREST_INT, _mm_loadu_si128, _mm_storeu_si128, _mm256_cvtph_ps,
+        _mm256_cvtps_ph, _mm256_loadu_ps, _mm256_storeu_ps,
+    };
+
+    use half::f16;
+
+    /// Elements that one instruction converts.
+    const LANES: usize = 8;
+
+    #[inline]
+    #[target_feature(enable = "avx,f16c")]
+    pub(super) fn widen<const N: usize>(lanes: [f16; N]) -> [f32; N] {
+        let mut wide = [0.0; N];
+        let (whole, rest) = wide.as_chunks_mut();
+        let (from_whole, from_rest) = lanes.as_chunks();
+        for (to, from) in whole.iter_mut().zip(from_whole) {
+            *to = widen_all(from);
+        }
+        for (to, from) in rest.iter_mut().zip(from_rest) {
+            *to = widen_all(&[*from; LANES])[0];
+        }
+        wide
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx,f16c")]
+    pub(super) fn narrow<const N: usize>(lanes: [f32; N]) -> [f16; N] {
+        let mut narrow = [f16::ZERO; N];
+        let (whole, rest) = narrow.as_chunks_mut();
+        let (from_whole, from_rest) = lanes.as_chunks();
+        for (to, from) in whole.iter_mut().zip(from_whole) {
+            *to = narrow_all(from);
+        }
+        for (to, from) in rest.iter_mut().zip(from_rest) {
+            *to = narrow_all(&[*from; LANES])[0];
+        }
+        narrow
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx,f16c")]
+    fn widen_all(lanes: &[f16; LANES]) -> [f32; LANES] {
+        let mut wide = [0.0; LANES];
+        // SAFETY: reads the 16 bytes of `lanes` and writes the 32 of `wide`.
+        unsafe {
+            let narrow = _mm_loadu_si128(lanes.as_ptr().cast());
+            _mm256_storeu_ps(wide.as_mut_ptr(), _mm256_cvtph_ps(narrow));
+        }
+        wide
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx,f16c")]
+    fn narrow_all(lanes: &[f32; LANES]) -> [f16; LANES] {
+        let mut narrow = [f16::ZERO; LANES];
+        // SAFETY: reads the 32 bytes of `lanes` and writes the 16 of `narrow`.
+        unsafe {
+            let wide = _mm256_loadu_ps(lanes.as_ptr());
+            let rounded = _mm256_cvtps_ph::<_MM_FROUND_TO_NEAREST_INT>(wide);
+            _mm_storeu_si128(narrow.as_mut_ptr().cast(), rounded);
+        }
+        narrow
+    }
+}

@@ -1,0 +1,215 @@
+//! What kernels read and write.
+//!
+//! A reduction often works straight on memory that another process maps too. Rust's references
+//! promise that nobody else writes behind them, so they must not point there. The operands here
+//! promise less: they are an address and a length, every kernel reads and writes single values
+//! through raw pointers, and a value that changes meanwhile makes a wrong number, never undefined
+//! behaviour. Slices turn into operands with `into()`.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use bytemuck::Pod;
+
+/// Elements that a kernel reads: a slice, or a stretch of memory that other processes may write
+/// meanwhile.
+///
+/// ```
+/// use drumline_kernels::Source;
+///
+/// let source = Source::from(&[1.0_f32, 2.0, 3.0][..]);
+/// assert_eq!(source.slice(1..3).len(), 2);
+/// ```
+pub struct Source<'a, T> {
+    ptr: *const T,
+    len: usize,
+    life: PhantomData<&'a [T]>,
+}
+
+/// Elements that a kernel writes, and may read: a slice, or a stretch of memory that other
+/// processes may read and write meanwhile.
+///
+/// It can be copied, so that one operation can name the same place as destination and as source.
+/// All copies together stand for the one borrow that the first was made from, and stay on its
+/// thread.
+///
+/// ```
+/// use drumline_kernels::{Target, copy};
+///
+/// let mut data = [1, 2, 3, 4];
+/// let target = Target::from(&mut data[..]);
+/// copy(target.slice(0..2), target.as_source().slice(2..4));
+/// assert_eq!(data, [3, 4, 3, 4]);
+/// ```
+pub struct Target<'a, T> {
+    ptr: *mut T,
+    len: usize,
+    life: PhantomData<&'a mut [T]>,
+}
+
+impl<'a, T: Pod> Source<'a, T> {
+    /// The `len` elements at `ptr`.
+    ///
+    /// # Safety
+    ///
+    /// Until the end of `'a`:
+    ///
+    /// - `ptr` is aligned for `T` and valid for reads of `len` elements, all within one
+    ///   allocation or mapping. (With `len` 0 any aligned address will do.)
+    /// - No thread of this process writes to them, except through a [`Target`] for the same
+    ///   memory on the thread that uses this operand. Other *processes* may write at any time:
+    ///   the values that a kernel reads are then unspecified, and nothing else is.
+    pub const unsafe fn from_raw(ptr: *const T, len: usize) -> Source<'a, T> {
+        Source { ptr, len, life: PhantomData }
+    }
+}
+
+impl<'a, T: Pod> Target<'a, T> {
+    /// The `len` elements at `ptr`.
+    ///
+    /// # Safety
+    ///
+    /// Until the end of `'a`:
+    ///
+    /// - `ptr` is aligned for `T` and valid for reads and writes of `len` elements, all within
+    ///   one allocation or mapping. (With `len` 0 any aligned address will do.)
+    /// - No other thread of this process reads or writes them, and no reference to
+    ///   them is used.
+    ///   Other *processes* may read and write at any time: the values that anybody reads are
+    ///   then unspecified, and nothing else is.
+    pub const unsafe fn from_raw(ptr: *mut T, len: usize) -> Target<'a, T> {
+        Target { ptr, len, life: PhantomData }
+    }
+
+    /// The same elements, to be read.
+    pub const fn as_source(self) -> Source<'a, T> {
+        Source { ptr: self.ptr, len: self.len, life: PhantomData }
+    }
+
+    pub(crate) const fn as_mut_ptr(self) -> *mut T {
+        self.ptr
+    }
+
+    /// Writes the `N` elements from `at` on.
+    #[inline(always)]
+    pub(crate) fn store<const N: usize>(self, at: usize, values: [T; N]) {
+        assert!(at + N <= self.len);
+        // SAFETY: the contract of `from_raw`, and the elements lie within the operand.
+        unsafe { self.ptr.add(at).cast::<[T; N]>().write(values) };
+    }
+}
+
+impl<T: Pod> Source<'_, T> {
+    pub(crate) const fn as_ptr(self) -> *const T {
+        self.ptr
+    }
+
+    /// Reads the `N` elements from `at` on.
+    #[inline(always)]
+    pub(crate) fn load<const N: usize>(self, at: usize) -> [T; N] {
+        assert!(at + N <= self.len);
+        // SAFETY: the contract of `from_raw`, and the elements lie within the operand.
+        unsafe { self.ptr.add(at).cast::<[T; N]>().read() }
+    }
+}
+
+macro_rules! operand {
+    ($name:ident) => {
+        impl<'a, T> $name<'a, T> {
+            /// Number of elements.
+            pub const fn len(&self) -> usize {
+                self.len
+            }
+
+            /// Whether there are no elements.
+            pub const fn is_empty(&self) -> bool {
+                self.len == 0
+            }
+
+            /// The elements in `range`.
+            ///
+            /// # Panics
+            ///
+            /// When `range` does not lie within the operand.
+            #[inline]
+            pub fn slice(self, range: Range<usize>) -> $name<'a, T> {
+                let Range { start, end } = range;
+                assert!(
+                    start <= end && end <= self.len,
+                    "elements {start}..{end} of an operand of {}",
+                    self.len
+                );
+                // Never wraps: the address lies within the operand, or at its end.
+                $name { ptr: self.ptr.wrapping_add(start), len: end - start, life: PhantomData }
+            }
+        }
+
+        // Not derived: a derive would ask for `T: Clone` and `T: Debug`.
+        impl<T> Clone for $name<'_, T> {
+            fn clone(&self) -> Self {
+                *self
+            }
+        }
+
+        impl<T> Copy for $name<'_, T> {}
+
+        /// The address and the length. The elements may be changing.
+        impl<T> fmt::Debug for $name<'_, T> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.debug_struct(stringify!($name))
+                    .field("ptr", &self.ptr)
+                    .field("len", &self.len)
+                    .finish()
+            }
+        }
+    };
+}
+
+operand!(Source);
+operand!(Target);
+
+impl<'a, T: Pod> From<&'a [T]> for Source<'a, T> {
+    fn from(slice: &'a [T]) -> Source<'a, T> {
+        Source { ptr: slice.as_ptr(), len: slice.len(), life: PhantomData }
+    }
+}
+
+impl<'a, T: Pod> From<&'a mut [T]> for Target<'a, T> {
+    fn from(slice: &'a mut [T]) -> Target<'a, T> {
+        Target { ptr: slice.as_mut_ptr(), len: slice.len(), life: PhantomData }
+    }
+}
+
+impl<'a, T: Pod> From<Target<'a, T>> for Source<'a, T> {
+    fn from(target: Target<'a, T>) -> Source<'a, T> {
+        target.as_source()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[should_panic(expected = "elements 1..4 of an operand of 3")]
+    fn a_range_past_the_end_is_refused() {
+        let _ = Source::from(&[0_u8; 3][..]).slice(1..4);
+    }
+
+    #[test]
+    #[should_panic(expected = "elements 2..1 of an operand of 3")]
+    #[expect(clippy::reversed_empty_ranges)]
+    fn a_reversed_range_is_refused() {
+        let _ = Target::from(&mut [0_u8; 3][..]).slice(2..1);
+    }
+
+    #[test]
+    fn a_slice_of_a_slice_is_where_it_should_be() {
+        let values = [10_u16, 11, 12, 13, 14];
+        let source = Source::from(&values[..]).slice(1..5).slice(1..3);
+        assert_eq!(source.as_ptr(), &raw const values[2]);
+        assert_eq!(source.len(), 2);
+        assert!(source.slice(2..2).is_empty());
+    }
+}

@@ -1,0 +1,138 @@
+//! Widening and narrowing, against the formats' definitions.
+
+use drumline_kernels::{Element, Source, Target, bf16, copy, f16, narrow, widen};
+
+use crate::format::{BF16, F16, Format, two_to};
+
+/// In a test under Miri, one value out of many.
+const STRIDE: usize = if cfg!(miri) { 4999 } else { 1 };
+
+fn widen_all<T: Element<Accumulator = f32>>(values: &[T]) -> Vec<f32> {
+    let mut wide = vec![0.0; values.len()];
+    widen(&mut wide[..], Source::from(values));
+    wide
+}
+
+fn narrow_all<T: Element<Accumulator = f32>>(values: &[f32]) -> Vec<T> {
+    let mut narrowed = vec![T::zeroed(); values.len()];
+    narrow(Target::from(&mut narrowed[..]), values);
+    narrowed
+}
+
+/// All codes of `format`, widened and narrowed again, alone and in company.
+fn check_codes<T: Element<Accumulator = f32>>(format: &Format, bits: fn(&T) -> u16) {
+    let codes: Vec<u16> = (0..=u16::MAX).step_by(STRIDE).collect();
+    let values: &[T] = bytemuck::cast_slice(&codes);
+    let wide = widen_all(values);
+    let back = narrow_all::<T>(&wide);
+    for ((&code, wide), back) in codes.iter().zip(&wide).zip(&back) {
+        let exact = format.decode(code);
+        if exact.is_nan() {
+            assert!(wide.is_nan() && format.decode(bits(back)).is_nan(), "{code:#x}");
+            assert_eq!(bits(back) >> 15, code >> 15, "{code:#x}: a NaN has lost its sign");
+        } else {
+            assert_eq!(wide.to_bits(), exact.to_bits(), "{code:#x} widened");
+            assert_eq!(bits(back), code, "{code:#x} narrowed again");
+        }
+        // One element takes the way of those that do not fill a block.
+        let alone = widen_all(&values[code as usize / STRIDE..][..1])[0];
+        assert!(alone.to_bits() == wide.to_bits() || (alone.is_nan() && wide.is_nan()));
+    }
+}
+
+/// Everything that a rounding can do: each number of `format`, each middle between two, and
+/// their neighbours among the `f32`; the borders of the range; numbers from everywhere.
+fn check_rounding<T: Element<Accumulator = f32>>(format: &Format, bits: fn(&T) -> u16) {
+    let mut values = vec![f32::MAX, f32::MIN_POSITIVE, f32::from_bits(1), f32::INFINITY];
+    for code in (0..format.infinity()).step_by(STRIDE) {
+        let low = format.decode(code);
+        let high = match format.decode(code + 1) {
+            // Where the next number would be if the exponent went on.
+            f32::INFINITY => low + (low - format.decode(code - 1)),
+            high => high,
+        };
+        // A subnormal bf16 is an f32 with few bits: all sums here are exact in f64.
+        let middle = ((f64::from(low) + f64::from(high)) / 2.0) as f32;
+        for x in [low, middle] {
+            values.extend([x, x.next_up(), x.next_down().max(0.0)]);
+        }
+    }
+    values.extend((0..1_u64 << 18).step_by(STRIDE).map(|i| {
+        let x = (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        f32::from_bits((x >> 32) as u32)
+    }));
+    values.extend(values.clone().iter().map(|x| -x));
+    values.push(f32::from_bits(0x7f80_0001)); // A signalling NaN whose upper half is infinity.
+
+    let narrowed = narrow_all::<T>(&values);
+    for (x, narrowed) in values.iter().zip(&narrowed) {
+        let expected = format.encode(*x);
+        let both_nan = x.is_nan() && format.decode(bits(narrowed)).is_nan();
+        assert!(
+            bits(narrowed) == expected || both_nan,
+            "{x:e} became {:#x}, not {expected:#x}",
+            bits(narrowed)
+        );
+        let alone = narrow_all::<T>(&[*x]);
+        assert_eq!(bits(&alone[0]), bits(narrowed), "{x:e} alone");
+    }
+}
+
+#[test]
+fn every_f16_widens_exactly() {
+    check_codes::<f16>(&F16, |x| x.to_bits());
+}
+
+#[test]
+fn every_bf16_widens_exactly() {
+    check_codes::<bf16>(&BF16, |x| x.to_bits());
+}
+
+#[test]
+fn f16_is_rounded_to_nearest_even() {
+    check_rounding::<f16>(&F16, |x| x.to_bits());
+}
+
+#[test]
+fn bf16_is_rounded_to_nearest_even() {
+    check_rounding::<bf16>(&BF16, |x| x.to_bits());
+}
+
+#[test]
+fn the_borders_are_where_they_are_known_to_be() {
+    // Half a unit above the largest number is the first that becomes infinity.
+    assert_eq!(F16.encode(65519.996), 0x7bff);
+    assert_eq!(F16.encode(65520.0), 0x7c00);
+    // Half of the smallest subnormal number is a tie with zero, which is even.
+    assert_eq!(F16.encode(two_to(-25) as f32), 0);
+    assert_eq!(F16.encode((two_to(-25) as f32).next_up()), 1);
+    assert_eq!(BF16.encode(f32::MAX), 0x7f80);
+    assert_eq!(BF16.encode((1.0 + two_to(-8)) as f32), 0x3f80);
+    assert_eq!(BF16.encode((-1.0 - 3.0 * two_to(-8)) as f32), 0xbf82);
+}
+
+#[test]
+fn wide_types_are_copied_as_they_are() {
+    let values: Vec<f64> = (0..37).map(f64::from).chain([f64::NAN, -0.0]).collect();
+    let mut wide = vec![0.0; values.len()];
+    widen(&mut wide[..], Source::from(&values[..]));
+    let mut back = vec![0.0; values.len()];
+    narrow(Target::from(&mut back[..]), &wide[..]);
+    let bits = |values: &[f64]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&values), bits(&back));
+}
+
+#[test]
+fn a_copy_may_overlap() {
+    let mut data: Vec<u16> = (0..100).collect();
+    let target = Target::from(&mut data[..]);
+    copy(target.slice(1..100), target.as_source().slice(0..99));
+    assert_eq!(data[..3], [0, 0, 1]);
+    assert_eq!(data[99], 98);
+}
+
+#[test]
+#[should_panic(expected = "destination and source differ in length")]
+fn a_copy_to_a_shorter_place_is_refused() {
+    copy(Target::from(&mut [0_u8; 3][..]), Source::from(&[0; 4][..]));
+}

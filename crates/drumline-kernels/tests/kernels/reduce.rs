@@ -1,0 +1,291 @@
+//! Every element type, operator and arrangement of operands, against the definitions.
+
+use drumline_kernels::{DType, ReduceOp, Source, Target, bf16, combine, f16, reduce_tree};
+use proptest::prelude::*;
+
+use crate::reference::{Reference, tree};
+
+/// The stack program of the canonical tree over `n` leaves.
+fn canonical(n: usize) -> Vec<usize> {
+    let mut merges: Vec<usize> =
+        (1..=n).map(|count: usize| count.trailing_zeros() as usize).collect();
+    merges[n - 1] += n.count_ones() as usize - 1;
+    merges
+}
+
+/// What a case looks like, whatever the type.
+#[derive(Clone, Debug)]
+struct Case {
+    ranks: usize,
+    len: usize,
+    /// Elements of each buffer that lie before the operand.
+    skip: usize,
+    /// Which inputs are outputs too, one bit each.
+    in_place: u64,
+    /// Outputs that are no inputs.
+    extra: usize,
+    finish: bool,
+    wild: bool,
+    seed: u64,
+}
+
+fn cases() -> impl Strategy<Value = Case> {
+    let ranks = prop_oneof![1_usize..10, 1_usize..70];
+    // Blocks are 16 or 32 elements.
+    let len = prop_oneof![0_usize..4, 15_usize..18, 31_usize..35, 0_usize..150];
+    (ranks, len, 0_usize..3, any::<u64>(), 0_usize..3, any::<[bool; 2]>(), any::<u64>()).prop_map(
+        |(ranks, len, skip, in_place, extra, [finish, wild], seed)| Case {
+            ranks,
+            len,
+            skip,
+            in_place,
+            extra,
+            finish,
+            wild,
+            seed,
+        },
+    )
+}
+
+fn config() -> ProptestConfig {
+    let cases = if cfg!(miri) { 3 } else { 200 };
+    ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
+}
+
+/// SplitMix64.
+fn random(mut x: u64) -> u64 {
+    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+fn check<T: Reference>(case: &Case) -> Result<(), TestCaseError> {
+    let Case { ranks, len, skip, in_place, extra, finish, wild, seed } = *case;
+    let value = |rank: usize, i: usize| {
+        T::random(random(seed ^ random((rank * 1_000_003 + i) as u64)), wild)
+    };
+    let buffers: Vec<Vec<T>> =
+        (0..ranks + extra).map(|rank| (0..skip + len).map(|i| value(rank, i)).collect()).collect();
+    let finish = finish.then_some(ranks);
+
+    for op in ReduceOp::ALL {
+        let mut after = buffers.clone();
+        let operands: Vec<Target<'_, T>> =
+            after.iter_mut().map(|b| Target::from(&mut b[..]).slice(skip..skip + len)).collect();
+        let is_output = |i: usize| i >= ranks || in_place >> (i % 64) & 1 == 1;
+        let dsts: Vec<_> =
+            (0..ranks + extra).filter(|i| is_output(*i)).map(|i| operands[i]).collect();
+        let srcs: Vec<Source<'_, T>> = operands[..ranks].iter().map(|t| t.as_source()).collect();
+        reduce_tree(op, &dsts, &srcs, &canonical(ranks), finish);
+
+        for i in 0..skip + len {
+            let column: Vec<T> = buffers[..ranks].iter().map(|b| b[i]).collect();
+            let expected = T::reduce(op, &column, finish);
+            for (rank, buffer) in after.iter().enumerate() {
+                let written = i >= skip && is_output(rank);
+                let expected = if written { expected } else { buffers[rank][i] };
+                prop_assert!(
+                    buffer[i].same(expected),
+                    "{op} of {}: element {i} of buffer {rank} is {:?}, not {expected:?}; \
+                     inputs {column:?}",
+                    T::DTYPE,
+                    buffer[i],
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn reduce_tree_does_what_the_definitions_say(case in cases()) {
+        check::<u8>(&case)?;
+        check::<i8>(&case)?;
+        check::<u16>(&case)?;
+        check::<i16>(&case)?;
+        check::<u32>(&case)?;
+        check::<i32>(&case)?;
+        check::<u64>(&case)?;
+        check::<i64>(&case)?;
+        check::<f16>(&case)?;
+        check::<bf16>(&case)?;
+        check::<f32>(&case)?;
+        check::<f64>(&case)?;
+    }
+
+    #[test]
+    fn combine_is_the_tree_over_two(a: u64, b: u64, wild: bool, finish: bool) {
+        fn check<T: Reference>(case: (u64, u64, bool, bool)) -> Result<(), TestCaseError> {
+            let (a, b, wild, finish) = case;
+            let (a, b) = (T::random(a, wild), T::random(b, wild));
+            let finish = finish.then_some(2);
+            for op in ReduceOp::ALL {
+                let mut dst = [a; 17];
+                combine(op, (&mut dst[..]).into(), (&[b; 17][..]).into(), finish);
+                let expected = T::reduce(op, &[a, b], finish);
+                prop_assert!(dst.iter().all(|x| x.same(expected)), "{op} {a:?} {b:?} {dst:?}");
+                // The other way round, and onto itself.
+                let mut dst = [b];
+                combine(op, (&mut dst[..]).into(), (&[a][..]).into(), finish);
+                prop_assert!(dst[0].same(expected));
+                let mut dst = [a; 17];
+                let target = Target::from(&mut dst[..]);
+                combine(op, target, target.as_source(), finish);
+                let expected = T::reduce(op, &[a, a], finish);
+                prop_assert!(dst.iter().all(|x| x.same(expected)));
+            }
+            Ok(())
+        }
+        let case = (a, b, wild, finish);
+        check::<u8>(case)?;
+        check::<i64>(case)?;
+        check::<f16>(case)?;
+        check::<bf16>(case)?;
+        check::<f32>(case)?;
+        check::<f64>(case)?;
+    }
+
+    #[test]
+    fn order_free_operators_may_take_any_order(bits: [u64; 5], turn in 1_usize..5) {
+        fn check<T: Reference>(bits: [u64; 5], turn: usize) -> Result<(), TestCaseError> {
+            let values = bits.map(|bits| T::random(bits, true));
+            let mut turned = values;
+            turned.rotate_left(turn);
+            turned.swap(0, 1);
+            for op in ReduceOp::ALL.into_iter().filter(|op| op.order_free(T::DTYPE)) {
+                let (mut a, mut b) = ([values[0]], [values[0]]);
+                let srcs = values.each_ref().map(|x| Source::from(std::slice::from_ref(x)));
+                reduce_tree(op, &[(&mut a[..]).into()], &srcs, &canonical(5), Some(5));
+                let srcs = turned.each_ref().map(|x| Source::from(std::slice::from_ref(x)));
+                reduce_tree(op, &[(&mut b[..]).into()], &srcs, &[0, 0, 1, 0, 3], Some(5));
+                prop_assert!(a[0].same(b[0]), "{op} of {values:?}: {a:?} or {b:?}");
+            }
+            Ok(())
+        }
+        check::<i8>(bits, turn)?;
+        check::<u64>(bits, turn)?;
+        check::<f16>(bits, turn)?;
+        check::<f32>(bits, turn)?;
+    }
+
+    /// Every partial sum waits for the last input: as deep as a program can be.
+    #[test]
+    fn programs_may_be_deeper_than_the_stack(
+        values in prop::collection::vec(-1e9_f32..1e9, 1..40), len in 1_usize..40,
+    ) {
+        let inputs: Vec<Vec<f32>> = values.iter().map(|x| vec![*x; len]).collect();
+        let srcs: Vec<_> = inputs.iter().map(|input| Source::from(&input[..])).collect();
+        let mut merges = vec![0; values.len()];
+        merges[values.len() - 1] = values.len() - 1;
+        let mut dst = vec![0.0; len];
+        reduce_tree(ReduceOp::Sum, &[(&mut dst[..]).into()], &srcs, &merges, None);
+
+        let expected = values.iter().copied().rev().reduce(|right, left| left + right).unwrap();
+        prop_assert_eq!(dst, vec![expected; len]);
+    }
+}
+
+#[test]
+fn a_sum_of_narrow_floats_is_rounded_once() {
+    // Each of the small ones would be lost if it were rounded on its own.
+    let inputs = [[f16::from_f32(2048.0)], [f16::ONE], [f16::ONE], [f16::ONE]];
+    let mut sum = [f16::ZERO];
+    let srcs = inputs.each_ref().map(|x| Source::from(&x[..]));
+    reduce_tree(ReduceOp::Sum, &[(&mut sum[..]).into()], &srcs, &[0, 1, 0, 2], None);
+    assert_eq!(sum[0].to_f32(), 2052.0);
+
+    // The sum overflows the type, the average does not.
+    let inputs = [[f16::MAX]; 3];
+    let srcs = inputs.each_ref().map(|x| Source::from(&x[..]));
+    reduce_tree(ReduceOp::Avg, &[(&mut sum[..]).into()], &srcs, &[0, 1, 1], Some(3));
+    assert_eq!(sum[0], f16::MAX);
+    reduce_tree(ReduceOp::Sum, &[(&mut sum[..]).into()], &srcs, &[0, 1, 1], Some(3));
+    assert_eq!(sum[0], f16::INFINITY);
+}
+
+#[test]
+fn order_matters_for_sums_of_floats_only() {
+    for dtype in DType::ALL {
+        for op in ReduceOp::ALL {
+            let min_or_max = matches!(op, ReduceOp::Min | ReduceOp::Max);
+            let float = ["f16", "bf16", "f32", "f64"].contains(&dtype.name());
+            assert_eq!(op.order_free(dtype), min_or_max || !float, "{op} of {dtype}");
+        }
+    }
+    let sum = |values: &[f32]| tree(values, &|a, b| a + b);
+    assert_ne!(sum(&[1e9, 1.0, -1e9]), sum(&[1e9, -1e9, 1.0]), "the flag would be needless");
+}
+
+#[test]
+fn zeros_are_ordered_by_sign() {
+    let mut zero = [0.0_f32];
+    combine(ReduceOp::Min, (&mut zero[..]).into(), (&[-0.0][..]).into(), None);
+    assert!(zero[0].is_sign_negative());
+    combine(ReduceOp::Max, (&mut zero[..]).into(), (&[0.0][..]).into(), None);
+    assert!(zero[0].is_sign_positive());
+}
+
+#[test]
+fn integers_wrap_and_averages_round_towards_zero() {
+    let mut bytes = [200_u8, 3];
+    combine(ReduceOp::Sum, (&mut bytes[..]).into(), (&[100, 4][..]).into(), None);
+    assert_eq!(bytes, [44, 7]);
+
+    let mut longs = [-5_i64, i64::MAX];
+    combine(ReduceOp::Avg, (&mut longs[..]).into(), (&[0, 1][..]).into(), Some(2));
+    assert_eq!(longs, [-2, i64::MIN / 2]);
+
+    let mut byte = [100_u8];
+    combine(ReduceOp::Avg, (&mut byte[..]).into(), (&[100][..]).into(), Some(300));
+    assert_eq!(byte, [0], "more ranks than the type can count");
+}
+
+mod misuse {
+    use super::*;
+
+    fn reduce(srcs: &[&[f32]], merges: &[usize], finish: Option<usize>) {
+        let srcs: Vec<_> = srcs.iter().map(|src| Source::from(*src)).collect();
+        let mut dst = [0.0; 2];
+        reduce_tree(ReduceOp::Sum, &[(&mut dst[..]).into()], &srcs, merges, finish);
+    }
+
+    #[test]
+    #[should_panic(expected = "operands of a reduction differ in length")]
+    fn a_short_input() {
+        reduce(&[&[1.0, 2.0], &[1.0]], &[0, 1], None);
+    }
+
+    #[test]
+    #[should_panic(expected = "operands of a reduction differ in length")]
+    fn a_short_destination() {
+        reduce(&[&[1.0; 3], &[1.0; 3]], &[0, 1], None);
+    }
+
+    #[test]
+    #[should_panic(expected = "the merges must leave one result")]
+    fn a_merge_that_is_missing() {
+        reduce(&[&[1.0; 2], &[1.0; 2]], &[0, 0], None);
+    }
+
+    #[test]
+    #[should_panic(expected = "more merges than partial results")]
+    fn a_merge_too_early() {
+        reduce(&[&[1.0; 2], &[1.0; 2]], &[1, 0], None);
+    }
+
+    #[test]
+    #[should_panic(expected = "the merges must leave one result")]
+    fn no_input_at_all() {
+        reduce(&[], &[], None);
+    }
+
+    #[test]
+    #[should_panic(expected = "a number of ranks is between 1 and 2^32 - 1")]
+    fn an_average_over_nobody() {
+        reduce(&[&[1.0; 2], &[1.0; 2]], &[0, 1], Some(0));
+    }
+}
