@@ -4,6 +4,7 @@
 //! RUSTFLAGS="--cfg loom" cargo test -p drumline-shm --release --test loom --target-dir target/loom
 //! ```
 #![cfg(loom)]
+#![allow(clippy::unwrap_used)]
 #![allow(dead_code, reason = "the module has parts that only the crate uses")]
 
 #[path = "../src/flag.rs"]
