@@ -106,7 +106,8 @@ impl Arena {
     ///
     /// The values stay where they are, and the whole pages that hold them become private to this
     /// process. What peers write to these pages from now on, nobody sees, and the pages are never
-    /// given out again. See the crate's documentation for why this is sound.
+    /// given out again. That includes what else the buffer has on the first and the last page: it
+    /// is not to be lent to peers at that time. See the crate's documentation for why this is sound.
     ///
     /// # Errors
     ///

@@ -55,6 +55,11 @@ pub struct Handles {
 ///
 /// There is one writer of its flag lines: a segment can move to another thread, but not be
 /// shared between threads. Its [`Arena`] can.
+///
+/// ```compile_fail,E0277
+/// fn shared_between_threads<T: Sync>() {}
+/// shared_between_threads::<drumline_shm::Segment>();
+/// ```
 #[derive(Debug)]
 pub struct Segment {
     arena: Arena,
@@ -93,6 +98,11 @@ impl Segment {
     /// Where registered buffers come from. Clones may go to other threads.
     pub fn arena(&self) -> &Arena {
         &self.arena
+    }
+
+    /// Bytes of each staging slot.
+    pub fn slot_bytes(&self) -> usize {
+        self.arena.mapping().layout().slot(0).len()
     }
 
     /// Writes the announcement of a parity, for peers to read after the next post.
