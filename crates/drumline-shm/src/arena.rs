@@ -1,0 +1,287 @@
+//! Registered buffers: memory of this process that peers reduce into.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut, Range};
+use std::os::fd::{AsFd, OwnedFd};
+use std::ptr;
+use std::slice;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use drumline_kernels::Element;
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::retry_on_intr;
+use rustix::mm::{Advice, madvise};
+
+use crate::detach::make_private;
+use crate::error::{Error, Result};
+use crate::mapping::Mapping;
+use crate::ranges::Ranges;
+
+/// The part of a rank's segment that registered buffers are allocated from.
+///
+/// Clones are the same arena. It stays mapped until the segment, all clones and all buffers are
+/// dropped.
+#[derive(Clone, Debug)]
+pub struct Arena(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    mapping: Mapping,
+    memory: OwnedFd,
+    /// Ranges are bytes of the arena, in whole pages.
+    pages: Mutex<Pages>,
+    /// Whether anything was detached: spares `offset_of` the lock.
+    any_detached: AtomicBool,
+    page_bytes: usize,
+    /// The process that may allocate and free. One that was forked has the same memory, but its
+    /// own idea of what is free.
+    process: u32,
+}
+
+#[derive(Debug)]
+struct Pages {
+    free: Ranges,
+    /// Private to this process, and never given out again: late peers may still write there.
+    detached: Ranges,
+}
+
+impl Arena {
+    pub(crate) fn new(mapping: Mapping, memory: OwnedFd) -> Arena {
+        let mut free = Ranges::default();
+        free.insert(0..mapping.layout().arena().len());
+        Arena(Arc::new(Shared {
+            mapping,
+            memory,
+            pages: Mutex::new(Pages { free, detached: Ranges::default() }),
+            any_detached: AtomicBool::new(false),
+            page_bytes: rustix::param::page_size(),
+            process: std::process::id(),
+        }))
+    }
+
+    /// A buffer of `len` zeros, whose memory is there. It begins on a page and shares no page
+    /// with another buffer.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ArenaFull`] says how much was asked for, used and allowed; [`Error::Os`] when
+    /// the host has no memory left; [`Error::Forked`] in a process forked from the owner.
+    pub fn allocate<T: Element>(&self, len: usize) -> Result<Registered<T>> {
+        let shared = &*self.0;
+        if std::process::id() != shared.process {
+            return Err(Error::Forked { owner: shared.process });
+        }
+        let range = shared.take_pages(len as u128 * size_of::<T>() as u128)?;
+        // From here on the pages go back when the buffer is dropped, also after an error.
+        let buffer = Registered { arena: self.clone(), range, len, elements: PhantomData };
+        shared.find_memory(&buffer.range)?;
+        let start = shared.address(buffer.range.start);
+        // SAFETY: the range was free, so no reference of this process points there, and it is
+        // ours now. It lies within the arena, which is mapped for writing. Detached pages are
+        // never free, so this is shared memory that peers see too.
+        unsafe { ptr::write_bytes(start, 0, buffer.range.len()) };
+        Ok(buffer)
+    }
+
+    /// Where `data` begins, in bytes from the start of the arena: what peers pass to
+    /// [`PeerSegment::arena`](crate::PeerSegment::arena). `None` when it lies elsewhere, or when
+    /// a part of it was detached.
+    pub fn offset_of<T: Element>(&self, data: &[T]) -> Option<usize> {
+        let shared = &*self.0;
+        let bytes = shared.bytes_of(data)?;
+        if shared.any_detached.load(Ordering::Relaxed) {
+            let pages = shared.whole_pages(&bytes);
+            if !shared.pages().detached.within(&pages).is_empty() {
+                return None;
+            }
+        }
+        Some(bytes.start)
+    }
+
+    /// Takes `data` back from peers that may still write to it: for buffers of an operation that
+    /// failed while a slow peer was alive. To be called once the group is poisoned, before the
+    /// buffer goes back to its owner.
+    ///
+    /// The values stay where they are, and the whole pages that hold them become private to this
+    /// process. What peers write to these pages from now on, nobody sees, and the pages are never
+    /// given out again. That includes what else the buffer has on the first and the last page: it
+    /// is not to be lent to peers at that time. See the crate's documentation for why this is sound.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotRegistered`] when `data` is not in this arena, and [`Error::Os`] when there
+    /// is no memory for the copy. Then peers can still write to `data`.
+    pub fn detach<T: Element>(&self, data: &mut [T]) -> Result<()> {
+        let shared = &*self.0;
+        let bytes = shared.bytes_of(data).ok_or(Error::NotRegistered)?;
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        let mut pages = shared.pages();
+        shared.any_detached.store(true, Ordering::Relaxed);
+        let arena_start = shared.mapping.layout().arena().start;
+        for gap in pages.detached.gaps(&shared.whole_pages(&bytes)) {
+            let inside = gap.start.max(bytes.start)..gap.end.min(bytes.end);
+            let (address, touched) = (shared.address(gap.start), shared.address(inside.start));
+            // SAFETY: `gap` is whole pages of the arena, mapped shared until now, at this offset
+            // of the memory; `inside` holds a byte of each of them, and they belong to `data`,
+            // which is borrowed mutably.
+            unsafe {
+                make_private(
+                    shared.memory.as_fd(),
+                    (arena_start + gap.start) as u64,
+                    address,
+                    gap.len(),
+                    ptr::slice_from_raw_parts_mut(touched, inside.len()),
+                    shared.page_bytes,
+                )
+            }?;
+            pages.detached.insert(gap);
+        }
+        Ok(())
+    }
+
+    /// Bytes of the arena.
+    pub fn bytes(&self) -> usize {
+        self.0.mapping.layout().arena().len()
+    }
+
+    pub(crate) fn mapping(&self) -> &Mapping {
+        &self.0.mapping
+    }
+
+    /// A new descriptor of the whole segment.
+    pub(crate) fn memory(&self) -> Result<OwnedFd> {
+        self.0.memory.try_clone().map_err(Error::os("duplicate the descriptor of a segment"))
+    }
+}
+
+impl Shared {
+    fn pages(&self) -> MutexGuard<'_, Pages> {
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The address of a byte of the arena.
+    fn address(&self, offset: usize) -> *mut u8 {
+        self.mapping.address(self.mapping.layout().arena().start + offset)
+    }
+
+    /// Where `data` lies in the arena, if it does. Rust's references never reach from one mapping
+    /// into another, so it lies there wholly or not at all.
+    fn bytes_of<T>(&self, data: &[T]) -> Option<Range<usize>> {
+        let arena = self.mapping.layout().arena();
+        let start = data.as_ptr().addr().checked_sub(self.address(0).addr())?;
+        let end = start.checked_add(size_of_val(data))?;
+        (end <= arena.len()).then_some(start..end)
+    }
+
+    fn whole_pages(&self, bytes: &Range<usize>) -> Range<usize> {
+        let start = bytes.start - bytes.start % self.page_bytes;
+        start..bytes.end.next_multiple_of(self.page_bytes)
+    }
+
+    /// Takes pages for so many bytes, at least one.
+    fn take_pages(&self, bytes: u128) -> Result<Range<usize>> {
+        let asked = bytes.max(1).next_multiple_of(self.page_bytes as u128);
+        let allowed = self.mapping.layout().arena().len();
+        let mut pages = self.pages();
+        usize::try_from(asked).ok().and_then(|asked| pages.free.take(asked)).ok_or_else(|| {
+            let (free, largest_free) = pages.free.total_and_longest();
+            Error::ArenaFull { asked, used: allowed - free, allowed, largest_free }
+        })
+    }
+
+    /// Has the kernel find memory for pages. If it cannot, that is an error here, and not a
+    /// fatal signal when the pages are touched.
+    fn find_memory(&self, range: &Range<usize>) -> Result<()> {
+        // In pieces: a signal makes the kernel start a piece again.
+        const PIECE: usize = 64 << 20;
+        let arena_start = self.mapping.layout().arena().start;
+        for start in range.clone().step_by(PIECE) {
+            let bytes = PIECE.min(range.end - start) as u64;
+            let at = (arena_start + start) as u64;
+            retry_on_intr(|| fallocate(&self.memory, FallocateFlags::KEEP_SIZE, at, bytes))
+                .map_err(Error::os("find memory for a registered buffer"))?;
+        }
+        Ok(())
+    }
+
+    /// Takes a buffer's pages back and gives their memory to the kernel.
+    fn give_back(&self, range: Range<usize>) {
+        if std::process::id() != self.process {
+            return; // A forked process gives up its reference, not the owner's memory.
+        }
+        let at = (self.mapping.layout().arena().start + range.start) as u64;
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        // If it fails the memory stays taken until the pages are used again.
+        let _ = retry_on_intr(|| fallocate(&self.memory, punch, at, range.len() as u64));
+        let mut pages = self.pages();
+        for private in pages.detached.within(&range) {
+            let address = self.address(private.start).cast();
+            // SAFETY: these are pages of our mapping that belonged to a buffer which is being
+            // dropped; nobody looks at them again.
+            let _ = unsafe { madvise(address, private.len(), Advice::LinuxDontNeed) };
+        }
+        for free in pages.detached.gaps(&range) {
+            pages.free.insert(free);
+        }
+    }
+}
+
+/// A buffer in a rank's arena, which the rank's peers can read and write without a copy.
+///
+/// A slice in every respect. It keeps the arena mapped, and goes back to it when dropped.
+pub struct Registered<T: Element> {
+    arena: Arena,
+    /// Bytes of the arena, in whole pages.
+    range: Range<usize>,
+    /// Elements, of which the range has room for at least as many.
+    len: usize,
+    elements: PhantomData<T>,
+}
+
+impl<T: Element> Registered<T> {
+    /// The arena that this buffer lies in.
+    pub fn arena(&self) -> &Arena {
+        &self.arena
+    }
+}
+
+impl<T: Element> Deref for Registered<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        let start = self.arena.0.address(self.range.start).cast::<T>();
+        // SAFETY: the range is mapped for as long as `self.arena` lives, holds `len` elements,
+        // begins on a page, and belongs to this buffer alone, so `&self` and `&mut self` guard
+        // it as they guard a `Vec`. Elements are plain old data: any bytes are values. Peers write
+        // only while an operation has the buffer; the crate's documentation says what that means.
+        unsafe { slice::from_raw_parts(start, self.len) }
+    }
+}
+
+impl<T: Element> DerefMut for Registered<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        let start = self.arena.0.address(self.range.start).cast::<T>();
+        // SAFETY: as in `deref`; `&mut self` makes it the only reference.
+        unsafe { slice::from_raw_parts_mut(start, self.len) }
+    }
+}
+
+impl<T: Element> Drop for Registered<T> {
+    fn drop(&mut self) {
+        self.arena.0.give_back(self.range.clone());
+    }
+}
+
+impl<T: Element> fmt::Debug for Registered<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Registered")
+            .field("type", &T::DTYPE)
+            .field("len", &self.len)
+            .field("byte_offset", &self.range.start)
+            .finish()
+    }
+}

@@ -1,0 +1,69 @@
+//! An eventfd that wakes a rank.
+//!
+//! Not a futex: a rank that sleeps must also hear its sockets, the deaths of its peers and an
+//! abort, and a doorbell can be polled together with them.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{OFlags, fcntl_getfl, fstat};
+
+use crate::error::{Error, Result};
+use crate::flag::Doorbell;
+
+/// A doorbell: an eventfd that never blocks.
+#[derive(Debug)]
+pub(crate) struct EventFd(OwnedFd);
+
+impl EventFd {
+    /// A new doorbell.
+    pub(crate) fn new() -> Result<EventFd> {
+        eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+            .map(EventFd)
+            .map_err(Error::os("create a doorbell (eventfd)"))
+    }
+
+    /// A peer's doorbell. Anything that is not one could block who rings it.
+    pub(crate) fn from_peer(fd: OwnedFd) -> Result<EventFd> {
+        const WHAT: &str = "a doorbell";
+        const FILE_TYPE: u32 = 0o170_000;
+        let status = fstat(&fd).map_err(Error::os("look at a doorbell"))?;
+        // An eventfd has no type of file. Pipes, sockets, terminals and files do.
+        if status.st_mode & FILE_TYPE != 0 {
+            return Err(Error::refused(WHAT, "it is a file, pipe or socket, not an eventfd"));
+        }
+        let flags = fcntl_getfl(&fd).map_err(Error::os("look at a doorbell"))?;
+        if !flags.contains(OFlags::NONBLOCK) {
+            return Err(Error::refused(WHAT, "ringing it could block"));
+        }
+        // Adds nothing to the count of an eventfd. Other things without a type (epoll, timers)
+        // cannot be written to.
+        match rustix::io::write(&fd, &0_u64.to_ne_bytes()) {
+            Ok(8) => Ok(EventFd(fd)),
+            _ => Err(Error::refused(WHAT, "it is not an eventfd")),
+        }
+    }
+
+    /// A second descriptor of the same doorbell.
+    pub(crate) fn try_clone(&self) -> Result<OwnedFd> {
+        self.0.try_clone().map_err(Error::os("duplicate the descriptor of a doorbell"))
+    }
+}
+
+impl AsFd for EventFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Doorbell for EventFd {
+    fn ring(&self) {
+        // Can only fail because the count is at its maximum, that is, rung already.
+        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+    }
+
+    fn drain(&self) {
+        // Can only fail because the count is zero.
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+}

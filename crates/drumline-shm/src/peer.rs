@@ -1,0 +1,134 @@
+//! A peer's side of a segment.
+
+use std::cell::Cell;
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+
+use drumline_kernels::{Element, Source, Target};
+use rustix::fs::SealFlags;
+use rustix::io::Errno;
+
+use crate::doorbell::EventFd;
+use crate::error::{Error, Result};
+use crate::flag::{ANNOUNCEMENT_BYTES, Flags};
+use crate::layout::{HEADER_BYTES, Layout};
+use crate::mapping::Mapping;
+use crate::segment::{Handles, Parity};
+
+/// The segment of another rank, mapped here, and that rank's doorbell.
+///
+/// It can move to another thread, but not be shared between threads.
+#[derive(Debug)]
+pub struct PeerSegment {
+    mapping: Mapping,
+    doorbell: EventFd,
+    one_thread_at_a_time: PhantomData<Cell<()>>,
+}
+
+impl PeerSegment {
+    /// Maps what a peer handed over, once it has been checked: the memory is a memfd that can
+    /// neither shrink nor grow, its size is what its header says, and ringing cannot block.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Refused`] says what is wrong; [`Error::Os`] when there is no address space left.
+    pub fn map(handles: Handles) -> Result<PeerSegment> {
+        let Handles { memory, doorbell } = handles;
+        let doorbell = EventFd::from_peer(doorbell)?;
+        let layout = check(memory.as_fd())?;
+        let mapping = Mapping::new(memory.as_fd(), layout)?;
+        mapping.populate(layout.slot(0).start..layout.slot(1).end);
+        Ok(PeerSegment { mapping, doorbell, one_thread_at_a_time: PhantomData })
+    }
+
+    /// How often the peer has posted. What it wrote before that may be read now.
+    pub fn posted(&self) -> u64 {
+        self.mapping.flags().posted()
+    }
+
+    /// A copy of what the peer announced for a parity. It is whole if the protocol of the
+    /// callers says that the peer does not announce meanwhile; else it may be a mixture.
+    pub fn announcement(&self, parity: Parity) -> [u8; ANNOUNCEMENT_BYTES] {
+        self.mapping.flags().announcement(parity.index())
+    }
+
+    /// Bytes of each staging slot of the peer.
+    pub fn slot_bytes(&self) -> usize {
+        self.mapping.layout().slot(0).len()
+    }
+
+    /// Elements `elements` of the peer's staging slot of a parity, to be read.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfRange`] when they do not lie within the slot.
+    pub fn slot<T: Element>(
+        &self,
+        parity: Parity,
+        elements: Range<usize>,
+    ) -> Result<Source<'_, T>> {
+        self.mapping.slot_source(parity.index(), elements)
+    }
+
+    /// Elements `elements` of the peer's staging slot of a parity, to be written.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfRange`] when they do not lie within the slot.
+    pub fn slot_mut<T: Element>(
+        &self,
+        parity: Parity,
+        elements: Range<usize>,
+    ) -> Result<Target<'_, T>> {
+        self.mapping.slot(parity.index(), elements)
+    }
+
+    /// `len` elements of the peer's arena, from its byte `byte_offset` on.
+    ///
+    /// The peer tells the offset of a registered buffer, and with it lends the buffer until it
+    /// has been told that all are done. Outside that time it must not be written.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfRange`] and [`Error::Misaligned`] when the offset or the length that the peer
+    /// told are wrong.
+    pub fn arena<T: Element>(&self, byte_offset: usize, len: usize) -> Result<Target<'_, T>> {
+        self.mapping.target("arena", self.mapping.layout().arena(), byte_offset, len)
+    }
+
+    pub(crate) fn flags_and_doorbell(&self) -> (&Flags, &EventFd) {
+        (self.mapping.flags(), &self.doorbell)
+    }
+}
+
+/// Whether what a peer handed over is the memory of a segment. The header is copied out before
+/// it is looked at, and nothing of what is checked can change afterwards.
+fn check(memory: BorrowedFd<'_>) -> Result<Layout> {
+    const WHAT: &str = "a segment";
+    const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+    let seals = match rustix::fs::fcntl_get_seals(memory) {
+        Ok(seals) => seals,
+        Err(Errno::INVAL | Errno::BADF) => return Err(Error::refused(WHAT, "it is not a memfd")),
+        Err(error) => return Err(Error::os("read the seals of a segment")(error)),
+    };
+    let needed = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+    if !seals.contains(needed) {
+        let why = "it is not sealed against changes of its size and of its seals";
+        return Err(Error::refused(WHAT, why));
+    }
+    // A huge page that cannot be had is a fatal signal.
+    let filesystem = rustix::fs::fstatfs(memory).map_err(Error::os("look at a segment"))?;
+    if filesystem.f_type as u64 != TMPFS_MAGIC {
+        return Err(Error::refused(WHAT, "it is not made of ordinary pages"));
+    }
+    let file = rustix::fs::fstat(memory).map_err(Error::os("look at a segment"))?;
+    let mut header = [0; HEADER_BYTES];
+    let read = rustix::io::pread(memory, &mut header, 0)
+        .map_err(Error::os("read the header of a segment"))?;
+    if read < HEADER_BYTES {
+        return Err(Error::refused(WHAT, format!("it has only {read} bytes")));
+    }
+    Layout::from_header(&header, u64::try_from(file.st_size).unwrap_or(0))
+}

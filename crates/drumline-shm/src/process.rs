@@ -1,0 +1,172 @@
+//! Who is at the other end of a Unix socket, and whether it is still alive.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::{io, mem};
+
+use bytemuck::Pod;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+
+use crate::error::{Error, Result};
+
+/// What the kernel says of the process that connected a Unix socket, or that listened on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Credentials {
+    /// Its process, or `None` when that lives in another PID namespace.
+    pub pid: Option<u32>,
+    /// Its effective user.
+    pub uid: u32,
+    /// Its effective group.
+    pub gid: u32,
+}
+
+impl Credentials {
+    /// Those of the process at the other end. They are of the time when it connected or began to
+    /// listen.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Os`] when the kernel does not know them.
+    pub fn of_peer(stream: &UnixStream) -> Result<Credentials> {
+        let [pid, uid, gid] = socket_option(stream, libc::SO_PEERCRED)
+            .map_err(Error::os("ask who is at the other end of a socket"))?;
+        Ok(Credentials { pid: (pid != 0).then_some(pid), uid, gid })
+    }
+
+    /// Whether memory may be shared with that process: it runs as our own user, or as root.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Stranger`] names the process and both users.
+    pub fn check(&self) -> Result<()> {
+        self.check_for(rustix::process::geteuid().as_raw())
+    }
+
+    fn check_for(&self, ours: u32) -> Result<()> {
+        if self.uid == ours || self.uid == 0 {
+            return Ok(());
+        }
+        Err(Error::Stranger { pid: self.pid, theirs: self.uid, ours })
+    }
+}
+
+/// A process, whatever number it has: unlike a PID it never comes to mean another one.
+///
+/// Its descriptor becomes readable when the process has exited, so that it can be polled
+/// together with sockets and doorbells.
+#[derive(Debug)]
+pub struct PidFd(OwnedFd);
+
+impl PidFd {
+    /// The process that connected the socket, or that listened on it.
+    ///
+    /// Linux 6.5 and newer know that process itself. Older ones know its number, which has to be
+    /// looked up; a process that has closed the socket by then is not looked up at all.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Closed`] when the process may be gone, and [`Error::Os`] when the kernel is older
+    /// than 5.3 or the process has no number in our PID namespace.
+    pub fn of_peer(stream: &UnixStream) -> Result<PidFd> {
+        const WHAT: &str = "get a descriptor of the process at the other end of a socket";
+        match socket_option::<i32>(stream, libc::SO_PEERPIDFD) {
+            // SAFETY: the kernel has just made this descriptor for us.
+            Ok(fd) => Ok(PidFd(unsafe { OwnedFd::from_raw_fd(fd) })),
+            Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
+                PidFd::by_number(stream)
+            }
+            Err(error) => Err(Error::os(WHAT)(error)),
+        }
+    }
+
+    /// For kernels that do not know the process of a socket.
+    fn by_number(stream: &UnixStream) -> Result<PidFd> {
+        const WHAT: &str = "look up the process at the other end of a socket";
+        let pid = Credentials::of_peer(stream)?.pid.and_then(|pid| Pid::from_raw(pid as i32));
+        let Some(pid) = pid else {
+            return Err(Error::os(WHAT)(io::Error::other("it lives in another PID namespace")));
+        };
+        let process = pidfd_open(pid, PidfdFlags::empty()).map_err(Error::os(WHAT))?;
+        // While its socket is open the process lives, and the number is still its own.
+        if ready(stream.as_fd(), PollFlags::RDHUP).map_err(Error::os(WHAT))? {
+            return Err(Error::Closed { missing: "its process was looked up" });
+        }
+        Ok(PidFd(process))
+    }
+
+    /// Whether the process has exited, reaped or not.
+    ///
+    /// # Errors
+    ///
+    /// When the kernel cannot say.
+    pub fn has_exited(&self) -> Result<bool> {
+        ready(self.as_fd(), PollFlags::IN).map_err(Error::os("look whether a process has exited"))
+    }
+}
+
+impl AsFd for PidFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Whether a descriptor has one of `events` now, an error or a hang-up.
+fn ready(fd: BorrowedFd<'_>, events: PollFlags) -> io::Result<bool> {
+    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut list = [PollFd::from_borrowed_fd(fd, events)];
+    Ok(retry_on_intr(|| poll(&mut list, Some(&now)))? > 0)
+}
+
+/// Asks a socket for an option of the level `SOL_SOCKET` that the system-call library does not
+/// know (`SO_PEERPIDFD`), or for which it has no place (processes without a number).
+fn socket_option<T: Pod>(stream: &UnixStream, option: libc::c_int) -> io::Result<T> {
+    let mut value = T::zeroed();
+    let mut length = size_of::<T>() as libc::socklen_t;
+    // SAFETY: `value` and `length` are alive and writable, `length` is the size of `value`, and
+    // whatever bytes the kernel writes are a value of `T`.
+    let answer = unsafe {
+        libc::getsockopt(
+            stream.as_raw_fd(),
+            libc::SOL_SOCKET,
+            option,
+            (&raw mut value).cast(),
+            &raw mut length,
+        )
+    };
+    if answer != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if length as usize != mem::size_of::<T>() {
+        return Err(io::Error::other("the kernel gave an answer of another size"));
+    }
+    Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_same_user_and_root_are_let_in() {
+        let peer = |uid| Credentials { pid: Some(7), uid, gid: uid };
+        assert!(peer(1000).check_for(1000).is_ok());
+        assert!(peer(0).check_for(1000).is_ok());
+        assert!(peer(0).check_for(0).is_ok());
+        assert!(peer(1000).check_for(0).is_err());
+        let error = peer(1001).check_for(1000).unwrap_err().to_string();
+        assert!(error.contains("process 7") && error.contains("user 1001"), "{error}");
+        assert!(error.contains("user 1000"), "{error}");
+        let unnumbered = Credentials { pid: None, ..peer(5) };
+        assert!(unnumbered.check_for(6).unwrap_err().to_string().contains("another PID namespace"));
+    }
+
+    #[test]
+    fn a_process_is_found_by_number_too_unless_it_hung_up() {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        assert!(!PidFd::by_number(&ours).unwrap().has_exited().unwrap());
+        drop(theirs);
+        assert!(matches!(PidFd::by_number(&ours), Err(Error::Closed { .. })));
+    }
+}

@@ -1,0 +1,136 @@
+//! What comes over a socket instead of a segment: other messages, other users, nothing.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use drumline_shm::{Credentials, Error, PeerSegment, Segment, SegmentSize, handover};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+const SIZE: SegmentSize = SegmentSize { slot_bytes: 4096, arena_bytes: 0 };
+/// Only tells a hang.
+const LONG: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
+
+fn deadline() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+/// Sends `message` with so many descriptors of `fd`, as somebody who does not keep to our
+/// protocol would.
+fn send_raw(stream: &UnixStream, message: &[u8], fd: BorrowedFd<'_>, count: usize) {
+    let descriptors = vec![fd; count];
+    let mut space = vec![std::mem::MaybeUninit::uninit(); 4096];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(count == 0 || control.push(SendAncillaryMessage::ScmRights(&descriptors)));
+    let message = [std::io::IoSlice::new(message)];
+    rustix::net::sendmsg(stream, &message, &mut control, SendFlags::empty()).unwrap();
+}
+
+#[test]
+fn other_messages_are_refused_and_their_descriptors_closed() {
+    const MESSAGE: &[u8] = b"DRUMFDS\n";
+    for (message, count, why) in [
+        (MESSAGE, 0, "0 descriptors instead of two"),
+        (MESSAGE, 1, "1 descriptors instead of two"),
+        (MESSAGE, 3, "more than two"),
+        (MESSAGE, 4, "more than two"),
+        (MESSAGE, 100, "more than two"),
+        (b"GET / HTTP/1.1\r\n", 2, "not one that hands over"),
+        (b"D+", 2, "not one that hands over"),
+    ] {
+        let (ours, theirs) = UnixStream::pair().unwrap();
+        let (pipe_read, pipe_write) = rustix::pipe::pipe().unwrap();
+        send_raw(&theirs, message, pipe_write.as_fd(), count);
+        drop(pipe_write);
+        let refused = handover::receive(&ours, deadline()).unwrap_err();
+        assert!(matches!(refused, Error::Refused { .. }), "{refused}");
+        assert!(refused.to_string().contains(why), "{refused}: expected {why:?}");
+        // The end of the pipe shows that no descriptor of its other end is left.
+        assert_eq!(poll(&mut [PollFd::new(&pipe_read, PollFlags::IN)], Some(&LONG)).unwrap(), 1);
+        assert_eq!(rustix::io::read(&pipe_read, &mut [0; 1]).unwrap(), 0, "{why}");
+    }
+}
+
+#[test]
+fn a_handover_in_pieces_takes_nothing_but_itself() {
+    let own = Segment::create(SIZE).unwrap();
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    let sender = thread::spawn(move || {
+        let handles = own.handles().unwrap();
+        let (first, second) = (handles.memory.as_fd(), handles.doorbell.as_fd());
+        send_raw(&theirs, b"DRU", first, 1);
+        thread::yield_now();
+        send_raw(&theirs, b"M", second, 1);
+        theirs.write_all(b"FDS\nnext").unwrap();
+        own
+    });
+    let peer = PeerSegment::map(handover::receive(&ours, deadline()).unwrap()).unwrap();
+    sender.join().unwrap().post();
+    assert_eq!(peer.posted(), 1);
+    let mut rest = Vec::new();
+    ours.set_nonblocking(false).unwrap();
+    (&ours).read_to_end(&mut rest).unwrap();
+    assert_eq!(rest, b"next");
+}
+
+#[test]
+fn a_silent_or_gone_peer_is_no_hang() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let soon = || Instant::now() + Duration::from_millis(20);
+    assert!(matches!(handover::receive(&ours, soon()), Err(Error::Timeout { .. })));
+    theirs.write_all(b"DRUM").unwrap();
+    assert!(matches!(handover::receive(&ours, soon()), Err(Error::Timeout { .. })));
+
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    theirs.write_all(b"DRUM").unwrap();
+    drop(theirs);
+    assert!(matches!(handover::receive(&ours, deadline()), Err(Error::Closed { .. })));
+    let handles = Segment::create(SIZE).unwrap().handles().unwrap();
+    assert!(matches!(handover::send(&ours, &handles, deadline()), Err(Error::Closed { .. })));
+
+    // A peer that reads nothing while the socket is full.
+    let (ours, _theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    while (&ours).write(&[0; 4096]).is_ok() {}
+    while (&ours).write(&[0; 1]).is_ok() {}
+    assert!(matches!(handover::send(&ours, &handles, soon()), Err(Error::Timeout { .. })));
+}
+
+#[test]
+fn a_process_of_another_user_is_refused() {
+    if !rustix::process::geteuid().is_root() {
+        println!("only root can play another user: not tested here");
+        return;
+    }
+    const OTHER: u32 = 54_321;
+    let name = format!("drumline-shm-test-{}-user", std::process::id());
+    let address = SocketAddr::from_abstract_name(name).unwrap();
+    let listener = UnixListener::bind_addr(&address).unwrap();
+    // The user belongs to a thread, as far as the kernel is concerned.
+    let connected = thread::spawn(move || {
+        rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(OTHER)).unwrap();
+        let stream = UnixStream::connect_addr(&address).unwrap();
+        // Root, who listens, may have the memory of everybody.
+        Credentials::of_peer(&stream).unwrap().check().unwrap();
+        stream
+    })
+    .join()
+    .unwrap();
+    let (stream, _) = listener.accept().unwrap();
+    let handles = Segment::create(SIZE).unwrap().handles().unwrap();
+    for refused in [
+        handover::receive(&stream, deadline()).unwrap_err(),
+        handover::send(&stream, &handles, deadline()).unwrap_err(),
+    ] {
+        assert!(matches!(refused, Error::Stranger { theirs: OTHER, ours: 0, .. }), "{refused}");
+        assert!(refused.to_string().contains("user 54321"), "{refused}");
+    }
+    drop(connected);
+}

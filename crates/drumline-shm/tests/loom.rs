@@ -1,0 +1,167 @@
+//! Every interleaving of posting and sleeping, by loom. It needs a build of its own:
+//!
+//! ```sh
+//! RUSTFLAGS="--cfg loom" cargo test -p drumline-shm --release --test loom --target-dir target/loom
+//! ```
+#![cfg(loom)]
+#![allow(clippy::unwrap_used)]
+#![allow(dead_code, reason = "the module has parts that only the crate uses")]
+
+#[path = "../src/flag.rs"]
+mod flag;
+
+use flag::{Doorbell, Flags};
+use loom::cell::UnsafeCell;
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+
+/// An eventfd and the poll that sleeps on it.
+#[derive(Debug)]
+struct Bell {
+    rings: Mutex<u64>,
+    rung: Condvar,
+}
+
+impl Bell {
+    fn new() -> Bell {
+        Bell { rings: Mutex::new(0), rung: Condvar::new() }
+    }
+
+    /// Sleeps until the bell was rung. loom reports a deadlock if nobody ever rings.
+    fn poll(&self) {
+        let mut rings = self.rings.lock().unwrap();
+        while *rings == 0 {
+            rings = self.rung.wait(rings).unwrap();
+        }
+    }
+}
+
+impl Doorbell for Bell {
+    fn ring(&self) {
+        *self.rings.lock().unwrap() += 1;
+        self.rung.notify_all();
+    }
+
+    fn drain(&self) {
+        *self.rings.lock().unwrap() = 0;
+    }
+}
+
+/// One rank's segment, with one word of payload that is no atomic: loom reports who reads it
+/// without having seen the post.
+struct Rank {
+    flags: Flags,
+    bell: Bell,
+    payload: UnsafeCell<u64>,
+}
+
+impl Rank {
+    fn new() -> Arc<Rank> {
+        Arc::new(Rank { flags: Flags::new(), bell: Bell::new(), payload: UnsafeCell::new(0) })
+    }
+
+    /// Writes `value` as payload and as announcement, and posts.
+    fn say(&self, value: u64, peers: &[&Rank]) {
+        self.payload.with_mut(|payload| unsafe { *payload = value });
+        let mut announcement = [0; 64];
+        announcement[56..].copy_from_slice(&value.to_ne_bytes());
+        self.flags.announce(value as usize % 2, &announcement);
+        self.flags.post_and_wake(peers.iter().map(|peer| (&peer.flags, &peer.bell)));
+    }
+
+    /// What `peer` said, once it has posted `count` times.
+    fn heard(&self, peer: &Rank, count: u64) -> Option<u64> {
+        (peer.flags.posted() >= count).then(|| {
+            let value = peer.payload.with(|payload| unsafe { *payload });
+            let announcement = peer.flags.announcement(value as usize % 2);
+            assert_eq!(announcement[56..], value.to_ne_bytes());
+            value
+        })
+    }
+
+    /// Sleeps until `peer` has posted `count` times.
+    fn await_post(&self, peer: &Rank, count: u64) -> u64 {
+        loop {
+            if let Some(value) = self.heard(peer, count) {
+                return value;
+            }
+            let _asleep = self.flags.prepare_sleep(&self.bell);
+            if let Some(value) = self.heard(peer, count) {
+                return value;
+            }
+            self.bell.poll();
+        }
+    }
+}
+
+#[test]
+fn no_wake_up_is_lost_and_the_payload_is_seen() {
+    loom::model(|| {
+        let (poster, sleeper) = (Rank::new(), Rank::new());
+        let posting = thread::spawn({
+            let (poster, sleeper) = (poster.clone(), sleeper.clone());
+            move || poster.say(5, &[&sleeper])
+        });
+        assert_eq!(sleeper.await_post(&poster, 1), 5);
+        posting.join().unwrap();
+    });
+}
+
+#[test]
+fn two_ranks_sleep_and_wake_each_other_in_turn() {
+    loom::model(|| {
+        let (ping, pong) = (Rank::new(), Rank::new());
+        let answering = thread::spawn({
+            let (ping, pong) = (ping.clone(), pong.clone());
+            move || {
+                let value = pong.await_post(&ping, 1);
+                pong.say(value + 1, &[&ping]);
+                assert_eq!(pong.await_post(&ping, 2), 9);
+            }
+        });
+        ping.say(7, &[&pong]);
+        assert_eq!(ping.await_post(&pong, 1), 8);
+        ping.say(9, &[&pong]);
+        answering.join().unwrap();
+    });
+}
+
+#[test]
+fn a_sleeper_hears_both_of_two_posters() {
+    // Three threads have too many interleavings to try them all: those with up to three
+    // preemptions, in seconds instead of minutes.
+    let mut model = loom::model::Builder::new();
+    model.preemption_bound = Some(3);
+    model.check(|| {
+        let (first, second, sleeper) = (Rank::new(), Rank::new(), Rank::new());
+        let posting = [(&first, 3), (&second, 4)].map(|(poster, value)| {
+            let (poster, sleeper) = (poster.clone(), sleeper.clone());
+            thread::spawn(move || poster.say(value, &[&sleeper]))
+        });
+        assert_eq!(sleeper.await_post(&first, 1), 3);
+        assert_eq!(sleeper.await_post(&second, 1), 4);
+        for thread in posting {
+            thread.join().unwrap();
+        }
+    });
+}
+
+/// A guard inside another one must not take the outer one's rings away.
+#[test]
+fn a_nested_guard_loses_no_ring() {
+    loom::model(|| {
+        let (poster, sleeper) = (Rank::new(), Rank::new());
+        let posting = thread::spawn({
+            let (poster, sleeper) = (poster.clone(), sleeper.clone());
+            move || poster.say(1, &[&sleeper])
+        });
+        let asleep = sleeper.flags.prepare_sleep(&sleeper.bell);
+        if sleeper.heard(&poster, 1).is_none() {
+            drop(sleeper.flags.prepare_sleep(&sleeper.bell));
+            sleeper.bell.poll();
+        }
+        drop(asleep);
+        assert_eq!(sleeper.heard(&poster, 1), Some(1));
+        posting.join().unwrap();
+    });
+}

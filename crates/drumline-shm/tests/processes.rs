@@ -1,0 +1,265 @@
+//! Segments between real processes: handed over, slept on, killed.
+//!
+//! The other process is this very program, run again for the test `other_process`, which finds
+//! its part and the address of its parent in the environment.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::env;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use drumline_kernels::copy;
+use drumline_shm::{
+    Credentials, Parity, PeerSegment, PidFd, Segment, SegmentSize, handover, spin, spin_limit,
+};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+const SIZE: SegmentSize = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+/// Only tells a hang.
+const LONG: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
+const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+
+fn deadline() -> Instant {
+    Instant::now() + Duration::from_secs(60)
+}
+
+/// One end of a pair of processes.
+struct Rank {
+    own: Segment,
+    peer: PeerSegment,
+    stream: UnixStream,
+}
+
+impl Rank {
+    fn meet(stream: UnixStream) -> Rank {
+        let own = Segment::create(SIZE).unwrap();
+        handover::send(&stream, &own.handles().unwrap(), deadline()).unwrap();
+        let peer = PeerSegment::map(handover::receive(&stream, deadline()).unwrap()).unwrap();
+        Rank { own, peer, stream }
+    }
+
+    fn post(&self) {
+        self.own.post_and_wake([&self.peer]);
+    }
+
+    /// Waits until the peer has posted `count` times: spins for `limit` pauses, then sleeps.
+    fn await_post(&self, count: u64, limit: u32) {
+        let posted = || self.peer.posted() >= count;
+        while !spin(limit, posted) {
+            let asleep = self.own.prepare_sleep();
+            if !posted() {
+                let mut wakers =
+                    [PollFd::new(&asleep, PollFlags::IN), PollFd::new(&self.stream, PollFlags::IN)];
+                let woken = poll(&mut wakers, Some(&LONG)).unwrap();
+                assert!(woken > 0, "a wake-up was lost: {} of {count}", self.peer.posted());
+                assert!(wakers[1].revents().is_empty(), "the peer has ended");
+            }
+        }
+    }
+
+    /// Whether the peer closes its socket in time, as it does when its test fails.
+    fn hung_up(&self, time: Timespec) -> bool {
+        let mut socket = [PollFd::new(&self.stream, PollFlags::IN)];
+        poll(&mut socket, Some(&time)).unwrap() == 1
+    }
+}
+
+/// Starts this program for `part` and waits until it connects.
+fn start(part: &str) -> (Child, UnixStream) {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+    let name = format!("drumline-shm-test-{}-{number}", std::process::id());
+    let address = SocketAddr::from_abstract_name(&name).unwrap();
+    let listener = UnixListener::bind_addr(&address).unwrap();
+    let child = Command::new(env::current_exe().unwrap())
+        .args(["other_process", "--exact", "--ignored", "--nocapture"])
+        .envs([("TEST_PART", part), ("TEST_ADDRESS", &name)])
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    assert_eq!(poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(&LONG)).unwrap(), 1);
+    (child, listener.accept().unwrap().0)
+}
+
+fn assert_ended_well(mut child: Child) {
+    assert!(child.wait().unwrap().success(), "the other process failed");
+}
+
+/// Whether to sleep at once in a round: the same numbers on every run, others on each side.
+fn limits(seed: u64, spinning: u32) -> impl FnMut() -> u32 {
+    let mut state = seed;
+    move || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        if state.is_multiple_of(8) { 0 } else { (state >> 32) as u32 % (2 * spinning) }
+    }
+}
+
+#[test]
+#[ignore = "started by the other tests"]
+fn other_process() {
+    let name = env::var("TEST_ADDRESS").expect("the other tests start this one");
+    let address = SocketAddr::from_abstract_name(name).unwrap();
+    let stream = UnixStream::connect_addr(&address).unwrap();
+    let part = env::var("TEST_PART").unwrap();
+    match part.split_once(' ').unwrap_or((&part, "")) {
+        ("answer", rounds) => {
+            let rank = Rank::meet(stream);
+            let mut limit = limits(88_172_645_463_325_252, spin_limit(2));
+            for round in 1..=rounds.parse().unwrap() {
+                rank.await_post(round, limit());
+                rank.own.announce(Parity::of(round), &rank.peer.announcement(Parity::of(round)));
+                rank.post();
+            }
+            assert!(rank.hung_up(LONG));
+        }
+        ("sleep", _) => {
+            let rank = Rank::meet(stream);
+            let asleep = rank.own.prepare_sleep();
+            rank.post();
+            let mut wakers =
+                [PollFd::new(&asleep, PollFlags::IN), PollFd::new(&rank.stream, PollFlags::IN)];
+            poll(&mut wakers, Some(&LONG)).unwrap();
+            panic!("this process should have been killed in its sleep");
+        }
+        // Writes to the parent's buffer all the time, and does not see that it was taken back.
+        ("scribble", _) => {
+            let rank = Rank::meet(stream);
+            rank.await_post(1, 0);
+            let announcement = rank.peer.announcement(Parity::Even);
+            let offset = u64::from_ne_bytes(announcement[..8].try_into().unwrap()) as usize;
+            for turn in 1_i64.. {
+                copy(rank.peer.arena(offset, 5000).unwrap(), (&[turn; 5000][..]).into());
+                rank.post();
+                if rank.peer.posted() == 2 || rank.hung_up(NOW) {
+                    break;
+                }
+            }
+        }
+        ("small-files", _) => {
+            let limit = rustix::process::Rlimit { current: Some(1 << 20), maximum: None };
+            rustix::process::setrlimit(rustix::process::Resource::Fsize, limit).unwrap();
+            let refused = Segment::create(SIZE).unwrap_err().to_string();
+            assert!(refused.contains("ulimit -f"), "{refused}");
+        }
+        (other, _) => panic!("no part {other:?}"),
+    }
+}
+
+/// Rounds of ping-pong in which both sides choose at random whether to spin or to sleep.
+fn ping_pong(rounds: u64) {
+    let (child, stream) = start(&format!("answer {rounds}"));
+    let rank = Rank::meet(stream);
+    let mut limit = limits(3_141_592_653_589_793, spin_limit(2));
+    let mut slept = 0_u64;
+    let began = Instant::now();
+    for round in 1..=rounds {
+        let mut announcement = [0; 64];
+        announcement[..8].copy_from_slice(&round.to_ne_bytes());
+        rank.own.announce(Parity::of(round), &announcement);
+        rank.post();
+        let limit = limit();
+        slept += u64::from(limit == 0);
+        rank.await_post(round, limit);
+        assert_eq!(rank.peer.announcement(Parity::of(round)), announcement);
+    }
+    let each_us = began.elapsed().as_secs_f64() * 1e6 / rounds as f64;
+    println!("{rounds} rounds, {slept} of them without spinning: {each_us:.2} us each");
+    assert_eq!(rank.peer.posted(), rounds);
+    drop(rank);
+    assert_ended_well(child);
+}
+
+#[test]
+fn no_wake_up_is_lost_between_processes() {
+    ping_pong(20_000);
+}
+
+#[test]
+#[ignore = "takes minutes: cargo test -p drumline-shm --test processes a_million -- --ignored"]
+fn a_million_rounds_lose_no_wake_up() {
+    ping_pong(1_000_000);
+}
+
+#[test]
+fn a_killed_sleeper_is_noticed_in_the_same_poll() {
+    let (mut child, stream) = start("sleep");
+    let process = PidFd::of_peer(&stream).unwrap();
+    let rank = Rank::meet(stream);
+    rank.await_post(1, 0);
+    assert!(!process.has_exited().unwrap());
+    assert_eq!(Credentials::of_peer(&rank.stream).unwrap().pid, Some(child.id()));
+
+    let asleep = rank.own.prepare_sleep();
+    child.kill().unwrap();
+    let mut wakers = [PollFd::new(&asleep, PollFlags::IN), PollFd::new(&process, PollFlags::IN)];
+    assert_eq!(poll(&mut wakers, Some(&LONG)).unwrap(), 1);
+    assert!(wakers[0].revents().is_empty());
+    assert!(process.has_exited().unwrap());
+    drop(asleep);
+
+    // The dead sleeper's line still says that it sleeps. Ringing it is harmless.
+    rank.post();
+    child.wait().unwrap();
+    assert!(process.has_exited().unwrap(), "also after it was reaped");
+    rank.post();
+    assert_eq!(rank.peer.posted(), 1);
+    copy(rank.peer.slot_mut(Parity::Even, 0..4).unwrap(), (&[1_u8; 4][..]).into());
+}
+
+#[test]
+fn a_slow_process_cannot_write_to_a_detached_buffer() {
+    let (child, stream) = start("scribble");
+    let rank = Rank::meet(stream);
+    let mut buffer = rank.own.arena().allocate::<i64>(5000).unwrap();
+    let mut announcement = [0; 64];
+    let offset = rank.own.arena().offset_of(&buffer).unwrap() as u64;
+    announcement[..8].copy_from_slice(&offset.to_ne_bytes());
+    rank.own.announce(Parity::Even, &announcement);
+    rank.post();
+
+    while rank.peer.posted() < 100 {
+        rank.await_post(rank.peer.posted() + 1, 0);
+    }
+    rank.own.arena().detach(&mut buffer).unwrap();
+    let taken_back = buffer.to_vec();
+    assert!(taken_back.iter().all(|value| *value >= 1), "what was written before is gone");
+    rank.await_post(rank.peer.posted() + 100, 0);
+    assert_eq!(*buffer, taken_back, "a late write came through");
+    rank.post();
+    assert_ended_well(child);
+    assert_eq!(*buffer, taken_back);
+}
+
+#[test]
+fn a_file_size_limit_is_an_error_not_a_signal() {
+    assert_ended_well(start("small-files").0);
+}
+
+#[test]
+fn latency_is_printed() {
+    const ROUNDS: u64 = 20_000;
+    let (child, stream) = start(&format!("answer {ROUNDS}"));
+    let rank = Rank::meet(stream);
+    let limit = spin_limit(2);
+    let mut times_ns: Vec<u128> = (1..=ROUNDS)
+        .map(|round| {
+            let began = Instant::now();
+            rank.own.announce(Parity::of(round), &[round as u8; 64]);
+            rank.post();
+            rank.await_post(round, limit);
+            assert_eq!(rank.peer.announcement(Parity::of(round)), [round as u8; 64]);
+            began.elapsed().as_nanos() / 2
+        })
+        .collect();
+    times_ns.sort_unstable();
+    let at = |percent: usize| times_ns[times_ns.len() * percent / 100];
+    println!("one way: median {} ns, 10 % {} ns, 90 % {} ns", at(50), at(10), at(90));
+    drop(rank);
+    assert_ended_well(child);
+}
