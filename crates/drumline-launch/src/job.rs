@@ -67,7 +67,8 @@ pub fn run(job: &Job) -> Result<u8> {
     let program = program::resolve(&job.program, std::env::var_os("PATH"))?;
     // Up before the first worker starts, it outlives them all, and no port is guessed twice.
     let store = TcpStoreServer::bind("127.0.0.1", job.master_port)?;
-    let rendezvous = Rendezvous { master_port: store.address().port(), run_id: new_run_id() };
+    let master_port = store.address().map_or(0, |address| address.port());
+    let rendezvous = Rendezvous { master_port, run_id: new_run_id() };
     let user_set_omp = std::env::var_os("OMP_NUM_THREADS").is_some();
     if environment::limits_omp(job, user_set_omp) {
         tracing::info!("OMP_NUM_THREADS is not set: {ranks} ranks get 1 thread each");

@@ -37,6 +37,11 @@ pub struct Config {
     /// What the processes of the job prove to each other. `DRUMLINE_SECRET` or
     /// `DRUMLINE_SECRET_FILE`; `drumline run` makes a fresh one for every job.
     pub secret: Option<Secret>,
+
+    /// Whether to meet through a store that other machines can reach and that asks for no secret,
+    /// such as torchrun's. `DRUMLINE_TRUST_STORE`, 0 or 1; 0 unless set. The job is then only as
+    /// safe as the network.
+    pub trust_store: bool,
 }
 
 impl Default for Config {
@@ -48,6 +53,7 @@ impl Default for Config {
             interface: None,
             unix_sockets: true,
             secret: None,
+            trust_store: false,
         }
     }
 }
@@ -81,12 +87,17 @@ impl Config {
             config.bind_address = Some(address);
         }
         config.interface = variable("DRUMLINE_INTERFACE");
-        if let Some(text) = variable("DRUMLINE_UNIX_SOCKETS") {
-            config.unix_sockets = match text.as_str() {
-                "0" => false,
-                "1" => true,
-                _ => return Err(invalid("DRUMLINE_UNIX_SOCKETS", &text, "0 or 1")),
-            };
+        for (name, setting) in [
+            ("DRUMLINE_UNIX_SOCKETS", &mut config.unix_sockets),
+            ("DRUMLINE_TRUST_STORE", &mut config.trust_store),
+        ] {
+            if let Some(text) = variable(name) {
+                *setting = match text.as_str() {
+                    "0" => false,
+                    "1" => true,
+                    _ => return Err(invalid(name, &text, "0 or 1")),
+                };
+            }
         }
         Ok(config)
     }
@@ -115,6 +126,7 @@ mod tests {
         let config = read("DRUMLINE_BIND_ADDRESS", "127.0.0.1").unwrap();
         assert_eq!(config.bind_address, Some(loopback));
         assert!(!read("DRUMLINE_UNIX_SOCKETS", "0").unwrap().unix_sockets);
+        assert!(read("DRUMLINE_TRUST_STORE", "1").unwrap().trust_store);
     }
 
     #[test]
@@ -126,6 +138,7 @@ mod tests {
             ("DRUMLINE_TIMEOUT_S", "inf"),
             ("DRUMLINE_BIND_ADDRESS", "localhost"),
             ("DRUMLINE_UNIX_SOCKETS", "no"),
+            ("DRUMLINE_TRUST_STORE", ""),
         ] {
             let error = read(name, value).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains(value), "{error}");

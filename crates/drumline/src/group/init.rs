@@ -26,10 +26,13 @@ use crate::{Config, Result, net::interface::address_towards, rendezvous::rendezv
 /// [`crate::Error::InvalidSetting`] names the part of the URL or the variable that is missing or wrong;
 /// [`crate::Error::Store`] and [`crate::Error::Connect`] say who could not be reached, or who never came.
 pub fn init_process_group(url: &str, config: &Config) -> Result<ProcessGroup> {
-    let place = rendezvous(url, config.timeout)?;
-    let mut config = config.clone();
-    if config.bind_address.is_none() && config.interface.is_none() {
-        config.bind_address = Some(address_towards(place.master())?);
+    let place = rendezvous(url, config)?;
+    let mut config = Config { secret: Some(place.secret.clone()), ..config.clone() };
+    if config.bind_address.is_none()
+        && config.interface.is_none()
+        && let Some(master) = place.master()
+    {
+        config.bind_address = Some(address_towards(master)?);
     }
     let (store, rank, world_size) = (place.store.clone(), place.rank, place.world_size);
     let group = ProcessGroup::connect("world", store, rank, world_size, &config)?;

@@ -3,8 +3,9 @@
 use std::{
     fmt,
     io::{self, ErrorKind, Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
+    net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _},
     os::unix::net::UnixStream,
+    sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
@@ -130,6 +131,28 @@ pub(crate) fn shake_hands(
 
 fn is_end(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
+}
+
+/// The addresses that `host` stands for. Resolving has no time-out of its own: it runs aside, and
+/// is left behind at the deadline.
+pub(crate) fn resolve(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(vec![(ip, port).into()]);
+    }
+    let (sender, receiver) = mpsc::channel();
+    let name = host.to_owned();
+    thread::Builder::new().name("drumline-resolve".into()).spawn(move || {
+        let addresses = (name.as_str(), port).to_socket_addrs().map(Iterator::collect);
+        // Nobody listens any more if it took too long.
+        let _ = sender.send(addresses);
+    })?;
+    match receiver.recv_timeout(time_left(deadline)?) {
+        Ok(addresses) => addresses,
+        Err(_) => Err(io::Error::new(
+            ErrorKind::TimedOut,
+            format!("the name {host} could not be resolved in time"),
+        )),
+    }
 }
 
 /// What is left until `deadline`: an error if that is nothing.

@@ -84,6 +84,8 @@ impl AsFd for Listener {
 /// What a [`Gate`] asks of those who come.
 #[derive(Clone, Debug)]
 pub(crate) enum Admission {
+    /// Nothing: whoever connects is in.
+    Anyone,
     /// The handshake, as the one who answers.
     Handshake { ours: Hello, expected: Expected, secret: Option<Secret> },
 }
@@ -134,7 +136,7 @@ struct Guest {
 #[derive(Debug)]
 pub(crate) struct Arrival {
     pub(crate) stream: Stream,
-    /// Who it is.
+    /// Who it is; absent where [`Admission::Anyone`] is.
     pub(crate) hello: Option<Hello>,
 }
 
@@ -155,6 +157,11 @@ impl Gate {
             accept_after: None,
             warnings: 0,
         })
+    }
+
+    /// Where a TCP listener listens.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.listener.address()
     }
 
     /// When [`Gate::admit`] has something to do although nothing arrives.
@@ -189,7 +196,7 @@ impl Gate {
         let mut arrivals = Vec::new();
         for event in ready {
             match event.data.u64() {
-                LISTENER => self.accept(now)?,
+                LISTENER => self.accept(now, &mut arrivals)?,
                 id => arrivals.extend(self.hear(id)),
             }
         }
@@ -202,10 +209,10 @@ impl Gate {
         Ok(arrivals)
     }
 
-    fn accept(&mut self, now: Instant) -> io::Result<()> {
+    fn accept(&mut self, now: Instant, arrivals: &mut Vec<Arrival>) -> io::Result<()> {
         for _ in 0..ACCEPTED_AT_ONCE {
             match self.listener.accept() {
-                Ok(stream) => self.receive(stream, now),
+                Ok(stream) => self.receive(stream, now, arrivals),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 // It has gone before it was looked at.
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
@@ -225,9 +232,12 @@ impl Gate {
         Ok(())
     }
 
-    /// Takes a fresh connection in as a guest.
-    fn receive(&mut self, stream: Stream, now: Instant) {
-        let Admission::Handshake { ours, expected, secret } = &self.admission;
+    /// Takes a fresh connection in, as a guest or at once.
+    fn receive(&mut self, stream: Stream, now: Instant, arrivals: &mut Vec<Arrival>) {
+        let Admission::Handshake { ours, expected, secret } = &self.admission else {
+            arrivals.push(Arrival { stream, hello: None });
+            return;
+        };
         if let Some(suspicion) = stream.suspicion(secret.is_some()) {
             self.warn(&stream, &suspicion);
             return;

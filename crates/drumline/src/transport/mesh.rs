@@ -256,7 +256,7 @@ struct Caller<'a> {
 }
 
 /// How long a rank calls again that is hung up on: it may have been crowded out by strangers.
-const HUNG_UP_MAX: Duration = Duration::from_secs(30);
+const HUNG_UP_MAX: Duration = Duration::from_secs(10);
 
 const PAUSE: Duration = Duration::from_millis(10);
 
