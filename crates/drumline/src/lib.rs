@@ -36,9 +36,12 @@
 //! - **No second guess after a failure.** A group that has failed is poisoned: every later call
 //!   repeats the first failure.
 //!
+//! - **Closed by default.** Ranks of one host meet over Unix sockets of their own user. Across
+//!   hosts every connection starts with a proof that both ends know the job's secret ([`auth`]).
+//!
 //! # What it does not do yet
 //!
-//! Messages travel over TCP only, calls block, and only `f32`, `f64`, `i64` and `u8` are carried.
+//! Messages travel over Unix sockets and TCP only, calls block, and only `f32`, `f64`, `i64` and `u8` are carried.
 
 #![forbid(unsafe_code)]
 

@@ -96,15 +96,15 @@ impl Stream {
     /// Lets the kernel find out that the peer's host is silent although nothing is being sent.
     ///
     /// The kernel asks after 1 s of silence and again 1 s later, and gives up 1 s after that: 3 s
-    /// after the last sign of life. The peer's kernel answers, so a process that is stopped or
-    /// busy does not count as silent. As every answer starts the time anew, a cable that is pulled
-    /// is noticed 2 to 3 s later (and timers of that length run up to a tenth of a second late).
-    /// With one question less, a single lost packet would end a job.
+    /// after the last sign of life, or up to a tenth of a second more, as its timers are coarse. The
+    /// peer's kernel answers, so a process that is stopped or busy does not count as silent. Every
+    /// answer starts the time anew, so a cable that is pulled is noticed 2 to 3.1 s later. With one
+    /// question less, a single lost packet would end a job.
     ///
     /// While something is unacknowledged the kernel asks no such questions, so that has a limit of
-    /// its own. It is for control connections only: Linux also applies it to a peer that
-    /// acknowledges but takes nothing (a window of zero), and being held up in this way is normal
-    /// on a data connection.
+    /// its own, 2.5 s: whoever wants to know sooner sends something now and then. The limit is for
+    /// control connections only, because Linux also applies it to a peer that acknowledges but
+    /// takes nothing (a window of zero), and being held up in this way is normal for data.
     pub(crate) fn watch_host(&self) -> io::Result<()> {
         let Stream::Tcp(stream) = self else { return Ok(()) };
         const SECOND: Duration = Duration::from_secs(1);

@@ -128,6 +128,43 @@ fn who_does_not_know_the_secret_is_told_so() {
     }
 }
 
+/// Linux keeps users per thread, so a thread can be somebody else. That takes root.
+#[test]
+fn another_user_does_not_pass_although_it_knows_the_secret() {
+    use rustix::{process::geteuid, thread::set_thread_res_uid};
+    if !geteuid().is_root() {
+        println!("SKIPPED: only root can be somebody else");
+        return;
+    }
+    let nobody = rustix::process::Uid::from_raw(65_534);
+    for as_nobody in [false, true] {
+        let (mut gate, address) = unix_gate();
+        thread::scope(|scope| {
+            let address = &address;
+            let caller = scope.spawn(move || {
+                if as_nobody {
+                    set_thread_res_uid(nobody, nobody, nobody).unwrap();
+                }
+                let deadline = Instant::now() + HANG;
+                let expected = Expected { ranks: 0..1, world_size: 4, group: 11 };
+                let nonce = Nonce::random().unwrap();
+                let mut handshake = Handshake::call(hello(1), expected, secret(), nonce);
+                let mut stream = open(address, deadline).unwrap();
+                // Only the one who answers looks at users here: root's gate suits everybody.
+                shake_hands(&mut stream, &mut handshake, true, deadline).is_ok()
+            });
+            if as_nobody {
+                while !caller.is_finished() {
+                    assert!(gate.admit(Instant::now()).unwrap().is_empty());
+                }
+            } else {
+                assert_eq!(first(&mut gate).hello, Some(hello(1)));
+            }
+            assert_eq!(caller.join().unwrap(), !as_nobody);
+        });
+    }
+}
+
 #[test]
 fn a_slow_stranger_is_dropped_and_what_it_says_kept_nowhere() {
     let (mut gate, address) = tcp_gate();
