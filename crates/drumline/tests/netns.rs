@@ -111,6 +111,17 @@ impl Hosts {
 
     /// Starts rank `rank` of `world_size` on the host of its number, modulo the hosts.
     fn start(&self, rank: usize, world_size: usize, task: &str, secret: Option<&str>) -> Rank {
+        let secret = secret.map(|secret| ("DRUMLINE_SECRET", secret));
+        self.start_with(rank, world_size, task, secret)
+    }
+
+    fn start_with(
+        &self,
+        rank: usize,
+        world_size: usize,
+        task: &str,
+        variable: Option<(&str, &str)>,
+    ) -> Rank {
         let url = format!("tcp://{}:{PORT}?rank={rank}&world_size={world_size}", address(0));
         let mut command = Command::new("ip");
         command
@@ -122,10 +133,12 @@ impl Hosts {
             .env("DRUMLINE_TIMEOUT_S", "30")
             .env_remove("DRUMLINE_SECRET_FILE")
             .env_remove("DRUMLINE_SECRET")
+            .envs(variable)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        if let Some(secret) = secret {
-            command.env("DRUMLINE_SECRET", secret);
+        if rank % 2 == 1 {
+            // Half of the ranks are told what the others find out.
+            command.env("DRUMLINE_INTERFACE", "eth0");
         }
         let mut child = command.spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
@@ -235,6 +248,18 @@ fn a_rank_with_another_secret_or_none_is_told() {
     // The job is unharmed: the right one may still come.
     let mut right = network.start(1, 2, "leave", Some(SECRET));
     for rank in [&mut host, &mut right] {
+        assert_eq!(rank.line("sum: "), "3");
+    }
+}
+
+#[test]
+fn without_a_secret_ranks_meet_only_where_the_network_is_trusted() {
+    let Some(network) = Hosts::new(2) else { return };
+    let told = network.start(0, 2, "leave", None).line("refused: ");
+    assert!(told.contains("DRUMLINE_TRUST_STORE=1"), "{told}");
+    let trust = Some(("DRUMLINE_TRUST_STORE", "1"));
+    let ranks = [0, 1].map(|rank| network.start_with(rank, 2, "leave", trust));
+    for mut rank in ranks {
         assert_eq!(rank.line("sum: "), "3");
     }
 }
