@@ -42,9 +42,13 @@ pub(crate) struct RunArgs {
     #[arg(long, alias = "nproc_per_node", value_name = "N", default_value = "1", value_parser = ranks)]
     nproc_per_node: NonZeroUsize,
 
-    /// Port of the rendezvous store on 127.0.0.1; 0: any free one
+    /// Port of the store for programs that run torch, on 127.0.0.1; 0: any free one
     #[arg(long, alias = "master_port", value_name = "PORT", default_value_t = 0)]
     master_port: u16,
+
+    /// Host no store for programs that run torch: the job then listens on no TCP port
+    #[arg(long, alias = "no_torch_store", conflicts_with = "master_port")]
+    no_torch_store: bool,
 
     /// After a rank has failed, how long the others may take to end before they are killed
     #[arg(long, alias = "kill_after", value_name = "TIME", default_value = "500ms", value_parser = time)]
@@ -69,13 +73,14 @@ pub(crate) struct RunArgs {
 
 impl From<RunArgs> for Job {
     fn from(args: RunArgs) -> Job {
-        let RunArgs { nproc_per_node, master_port, kill_after, shutdown_timeout, .. } = args;
+        let RunArgs { nproc_per_node, master_port, no_torch_store, .. } = args;
+        let RunArgs { kill_after, shutdown_timeout, .. } = args;
         let mut command = args.command.into_iter();
         Job {
             program: command.next().unwrap_or_default(),
             arguments: command.collect(),
             nproc_per_node,
-            master_port,
+            torch_store: (!no_torch_store).then_some(master_port),
             policy: Policy { kill_after, shutdown_timeout },
         }
     }
@@ -163,6 +168,7 @@ mod tests {
             ("drumline run --nproc-per-node gpu prog", "not yet"),
             ("drumline run --nnodes 2 prog", "not yet"),
             ("drumline run --master-port 65536 prog", "65535"),
+            ("drumline run --no-torch-store --master-port 5 prog", "cannot be used with"),
             ("drumline run --kill-after=-1s prog", "30s"),
             ("drumline run --kill-after 2days prog", "30s"),
             ("drumline run --kill-after 1e9 prog", "24 hours"),

@@ -1,5 +1,7 @@
 //! The variables that tell a worker who it is: those of torchrun, so that a program which runs
-//! under one launcher runs under the other.
+//! under one launcher runs under the other, and where drumline's own ranks meet.
+
+use drumline::Endpoint;
 
 use crate::Job;
 
@@ -8,11 +10,19 @@ use crate::Job;
 /// each update with `\r`.
 pub const TERMINAL_COLUMNS: &str = "DRUMLINE_TERMINAL_COLUMNS";
 
+/// What belongs to an outer launcher, or to the job that this one is not.
+pub(crate) const NOT_INHERITED: [&str; 4] =
+    [TERMINAL_COLUMNS, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"];
+
 /// What the workers of a job have in common beside the [`Job`].
 #[derive(Clone, Debug)]
 pub struct Rendezvous {
-    /// Where the launcher's store listens, on 127.0.0.1.
-    pub master_port: u16,
+    /// Where the launcher's store listens.
+    pub store: Endpoint,
+    /// The file with the secret that the store asks for, unless the environment tells it already.
+    pub secret_file: Option<String>,
+    /// Where the store for programs that run torch listens on 127.0.0.1, if there is one.
+    pub master_port: Option<u16>,
     /// A name for this run that no other run has.
     pub run_id: String,
 }
@@ -40,14 +50,22 @@ pub fn worker(
         ("GROUP_RANK", "0".into()),
         ("GROUP_WORLD_SIZE", "1".into()),
         ("ROLE_NAME", "default".into()),
-        ("MASTER_ADDR", "127.0.0.1".into()),
-        ("MASTER_PORT", rendezvous.master_port.to_string()),
+        ("DRUMLINE_STORE", rendezvous.store.to_string()),
         ("TORCHELASTIC_RUN_ID", rendezvous.run_id.clone()),
         ("TORCHELASTIC_RESTART_COUNT", "0".into()),
         ("TORCHELASTIC_MAX_RESTARTS", "0".into()),
-        // The store is the launcher's: rank 0 connects to it instead of hosting one.
-        ("TORCHELASTIC_USE_AGENT_STORE", "True".into()),
     ];
+    if let Some(path) = &rendezvous.secret_file {
+        variables.push(("DRUMLINE_SECRET_FILE", path.clone()));
+    }
+    if let Some(port) = rendezvous.master_port {
+        variables.extend([
+            ("MASTER_ADDR", "127.0.0.1".into()),
+            ("MASTER_PORT", port.to_string()),
+            // The store is the launcher's: rank 0 connects to it instead of hosting one.
+            ("TORCHELASTIC_USE_AGENT_STORE", "True".into()),
+        ]);
+    }
     if limits_omp(job, user_set_omp) {
         variables.push(("OMP_NUM_THREADS", "1".into()));
     }
@@ -67,7 +85,18 @@ mod tests {
 
     fn variables(ranks: usize, rank: usize, user_set_omp: bool) -> BTreeMap<&'static str, String> {
         let job = Job::new("train", NonZeroUsize::new(ranks).unwrap());
-        let rendezvous = Rendezvous { master_port: 4711, run_id: "a1".into() };
+        let rendezvous = Rendezvous {
+            store: Endpoint::Unix("drumline-run-a1".into()),
+            secret_file: Some("/proc/self/fd/100".into()),
+            master_port: Some(4711),
+            run_id: "a1".into(),
+        };
+        let without_torch = Rendezvous { master_port: None, ..rendezvous.clone() };
+        let named = |name| {
+            let list = worker(&job, &without_torch, rank, user_set_omp);
+            list.iter().any(|(known, _)| *known == name)
+        };
+        assert!(named("DRUMLINE_STORE") && !NOT_INHERITED.into_iter().any(named));
         let list = worker(&job, &rendezvous, rank, user_set_omp);
         let map: BTreeMap<_, _> = list.iter().cloned().collect();
         assert_eq!(map.len(), list.len(), "a variable is set twice");
@@ -75,8 +104,10 @@ mod tests {
     }
 
     #[test]
-    fn the_variables_are_those_of_torchrun_on_one_node() {
+    fn the_variables_are_those_of_torchrun_on_one_node_and_our_own() {
         let expected = [
+            ("DRUMLINE_SECRET_FILE", "/proc/self/fd/100"),
+            ("DRUMLINE_STORE", "unix:@drumline-run-a1"),
             ("GROUP_RANK", "0"),
             ("GROUP_WORLD_SIZE", "1"),
             ("LOCAL_RANK", "2"),

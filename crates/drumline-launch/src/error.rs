@@ -26,7 +26,8 @@ pub enum Error {
         hint: String,
     },
 
-    /// The rendezvous store cannot be hosted, most likely because its port is in use.
+    /// A store cannot be hosted, most likely because its port is in use, or the secret of the
+    /// environment is none.
     #[error(transparent)]
     Store(#[from] drumline::Error),
 

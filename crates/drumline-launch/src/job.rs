@@ -7,7 +7,7 @@ use std::{
     time::Instant,
 };
 
-use drumline::store::tcp::TcpStoreServer;
+use drumline::{Endpoint, store::tcp::TcpStoreServer};
 use rustix::process::Signal;
 
 use crate::{
@@ -18,6 +18,7 @@ use crate::{
     output::Console,
     program,
     report::{self, Rank},
+    secret::JobSecret,
     signals::Signals,
     supervisor::{Event, Order, Policy, Supervisor, Verdict, ends_a_job},
     worker::Worker,
@@ -32,8 +33,9 @@ pub struct Job {
     pub arguments: Vec<OsString>,
     /// How many workers to start.
     pub nproc_per_node: NonZeroUsize,
-    /// The port of the rendezvous store on 127.0.0.1; 0 takes a free one.
-    pub master_port: u16,
+    /// The port on 127.0.0.1 of the store for programs that run torch; 0 takes a free one. `None`:
+    /// there is no such store.
+    pub torch_store: Option<u16>,
     /// How long workers may take to end.
     pub policy: Policy,
 }
@@ -45,7 +47,7 @@ impl Job {
             program: program.into(),
             arguments: Vec::new(),
             nproc_per_node,
-            master_port: 0,
+            torch_store: Some(0),
             policy: Policy::default(),
         }
     }
@@ -65,9 +67,19 @@ impl Job {
 pub fn run(job: &Job) -> Result<u8> {
     let ranks = job.nproc_per_node.get();
     let program = program::resolve(&job.program, std::env::var_os("PATH"))?;
-    // Up before the first worker starts, it outlives them all, and no port is guessed twice.
-    let store = TcpStoreServer::bind("127.0.0.1", job.master_port)?;
-    let rendezvous = Rendezvous { master_port: store.address().port(), run_id: new_run_id() };
+    let secret = JobSecret::for_workers()?;
+    // Up before the first worker starts, they outlive them all, and no port is guessed twice.
+    let run_id = new_run_id();
+    let store = Endpoint::Unix(format!("drumline-run-{run_id}"));
+    let _store = TcpStoreServer::bind_secured(&store, secret.secret())?;
+    let torch_store =
+        job.torch_store.map(|port| TcpStoreServer::bind("127.0.0.1", port)).transpose()?;
+    let rendezvous = Rendezvous {
+        store,
+        secret_file: secret.path(),
+        master_port: torch_store.as_ref().and_then(|store| Some(store.address()?.port())),
+        run_id,
+    };
     let user_set_omp = std::env::var_os("OMP_NUM_THREADS").is_some();
     if environment::limits_omp(job, user_set_omp) {
         tracing::info!("OMP_NUM_THREADS is not set: {ranks} ranks get 1 thread each");

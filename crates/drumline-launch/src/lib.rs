@@ -15,8 +15,13 @@
 //!
 //! # What a worker gets
 //!
-//! - The environment of torchrun ([`environment`]), and a store at `MASTER_ADDR:MASTER_PORT` that
-//!   the launcher hosts.
+//! - A fresh secret, in a file in memory that is open in every worker
+//!   (`DRUMLINE_SECRET_FILE=/proc/self/fd/N`), and a store that asks for it (`DRUMLINE_STORE`), on
+//!   an abstract Unix socket. A `DRUMLINE_SECRET` or `DRUMLINE_SECRET_FILE` in the launcher's own
+//!   environment is used instead of a fresh one.
+//! - The environment of torchrun ([`environment`]), and a store for programs that run torch at
+//!   `MASTER_ADDR:MASTER_PORT`, on loopback. It cannot authenticate; `--no-torch-store` does without
+//!   it, and then the job listens on no TCP port at all.
 //! - An empty stdin. Its stdout and stderr are pipes; whole lines come out at the launcher's stdout
 //!   and stderr, each with its rank in front.
 //! - A process group of its own.
@@ -52,6 +57,7 @@ mod lines;
 mod output;
 mod program;
 mod report;
+mod secret;
 mod signals;
 pub mod supervisor;
 mod worker;

@@ -24,7 +24,7 @@ use rustix::{
     },
 };
 
-use crate::{Ending, Error, Result, environment::TERMINAL_COLUMNS};
+use crate::{Ending, Error, Result, environment::NOT_INHERITED};
 
 /// The first argument with which [`run`](crate::run) executes its own binary for each worker,
 /// which then has to call [`exec_as_worker`]. The others are the process number of the launcher,
@@ -62,14 +62,16 @@ impl Worker {
         environment: impl IntoIterator<Item = (&'static str, String)>,
     ) -> Result<(Worker, Streams)> {
         // Not current_exe(): the binary may be replaced while the job is being started.
-        let mut child = Command::new("/proc/self/exe")
+        let mut command = Command::new("/proc/self/exe");
+        for name in NOT_INHERITED {
+            command.env_remove(name);
+        }
+        let mut child = command
             .arg0("drumline")
             .args([EXEC_SUBCOMMAND, &std::process::id().to_string(), "--"])
             .arg(program)
             .arg(name)
             .args(arguments)
-            // An outer launcher's terminal is not ours.
-            .env_remove(TERMINAL_COLUMNS)
             .envs(environment)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

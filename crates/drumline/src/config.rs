@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, time::Duration};
 
-use crate::{Error, Result};
+use crate::{Error, Result, auth::Secret};
 
 /// How a process group behaves. Build it in code, or read it from the environment once.
 ///
@@ -23,13 +23,38 @@ pub struct Config {
     pub all_reduce: Option<String>,
 
     /// The address to listen on for peers. `DRUMLINE_BIND_ADDRESS`; unless set, the one from
-    /// which this host reaches the master, so loopback for a job on one host.
+    /// which this host reaches the master. Nothing listens there unless a rank is on another host.
     pub bind_address: Option<IpAddr>,
+
+    /// The network interface to listen on for peers, by name (`eth1`), instead of
+    /// `bind_address`. `DRUMLINE_INTERFACE`.
+    pub interface: Option<String>,
+
+    /// Whether ranks of one host and user talk over Unix sockets. `DRUMLINE_UNIX_SOCKETS`, 0 or
+    /// 1; 1 unless set. Without, they talk over TCP as if on several hosts: to measure or test it.
+    pub unix_sockets: bool,
+
+    /// What the processes of the job prove to each other. `DRUMLINE_SECRET` or
+    /// `DRUMLINE_SECRET_FILE`; `drumline run` makes a fresh one for every job.
+    pub secret: Option<Secret>,
+
+    /// Whether to meet through a store that other machines can reach and that asks for no secret,
+    /// such as torchrun's. `DRUMLINE_TRUST_STORE`, 0 or 1; 0 unless set. The job is then only as
+    /// safe as the network.
+    pub trust_store: bool,
 }
 
 impl Default for Config {
     fn default() -> Config {
-        Config { timeout: Duration::from_secs(600), all_reduce: None, bind_address: None }
+        Config {
+            timeout: Duration::from_secs(600),
+            all_reduce: None,
+            bind_address: None,
+            interface: None,
+            unix_sockets: true,
+            secret: None,
+            trust_store: false,
+        }
     }
 }
 
@@ -40,7 +65,8 @@ impl Config {
     ///
     /// [`Error::InvalidSetting`] names the variable that cannot be understood.
     pub fn from_env() -> Result<Config> {
-        Config::from_variables(|name| std::env::var(name).ok())
+        let config = Config::from_variables(|name| std::env::var(name).ok())?;
+        Ok(Config { secret: Secret::from_env()?, ..config })
     }
 
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Config> {
@@ -59,6 +85,19 @@ impl Config {
                 .parse()
                 .map_err(|_| invalid("DRUMLINE_BIND_ADDRESS", &text, "an IP address"))?;
             config.bind_address = Some(address);
+        }
+        config.interface = variable("DRUMLINE_INTERFACE");
+        for (name, setting) in [
+            ("DRUMLINE_UNIX_SOCKETS", &mut config.unix_sockets),
+            ("DRUMLINE_TRUST_STORE", &mut config.trust_store),
+        ] {
+            if let Some(text) = variable(name) {
+                *setting = match text.as_str() {
+                    "0" => false,
+                    "1" => true,
+                    _ => return Err(invalid(name, &text, "0 or 1")),
+                };
+            }
         }
         Ok(config)
     }
@@ -86,6 +125,8 @@ mod tests {
         let loopback = IpAddr::from([127, 0, 0, 1]);
         let config = read("DRUMLINE_BIND_ADDRESS", "127.0.0.1").unwrap();
         assert_eq!(config.bind_address, Some(loopback));
+        assert!(!read("DRUMLINE_UNIX_SOCKETS", "0").unwrap().unix_sockets);
+        assert!(read("DRUMLINE_TRUST_STORE", "1").unwrap().trust_store);
     }
 
     #[test]
@@ -96,6 +137,8 @@ mod tests {
             ("DRUMLINE_TIMEOUT_S", "-1"),
             ("DRUMLINE_TIMEOUT_S", "inf"),
             ("DRUMLINE_BIND_ADDRESS", "localhost"),
+            ("DRUMLINE_UNIX_SOCKETS", "no"),
+            ("DRUMLINE_TRUST_STORE", ""),
         ] {
             let error = read(name, value).unwrap_err().to_string();
             assert!(error.contains(name) && error.contains(value), "{error}");

@@ -23,6 +23,7 @@
 //! | [`checkpoint`] | named tensors in a file that is whole or not there |
 //! | [`rendezvous`] | how processes meet: `env://`, `tcp://` |
 //! | [`store`] | the key-value stores that they meet through |
+//! | [`auth`] | the job's secret, and how connections prove that they belong to it |
 //! | [`Config`] | every setting |
 //!
 //! # What you can rely on
@@ -35,18 +36,23 @@
 //! - **No second guess after a failure.** A group that has failed is poisoned: every later call
 //!   repeats the first failure.
 //!
+//! - **Closed by default.** Ranks of one host meet over Unix sockets of their own user. Across
+//!   hosts every connection starts with a proof that both ends know the job's secret ([`auth`]).
+//!
 //! # What it does not do yet
 //!
-//! Messages travel over TCP only, calls block, and only `f32`, `f64`, `i64` and `u8` are carried.
+//! Messages travel over Unix sockets and TCP only, calls block, and only `f32`, `f64`, `i64` and `u8` are carried.
 
 #![forbid(unsafe_code)]
 
+pub mod auth;
 pub mod checkpoint;
 mod config;
 pub mod ddp;
 mod error;
 mod executor;
 mod group;
+mod net;
 pub mod rendezvous;
 pub mod sampler;
 pub mod store;
@@ -56,6 +62,7 @@ pub use config::Config;
 pub use drumline_kernels::{DType, Element, ReduceOp};
 pub use error::{Cause, CollectiveError, Error, Result};
 pub use group::{ProcessGroup, init_process_group};
+pub use net::Endpoint;
 pub use rendezvous::is_launched;
 
 /// Runs the README's example of collectives.

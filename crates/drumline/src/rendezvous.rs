@@ -6,20 +6,33 @@
 //! | `env://?rank=R&world_size=W` | `MASTER_ADDR`, `MASTER_PORT`; the URL wins over `RANK` and `WORLD_SIZE` |
 //! | `tcp://host:port?rank=R&world_size=W` | nothing else |
 //!
-//! Rank 0 hosts the [`TcpStore`], on exactly the address that the host name stands for; the others
-//! connect. Where a launcher hosts the store (`TORCHELASTIC_USE_AGENT_STORE=True`), every rank is
-//! a client.
+//! Under `drumline run` all that `env://` needs is there: `DRUMLINE_STORE` (`unix:@name` or
+//! `tcp://host:port`) is where the launcher's store listens, which asks for the job's secret;
+//! `MASTER_ADDR` and `MASTER_PORT` are then for programs that run torch.
+//!
+//! Otherwise rank 0 hosts the [`TcpStore`], on exactly the address that the host name stands for;
+//! the others connect. Where another launcher hosts the store
+//! (`TORCHELASTIC_USE_AGENT_STORE=True`), every rank is a client.
+//!
+//! # Who may join
+//!
+//! | store | with a secret ([`Config::secret`]) | without |
+//! |---|---|---|
+//! | of `drumline run` | both ends prove that they know it | an error |
+//! | of rank 0 | both ends prove that they know it | on loopback: anybody on this host |
+//! | of another launcher | anybody who reaches it | on loopback: anybody on this host |
+//!
+//! Without a secret the ranks agree on one through the store, and are as safe as that store is. On
+//! other addresses than loopback this must be asked for ([`Config::trust_store`]). With a secret,
+//! whoever gets at another launcher's store can disturb the job but not join it.
 //!
 //! ```
-//! use std::time::Duration;
+//! use drumline::{Config, rendezvous::rendezvous, store::Store};
 //!
-//! use drumline::{rendezvous::rendezvous, store::Store};
-//!
-//! let url = "tcp://127.0.0.1:0?rank=0&world_size=1";
-//! let job = rendezvous(url, Duration::from_secs(30))?;
+//! let job = rendezvous("tcp://127.0.0.1:0?rank=0&world_size=1", &Config::default())?;
 //! job.store.set("ready", b"yes")?;
 //! assert_eq!((job.rank, job.world_size), (0, 1));
-//! job.leave(Duration::from_secs(30));
+//! job.leave(std::time::Duration::from_secs(30));
 //! # Ok::<(), drumline::Error>(())
 //! ```
 
@@ -31,23 +44,30 @@ use std::{
 };
 
 use crate::{
-    Error, Result,
+    Config, Endpoint, Error, Result,
+    auth::Secret,
+    net::call::resolve,
     store::{Store, tcp::TcpStore},
 };
 
-/// Meets the other processes of the job, at most for `timeout`.
+/// Meets the other processes of the job, at most for [`Config::timeout`].
 ///
-/// Rank 0 returns when all ranks have joined, the others when they are connected. `timeout` also
-/// becomes the store's [`Store::timeout`].
+/// A rank that hosts the store returns when all ranks have joined, the others when they are
+/// connected. The timeout also becomes the store's [`Store::timeout`]. Where `config` has no
+/// secret, that of the environment is taken, as [`Secret::from_env`] reads it.
 ///
 /// # Errors
 ///
 /// [`Error::InvalidSetting`] if the URL or the environment is wrong; nothing has been opened then.
 /// [`Error::Store`] if the store cannot be hosted or reached, if ranks are missing when the time is
 /// over, or if two processes claim one rank.
-pub fn rendezvous(url: &str, timeout: Duration) -> Result<Rendezvous> {
+pub fn rendezvous(url: &str, config: &Config) -> Result<Rendezvous> {
     let variable = |name: &str| Some(env::var_os(name)?.to_string_lossy().into_owned());
-    Plan::parse(url, &variable)?.meet(timeout)
+    let plan = Plan::parse(url, &variable)?;
+    match &config.secret {
+        Some(_) => plan.meet(config),
+        None => plan.meet(&Config { secret: Secret::from_env()?, ..config.clone() }),
+    }
 }
 
 /// Whether a launcher started this process: `RANK` and `WORLD_SIZE` are set.
@@ -67,12 +87,16 @@ pub struct Rendezvous {
     pub rank: usize,
     /// How many processes the job has.
     pub world_size: usize,
+    /// What only the processes of this job know: the one that all were given, or the one that
+    /// they have agreed on through the store.
+    pub secret: Secret,
     tcp: Arc<TcpStore>,
 }
 
 impl Rendezvous {
-    /// Where the store is: the way to it is the way to the other hosts.
-    pub(crate) fn master(&self) -> SocketAddr {
+    /// Where the store is, if it is not on this host alone: the way to it is the way to the other
+    /// hosts.
+    pub(crate) fn master(&self) -> Option<SocketAddr> {
         self.tcp.address()
     }
 
@@ -90,16 +114,25 @@ impl Rendezvous {
 /// What a URL and an environment ask for, before anything is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Where the store is, as a name or an address without brackets.
-    pub host: String,
-    /// The store's port. 0 (let the system choose) only if nobody else must know it.
-    pub port: u16,
+    /// Where the store is. Port 0 (let the system choose) only if nobody else must know it.
+    pub store: Endpoint,
+    /// Who hosts it.
+    pub host: StoreHost,
     /// This process, in `0..world_size`.
     pub rank: usize,
     /// How many processes the job has.
     pub world_size: usize,
-    /// Whether the launcher hosts the store. If not, rank 0 does.
-    pub launcher_hosts: bool,
+}
+
+/// Who hosts the store of a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreHost {
+    /// The process of rank 0.
+    RankZero,
+    /// `drumline run`: a store that asks for the secret.
+    Drumline,
+    /// Another launcher: torch's store, which asks for nothing.
+    Launcher,
 }
 
 impl Plan {
@@ -122,6 +155,12 @@ impl Plan {
         let from_url = |name: &str, text: Option<&str>| Setting {
             name: format!("{name} in {url}"),
             text: text.map(str::to_owned),
+        };
+        let given = from_env(DRUMLINE_STORE);
+        let given = given.text.as_ref().filter(|_| scheme == "env" && place.is_empty());
+        let given: Option<Endpoint> = match given {
+            Some(text) => Some(text.parse().map_err(|problem| invalid(DRUMLINE_STORE, problem))?),
+            None => None,
         };
         let (host, port, remedy) = match scheme {
             "env" if place.is_empty() => (
@@ -158,20 +197,30 @@ impl Plan {
         };
 
         let settings = [&rank, &world_size, &host, &port];
-        let missing: Vec<_> = settings.iter().filter(|setting| setting.text.is_none()).collect();
+        // A store that is given takes the place of host and port.
+        let needed = if given.is_some() { &settings[..2] } else { &settings[..] };
+        let missing: Vec<_> = needed.iter().filter(|setting| setting.text.is_none()).collect();
         if !missing.is_empty() {
             let names: Vec<_> = missing.iter().map(|setting| setting.name.as_str()).collect();
             return Err(invalid(&names.join(", "), format!("not set; {remedy}")));
         }
+        let (store, store_host) = match given {
+            Some(store) => (store, StoreHost::Drumline),
+            None => {
+                let (host, port) = (host.host()?, port.number(0, u16::MAX.into())? as u16);
+                let store_host = match is_launchers(&host, port, variable) {
+                    true => StoreHost::Launcher,
+                    false => StoreHost::RankZero,
+                };
+                (Endpoint::Tcp { host, port }, store_host)
+            }
+        };
         let plan = Plan {
-            host: host.host()?,
-            port: port.number(0, u16::MAX.into())? as u16,
+            store,
+            host: store_host,
             rank: rank.number(0, WORLD_SIZE_MAX)?,
             world_size: world_size.number(1, WORLD_SIZE_MAX)?,
-            launcher_hosts: false,
         };
-        let launcher_hosts = plan.is_launchers(variable);
-        let plan = Plan { launcher_hosts, ..plan };
         if plan.rank >= plan.world_size {
             let problem = format!(
                 "rank {} of a job of {}: ranks run from 0 to {}",
@@ -181,7 +230,8 @@ impl Plan {
             );
             return Err(invalid(&rank.name, problem));
         }
-        if plan.port == 0 && (plan.world_size > 1 || launcher_hosts) {
+        let has_others = plan.world_size > 1 || plan.host != StoreHost::RankZero;
+        if matches!(plan.store, Endpoint::Tcp { port: 0, .. }) && has_others {
             let problem = "0: the others cannot know which port the system would choose".into();
             return Err(invalid(&port.name, problem));
         }
@@ -190,30 +240,71 @@ impl Plan {
 
     /// Whether this process hosts the store.
     pub fn hosts_store(&self) -> bool {
-        self.rank == 0 && !self.launcher_hosts
+        self.rank == 0 && self.host == StoreHost::RankZero
     }
 
-    /// Opens what the plan asks for and waits for the others.
+    /// Opens what the plan asks for and waits for the others, at most for [`Config::timeout`].
+    /// Nothing is read from the environment.
     ///
     /// # Errors
     ///
-    /// [`Error::Store`], as [`rendezvous`].
-    pub fn meet(&self, timeout: Duration) -> Result<Rendezvous> {
+    /// [`Error::InvalidSetting`] if the store is no safe place to meet and nobody has said that it
+    /// is to be trusted; [`Error::Store`], as [`rendezvous`].
+    pub fn meet(&self, config: &Config) -> Result<Rendezvous> {
         let start = Instant::now();
-        let tcp = if self.hosts_store() {
-            TcpStore::host(&self.host, self.port)?
-        } else {
-            TcpStore::connect(&self.host, self.port, timeout)?
-        };
-        tcp.set_timeout(timeout);
+        let tcp = self.open(config)?;
+        tcp.set_timeout(config.timeout);
         // A launcher's store may have seen this rank before, in an earlier attempt of the job.
-        if !self.launcher_hosts {
+        if self.host == StoreHost::RankZero {
             self.claim_rank(&tcp)?;
         }
-        tcp.wait_for_workers(self.world_size, timeout.saturating_sub(start.elapsed()))
+        tcp.wait_for_workers(self.world_size, config.timeout.saturating_sub(start.elapsed()))
             .map_err(|error| self.name_the_missing(&tcp, error))?;
+        let secret = match &config.secret {
+            Some(secret) => secret.clone(),
+            None => agree_on_secret(&tcp)?,
+        };
         let tcp = Arc::new(tcp);
-        Ok(Rendezvous { store: tcp.clone(), rank: self.rank, world_size: self.world_size, tcp })
+        let (store, rank, world_size) = (tcp.clone(), self.rank, self.world_size);
+        Ok(Rendezvous { store, rank, world_size, secret, tcp })
+    }
+
+    /// The store, behind the secret if there is one and whoever hosts it knows of secrets.
+    fn open(&self, config: &Config) -> Result<TcpStore> {
+        let timeout = config.timeout;
+        match (&config.secret, &self.store, self.host) {
+            (Some(secret), store, StoreHost::RankZero) if self.rank == 0 => {
+                TcpStore::host_secured(store, secret)
+            }
+            (Some(_), Endpoint::Tcp { host, port }, StoreHost::Launcher) => {
+                TcpStore::connect(host, *port, timeout)
+            }
+            (Some(secret), store, _) => TcpStore::connect_secured(store, secret, timeout),
+            (None, _, StoreHost::Drumline) | (None, Endpoint::Unix(_), _) => Err(invalid(
+                "DRUMLINE_SECRET_FILE",
+                format!("not set, but the store at {} asks for the job's secret", self.store),
+            )),
+            (None, Endpoint::Tcp { host, port }, _) => {
+                if !config.trust_store && !is_loopback(host, timeout) {
+                    return Err(self.refuse_to_trust());
+                }
+                match self.hosts_store() {
+                    true if config.trust_store => TcpStore::host_exposed(host, *port),
+                    true => TcpStore::host(host, *port),
+                    false => TcpStore::connect(host, *port, timeout),
+                }
+            }
+        }
+    }
+
+    fn refuse_to_trust(&self) -> Error {
+        let problem = format!(
+            "not set, and whoever reaches {} could join the job: give all its processes one \
+             secret of 16 bytes or more, or the name of a file with it in DRUMLINE_SECRET_FILE; \
+             or, if you trust everybody on that network, set DRUMLINE_TRUST_STORE=1",
+            self.store
+        );
+        invalid("DRUMLINE_SECRET", problem)
     }
 
     /// Two processes with one rank would overwrite each other's keys and hang much later.
@@ -248,15 +339,44 @@ impl Plan {
             (error, _) => error,
         }
     }
-
-    /// As in torch, the launcher's store is meant only if it is at this place.
-    fn is_launchers(&self, variable: &dyn Fn(&str) -> Option<String>) -> bool {
-        let is = |name, value: &str| variable(name).as_deref().map(without_brackets) == Some(value);
-        is("TORCHELASTIC_USE_AGENT_STORE", "True")
-            && is("MASTER_ADDR", &self.host)
-            && is("MASTER_PORT", &self.port.to_string())
-    }
 }
+
+/// As in torch, the launcher's store is meant only if it is at this place.
+fn is_launchers(host: &str, port: u16, variable: &dyn Fn(&str) -> Option<String>) -> bool {
+    let is = |name, value: &str| variable(name).as_deref().map(without_brackets) == Some(value);
+    is("TORCHELASTIC_USE_AGENT_STORE", "True")
+        && is("MASTER_ADDR", host)
+        && is("MASTER_PORT", &port.to_string())
+}
+
+/// Whether all that `host` stands for is on this machine. A name that nobody knows is not.
+fn is_loopback(host: &str, timeout: Duration) -> bool {
+    let deadline = Instant::now() + timeout.min(RESOLVE_MAX);
+    resolve(host, 0, deadline).is_ok_and(|addresses| {
+        !addresses.is_empty() && addresses.iter().all(|address| address.ip().is_loopback())
+    })
+}
+
+/// The first rank's proposal is everybody's secret.
+fn agree_on_secret(store: &TcpStore) -> Result<Secret> {
+    let proposal = Secret::random()?;
+    let agreed = Secret::new(store.compare_set(SECRET_KEY, b"", proposal.expose())?)?;
+    tracing::info!(
+        store = store.name(),
+        "no DRUMLINE_SECRET is set: the ranks agree on one through this store, and the job is \
+         only as safe as the store is"
+    );
+    Ok(agreed)
+}
+
+/// Where `drumline run` says that its store is.
+const DRUMLINE_STORE: &str = "DRUMLINE_STORE";
+
+/// Where the ranks leave the secret that they have agreed on, if nobody gave them one.
+const SECRET_KEY: &str = "drumline/secret";
+
+/// How long the name service may take to say what a name stands for.
+const RESOLVE_MAX: Duration = Duration::from_secs(5);
 
 /// Far above any job: a slip of the finger is not to become a huge wait.
 const WORLD_SIZE_MAX: usize = 1 << 20;

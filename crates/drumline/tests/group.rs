@@ -14,6 +14,7 @@ use std::{
 
 use drumline::{
     Cause, CollectiveError, Config, Element, Error, ProcessGroup, ReduceOp,
+    auth::{Channel, Hello, Nonce, Secret},
     store::{HashStore, Store},
 };
 
@@ -131,9 +132,12 @@ fn all_reduce_matches_the_oracle<T: Sample>(world_size: usize, group: &ProcessGr
 
 #[test]
 fn all_reduce_gives_the_bits_of_the_tree_with_every_algorithm() {
-    for world_size in [1, 2, 3, 4, 5, 8] {
+    for (world_size, unix_sockets) in
+        [(1, true), (2, true), (3, false), (4, true), (5, false), (8, true)]
+    {
         for name in ALL_REDUCE {
-            world_with(world_size, &with_algorithm(name), |group| {
+            let config = Config { unix_sockets, ..with_algorithm(name) };
+            world_with(world_size, &config, |group| {
                 all_reduce_matches_the_oracle::<f32>(world_size, &group);
                 all_reduce_matches_the_oracle::<f64>(world_size, &group);
                 all_reduce_matches_the_oracle::<i64>(world_size, &group);
@@ -148,12 +152,15 @@ fn all_reduce_gives_the_bits_of_the_tree_with_every_algorithm() {
 fn messages_larger_than_any_socket_buffer_go_through() {
     let len = 6 << 20;
     for name in ALL_REDUCE {
-        world_with(3, &with_algorithm(name), |group| {
-            let mut data = vec![group.rank() as f32 + 1.0; len];
-            group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
-            assert!(data.iter().all(|value| *value == 6.0));
-            group.broadcast(&mut data, 2).unwrap();
-        });
+        for unix_sockets in [true, false] {
+            let config = Config { unix_sockets, ..with_algorithm(name) };
+            world_with(3, &config, |group| {
+                let mut data = vec![group.rank() as f32 + 1.0; len];
+                group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+                assert!(data.iter().all(|value| *value == 6.0));
+                group.broadcast(&mut data, 2).unwrap();
+            });
+        }
     }
 }
 
@@ -452,13 +459,18 @@ fn strangers_at_the_door_hold_up_nobody() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let connect = |rank| {
         let store = store.clone();
-        move || ProcessGroup::connect("door", store, rank, 2, &Config::default()).unwrap()
+        // Over TCP, where strangers can come.
+        let config = Config { unix_sockets: false, ..Config::default() };
+        move || ProcessGroup::connect("door", store, rank, 2, &config).unwrap()
     };
     std::thread::scope(|threads| {
         let host = threads.spawn(connect(0));
+        // The card that rank 1 is going to leave: with it, rank 0 goes on to open its port.
+        let card = store.get("drumline/door/1/card/0").unwrap();
+        store.set("drumline/door/1/card/1", &card).unwrap();
         let address = store.get("drumline/door/1/address/0").unwrap();
         let address = String::from_utf8(address).unwrap();
-        let strangers: Vec<TcpStream> = (0..60)
+        let strangers: Vec<TcpStream> = (0..600)
             .map(|stranger| {
                 let mut stream = TcpStream::connect(&address).unwrap();
                 match stranger % 4 {
@@ -467,9 +479,10 @@ fn strangers_at_the_door_hold_up_nobody() {
                     2 => stream.write_all(b"DRUM\x01").unwrap(), // stops in the middle
                     _ => {
                         // A well-formed greeting as rank 1 of 2, of another group.
-                        let mut greeting = *b"DRUM\x01\0\0\0\x01\0\0\0\x02\0\0\0----------------";
-                        greeting[7] = (stranger % 2) as u8;
-                        stream.write_all(&greeting).unwrap();
+                        let channel = [Channel::Control, Channel::Data][stranger / 4 % 2];
+                        let hello = Hello { channel, rank: 1, world_size: 2, group: 42 };
+                        let nonce = Nonce::random().unwrap();
+                        stream.write_all(&hello.encode(false, &nonce)).unwrap();
                     }
                 }
                 stream
@@ -481,4 +494,66 @@ fn strangers_at_the_door_hold_up_nobody() {
         }
         drop(strangers);
     });
+}
+
+#[test]
+fn ranks_that_do_not_share_one_secret_do_not_meet() {
+    let secret = |text: &str| Some(Secret::new(text).unwrap());
+    let ours = secret("the secret of this job");
+    let other = secret("the secret of another");
+    let cases = [
+        (&other, "this job's secret", true),
+        (&other, "this job's secret", false),
+        (&None, "it has no secret", true),
+        (&None, "it has no secret", false),
+    ];
+    // All at once: in each of them rank 0 waits for its peer in vain.
+    std::thread::scope(|threads| {
+        for (theirs, part, unix_sockets) in cases {
+            let store: Arc<dyn Store> = Arc::new(HashStore::new());
+            let connect = move |store: Arc<dyn Store>, rank, secret: &Option<Secret>| {
+                let (timeout, secret) = (Duration::from_secs(3), secret.clone());
+                let config = Config { unix_sockets, timeout, secret, ..Config::default() };
+                ProcessGroup::connect("secret", store, rank, 2, &config)
+            };
+            let shared = store.clone();
+            threads.spawn(move || {
+                let error = connect(shared, 0, theirs).unwrap_err().to_string();
+                assert!(error.contains("rank(s) [1] did not connect"), "{error}");
+            });
+            let ours = &ours;
+            threads.spawn(move || {
+                let error = connect(store, 1, ours).unwrap_err().to_string();
+                assert!(error.contains("rank 0 at") && error.contains(part), "{error}");
+                assert!(error.contains("DRUMLINE_SECRET"), "{error}");
+            });
+        }
+    });
+    let config = Config { secret: ours, ..Config::default() };
+    world_with(3, &config, |group| group.barrier().unwrap());
+}
+
+#[test]
+fn peers_on_other_addresses_need_a_secret_and_one_address() {
+    let wildcard = Some("0.0.0.0".parse().unwrap());
+    for (config, part) in [
+        (Config { bind_address: wildcard, ..Config::default() }, "every address"),
+        (Config { interface: Some("no-such-0".to_owned()), ..Config::default() }, "no-such-0"),
+        (
+            Config { bind_address: wildcard, interface: Some("lo".into()), ..Config::default() },
+            "which one is meant",
+        ),
+        // 192.0.2.0/24 is for documentation: nobody's.
+        (
+            Config { bind_address: Some("192.0.2.1".parse().unwrap()), ..Config::default() },
+            "DRUMLINE_SECRET: not set",
+        ),
+    ] {
+        let config = Config { unix_sockets: false, timeout: Duration::from_secs(3), ..config };
+        let error = ProcessGroup::local_world_with(2, &config).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+        // On one host nothing of this is looked at.
+        let config = Config { unix_sockets: true, ..config };
+        ProcessGroup::local_world_with(2, &config).unwrap();
+    }
 }

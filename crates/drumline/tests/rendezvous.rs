@@ -11,11 +11,21 @@ use std::{
 };
 
 use drumline::{
-    rendezvous::{Plan, Rendezvous, is_launched, rendezvous},
+    Config, Endpoint,
+    auth::Secret,
+    rendezvous::{Plan, Rendezvous, StoreHost, is_launched, rendezvous},
     store::tcp::TcpStore,
 };
 
 const HANG: Duration = Duration::from_secs(60);
+
+fn patient() -> Config {
+    Config { timeout: HANG, ..Config::default() }
+}
+
+fn with(secret: &Secret) -> Config {
+    Config { secret: Some(secret.clone()), ..patient() }
+}
 
 /// `A=1 B=2`.
 fn parse(url: &str, variables: &str) -> Result<Plan, String> {
@@ -26,7 +36,8 @@ fn parse(url: &str, variables: &str) -> Result<Plan, String> {
 }
 
 fn plan(host: &str, port: u16, rank: usize, world_size: usize) -> Plan {
-    Plan { host: host.into(), port, rank, world_size, launcher_hosts: false }
+    let store = Endpoint::Tcp { host: host.into(), port };
+    Plan { store, host: StoreHost::RankZero, rank, world_size }
 }
 
 const ALL: &str = "RANK=1 WORLD_SIZE=4 MASTER_ADDR=node-0.example MASTER_PORT=29500";
@@ -105,7 +116,7 @@ fn the_launchers_store_is_used_where_it_is_meant() {
     let agent = format!("{ALL} TORCHELASTIC_USE_AGENT_STORE=True");
     let hosts = |url: &str, variables: &str| {
         let plan = parse(url, variables).unwrap();
-        (plan.launcher_hosts, plan.hosts_store())
+        (plan.host == StoreHost::Launcher, plan.hosts_store())
     };
     assert_eq!(hosts("env://?rank=0", ALL), (false, true));
     assert_eq!(hosts("env://", ALL), (false, false));
@@ -116,6 +127,105 @@ fn the_launchers_store_is_used_where_it_is_meant() {
     assert_eq!(hosts(same, ALL), (false, true));
     assert_eq!(hosts("tcp://other:29500?rank=0&world_size=2", &agent), (false, true));
     assert_eq!(hosts("tcp://node-0.example:29501?rank=0&world_size=2", &agent), (false, true));
+}
+
+#[test]
+fn the_store_of_drumline_run_goes_before_the_masters() {
+    let given =
+        |store: &str, rest: &str| parse("env://", &format!("DRUMLINE_STORE={store} {rest}"));
+    for store in ["unix:@drumline-7", "tcp://10.0.0.1:4711"] {
+        let all = format!("{ALL} TORCHELASTIC_USE_AGENT_STORE=True");
+        for rest in ["RANK=1 WORLD_SIZE=4", &all] {
+            let plan = given(store, rest).unwrap();
+            assert_eq!(plan.store.to_string(), store);
+            assert_eq!((plan.host, plan.hosts_store()), (StoreHost::Drumline, false));
+            assert_eq!((plan.rank, plan.world_size), (1, 4));
+        }
+    }
+    // A URL that says where to meet is obeyed.
+    let url = "tcp://h:1?rank=0&world_size=1";
+    let plan = parse(url, "DRUMLINE_STORE=unix:@drumline-7").unwrap();
+    assert_eq!(plan.store.to_string(), "tcp://h:1");
+
+    for (store, rest, part) in [
+        ("/tmp/socket", "RANK=0 WORLD_SIZE=1", "DRUMLINE_STORE: \"/tmp/socket\" should be"),
+        ("unix:@a", "RANK=0", "WORLD_SIZE: not set"),
+        ("unix:@a", "RANK=1 WORLD_SIZE=1", "rank 1 of a job of 1"),
+        ("tcp://h:0", "RANK=0 WORLD_SIZE=1", "the others cannot know"),
+    ] {
+        let error = given(store, rest).unwrap_err();
+        assert!(error.contains(part), "{error}");
+    }
+    let plan = given("unix:@drumline-7", "RANK=0 WORLD_SIZE=1").unwrap();
+    let error = plan.meet(&patient()).unwrap_err().to_string();
+    assert!(error.contains("DRUMLINE_SECRET_FILE: not set"), "{error}");
+}
+
+#[test]
+fn a_place_that_others_can_reach_takes_a_secret_or_ones_word() {
+    // 192.0.2.0/24 is for documentation: nobody's. The name stands for nothing.
+    for host in ["192.0.2.1", "no-such-host.invalid"] {
+        for (rank, store_host) in
+            [(0, StoreHost::RankZero), (1, StoreHost::RankZero), (0, StoreHost::Launcher)]
+        {
+            let plan = Plan { host: store_host, ..plan(host, PORT, rank, 2) };
+            let error = plan.meet(&patient()).unwrap_err().to_string();
+            for part in [
+                "DRUMLINE_SECRET: not set",
+                "DRUMLINE_SECRET_FILE",
+                "DRUMLINE_TRUST_STORE=1",
+                &format!("tcp://{host}:{PORT}"),
+            ] {
+                assert!(error.contains(part), "{error}");
+            }
+            // Either gets past this: now it fails because the place is not there.
+            let soon = Duration::from_millis(50);
+            let trusting = Config { trust_store: true, timeout: soon, ..patient() };
+            let knowing = Config { timeout: soon, ..with(&Secret::random().unwrap()) };
+            for config in [trusting, knowing] {
+                let error = plan.meet(&config).unwrap_err().to_string();
+                assert!(error.starts_with("store tcp://"), "{error}");
+            }
+        }
+    }
+}
+
+#[test]
+fn ranks_with_a_secret_meet_and_others_stay_out() {
+    let host = &fresh_host();
+    let secret = &Secret::random().unwrap();
+    thread::scope(|scope| {
+        for rank in [0, 2] {
+            scope.spawn(move || {
+                let job = plan(host, PORT, rank, 3).meet(&with(secret)).unwrap();
+                assert_eq!(job.secret, *secret);
+                meet_and_part(job);
+            });
+        }
+        let other = Secret::random().unwrap();
+        let error = plan(host, PORT, 1, 3).meet(&with(&other)).unwrap_err().to_string();
+        assert!(error.contains("does not know this job's secret"), "{error}");
+        meet_and_part(plan(host, PORT, 1, 3).meet(&with(secret)).unwrap());
+    });
+}
+
+#[test]
+fn ranks_without_a_secret_agree_on_one() {
+    let host = &fresh_host();
+    let secrets: Vec<Secret> = thread::scope(|scope| {
+        let ranks: Vec<_> = (0..3)
+            .map(|rank| {
+                scope.spawn(move || {
+                    let job = plan(host, PORT, rank, 3).meet(&patient()).unwrap();
+                    let secret = job.secret.clone();
+                    meet_and_part(job);
+                    secret
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    assert!(secrets.iter().all(|secret| *secret == secrets[0]));
 }
 
 const PORT: u16 = 29500;
@@ -145,7 +255,7 @@ fn ranks_meet_over_tcp() {
             for rank in 0..world_size {
                 scope.spawn(move || {
                     let url = format!("tcp://{host}:{PORT}?rank={rank}&world_size={world_size}");
-                    meet_and_part(rendezvous(&url, HANG).unwrap());
+                    meet_and_part(rendezvous(&url, &patient()).unwrap());
                 });
             }
         });
@@ -155,7 +265,7 @@ fn ranks_meet_over_tcp() {
 #[test]
 fn ranks_meet_in_the_launchers_store() {
     let launcher = TcpStore::host("127.0.0.1", 0).unwrap();
-    let port = launcher.address().port();
+    let port = launcher.address().unwrap().port();
     // Twice: the launcher's store outlives a restart of the ranks.
     for _ in 0..2 {
         thread::scope(|scope| {
@@ -165,7 +275,7 @@ fn ranks_meet_in_the_launchers_store() {
                         "RANK={rank} WORLD_SIZE=3 MASTER_ADDR=127.0.0.1 MASTER_PORT={port} \
                          TORCHELASTIC_USE_AGENT_STORE=True"
                     );
-                    meet_and_part(parse("env://", &variables).unwrap().meet(HANG).unwrap());
+                    meet_and_part(parse("env://", &variables).unwrap().meet(&patient()).unwrap());
                 });
             }
         });
@@ -176,7 +286,7 @@ fn ranks_meet_in_the_launchers_store() {
 #[test]
 fn processes_meet_over_env() {
     if is_launched() {
-        meet_and_part(rendezvous("env://", HANG).unwrap());
+        meet_and_part(rendezvous("env://", &patient()).unwrap());
         return;
     }
     let host = fresh_host();
@@ -189,6 +299,7 @@ fn processes_meet_over_env() {
                 .env("MASTER_ADDR", &host)
                 .env("MASTER_PORT", PORT.to_string())
                 .env_remove("TORCHELASTIC_USE_AGENT_STORE")
+                .env_remove("DRUMLINE_STORE")
                 .spawn()
                 .unwrap()
         })
@@ -201,18 +312,19 @@ fn processes_meet_over_env() {
 #[test]
 fn the_host_names_the_ranks_that_are_missing() {
     let host = &fresh_host();
-    let long_enough_for_two = Duration::from_secs(2);
+    // Long enough for two.
+    let config = Config { timeout: Duration::from_secs(2), ..patient() };
     thread::scope(|scope| {
         for rank in [1, 3] {
             scope.spawn(move || {
                 // It may be cut off in the middle, for the host gives up.
-                let _ = plan(host, PORT, rank, 5).meet(HANG).map(|job| {
+                let _ = plan(host, PORT, rank, 5).meet(&patient()).map(|job| {
                     job.store.set_timeout(HANG);
                     job.store.get("never").unwrap_err()
                 });
             });
         }
-        let error = plan(host, PORT, 0, 5).meet(long_enough_for_two).unwrap_err().to_string();
+        let error = plan(host, PORT, 0, 5).meet(&config).unwrap_err().to_string();
         assert!(error.contains("3 of 5 have joined"), "{error}");
         assert!(error.contains("not heard from: rank 2, 4"), "{error}");
     });
@@ -222,11 +334,11 @@ fn the_host_names_the_ranks_that_are_missing() {
 fn a_rank_that_comes_twice_is_an_error() {
     let host = &fresh_host();
     thread::scope(|scope| {
-        let first_rank = scope.spawn(move || plan(host, PORT, 0, 3).meet(HANG).unwrap());
-        let first = plan(host, PORT, 1, 3).meet(HANG).unwrap();
-        let error = plan(host, PORT, 1, 3).meet(HANG).unwrap_err().to_string();
+        let first_rank = scope.spawn(move || plan(host, PORT, 0, 3).meet(&patient()).unwrap());
+        let first = plan(host, PORT, 1, 3).meet(&patient()).unwrap();
+        let error = plan(host, PORT, 1, 3).meet(&patient()).unwrap_err().to_string();
         assert!(error.contains("join as rank 1") && error.contains("RANK"), "{error}");
-        let second = plan(host, PORT, 2, 3).meet(HANG).unwrap();
+        let second = plan(host, PORT, 2, 3).meet(&patient()).unwrap();
         drop((first, second));
         assert!(first_rank.join().unwrap().leave(HANG));
     });

@@ -11,6 +11,7 @@ use std::{
 
 use drumline::{
     Error,
+    auth::Secret,
     store::{HashStore, PrefixStore, Store, tcp::TcpStore},
 };
 use proptest::prelude::*;
@@ -23,12 +24,59 @@ const SOON: Duration = Duration::from_millis(30);
 
 fn stores() -> Vec<(&'static str, Arc<dyn Store>)> {
     let tcp = || TcpStore::host("127.0.0.1", 0).unwrap();
+    let secured = |endpoint: &str| -> Arc<dyn Store> {
+        let secret = Secret::random().unwrap();
+        let host = TcpStore::host_secured(&endpoint.parse().unwrap(), &secret).unwrap();
+        // What a client does to it, seen from a client; the host lives as long as the store does.
+        let client = TcpStore::connect_secured(&host.name().parse().unwrap(), &secret, HANG);
+        Arc::new(Hosted { client: client.unwrap(), _host: host })
+    };
+    let name = format!("unix:@drumline-suite-{}-{:?}", std::process::id(), thread::current().id());
     vec![
         ("hash", Arc::new(HashStore::new())),
         ("prefix over hash", Arc::new(PrefixStore::new("a/b", Arc::new(HashStore::new())))),
         ("tcp", Arc::new(tcp())),
+        ("tcp with a secret", secured("tcp://127.0.0.1:0")),
+        ("Unix socket with a secret", secured(&name)),
         ("prefix over tcp", Arc::new(PrefixStore::new("a/b", Arc::new(tcp())))),
     ]
+}
+
+/// A client, and its server in the same process.
+#[derive(Debug)]
+struct Hosted {
+    client: TcpStore,
+    _host: TcpStore,
+}
+
+impl Store for Hosted {
+    fn set(&self, key: &str, value: &[u8]) -> Result<(), Error> {
+        self.client.set(key, value)
+    }
+    fn get(&self, key: &str) -> Result<Vec<u8>, Error> {
+        self.client.get(key)
+    }
+    fn add(&self, key: &str, amount: i64) -> Result<i64, Error> {
+        self.client.add(key, amount)
+    }
+    fn compare_set(&self, key: &str, expected: &[u8], new: &[u8]) -> Result<Vec<u8>, Error> {
+        self.client.compare_set(key, expected, new)
+    }
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<(), Error> {
+        self.client.wait(keys, timeout)
+    }
+    fn check(&self, keys: &[&str]) -> Result<bool, Error> {
+        self.client.check(keys)
+    }
+    fn delete_key(&self, key: &str) -> Result<bool, Error> {
+        self.client.delete_key(key)
+    }
+    fn timeout(&self) -> Duration {
+        self.client.timeout()
+    }
+    fn set_timeout(&self, timeout: Duration) {
+        self.client.set_timeout(timeout);
+    }
 }
 
 #[test]

@@ -11,7 +11,8 @@ use std::{
 };
 
 use drumline::{
-    Error,
+    Endpoint, Error,
+    auth::Secret,
     store::{
         Store,
         tcp::{
@@ -51,20 +52,108 @@ fn fresh_host() -> String {
 #[test]
 fn the_server_listens_where_it_is_told_and_nowhere_else() {
     let store = host();
-    assert_eq!(store.address().ip().to_string(), "127.0.0.1");
+    assert_eq!(store.address().unwrap().ip().to_string(), "127.0.0.1");
     // All of 127/8 is this machine. On a wildcard, this would connect.
-    assert!(TcpStream::connect(("127.0.0.2", store.address().port())).is_err());
+    assert!(TcpStream::connect(("127.0.0.2", store.address().unwrap().port())).is_err());
 
     let named = TcpStore::host("localhost", 0).unwrap();
-    assert!(named.address().ip().is_loopback());
+    assert!(named.address().unwrap().ip().is_loopback());
     assert!(named.name().starts_with("tcp://localhost:"), "{}", named.name());
-    TcpStore::connect("localhost", named.address().port(), HANG).unwrap();
+    TcpStore::connect("localhost", named.address().unwrap().port(), HANG).unwrap();
 
     // 192.0.2.0/24 is for documentation: nobody's.
-    let error = TcpStoreServer::bind("192.0.2.1", 29500).unwrap_err().to_string();
+    let error = TcpStoreServer::bind_exposed("192.0.2.1", 29500).unwrap_err().to_string();
     assert!(error.contains("not an address of this machine"), "{error}");
     let error = TcpStoreServer::bind("no-such-host.invalid", 29500).unwrap_err().to_string();
     assert!(error.contains("cannot be resolved"), "{error}");
+}
+
+#[test]
+fn a_store_without_a_secret_is_for_this_machine_only_unless_one_insists() {
+    for host in ["192.0.2.1", "0.0.0.0", "::"] {
+        let error = TcpStoreServer::bind(host, 0).unwrap_err().to_string();
+        for part in ["no authentication", "DRUMLINE_SECRET", "DRUMLINE_TRUST_STORE=1"] {
+            assert!(error.contains(part), "{error}");
+        }
+    }
+    let exposed = TcpStoreServer::bind_exposed("0.0.0.0", 0).unwrap();
+    TcpStore::connect("127.0.0.1", exposed.address().unwrap().port(), HANG).unwrap();
+}
+
+/// A port of loopback and a Unix socket, each with a server that asks for a secret.
+fn secured(secret: &Secret) -> [TcpStore; 2] {
+    static NEXT: AtomicU8 = AtomicU8::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("drumline-store-test-{}-{number}", std::process::id());
+    [Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 }, Endpoint::Unix(name)]
+        .map(|endpoint| TcpStore::host_secured(&endpoint, secret).unwrap())
+}
+
+#[test]
+fn who_does_not_know_the_secret_is_refused_at_once() {
+    let secret = Secret::random().unwrap();
+    for store in secured(&secret) {
+        let endpoint: Endpoint = store.name().parse().unwrap();
+        let other = Secret::random().unwrap();
+        let error = TcpStore::connect_secured(&endpoint, &other, HANG).unwrap_err().to_string();
+        for part in [store.name(), "does not know this job's secret", "DRUMLINE_SECRET_FILE"] {
+            assert!(error.contains(part), "{error}");
+        }
+        let client = TcpStore::connect_secured(&endpoint, &secret, HANG).unwrap();
+        client.set("key", b"value").unwrap();
+        assert_eq!(store.get("key").unwrap(), b"value");
+        assert!(!format!("{store:?}").contains(std::str::from_utf8(secret.expose()).unwrap()));
+    }
+}
+
+#[test]
+fn a_secret_on_one_side_only_is_told() {
+    let patience = Duration::from_millis(300);
+    let secret = Secret::random().unwrap();
+    let [store, _] = secured(&secret);
+    let port = store.address().unwrap().port();
+    let without = TcpStore::connect("127.0.0.1", port, patience).unwrap_err().to_string();
+    let open_store = host();
+    let open: Endpoint = open_store.name().parse().unwrap();
+    let with = TcpStore::connect_secured(&open, &secret, patience).unwrap_err().to_string();
+    for error in [without, with] {
+        assert!(error.contains("a secret") && error.contains("the other none"), "{error}");
+    }
+}
+
+#[test]
+fn a_crowd_of_strangers_does_not_disturb_a_store_with_a_secret() {
+    raise_descriptor_limit(4096);
+    let secret = Secret::random().unwrap();
+    let [store, _] = secured(&secret);
+    let address = store.address().unwrap();
+    let crowd: Vec<_> = (0..600)
+        .map(|stranger| {
+            let mut stream = connect_raw(address);
+            let _ = match stranger % 3 {
+                0 => Ok(()),
+                1 => stream.write_all(b"DRUM\x02\0\x01\x03"),
+                _ => stream.write_all(&encoded(&Request::Validate(MAGIC))),
+            };
+            stream
+        })
+        .collect();
+    let endpoint: Endpoint = store.name().parse().unwrap();
+    let client = TcpStore::connect_secured(&endpoint, &secret, HANG).unwrap();
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| client.get("key"));
+        store.set("key", b"value").unwrap();
+        assert_eq!(waiter.join().unwrap().unwrap(), b"value");
+    });
+    // Of those who sit there, the first have made room for the later ones.
+    let mut turned_away = 0;
+    for mut stream in crowd {
+        stream.set_nonblocking(true).unwrap();
+        let gone = !matches!(stream.read(&mut [0; 1]), Err(error)
+            if error.kind() == std::io::ErrorKind::WouldBlock);
+        turned_away += usize::from(gone);
+    }
+    assert!(turned_away >= 600 - 256, "{turned_away}");
 }
 
 #[test]
@@ -76,7 +165,7 @@ fn a_port_in_use_is_named() {
         assert!(error.contains(part), "{error}");
     }
     // Dropping the store frees its port at once.
-    drop(connect(first.address()));
+    drop(connect(first.address().unwrap()));
     drop(first);
     TcpStore::host(host, PORT).unwrap();
 }
@@ -86,7 +175,7 @@ fn strangers_do_not_disturb() {
     // Both ends of 500 connections are in this process.
     raise_descriptor_limit(2048);
     let store = host();
-    let address = store.address();
+    let address = store.address().unwrap();
     let validate = encoded(&Request::Validate(MAGIC));
 
     let idle: Vec<_> = (0..500).map(|_| connect_raw(address)).collect();
@@ -132,7 +221,7 @@ fn strangers_do_not_disturb() {
 fn a_client_that_does_not_read_is_closed() {
     let store = host();
     store.set("big", &vec![1; VALUE_BYTES_MAX]).unwrap();
-    let mut greedy = connect_raw(store.address());
+    let mut greedy = connect_raw(store.address().unwrap());
     let get = encoded(&Request::Get(drumline::store::tcp::protocol::Key(b"/big")));
     greedy.write_all(&encoded(&Request::Validate(MAGIC))).unwrap();
     // What sockets buffer is small beside this.
@@ -149,7 +238,7 @@ fn a_client_that_does_not_read_is_closed() {
 #[test]
 fn a_host_that_goes_is_an_error_for_everyone_who_waits() {
     let store = host();
-    let clients: Vec<_> = (0..4).map(|_| connect(store.address())).collect();
+    let clients: Vec<_> = (0..4).map(|_| connect(store.address().unwrap())).collect();
     thread::scope(|scope| {
         let waiters: Vec<_> = clients
             .iter()
@@ -178,7 +267,7 @@ fn a_host_that_goes_is_an_error_for_everyone_who_waits() {
 #[test]
 fn after_a_broken_connection_the_next_call_gets_a_whole_one() {
     let store = host();
-    let client = connect(store.address());
+    let client = connect(store.address().unwrap());
     client.set("text", b"abc").unwrap();
     for _ in 0..10 {
         // The server closes the connection over this.
@@ -269,7 +358,7 @@ fn a_wait_on_a_server_that_has_stopped_ends() {
 #[test]
 fn workers_are_counted() {
     let store = host();
-    let address = store.address();
+    let address = store.address().unwrap();
     thread::scope(|scope| {
         for _ in 0..3 {
             scope.spawn(move || connect(address).wait_for_workers(4, HANG).unwrap());
@@ -284,9 +373,9 @@ fn workers_are_counted() {
 fn the_host_can_wait_until_the_others_have_gone() {
     let store = host();
     assert!(store.wait_for_departure(HANG));
-    let client = connect(store.address());
+    let client = connect(store.address().unwrap());
     assert!(!store.wait_for_departure(SOON));
-    let idle = connect_raw(store.address());
+    let idle = connect_raw(store.address().unwrap());
     thread::scope(|scope| {
         scope.spawn(move || {
             client.get("go").unwrap();

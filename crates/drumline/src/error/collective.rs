@@ -29,6 +29,7 @@ impl CollectiveError {
         match &self.cause {
             Cause::PeerExited { peer }
             | Cause::PeerLeft { peer }
+            | Cause::HostSilent { peer }
             | Cause::Disconnected { peer, .. }
             | Cause::Protocol { peer, .. } => Some(*peer),
             Cause::Reported { culprit, .. } => *culprit,
@@ -66,6 +67,12 @@ pub enum Cause {
     /// The peer has closed the group in good order while this rank still needs it.
     PeerLeft {
         /// Who.
+        peer: Rank,
+    },
+    /// The peer's host does not answer: it has crashed, or the network between is broken. A
+    /// process that is stopped or slow on a living host is not silent in this sense.
+    HostSilent {
+        /// Whose host.
         peer: Rank,
     },
     /// The connection to a peer broke although its process seems to live.
@@ -127,6 +134,11 @@ impl fmt::Display for Cause {
                 f,
                 "rank {peer} has closed the group and will not take part; it made fewer calls \
                  than this rank"
+            ),
+            Cause::HostSilent { peer } => write!(
+                f,
+                "the host of rank {peer} does not answer; it has crashed or was switched off, or \
+                 the network to it is broken"
             ),
             Cause::Disconnected { peer, problem } => {
                 write!(f, "the connection to rank {peer} broke: {problem}")

@@ -7,7 +7,6 @@ use std::{
     collections::HashMap,
     fmt,
     hash::{BuildHasher, RandomState},
-    net::{IpAddr, Ipv4Addr},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicU64, Ordering},
@@ -25,7 +24,8 @@ use crate::{
     store::{HashStore, PrefixStore, Store},
     transport::{
         Transport,
-        tcp::{self, Membership, TcpTransport},
+        mesh::{self, Membership},
+        tcp::TcpTransport,
     },
 };
 use call::Call;
@@ -101,7 +101,7 @@ impl ProcessGroup {
         ProcessGroup::new(member, Box::new(TcpTransport::alone()), None, &Config::default())
     }
 
-    /// All ranks of a group in this process, connected over loopback: for tests and examples.
+    /// All ranks of a group in this process, connected over Unix sockets: for tests and examples.
     /// Each must be used from a thread of its own.
     ///
     /// # Errors
@@ -183,8 +183,7 @@ impl ProcessGroup {
         let identity = [name.as_bytes(), &world_size.to_le_bytes(), &token].concat();
         let member =
             Membership { name: name.to_owned(), rank, world_size, digest: xxh3_64(&identity) };
-        let bind = config.bind_address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST));
-        let transport = tcp::connect(&member, &life, bind, deadline)?;
+        let transport = TcpTransport::new(mesh::connect(&member, &life, config, deadline)?);
         tracing::info!(group = name, rank, world_size, "group is connected");
         Ok(ProcessGroup::new(member, Box::new(transport), Some(store), config))
     }

@@ -3,7 +3,7 @@
 //! | store | its users are |
 //! |---|---|
 //! | [`HashStore`] | threads of one process |
-//! | [`TcpStore`](tcp::TcpStore) | processes on any number of hosts, torch's among them |
+//! | [`TcpStore`](tcp::TcpStore) | processes on any number of hosts: behind a secret, or torch's among them |
 //! | [`PrefixStore`] | users of a part of one of the others |
 //!
 //! ```

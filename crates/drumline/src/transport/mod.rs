@@ -1,5 +1,6 @@
 //! What carries a group's messages.
 
+pub(crate) mod mesh;
 pub(crate) mod tcp;
 mod wire;
 

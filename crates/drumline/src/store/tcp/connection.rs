@@ -5,17 +5,26 @@
 use std::{
     hash::{BuildHasher as _, RandomState},
     io::{self, ErrorKind, Read as _, Write as _},
-    net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _},
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
-        mpsc,
     },
     thread,
     time::{Duration, Instant},
 };
 
+use rustix::event::PollFlags;
+
 use super::protocol::{Key, MAGIC, READY, Request, STOP_WAITING, VALUE_BYTES_MAX, WAIT_CANCELED};
+use crate::{
+    Endpoint,
+    auth::{Expected, Handshake, Hello, Nonce, Secret},
+    net::{
+        call::{self, Address, CallError, resolve, shake_hands, time_left},
+        sleep_until,
+        stream::Stream,
+    },
+};
 
 /// How long one attempt to connect may take. The kernel repeats a lost first packet after 1 s and
 /// 3 s; a fresh attempt does better than its later repetitions.
@@ -28,10 +37,24 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 /// How long the server may take to confirm that a wait is cancelled.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
+/// How long a client calls again that is hung up on: strangers may have crowded it out, or the
+/// server of an earlier job may just be ending.
+const HUNG_UP_MAX: Duration = Duration::from_secs(10);
+
 #[derive(Debug)]
 pub(super) struct Connection {
-    stream: TcpStream,
+    stream: Stream,
     _open: OpenConnection,
+}
+
+/// What a client needs for another connection to its server.
+#[derive(Clone, Debug)]
+pub(super) struct Server {
+    pub(super) address: Address,
+    /// What both prove to know first. Without, the server takes everybody, as torch's does.
+    pub(super) secret: Option<Secret>,
+    /// Counts this client's connections.
+    pub(super) open: Arc<AtomicUsize>,
 }
 
 /// Counts the connections that a client has.
@@ -52,23 +75,29 @@ impl Drop for OpenConnection {
 }
 
 impl Connection {
-    /// Connects to the first address of `host` that a store's server answers at, again and again
-    /// until `deadline`. Every connection counts in `open`.
+    /// Connects to `endpoint`, at the first of its addresses where a store's server answers, again
+    /// and again until `deadline`. Also returns what it takes to connect there again.
     pub(super) fn establish(
-        host: &str,
-        port: u16,
+        endpoint: &Endpoint,
+        secret: Option<&Secret>,
         deadline: Instant,
-        open: &Arc<AtomicUsize>,
-    ) -> io::Result<Connection> {
+    ) -> io::Result<(Connection, Server)> {
         let mut pause = PAUSE_MIN;
+        let mut hung_up_since = None;
         loop {
-            let error = match Connection::try_all(host, port, deadline, open) {
-                Ok(connection) => return Ok(connection),
+            let error = match Connection::try_all(endpoint, secret, deadline) {
+                Ok(established) => return Ok(established),
                 Err(error) => error,
             };
             // Ranks that were started together should not knock together.
             let wait = pause.mul_f64(random_between(0.5, 1.0));
-            if Instant::now() + wait >= deadline {
+            let since = hung_up_since.get_or_insert_with(Instant::now);
+            if !is_hang_up(&error) {
+                hung_up_since = None;
+            } else if since.elapsed() >= HUNG_UP_MAX {
+                return Err(error);
+            }
+            if is_refusal(&error) || Instant::now() + wait >= deadline {
                 return Err(error);
             }
             thread::sleep(wait);
@@ -76,19 +105,23 @@ impl Connection {
         }
     }
 
-    /// Connects to `address`, once.
-    pub(super) fn open(
-        address: SocketAddr,
-        deadline: Instant,
-        open: &Arc<AtomicUsize>,
-    ) -> io::Result<Connection> {
-        let open = OpenConnection::new(Arc::clone(open));
-        let stream = TcpStream::connect_timeout(&address, time_left(deadline)?)?;
-        // Without a listener, a connection from an ephemeral port can meet itself.
-        if stream.local_addr()? == stream.peer_addr()? {
-            return Err(ErrorKind::ConnectionRefused.into());
-        }
-        stream.set_nodelay(true)?;
+    /// Connects to `server`.
+    pub(super) fn open(server: &Server, deadline: Instant) -> io::Result<Connection> {
+        let open = OpenConnection::new(Arc::clone(&server.open));
+        let give_up = deadline.min(Instant::now() + HUNG_UP_MAX);
+        let stream = loop {
+            match Connection::greet(server, deadline) {
+                Ok(stream) => break stream,
+                Err(CallError::HungUp) if Instant::now() + PAUSE_MIN < give_up => {
+                    thread::sleep(PAUSE_MIN);
+                }
+                Err(CallError::HungUp) => return Err(ErrorKind::ConnectionReset.into()),
+                Err(CallError::Io(error)) => return Err(error),
+                Err(CallError::Refused(reason)) => {
+                    return Err(io::Error::new(ErrorKind::PermissionDenied, reason));
+                }
+            }
+        };
         let mut connection = Connection { stream, _open: open };
         let nonce = std::process::id();
         connection.send(&[Request::Validate(MAGIC), Request::Ping(nonce)], deadline)?;
@@ -98,29 +131,41 @@ impl Connection {
         Ok(connection)
     }
 
+    fn greet(server: &Server, deadline: Instant) -> Result<Stream, CallError> {
+        let mut stream = call::open(&server.address, deadline)?;
+        if let Some(secret) = &server.secret {
+            let nonce = Nonce::random().map_err(io::Error::other)?;
+            let secret = Some(secret.clone());
+            let mut handshake = Handshake::call(Hello::STORE, Expected::STORE, secret, nonce);
+            shake_hands(&mut stream, &mut handshake, true, deadline)?;
+        }
+        Ok(stream)
+    }
+
     fn try_all(
-        host: &str,
-        port: u16,
+        endpoint: &Endpoint,
+        secret: Option<&Secret>,
         deadline: Instant,
-        open: &Arc<AtomicUsize>,
-    ) -> io::Result<Connection> {
-        let addresses = resolve(host, port, deadline)?;
-        let mut last_error = io::Error::other(format!("the name {host} has no address"));
-        for (index, &address) in addresses.iter().enumerate() {
+    ) -> io::Result<(Connection, Server)> {
+        let addresses: Vec<Address> = match endpoint {
+            Endpoint::Unix(name) => vec![Address::Unix(name.clone())],
+            Endpoint::Tcp { host, port } => {
+                resolve(host, *port, deadline)?.into_iter().map(Address::Tcp).collect()
+            }
+        };
+        let mut last_error = io::Error::other(format!("{endpoint} has no address"));
+        let count = addresses.len();
+        for (index, address) in addresses.into_iter().enumerate() {
             // One silent address must not use up the time of the others.
-            let share = time_left(deadline)? / (addresses.len() - index) as u32;
+            let share = time_left(deadline)? / (count - index) as u32;
             let until = Instant::now() + share.min(ATTEMPT_MAX);
-            match Connection::open(address, until, open) {
-                Ok(connection) => return Ok(connection),
+            let server = Server { address, secret: secret.cloned(), open: Arc::default() };
+            match Connection::open(&server, until) {
+                Ok(connection) => return Ok((connection, server)),
                 Err(error) => last_error = error,
             }
         }
         Err(last_error)
-    }
-
-    /// The server's address.
-    pub(super) fn peer(&self) -> io::Result<SocketAddr> {
-        self.stream.peer_addr()
     }
 
     /// Sends requests in one piece.
@@ -129,11 +174,9 @@ impl Connection {
         requests.iter().for_each(|request| request.encode(&mut bytes));
         let mut unsent = &bytes[..];
         while !unsent.is_empty() {
-            self.stream.set_write_timeout(Some(time_left(deadline)?))?;
             match self.stream.write(unsent) {
                 Ok(count) => unsent = &unsent[count..],
-                Err(error) if is_to_be_repeated(&error) => {}
-                Err(error) => return Err(error),
+                Err(error) => self.sleep_over(error, PollFlags::OUT, deadline)?,
             }
         }
         Ok(())
@@ -198,15 +241,26 @@ impl Connection {
 
     fn fill(&mut self, mut unread: &mut [u8], deadline: Instant) -> io::Result<()> {
         while !unread.is_empty() {
-            self.stream.set_read_timeout(Some(time_left(deadline)?))?;
             match self.stream.read(unread) {
                 Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
                 Ok(count) => unread = &mut unread[count..],
-                Err(error) if is_to_be_repeated(&error) => {}
-                Err(error) => return Err(error),
+                Err(error) => self.sleep_over(error, PollFlags::IN, deadline)?,
             }
         }
         Ok(())
+    }
+
+    /// After `error`: sleeps until the stream is ready for `flags`, if that is all it takes.
+    fn sleep_over(&self, error: io::Error, flags: PollFlags, deadline: Instant) -> io::Result<()> {
+        match error.kind() {
+            ErrorKind::Interrupted => Ok(()),
+            ErrorKind::WouldBlock => {
+                time_left(deadline)?;
+                sleep_until(&self.stream, flags, deadline);
+                Ok(())
+            }
+            _ => Err(error),
+        }
     }
 }
 
@@ -216,36 +270,14 @@ pub(super) fn deadline_after(timeout: Duration) -> Instant {
     Instant::now() + timeout.min(YEAR)
 }
 
-/// What is left until `deadline`, never zero, which sockets take for "unlimited".
-fn time_left(deadline: Instant) -> io::Result<Duration> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+/// Something listens there, and ends the connection before it has said anything.
+pub(super) fn is_hang_up(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)
 }
 
-/// Resolving has no time-out of its own: it runs aside, and is left behind at the deadline.
-fn resolve(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
-    if let Ok(ip) = host.parse::<IpAddr>() {
-        return Ok(vec![(ip, port).into()]);
-    }
-    let (sender, receiver) = mpsc::channel();
-    let name = host.to_owned();
-    thread::Builder::new().name("drumline-resolve".into()).spawn(move || {
-        let addresses = (name.as_str(), port).to_socket_addrs().map(Iterator::collect);
-        // Nobody listens any more if it took too long.
-        let _ = sender.send(addresses);
-    })?;
-    match receiver.recv_timeout(time_left(deadline)?) {
-        Ok(addresses) => addresses,
-        Err(_) => Err(io::Error::new(
-            ErrorKind::TimedOut,
-            format!("the name {host} could not be resolved in time"),
-        )),
-    }
-}
-
-/// The loop around the call looks at the clock; the socket's own time-out is no error yet.
-fn is_to_be_repeated(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+/// The server does not want this client, and will not at another attempt.
+fn is_refusal(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::PermissionDenied
 }
 
 fn unexpected_reply() -> io::Error {

@@ -1,25 +1,31 @@
-//! The thread that hosts a store: the server's state machine over non-blocking sockets.
+//! The thread that hosts a store: the server's state machine over non-blocking sockets, behind a
+//! gate.
 
 use std::{
     collections::BTreeMap,
     io::{self, ErrorKind, Read as _, Write as _},
-    net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _},
+    net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs as _},
     os::unix::net::UnixStream,
     sync::{Arc, Condvar, Mutex, PoisonError},
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    net::listen,
-};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::{
-    endpoint,
+    connection,
     server::{ConnectionId, Server},
 };
-use crate::{Error, Result};
+use crate::{
+    Endpoint, Error, Result,
+    auth::{Expected, Hello, Secret},
+    net::{
+        call::Address,
+        gate::{Admission, Gate, Listener},
+        stream::Stream,
+    },
+};
 
 /// A store's server. It serves from a thread of its own until it is dropped.
 ///
@@ -29,13 +35,17 @@ use crate::{Error, Result};
 /// use drumline::store::{Store, tcp::{TcpStore, TcpStoreServer}};
 ///
 /// let server = TcpStoreServer::bind("127.0.0.1", 0)?;
-/// let store = TcpStore::connect("127.0.0.1", server.address().port(), Duration::from_secs(5))?;
+/// let port = server.address().map_or(0, |address| address.port());
+/// let store = TcpStore::connect("127.0.0.1", port, Duration::from_secs(5))?;
 /// store.set("colour", b"green")?;
 /// # Ok::<(), drumline::Error>(())
 /// ```
 #[derive(Debug)]
 pub struct TcpStoreServer {
-    address: SocketAddr,
+    endpoint: Endpoint,
+    address: Address,
+    /// What clients must know.
+    secret: Option<Secret>,
     clients: Arc<Clients>,
     /// The thread ends when this end of the pair closes.
     stop: Option<UnixStream>,
@@ -43,28 +53,94 @@ pub struct TcpStoreServer {
 }
 
 impl TcpStoreServer {
-    /// Starts a server that listens on exactly the address that `host` stands for, on no other
-    /// interface. Port 0 lets the system choose; [`TcpStoreServer::address`] tells which.
-    ///
-    /// Of several addresses behind a name the first is taken that belongs to this machine.
+    /// Starts a server for drumline's and torch's clients, who need no secret: therefore `host`
+    /// must be loopback. Port 0 lets the system choose; [`TcpStoreServer::address`] tells which.
     ///
     /// # Errors
     ///
-    /// [`Error::Store`] if `host` cannot be resolved or is another machine, or if the port is in
+    /// [`Error::Store`] if `host` cannot be resolved or is not loopback, or if the port is in
     /// use. [`Error::Io`] if the system has no thread or descriptor left.
     pub fn bind(host: &str, port: u16) -> Result<TcpStoreServer> {
-        let name = endpoint(host, port);
-        let listener = listen_on(host, port).map_err(|problem| Error::Store {
-            store: name.clone(),
-            operation: "listen".into(),
-            problem,
-        })?;
-        TcpStoreServer::start(listener).map_err(|error| Error::io(format!("host {name}"), error))
+        TcpStoreServer::open(host, port, Exposure::Loopback)
     }
 
-    /// Where the server listens.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    /// As [`TcpStoreServer::bind`], on any one address of this machine: whoever reaches it can
+    /// read and write every key.
+    ///
+    /// It listens on exactly the address that `host` stands for, on no other interface. Of several
+    /// addresses behind a name the first is taken that belongs to this machine.
+    ///
+    /// # Errors
+    ///
+    /// As [`TcpStoreServer::bind`]; [`Error::Store`] if `host` is another machine.
+    pub fn bind_exposed(host: &str, port: u16) -> Result<TcpStoreServer> {
+        TcpStoreServer::open(host, port, Exposure::AnyAddress)
+    }
+
+    /// Starts a server for drumline's clients who know `secret`, on one address of this machine
+    /// or on an abstract Unix socket.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use drumline::{
+    ///     Endpoint,
+    ///     auth::Secret,
+    ///     store::{Store, tcp::{TcpStore, TcpStoreServer}},
+    /// };
+    ///
+    /// let secret = Secret::random()?;
+    /// let endpoint = Endpoint::Unix(format!("doc-example-{}", std::process::id()));
+    /// let server = TcpStoreServer::bind_secured(&endpoint, &secret)?;
+    /// let store = TcpStore::connect_secured(&endpoint, &secret, Duration::from_secs(5))?;
+    /// store.set("colour", b"green")?;
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`TcpStoreServer::bind_exposed`]; [`Error::Store`] if the name is in use.
+    pub fn bind_secured(endpoint: &Endpoint, secret: &Secret) -> Result<TcpStoreServer> {
+        let listener = match endpoint {
+            Endpoint::Tcp { host, port } => listen_on(host, *port, Exposure::AnyAddress),
+            Endpoint::Unix(name) => Listener::unix(name).map_err(|error| match error.kind() {
+                ErrorKind::AddrInUse => "the name is in use by another process".to_owned(),
+                _ => error.to_string(),
+            }),
+        };
+        TcpStoreServer::start(endpoint.clone(), listener, Some(secret.clone()))
+    }
+
+    fn open(host: &str, port: u16, exposure: Exposure) -> Result<TcpStoreServer> {
+        let endpoint = Endpoint::Tcp { host: host.to_owned(), port };
+        let server = TcpStoreServer::start(endpoint, listen_on(host, port, exposure), None)?;
+        if let Some(address) = server.address().filter(|address| !address.ip().is_loopback()) {
+            tracing::warn!(
+                %address,
+                "the store has no authentication: whoever can reach this address can read and \
+                 change what the ranks tell each other"
+            );
+        }
+        Ok(server)
+    }
+
+    /// Where the server listens, if that is a TCP port.
+    pub fn address(&self) -> Option<SocketAddr> {
+        match self.address {
+            Address::Tcp(address) => Some(address),
+            Address::Unix(_) => None,
+        }
+    }
+
+    /// What it was asked to listen on, with the port that it has got.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// How a client in this process connects.
+    pub(super) fn as_target(&self) -> connection::Server {
+        let (address, secret) = (self.address.clone(), self.secret.clone());
+        connection::Server { address, secret, open: Arc::default() }
     }
 
     /// Waits until at most `count` connections of store clients are open, or until `deadline`.
@@ -73,26 +149,46 @@ impl TcpStoreServer {
         self.clients.wait_until(|clients| clients <= count(), deadline)
     }
 
-    fn start(listener: TcpListener) -> io::Result<TcpStoreServer> {
-        let address = listener.local_addr()?;
-        if !address.ip().is_loopback() {
-            tracing::warn!(
-                %address,
-                "the store has no authentication: whoever can reach this address can join the job"
-            );
-        }
-        let (stop, stopped) = UnixStream::pair()?;
+    fn start(
+        endpoint: Endpoint,
+        listener: Result<Listener, String>,
+        secret: Option<Secret>,
+    ) -> Result<TcpStoreServer> {
+        let listener = listener.map_err(|problem| Error::Store {
+            store: endpoint.to_string(),
+            operation: "listen".into(),
+            problem,
+        })?;
+        let failed = |error| Error::io(format!("host {endpoint}"), error);
+        let admission = match &secret {
+            None => Admission::Anyone,
+            Some(secret) => Admission::Handshake {
+                ours: Hello::STORE,
+                expected: Expected::STORE,
+                secret: Some(secret.clone()),
+            },
+        };
+        let gate = Gate::new(listener, admission).map_err(failed)?;
+        let (endpoint, address) = match endpoint {
+            Endpoint::Unix(name) => (Endpoint::Unix(name.clone()), Address::Unix(name)),
+            Endpoint::Tcp { host, port } => {
+                let address = gate.address().unwrap_or((Ipv4Addr::UNSPECIFIED, port).into());
+                (Endpoint::Tcp { host, port: address.port() }, Address::Tcp(address))
+            }
+        };
+        let failed = |error| Error::io(format!("host {endpoint}"), error);
+        let (stop, stopped) = UnixStream::pair().map_err(failed)?;
         let clients = Arc::new(Clients::default());
         let host = Host {
-            listener,
-            accept_after: None,
+            gate,
             stopped,
             server: Server::default(),
             streams: BTreeMap::new(),
             clients: Arc::clone(&clients),
         };
-        let thread = thread::Builder::new().name("drumline-store".into()).spawn(|| host.run())?;
-        Ok(TcpStoreServer { address, clients, stop: Some(stop), thread: Some(thread) })
+        let thread = thread::Builder::new().name("drumline-store".into());
+        let thread = Some(thread.spawn(|| host.run()).map_err(failed)?);
+        Ok(TcpStoreServer { endpoint, address, secret, clients, stop: Some(stop), thread })
     }
 }
 
@@ -101,7 +197,7 @@ impl Drop for TcpStoreServer {
     fn drop(&mut self) {
         self.stop = None;
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            tracing::error!(address = %self.address, "the store's thread has panicked");
+            tracing::error!(store = %self.endpoint, "the store's thread has panicked");
         }
     }
 }
@@ -133,20 +229,15 @@ impl Clients {
     }
 }
 
-/// How long accepting pauses when the process has no descriptor left.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
 /// How many bytes are taken from one connection before the others have their turn.
 const READ_BYTES: usize = 64 << 10;
 
 /// What the thread owns.
 struct Host {
-    listener: TcpListener,
-    /// Set while accepting pauses.
-    accept_after: Option<Instant>,
+    gate: Gate,
     stopped: UnixStream,
     server: Server,
-    streams: BTreeMap<ConnectionId, TcpStream>,
+    streams: BTreeMap<ConnectionId, Stream>,
     clients: Arc<Clients>,
 }
 
@@ -154,7 +245,6 @@ struct Host {
 #[derive(Default)]
 struct Ready {
     stop: bool,
-    accept: bool,
     connections: Vec<ConnectionId>,
 }
 
@@ -174,8 +264,17 @@ impl Host {
             for id in ready.connections {
                 self.read(id);
             }
-            if ready.accept {
-                self.accept();
+            // Guests may be out of time although nothing has arrived.
+            match self.gate.admit(Instant::now()) {
+                Ok(arrivals) => {
+                    for arrival in arrivals {
+                        self.streams.insert(self.server.connect(), arrival.stream);
+                    }
+                }
+                Err(error) => {
+                    tracing::error!(%error, "the store stops serving: its gate is broken");
+                    return;
+                }
             }
             // Before the replies leave, so that a client that has one is counted, and again
             // after, because writing closes what is broken.
@@ -186,23 +285,16 @@ impl Host {
     }
 
     fn poll(&self) -> io::Result<Ready> {
-        let now = Instant::now();
-        let pause = self.accept_after.map(|after| after.saturating_duration_since(now));
-        let accepting = pause.is_none_or(|pause| pause.is_zero());
-
         let mut fds = Vec::with_capacity(2 + self.streams.len());
         fds.push(PollFd::new(&self.stopped, PollFlags::IN));
-        // While accepting pauses, the entry stays in its place and asks for nothing.
-        let asked = if accepting { PollFlags::IN } else { PollFlags::empty() };
-        fds.push(PollFd::new(&self.listener, asked));
+        fds.push(PollFd::new(&self.gate, PollFlags::IN));
         for (&id, stream) in &self.streams {
             let blocked = !self.server.output(id).is_empty();
             let asked = if blocked { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
             fds.push(PollFd::new(stream, asked));
         }
-        let timeout = pause
-            .filter(|_| !accepting)
-            .map(|pause| Timespec { tv_sec: 0, tv_nsec: pause.subsec_nanos().into() });
+        let left = self.gate.deadline().map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
         match poll(&mut fds, timeout.as_ref()) {
             Ok(_) => {}
             Err(rustix::io::Errno::INTR) => return Ok(Ready::default()),
@@ -212,34 +304,11 @@ impl Host {
         let connections = self.streams.keys().zip(2..);
         Ok(Ready {
             stop: is_ready(0),
-            accept: accepting && is_ready(1),
             connections: connections
                 .filter(|&(_, index)| is_ready(index))
                 .map(|(&id, _)| id)
                 .collect(),
         })
-    }
-
-    fn accept(&mut self) {
-        self.accept_after = None;
-        loop {
-            match self.listener.accept() {
-                Ok((stream, peer)) => match prepare(&stream) {
-                    Ok(()) => {
-                        self.streams.insert(self.server.connect(), stream);
-                    }
-                    Err(error) => tracing::debug!(%peer, %error, "cannot use a connection"),
-                },
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                Err(error) if is_gone_before_accept(&error) => {}
-                Err(error) => {
-                    // Without the pause, poll would return at once for ever.
-                    tracing::warn!(%error, "cannot accept connections for a moment");
-                    self.accept_after = Some(Instant::now() + ACCEPT_PAUSE);
-                    return;
-                }
-            }
-        }
     }
 
     fn read(&mut self, id: ConnectionId) {
@@ -276,8 +345,7 @@ impl Host {
         }
         for (id, refusal) in self.server.take_refused() {
             if let Some(stream) = self.streams.remove(&id) {
-                let peer = stream.peer_addr().map_or("?".into(), |peer| peer.to_string());
-                tracing::warn!(%peer, %refusal, "the store closes a connection");
+                tracing::warn!(peer = stream.peer(), %refusal, "the store closes a connection");
             }
         }
     }
@@ -288,8 +356,15 @@ impl Host {
     }
 }
 
+/// Where a server that asks for no secret may listen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Exposure {
+    Loopback,
+    AnyAddress,
+}
+
 /// The listening socket, or why there is none and what to do.
-fn listen_on(host: &str, port: u16) -> Result<TcpListener, String> {
+fn listen_on(host: &str, port: u16, exposure: Exposure) -> Result<Listener, String> {
     let addresses: Vec<SocketAddr> = match host.parse::<IpAddr>() {
         Ok(ip) => vec![(ip, port).into()],
         Err(_) => (host, port)
@@ -299,15 +374,16 @@ fn listen_on(host: &str, port: u16) -> Result<TcpListener, String> {
     };
     let mut not_ours = Vec::new();
     for address in addresses {
-        match TcpListener::bind(address) {
-            Ok(listener) => {
-                // std's backlog of 128 makes a large job's ranks wait for a second attempt.
-                let widened = listen(&listener, 4096).map_err(io::Error::from);
-                return widened
-                    .and_then(|()| listener.set_nonblocking(true))
-                    .map(|()| listener)
-                    .map_err(|error| error.to_string());
-            }
+        if exposure == Exposure::Loopback && !address.ip().is_loopback() {
+            return Err(format!(
+                "{address} can be reached from other machines, and this store knows no \
+                 authentication: give all processes of the job one DRUMLINE_SECRET or \
+                 DRUMLINE_SECRET_FILE, or, if you trust that network, set DRUMLINE_TRUST_STORE=1 \
+                 (in code: bind_exposed)"
+            ));
+        }
+        match Listener::tcp(address) {
+            Ok(listener) => return Ok(listener),
             Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
                 not_ours.push(address.ip().to_string());
             }
@@ -330,15 +406,6 @@ fn listen_on(host: &str, port: u16) -> Result<TcpListener, String> {
     ))
 }
 
-fn prepare(stream: &TcpStream) -> io::Result<()> {
-    stream.set_nonblocking(true)?;
-    stream.set_nodelay(true)
-}
-
 fn is_transient(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
-}
-
-fn is_gone_before_accept(error: &io::Error) -> bool {
-    matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::ConnectionAborted)
 }

@@ -12,15 +12,18 @@
 //! // One rank hosts, on a port of the system's choice ...
 //! let host = TcpStore::host("127.0.0.1", 0)?;
 //! // ... and the others connect.
-//! let client = TcpStore::connect("127.0.0.1", host.address().port(), Duration::from_secs(5))?;
+//! let port = host.address().map_or(0, |address| address.port());
+//! let client = TcpStore::connect("127.0.0.1", port, Duration::from_secs(5))?;
 //!
 //! client.set("address/1", b"127.0.0.1:4000")?;
 //! assert_eq!(host.get("address/1")?, b"127.0.0.1:4000");
 //! # Ok::<(), drumline::Error>(())
 //! ```
 //!
-//! The protocol knows no authentication, so the server never listens on more than the one address
-//! it was given.
+//! torch's protocol knows no authentication, so such a server listens on loopback only, unless it
+//! is told otherwise by name ([`TcpStoreServer::bind_exposed`]). Where both ends are drumline's,
+//! the same requests travel behind the handshake of [`auth`](crate::auth), over TCP between hosts
+//! or an abstract Unix socket on one ([`TcpStore::host_secured`], [`TcpStore::connect_secured`]).
 
 mod connection;
 mod host;
@@ -30,16 +33,13 @@ pub mod server;
 use std::{
     io::{self, ErrorKind},
     net::SocketAddr,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Mutex, MutexGuard, PoisonError, atomic::Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 use self::{
-    connection::{Connection, deadline_after},
+    connection::{Connection, Server, deadline_after, is_hang_up},
     protocol::{
         KEY_BYTES_MAX, KEYS_PER_REQUEST_MAX, Key, READY, REQUEST_BYTES_MAX, Request,
         VALUE_BYTES_MAX, Value,
@@ -49,7 +49,7 @@ use super::{
     DEFAULT_TIMEOUT, Store,
     values::{AddError, parse_number},
 };
-use crate::{Error, Result};
+use crate::{Endpoint, Error, Result, auth::Secret, net::call::Address};
 
 pub use self::host::TcpStoreServer;
 
@@ -65,7 +65,7 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
 /// Idle connections beyond these are closed.
 const IDLE_MAX: usize = 4;
 
-/// A client of a TCP store; in the process that hosts the store also its server.
+/// A client of a store's server; in the process that hosts the store also its server.
 ///
 /// Every call takes a connection of its own for as long as it lasts, so one that waits holds up
 /// no other. [`Store::set`] returns when the server has the value: whoever asks from then on, over
@@ -75,14 +75,13 @@ const IDLE_MAX: usize = 4;
 /// [`TcpStore::wait_for_departure`].
 #[derive(Debug)]
 pub struct TcpStore {
-    /// `tcp://host:port`, for messages.
+    /// The [`Endpoint`], for messages.
     name: String,
-    address: SocketAddr,
+    /// Where to connect, and how.
+    target: Server,
     idle: Mutex<Vec<Connection>>,
-    /// How many connections this handle has, idle or not.
-    open: Arc<AtomicUsize>,
     timeout: Mutex<Duration>,
-    server: Option<TcpStoreServer>,
+    hosted: Option<TcpStoreServer>,
 }
 
 impl TcpStore {
@@ -92,16 +91,25 @@ impl TcpStore {
     ///
     /// Those of [`TcpStoreServer::bind`].
     pub fn host(host: &str, port: u16) -> Result<TcpStore> {
-        let server = TcpStoreServer::bind(host, port)?;
-        let name = endpoint(host, server.address().port());
-        let open = Arc::default();
-        let connection = Connection::open(server.address(), deadline_after(ANSWER_PATIENCE), &open);
-        let connection = connection.map_err(|error| Error::Store {
-            store: name.clone(),
-            operation: "connect to the server that was just started".into(),
-            problem: error.to_string(),
-        })?;
-        Ok(TcpStore::new(name, server.address(), connection, open, Some(server)))
+        TcpStore::to_own(TcpStoreServer::bind(host, port)?)
+    }
+
+    /// Starts a server as [`TcpStoreServer::bind_exposed`] does, and connects to it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`TcpStoreServer::bind_exposed`].
+    pub fn host_exposed(host: &str, port: u16) -> Result<TcpStore> {
+        TcpStore::to_own(TcpStoreServer::bind_exposed(host, port)?)
+    }
+
+    /// Starts a server as [`TcpStoreServer::bind_secured`] does, and connects to it.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`TcpStoreServer::bind_secured`].
+    pub fn host_secured(endpoint: &Endpoint, secret: &Secret) -> Result<TcpStore> {
+        TcpStore::to_own(TcpStoreServer::bind_secured(endpoint, secret)?)
     }
 
     /// Connects to a server, trying again until `timeout` if it is not up yet.
@@ -111,40 +119,77 @@ impl TcpStore {
     /// [`Error::Store`] with the last failure when the time is over. The call does not outlast
     /// `timeout`, whatever name service and network do.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<TcpStore> {
-        let name = endpoint(host, port);
-        let open = Arc::default();
-        let established = Connection::establish(host, port, deadline_after(timeout), &open)
-            .and_then(|connection| Ok((connection.peer()?, connection)));
-        let (address, connection) = established.map_err(|error| Error::Store {
+        TcpStore::reach(&Endpoint::Tcp { host: host.to_owned(), port }, None, timeout)
+    }
+
+    /// Connects to a server that asks for a secret, as [`TcpStore::connect`].
+    ///
+    /// # Errors
+    ///
+    /// As [`TcpStore::connect`]; at once if the server does not know the secret.
+    pub fn connect_secured(
+        endpoint: &Endpoint,
+        secret: &Secret,
+        timeout: Duration,
+    ) -> Result<TcpStore> {
+        TcpStore::reach(endpoint, Some(secret), timeout)
+    }
+
+    fn to_own(server: TcpStoreServer) -> Result<TcpStore> {
+        let name = server.endpoint().to_string();
+        let target = server.as_target();
+        let connection = Connection::open(&target, deadline_after(ANSWER_PATIENCE));
+        let connection = connection.map_err(|error| Error::Store {
+            store: name.clone(),
+            operation: "connect to the server that was just started".into(),
+            problem: error.to_string(),
+        })?;
+        Ok(TcpStore::new(name, target, connection, Some(server)))
+    }
+
+    fn reach(endpoint: &Endpoint, secret: Option<&Secret>, timeout: Duration) -> Result<TcpStore> {
+        let name = endpoint.to_string();
+        let established = Connection::establish(endpoint, secret, deadline_after(timeout));
+        let (connection, target) = established.map_err(|error| Error::Store {
             store: name.clone(),
             operation: "connect".into(),
-            problem: format!(
-                "tried for {timeout:.1?}: {error}; is rank 0 or the launcher, which hosts the \
-                 store, running, and are MASTER_ADDR and MASTER_PORT the same everywhere?"
-            ),
+            problem: match error.kind() {
+                ErrorKind::PermissionDenied => error.to_string(),
+                _ if is_hang_up(&error) => format!(
+                    "it closes the connection at once ({error}): has one of the two a secret \
+                     (DRUMLINE_SECRET, DRUMLINE_SECRET_FILE) and the other none, or listens \
+                     something else there?"
+                ),
+                _ => format!(
+                    "tried for {timeout:.1?}: {error}; is rank 0 or the launcher, which hosts the \
+                     store, running, and are MASTER_ADDR and MASTER_PORT the same everywhere?"
+                ),
+            },
         })?;
-        Ok(TcpStore::new(name, address, connection, open, None))
+        Ok(TcpStore::new(name, target, connection, None))
     }
 
     fn new(
         name: String,
-        address: SocketAddr,
+        target: Server,
         connection: Connection,
-        open: Arc<AtomicUsize>,
-        server: Option<TcpStoreServer>,
+        hosted: Option<TcpStoreServer>,
     ) -> TcpStore {
         let idle = Mutex::new(vec![connection]);
-        TcpStore { name, address, idle, open, timeout: Mutex::new(DEFAULT_TIMEOUT), server }
+        TcpStore { name, target, idle, timeout: Mutex::new(DEFAULT_TIMEOUT), hosted }
     }
 
-    /// `tcp://host:port`, as in messages.
+    /// The [`Endpoint`] as text, for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The server's address.
-    pub fn address(&self) -> SocketAddr {
-        self.address
+    /// The server's address; none for a Unix socket.
+    pub fn address(&self) -> Option<SocketAddr> {
+        match self.target.address {
+            Address::Tcp(address) => Some(address),
+            Address::Unix(_) => None,
+        }
     }
 
     /// Joins a job of `world_size` processes. Each calls this once; the host's call returns when
@@ -157,7 +202,7 @@ impl TcpStore {
         let deadline = deadline_after(timeout);
         let all = i64::try_from(world_size).unwrap_or(i64::MAX);
         let mut joined = self.add_raw(WORKERS, 1)?;
-        while self.server.is_some() && joined < all {
+        while self.hosted.is_some() && joined < all {
             if Instant::now() >= deadline {
                 return Err(self.failed("wait for workers".into(), format!(
                     "{joined} of {world_size} have joined in {timeout:.1?}; start the missing ones \
@@ -177,8 +222,8 @@ impl TcpStore {
     /// everything: so the host calls this before it drops the store. A process that dies closes
     /// its connections too.
     pub fn wait_for_departure(&self, timeout: Duration) -> bool {
-        let ours = || self.open.load(Ordering::SeqCst);
-        self.server
+        let ours = || self.target.open.load(Ordering::SeqCst);
+        self.hosted
             .as_ref()
             .is_none_or(|server| server.wait_for_departure(ours, deadline_after(timeout)))
     }
@@ -196,7 +241,7 @@ impl TcpStore {
         let idle = self.idle().pop();
         let mut connection = match idle {
             Some(connection) => connection,
-            None => Connection::open(self.address, deadline, &self.open).map_err(failed)?,
+            None => Connection::open(&self.target, deadline).map_err(failed)?,
         };
         // A connection that failed is dropped: it may stand in the middle of a reply.
         let result = call(&mut connection, deadline).map_err(failed)?;
@@ -341,15 +386,6 @@ impl Store for TcpStore {
 
     fn set_timeout(&self, timeout: Duration) {
         *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
-    }
-}
-
-/// `tcp://host:port`, with brackets around an IPv6 address.
-fn endpoint(host: &str, port: u16) -> String {
-    if host.contains(':') {
-        format!("tcp://[{host}]:{port}")
-    } else {
-        format!("tcp://{host}:{port}")
     }
 }
 

@@ -18,8 +18,9 @@
 //! assert_eq!(server.output(connection), [7, 0, 0, 0]);
 //! ```
 //!
-//! The protocol has no authentication: whoever can connect can read and write every key. What a
-//! connection may hold in buffers is bounded (the `*_MAX` constants here and in
+//! The protocol has no authentication: whoever can connect can read and write every key (the
+//! handshake of [`TcpStoreServer::bind_secured`](super::TcpStoreServer::bind_secured) comes before
+//! a connection is one here). What a connection may hold in buffers is bounded (the `*_MAX` constants here and in
 //! [`protocol`](super::protocol)), and one that breaks a rule is refused without an effect on the
 //! others. How much its client stores is not bounded.
 

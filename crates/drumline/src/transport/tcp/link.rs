@@ -11,6 +11,7 @@ use super::super::wire::Control;
 use crate::{
     error::Cause,
     executor::{Header, Machine, Memory},
+    net::stream::is_silence,
 };
 
 /// Data messages to and from one peer, over a non-blocking stream.
@@ -275,6 +276,9 @@ impl<S: Read + Write> ControlLink<S> {
                 // A reset is how the end of a process that had unread data looks.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
                     self.state = PeerState::Lost(Cause::PeerExited { peer: self.peer });
+                }
+                Err(error) if is_silence(&error) => {
+                    self.state = PeerState::Lost(Cause::HostSilent { peer: self.peer });
                 }
                 Err(error) => {
                     let problem = error.to_string();

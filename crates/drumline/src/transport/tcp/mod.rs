@@ -1,31 +1,27 @@
-//! Messages over TCP: two connections to every peer, one for control and one for data.
+//! Messages over streams (TCP, or Unix sockets on one host): to every peer one connection for
+//! control and one for data.
 //!
 //! Failures are told on control connections, which are read whenever their owner waits. A data
 //! connection may be held up behind a message that nobody awaits yet; if it breaks, the control
 //! connection of the same peer says why.
 
 mod link;
-mod mesh;
 
 use std::{
-    net::{Shutdown, TcpStream},
+    net::Shutdown,
     time::{Duration, Instant},
 };
 
 use drumline_schedule::step::{Loc, Rank};
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    io::Errno,
-};
+use rustix::event::{PollFd, PollFlags};
 
 use self::link::{ControlLink, DataLink, PeerState};
-use super::{Transport, wire::Control};
+use super::{Transport, mesh::Connected, wire::Control};
 use crate::{
     error::{Cause, CollectiveError},
     executor::{Header, History, Machine, Memory},
+    net::{sleep_until_ready, stream::Stream},
 };
-
-pub(crate) use mesh::{Membership, connect};
 
 /// How long a broken data connection may wait for the control connection to say why.
 const GRACE: Duration = Duration::from_secs(2);
@@ -41,8 +37,10 @@ pub(crate) struct TcpTransport {
 #[derive(Debug)]
 struct Peer {
     rank: Rank,
-    control: ControlLink<TcpStream>,
-    data: DataLink<TcpStream>,
+    control: ControlLink<Stream>,
+    data: DataLink<Stream>,
+    /// Open for messages from rank to rank, which nothing sends yet.
+    _points: Stream,
     /// When its data connection was first seen broken.
     broken_since: Option<Instant>,
 }
@@ -53,14 +51,15 @@ impl TcpTransport {
         TcpTransport::new(Vec::new())
     }
 
-    /// Takes over the connections to all peers. They must be non-blocking.
-    fn new(connections: Vec<(Rank, TcpStream, TcpStream)>) -> TcpTransport {
+    /// Takes over the connections to all peers.
+    pub(crate) fn new(connections: Vec<Connected>) -> TcpTransport {
         let peers: Vec<Peer> = connections
             .into_iter()
-            .map(|(rank, control, data)| Peer {
+            .map(|Connected { rank, control, data, points, .. }| Peer {
                 rank,
                 control: ControlLink::new(rank, control),
                 data: DataLink::new(rank, data),
+                _points: points,
                 broken_since: None,
             })
             .collect();
@@ -201,18 +200,5 @@ impl Transport for TcpTransport {
             }
             peer.control.say(&Control::Goodbye);
         }
-    }
-}
-
-/// Sleeps until a descriptor is ready, at most until `deadline`. Waking early does no harm: all
-/// callers look again.
-fn sleep_until_ready(interests: &mut [PollFd<'_>], deadline: Instant) {
-    let left = deadline.saturating_duration_since(Instant::now());
-    // A day at a time keeps the conversion from overflowing.
-    let left = left.min(Duration::from_secs(86_400));
-    let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
-    match poll(interests, Some(&timeout)) {
-        Ok(_) | Err(Errno::INTR) => {}
-        Err(error) => tracing::warn!(%error, "poll failed"),
     }
 }

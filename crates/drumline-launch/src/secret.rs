@@ -1,0 +1,95 @@
+//! The job's secret, and how the workers get it.
+//!
+//! It is a sealed file in memory, which workers inherit as an open descriptor and find through
+//! `DRUMLINE_SECRET_FILE`. A command line could be read by everybody on the machine. A variable
+//! could be read by the same user only, as the descriptor can; but variables get around: programs
+//! print them when they crash, logs and notebooks show them, every child passes them on.
+//!
+//! The price: a program between the launcher and the rank that closes descriptors (Python's
+//! `subprocess` does unless told not to) cuts the ranks off. They say so, and a secret in the
+//! launcher's own environment is handed on as it is.
+
+use std::{
+    fs::{File, Permissions},
+    io::Write,
+    os::{
+        fd::{AsFd, AsRawFd, OwnedFd},
+        unix::fs::PermissionsExt,
+    },
+};
+
+use drumline::auth::Secret;
+use rustix::{
+    fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create},
+    io::{Errno, FdFlags, fcntl_dupfd_cloexec, fcntl_setfd},
+};
+
+use crate::{Error, Result};
+
+/// Holds the descriptor that workers inherit.
+#[derive(Debug)]
+pub(crate) struct JobSecret {
+    secret: Secret,
+    /// Absent where the workers inherit the user's own variable.
+    file: Option<OwnedFd>,
+}
+
+/// Shell scripts use descriptors of one digit for themselves.
+const DESCRIPTOR_MIN: i32 = 100;
+
+impl JobSecret {
+    /// The secret of the launcher's environment, or else a fresh one.
+    pub(crate) fn for_workers() -> Result<JobSecret> {
+        if let Some(secret) = Secret::from_env()? {
+            return Ok(JobSecret { secret, file: None });
+        }
+        let secret = Secret::random()?;
+        let file = sealed(&secret).map_err(Error::system("hand the job's secret to its ranks"))?;
+        Ok(JobSecret { secret, file: Some(file) })
+    }
+
+    pub(crate) fn secret(&self) -> &Secret {
+        &self.secret
+    }
+
+    /// Where a worker finds it, unless its environment says so already.
+    pub(crate) fn path(&self) -> Option<String> {
+        self.file.as_ref().map(|file| format!("/proc/self/fd/{}", file.as_raw_fd()))
+    }
+}
+
+/// A file that only this user can open and nobody can change, and that survives exec.
+fn sealed(secret: &Secret) -> std::io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let mut file = File::from(memfd_create("drumline-secret", flags)?);
+    file.write_all(secret.expose())?;
+    file.set_permissions(Permissions::from_mode(0o400))?;
+    let all = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
+    fcntl_add_seals(&file, all)?;
+    let file = match fcntl_dupfd_cloexec(file.as_fd(), DESCRIPTOR_MIN) {
+        // So few are allowed here.
+        Err(Errno::INVAL) => file.into(),
+        other => other?,
+    };
+    fcntl_setfd(&file, FdFlags::empty())?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::MetadataExt};
+
+    use super::*;
+
+    #[test]
+    fn the_file_holds_the_secret_and_can_be_read_again_but_not_changed() {
+        let secret = Secret::random().unwrap();
+        let file = sealed(&secret).unwrap();
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        for _ in 0..2 {
+            assert_eq!(Secret::from_file(&path).unwrap(), secret);
+        }
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o400);
+        assert!(File::from(file).write_all(b"another").is_err());
+    }
+}

@@ -1,0 +1,254 @@
+//! The gate over real sockets, under strangers.
+
+use std::{
+    io::{Read, Write},
+    net::{Ipv4Addr, TcpStream},
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::event::PollFlags;
+
+use super::{
+    call::{Address, CallError, open, shake_hands},
+    gate::{Admission, Arrival, GUESTS_MAX, Gate, Listener},
+    sleep_until,
+    stream::Stream,
+};
+use crate::auth::{Channel, Expected, Handshake, Hello, Nonce, Secret};
+
+/// Nothing here takes that long unless something hangs.
+const HANG: Duration = Duration::from_secs(60);
+
+fn secret() -> Option<Secret> {
+    Some(Secret::new(*b"a secret for the tests of gates").unwrap())
+}
+
+fn hello(rank: usize) -> Hello {
+    Hello { channel: Channel::Points, rank, world_size: 4, group: 11 }
+}
+
+fn gate(listener: Listener) -> (Gate, Address) {
+    let expected = Expected { ranks: 1..4, world_size: 4, group: 11 };
+    let admission = Admission::Handshake { ours: hello(0), expected, secret: secret() };
+    let address = Address::Tcp(listener.address().unwrap_or(([0, 0, 0, 0], 0).into()));
+    (Gate::new(listener, admission).unwrap(), address)
+}
+
+fn tcp_gate() -> (Gate, Address) {
+    gate(Listener::tcp((Ipv4Addr::LOCALHOST, 0).into()).unwrap())
+}
+
+fn unix_gate() -> (Gate, Address) {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("drumline-test-{}-{number}", std::process::id());
+    let (gate, _) = gate(Listener::unix(&name).unwrap());
+    (gate, Address::Unix(name))
+}
+
+/// Connects as `rank`, as often as it takes: a flood of others may push it out.
+fn call(address: &Address, rank: usize, secret: Option<Secret>) -> Result<Stream, CallError> {
+    let deadline = Instant::now() + HANG;
+    loop {
+        let expected = Expected { ranks: 0..1, world_size: 4, group: 11 };
+        let nonce = Nonce::random().unwrap();
+        let mut handshake = Handshake::call(hello(rank), expected, secret.clone(), nonce);
+        let mut stream = open(address, deadline)?;
+        match shake_hands(&mut stream, &mut handshake, secret.is_some(), deadline) {
+            Ok(()) => return Ok(stream),
+            Err(CallError::HungUp) => assert!(Instant::now() < deadline),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Runs the gate until somebody is let in; never more guests than allowed.
+fn first(gate: &mut Gate) -> Arrival {
+    let deadline = Instant::now() + HANG;
+    loop {
+        assert!(Instant::now() < deadline, "nobody comes in");
+        sleep_until(gate, PollFlags::IN, gate.deadline().unwrap_or(deadline).min(deadline));
+        let arrivals = gate.admit(Instant::now()).unwrap();
+        assert!(gate.guests() <= GUESTS_MAX);
+        if let Some(arrival) = arrivals.into_iter().next() {
+            return arrival;
+        }
+    }
+}
+
+#[test]
+fn who_belongs_here_is_let_in_over_tcp_and_unix() {
+    for (mut gate, address) in [tcp_gate(), unix_gate()] {
+        thread::scope(|scope| {
+            let peer = scope.spawn(|| {
+                let mut stream = call(&address, 2, secret()).unwrap();
+                stream.set_nonblocking(false).unwrap();
+                stream.write_all(b"right behind").unwrap();
+                stream
+            });
+            let mut arrival = first(&mut gate);
+            assert_eq!(arrival.hello, Some(hello(2)));
+            let peer = peer.join().unwrap();
+            // What follows the handshake is all there.
+            arrival.stream.set_nonblocking(false).unwrap();
+            let mut bytes = [0; 12];
+            arrival.stream.read_exact(&mut bytes).unwrap();
+            assert_eq!(&bytes, b"right behind");
+            drop(peer);
+        });
+    }
+}
+
+#[test]
+fn who_does_not_know_the_secret_is_told_so() {
+    for (mut gate, address) in [tcp_gate(), unix_gate()] {
+        thread::scope(|scope| {
+            let wrong = Some(Secret::new(*b"a secret that is another").unwrap());
+            let (own, other) = (&address, &address);
+            let strangers = [
+                (scope.spawn(move || call(own, 1, wrong)), "does not know this job's secret"),
+                (scope.spawn(move || call(other, 1, None)), "it has a secret"),
+            ];
+            let _right = scope.spawn(|| {
+                thread::sleep(Duration::from_millis(50));
+                call(&address, 3, secret()).unwrap()
+            });
+            assert_eq!(first(&mut gate).hello, Some(hello(3)));
+            // The strangers may have been slower than the peer: let them finish.
+            while strangers.iter().any(|(stranger, _)| !stranger.is_finished()) {
+                assert!(gate.admit(Instant::now()).unwrap().is_empty());
+            }
+            for (stranger, part) in strangers {
+                let error = stranger.join().unwrap().unwrap_err().to_string();
+                assert!(error.contains(part), "{error}");
+            }
+        });
+    }
+}
+
+/// Linux keeps users per thread, so a thread can be somebody else. That takes root.
+#[test]
+fn another_user_does_not_pass_although_it_knows_the_secret() {
+    use rustix::{process::geteuid, thread::set_thread_res_uid};
+    if !geteuid().is_root() {
+        println!("SKIPPED: only root can be somebody else");
+        return;
+    }
+    let nobody = rustix::process::Uid::from_raw(65_534);
+    for as_nobody in [false, true] {
+        let (mut gate, address) = unix_gate();
+        thread::scope(|scope| {
+            let address = &address;
+            let caller = scope.spawn(move || {
+                if as_nobody {
+                    set_thread_res_uid(nobody, nobody, nobody).unwrap();
+                }
+                let deadline = Instant::now() + HANG;
+                let expected = Expected { ranks: 0..1, world_size: 4, group: 11 };
+                let nonce = Nonce::random().unwrap();
+                let mut handshake = Handshake::call(hello(1), expected, secret(), nonce);
+                let mut stream = open(address, deadline).unwrap();
+                // Only the one who answers looks at users here: root's gate suits everybody.
+                shake_hands(&mut stream, &mut handshake, true, deadline).is_ok()
+            });
+            if as_nobody {
+                while !caller.is_finished() {
+                    assert!(gate.admit(Instant::now()).unwrap().is_empty());
+                }
+            } else {
+                assert_eq!(first(&mut gate).hello, Some(hello(1)));
+            }
+            assert_eq!(caller.join().unwrap(), !as_nobody);
+        });
+    }
+}
+
+#[test]
+fn a_slow_stranger_is_dropped_and_what_it_says_kept_nowhere() {
+    let (mut gate, address) = tcp_gate();
+    let Address::Tcp(socket) = address else { panic!("not TCP") };
+    let mut silent = TcpStream::connect(socket).unwrap();
+    let mut slow = TcpStream::connect(socket).unwrap();
+    let greeting = hello(1).encode(true, &Nonce([0; 32]));
+    let start = Instant::now();
+    for (second, byte) in greeting.iter().enumerate().take(20) {
+        slow.write_all(&[*byte]).unwrap();
+        // The gate's clock runs as we tell it: a byte every quarter of a second.
+        let now = start + Duration::from_millis(250) * second as u32;
+        sleep_until(&gate, PollFlags::IN, start + HANG);
+        while gate.guests() < 2 && second == 0 {
+            gate.admit(now).unwrap();
+        }
+        assert!(gate.admit(now).unwrap().is_empty());
+    }
+    let late = gate.deadline().unwrap() + Duration::from_millis(1);
+    assert!(late > start + Duration::from_secs(4));
+    assert!(gate.admit(late.max(start + Duration::from_secs(10))).unwrap().is_empty());
+    assert_eq!(gate.guests(), 0);
+    for stream in [&mut silent, &mut slow] {
+        stream.set_read_timeout(Some(HANG)).unwrap();
+        assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)));
+    }
+    assert_eq!(gate.deadline(), None);
+}
+
+/// `idle` connections that say nothing, and one that belongs here.
+fn a_crowd_keeps_nobody_out(idle: usize) {
+    let (mut gate, address) = tcp_gate();
+    let Address::Tcp(socket) = address else { panic!("not TCP") };
+    thread::scope(|scope| {
+        let crowd = scope.spawn(move || -> Vec<TcpStream> {
+            (0..idle).map(|_| TcpStream::connect(socket).unwrap()).collect()
+        });
+        let address = &address;
+        let peer = scope.spawn(move || {
+            // In the thick of it.
+            thread::sleep(Duration::from_millis(20));
+            call(address, 1, secret()).unwrap()
+        });
+        assert_eq!(first(&mut gate).hello, Some(hello(1)));
+        while !crowd.is_finished() {
+            assert!(gate.admit(Instant::now()).unwrap().is_empty());
+            assert!(gate.guests() <= GUESTS_MAX);
+        }
+        // And once all of them sit there.
+        let crowd = crowd.join().unwrap();
+        let second = scope.spawn(move || call(address, 2, secret()).unwrap());
+        assert_eq!(first(&mut gate).hello, Some(hello(2)));
+        drop((crowd, peer.join().unwrap(), second.join().unwrap()));
+    });
+}
+
+fn raise_descriptor_limit(wanted: u64) {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current.is_some_and(|current| current < wanted) {
+        limit.current = Some(limit.maximum.map_or(wanted, |maximum| maximum.min(wanted)));
+        setrlimit(Resource::Nofile, limit).unwrap();
+    }
+}
+
+#[test]
+fn a_thousand_idle_connections_keep_nobody_out() {
+    raise_descriptor_limit(2048);
+    a_crowd_keeps_nobody_out(1_000);
+}
+
+#[test]
+#[ignore = "needs 12,000 descriptors and some seconds"]
+fn ten_thousand_idle_connections_keep_nobody_out() {
+    raise_descriptor_limit(12_000);
+    a_crowd_keeps_nobody_out(10_000);
+}
+
+#[test]
+fn silence_and_an_end_are_told_apart() {
+    use std::io::{Error, ErrorKind};
+
+    use super::stream::is_silence;
+    assert!(is_silence(&Error::from_raw_os_error(110)), "ETIMEDOUT");
+    assert!(is_silence(&Error::from_raw_os_error(113)), "EHOSTUNREACH");
+    assert!(!is_silence(&ErrorKind::ConnectionReset.into()));
+}

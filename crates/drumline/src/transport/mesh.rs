@@ -1,0 +1,347 @@
+//! Connects every rank of a group with every other.
+//!
+//! Each rank leaves a [`Card`] in the store. Ranks of one host meet over abstract Unix sockets,
+//! which nobody outside of it can see and whose kernel says who is at the other end; others meet
+//! over TCP, on one address. No TCP port is opened unless a rank on another host needs it.
+
+mod card;
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    thread,
+    time::{Duration, Instant},
+};
+
+use drumline_schedule::step::Rank;
+use rustix::event::{PollFd, PollFlags};
+
+use self::card::Card;
+use crate::{
+    Config, Error, Result,
+    auth::{Channel, Expected, Handshake, Hello, Nonce, Secret},
+    net::{
+        call::{Address, CallError, open, shake_hands},
+        gate::{Admission, Gate, Listener},
+        interface, sleep_until_ready,
+        stream::Stream,
+    },
+    store::Store,
+};
+
+/// Who meets whom.
+#[derive(Clone, Debug)]
+pub(crate) struct Membership {
+    /// Name of the group, for errors.
+    pub(crate) name: String,
+    pub(crate) rank: Rank,
+    pub(crate) world_size: usize,
+    /// A number that only this group's ranks have, to tell left-over processes of an earlier
+    /// group apart.
+    pub(crate) digest: u64,
+}
+
+/// The connections to one peer, none of which blocks.
+#[derive(Debug)]
+pub(crate) struct Connected {
+    pub(crate) rank: Rank,
+    /// Leave-taking and failures.
+    pub(crate) control: Stream,
+    /// The messages of collectives.
+    pub(crate) data: Stream,
+    /// Messages from rank to rank, outside of collectives.
+    pub(crate) points: Stream,
+    /// Whether the peer is on this host, in this network, and runs as the same user.
+    pub(crate) same_host: bool,
+}
+
+/// The channels between two ranks, in the order of the slots that they fill.
+const CHANNELS: [Channel; 3] = [Channel::Control, Channel::Data, Channel::Points];
+
+type Slots = [Option<Stream>; CHANNELS.len()];
+
+/// Exchanges cards through `store` and connects with all peers, in order of their ranks.
+///
+/// A rank connects to every lower rank and is connected to by every higher one. Rank 0 accepts
+/// first, so no ring of ranks can wait for each other.
+///
+/// # Errors
+///
+/// [`Error::InvalidSetting`] when ranks are on other hosts and the address or the secret for them
+/// is missing; [`Error::Connect`] names who could not be reached, never came or was refused.
+pub(crate) fn connect(
+    member: &Membership,
+    store: &dyn Store,
+    config: &Config,
+    deadline: Instant,
+) -> Result<Vec<Connected>> {
+    if member.world_size == 1 {
+        return Ok(Vec::new());
+    }
+    let unix = match config.unix_sockets {
+        true => Some(listen_on_unix(member)?),
+        false => None,
+    };
+    let own = Card::of_this_process(unix.as_ref().map(|(name, _)| name.clone()))?;
+    store.set(&card_key(member.rank), own.to_string().as_bytes())?;
+    let mut cards = BTreeMap::new();
+    for rank in (0..member.world_size).filter(|&rank| rank != member.rank) {
+        let text = store.get(&card_key(rank))?;
+        cards.insert(rank, Card::parse(&text).map_err(|problem| member.about(rank, &problem))?);
+    }
+    let near = |rank: &Rank| cards.get(rank).is_some_and(|card| card.is_near(&own));
+    let far: Vec<Rank> = cards.keys().copied().filter(|rank| !near(rank)).collect();
+
+    let mut listeners = Vec::new();
+    if let Some((_, listener)) = unix
+        && (member.rank + 1..member.world_size).any(|rank| near(&rank))
+    {
+        listeners.push(listener);
+    }
+    if !far.is_empty() {
+        let elsewhere: Vec<Rank> =
+            far.iter().copied().filter(|rank| !cards[rank].is_same_network(&own)).collect();
+        let bind = address_for_peers(config, &elsewhere)?;
+        if far.iter().any(|&rank| rank > member.rank) {
+            let listener = Listener::tcp((bind, 0).into())
+                .map_err(|source| Error::io(format!("cannot listen on {bind}"), source))?;
+            let address = listener.address().ok_or_else(|| {
+                member.error(format!("the system does not tell the port on {bind}"))
+            })?;
+            store.set(&address_key(member.rank), address.to_string().as_bytes())?;
+            listeners.push(listener);
+        }
+    }
+
+    let mut slots: Vec<Slots> =
+        std::iter::repeat_with(Default::default).take(member.world_size).collect();
+    let caller = Caller { member, secret: &config.secret, deadline };
+    for lower in 0..member.rank {
+        let address = match &cards[&lower].unix {
+            Some(name) if near(&lower) => Address::Unix(name.clone()),
+            _ => Address::Tcp(published_address(member, store, lower)?),
+        };
+        for (slot, channel) in slots[lower].iter_mut().zip(CHANNELS) {
+            *slot = Some(caller.call(lower, &address, channel)?);
+        }
+    }
+    let gates = listeners.into_iter().map(|listener| member.gate(listener, config)).collect();
+    accept(member, gates, &near, &mut slots, deadline)?;
+
+    tell(member, &cards, &far);
+    let complete = slots.into_iter().enumerate().filter_map(|(rank, slots)| match slots {
+        [Some(control), Some(data), Some(points)] => {
+            Some(Connected { rank, control, data, points, same_host: near(&rank) })
+        }
+        _ => None, // this rank itself
+    });
+    let connected: Vec<Connected> = complete.collect();
+    for peer in connected.iter().filter(|peer| !peer.same_host) {
+        let failed = |source| Error::io(format!("cannot set up rank {}", peer.rank), source);
+        peer.control.watch_host().map_err(failed)?;
+    }
+    Ok(connected)
+}
+
+fn card_key(rank: Rank) -> String {
+    format!("card/{rank}")
+}
+
+fn address_key(rank: Rank) -> String {
+    format!("address/{rank}")
+}
+
+/// An abstract Unix socket under a name that cannot be foreseen.
+fn listen_on_unix(member: &Membership) -> Result<(String, Listener)> {
+    let Nonce(random) = Nonce::random()?;
+    let random: String = random[..8].iter().map(|byte| format!("{byte:02x}")).collect();
+    let name = format!("drumline-mesh-{random}-{}", member.rank);
+    let listener = Listener::unix(&name)
+        .map_err(|source| Error::io(format!("cannot listen on unix:@{name}"), source))?;
+    Ok((name, listener))
+}
+
+/// The one address to listen on for peers that are not near; `elsewhere` are those of them that
+/// are on other hosts.
+fn address_for_peers(config: &Config, elsewhere: &[Rank]) -> Result<IpAddr> {
+    let invalid = |setting: &str, problem: String| {
+        Err(Error::InvalidSetting { setting: setting.to_owned(), problem })
+    };
+    let bind = match (&config.interface, config.bind_address) {
+        (Some(name), None) => interface::address_of(name)?,
+        (None, address) => address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        (Some(name), Some(address)) => {
+            let problem = format!("both are set, to {name} and {address}; which one is meant?");
+            return invalid("DRUMLINE_INTERFACE, DRUMLINE_BIND_ADDRESS", problem);
+        }
+    };
+    if bind.is_unspecified() {
+        let problem = format!(
+            "{bind} is every address of this host, and peers need one; name it, or name the \
+             interface with DRUMLINE_INTERFACE"
+        );
+        return invalid("DRUMLINE_BIND_ADDRESS", problem);
+    }
+    if bind.is_loopback() && !elsewhere.is_empty() {
+        let problem = format!(
+            "rank(s) {elsewhere:?} are on other hosts, or in containers with a network of their \
+             own, and cannot reach this rank at {bind}: name the interface between them"
+        );
+        return invalid("DRUMLINE_INTERFACE, DRUMLINE_BIND_ADDRESS", problem);
+    }
+    if !bind.is_loopback() && config.secret.is_none() {
+        let problem = format!(
+            "not set, and whoever reaches {bind} could join the job: give all its processes one \
+             secret of 16 bytes or more, or the name of a file with it in DRUMLINE_SECRET_FILE"
+        );
+        return invalid("DRUMLINE_SECRET", problem);
+    }
+    Ok(bind)
+}
+
+fn published_address(member: &Membership, store: &dyn Store, rank: Rank) -> Result<SocketAddr> {
+    let published = store.get(&address_key(rank))?;
+    std::str::from_utf8(&published).ok().and_then(|text| text.parse().ok()).ok_or_else(|| {
+        let text = String::from_utf8_lossy(&published);
+        member.about(rank, &format!("it published {text:?}, which is no address"))
+    })
+}
+
+/// Says once how the ranks are reached.
+fn tell(member: &Membership, cards: &BTreeMap<Rank, Card>, far: &[Rank]) {
+    let near: Vec<Rank> = cards.keys().copied().filter(|rank| !far.contains(rank)).collect();
+    tracing::info!(
+        group = member.name,
+        rank = member.rank,
+        over_unix_sockets = ?near,
+        over_tcp = ?far,
+        "reaches its peers"
+    );
+}
+
+impl Membership {
+    fn hello(&self, channel: Channel) -> Hello {
+        Hello { channel, rank: self.rank, world_size: self.world_size, group: self.digest }
+    }
+
+    fn expect(&self, ranks: std::ops::Range<Rank>) -> Expected {
+        Expected { ranks, world_size: self.world_size, group: self.digest }
+    }
+
+    /// Lets higher ranks in.
+    fn gate(&self, listener: Listener, config: &Config) -> io::Result<Gate> {
+        let admission = Admission::Handshake {
+            ours: self.hello(Channel::Control),
+            expected: self.expect(self.rank + 1..self.world_size),
+            secret: config.secret.clone(),
+        };
+        Gate::new(listener, admission)
+    }
+
+    fn error(&self, problem: String) -> Error {
+        Error::Connect { group: self.name.clone(), rank: self.rank, problem }
+    }
+
+    fn about(&self, peer: Rank, problem: &str) -> Error {
+        self.error(format!("rank {peer}: {problem}"))
+    }
+}
+
+/// Connects to lower ranks.
+struct Caller<'a> {
+    member: &'a Membership,
+    secret: &'a Option<Secret>,
+    deadline: Instant,
+}
+
+/// How long a rank calls again that is hung up on: it may have been crowded out by strangers.
+const HUNG_UP_MAX: Duration = Duration::from_secs(10);
+
+const PAUSE: Duration = Duration::from_millis(10);
+
+impl Caller<'_> {
+    /// Connects to rank `peer` at `address` and goes through the handshake.
+    fn call(&self, peer: Rank, address: &Address, channel: Channel) -> Result<Stream> {
+        let give_up = self.deadline.min(Instant::now() + HUNG_UP_MAX);
+        loop {
+            let problem = match self.attempt(peer, address, channel)? {
+                Ok(stream) => return Ok(stream),
+                Err(CallError::HungUp) if Instant::now() < give_up => {
+                    thread::sleep(PAUSE);
+                    continue;
+                }
+                Err(CallError::Refused(reason)) => format!("rank {peer} at {address}: {reason}"),
+                Err(error) => format!(
+                    "cannot connect to rank {peer} at {address}: {error}; has it exited, or does \
+                     a firewall stand between?"
+                ),
+            };
+            return Err(self.member.error(problem));
+        }
+    }
+
+    fn attempt(
+        &self,
+        peer: Rank,
+        address: &Address,
+        channel: Channel,
+    ) -> Result<Result<Stream, CallError>> {
+        let hello = self.member.hello(channel);
+        let expected = self.member.expect(peer..peer + 1);
+        let mut handshake = Handshake::call(hello, expected, self.secret.clone(), Nonce::random()?);
+        let has_secret = self.secret.is_some();
+        Ok(open(address, self.deadline).map_err(CallError::from).and_then(|mut stream| {
+            shake_hands(&mut stream, &mut handshake, has_secret, self.deadline)?;
+            Ok(stream)
+        }))
+    }
+}
+
+/// Lets all connections of every higher rank in. Strangers are turned away and hold up nobody.
+fn accept(
+    member: &Membership,
+    gates: io::Result<Vec<Gate>>,
+    near: &dyn Fn(&Rank) -> bool,
+    slots: &mut [Slots],
+    deadline: Instant,
+) -> Result<()> {
+    let failed = |source| Error::io("cannot accept connections of peers", source);
+    let mut gates = gates.map_err(failed)?;
+    loop {
+        let missing: Vec<Rank> = (member.rank + 1..member.world_size)
+            .filter(|&rank| slots[rank].iter().any(Option::is_none))
+            .collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            return Err(member.error(format!(
+                "rank(s) {missing:?} did not connect in time; are they started, and can they \
+                 reach this host?"
+            )));
+        }
+        let until = gates.iter().filter_map(Gate::deadline).fold(deadline, Instant::min);
+        let mut interests: Vec<_> =
+            gates.iter().map(|gate| PollFd::new(gate, PollFlags::IN)).collect();
+        sleep_until_ready(&mut interests, until);
+        for gate in &mut gates {
+            for arrival in gate.admit(Instant::now()).map_err(failed)? {
+                let Some(hello) = arrival.hello else { continue };
+                let index = CHANNELS.iter().position(|&channel| channel == hello.channel);
+                let is_near = matches!(arrival.stream, Stream::Unix(_));
+                match index.map(|index| &mut slots[hello.rank][index]) {
+                    Some(slot @ None) if is_near == near(&hello.rank) => {
+                        *slot = Some(arrival.stream);
+                    }
+                    _ => tracing::warn!(
+                        rank = hello.rank,
+                        channel = ?hello.channel,
+                        "turned a connection away that is one too many, or came another way than \
+                         agreed"
+                    ),
+                }
+            }
+        }
+    }
+}
