@@ -183,12 +183,12 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
     let learning_rate = settings.learning_rate;
     let checkpoints =
         Checkpoints::new(&options.out, options.keep, options.checkpoint_every, settings);
+    let mut last_checkpoint = PathBuf::new();
     if let Some(path) = &options.resume {
         let path = path.as_ref().unwrap_or(&options.out);
-        let from;
-        (state, from) = checkpoints.resume(path, state, &mut sampler, group)?;
+        (state, last_checkpoint) = checkpoints.resume(path, state, &mut sampler, group)?;
         if group.rank() == 0 {
-            let (path, steps) = (from.display(), count(state.steps as usize, "step"));
+            let (path, steps) = (last_checkpoint.display(), count(state.steps as usize, "step"));
             let epochs = count(state.epochs.len(), "whole epoch");
             say(format_args!("resuming from {path}: after {steps}, {epochs}"))?;
         }
@@ -217,6 +217,7 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
         state.epochs.push(Epoch { losses: trained.losses, accuracy });
         sampler.set_epoch(state.epochs.len() as u64);
         checkpoints.save(&state, &sampler, None, group)?;
+        last_checkpoint = checkpoints.path_of(state.steps);
         if group.rank() == 0 {
             say(format_args!(
                 "epoch {}/{}  loss {:.4}  test accuracy {:.2} %  {} images/s  \
@@ -236,8 +237,11 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
         let title = format!("{} on {}", data.name, count(group.world_size(), "rank"));
         write_whole(&picture, &plot::svg(&title, &state.epochs))
             .with_context(|| format!("cannot write {}", picture.display()))?;
-        let checkpoint = checkpoints.path_of(state.steps);
-        say(format_args!("checkpoint {}, picture {}", checkpoint.display(), picture.display()))?;
+        say(format_args!(
+            "checkpoint {}, picture {}",
+            last_checkpoint.display(),
+            picture.display()
+        ))?;
     }
     Ok(())
 }

@@ -103,6 +103,12 @@ fn resuming_gives_the_same_bits_as_not_stopping() {
     fs::remove_file(directory.path().join("parts/training.svg")).unwrap();
     succeeds(&directory, "--limit 500 --epochs 3 --out parts --resume");
     assert_eq!(file("parts"), file("whole"));
+    // Nor is anything copied when the checkpoint is elsewhere.
+    let output = succeeds(&directory, "--limit 500 --epochs 3 --out copy --resume whole");
+    assert!(
+        output
+            .ends_with("\ncheckpoint whole/step-00000024.safetensors, picture copy/training.svg\n")
+    );
     let picture = |out: &str| fs::read(directory.path().join(out).join("training.svg")).unwrap();
     assert_eq!(picture("parts"), picture("whole"));
 
