@@ -20,7 +20,7 @@
 //! | [`ProcessGroup`] | the ranks that work together, and their collectives |
 //! | [`ddp`] | buckets, the reducer, verification and broadcast of models; users of burn want `drumline-burn` |
 //! | [`sampler`] | which samples each rank sees, in torch's exact order |
-//! | [`checkpoint`] | named tensors in a file that is whole or not there |
+//! | [`checkpoint`] | named tensors in files that are whole or not there; the last ones are kept |
 //! | [`rendezvous`] | how processes meet: `env://`, `tcp://` |
 //! | [`store`] | the key-value stores that they meet through |
 //! | [`auth`] | the job's secret, and how connections prove that they belong to it |

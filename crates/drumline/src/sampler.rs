@@ -20,12 +20,17 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! An epoch can be interrupted and continued, also by another number of ranks; see
+//! [`SamplerState`].
 
 mod mt19937;
+mod state;
 
 use std::{iter::StepBy, ops::Range};
 
 use self::mt19937::Mt19937;
+pub use self::state::SamplerState;
 use crate::{Error, Result};
 
 /// Deals the samples of a data set out to the ranks, equally many to each.
@@ -38,6 +43,8 @@ use crate::{Error, Result};
 pub struct DistributedSampler {
     options: DistributedSamplerBuilder,
     epoch: u64,
+    /// Places of the epoch's order that are done, over all ranks.
+    consumed: usize,
 }
 
 /// The settings of a [`DistributedSampler`], made by [`DistributedSampler::builder`].
@@ -65,28 +72,37 @@ impl DistributedSampler {
         }
     }
 
-    /// Chooses the order of one epoch; call it before each, or every epoch has the order of the
-    /// first.
+    /// Chooses the order of one epoch and goes to its start; call it before each, or every epoch
+    /// has the order of the first.
     pub fn set_epoch(&mut self, epoch: u64) {
         self.epoch = epoch;
+        self.consumed = 0;
     }
 
-    /// How many indices each rank gets per epoch. At least one.
-    #[allow(clippy::len_without_is_empty)] // It never is.
+    /// Notes that each rank has used `indices` more of its own, so that
+    /// [`state`](Self::state) tells where to go on. Call it after every step with the size of
+    /// this rank's batch. More than are left count as all of them.
+    pub fn advance(&mut self, indices: usize) {
+        self.consumed += indices.min(self.len()) * self.options.world_size;
+    }
+
+    /// How many indices are left for each rank in this epoch. Of a whole epoch: at least one.
+    #[allow(clippy::len_without_is_empty)] // An epoch that is over has no further use.
     pub fn len(&self) -> usize {
         let DistributedSamplerBuilder { samples, world_size, drop_last, .. } = self.options;
-        if drop_last { samples / world_size } else { samples.div_ceil(world_size) }
+        let left = samples.saturating_sub(self.consumed);
+        if drop_last { left / world_size } else { left.div_ceil(world_size) }
     }
 
-    /// This rank's indices in this epoch.
+    /// This rank's indices that are left in this epoch, in the order of their use.
     pub fn iter(&self) -> Indices {
         let DistributedSamplerBuilder { samples, world_size, rank, shuffle, seed, .. } =
             self.options;
-        let total = self.len() * world_size;
+        let end = self.consumed + self.len() * world_size;
         Indices {
             order: shuffle.then(|| random_permutation(samples, seed.wrapping_add(self.epoch))),
             samples,
-            places: (rank..total).step_by(world_size),
+            places: (self.consumed.saturating_add(rank)..end).step_by(world_size),
         }
     }
 }
@@ -152,7 +168,7 @@ impl DistributedSamplerBuilder {
         if self.samples.checked_add(self.world_size).is_none() {
             return invalid(format!("{} samples are too many to count", self.samples));
         }
-        Ok(DistributedSampler { options: self, epoch: 0 })
+        Ok(DistributedSampler { options: self, epoch: 0, consumed: 0 })
     }
 }
 

@@ -2,11 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::{fs, path::Path};
+use std::{fs, num::NonZeroUsize, os::unix::fs::FileExt, path::Path, sync::LazyLock};
 
 use drumline::{
-    Error, ProcessGroup,
-    checkpoint::{Checkpoint, Tensor},
+    DType, Error, ProcessGroup,
+    checkpoint::{Checkpoint, CheckpointDirectory, Found, Tensor},
+    ddp::ParameterSpec,
 };
 use proptest::prelude::*;
 use safetensors::SafeTensors;
@@ -26,6 +27,14 @@ fn sample() -> Checkpoint {
     checkpoint.metadata.insert("history".into(), "0.5\n0.25\t\"\\".into());
     checkpoint
 }
+
+/// Written once, because every write waits for the disk.
+static SAMPLE_FILE: LazyLock<Vec<u8>> = LazyLock::new(|| {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("c.safetensors");
+    sample().write(&path).unwrap();
+    fs::read(&path).unwrap()
+});
 
 fn problem(result: drumline::Result<impl std::fmt::Debug>, path: &Path) -> String {
     let error = result.unwrap_err();
@@ -83,7 +92,7 @@ fn the_reference_implementation_reads_the_file() {
     let (_, header) = SafeTensors::read_metadata(&bytes).unwrap();
     let metadata = header.metadata().as_ref().unwrap();
     assert_eq!(metadata["history"], sample().metadata["history"]);
-    assert_eq!(metadata["drumline.digest"], format!("{:016x}", sample().digest()));
+    assert_eq!(metadata["drumline.digest"], format!("{:032x}", sample().digest()));
 }
 
 #[test]
@@ -140,21 +149,21 @@ fn says_why_a_file_is_refused() {
     assert!(read().contains("Drumline did not write it"));
 }
 
-/// A flipped bit anywhere is an error (or lies in a part that means nothing, such as a space).
+/// Every bit of the file, and every length.
 #[test]
 fn damage_is_noticed_everywhere() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("c.safetensors");
-    sample().write(&path).unwrap();
-    let good = fs::read(&path).unwrap();
-    for index in 0..good.len() {
-        let mut bad = good.clone();
-        bad[index] ^= 1 << (index % 8);
-        fs::write(&path, &bad).unwrap();
-        if let Ok(read) = Checkpoint::read(&path) {
-            assert_eq!(read, sample(), "byte {index} changed the content");
-        }
+    let good = &*SAMPLE_FILE;
+    fs::write(&path, good).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    for bit in 0..good.len() * 8 {
+        let (at, bad) = (bit / 8, good[bit / 8] ^ 1 << (bit % 8));
+        file.write_all_at(&[bad], at as u64).unwrap();
+        assert!(Checkpoint::read(&path).is_err(), "bit {bit}");
+        file.write_all_at(&[good[at]], at as u64).unwrap();
     }
+    assert_eq!(Checkpoint::read(&path).unwrap(), sample());
 }
 
 proptest! {
@@ -173,6 +182,24 @@ proptest! {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("c.safetensors");
         fs::write(&path, [&length[..], header.as_bytes(), &rest].concat()).unwrap();
+        problem(Checkpoint::read(&path), &path);
+    }
+
+    /// Whatever part of a file is overwritten, repeated or lost.
+    #[test]
+    fn damage_of_any_kind_is_noticed(
+        at in any::<prop::sample::Index>(),
+        lost in 0_usize..60,
+        instead in prop::collection::vec(any::<u8>(), 0..60),
+    ) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("c.safetensors");
+        let good = &*SAMPLE_FILE;
+        let at = at.index(good.len());
+        let mut bad = good.clone();
+        bad.splice(at..(at + lost).min(good.len()), instead);
+        prop_assume!(bad != *good);
+        fs::write(&path, bad).unwrap();
         problem(Checkpoint::read(&path), &path);
     }
 
@@ -288,4 +315,197 @@ fn all_ranks_learn_that_rank_0_could_not_write() {
     });
     assert!(errors.iter().all(|error| error.contains("no model")), "{errors:?}");
     assert!(errors[1].len() < 5_000, "it was not cut");
+}
+
+/// A checkpoint that differs from that of any other step.
+fn of_step(step: u64) -> Checkpoint {
+    let mut checkpoint = sample();
+    checkpoint.metadata.insert("step".into(), step.to_string());
+    checkpoint
+}
+
+fn directory_with(path: &Path, steps: &[u64]) -> CheckpointDirectory {
+    let directory = CheckpointDirectory::new(path).keep(NonZeroUsize::new(9).unwrap());
+    directory.prepare().unwrap();
+    for &step in steps {
+        assert_eq!(directory.save(step, &of_step(step)).unwrap(), directory.path_of(step));
+    }
+    directory
+}
+
+#[test]
+fn the_last_ones_are_kept() {
+    let temporary = tempfile::tempdir().unwrap();
+    let out = temporary.path().join("a/b");
+    let directory = CheckpointDirectory::new(&out);
+    assert_eq!((directory.newest().unwrap(), directory.steps().unwrap()), (None, vec![]));
+    assert!(!out.exists());
+    directory.prepare().unwrap();
+    assert_eq!(directory.newest().unwrap(), None);
+    fs::write(out.join("step-1.safetensors"), "not ours").unwrap();
+
+    for step in [5, 70, 900, 123_456_789_012] {
+        directory.save(step, &of_step(step)).unwrap();
+    }
+    assert_eq!(directory.steps().unwrap(), [70, 900, 123_456_789_012]);
+    let found = directory.newest().unwrap().unwrap();
+    assert_eq!(found.checkpoint, of_step(123_456_789_012));
+    assert!(found.path.ends_with("step-123456789012.safetensors"));
+
+    // Going on from an earlier one leaves nothing of the future that did not come to pass.
+    directory.save(901, &of_step(901)).unwrap();
+    assert_eq!(directory.steps().unwrap(), [70, 900, 901]);
+    let one = directory.keep(NonZeroUsize::MIN);
+    one.save(902, &of_step(902)).unwrap();
+    assert_eq!(one.steps().unwrap(), [902]);
+    assert_eq!(names_in(&out).len(), 2, "{:?}", names_in(&out));
+}
+
+#[test]
+fn the_newest_whole_one_is_taken_and_the_others_are_named() {
+    let temporary = tempfile::tempdir().unwrap();
+    let directory = directory_with(temporary.path(), &[1, 2, 3, 4]);
+    let whole = fs::read(directory.path_of(4)).unwrap();
+    fs::write(directory.path_of(4), &whole[..whole.len() - 1]).unwrap();
+    let mut flipped = fs::read(directory.path_of(3)).unwrap();
+    *flipped.last_mut().unwrap() ^= 8;
+    fs::write(directory.path_of(3), flipped).unwrap();
+
+    let Found { step, checkpoint, skipped, .. } = directory.newest().unwrap().unwrap();
+    assert_eq!((step, checkpoint), (2, of_step(2)));
+    assert_eq!(skipped.len(), 2);
+    assert_eq!(skipped[0].path, directory.path_of(4));
+    assert!(skipped[0].problem.contains("cut short"), "{skipped:?}");
+    assert_eq!(skipped[1].path, directory.path_of(3));
+    assert!(skipped[1].problem.contains("damaged"), "{skipped:?}");
+
+    // Nobody begins anew because all are damaged.
+    for step in [1, 2] {
+        fs::write(directory.path_of(step), "").unwrap();
+    }
+    let text = problem(directory.newest(), temporary.path());
+    for step in 1..=4 {
+        assert!(text.contains(&format!("step-0000000{step}.safetensors: it is ")), "{text}");
+    }
+    assert!(text.contains("begin anew in another directory"), "{text}");
+}
+
+/// Made with this crate's writer, and then said to be of a later format.
+#[test]
+fn a_file_of_a_newer_version_is_not_skipped() {
+    let temporary = tempfile::tempdir().unwrap();
+    let directory = directory_with(temporary.path(), &[1, 2]);
+    let mut bytes = fs::read(directory.path_of(2)).unwrap();
+    let key = br#""drumline.format":"1""#;
+    let at = bytes.windows(key.len()).position(|window| window == key).unwrap() + key.len() - 2;
+    bytes[at] = b'2';
+    fs::write(directory.path_of(2), bytes).unwrap();
+    let text = problem(directory.newest(), &directory.path_of(2));
+    assert!(text.contains("it has format 2, this program reads up to 1"), "{text}");
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_is_noticed_first() {
+    let temporary = tempfile::tempdir().unwrap();
+    fs::write(temporary.path().join("file"), "").unwrap();
+    for path in [temporary.path().join("file"), temporary.path().join("file/out")] {
+        let text = problem(CheckpointDirectory::new(&path).prepare(), &path);
+        assert!(text.contains("the directory cannot be made"), "{text}");
+        assert!(text.contains("choose a path that is not taken by a file"), "{text}");
+    }
+    let text = problem(CheckpointDirectory::new("/proc/self").prepare(), Path::new("/proc/self"));
+    assert!(text.contains("no file can be written in this directory"), "{text}");
+    assert_eq!(names_in(temporary.path()), ["file"]);
+}
+
+#[test]
+fn another_model_is_named_tensor_by_tensor() {
+    let checkpoint = sample();
+    let same: Vec<ParameterSpec> = ["weight", "bias"]
+        .map(|name| checkpoint.tensor(&format!("fc.{name}")).unwrap())
+        .map(|t| ParameterSpec::new(t.name().strip_prefix("fc.").unwrap(), t.shape(), t.dtype()))
+        .into();
+    checkpoint.check("fc.", same).unwrap();
+    let other = [
+        ParameterSpec::new("weight", [3, 2], DType::F32),
+        ParameterSpec::new("scale", [3], DType::F32),
+    ];
+    let misfit = checkpoint.check("fc.", other).unwrap_err();
+    assert_eq!(
+        misfit.to_string(),
+        "the checkpoint is of another model: `weight` is f32[2, 3], the model has f32[3, 2]; \
+         `scale` f32[3] is missing; the model has no `bias` f64[1]"
+    );
+    let many = (0..20).map(|i| ParameterSpec::new(format!("p{i}"), [1], DType::F32));
+    let text = Checkpoint::default().check("", many).unwrap_err().to_string();
+    assert!(text.contains("`p7`") && text.ends_with("; and 12 more"), "{text}");
+}
+
+#[test]
+fn all_ranks_share_a_directory_that_only_rank_0_sees() {
+    let temporary = tempfile::tempdir().unwrap();
+    let out = temporary.path().join("out");
+    let here = |group: &ProcessGroup| {
+        CheckpointDirectory::new(if group.rank() == 0 { &out } else { Path::new("/nowhere/else") })
+    };
+    on_three_ranks(|group| {
+        let directory = here(group);
+        directory.prepare_on_root(group).unwrap();
+        assert_eq!(directory.newest_on_root(group).unwrap(), None);
+        for step in [3, 4] {
+            let make = || Ok::<_, Error>(of_step(step));
+            directory.save_on_root(group, step, make).unwrap();
+        }
+    });
+    fs::write(out.join("step-00000004.safetensors"), "").unwrap();
+    for (rank, found) in on_three_ranks(|group| here(group).newest_on_root(group).unwrap().unwrap())
+        .into_iter()
+        .enumerate()
+    {
+        assert_eq!((found.step, found.checkpoint), (3, of_step(3)));
+        assert_eq!(found.skipped.len(), usize::from(rank == 0));
+    }
+
+    let unwritable = CheckpointDirectory::new("/proc/self");
+    let errors = on_three_ranks(|group| {
+        let prepared = unwritable.prepare_on_root(group).unwrap_err().to_string();
+        let saved = unwritable.save_on_root(group, 1, || Ok::<_, Error>(sample())).unwrap_err();
+        [prepared, saved.to_string()]
+    });
+    for [prepared, saved] in errors {
+        assert!(prepared.starts_with("checkpoint /proc/self: "), "{prepared}");
+        assert!(prepared.contains("no file can be written"), "{prepared}");
+        assert!(saved.starts_with("checkpoint /proc/self/step-00000001.safetensors: "), "{saved}");
+        assert_eq!(saved.matches("step-00000001").count(), 1, "{saved}");
+    }
+}
+
+#[test]
+fn ranks_that_read_another_file_are_named_on_every_rank() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path_of = |rank: usize| temporary.path().join(rank.to_string());
+    let newest = || {
+        on_three_ranks(|group| {
+            let directory = CheckpointDirectory::new(path_of(group.rank()));
+            directory.newest_on_all(group).map_err(|error| error.to_string())
+        })
+    };
+    assert!(newest().iter().all(|found| *found == Ok(None)));
+
+    for rank in 0..3 {
+        directory_with(&path_of(rank), &[1, 2]);
+    }
+    assert!(newest().into_iter().all(|found| found.unwrap().unwrap().checkpoint == of_step(2)));
+
+    // Rank 0 decides, even where others have a later one.
+    directory_with(&path_of(2), &[3]);
+    assert!(newest().into_iter().all(|found| found.unwrap().unwrap().step == 2));
+
+    directory_with(&path_of(1), &[]).save(2, &of_step(99)).unwrap();
+    fs::remove_file(path_of(2).join("step-00000002.safetensors")).unwrap();
+    for error in newest().into_iter().map(Result::unwrap_err) {
+        assert!(error.contains("on rank 1: it has another content than rank 0's"), "{error}");
+        assert!(error.contains("on rank 2: there is no such file"), "{error}");
+        assert!(!error.contains("on rank 0"), "{error}");
+    }
 }

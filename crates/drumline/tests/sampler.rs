@@ -4,7 +4,7 @@
 
 use drumline::{
     Error,
-    sampler::{DistributedSampler, evaluation_shard},
+    sampler::{DistributedSampler, SamplerState, evaluation_shard},
 };
 use proptest::prelude::*;
 
@@ -134,5 +134,161 @@ proptest! {
         prop_assert!(shards.iter().cloned().flatten().eq(0..samples));
         let longest = shards.iter().map(|shard| shard.len()).max().unwrap();
         prop_assert!(shards.iter().all(|shard| shard.len() + 1 >= longest));
+    }
+}
+
+#[test]
+fn a_state_of_another_order_is_refused() {
+    let sampler = |samples| DistributedSampler::builder(samples, 2, 0);
+    let mut ours = sampler(10).seed(7).build().unwrap();
+    ours.set_epoch(3);
+    ours.advance(2);
+    assert_eq!(
+        ours.state().to_string(),
+        "epoch=3 consumed=4 samples=10 seed=7 shuffle=1 drop_last=0"
+    );
+    let problem = |builder: drumline::sampler::DistributedSamplerBuilder| {
+        let mut other = builder.build().unwrap();
+        let error = other.resume(&ours.state()).unwrap_err().to_string();
+        assert_eq!((other.state().epoch, other.state().consumed), (0, 0), "it was changed");
+        error
+    };
+    assert!(problem(sampler(9).seed(7)).contains("samples 10, but this sampler has 9"));
+    assert!(problem(sampler(10).seed(8)).contains("seed 7, but this sampler has 8"));
+    assert!(problem(sampler(10).seed(7).shuffle(false)).contains("shuffle"));
+    assert!(problem(sampler(10).seed(7).drop_last(true)).contains("drop_last"));
+
+    for text in [
+        "",
+        "epoch=3",
+        "epoch=3 consumed=-4 samples=10 seed=7 shuffle=1 drop_last=0",
+        "epoch=3 consumed=4 samples=10 seed=7 shuffle=2 drop_last=0",
+        "epoch=3 consumed=4 samples=10 seed=7 shuffle=1 drop_last=0 x=1",
+    ] {
+        let error = text.parse::<SamplerState>().unwrap_err().to_string();
+        assert!(error.contains("is not the state of a sampler"), "{error}");
+    }
+}
+
+/// One stretch of an epoch without interruption: how many ranks, what their batches are, and
+/// after how many steps they are stopped.
+#[derive(Clone, Debug)]
+struct Stretch {
+    world_size: usize,
+    batch_size: usize,
+    steps: usize,
+}
+
+fn stretch() -> impl Strategy<Value = Stretch> {
+    (1_usize..9, 1_usize..20, 0_usize..8).prop_map(|(world_size, batch_size, steps)| Stretch {
+        world_size,
+        batch_size,
+        steps,
+    })
+}
+
+/// What all ranks of a stretch use, step by step, rank by rank; and the state they leave, which
+/// travels as text.
+fn run(
+    settings: &SamplerState, // Of the epoch's start.
+    stretch: &Stretch,
+    from: Option<&str>,
+) -> (Vec<Vec<Vec<usize>>>, String) {
+    let mut ranks: Vec<DistributedSampler> = (0..stretch.world_size)
+        .map(|rank| {
+            let SamplerState { samples, seed, shuffle, drop_last, .. } = *settings;
+            let builder = DistributedSampler::builder(samples, stretch.world_size, rank);
+            let builder = builder.seed(seed).shuffle(shuffle).drop_last(drop_last);
+            let mut sampler = builder.build().unwrap();
+            sampler.set_epoch(settings.epoch);
+            if let Some(state) = from {
+                sampler.resume(&state.parse().unwrap()).unwrap();
+            }
+            sampler
+        })
+        .collect();
+    let left: Vec<Vec<usize>> = ranks.iter().map(|sampler| sampler.iter().collect()).collect();
+    let mut steps = Vec::new();
+    for step in 0..stretch.steps {
+        let batches: Vec<Vec<usize>> = left
+            .iter()
+            .map(|indices| indices.chunks(stretch.batch_size).nth(step).unwrap_or(&[]).to_vec())
+            .collect();
+        ranks.iter_mut().zip(&batches).for_each(|(rank, batch)| rank.advance(batch.len()));
+        if !batches[0].is_empty() {
+            steps.push(batches);
+        }
+    }
+    let states: Vec<String> = ranks.iter().map(|rank| rank.state().to_string()).collect();
+    assert!(states.iter().all(|state| *state == states[0]), "the ranks disagree");
+    (steps, states[0].clone())
+}
+
+fn epoch(samples: usize, seed: u64, shuffle: bool, drop_last: bool, epoch: u64) -> SamplerState {
+    let builder = DistributedSampler::builder(samples, 1, 0).seed(seed).shuffle(shuffle);
+    let mut sampler = builder.drop_last(drop_last).build().unwrap();
+    sampler.set_epoch(epoch);
+    sampler.state()
+}
+
+proptest! {
+    /// Whatever the interruptions and the numbers of ranks, the samples of an epoch are used in
+    /// the epoch's order, each once; only the last world rounds.
+    #[test]
+    fn any_interruptions_and_any_worlds_see_each_sample_once(
+        samples in 9_usize..300, // At least one for each rank, or drop_last is refused.
+        shuffle: bool, drop_last: bool, seed: u64, number in 0_u64..1000,
+        stretches in prop::collection::vec(stretch(), 0..6),
+        last in stretch(),
+    ) {
+        let start = epoch(samples, seed, shuffle, drop_last, number);
+        let last = Stretch { steps: samples, ..last };
+        let mut seen = Vec::new();
+        let mut state: Option<String> = None;
+        let mut rounding = last.world_size;
+        for stretch in stretches.iter().chain([&last]) {
+            let (steps, left) = run(&start, stretch, state.as_deref());
+            if !steps.is_empty() {
+                rounding = stretch.world_size;
+            }
+            for batches in steps {
+                // In the order of the epoch: the ranks take turns.
+                for place in 0..batches[0].len() {
+                    seen.extend(batches.iter().map(|batch| batch[place]));
+                }
+            }
+            state = Some(left);
+        }
+        let whole = Stretch { world_size: 1, batch_size: samples, steps: 1 };
+        let order = run(&start, &whole, None).0[0][0].clone();
+        prop_assert!(order.iter().copied().collect::<std::collections::BTreeSet<_>>().into_iter()
+            .eq(0..samples), "the order is no permutation");
+        if drop_last {
+            prop_assert!(samples - seen.len() < last.world_size, "{} of {samples}", seen.len());
+            prop_assert!(order.starts_with(&seen));
+        } else {
+            prop_assert!(seen.len() - samples < rounding, "{} of {samples}", seen.len());
+            prop_assert!(order.iter().cycle().take(seen.len()).eq(&seen));
+        }
+    }
+
+    /// The same ranks go on with exactly the steps that they would have made.
+    #[test]
+    fn the_same_world_goes_on_as_if_nothing_had_happened(
+        samples in 9_usize..300, shuffle: bool, drop_last: bool, seed: u64,
+        stretch in stretch(), stops in prop::collection::vec(0_usize..8, 0..6),
+    ) {
+        let start = epoch(samples, seed, shuffle, drop_last, 5);
+        let to_the_end = Stretch { steps: samples, ..stretch };
+        let whole = run(&start, &to_the_end, None);
+        let mut steps = Vec::new();
+        let mut state: Option<String> = None;
+        for count in stops.into_iter().chain([samples]) {
+            let (more, left) =
+                run(&start, &Stretch { steps: count, ..to_the_end }, state.as_deref());
+            steps.extend(more);
+            state = Some(left);
+        }
+        prop_assert_eq!((steps, state.unwrap()), whole);
     }
 }

@@ -39,10 +39,11 @@ pub(crate) fn load(checkpoint: &Checkpoint) -> Result<Vec<Epoch>> {
     else {
         anyhow::bail!("it holds no {LOSSES} and {ACCURACIES}");
     };
-    let points = losses.shape().last().copied().unwrap_or_default();
+    // Before the end of the first epoch there are none; the length of a chunk is still one.
+    let points = losses.shape().last().copied().unwrap_or_default().max(1);
     let (losses, accuracies) = (losses.values::<f64>()?, accuracies.values::<f64>()?);
     ensure!(
-        points > 0 && losses.len() == accuracies.len() * points,
+        losses.len() == accuracies.len() * points,
         "{LOSSES} and {ACCURACIES} do not fit each other"
     );
     let epochs = losses.chunks_exact(points).zip(accuracies);

@@ -10,6 +10,8 @@
 //! normalisation, which sees the b images of its own rank. The learning rate grows in proportion to
 //! N·b unless `--lr` sets it.
 
+mod checkpoints;
+mod curve;
 mod data;
 mod history;
 mod model;
@@ -22,7 +24,7 @@ mod train;
 use std::{
     fmt, fs,
     io::{self, IsTerminal, Write},
-    num::NonZeroUsize,
+    num::{NonZeroU64, NonZeroUsize},
     path::{Path, PathBuf},
     process::ExitCode,
 };
@@ -31,14 +33,14 @@ use anyhow::{Context, Result};
 use burn::tensor::Device;
 use clap::Parser;
 use drumline::{
-    Config, ProcessGroup, checkpoint::Checkpoint, init_process_group, is_launched,
-    sampler::DistributedSampler,
+    Config, ProcessGroup, init_process_group, is_launched, sampler::DistributedSampler,
 };
 use drumline_burn::{DdpOptions, DistributedDataParallel};
 use indicatif::HumanCount;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
+    checkpoints::Checkpoints,
     data::DataSet,
     history::Epoch,
     progress::Progress,
@@ -76,13 +78,22 @@ struct Options {
     #[arg(long, default_value = "0")]
     seed: u64,
 
-    /// Directory of the checkpoint and the picture
+    /// Directory of the checkpoints and the picture
     #[arg(long, default_value = "runs/fashion-mnist")]
     out: PathBuf,
 
-    /// Go on after the last epoch in the checkpoint
-    #[arg(long)]
-    resume: bool,
+    /// Save a checkpoint not only after each epoch, but every so many steps
+    #[arg(long, value_name = "STEPS")]
+    checkpoint_every: Option<NonZeroU64>,
+
+    /// How many checkpoints to keep
+    #[arg(long, default_value = "2", value_name = "COUNT")]
+    keep: NonZeroUsize,
+
+    /// Go on from a checkpoint: this file, or the newest whole one in this directory
+    /// [without a path: the directory of --out]
+    #[arg(long, value_name = "PATH", num_args = 0..=1)]
+    resume: Option<Option<PathBuf>>,
 
     /// Use only so many training images, for a quick try
     #[arg(long)]
@@ -165,40 +176,52 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
 
     let device = Device::flex().autodiff();
     let mut state = State::new(options.hidden.get(), options.seed, &device);
-    let checkpoint = options.out.join("checkpoint.safetensors");
-    if options.resume {
-        let saved = Checkpoint::read_on_root(group, &checkpoint)?;
-        state = state
-            .load(&saved, &settings)
-            .with_context(|| format!("cannot resume from {}", checkpoint.display()))?;
-        if group.rank() == 0 {
-            say(format_args!("resuming after epoch {}", state.epochs.len()))?;
-        }
-    }
-    fs::create_dir_all(&options.out)
-        .with_context(|| format!("cannot create {}", options.out.display()))?;
-
-    let buckets = DdpOptions::default().bucket_bytes(options.bucket_mib.get() << 20);
-    let ddp;
-    (ddp, state.model) = DistributedDataParallel::wrap_with(state.model, group, &buckets)?;
-    let trainer = Trainer::new(&ddp, options.batch_size.get(), settings.learning_rate, &device);
     let mut sampler =
         DistributedSampler::builder(data.train.len(), group.world_size(), group.rank())
             .seed(options.seed)
             .build()?;
+    let learning_rate = settings.learning_rate;
+    let checkpoints =
+        Checkpoints::new(&options.out, options.keep, options.checkpoint_every, settings);
+    let mut last_checkpoint = PathBuf::new();
+    if let Some(path) = &options.resume {
+        let path = path.as_ref().unwrap_or(&options.out);
+        (state, last_checkpoint) = checkpoints.resume(path, state, &mut sampler, group)?;
+        if group.rank() == 0 {
+            let (path, steps) = (last_checkpoint.display(), count(state.steps as usize, "step"));
+            let epochs = count(state.epochs.len(), "whole epoch");
+            say(format_args!("resuming from {path}: after {steps}, {epochs}"))?;
+        }
+    }
+    checkpoints.prepare(group)?;
+    if group.rank() == 0 && checkpoints.has_later_than(state.steps)? {
+        say(format_args!(
+            "the next checkpoint replaces those of another run in {}; --resume would go on from \
+             them",
+            options.out.display()
+        ))?;
+    }
+
+    let buckets = DdpOptions::default().bucket_bytes(options.bucket_mib.get() << 20);
+    let ddp;
+    (ddp, state.model) = DistributedDataParallel::wrap_with(state.model, group, &buckets)?;
+    let trainer = Trainer::new(&ddp, options.batch_size.get(), learning_rate, &device);
     let mut progress = Progress::new(group.rank());
     while state.epochs.len() < options.epochs.get() {
-        sampler.set_epoch(state.epochs.len() as u64);
         let trained;
-        (state, trained) = trainer.epoch(state, &data.train, &sampler, &mut progress)?;
+        (state, trained) =
+            trainer.epoch(state, &data.train, &mut sampler, &checkpoints, &mut progress)?;
         let accuracy = train::evaluate(&state.model, &data.test, group)?;
         let digest = train::common_digest(&state.model, group)?;
+        let exposed = trained.exposed_percent();
         state.epochs.push(Epoch { losses: trained.losses, accuracy });
-        Checkpoint::write_on_root(group, &checkpoint, || state.save(&settings))?;
+        sampler.set_epoch(state.epochs.len() as u64);
+        checkpoints.save(&state, &sampler, None, group)?;
+        last_checkpoint = checkpoints.path_of(state.steps);
         if group.rank() == 0 {
             say(format_args!(
                 "epoch {}/{}  loss {:.4}  test accuracy {:.2} %  {} images/s  \
-                 communication {:.2} s  parameters {digest:016x}",
+                 communication {:.2} s, {exposed:.0} % exposed  parameters {digest:016x}",
                 state.epochs.len(),
                 options.epochs,
                 state.epochs[state.epochs.len() - 1].loss(),
@@ -214,7 +237,11 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
         let title = format!("{} on {}", data.name, count(group.world_size(), "rank"));
         write_whole(&picture, &plot::svg(&title, &state.epochs))
             .with_context(|| format!("cannot write {}", picture.display()))?;
-        say(format_args!("checkpoint {}, picture {}", checkpoint.display(), picture.display()))?;
+        say(format_args!(
+            "checkpoint {}, picture {}",
+            last_checkpoint.display(),
+            picture.display()
+        ))?;
     }
     Ok(())
 }

@@ -49,8 +49,8 @@ impl Progress {
         Self { shown, title: String::new(), bar: ProgressBar::hidden(), last_line: Instant::now() }
     }
 
-    /// An epoch of so many steps begins.
-    pub(crate) fn start(&mut self, title: String, steps: usize) {
+    /// An epoch of so many steps begins, or goes on when some are done.
+    pub(crate) fn start(&mut self, title: String, steps: usize, done: usize) {
         const TEMPLATE: &str = "{prefix} {wide_bar:.cyan/dim} {percent:>3} %  {msg}  {eta:>3} left";
         let target = match self.shown {
             Shown::Nothing | Shown::Lines => ProgressDrawTarget::hidden(),
@@ -65,6 +65,7 @@ impl Progress {
             .progress_chars("━╸─");
         self.bar = ProgressBar::with_draw_target(Some(steps as u64), target)
             .with_style(style)
+            .with_position(done as u64)
             .with_prefix(title.clone());
         self.title = title;
         self.last_line = Instant::now();

@@ -5,21 +5,34 @@ use burn::{
     optim::{ModuleOptimizer, SgdConfig, momentum::MomentumConfig},
     tensor::Device,
 };
-use drumline::checkpoint::{Checkpoint, Tensor};
+use drumline::{
+    ProcessGroup,
+    checkpoint::{Checkpoint, Tensor},
+    sampler::DistributedSampler,
+};
 use drumline_burn::{NamedTensor, load_named_tensors, named_tensors};
 
 use crate::{
+    curve::LossCurve,
     history::{self, Epoch},
     model::Classifier,
     optimizer,
 };
 
-/// Everything that changes while training.
+/// Everything that changes while training, apart from the sampler's place in the data.
+///
+/// Nothing random is in it: the weights are drawn once, and the order of the images follows from
+/// seed and epoch. The statistics of batch normalisation drift apart between the ranks within an
+/// epoch, but only rank 0's are ever used.
 pub(crate) struct State {
     pub(crate) model: Classifier,
     pub(crate) optimizer: ModuleOptimizer,
     /// Those that are over.
     pub(crate) epochs: Vec<Epoch>,
+    /// In all epochs.
+    pub(crate) steps: u64,
+    /// The losses of the epoch in whose middle training goes on.
+    pub(crate) curve: Option<LossCurve>,
 }
 
 /// What must be the same when training is resumed.
@@ -36,17 +49,24 @@ pub(crate) struct Settings {
 
 /// The names of the model's tensors in a checkpoint begin with this.
 const MODEL: &str = "model.";
+const STEPS: &str = "steps";
+const SAMPLER: &str = "sampler";
 
 impl State {
     /// Before the first epoch.
     pub(crate) fn new(hidden: usize, seed: u64, device: &Device) -> Self {
         let momentum = MomentumConfig { momentum: 0.9, dampening: 0.0, nesterov: true };
         let optimizer = SgdConfig::new().with_momentum(Some(momentum)).init();
-        Self { model: Classifier::new(hidden, seed, device), optimizer, epochs: Vec::new() }
+        let model = Classifier::new(hidden, seed, device);
+        Self { model, optimizer, epochs: Vec::new(), steps: 0, curve: None }
     }
 
-    /// Puts everything into a checkpoint.
-    pub(crate) fn save(&self, settings: &Settings) -> Result<Checkpoint> {
+    /// Puts everything but an epoch's unfinished curve into a checkpoint.
+    pub(crate) fn save(
+        &self,
+        settings: &Settings,
+        sampler: &DistributedSampler,
+    ) -> Result<Checkpoint> {
         let mut checkpoint = Checkpoint::default();
         for NamedTensor { name, shape, values } in named_tensors(&self.model)? {
             let bytes = values.as_bytes().to_vec();
@@ -55,24 +75,42 @@ impl State {
         optimizer::save(&self.optimizer, &self.model, &mut checkpoint)?;
         history::save(&self.epochs, &mut checkpoint)?;
         checkpoint.metadata = settings.named().map(|(name, value)| (name.into(), value)).into();
-        checkpoint.metadata.insert("epoch".into(), self.epochs.len().to_string());
+        checkpoint.metadata.insert(STEPS.into(), self.steps.to_string());
+        checkpoint.metadata.insert(SAMPLER.into(), sampler.state().to_string());
         Ok(checkpoint)
     }
 
     /// Goes on from a checkpoint of a training with the same settings.
-    pub(crate) fn load(self, checkpoint: &Checkpoint, settings: &Settings) -> Result<Self> {
+    pub(crate) fn load(
+        self,
+        checkpoint: &Checkpoint,
+        settings: &Settings,
+        sampler: &mut DistributedSampler,
+        group: &ProcessGroup,
+    ) -> Result<Self> {
+        let entry = |name: &str| {
+            let text = checkpoint.metadata.get(name);
+            text.with_context(|| format!("it does not say its {name}"))
+        };
         for (name, ours) in settings.named() {
-            let theirs = checkpoint.metadata.get(name);
-            let theirs = theirs.with_context(|| format!("it does not say its {name}"))?;
+            let theirs = entry(name)?;
             ensure!(*theirs == ours, "it was made with {name} {theirs}, but this run has {ours}");
         }
-        let tensors = checkpoint.tensors().filter_map(|tensor| {
-            let name = tensor.name().strip_prefix(MODEL)?;
-            Some(NamedTensor::from_bytes(name, tensor.shape(), tensor.dtype(), tensor.bytes()))
+        checkpoint.check(MODEL, named_tensors(&self.model)?.iter().map(NamedTensor::spec))?;
+        let tensors = checkpoint.section(MODEL).map(|(name, tensor)| {
+            NamedTensor::from_bytes(name, tensor.shape(), tensor.dtype(), tensor.bytes())
         });
         let model = load_named_tensors(self.model, tensors.collect::<Result<_, _>>()?)?;
         let optimizer = optimizer::load(self.optimizer, &model, checkpoint)?;
-        Ok(Self { model, optimizer, epochs: history::load(checkpoint)? })
+        let epochs = history::load(checkpoint)?;
+        let steps = entry(STEPS)?.parse().context("its number of steps is none")?;
+        sampler.resume(&entry(SAMPLER)?.parse()?)?;
+        ensure!(
+            sampler.state().epoch == epochs.len() as u64,
+            "its history is of {} epochs, its sampler is in another",
+            epochs.len()
+        );
+        Ok(Self { model, optimizer, epochs, steps, curve: LossCurve::load(checkpoint, group)? })
     }
 }
 

@@ -15,8 +15,9 @@ use drumline::{
 use drumline_burn::{DistributedDataParallel, parameters_digest};
 
 use crate::{
+    checkpoints::Checkpoints,
+    curve::LossCurve,
     data::{PIXELS, Split},
-    history::POINTS_PER_EPOCH,
     model::Classifier,
     progress::Progress,
     state::State,
@@ -45,9 +46,20 @@ pub(crate) struct Trained {
     pub(crate) losses: Vec<f64>,
     /// By all ranks together.
     pub(crate) images_per_s: f64,
-    /// Time that this rank was in collectives, waiting for others included, most of it while
-    /// backward went on.
+    /// Time that gradients of this rank were on their way, waiting for others included.
     pub(crate) communication: Duration,
+    /// The part of it that backward did not hide.
+    pub(crate) exposed: Duration,
+}
+
+impl Trained {
+    /// How much of the communication backward did not hide.
+    pub(crate) fn exposed_percent(&self) -> f64 {
+        match self.communication.as_secs_f64() {
+            0.0 => 0.0, // A world of one.
+            communication => 100.0 * self.exposed.as_secs_f64() / communication,
+        }
+    }
 }
 
 impl<'a> Trainer<'a> {
@@ -62,47 +74,67 @@ impl<'a> Trainer<'a> {
         Self { ddp, batch_size, learning_rate, loss, device }
     }
 
-    /// Trains once on every image; each rank on those that its sampler gives it. Afterwards all
-    /// ranks have the same model.
+    /// Trains on every image that is left in the epoch; each rank on those that its sampler gives
+    /// it. Afterwards all ranks have the same model.
     pub(crate) fn epoch(
         &self,
         mut state: State,
         images: &Split,
-        sampler: &DistributedSampler,
+        sampler: &mut DistributedSampler,
+        checkpoints: &Checkpoints,
         progress: &mut Progress,
     ) -> Result<(State, Trained)> {
         let group = self.ddp.group();
-        let (started, communicated) = (Instant::now(), group.communication_time());
+        let (started, before) = (Instant::now(), self.ddp.stats());
         let epoch = state.epochs.len();
         let indices: Vec<usize> = sampler.iter().collect();
-        let steps = indices.len().div_ceil(self.batch_size);
-        let mut curve = LossCurve::new(steps);
-        progress.start(format!("epoch {}", epoch + 1), steps);
-        for (step, batch) in indices.chunks(self.batch_size).enumerate() {
-            let (batch, labels) = to_tensors(images.batch(batch.iter().copied()), self.device);
-            let loss = self.loss.forward(state.model.forward(batch), labels);
+        let images_per_step = self.batch_size * group.world_size();
+        let done = sampler.state().consumed / images_per_step;
+        let steps = done + indices.len().div_ceil(self.batch_size);
+        let mut curve = state.curve.take().unwrap_or_else(|| LossCurve::new(steps));
+        ensure!(curve.fits(steps), "the losses of the epoch that was interrupted do not fit");
+        progress.start(format!("epoch {}", epoch + 1), steps, done);
+        for (step, batch) in (done..).zip(indices.chunks(self.batch_size)) {
+            tracing::trace!(epoch, step, ?batch, "trains on images");
+            let (images, labels) = to_tensors(images.batch(batch.iter().copied()), self.device);
+            let loss = self.loss.forward(state.model.forward(images), labels);
             let loss_value: f32 = loss.clone().into_scalar();
             let gradients = self.ddp.backward(loss, &state.model)?;
             let at = epoch as f64 + step as f64 / steps as f64;
             let learning_rate = learning_rate(self.learning_rate, at);
             state.model = state.optimizer.step(learning_rate, state.model, gradients);
 
+            state.steps += 1;
+            sampler.advance(batch.len());
             curve.add(step, f64::from(loss_value));
             progress.step(loss_value);
+            if step + 1 < steps && checkpoints.is_due(state.steps) {
+                let losses = curve.gather(group)?;
+                check_losses(&losses.sums, epoch)?;
+                checkpoints.save(&state, sampler, Some(&losses), group)?;
+            }
         }
         progress.finish();
         state.model = self.ddp.sync_buffers(state.model)?;
         let losses = curve.mean(group)?;
-        if let Some(loss) = losses.iter().find(|loss| !loss.is_finite()) {
-            bail!("the loss became {loss} in epoch {}; try a smaller --lr", epoch + 1);
-        }
+        check_losses(&losses, epoch)?;
+        let stats = self.ddp.stats();
         let trained = Trained {
             losses,
             images_per_s: (indices.len() * group.world_size()) as f64
                 / started.elapsed().as_secs_f64(),
-            communication: group.communication_time().saturating_sub(communicated),
+            communication: stats.communication.saturating_sub(before.communication),
+            exposed: stats.exposed.saturating_sub(before.exposed),
         };
         Ok((state, trained))
+    }
+}
+
+/// A loss that is no number spoils the model, and must not get into a checkpoint.
+fn check_losses(losses: &[f64], epoch: usize) -> Result<()> {
+    match losses.iter().find(|loss| !loss.is_finite()) {
+        Some(loss) => bail!("the loss became {loss} in epoch {}; try a smaller --lr", epoch + 1),
+        None => Ok(()),
     }
 }
 
@@ -142,31 +174,4 @@ fn to_tensors(
     let len = labels.len();
     let pixels = Tensor::from_data(TensorData::new(pixels, [len, PIXELS]), device);
     (pixels, Tensor::from_data(TensorData::new(labels, [len]), device))
-}
-
-/// Sums up the losses of the steps between the points of a curve.
-struct LossCurve {
-    steps: usize,
-    sums: Vec<f64>,
-    counts: Vec<f64>,
-}
-
-impl LossCurve {
-    fn new(steps: usize) -> Self {
-        let points = steps.min(POINTS_PER_EPOCH);
-        Self { steps, sums: vec![0.0; points], counts: vec![0.0; points] }
-    }
-
-    fn add(&mut self, step: usize, loss: f64) {
-        let point = step * self.sums.len() / self.steps;
-        self.sums[point] += loss;
-        self.counts[point] += 1.0;
-    }
-
-    /// Over all ranks, which have made equally many steps.
-    fn mean(self, group: &ProcessGroup) -> Result<Vec<f64>> {
-        let mut means: Vec<f64> = self.sums.iter().zip(self.counts).map(|(s, n)| s / n).collect();
-        group.all_reduce(&mut means, ReduceOp::Avg)?;
-        Ok(means)
-    }
 }

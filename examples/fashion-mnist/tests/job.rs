@@ -97,7 +97,11 @@ fn two_ranks_learn_together() {
     assert!(accuracy.parse::<f64>().unwrap() > 80.0, "{output}");
     assert!(output.lines().all(|line| line.starts_with("[0] ")), "only rank 0 reports: {output}");
     let out = directory.path().join("out");
-    assert_eq!(files_in(&out), ["checkpoint.safetensors", "training.svg"]);
+    assert_eq!(
+        files_in(&out),
+        ["step-00000024.safetensors", "step-00000036.safetensors", "training.svg"]
+    );
+    assert!(output.contains(" % exposed"), "{output}");
 }
 
 #[test]
@@ -126,7 +130,7 @@ fn algorithms_and_bucket_sizes_change_no_bit() {
 fn a_job_that_is_resumed_ends_with_the_same_bits() {
     let directory = tempfile::tempdir().unwrap();
     let checkpoint =
-        |out: &str| fs::read(directory.path().join(out).join("checkpoint.safetensors")).unwrap();
+        |out: &str| fs::read(directory.path().join(out).join("step-00000010.safetensors")).unwrap();
     succeeds(&directory, 2, "--limit 640 --epochs 2 --out whole");
     succeeds(&directory, 2, "--limit 640 --epochs 1 --out parts");
     succeeds(&directory, 2, "--limit 640 --epochs 2 --out parts --resume");
@@ -216,7 +220,8 @@ fn a_rank_that_is_killed_is_named_and_nothing_is_left() {
         }
 
         assert_eq!(processes_in(directory.path()), [], "processes are left");
-        assert_eq!(files_in(&directory.path().join("out")), ["checkpoint.safetensors"]);
+        let saved = files_in(&directory.path().join("out"));
+        assert!(saved.iter().any(|name| name.ends_with(".safetensors")), "{saved:?}");
         assert_eq!(files_in(directory.path()), ["out"]);
     }
 }
@@ -225,14 +230,15 @@ fn a_rank_that_is_killed_is_named_and_nothing_is_left() {
 fn a_broken_checkpoint_is_an_error_on_every_rank() {
     let directory = tempfile::tempdir().unwrap();
     succeeds(&directory, 2, "--limit 320 --epochs 1 --out out");
-    let path = directory.path().join("out/checkpoint.safetensors");
+    let path = directory.path().join("out/step-00000003.safetensors");
     let whole = fs::read(&path).unwrap();
     fs::write(&path, &whole[..whole.len() / 2]).unwrap();
     let before = files_in(&directory.path().join("out"));
 
     let resume = patient_job(&directory, 2, "--limit 320 --epochs 2 --out out --resume");
     for error in fails_on_every_rank(resume, 2) {
-        assert!(error.contains("checkpoint.safetensors") && error.contains("cut short"), "{error}");
+        assert!(error.contains("holds no whole checkpoint"), "{error}");
+        assert!(error.contains("step-00000003.safetensors: it is cut short"), "{error}");
     }
     assert_eq!(files_in(&directory.path().join("out")), before);
     assert_eq!(fs::read(&path).unwrap().len(), whole.len() / 2, "the file was touched");
@@ -240,7 +246,16 @@ fn a_broken_checkpoint_is_an_error_on_every_rank() {
     fs::remove_file(&path).unwrap();
     let resume = patient_job(&directory, 2, "--limit 320 --out out --resume");
     for error in fails_on_every_rank(resume, 2) {
-        assert!(error.contains("there is no such file"), "{error}");
+        assert!(error.contains("out holds no checkpoint; check the path"), "{error}");
+    }
+}
+
+#[test]
+fn a_directory_that_cannot_be_written_is_an_error_before_training() {
+    let directory = tempfile::tempdir().unwrap();
+    for error in fails_on_every_rank(patient_job(&directory, 2, "--out /proc/self"), 2) {
+        assert!(error.contains("/proc/self: "), "{error}");
+        assert!(error.contains("no file can be written in this directory"), "{error}");
     }
 }
 

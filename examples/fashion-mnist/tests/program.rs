@@ -61,12 +61,15 @@ fn learns_to_read_digits() {
     }
     let accuracy = lines[4].split("test accuracy ").nth(1).unwrap().split(' ').next().unwrap();
     assert!(accuracy.parse::<f64>().unwrap() > 80.0, "{output}");
-    assert_eq!(lines[5], "checkpoint out/checkpoint.safetensors, picture out/training.svg");
-    assert_eq!(names_in(&directory.path().join("out")), ["checkpoint.safetensors", "training.svg"]);
+    assert_eq!(lines[5], "checkpoint out/step-00000072.safetensors, picture out/training.svg");
+    assert_eq!(
+        names_in(&directory.path().join("out")),
+        ["step-00000048.safetensors", "step-00000072.safetensors", "training.svg"]
+    );
     let picture = fs::read_to_string(directory.path().join("out/training.svg")).unwrap();
     assert!(picture.contains(&format!("{accuracy} %")), "{picture}");
 
-    let checkpoint = directory.path().join("out/checkpoint.safetensors");
+    let checkpoint = directory.path().join("out/step-00000072.safetensors");
     let checkpoint = Checkpoint::read(&checkpoint).unwrap();
     let tensors = |prefix| checkpoint.tensors().filter(move |t| t.name().starts_with(prefix));
     // Two convolutions, two normalisations (scale, shift, mean, variance), two linear layers.
@@ -83,14 +86,16 @@ fn learns_to_read_digits() {
 #[test]
 fn resuming_gives_the_same_bits_as_not_stopping() {
     let directory = tempfile::tempdir().unwrap();
-    let file =
-        |out: &str| fs::read(directory.path().join(out).join("checkpoint.safetensors")).unwrap();
+    let file = |out: &str| {
+        fs::read(directory.path().join(out).join("step-00000024.safetensors")).unwrap_or_default()
+    };
     succeeds(&directory, "--limit 500 --epochs 3 --out whole");
 
     succeeds(&directory, "--limit 500 --epochs 1 --out parts");
-    assert_ne!(file("parts"), file("whole"));
     let output = succeeds(&directory, "--limit 500 --epochs 2 --out parts --resume");
-    assert!(output.contains("resuming after epoch 1\nepoch 2/2  loss "), "{output}");
+    let expected = "resuming from parts/step-00000008.safetensors: after 8 steps, 1 whole epoch\n\
+                    epoch 2/2  loss ";
+    assert!(output.contains(expected), "{output}");
     succeeds(&directory, "--limit 500 --epochs 3 --out parts --resume");
     assert_eq!(file("parts"), file("whole"));
 
@@ -98,6 +103,12 @@ fn resuming_gives_the_same_bits_as_not_stopping() {
     fs::remove_file(directory.path().join("parts/training.svg")).unwrap();
     succeeds(&directory, "--limit 500 --epochs 3 --out parts --resume");
     assert_eq!(file("parts"), file("whole"));
+    // Nor is anything copied when the checkpoint is elsewhere.
+    let output = succeeds(&directory, "--limit 500 --epochs 3 --out copy --resume whole");
+    assert!(
+        output
+            .ends_with("\ncheckpoint whole/step-00000024.safetensors, picture copy/training.svg\n")
+    );
     let picture = |out: &str| fs::read(directory.path().join(out).join("training.svg")).unwrap();
     assert_eq!(picture("parts"), picture("whole"));
 
@@ -108,15 +119,15 @@ fn resuming_gives_the_same_bits_as_not_stopping() {
 #[test]
 fn a_checkpoint_that_does_not_fit_is_refused() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("out/checkpoint.safetensors");
+    let path = directory.path().join("out/step-00000002.safetensors");
     let resume = |arguments: &str| {
         let before = fs::read(&path).ok();
         let error = fails(&directory, &format!("--limit 100 --out out --resume {arguments}"));
-        assert!(error.contains("out/checkpoint.safetensors"), "{error}");
+        assert!(error.contains("out"), "{error}");
         assert_eq!(fs::read(&path).ok(), before, "the checkpoint was touched");
         error
     };
-    assert!(resume("").contains("there is no such file"));
+    assert!(resume("").contains("out holds no checkpoint; check the path"));
     assert!(!directory.path().join("out").exists());
 
     succeeds(&directory, "--limit 100 --epochs 1 --out out");
@@ -126,7 +137,9 @@ fn a_checkpoint_that_does_not_fit_is_refused() {
     );
     assert!(resume("--lr 0.5").contains("learning rate 0.025, but this run has 0.5"));
     assert!(resume("--limit 99").contains("100 images"));
-    assert!(resume("--hidden 64").contains("hidden.weight"));
+    let other = resume("--hidden 64");
+    assert!(other.contains("out/step-00000002.safetensors: the checkpoint is of another model"));
+    assert!(other.contains("`hidden.weight` is f32[1568, 128], the model has f32[1568, 64]"));
 
     let good = Checkpoint::read(&path).unwrap();
     let refuses = |change: &dyn Fn(&mut Checkpoint), expected: &str| {
@@ -143,11 +156,21 @@ fn a_checkpoint_that_does_not_fit_is_refused() {
     refuses(&|c| drop(c.insert(one("optimizer.conv9.weight.x"))), "conv9.weight.x belongs to no");
     refuses(&|c| drop(c.insert(one("optimizer.conv1.weight.x"))), "no use for optimizer.conv1");
     refuses(&|c| drop(c.insert(one("history.losses"))), "history.losses");
+    refuses(&|c| drop(c.insert(one("history.unfinished"))), "does not say its steps per epoch");
+    refuses(&|c| drop(c.metadata.insert("sampler".into(), "?".into())), "the state of a sampler");
+    refuses(
+        &|c| {
+            let state = &c.metadata["sampler"].replace("epoch=1", "epoch=2");
+            c.metadata.insert("sampler".into(), state.clone());
+        },
+        "its history is of 1 epochs",
+    );
 
     let mut bytes = fs::read(&path).unwrap();
     bytes.truncate(bytes.len() - 1);
     fs::write(&path, bytes).unwrap();
-    assert!(resume("").contains("cut short"));
+    assert!(resume("out/step-00000002.safetensors").contains("cut short"));
+    assert!(resume("out/step-00000009.safetensors").contains("holds no checkpoint"));
 }
 
 #[test]
@@ -157,7 +180,9 @@ fn says_what_is_wrong_and_leaves_nothing() {
     fs::write(directory.path().join("file"), "").unwrap();
     assert!(fails(&directory, "--data empty").contains("empty holds no data set"));
     assert!(fails(&directory, "--data nowhere").contains("nowhere holds no data set"));
-    assert!(fails(&directory, "--limit 10 --out file/out").contains("cannot create file/out"));
+    assert!(fails(&directory, "--limit 10 --out file/out").contains("file/out: the directory"));
+    let error = fails(&directory, "--limit 10 --out /proc/self");
+    assert!(error.contains("/proc/self: no file can be written in this directory"), "{error}");
     let error = fails(&directory, "--limit 500 --lr 1e30 --out out");
     assert!(error.contains("the loss became") && error.contains("--lr"), "{error}");
     assert!(names_in(&directory.path().join("out")).is_empty());

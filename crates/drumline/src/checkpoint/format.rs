@@ -28,21 +28,22 @@ pub(super) fn header(
     tensors: &[&Tensor],
     metadata: &BTreeMap<String, String>,
 ) -> Result<Vec<u8>, String> {
-    let mut header = Map::from_iter([(METADATA_KEY.to_owned(), json!(metadata))]);
+    // Ordered maps, whatever serde_json's own is: equal checkpoints make equal files.
+    let mut header = BTreeMap::from([(METADATA_KEY, json!(metadata))]);
     let mut start = 0;
     for tensor in tensors {
         let end = start + tensor.bytes().len();
-        let entry = json!({
-            "dtype": name_of(tensor.dtype())?,
-            "shape": tensor.shape(),
-            "data_offsets": [start, end],
-        });
-        if header.insert(tensor.name().to_owned(), entry).is_some() {
+        let entry = BTreeMap::from([
+            ("dtype", json!(name_of(tensor.dtype())?)),
+            ("shape", json!(tensor.shape())),
+            ("data_offsets", json!([start, end])),
+        ]);
+        if header.insert(tensor.name(), json!(entry)).is_some() {
             return Err(format!("a tensor cannot be called {METADATA_KEY}"));
         }
         start = end;
     }
-    let mut text = Value::Object(header).to_string().into_bytes();
+    let mut text = serde_json::to_vec(&header).map_err(|error| error.to_string())?;
     text.resize(text.len().next_multiple_of(8), b' '); // Aligns the elements.
     let length = text.len() as u64;
     if length > HEADER_LENGTH_MAX {
@@ -61,15 +62,20 @@ pub(super) struct Entry {
     end: u64,
 }
 
-/// Reads what comes before the elements in a file of `file_length` bytes, and returns the tensors
-/// in the order of their elements. Those fill the rest of the file without gaps.
-pub(super) fn parse_header(
-    input: &mut impl Read,
-    file_length: u64,
-) -> Result<(Vec<Entry>, BTreeMap<String, String>), String> {
-    let mut length = [0; 8];
-    input.read_exact(&mut length).map_err(|_| too_short(file_length))?;
-    let length = u64::from_le_bytes(length);
+/// What comes before the elements.
+pub(super) struct Header {
+    /// Its bytes in the file.
+    pub(super) bytes: Vec<u8>,
+    /// The tensors in the order of their elements, which fill the rest of the file without gaps.
+    pub(super) entries: Vec<Entry>,
+    pub(super) metadata: BTreeMap<String, String>,
+}
+
+/// Reads what comes before the elements in a file of `file_length` bytes.
+pub(super) fn parse_header(input: &mut impl Read, file_length: u64) -> Result<Header, String> {
+    let mut length_bytes = [0; 8];
+    input.read_exact(&mut length_bytes).map_err(|_| too_short(file_length))?;
+    let length = u64::from_le_bytes(length_bytes);
     if length > HEADER_LENGTH_MAX {
         return Err("it is not a safetensors file: its header would be too long".into());
     }
@@ -106,7 +112,7 @@ pub(super) fn parse_header(
              but its header describes {end}"
         ));
     }
-    Ok((entries, metadata))
+    Ok(Header { bytes: [&length_bytes, &text[..]].concat(), entries, metadata })
 }
 
 impl Entry {

@@ -1,72 +1,98 @@
 use std::{
-    ffi::OsString,
-    fs::{self, File},
-    io,
+    ffi::{OsStr, OsString},
+    io::{self, BufWriter, Write},
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
 };
+
+use super::disk::Disk;
+
+/// What a file's name ends with until it is complete.
+const SUFFIX: &str = ".partial";
 
 /// Writes a file so that under `path` there is always either the old content or the whole new one.
 ///
-/// The content reaches the disk before the name does, and the name before this returns. When
-/// something fails, nothing of the new file is left.
-pub(super) fn atomically(
+/// The content reaches the disk before the name does, and the name before this returns. Until then
+/// the file has a name that no other process uses: `.NAME.SOMETHING.partial`. When something fails,
+/// nothing of the new file is left, unless the failure is that it cannot be deleted, or comes after
+/// it got its name.
+pub(super) fn atomically<D: Disk>(
+    disk: &D,
     path: &Path,
-    write: impl FnOnce(&mut File) -> io::Result<()>,
+    write: impl FnOnce(&mut BufWriter<D::File>) -> io::Result<()>,
 ) -> io::Result<()> {
+    let (directory, name) = split(path)?;
+    let (file, partial) = create_partial(disk, directory, name)?;
+    let written = (|| {
+        let mut file = BufWriter::with_capacity(1 << 16, file);
+        write(&mut file)?;
+        file.flush()?;
+        disk.sync(file.get_ref())?;
+        disk.rename(&partial, path) // Still open, and so not taken for abandoned.
+    })();
+    if written.is_err() {
+        let _ = disk.remove(&partial); // The error that brought us here is the one to report.
+    }
+    written?;
+    disk.sync_directory(directory)
+}
+
+/// Makes sure that files can be written in a directory, by writing one whose name begins with
+/// `.PREFIX`, and deleting it.
+pub(super) fn probe(disk: &impl Disk, directory: &Path, prefix: &str) -> io::Result<()> {
+    let (mut file, partial) = create_partial(disk, directory, OsStr::new(prefix))?;
+    let written = file.write_all(b"x").and_then(|()| disk.sync(&file));
+    written.and(disk.remove(&partial))
+}
+
+/// Deletes what dead processes have left of files whose names begin with `prefix`.
+///
+/// Nothing depends on its success, so what goes wrong is only told.
+pub(super) fn remove_leftovers(disk: &impl Disk, directory: &Path, prefix: &str) {
+    let start = format!(".{prefix}");
+    let is_leftover = |name: &OsString| {
+        let name = name.as_encoded_bytes();
+        name.starts_with(start.as_bytes()) && name.ends_with(SUFFIX.as_bytes())
+    };
+    let names = disk.names(directory).unwrap_or_default(); // Writing will tell what is wrong.
+    for path in names.iter().filter(|name| is_leftover(name)).map(|name| directory.join(name)) {
+        match disk.remove_if_abandoned(&path) {
+            Ok(true) => tracing::info!(?path, "removed what an interrupted save had left"),
+            Ok(false) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => tracing::warn!(?path, %error, "cannot remove what a save had left"),
+        }
+    }
+}
+
+/// Directory and name of a file.
+pub(super) fn split(path: &Path) -> io::Result<(&Path, &OsStr)> {
     let name = path
         .file_name()
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidInput, "the path names no file"))?;
-    let directory = match path.parent() {
-        Some(parent) if !parent.as_os_str().is_empty() => parent,
-        _ => Path::new("."),
-    };
-    let mut partial_name = OsString::from(".");
-    partial_name.push(name);
-    partial_name.push(".partial");
-
-    let partial = Partial(directory.join(partial_name));
-    let mut file = File::create(&partial.0)?;
-    write(&mut file)?;
-    file.sync_all()?;
-    partial.rename(path)?;
-    File::open(directory)?.sync_all()
+    Ok((path.parent().unwrap_or(Path::new("")), name))
 }
 
-/// A file that is deleted unless it gets its final name.
-struct Partial(PathBuf);
+fn create_partial<D: Disk>(
+    disk: &D,
+    directory: &Path,
+    name: &OsStr,
+) -> io::Result<(D::File, PathBuf)> {
+    /// More failures than a name that is taken now and then can explain.
+    const TRIES_MAX: usize = 100;
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
 
-impl Partial {
-    fn rename(self, path: &Path) -> io::Result<()> {
-        fs::rename(&self.0, path)?;
-        std::mem::forget(self);
-        Ok(())
-    }
-}
-
-impl Drop for Partial {
-    fn drop(&mut self) {
-        // The error that brought us here is the one to report.
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::io::Write;
-
-    use super::*;
-
-    #[test]
-    fn a_disk_that_fills_up_leaves_the_old_file_alone() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("file");
-        atomically(&path, |file| file.write_all(b"old")).unwrap();
-        let error = atomically(&path, |file| {
-            file.write_all(b"ne")?;
-            Err(io::ErrorKind::StorageFull.into())
-        });
-        assert_eq!(error.unwrap_err().kind(), io::ErrorKind::StorageFull);
-        assert_eq!(fs::read(&path).unwrap(), b"old");
-        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    let mut tries = 0;
+    loop {
+        let number = COUNTER.fetch_add(1, Ordering::Relaxed);
+        let mut partial = OsString::from(".");
+        partial.push(name);
+        partial.push(format!(".{:x}-{number:x}{SUFFIX}", std::process::id()));
+        let partial = directory.join(partial);
+        tries += 1;
+        match disk.create(&partial) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists && tries < TRIES_MAX => {}
+            created => return Ok((created?, partial)),
+        }
     }
 }

@@ -47,6 +47,40 @@ impl Tensor {
         Self::new(name, T::DTYPE, shape, bytemuck::cast_slice(values).to_vec())
     }
 
+    /// Keeps 64-bit words, such as the state of a random generator, as elements of type i64.
+    ///
+    /// What is random on each rank alone (dropout, say) needs the state of every rank: collect it
+    /// with [`all_gather`](crate::ProcessGroup::all_gather), and keep it as one row per rank.
+    ///
+    /// ```
+    /// use drumline::checkpoint::Tensor;
+    ///
+    /// let (ranks, words) = (2, [0x9e37_79b9_7f4a_7c15, 7, u64::MAX, 0]);
+    /// let tensor = Tensor::from_words("generators", [ranks, 2], &words)?;
+    /// assert_eq!(tensor.words()?, words);
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Tensor::from_values`].
+    pub fn from_words(
+        name: impl Into<String>,
+        shape: impl Into<Vec<usize>>,
+        words: &[u64],
+    ) -> Result<Self> {
+        Self::from_values::<i64>(name, shape, bytemuck::cast_slice(words))
+    }
+
+    /// Copies out what [`Tensor::from_words`] got.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] when the elements are not i64.
+    pub fn words(&self) -> Result<Vec<u64>> {
+        Ok(self.values::<i64>()?.into_iter().map(i64::cast_unsigned).collect())
+    }
+
     /// Unique in a checkpoint: `conv1.weight`.
     pub fn name(&self) -> &str {
         &self.name

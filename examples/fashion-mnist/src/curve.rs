@@ -1,0 +1,101 @@
+//! The losses of an epoch that is not over.
+
+use std::num::NonZeroUsize;
+
+use anyhow::{Context, Result, ensure};
+use drumline::{
+    ProcessGroup, ReduceOp,
+    checkpoint::{Checkpoint, Tensor},
+};
+
+use crate::history::POINTS_PER_EPOCH;
+
+/// Sums up the losses of the steps between the points of a curve.
+#[derive(Clone, Debug)]
+pub(crate) struct LossCurve {
+    /// Of the whole epoch.
+    steps: usize,
+    /// Of this rank's losses, by point.
+    sums: Vec<f64>,
+}
+
+const UNFINISHED: &str = "history.unfinished";
+const STEPS_PER_EPOCH: &str = "steps per epoch";
+
+impl LossCurve {
+    pub(crate) fn new(steps: usize) -> Self {
+        Self { steps, sums: vec![0.0; steps.min(POINTS_PER_EPOCH)] }
+    }
+
+    /// Whether it is of an epoch of so many steps.
+    pub(crate) fn fits(&self, steps: usize) -> bool {
+        self.steps == steps
+    }
+
+    pub(crate) fn add(&mut self, step: usize, loss: f64) {
+        let point = self.point(step);
+        self.sums[point] += loss;
+    }
+
+    /// The mean loss at each point, over all ranks, which have made equally many steps: all.
+    pub(crate) fn mean(self, group: &ProcessGroup) -> Result<Vec<f64>> {
+        let mut counts = vec![0.0; self.sums.len()];
+        (0..self.steps).for_each(|step| counts[self.point(step)] += 1.0);
+        let mut means: Vec<f64> = self.sums.iter().zip(counts).map(|(s, n)| s / n).collect();
+        group.all_reduce(&mut means, ReduceOp::Avg)?;
+        Ok(means)
+    }
+
+    /// What all ranks have, for a checkpoint.
+    pub(crate) fn gather(&self, group: &ProcessGroup) -> Result<GatheredLosses> {
+        let mut sums = vec![0.0; self.sums.len() * group.world_size()];
+        group.all_gather(&self.sums, &mut sums)?;
+        Ok(GatheredLosses { steps: self.steps, shape: [group.world_size(), self.sums.len()], sums })
+    }
+
+    /// This rank's part, if the checkpoint was made in the middle of an epoch. Where there were
+    /// other ranks then, all get the mean of theirs, which keeps the mean.
+    pub(crate) fn load(checkpoint: &Checkpoint, group: &ProcessGroup) -> Result<Option<Self>> {
+        let Some(tensor) = checkpoint.tensor(UNFINISHED) else { return Ok(None) };
+        let steps = checkpoint.metadata.get(STEPS_PER_EPOCH);
+        let steps: NonZeroUsize = steps
+            .and_then(|text| text.parse().ok())
+            .with_context(|| format!("it does not say its {STEPS_PER_EPOCH}"))?;
+        let mut curve = Self::new(steps.get());
+        let (all, points) = (tensor.values::<f64>()?, curve.sums.len());
+        ensure!(
+            !all.is_empty() && tensor.shape() == [all.len() / points, points],
+            "{UNFINISHED} does not fit {} steps",
+            curve.steps
+        );
+        let ranks = all.len() / points;
+        if ranks == group.world_size() {
+            curve.sums = all[group.rank() * points..][..points].to_vec();
+        } else {
+            for sums in all.chunks_exact(points) {
+                curve.sums.iter_mut().zip(sums).for_each(|(mean, sum)| *mean += sum / ranks as f64);
+            }
+        }
+        Ok(Some(curve))
+    }
+
+    fn point(&self, step: usize) -> usize {
+        step * self.sums.len() / self.steps
+    }
+}
+
+/// The unfinished curves of all ranks.
+pub(crate) struct GatheredLosses {
+    steps: usize,
+    /// Ranks, points.
+    shape: [usize; 2],
+    pub(crate) sums: Vec<f64>,
+}
+
+impl GatheredLosses {
+    pub(crate) fn save(&self, checkpoint: &mut Checkpoint) -> Result<()> {
+        checkpoint.insert(Tensor::from_values(UNFINISHED, self.shape, &self.sums)?);
+        checkpoint.metadata.insert(STEPS_PER_EPOCH.into(), self.steps.to_string());
+        Ok(())
+    }
+}
