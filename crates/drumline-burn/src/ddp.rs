@@ -21,6 +21,7 @@ use crate::{
     Error, Result,
     gradients::{self, Slots},
     inspect::inspect,
+    sync_batch_norm,
     tap::{self, Taps},
     tensors::{self, Which},
 };
@@ -223,10 +224,14 @@ impl DistributedDataParallel {
             return Err(Error::LossWithoutGradient);
         }
         self.reducer.begin_backward();
-        Ok(match &self.taps {
+        let gradients = match &self.taps {
             Some(taps) => taps.run(is_last, || loss.backward()),
             None => loss.backward(),
-        })
+        };
+        match sync_batch_norm::take_failure() {
+            None => Ok(gradients),
+            Some(error) => Err(error.into()),
+        }
     }
 }
 

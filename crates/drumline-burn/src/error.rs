@@ -52,6 +52,13 @@ pub enum Error {
     )]
     NotTraining,
 
+    /// The input of a [`SyncBatchNorm`](crate::SyncBatchNorm) cannot be normalised.
+    #[error("SyncBatchNorm cannot normalise its input: {problem}")]
+    CannotNormalize {
+        /// What is wrong with it.
+        problem: String,
+    },
+
     /// Tensors do not fit a model.
     #[error("the tensors do not fit the model: {problem}")]
     TensorsDoNotFit {

@@ -40,7 +40,8 @@
 //!
 //! - The global batch is the sum of the ranks' batches. With a mean as the loss, N ranks with b
 //!   samples each give the gradient of one rank with N·b samples.
-//! - Each rank updates running statistics (batch normalisation) from its own samples.
+//! - Each rank updates running statistics (batch normalisation) from its own samples, unless the
+//!   layer is a [`SyncBatchNorm`].
 //!   [`sync_buffers`] gives all ranks rank 0's; call it before evaluation, checkpoints and
 //!   [`parameters_digest`].
 //! - Save [`named_tensors`] on rank 0; [`load_named_tensors`] before wrapping is enough on rank 0,
@@ -57,6 +58,7 @@
 //! | `bucket_cap_mb`, `find_unused_parameters=True` | [`wrap_with`] and [`DdpOptions`] |
 //! | `with model.no_sync(): loss.backward()` | [`accumulate`] |
 //! | `broadcast_buffers=True` | [`sync_buffers`] before each forward |
+//! | `SyncBatchNorm` | [`SyncBatchNorm`] |
 //! | `_get_ddp_logging_data()` | [`stats`](DistributedDataParallel::stats), [`timeline`](DistributedDataParallel::timeline) |
 //!
 //! # What it does not do
@@ -77,12 +79,14 @@ mod error;
 mod gradients;
 mod inspect;
 mod pack;
+mod sync_batch_norm;
 mod tap;
 mod tensors;
 
 pub use ddp::DistributedDataParallel;
 pub use drumline::ddp::{BucketTimes, DdpOptions, ReducerStats, Timeline, UnusedParameters};
 pub use error::{Error, Result};
+pub use sync_batch_norm::{SyncBatchNorm, SyncBatchNormConfig};
 pub use tensors::{
     NamedTensor, TensorValues, load_named_tensors, named_tensors, parameters_digest,
 };
