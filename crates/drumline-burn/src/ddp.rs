@@ -171,6 +171,48 @@ impl DistributedDataParallel {
         Ok(())
     }
 
+    /// Takes part in a step of the others without data: for a rank whose share of an epoch ends
+    /// before theirs. `None` when no rank has data left.
+    ///
+    /// Until then, the averages over all ranks, with zeros for those without data. The rank gives
+    /// them to its optimizer like any others, so parameters and optimizer states stay equal on
+    /// all ranks, bit for bit. What torch users do with `Join`:
+    ///
+    /// ```
+    /// # use burn::{module::Module, optim::ModuleOptimizer, tensor::Tensor};
+    /// # use drumline_burn::{DistributedDataParallel, Result};
+    /// # fn epoch<M: Module>(ddp: &DistributedDataParallel, mut model: M,
+    /// #     mut optimizer: ModuleOptimizer, batches: Vec<Tensor<2>>,
+    /// #     loss: impl Fn(&M, Tensor<2>) -> Tensor<1>) -> Result<M> {
+    /// for batch in batches {
+    ///     let gradients = ddp.backward(loss(&model, batch), &model)?;
+    ///     model = optimizer.step(0.1, model, gradients);
+    /// }
+    /// while let Some(gradients) = ddp.shadow(&model)? {
+    ///     model = optimizer.step(0.1, model, gradients);
+    /// }
+    /// # Ok(model)
+    /// # }
+    /// ```
+    ///
+    /// All ranks must do this, also those with most data. It takes the place of
+    /// [`backward`](Self::backward) alone: if the others also synchronise buffers in each step,
+    /// so must this rank. A [`SyncBatchNorm`](crate::SyncBatchNorm) waits for every rank's
+    /// forward; give it an empty batch instead.
+    ///
+    /// # Errors
+    ///
+    /// As [`backward`](Self::backward).
+    #[doc(alias = "join")]
+    pub fn shadow<M: Module>(&self, model: &M) -> Result<Option<GradientsParams>> {
+        if self.taps.is_none() {
+            return Ok(None);
+        }
+        let Some(averaged) = self.reducer.shadow()? else { return Ok(None) };
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        Ok(Some(gradients::collect(averaged, &self.slots, model)))
+    }
+
     /// Gives all ranks rank 0's buffers: running statistics and whatever else is not trained.
     ///
     /// Each rank updates them from its own data. A collective: call it on all ranks, with the

@@ -58,6 +58,7 @@
 //! | `bucket_cap_mb`, `find_unused_parameters=True` | [`wrap_with`] and [`DdpOptions`] |
 //! | `with model.no_sync(): loss.backward()` | [`accumulate`] |
 //! | `broadcast_buffers=True` | [`sync_buffers`] before each forward |
+//! | `Join` | [`shadow`](DistributedDataParallel::shadow) |
 //! | `SyncBatchNorm` | [`SyncBatchNorm`] |
 //! | `_get_ddp_logging_data()` | [`stats`](DistributedDataParallel::stats), [`timeline`](DistributedDataParallel::timeline) |
 //!

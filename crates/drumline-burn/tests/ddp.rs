@@ -178,6 +178,35 @@ fn passes_outside_of_ddp_backward_do_no_harm() {
     });
 }
 
+#[test]
+fn ranks_with_less_data_stay_in_step_with_the_others() {
+    let start = Mlp::new(4, 1, &device());
+    for world_size in [1, 3] {
+        let digests = on_ranks(world_size, |group| {
+            let device = device();
+            let (ddp, mut model) = DistributedDataParallel::wrap(start.clone(), &group).unwrap();
+            // Adam remembers; it must have seen the same on all ranks.
+            let mut optimizer = burn::optim::AdamConfig::new().init();
+            for epoch in 0..2 {
+                for step in 0..2 * group.rank() + epoch {
+                    let input = tensor([2, 4], 10 * step + group.rank(), &device);
+                    let loss = model.loss(input, Tensor::ones([2, 1], &device));
+                    let gradients = ddp.backward(loss, &model).unwrap();
+                    model = optimizer.step(0.1, model, gradients);
+                }
+                while let Some(gradients) = ddp.shadow(&model).unwrap() {
+                    model = optimizer.step(0.1, model, gradients);
+                }
+            }
+            let most = 2 * (world_size as u64 - 1);
+            assert_eq!(ddp.stats().steps, 2 * most + 1);
+            parameters_digest(&model).unwrap()
+        });
+        assert!(digests.iter().all(|digest| *digest == digests[0]));
+        assert_ne!(digests[0], parameters_digest(&start).unwrap());
+    }
+}
+
 #[derive(Module, Debug)]
 struct Normed {
     first: Linear,

@@ -75,8 +75,8 @@ impl ValuesMut<'_> {
     }
 }
 
-/// The elements of a bucket: the gradients of its members, then one mark per member, then the
-/// mark of its rank. After the all-reduce a mark says whether *some* rank had set it: the average
+/// The elements of a bucket: the gradients of its members, then one mark per member, then two
+/// marks of its rank. After the all-reduce a mark says whether *some* rank had set it: the average
 /// of zeros and ones is above zero.
 pub(super) enum Memory {
     F32(Buffer<f32>),
@@ -95,7 +95,7 @@ macro_rules! with_elements {
 
 impl Memory {
     pub(super) fn new(bucket: &Bucket, elements: usize, group: &ProcessGroup) -> Self {
-        let elements = elements + bucket.parameters.len() + 1;
+        let elements = elements + bucket.parameters.len() + 2;
         match bucket.dtype {
             DType::F64 => Memory::F64(allocate(group, elements)),
             _ => Memory::F32(allocate(group, elements)),

@@ -45,7 +45,8 @@ pub use self::{
 /// # When a rank has a fault
 ///
 /// Every bucket carries a few elements more, marks that are 0 or 1: has the rank used each
-/// parameter of the bucket, and has it seen a fault (a gradient of the wrong length, say)? A rank
+/// parameter of the bucket, has it data of its own at all, and has it seen a fault (a gradient of the
+/// wrong length, say)? A rank
 /// with a fault still takes part in all collectives, zeros in place of what is missing. So no
 /// peer waits in vain, all ranks see an average above zero in the same step, exchange what
 /// happened, and every rank returns the same [`Error::Gradients`]. The next step may go on as if
@@ -123,16 +124,33 @@ impl GradientReducer {
     /// [`Error::Gradients`] when a rank had a fault; the reducer can go on. Else the first error
     /// of a collective; the reducer stays failed and every later call repeats it.
     pub fn finish(&self) -> Result<Averaged<'_>> {
+        self.end_step(true).map(|(averaged, _)| averaged)
+    }
+
+    /// Takes part in a step without gradients of its own: for a rank that has no data left while
+    /// others have. `None` when no rank has any; until then, the averages over *all* ranks, with
+    /// zeros for those that shadow. (Dividing by the number of ranks that were there at first is
+    /// what torch's `join` does too.)
+    ///
+    /// # Errors
+    ///
+    /// As [`GradientReducer::finish`].
+    pub fn shadow(&self) -> Result<Option<Averaged<'_>>> {
+        self.end_step(false).map(|(averaged, is_active)| is_active.then_some(averaged))
+    }
+
+    /// The averages, and whether any rank had data of its own.
+    fn end_step(&self, is_active: bool) -> Result<(Averaged<'_>, bool)> {
         let mut step = self.lock();
         if let Some(error) = &step.failed {
             return Err(error.clone());
         }
-        match self.reduce(&mut step) {
-            Ok(Reduced::Averages(better)) => {
+        match self.reduce(&mut step, is_active) {
+            Ok(Reduced::Averages { is_active, better }) => {
                 let memory = step.memory.iter_mut().map(Option::take).collect();
                 let averaged = Averaged { reducer: self, plan: step.plan.clone(), memory };
                 step.next(better);
-                Ok(averaged)
+                Ok((averaged, is_active))
             }
             Ok(Reduced::Faults(faults)) => {
                 step.next(None);
@@ -158,11 +176,11 @@ impl GradientReducer {
     }
 
     /// All calls of the group that belong to a step, in the same order on every rank.
-    fn reduce(&self, step: &mut Step) -> Result<Reduced> {
+    fn reduce(&self, step: &mut Step, is_active: bool) -> Result<Reduced> {
         step.stats.steps += 1;
-        step.launch_rest(self.options.unused_parameters);
-        let a_rank_has_faults = step.wait()?;
-        if a_rank_has_faults {
+        step.launch_rest(self.options.unused_parameters, is_active);
+        let marks = step.wait()?;
+        if marks.has_fault {
             return self.exchange_faults(&step.faults).map(Reduced::Faults);
         }
         let better = match step.is_planned {
@@ -171,7 +189,8 @@ impl GradientReducer {
         };
         step.is_planned = true;
         if step.faults.is_empty() {
-            return Ok(Reduced::Averages(better));
+            step.stats.steps -= u64::from(!marks.is_active); // all have ended; it was none
+            return Ok(Reduced::Averages { is_active: marks.is_active, better });
         }
         // Seen after the last bucket had left: the peers do not know, so the ranks are no longer
         // in step.
@@ -228,8 +247,12 @@ impl GradientReducer {
 
 /// How a step has ended, on all ranks alike.
 enum Reduced {
-    /// And the plan for the steps to come, if this was the first step.
-    Averages(Option<Plan>),
+    Averages {
+        /// Some rank had data.
+        is_active: bool,
+        /// The plan for the steps to come, if this was the first step.
+        better: Option<Plan>,
+    },
     Faults(Vec<GradientFault>),
 }
 

@@ -10,8 +10,8 @@ use crate::{DType, Error, ProcessGroup, Result};
 pub(super) struct Plan {
     /// In launch order.
     pub(super) buckets: Vec<Bucket>,
-    /// How many elements of gradients each bucket has. The members' marks follow, then the mark
-    /// of the rank.
+    /// How many elements of gradients each bucket has. The members' marks follow, then the
+    /// two of the rank.
     elements: Vec<usize>,
     /// By parameter.
     pub(super) slots: Vec<Slot>,
@@ -81,6 +81,11 @@ impl Plan {
     /// The element that says whether a rank has seen a fault.
     pub(super) fn fault_mark(&self, bucket: usize) -> usize {
         self.elements[bucket] + self.buckets[bucket].parameters.len()
+    }
+
+    /// The element that says whether a rank has data of its own.
+    pub(super) fn active_mark(&self, bucket: usize) -> usize {
+        self.fault_mark(bucket) + 1
     }
 }
 

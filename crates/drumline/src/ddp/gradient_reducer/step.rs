@@ -23,6 +23,8 @@ pub(super) struct Step {
     pub(super) memory: Vec<Option<Memory>>,
     /// Per parameter: its place holds gradients of this step, final or accumulated.
     is_used: Vec<bool>,
+    /// This rank has data of its own in this step.
+    is_active: bool,
     /// The parameters in the order in which their gradients became final.
     pub(super) order: Vec<usize>,
     pub(super) faults: Vec<(usize, FaultKind)>,
@@ -48,6 +50,7 @@ impl Step {
             reducer: Reducer::new(&plan.buckets),
             memory: plan.buckets.iter().map(|_| None).collect(),
             is_used: vec![false; parameters],
+            is_active: true,
             order: Vec::with_capacity(parameters),
             faults: Vec::new(),
             worker,
@@ -115,8 +118,9 @@ impl Step {
     }
 
     /// Backward has ended: launches what is left, with zeros for parameters without gradient.
-    pub(super) fn launch_rest(&mut self, policy: UnusedParameters) {
+    pub(super) fn launch_rest(&mut self, policy: UnusedParameters, is_active: bool) {
         self.clock.backward_ended();
+        self.is_active = is_active;
         let Unfinished { missing, buckets } = self.reducer.finish();
         // Late ones count as the last, in the order in which they are expected.
         self.order.extend(missing.iter().rev());
@@ -128,15 +132,15 @@ impl Step {
             let (bucket, range) = (slot.bucket, slot.range.clone());
             self.memory(bucket).zero(range);
             let is_known = self.faults.iter().any(|(faulty, _)| *faulty == parameter);
-            if policy == UnusedParameters::Error && !is_known {
+            if is_active && policy == UnusedParameters::Error && !is_known {
                 self.faults.push((parameter, FaultKind::Unused));
             }
         }
         self.launch(buckets);
     }
 
-    /// Waits until all buckets are back. Says whether any rank has faults.
-    pub(super) fn wait(&mut self) -> Result<bool> {
+    /// Waits until all buckets are back.
+    pub(super) fn wait(&mut self) -> Result<Marks> {
         if let Some(worker) = &mut self.worker {
             let start = Instant::now();
             while worker.in_flight > 0 {
@@ -148,10 +152,13 @@ impl Step {
             }
             self.stats.exposed += start.elapsed();
         }
-        let has_fault = |(bucket, memory): (usize, &Option<Memory>)| {
-            memory.as_ref().is_some_and(|memory| memory.mark(self.plan.fault_mark(bucket)))
-        };
-        Ok(self.memory.iter().enumerate().any(has_fault))
+        let mut marks = Marks::default();
+        for (bucket, memory) in self.memory.iter().enumerate() {
+            let Some(memory) = memory else { continue };
+            marks.has_fault |= memory.mark(self.plan.fault_mark(bucket));
+            marks.is_active |= memory.mark(self.plan.active_mark(bucket));
+        }
+        Ok(marks)
     }
 
     /// Ends the step and starts the next one, with another plan if there is a better one.
@@ -162,6 +169,7 @@ impl Step {
             self.plan = Arc::new(better);
         }
         self.is_used.fill(false);
+        self.is_active = true;
         self.order.clear();
         self.faults.clear();
         let next = clock(self.stats.steps + 1, &self.plan);
@@ -187,12 +195,22 @@ impl Step {
                 memory.set_mark(plan.slot(member).mark, self.is_used[member]);
             }
             memory.set_mark(plan.fault_mark(bucket), !self.faults.is_empty());
+            memory.set_mark(plan.active_mark(bucket), self.is_active);
             match &mut self.worker {
                 Some(worker) => worker.start_all_reduce(bucket, memory),
                 None => self.memory[bucket] = Some(memory),
             }
         }
     }
+}
+
+/// What the buckets of a step say about all ranks: at least one ...
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Marks {
+    /// ... has seen a fault.
+    pub(super) has_fault: bool,
+    /// ... has data of its own.
+    pub(super) is_active: bool,
 }
 
 fn clock(step: u64, plan: &Plan) -> Clock {

@@ -388,3 +388,42 @@ fn the_timeline_tells_when_each_bucket_travelled() {
         }
     });
 }
+
+#[test]
+fn ranks_without_data_shadow_the_others_until_nobody_has_any() {
+    // Steps of each rank; some have none at all.
+    for steps in [vec![3, 1], vec![0, 2, 4], vec![2, 2], vec![0, 0]] {
+        let world_size = steps.len();
+        let most = *steps.iter().max().unwrap();
+        let ranks = on_ranks(world_size, |group| {
+            let options = DdpOptions::default().first_bucket_bytes(1).bucket_bytes(1);
+            let reducer =
+                GradientReducer::new(specs(&[2, 1], DType::F32), &options, &group).unwrap();
+            let mut seen: Vec<Vec<f32>> = Vec::new();
+            let mut note = |averaged: Averaged<'_>| {
+                seen.push([averaged.get(0).unwrap(), averaged.get(1).unwrap()].concat());
+            };
+            for _ in 0..steps[group.rank()] {
+                reducer.submit(1, [5.0_f32][..].into());
+                reducer.submit(0, [1.0_f32, group.rank() as f32][..].into());
+                note(reducer.finish().unwrap());
+            }
+            while let Some(averaged) = reducer.shadow().unwrap() {
+                note(averaged);
+            }
+            assert_eq!(reducer.stats().steps, most as u64);
+            seen
+        });
+        for seen in &ranks {
+            assert_eq!(seen.len(), most);
+            assert_eq!(*seen, ranks[0], "all ranks see all averages");
+            for (step, averages) in seen.iter().enumerate() {
+                let active = (0..world_size).filter(|&rank| steps[rank] > step);
+                let (count, sum) =
+                    active.fold((0, 0), |(count, sum), rank| (count + 1, sum + rank));
+                let average = |sum: usize| sum as f32 / world_size as f32;
+                assert_eq!(*averages, [average(count), average(sum), average(5 * count)]);
+            }
+        }
+    }
+}
