@@ -48,7 +48,7 @@ pub(crate) fn inspect<M: Module>(model: &M) -> Result<Inspected> {
         let why = if let Some(carried) = visitor.carried.get(name) {
             Some(format!("it carries the reparameterization `{carried}`"))
         } else if !pack::is_host(&tensor.device) {
-            Some(format!("it is on {:?}", tensor.device.clone().without_autodiff()))
+            Some(format!("it is on {}", pack::device_name(&tensor.device)))
         } else {
             None
         };

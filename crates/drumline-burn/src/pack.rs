@@ -17,6 +17,11 @@ pub(crate) fn is_host(device: &Device) -> bool {
     matches!(device.as_dispatch(), DispatchDevice::Flex(_))
 }
 
+/// The device without what autodiff adds to it, for messages: `NdArray(Cpu)`.
+pub(crate) fn device_name(device: &Device) -> String {
+    format!("{:?}", device.clone().without_autodiff().as_dispatch())
+}
+
 /// Writes `tensor` to `place`. Says whether it fits; copies once if it is in host memory.
 pub(crate) fn pack<const D: usize>(tensor: Tensor<D>, place: ValuesMut<'_>) -> bool {
     if is_host(&tensor.device()) {

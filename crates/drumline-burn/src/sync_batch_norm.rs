@@ -166,8 +166,8 @@ impl SyncBatchNorm {
     fn forward_train<const D: usize>(&self, input: Tensor<D>) -> Result<Tensor<D>> {
         let device = input.device();
         if !pack::is_host(&device) {
-            let device = device.without_autodiff();
-            let problem = format!("it is on {device:?}; only burn's flex backend is supported");
+            let device = pack::device_name(&device);
+            let problem = format!("it is on {device}; only burn's flex backend is supported");
             return Err(Error::CannotNormalize { problem });
         }
         let own = Statistics::of(input.clone().without_autodiff());

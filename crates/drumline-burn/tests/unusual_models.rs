@@ -162,8 +162,9 @@ impl Reparameterizer for Scales {
 
 /// Trains on each rank with its part of a batch, and alone with the whole of it. Returns the
 /// largest difference, and what one rank's log says.
-fn train_both_ways(start: &Mlp, rate: f64) -> (f64, String) {
-    let batch = |step| tensor([8, 4], step, &device());
+fn train_both_ways(start: &Mlp, device: &Device) -> (f64, String) {
+    let rate = 0.01;
+    let batch = |step| tensor([8, 4], step, device);
     let loss = |model: &Mlp, input: Tensor<2>| model.forward(input).square().mean();
     let mut one = start.clone();
     let mut optimizer = AdamConfig::new().init();
@@ -242,7 +243,7 @@ impl tracing_subscriber::fmt::MakeWriter<'_> for Log {
 #[test]
 fn a_reparameterized_parameter_is_averaged_after_backward_and_that_is_said() {
     let start = Mlp::new(4, 3, &device()).apply_reparameterization(Scales);
-    let (difference, log) = train_both_ways(&start, 0.01);
+    let (difference, log) = train_both_ways(&start, &device());
     assert!(difference < 1e-5, "{difference:e}");
     let wanted = "1 of 9 parameters are averaged after backward, which hides none of their \
                   communication, because burn lets no gradient tap onto them: `layers.1.weight` \
@@ -253,7 +254,7 @@ fn a_reparameterized_parameter_is_averaged_after_backward_and_that_is_said() {
 #[test]
 fn the_factors_of_lora_adapters_are_tapped_like_any_parameter() {
     let start = Mlp::new(4, 2, &device()).apply_lora(Lora::new(2, 1.0));
-    let (difference, log) = train_both_ways(&start, 0.01);
+    let (difference, log) = train_both_ways(&start, &device());
     assert!(difference < 1e-5, "{difference:e}");
     assert!(!log.contains("after backward"), "{log}");
 
@@ -266,4 +267,21 @@ fn the_factors_of_lora_adapters_are_tapped_like_any_parameter() {
         assert_eq!(gradients.len(), 6, "two factors for each of three layers, and no base");
         assert_eq!(ddp.stats().buckets_launched_early, 6, "during backward");
     });
+}
+
+/// `cargo test -p drumline-burn --features ndarray`
+#[cfg(feature = "ndarray")]
+#[test]
+fn a_model_on_another_device_is_averaged_after_backward_and_that_is_said() {
+    let device = Device::ndarray().autodiff();
+    let start = Mlp::new(4, 3, &device);
+    let (difference, log) = train_both_ways(&start, &device);
+    assert!(difference < 1e-5, "{difference:e}");
+    assert!(log.contains("8 of 8 parameters are averaged after backward"), "{log}");
+    assert!(log.contains("`layers.0.weight` (it is on NdArray"), "{log}");
+
+    let layer =
+        drumline_burn::SyncBatchNormConfig::new(4).init(&drumline::ProcessGroup::alone(), &device);
+    let error = layer.forward(tensor::<2>([2, 4], 1, &device)).map(drop).unwrap_err().to_string();
+    assert!(error.contains("it is on NdArray"), "{error}");
 }
