@@ -1,5 +1,5 @@
 use std::{
-    collections::HashMap,
+    collections::HashSet,
     fmt,
     sync::{
         Arc,
@@ -8,23 +8,22 @@ use std::{
 };
 
 use burn::{
-    backend::DispatchDevice,
-    module::{Module, ModuleVisitor, Param, ParamId},
+    module::Module,
     optim::GradientsParams,
-    tensor::{Gradients, Tensor, TensorData},
+    tensor::{Gradients, Tensor},
 };
 use drumline::{
     ProcessGroup,
-    ddp::{
-        Averaged, DdpOptions, FaultKind, GradientFault, GradientReducer, ParameterSpec,
-        ReducerStats, Values, verify_model,
-    },
+    ddp::{DdpOptions, GradientReducer, ReducerStats, Timeline, UnusedParameters, verify_model},
 };
 
 use crate::{
     Error, Result,
+    gradients::{self, Slots},
+    inspect::inspect,
+    sync_batch_norm,
     tap::{self, Taps},
-    tensors::{self, Path, VisitFloat, Which, visit_floats},
+    tensors::{self, Which},
 };
 
 /// Keeps the copies of a model on all ranks equal, by averaging their gradients.
@@ -37,10 +36,13 @@ use crate::{
 /// optimizers keep the ranks equal, bit for bit.
 pub struct DistributedDataParallel {
     group: ProcessGroup,
-    /// The parameters that are trained, by path.
-    slots: HashMap<String, usize>,
+    slots: Slots,
+    reducer: Arc<GradientReducer>,
     /// `None` in a world of one: burn's own gradients are the averages already.
     taps: Option<Arc<Taps>>,
+    unused_parameters: UnusedParameters,
+    /// The model carries reparameterizations that are not ours.
+    is_reparameterized: bool,
     steps: AtomicU64,
 }
 
@@ -50,6 +52,10 @@ impl DistributedDataParallel {
     /// Returns the handle, and the model to train. Parameters that require no gradient now are
     /// treated as buffers.
     ///
+    /// Gradients of parameters that burn lets no tap onto (they carry a reparameterization
+    /// themselves, or are on another device than the CPU) are averaged after backward instead of
+    /// during it; a warning names them. The factors of a LoRA adapter do get taps.
+    ///
     /// # Errors
     ///
     /// The ranks hold different models, or a parameter cannot be averaged; the error names it.
@@ -57,30 +63,43 @@ impl DistributedDataParallel {
         Self::wrap_with(model, group, &DdpOptions::default())
     }
 
-    /// [`wrap`](Self::wrap) with other bucket sizes.
+    /// [`wrap`](Self::wrap) with other bucket sizes, or another policy for unused parameters.
     pub fn wrap_with<M: Module>(
         model: M,
         group: &ProcessGroup,
         options: &DdpOptions,
     ) -> Result<(Self, M)> {
-        let (parameters, buffers) = specs(&model)?;
-        // First, so that a rank with another model is not left waiting for one that gave up.
-        verify_model(group, &parameters, &buffers, options)?;
-        check_taps_fit(&model)?;
+        let inspected = inspect(&model)?;
+        verify_model(group, &inspected.parameters, &inspected.buffers, options)?;
+        if let Some(problem) = inspected.problem {
+            return Err(problem);
+        }
         let model = tensors::broadcast(model, Which::All, group)?;
 
-        let slots: HashMap<String, usize> =
-            parameters.iter().enumerate().map(|(slot, spec)| (spec.name.clone(), slot)).collect();
-        let count = parameters.len();
-        let reducer = GradientReducer::new(parameters, options, group)?;
-        let (taps, model) = if group.world_size() == 1 {
-            (None, model)
-        } else {
-            let taps = Arc::new(Taps::new(reducer, count));
-            let model = tap::attach(model, &taps, |path| slots.get(path).copied());
-            (Some(taps), model)
+        let names = inspected.parameters.iter().map(|spec| spec.name.clone());
+        let slots: Slots = names.zip(0..).collect();
+        let reducer = GradientReducer::new(inspected.parameters.clone(), options, group)?;
+        let mut ddp = Self {
+            group: group.clone(),
+            reducer: Arc::new(reducer),
+            taps: None,
+            unused_parameters: options.unused_parameters,
+            is_reparameterized: inspected.is_reparameterized,
+            steps: AtomicU64::new(0),
+            slots,
         };
-        Ok((Self { group: group.clone(), slots, taps, steps: AtomicU64::new(0) }, model))
+        if group.world_size() == 1 {
+            return Ok((ddp, model));
+        }
+        inspected.warn(group.rank());
+        let untappable: HashSet<&str> =
+            inspected.untappable.iter().map(|(name, _)| name.as_str()).collect();
+        let taps = Arc::new(Taps::new(ddp.reducer.clone(), ddp.slots.len()));
+        let model = tap::attach(model, &taps, |path| {
+            ddp.slots.get(path).copied().filter(|_| !untappable.contains(path))
+        });
+        ddp.taps = Some(taps);
+        Ok((ddp, model))
     }
 
     /// `loss.backward()`, with the gradients of `model` averaged over all ranks.
@@ -92,55 +111,148 @@ impl DistributedDataParallel {
     /// # Errors
     ///
     /// A parameter got no gradient, on whichever rank: every rank gets the same error, which names
-    /// it. Or the communication failed.
+    /// it (unless [`UnusedParameters::Ignore`] was chosen). Or the communication failed.
     pub fn backward<M: Module, const D: usize>(
         &self,
         loss: Tensor<D>,
         model: &M,
     ) -> Result<GradientsParams> {
-        if !loss.is_tracked() {
-            return Err(Error::LossWithoutGradient);
-        }
+        let own = self.run(loss, true)?;
         let step = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
-        let Some(taps) = &self.taps else {
-            return self.own_gradients(loss.backward(), model, step);
-        };
-        let gradients = taps.armed(|| loss.backward());
-        self.submit_late(&taps.reducer, &gradients, model);
-        drop(gradients);
-        let averaged = taps.reducer.finish()?;
-        let mut collect = Collect { ddp: self, averaged, gradients: GradientsParams::new() };
-        visit_floats(model, &mut collect);
-        Ok(collect.gradients)
+        if self.taps.is_none() && !self.reducer.has_gradients() {
+            return gradients::own(&self.slots, own, model, self.unused_parameters, step);
+        }
+        gradients::submit_missing(&self.reducer, &self.slots, &own, model);
+        drop(own);
+        let averaged = self.reducer.finish()?;
+        Ok(gradients::collect(averaged, &self.slots, model))
+    }
+
+    /// `loss.backward()` for one of several micro-batches: adds the gradients to this rank's
+    /// share of the step and sends nothing. The next [`backward`](Self::backward) averages the
+    /// sum of all of them.
+    ///
+    /// What torch users do within `no_sync()`. The losses are added up, so divide each by the
+    /// number of micro-batches where their mean is wanted.
+    ///
+    /// ```
+    /// # use burn::{nn::{Linear, LinearConfig}, optim::GradientsParams};
+    /// # use burn::tensor::{Device, Tensor};
+    /// # use drumline::ProcessGroup;
+    /// # use drumline_burn::{DistributedDataParallel, Result};
+    /// fn gradients_of_a_large_batch(
+    ///     ddp: &DistributedDataParallel,
+    ///     model: &Linear,
+    ///     batch: Tensor<2>,
+    /// ) -> Result<GradientsParams> {
+    ///     let loss = |part: Tensor<2>| model.forward(part).square().mean() * (1.0 / 3.0);
+    ///     let parts = batch.chunk(3, 0);
+    ///     for part in &parts[..2] {
+    ///         ddp.accumulate(loss(part.clone()), model)?; // nothing leaves this rank
+    ///     }
+    ///     ddp.backward(loss(parts[2].clone()), model) // all three, from all ranks
+    /// }
+    /// # let device = Device::flex().autodiff();
+    /// # let model = LinearConfig::new(2, 1).init(&device);
+    /// # let (ddp, model) = DistributedDataParallel::wrap(model, &ProcessGroup::alone())?;
+    /// # let gradients = gradients_of_a_large_batch(&ddp, &model, Tensor::ones([6, 2], &device))?;
+    /// # assert_eq!(gradients.len(), 2);
+    /// # Ok::<_, drumline_burn::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// The loss has no gradient. Whatever else is wrong comes out of the next `backward`, on
+    /// every rank.
+    #[doc(alias = "no_sync")]
+    pub fn accumulate<M: Module, const D: usize>(&self, loss: Tensor<D>, model: &M) -> Result<()> {
+        let own = self.run(loss, false)?;
+        gradients::accumulate(&self.reducer, &self.slots, &own, model);
+        Ok(())
+    }
+
+    /// Takes part in a step of the others without data: for a rank whose share of an epoch ends
+    /// before theirs. `None` when no rank has data left.
+    ///
+    /// Until then, the averages over all ranks, with zeros for those without data. The rank gives
+    /// them to its optimizer like any others, so parameters and optimizer states stay equal on
+    /// all ranks, bit for bit. What torch users do with `Join`:
+    ///
+    /// ```
+    /// # use burn::{module::Module, optim::ModuleOptimizer, tensor::Tensor};
+    /// # use drumline_burn::{DistributedDataParallel, Result};
+    /// # fn epoch<M: Module>(ddp: &DistributedDataParallel, mut model: M,
+    /// #     mut optimizer: ModuleOptimizer, batches: Vec<Tensor<2>>,
+    /// #     loss: impl Fn(&M, Tensor<2>) -> Tensor<1>) -> Result<M> {
+    /// for batch in batches {
+    ///     let gradients = ddp.backward(loss(&model, batch), &model)?;
+    ///     model = optimizer.step(0.1, model, gradients);
+    /// }
+    /// while let Some(gradients) = ddp.shadow(&model)? {
+    ///     model = optimizer.step(0.1, model, gradients);
+    /// }
+    /// # Ok(model)
+    /// # }
+    /// ```
+    ///
+    /// All ranks must do this, also those with most data. It takes the place of
+    /// [`backward`](Self::backward) alone: if the others also synchronise buffers in each step,
+    /// so must this rank. A [`SyncBatchNorm`](crate::SyncBatchNorm) waits for every rank's
+    /// forward; give it an empty batch instead.
+    ///
+    /// # Errors
+    ///
+    /// As [`backward`](Self::backward).
+    #[doc(alias = "join")]
+    pub fn shadow<M: Module>(&self, model: &M) -> Result<Option<GradientsParams>> {
+        if self.taps.is_none() {
+            return Ok(None);
+        }
+        let Some(averaged) = self.reducer.shadow()? else { return Ok(None) };
+        self.steps.fetch_add(1, Ordering::Relaxed);
+        Ok(Some(gradients::collect(averaged, &self.slots, model)))
     }
 
     /// Gives all ranks rank 0's buffers: running statistics and whatever else is not trained.
     ///
-    /// Each rank updates them from its own data. Call this, on all ranks, before evaluation, a
-    /// checkpoint or a digest. A model without buffers costs nothing.
+    /// Each rank updates them from its own data. A collective: call it on all ranks, with the
+    /// model that is trained, before evaluation, a checkpoint or a digest. Call it before each
+    /// forward for what torch does with `broadcast_buffers=True`. Evaluation itself communicates
+    /// nothing, so one rank may evaluate alone. A model without buffers costs nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotTraining`] for a model in validation mode; nothing is sent. Or the
+    /// communication failed.
+    #[doc(alias = "broadcast_buffers")]
     pub fn sync_buffers<M: Module>(&self, model: M) -> Result<M> {
+        if !tensors::is_training(&model) {
+            return Err(Error::NotTraining);
+        }
         tensors::broadcast(model, Which::Buffers, &self.group)
     }
 
-    /// The model without gradient taps.
+    /// The model without this handle.
     ///
     /// Not needed for saving, evaluation or [`named_tensors`](crate::named_tensors), which see the
     /// same model with and without taps; only for going on without this handle, or for wrapping
-    /// again.
+    /// again. A model with reparameterizations of its own keeps them, and keeps the taps too,
+    /// which do nothing any more: burn cannot take off the ones without the others.
     pub fn unwrap<M: Module>(self, model: M) -> M {
-        model.materialize()
+        if self.is_reparameterized { model } else { model.materialize() }
     }
 
     /// How much was communicated so far, and how much of that backward did not hide.
     pub fn stats(&self) -> ReducerStats {
-        match &self.taps {
-            Some(taps) => taps.reducer.stats(),
-            None => {
-                let mut stats = ReducerStats::default();
-                stats.steps = self.steps.load(Ordering::Relaxed);
-                stats
-            }
-        }
+        let mut stats = self.reducer.stats();
+        stats.steps = self.steps.load(Ordering::Relaxed);
+        stats
+    }
+
+    /// When each bucket of the last step left and came back, since backward began. It can be
+    /// printed. Empty in a world of one.
+    pub fn timeline(&self) -> Timeline {
+        self.reducer.timeline()
     }
 
     /// The group that gradients are averaged over.
@@ -148,27 +260,19 @@ impl DistributedDataParallel {
         &self.group
     }
 
-    /// Gradients that no tap handed in: a use of the parameter was left in a graph that is still
-    /// alive, or the parameter was read past its tap. They are final now.
-    fn submit_late<M: Module>(&self, reducer: &GradientReducer, gradients: &Gradients, model: &M) {
-        let missing = reducer.missing();
-        if !missing.is_empty() {
-            visit_floats(model, &mut SubmitLate { ddp: self, reducer, missing, gradients });
+    /// This rank's own gradients; if `is_last`, the taps submit them.
+    fn run<const D: usize>(&self, loss: Tensor<D>, is_last: bool) -> Result<Gradients> {
+        if !loss.is_tracked() {
+            return Err(Error::LossWithoutGradient);
         }
-    }
-
-    /// A world of one: the gradients are the averages, if none is missing.
-    fn own_gradients<M: Module>(
-        &self,
-        gradients: Gradients,
-        model: &M,
-        step: u64,
-    ) -> Result<GradientsParams> {
-        let mut find = FindUnused { ddp: self, gradients: &gradients, faults: Vec::new() };
-        visit_floats(model, &mut find);
-        match find.faults {
-            faults if faults.is_empty() => Ok(GradientsParams::from_grads(gradients, model)),
-            faults => Err(drumline::Error::Gradients { step, faults }.into()),
+        self.reducer.begin_backward();
+        let gradients = match &self.taps {
+            Some(taps) => taps.run(is_last, || loss.backward()),
+            None => loss.backward(),
+        };
+        match sync_batch_norm::take_failure() {
+            None => Ok(gradients),
+            Some(error) => Err(error.into()),
         }
     }
 }
@@ -179,122 +283,5 @@ impl fmt::Debug for DistributedDataParallel {
             .field("group", &self.group)
             .field("parameters", &self.slots.len())
             .finish_non_exhaustive()
-    }
-}
-
-/// The tensors that are trained, and the others.
-fn specs<M: Module>(model: &M) -> Result<(Vec<ParameterSpec>, Vec<ParameterSpec>)> {
-    let (mut parameters, mut buffers) = (Vec::new(), Vec::new());
-    tensors::visit(model, |tensor| {
-        if !tensor.is_trained {
-            buffers.push(tensor.spec);
-            return Ok(());
-        }
-        match tensor.device.clone().without_autodiff().as_dispatch() {
-            DispatchDevice::Flex(_) => parameters.push(tensor.spec),
-            other => {
-                let device = format!("{other:?}");
-                return Err(Error::UnsupportedDevice { name: tensor.spec.name, device });
-            }
-        }
-        Ok(())
-    })?;
-    Ok((parameters, buffers))
-}
-
-/// Refuses models whose parameters cannot be tapped or told apart.
-fn check_taps_fit<M: Module>(model: &M) -> Result<()> {
-    let mut check = CheckTapsFit { path: Path::default(), ids: HashMap::new(), result: Ok(()) };
-    model.visit(&mut check);
-    check.result
-}
-
-struct CheckTapsFit {
-    path: Path,
-    ids: HashMap<ParamId, String>,
-    result: Result<()>,
-}
-
-impl ModuleVisitor for CheckTapsFit {
-    fn visit_float<const D: usize>(&mut self, param: &Param<Tensor<D>>) {
-        let second = self.path.name();
-        if let Some(first) = self.ids.insert(param.id, second.clone())
-            && self.result.is_ok()
-        {
-            self.result = Err(Error::SharedParameter { first, second });
-        }
-    }
-
-    fn enter_module(&mut self, name: &str, container_type: &str) {
-        // burn enters what a parameter carries right after the parameter itself.
-        if container_type == "Reparameterization" && self.result.is_ok() {
-            let reparameterization = name.to_owned();
-            let name = self.path.name();
-            self.result = Err(Error::AlreadyReparameterized { name, reparameterization });
-        }
-        self.path.enter(name);
-    }
-
-    fn exit_module(&mut self, _name: &str, _container_type: &str) {
-        self.path.exit();
-    }
-}
-
-struct SubmitLate<'a> {
-    ddp: &'a DistributedDataParallel,
-    reducer: &'a GradientReducer,
-    missing: Vec<usize>,
-    gradients: &'a Gradients,
-}
-
-impl VisitFloat for SubmitLate<'_> {
-    fn float<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>) {
-        let Some(&slot) = self.ddp.slots.get(name) else { return };
-        if self.missing.binary_search(&slot).is_err() {
-            return;
-        }
-        let Some(gradient) = param.base().grad(self.gradients) else { return };
-        let gradient = gradient.into_data();
-        match (gradient.as_slice(), gradient.as_slice()) {
-            (Ok(values), _) => self.reducer.submit(slot, Values::F32(values)),
-            (_, Ok(values)) => self.reducer.submit(slot, Values::F64(values)),
-            _ => self.reducer.reject(slot),
-        }
-    }
-}
-
-struct FindUnused<'a> {
-    ddp: &'a DistributedDataParallel,
-    gradients: &'a Gradients,
-    faults: Vec<GradientFault>,
-}
-
-impl VisitFloat for FindUnused<'_> {
-    fn float<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>) {
-        if self.ddp.slots.contains_key(name) && param.base().grad(self.gradients).is_none() {
-            self.faults.push(GradientFault::new(name, FaultKind::Unused, vec![0]));
-        }
-    }
-}
-
-/// Makes burn's tensors of the averages.
-struct Collect<'a> {
-    ddp: &'a DistributedDataParallel,
-    averaged: Averaged<'a>,
-    gradients: GradientsParams,
-}
-
-impl VisitFloat for Collect<'_> {
-    fn float<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>) {
-        let slot = self.ddp.slots.get(name);
-        let Some(values) = slot.and_then(|&slot| self.averaged.values(slot)) else { return };
-        let parameter = param.base();
-        let data = match values {
-            Values::F32(values) => TensorData::new(values.to_vec(), parameter.shape()),
-            Values::F64(values) => TensorData::new(values.to_vec(), parameter.shape()),
-            _ => return,
-        };
-        let options = (&parameter.device().without_autodiff(), data.dtype());
-        self.gradients.register(param.id, Tensor::<D>::from_data(data, options));
     }
 }

@@ -18,29 +18,13 @@ pub enum Error {
         dtype: String,
     },
 
-    /// A parameter is on a device whose gradients cannot be tapped yet.
+    /// The model carries gradient taps of an earlier wrapping.
     #[error(
-        "parameter `{name}` is on {device}; only burn's flex backend is supported: create the \
-         model on `Device::flex().autodiff()`"
+        "parameter `{name}` was wrapped before; use that handle, or `unwrap` the model with it first"
     )]
-    UnsupportedDevice {
+    AlreadyWrapped {
         /// The parameter's path.
         name: String,
-        /// Its device.
-        device: String,
-    },
-
-    /// A parameter already carries a reparameterization (LoRA, say), and burn allows only one.
-    #[error(
-        "parameter `{name}` already carries the reparameterization `{reparameterization}`, and \
-         burn allows one per parameter: the gradient cannot be tapped; `materialize()` the model \
-         first"
-    )]
-    AlreadyReparameterized {
-        /// The parameter's path.
-        name: String,
-        /// The name of what it carries; `ddp` if the model was wrapped before.
-        reparameterization: String,
     },
 
     /// Two parameters of the model share an id, so their gradients cannot be told apart.
@@ -60,6 +44,20 @@ pub enum Error {
         "the loss has no gradient: it was computed without autodiff (`model.valid()`?) or detached"
     )]
     LossWithoutGradient,
+
+    /// The model given to `sync_buffers` is in validation mode.
+    #[error(
+        "the model is in validation mode (`valid()`), so its buffers were not synchronised and \
+         nothing was sent; synchronise the model that is trained, on all ranks, before `valid()`"
+    )]
+    NotTraining,
+
+    /// The input of a [`SyncBatchNorm`](crate::SyncBatchNorm) cannot be normalised.
+    #[error("SyncBatchNorm cannot normalise its input: {problem}")]
+    CannotNormalize {
+        /// What is wrong with it.
+        problem: String,
+    },
 
     /// Tensors do not fit a model.
     #[error("the tensors do not fit the model: {problem}")]

@@ -40,33 +40,54 @@
 //!
 //! - The global batch is the sum of the ranks' batches. With a mean as the loss, N ranks with b
 //!   samples each give the gradient of one rank with N·b samples.
-//! - Each rank updates running statistics (batch normalisation) from its own samples.
+//! - Each rank updates running statistics (batch normalisation) from its own samples, unless the
+//!   layer is a [`SyncBatchNorm`].
 //!   [`sync_buffers`] gives all ranks rank 0's; call it before evaluation, checkpoints and
 //!   [`parameters_digest`].
 //! - Save [`named_tensors`] on rank 0; [`load_named_tensors`] before wrapping is enough on rank 0,
 //!   since its values win.
 //! - A module that is used twice in forward (tied weights) is fine. A parameter that a step does
-//!   not use is an error that names it on every rank; freeze it before wrapping.
+//!   not use is an error that names it on every rank; freeze it before wrapping, or choose
+//!   [`UnusedParameters::Ignore`].
+//!
+//! # Coming from torch
+//!
+//! | torch | here |
+//! |---|---|
+//! | `DistributedDataParallel(model)` | [`wrap`] |
+//! | `bucket_cap_mb`, `find_unused_parameters=True` | [`wrap_with`] and [`DdpOptions`] |
+//! | `with model.no_sync(): loss.backward()` | [`accumulate`] |
+//! | `broadcast_buffers=True` | [`sync_buffers`] before each forward |
+//! | `Join` | [`shadow`](DistributedDataParallel::shadow) |
+//! | `SyncBatchNorm` | [`SyncBatchNorm`] |
+//! | `_get_ddp_logging_data()` | [`stats`](DistributedDataParallel::stats), [`timeline`](DistributedDataParallel::timeline) |
 //!
 //! # What it does not do
 //!
-//! Only burn's flex backend on the CPU, f32 and f64. One reparameterization per parameter is all
-//! that burn allows, so a model adapted with LoRA is refused.
+//! Parameters are f32 and f64. Only gradients on burn's flex backend (the CPU) travel during
+//! backward; those on other devices do afterwards.
 //!
 //! [`wrap`]: DistributedDataParallel::wrap
 //! [`backward`]: DistributedDataParallel::backward
+//! [`wrap_with`]: DistributedDataParallel::wrap_with
+//! [`accumulate`]: DistributedDataParallel::accumulate
 //! [`sync_buffers`]: DistributedDataParallel::sync_buffers
 
 #![forbid(unsafe_code)]
 
 mod ddp;
 mod error;
+mod gradients;
+mod inspect;
+mod pack;
+mod sync_batch_norm;
 mod tap;
 mod tensors;
 
 pub use ddp::DistributedDataParallel;
-pub use drumline::ddp::{DdpOptions, ReducerStats};
+pub use drumline::ddp::{BucketTimes, DdpOptions, ReducerStats, Timeline, UnusedParameters};
 pub use error::{Error, Result};
+pub use sync_batch_norm::{SyncBatchNorm, SyncBatchNormConfig};
 pub use tensors::{
     NamedTensor, TensorValues, load_named_tensors, named_tensors, parameters_digest,
 };

@@ -45,7 +45,9 @@ use burn::{
     module::{Module, Param, Reparameterization, Reparameterizer},
     tensor::Tensor,
 };
-use drumline::ddp::{GradientReducer, Values};
+use drumline::ddp::GradientReducer;
+
+use crate::pack::pack_host;
 
 /// Attaches a tap to each parameter that `slot_of` knows by its path.
 pub(crate) fn attach<M: Module>(
@@ -58,7 +60,7 @@ pub(crate) fn attach<M: Module>(
 
 /// What the taps of a model share.
 pub(crate) struct Taps {
-    pub(crate) reducer: GradientReducer,
+    reducer: Arc<GradientReducer>,
     /// Per parameter: its uses that are in a graph and that backward has not passed.
     open_uses: Vec<AtomicUsize>,
     anchors: Mutex<Anchors>,
@@ -67,13 +69,13 @@ pub(crate) struct Taps {
 }
 
 impl Taps {
-    pub(crate) fn new(reducer: GradientReducer, parameters: usize) -> Self {
+    pub(crate) fn new(reducer: Arc<GradientReducer>, parameters: usize) -> Self {
         let open_uses = (0..parameters).map(|_| AtomicUsize::new(0)).collect();
         Self { reducer, open_uses, anchors: Mutex::default(), is_armed: AtomicBool::new(false) }
     }
 
-    /// Runs one backward with the taps armed.
-    pub(crate) fn armed<T>(&self, backward: impl FnOnce() -> T) -> T {
+    /// Runs one backward, with the taps armed or not.
+    pub(crate) fn run<T>(&self, is_armed: bool, backward: impl FnOnce() -> T) -> T {
         /// Disarms even if backward panics.
         struct Armed<'a>(&'a Taps);
         impl Drop for Armed<'_> {
@@ -83,7 +85,7 @@ impl Taps {
                 self.0.anchors.lock().unwrap_or_else(PoisonError::into_inner).next = 0;
             }
         }
-        self.is_armed.store(true, Ordering::Release);
+        self.is_armed.store(is_armed, Ordering::Release);
         let _armed = Armed(self);
         backward()
     }
@@ -96,28 +98,6 @@ impl Taps {
 impl fmt::Debug for Taps {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Taps({} parameters)", self.open_uses.len())
-    }
-}
-
-/// Hands a gradient to the reducer, in place if it is contiguous.
-fn submit(reducer: &GradientReducer, slot: usize, gradient: &FlexTensor) {
-    let values = |tensor: &FlexTensor, submit: &dyn Fn(Values<'_>)| {
-        if let Some(values) = tensor.as_slice::<f32>() {
-            submit(Values::F32(values));
-        } else if let Some(values) = tensor.as_slice::<f64>() {
-            submit(Values::F64(values));
-        } else {
-            return false;
-        }
-        true
-    };
-    let submit = |values: Values<'_>| reducer.submit(slot, values);
-    let is_float = matches!(gradient.dtype(), burn::tensor::DType::F32 | burn::tensor::DType::F64);
-    // Gradients of weights are often transposed views.
-    let done =
-        is_float && (values(gradient, &submit) || values(&gradient.to_contiguous(), &submit));
-    if !done {
-        reducer.reject(slot);
     }
 }
 
@@ -166,7 +146,7 @@ pub(crate) trait GradientTap: Backend {
 }
 
 /// A tensor in host memory. (A type of its own, since the macro reads tensor types as outputs.)
-pub(crate) struct Host(FlexTensor);
+pub(crate) struct Host(pub(crate) FlexTensor);
 
 impl GradientTap for Flex {
     fn tap(x: FloatTensor<Self>, _: FloatTensor<Self>, _: Arc<Use>) -> FloatTensor<Self> {
@@ -216,7 +196,7 @@ impl<B: GradientTap> Backward<B, 2> for TapBackward {
         if ops.state.close() && taps.is_armed.load(Ordering::Acquire) {
             // The parameter is a leaf, whose gradient `consume` leaves in place.
             let Host(total) = B::host(grads.consume::<B>(&parameter));
-            submit(&taps.reducer, *slot, &total);
+            taps.reducer.submit_with(*slot, |place| pack_host(&total, place));
         }
     }
 }

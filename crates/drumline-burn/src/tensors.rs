@@ -269,6 +269,19 @@ pub(crate) fn visit<M: Module>(model: &M, each: impl FnMut(Seen<'_>) -> Result<(
     visitor.result
 }
 
+/// Whether `model` would learn: a parameter of it requires a gradient.
+pub(crate) fn is_training<M: Module>(model: &M) -> bool {
+    struct Find(bool);
+    impl VisitFloat for Find {
+        fn float<const D: usize>(&mut self, _: &str, param: &Param<Tensor<D>>) {
+            self.0 |= param.is_require_grad();
+        }
+    }
+    let mut find = Find(false);
+    visit_floats(model, &mut find);
+    find.0
+}
+
 /// What [`visit_floats`] calls.
 pub(crate) trait VisitFloat {
     fn float<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>);

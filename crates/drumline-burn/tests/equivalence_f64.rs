@@ -82,6 +82,59 @@ fn n_ranks_with_batch_b_equal_one_rank_with_batch_n_times_b() {
     }
 }
 
+/// k micro-batches on each of N ranks are one batch of their sum.
+#[test]
+fn accumulated_micro_batches_equal_one_large_batch() {
+    const MICRO_BATCHES: usize = 3;
+    let device = device();
+    let start = Mlp::new(WIDTH, 2, &device);
+    for world_size in [1, 2, 3] {
+        let per_rank = MICRO_BATCHES * BATCH_PER_RANK;
+        let input = |step| tensor([world_size * per_rank, WIDTH], step, &device);
+        let target = |step| tensor([world_size * per_rank, 1], 100 + step, &device);
+        for (which, (name, mut optimizer, rate)) in optimizers().into_iter().enumerate() {
+            let mut one = start.clone();
+            for step in 0..STEPS {
+                let loss = one.loss(input(step), target(step));
+                let gradients = GradientsParams::from_grads(loss.backward(), &one);
+                one = optimizer.step(rate, one, gradients);
+            }
+            let one = f64_values(&one);
+
+            let ranks = on_ranks(world_size, |group| {
+                let options = DdpOptions::default().first_bucket_bytes(1).bucket_bytes(200);
+                let (ddp, mut model) =
+                    DistributedDataParallel::wrap_with(start.clone(), &group, &options).unwrap();
+                let (_, mut optimizer, rate) = optimizers().into_iter().nth(which).unwrap();
+                for step in 0..STEPS {
+                    let loss = |number: usize| {
+                        let first = group.rank() * per_rank + number * BATCH_PER_RANK;
+                        let rows = first..first + BATCH_PER_RANK;
+                        let [input, target] =
+                            [input(step), target(step)].map(|all| all.slice([rows.clone()]));
+                        // Not a division: burn rounds its derivative to single precision.
+                        model.loss(input, target) * (1.0 / MICRO_BATCHES as f64)
+                    };
+                    let launched = ddp.stats().buckets_launched;
+                    for number in 1..MICRO_BATCHES {
+                        ddp.accumulate(loss(number), &model).unwrap();
+                    }
+                    assert_eq!(ddp.stats().buckets_launched, launched, "nothing is sent");
+                    let gradients = ddp.backward(loss(0), &model).unwrap();
+                    model = optimizer.step(rate, model, gradients);
+                }
+                assert_eq!(ddp.stats().steps, STEPS as u64);
+                (parameters_digest(&model).unwrap(), f64_values(&model))
+            });
+            for (digest, values) in &ranks {
+                assert_eq!(*digest, ranks[0].0, "the ranks differ in bits");
+                let difference = largest_difference(values, &one);
+                assert!(difference < 1e-9, "{name}, {world_size} ranks: {difference:e}");
+            }
+        }
+    }
+}
+
 fn f64_values(model: &Mlp) -> Vec<f64> {
     assert_eq!(model.head.weight.base().dtype(), DType::F64);
     let values = named_tensors(model).unwrap().into_iter().map(|tensor| match tensor.values {

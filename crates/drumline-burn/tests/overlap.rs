@@ -91,6 +91,10 @@ fn each_layers_gradients_leave_before_backward_reaches_the_layer_below() {
                 (0..LAYERS).rev().map(|k| (k, before + 2 * (LAYERS - k) as u64)).collect();
             assert_eq!(*seen.lock().unwrap(), wanted);
         }
+        let timeline = ddp.timeline();
+        assert_eq!((timeline.step, timeline.buckets.len()), (3, 2 * (LAYERS + 1)));
+        assert!(timeline.buckets.iter().all(|bucket| bucket.launched_us <= timeline.backward_us));
+        assert!(timeline.to_string().lines().count() == 2 + timeline.buckets.len(), "{timeline}");
         let stats = ddp.stats();
         assert_eq!(stats.buckets_launched, 3 * 2 * (LAYERS as u64 + 1));
         assert_eq!(stats.buckets_launched_early, stats.buckets_launched);

@@ -43,29 +43,71 @@ impl GradientFault {
         Self { parameter: parameter.into(), kind, ranks }
     }
 
-    /// All faults in one line, of bounded length.
+    /// All faults in one line. Each parameter is named; neighbours with the same fault share a
+    /// sentence.
     pub(crate) fn list(faults: &[GradientFault]) -> String {
-        const SHOWN_MAX: usize = 8;
-        let shown: Vec<String> =
-            faults.iter().take(SHOWN_MAX).map(GradientFault::to_string).collect();
-        let more = match faults.len().saturating_sub(SHOWN_MAX) {
-            0 => String::new(),
-            more => format!("; and {more} more"),
-        };
-        format!("{}{more}", shown.join("; "))
+        let alike = |a: &GradientFault, b: &GradientFault| (a.kind, &a.ranks) == (b.kind, &b.ranks);
+        let sentences: Vec<String> = faults.chunk_by(alike).map(sentence).collect();
+        sentences.join("; ")
     }
 }
 
 impl fmt::Display for GradientFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plural = if self.ranks.len() == 1 { "" } else { "s" };
-        let ranks: Vec<String> = self.ranks.iter().map(usize::to_string).collect();
-        write!(f, "parameter `{}` ", self.parameter)?;
-        f.write_str(match self.kind {
-            FaultKind::Unused => "got no gradient",
-            FaultKind::Twice => "got two gradients in one step",
-            FaultKind::WrongType => "got a gradient of another dtype or length",
-        })?;
-        write!(f, " on rank{plural} {}", ranks.join(", "))
+        f.write_str(&sentence(std::slice::from_ref(self)))
+    }
+}
+
+/// What happened to `faults`, which have kind and ranks in common and are not empty.
+fn sentence(faults: &[GradientFault]) -> String {
+    let plural = |count: usize| if count == 1 { "" } else { "s" };
+    let names: Vec<String> = faults.iter().map(|fault| format!("`{}`", fault.parameter)).collect();
+    let what = match faults[0].kind {
+        FaultKind::Unused => "got no gradient",
+        FaultKind::Twice => "got two gradients in one step",
+        FaultKind::WrongType => "got a gradient of another dtype or length",
+    };
+    let ranks = &faults[0].ranks;
+    format!(
+        "parameter{} {} {what} on rank{} {}",
+        plural(names.len()),
+        names.join(", "),
+        plural(ranks.len()),
+        list_ranks(ranks)
+    )
+}
+
+/// Rising ranks, runs of three or more in short: `0, 1, 4 to 7`.
+fn list_ranks(ranks: &[usize]) -> String {
+    let runs = ranks.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [first, _, .., last] => format!("{first} to {last}"),
+        few => few.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
+    });
+    runs.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_parameter_and_rank_is_named() {
+        let unused = |name: &str, ranks: &[usize]| {
+            GradientFault::new(name, FaultKind::Unused, ranks.to_vec())
+        };
+        let mut faults: Vec<GradientFault> =
+            (0..40).map(|i| unused(&format!("p{i}"), &[0, 1, 3, 4, 5, 6, 9])).collect();
+        faults.push(unused("q", &[2]));
+        faults.push(GradientFault::new("r", FaultKind::Twice, vec![2]));
+        let text = GradientFault::list(&faults);
+        assert!((0..40).all(|i| text.contains(&format!("`p{i}`"))), "{text}");
+        assert!(text.starts_with("parameters `p0`, `p1`, "), "{text}");
+        assert!(
+            text.ends_with(
+                "`p39` got no gradient on ranks 0, 1, 3 to 6, 9; parameter `q` got no gradient on \
+                 rank 2; parameter `r` got two gradients in one step on rank 2"
+            ),
+            "{text}"
+        );
     }
 }

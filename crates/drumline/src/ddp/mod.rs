@@ -54,8 +54,10 @@ pub use broadcast::Broadcast;
 pub use bucket::{Bucket, plan_buckets};
 pub use digest::StateDigest;
 pub use fault::{FaultKind, GradientFault};
-pub use gradient_reducer::{Averaged, GradientReducer, ReducerStats, Values};
-pub use options::DdpOptions;
+pub use gradient_reducer::{
+    Averaged, BucketTimes, GradientReducer, ReducerStats, Timeline, Values, ValuesMut,
+};
+pub use options::{DdpOptions, UnusedParameters};
 pub use reducer::{AlreadyReady, Reducer, Unfinished};
 pub use spec::ParameterSpec;
 pub use verify::verify_model;

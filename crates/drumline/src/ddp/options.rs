@@ -1,9 +1,10 @@
-/// How gradients are put into buckets. Must be equal on all ranks, and is checked.
+/// How gradients are averaged. Must be equal on all ranks, and is checked.
 ///
 /// ```
-/// use drumline::ddp::DdpOptions;
+/// use drumline::ddp::{DdpOptions, UnusedParameters};
 ///
-/// let options = DdpOptions::default().bucket_bytes(5 << 20);
+/// let options =
+///     DdpOptions::default().bucket_bytes(5 << 20).unused_parameters(UnusedParameters::Ignore);
 /// assert_eq!(options.first_bucket_bytes, 1 << 20);
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,6 +16,23 @@ pub struct DdpOptions {
     /// All later buckets are closed when they hold at least so many bytes. Large (25 MiB), so
     /// that the fixed cost of a collective is paid rarely.
     pub bucket_bytes: usize,
+    /// What to do about a parameter that a step did not use.
+    pub unused_parameters: UnusedParameters,
+}
+
+/// What happens to a parameter that gets no gradient in a step.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum UnusedParameters {
+    /// The step fails on every rank, with an error that names each such parameter and its ranks:
+    /// more often than not it is a mistake in forward.
+    #[default]
+    Error,
+    /// A parameter that some ranks used is averaged over *all* ranks, with zeros for those that
+    /// did not. One that no rank used has no gradient on any rank, so that optimizers leave it
+    /// and its momentum alone. For models whose forward takes different ways. A bucket with an
+    /// unused parameter, and those behind it, can leave only when backward has ended.
+    Ignore,
 }
 
 impl DdpOptions {
@@ -31,10 +49,21 @@ impl DdpOptions {
         self.bucket_bytes = bytes;
         self
     }
+
+    /// Sets [`DdpOptions::unused_parameters`].
+    #[must_use]
+    pub fn unused_parameters(mut self, unused: UnusedParameters) -> Self {
+        self.unused_parameters = unused;
+        self
+    }
 }
 
 impl Default for DdpOptions {
     fn default() -> Self {
-        Self { first_bucket_bytes: 1 << 20, bucket_bytes: 25 << 20 }
+        Self {
+            first_bucket_bytes: 1 << 20,
+            bucket_bytes: 25 << 20,
+            unused_parameters: UnusedParameters::default(),
+        }
     }
 }

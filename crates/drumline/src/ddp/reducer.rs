@@ -72,6 +72,11 @@ impl Reducer {
         Ok(first..self.next_launch)
     }
 
+    /// Whether the gradient of `parameter` is final.
+    pub fn is_ready(&self, parameter: usize) -> bool {
+        self.is_ready[parameter]
+    }
+
     /// The parameters that are not ready yet, by index.
     pub fn missing(&self) -> Vec<usize> {
         (0..self.is_ready.len()).filter(|&parameter| !self.is_ready[parameter]).collect()

@@ -35,7 +35,9 @@ pub fn verify_model(
 
     // All ranks see the same gathered numbers, so they take the same turns. A rank with fewer
     // entries than `middle` cannot agree with one that has more: its last prefix differs.
-    let entries_of = |of_rank: &[i64]| of_rank[0].saturating_add(of_rank[1]).max(0) as u64 + 1;
+    let entries_of = |of_rank: &[i64]| {
+        of_rank[0].saturating_add(of_rank[1]).max(0) as u64 + OPTION_ENTRIES as u64
+    };
     let most = all.iter().map(|of_rank| entries_of(of_rank)).max().unwrap_or(0);
     let (mut equal, mut different) = (0, most);
     while different - equal > 1 {
@@ -101,16 +103,24 @@ impl Entry {
     }
 }
 
+/// How many entries stand for the options.
+const OPTION_ENTRIES: usize = 2;
+
 fn entries(
     parameters: &[ParameterSpec],
     buffers: &[ParameterSpec],
     options: &DdpOptions,
 ) -> Vec<Entry> {
     let limits = format!("{} and {} bytes", options.first_bucket_bytes, options.bucket_bytes);
+    let unused = format!("{:?}", options.unused_parameters);
+    let options: [Entry; OPTION_ENTRIES] = [
+        Entry::new("option", "bucket limits", limits),
+        Entry::new("option", "unused parameters", unused),
+    ];
     let parameters = parameters.iter().map(|spec| Entry::tensor("parameter", spec));
     let buffers = buffers.iter().map(|spec| Entry::tensor("buffer", spec));
     // Options last: whoever has the wrong model wants to hear of that first.
-    parameters.chain(buffers).chain([Entry::new("option", "bucket limits", limits)]).collect()
+    parameters.chain(buffers).chain(options).collect()
 }
 
 /// Digest `i` stands for the first `i` entries, so equal digests mean equal beginnings.
@@ -179,7 +189,7 @@ fn cut(text: &str, bytes_max: usize) -> &str {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::UnusedParameters, *};
     use crate::DType;
 
     fn spec(name: &str, shape: &[usize]) -> ParameterSpec {
@@ -266,12 +276,15 @@ mod tests {
         no_buffer.1.clear();
         let mut limits = usual.clone();
         limits.2 = limits.2.bucket_bytes(7);
+        let mut unused = usual.clone();
+        unused.2 = unused.2.unused_parameters(UnusedParameters::Ignore);
         for (other, wanted) in [
             (renamed, "rank 1 has parameter `z` f32[1] where rank 0 has parameter `a` f32[1]"),
             (retyped, "rank 1: parameter `a` is f64[1], rank 0 has f32[1]"),
             (buffer, "rank 1: buffer `norm.mean` is f32[5], rank 0 has f32[4]"),
             (no_buffer, "rank 1 has option `bucket limits`"),
             (limits, "rank 1: option `bucket limits` is 1048576 and 7 bytes"),
+            (unused, "rank 1: option `unused parameters` is Ignore, rank 0 has Error"),
         ] {
             for answer in verify(vec![usual.clone(), other]) {
                 assert!(answer.contains(wanted), "{answer}");

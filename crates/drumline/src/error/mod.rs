@@ -111,7 +111,8 @@ pub enum Error {
     /// this error (unless a gradient was handed in again after all had left).
     #[error(
         "step {step}: {}; every parameter that is trained must take part in the loss, once per \
-         step and on every rank: use it, or freeze it before the model is wrapped",
+         step and on every rank: use it, or freeze it before the model is wrapped, or choose \
+         `UnusedParameters::Ignore`",
         GradientFault::list(faults)
     )]
     Gradients {

@@ -1,9 +1,20 @@
 //! The memory of a bucket.
 
-use std::{fmt, ops::Range};
+use std::{
+    fmt,
+    ops::{AddAssign, Range},
+};
 
-use super::super::{Bucket, ParameterSpec};
+use super::super::Bucket;
 use crate::{DType, Element, ProcessGroup, ReduceOp, Result};
+
+/// Memory that a collective works on in place.
+type Buffer<T> = Vec<T>;
+
+/// The one place where memory of buckets comes from.
+fn allocate<T: Element>(_group: &ProcessGroup, elements: usize) -> Buffer<T> {
+    vec![T::zeroed(); elements]
+}
 
 /// Borrowed elements of a gradient, row-major.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,14 +35,6 @@ impl<'a> Values<'a> {
             _ => None,
         }
     }
-
-    pub(super) fn fits(self, spec: &ParameterSpec) -> bool {
-        let (dtype, elements) = match self {
-            Values::F32(values) => (DType::F32, values.len()),
-            Values::F64(values) => (DType::F64, values.len()),
-        };
-        dtype == spec.dtype && elements == spec.elements()
-    }
 }
 
 impl<'a> From<&'a [f32]> for Values<'a> {
@@ -46,85 +49,117 @@ impl<'a> From<&'a [f64]> for Values<'a> {
     }
 }
 
-/// The elements of a bucket, and one more: the fault flag.
+/// The place of a gradient in its bucket: as many elements as the parameter has, row-major.
+#[derive(Debug, PartialEq)]
+#[non_exhaustive]
+pub enum ValuesMut<'a> {
+    /// Single precision.
+    F32(&'a mut [f32]),
+    /// Double precision.
+    F64(&'a mut [f64]),
+}
+
+impl ValuesMut<'_> {
+    /// Copies `values`, if they have the right dtype and number; says whether they had.
+    pub fn copy_from(self, values: Values<'_>) -> bool {
+        match (self, values) {
+            (ValuesMut::F32(target), Values::F32(values)) if target.len() == values.len() => {
+                target.copy_from_slice(values);
+            }
+            (ValuesMut::F64(target), Values::F64(values)) if target.len() == values.len() => {
+                target.copy_from_slice(values);
+            }
+            _ => return false,
+        }
+        true
+    }
+}
+
+/// The elements of a bucket: the gradients of its members, then one mark per member, then two
+/// marks of its rank. After the all-reduce a mark says whether *some* rank had set it: the average
+/// of zeros and ones is above zero.
 pub(super) enum Memory {
-    F32(Vec<f32>),
-    F64(Vec<f64>),
+    F32(Buffer<f32>),
+    F64(Buffer<f64>),
+}
+
+/// The same expression for whichever dtype.
+macro_rules! with_elements {
+    ($memory:expr, $elements:ident => $result:expr) => {
+        match $memory {
+            Memory::F32($elements) => $result,
+            Memory::F64($elements) => $result,
+        }
+    };
 }
 
 impl Memory {
-    pub(super) fn new(bucket: &Bucket, parameters: &[ParameterSpec]) -> Self {
-        let elements: usize = bucket.parameters.iter().map(|&p| parameters[p].elements()).sum();
+    pub(super) fn new(bucket: &Bucket, elements: usize, group: &ProcessGroup) -> Self {
+        let elements = elements + bucket.parameters.len() + 2;
         match bucket.dtype {
-            DType::F64 => Memory::F64(vec![0.0; elements + 1]),
-            _ => Memory::F32(vec![0.0; elements + 1]),
+            DType::F64 => Memory::F64(allocate(group, elements)),
+            _ => Memory::F32(allocate(group, elements)),
         }
     }
 
-    pub(super) fn write(&mut self, range: Range<usize>, values: Values<'_>) {
-        match (self, values) {
-            (Memory::F32(memory), Values::F32(values)) => memory[range].copy_from_slice(values),
-            (Memory::F64(memory), Values::F64(values)) => memory[range].copy_from_slice(values),
-            _ => debug_assert!(false, "`fits` compared the dtypes"),
+    pub(super) fn slice(&self, range: Range<usize>) -> Values<'_> {
+        with_elements!(self, elements => (&elements[range]).into())
+    }
+
+    pub(super) fn slice_mut(&mut self, range: Range<usize>) -> ValuesMut<'_> {
+        match self {
+            Memory::F32(elements) => ValuesMut::F32(&mut elements[range]),
+            Memory::F64(elements) => ValuesMut::F64(&mut elements[range]),
+        }
+    }
+
+    /// Adds what `fill` writes. Says whether `fill` did.
+    pub(super) fn add(
+        &mut self,
+        range: Range<usize>,
+        fill: impl FnOnce(ValuesMut<'_>) -> bool,
+    ) -> bool {
+        fn add_to<T: Element + AddAssign>(
+            target: &mut [T],
+            fill: impl FnOnce(&mut [T]) -> bool,
+        ) -> bool {
+            let mut values = vec![T::zeroed(); target.len()];
+            let is_filled = fill(&mut values);
+            if is_filled {
+                target.iter_mut().zip(values).for_each(|(target, value)| *target += value);
+            }
+            is_filled
+        }
+        match self {
+            Memory::F32(elements) => {
+                add_to(&mut elements[range], |values| fill(ValuesMut::F32(values)))
+            }
+            Memory::F64(elements) => {
+                add_to(&mut elements[range], |values| fill(ValuesMut::F64(values)))
+            }
         }
     }
 
     pub(super) fn zero(&mut self, range: Range<usize>) {
-        match self {
-            Memory::F32(memory) => memory[range].fill(0.0),
-            Memory::F64(memory) => memory[range].fill(0.0),
-        }
+        with_elements!(self, elements => elements[range].fill(0.0));
     }
 
-    pub(super) fn read(&self, range: Range<usize>) -> Values<'_> {
-        match self {
-            Memory::F32(memory) => Values::F32(&memory[range]),
-            Memory::F64(memory) => Values::F64(&memory[range]),
-        }
+    pub(super) fn set_mark(&mut self, at: usize, is_set: bool) {
+        with_elements!(self, elements => elements[at] = u8::from(is_set).into());
     }
 
-    pub(super) fn set_flag(&mut self, fault: bool) {
-        let last = self.elements();
-        match self {
-            Memory::F32(memory) => memory[last] = f32::from(u8::from(fault)),
-            Memory::F64(memory) => memory[last] = f64::from(u8::from(fault)),
-        }
-    }
-
-    /// Before the all-reduce: this rank has faults. After it: some rank has.
-    pub(super) fn flag(&self) -> bool {
-        let last = self.elements();
-        match self {
-            Memory::F32(memory) => memory[last] != 0.0,
-            Memory::F64(memory) => memory[last] != 0.0,
-        }
+    pub(super) fn mark(&self, at: usize) -> bool {
+        with_elements!(self, elements => elements[at] != 0.0)
     }
 
     pub(super) fn all_reduce(&mut self, group: &ProcessGroup) -> Result<()> {
-        match self {
-            Memory::F32(memory) => group.all_reduce(memory, ReduceOp::Avg),
-            Memory::F64(memory) => group.all_reduce(memory, ReduceOp::Avg),
-        }
-    }
-
-    /// Without the flag.
-    fn elements(&self) -> usize {
-        match self {
-            Memory::F32(memory) => memory.len() - 1,
-            Memory::F64(memory) => memory.len() - 1,
-        }
-    }
-
-    pub(super) fn gradient_bytes(&self) -> usize {
-        match self {
-            Memory::F32(_) => self.elements() * DType::F32.size(),
-            Memory::F64(_) => self.elements() * DType::F64.size(),
-        }
+        with_elements!(self, elements => group.all_reduce(elements, ReduceOp::Avg))
     }
 }
 
 impl fmt::Debug for Memory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Memory({} bytes)", self.gradient_bytes())
+        let bytes = with_elements!(self, elements => size_of_val(&elements[..]));
+        write!(f, "Memory({bytes} bytes)")
     }
 }

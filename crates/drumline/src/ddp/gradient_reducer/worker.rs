@@ -29,6 +29,7 @@ pub(super) struct Done {
     pub(super) memory: Memory,
     pub(super) result: Result<()>,
     pub(super) took: Duration,
+    pub(super) at: Instant,
 }
 
 impl Worker {
@@ -42,7 +43,8 @@ impl Worker {
                 let start = Instant::now();
                 let result = memory.all_reduce(&group);
                 drop(group);
-                let done = Done { bucket, memory, result, took: start.elapsed() };
+                let at = Instant::now();
+                let done = Done { bucket, memory, result, took: at - start, at };
                 if send_done.send(done).is_err() {
                     break;
                 }

@@ -1,0 +1,138 @@
+//! Gradients of a model on their way between burn and the reducer.
+
+use std::collections::HashMap;
+
+use burn::{
+    module::{Module, Param},
+    optim::GradientsParams,
+    tensor::{Gradients, Tensor, TensorData},
+};
+use drumline::ddp::{
+    Averaged, FaultKind, GradientFault, GradientReducer, UnusedParameters, Values,
+};
+
+use crate::{
+    Result,
+    pack::pack,
+    tensors::{VisitFloat, visit_floats},
+};
+
+/// The index of each trained parameter in the reducer, by path.
+pub(crate) type Slots = HashMap<String, usize>;
+
+/// Submits the gradients that no tap has submitted: the parameter carries none, a use of it was
+/// left in a graph that is still alive, or it was read past its tap. They are final now.
+pub(crate) fn submit_missing<M: Module>(
+    reducer: &GradientReducer,
+    slots: &Slots,
+    gradients: &Gradients,
+    model: &M,
+) {
+    let missing = reducer.missing();
+    if !missing.is_empty() {
+        visit_floats(model, &mut Pass { reducer, slots, gradients, what: What::Submit(missing) });
+    }
+}
+
+/// Adds all gradients to this rank's share of the step.
+pub(crate) fn accumulate<M: Module>(
+    reducer: &GradientReducer,
+    slots: &Slots,
+    gradients: &Gradients,
+    model: &M,
+) {
+    visit_floats(model, &mut Pass { reducer, slots, gradients, what: What::Accumulate });
+}
+
+/// Burn's own gradients, which are the averages in a world of one.
+pub(crate) fn own<M: Module>(
+    slots: &Slots,
+    gradients: Gradients,
+    model: &M,
+    policy: UnusedParameters,
+    step: u64,
+) -> Result<GradientsParams> {
+    let mut find = FindUnused { slots, gradients: &gradients, faults: Vec::new() };
+    if policy == UnusedParameters::Error {
+        visit_floats(model, &mut find);
+    }
+    match find.faults {
+        faults if faults.is_empty() => Ok(GradientsParams::from_grads(gradients, model)),
+        faults => Err(drumline::Error::Gradients { step, faults }.into()),
+    }
+}
+
+/// Makes burn's tensors of the averages.
+pub(crate) fn collect<M: Module>(
+    averaged: Averaged<'_>,
+    slots: &Slots,
+    model: &M,
+) -> GradientsParams {
+    let mut collect = Collect { slots, averaged, gradients: GradientsParams::new() };
+    visit_floats(model, &mut collect);
+    collect.gradients
+}
+
+/// Passes gradients to the reducer.
+struct Pass<'a> {
+    reducer: &'a GradientReducer,
+    slots: &'a Slots,
+    gradients: &'a Gradients,
+    what: What,
+}
+
+enum What {
+    /// Those of these parameters, in rising order, are final.
+    Submit(Vec<usize>),
+    /// All that there are; more will come.
+    Accumulate,
+}
+
+impl VisitFloat for Pass<'_> {
+    fn float<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>) {
+        let Some(&slot) = self.slots.get(name) else { return };
+        let Some(gradient) = param.base().grad(self.gradients) else { return };
+        match &self.what {
+            What::Accumulate => self.reducer.accumulate(slot, |place| pack(gradient, place)),
+            What::Submit(missing) if missing.binary_search(&slot).is_ok() => {
+                self.reducer.submit_with(slot, |place| pack(gradient, place));
+            }
+            What::Submit(_) => {}
+        }
+    }
+}
+
+struct FindUnused<'a> {
+    slots: &'a Slots,
+    gradients: &'a Gradients,
+    faults: Vec<GradientFault>,
+}
+
+impl VisitFloat for FindUnused<'_> {
+    fn float<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>) {
+        if self.slots.contains_key(name) && param.base().grad(self.gradients).is_none() {
+            self.faults.push(GradientFault::new(name, FaultKind::Unused, vec![0]));
+        }
+    }
+}
+
+struct Collect<'a> {
+    slots: &'a Slots,
+    averaged: Averaged<'a>,
+    gradients: GradientsParams,
+}
+
+impl VisitFloat for Collect<'_> {
+    fn float<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>) {
+        let slot = self.slots.get(name);
+        let Some(values) = slot.and_then(|&slot| self.averaged.values(slot)) else { return };
+        let parameter = param.base();
+        let data = match values {
+            Values::F32(values) => TensorData::new(values.to_vec(), parameter.shape()),
+            Values::F64(values) => TensorData::new(values.to_vec(), parameter.shape()),
+            _ => return,
+        };
+        let options = (&parameter.device().without_autodiff(), data.dtype());
+        self.gradients.register(param.id, Tensor::<D>::from_data(data, options));
+    }
+}

@@ -1,0 +1,199 @@
+//! Batch normalisation over the samples of all ranks.
+
+mod statistics;
+mod step;
+
+use burn::{
+    module::{Flag, Module, Param, RunningState},
+    nn::{BatchNorm, BatchNormConfig},
+    tensor::{Device, Tensor, TensorData, module::batch_norm},
+};
+use drumline::ProcessGroup;
+
+use self::statistics::Statistics;
+pub(crate) use self::step::take_failure;
+use crate::{Error, Result, pack};
+
+/// Batch normalisation with the mean and variance of the samples of *all* ranks.
+///
+/// Takes the place of burn's [`BatchNorm`] in a model where each rank alone has few samples. The
+/// names of its tensors are the same, so a checkpoint of one fits the other. As in torch's
+/// `SyncBatchNorm`, and unlike burn's layer, the running variance is the unbiased one.
+///
+/// Forward gathers a few numbers per channel from all ranks and backward sums as many, so all
+/// ranks must call both, in the same order; how many samples each of them has is up to it, and
+/// may be none. In validation (`model.valid()`, or a frozen layer) nothing is sent.
+///
+/// # A group of its own
+///
+/// `group` must serve normalisation only: backward waits for it while gradients travel in
+/// another. All such layers of a model share one. To have a second group, connect it under a name
+/// of its own ([`ProcessGroup::connect`]).
+///
+/// ```
+/// use burn::{module::Module, nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
+/// use drumline::ProcessGroup;
+/// use drumline_burn::{DistributedDataParallel, Result, SyncBatchNorm, SyncBatchNormConfig};
+///
+/// #[derive(Module, Debug)]
+/// struct Model {
+///     linear: Linear,
+///     norm: SyncBatchNorm,
+/// }
+///
+/// fn step(gradients: &ProcessGroup, statistics: &ProcessGroup) -> Result<()> {
+///     let device = Device::flex().autodiff();
+///     let model = Model {
+///         linear: LinearConfig::new(3, 4).init(&device),
+///         norm: SyncBatchNormConfig::new(4).init(statistics, &device),
+///     };
+///     let (ddp, model) = DistributedDataParallel::wrap(model, gradients)?;
+///     let input = Tensor::<2>::from_data([[1.0, 2.0, 3.0], [3.0, 1.0, 2.0]], &device);
+///     let output = model.norm.forward(model.linear.forward(input))?;
+///     let gradients = ddp.backward(output.square().mean(), &model)?;
+///     assert_eq!(gradients.len(), 4);
+///     Ok(())
+/// }
+/// # step(&ProcessGroup::alone(), &ProcessGroup::alone())?;
+/// # Ok::<_, drumline_burn::Error>(())
+/// ```
+///
+/// # No conversion of whole models
+///
+/// torch replaces the layers of a model at run time. In Rust the type of a field is fixed when
+/// the program is compiled, so a model says `SyncBatchNorm` where it wants one;
+/// [`SyncBatchNorm::from_batch_norm`] takes the values of a layer over.
+#[derive(Module, Debug)]
+pub struct SyncBatchNorm {
+    /// The learnable scale, one per channel.
+    pub gamma: Param<Tensor<1>>,
+    /// The learnable shift, one per channel.
+    pub beta: Param<Tensor<1>>,
+    /// Whether forward uses, and learns, the statistics of the batch.
+    pub training: Param<Flag>,
+    /// The running mean, one per channel; equal on all ranks.
+    pub running_mean: RunningState<Tensor<1>>,
+    /// The running variance (unbiased), one per channel; equal on all ranks.
+    pub running_var: RunningState<Tensor<1>>,
+    /// The weight of a batch in the running statistics.
+    pub momentum: f64,
+    /// What is added to the variance.
+    pub epsilon: f64,
+    #[module(skip)]
+    group: ProcessGroup,
+}
+
+/// Makes a [`SyncBatchNorm`].
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SyncBatchNormConfig {
+    /// The number of channels; at least 1.
+    pub num_features: usize,
+    /// What is added to the variance; 1e-5 unless set.
+    pub epsilon: f64,
+    /// The weight of a batch in the running statistics; 0.1 unless set.
+    pub momentum: f64,
+}
+
+impl SyncBatchNormConfig {
+    /// A layer for so many channels.
+    pub fn new(num_features: usize) -> Self {
+        Self { num_features, epsilon: 1e-5, momentum: 0.1 }
+    }
+
+    /// Sets [`SyncBatchNormConfig::epsilon`].
+    #[must_use]
+    pub fn with_epsilon(mut self, epsilon: f64) -> Self {
+        self.epsilon = epsilon;
+        self
+    }
+
+    /// Sets [`SyncBatchNormConfig::momentum`].
+    #[must_use]
+    pub fn with_momentum(mut self, momentum: f64) -> Self {
+        self.momentum = momentum;
+        self
+    }
+
+    /// The layer. `group` must serve normalisation only.
+    ///
+    /// # Panics
+    ///
+    /// As burn's [`BatchNormConfig::init`]: no channel, or settings out of range.
+    pub fn init(&self, group: &ProcessGroup, device: &Device) -> SyncBatchNorm {
+        let Self { num_features, epsilon, momentum } = *self;
+        let config = BatchNormConfig::new(num_features).with_epsilon(epsilon);
+        SyncBatchNorm::from_batch_norm(config.with_momentum(momentum).init(device), group)
+    }
+}
+
+impl SyncBatchNorm {
+    /// The layer with the values of `norm`. `group` must serve normalisation only.
+    pub fn from_batch_norm(norm: BatchNorm, group: &ProcessGroup) -> Self {
+        let BatchNorm { gamma, beta, training, running_mean, running_var, momentum, epsilon } =
+            norm;
+        let group = group.clone();
+        Self { gamma, beta, training, running_mean, running_var, momentum, epsilon, group }
+    }
+
+    /// Normalises `input`, of shape `[samples, channels, ...]`; the samples may be none.
+    ///
+    /// # Errors
+    ///
+    /// The shape does not fit, all ranks together have one value per channel only, the input is
+    /// not on burn's flex backend, or the communication failed. If it fails in backward,
+    /// [`DistributedDataParallel::backward`](crate::DistributedDataParallel::backward) says so.
+    pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Result<Tensor<D>> {
+        let shape = input.dims();
+        let channels = self.gamma.shape()[0];
+        if D < 2 || shape[1] != channels {
+            let problem = format!("its shape is {shape:?}, not [_, {channels}, ...]");
+            return Err(Error::CannotNormalize { problem });
+        }
+        match input.device().is_autodiff() && self.training.is_enabled() {
+            true => self.forward_train(input),
+            false => Ok(self.forward_inference(input)),
+        }
+    }
+
+    fn forward_inference<const D: usize>(&self, input: Tensor<D>) -> Tensor<D> {
+        let device = input.device();
+        let mean = self.running_mean.value().to_device(&device);
+        let variance = self.running_var.value().to_device(&device);
+        batch_norm(input, self.gamma.val(), self.beta.val(), mean, variance, self.epsilon)
+    }
+
+    fn forward_train<const D: usize>(&self, input: Tensor<D>) -> Result<Tensor<D>> {
+        let device = input.device();
+        if !pack::is_host(&device) {
+            let device = pack::device_name(&device);
+            let problem = format!("it is on {device}; only burn's flex backend is supported");
+            return Err(Error::CannotNormalize { problem });
+        }
+        let own = Statistics::of(input.clone().without_autodiff());
+        let all = own.over_all_ranks(&self.group)?;
+        if all.count < 2.0 {
+            let problem = "all ranks together have less than two values per channel".to_owned();
+            return Err(Error::CannotNormalize { problem });
+        }
+        let dtype = input.dtype();
+        let tensor = |values: Vec<f64>| {
+            Tensor::<1>::from_data(TensorData::from(&values[..]), (&device, dtype))
+        };
+        let update = |running: &RunningState<Tensor<1>>, values: Vec<f64>| {
+            let old = running.value_sync().to_device(&device);
+            let new = old * (1.0 - self.momentum) + tensor(values) * self.momentum;
+            running.update(new.detach());
+        };
+        update(&self.running_mean, all.mean.clone());
+        update(&self.running_var, all.unbiased_variance());
+        Ok(step::normalize(
+            input,
+            self.gamma.val(),
+            self.beta.val(),
+            tensor(all.variance()),
+            tensor(all.mean),
+            step::Over { group: self.group.clone(), count: all.count, epsilon: self.epsilon },
+        ))
+    }
+}

@@ -1,0 +1,211 @@
+//! The recorded step: normalisation by given statistics, whose backward knows that they come from
+//! the samples of all ranks.
+//!
+//! With `y` the normalised values and `g` the gradient of the loss with respect to the output,
+//! and means taken over the samples of all ranks,
+//! `dx = gamma / std · (g - mean(g) - y · mean(g · y))`.
+
+use std::{cell::RefCell, sync::Arc};
+
+use burn::{
+    backend::{
+        Autodiff, Dispatch, Flex, TensorMetadata,
+        autodiff::{
+            NodeId,
+            checkpoint::{base::Checkpointer, strategy::CheckpointStrategy},
+            grads::Gradients,
+            ops::{Backward, Ops, OpsKind},
+        },
+        backend_extension,
+        ops::ModuleOps,
+        tensor::FloatTensor,
+    },
+    tensor::{Shape, Tensor, TensorData},
+};
+use drumline::{ProcessGroup, ReduceOp};
+
+use crate::tap::{GradientTap, Host};
+
+/// What the statistics were taken over.
+#[derive(Clone, Debug)]
+pub(super) struct Over {
+    pub(super) group: ProcessGroup,
+    /// Values per channel, on all ranks together.
+    pub(super) count: f64,
+    pub(super) epsilon: f64,
+}
+
+/// Normalises `input` by `mean` and `variance`, which are constants to autodiff.
+pub(super) fn normalize<const D: usize>(
+    input: Tensor<D>,
+    gamma: Tensor<1>,
+    beta: Tensor<1>,
+    variance: Tensor<1>,
+    mean: Tensor<1>,
+    over: Over,
+) -> Tensor<D> {
+    Tensor::from_dispatch(Dispatch::normalize(
+        input.into_dispatch(),
+        gamma.into_dispatch(),
+        beta.into_dispatch(),
+        mean.into_dispatch(),
+        variance.into_dispatch(),
+        Arc::new(over),
+    ))
+}
+
+thread_local! {
+    /// A backward step cannot return an error. It leaves it here, for the caller of backward on
+    /// this very thread, and NaN as the gradient, for nobody to train on.
+    static FAILURE: RefCell<Option<drumline::Error>> = const { RefCell::new(None) };
+}
+
+/// Why the communication of the last backward on this thread failed, if it did.
+pub(crate) fn take_failure() -> Option<drumline::Error> {
+    FAILURE.take()
+}
+
+#[backend_extension(Autodiff, Flex)]
+pub(crate) trait Normalize: GradientTap {
+    fn normalize(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        variance: FloatTensor<Self>,
+        over: Arc<Over>,
+    ) -> FloatTensor<Self>;
+}
+
+impl Normalize for Flex {
+    fn normalize(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        variance: FloatTensor<Self>,
+        over: Arc<Over>,
+    ) -> FloatTensor<Self> {
+        Flex::batch_norm(x, gamma, beta, mean, variance, over.epsilon)
+    }
+}
+
+impl<C: CheckpointStrategy> Normalize for Autodiff<Flex, C> {
+    fn normalize(
+        x: FloatTensor<Self>,
+        gamma: FloatTensor<Self>,
+        beta: FloatTensor<Self>,
+        mean: FloatTensor<Self>,
+        variance: FloatTensor<Self>,
+        over: Arc<Over>,
+    ) -> FloatTensor<Self> {
+        let nodes = [x.node(), gamma.node(), beta.node()];
+        let (mean, variance) = (mean.into_primitive(), variance.into_primitive());
+        match NormalizeBackward.prepare::<C>(nodes).compute_bound().stateful() {
+            OpsKind::Tracked(mut prep) => {
+                let state = State {
+                    x: prep.checkpoint(&x),
+                    gamma: prep.checkpoint(&gamma),
+                    mean: mean.clone(),
+                    variance: variance.clone(),
+                    over: over.clone(),
+                };
+                let [x, gamma, beta] = [x, gamma, beta].map(|tensor| tensor.into_primitive());
+                prep.finish(state, Flex::normalize(x, gamma, beta, mean, variance, over))
+            }
+            OpsKind::UnTracked(prep) => {
+                let [x, gamma, beta] = [x, gamma, beta].map(|tensor| tensor.into_primitive());
+                prep.finish(Flex::normalize(x, gamma, beta, mean, variance, over))
+            }
+        }
+    }
+}
+
+#[derive(Debug)]
+struct NormalizeBackward;
+
+#[derive(Clone, Debug)]
+struct State<F> {
+    x: NodeId,
+    gamma: NodeId,
+    mean: F,
+    variance: F,
+    over: Arc<Over>,
+}
+
+impl<B: GradientTap> Backward<B, 3> for NormalizeBackward {
+    type State = State<B::FloatTensorPrimitive>;
+
+    fn backward(
+        self,
+        ops: Ops<Self::State, 3>,
+        grads: &mut Gradients,
+        checkpointer: &mut Checkpointer,
+    ) {
+        let [x_node, gamma_node, beta_node] = ops.parents;
+        let gradient = grads.consume::<B>(&ops.node);
+        let State { x, gamma, mean, variance, over } = ops.state;
+        let x = checkpointer.retrieve_node_output::<B::FloatTensorPrimitive>(x);
+        let gamma = checkpointer.retrieve_node_output::<B::FloatTensorPrimitive>(gamma);
+
+        let shape = x.shape();
+        let channels = shape[1];
+        let flat = Shape::new([channels, shape.num_elements() / channels]);
+        let mut per_channel = vec![1; shape.num_dims()];
+        per_channel[1] = channels;
+        let per_channel = |tensor| B::float_reshape(tensor, Shape::from(per_channel.clone()));
+        let sums = |tensor| {
+            let tensor = B::float_reshape(B::float_swap_dims(tensor, 0, 1), flat.clone());
+            B::float_reshape(B::float_sum_dim(tensor, 1), Shape::new([channels]))
+        };
+
+        let variance = B::float_add_scalar(variance, over.epsilon.into());
+        let inverse_std = per_channel(B::float_recip(B::float_sqrt(variance)));
+        let normalized = B::float_mul(B::float_sub(x, per_channel(mean)), inverse_std.clone());
+        let beta_gradient = sums(gradient.clone());
+        let gamma_gradient = sums(B::float_mul(gradient.clone(), normalized.clone()));
+
+        // Whoever needs the gradient of `x`: all ranks must make the same calls.
+        let means = means_over_all_ranks::<B>(&over, &beta_gradient, &gamma_gradient);
+        if let Some(node) = x_node {
+            let [mean_gradient, mean_projection] = means.map(per_channel);
+            let projected = B::float_mul(normalized, mean_projection);
+            let centred = B::float_sub(B::float_sub(gradient, mean_gradient), projected);
+            let scale = B::float_mul(per_channel(gamma), inverse_std);
+            grads.register::<B>(node.id, B::float_mul(scale, centred));
+        }
+        // These are parameters: DDP averages them, like all others.
+        if let Some(node) = gamma_node {
+            grads.register::<B>(node.id, gamma_gradient);
+        }
+        if let Some(node) = beta_node {
+            grads.register::<B>(node.id, beta_gradient);
+        }
+    }
+}
+
+/// The means over the samples of all ranks, given each rank's sums.
+fn means_over_all_ranks<B: GradientTap>(
+    over: &Over,
+    first: &FloatTensor<B>,
+    second: &FloatTensor<B>,
+) -> [FloatTensor<B>; 2] {
+    let mut sums = [host::<B>(first), host::<B>(second)].concat();
+    if let Err(error) = over.group.all_reduce(&mut sums, ReduceOp::Sum) {
+        FAILURE.set(Some(error));
+        sums.fill(f64::NAN);
+    }
+    let (device, dtype) = (first.device(), first.dtype());
+    let channels = sums.len() / 2;
+    [&sums[..channels], &sums[channels..]].map(|sums| {
+        let means = sums.iter().map(|sum| sum / over.count).collect();
+        let means = TensorData::new(means, [channels]).convert_dtype(dtype);
+        B::float_from_data(means, &device)
+    })
+}
+
+/// The elements of a vector, in double precision.
+fn host<B: GradientTap>(tensor: &FloatTensor<B>) -> Vec<f64> {
+    let Host(tensor) = B::host(tensor.clone());
+    tensor.into_data().iter::<f64>().collect()
+}

@@ -1,0 +1,287 @@
+//! Models that do not use all their parameters, and models on which no tap can be put.
+
+#![allow(clippy::panic, clippy::unwrap_used)]
+
+mod common;
+
+use std::{
+    io::{self, Write},
+    sync::{Arc, Mutex},
+};
+
+use burn::{
+    module::{Lora, Module, Param, Reparameterization, Reparameterizer},
+    nn::{Linear, LinearConfig},
+    optim::{AdamConfig, GradientsParams, SgdConfig, momentum::MomentumConfig},
+    tensor::{Device, Tensor},
+};
+use common::{Mlp, on_ranks, tensor};
+use drumline_burn::{
+    DdpOptions, DistributedDataParallel, NamedTensor, UnusedParameters, named_tensors,
+    parameters_digest,
+};
+
+fn device() -> Device {
+    Device::flex().autodiff()
+}
+
+/// Uses its second layer only when told to.
+#[derive(Module, Debug)]
+struct Branching {
+    always: Linear,
+    sometimes: Linear,
+}
+
+impl Branching {
+    fn new(device: &Device) -> Self {
+        let layer = || LinearConfig::new(4, 4).init(device);
+        Self { always: layer(), sometimes: layer() }
+    }
+
+    fn loss(&self, use_both: bool, device: &Device) -> Tensor<1> {
+        let hidden = self.always.forward(tensor([2, 4], 1, device));
+        let output = if use_both { self.sometimes.forward(hidden) } else { hidden };
+        output.square().mean()
+    }
+}
+
+#[test]
+fn an_unused_parameter_is_named_on_every_rank_and_the_next_step_works() {
+    for (world_size, lazy_rank) in [(1, 0), (3, 1)] {
+        on_ranks(world_size, |group| {
+            let device = device();
+            let (ddp, model) =
+                DistributedDataParallel::wrap(Branching::new(&device), &group).unwrap();
+            let loss = model.loss(group.rank() != lazy_rank, &device);
+            let error = ddp.backward(loss, &model).map(drop).unwrap_err().to_string();
+            let wanted = format!(
+                "step 1: parameters `sometimes.weight`, `sometimes.bias` got no gradient on rank \
+                 {lazy_rank}; every"
+            );
+            assert!(error.contains(&wanted), "{error}");
+
+            let gradients = ddp.backward(model.loss(true, &device), &model).unwrap();
+            assert_eq!(gradients.len(), 4);
+        });
+    }
+}
+
+fn ignoring() -> DdpOptions {
+    DdpOptions::default().unused_parameters(UnusedParameters::Ignore)
+}
+
+fn values(model: &Branching, name: &str) -> NamedTensor {
+    named_tensors(model).unwrap().into_iter().find(|tensor| tensor.name == name).unwrap()
+}
+
+#[test]
+fn an_unused_parameter_that_is_ignored_counts_as_zero_on_its_rank() {
+    let start = Branching::new(&device());
+    let plain = start.loss(true, &device()).backward();
+    let plain = start.sometimes.weight.base().grad(&plain).unwrap().into_data();
+    let plain: Vec<f32> = plain.try_into_vec().unwrap();
+    on_ranks(4, |group| {
+        let device = device();
+        let (ddp, model) =
+            DistributedDataParallel::wrap_with(start.clone(), &group, &ignoring()).unwrap();
+        for _ in 0..3 {
+            let loss = model.loss(group.rank() == 2, &device);
+            let gradients = ddp.backward(loss, &model).unwrap();
+            assert_eq!(gradients.len(), 4);
+            let found = gradients.get::<2>(model.sometimes.weight.id).unwrap().into_data();
+            let quarter: Vec<f32> = plain.iter().map(|x| x / 4.0).collect();
+            assert_eq!(found.try_into_vec::<f32>().unwrap(), quarter);
+        }
+    });
+}
+
+#[test]
+fn a_parameter_that_no_rank_used_is_left_alone_momentum_and_all() {
+    for world_size in [1, 2] {
+        let ranks = on_ranks(world_size, |group| {
+            let device = device();
+            let (ddp, mut model) =
+                DistributedDataParallel::wrap_with(Branching::new(&device), &group, &ignoring())
+                    .unwrap();
+            let mut optimizer = SgdConfig::new().with_momentum(Some(MomentumConfig::new())).init();
+            // Momentum builds up, pauses with the parameter, and goes on where it was.
+            for (step, use_both) in [true, true, false, false, true].into_iter().enumerate() {
+                let before = values(&model, "sometimes.weight");
+                let gradients = ddp.backward(model.loss(use_both, &device), &model).unwrap();
+                assert_eq!(gradients.len(), if use_both { 4 } else { 2 });
+                model = optimizer.step(0.1, model, gradients);
+                let is_same = values(&model, "sometimes.weight") == before;
+                assert_eq!(is_same, !use_both, "step {step}");
+            }
+            parameters_digest(&model).unwrap()
+        });
+        assert!(ranks.iter().all(|digest| *digest == ranks[0]));
+    }
+}
+
+#[test]
+fn a_parameter_used_in_one_micro_batch_is_used() {
+    on_ranks(2, |group| {
+        let device = device();
+        let (ddp, model) = DistributedDataParallel::wrap(Branching::new(&device), &group).unwrap();
+        ddp.accumulate(model.loss(true, &device), &model).unwrap();
+        let gradients = ddp.backward(model.loss(false, &device), &model).unwrap();
+        assert_eq!(gradients.len(), 4);
+    });
+}
+
+/// `weight · scale`, as a reparameterization whose base is trained too.
+#[derive(Module, Debug)]
+struct Scale {
+    scale: Param<Tensor<1>>,
+}
+
+impl Reparameterization for Scale {
+    const NAME: &'static str = "scale";
+
+    fn apply<const D: usize>(&self, base: Tensor<D>) -> Tensor<D> {
+        base * self.scale.val().reshape([1; D])
+    }
+}
+
+struct Scales;
+
+impl Reparameterizer for Scales {
+    type Reparam = Scale;
+
+    fn reparameterize<const D: usize>(
+        &mut self,
+        path: &str,
+        param: Param<Tensor<D>>,
+    ) -> (Param<Tensor<D>>, Option<Scale>) {
+        let is_scaled = path == "layers.1.weight";
+        let scale = is_scaled.then(|| Tensor::full([1], 1.5, &param.lazy_device()));
+        (param, scale.map(|scale| Scale { scale: Param::from_tensor(scale) }))
+    }
+}
+
+/// Trains on each rank with its part of a batch, and alone with the whole of it. Returns the
+/// largest difference, and what one rank's log says.
+fn train_both_ways(start: &Mlp, device: &Device) -> (f64, String) {
+    let rate = 0.01;
+    let batch = |step| tensor([8, 4], step, device);
+    let loss = |model: &Mlp, input: Tensor<2>| model.forward(input).square().mean();
+    let mut one = start.clone();
+    let mut optimizer = AdamConfig::new().init();
+    for step in 0..4 {
+        let gradients = GradientsParams::from_grads(loss(&one, batch(step)).backward(), &one);
+        one = optimizer.step(rate, one, gradients);
+    }
+    let one = named_tensors(&one).unwrap();
+
+    let mut ranks = on_ranks(2, |group| {
+        let log = Log::default();
+        let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log.clone());
+        let (ddp, mut model) = tracing::subscriber::with_default(subscriber.finish(), || {
+            DistributedDataParallel::wrap(start.clone(), &group).unwrap()
+        });
+        let mut optimizer = AdamConfig::new().init();
+        for step in 0..4 {
+            let rows = 4 * group.rank()..4 * group.rank() + 4;
+            // Half of the micro-batches travel: both ways of passing gradients are used.
+            let [first, second] = [rows.start..rows.start + 2, rows.start + 2..rows.end];
+            ddp.accumulate(loss(&model, batch(step).slice([first])) / 2, &model).unwrap();
+            let last = loss(&model, batch(step).slice([second])) / 2;
+            let gradients = ddp.backward(last, &model).unwrap();
+            model = optimizer.step(rate, model, gradients);
+        }
+        let digest = parameters_digest(&model).unwrap();
+        let model = ddp.unwrap(model);
+        assert_eq!(parameters_digest(&model).unwrap(), digest);
+        (digest, named_tensors(&model).unwrap(), log.text())
+    });
+    let (digest, tensors, text) = ranks.remove(0);
+    assert_eq!(digest, ranks[0].0, "the ranks differ");
+    let names = |tensors: &[NamedTensor]| -> Vec<String> {
+        tensors.iter().map(|tensor| tensor.name.clone()).collect()
+    };
+    assert_eq!(names(&tensors), names(&one), "reparameterizations are still there");
+    let differences = tensors.iter().zip(&one).map(|(a, b)| {
+        let floats = |tensor: &NamedTensor| -> Vec<f32> {
+            bytemuck::cast_slice(tensor.values.as_bytes()).to_vec()
+        };
+        let pairs = floats(a).into_iter().zip(floats(b));
+        pairs.map(|(a, b)| f64::from((a - b).abs())).fold(0.0, f64::max)
+    });
+    (differences.fold(0.0, f64::max), text)
+}
+
+/// Where a subscriber writes.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<u8>>>);
+
+impl Log {
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+impl Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl tracing_subscriber::fmt::MakeWriter<'_> for Log {
+    type Writer = Log;
+
+    fn make_writer(&self) -> Log {
+        self.clone()
+    }
+}
+
+#[test]
+fn a_reparameterized_parameter_is_averaged_after_backward_and_that_is_said() {
+    let start = Mlp::new(4, 3, &device()).apply_reparameterization(Scales);
+    let (difference, log) = train_both_ways(&start, &device());
+    assert!(difference < 1e-5, "{difference:e}");
+    let wanted = "1 of 9 parameters are averaged after backward, which hides none of their \
+                  communication, because burn lets no gradient tap onto them: `layers.1.weight` \
+                  (it carries the reparameterization `scale`)";
+    assert_eq!(log.matches(wanted).count(), 1, "{log}");
+}
+
+#[test]
+fn the_factors_of_lora_adapters_are_tapped_like_any_parameter() {
+    let start = Mlp::new(4, 2, &device()).apply_lora(Lora::new(2, 1.0));
+    let (difference, log) = train_both_ways(&start, &device());
+    assert!(difference < 1e-5, "{difference:e}");
+    assert!(!log.contains("after backward"), "{log}");
+
+    on_ranks(2, |group| {
+        let options = DdpOptions::default().first_bucket_bytes(1).bucket_bytes(1);
+        let (ddp, model) =
+            DistributedDataParallel::wrap_with(start.clone(), &group, &options).unwrap();
+        let loss = model.forward(tensor([2, 4], 1, &device())).square().mean();
+        let gradients = ddp.backward(loss, &model).unwrap();
+        assert_eq!(gradients.len(), 6, "two factors for each of three layers, and no base");
+        assert_eq!(ddp.stats().buckets_launched_early, 6, "during backward");
+    });
+}
+
+/// `cargo test -p drumline-burn --features ndarray`
+#[cfg(feature = "ndarray")]
+#[test]
+fn a_model_on_another_device_is_averaged_after_backward_and_that_is_said() {
+    let device = Device::ndarray().autodiff();
+    let start = Mlp::new(4, 3, &device);
+    let (difference, log) = train_both_ways(&start, &device);
+    assert!(difference < 1e-5, "{difference:e}");
+    assert!(log.contains("8 of 8 parameters are averaged after backward"), "{log}");
+    assert!(log.contains("`layers.0.weight` (it is on NdArray"), "{log}");
+
+    let layer =
+        drumline_burn::SyncBatchNormConfig::new(4).init(&drumline::ProcessGroup::alone(), &device);
+    let error = layer.forward(tensor::<2>([2, 4], 1, &device)).map(drop).unwrap_err().to_string();
+    assert!(error.contains("it is on NdArray"), "{error}");
+}
