@@ -67,11 +67,27 @@ pub struct Algorithm {
     pub collective: Collective,
     /// Its name, unique among the algorithms of one collective.
     pub name: &'static str,
+    /// Which memory the ranks of a host must share for it.
+    pub memory: MemoryUse,
+    /// Whether it can be used on a topology.
+    pub applies: fn(&Topology) -> bool,
     /// The steps of one rank, without [`Step::Flush`]: `(topology, rank, root)`. It is called
     /// with ranks of the topology only. Collectives without a root ignore the root.
     pub generate: fn(&Topology, Rank, Rank) -> Vec<Step>,
     /// The price when every rank contributes that many elements: `(topology, root, elements)`.
     pub cost: fn(&Topology, Rank, usize) -> Cost,
+}
+
+/// Which memory the ranks of a host share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MemoryUse {
+    /// None: ranks send each other messages.
+    Private,
+    /// [`Buffer::Slot`](crate::step::Buffer::Slot). The users' buffers may lie anywhere.
+    Staged,
+    /// [`Buffer::Slot`](crate::step::Buffer::Slot), and every user's
+    /// [`Buffer::Data`](crate::step::Buffer::Data), which is registered with the group for that.
+    Registered,
 }
 
 /// What an operation costs on the wire.
@@ -98,42 +114,56 @@ pub static ALGORITHMS: &[Algorithm] = &[
     Algorithm {
         collective: Collective::AllReduce,
         name: "direct",
+        memory: MemoryUse::Private,
+        applies: always,
         generate: direct::all_reduce,
         cost: direct::all_reduce_cost,
     },
     Algorithm {
         collective: Collective::AllReduce,
         name: "doubling",
+        memory: MemoryUse::Private,
+        applies: always,
         generate: doubling::all_reduce,
         cost: doubling::all_reduce_cost,
     },
     Algorithm {
         collective: Collective::AllReduce,
         name: "binomial",
+        memory: MemoryUse::Private,
+        applies: always,
         generate: binomial::all_reduce,
         cost: binomial::all_reduce_cost,
     },
     Algorithm {
         collective: Collective::Reduce,
         name: "binomial",
+        memory: MemoryUse::Private,
+        applies: always,
         generate: binomial::reduce,
         cost: binomial::reduce_cost,
     },
     Algorithm {
         collective: Collective::Broadcast,
         name: "binomial",
+        memory: MemoryUse::Private,
+        applies: always,
         generate: binomial::broadcast,
         cost: binomial::broadcast_cost,
     },
     Algorithm {
         collective: Collective::AllGather,
         name: "bruck",
+        memory: MemoryUse::Private,
+        applies: always,
         generate: bruck::all_gather,
         cost: bruck::all_gather_cost,
     },
     Algorithm {
         collective: Collective::Barrier,
         name: "dissemination",
+        memory: MemoryUse::Private,
+        applies: always,
         generate: dissemination::barrier,
         cost: dissemination::barrier_cost,
     },
@@ -173,6 +203,7 @@ impl Algorithm {
             world_size,
             rank,
             root,
+            memory: self.memory,
             steps: flush::insert((self.generate)(topology, rank, root)),
         })
     }
@@ -185,6 +216,11 @@ impl Algorithm {
     pub fn schedules(&self, topology: &Topology, root: Rank) -> Result<Vec<Schedule>, Error> {
         (0..topology.world_size).map(|rank| self.schedule(topology, rank, root)).collect()
     }
+}
+
+/// Of algorithms that every topology suits.
+fn always(_topology: &Topology) -> bool {
+    true
 }
 
 /// `ceil(log2(world_size))`: how often the informed ranks must double until they are all.

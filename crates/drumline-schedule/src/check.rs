@@ -25,12 +25,14 @@
 //!
 //! ```
 //! use drumline_schedule::step::{Loc, Side, Span, Step};
-//! use drumline_schedule::{Algorithm, Collective, Cost, Topology, check};
+//! use drumline_schedule::{Algorithm, Collective, Cost, MemoryUse, Topology, check};
 //!
 //! // Swap and add. Correct, until the peer reads what has been added to already.
 //! let hasty = Algorithm {
 //!     collective: Collective::AllReduce,
 //!     name: "hasty",
+//!     memory: MemoryUse::Private,
+//!     applies: |_| true,
 //!     generate: |_, rank, _| {
 //!         let (peer, data) = (1 - rank, Loc::data(Span::WHOLE));
 //!         let side = if peer < rank { Side::Left } else { Side::Right };
@@ -147,11 +149,11 @@ pub enum CheckError {
         /// Index of the step.
         step: usize,
         /// What is written.
-        dst: Loc,
+        dst: Box<Loc>,
         /// Its elements.
         dst_len: usize,
         /// What is read.
-        src: Loc,
+        src: Box<Loc>,
         /// Its elements.
         src_len: usize,
     },

@@ -97,11 +97,12 @@ impl Visitor for Story {
     fn reduce_tree(
         &mut self,
         at: At,
-        dst: Loc,
+        dsts: &[Loc],
         _srcs: &[(Node, Loc)],
         finish: bool,
     ) -> Result<(), CheckError> {
-        self.push(at.rank, Kind::Combine { rank: at.rank, dst, finish })
+        dsts.iter()
+            .try_for_each(|&dst| self.push(at.rank, Kind::Combine { rank: at.rank, dst, finish }))
     }
 
     fn copy(&mut self, at: At, dst: Loc, _src: Loc) -> Result<(), CheckError> {
@@ -109,6 +110,14 @@ impl Visitor for Story {
     }
 
     fn flush(&mut self, _at: At, _to: Rank, _upto: usize) -> Result<(), CheckError> {
+        Ok(())
+    }
+
+    fn post(&mut self, _at: At) -> Result<(), CheckError> {
+        Ok(())
+    }
+
+    fn wait(&mut self, _at: At, _peer: Rank, _upto: usize) -> Result<(), CheckError> {
         Ok(())
     }
 
@@ -310,9 +319,9 @@ fn price(schedules: &[Schedule], events: &[Event]) -> String {
 /// The whole of the data goes without saying.
 fn label(loc: Loc) -> String {
     match loc {
-        Loc { buffer: Buffer::Data, span: Span::WHOLE } => String::new(),
-        Loc { buffer: Buffer::Data, span: Span { count: 0, .. } } => String::new(),
-        Loc { buffer: Buffer::Data, span } => span.to_string(),
+        Loc { peer: None, buffer: Buffer::Data, span: Span::WHOLE } => String::new(),
+        Loc { peer: None, buffer: Buffer::Data, span: Span { count: 0, .. } } => String::new(),
+        Loc { peer: None, buffer: Buffer::Data, span } => span.to_string(),
         loc => loc.to_string(),
     }
 }

@@ -23,9 +23,8 @@ pub(crate) fn insert(steps: Vec<Step>) -> Vec<Step> {
     let mut sent: BTreeMap<Rank, usize> = BTreeMap::new();
     let mut pending: Vec<Pending> = vec![];
     for step in steps {
-        if let Some(dst) = step.writes() {
-            flush(&mut pending, |message| message.src.overlaps(dst), &mut out);
-        }
+        let overwritten = |message: &Pending| step.writes().any(|dst| message.src.overlaps(dst));
+        flush(&mut pending, overwritten, &mut out);
         if let Step::Send { to, src } = step {
             let upto = sent.entry(to).or_default();
             *upto += 1;

@@ -54,7 +54,7 @@ mod topology;
 pub mod tree;
 mod walk;
 
-pub use algorithm::{ALGORITHMS, Algorithm, Collective, Cost};
+pub use algorithm::{ALGORITHMS, Algorithm, Collective, Cost, MemoryUse};
 pub use error::Error;
 pub use schedule::Schedule;
 pub use topology::Topology;

@@ -49,7 +49,7 @@ pub(crate) trait Visitor {
     fn reduce_tree(
         &mut self,
         at: At,
-        dst: Loc,
+        dsts: &[Loc],
         srcs: &[(Node, Loc)],
         finish: bool,
     ) -> Result<(), CheckError>;
@@ -57,6 +57,10 @@ pub(crate) trait Visitor {
     fn copy(&mut self, at: At, dst: Loc, src: Loc) -> Result<(), CheckError>;
     /// A rank knows that the first `upto` messages of this operation to `to` have been taken.
     fn flush(&mut self, at: At, to: Rank, upto: usize) -> Result<(), CheckError>;
+    /// A rank posts.
+    fn post(&mut self, at: At) -> Result<(), CheckError>;
+    /// A rank knows that `peer` has posted `upto` times in this operation.
+    fn wait(&mut self, at: At, peer: Rank, upto: usize) -> Result<(), CheckError>;
     /// A rank returns from the operation.
     fn leave(&mut self, rank: Rank, operation: usize) -> Result<(), CheckError>;
 }
@@ -79,6 +83,7 @@ pub(crate) fn walk<V: Visitor>(
         schedules,
         operations,
         channels: HashMap::new(),
+        posts: vec![vec![0; operations]; schedules.len()],
         walkers: vec![Walker { operation: 0, next: None }; schedules.len()],
     };
     loop {
@@ -97,6 +102,8 @@ struct Walk<'a, M> {
     operations: usize,
     /// By sender and receiver.
     channels: HashMap<(Rank, Rank), Channel<M>>,
+    /// By rank and operation.
+    posts: Vec<Vec<usize>>,
     walkers: Vec<Walker>,
 }
 
@@ -166,8 +173,8 @@ impl<M> Walk<'_, M> {
             Some(&Step::Reduce { dst, src, side, finish }) => {
                 visitor.reduce(at, dst, src, Combine { side, finish })?;
             }
-            Some(Step::ReduceTree { dst, srcs, finish }) => {
-                visitor.reduce_tree(at, *dst, srcs, *finish)?;
+            Some(Step::ReduceTree { dsts, srcs, finish }) => {
+                visitor.reduce_tree(at, dsts, srcs, *finish)?;
             }
             Some(&Step::Copy { dst, src }) => visitor.copy(at, dst, src)?,
             Some(&Step::Flush { to, upto }) => {
@@ -175,6 +182,16 @@ impl<M> Walk<'_, M> {
                     return Ok(false);
                 }
                 visitor.flush(at, to, upto)?;
+            }
+            Some(Step::Post) => {
+                visitor.post(at)?;
+                self.posts[rank][operation] += 1;
+            }
+            Some(&Step::Wait { peer, upto }) => {
+                if self.posts[peer][operation] < upto {
+                    return Ok(false);
+                }
+                visitor.wait(at, peer, upto)?;
             }
         }
         self.walkers[rank].next = Some(step + 1);

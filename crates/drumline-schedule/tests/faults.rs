@@ -290,9 +290,9 @@ fn operands_of_different_lengths() {
         Err(CheckError::OperandLengths {
             rank: 0,
             step: 0,
-            dst: HALF,
+            dst: Box::new(HALF),
             dst_len: 2,
-            src: DATA,
+            src: Box::new(DATA),
             src_len: 5
         })
     );
@@ -339,7 +339,7 @@ fn rules_of_form() {
     let leaves = |ranks: &[Rank]| -> Vec<(Node, Loc)> {
         ranks.iter().map(|&rank| (Node::leaf(rank), Loc::scratch(rank, whole))).collect()
     };
-    let tree = |srcs| Step::ReduceTree { dst: DATA, srcs, finish: true };
+    let tree = |srcs| Step::ReduceTree { dsts: vec![DATA], srcs, finish: true };
     let span = |first, count, of| Step::Send { to: 1, src: Loc::data(Span { first, count, of }) };
     let reduce = |src| Step::Reduce { dst: DATA, src, side: Side::Left, finish: false };
 
@@ -461,8 +461,8 @@ fn every_block_matters() {
         let loc = match &mut schedules[rank].steps[step] {
             Step::Send { src: loc, .. }
             | Step::Recv { dst: loc, .. }
-            | Step::Copy { dst: loc, .. }
-            | Step::ReduceTree { dst: loc, .. } => loc,
+            | Step::Copy { dst: loc, .. } => loc,
+            Step::ReduceTree { dsts, .. } => &mut dsts[0],
             _ => return false,
         };
         let Span { first, count, of } = &mut loc.span;
@@ -505,7 +505,7 @@ fn schedules(
     generate: fn(&Topology, Rank, Rank) -> Vec<Step>,
 ) -> Vec<Schedule> {
     let cost = |_: &Topology, _, _| Cost::default();
-    let algorithm = Algorithm { collective, name: "test", generate, cost };
+    let algorithm = Algorithm { collective, name: "test", generate, cost, ..ALGORITHMS[0] };
     algorithm.schedules(&Topology::flat(world_size), 0).unwrap()
 }
 

@@ -34,7 +34,7 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
     steps.extend(receivers().map(|to| Step::Send { to, src: Loc::data(Span::block(to, p)) }));
     steps.extend(senders().map(|from| Step::Recv { from, dst: copy_of(from) }));
     steps.push(Step::ReduceTree {
-        dst: Loc::data(own),
+        dsts: vec![Loc::data(own)],
         srcs: (0..p).map(|peer| (Node::leaf(peer), copy_of(peer))).collect(),
         finish: true,
     });

@@ -73,7 +73,7 @@ fn broken_rule(schedule: &Schedule, step: &Step) -> Option<Rule> {
     if step.peer().is_some_and(|peer| peer >= world_size || peer == rank) {
         return Some(Rule::Peer);
     }
-    for Loc { buffer, span } in step.reads().chain(step.writes()) {
+    for Loc { buffer, span, .. } in step.reads().chain(step.writes()) {
         if span.first.checked_add(span.count).is_none_or(|end| end > span.of) || span.of == 0 {
             return Some(Rule::Span);
         }
@@ -81,14 +81,14 @@ fn broken_rule(schedule: &Schedule, step: &Step) -> Option<Rule> {
             return Some(Rule::Input);
         }
     }
-    if step.writes().is_some_and(|dst| dst.buffer == Buffer::Input) {
+    if step.writes().any(|dst| dst.buffer == Buffer::Input) {
         return Some(Rule::InputWritten);
     }
     match step {
-        Step::Reduce { dst, src, .. } | Step::Copy { dst, src } if dst.buffer == src.buffer => {
+        Step::Reduce { dst, src, .. } | Step::Copy { dst, src } if dst.shares_buffer(*src) => {
             Some(Rule::SameBuffer)
         }
-        Step::ReduceTree { dst, srcs, .. } => {
+        Step::ReduceTree { dsts, srcs, .. } => {
             let nodes: Vec<Node> = srcs.iter().map(|&(node, _)| node).collect();
             let tiles = tiled(&nodes)
                 .filter(|node| node.lo + node.len <= world_size)
@@ -97,7 +97,7 @@ fn broken_rule(schedule: &Schedule, step: &Step) -> Option<Rule> {
                 return Some(Rule::NotATree);
             }
             srcs.iter()
-                .any(|(_, src)| src.buffer == dst.buffer && src != dst)
+                .any(|(_, src)| dsts.iter().any(|dst| src.shares_buffer(*dst) && src != dst))
                 .then_some(Rule::TreeInput)
         }
         _ => None,

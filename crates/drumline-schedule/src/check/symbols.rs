@@ -188,9 +188,9 @@ impl<'a> Symbols<'a> {
             false => Err(CheckError::OperandLengths {
                 rank: at.rank,
                 step: at.step,
-                dst,
+                dst: Box::new(dst),
                 dst_len,
-                src,
+                src: Box::new(src),
                 src_len,
             }),
         }
@@ -291,7 +291,7 @@ impl Visitor for Symbols<'_> {
     fn reduce_tree(
         &mut self,
         at: At,
-        dst: Loc,
+        dsts: &[Loc],
         srcs: &[(Node, Loc)],
         finish: bool,
     ) -> Result<(), CheckError> {
@@ -299,7 +299,9 @@ impl Visitor for Symbols<'_> {
         let merges = tiled(&nodes).and_then(|node| merges(node, &nodes)).unwrap_or_default();
         let mut stack: Vec<Vec<Id>> = vec![];
         for (&(_, src), merges) in srcs.iter().zip(merges) {
-            self.same_length(at, dst, src)?;
+            for &dst in dsts {
+                self.same_length(at, dst, src)?;
+            }
             let mut right = self.read(at, src)?;
             for _ in 0..merges {
                 let left = stack.pop().unwrap_or_default();
@@ -309,13 +311,21 @@ impl Visitor for Symbols<'_> {
             stack.push(right);
         }
         let sums = self.finished(stack.concat(), finish);
-        self.write(at, dst, sums)
+        dsts.iter().try_for_each(|&dst| self.write(at, dst, sums.iter().copied()))
     }
 
     fn copy(&mut self, at: At, dst: Loc, src: Loc) -> Result<(), CheckError> {
         self.same_length(at, dst, src)?;
         let values = self.read(at, src)?;
         self.write(at, dst, values)
+    }
+
+    fn post(&mut self, _at: At) -> Result<(), CheckError> {
+        Ok(())
+    }
+
+    fn wait(&mut self, _at: At, _peer: Rank, _upto: usize) -> Result<(), CheckError> {
+        Ok(())
     }
 
     fn leave(&mut self, rank: Rank, operation: usize) -> Result<(), CheckError> {

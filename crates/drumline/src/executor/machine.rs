@@ -47,6 +47,7 @@ impl Extents {
         match buffer {
             Buffer::Data | Buffer::Scratch(_) => self.data,
             Buffer::Input => self.input,
+            Buffer::Slot => self.data.max(self.input),
         }
     }
 }
@@ -154,6 +155,9 @@ impl<'a> Machine<'a> {
             Step::Flush { .. } => {
                 self.next += 1;
                 self.poll()
+            }
+            Step::Post | Step::Wait { .. } => {
+                unreachable!("only algorithms that use private memory are run")
             }
         }
     }

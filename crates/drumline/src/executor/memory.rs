@@ -132,6 +132,7 @@ impl<'a, T: Element> Buffers<'a, T> {
             Buffer::Data => &self.data[range],
             Buffer::Input => &self.input[range],
             Buffer::Scratch(id) => self.scratch[self.slot(id)].slice(range),
+            Buffer::Slot => unreachable!("only algorithms that use private memory are run"),
         }
     }
 
@@ -156,6 +157,7 @@ impl<'a, T: Element> Buffers<'a, T> {
                 result
             }
             Buffer::Input => unreachable!("no schedule writes to the input"),
+            Buffer::Slot => unreachable!("only algorithms that use private memory are run"),
         }
     }
 
@@ -196,6 +198,7 @@ impl<T: Element> Memory for Buffers<'_, T> {
                 self.scratch[index].slice_mut(range)
             }
             Buffer::Input => unreachable!("no schedule writes to the input"),
+            Buffer::Slot => unreachable!("only algorithms that use private memory are run"),
         })
     }
 
@@ -205,13 +208,18 @@ impl<T: Element> Memory for Buffers<'_, T> {
                 self.reduce(*dst, Machine::staging(*dst), *finish);
             }
             Step::Reduce { dst, src, finish, .. } => self.reduce(*dst, *src, *finish),
-            Step::ReduceTree { dst, srcs, finish } => self.reduce_tree(*dst, srcs, *finish),
+            Step::ReduceTree { dsts, srcs, finish } => match dsts[..] {
+                [dst] => self.reduce_tree(dst, srcs, *finish),
+                _ => unreachable!("algorithms that use private memory have one destination"),
+            },
             Step::Copy { dst, src } => {
                 self.write(*dst, |dst, others| dst.copy_from_slice(others.slice(*src)));
             }
-            Step::Send { .. } | Step::Recv { .. } | Step::Flush { .. } => {
-                unreachable!("messages are the machine's business")
-            }
+            Step::Send { .. }
+            | Step::Recv { .. }
+            | Step::Flush { .. }
+            | Step::Post
+            | Step::Wait { .. } => unreachable!("messages are the machine's business"),
         }
     }
 }
