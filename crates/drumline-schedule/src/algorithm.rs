@@ -12,6 +12,10 @@ mod bruck;
 mod direct;
 mod dissemination;
 mod doubling;
+mod hierarchical;
+mod shared;
+mod shared_blocks;
+mod shared_rooted;
 
 use std::fmt;
 
@@ -32,19 +36,44 @@ pub enum Collective {
     Broadcast,
     /// Every rank gets the contributions of all ranks, in the order of ranks.
     AllGather,
+    /// Every rank brings as many blocks as there are ranks and gets the sum of one: rank `i`
+    /// that of all blocks `i`.
+    ReduceScatter,
     /// No rank leaves before every rank has entered.
     Barrier,
 }
 
 impl Collective {
     /// Elements in [`Buffer::Data`](crate::step::Buffer::Data) when every rank contributes
-    /// `elements`.
+    /// `elements`; for a reduce-scatter, when it contributes that many to every rank.
     pub fn data_len(self, world_size: usize, elements: usize) -> usize {
         match self {
-            Collective::AllReduce | Collective::Reduce | Collective::Broadcast => elements,
+            Collective::AllReduce
+            | Collective::Reduce
+            | Collective::Broadcast
+            | Collective::ReduceScatter => elements,
             Collective::AllGather => world_size * elements,
             Collective::Barrier => 0,
         }
+    }
+
+    /// Elements in [`Buffer::Input`](crate::step::Buffer::Input) when
+    /// [`Buffer::Data`](crate::step::Buffer::Data) has `data_len`. Without an input of its own an
+    /// operation takes what lies in the data.
+    pub fn input_len(self, world_size: usize, data_len: usize) -> usize {
+        match self {
+            Collective::AllGather => data_len / world_size,
+            Collective::ReduceScatter => world_size * data_len,
+            Collective::AllReduce
+            | Collective::Reduce
+            | Collective::Broadcast
+            | Collective::Barrier => 0,
+        }
+    }
+
+    /// Whether there is a [`Buffer::Input`](crate::step::Buffer::Input).
+    pub fn has_input(self) -> bool {
+        matches!(self, Collective::AllGather | Collective::ReduceScatter)
     }
 }
 
@@ -55,6 +84,7 @@ impl fmt::Display for Collective {
             Collective::Reduce => "reduce",
             Collective::Broadcast => "broadcast",
             Collective::AllGather => "all_gather",
+            Collective::ReduceScatter => "reduce_scatter",
             Collective::Barrier => "barrier",
         })
     }
@@ -69,13 +99,15 @@ pub struct Algorithm {
     pub name: &'static str,
     /// Which memory the ranks of a host must share for it.
     pub memory: MemoryUse,
-    /// Whether it can be used on a topology.
-    pub applies: fn(&Topology) -> bool,
     /// The steps of one rank, without [`Step::Flush`]: `(topology, rank, root)`. It is called
     /// with ranks of the topology only. Collectives without a root ignore the root.
     pub generate: fn(&Topology, Rank, Rank) -> Vec<Step>,
     /// The price when every rank contributes that many elements: `(topology, root, elements)`.
     pub cost: fn(&Topology, Rank, usize) -> Cost,
+    /// Whether it can serve these ranks. It is asked before `generate` and `cost` are called.
+    pub applies: fn(&Topology) -> bool,
+    /// What `applies` asks for, to be read after "needs".
+    pub needs: &'static str,
 }
 
 /// Which memory the ranks of a host share.
@@ -90,22 +122,29 @@ pub enum MemoryUse {
     Registered,
 }
 
-/// What an operation costs on the wire.
+/// What an operation costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Messages in the longest chain of which each can only be sent after the one before it
-    /// has arrived.
+    /// Messages and posts in the longest chain of which each can only be sent after the one
+    /// before it has arrived.
     pub rounds: usize,
     /// Messages sent by the rank that sends the most messages.
     pub messages: usize,
     /// Elements sent by the rank that sends the most elements.
     pub elements: usize,
+    /// Elements read from and written to the memory of peers by the rank that does the most of
+    /// it.
+    pub shared_elements: usize,
 }
 
 impl fmt::Display for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Cost { rounds, messages, elements } = self;
-        write!(f, "rounds: {rounds}, messages per rank: {messages}, elements per rank: {elements}")
+        let Cost { rounds, messages, elements, shared_elements } = self;
+        write!(
+            f,
+            "rounds: {rounds}, messages per rank: {messages}, elements per rank: {elements}"
+        )?;
+        write!(f, ", shared elements per rank: {shared_elements}")
     }
 }
 
@@ -115,59 +154,161 @@ pub static ALGORITHMS: &[Algorithm] = &[
         collective: Collective::AllReduce,
         name: "direct",
         memory: MemoryUse::Private,
-        applies: always,
         generate: direct::all_reduce,
         cost: direct::all_reduce_cost,
+        applies: any,
+        needs: "nothing",
     },
     Algorithm {
         collective: Collective::AllReduce,
         name: "doubling",
         memory: MemoryUse::Private,
-        applies: always,
         generate: doubling::all_reduce,
         cost: doubling::all_reduce_cost,
+        applies: any,
+        needs: "nothing",
     },
     Algorithm {
         collective: Collective::AllReduce,
         name: "binomial",
         memory: MemoryUse::Private,
-        applies: always,
         generate: binomial::all_reduce,
         cost: binomial::all_reduce_cost,
+        applies: any,
+        needs: "nothing",
     },
     Algorithm {
         collective: Collective::Reduce,
         name: "binomial",
         memory: MemoryUse::Private,
-        applies: always,
         generate: binomial::reduce,
         cost: binomial::reduce_cost,
+        applies: any,
+        needs: "nothing",
     },
     Algorithm {
         collective: Collective::Broadcast,
         name: "binomial",
         memory: MemoryUse::Private,
-        applies: always,
         generate: binomial::broadcast,
         cost: binomial::broadcast_cost,
+        applies: any,
+        needs: "nothing",
     },
     Algorithm {
         collective: Collective::AllGather,
         name: "bruck",
         memory: MemoryUse::Private,
-        applies: always,
         generate: bruck::all_gather,
         cost: bruck::all_gather_cost,
+        applies: any,
+        needs: "nothing",
     },
     Algorithm {
         collective: Collective::Barrier,
         name: "dissemination",
         memory: MemoryUse::Private,
-        applies: always,
         generate: dissemination::barrier,
         cost: dissemination::barrier_cost,
+        applies: any,
+        needs: "nothing",
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "shm-oneshot",
+        memory: MemoryUse::Staged,
+        generate: shared::oneshot,
+        cost: shared::oneshot_cost,
+        applies: Topology::is_one_host,
+        needs: "all ranks on one host",
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "shm-twoshot",
+        memory: MemoryUse::Staged,
+        generate: shared::twoshot,
+        cost: shared::twoshot_cost,
+        applies: Topology::is_one_host,
+        needs: "all ranks on one host",
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "shm-push",
+        memory: MemoryUse::Registered,
+        generate: shared::push,
+        cost: shared::push_cost,
+        applies: Topology::is_one_host,
+        needs: "all ranks on one host",
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "hierarchical",
+        memory: MemoryUse::Staged,
+        generate: hierarchical::staged,
+        cost: hierarchical::staged_cost,
+        applies: Topology::sums_by_placement,
+        needs: "hosts whose ranks are nodes of the tree of sums, or sums by placement",
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "hierarchical-push",
+        memory: MemoryUse::Registered,
+        generate: hierarchical::push,
+        cost: hierarchical::push_cost,
+        applies: Topology::sums_by_placement,
+        needs: "hosts whose ranks are nodes of the tree of sums, or sums by placement",
+    },
+    Algorithm {
+        collective: Collective::Reduce,
+        name: "shm",
+        memory: MemoryUse::Staged,
+        generate: shared_rooted::reduce,
+        cost: shared_rooted::reduce_cost,
+        applies: Topology::is_one_host,
+        needs: "all ranks on one host",
+    },
+    Algorithm {
+        collective: Collective::Broadcast,
+        name: "shm",
+        memory: MemoryUse::Staged,
+        generate: shared_rooted::broadcast,
+        cost: shared_rooted::broadcast_cost,
+        applies: Topology::is_one_host,
+        needs: "all ranks on one host",
+    },
+    Algorithm {
+        collective: Collective::Barrier,
+        name: "shm",
+        memory: MemoryUse::Staged,
+        generate: shared_rooted::barrier,
+        cost: shared_rooted::barrier_cost,
+        applies: Topology::is_one_host,
+        needs: "all ranks on one host",
+    },
+    Algorithm {
+        collective: Collective::AllGather,
+        name: "shm",
+        memory: MemoryUse::Staged,
+        generate: shared_blocks::all_gather,
+        cost: shared_blocks::all_gather_cost,
+        applies: Topology::is_one_host,
+        needs: "all ranks on one host",
+    },
+    Algorithm {
+        collective: Collective::ReduceScatter,
+        name: "shm",
+        memory: MemoryUse::Staged,
+        generate: shared_blocks::reduce_scatter,
+        cost: shared_blocks::reduce_scatter_cost,
+        applies: Topology::is_one_host,
+        needs: "all ranks on one host",
     },
 ];
+
+/// Serves every topology.
+pub fn any(_topology: &Topology) -> bool {
+    true
+}
 
 impl Algorithm {
     /// The row of [`ALGORITHMS`] with this name.
@@ -188,7 +329,7 @@ impl Algorithm {
     ///
     /// # Errors
     ///
-    /// When `rank` or `root` is not in the topology.
+    /// When `rank` or `root` is not in the topology, or the algorithm does not serve it.
     pub fn schedule(&self, topology: &Topology, rank: Rank, root: Rank) -> Result<Schedule, Error> {
         let world_size = topology.world_size;
         if rank >= world_size {
@@ -196,6 +337,9 @@ impl Algorithm {
         }
         if root >= world_size {
             return Err(Error::RootOutOfRange { root, world_size });
+        }
+        if !(self.applies)(topology) {
+            return Err(self.does_not_apply(topology));
         }
         Ok(Schedule {
             collective: self.collective,
@@ -212,15 +356,21 @@ impl Algorithm {
     ///
     /// # Errors
     ///
-    /// When `root` is not in the topology.
+    /// As [`Algorithm::schedule`].
     pub fn schedules(&self, topology: &Topology, root: Rank) -> Result<Vec<Schedule>, Error> {
         (0..topology.world_size).map(|rank| self.schedule(topology, rank, root)).collect()
     }
-}
 
-/// Of algorithms that every topology suits.
-fn always(_topology: &Topology) -> bool {
-    true
+    fn does_not_apply(&self, topology: &Topology) -> Error {
+        let rows = ALGORITHMS.iter().filter(|row| row.collective == self.collective);
+        Error::DoesNotApply {
+            collective: self.collective,
+            algorithm: self.name,
+            needs: self.needs,
+            world_size: topology.world_size,
+            others: rows.filter(|row| (row.applies)(topology)).map(|row| row.name).collect(),
+        }
+    }
 }
 
 /// `ceil(log2(world_size))`: how often the informed ranks must double until they are all.
@@ -242,10 +392,10 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_told_the_known_ones() {
-        let error = Algorithm::find(Collective::AllReduce, "ring").unwrap_err();
+        let error = Algorithm::find(Collective::Broadcast, "ring").unwrap_err();
         assert_eq!(
             error.to_string(),
-            r#"all_reduce has no algorithm "ring": use one of direct, doubling, binomial"#
+            r#"broadcast has no algorithm "ring": use one of binomial, shm"#
         );
     }
 

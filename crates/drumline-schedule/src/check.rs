@@ -25,14 +25,13 @@
 //!
 //! ```
 //! use drumline_schedule::step::{Loc, Side, Span, Step};
-//! use drumline_schedule::{Algorithm, Collective, Cost, MemoryUse, Topology, check};
+//! use drumline_schedule::{Algorithm, Collective, Cost, MemoryUse, Topology, algorithm, check};
 //!
 //! // Swap and add. Correct, until the peer reads what has been added to already.
 //! let hasty = Algorithm {
 //!     collective: Collective::AllReduce,
 //!     name: "hasty",
 //!     memory: MemoryUse::Private,
-//!     applies: |_| true,
 //!     generate: |_, rank, _| {
 //!         let (peer, data) = (1 - rank, Loc::data(Span::WHOLE));
 //!         let side = if peer < rank { Side::Left } else { Side::Right };
@@ -41,7 +40,9 @@
 //!             Step::RecvReduce { from: peer, dst: data, side, finish: true },
 //!         ]
 //!     },
-//!     cost: |_, _, n| Cost { rounds: 1, messages: 1, elements: n },
+//!     cost: |_, _, n| Cost { rounds: 1, messages: 1, elements: n, ..Cost::default() },
+//!     applies: algorithm::any,
+//!     needs: "nothing",
 //! };
 //! let error = check::check(&hasty, &Topology::flat(2), 0, 10).unwrap_err();
 //! assert_eq!(error.to_string(), "\
@@ -50,7 +51,9 @@
 //!   rank 1 waits for rank 0 at step 1: flush   until rank 0 has taken message 1");
 //! ```
 
+mod expressions;
 mod form;
+mod races;
 mod symbols;
 
 use std::fmt;
@@ -65,6 +68,7 @@ use crate::walk::walk;
 use symbols::Symbols;
 
 pub use form::Rule;
+pub use races::{Access, Race};
 
 /// Operations run back to back: the second may trip over what the first left behind, the third
 /// over what the second did to that.
@@ -81,7 +85,7 @@ pub fn check(
     root: Rank,
     elements: usize,
 ) -> Result<Cost, CheckError> {
-    let measured = check_schedules(&algorithm.schedules(topology, root)?, elements)?;
+    let measured = check_schedules(topology, &algorithm.schedules(topology, root)?, elements)?;
     let formula = (algorithm.cost)(topology, root, elements);
     match measured == formula {
         true => Ok(measured),
@@ -95,17 +99,39 @@ pub fn check(
 /// # Errors
 ///
 /// The first fault found.
-pub fn check_schedules(schedules: &[Schedule], elements: usize) -> Result<Cost, CheckError> {
-    let first = check_form(schedules)?;
-    let mut symbols = Symbols::new(first, schedules, elements);
-    walk(schedules, OPERATIONS, &mut symbols)?;
+pub fn check_schedules(
+    topology: &Topology,
+    schedules: &[Schedule],
+    elements: usize,
+) -> Result<Cost, CheckError> {
+    run(topology, schedules, elements, SLOTS)
+}
+
+/// How many staging slots a rank has; operations take turns in using them.
+const SLOTS: usize = 2;
+
+fn run(
+    topology: &Topology,
+    schedules: &[Schedule],
+    elements: usize,
+    slots: usize,
+) -> Result<Cost, CheckError> {
+    let first = check_form(topology, schedules)?;
+    let mut symbols = Symbols::new(topology, first, schedules, elements, slots);
+    walk(topology, schedules, OPERATIONS, &mut symbols)?;
     Ok(symbols.cost())
 }
 
 /// Checks what can be seen without running anything, and returns the first schedule.
-pub(crate) fn check_form(schedules: &[Schedule]) -> Result<&Schedule, CheckError> {
+pub(crate) fn check_form<'a>(
+    topology: &Topology,
+    schedules: &'a [Schedule],
+) -> Result<&'a Schedule, CheckError> {
     let first = schedules.first().ok_or(CheckError::NotOneWorld { index: 0 })?;
-    let operation = |s: &Schedule| (s.collective, s.algorithm, s.world_size, s.root);
+    let operation = |s: &Schedule| (s.collective, s.algorithm, s.world_size, s.root, s.memory);
+    if schedules.len() != topology.world_size {
+        return Err(CheckError::NotOneWorld { index: schedules.len().min(topology.world_size) });
+    }
     for (index, schedule) in schedules.iter().enumerate() {
         if operation(schedule) != operation(first)
             || schedule.rank != index
@@ -113,9 +139,17 @@ pub(crate) fn check_form(schedules: &[Schedule]) -> Result<&Schedule, CheckError
         {
             return Err(CheckError::NotOneWorld { index });
         }
-        form::check(schedule)?;
+        form::check(topology, schedule)?;
     }
-    Ok(first)
+    let posts = first.posts();
+    match schedules.iter().find(|schedule| schedule.posts() != posts) {
+        None => Ok(first),
+        Some(other) => Err(CheckError::UnequalPosts {
+            rank: other.rank,
+            posts: other.posts(),
+            posts_of_first: posts,
+        }),
+    }
 }
 
 /// What is wrong with an algorithm. Steps are counted as the printed schedule counts them.
@@ -141,6 +175,19 @@ pub enum CheckError {
         /// What it breaks.
         rule: Rule,
     },
+    /// Ranks count each other's posts from one operation to the next.
+    #[error("rank {rank} posts {posts} times, but rank 0 {posts_of_first} times")]
+    UnequalPosts {
+        /// Rank that differs.
+        rank: Rank,
+        /// How often it posts.
+        posts: usize,
+        /// How often rank 0 posts.
+        posts_of_first: usize,
+    },
+    /// Two accesses to shared memory of which nothing says which comes first.
+    #[error(transparent)]
+    Race(Box<Race>),
     /// The operands of a local step have different lengths.
     #[error("rank {rank}, step {step}: {src} has {src_len} elements but {dst} has {dst_len}")]
     OperandLengths {
@@ -177,12 +224,17 @@ pub enum CheckError {
         sent: usize,
     },
     /// A step reads memory that this operation has not written.
-    #[error("rank {rank}, step {step}: reads element {element} of {buffer:?}, never written")]
+    #[error(
+        "rank {rank}, step {step}: reads element {element} of {buffer:?} of rank {owner}, never \
+         written"
+    )]
     Unwritten {
         /// Rank that runs the step.
         rank: Rank,
         /// Index of the step.
         step: usize,
+        /// Rank whose memory it is.
+        owner: Rank,
         /// Buffer that is read.
         buffer: Buffer,
         /// Index in that buffer.

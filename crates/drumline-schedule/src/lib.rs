@@ -57,4 +57,4 @@ mod walk;
 pub use algorithm::{ALGORITHMS, Algorithm, Collective, Cost, MemoryUse};
 pub use error::Error;
 pub use schedule::Schedule;
-pub use topology::Topology;
+pub use topology::{SumOrder, Topology};

@@ -83,12 +83,20 @@ impl Schedule {
         lengths.fold((0, 0), |(messages, elements), len| (messages + 1, elements + len))
     }
 
+    /// Elements that this rank reads from and writes to the memory of peers when
+    /// [`Buffer::Data`] has `data_len` elements.
+    pub fn shared(&self, data_len: usize) -> usize {
+        let locs = self.steps.iter().flat_map(|step| step.reads().chain(step.writes()));
+        let shared = locs.filter(|loc| loc.peer.is_some());
+        shared.map(|loc| self.resolve(loc, data_len).len()).sum()
+    }
+
     /// The elements of its buffer that `loc` covers when [`Buffer::Data`] has `data_len`.
     pub fn resolve(&self, loc: Loc, data_len: usize) -> Range<usize> {
         loc.span.resolve(match loc.buffer {
             Buffer::Data | Buffer::Scratch(_) => data_len,
-            Buffer::Input => data_len / self.world_size,
-            Buffer::Slot => data_len,
+            Buffer::Input => self.collective.input_len(self.world_size, data_len),
+            Buffer::Slot => data_len.max(self.collective.input_len(self.world_size, data_len)),
         })
     }
 }

@@ -18,7 +18,12 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
 /// `2 floor(log2 p)` rounds. Rank 0 sends `ceil(log2 p)` messages of `n` elements.
 pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let p = topology.world_size;
-    Cost { rounds: 2 * longest_chain(p), messages: doublings(p), elements: doublings(p) * n }
+    Cost {
+        rounds: 2 * longest_chain(p),
+        messages: doublings(p),
+        elements: doublings(p) * n,
+        ..Cost::default()
+    }
 }
 
 /// The sum climbs to rank 0, which hands it on to the root. The tree of sums is tied to rank 0,
@@ -42,7 +47,7 @@ pub(super) fn reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
     let p = topology.world_size;
     let messages = usize::from(p > 1);
     let rounds = longest_chain(p) + usize::from(root != 0);
-    Cost { rounds, messages, elements: messages * n }
+    Cost { rounds, messages, elements: messages * n, ..Cost::default() }
 }
 
 /// At distance 1, 2, 4, .. every other rank that is still in the game sends its sum to the rank
@@ -104,7 +109,12 @@ pub(super) fn broadcast(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step
 /// `floor(log2 p)` rounds. The root sends `ceil(log2 p)` messages of `n` elements.
 pub(super) fn broadcast_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let p = topology.world_size;
-    Cost { rounds: longest_chain(p), messages: doublings(p), elements: doublings(p) * n }
+    Cost {
+        rounds: longest_chain(p),
+        messages: doublings(p),
+        elements: doublings(p) * n,
+        ..Cost::default()
+    }
 }
 
 /// A place is as many messages away from the root as its number has set bits; below `p` that is

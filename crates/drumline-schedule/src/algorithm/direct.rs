@@ -48,6 +48,11 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
 pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     match topology.world_size {
         1 => Cost::default(),
-        p => Cost { rounds: 2, messages: 2 * (p - 1), elements: n + (p - 2) * n.div_ceil(p) },
+        p => Cost {
+            rounds: 2,
+            messages: 2 * (p - 1),
+            elements: n + (p - 2) * n.div_ceil(p),
+            ..Cost::default()
+        },
     }
 }

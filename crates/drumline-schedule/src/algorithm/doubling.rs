@@ -56,7 +56,7 @@ pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
         messages
     };
     let messages = (0..p).map(messages_of).max().unwrap_or(0);
-    Cost { rounds: doublings(p), messages, elements: messages * n }
+    Cost { rounds: doublings(p), messages, elements: messages * n, ..Cost::default() }
 }
 
 /// How a rank meets the other half of a node.
