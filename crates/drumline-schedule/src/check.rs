@@ -13,15 +13,19 @@
 //! - **Messages.** Each send meets a receive of the same length in the same operation.
 //! - **No deadlock**, on transports where a message leaves its source only when the receiver
 //!   takes it. The error lists who waits for whom.
-//! - **No torn read.** A source is left alone from its `Send` to a `Flush` that covers it. Peers
-//!   touch each other's memory in no other way, so this is all there is to race for.
+//! - **No torn read.** A source is left alone from its `Send` to a `Flush` that covers it.
+//! - **No race.** Two accesses to an element of shared memory, one of them a write, are ordered by
+//!   steps, messages, posts and waits, or the rule of entry (see [`step`](crate::step)). The user
+//!   counts: it writes registered data before each operation and reads it after. Every rank keeps a
+//!   vector clock for this, so a race is found whether or not it changes the result.
 //! - **No stale memory.** The operation runs three times back to back on fresh symbols. Before
-//!   each, the users overwrite their buffers, and scratch holds nothing that may be read.
+//!   each, the users overwrite their buffers, and scratch holds nothing that may be read. Slots
+//!   are used in turn.
 //! - **Cost.** Rounds, messages and elements equal the algorithm's own formula.
 //! - **Form.** What an executor relies on; see [`Rule`].
 //!
-//! One run suffices, since no step depends on timing: receives name their sender, and messages
-//! from one rank arrive in the order in which they were sent.
+//! One run suffices, since no step depends on timing: receives name their sender, messages
+//! from one rank arrive in the order in which they were sent, and posts are only counted.
 //!
 //! ```
 //! use drumline_schedule::step::{Loc, Side, Span, Step};
@@ -347,5 +351,36 @@ impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Wait { rank, step, on, verb } = self;
         write!(f, "rank {rank} waits for rank {on} at step {step}: {verb}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::Collective;
+
+    /// With one slot instead of two used in turn, a rank that is an operation ahead writes to what
+    /// its peers still read.
+    #[test]
+    fn a_single_slot_is_not_enough() {
+        let world = Topology::hosts(&[3]);
+        for (collective, name) in [
+            (Collective::AllReduce, "shm-oneshot"),
+            (Collective::AllReduce, "shm-twoshot"),
+            (Collective::AllReduce, "hierarchical"),
+            (Collective::Broadcast, "shm"),
+            (Collective::Reduce, "shm"),
+            (Collective::AllGather, "shm"),
+            (Collective::ReduceScatter, "shm"),
+        ] {
+            let algorithm = Algorithm::find(collective, name).unwrap();
+            let schedules = algorithm.schedules(&world, 0).unwrap();
+            assert!(run(&world, &schedules, 9, 2).is_ok());
+            let Err(CheckError::Race(race)) = run(&world, &schedules, 9, 1) else {
+                unreachable!("{collective} {name} needs no second slot")
+            };
+            assert_eq!(race.buffer, Buffer::Slot);
+            assert_eq!(race.late.operation.abs_diff(race.early.operation), 1, "{race}");
+        }
     }
 }

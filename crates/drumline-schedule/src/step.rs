@@ -1,4 +1,29 @@
 //! The verbs that every schedule is written in, and the places that they act on.
+//!
+//! # Shared memory
+//!
+//! Ranks on one host can act on each other's memory: a [`Loc`] may name a peer. Its
+//! [`Buffer::Slot`] is open to peers always; its [`Buffer::Data`] only in algorithms that say so
+//! ([`MemoryUse`](crate::MemoryUse)); its input and scratch never. [`Step::Post`] and
+//! [`Step::Wait`] are what orders the accesses. Whoever runs schedules keeps these rules, and the
+//! [checker](crate::check) supposes that it does:
+//!
+//! - Every rank posts equally often in an operation, [`Schedule::posts`](crate::Schedule::posts)
+//!   times, so that ranks can count each other's posts from one operation to the next.
+//! - **Entry.** Before the first step of an operation that posts, a rank waits until each peer on
+//!   its host has posted at least once in the group's last operation that posted. Hence nobody is
+//!   two such operations ahead.
+//! - Each rank has two slots, which operations that post use in turn. By the rule of entry a rank
+//!   that comes back to a slot finds that all peers have finished the operation which used it.
+//!   A peer may write to a slot before its owner has called the operation.
+//! - Where a peer must not touch data before its owner has called, the owner posts first.
+//! - Ranks that call different operations must find out. A description of the call travels beside
+//!   the first post; it is not part of the schedule.
+//!
+//! An operation on more elements than a slot holds is run piece by piece, each piece a full run of
+//! the schedule on a window of the data; staged algorithms with a block for every rank name whole
+//! blocks only, of which the windows are taken. Spans are symbolic: an executor that wants the
+//! borders of blocks on cache lines may choose lengths of windows that make them so.
 
 use std::ops::Range;
 

@@ -1,7 +1,7 @@
 //! Every algorithm of the table is right, for every world size up to 64.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use drumline_schedule::{ALGORITHMS, Algorithm, Collective, Topology, check};
+use drumline_schedule::{ALGORITHMS, Algorithm, Collective, MemoryUse, Topology, check};
 
 #[test]
 fn all_algorithms_are_right_for_1_to_64_ranks() {
@@ -34,10 +34,15 @@ fn expect_right(algorithm: &Algorithm, world_size: usize, root: usize, elements:
     }
 }
 
-/// Ranks that are far from one another, or all on one host where the algorithm needs that.
+/// Ranks that are far from one another; or on hosts of two, or all on one host, where the
+/// algorithm uses memory that they share.
 fn topology(algorithm: &Algorithm, world_size: usize) -> Topology {
-    let flat = Topology::flat(world_size);
-    if (algorithm.applies)(&flat) { flat } else { Topology::hosts(&[world_size]) }
+    let pairs = Topology::placed((0..world_size).map(|rank| rank / 2));
+    match algorithm.memory {
+        MemoryUse::Private => Topology::flat(world_size),
+        _ if (algorithm.applies)(&pairs) => pairs,
+        _ => Topology::hosts(&[world_size]),
+    }
 }
 
 fn roots(collective: Collective, world_size: usize) -> Vec<usize> {

@@ -28,11 +28,20 @@ pub(super) struct Expressions {
     ids: HashMap<Expression, Id, BuildHasherDefault<Mix>>,
     /// Those that are no leaves, in the order of their ids.
     composed: Vec<Expression>,
+    /// For each id, the last sum that it was the left operand of, and the right one. In the
+    /// canonical tree there is only one, so that few sums have to be looked up.
+    last_sum: Vec<Option<(Id, Id)>>,
 }
 
 impl Expressions {
     pub(super) fn new(world_size: usize, elements: usize) -> Expressions {
-        Expressions { world_size, elements, ids: HashMap::default(), composed: vec![] }
+        Expressions {
+            world_size,
+            elements,
+            ids: HashMap::default(),
+            composed: vec![],
+            last_sum: vec![],
+        }
     }
 
     // Memory ends long before 2^32 ids do.
@@ -45,7 +54,18 @@ impl Expressions {
     }
 
     pub(super) fn sum(&mut self, left: Id, right: Id) -> Id {
-        self.id(Expression::Sum(left, right))
+        let index = left.0 as usize;
+        if let Some(&Some((last, sum))) = self.last_sum.get(index)
+            && last == right
+        {
+            return sum;
+        }
+        let sum = self.id(Expression::Sum(left, right));
+        if self.last_sum.len() <= index {
+            self.last_sum.resize(index + 1, None);
+        }
+        self.last_sum[index] = Some((right, sum));
+        sum
     }
 
     pub(super) fn finish(&mut self, value: Id) -> Id {

@@ -221,7 +221,7 @@ fn price(schedules: &[Schedule], events: &[Event]) -> String {
         price.push(format!("sent per rank: {} × the data", times(elements)));
     }
     if shared > 0 {
-        price.push(format!("read and written at peers: {} ×", times(shared)));
+        price.push(format!("at peers: {} ×", times(shared)));
     }
     price.join(" · ")
 }
