@@ -156,8 +156,8 @@ pub static ALGORITHMS: &[Algorithm] = &[
         memory: MemoryUse::Private,
         generate: direct::all_reduce,
         cost: direct::all_reduce_cost,
-        applies: any,
-        needs: "nothing",
+        applies: Topology::sums_by_rank,
+        needs: "sums in the order of ranks",
     },
     Algorithm {
         collective: Collective::AllReduce,
@@ -165,8 +165,8 @@ pub static ALGORITHMS: &[Algorithm] = &[
         memory: MemoryUse::Private,
         generate: doubling::all_reduce,
         cost: doubling::all_reduce_cost,
-        applies: any,
-        needs: "nothing",
+        applies: Topology::sums_by_rank,
+        needs: "sums in the order of ranks",
     },
     Algorithm {
         collective: Collective::AllReduce,
@@ -174,8 +174,8 @@ pub static ALGORITHMS: &[Algorithm] = &[
         memory: MemoryUse::Private,
         generate: binomial::all_reduce,
         cost: binomial::all_reduce_cost,
-        applies: any,
-        needs: "nothing",
+        applies: Topology::sums_by_rank,
+        needs: "sums in the order of ranks",
     },
     Algorithm {
         collective: Collective::Reduce,
@@ -183,8 +183,8 @@ pub static ALGORITHMS: &[Algorithm] = &[
         memory: MemoryUse::Private,
         generate: binomial::reduce,
         cost: binomial::reduce_cost,
-        applies: any,
-        needs: "nothing",
+        applies: Topology::sums_by_rank,
+        needs: "sums in the order of ranks",
     },
     Algorithm {
         collective: Collective::Broadcast,

@@ -204,7 +204,8 @@ pub enum Step {
         dsts: Vec<Loc>,
         /// The inputs by ascending rank, each with the node of the tree that it is the sum
         /// of. Together they tile one node. An input is one of `dsts` or lies in another buffer.
-        /// They may be a peer's memory.
+        /// They may be a peer's memory. Where a schedule sums in stages, the leaves of the tree are
+        /// the ranks of a host by their seats, or the hosts.
         srcs: Vec<(Node, Loc)>,
         /// Whether this completes the sum.
         finish: bool,

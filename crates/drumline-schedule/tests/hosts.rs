@@ -1,7 +1,7 @@
 //! Algorithms that add on each host first are right for every placement that they serve.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use drumline_schedule::{ALGORITHMS, Algorithm, Collective, SumOrder, Topology, check};
+use drumline_schedule::{ALGORITHMS, Algorithm, Collective, SumOrder, Topology, algorithm, check};
 
 #[test]
 fn hierarchies_are_right_for_all_equal_hosts_of_up_to_64_ranks() {
@@ -47,6 +47,24 @@ fn placements_that_the_order_forbids_are_refused() {
     }
 }
 
+/// Whatever says that it serves a topology keeps the order of sums that this has.
+#[test]
+fn algorithms_know_which_topologies_they_serve() {
+    let placements = [&[0, 1, 0, 1][..], &[0, 0, 1, 1, 1], &[0, 0, 0, 1, 1, 1], &[0, 0, 1, 1, 2]];
+    for algorithm in ALGORITHMS {
+        for hosts in placements {
+            for order in [SumOrder::Rank, SumOrder::Placement] {
+                let world = Topology::placed(hosts).with_order(order);
+                if let Err(error) = check::check(algorithm, &world, 1, 17) {
+                    let refused = !(algorithm.applies)(&world);
+                    let Algorithm { collective, name, .. } = algorithm;
+                    assert!(refused, "{collective} {name}, {hosts:?} by {order:?}: {error}");
+                }
+            }
+        }
+    }
+}
+
 /// Sums that follow the placement are found to be wrong if they follow ranks, and conversely.
 #[test]
 fn the_order_of_the_topology_is_what_is_checked() {
@@ -56,7 +74,7 @@ fn the_order_of_the_topology_is_what_is_checked() {
         .map(|algorithm| (algorithm, SumOrder::Rank))
         .chain([(binomial, SumOrder::Placement)])
     {
-        let reckless = Algorithm { applies: |_| true, ..*algorithm };
+        let reckless = Algorithm { applies: algorithm::any, ..*algorithm };
         let error = check::check(&reckless, &dealt.clone().with_order(order), 0, 9).unwrap_err();
         assert!(matches!(error, check::CheckError::Result { .. }), "{error}");
     }
