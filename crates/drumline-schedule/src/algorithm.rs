@@ -12,6 +12,8 @@ mod bruck;
 mod direct;
 mod dissemination;
 mod doubling;
+mod gather;
+mod halving;
 
 use std::fmt;
 
@@ -20,6 +22,8 @@ use crate::flush;
 use crate::schedule::Schedule;
 use crate::step::{Rank, Step};
 use crate::topology::Topology;
+
+pub use direct::DIRECT_MAX_RANKS;
 
 /// An operation that all ranks of a group take part in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,19 +36,44 @@ pub enum Collective {
     Broadcast,
     /// Every rank gets the contributions of all ranks, in the order of ranks.
     AllGather,
+    /// Every rank brings as many blocks as there are ranks and gets the sum of one: rank `i`
+    /// that of all blocks `i`.
+    ReduceScatter,
     /// No rank leaves before every rank has entered.
     Barrier,
 }
 
 impl Collective {
     /// Elements in [`Buffer::Data`](crate::step::Buffer::Data) when every rank contributes
-    /// `elements`.
+    /// `elements`; for a reduce-scatter, when it contributes that many to every rank.
     pub fn data_len(self, world_size: usize, elements: usize) -> usize {
         match self {
-            Collective::AllReduce | Collective::Reduce | Collective::Broadcast => elements,
+            Collective::AllReduce
+            | Collective::Reduce
+            | Collective::Broadcast
+            | Collective::ReduceScatter => elements,
             Collective::AllGather => world_size * elements,
             Collective::Barrier => 0,
         }
+    }
+
+    /// Elements in [`Buffer::Input`](crate::step::Buffer::Input) when
+    /// [`Buffer::Data`](crate::step::Buffer::Data) has `data_len`. Without an input of its own an
+    /// operation takes what lies in the data.
+    pub fn input_len(self, world_size: usize, data_len: usize) -> usize {
+        match self {
+            Collective::AllGather => data_len / world_size,
+            Collective::ReduceScatter => world_size * data_len,
+            Collective::AllReduce
+            | Collective::Reduce
+            | Collective::Broadcast
+            | Collective::Barrier => 0,
+        }
+    }
+
+    /// Whether there is a [`Buffer::Input`](crate::step::Buffer::Input).
+    pub fn has_input(self) -> bool {
+        matches!(self, Collective::AllGather | Collective::ReduceScatter)
     }
 }
 
@@ -55,6 +84,7 @@ impl fmt::Display for Collective {
             Collective::Reduce => "reduce",
             Collective::Broadcast => "broadcast",
             Collective::AllGather => "all_gather",
+            Collective::ReduceScatter => "reduce_scatter",
             Collective::Barrier => "barrier",
         })
     }
@@ -72,6 +102,14 @@ pub struct Algorithm {
     pub generate: fn(&Topology, Rank, Rank) -> Vec<Step>,
     /// The price when every rank contributes that many elements: `(topology, root, elements)`.
     pub cost: fn(&Topology, Rank, usize) -> Cost,
+    /// Whether it can serve these ranks. It is asked before `generate` and `cost` are called.
+    pub applies: fn(&Topology) -> bool,
+    /// What `applies` asks for, to be read after "needs".
+    pub needs: &'static str,
+    /// Whether sums that are not complete may travel. Narrow floats (f16, bf16) lose accuracy
+    /// when those are rounded to be sent, so they prefer algorithms of which only what ranks
+    /// bring, and what is finished, is ever sent.
+    pub partial_sums_travel: bool,
 }
 
 /// What an operation costs on the wire.
@@ -100,44 +138,97 @@ pub static ALGORITHMS: &[Algorithm] = &[
         name: "direct",
         generate: direct::all_reduce,
         cost: direct::all_reduce_cost,
+        applies: direct::few_ranks,
+        needs: "at most 256 ranks",
+        partial_sums_travel: false,
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "halving",
+        generate: halving::all_reduce,
+        cost: halving::all_reduce_cost,
+        applies: any,
+        needs: "nothing",
+        partial_sums_travel: true,
     },
     Algorithm {
         collective: Collective::AllReduce,
         name: "doubling",
         generate: doubling::all_reduce,
         cost: doubling::all_reduce_cost,
+        applies: any,
+        needs: "nothing",
+        partial_sums_travel: true,
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "gather",
+        generate: gather::all_reduce,
+        cost: gather::all_reduce_cost,
+        applies: any,
+        needs: "nothing",
+        partial_sums_travel: false,
     },
     Algorithm {
         collective: Collective::AllReduce,
         name: "binomial",
         generate: binomial::all_reduce,
         cost: binomial::all_reduce_cost,
+        applies: any,
+        needs: "nothing",
+        partial_sums_travel: true,
     },
     Algorithm {
         collective: Collective::Reduce,
         name: "binomial",
         generate: binomial::reduce,
         cost: binomial::reduce_cost,
+        applies: any,
+        needs: "nothing",
+        partial_sums_travel: true,
     },
     Algorithm {
         collective: Collective::Broadcast,
         name: "binomial",
         generate: binomial::broadcast,
         cost: binomial::broadcast_cost,
+        applies: any,
+        needs: "nothing",
+        partial_sums_travel: false,
     },
     Algorithm {
         collective: Collective::AllGather,
         name: "bruck",
         generate: bruck::all_gather,
         cost: bruck::all_gather_cost,
+        applies: any,
+        needs: "nothing",
+        partial_sums_travel: false,
+    },
+    Algorithm {
+        collective: Collective::ReduceScatter,
+        name: "direct",
+        generate: direct::reduce_scatter,
+        cost: direct::reduce_scatter_cost,
+        applies: any,
+        needs: "nothing",
+        partial_sums_travel: false,
     },
     Algorithm {
         collective: Collective::Barrier,
         name: "dissemination",
         generate: dissemination::barrier,
         cost: dissemination::barrier_cost,
+        applies: any,
+        needs: "nothing",
+        partial_sums_travel: false,
     },
 ];
+
+/// Serves every topology.
+pub fn any(_topology: &Topology) -> bool {
+    true
+}
 
 impl Algorithm {
     /// The row of [`ALGORITHMS`] with this name.
@@ -158,7 +249,7 @@ impl Algorithm {
     ///
     /// # Errors
     ///
-    /// When `rank` or `root` is not in the topology.
+    /// When `rank` or `root` is not in the topology, or the algorithm does not serve it.
     pub fn schedule(&self, topology: &Topology, rank: Rank, root: Rank) -> Result<Schedule, Error> {
         let world_size = topology.world_size;
         if rank >= world_size {
@@ -166,6 +257,9 @@ impl Algorithm {
         }
         if root >= world_size {
             return Err(Error::RootOutOfRange { root, world_size });
+        }
+        if !(self.applies)(topology) {
+            return Err(self.does_not_apply(topology));
         }
         Ok(Schedule {
             collective: self.collective,
@@ -181,9 +275,20 @@ impl Algorithm {
     ///
     /// # Errors
     ///
-    /// When `root` is not in the topology.
+    /// As [`Algorithm::schedule`].
     pub fn schedules(&self, topology: &Topology, root: Rank) -> Result<Vec<Schedule>, Error> {
         (0..topology.world_size).map(|rank| self.schedule(topology, rank, root)).collect()
+    }
+
+    fn does_not_apply(&self, topology: &Topology) -> Error {
+        let rows = ALGORITHMS.iter().filter(|row| row.collective == self.collective);
+        Error::DoesNotApply {
+            collective: self.collective,
+            algorithm: self.name,
+            needs: self.needs,
+            world_size: topology.world_size,
+            others: rows.filter(|row| (row.applies)(topology)).map(|row| row.name).collect(),
+        }
     }
 }
 
@@ -209,7 +314,7 @@ mod tests {
         let error = Algorithm::find(Collective::AllReduce, "ring").unwrap_err();
         assert_eq!(
             error.to_string(),
-            r#"all_reduce has no algorithm "ring": use one of direct, doubling, binomial"#
+            r#"all_reduce has no algorithm "ring": use one of direct, halving, doubling, gather, binomial"#
         );
     }
 
@@ -226,6 +331,19 @@ mod tests {
             Err(Error::RootOutOfRange { root: 4, world_size: 4 })
         );
         assert!(row.schedule(&Topology::flat(0), 0, 0).is_err());
+    }
+
+    #[test]
+    fn worlds_that_an_algorithm_does_not_serve_are_refused() {
+        let direct = Algorithm::find(Collective::AllReduce, "direct").unwrap();
+        assert!(direct.schedule(&Topology::flat(DIRECT_MAX_RANKS), 0, 0).is_ok());
+        assert!(direct.needs.contains(&DIRECT_MAX_RANKS.to_string()));
+        let error = direct.schedule(&Topology::flat(DIRECT_MAX_RANKS + 1), 0, 0).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the algorithm direct of all_reduce needs at most 256 ranks, and there are 257: \
+             use one of halving, doubling, gather, binomial"
+        );
     }
 
     #[test]

@@ -18,6 +18,7 @@
 //! - **No stale memory.** The operation runs three times back to back on fresh symbols. Before
 //!   each, the users overwrite their buffers, and scratch holds nothing that may be read.
 //! - **Cost.** Rounds, messages and elements equal the algorithm's own formula.
+//! - **Leaves and results only**, where the algorithm says that no partial sum travels.
 //! - **Form.** What an executor relies on; see [`Rule`].
 //!
 //! One run suffices, since no step depends on timing: receives name their sender, and messages
@@ -40,6 +41,9 @@
 //!         ]
 //!     },
 //!     cost: |_, _, n| Cost { rounds: 1, messages: 1, elements: n },
+//!     applies: |topology| topology.world_size == 2,
+//!     needs: "2 ranks",
+//!     partial_sums_travel: false,
 //! };
 //! let error = check::check(&hasty, &Topology::flat(2), 0, 10).unwrap_err();
 //! assert_eq!(error.to_string(), "\
@@ -79,7 +83,8 @@ pub fn check(
     root: Rank,
     elements: usize,
 ) -> Result<Cost, CheckError> {
-    let measured = check_schedules(&algorithm.schedules(topology, root)?, elements)?;
+    let schedules = algorithm.schedules(topology, root)?;
+    let measured = prove(&schedules, elements, algorithm.partial_sums_travel)?;
     let formula = (algorithm.cost)(topology, root, elements);
     match measured == formula {
         true => Ok(measured),
@@ -94,8 +99,16 @@ pub fn check(
 ///
 /// The first fault found.
 pub fn check_schedules(schedules: &[Schedule], elements: usize) -> Result<Cost, CheckError> {
+    prove(schedules, elements, true)
+}
+
+fn prove(
+    schedules: &[Schedule],
+    elements: usize,
+    partial_sums_travel: bool,
+) -> Result<Cost, CheckError> {
     let first = check_form(schedules)?;
-    let mut symbols = Symbols::new(first, schedules, elements);
+    let mut symbols = Symbols::new(first, schedules, elements, partial_sums_travel);
     walk(schedules, OPERATIONS, &mut symbols)?;
     Ok(symbols.cost())
 }
@@ -265,6 +278,18 @@ pub enum CheckError {
         rank: Rank,
         /// Rank that it should have waited for.
         peer: Rank,
+    },
+    /// An algorithm that says it would not sends a sum that is not finished.
+    #[error(
+        "rank {rank}, step {step}: sends a partial sum to rank {to}, which it says it does not"
+    )]
+    PartialSum {
+        /// Sender.
+        rank: Rank,
+        /// Index of its step.
+        step: usize,
+        /// Receiver.
+        to: Rank,
     },
     /// The formula does not say what the schedules do.
     #[error("measured {measured}; the formula says {formula}")]

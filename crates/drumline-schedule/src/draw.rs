@@ -290,7 +290,10 @@ fn title(schedule: &Schedule) -> String {
     let Schedule { collective, algorithm, world_size, root, .. } = schedule;
     let root = match collective {
         Collective::Reduce | Collective::Broadcast => format!(", root {root}"),
-        Collective::AllReduce | Collective::AllGather | Collective::Barrier => String::new(),
+        Collective::AllReduce
+        | Collective::AllGather
+        | Collective::ReduceScatter
+        | Collective::Barrier => String::new(),
     };
     format!("{collective} {algorithm}: {world_size} ranks{root}")
 }
@@ -411,7 +414,7 @@ fn legend(y: usize, events: &[Event], svg: &mut Vec<String>) {
     entry(uses(&|kind| combined(kind, true)), "complete the sum", &|x, svg| {
         combine_mark(x + 18, y, true, svg);
     });
-    entry(uses(&|kind| matches!(kind, Kind::Copy { .. })), "copy from input", &|x, svg| {
+    entry(uses(&|kind| matches!(kind, Kind::Copy { .. })), "copy", &|x, svg| {
         copy_mark(x + 18, y, svg);
     });
 }

@@ -31,4 +31,21 @@ pub enum Error {
         /// The names there are.
         known: Vec<&'static str>,
     },
+    /// The algorithm does not serve these ranks.
+    #[error(
+        "the algorithm {algorithm} of {collective} needs {needs}, and there are {world_size}: \
+         use one of {}", others.join(", ")
+    )]
+    DoesNotApply {
+        /// The collective that the algorithm performs.
+        collective: Collective,
+        /// Its name.
+        algorithm: &'static str,
+        /// What it asks for.
+        needs: &'static str,
+        /// Number of ranks.
+        world_size: usize,
+        /// The algorithms that serve them.
+        others: Vec<&'static str>,
+    },
 }

@@ -71,7 +71,7 @@ impl Schedule {
     pub fn resolve(&self, loc: Loc, data_len: usize) -> Range<usize> {
         loc.span.resolve(match loc.buffer {
             Buffer::Data | Buffer::Scratch(_) => data_len,
-            Buffer::Input => data_len / self.world_size,
+            Buffer::Input => self.collective.input_len(self.world_size, data_len),
         })
     }
 }

@@ -60,11 +60,13 @@ impl Span {
 pub enum Buffer {
     /// What the operation works on in place and leaves its result in.
     Data,
-    /// This rank's contribution where it does not already lie in [`Buffer::Data`]
-    /// (all-gather): `1/world_size` of the length of `Data`, read only.
+    /// This rank's contribution where it does not already lie in [`Buffer::Data`], read only.
+    /// In an all-gather it has `1/world_size` of the length of `Data`, in a reduce-scatter
+    /// `world_size` times that length.
     Input,
-    /// Working memory. A slot has the length of `Data`, but only the spans that the schedule
-    /// names are backed by memory.
+    /// Working memory. A span of a slot is counted in parts of the length of `Data`, and may lie
+    /// beyond it: block 2 of 1 begins at twice that length. Only the spans that the schedule names
+    /// are backed by memory.
     Scratch(usize),
 }
 

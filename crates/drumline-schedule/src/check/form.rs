@@ -1,7 +1,6 @@
 use std::collections::HashMap;
 
 use super::CheckError;
-use crate::algorithm::Collective;
 use crate::schedule::{Schedule, tiled};
 use crate::step::{Buffer, Loc, Rank, Step};
 use crate::tree::{Node, merges};
@@ -13,11 +12,11 @@ pub enum Rule {
     /// Peers are ranks of the world, and not the rank itself.
     #[error("its peer must be another rank of the world")]
     Peer,
-    /// Spans lie in their buffer.
+    /// Spans lie in their buffer. Scratch is as long as need be.
     #[error("a span must lie in its buffer: `of` at least 1, `first + count` at most `of`")]
     Span,
-    /// Only an all-gather has an input beside its data.
-    #[error("only all_gather has an input buffer")]
+    /// An all-gather and a reduce-scatter have an input beside their data.
+    #[error("only all_gather and reduce_scatter have an input buffer")]
     Input,
     /// The input belongs to the user.
     #[error("the input is read only")]
@@ -74,10 +73,12 @@ fn broken_rule(schedule: &Schedule, step: &Step) -> Option<Rule> {
         return Some(Rule::Peer);
     }
     for Loc { buffer, span } in step.reads().chain(step.writes()) {
-        if span.first.checked_add(span.count).is_none_or(|end| end > span.of) || span.of == 0 {
+        let is_scratch = matches!(buffer, Buffer::Scratch(_));
+        let end = span.first.checked_add(span.count);
+        if span.of == 0 || end.is_none_or(|end| end > span.of && !is_scratch) {
             return Some(Rule::Span);
         }
-        if buffer == Buffer::Input && collective != Collective::AllGather {
+        if buffer == Buffer::Input && !collective.has_input() {
             return Some(Rule::Input);
         }
     }

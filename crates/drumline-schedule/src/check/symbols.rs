@@ -14,13 +14,15 @@ use crate::walk::{At, Combine, Visitor};
 pub(super) struct Symbols<'a> {
     first: &'a Schedule,
     schedules: &'a [Schedule],
-    elements: usize,
     data_len: usize,
     expressions: Expressions,
-    /// What the data must be after each operation.
+    /// What the data must be after each operation; of a reduce-scatter, that of all ranks
+    /// together.
     expected: Vec<Vec<Id>>,
     ranks: Vec<Memory>,
     rounds: usize,
+    /// Whether sums that are not finished may be sent.
+    partial_sums_travel: bool,
 }
 
 /// One rank's buffers, and what is known about them.
@@ -66,15 +68,18 @@ impl<'a> Symbols<'a> {
         first: &'a Schedule,
         schedules: &'a [Schedule],
         elements: usize,
+        partial_sums_travel: bool,
     ) -> Symbols<'a> {
         let Schedule { collective, world_size, root, .. } = *first;
-        let mut expressions = Expressions::new(world_size, elements);
         let data_len = collective.data_len(world_size, elements);
+        let input_len = collective.input_len(world_size, data_len);
+        let brought = if collective.has_input() { input_len } else { elements };
+        let mut expressions = Expressions::new(world_size, brought);
         let expected = (0..OPERATIONS)
             .map(|operation| {
-                (0..data_len)
+                (0..data_len.max(input_len))
                     .map(|element| match collective {
-                        Collective::AllReduce | Collective::Reduce => {
+                        Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => {
                             let sum = expressions.tree(Node::root(world_size), operation, element);
                             // Nothing is combined in a world of one, so nothing can finish.
                             if world_size > 1 { expressions.finish(sum) } else { sum }
@@ -100,7 +105,16 @@ impl<'a> Symbols<'a> {
                 entered: vec![0; clocks],
             })
             .collect();
-        Symbols { first, schedules, elements, data_len, expressions, expected, ranks, rounds: 0 }
+        Symbols {
+            first,
+            schedules,
+            data_len,
+            expressions,
+            expected,
+            ranks,
+            rounds: 0,
+            partial_sums_travel,
+        }
     }
 
     /// What one operation has cost.
@@ -208,7 +222,11 @@ impl Visitor for Symbols<'_> {
         let (data, input) = match schedule.collective {
             Collective::AllReduce | Collective::Reduce => (own(self.data_len), vec![]),
             Collective::Broadcast if rank == schedule.root => (own(self.data_len), vec![]),
-            Collective::AllGather => (vec![None; self.data_len], own(self.elements)),
+            Collective::AllGather | Collective::ReduceScatter => {
+                let world_size = schedule.world_size;
+                let input_len = schedule.collective.input_len(world_size, self.data_len);
+                (vec![None; self.data_len], own(input_len))
+            }
             Collective::Broadcast | Collective::Barrier => (vec![None; self.data_len], vec![]),
         };
         let memory = &mut self.ranks[rank];
@@ -228,7 +246,10 @@ impl Visitor for Symbols<'_> {
     }
 
     fn send(&mut self, at: At, to: Rank, src: Loc) -> Result<Message, CheckError> {
-        self.read(at, src)?;
+        let values = self.read(at, src)?;
+        if !self.partial_sums_travel && values.iter().any(|&id| self.expressions.is_sum(id)) {
+            return Err(CheckError::PartialSum { rank: at.rank, step: at.step, to });
+        }
         let range = self.resolve(src);
         let memory = &mut self.ranks[at.rank];
         let number = memory.sent.entry(to).or_default();
@@ -331,9 +352,9 @@ impl Visitor for Symbols<'_> {
             return Ok(());
         }
         let found = &memory.buffers[&Buffer::Data].values;
-        for (element, (&found, &expected)) in
-            found.iter().zip(&self.expected[operation]).enumerate()
-        {
+        let first = if collective == Collective::ReduceScatter { rank * found.len() } else { 0 };
+        let expected = &self.expected[operation][first..];
+        for (element, (&found, &expected)) in found.iter().zip(expected).enumerate() {
             if found != Some(expected) {
                 let text = |id| self.expressions.text(id, operation);
                 return Err(CheckError::Result {
@@ -369,11 +390,14 @@ struct Expressions {
     ids: HashMap<Expression, Id>,
     /// Those that are no leaves, in the order of their ids.
     composed: Vec<Expression>,
+    /// What was last made of each id as the left operand. There is one tree, so as long as sums
+    /// are right this is what is made of it again, and nothing has to be looked up.
+    latest: Vec<Option<(Expression, Id)>>,
 }
 
 impl Expressions {
     fn new(world_size: usize, elements: usize) -> Expressions {
-        Expressions { world_size, elements, ids: HashMap::new(), composed: vec![] }
+        Expressions { world_size, elements, ids: HashMap::new(), composed: vec![], latest: vec![] }
     }
 
     // Memory ends long before 2^32 ids do.
@@ -383,6 +407,12 @@ impl Expressions {
 
     fn leaves(&self) -> usize {
         OPERATIONS * self.world_size * self.elements
+    }
+
+    /// Whether it is a sum that nothing has finished.
+    fn is_sum(&self, id: Id) -> bool {
+        let composed = (id.0 as usize).checked_sub(self.leaves());
+        composed.is_some_and(|index| matches!(self.composed[index], Expression::Sum(..)))
     }
 
     fn sum(&mut self, left: Id, right: Id) -> Id {
@@ -406,11 +436,23 @@ impl Expressions {
     }
 
     fn id(&mut self, expression: Expression) -> Id {
+        let (Expression::Sum(Id(left), _) | Expression::Finish(Id(left))) = expression;
+        let left = left as usize;
+        if let Some(&Some((latest, id))) = self.latest.get(left)
+            && latest == expression
+        {
+            return id;
+        }
         let next = Id((self.leaves() + self.composed.len()) as u32);
-        *self.ids.entry(expression).or_insert_with(|| {
+        let id = *self.ids.entry(expression).or_insert_with(|| {
             self.composed.push(expression);
             next
-        })
+        });
+        if self.latest.len() <= left {
+            self.latest.resize(self.leaves() + self.composed.len(), None);
+        }
+        self.latest[left] = Some((expression, id));
+        id
     }
 
     /// `(r0[7] + r1[7])`, cut short where it gets long: a wrong schedule may add sums of sums.

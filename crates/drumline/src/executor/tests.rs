@@ -157,7 +157,11 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
 
     let own = |rank| {
         plans.iter().enumerate().map(move |(at, plan)| {
-            (0..plan.len).map(|index| contribution(at, rank, index)).collect::<Vec<i64>>()
+            let blocks = match plan.algorithm.collective {
+                Collective::ReduceScatter => world_size,
+                _ => 1,
+            };
+            (0..blocks * plan.len).map(|index| contribution(at, rank, index)).collect::<Vec<i64>>()
         })
     };
     let inputs: Vec<Vec<Vec<i64>>> = (0..world_size).map(|rank| own(rank).collect()).collect();
@@ -178,7 +182,7 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
                     let topology = Topology::flat(world_size);
                     let schedule = plan.algorithm.schedule(&topology, rank, plan.root).unwrap();
                     let input: &[i64] = match plan.algorithm.collective {
-                        Collective::AllGather => input,
+                        collective if collective.has_input() => input,
                         _ => &[],
                     };
                     let buffers =
@@ -237,6 +241,9 @@ fn expected(world_size: usize, at: usize, plan: &Plan, rank: Rank) -> Option<Vec
     let sum = |index| all.clone().map(|rank| contribution(at, rank, index)).sum();
     match plan.algorithm.collective {
         Collective::AllReduce => Some(elements.map(sum).collect()),
+        Collective::ReduceScatter => {
+            Some(elements.map(|index| sum(rank * plan.len + index)).collect())
+        }
         Collective::Reduce => (rank == plan.root).then(|| elements.map(sum).collect()),
         Collective::Broadcast => {
             Some(elements.map(|index| contribution(at, plan.root, index)).collect())
