@@ -112,7 +112,7 @@ pub struct Algorithm {
     pub partial_sums_travel: bool,
 }
 
-/// What an operation costs on the wire.
+/// What an operation costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Messages in the longest chain of which each can only be sent after the one before it
@@ -122,12 +122,15 @@ pub struct Cost {
     pub messages: usize,
     /// Elements sent by the rank that sends the most elements.
     pub elements: usize,
+    /// Elements combined into others by the rank that combines the most.
+    pub combined: usize,
 }
 
 impl fmt::Display for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Cost { rounds, messages, elements } = self;
-        write!(f, "rounds: {rounds}, messages per rank: {messages}, elements per rank: {elements}")
+        let Cost { rounds, messages, elements, combined } = self;
+        write!(f, "rounds: {rounds}, messages per rank: {messages}, ")?;
+        write!(f, "elements per rank: {elements} sent, {combined} combined")
     }
 }
 

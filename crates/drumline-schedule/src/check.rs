@@ -17,7 +17,7 @@
 //!   touch each other's memory in no other way, so this is all there is to race for.
 //! - **No stale memory.** The operation runs three times back to back on fresh symbols. Before
 //!   each, the users overwrite their buffers, and scratch holds nothing that may be read.
-//! - **Cost.** Rounds, messages and elements equal the algorithm's own formula.
+//! - **Cost.** Rounds, messages and elements, sent and combined, equal the algorithm's own formula.
 //! - **Leaves and results only**, where the algorithm says that no partial sum travels.
 //! - **Form.** What an executor relies on; see [`Rule`].
 //!
@@ -40,7 +40,7 @@
 //!             Step::RecvReduce { from: peer, dst: data, side, finish: true },
 //!         ]
 //!     },
-//!     cost: |_, _, n| Cost { rounds: 1, messages: 1, elements: n },
+//!     cost: |_, _, n| Cost { rounds: 1, messages: 1, elements: n, combined: n },
 //!     applies: |topology| topology.world_size == 2,
 //!     needs: "2 ranks",
 //!     partial_sums_travel: false,

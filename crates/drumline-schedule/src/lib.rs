@@ -37,7 +37,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Where to read on: the verbs in [`step`], the order in [`tree`], the table in [`algorithm`]. A
+//! Where to read on: the verbs in [`step`], the order in [`tree`], the table in [`algorithm`],
+//! which row to take in [`price`]. A
 //! new algorithm is a row there, or a value of type [`Algorithm`] of your own; [`check`] finds
 //! what is wrong with it. `docs/schedules` shows them all.
 
@@ -48,6 +49,7 @@ pub mod check;
 pub mod draw;
 mod error;
 mod flush;
+pub mod price;
 mod schedule;
 pub mod step;
 mod topology;

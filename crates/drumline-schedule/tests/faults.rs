@@ -107,7 +107,7 @@ fn swap(rank: Rank) -> Vec<Step> {
 
 #[test]
 fn swap_is_right() {
-    let cost = Cost { rounds: 1, messages: 1, elements: 5 };
+    let cost = Cost { rounds: 1, messages: 1, elements: 5, combined: 5 };
     assert_eq!(run(Collective::AllReduce, 2, 5, |_, rank, _| swap(rank)), Ok(cost));
 }
 
@@ -313,13 +313,16 @@ fn barrier_that_is_left_too_early() {
 
 #[test]
 fn formula_that_is_off_by_one() {
-    for (rounds, messages, elements) in [(1, 0, 0), (0, 1, 0), (0, 0, 1)] {
+    for place in 0..4 {
+        let [rounds, messages, elements, combined] =
+            [0, 1, 2, 3].map(|at| usize::from(at == place));
         for row in ALGORITHMS {
             let formula = (row.cost)(&Topology::flat(6), 2, 9);
             let add = |cost: Cost| Cost {
                 rounds: cost.rounds + rounds,
                 messages: cost.messages + messages,
                 elements: cost.elements + elements,
+                combined: cost.combined + combined,
             };
             let schedules = row.schedules(&Topology::flat(6), 2).unwrap();
             assert_eq!(check_schedules(&schedules, 9), Ok(formula));

@@ -18,8 +18,8 @@ pub struct Config {
     /// unless set.
     pub timeout: Duration,
 
-    /// The algorithm of `all_reduce`, by name (`direct`, `doubling`, `binomial`), the same on
-    /// all ranks. `DRUMLINE_ALL_REDUCE`; chosen by size unless set. It never changes a result.
+    /// The algorithm of `all_reduce`, by name (`direct`, `halving`, `doubling`, `gather`,
+    /// `binomial`), the same on all ranks. `DRUMLINE_ALL_REDUCE`; chosen by size unless set. It never changes a result.
     pub all_reduce: Option<String>,
 
     /// The address to listen on for peers. `DRUMLINE_BIND_ADDRESS`; unless set, the one from

@@ -17,7 +17,7 @@ use drumline::{
     store::{HashStore, Store},
 };
 
-const ALL_REDUCE: [&str; 3] = ["direct", "doubling", "binomial"];
+const ALL_REDUCE: [&str; 5] = ["direct", "halving", "doubling", "gather", "binomial"];
 const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max];
 
 /// Runs `rank` on a thread for every rank of a world and collects what they return.

@@ -53,11 +53,17 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
 }
 
 /// 2 rounds and `2 (p - 1)` messages. A rank with a block of `b` elements sends `n - b` and then
-/// `(p - 1) b`; the largest block has `ceil(n / p)`.
+/// `(p - 1) b`, and combines the block of everyone else into its own; the largest block has
+/// `ceil(n / p)`.
 pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     match topology.world_size {
         1 => Cost::default(),
-        p => Cost { rounds: 2, messages: 2 * (p - 1), elements: n + (p - 2) * n.div_ceil(p) },
+        p => Cost {
+            rounds: 2,
+            messages: 2 * (p - 1),
+            elements: n + (p - 2) * n.div_ceil(p),
+            combined: (p - 1) * n.div_ceil(p),
+        },
     }
 }
 
@@ -91,8 +97,9 @@ pub(super) fn reduce_scatter(topology: &Topology, rank: Rank, _root: Rank) -> Ve
     steps
 }
 
-/// 1 round, `p - 1` messages and `(p - 1) n` elements, `n` being the length of a block.
+/// 1 round, `p - 1` messages and `(p - 1) n` elements, sent and combined, `n` being the length
+/// of a block.
 pub(super) fn reduce_scatter_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let peers = topology.world_size - 1;
-    Cost { rounds: peers.min(1), messages: peers, elements: peers * n }
+    Cost { rounds: peers.min(1), messages: peers, elements: peers * n, combined: peers * n }
 }

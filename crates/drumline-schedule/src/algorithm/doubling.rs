@@ -129,7 +129,8 @@ impl Fed {
 /// `ceil(log2 p)` rounds. For powers of two that is one message a round. Otherwise a rank whose
 /// child of a node is the smaller one serves up to 4 ranks there, and a rank of the larger child
 /// may hand the other's sum on beside its own: 5 ranks take up to 4 messages each, 33 take 9,
-/// and 16,385 take 27. Each message has `n` elements.
+/// and 16,385 take 27. Each message has `n` elements. A rank combines once a
+/// round.
 ///
 /// The lowest rank of each block of `2^k` ranks sends the most: higher ones of the block serve
 /// fewer.
@@ -155,5 +156,6 @@ pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
         above.push((left, right));
         node = right;
     }
-    Cost { rounds: doublings(p), messages: most, elements: most * n }
+    let combined = doublings(p) * n;
+    Cost { rounds: doublings(p), messages: most, elements: most * n, combined }
 }

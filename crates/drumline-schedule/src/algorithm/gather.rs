@@ -31,8 +31,9 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
     steps
 }
 
-/// `ceil(log2 p)` rounds of one message; `(p - 1) n` elements in all.
+/// `ceil(log2 p)` rounds of one message; `(p - 1) n` elements in all, which are then combined.
 pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let p = topology.world_size;
-    Cost { rounds: doublings(p), messages: doublings(p), elements: (p - 1) * n }
+    let elements = (p - 1) * n;
+    Cost { rounds: doublings(p), messages: doublings(p), elements, combined: elements }
 }

@@ -57,17 +57,23 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
 /// in `2 k` messages. Otherwise it is at most 1.125 times the least (for 3 ranks), in more
 /// messages: at `2^k + 1` the last rank has something to share with everyone.
 ///
-/// The shares are counted by cutting the whole line of the data, for all ranks together.
+/// It combines its share of each node. The shares are counted by cutting the whole line of the data, for all ranks together.
 pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let p = topology.world_size;
-    let mut census =
-        Census { scale: Scale::new(p), elements: n, messages: vec![0; p], sent: vec![0; p] };
+    let mut census = Census {
+        scale: Scale::new(p),
+        elements: n,
+        messages: vec![0; p],
+        sent: vec![0; p],
+        combined: vec![0; p],
+    };
     census.line(Node::root(p));
     let most = |counts: &[usize]| counts.iter().max().copied().unwrap_or(0);
     Cost {
         rounds: 2 * super::doublings(p),
         messages: most(&census.messages),
         elements: most(&census.sent),
+        combined: most(&census.combined),
     }
 }
 
@@ -197,6 +203,7 @@ struct Census {
     elements: usize,
     messages: Vec<usize>,
     sent: Vec<usize>,
+    combined: Vec<usize>,
 }
 
 impl Census {
@@ -207,8 +214,8 @@ impl Census {
         }
         let Some((left, right)) = node.children() else { return vec![] };
         let (left, right) = (self.block_line(left), self.line(right));
-        self.count_held(&left);
-        self.count_held(&right);
+        self.held(&left, |census| &mut census.sent);
+        self.held(&right, |census| &mut census.sent);
 
         let mut line = vec![];
         let mut lefts = left.iter().peekable();
@@ -231,6 +238,7 @@ impl Census {
                 at = end;
             }
         }
+        self.held(&line, |census| &mut census.combined);
         line
     }
 
@@ -245,15 +253,19 @@ impl Census {
                 let block = Span::block(index * blocks / node.len, blocks);
                 self.sent[rank] += block.resolve(self.elements).len();
                 blocks *= 2;
+                let half = Span::block(index * blocks / node.len, blocks);
+                self.combined[rank] += half.resolve(self.elements).len();
             }
         }
         line
     }
 
-    fn count_held(&mut self, line: &[Piece]) {
+    /// Adds what every rank holds to one of the counts.
+    fn held(&mut self, line: &[Piece], counts: fn(&mut Census) -> &mut Vec<usize>) {
         for Piece { rank, part } in line {
             let Loc { span, .. } = self.scale.data(part);
-            self.sent[*rank] += span.resolve(self.elements).len();
+            let len = span.resolve(self.elements).len();
+            counts(self)[*rank] += len;
         }
     }
 }
@@ -271,6 +283,7 @@ mod tests {
                 let halves: usize = (1..bits).map(|level| n.div_ceil(1 << level)).sum();
                 let cost = all_reduce_cost(&Topology::flat(p), 0, n);
                 assert_eq!((cost.messages, cost.elements), (2 * bits, n + halves), "p = {p}");
+                assert_eq!(cost.combined, halves + n.div_ceil(p), "p = {p}");
             }
         }
     }

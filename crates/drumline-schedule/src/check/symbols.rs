@@ -35,6 +35,8 @@ struct Memory {
     sent: HashMap<Rank, usize>,
     /// Messages in the longest chain that led here.
     round: usize,
+    /// Elements combined in this operation.
+    combined: usize,
     /// For each rank, how many operations it is known to have entered. Barriers only.
     entered: Vec<usize>,
 }
@@ -102,6 +104,7 @@ impl<'a> Symbols<'a> {
                 in_flight: vec![],
                 sent: HashMap::new(),
                 round: 0,
+                combined: 0,
                 entered: vec![0; clocks],
             })
             .collect();
@@ -124,6 +127,7 @@ impl<'a> Symbols<'a> {
             rounds: self.rounds,
             messages: sent().map(|(messages, _)| messages).max().unwrap_or(0),
             elements: sent().map(|(_, elements)| elements).max().unwrap_or(0),
+            combined: self.ranks.iter().map(|memory| memory.combined).max().unwrap_or(0),
         }
     }
 
@@ -175,6 +179,7 @@ impl<'a> Symbols<'a> {
         Combine { side, finish }: Combine,
     ) -> Result<(), CheckError> {
         let own = self.read(at, dst)?;
+        self.ranks[at.rank].combined += own.len();
         let pairs = own.into_iter().zip(incoming);
         let sums: Vec<Id> = pairs
             .map(|(own, incoming)| match side {
@@ -239,6 +244,7 @@ impl Visitor for Symbols<'_> {
         }));
         memory.sent.clear();
         memory.round = 0;
+        memory.combined = 0;
         if let Some(own) = memory.entered.get_mut(rank) {
             *own = operation + 1;
         }
@@ -324,6 +330,7 @@ impl Visitor for Symbols<'_> {
             let mut right = self.read(at, src)?;
             for _ in 0..merges {
                 let left = stack.pop().unwrap_or_default();
+                self.ranks[at.rank].combined += left.len();
                 let pairs = left.into_iter().zip(right);
                 right = pairs.map(|(left, right)| self.expressions.sum(left, right)).collect();
             }

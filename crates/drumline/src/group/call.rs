@@ -5,7 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline_schedule::{Algorithm, Collective, Schedule, Topology, step::Rank};
+use drumline_schedule::{
+    Algorithm, Collective, Schedule, Topology, algorithm::DIRECT_MAX_RANKS, step::Rank,
+};
 
 use super::{Inner, ProcessGroup, State};
 use crate::{
@@ -30,11 +32,16 @@ pub(super) struct Call {
 const FEW_BYTES: usize = 16 * 1024;
 
 /// The algorithm for an `all_reduce` of so many bytes.
-pub(super) fn for_all_reduce(bytes: usize, config: &Config) -> Result<&'static Algorithm> {
+pub(super) fn for_all_reduce(
+    bytes: usize,
+    world_size: usize,
+    config: &Config,
+) -> Result<&'static Algorithm> {
     match &config.all_reduce {
         Some(name) => find(Collective::AllReduce, name),
         None if bytes <= FEW_BYTES => find(Collective::AllReduce, "doubling"),
-        None => find(Collective::AllReduce, "direct"),
+        None if world_size <= DIRECT_MAX_RANKS => find(Collective::AllReduce, "direct"),
+        None => find(Collective::AllReduce, "halving"),
     }
 }
 

@@ -166,7 +166,7 @@ impl ProcessGroup {
                 ),
             });
         }
-        call::for_all_reduce(0, config)?; // an unknown name is refused before anything starts
+        call::for_all_reduce(0, world_size, config)?; // an unknown name is refused before anything starts
         let deadline = Instant::now() + config.timeout;
         // The n-th time that this rank joins is the n-th life of the group, on all ranks alike.
         let joins = store.add(&format!("drumline/{name}/joins/{rank}"), 1)?;
@@ -251,7 +251,8 @@ impl ProcessGroup {
     ///
     /// [`Error::Collective`] says which rank did what; [`Error::Poisoned`] after a failure.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
-        let algorithm = call::for_all_reduce(size_of_val(data), &self.inner.config)?;
+        let inner = &*self.inner;
+        let algorithm = call::for_all_reduce(size_of_val(data), inner.world_size, &inner.config)?;
         let call = Call {
             operation: Operation::AllReduce,
             algorithm,
