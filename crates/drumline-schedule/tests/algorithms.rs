@@ -144,7 +144,7 @@ fn roots(collective: Collective, world_size: usize) -> Vec<usize> {
 fn lengths(collective: Collective, world_size: usize) -> Vec<usize> {
     match collective {
         Collective::AllGather | Collective::ReduceScatter => vec![0, 1, 5],
-        _ => vec![0, 1, world_size - 1, world_size, 12 * world_size + 5],
+        _ => vec![0, 1, world_size - 1, world_size, 5 * world_size + 3],
     }
 }
 
