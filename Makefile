@@ -6,12 +6,14 @@ ARGS ?=
 
 OUT ?= runs/fashion-mnist
 
-.PHONY: help train test format lint unit docs schedules clean
+.PHONY: help train test format lint unit model docs soak schedules clean
 
 help:
 	@echo 'make train      train a classifier on NPROC=$(NPROC) processes; ARGS goes to the program'
 	@echo 'make test       formatting, lints, documentation, and all tests'
+	@echo 'make soak       what takes long: hundreds of kills, every resume'
 	@echo 'make schedules  draw docs/schedules anew'
+	@echo 'make soak       simulate SEEDS=$(SEEDS) jobs with faults'
 	@echo 'make clean      remove everything that was built; runs are kept'
 
 train:
@@ -20,7 +22,7 @@ train:
 	target/release/drumline run --nproc-per-node $(NPROC) \
 	    target/release/fashion-mnist --data "$$data" --out $(OUT) $(ARGS)
 
-test: format lint docs unit
+test: format lint docs unit model
 
 format:
 	cargo fmt --all --check
@@ -33,6 +35,18 @@ docs:
 
 unit:
 	cargo test --locked --workspace
+
+# The protocol of flags and doorbells, in every interleaving that the memory model allows.
+model:
+	RUSTFLAGS='--cfg loom' cargo test --locked --release -p drumline-shm --test loom \
+	    --target-dir target/loom
+
+soak:
+	cargo build --locked -p drumline-launch
+	cargo test --locked -p drumline --features soak --test deaths -- --nocapture
+	cargo test --locked -p drumline -- --ignored
+	cargo test --locked -p drumline-shm -- --ignored
+	cargo test --locked -p fashion-mnist --features soak --test resume
 
 schedules:
 	cargo run --locked -p drumline-schedule --example draw

@@ -12,6 +12,12 @@ mod bruck;
 mod direct;
 mod dissemination;
 mod doubling;
+mod gather;
+mod halving;
+mod hierarchical;
+mod shared;
+mod shared_blocks;
+mod shared_rooted;
 
 use std::fmt;
 
@@ -20,6 +26,8 @@ use crate::flush;
 use crate::schedule::Schedule;
 use crate::step::{Rank, Step};
 use crate::topology::Topology;
+
+pub use direct::DIRECT_MAX_RANKS;
 
 /// An operation that all ranks of a group take part in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -32,19 +40,44 @@ pub enum Collective {
     Broadcast,
     /// Every rank gets the contributions of all ranks, in the order of ranks.
     AllGather,
+    /// Every rank brings as many blocks as there are ranks and gets the sum of one: rank `i`
+    /// that of all blocks `i`.
+    ReduceScatter,
     /// No rank leaves before every rank has entered.
     Barrier,
 }
 
 impl Collective {
     /// Elements in [`Buffer::Data`](crate::step::Buffer::Data) when every rank contributes
-    /// `elements`.
+    /// `elements`; for a reduce-scatter, when it contributes that many to every rank.
     pub fn data_len(self, world_size: usize, elements: usize) -> usize {
         match self {
-            Collective::AllReduce | Collective::Reduce | Collective::Broadcast => elements,
+            Collective::AllReduce
+            | Collective::Reduce
+            | Collective::Broadcast
+            | Collective::ReduceScatter => elements,
             Collective::AllGather => world_size * elements,
             Collective::Barrier => 0,
         }
+    }
+
+    /// Elements in [`Buffer::Input`](crate::step::Buffer::Input) when
+    /// [`Buffer::Data`](crate::step::Buffer::Data) has `data_len`. Without an input of its own an
+    /// operation takes what lies in the data.
+    pub fn input_len(self, world_size: usize, data_len: usize) -> usize {
+        match self {
+            Collective::AllGather => data_len / world_size,
+            Collective::ReduceScatter => world_size * data_len,
+            Collective::AllReduce
+            | Collective::Reduce
+            | Collective::Broadcast
+            | Collective::Barrier => 0,
+        }
+    }
+
+    /// Whether there is a [`Buffer::Input`](crate::step::Buffer::Input).
+    pub fn has_input(self) -> bool {
+        matches!(self, Collective::AllGather | Collective::ReduceScatter)
     }
 }
 
@@ -55,6 +88,7 @@ impl fmt::Display for Collective {
             Collective::Reduce => "reduce",
             Collective::Broadcast => "broadcast",
             Collective::AllGather => "all_gather",
+            Collective::ReduceScatter => "reduce_scatter",
             Collective::Barrier => "barrier",
         })
     }
@@ -67,29 +101,58 @@ pub struct Algorithm {
     pub collective: Collective,
     /// Its name, unique among the algorithms of one collective.
     pub name: &'static str,
+    /// Which memory the ranks of a host must share for it.
+    pub memory: MemoryUse,
     /// The steps of one rank, without [`Step::Flush`]: `(topology, rank, root)`. It is called
     /// with ranks of the topology only. Collectives without a root ignore the root.
     pub generate: fn(&Topology, Rank, Rank) -> Vec<Step>,
     /// The price when every rank contributes that many elements: `(topology, root, elements)`.
     pub cost: fn(&Topology, Rank, usize) -> Cost,
+    /// Whether it can serve these ranks. It is asked before `generate` and `cost` are called.
+    pub applies: fn(&Topology) -> bool,
+    /// What `applies` asks for, to be read after "needs".
+    pub needs: &'static str,
+    /// Whether sums that are not complete may travel. Narrow floats (f16, bf16) would lose accuracy
+    /// if those were rounded to be sent, so such an algorithm moves them in the width that they
+    /// are summed in. Of all others only what ranks bring, and what is finished, ever travels.
+    pub partial_sums_travel: bool,
 }
 
-/// What an operation costs on the wire.
+/// Which memory the ranks of a host share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MemoryUse {
+    /// None: ranks send each other messages.
+    Private,
+    /// [`Buffer::Slot`](crate::step::Buffer::Slot). The users' buffers may lie anywhere.
+    Staged,
+    /// [`Buffer::Slot`](crate::step::Buffer::Slot), and every user's
+    /// [`Buffer::Data`](crate::step::Buffer::Data), which is registered with the group for that.
+    Registered,
+}
+
+/// What an operation costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
-    /// Messages in the longest chain of which each can only be sent after the one before it
-    /// has arrived.
+    /// Messages and posts in the longest chain of which each can only be sent after the one
+    /// before it has arrived.
     pub rounds: usize,
     /// Messages sent by the rank that sends the most messages.
     pub messages: usize,
     /// Elements sent by the rank that sends the most elements.
     pub elements: usize,
+    /// Elements combined into others by the rank that combines the most.
+    pub combined: usize,
+    /// Elements read from and written to the memory of peers by the rank that does the most of
+    /// it.
+    pub shared_elements: usize,
 }
 
 impl fmt::Display for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Cost { rounds, messages, elements } = self;
-        write!(f, "rounds: {rounds}, messages per rank: {messages}, elements per rank: {elements}")
+        let Cost { rounds, messages, elements, combined, shared_elements } = self;
+        write!(f, "rounds: {rounds}, messages per rank: {messages}, ")?;
+        write!(f, "elements per rank: {elements} sent, {combined} combined, ")?;
+        write!(f, "{shared_elements} in the memory of peers")
     }
 }
 
@@ -98,46 +161,209 @@ pub static ALGORITHMS: &[Algorithm] = &[
     Algorithm {
         collective: Collective::AllReduce,
         name: "direct",
+        memory: MemoryUse::Private,
         generate: direct::all_reduce,
         cost: direct::all_reduce_cost,
+        applies: direct::serves,
+        needs: "at most 256 ranks, summed in their order",
+        partial_sums_travel: false,
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "halving",
+        memory: MemoryUse::Private,
+        generate: halving::all_reduce,
+        cost: halving::all_reduce_cost,
+        applies: Topology::sums_by_rank,
+        needs: "sums in the order of ranks",
+        partial_sums_travel: true,
     },
     Algorithm {
         collective: Collective::AllReduce,
         name: "doubling",
+        memory: MemoryUse::Private,
         generate: doubling::all_reduce,
         cost: doubling::all_reduce_cost,
+        applies: Topology::sums_by_rank,
+        needs: "sums in the order of ranks",
+        partial_sums_travel: true,
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "gather",
+        memory: MemoryUse::Private,
+        generate: gather::all_reduce,
+        cost: gather::all_reduce_cost,
+        applies: Topology::sums_by_rank,
+        needs: "sums in the order of ranks",
+        partial_sums_travel: false,
     },
     Algorithm {
         collective: Collective::AllReduce,
         name: "binomial",
+        memory: MemoryUse::Private,
         generate: binomial::all_reduce,
         cost: binomial::all_reduce_cost,
+        applies: Topology::sums_by_rank,
+        needs: "sums in the order of ranks",
+        partial_sums_travel: true,
     },
     Algorithm {
         collective: Collective::Reduce,
         name: "binomial",
+        memory: MemoryUse::Private,
         generate: binomial::reduce,
         cost: binomial::reduce_cost,
+        applies: Topology::sums_by_rank,
+        needs: "sums in the order of ranks",
+        partial_sums_travel: true,
     },
     Algorithm {
         collective: Collective::Broadcast,
         name: "binomial",
+        memory: MemoryUse::Private,
         generate: binomial::broadcast,
         cost: binomial::broadcast_cost,
+        applies: any,
+        needs: "nothing",
+        partial_sums_travel: false,
     },
     Algorithm {
         collective: Collective::AllGather,
         name: "bruck",
+        memory: MemoryUse::Private,
         generate: bruck::all_gather,
         cost: bruck::all_gather_cost,
+        applies: any,
+        needs: "nothing",
+        partial_sums_travel: false,
+    },
+    Algorithm {
+        collective: Collective::ReduceScatter,
+        name: "direct",
+        memory: MemoryUse::Private,
+        generate: direct::reduce_scatter,
+        cost: direct::reduce_scatter_cost,
+        applies: Topology::sums_by_rank,
+        needs: "sums in the order of ranks",
+        partial_sums_travel: false,
     },
     Algorithm {
         collective: Collective::Barrier,
         name: "dissemination",
+        memory: MemoryUse::Private,
         generate: dissemination::barrier,
         cost: dissemination::barrier_cost,
+        applies: any,
+        needs: "nothing",
+        partial_sums_travel: false,
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "shm-oneshot",
+        memory: MemoryUse::Staged,
+        generate: shared::oneshot,
+        cost: shared::oneshot_cost,
+        applies: Topology::is_one_host,
+        needs: "all ranks on one host",
+        partial_sums_travel: false,
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "shm-twoshot",
+        memory: MemoryUse::Staged,
+        generate: shared::twoshot,
+        cost: shared::twoshot_cost,
+        applies: Topology::is_one_host,
+        needs: "all ranks on one host",
+        partial_sums_travel: false,
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "shm-push",
+        memory: MemoryUse::Registered,
+        generate: shared::push,
+        cost: shared::push_cost,
+        applies: Topology::is_one_host,
+        needs: "all ranks on one host",
+        partial_sums_travel: false,
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "hierarchical",
+        memory: MemoryUse::Staged,
+        generate: hierarchical::staged,
+        cost: hierarchical::staged_cost,
+        applies: Topology::sums_by_placement,
+        needs: "hosts whose ranks are nodes of the tree of sums, or sums by placement",
+        partial_sums_travel: true,
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "hierarchical-push",
+        memory: MemoryUse::Registered,
+        generate: hierarchical::push,
+        cost: hierarchical::push_cost,
+        applies: Topology::sums_by_placement,
+        needs: "hosts whose ranks are nodes of the tree of sums, or sums by placement",
+        partial_sums_travel: true,
+    },
+    Algorithm {
+        collective: Collective::Reduce,
+        name: "shm",
+        memory: MemoryUse::Staged,
+        generate: shared_rooted::reduce,
+        cost: shared_rooted::reduce_cost,
+        applies: Topology::is_one_host,
+        needs: "all ranks on one host",
+        partial_sums_travel: false,
+    },
+    Algorithm {
+        collective: Collective::Broadcast,
+        name: "shm",
+        memory: MemoryUse::Staged,
+        generate: shared_rooted::broadcast,
+        cost: shared_rooted::broadcast_cost,
+        applies: Topology::is_one_host,
+        needs: "all ranks on one host",
+        partial_sums_travel: false,
+    },
+    Algorithm {
+        collective: Collective::Barrier,
+        name: "shm",
+        memory: MemoryUse::Staged,
+        generate: shared_rooted::barrier,
+        cost: shared_rooted::barrier_cost,
+        applies: Topology::is_one_host,
+        needs: "all ranks on one host",
+        partial_sums_travel: false,
+    },
+    Algorithm {
+        collective: Collective::AllGather,
+        name: "shm",
+        memory: MemoryUse::Staged,
+        generate: shared_blocks::all_gather,
+        cost: shared_blocks::all_gather_cost,
+        applies: Topology::is_one_host,
+        needs: "all ranks on one host",
+        partial_sums_travel: false,
+    },
+    Algorithm {
+        collective: Collective::ReduceScatter,
+        name: "shm",
+        memory: MemoryUse::Staged,
+        generate: shared_blocks::reduce_scatter,
+        cost: shared_blocks::reduce_scatter_cost,
+        applies: Topology::is_one_host,
+        needs: "all ranks on one host",
+        partial_sums_travel: false,
     },
 ];
+
+/// Serves every topology.
+pub fn any(_topology: &Topology) -> bool {
+    true
+}
 
 impl Algorithm {
     /// The row of [`ALGORITHMS`] with this name.
@@ -158,7 +384,7 @@ impl Algorithm {
     ///
     /// # Errors
     ///
-    /// When `rank` or `root` is not in the topology.
+    /// When `rank` or `root` is not in the topology, or the algorithm does not serve it.
     pub fn schedule(&self, topology: &Topology, rank: Rank, root: Rank) -> Result<Schedule, Error> {
         let world_size = topology.world_size;
         if rank >= world_size {
@@ -167,12 +393,16 @@ impl Algorithm {
         if root >= world_size {
             return Err(Error::RootOutOfRange { root, world_size });
         }
+        if !(self.applies)(topology) {
+            return Err(self.does_not_apply(topology));
+        }
         Ok(Schedule {
             collective: self.collective,
             algorithm: self.name,
             world_size,
             rank,
             root,
+            memory: self.memory,
             steps: flush::insert((self.generate)(topology, rank, root)),
         })
     }
@@ -181,9 +411,20 @@ impl Algorithm {
     ///
     /// # Errors
     ///
-    /// When `root` is not in the topology.
+    /// As [`Algorithm::schedule`].
     pub fn schedules(&self, topology: &Topology, root: Rank) -> Result<Vec<Schedule>, Error> {
         (0..topology.world_size).map(|rank| self.schedule(topology, rank, root)).collect()
+    }
+
+    fn does_not_apply(&self, topology: &Topology) -> Error {
+        let rows = ALGORITHMS.iter().filter(|row| row.collective == self.collective);
+        Error::DoesNotApply {
+            collective: self.collective,
+            algorithm: self.name,
+            needs: self.needs,
+            world_size: topology.world_size,
+            others: rows.filter(|row| (row.applies)(topology)).map(|row| row.name).collect(),
+        }
     }
 }
 
@@ -206,10 +447,10 @@ mod tests {
 
     #[test]
     fn an_unknown_name_is_told_the_known_ones() {
-        let error = Algorithm::find(Collective::AllReduce, "ring").unwrap_err();
+        let error = Algorithm::find(Collective::Broadcast, "ring").unwrap_err();
         assert_eq!(
             error.to_string(),
-            r#"all_reduce has no algorithm "ring": use one of direct, doubling, binomial"#
+            r#"broadcast has no algorithm "ring": use one of binomial, shm"#
         );
     }
 
@@ -226,6 +467,19 @@ mod tests {
             Err(Error::RootOutOfRange { root: 4, world_size: 4 })
         );
         assert!(row.schedule(&Topology::flat(0), 0, 0).is_err());
+    }
+
+    #[test]
+    fn worlds_that_an_algorithm_does_not_serve_are_refused() {
+        let direct = Algorithm::find(Collective::AllReduce, "direct").unwrap();
+        assert!(direct.schedule(&Topology::flat(DIRECT_MAX_RANKS), 0, 0).is_ok());
+        assert!(direct.needs.contains(&DIRECT_MAX_RANKS.to_string()));
+        let error = direct.schedule(&Topology::flat(DIRECT_MAX_RANKS + 1), 0, 0).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the algorithm direct of all_reduce does not serve these 257 ranks: it needs at most 256 \
+             ranks, summed in their order; use one of halving, doubling, gather, binomial, hierarchical, hierarchical-push"
+        );
     }
 
     #[test]

@@ -13,24 +13,32 @@
 //! - **Messages.** Each send meets a receive of the same length in the same operation.
 //! - **No deadlock**, on transports where a message leaves its source only when the receiver
 //!   takes it. The error lists who waits for whom.
-//! - **No torn read.** A source is left alone from its `Send` to a `Flush` that covers it. Peers
-//!   touch each other's memory in no other way, so this is all there is to race for.
+//! - **No torn read.** A source is left alone from its `Send` to a `Flush` that covers it.
+//! - **No race.** Two accesses to an element of shared memory, one of them a write, are ordered by
+//!   steps, messages, posts and waits, or the rule of entry (see [`step`](crate::step)). The user
+//!   counts: it writes registered data before each operation and reads it after. Every rank keeps a
+//!   vector clock for this, so a race is found whether or not it changes the result.
 //! - **No stale memory.** The operation runs three times back to back on fresh symbols. Before
-//!   each, the users overwrite their buffers, and scratch holds nothing that may be read.
-//! - **Cost.** Rounds, messages and elements equal the algorithm's own formula.
+//!   each, the users overwrite their buffers, and scratch holds nothing that may be read. Slots
+//!   are used in turn.
+//! - **Cost.** Rounds, messages and elements (sent, combined, shared) equal the algorithm's own
+//!   formula.
+//! - **Leaves and results only** go from rank to rank, where the algorithm says that no partial sum
+//!   does.
 //! - **Form.** What an executor relies on; see [`Rule`].
 //!
-//! One run suffices, since no step depends on timing: receives name their sender, and messages
-//! from one rank arrive in the order in which they were sent.
+//! One run suffices, since no step depends on timing: receives name their sender, messages
+//! from one rank arrive in the order in which they were sent, and posts are only counted.
 //!
 //! ```
 //! use drumline_schedule::step::{Loc, Side, Span, Step};
-//! use drumline_schedule::{Algorithm, Collective, Cost, Topology, check};
+//! use drumline_schedule::{Algorithm, Collective, Cost, MemoryUse, Topology, algorithm, check};
 //!
 //! // Swap and add. Correct, until the peer reads what has been added to already.
 //! let hasty = Algorithm {
 //!     collective: Collective::AllReduce,
 //!     name: "hasty",
+//!     memory: MemoryUse::Private,
 //!     generate: |_, rank, _| {
 //!         let (peer, data) = (1 - rank, Loc::data(Span::WHOLE));
 //!         let side = if peer < rank { Side::Left } else { Side::Right };
@@ -39,7 +47,10 @@
 //!             Step::RecvReduce { from: peer, dst: data, side, finish: true },
 //!         ]
 //!     },
-//!     cost: |_, _, n| Cost { rounds: 1, messages: 1, elements: n },
+//!     cost: |_, _, n| Cost { rounds: 1, messages: 1, elements: n, combined: n, ..Cost::default() },
+//!     applies: |topology| topology.world_size == 2,
+//!     needs: "2 ranks",
+//!     partial_sums_travel: false,
 //! };
 //! let error = check::check(&hasty, &Topology::flat(2), 0, 10).unwrap_err();
 //! assert_eq!(error.to_string(), "\
@@ -48,7 +59,9 @@
 //!   rank 1 waits for rank 0 at step 1: flush   until rank 0 has taken message 1");
 //! ```
 
+mod expressions;
 mod form;
+mod races;
 mod symbols;
 
 use std::fmt;
@@ -63,6 +76,7 @@ use crate::walk::walk;
 use symbols::Symbols;
 
 pub use form::Rule;
+pub use races::{Access, Race};
 
 /// Operations run back to back: the second may trip over what the first left behind, the third
 /// over what the second did to that.
@@ -79,7 +93,8 @@ pub fn check(
     root: Rank,
     elements: usize,
 ) -> Result<Cost, CheckError> {
-    let measured = check_schedules(&algorithm.schedules(topology, root)?, elements)?;
+    let schedules = algorithm.schedules(topology, root)?;
+    let measured = run(topology, &schedules, elements, SLOTS, algorithm.partial_sums_travel)?;
     let formula = (algorithm.cost)(topology, root, elements);
     match measured == formula {
         true => Ok(measured),
@@ -93,17 +108,41 @@ pub fn check(
 /// # Errors
 ///
 /// The first fault found.
-pub fn check_schedules(schedules: &[Schedule], elements: usize) -> Result<Cost, CheckError> {
-    let first = check_form(schedules)?;
-    let mut symbols = Symbols::new(first, schedules, elements);
-    walk(schedules, OPERATIONS, &mut symbols)?;
+pub fn check_schedules(
+    topology: &Topology,
+    schedules: &[Schedule],
+    elements: usize,
+) -> Result<Cost, CheckError> {
+    run(topology, schedules, elements, SLOTS, true)
+}
+
+/// How many staging slots a rank has; operations take turns in using them.
+const SLOTS: usize = 2;
+
+fn run(
+    topology: &Topology,
+    schedules: &[Schedule],
+    elements: usize,
+    slots: usize,
+    partial_sums_travel: bool,
+) -> Result<Cost, CheckError> {
+    let first = check_form(topology, schedules)?;
+    let mut symbols =
+        Symbols::new(topology, first, schedules, elements, slots, partial_sums_travel);
+    walk(topology, schedules, OPERATIONS, &mut symbols)?;
     Ok(symbols.cost())
 }
 
 /// Checks what can be seen without running anything, and returns the first schedule.
-pub(crate) fn check_form(schedules: &[Schedule]) -> Result<&Schedule, CheckError> {
+pub(crate) fn check_form<'a>(
+    topology: &Topology,
+    schedules: &'a [Schedule],
+) -> Result<&'a Schedule, CheckError> {
     let first = schedules.first().ok_or(CheckError::NotOneWorld { index: 0 })?;
-    let operation = |s: &Schedule| (s.collective, s.algorithm, s.world_size, s.root);
+    let operation = |s: &Schedule| (s.collective, s.algorithm, s.world_size, s.root, s.memory);
+    if schedules.len() != topology.world_size {
+        return Err(CheckError::NotOneWorld { index: schedules.len().min(topology.world_size) });
+    }
     for (index, schedule) in schedules.iter().enumerate() {
         if operation(schedule) != operation(first)
             || schedule.rank != index
@@ -111,9 +150,17 @@ pub(crate) fn check_form(schedules: &[Schedule]) -> Result<&Schedule, CheckError
         {
             return Err(CheckError::NotOneWorld { index });
         }
-        form::check(schedule)?;
+        form::check(topology, schedule)?;
     }
-    Ok(first)
+    let posts = first.posts();
+    match schedules.iter().find(|schedule| schedule.posts() != posts) {
+        None => Ok(first),
+        Some(other) => Err(CheckError::UnequalPosts {
+            rank: other.rank,
+            posts: other.posts(),
+            posts_of_first: posts,
+        }),
+    }
 }
 
 /// What is wrong with an algorithm. Steps are counted as the printed schedule counts them.
@@ -139,6 +186,19 @@ pub enum CheckError {
         /// What it breaks.
         rule: Rule,
     },
+    /// Ranks count each other's posts from one operation to the next.
+    #[error("rank {rank} posts {posts} times, but rank 0 {posts_of_first} times")]
+    UnequalPosts {
+        /// Rank that differs.
+        rank: Rank,
+        /// How often it posts.
+        posts: usize,
+        /// How often rank 0 posts.
+        posts_of_first: usize,
+    },
+    /// Two accesses to shared memory of which nothing says which comes first.
+    #[error(transparent)]
+    Race(Box<Race>),
     /// The operands of a local step have different lengths.
     #[error("rank {rank}, step {step}: {src} has {src_len} elements but {dst} has {dst_len}")]
     OperandLengths {
@@ -147,11 +207,11 @@ pub enum CheckError {
         /// Index of the step.
         step: usize,
         /// What is written.
-        dst: Loc,
+        dst: Box<Loc>,
         /// Its elements.
         dst_len: usize,
         /// What is read.
-        src: Loc,
+        src: Box<Loc>,
         /// Its elements.
         src_len: usize,
     },
@@ -175,12 +235,17 @@ pub enum CheckError {
         sent: usize,
     },
     /// A step reads memory that this operation has not written.
-    #[error("rank {rank}, step {step}: reads element {element} of {buffer:?}, never written")]
+    #[error(
+        "rank {rank}, step {step}: reads element {element} of {buffer:?} of rank {owner}, never \
+         written"
+    )]
     Unwritten {
         /// Rank that runs the step.
         rank: Rank,
         /// Index of the step.
         step: usize,
+        /// Rank whose memory it is.
+        owner: Rank,
         /// Buffer that is read.
         buffer: Buffer,
         /// Index in that buffer.
@@ -266,6 +331,19 @@ pub enum CheckError {
         /// Rank that it should have waited for.
         peer: Rank,
     },
+    /// A sum that is not finished goes from rank to rank, in an algorithm that says it would not.
+    #[error(
+        "rank {rank}, step {step}: a partial sum travels between it and rank {peer}; \
+         the algorithm says that none does"
+    )]
+    PartialSum {
+        /// Who sends it, or accesses a peer's memory.
+        rank: Rank,
+        /// Index of its step.
+        step: usize,
+        /// Receiver, or whose memory that is.
+        peer: Rank,
+    },
     /// The formula does not say what the schedules do.
     #[error("measured {measured}; the formula says {formula}")]
     Cost {
@@ -293,5 +371,36 @@ impl fmt::Display for Wait {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Wait { rank, step, on, verb } = self;
         write!(f, "rank {rank} waits for rank {on} at step {step}: {verb}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::algorithm::Collective;
+
+    /// With one slot instead of two used in turn, a rank that is an operation ahead writes to what
+    /// its peers still read.
+    #[test]
+    fn a_single_slot_is_not_enough() {
+        let world = Topology::hosts(&[3]);
+        for (collective, name) in [
+            (Collective::AllReduce, "shm-oneshot"),
+            (Collective::AllReduce, "shm-twoshot"),
+            (Collective::AllReduce, "hierarchical"),
+            (Collective::Broadcast, "shm"),
+            (Collective::Reduce, "shm"),
+            (Collective::AllGather, "shm"),
+            (Collective::ReduceScatter, "shm"),
+        ] {
+            let algorithm = Algorithm::find(collective, name).unwrap();
+            let schedules = algorithm.schedules(&world, 0).unwrap();
+            assert!(run(&world, &schedules, 9, 2, true).is_ok());
+            let Err(CheckError::Race(race)) = run(&world, &schedules, 9, 1, true) else {
+                unreachable!("{collective} {name} needs no second slot")
+            };
+            assert_eq!(race.buffer, Buffer::Slot);
+            assert_eq!(race.late.operation.abs_diff(race.early.operation), 1, "{race}");
+        }
     }
 }

@@ -21,6 +21,23 @@ pub enum Error {
         /// Number of ranks.
         world_size: usize,
     },
+    /// The algorithm cannot serve these ranks.
+    #[error(
+        "the algorithm {algorithm} of {collective} does not serve these {world_size} ranks: it \
+         needs {needs}; use one of {}", others.join(", ")
+    )]
+    DoesNotApply {
+        /// What was to be performed.
+        collective: Collective,
+        /// The algorithm that was asked for.
+        algorithm: &'static str,
+        /// What it needs.
+        needs: &'static str,
+        /// Number of ranks.
+        world_size: usize,
+        /// Algorithms that serve these ranks.
+        others: Vec<&'static str>,
+    },
     /// No row of the table has this name.
     #[error("{collective} has no algorithm {name:?}: use one of {}", known.join(", "))]
     UnknownAlgorithm {

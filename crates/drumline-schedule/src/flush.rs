@@ -7,49 +7,111 @@
 //! would deadlock direct exchange: each rank would wait for its all-gather messages to be
 //! fetched, and nobody fetches them before having got rid of its own.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
-use crate::step::{Loc, Rank, Step};
-
-struct Pending {
-    to: Rank,
-    /// This message and those before it to the same rank.
-    upto: usize,
-    src: Loc,
-}
+use crate::step::{Buffer, Loc, Rank, Step};
 
 pub(crate) fn insert(steps: Vec<Step>) -> Vec<Step> {
     let mut out = Vec::with_capacity(steps.len());
     let mut sent: BTreeMap<Rank, usize> = BTreeMap::new();
-    let mut pending: Vec<Pending> = vec![];
+    let mut pending = Pending::default();
     for step in steps {
-        if let Some(dst) = step.writes() {
-            flush(&mut pending, |message| message.src.overlaps(dst), &mut out);
-        }
+        let overwritten: Vec<Message> =
+            step.writes().flat_map(|dst| pending.read_from(dst)).collect();
+        flush(&mut pending, overwritten, &mut out);
         if let Step::Send { to, src } = step {
             let upto = sent.entry(to).or_default();
             *upto += 1;
-            pending.push(Pending { to, upto: *upto, src });
+            pending.add(Message { to, upto: *upto }, src);
         }
         out.push(step);
     }
-    flush(&mut pending, |_| true, &mut out);
+    let last = pending.last_to_each();
+    flush(&mut pending, last, &mut out);
     out
 }
 
-fn flush(pending: &mut Vec<Pending>, must: impl Fn(&Pending) -> bool, out: &mut Vec<Step>) {
-    // Pending messages stand in the order of sending, so the last one to a rank wins.
-    let flushed: BTreeMap<Rank, usize> =
-        pending.iter().filter(|m| must(m)).map(|m| (m.to, m.upto)).collect();
-    if flushed.is_empty() {
-        return;
+fn flush(pending: &mut Pending, messages: Vec<Message>, out: &mut Vec<Step>) {
+    let mut flushed: BTreeMap<Rank, usize> = BTreeMap::new();
+    for Message { to, upto } in messages {
+        let last = flushed.entry(to).or_default();
+        *last = upto.max(*last);
     }
-    pending.retain(|m| flushed.get(&m.to).is_none_or(|&upto| m.upto > upto));
-    out.extend(flushed.into_iter().map(|(to, upto)| Step::Flush { to, upto }));
+    for (to, upto) in flushed {
+        pending.remove(Message { to, upto });
+        out.push(Step::Flush { to, upto });
+    }
+}
+
+/// The message `upto` to `to`, counted from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Message {
+    to: Rank,
+    upto: usize,
+}
+
+/// Messages that may still be read from their source. What reads from a place is found without
+/// looking at all of them: there may be as many as ranks, and as many steps that ask.
+#[derive(Default)]
+struct Pending {
+    by_place: HashMap<Buffer, Sources>,
+    /// Where each message is read from, by receiver and in the order of sending.
+    by_receiver: BTreeMap<Rank, VecDeque<(usize, Loc)>>,
+}
+
+/// Messages that are read from one buffer.
+#[derive(Default)]
+struct Sources {
+    /// By where their spans begin.
+    by_start: BTreeMap<(u128, Message), Loc>,
+    /// No span is longer.
+    longest: u128,
+}
+
+impl Pending {
+    fn add(&mut self, message: Message, src: Loc) {
+        let (start, end) = borders(src);
+        let sources = self.by_place.entry(src.buffer).or_default();
+        sources.longest = sources.longest.max(end - start);
+        sources.by_start.insert((start, message), src);
+        self.by_receiver.entry(message.to).or_default().push_back((message.upto, src));
+    }
+
+    fn read_from(&self, dst: Loc) -> impl Iterator<Item = Message> {
+        let (start, end) = borders(dst);
+        let near = self.by_place.get(&dst.buffer).into_iter().flat_map(move |sources| {
+            let first = Message { to: 0, upto: 0 };
+            sources.by_start.range((start.saturating_sub(sources.longest), first)..(end, first))
+        });
+        near.filter(move |(_, src)| src.overlaps(dst)).map(|(&(_, message), _)| message)
+    }
+
+    /// This message and those before it to the same rank.
+    fn remove(&mut self, Message { to, upto }: Message) {
+        let Some(messages) = self.by_receiver.get_mut(&to) else { return };
+        while let Some((number, src)) = messages.pop_front_if(|&mut (number, _)| number <= upto) {
+            if let Some(sources) = self.by_place.get_mut(&src.buffer) {
+                sources.by_start.remove(&(borders(src).0, Message { to, upto: number }));
+            }
+        }
+    }
+
+    fn last_to_each(&self) -> Vec<Message> {
+        let receivers = self.by_receiver.iter();
+        receivers.filter_map(|(&to, sent)| Some(Message { to, upto: sent.back()?.0 })).collect()
+    }
+}
+
+/// Where a span begins and ends, in 2^-62 of the buffer: the one rounded down, the other up.
+fn borders(Loc { span, .. }: Loc) -> (u128, u128) {
+    let [first, count, of] = [span.first, span.count, span.of.max(1)].map(|blocks| blocks as u128);
+    ((first << 62) / of, ((first + count) << 62).div_ceil(of))
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
     use crate::step::Span;
 
@@ -84,5 +146,54 @@ mod tests {
             flush(1, 3),
         ];
         assert_eq!(insert(steps), expected);
+    }
+
+    /// The same by looking at all messages for each step.
+    fn insert_slowly(steps: &[Step]) -> Vec<Step> {
+        let mut out: Vec<Step> = vec![];
+        let mut sent: Vec<(Message, Loc)> = vec![];
+        let flush = |sent: &mut Vec<(Message, Loc)>, dst: Option<Loc>, out: &mut Vec<Step>| {
+            for to in 0..4 {
+                let read = sent.iter().filter(|(message, src)| {
+                    message.to == to && dst.is_none_or(|dst| src.overlaps(dst))
+                });
+                if let Some(upto) = read.map(|(message, _)| message.upto).max() {
+                    sent.retain(|(message, _)| message.to != to || message.upto > upto);
+                    out.push(Step::Flush { to, upto });
+                }
+            }
+        };
+        for step in steps {
+            step.writes().for_each(|dst| flush(&mut sent, Some(dst), &mut out));
+            if let Step::Send { to, src } = *step {
+                let before = out
+                    .iter()
+                    .filter(|step| matches!(step, Step::Send { to: other, .. } if *other == to));
+                let upto = before.count() + 1;
+                sent.push((Message { to, upto }, src));
+            }
+            out.push(step.clone());
+        }
+        flush(&mut sent, None, &mut out);
+        out
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let span = (1_usize..7)
+            .prop_flat_map(|of| (0..=of, 0..3_usize, Just(of)))
+            .prop_map(|(first, count, of)| Span { first, count: count.min(of - first), of });
+        let loc = (span, any::<bool>())
+            .prop_map(|(span, own)| if own { Loc::data(span) } else { Loc::scratch(0, span) });
+        (loc, 0_usize..4, any::<bool>()).prop_map(|(loc, peer, sends)| match sends {
+            true => Step::Send { to: peer, src: loc },
+            false => Step::Recv { from: peer, dst: loc },
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn nothing_that_is_read_is_overlooked(steps in prop::collection::vec(step(), 0..40)) {
+            prop_assert_eq!(insert(steps.clone()), insert_slowly(&steps));
+        }
     }
 }

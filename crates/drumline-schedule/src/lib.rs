@@ -37,9 +37,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Where to read on: the verbs in [`step`], the order in [`tree`], the table in [`algorithm`]. A
-//! new algorithm is a row there, or a value of type [`Algorithm`] of your own; [`check`] finds
-//! what is wrong with it. `docs/schedules` shows them all.
+//! Where to read on: the verbs in [`step`], the order in [`tree`], the table in [`algorithm`],
+//! which row to take over links in [`price`]. A new algorithm is a row of the table, or a value of
+//! type [`Algorithm`] of your own; [`check`] finds what is wrong with it. `docs/schedules` shows
+//! them all.
 
 #![forbid(unsafe_code)]
 
@@ -48,13 +49,14 @@ pub mod check;
 pub mod draw;
 mod error;
 mod flush;
+pub mod price;
 mod schedule;
 pub mod step;
 mod topology;
 pub mod tree;
 mod walk;
 
-pub use algorithm::{ALGORITHMS, Algorithm, Collective, Cost};
+pub use algorithm::{ALGORITHMS, Algorithm, Collective, Cost, MemoryUse};
 pub use error::Error;
 pub use schedule::Schedule;
-pub use topology::Topology;
+pub use topology::{SumOrder, Topology};

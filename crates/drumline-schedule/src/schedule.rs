@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-use crate::algorithm::Collective;
+use crate::algorithm::{Collective, MemoryUse};
 use crate::step::{Buffer, Loc, Rank, Side, Span, Step};
 use crate::tree::{Node, merges};
 
@@ -39,11 +39,27 @@ pub struct Schedule {
     pub rank: Rank,
     /// The root, where the collective has one.
     pub root: Rank,
+    /// Which memory the ranks of a host share while this runs.
+    pub memory: MemoryUse,
     /// What to do.
     pub steps: Vec<Step>,
 }
 
 impl Schedule {
+    /// How often this rank posts: the same number on every rank. Whoever counts posts from one
+    /// operation to the next adds this many.
+    pub fn posts(&self) -> usize {
+        self.steps.iter().filter(|step| matches!(step, Step::Post)).count()
+    }
+
+    /// Whether this rank sends or receives.
+    pub fn uses_messages(&self) -> bool {
+        let is_message = |step: &Step| {
+            matches!(step, Step::Send { .. } | Step::Recv { .. } | Step::RecvReduce { .. })
+        };
+        self.steps.iter().any(is_message)
+    }
+
     /// The memory that each scratch slot needs when [`Buffer::Data`] has `data_len` elements:
     /// the smallest range that holds every span named.
     pub fn scratch(&self, data_len: usize) -> BTreeMap<usize, Range<usize>> {
@@ -67,11 +83,20 @@ impl Schedule {
         lengths.fold((0, 0), |(messages, elements), len| (messages + 1, elements + len))
     }
 
+    /// Elements that this rank reads from and writes to the memory of peers when
+    /// [`Buffer::Data`] has `data_len` elements.
+    pub fn shared(&self, data_len: usize) -> usize {
+        let locs = self.steps.iter().flat_map(|step| step.reads().chain(step.writes()));
+        let shared = locs.filter(|loc| loc.peer.is_some());
+        shared.map(|loc| self.resolve(loc, data_len).len()).sum()
+    }
+
     /// The elements of its buffer that `loc` covers when [`Buffer::Data`] has `data_len`.
     pub fn resolve(&self, loc: Loc, data_len: usize) -> Range<usize> {
         loc.span.resolve(match loc.buffer {
             Buffer::Data | Buffer::Scratch(_) => data_len,
-            Buffer::Input => data_len / self.world_size,
+            Buffer::Input => self.collective.input_len(self.world_size, data_len),
+            Buffer::Slot => data_len.max(self.collective.input_len(self.world_size, data_len)),
         })
     }
 }
@@ -115,8 +140,9 @@ impl fmt::Display for Step {
                 let sum = ordered(dst, *side, src.to_string());
                 write!(f, "reduce  {dst} = {}", finished(*finish, sum))
             }
-            Step::ReduceTree { dst, srcs, finish } => {
-                write!(f, "reduce  {dst} = {}", finished(*finish, tree_of(srcs)))
+            Step::ReduceTree { dsts, srcs, finish } => {
+                let dsts: Vec<String> = dsts.iter().map(ToString::to_string).collect();
+                write!(f, "reduce  {} = {}", dsts.join(", "), finished(*finish, tree_of(srcs)))
             }
             Step::Copy { dst, src } => write!(f, "copy    {dst} = {src}"),
             Step::Flush { to, upto: 1 } => {
@@ -125,6 +151,8 @@ impl fmt::Display for Step {
             Step::Flush { to, upto } => {
                 write!(f, "flush   until rank {to} has taken messages 1 to {upto}")
             }
+            Step::Post => f.write_str("post"),
+            Step::Wait { peer, upto } => write!(f, "wait    for post {upto} of rank {peer}"),
         }
     }
 }
@@ -159,7 +187,11 @@ pub(crate) fn tiled(nodes: &[Node]) -> Option<Node> {
 
 impl fmt::Display for Loc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(peer) = self.peer {
+            write!(f, "rank {peer}'s ")?;
+        }
         match self.buffer {
+            Buffer::Slot => f.write_str("slot")?,
             Buffer::Data => f.write_str("data")?,
             Buffer::Input => f.write_str("input")?,
             Buffer::Scratch(slot) => write!(f, "scratch{slot}")?,

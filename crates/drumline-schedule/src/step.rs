@@ -1,4 +1,29 @@
 //! The verbs that every schedule is written in, and the places that they act on.
+//!
+//! # Shared memory
+//!
+//! Ranks on one host can act on each other's memory: a [`Loc`] may name a peer. Its
+//! [`Buffer::Slot`] is open to peers always; its [`Buffer::Data`] only in algorithms that say so
+//! ([`MemoryUse`](crate::MemoryUse)); its input and scratch never. [`Step::Post`] and
+//! [`Step::Wait`] are what orders the accesses. Whoever runs schedules keeps these rules, and the
+//! [checker](crate::check) supposes that it does:
+//!
+//! - Every rank posts equally often in an operation, [`Schedule::posts`](crate::Schedule::posts)
+//!   times, so that ranks can count each other's posts from one operation to the next.
+//! - **Entry.** Before the first step of an operation that posts, a rank waits until each peer on
+//!   its host has posted at least once in the group's last operation that posted. Hence nobody is
+//!   two such operations ahead.
+//! - Each rank has two slots, which operations that post use in turn. By the rule of entry a rank
+//!   that comes back to a slot finds that all peers have finished the operation which used it.
+//!   A peer may write to a slot before its owner has called the operation.
+//! - Where a peer must not touch data before its owner has called, the owner posts first.
+//! - Ranks that call different operations must find out. A description of the call travels beside
+//!   the first post; it is not part of the schedule.
+//!
+//! An operation on more elements than a slot holds is run piece by piece, each piece a full run of
+//! the schedule on a window of the data; staged algorithms with a block for every rank name whole
+//! blocks only, of which the windows are taken. Spans are symbolic: an executor that wants the
+//! borders of blocks on cache lines may choose lengths of windows that make them so.
 
 use std::ops::Range;
 
@@ -55,22 +80,29 @@ impl Span {
     }
 }
 
-/// A buffer of the rank that runs the schedule.
+/// A buffer of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Buffer {
     /// What the operation works on in place and leaves its result in.
     Data,
-    /// This rank's contribution where it does not already lie in [`Buffer::Data`]
-    /// (all-gather): `1/world_size` of the length of `Data`, read only.
+    /// This rank's contribution where it does not already lie in [`Buffer::Data`], read only.
+    /// In an all-gather it has `1/world_size` of the length of `Data`, in a reduce-scatter
+    /// `world_size` times that length.
     Input,
-    /// Working memory. A slot has the length of `Data`, but only the spans that the schedule
-    /// names are backed by memory.
+    /// Working memory. A span of a slot is counted in parts of the length of `Data`, and may lie
+    /// beyond it: block 2 of 1 begins at twice that length. Only the spans that the schedule names
+    /// are backed by memory.
     Scratch(usize),
+    /// This operation's staging slot in the memory that the ranks of a host share: as long as
+    /// the longer of `Data` and `Input`.
+    Slot,
 }
 
 /// A span of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Loc {
+    /// Whose memory: `None` is the rank's own, `Some` that of a peer on the same host.
+    pub peer: Option<Rank>,
     /// Which buffer.
     pub buffer: Buffer,
     /// Which part of it.
@@ -80,22 +112,37 @@ pub struct Loc {
 impl Loc {
     /// A span of [`Buffer::Data`].
     pub const fn data(span: Span) -> Loc {
-        Loc { buffer: Buffer::Data, span }
+        Loc { peer: None, buffer: Buffer::Data, span }
     }
 
     /// A span of [`Buffer::Input`].
     pub const fn input(span: Span) -> Loc {
-        Loc { buffer: Buffer::Input, span }
+        Loc { peer: None, buffer: Buffer::Input, span }
     }
 
     /// A span of scratch slot `slot`.
     pub const fn scratch(slot: usize, span: Span) -> Loc {
-        Loc { buffer: Buffer::Scratch(slot), span }
+        Loc { peer: None, buffer: Buffer::Scratch(slot), span }
+    }
+
+    /// A span of [`Buffer::Slot`].
+    pub const fn slot(span: Span) -> Loc {
+        Loc { peer: None, buffer: Buffer::Slot, span }
+    }
+
+    /// The same place in the memory of `peer`, which shares the host.
+    pub const fn of(self, peer: Rank) -> Loc {
+        Loc { peer: Some(peer), ..self }
+    }
+
+    /// Whether the two lie in the same buffer of the same rank.
+    pub fn shares_buffer(self, other: Loc) -> bool {
+        self.peer == other.peer && self.buffer == other.buffer
     }
 
     /// Whether there is a length at which the two share an element.
     pub fn overlaps(self, other: Loc) -> bool {
-        self.buffer == other.buffer && self.span.overlaps(other.span)
+        self.shares_buffer(other) && self.span.overlaps(other.span)
     }
 }
 
@@ -150,17 +197,21 @@ pub enum Step {
         /// Whether this completes the sum.
         finish: bool,
     },
-    /// Combine many inputs in one pass, in the order of the canonical tree.
+    /// Combine many inputs in one pass, in the order of the canonical tree, and store the result
+    /// in every destination.
     ReduceTree {
-        /// The result.
-        dst: Loc,
+        /// Where the result goes: at least one place, each in a buffer of its own. They may be a
+        /// peer's memory.
+        dsts: Vec<Loc>,
         /// The inputs by ascending rank, each with the node of the tree that it is the sum
-        /// of. Together they tile one node. An input is `dst` itself or lies in another buffer.
+        /// of. Together they tile one node. An input is one of `dsts` or lies in another buffer.
+        /// They may be a peer's memory. Where a schedule sums in stages, the leaves of the tree are
+        /// the ranks of a host by their seats, or the hosts.
         srcs: Vec<(Node, Loc)>,
         /// Whether this completes the sum.
         finish: bool,
     },
-    /// Copy between two different local buffers.
+    /// Copy between two different buffers. Either side may be a peer's memory.
     Copy {
         /// Where to.
         dst: Loc,
@@ -176,19 +227,32 @@ pub enum Step {
         /// How many, counted from the start of the schedule.
         upto: usize,
     },
+    /// Make everything that this rank did so far visible to the peers on its host, and say so: its
+    /// count of posts goes up by one.
+    Post,
+    /// Wait until `peer`, on the same host, has posted `upto` times in this operation.
+    Wait {
+        /// Whose posts are counted.
+        peer: Rank,
+        /// How many of them, counted from the start of the schedule.
+        upto: usize,
+    },
 }
 
 impl Step {
-    /// The place that this step writes.
-    pub fn writes(&self) -> Option<Loc> {
-        match self {
+    /// The places that this step writes.
+    pub fn writes(&self) -> impl Iterator<Item = Loc> {
+        let (one, many) = match self {
             Step::Recv { dst, .. }
             | Step::RecvReduce { dst, .. }
             | Step::Reduce { dst, .. }
-            | Step::ReduceTree { dst, .. }
-            | Step::Copy { dst, .. } => Some(*dst),
-            Step::Send { .. } | Step::Flush { .. } => None,
-        }
+            | Step::Copy { dst, .. } => (Some(*dst), &[][..]),
+            Step::ReduceTree { dsts, .. } => (None, &dsts[..]),
+            Step::Send { .. } | Step::Flush { .. } | Step::Post | Step::Wait { .. } => {
+                (None, &[][..])
+            }
+        };
+        one.into_iter().chain(many.iter().copied())
     }
 
     /// The places that this step reads, a combination's own `dst` left out.
@@ -198,17 +262,22 @@ impl Step {
                 (Some(*src), &[][..])
             }
             Step::ReduceTree { srcs, .. } => (None, &srcs[..]),
-            Step::Recv { .. } | Step::RecvReduce { .. } | Step::Flush { .. } => (None, &[][..]),
+            Step::Recv { .. }
+            | Step::RecvReduce { .. }
+            | Step::Flush { .. }
+            | Step::Post
+            | Step::Wait { .. } => (None, &[][..]),
         };
         one.into_iter().chain(many.iter().map(|&(_, loc)| loc))
     }
 
-    /// The rank at the other end.
+    /// The rank at the other end of a message or of a wait.
     pub fn peer(&self) -> Option<Rank> {
         match self {
             Step::Send { to, .. } | Step::Flush { to, .. } => Some(*to),
             Step::Recv { from, .. } | Step::RecvReduce { from, .. } => Some(*from),
-            Step::Reduce { .. } | Step::ReduceTree { .. } | Step::Copy { .. } => None,
+            Step::Wait { peer, .. } => Some(*peer),
+            Step::Reduce { .. } | Step::ReduceTree { .. } | Step::Copy { .. } | Step::Post => None,
         }
     }
 }

@@ -1,18 +1,154 @@
 //! What is known about the ranks before an algorithm is chosen.
 
-/// The ranks that run a collective together.
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use crate::step::Rank;
+use crate::tree::Node;
+
+/// The ranks that run a collective together, which of them share a host, and in which order
+/// they add.
 ///
-/// Today it knows how many there are. Which of them share a host will be told here too.
+/// ```
+/// use drumline_schedule::{SumOrder, Topology};
+///
+/// // Ranks 0 to 3 on one host, 4 and 5 on another.
+/// let world = Topology::hosts(&[4, 2]);
+/// assert_eq!(world.neighbours(5), [4, 5]);
+/// // Host by host is also how the tree of ranks adds them ...
+/// assert!(world.sums_by_rank() && world.sums_by_placement());
+/// // ... but not when ranks are dealt out in turn.
+/// let dealt = Topology::placed(["a", "b", "a", "b"]);
+/// assert!(!dealt.sums_by_placement());
+/// assert!(dealt.with_order(SumOrder::Placement).sums_by_placement());
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Topology {
     /// Number of ranks.
     pub world_size: usize,
+    /// The order in which reductions add.
+    pub order: SumOrder,
+    /// By rank, an index into `ranks_by_host`.
+    host_of: Vec<usize>,
+    /// Ascending on each host; hosts by their lowest rank.
+    ranks_by_host: Vec<Vec<Rank>>,
+}
+
+/// The order in which every reduction of a group adds, whatever the algorithm. It is a property
+/// of the group: ranks of one group must agree on it, and another order may give other bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum SumOrder {
+    /// The [`tree`](crate::tree) over all ranks. Results do not depend on where ranks run.
+    #[default]
+    Rank,
+    /// The tree over hosts, of which each leaf is the tree over the ranks of that host. Hosts
+    /// can add their own ranks first for any placement, but results depend on it.
+    Placement,
 }
 
 impl Topology {
-    /// `world_size` ranks, all equally far from one another.
-    pub const fn flat(world_size: usize) -> Topology {
-        Topology { world_size }
+    /// `world_size` ranks, all equally far from one another, none on the host of another.
+    pub fn flat(world_size: usize) -> Topology {
+        Topology::placed(0..world_size)
+    }
+
+    /// Consecutive ranks on hosts of these sizes.
+    pub fn hosts(sizes: &[usize]) -> Topology {
+        let hosts = sizes.iter().enumerate();
+        Topology::placed(hosts.flat_map(|(host, &size)| std::iter::repeat_n(host, size)))
+    }
+
+    /// The host of each rank, by any name.
+    pub fn placed<H: Eq + Hash>(hosts: impl IntoIterator<Item = H>) -> Topology {
+        let mut known: HashMap<H, usize> = HashMap::new();
+        let mut ranks_by_host: Vec<Vec<Rank>> = vec![];
+        let mut host_of = vec![];
+        for (rank, name) in hosts.into_iter().enumerate() {
+            let host = *known.entry(name).or_insert(ranks_by_host.len());
+            if host == ranks_by_host.len() {
+                ranks_by_host.push(vec![]);
+            }
+            ranks_by_host[host].push(rank);
+            host_of.push(host);
+        }
+        Topology { world_size: host_of.len(), order: SumOrder::Rank, host_of, ranks_by_host }
+    }
+
+    /// The same ranks with another order of sums.
+    pub fn with_order(self, order: SumOrder) -> Topology {
+        Topology { order, ..self }
+    }
+
+    /// The ranks of each host, ascending; hosts come in the order of their lowest ranks.
+    pub fn ranks_by_host(&self) -> &[Vec<Rank>] {
+        &self.ranks_by_host
+    }
+
+    /// The index of a rank's host in [`Topology::ranks_by_host`].
+    pub fn host_of(&self, rank: Rank) -> usize {
+        self.host_of[rank]
+    }
+
+    /// The ranks that share memory with `rank`, itself included, ascending.
+    pub fn neighbours(&self, rank: Rank) -> &[Rank] {
+        &self.ranks_by_host[self.host_of[rank]]
+    }
+
+    /// Whether all ranks share one host.
+    pub fn is_one_host(&self) -> bool {
+        self.ranks_by_host.len() == 1
+    }
+
+    /// Whether the tree over all ranks gives the sums that are wanted.
+    pub fn sums_by_rank(&self) -> bool {
+        self.order == SumOrder::Rank || self.orders_agree()
+    }
+
+    /// Whether the tree over hosts, of trees over their ranks, gives the sums that are wanted.
+    pub fn sums_by_placement(&self) -> bool {
+        self.order == SumOrder::Placement || self.orders_agree()
+    }
+
+    /// Whether the two orders are the same: each host has consecutive ranks, and they are a node
+    /// of the tree over all ranks. Hosts of the same power of two make it so; the last may be
+    /// shorter.
+    fn orders_agree(&self) -> bool {
+        fn agree(sizes: &[usize]) -> bool {
+            let Some((hosts, _)) = Node::root(sizes.len()).children() else { return true };
+            let (left, right) = sizes.split_at(hosts.len);
+            let ranks = Node::root(sizes.iter().sum()).children();
+            ranks.is_some_and(|(ranks, _)| ranks.len == left.iter().sum::<usize>())
+                && agree(left)
+                && agree(right)
+        }
+        let sizes: Vec<usize> = self.ranks_by_host.iter().map(Vec::len).collect();
+        self.host_of.is_sorted() && agree(&sizes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hosts_are_known_by_their_lowest_rank() {
+        let world = Topology::placed(["b", "a", "b", "c", "a"]);
+        assert_eq!(world.ranks_by_host(), [vec![0, 2], vec![1, 4], vec![3]]);
+        assert_eq!(world.neighbours(4), [1, 4]);
+        assert_eq!(Topology::hosts(&[1, 1, 1]), Topology::flat(3));
+        assert_eq!(Topology::hosts(&[2, 1]), Topology::placed([7, 7, 5]));
+    }
+
+    #[test]
+    fn orders_agree_when_hosts_are_nodes_of_the_tree() {
+        for sizes in [&[3][..], &[1, 1, 1], &[2, 2, 2, 1], &[4, 4, 3], &[4, 4, 8]] {
+            assert!(Topology::hosts(sizes).sums_by_placement(), "{sizes:?}");
+        }
+        for sizes in [&[3, 3][..], &[1, 2], &[4, 2, 2], &[2, 4]] {
+            assert!(!Topology::hosts(sizes).sums_by_placement(), "{sizes:?}");
+        }
+        assert!(!Topology::placed([0, 1, 0, 1]).sums_by_placement());
+        assert!(!Topology::hosts(&[3, 3]).with_order(SumOrder::Placement).sums_by_rank());
     }
 }

@@ -1,9 +1,10 @@
 //! Runs the schedules of all ranks against each other, without data.
 //!
 //! A receive names its sender and messages between two ranks keep their order, so no step ever
-//! asks which of two things came first. What such a network of processes computes, and whether
-//! it gets stuck, does not depend on who runs when: the one interleaving that is walked here
-//! stands for all of them.
+//! asks which of two things came first; nor does a wait for a number of posts. What such a
+//! network of processes computes, and whether it gets stuck, does not depend on who runs when:
+//! the one interleaving that is walked here stands for all of them, as long as nothing in it is
+//! a race for shared memory.
 //!
 //! Transports differ in when a message has left its source. The walk takes the latest moment
 //! allowed, when the receiver takes it, so a flush waits as long as it ever could.
@@ -14,6 +15,7 @@ use std::collections::{HashMap, VecDeque};
 use crate::check::{CheckError, Wait};
 use crate::schedule::Schedule;
 use crate::step::{Loc, Rank, Side, Step};
+use crate::topology::Topology;
 use crate::tree::Node;
 
 /// Where a rank stands.
@@ -33,6 +35,9 @@ pub(crate) trait Visitor {
 
     /// A rank calls the operation.
     fn enter(&mut self, rank: Rank, operation: usize) -> Result<(), CheckError>;
+    /// A rank is about to take its first step. If the operation posts and is not the first, the
+    /// rank knows that each neighbour has posted in the one before.
+    fn begin(&mut self, rank: Rank, operation: usize) -> Result<(), CheckError>;
     /// A rank posts a message.
     fn send(&mut self, at: At, to: Rank, src: Loc) -> Result<Self::Message, CheckError>;
     /// A rank takes a message, and stores it or combines it into `dst`.
@@ -49,7 +54,7 @@ pub(crate) trait Visitor {
     fn reduce_tree(
         &mut self,
         at: At,
-        dst: Loc,
+        dsts: &[Loc],
         srcs: &[(Node, Loc)],
         finish: bool,
     ) -> Result<(), CheckError>;
@@ -57,6 +62,10 @@ pub(crate) trait Visitor {
     fn copy(&mut self, at: At, dst: Loc, src: Loc) -> Result<(), CheckError>;
     /// A rank knows that the first `upto` messages of this operation to `to` have been taken.
     fn flush(&mut self, at: At, to: Rank, upto: usize) -> Result<(), CheckError>;
+    /// A rank posts.
+    fn post(&mut self, at: At) -> Result<(), CheckError>;
+    /// A rank knows that `peer` has posted `upto` times in this operation.
+    fn wait(&mut self, at: At, peer: Rank, upto: usize) -> Result<(), CheckError>;
     /// A rank returns from the operation.
     fn leave(&mut self, rank: Rank, operation: usize) -> Result<(), CheckError>;
 }
@@ -70,16 +79,22 @@ pub(crate) struct Combine {
 
 /// Every rank `r` runs `schedules[r]` so many times, back to back. The ranks take turns step by
 /// step, so they stay abreast as far as their waiting lets them.
+///
+/// All schedules must post equally often.
 pub(crate) fn walk<V: Visitor>(
+    topology: &Topology,
     schedules: &[Schedule],
     operations: usize,
     visitor: &mut V,
 ) -> Result<(), CheckError> {
     let mut walk = Walk {
+        topology,
         schedules,
         operations,
         channels: HashMap::new(),
-        walkers: vec![Walker { operation: 0, next: None }; schedules.len()],
+        posting: schedules.iter().any(|schedule| schedule.posts() > 0),
+        posts: vec![vec![0; operations]; schedules.len()],
+        walkers: vec![Walker { operation: 0, next: Next::Call }; schedules.len()],
     };
     loop {
         let mut moved = false;
@@ -93,18 +108,31 @@ pub(crate) fn walk<V: Visitor>(
 }
 
 struct Walk<'a, M> {
+    topology: &'a Topology,
     schedules: &'a [Schedule],
     operations: usize,
     /// By sender and receiver.
     channels: HashMap<(Rank, Rank), Channel<M>>,
+    posting: bool,
+    /// By rank and operation.
+    posts: Vec<Vec<usize>>,
     walkers: Vec<Walker>,
 }
 
 #[derive(Clone)]
 struct Walker {
     operation: usize,
-    /// The step to run next; `None` before the operation is called.
-    next: Option<usize>,
+    next: Next,
+}
+
+/// What a rank does next in its operation.
+#[derive(Clone, Copy)]
+enum Next {
+    /// Call it.
+    Call,
+    /// Wait for its neighbours, before the first step.
+    Entry,
+    Step(usize),
 }
 
 struct Channel<M> {
@@ -137,16 +165,25 @@ impl<M> Walk<'_, M> {
         if operation == self.operations {
             return Ok(false);
         }
-        let Some(step) = next else {
-            visitor.enter(rank, operation)?;
-            self.walkers[rank].next = Some(0);
-            return Ok(true);
+        let step = match next {
+            Next::Call => {
+                visitor.enter(rank, operation)?;
+                self.walkers[rank].next = Next::Entry;
+                return Ok(true);
+            }
+            Next::Entry if !self.may_begin(rank, operation) => return Ok(false),
+            Next::Entry => {
+                visitor.begin(rank, operation)?;
+                self.walkers[rank].next = Next::Step(0);
+                return Ok(true);
+            }
+            Next::Step(step) => step,
         };
         let at = At { rank, operation, step };
         match self.schedules[rank].steps.get(step) {
             None => {
                 visitor.leave(rank, operation)?;
-                self.walkers[rank] = Walker { operation: operation + 1, next: None };
+                self.walkers[rank] = Walker { operation: operation + 1, next: Next::Call };
                 return Ok(true);
             }
             Some(&Step::Send { to, src }) => {
@@ -166,8 +203,8 @@ impl<M> Walk<'_, M> {
             Some(&Step::Reduce { dst, src, side, finish }) => {
                 visitor.reduce(at, dst, src, Combine { side, finish })?;
             }
-            Some(Step::ReduceTree { dst, srcs, finish }) => {
-                visitor.reduce_tree(at, *dst, srcs, *finish)?;
+            Some(Step::ReduceTree { dsts, srcs, finish }) => {
+                visitor.reduce_tree(at, dsts, srcs, *finish)?;
             }
             Some(&Step::Copy { dst, src }) => visitor.copy(at, dst, src)?,
             Some(&Step::Flush { to, upto }) => {
@@ -176,9 +213,28 @@ impl<M> Walk<'_, M> {
                 }
                 visitor.flush(at, to, upto)?;
             }
+            Some(Step::Post) => {
+                visitor.post(at)?;
+                self.posts[rank][operation] += 1;
+            }
+            Some(&Step::Wait { peer, upto }) => {
+                if self.posts[peer][operation] < upto {
+                    return Ok(false);
+                }
+                visitor.wait(at, peer, upto)?;
+            }
         }
-        self.walkers[rank].next = Some(step + 1);
+        self.walkers[rank].next = Next::Step(step + 1);
         Ok(true)
+    }
+
+    /// Whether each neighbour has posted in the operation before.
+    fn may_begin(&self, rank: Rank, operation: usize) -> bool {
+        if operation == 0 || !self.posting {
+            return true;
+        }
+        let mut peers = self.topology.neighbours(rank).iter().filter(|&&peer| peer != rank);
+        peers.all(|&peer| self.posts[peer][operation - 1] > 0)
     }
 
     /// The next message from `from`, if it is there.
@@ -194,8 +250,10 @@ impl<M> Walk<'_, M> {
 
     /// Called when nobody can move: all have finished, or they are stuck.
     fn end(self) -> Result<(), CheckError> {
+        // Who waits at its entry waits for a neighbour that is stuck in an operation before, so
+        // somebody is stuck at a step.
         let stuck = self.walkers.iter().enumerate().filter_map(|(rank, walker)| {
-            let step = walker.next?;
+            let Next::Step(step) = walker.next else { return None };
             let verb = self.schedules[rank].steps.get(step)?.clone();
             Some(Wait { rank, step, on: verb.peer()?, verb })
         });

@@ -1,19 +1,38 @@
 //! Every algorithm of the table is right, for every world size up to 64.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use drumline_schedule::{ALGORITHMS, Algorithm, Collective, Topology, check};
+use drumline_schedule::check::{self, CheckError};
+use drumline_schedule::step::Step;
+use drumline_schedule::{ALGORITHMS, Algorithm, Collective, MemoryUse, Schedule, Topology};
 
-#[test]
-fn all_algorithms_are_right_for_1_to_64_ranks() {
-    for algorithm in ALGORITHMS {
-        for world_size in 1..=64 {
-            for root in roots(algorithm.collective, world_size) {
-                for elements in lengths(world_size) {
-                    expect_right(algorithm, world_size, root, elements);
+/// One test for each collective, and two for all-reduce, so that they run side by side.
+macro_rules! right_for_1_to_64_ranks {
+    ($($name:ident: $collective:ident, $memory:pat,)*) => {
+        $(#[test]
+        fn $name() {
+            let rows = rows(Collective::$collective);
+            for algorithm in rows.filter(|row| matches!(row.memory, $memory)) {
+                for world_size in 1..=64 {
+                    for root in roots(algorithm.collective, world_size) {
+                        for elements in lengths(algorithm.collective, world_size) {
+                            expect_right(algorithm, world_size, root, elements);
+                        }
+                    }
                 }
             }
-        }
-    }
+        })*
+    };
+}
+
+right_for_1_to_64_ranks! {
+    all_reduce_over_links_is_right_for_1_to_64_ranks: AllReduce, MemoryUse::Private,
+    all_reduce_in_shared_memory_is_right_for_1_to_64_ranks: AllReduce,
+        MemoryUse::Staged | MemoryUse::Registered,
+    reduce_is_right_for_1_to_64_ranks: Reduce, _,
+    broadcast_is_right_for_1_to_64_ranks: Broadcast, _,
+    all_gather_is_right_for_1_to_64_ranks: AllGather, _,
+    reduce_scatter_is_right_for_1_to_64_ranks: ReduceScatter, _,
+    barrier_is_right_for_1_to_64_ranks: Barrier, _,
 }
 
 /// The same around a larger power of two, where the shapes of trees and formulas change.
@@ -26,16 +45,109 @@ fn all_algorithms_are_right_for_larger_worlds() {
     }
 }
 
+/// The schedules of all ranks together may send no more than this many messages: beyond it the
+/// checker takes long. It stops direct exchange, which is the same for all world sizes, at 256.
+const MANY_MESSAGES: usize = 1 << 17;
+
+#[test]
+fn all_algorithms_are_right_for_powers_of_two_up_to_1024() {
+    for algorithm in ALGORITHMS.iter().filter(|row| row.memory == MemoryUse::Private) {
+        for world_size in [256, 512, 1024] {
+            let topology = Topology::flat(world_size);
+            let messages = world_size * (algorithm.cost)(&topology, 0, 1).messages;
+            if (algorithm.applies)(&topology) && messages <= MANY_MESSAGES {
+                expect_right(algorithm, world_size, 0, 2);
+            }
+        }
+    }
+    // With elements for everyone.
+    let halving = Algorithm::find(Collective::AllReduce, "halving").unwrap();
+    for world_size in [256, 512, 1024] {
+        expect_right(halving, world_size, 0, world_size + 3);
+    }
+}
+
+/// An algorithm that says that partial sums travel is right to say so; that no others do is part
+/// of every check.
+#[test]
+fn partial_sums_travel_where_it_says_so() {
+    for algorithm in ALGORITHMS.iter().filter(|row| row.partial_sums_travel) {
+        let denied = Algorithm { partial_sums_travel: false, ..*algorithm };
+        let error = check::check(&denied, &Topology::hosts(&[2, 2, 1]), 0, 10);
+        assert!(matches!(error, Err(CheckError::PartialSum { .. })), "{denied:?}: {error:?}");
+    }
+}
+
+/// A rank writes its own steps without looking at those of all others: these worlds are too
+/// large for anything else. What it sends to a rank is what that rank expects from it.
+#[test]
+fn schedules_of_huge_worlds_cost_their_own_steps() {
+    for world_size in [10_000, 16_383, 16_384] {
+        let topology = Topology::flat(world_size);
+        for name in ["halving", "doubling"] {
+            let algorithm = Algorithm::find(Collective::AllReduce, name).unwrap();
+            let cost = (algorithm.cost)(&topology, 0, 1 << 20);
+            for rank in [0, 5_000, world_size - 1] {
+                let schedule = algorithm.schedule(&topology, rank, 0).unwrap();
+                let (messages, elements) = schedule.sent(1 << 20);
+                assert!(messages <= cost.messages && elements <= cost.elements, "{cost}");
+                assert!(schedule.steps.len() <= 5 * cost.messages);
+
+                let is_send = |step: &&Step| matches!(step, Step::Send { .. });
+                let last = schedule.steps.iter().rev().find(is_send).unwrap();
+                let peer = last.peer().unwrap();
+                let theirs = algorithm.schedule(&topology, peer, 0).unwrap();
+                let sent = lengths_between(
+                    &schedule,
+                    |step| matches!(step, Step::Send { to, .. } if *to == peer),
+                );
+                let expected = lengths_between(&theirs, |step| {
+                    !matches!(step, Step::Send { .. } | Step::Flush { .. })
+                        && step.peer() == Some(rank)
+                });
+                assert!(!sent.is_empty());
+                assert_eq!(sent, expected, "{name}: from {rank} to {peer}");
+            }
+        }
+    }
+}
+
+/// The lengths of those messages, in their order, of a million elements.
+fn lengths_between(schedule: &Schedule, chosen: impl Fn(&Step) -> bool) -> Vec<usize> {
+    let steps = schedule.steps.iter().filter(|step| chosen(step));
+    let place = |step: &Step| step.writes().chain(step.reads()).next().unwrap();
+    steps.map(|step| schedule.resolve(place(step), 1 << 20).len()).collect()
+}
+
+fn rows(collective: Collective) -> impl Iterator<Item = &'static Algorithm> {
+    ALGORITHMS.iter().filter(move |row| row.collective == collective)
+}
+
 fn expect_right(algorithm: &Algorithm, world_size: usize, root: usize, elements: usize) {
     let Algorithm { collective, name, .. } = algorithm;
-    if let Err(error) = check::check(algorithm, &Topology::flat(world_size), root, elements) {
+    let topology = topology(algorithm, world_size);
+    if let Err(error) = check::check(algorithm, &topology, root, elements) {
         panic!("{collective} {name}, {world_size} ranks, root {root}, n = {elements}: {error}");
+    }
+}
+
+/// Ranks that are far from one another; or on hosts of two, or all on one host, where the
+/// algorithm uses memory that they share.
+fn topology(algorithm: &Algorithm, world_size: usize) -> Topology {
+    let pairs = Topology::placed((0..world_size).map(|rank| rank / 2));
+    match algorithm.memory {
+        MemoryUse::Private => Topology::flat(world_size),
+        _ if (algorithm.applies)(&pairs) => pairs,
+        _ => Topology::hosts(&[world_size]),
     }
 }
 
 fn roots(collective: Collective, world_size: usize) -> Vec<usize> {
     match collective {
-        Collective::AllReduce | Collective::AllGather | Collective::Barrier => vec![0],
+        Collective::AllReduce
+        | Collective::AllGather
+        | Collective::ReduceScatter
+        | Collective::Barrier => vec![0],
         Collective::Reduce | Collective::Broadcast if world_size <= 17 => (0..world_size).collect(),
         Collective::Reduce | Collective::Broadcast => {
             vec![0, world_size / 2 + 1, world_size - 1]
@@ -43,17 +155,25 @@ fn roots(collective: Collective, world_size: usize) -> Vec<usize> {
     }
 }
 
-/// Nothing, fewer elements than blocks, as many, and blocks of two sizes.
-fn lengths(world_size: usize) -> [usize; 5] {
-    [0, 1, world_size - 1, world_size, 12 * world_size + 5]
+/// Nothing, fewer elements than blocks, as many, and blocks of two sizes. Where every rank has
+/// a block of that length, its elements are alike.
+fn lengths(collective: Collective, world_size: usize) -> Vec<usize> {
+    match collective {
+        Collective::AllGather | Collective::ReduceScatter => vec![0, 1, 5],
+        _ => {
+            // The work grows with the cube of the world size where every rank sums everything.
+            let of_a_block = if world_size <= 32 { 5 } else { 2 };
+            vec![0, 1, world_size - 1, world_size, of_a_block * world_size + 3]
+        }
+    }
 }
 
 #[test]
 fn one_rank_alone_sends_nothing_and_waits_for_nobody() {
     for algorithm in ALGORITHMS {
         let schedule = algorithm.schedule(&Topology::flat(1), 0, 0).unwrap();
-        // Its own contribution still has to get into the gathered data.
-        let expected = usize::from(algorithm.collective == Collective::AllGather);
+        // Its own contribution still has to get into the data.
+        let expected = usize::from(algorithm.collective.has_input());
         assert_eq!(schedule.steps.len(), expected, "{schedule}");
     }
 }

@@ -4,7 +4,9 @@
 use drumline_schedule::check::{CheckError, Rule, check, check_schedules};
 use drumline_schedule::step::{Buffer, Loc, Rank, Side, Span, Step};
 use drumline_schedule::tree::Node;
-use drumline_schedule::{ALGORITHMS, Algorithm, Collective, Cost, Error, Schedule, Topology};
+use drumline_schedule::{
+    ALGORITHMS, Algorithm, Collective, Cost, Error, MemoryUse, Schedule, SumOrder, Topology,
+};
 
 const DATA: Loc = Loc::data(Span::WHOLE);
 const TEMP: Loc = Loc::scratch(0, Span::WHOLE);
@@ -41,7 +43,7 @@ fn doubling_in_place_without_flushes_tears() {
         schedule.steps.retain(|step| !matches!(step, Step::Flush { .. }));
     }
     assert_eq!(
-        check_schedules(&schedules, 5),
+        check_flat(&schedules, 5),
         Err(CheckError::TornRead {
             rank: 0,
             step: 1,
@@ -64,7 +66,7 @@ fn direct_exchange_deadlocks_when_it_flushes_everything() {
         let all: Vec<Step> = all.map(|to| Step::Flush { to, upto: 2 }).collect();
         schedule.steps.splice(first..first, all);
     }
-    assert!(matches!(check_schedules(&schedules, 9), Err(CheckError::Deadlock { .. })));
+    assert!(matches!(check_flat(&schedules, 9), Err(CheckError::Deadlock { .. })));
 }
 
 /// The ring adds in another order for every block.
@@ -107,7 +109,7 @@ fn swap(rank: Rank) -> Vec<Step> {
 
 #[test]
 fn swap_is_right() {
-    let cost = Cost { rounds: 1, messages: 1, elements: 5 };
+    let cost = Cost { rounds: 1, messages: 1, elements: 5, combined: 5, ..Cost::default() };
     assert_eq!(run(Collective::AllReduce, 2, 5, |_, rank, _| swap(rank)), Ok(cost));
 }
 
@@ -144,7 +146,7 @@ fn finish_twice() {
             *finish = true;
         }
     }
-    let Err(CheckError::Result { found, .. }) = check_schedules(&schedules, 5) else { panic!() };
+    let Err(CheckError::Result { found, .. }) = check_flat(&schedules, 5) else { panic!() };
     assert_eq!(found, "finish((finish((r0[0] + r1[0])) + r2[0]))");
 }
 
@@ -183,7 +185,13 @@ fn scratch_of_the_operation_before() {
     });
     assert_eq!(
         error,
-        Err(CheckError::Unwritten { rank: 0, step: 0, buffer: Buffer::Scratch(0), element: 0 })
+        Err(CheckError::Unwritten {
+            rank: 0,
+            step: 0,
+            owner: 0,
+            buffer: Buffer::Scratch(0),
+            element: 0
+        })
     );
 }
 
@@ -206,7 +214,7 @@ fn data_that_nobody_sent() {
     });
     assert_eq!(
         error,
-        Err(CheckError::Unwritten { rank: 0, step: 0, buffer: Buffer::Data, element: 5 })
+        Err(CheckError::Unwritten { rank: 0, step: 0, owner: 0, buffer: Buffer::Data, element: 5 })
     );
 }
 
@@ -247,7 +255,7 @@ fn message_that_nobody_takes() {
     let mut schedules = schedules(Collective::Broadcast, 2, twice);
     schedules[0].steps[2] = Step::Flush { to: 1, upto: 1 };
     assert_eq!(
-        check_schedules(&schedules, 5),
+        check_flat(&schedules, 5),
         Err(CheckError::NotFlushed { rank: 0, sent_step: 1, to: 1 })
     );
 }
@@ -290,9 +298,9 @@ fn operands_of_different_lengths() {
         Err(CheckError::OperandLengths {
             rank: 0,
             step: 0,
-            dst: HALF,
+            dst: Box::new(HALF),
             dst_len: 2,
-            src: DATA,
+            src: Box::new(DATA),
             src_len: 5
         })
     );
@@ -313,17 +321,23 @@ fn barrier_that_is_left_too_early() {
 
 #[test]
 fn formula_that_is_off_by_one() {
-    for (rounds, messages, elements) in [(1, 0, 0), (0, 1, 0), (0, 0, 1)] {
+    for place in 0..5 {
+        let [rounds, messages, elements, combined, shared_elements] =
+            [0, 1, 2, 3, 4].map(|at| usize::from(at == place));
         for row in ALGORITHMS {
-            let formula = (row.cost)(&Topology::flat(6), 2, 9);
-            let add = |cost: Cost| Cost {
-                rounds: cost.rounds + rounds,
-                messages: cost.messages + messages,
-                elements: cost.elements + elements,
-            };
-            let schedules = row.schedules(&Topology::flat(6), 2).unwrap();
-            assert_eq!(check_schedules(&schedules, 9), Ok(formula));
-            assert_ne!(check_schedules(&schedules, 9), Ok(add(formula)));
+            for world in worlds(row) {
+                let formula = (row.cost)(&world, 2, 9);
+                let add = |cost: Cost| Cost {
+                    rounds: cost.rounds + rounds,
+                    messages: cost.messages + messages,
+                    elements: cost.elements + elements,
+                    combined: cost.combined + combined,
+                    shared_elements: cost.shared_elements + shared_elements,
+                };
+                let schedules = row.schedules(&world, 2).unwrap();
+                assert_eq!(check_schedules(&world, &schedules, 9), Ok(formula));
+                assert_ne!(check_schedules(&world, &schedules, 9), Ok(add(formula)));
+            }
         }
     }
     let free = Algorithm { cost: |_, _, _| Cost::default(), ..ALGORITHMS[0] };
@@ -339,7 +353,7 @@ fn rules_of_form() {
     let leaves = |ranks: &[Rank]| -> Vec<(Node, Loc)> {
         ranks.iter().map(|&rank| (Node::leaf(rank), Loc::scratch(rank, whole))).collect()
     };
-    let tree = |srcs| Step::ReduceTree { dst: DATA, srcs, finish: true };
+    let tree = |srcs| Step::ReduceTree { dsts: vec![DATA], srcs, finish: true };
     let span = |first, count, of| Step::Send { to: 1, src: Loc::data(Span { first, count, of }) };
     let reduce = |src| Step::Reduce { dst: DATA, src, side: Side::Left, finish: false };
 
@@ -374,7 +388,7 @@ fn receives_that_are_posted_together_are_disjoint() {
     let rank_0 = |steps: Vec<Step>| {
         let mut schedules = schedules(Collective::AllReduce, 3, |_, _, _| vec![]);
         schedules[0].steps = steps;
-        check_schedules(&schedules, 8)
+        check_flat(&schedules, 8)
     };
     let meet = Err(CheckError::Form { rank: 0, step: 1, rule: Rule::ReceivesMeet });
     assert_eq!(rank_0(vec![recv(1, 0), recv(2, 1)]), meet);
@@ -391,8 +405,8 @@ fn schedules_of_different_worlds() {
     let doubling = Algorithm::find(Collective::AllReduce, "doubling").unwrap();
     let mut schedules = doubling.schedules(&Topology::flat(4), 0).unwrap();
     schedules.swap(1, 2);
-    assert_eq!(check_schedules(&schedules, 5), Err(CheckError::NotOneWorld { index: 1 }));
-    assert_eq!(check_schedules(&[], 5), Err(CheckError::NotOneWorld { index: 0 }));
+    assert_eq!(check_flat(&schedules, 5), Err(CheckError::NotOneWorld { index: 1 }));
+    assert_eq!(check_flat(&[], 5), Err(CheckError::NotOneWorld { index: 0 }));
     assert_eq!(
         check(doubling, &Topology::flat(4), 4, 5),
         Err(CheckError::Schedule(Error::RootOutOfRange { root: 4, world_size: 4 }))
@@ -408,6 +422,23 @@ const LEN: usize = 23;
 fn every_step_is_needed() {
     for_each_step(|schedules, rank, step| {
         schedules[rank].steps.remove(step);
+        true
+    });
+}
+
+/// What a step does twice in a row is noticed, unless it overwrites with the same or waits for
+/// what has happened.
+#[test]
+fn no_step_may_be_repeated() {
+    let again_is_wrong = |step: &Step| match step {
+        Step::Copy { .. } | Step::Flush { .. } | Step::Wait { .. } => false,
+        Step::ReduceTree { dsts, srcs, .. } => srcs.iter().any(|(_, src)| dsts.contains(src)),
+        _ => true,
+    };
+    for_each_step_if(again_is_wrong, |schedules, rank, step| {
+        let steps = &mut schedules[rank].steps;
+        let again = steps[step].clone();
+        steps.insert(step, again);
         true
     });
 }
@@ -448,7 +479,15 @@ fn every_peer_matters() {
         match &mut steps[step] {
             Step::Send { to: peer, .. }
             | Step::Recv { from: peer, .. }
-            | Step::RecvReduce { from: peer, .. } => *peer = other(*peer).unwrap(),
+            | Step::RecvReduce { from: peer, .. }
+            | Step::Wait { peer, .. } => *peer = other(*peer).unwrap(),
+            Step::Copy { src: Loc { peer: Some(peer), .. }, .. } => *peer = other(*peer).unwrap(),
+            Step::Copy { dst: Loc { peer: Some(peer), .. }, .. } => *peer = other(*peer).unwrap(),
+            Step::ReduceTree { srcs, .. } => {
+                let of_peers = srcs.iter_mut().find_map(|(_, src)| src.peer.as_mut());
+                let Some(peer) = of_peers else { return false };
+                *peer = other(*peer).unwrap();
+            }
             _ => return false,
         }
         true
@@ -461,34 +500,71 @@ fn every_block_matters() {
         let loc = match &mut schedules[rank].steps[step] {
             Step::Send { src: loc, .. }
             | Step::Recv { dst: loc, .. }
-            | Step::Copy { dst: loc, .. }
-            | Step::ReduceTree { dst: loc, .. } => loc,
+            | Step::Copy { dst: loc, .. } => loc,
+            Step::ReduceTree { dsts, .. } => &mut dsts[0],
             _ => return false,
         };
         let Span { first, count, of } = &mut loc.span;
-        if *count == *of || *count == 0 {
+        // Scratch may be longer than the data.
+        let blocks = (*first + *count).max(*of);
+        if *count == blocks || *count == 0 {
             return false;
         }
-        *first = (*first + 1) % (*of - *count + 1);
+        *first = (*first + 1) % (blocks - *count + 1);
         true
+    });
+}
+
+#[test]
+fn every_source_block_matters() {
+    for_each_step(|schedules, rank, step| {
+        let loc = match &mut schedules[rank].steps[step] {
+            Step::Copy { src, .. } => src,
+            Step::ReduceTree { srcs, .. } => &mut srcs[0].1,
+            _ => return false,
+        };
+        let Span { first, count, of } = &mut loc.span;
+        *first = (*first + 1) % (*of - *count + 1);
+        count < of
+    });
+}
+
+/// Too few posts waited for is a race, or a barrier left too early.
+#[test]
+fn every_count_of_posts_matters() {
+    for_each_step(|schedules, rank, step| match &mut schedules[rank].steps[step] {
+        Step::Wait { upto, .. } => {
+            *upto -= 1;
+            true
+        }
+        _ => false,
     });
 }
 
 /// Applies a change to each step of each rank of each algorithm in turn, and expects that it is
 /// found. The change says whether it concerns that step.
 fn for_each_step(change: impl Fn(&mut Vec<Schedule>, Rank, usize) -> bool) {
+    for_each_step_if(|_| true, change);
+}
+
+/// The same, where the change is wrong only for some steps.
+fn for_each_step_if(
+    is_wrong: impl Fn(&Step) -> bool,
+    change: impl Fn(&mut Vec<Schedule>, Rank, usize) -> bool,
+) {
     let mut changes = 0;
     for row in ALGORITHMS {
-        for world_size in [3, 4, 5] {
-            let right = row.schedules(&Topology::flat(world_size), 1).unwrap();
-            assert!(check_schedules(&right, LEN).is_ok());
-            for rank in 0..world_size {
+        for world in worlds(row) {
+            let right = row.schedules(&world, 1).unwrap();
+            assert!(check_schedules(&world, &right, LEN).is_ok());
+            for rank in 0..world.world_size {
                 for step in 0..right[rank].steps.len() {
                     let mut wrong = right.clone();
                     if change(&mut wrong, rank, step) {
                         changes += 1;
-                        let result = check_schedules(&wrong, LEN);
-                        assert!(result.is_err(), "not found:\n{}{}", right[rank], wrong[rank]);
+                        let result = check_schedules(&world, &wrong, LEN);
+                        let found = result.is_err() == is_wrong(&right[rank].steps[step]);
+                        assert!(found, "{result:?}\n{}{}", right[rank], wrong[rank]);
                     }
                 }
             }
@@ -497,7 +573,25 @@ fn for_each_step(change: impl Fn(&mut Vec<Schedule>, Rank, usize) -> bool) {
     assert!(changes > 20, "only {changes} changes");
 }
 
+/// Ranks that are far from one another, on one host, and on several.
+fn worlds(row: &Algorithm) -> Vec<Topology> {
+    let flat = [3, 4, 5].map(Topology::flat);
+    let dealt = Topology::placed([0, 1, 0, 1, 0]).with_order(SumOrder::Placement);
+    let shared = [&[3][..], &[5], &[2, 2], &[2, 2, 1]].map(Topology::hosts);
+    let worlds = flat.into_iter().chain(shared).chain([dealt]);
+    let differ = |world: &Topology| row.memory != MemoryUse::Private || *world == flat_like(world);
+    worlds.filter(|world| (row.applies)(world) && differ(world)).collect()
+}
+
+fn flat_like(world: &Topology) -> Topology {
+    Topology::flat(world.world_size)
+}
+
 // ---- Helpers ----
+
+fn check_flat(schedules: &[Schedule], elements: usize) -> Result<Cost, CheckError> {
+    check_schedules(&Topology::flat(schedules.len()), schedules, elements)
+}
 
 fn schedules(
     collective: Collective,
@@ -505,7 +599,7 @@ fn schedules(
     generate: fn(&Topology, Rank, Rank) -> Vec<Step>,
 ) -> Vec<Schedule> {
     let cost = |_: &Topology, _, _| Cost::default();
-    let algorithm = Algorithm { collective, name: "test", generate, cost };
+    let algorithm = Algorithm { collective, name: "test", generate, cost, ..ALGORITHMS[1] };
     algorithm.schedules(&Topology::flat(world_size), 0).unwrap()
 }
 
@@ -515,7 +609,7 @@ fn run(
     elements: usize,
     generate: fn(&Topology, Rank, Rank) -> Vec<Step>,
 ) -> Result<Cost, CheckError> {
-    check_schedules(&schedules(collective, world_size, generate), elements)
+    check_flat(&schedules(collective, world_size, generate), elements)
 }
 
 /// Rank 0 has this one step, without a flush added; the others have none.
@@ -527,7 +621,7 @@ fn run_raw(
 ) -> Result<Cost, CheckError> {
     let mut schedules = schedules(collective, world_size, |_, _, _| vec![]);
     schedules[0].steps.push(step.clone());
-    check_schedules(&schedules, elements)
+    check_flat(&schedules, elements)
 }
 
 fn wrong(rank: Rank, element: usize, found: &str) -> Result<Cost, CheckError> {

@@ -209,14 +209,14 @@ impl Shared {
     }
 
     /// Takes a buffer's pages back and gives their memory to the kernel.
+    ///
+    /// Not so the shared memory behind pages that were detached: an operation that failed here may
+    /// yet succeed on a peer that is about to read them. It goes when nobody maps the segment.
     fn give_back(&self, range: Range<usize>) {
         if std::process::id() != self.process {
             return; // A forked process gives up its reference, not the owner's memory.
         }
-        let at = (self.mapping.layout().arena().start + range.start) as u64;
-        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        // If it fails the memory stays taken until the pages are used again.
-        let _ = retry_on_intr(|| fallocate(&self.memory, punch, at, range.len() as u64));
+        let arena_start = self.mapping.layout().arena().start;
         let mut pages = self.pages();
         for private in pages.detached.within(&range) {
             let address = self.address(private.start).cast();
@@ -224,7 +224,11 @@ impl Shared {
             // dropped; nobody looks at them again.
             let _ = unsafe { madvise(address, private.len(), Advice::LinuxDontNeed) };
         }
+        let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         for free in pages.detached.gaps(&range) {
+            let (at, bytes) = ((arena_start + free.start) as u64, free.len() as u64);
+            // If it fails the memory stays taken until the pages are used again.
+            let _ = retry_on_intr(|| fallocate(&self.memory, punch, at, bytes));
             pages.free.insert(free);
         }
     }

@@ -125,6 +125,16 @@ impl Flags {
         fence(Ordering::SeqCst);
         Asleep { flags: self, bell }
     }
+
+    /// Undoes one [`Flags::prepare_sleep`]: what the guard does when it is dropped.
+    pub(crate) fn end_sleep<B: Doorbell>(&self, bell: &B) {
+        let guards = self.sleeping.0.load(Ordering::Relaxed).wrapping_sub(1);
+        self.sleeping.0.store(guards, Ordering::Relaxed);
+        // A guard around this one may still go to sleep: what has been rung is its business too.
+        if guards == 0 {
+            bell.drain();
+        }
+    }
 }
 
 /// While it lives, every post rings its owner's doorbell.
@@ -136,11 +146,6 @@ pub(crate) struct Asleep<'a, B: Doorbell> {
 
 impl<B: Doorbell> Drop for Asleep<'_, B> {
     fn drop(&mut self) {
-        let guards = self.flags.sleeping.0.load(Ordering::Relaxed).wrapping_sub(1);
-        self.flags.sleeping.0.store(guards, Ordering::Relaxed);
-        // A guard around this one may still go to sleep: what has been rung is its business too.
-        if guards == 0 {
-            self.bell.drain();
-        }
+        self.flags.end_sleep(self.bell);
     }
 }

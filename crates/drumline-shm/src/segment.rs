@@ -167,6 +167,22 @@ impl Segment {
         SleepGuard { doorbell: bell.as_fd(), _asleep: self.flags().prepare_sleep(bell) }
     }
 
+    /// From now on, posts of peers ring the doorbell: for a sleep that no guard can stand around,
+    /// because another thread sleeps. See [`Segment::prepare_sleep`] for what to do then.
+    pub fn begin_sleep(&self) {
+        std::mem::forget(self.flags().prepare_sleep(&*self.doorbell));
+    }
+
+    /// Undoes one [`Segment::begin_sleep`].
+    pub fn end_sleep(&self) {
+        self.flags().end_sleep(&*self.doorbell);
+    }
+
+    /// Readable when it was rung.
+    pub fn doorbell(&self) -> BorrowedFd<'_> {
+        self.doorbell.as_fd()
+    }
+
     /// Something that wakes this rank from other threads of its process.
     pub fn waker(&self) -> Waker {
         Waker(Arc::clone(&self.doorbell))

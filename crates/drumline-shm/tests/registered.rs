@@ -170,8 +170,13 @@ fn late_writes_do_not_reach_a_detached_buffer() {
     write(&peer, start, &vec![3; buffer.len()]);
     assert_eq!(*buffer, now);
 
-    // Its pages never come back: late writes would reach the next owner.
+    // Its pages never come back: late writes would reach the next owner. And they keep what is
+    // on them: the operation may yet succeed on a peer that is about to read.
     drop(buffer);
+    let left = peer.arena::<i64>(start, 5 * PAGE / 8).unwrap();
+    let mut seen = vec![0; left.len()];
+    drumline_kernels::copy(drumline_kernels::Target::from(&mut seen[..]), left.as_source());
+    assert!(seen.iter().all(|value| *value == 3), "shared pages were wiped");
     let mut others = Vec::new();
     while let Ok(other) = own.arena().allocate::<i64>(PAGE / 8) {
         others.push(other);

@@ -13,19 +13,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{Config, ProcessGroup, ReduceOp};
+use drumline::{ProcessGroup, ReduceOp};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let world_size = env::args().nth(1).map_or(Ok(2), |text| text.parse())?;
-    // As if on several hosts: comparable with what others measure over loopback.
-    let over_tcp = Config { unix_sockets: false, ..Config::default() };
     println!("all_reduce(sum) of f32, {world_size} ranks, TCP over loopback");
     println!(
         "{:>12} {:>12} {:>12} {:>12} {:>10}",
         "bytes", "min us", "median us", "max us", "GB/s"
     );
     std::thread::scope(|threads| {
-        let ranks: Vec<_> = ProcessGroup::local_world_with(world_size, &over_tcp)?
+        let ranks: Vec<_> = ProcessGroup::local_world(world_size)?
             .into_iter()
             .map(|group| threads.spawn(move || measure(&group)))
             .collect();

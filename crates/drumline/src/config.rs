@@ -2,6 +2,8 @@
 
 use std::{net::IpAddr, time::Duration};
 
+use drumline_schedule::SumOrder;
+
 use crate::{Error, Result, auth::Secret};
 
 /// How a process group behaves. Build it in code, or read it from the environment once.
@@ -18,8 +20,9 @@ pub struct Config {
     /// unless set.
     pub timeout: Duration,
 
-    /// The algorithm of `all_reduce`, by name (`direct`, `doubling`, `binomial`), the same on
-    /// all ranks. `DRUMLINE_ALL_REDUCE`; chosen by size unless set. It never changes a result.
+    /// The algorithm of `all_reduce`, by name (`direct`, `halving`, `doubling`, `gather`,
+    /// `binomial`, or one that uses shared memory), the same on all ranks. `DRUMLINE_ALL_REDUCE`;
+    /// chosen by size unless set. It never changes a result.
     pub all_reduce: Option<String>,
 
     /// The address to listen on for peers. `DRUMLINE_BIND_ADDRESS`; unless set, the one from
@@ -33,6 +36,26 @@ pub struct Config {
     /// Whether ranks of one host and user talk over Unix sockets. `DRUMLINE_UNIX_SOCKETS`, 0 or
     /// 1; 1 unless set. Without, they talk over TCP as if on several hosts: to measure or test it.
     pub unix_sockets: bool,
+
+    /// Whether ranks of one host share memory. `DRUMLINE_SHARED_MEMORY`, 0 or 1; 1 unless set.
+    /// It never changes a result.
+    pub shared_memory: bool,
+
+    /// How many bytes of buffers a rank may register ([`alloc_registered`]). Memory is taken when
+    /// a buffer is allocated, address space at once. `DRUMLINE_REGISTERED_BYTES_MAX`; half of the
+    /// host's memory unless set.
+    ///
+    /// [`alloc_registered`]: crate::ProcessGroup::alloc_registered
+    pub registered_bytes_max: Option<usize>,
+
+    /// The order in which floating-point sums are added, the same on all ranks.
+    /// `DRUMLINE_SUM_ORDER`: `rank` (unless set) or `placement`. The latter is faster where hosts
+    /// hold ranks that are no node of the tree of ranks, and its bits depend on the placement.
+    pub sum_order: SumOrder,
+
+    /// After how long a call warns of the ranks that it waits for. `DRUMLINE_WARN_AFTER_S`, in
+    /// seconds; 10 s unless set.
+    pub warn_after: Duration,
 
     /// What the processes of the job prove to each other. `DRUMLINE_SECRET` or
     /// `DRUMLINE_SECRET_FILE`; `drumline run` makes a fresh one for every job.
@@ -52,6 +75,10 @@ impl Default for Config {
             bind_address: None,
             interface: None,
             unix_sockets: true,
+            shared_memory: true,
+            registered_bytes_max: None,
+            sum_order: SumOrder::Rank,
+            warn_after: Duration::from_secs(10),
             secret: None,
             trust_store: false,
         }
@@ -71,13 +98,18 @@ impl Config {
 
     fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Config> {
         let mut config = Config::default();
-        if let Some(text) = variable("DRUMLINE_TIMEOUT_S") {
-            config.timeout = text
-                .parse()
-                .ok()
-                .filter(|seconds| *seconds > 0.0)
-                .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-                .ok_or_else(|| invalid("DRUMLINE_TIMEOUT_S", &text, "seconds, more than 0"))?;
+        for (name, setting) in [
+            ("DRUMLINE_TIMEOUT_S", &mut config.timeout),
+            ("DRUMLINE_WARN_AFTER_S", &mut config.warn_after),
+        ] {
+            if let Some(text) = variable(name) {
+                *setting = text
+                    .parse()
+                    .ok()
+                    .filter(|seconds| *seconds > 0.0)
+                    .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+                    .ok_or_else(|| invalid(name, &text, "seconds, more than 0"))?;
+            }
         }
         config.all_reduce = variable("DRUMLINE_ALL_REDUCE");
         if let Some(text) = variable("DRUMLINE_BIND_ADDRESS") {
@@ -87,8 +119,22 @@ impl Config {
             config.bind_address = Some(address);
         }
         config.interface = variable("DRUMLINE_INTERFACE");
+        if let Some(text) = variable("DRUMLINE_REGISTERED_BYTES_MAX") {
+            let bytes = text.parse().map_err(|_| {
+                invalid("DRUMLINE_REGISTERED_BYTES_MAX", &text, "a number of bytes")
+            })?;
+            config.registered_bytes_max = Some(bytes);
+        }
+        if let Some(text) = variable("DRUMLINE_SUM_ORDER") {
+            config.sum_order = match text.as_str() {
+                "rank" => SumOrder::Rank,
+                "placement" => SumOrder::Placement,
+                _ => return Err(invalid("DRUMLINE_SUM_ORDER", &text, "rank or placement")),
+            };
+        }
         for (name, setting) in [
             ("DRUMLINE_UNIX_SOCKETS", &mut config.unix_sockets),
+            ("DRUMLINE_SHARED_MEMORY", &mut config.shared_memory),
             ("DRUMLINE_TRUST_STORE", &mut config.trust_store),
         ] {
             if let Some(text) = variable(name) {
@@ -127,12 +173,22 @@ mod tests {
         assert_eq!(config.bind_address, Some(loopback));
         assert!(!read("DRUMLINE_UNIX_SOCKETS", "0").unwrap().unix_sockets);
         assert!(read("DRUMLINE_TRUST_STORE", "1").unwrap().trust_store);
+        assert!(!read("DRUMLINE_SHARED_MEMORY", "0").unwrap().shared_memory);
+        assert_eq!(read("DRUMLINE_WARN_AFTER_S", "2").unwrap().warn_after, Duration::from_secs(2));
+        let bytes = read("DRUMLINE_REGISTERED_BYTES_MAX", "4096").unwrap().registered_bytes_max;
+        assert_eq!(bytes, Some(4096));
+        let order = read("DRUMLINE_SUM_ORDER", "placement").unwrap().sum_order;
+        assert_eq!(order, SumOrder::Placement);
     }
 
     #[test]
     fn what_cannot_be_understood_is_named() {
         for (name, value) in [
             ("DRUMLINE_TIMEOUT_S", "soon"),
+            ("DRUMLINE_WARN_AFTER_S", "never"),
+            ("DRUMLINE_SHARED_MEMORY", "yes"),
+            ("DRUMLINE_REGISTERED_BYTES_MAX", "1G"),
+            ("DRUMLINE_SUM_ORDER", "host"),
             ("DRUMLINE_TIMEOUT_S", "0"),
             ("DRUMLINE_TIMEOUT_S", "-1"),
             ("DRUMLINE_TIMEOUT_S", "inf"),

@@ -18,6 +18,8 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`ProcessGroup`] | the ranks that work together, and their collectives |
+//! | [`Work`] | an operation in the background |
+//! | [`RegisteredBuffer`] | memory that the ranks of a host reach without a copy |
 //! | [`ddp`] | buckets, the reducer, verification and broadcast of models; users of burn want `drumline-burn` |
 //! | [`sampler`] | which samples each rank sees, in torch's exact order |
 //! | [`checkpoint`] | named tensors in files that are whole or not there; the last ones are kept |
@@ -35,35 +37,46 @@
 //!   is named. Nothing waits longer than [`Config::timeout`].
 //! - **No second guess after a failure.** A group that has failed is poisoned: every later call
 //!   repeats the first failure.
-//!
 //! - **Closed by default.** Ranks of one host meet over Unix sockets of their own user. Across
 //!   hosts every connection starts with a proof that both ends know the job's secret ([`auth`]).
 //!
 //! # What it does not do yet
 //!
-//! Messages travel over Unix sockets and TCP only, calls block, and only `f32`, `f64`, `i64` and `u8` are carried.
+//! Gather, scatter, all-to-all and groups of some of the ranks are missing. Data lies in the memory
+//! of the CPU.
 
 #![forbid(unsafe_code)]
 
 pub mod auth;
+mod call;
 pub mod checkpoint;
 mod config;
 pub mod ddp;
+mod engine;
 mod error;
 mod executor;
 mod group;
+mod host;
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod internals;
+mod lane;
 mod net;
+mod operation;
 pub mod rendezvous;
 pub mod sampler;
 pub mod store;
 mod transport;
+mod work;
 
 pub use config::Config;
 pub use drumline_kernels::{DType, Element, ReduceOp};
+pub use drumline_schedule::SumOrder;
 pub use error::{Cause, CollectiveError, Error, Result};
-pub use group::{ProcessGroup, init_process_group};
+pub use group::{ProcessGroup, RegisteredBuffer, init_process_group};
 pub use net::Endpoint;
 pub use rendezvous::is_launched;
+pub use work::{Work, WorkFuture};
 
 /// Runs the README's example of collectives.
 #[cfg(doctest)]

@@ -35,7 +35,7 @@ macro_rules! integers {
                         let wrapped = wide.sum::<i128>() as $type;
                         (i128::from(wrapped) / finish.unwrap_or(1) as i128) as $type
                     }
-                    _ => unimplemented!(),
+                    other => panic!("{other} has no definition here"),
                 }
             }
 
@@ -88,7 +88,7 @@ macro_rules! floats {
                     ReduceOp::Min | ReduceOp::Max if any_nan => <$wide>::NAN,
                     ReduceOp::Min => ordered[0],
                     ReduceOp::Max => ordered[ordered.len() - 1],
-                    _ => unimplemented!(),
+                    other => panic!("{other} has no definition here"),
                 };
                 $from_wide(wide)
             }

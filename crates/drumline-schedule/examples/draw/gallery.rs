@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use drumline_schedule::{ALGORITHMS, Algorithm, Topology, draw};
+use drumline_schedule::{ALGORITHMS, Algorithm, MemoryUse, Topology, draw};
 
 /// A power of two, and a world size that is none.
 const WORLD_SIZES: [usize; 2] = [4, 5];
@@ -20,12 +20,23 @@ pub(crate) fn files() -> Result<BTreeMap<String, String>, Box<dyn Error>> {
     for algorithm in ALGORITHMS {
         let Algorithm { collective, name, .. } = algorithm;
         for world_size in WORLD_SIZES {
-            let schedules = algorithm.schedules(&Topology::flat(world_size), 0)?;
+            let topology = topology(algorithm, world_size);
+            let schedules = algorithm.schedules(&topology, 0)?;
             let text: Vec<String> = schedules.iter().map(ToString::to_string).collect();
             let stem = format!("{collective}-{name}-p{world_size}");
-            files.insert(format!("{stem}.svg"), draw::svg(&schedules)?);
+            files.insert(format!("{stem}.svg"), draw::svg(&topology, &schedules)?);
             files.insert(format!("{stem}.txt"), text.join("\n"));
         }
     }
     Ok(files)
+}
+
+/// Hosts of two ranks where the algorithm knows what to do with them, else the simplest world.
+fn topology(algorithm: &Algorithm, world_size: usize) -> Topology {
+    let pairs = Topology::placed((0..world_size).map(|rank| rank / 2));
+    match algorithm.memory {
+        MemoryUse::Private => Topology::flat(world_size),
+        _ if (algorithm.applies)(&pairs) => pairs,
+        _ => Topology::hosts(&[world_size]),
+    }
 }

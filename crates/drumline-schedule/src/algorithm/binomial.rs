@@ -15,10 +15,18 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
     steps
 }
 
-/// `2 floor(log2 p)` rounds. Rank 0 sends `ceil(log2 p)` messages of `n` elements.
+/// `2 floor(log2 p)` rounds. Rank 0 sends `ceil(log2 p)` messages of `n` elements, and combines
+/// as many.
 pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let p = topology.world_size;
-    Cost { rounds: 2 * longest_chain(p), messages: doublings(p), elements: doublings(p) * n }
+    let elements = doublings(p) * n;
+    Cost {
+        rounds: 2 * longest_chain(p),
+        messages: doublings(p),
+        elements,
+        combined: elements,
+        ..Cost::default()
+    }
 }
 
 /// The sum climbs to rank 0, which hands it on to the root. The tree of sums is tied to rank 0,
@@ -37,12 +45,12 @@ pub(super) fn reduce(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
 }
 
 /// `floor(log2 p)` rounds, and one more unless the root is 0. A rank sends at most one message
-/// of `n` elements.
+/// of `n` elements; rank 0 combines `ceil(log2 p)`.
 pub(super) fn reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
     let p = topology.world_size;
     let messages = usize::from(p > 1);
     let rounds = longest_chain(p) + usize::from(root != 0);
-    Cost { rounds, messages, elements: messages * n }
+    Cost { rounds, messages, elements: messages * n, combined: doublings(p) * n, ..Cost::default() }
 }
 
 /// At distance 1, 2, 4, .. every other rank that is still in the game sends its sum to the rank
@@ -104,7 +112,8 @@ pub(super) fn broadcast(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step
 /// `floor(log2 p)` rounds. The root sends `ceil(log2 p)` messages of `n` elements.
 pub(super) fn broadcast_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let p = topology.world_size;
-    Cost { rounds: longest_chain(p), messages: doublings(p), elements: doublings(p) * n }
+    let elements = doublings(p) * n;
+    Cost { rounds: longest_chain(p), messages: doublings(p), elements, ..Cost::default() }
 }
 
 /// A place is as many messages away from the root as its number has set bits; below `p` that is

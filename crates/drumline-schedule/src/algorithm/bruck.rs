@@ -50,5 +50,5 @@ pub(super) fn all_gather_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
     let p = topology.world_size;
     let rounds = doublings(p);
     let wraps = rounds.saturating_sub(1) - usize::from(p > 2 && (p - 1).is_power_of_two());
-    Cost { rounds, messages: rounds + wraps, elements: (p - 1) * n }
+    Cost { rounds, messages: rounds + wraps, elements: (p - 1) * n, ..Cost::default() }
 }

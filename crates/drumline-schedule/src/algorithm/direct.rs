@@ -5,6 +5,15 @@ use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 use crate::tree::Node;
 
+/// The largest world in which all ranks may send to each other within one operation. A rank
+/// holds `2 (p - 1)` messages then, and all together some `2 p^2`: beyond this, what bookkeeping
+/// costs outweighs the rounds that are saved, and blocks get too short for the wire.
+pub const DIRECT_MAX_RANKS: usize = 256;
+
+pub(super) fn serves(topology: &Topology) -> bool {
+    topology.world_size <= DIRECT_MAX_RANKS && topology.sums_by_rank()
+}
+
 /// Block `i` of the data belongs to rank `i`. Every rank sends each block to its owner; the owner
 /// sums the `p` copies in one pass and sends the result to everyone.
 ///
@@ -34,7 +43,7 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
     steps.extend(receivers().map(|to| Step::Send { to, src: Loc::data(Span::block(to, p)) }));
     steps.extend(senders().map(|from| Step::Recv { from, dst: copy_of(from) }));
     steps.push(Step::ReduceTree {
-        dst: Loc::data(own),
+        dsts: vec![Loc::data(own)],
         srcs: (0..p).map(|peer| (Node::leaf(peer), copy_of(peer))).collect(),
         finish: true,
     });
@@ -44,10 +53,60 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
 }
 
 /// 2 rounds and `2 (p - 1)` messages. A rank with a block of `b` elements sends `n - b` and then
-/// `(p - 1) b`; the largest block has `ceil(n / p)`.
+/// `(p - 1) b`, and combines the block of everyone else into its own; the largest block has
+/// `ceil(n / p)`.
 pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     match topology.world_size {
         1 => Cost::default(),
-        p => Cost { rounds: 2, messages: 2 * (p - 1), elements: n + (p - 2) * n.div_ceil(p) },
+        p => Cost {
+            rounds: 2,
+            messages: 2 * (p - 1),
+            elements: n + (p - 2) * n.div_ceil(p),
+            combined: (p - 1) * n.div_ceil(p),
+            ..Cost::default()
+        },
+    }
+}
+
+/// Every rank sends each block of its input to the rank that it is for, which sums the `p` copies
+/// in one pass: the first half of [`all_reduce`].
+///
+/// See [`reduce_scatter_cost`]. Leaves travel, but never partial sums. Scratch: the length of
+/// the data for every peer.
+pub(super) fn reduce_scatter(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let p = topology.world_size;
+    let data = Loc::data(Span::WHOLE);
+    let own = Loc::input(Span::block(rank, p));
+    if p == 1 {
+        return vec![Step::Copy { dst: data, src: own }];
+    }
+    let receivers = (1..p).map(|distance| (rank + distance) % p);
+    let senders = (1..p).map(|distance| (rank + p - distance) % p);
+    let copy_of = |peer: Rank| match peer == rank {
+        true => own,
+        false => Loc::scratch(peer, Span::WHOLE),
+    };
+
+    let mut steps = vec![];
+    steps.extend(receivers.map(|to| Step::Send { to, src: Loc::input(Span::block(to, p)) }));
+    steps.extend(senders.map(|from| Step::Recv { from, dst: copy_of(from) }));
+    steps.push(Step::ReduceTree {
+        dsts: vec![data],
+        srcs: (0..p).map(|peer| (Node::leaf(peer), copy_of(peer))).collect(),
+        finish: true,
+    });
+    steps
+}
+
+/// 1 round, `p - 1` messages and `(p - 1) n` elements, sent and combined, `n` being the length
+/// of a block.
+pub(super) fn reduce_scatter_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    let peers = topology.world_size - 1;
+    Cost {
+        rounds: peers.min(1),
+        messages: peers,
+        elements: peers * n,
+        combined: peers * n,
+        ..Cost::default()
     }
 }

@@ -24,5 +24,5 @@ pub(super) fn barrier(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step>
 /// `ceil(log2 p)` rounds of one empty message.
 pub(super) fn barrier_cost(topology: &Topology, _root: Rank, _elements: usize) -> Cost {
     let rounds = doublings(topology.world_size);
-    Cost { rounds, messages: rounds, elements: 0 }
+    Cost { rounds, messages: rounds, ..Cost::default() }
 }

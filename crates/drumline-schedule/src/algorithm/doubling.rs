@@ -5,22 +5,33 @@ use crate::step::{Loc, Rank, Side, Span, Step};
 use crate::topology::Topology;
 use crate::tree::Node;
 
+const DATA: Loc = Loc::data(Span::WHOLE);
+/// Where a sum arrives that is added at once. A message cannot be combined into the data as it
+/// arrives, because the data is still being sent.
+const INCOMING: Loc = Loc::scratch(0, Span::WHOLE);
+/// Where the sum of a smaller right child waits until the left child's is complete.
+const CARRY: Loc = Loc::scratch(1, Span::WHOLE);
+
+/// A rank of the right child sends its sum to at most so many ranks of the left child; where the
+/// left child has more, they hand it on.
+const SERVED: usize = 4;
+
 /// From the leaves of the tree to its root, every rank of a node gets the node's sum: the ranks
-/// of its two children swap theirs. When the right child has fewer ranks, each of them serves
-/// several ranks on the left, so every world size works without extra rounds.
+/// of its two children swap theirs.
 ///
 /// ```text
 ///   rank       0      1      2      3      4
 ///              a      b      c      d      e
-///   0-1 2-3    ab     ab     cd     cd     e
+///   0-1 2-3    ab     ab     cd     cd     e      4 sends e to 0..=3
 ///   0-2 1-3    abcd   abcd   abcd   abcd   e
-///   0-4, and   abcde  abcde  abcde  abcde  abcde
-///   4 to 1..=3
+///   0-4        abcde  abcde  abcde  abcde  abcde
 /// ```
 ///
+/// A right child that is smaller than the left has its sum early. Its ranks send it to ranks on
+/// the left, which hand it on, doubling in number every round, beside their own exchange.
+///
 /// See [`all_reduce_cost`]. No chain of messages can be shorter, so this is for short data.
-/// Scratch: the length of the data. A message cannot be combined into the data as it arrives,
-/// because the data is still being sent.
+/// Scratch: the length of the data; twice that where a child is smaller.
 pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let mut steps = vec![];
     climb(Node::root(topology.world_size), rank, true, &mut steps);
@@ -29,53 +40,122 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
 
 /// Leaves the sum of `node` in the data of `rank`, which is one of its ranks.
 fn climb(node: Node, rank: Rank, finish: bool, steps: &mut Vec<Step>) {
-    let Some(Meeting { own, other, seat, side }) = Meeting::at(node, rank) else { return };
-    climb(own, rank, false, steps);
-
-    let data = Loc::data(Span::WHOLE);
-    let incoming = Loc::scratch(0, Span::WHOLE);
-    let served = (other.lo + seat..other.lo + other.len).step_by(own.len);
-    steps.extend(served.map(|to| Step::Send { to, src: data }));
-    steps.push(Step::Recv { from: other.lo + seat % other.len, dst: incoming });
-    steps.push(Step::Reduce { dst: data, src: incoming, side, finish });
+    let Some((left, right)) = node.children() else { return };
+    if node.len.is_power_of_two() {
+        swaps(node, rank, finish, steps);
+    } else if rank < right.lo {
+        climb_left(left, right, rank, finish, steps);
+    } else {
+        climb(right, rank, false, steps);
+        let seat = rank - right.lo;
+        let served = (seat..Fed::by(left, right).first).step_by(right.len);
+        steps.extend(served.map(|to| Step::Send { to: left.lo + to, src: DATA }));
+        steps.push(Step::Recv { from: left.lo + seat, dst: INCOMING });
+        steps.push(Step::Reduce { dst: DATA, src: INCOMING, side: Side::Left, finish });
+    }
 }
 
-/// `ceil(log2 p)` rounds. At each node above it, the rank on seat `s` of a child of `own` ranks
-/// serves the seats `s, s + own, s + 2 own, ..` of the other child. For powers of two that is
-/// one message a round, `log2 p` in all; the worst world sizes are a little above (at `2^k + 1`
-/// the last rank sends `2^k`). Each message has `n` elements.
+/// In a node of `2^k` ranks everyone has a partner at every distance.
+fn swaps(node: Node, rank: Rank, finish: bool, steps: &mut Vec<Step>) {
+    for round in 0..doublings(node.len) {
+        let finish = finish && round + 1 == doublings(node.len);
+        let (peer, side) = partner(node, rank, round);
+        steps.push(Step::Send { to: peer, src: DATA });
+        steps.push(Step::Recv { from: peer, dst: INCOMING });
+        steps.push(Step::Reduce { dst: DATA, src: INCOMING, side, finish });
+    }
+}
+
+fn partner(node: Node, rank: Rank, round: usize) -> (Rank, Side) {
+    let seat = rank - node.lo;
+    let peer = seat ^ 1 << round;
+    (node.lo + peer, if peer < seat { Side::Left } else { Side::Right })
+}
+
+/// A rank of the left child: swaps in its own block, and the sum of the right child meanwhile.
+fn climb_left(left: Node, right: Node, rank: Rank, finish: bool, steps: &mut Vec<Step>) {
+    let seat = rank - left.lo;
+    let fed = Fed::by(left, right);
+    for round in 0..=doublings(left.len) {
+        let swap = (round < doublings(left.len)).then(|| partner(left, rank, round));
+        if let Some((peer, _)) = swap {
+            steps.push(Step::Send { to: peer, src: DATA });
+        } else if seat < right.len {
+            steps.push(Step::Send { to: right.lo + seat, src: DATA });
+        }
+        let informed = fed.before(round);
+        if seat < informed && seat + informed < left.len {
+            steps.push(Step::Send { to: rank + informed, src: CARRY });
+        }
+        if let Some((peer, _)) = swap {
+            steps.push(Step::Recv { from: peer, dst: INCOMING });
+        }
+        if (informed..fed.before(round + 1)).contains(&seat) {
+            let from = if informed == 0 { right.lo + seat % right.len } else { rank - informed };
+            steps.push(Step::Recv { from, dst: CARRY });
+        }
+        if let Some((_, side)) = swap {
+            steps.push(Step::Reduce { dst: DATA, src: INCOMING, side, finish: false });
+        }
+    }
+    steps.push(Step::Reduce { dst: DATA, src: CARRY, side: Side::Right, finish });
+}
+
+/// How the sum of a right child spreads over the larger left one.
+struct Fed {
+    /// Rounds until the right child has its sum.
+    ready: usize,
+    /// Ranks of the left child that get it from the right, a power of two.
+    first: usize,
+    /// Ranks of the left child.
+    all: usize,
+}
+
+impl Fed {
+    fn by(left: Node, right: Node) -> Fed {
+        let most = 1 << (SERVED * right.len).ilog2();
+        Fed { ready: doublings(right.len), first: left.len.min(most), all: left.len }
+    }
+
+    /// How many ranks of the left child, from its lowest on, have it before this round.
+    fn before(&self, round: usize) -> usize {
+        match round.checked_sub(self.ready + 1) {
+            None => 0,
+            Some(doublings) => self.all.min(self.first << doublings),
+        }
+    }
+}
+
+/// `ceil(log2 p)` rounds. For powers of two that is one message a round. Otherwise a rank whose
+/// child of a node is the smaller one serves up to 4 ranks there, and a rank of the larger child
+/// may hand the other's sum on beside its own: 5 ranks take up to 4 messages each, 33 take 9,
+/// and 16,385 take 27. Each message has `n` elements. A rank combines once a
+/// round.
+///
+/// The lowest rank of each block of `2^k` ranks sends the most: higher ones of the block serve
+/// fewer.
 pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let p = topology.world_size;
-    let messages_of = |rank: Rank| {
-        let mut messages = 0;
-        let mut node = Node::root(p);
-        while let Some(Meeting { own, other, seat, .. }) = Meeting::at(node, rank) {
-            messages += other.len.saturating_sub(seat).div_ceil(own.len);
-            node = own;
-        }
-        messages
-    };
-    let messages = (0..p).map(messages_of).max().unwrap_or(0);
-    Cost { rounds: doublings(p), messages, elements: messages * n }
-}
-
-/// How a rank meets the other half of a node.
-struct Meeting {
-    /// The child that the rank belongs to.
-    own: Node,
-    other: Node,
-    /// Which of the ranks of `own` it is.
-    seat: usize,
-    /// Where the sum of `other` stands.
-    side: Side,
-}
-
-impl Meeting {
-    fn at(node: Node, rank: Rank) -> Option<Meeting> {
-        let (left, right) = node.children()?;
-        Some(match rank < right.lo {
-            true => Meeting { own: left, other: right, seat: rank - left.lo, side: Side::Right },
-            false => Meeting { own: right, other: left, seat: rank - right.lo, side: Side::Left },
-        })
+    let mut most = 0;
+    // What the lowest rank of the node has to serve in the nodes above; and how many seats there
+    // are in them before it.
+    let mut node = Node::root(p);
+    let mut above: Vec<(Node, Node)> = vec![];
+    loop {
+        let served = above.iter().map(|&(left, right)| {
+            let seat = node.lo - right.lo;
+            Fed::by(left, right).first.saturating_sub(seat).div_ceil(right.len)
+        });
+        let served: usize = served.sum();
+        let Some((left, right)) = node.children().filter(|_| !node.len.is_power_of_two()) else {
+            most = most.max(served + doublings(node.len));
+            break;
+        };
+        let handed_on = doublings(left.len) - doublings(Fed::by(left, right).first);
+        most = most.max(served + doublings(left.len) + 1 + handed_on);
+        above.push((left, right));
+        node = right;
     }
+    let combined = doublings(p) * n;
+    Cost { rounds: doublings(p), messages: most, elements: most * n, combined, ..Cost::default() }
 }

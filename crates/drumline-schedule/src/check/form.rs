@@ -1,32 +1,48 @@
 use std::collections::HashMap;
 
 use super::CheckError;
-use crate::algorithm::Collective;
+use crate::algorithm::MemoryUse;
 use crate::schedule::{Schedule, tiled};
 use crate::step::{Buffer, Loc, Rank, Step};
+use crate::topology::Topology;
 use crate::tree::{Node, merges};
 
 /// What an executor relies on, step by step, without looking at other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rule {
-    /// Peers are ranks of the world, and not the rank itself.
+    /// Peers are ranks of the world, and not the rank itself, whose own memory has no peer.
     #[error("its peer must be another rank of the world")]
     Peer,
-    /// Spans lie in their buffer.
+    /// Spans lie in their buffer. Scratch is as long as need be.
     #[error("a span must lie in its buffer: `of` at least 1, `first + count` at most `of`")]
     Span,
-    /// Only an all-gather has an input beside its data.
-    #[error("only all_gather has an input buffer")]
+    /// An all-gather and a reduce-scatter have an input beside their data.
+    #[error("only all_gather and reduce_scatter have an input buffer")]
     Input,
     /// The input belongs to the user.
     #[error("the input is read only")]
     InputWritten,
-    /// Local operands lie in different buffers, so that one can be borrowed for writing.
+    /// Memory is shared, and posts are counted, on one host.
+    #[error("its peer must share the host")]
+    OtherHost,
+    /// An executor sets up what the algorithm declares.
+    #[error("an algorithm that uses private memory has no slot, no post and no wait")]
+    Undeclared,
+    /// Peers share slots, and data only if the users' buffers are registered.
+    #[error("of a peer's memory only the slot may be named, or registered data")]
+    NotShared,
+    /// What messages and `Reduce` act on is the rank's own.
+    #[error("only `Copy` and `ReduceTree` act on a peer's memory")]
+    PeerOperand,
+    /// Operands lie in different buffers, so that one can be borrowed for writing.
     #[error("source and destination must be in different buffers")]
     SameBuffer,
-    /// An input of a tree is the destination itself or lies in another buffer.
-    #[error("an input of the tree shares the destination's buffer without being the destination")]
+    /// A tree has destinations in different buffers.
+    #[error("a tree must have a destination, and no two in the same buffer")]
+    TreeOutputs,
+    /// An input of a tree is a destination itself or lies in another buffer.
+    #[error("an input of the tree shares a destination's buffer without being the destination")]
     TreeInput,
     /// The inputs of a tree tile a node of the world's ranks.
     #[error("the inputs must tile one node of the tree, by ascending rank")]
@@ -39,7 +55,7 @@ pub enum Rule {
     FlushAhead,
 }
 
-pub(super) fn check(schedule: &Schedule) -> Result<(), CheckError> {
+pub(super) fn check(topology: &Topology, schedule: &Schedule) -> Result<(), CheckError> {
     let mut sent: HashMap<Rank, usize> = HashMap::new();
     let mut receives: Vec<Loc> = Vec::new();
     for (index, step) in schedule.steps.iter().enumerate() {
@@ -49,7 +65,7 @@ pub(super) fn check(schedule: &Schedule) -> Result<(), CheckError> {
         if !matches!(step, Step::Recv { .. }) {
             receives.clear();
         }
-        let broken = broken_rule(schedule, step).or_else(|| match step {
+        let broken = broken_rule(topology, schedule, step).or_else(|| match step {
             Step::Recv { dst, .. } if receives.iter().any(|other| other.overlaps(*dst)) => {
                 Some(Rule::ReceivesMeet)
             }
@@ -68,27 +84,60 @@ pub(super) fn check(schedule: &Schedule) -> Result<(), CheckError> {
     Ok(())
 }
 
-fn broken_rule(schedule: &Schedule, step: &Step) -> Option<Rule> {
-    let Schedule { collective, world_size, rank, .. } = *schedule;
-    if step.peer().is_some_and(|peer| peer >= world_size || peer == rank) {
+fn broken_rule(topology: &Topology, schedule: &Schedule, step: &Step) -> Option<Rule> {
+    let Schedule { collective, world_size, rank, memory, .. } = *schedule;
+    let is_peer = |peer: Rank| peer < world_size && peer != rank;
+    let shares_host = |peer: Rank| topology.host_of(peer) == topology.host_of(rank);
+    if step.peer().is_some_and(|peer| !is_peer(peer)) {
         return Some(Rule::Peer);
     }
-    for Loc { buffer, span } in step.reads().chain(step.writes()) {
-        if span.first.checked_add(span.count).is_none_or(|end| end > span.of) || span.of == 0 {
+    if let Step::Post | Step::Wait { .. } = step
+        && memory == MemoryUse::Private
+    {
+        return Some(Rule::Undeclared);
+    }
+    if let Step::Wait { peer, .. } = step
+        && !shares_host(*peer)
+    {
+        return Some(Rule::OtherHost);
+    }
+    for Loc { peer, buffer, span } in step.reads().chain(step.writes()) {
+        if buffer == Buffer::Slot && memory == MemoryUse::Private {
+            return Some(Rule::Undeclared);
+        }
+        if let Some(peer) = peer {
+            let shared = match buffer {
+                Buffer::Slot => true,
+                Buffer::Data => memory == MemoryUse::Registered,
+                Buffer::Input | Buffer::Scratch(_) => false,
+            };
+            let broken = [
+                (is_peer(peer), Rule::Peer),
+                (is_peer(peer) && shares_host(peer), Rule::OtherHost),
+                (shared, Rule::NotShared),
+                (matches!(step, Step::Copy { .. } | Step::ReduceTree { .. }), Rule::PeerOperand),
+            ];
+            if let Some((_, rule)) = broken.into_iter().find(|(kept, _)| !kept) {
+                return Some(rule);
+            }
+        }
+        let is_scratch = matches!(buffer, Buffer::Scratch(_));
+        let end = span.first.checked_add(span.count);
+        if span.of == 0 || end.is_none_or(|end| end > span.of && !is_scratch) {
             return Some(Rule::Span);
         }
-        if buffer == Buffer::Input && collective != Collective::AllGather {
+        if buffer == Buffer::Input && !collective.has_input() {
             return Some(Rule::Input);
         }
     }
-    if step.writes().is_some_and(|dst| dst.buffer == Buffer::Input) {
+    if step.writes().any(|dst| dst.buffer == Buffer::Input) {
         return Some(Rule::InputWritten);
     }
     match step {
-        Step::Reduce { dst, src, .. } | Step::Copy { dst, src } if dst.buffer == src.buffer => {
+        Step::Reduce { dst, src, .. } | Step::Copy { dst, src } if dst.shares_buffer(*src) => {
             Some(Rule::SameBuffer)
         }
-        Step::ReduceTree { dst, srcs, .. } => {
+        Step::ReduceTree { dsts, srcs, .. } => {
             let nodes: Vec<Node> = srcs.iter().map(|&(node, _)| node).collect();
             let tiles = tiled(&nodes)
                 .filter(|node| node.lo + node.len <= world_size)
@@ -96,8 +145,13 @@ fn broken_rule(schedule: &Schedule, step: &Step) -> Option<Rule> {
             if tiles.is_none() {
                 return Some(Rule::NotATree);
             }
+            let written: HashMap<(Option<Rank>, Buffer), Loc> =
+                dsts.iter().map(|&dst| ((dst.peer, dst.buffer), dst)).collect();
+            if written.is_empty() || written.len() < dsts.len() {
+                return Some(Rule::TreeOutputs);
+            }
             srcs.iter()
-                .any(|(_, src)| src.buffer == dst.buffer && src != dst)
+                .any(|(_, src)| written.get(&(src.peer, src.buffer)).is_some_and(|dst| src != dst))
                 .then_some(Rule::TreeInput)
         }
         _ => None,

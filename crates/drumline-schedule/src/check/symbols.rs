@@ -3,38 +3,69 @@
 use std::collections::HashMap;
 use std::ops::Range;
 
+use super::expressions::{Expressions, Id};
+use super::races::{Access, Clock, Race, Touched, borders};
 use super::{CheckError, OPERATIONS};
-use crate::algorithm::{Collective, Cost};
+use crate::algorithm::{Collective, Cost, MemoryUse};
 use crate::schedule::{Schedule, tiled};
-use crate::step::{Buffer, Loc, Rank, Side};
+use crate::step::{Buffer, Loc, Rank, Side, Span, Step};
+use crate::topology::Topology;
 use crate::tree::{Node, merges};
 use crate::walk::{At, Combine, Visitor};
 
 /// All ranks, as the walk's visitor.
 pub(super) struct Symbols<'a> {
+    topology: &'a Topology,
     first: &'a Schedule,
     schedules: &'a [Schedule],
-    elements: usize,
     data_len: usize,
     expressions: Expressions,
-    /// What the data must be after each operation.
+    /// What the data must be after each operation; of a reduce-scatter, that of all ranks
+    /// together.
     expected: Vec<Vec<Id>>,
     ranks: Vec<Memory>,
+    /// Whether clocks are kept: where memory is shared, and in a barrier.
+    has_clocks: bool,
     rounds: usize,
+    /// Whether sums that are not finished may travel.
+    partial_sums_travel: bool,
 }
 
 /// One rank's buffers, and what is known about them.
 struct Memory {
     /// Made anew on entry, so nothing survives an operation.
     buffers: HashMap<Buffer, Cells>,
+    /// Staging slots, which operations that post use in turn. A peer may write to the next one
+    /// before its owner has entered, so these survive.
+    slots: Vec<Slot>,
+    /// Accesses to the data, where that is registered.
+    touched: Option<Touched>,
     /// Messages whose source may still be read.
     in_flight: Vec<InFlight>,
     /// Messages sent in this operation, by receiver.
     sent: HashMap<Rank, usize>,
     /// Messages in the longest chain that led here.
     round: usize,
-    /// For each rank, how many operations it is known to have entered. Barriers only.
-    entered: Vec<usize>,
+    /// Elements combined in this operation.
+    combined: usize,
+    /// What is known of other ranks, if clocks are kept.
+    clock: Clock,
+    /// The same when the run of receives began that the rank is in.
+    clock_of_receives: Clock,
+    /// For each operation, when this rank entered it.
+    entered: Vec<u32>,
+    /// For each operation, what was told with each post.
+    posts: Vec<Vec<Posted>>,
+}
+
+struct Slot {
+    cells: Cells,
+    touched: Touched,
+}
+
+struct Posted {
+    clock: Clock,
+    round: usize,
 }
 
 /// The part of a buffer that schedules name, from element `start` on.
@@ -48,34 +79,59 @@ struct InFlight {
     to: Rank,
     /// Its place among the messages to that rank, counted from 1.
     number: usize,
+    operation: usize,
     step: usize,
+    src: Loc,
     buffer: Buffer,
     range: Range<usize>,
+}
+
+impl InFlight {
+    fn sent(&self, rank: Rank) -> At {
+        At { rank, operation: self.operation, step: self.step }
+    }
+}
+
+fn access(At { rank, operation, step }: At, writes: bool) -> Access {
+    Access { rank, operation, step: Some(step), writes }
+}
+
+fn race(
+    (owner, buffer, element): (Rank, Buffer, usize),
+    late: Access,
+    early: Access,
+) -> CheckError {
+    CheckError::Race(Box::new(Race { owner, buffer, element, late, early }))
 }
 
 pub(super) struct Message {
     sent: At,
     src: Loc,
     round: usize,
-    entered: Vec<usize>,
+    clock: Clock,
 }
 
 impl<'a> Symbols<'a> {
     /// `first` is the first of the schedules.
     pub(super) fn new(
+        topology: &'a Topology,
         first: &'a Schedule,
         schedules: &'a [Schedule],
         elements: usize,
+        slots: usize,
+        partial_sums_travel: bool,
     ) -> Symbols<'a> {
-        let Schedule { collective, world_size, root, .. } = *first;
-        let mut expressions = Expressions::new(world_size, elements);
+        let Schedule { collective, world_size, root, memory, .. } = *first;
         let data_len = collective.data_len(world_size, elements);
+        let input_len = collective.input_len(world_size, data_len);
+        let brought = if collective.has_input() { input_len } else { elements };
+        let mut expressions = Expressions::new(world_size, brought);
         let expected = (0..OPERATIONS)
             .map(|operation| {
-                (0..data_len)
+                (0..data_len.max(input_len))
                     .map(|element| match collective {
-                        Collective::AllReduce | Collective::Reduce => {
-                            let sum = expressions.tree(Node::root(world_size), operation, element);
+                        Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => {
+                            let sum = expressions.wanted(topology, operation, element);
                             // Nothing is combined in a world of one, so nothing can finish.
                             if world_size > 1 { expressions.finish(sum) } else { sum }
                         }
@@ -90,17 +146,46 @@ impl<'a> Symbols<'a> {
                     .collect()
             })
             .collect();
-        let clocks = if collective == Collective::Barrier { world_size } else { 0 };
+        let shared = memory != MemoryUse::Private;
+        let has_clocks = shared || collective == Collective::Barrier;
+        let slot_len = first.resolve(Loc::slot(Span::WHOLE), data_len).len();
+        let slot_borders = borders(schedules, Buffer::Slot, data_len);
+        let data_borders = borders(schedules, Buffer::Data, data_len);
         let ranks = (0..world_size)
-            .map(|_| Memory {
-                buffers: HashMap::new(),
-                in_flight: vec![],
-                sent: HashMap::new(),
-                round: 0,
-                entered: vec![0; clocks],
+            .map(|rank| {
+                let clock = Clock::start(rank, if has_clocks { world_size } else { 0 });
+                let slot = || Slot {
+                    cells: Cells { start: 0, values: vec![None; slot_len] },
+                    touched: Touched::new(slot_len, slot_borders.clone()),
+                };
+                Memory {
+                    buffers: HashMap::new(),
+                    slots: (0..if shared { slots } else { 0 }).map(|_| slot()).collect(),
+                    touched: (memory == MemoryUse::Registered)
+                        .then(|| Touched::new(data_len, data_borders.clone())),
+                    in_flight: vec![],
+                    sent: HashMap::new(),
+                    round: 0,
+                    combined: 0,
+                    clock_of_receives: clock.clone(),
+                    clock,
+                    entered: vec![],
+                    posts: vec![],
+                }
             })
             .collect();
-        Symbols { first, schedules, elements, data_len, expressions, expected, ranks, rounds: 0 }
+        Symbols {
+            topology,
+            first,
+            schedules,
+            data_len,
+            expressions,
+            expected,
+            ranks,
+            has_clocks,
+            rounds: 0,
+            partial_sums_travel,
+        }
     }
 
     /// What one operation has cost.
@@ -110,6 +195,13 @@ impl<'a> Symbols<'a> {
             rounds: self.rounds,
             messages: sent().map(|(messages, _)| messages).max().unwrap_or(0),
             elements: sent().map(|(_, elements)| elements).max().unwrap_or(0),
+            combined: self.ranks.iter().map(|memory| memory.combined).max().unwrap_or(0),
+            shared_elements: self
+                .schedules
+                .iter()
+                .map(|schedule| schedule.shared(self.data_len))
+                .max()
+                .unwrap_or(0),
         }
     }
 
@@ -117,11 +209,36 @@ impl<'a> Symbols<'a> {
         self.first.resolve(loc, self.data_len)
     }
 
-    fn read(&self, At { rank, step, .. }: At, loc: Loc) -> Result<Vec<Id>, CheckError> {
-        let Loc { buffer, .. } = loc;
+    /// What a step finds in `loc`, in its own or in a peer's memory.
+    fn read(&mut self, at: At, loc: Loc) -> Result<Vec<Id>, CheckError> {
+        self.touch(at, loc, false, None)?;
+        let values = self.values(at, loc)?;
+        if let Some(peer) = loc.peer {
+            self.travels(at, peer, &values)?;
+        }
+        Ok(values)
+    }
+
+    /// Notes that values go from or to the memory of a peer.
+    fn travels(&self, at: At, peer: Rank, values: &[Id]) -> Result<(), CheckError> {
+        let At { rank, step, .. } = at;
+        match !self.partial_sums_travel && values.iter().any(|&id| self.expressions.is_sum(id)) {
+            true => Err(CheckError::PartialSum { rank, step, peer }),
+            false => Ok(()),
+        }
+    }
+
+    fn values(&self, At { rank, step, operation }: At, loc: Loc) -> Result<Vec<Id>, CheckError> {
+        let Loc { peer, buffer, .. } = loc;
+        let owner = peer.unwrap_or(rank);
         let range = self.resolve(loc);
-        let unwritten = |element| CheckError::Unwritten { rank, step, buffer, element };
-        let Some(cells) = self.ranks[rank].buffers.get(&buffer) else {
+        let unwritten = |element| CheckError::Unwritten { rank, step, owner, buffer, element };
+        let memory = &self.ranks[owner];
+        let cells = match buffer {
+            Buffer::Slot => Some(&memory.slots[operation % memory.slots.len()].cells),
+            _ => memory.buffers.get(&buffer),
+        };
+        let Some(cells) = cells else {
             return if range.is_empty() { Ok(vec![]) } else { Err(unwritten(range.start)) };
         };
         range
@@ -129,28 +246,84 @@ impl<'a> Symbols<'a> {
             .collect()
     }
 
-    fn write(
+    fn write(&mut self, at: At, loc: Loc, values: &[Id]) -> Result<(), CheckError> {
+        if let Some(peer) = loc.peer {
+            self.travels(at, peer, values)?;
+        }
+        self.write_since(at, loc, values, None)
+    }
+
+    /// A write that may have begun when only `known` was known.
+    fn write_since(
         &mut self,
-        At { rank, step, .. }: At,
+        at: At,
         loc: Loc,
-        values: impl IntoIterator<Item = Id>,
+        values: &[Id],
+        known: Option<&Clock>,
     ) -> Result<(), CheckError> {
-        let Loc { buffer, .. } = loc;
+        let At { rank, step, operation } = at;
+        let Loc { peer, buffer, .. } = loc;
+        let owner = peer.unwrap_or(rank);
         let range = self.resolve(loc);
-        let memory = &mut self.ranks[rank];
-        for message in memory.in_flight.iter().filter(|message| message.buffer == buffer) {
+        for message in self.ranks[owner].in_flight.iter().filter(|m| m.buffer == buffer) {
             let element = range.start.max(message.range.start);
             if element < range.end.min(message.range.end) {
                 let InFlight { to, step: sent_step, .. } = *message;
-                return Err(CheckError::TornRead { rank, step, buffer, element, to, sent_step });
+                return Err(match peer {
+                    None => CheckError::TornRead { rank, step, buffer, element, to, sent_step },
+                    Some(_) => race(
+                        (owner, buffer, element),
+                        access(at, true),
+                        access(message.sent(owner), false),
+                    ),
+                });
             }
         }
-        if let Some(cells) = memory.buffers.get_mut(&buffer) {
-            for (element, value) in range.zip(values) {
+        self.touch(at, loc, true, known)?;
+        let memory = &mut self.ranks[owner];
+        let cells = match buffer {
+            Buffer::Slot => {
+                let slot = operation % memory.slots.len();
+                Some(&mut memory.slots[slot].cells)
+            }
+            _ => memory.buffers.get_mut(&buffer),
+        };
+        if let Some(cells) = cells {
+            for (element, &value) in range.zip(values) {
                 cells.values[element - cells.start] = Some(value);
             }
         }
         Ok(())
+    }
+
+    fn touch(
+        &mut self,
+        at: At,
+        loc: Loc,
+        writes: bool,
+        known: Option<&Clock>,
+    ) -> Result<(), CheckError> {
+        self.touch_as(access(at, writes), loc, known)
+    }
+
+    /// Notes an access to memory that peers share, and compares it with those before it.
+    fn touch_as(&mut self, by: Access, loc: Loc, known: Option<&Clock>) -> Result<(), CheckError> {
+        let owner = loc.peer.unwrap_or(by.rank);
+        let range = self.resolve(loc);
+        let clock = known.unwrap_or(&self.ranks[by.rank].clock).clone();
+        let memory = &mut self.ranks[owner];
+        let touched = match loc.buffer {
+            Buffer::Slot => {
+                let slot = by.operation % memory.slots.len();
+                Some(&mut memory.slots[slot].touched)
+            }
+            Buffer::Data => memory.touched.as_mut(),
+            Buffer::Input | Buffer::Scratch(_) => None,
+        };
+        match touched.and_then(|touched| touched.access(by, range, &clock)) {
+            None => Ok(()),
+            Some((element, early)) => Err(race((owner, loc.buffer, element), by, early)),
+        }
     }
 
     fn combine(
@@ -161,6 +334,7 @@ impl<'a> Symbols<'a> {
         Combine { side, finish }: Combine,
     ) -> Result<(), CheckError> {
         let own = self.read(at, dst)?;
+        self.ranks[at.rank].combined += own.len();
         let pairs = own.into_iter().zip(incoming);
         let sums: Vec<Id> = pairs
             .map(|(own, incoming)| match side {
@@ -169,7 +343,7 @@ impl<'a> Symbols<'a> {
             })
             .collect();
         let sums = self.finished(sums, finish);
-        self.write(at, dst, sums)
+        self.write(at, dst, &sums)
     }
 
     fn finished(&mut self, mut sums: Vec<Id>, finish: bool) -> Vec<Id> {
@@ -181,6 +355,18 @@ impl<'a> Symbols<'a> {
         sums
     }
 
+    /// What a rank tells of what it knows.
+    fn tell(&mut self, rank: Rank) -> Clock {
+        let clock = &mut self.ranks[rank].clock;
+        if self.has_clocks { clock.tell(rank) } else { clock.clone() }
+    }
+
+    fn reach(&mut self, rank: Rank, round: usize) {
+        let own = &mut self.ranks[rank].round;
+        *own = round.max(*own);
+        self.rounds = self.rounds.max(round);
+    }
+
     fn same_length(&self, at: At, dst: Loc, src: Loc) -> Result<(), CheckError> {
         let (dst_len, src_len) = (self.resolve(dst).len(), self.resolve(src).len());
         match dst_len == src_len {
@@ -188,9 +374,9 @@ impl<'a> Symbols<'a> {
             false => Err(CheckError::OperandLengths {
                 rank: at.rank,
                 step: at.step,
-                dst,
+                dst: Box::new(dst),
                 dst_len,
-                src,
+                src: Box::new(src),
                 src_len,
             }),
         }
@@ -208,7 +394,11 @@ impl Visitor for Symbols<'_> {
         let (data, input) = match schedule.collective {
             Collective::AllReduce | Collective::Reduce => (own(self.data_len), vec![]),
             Collective::Broadcast if rank == schedule.root => (own(self.data_len), vec![]),
-            Collective::AllGather => (vec![None; self.data_len], own(self.elements)),
+            Collective::AllGather | Collective::ReduceScatter => {
+                let world_size = schedule.world_size;
+                let input_len = schedule.collective.input_len(world_size, self.data_len);
+                (vec![None; self.data_len], own(input_len))
+            }
             Collective::Broadcast | Collective::Barrier => (vec![None; self.data_len], vec![]),
         };
         let memory = &mut self.ranks[rank];
@@ -221,14 +411,33 @@ impl Visitor for Symbols<'_> {
         }));
         memory.sent.clear();
         memory.round = 0;
-        if let Some(own) = memory.entered.get_mut(rank) {
-            *own = operation + 1;
+        memory.combined = 0;
+        memory.posts.push(vec![]);
+        let user = Access { rank, operation, step: None, writes: true };
+        self.touch_as(user, Loc::data(Span::WHOLE), None)?;
+        if self.has_clocks {
+            let memory = &mut self.ranks[rank];
+            memory.entered.push(memory.clock.now(rank));
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, rank: Rank, operation: usize) -> Result<(), CheckError> {
+        if operation == 0 || !self.has_clocks {
+            return Ok(());
+        }
+        for &peer in self.topology.neighbours(rank) {
+            if let Some(first) = self.ranks[peer].posts[operation - 1].first() {
+                let told = first.clock.clone();
+                self.ranks[rank].clock.learn(&told);
+            }
         }
         Ok(())
     }
 
     fn send(&mut self, at: At, to: Rank, src: Loc) -> Result<Message, CheckError> {
-        self.read(at, src)?;
+        let values = self.read(at, src)?;
+        self.travels(at, to, &values)?;
         let range = self.resolve(src);
         let memory = &mut self.ranks[at.rank];
         let number = memory.sent.entry(to).or_default();
@@ -236,11 +445,14 @@ impl Visitor for Symbols<'_> {
         memory.in_flight.push(InFlight {
             to,
             number: *number,
+            operation: at.operation,
             step: at.step,
+            src,
             buffer: src.buffer,
             range,
         });
-        Ok(Message { sent: at, src, round: memory.round + 1, entered: memory.entered.clone() })
+        let clock = self.tell(at.rank);
+        Ok(Message { sent: at, src, round: self.ranks[at.rank].round + 1, clock })
     }
 
     fn receive(
@@ -250,7 +462,7 @@ impl Visitor for Symbols<'_> {
         combine: Option<Combine>,
         message: Message,
     ) -> Result<(), CheckError> {
-        let Message { sent, src, round, entered } = message;
+        let Message { sent, src, round, clock } = message;
         let (expected, found) = (self.resolve(dst).len(), self.resolve(src).len());
         if expected != found {
             return Err(CheckError::MessageLengths {
@@ -262,24 +474,34 @@ impl Visitor for Symbols<'_> {
                 sent: found,
             });
         }
+        self.reach(at.rank, round);
         let memory = &mut self.ranks[at.rank];
-        memory.round = memory.round.max(round);
-        self.rounds = self.rounds.max(round);
-        for (own, theirs) in memory.entered.iter_mut().zip(entered) {
-            *own = theirs.max(*own);
+        let steps = &self.schedules[at.rank].steps[..at.step];
+        if !matches!(steps.last(), Some(Step::Recv { .. })) {
+            memory.clock_of_receives = memory.clock.clone();
         }
+        memory.clock.learn(&clock);
         // As late as a transport may: from the sender's memory as it is now.
-        let incoming = self.read(sent, src)?;
+        let incoming = self.values(sent, src)?;
         match combine {
             Some(combine) => self.combine(at, dst, incoming, combine),
-            None => self.write(at, dst, incoming),
+            None => {
+                // As early as an executor may, which posts all receives of a run at once.
+                let known = self.ranks[at.rank].clock_of_receives.clone();
+                self.write_since(at, dst, &incoming, Some(&known))
+            }
         }
     }
 
     fn flush(&mut self, at: At, to: Rank, upto: usize) -> Result<(), CheckError> {
         let in_flight = &mut self.ranks[at.rank].in_flight;
-        in_flight.retain(|message| message.to != to || message.number > upto);
-        Ok(())
+        let covered = |message: &mut InFlight| message.to == to && message.number <= upto;
+        let flushed: Vec<InFlight> = in_flight.extract_if(.., covered).collect();
+        // Its source was read until now. That the receiver has it is not known: a transport may
+        // have taken it on its way.
+        flushed
+            .iter()
+            .try_for_each(|message| self.touch(message.sent(at.rank), message.src, false, None))
     }
 
     fn reduce(&mut self, at: At, dst: Loc, src: Loc, how: Combine) -> Result<(), CheckError> {
@@ -291,7 +513,7 @@ impl Visitor for Symbols<'_> {
     fn reduce_tree(
         &mut self,
         at: At,
-        dst: Loc,
+        dsts: &[Loc],
         srcs: &[(Node, Loc)],
         finish: bool,
     ) -> Result<(), CheckError> {
@@ -299,41 +521,70 @@ impl Visitor for Symbols<'_> {
         let merges = tiled(&nodes).and_then(|node| merges(node, &nodes)).unwrap_or_default();
         let mut stack: Vec<Vec<Id>> = vec![];
         for (&(_, src), merges) in srcs.iter().zip(merges) {
-            self.same_length(at, dst, src)?;
+            for &dst in dsts {
+                self.same_length(at, dst, src)?;
+            }
             let mut right = self.read(at, src)?;
             for _ in 0..merges {
                 let left = stack.pop().unwrap_or_default();
+                self.ranks[at.rank].combined += left.len();
                 let pairs = left.into_iter().zip(right);
                 right = pairs.map(|(left, right)| self.expressions.sum(left, right)).collect();
             }
             stack.push(right);
         }
         let sums = self.finished(stack.concat(), finish);
-        self.write(at, dst, sums)
+        dsts.iter().try_for_each(|&dst| self.write(at, dst, &sums))
     }
 
     fn copy(&mut self, at: At, dst: Loc, src: Loc) -> Result<(), CheckError> {
         self.same_length(at, dst, src)?;
         let values = self.read(at, src)?;
-        self.write(at, dst, values)
+        self.write(at, dst, &values)
+    }
+
+    fn post(&mut self, At { rank, operation, .. }: At) -> Result<(), CheckError> {
+        let clock = self.tell(rank);
+        let memory = &mut self.ranks[rank];
+        memory.posts[operation].push(Posted { clock, round: memory.round + 1 });
+        Ok(())
+    }
+
+    fn wait(&mut self, at: At, peer: Rank, upto: usize) -> Result<(), CheckError> {
+        let posts = &self.ranks[peer].posts[at.operation];
+        if let Some(Posted { clock, round }) = upto.checked_sub(1).and_then(|last| posts.get(last))
+        {
+            let (clock, round) = (clock.clone(), *round);
+            self.ranks[at.rank].clock.learn(&clock);
+            self.reach(at.rank, round);
+        }
+        Ok(())
     }
 
     fn leave(&mut self, rank: Rank, operation: usize) -> Result<(), CheckError> {
         let Schedule { collective, root, .. } = self.schedules[rank];
+        let user = Access { rank, operation, step: None, writes: false };
+        self.touch_as(user, Loc::data(Span::WHOLE), None)?;
         let memory = &self.ranks[rank];
         if let Some(&InFlight { to, step: sent_step, .. }) = memory.in_flight.first() {
             return Err(CheckError::NotFlushed { rank, sent_step, to });
         }
-        if let Some(peer) = memory.entered.iter().position(|&entered| entered <= operation) {
-            return Err(CheckError::EarlyExit { rank, peer });
+        if collective == Collective::Barrier {
+            let knows = |peer: &Memory, rank| {
+                peer.entered.get(operation).is_some_and(|&then| memory.clock.now(rank) >= then)
+            };
+            let mut peers = self.ranks.iter().enumerate();
+            if let Some((peer, _)) = peers.find(|&(rank, peer)| !knows(peer, rank)) {
+                return Err(CheckError::EarlyExit { rank, peer });
+            }
         }
         if collective == Collective::Reduce && rank != root {
             return Ok(());
         }
         let found = &memory.buffers[&Buffer::Data].values;
-        for (element, (&found, &expected)) in
-            found.iter().zip(&self.expected[operation]).enumerate()
-        {
+        let first = if collective == Collective::ReduceScatter { rank * found.len() } else { 0 };
+        let expected = &self.expected[operation][first..];
+        for (element, (&found, &expected)) in found.iter().zip(expected).enumerate() {
             if found != Some(expected) {
                 let text = |id| self.expressions.text(id, operation);
                 return Err(CheckError::Result {
@@ -346,111 +597,5 @@ impl Visitor for Symbols<'_> {
             }
         }
         Ok(())
-    }
-}
-
-/// An expression. Equal expressions have equal ids.
-///
-/// The first ids are the leaves: what each rank brings to each operation, element by element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Id(u32);
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Expression {
-    /// The left and the right operand: neither order nor parentheses are forgotten.
-    Sum(Id, Id),
-    Finish(Id),
-}
-
-struct Expressions {
-    world_size: usize,
-    /// What a rank brings.
-    elements: usize,
-    ids: HashMap<Expression, Id>,
-    /// Those that are no leaves, in the order of their ids.
-    composed: Vec<Expression>,
-}
-
-impl Expressions {
-    fn new(world_size: usize, elements: usize) -> Expressions {
-        Expressions { world_size, elements, ids: HashMap::new(), composed: vec![] }
-    }
-
-    // Memory ends long before 2^32 ids do.
-    fn leaf(&self, operation: usize, rank: Rank, element: usize) -> Id {
-        Id(((operation * self.world_size + rank) * self.elements + element) as u32)
-    }
-
-    fn leaves(&self) -> usize {
-        OPERATIONS * self.world_size * self.elements
-    }
-
-    fn sum(&mut self, left: Id, right: Id) -> Id {
-        self.id(Expression::Sum(left, right))
-    }
-
-    fn finish(&mut self, value: Id) -> Id {
-        self.id(Expression::Finish(value))
-    }
-
-    /// The canonical sum.
-    fn tree(&mut self, node: Node, operation: usize, element: usize) -> Id {
-        match node.children() {
-            None => self.leaf(operation, node.lo, element),
-            Some((left, right)) => {
-                let left = self.tree(left, operation, element);
-                let right = self.tree(right, operation, element);
-                self.sum(left, right)
-            }
-        }
-    }
-
-    fn id(&mut self, expression: Expression) -> Id {
-        let next = Id((self.leaves() + self.composed.len()) as u32);
-        *self.ids.entry(expression).or_insert_with(|| {
-            self.composed.push(expression);
-            next
-        })
-    }
-
-    /// `(r0[7] + r1[7])`, cut short where it gets long: a wrong schedule may add sums of sums.
-    fn text(&self, id: Id, operation: usize) -> String {
-        const LONG: usize = 500;
-        let mut text = String::new();
-        self.write(id, operation, LONG, &mut text);
-        if text.len() > LONG {
-            text.push_str(" ...");
-        }
-        text
-    }
-
-    fn write(&self, id: Id, operation: usize, long: usize, text: &mut String) {
-        if text.len() > long {
-            return;
-        }
-        let id = id.0 as usize;
-        let Some(composed) = id.checked_sub(self.leaves()) else {
-            let (rank, element) = (id / self.elements % self.world_size, id % self.elements);
-            text.push_str(&format!("r{rank}[{element}]"));
-            let of = id / self.elements / self.world_size;
-            if of != operation {
-                text.push_str(&format!(" of operation {of}"));
-            }
-            return;
-        };
-        match self.composed[composed] {
-            Expression::Sum(left, right) => {
-                text.push('(');
-                self.write(left, operation, long, text);
-                text.push_str(" + ");
-                self.write(right, operation, long, text);
-                text.push(')');
-            }
-            Expression::Finish(value) => {
-                text.push_str("finish(");
-                self.write(value, operation, long, text);
-                text.push(')');
-            }
-        }
     }
 }

@@ -27,17 +27,11 @@ impl CollectiveError {
     /// The rank at fault, where there is one to name.
     pub fn culprit(&self) -> Option<Rank> {
         match &self.cause {
-            Cause::PeerExited { peer }
-            | Cause::PeerLeft { peer }
-            | Cause::HostSilent { peer }
-            | Cause::Disconnected { peer, .. }
-            | Cause::Protocol { peer, .. } => Some(*peer),
-            Cause::Reported { culprit, .. } => *culprit,
-            Cause::Timeout { waiting_for } => match waiting_for[..] {
+            Cause::Aborted | Cause::Panicked { .. } => Some(self.rank),
+            cause => match cause.ranks()[..] {
                 [rank] => Some(rank),
                 _ => None,
             },
-            Cause::Mismatch { .. } => None,
         }
     }
 }
@@ -91,6 +85,13 @@ pub enum Cause {
         /// The teller's own error.
         text: String,
     },
+    /// This rank has aborted the group.
+    Aborted,
+    /// A call of this rank has panicked, perhaps in the caller's type of buffer.
+    Panicked {
+        /// What the panic said.
+        text: String,
+    },
     /// Ranks called different operations.
     Mismatch {
         /// The rank whose message revealed it.
@@ -115,6 +116,20 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// The other ranks at fault, as far as they are known.
+    pub(crate) fn ranks(&self) -> Vec<Rank> {
+        match self {
+            Cause::PeerExited { peer }
+            | Cause::PeerLeft { peer }
+            | Cause::HostSilent { peer }
+            | Cause::Disconnected { peer, .. }
+            | Cause::Protocol { peer, .. } => vec![*peer],
+            Cause::Reported { culprit, .. } => culprit.iter().copied().collect(),
+            Cause::Timeout { waiting_for } => waiting_for.clone(),
+            Cause::Mismatch { .. } | Cause::Aborted | Cause::Panicked { .. } => vec![],
+        }
+    }
+
     /// `peer` called `theirs` where this rank called `ours`, if it still knows what.
     pub(crate) fn mismatch(peer: Rank, theirs: Description, ours: Option<Description>) -> Cause {
         let ours = ours.map(|ours| format!("{ours:?}")).unwrap_or_default();
@@ -144,6 +159,8 @@ impl fmt::Display for Cause {
                 write!(f, "the connection to rank {peer} broke: {problem}")
             }
             Cause::Reported { by, text, .. } => write!(f, "rank {by} reports: {text}"),
+            Cause::Aborted => f.write_str("this rank has aborted the group"),
+            Cause::Panicked { text } => write!(f, "a call of this rank has panicked: {text}"),
             Cause::Mismatch { peer, theirs, ours } if ours.is_empty() => write!(
                 f,
                 "ranks disagree: rank {peer} called {theirs}, and this rank something else; \

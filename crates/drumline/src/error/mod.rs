@@ -67,6 +67,13 @@ pub enum Error {
         source: Arc<io::Error>,
     },
 
+    /// There is no more memory to register.
+    #[error("{problem} (DRUMLINE_REGISTERED_BYTES_MAX sets the limit)")]
+    Memory {
+        /// How much was asked for, and how much there is.
+        problem: String,
+    },
+
     /// The ranks of a group could not be connected with each other.
     #[error("group {group:?}, rank {rank}: {problem}")]
     Connect {
@@ -82,8 +89,10 @@ pub enum Error {
     #[error(transparent)]
     Collective(Arc<CollectiveError>),
 
-    /// A call on a group that an earlier failure has poisoned. Nothing was sent.
-    #[error("{attempted} was not tried, because the group is poisoned by an earlier failure: {by}")]
+    /// A call on a group that another failure has poisoned before this call had ended.
+    #[error(
+        "{attempted} did not happen, because the group is poisoned by an earlier failure: {by}"
+    )]
     Poisoned {
         /// The call.
         attempted: &'static str,

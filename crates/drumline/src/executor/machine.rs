@@ -4,64 +4,146 @@ use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use drumline_schedule::{
     Schedule,
-    step::{Buffer, Loc, Rank, Step},
+    step::{Loc, Rank, Step},
 };
 
-use super::message::{Description, Header};
+use super::{
+    layout::Layout,
+    message::{Description, Header},
+};
 use crate::error::Cause;
 
 /// Runs a schedule: what happened goes in, what to do comes out.
 ///
-/// It holds no buffer, no socket and no clock. [`Machine::poll`] says what to do next; the `on_`
-/// methods say what has happened. A run of `Recv` steps is posted together, so that messages
-/// may arrive in any order of peers; every other step waits for the receives before it.
+/// It holds no buffer, no socket, no shared memory and no clock. [`Machine::poll`] says what to
+/// do next; the `on_` methods say what has happened. A run of `Recv` steps is posted together,
+/// so that messages may arrive in any order of peers; every other step waits for the receives
+/// before it. An operation that is staged in pieces runs the schedule once for every piece.
 #[derive(Debug)]
-pub(crate) struct Machine<'a> {
+pub(crate) struct Machine {
     description: Description,
     /// The calls before this one.
-    history: &'a History,
+    history: History,
     schedule: Arc<Schedule>,
     element_bytes: usize,
-    /// Elements in [`Buffer::Data`] and in [`Buffer::Input`].
-    extents: Extents,
+    layout: Layout,
+    /// Bytes from the start of this rank's arena to its data, where that is registered.
+    registered: Option<u64>,
     deadline: Instant,
-    /// Index of the step to run next.
-    next: usize,
+    stage: Stage,
     /// Receives that were posted and are not complete.
     receiving: usize,
-    /// Whether the message of the `RecvReduce` at `next` has been asked for.
+    /// Whether the message of the `RecvReduce` at hand has been asked for.
     staged: bool,
     /// By rank.
     peers: Vec<PeerProgress>,
+    flags: Flags,
 }
 
-/// How many elements the caller's buffers hold.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Extents {
-    pub(crate) data: usize,
-    pub(crate) input: usize,
-}
-
-impl Extents {
-    pub(crate) fn of(self, buffer: Buffer) -> usize {
-        match buffer {
-            Buffer::Data | Buffer::Scratch(_) => self.data,
-            Buffer::Input => self.input,
-        }
-    }
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// The slots that this piece uses may still be in use.
+    Entry,
+    /// Index of the step to run next.
+    Step(usize),
 }
 
 #[derive(Clone, Debug, Default)]
 struct PeerProgress {
-    /// Messages handed to the transport, and those that have left their source.
-    posted: usize,
-    flushed: usize,
-    /// Receives complete.
+    /// Messages handed to the transport and receives completed, in all pieces so far.
+    sent: u32,
     received: u32,
+    /// Messages of this piece that have left their source.
+    flushed: usize,
     /// Payload bytes of the receives that were posted and are not complete, oldest first.
     expected: VecDeque<u64>,
     /// The header of the next message, where it has arrived.
     header: Option<Header>,
+    /// Whether it has left the group.
+    left: bool,
+}
+
+/// What a rank knows of the shared memory of its host: how often everybody has posted.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Flags {
+    epoch: Epoch,
+    /// The ranks that share memory with this one, and how far each has come.
+    peers: Vec<Neighbour>,
+}
+
+/// How far the shared-memory operations of a group have come: the same on all ranks of a host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Epoch {
+    /// Every rank's posts before this piece.
+    base: u64,
+    /// How many pieces came before.
+    pieces: u64,
+    /// The piece before, if there was one.
+    previous: Option<Previous>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Previous {
+    /// Every rank's posts before it.
+    base: u64,
+    /// The call that it was a piece of.
+    description: Description,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Neighbour {
+    rank: Rank,
+    posted: u64,
+    /// Whether its announcement of this piece has been compared, and that of the piece before.
+    met: bool,
+    met_before: bool,
+}
+
+impl Flags {
+    pub(crate) fn new(neighbours: impl IntoIterator<Item = Rank>) -> Flags {
+        let neighbour = |rank| Neighbour { rank, posted: 0, met: false, met_before: true };
+        Flags { epoch: Epoch::default(), peers: neighbours.into_iter().map(neighbour).collect() }
+    }
+
+    fn next_piece(&mut self, posts: u64, description: Description) {
+        let Epoch { base, pieces, .. } = self.epoch;
+        self.epoch = Epoch {
+            base: base + posts,
+            pieces: pieces + 1,
+            previous: Some(Previous { base, description }),
+        };
+        for peer in &mut self.peers {
+            peer.met_before = std::mem::take(&mut peer.met);
+        }
+    }
+
+    /// A neighbour whose announcement of the piece before has not been compared, and its count
+    /// of posts from which on it can be.
+    fn owed(&self) -> Option<(Rank, u64)> {
+        let previous = self.epoch.previous?;
+        let owed = self.peers.iter().find(|peer| !peer.met_before)?;
+        Some((owed.rank, previous.base + 1))
+    }
+
+    /// Announcements that nobody has looked at, after all neighbours have left: (rank, piece,
+    /// what this rank called there).
+    pub(crate) fn left_over(&self) -> impl Iterator<Item = (Rank, u64, Option<Description>)> {
+        let Epoch { base, pieces, previous } = self.epoch;
+        self.peers.iter().filter_map(move |peer| match previous {
+            Some(previous) if !peer.met_before => {
+                Some((peer.rank, pieces - 1, Some(previous.description)))
+            }
+            _ if peer.posted > base => Some((peer.rank, pieces, None)),
+            _ => None,
+        })
+    }
+
+    /// A neighbour has posted so often.
+    pub(crate) fn on_posted(&mut self, peer: Rank, posted: u64) {
+        if let Some(known) = self.peers.iter_mut().find(|known| known.rank == peer) {
+            known.posted = known.posted.max(posted);
+        }
+    }
 }
 
 /// What the machine wants done.
@@ -71,36 +153,62 @@ pub(crate) enum Action<'a> {
     Send { to: Rank, header: Header, src: Loc },
     /// Put the payload of the next message from `from` into `dst`.
     Receive { from: Rank, dst: Loc },
-    /// Carry out a local step. A `RecvReduce` finds its message at [`Machine::staging`].
+    /// Carry out a local step, or one on shared memory. A `RecvReduce` finds its message at
+    /// [`Machine::staging`].
     Compute(&'a Step),
+    /// Tell the neighbours in shared memory what is being called.
+    Announce(Header),
+    /// Raise this rank's count of posts.
+    Post,
+    /// Look at a neighbour's count of posts and tell [`Machine::on_posted`].
+    Watch(Rank),
+    /// The next piece begins: the buffers have this layout now.
+    Window(&'a Layout),
     /// Nothing, until something happens.
     Wait,
     /// The collective is complete.
     Done,
 }
 
-impl<'a> Machine<'a> {
+impl Machine {
+    #[allow(clippy::too_many_arguments, reason = "each is a thing of its own")]
     pub(crate) fn new(
         description: Description,
-        history: &'a History,
+        history: History,
         schedule: Arc<Schedule>,
         element_bytes: usize,
-        extents: Extents,
+        layout: Layout,
+        registered: Option<u64>,
+        mut flags: Flags,
         deadline: Instant,
-    ) -> Machine<'a> {
+    ) -> Machine {
+        flags.peers.iter_mut().for_each(|peer| peer.met = false);
         let peers = vec![PeerProgress::default(); schedule.world_size];
+        let stage = Machine::beginning(&schedule);
         Machine {
             description,
             history,
             schedule,
             element_bytes,
-            extents,
+            layout,
+            registered,
             deadline,
-            next: 0,
+            stage,
             receiving: 0,
             staged: false,
             peers,
+            flags,
         }
+    }
+
+    fn beginning(schedule: &Schedule) -> Stage {
+        if schedule.posts() > 0 { Stage::Entry } else { Stage::Step(0) }
+    }
+
+    /// What the next operation goes on with.
+    pub(crate) fn finish(mut self) -> (History, Flags) {
+        self.history.push(self.description);
+        (self.history, self.flags)
     }
 
     /// Where the message of a `RecvReduce` into `dst` is put before it is combined.
@@ -114,17 +222,29 @@ impl<'a> Machine<'a> {
         self.deadline
     }
 
+    pub(crate) fn description(&self) -> &Description {
+        &self.description
+    }
+
+    /// How many pieces of posting operations came before the one at hand. Slots and
+    /// announcements take turns by it.
+    pub(crate) fn piece(&self) -> u64 {
+        self.flags.epoch.pieces
+    }
+
     /// The next thing to do. Call again after each action other than `Wait`.
     pub(crate) fn poll(&mut self) -> Action<'_> {
-        let Some(step) = self.schedule.steps.get(self.next) else {
-            return if self.receiving == 0 { Action::Done } else { Action::Wait };
+        let index = match self.stage {
+            Stage::Entry => return self.enter(),
+            Stage::Step(index) => index,
         };
+        let Some(step) = self.schedule.steps.get(index) else { return self.end_of_piece() };
         if self.receiving > 0 && !matches!(step, Step::Recv { .. }) {
             return Action::Wait;
         }
         match *step {
             Step::Recv { from, dst } => {
-                self.next += 1;
+                self.stage = Stage::Step(index + 1);
                 self.expect(from, dst)
             }
             Step::RecvReduce { from, dst, .. } if !self.staged => {
@@ -136,26 +256,71 @@ impl<'a> Machine<'a> {
             | Step::ReduceTree { .. }
             | Step::Copy { .. } => {
                 self.staged = false;
-                self.next += 1;
-                Action::Compute(&self.schedule.steps[self.next - 1])
+                self.stage = Stage::Step(index + 1);
+                Action::Compute(&self.schedule.steps[index])
             }
             Step::Send { to, src } => {
-                self.next += 1;
-                let part = self.peers[to].posted as u32;
-                self.peers[to].posted += 1;
+                self.stage = Stage::Step(index + 1);
                 let payload = self.bytes(src);
-                Action::Send {
-                    to,
-                    header: Header { description: self.description, part, payload },
-                    src,
-                }
+                let peer = &mut self.peers[to];
+                let header = Header { description: self.description, part: peer.sent, payload };
+                peer.sent += 1;
+                Action::Send { to, header, src }
             }
             Step::Flush { to, upto } if self.peers[to].flushed < upto => Action::Wait,
             Step::Flush { .. } => {
-                self.next += 1;
+                self.stage = Stage::Step(index + 1);
+                self.poll()
+            }
+            Step::Post => {
+                self.stage = Stage::Step(index + 1);
+                Action::Post
+            }
+            Step::Wait { peer, upto } if !self.has_posted(peer, self.level(upto)) => {
+                Action::Watch(peer)
+            }
+            Step::Wait { .. } => {
+                self.stage = Stage::Step(index + 1);
                 self.poll()
             }
         }
+    }
+
+    /// Waits until nobody uses the slots of the piece before the last one any more: that is so
+    /// once everybody has posted in the last one.
+    fn enter(&mut self) -> Action<'_> {
+        if let Some(previous) = self.flags.epoch.previous
+            && let Some(late) = self.flags.peers.iter().find(|peer| peer.posted <= previous.base)
+        {
+            return Action::Watch(late.rank);
+        }
+        if let Some((peer, _)) = self.flags.owed() {
+            return Action::Watch(peer);
+        }
+        self.stage = Stage::Step(0);
+        Action::Announce(Header {
+            description: self.description,
+            part: 0,
+            payload: self.registered.unwrap_or(u64::MAX),
+        })
+    }
+
+    fn end_of_piece(&mut self) -> Action<'_> {
+        if self.receiving > 0 {
+            return Action::Wait;
+        }
+        let posts = self.schedule.posts() as u64;
+        if posts > 0 {
+            self.flags.next_piece(posts, self.description);
+        }
+        if !self.layout.advance() {
+            // Nothing is left to run.
+            self.stage = Stage::Step(usize::MAX);
+            return Action::Done;
+        }
+        self.peers.iter_mut().for_each(|peer| peer.flushed = 0);
+        self.stage = Machine::beginning(&self.schedule);
+        Action::Window(&self.layout)
     }
 
     fn expect(&mut self, from: Rank, dst: Loc) -> Action<'_> {
@@ -166,7 +331,7 @@ impl<'a> Machine<'a> {
     }
 
     fn bytes(&self, loc: Loc) -> u64 {
-        (loc.span.resolve(self.extents.of(loc.buffer)).len() * self.element_bytes) as u64
+        (self.layout.len(loc) * self.element_bytes) as u64
     }
 
     /// A message to `to` has left its source.
@@ -178,17 +343,22 @@ impl<'a> Machine<'a> {
     /// of this operation that differs in any way is an error at once, because ranks that run
     /// different operations may wait for each other for ever.
     pub(crate) fn on_header(&mut self, from: Rank, header: Header) -> Result<(), Cause> {
-        let (ours, theirs) = (self.description, header.description);
+        self.compare(from, header.description)?;
+        self.peers[from].header = Some(header);
+        Ok(())
+    }
+
+    fn compare(&self, peer: Rank, theirs: Description) -> Result<(), Cause> {
+        let ours = self.description;
         if theirs.group() != ours.group() {
-            return Err(protocol(from, "sent a message of another group"));
+            return Err(protocol(peer, "sent a message of another group"));
         }
         if theirs.sequence() < ours.sequence() {
-            return Err(self.history.explain(from, theirs));
+            return Err(self.history.explain(peer, theirs));
         }
         if theirs.sequence() == ours.sequence() && theirs != ours {
-            return Err(Cause::mismatch(from, theirs, Some(ours)));
+            return Err(Cause::mismatch(peer, theirs, Some(ours)));
         }
-        self.peers[from].header = Some(header);
         Ok(())
     }
 
@@ -223,31 +393,160 @@ impl<'a> Machine<'a> {
         self.receiving -= 1;
     }
 
-    /// `peer` has left the group in good order: an error only if it is still needed.
-    pub(crate) fn on_left(&self, peer: Rank) -> Result<(), Cause> {
-        match self.awaited().contains(&peer) {
-            true => Err(Cause::PeerLeft { peer }),
-            false => Ok(()),
+    /// The ranks that share memory with this one.
+    pub(crate) fn neighbours(&self) -> impl Iterator<Item = Rank> {
+        self.flags.peers.iter().map(|peer| peer.rank)
+    }
+
+    /// The neighbours whose announcements have not been compared yet.
+    pub(crate) fn strangers(&self) -> impl Iterator<Item = Rank> {
+        self.flags.peers.iter().filter(|peer| !peer.met).map(|peer| peer.rank)
+    }
+
+    /// The piece of which a neighbour that has posted so often has made an announcement that
+    /// should be compared: hand it to [`Machine::on_announced`] before [`Machine::on_posted`].
+    pub(crate) fn news(&self, peer: Rank, posted: u64) -> Option<u64> {
+        let Epoch { base, pieces, previous } = self.flags.epoch;
+        let known = self.flags.peers.iter().find(|known| known.rank == peer)?;
+        match previous {
+            Some(previous) if !known.met_before => (posted > previous.base).then_some(pieces - 1),
+            _ => (posted > base && !known.met).then_some(pieces),
         }
     }
 
-    /// It is `now`.
-    pub(crate) fn on_time(&self, now: Instant) -> Result<(), Cause> {
-        if now < self.deadline {
+    /// What a neighbour says it calls, in the line of that piece.
+    pub(crate) fn on_announced(
+        &mut self,
+        peer: Rank,
+        piece: u64,
+        header: Header,
+    ) -> Result<(), Cause> {
+        if piece < self.flags.epoch.pieces {
+            let Some(previous) = self.flags.epoch.previous else { return Ok(()) };
+            if header.description != previous.description {
+                let ours = Some(previous.description);
+                return Err(Cause::mismatch(peer, header.description, ours));
+            }
+            let mut known = self.flags.peers.iter_mut();
+            if let Some(known) = known.find(|known| known.rank == peer) {
+                known.met_before = true;
+            }
             return Ok(());
         }
-        Err(Cause::Timeout { waiting_for: self.awaited() })
+        // A rank whose operations need no shared memory for a while may be behind.
+        if header.description.sequence() <= self.description.sequence() {
+            self.compare(peer, header.description)?;
+        } else if self.schedule.posts() > 0 {
+            return Err(Cause::mismatch(peer, header.description, Some(self.description)));
+        }
+        if let Some(known) = self.flags.peers.iter_mut().find(|known| known.rank == peer) {
+            known.met = true;
+        }
+        Ok(())
+    }
+
+    /// A neighbour has posted so often. Whether that lets this rank go on.
+    pub(crate) fn on_posted(&mut self, peer: Rank, posted: u64) -> bool {
+        self.flags.on_posted(peer, posted);
+        self.watching().is_none_or(|(awaited, level)| awaited != peer || posted >= level)
+    }
+
+    /// Whether a neighbour is known to have come so far, in the same call. (It may have been seen
+    /// there while this rank was still in the call before.)
+    fn has_posted(&self, peer: Rank, level: u64) -> bool {
+        let mut known = self.flags.peers.iter();
+        known.any(|known| known.rank == peer && known.posted >= level && known.met)
+    }
+
+    fn level(&self, upto: usize) -> u64 {
+        self.flags.epoch.base + upto as u64
+    }
+
+    /// The neighbours whose posts are missing.
+    fn watched(&self) -> Vec<Rank> {
+        let behind = |level: u64| {
+            let late = self.flags.peers.iter().filter(move |peer| peer.posted < level);
+            late.map(|peer| peer.rank).collect::<Vec<_>>()
+        };
+        match self.stage {
+            Stage::Entry => match self.flags.epoch.previous {
+                Some(previous) => behind(previous.base + 1),
+                None => vec![],
+            },
+            Stage::Step(index) => {
+                // The waits that follow each other are one wait for several.
+                let waits = self.schedule.steps.get(index..).unwrap_or_default().iter();
+                let waits = waits.map_while(|step| match *step {
+                    Step::Wait { peer, upto } => Some((peer, upto)),
+                    _ => None,
+                });
+                waits
+                    .filter(|&(peer, upto)| !self.has_posted(peer, self.level(upto)))
+                    .map(|(peer, _)| peer)
+                    .collect()
+            }
+        }
+    }
+
+    /// The neighbour whose next post would let this rank go on, and the count to look for.
+    pub(crate) fn watching(&self) -> Option<(Rank, u64)> {
+        match self.stage {
+            Stage::Entry => {
+                let level = self.flags.epoch.previous?.base + 1;
+                let late = self.flags.peers.iter().find(|peer| peer.posted < level);
+                late.map(|late| (late.rank, level)).or_else(|| self.flags.owed())
+            }
+            Stage::Step(index) => match *self.schedule.steps.get(index)? {
+                Step::Wait { peer, upto } if self.receiving == 0 => Some((peer, self.level(upto))),
+                _ => None,
+            },
+        }
+    }
+
+    /// `peer` has left the group in good order.
+    pub(crate) fn on_left(&mut self, peer: Rank) {
+        self.peers[peer].left = true;
+    }
+
+    /// It is `now`, and nothing can be done: an error if that will stay so.
+    pub(crate) fn on_stuck(&self, now: Instant) -> Result<(), Cause> {
+        let any_left = self.peers.iter().any(|peer| peer.left);
+        if !any_left && now < self.deadline {
+            return Ok(());
+        }
+        let waiting_for = self.awaited();
+        match waiting_for.iter().find(|peer| self.peers[**peer].left) {
+            // What it posted before it left is enough if that is all that was missing.
+            Some(_) if self.can_go_on() => Ok(()),
+            Some(&peer) => Err(Cause::PeerLeft { peer }),
+            None if now < self.deadline => Ok(()),
+            None => Err(Cause::Timeout { waiting_for }),
+        }
+    }
+
+    /// Whether the post that this rank waits for has been seen.
+    fn can_go_on(&self) -> bool {
+        self.watching().is_some_and(|(peer, level)| {
+            self.flags.peers.iter().any(|known| known.rank == peer && known.posted >= level)
+        })
     }
 
     /// The peers without whom nothing goes on.
     pub(crate) fn awaited(&self) -> Vec<Rank> {
-        let flushing = match self.schedule.steps.get(self.next) {
-            Some(Step::Flush { to, upto }) if self.peers[*to].flushed < *upto => Some(*to),
-            _ => None,
+        let flushing = match self.stage {
+            Stage::Step(index) => match self.schedule.steps.get(index) {
+                Some(Step::Flush { to, upto }) if self.peers[*to].flushed < *upto => Some(*to),
+                _ => None,
+            },
+            Stage::Entry => None,
         };
-        (0..self.peers.len())
-            .filter(|&rank| !self.peers[rank].expected.is_empty() || flushing == Some(rank))
-            .collect()
+        let watched = if self.receiving == 0 { self.watched() } else { vec![] };
+        let awaited = |rank: &Rank| {
+            !self.peers[*rank].expected.is_empty()
+                || flushing == Some(*rank)
+                || watched.contains(rank)
+        };
+        (0..self.peers.len()).filter(awaited).collect()
     }
 }
 

@@ -1,218 +1,278 @@
 //! The buffers of one operation, by the names that a schedule gives them.
 
-use std::ops::Range;
-
-use drumline_kernels::{Element, ReduceOp, Source, Target, combine, reduce_tree};
+use drumline_kernels::{Element, ReduceOp, Source, Target, combine, copy, reduce_tree};
 use drumline_schedule::{
     Schedule,
     step::{Buffer, Loc, Step},
     tree::{Node, merges},
 };
 
-use super::machine::{Extents, Machine, STAGING};
+use super::{layout::Layout, machine::Machine};
+use crate::{error::Cause, host::Host};
 
 /// Bytes for a transport, and local steps for the executor; the element type is hidden.
 pub(crate) trait Memory {
     fn bytes(&self, loc: Loc) -> &[u8];
     fn bytes_mut(&mut self, loc: Loc) -> &mut [u8];
-    fn compute(&mut self, step: &Step);
+    /// Carries out a step other than a message. Places of peers lie in `host`.
+    fn compute(&mut self, step: &Step, host: Option<&Host>) -> Result<(), Cause>;
+    /// Goes on with another window of the buffers.
+    fn show(&mut self, layout: &Layout);
 }
 
 /// The caller's buffers and the working memory of one call.
-pub(crate) struct Buffers<'a, T> {
+///
+/// `D` and `I` lend or own the caller's elements: a blocking call lends them, an asynchronous
+/// one owns them.
+#[derive(Debug)]
+pub(crate) struct Buffers<T, D, I> {
     op: ReduceOp,
     world_size: usize,
-    /// The lengths of `data` and `input`; `data` itself is empty while it is written to.
-    extents: Extents,
-    data: &'a mut [T],
-    input: &'a [T],
-    scratch: Vec<Slot>,
+    layout: Layout,
+    data: D,
+    input: I,
+    scratch: Scratch,
+    element: std::marker::PhantomData<T>,
 }
 
-/// The part of a scratch slot that is backed by memory.
+/// The parts of all scratch slots that a schedule names, behind each other in one block.
 #[derive(Debug)]
-struct Slot {
-    id: usize,
-    /// Which elements of the slot.
-    backed: Range<usize>,
-    /// At least those elements, from the first on.
+struct Scratch {
+    slots: Vec<Slot>,
     memory: Block,
 }
 
+#[derive(Debug)]
+struct Slot {
+    id: usize,
+    /// What the schedule names of it.
+    places: Vec<Loc>,
+    /// The first element of the slot that is backed, in the window at hand.
+    first: usize,
+    /// Where in the block it lies, in elements.
+    at: usize,
+}
+
 /// Memory that every element type can lie in.
-type Block = Vec<u64>;
+pub(super) type Block = Vec<u64>;
 
 /// Working memory that is kept from call to call, because fresh pages cost more than the
 /// arithmetic on them. It grows to what the largest call needed.
 #[derive(Debug, Default)]
-pub(crate) struct Pool(Vec<Block>);
+pub(crate) struct Pool(Block);
 
-impl Pool {
-    /// The largest block there is, made larger if need be. It holds left-overs.
-    fn take(&mut self, bytes: usize) -> Block {
-        let mut block = self.0.pop().unwrap_or_default();
-        let words = bytes.div_ceil(size_of::<u64>());
-        if block.len() < words {
-            block.resize(words, 0);
+impl Scratch {
+    /// Room for what `schedule` names, in any window. It holds left-overs.
+    fn new<T: Element>(schedule: &Schedule, layout: &Layout, pool: &mut Pool) -> Scratch {
+        let staging = schedule.steps.iter().filter_map(|step| match step {
+            Step::RecvReduce { dst, .. } => Some(Machine::staging(*dst)),
+            _ => None,
+        });
+        let named = schedule.steps.iter().flat_map(|step| step.reads().chain(step.writes()));
+        let mut slots: Vec<Slot> = Vec::new();
+        for loc in named.chain(staging) {
+            let Buffer::Scratch(id) = loc.buffer else { continue };
+            match slots.iter_mut().find(|slot| slot.id == id) {
+                Some(slot) => slot.places.push(loc),
+                None => slots.push(Slot { id, places: vec![loc], first: 0, at: 0 }),
+            }
         }
-        block
-    }
-
-    fn put(&mut self, block: Block) {
-        self.0.push(block);
-        self.0.sort_unstable_by_key(Vec::len);
+        let mut end = 0;
+        let last = layout.last();
+        for slot in &mut slots {
+            let hull = slot.hull(layout);
+            (slot.first, slot.at) = (hull.start, end);
+            // In a shorter window, borders of blocks may lie further apart by one.
+            let len = hull.len().max(slot.hull(&last).len());
+            // Slots begin on cache lines of their own.
+            end += (len * size_of::<T>()).next_multiple_of(64) / size_of::<T>();
+        }
+        let mut memory = std::mem::take(&mut pool.0);
+        let words = (end * size_of::<T>()).div_ceil(size_of::<u64>());
+        if memory.len() < words {
+            memory.resize(words, 0);
+        }
+        Scratch { slots, memory }
     }
 }
 
 impl Slot {
-    fn slice<T: Element>(&self, range: Range<usize>) -> &[T] {
-        &bytemuck::cast_slice(&self.memory)[self.within(range)]
-    }
-
-    fn slice_mut<T: Element>(&mut self, range: Range<usize>) -> &mut [T] {
-        let range = self.within(range);
-        &mut bytemuck::cast_slice_mut(&mut self.memory)[range]
-    }
-
-    fn within(&self, range: Range<usize>) -> Range<usize> {
-        range.start - self.backed.start..range.end - self.backed.start
+    /// The elements of the slot that the schedule names.
+    fn hull(&self, layout: &Layout) -> std::ops::Range<usize> {
+        let ranges = self.places.iter().map(|loc| layout.resolve(*loc));
+        let hull =
+            ranges.reduce(|hull, range| hull.start.min(range.start)..hull.end.max(range.end));
+        hull.unwrap_or(0..0)
     }
 }
 
-impl<'a, T: Element> Buffers<'a, T> {
-    /// Lays out the working memory that `schedule` needs: of each slot only what is named.
+/// All of a rank's own places at once: raw operands, so that a step can name several.
+#[derive(Clone, Copy)]
+struct Places<'a, T> {
+    layout: &'a Layout,
+    data: Target<'a, T>,
+    input: Source<'a, T>,
+    scratch: Target<'a, T>,
+    slots: &'a [Slot],
+    host: Option<&'a Host>,
+}
+
+impl<'a, T: Element> Places<'a, T> {
+    fn source(&self, loc: Loc) -> Result<Source<'a, T>, Cause> {
+        match (loc.peer, loc.buffer) {
+            (None, Buffer::Input) => Ok(self.input.slice(self.layout.resolve(loc))),
+            _ => Ok(self.target(loc)?.as_source()),
+        }
+    }
+
+    fn target(&self, loc: Loc) -> Result<Target<'a, T>, Cause> {
+        let range = self.layout.resolve(loc);
+        let Some(peer) = loc.peer else {
+            return Ok(match loc.buffer {
+                Buffer::Data => self.data.slice(range),
+                Buffer::Scratch(id) => {
+                    let Some(slot) = self.slots.iter().find(|slot| slot.id == id) else {
+                        unreachable!("the layout covers every slot that the schedule names");
+                    };
+                    let start = slot.at + range.start - slot.first;
+                    self.scratch.slice(start..start + range.len())
+                }
+                Buffer::Slot => self.host().own_slot(range),
+                Buffer::Input => unreachable!("no schedule writes to the input"),
+            });
+        };
+        match loc.buffer {
+            Buffer::Slot => self.host().slot_of(peer, range),
+            Buffer::Data => self.host().data_of(peer, range),
+            Buffer::Scratch(_) | Buffer::Input => {
+                unreachable!("no schedule names a peer's private memory")
+            }
+        }
+    }
+
+    fn host(&self) -> &'a Host {
+        let Some(host) = self.host else {
+            unreachable!("shared memory is named only where there is some");
+        };
+        host
+    }
+}
+
+impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
+    /// Lays out the working memory that `schedule` needs.
     pub(crate) fn new(
         schedule: &Schedule,
+        layout: Layout,
         op: ReduceOp,
-        data: &'a mut [T],
-        input: &'a [T],
+        data: D,
+        input: I,
         pool: &mut Pool,
-    ) -> Buffers<'a, T> {
-        let extents = Extents { data: data.len(), input: input.len() };
-        let staging = schedule.steps.iter().filter_map(|step| match step {
-            Step::RecvReduce { dst, .. } => Some(dst.span.resolve(data.len())),
-            _ => None,
-        });
-        let staging = staging.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end));
-        let scratch = schedule
-            .scratch(data.len())
-            .into_iter()
-            .chain(staging.map(|hull| (STAGING, hull)))
-            .map(|(id, backed)| {
-                let memory = pool.take(size_of::<T>() * backed.len());
-                Slot { id, backed, memory }
-            })
-            .collect();
-        Buffers { op, world_size: schedule.world_size, extents, data, input, scratch }
+    ) -> Buffers<T, D, I> {
+        let scratch = Scratch::new::<T>(schedule, &layout, pool);
+        let world_size = schedule.world_size;
+        Buffers { op, world_size, layout, data, input, scratch, element: Default::default() }
     }
 
-    /// Gives the working memory back.
-    pub(crate) fn recycle(self, pool: &mut Pool) {
-        self.scratch.into_iter().for_each(|slot| pool.put(slot.memory));
+    /// Gives the working memory back, and the caller's.
+    pub(crate) fn recycle(self, pool: &mut Pool) -> (D, I) {
+        pool.0 = self.scratch.memory;
+        (self.data, self.input)
     }
 
-    pub(crate) fn extents(&self) -> Extents {
-        self.extents
+    pub(crate) fn data(&self) -> &D {
+        &self.data
     }
 
-    fn range(&self, loc: Loc) -> Range<usize> {
-        loc.span.resolve(self.extents.of(loc.buffer))
+    fn places<'a>(&'a mut self, host: Option<&'a Host>) -> Places<'a, T> {
+        Places {
+            layout: &self.layout,
+            data: Target::from(self.data.as_mut()),
+            input: Source::from(self.input.as_ref()),
+            scratch: Target::from(bytemuck::cast_slice_mut(&mut self.scratch.memory)),
+            slots: &self.scratch.slots,
+            host,
+        }
     }
 
-    fn slot(&self, id: usize) -> usize {
-        let Some(index) = self.scratch.iter().position(|slot| slot.id == id) else {
+    /// Where `loc` lies in the block of scratch, in elements.
+    fn in_scratch(&self, id: usize, loc: Loc) -> std::ops::Range<usize> {
+        let range = self.layout.resolve(loc);
+        let Some(slot) = self.scratch.slots.iter().find(|slot| slot.id == id) else {
             unreachable!("the layout covers every slot that the schedule names");
         };
-        index
-    }
-
-    fn slice(&self, loc: Loc) -> &[T] {
-        let range = self.range(loc);
-        match loc.buffer {
-            Buffer::Data => &self.data[range],
-            Buffer::Input => &self.input[range],
-            Buffer::Scratch(id) => self.scratch[self.slot(id)].slice(range),
-        }
-    }
-
-    /// Runs `f` on `dst` while all other buffers can be read.
-    ///
-    /// The destination's buffer is taken out for the time of the call: a well-formed schedule
-    /// reads nothing of it but the destination itself.
-    fn write<R>(&mut self, dst: Loc, f: impl FnOnce(&mut [T], &Self) -> R) -> R {
-        let range = self.range(dst);
-        match dst.buffer {
-            Buffer::Data => {
-                let data = std::mem::take(&mut self.data);
-                let result = f(&mut data[range], self);
-                self.data = data;
-                result
-            }
-            Buffer::Scratch(id) => {
-                let index = self.slot(id);
-                let mut slot = self.scratch.swap_remove(index);
-                let result = f(slot.slice_mut(range), self);
-                self.scratch.push(slot);
-                result
-            }
-            Buffer::Input => unreachable!("no schedule writes to the input"),
-        }
-    }
-
-    fn reduce(&mut self, dst: Loc, src: Loc, finish: bool) {
-        let (op, finish) = (self.op, finish.then_some(self.world_size));
-        self.write(dst, |dst, others| combine(op, dst.into(), others.slice(src).into(), finish));
-    }
-
-    fn reduce_tree(&mut self, dst: Loc, srcs: &[(Node, Loc)], finish: bool) {
-        let nodes: Vec<Node> = srcs.iter().map(|(node, _)| *node).collect();
-        let root = Node { lo: nodes[0].lo, len: nodes.iter().map(|node| node.len).sum() };
-        let Some(merges) = merges(root, &nodes) else {
-            unreachable!("the inputs of a ReduceTree tile a node");
-        };
-        let (op, finish) = (self.op, finish.then_some(self.world_size));
-        self.write(dst, |into, others| {
-            let into = Target::from(into);
-            let input = |loc: &Loc| match *loc == dst {
-                true => into.as_source(),
-                false => Source::from(others.slice(*loc)),
-            };
-            let inputs: Vec<_> = srcs.iter().map(|(_, loc)| input(loc)).collect();
-            reduce_tree(op, &[into], &inputs, &merges, finish);
-        });
+        let start = slot.at + range.start - slot.first;
+        start..start + range.len()
     }
 }
 
-impl<T: Element> Memory for Buffers<'_, T> {
+impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T, D, I> {
     fn bytes(&self, loc: Loc) -> &[u8] {
-        bytemuck::cast_slice(self.slice(loc))
-    }
-
-    fn bytes_mut(&mut self, loc: Loc) -> &mut [u8] {
-        let range = self.range(loc);
-        bytemuck::cast_slice_mut(match loc.buffer {
-            Buffer::Data => &mut self.data[range],
+        bytemuck::cast_slice(match loc.buffer {
+            Buffer::Data => &self.data.as_ref()[self.layout.resolve(loc)],
+            Buffer::Input => &self.input.as_ref()[self.layout.resolve(loc)],
             Buffer::Scratch(id) => {
-                let index = self.slot(id);
-                self.scratch[index].slice_mut(range)
+                let range = self.in_scratch(id, loc);
+                &bytemuck::cast_slice::<u64, T>(&self.scratch.memory)[range]
             }
-            Buffer::Input => unreachable!("no schedule writes to the input"),
+            Buffer::Slot => unreachable!("messages never touch shared memory"),
         })
     }
 
-    fn compute(&mut self, step: &Step) {
-        match step {
-            Step::RecvReduce { dst, finish, .. } => {
-                self.reduce(*dst, Machine::staging(*dst), *finish);
+    fn bytes_mut(&mut self, loc: Loc) -> &mut [u8] {
+        bytemuck::cast_slice_mut(match loc.buffer {
+            Buffer::Data => &mut self.data.as_mut()[self.layout.resolve(loc)],
+            Buffer::Scratch(id) => {
+                let range = self.in_scratch(id, loc);
+                &mut bytemuck::cast_slice_mut::<u64, T>(&mut self.scratch.memory)[range]
             }
-            Step::Reduce { dst, src, finish, .. } => self.reduce(*dst, *src, *finish),
-            Step::ReduceTree { dst, srcs, finish } => self.reduce_tree(*dst, srcs, *finish),
-            Step::Copy { dst, src } => {
-                self.write(*dst, |dst, others| dst.copy_from_slice(others.slice(*src)));
-            }
-            Step::Send { .. } | Step::Recv { .. } | Step::Flush { .. } => {
-                unreachable!("messages are the machine's business")
-            }
+            Buffer::Input => unreachable!("no schedule writes to the input"),
+            Buffer::Slot => unreachable!("messages never touch shared memory"),
+        })
+    }
+
+    fn show(&mut self, layout: &Layout) {
+        self.layout.clone_from(layout);
+        for slot in &mut self.scratch.slots {
+            slot.first = slot.hull(layout).start;
         }
     }
+
+    fn compute(&mut self, step: &Step, host: Option<&Host>) -> Result<(), Cause> {
+        let (op, ranks) = (self.op, self.world_size);
+        let finish = |finish: bool| finish.then_some(ranks);
+        let places = self.places(host);
+        match step {
+            Step::RecvReduce { dst, finish: last, .. } => {
+                let arrived = places.source(Machine::staging(*dst))?;
+                combine(op, places.target(*dst)?, arrived, finish(*last));
+            }
+            Step::Reduce { dst, src, finish: last, .. } => {
+                combine(op, places.target(*dst)?, places.source(*src)?, finish(*last));
+            }
+            Step::ReduceTree { dsts, srcs, finish: last } => {
+                let into: Vec<_> =
+                    dsts.iter().map(|dst| places.target(*dst)).collect::<Result<_, _>>()?;
+                let from: Vec<_> =
+                    srcs.iter().map(|(_, src)| places.source(*src)).collect::<Result<_, _>>()?;
+                reduce_tree(op, &into, &from, &tree_of(srcs), finish(*last));
+            }
+            Step::Copy { dst, src } => copy(places.target(*dst)?, places.source(*src)?),
+            Step::Send { .. }
+            | Step::Recv { .. }
+            | Step::Flush { .. }
+            | Step::Post
+            | Step::Wait { .. } => unreachable!("these are the machine's business"),
+        }
+        Ok(())
+    }
+}
+
+/// The stack program that sums `srcs`.
+fn tree_of(srcs: &[(Node, Loc)]) -> Vec<usize> {
+    let nodes: Vec<Node> = srcs.iter().map(|(node, _)| *node).collect();
+    let root = Node { lo: nodes[0].lo, len: nodes.iter().map(|node| node.len).sum() };
+    let Some(merges) = merges(root, &nodes) else {
+        unreachable!("the inputs of a ReduceTree tile a node");
+    };
+    merges
 }

@@ -17,6 +17,8 @@
 
 use std::fmt;
 
+use drumline_schedule::Collective;
+
 use crate::{DType, ReduceOp};
 
 /// What a collective call does, in the code that travels.
@@ -27,6 +29,7 @@ pub(crate) enum Operation {
     Broadcast = 2,
     AllGather = 3,
     Barrier = 4,
+    ReduceScatter = 5,
 }
 
 impl Operation {
@@ -36,6 +39,17 @@ impl Operation {
             Operation::Broadcast => "broadcast",
             Operation::AllGather => "all_gather",
             Operation::Barrier => "barrier",
+            Operation::ReduceScatter => "reduce_scatter",
+        }
+    }
+
+    pub(crate) const fn collective(self) -> Collective {
+        match self {
+            Operation::AllReduce => Collective::AllReduce,
+            Operation::Broadcast => Collective::Broadcast,
+            Operation::AllGather => Collective::AllGather,
+            Operation::Barrier => Collective::Barrier,
+            Operation::ReduceScatter => Collective::ReduceScatter,
         }
     }
 }
@@ -106,8 +120,13 @@ impl Description {
 /// `all_reduce(sum) of 10 f32 [doubling]`
 impl fmt::Display for Description {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const OPERATIONS: [Operation; 4] =
-            [Operation::AllReduce, Operation::Broadcast, Operation::AllGather, Operation::Barrier];
+        const OPERATIONS: [Operation; 5] = [
+            Operation::AllReduce,
+            Operation::Broadcast,
+            Operation::AllGather,
+            Operation::Barrier,
+            Operation::ReduceScatter,
+        ];
 
         match OPERATIONS.iter().find(|op| **op as u8 == self.operation) {
             Some(operation) => f.write_str(operation.name())?,

@@ -9,11 +9,12 @@ use std::{
 
 use drumline_schedule::{
     ALGORITHMS, Algorithm, Collective, Topology,
+    algorithm::MemoryUse,
     step::{Loc, Rank},
 };
 use proptest::prelude::*;
 
-use super::{machine::Extents, *};
+use super::*;
 use crate::{DType, ReduceOp, error::CollectiveError};
 
 /// Messages between ranks, moved one small piece at a time in an order that `random` chooses.
@@ -69,7 +70,7 @@ impl Port {
 }
 
 impl Transport for Port {
-    fn begin(&mut self, _machine: &mut Machine<'_>) -> Result<(), Cause> {
+    fn begin(&mut self, _machine: &mut Machine) -> Result<(), Cause> {
         Ok(())
     }
 
@@ -84,8 +85,9 @@ impl Transport for Port {
     /// Moves one thing, or nothing.
     fn progress(
         &mut self,
-        machine: &mut Machine<'_>,
+        machine: &mut Machine,
         memory: &mut dyn Memory,
+        _now: Instant,
     ) -> Result<bool, Cause> {
         let network = self.network.clone();
         let mut network = network.lock().unwrap();
@@ -125,15 +127,17 @@ impl Transport for Port {
         Ok(true)
     }
 
-    fn wait(&mut self, _deadline: Instant) {}
-
     fn abort(&mut self, _failure: &CollectiveError) {}
 
     fn take_leave(&mut self) {}
 
-    fn close(&mut self, _deadline: Instant, _history: &History) -> Result<(), Cause> {
-        Ok(())
+    fn still_present(&mut self, _history: &History) -> Result<Vec<Rank>, Cause> {
+        Ok(Vec::new())
     }
+
+    fn wait(&mut self, _until: Instant, _now: Instant) {}
+
+    fn arm(&mut self) {}
 }
 
 /// One operation of a test, the same on all ranks.
@@ -152,12 +156,15 @@ fn contribution(plan: usize, rank: Rank, index: usize) -> i64 {
 /// the seed, so ranks run ahead of each other. What each rank holds after each operation.
 fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>>, Cause> {
     let network = Arc::new(Mutex::new(Network { random: seed, ..Network::default() }));
-    let history = History::default();
     let deadline = Instant::now() + Duration::from_secs(3600);
 
     let own = |rank| {
         plans.iter().enumerate().map(move |(at, plan)| {
-            (0..plan.len).map(|index| contribution(at, rank, index)).collect::<Vec<i64>>()
+            let len = match plan.algorithm.collective {
+                Collective::ReduceScatter => world_size * plan.len,
+                _ => plan.len,
+            };
+            (0..len).map(|index| contribution(at, rank, index)).collect::<Vec<i64>>()
         })
     };
     let inputs: Vec<Vec<Vec<i64>>> = (0..world_size).map(|rank| own(rank).collect()).collect();
@@ -178,11 +185,14 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
                     let topology = Topology::flat(world_size);
                     let schedule = plan.algorithm.schedule(&topology, rank, plan.root).unwrap();
                     let input: &[i64] = match plan.algorithm.collective {
-                        Collective::AllGather => input,
+                        Collective::AllGather | Collective::ReduceScatter => input,
                         _ => &[],
                     };
-                    let buffers =
-                        Buffers::new(&schedule, ReduceOp::Sum, data, input, &mut Pool::default());
+                    let elements = plan.len;
+                    let layout = Layout::new(plan.algorithm.collective, world_size, elements, None);
+                    let (op, pool) = (ReduceOp::Sum, &mut Pool::default());
+                    let data = &mut data[..];
+                    let buffers = Buffers::new(&schedule, layout.clone(), op, data, input, pool);
                     let description = Description::new(
                         1,
                         at as u64,
@@ -191,13 +201,14 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
                         plan.len,
                         plan.algorithm.name,
                     );
-                    let extents = buffers.extents();
                     let machine = Machine::new(
                         description,
-                        &history,
+                        History::default(),
                         Arc::new(schedule),
                         size_of::<i64>(),
-                        extents,
+                        layout,
+                        None,
+                        Flags::default(),
                         deadline,
                     );
                     (machine, buffers)
@@ -217,7 +228,7 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
         let rank = busy[network.lock().unwrap().next(busy.len())];
         let (port, operations) = &mut ranks[rank];
         let (machine, buffers) = &mut operations[0];
-        if drive(machine, port, buffers, now)? == Progress::Done {
+        if drive(machine, port, None, buffers, now)? == Progress::Done {
             operations.pop_front();
             port.announced.clear();
         }
@@ -246,6 +257,9 @@ fn expected(world_size: usize, at: usize, plan: &Plan, rank: Rank) -> Option<Vec
                 .flat_map(|rank| elements.clone().map(move |index| contribution(at, rank, index)))
                 .collect(),
         ),
+        Collective::ReduceScatter => {
+            Some(elements.map(|index| sum(rank * plan.len + index)).collect())
+        }
         Collective::Barrier => Some(Vec::new()),
     }
 }
@@ -256,11 +270,13 @@ proptest! {
     #[test]
     fn every_interleaving_gives_the_same_result(
         world_size in 1_usize..9,
-        picks in prop::collection::vec((0..ALGORITHMS.len(), 0_usize..64, 0_usize..40), 1..5),
+        picks in prop::collection::vec((0_usize..64, 0_usize..64, 0_usize..40), 1..5),
         seed: u64,
     ) {
+        let over_links = |row: &&Algorithm| row.memory == MemoryUse::Private;
+        let links: Vec<_> = ALGORITHMS.iter().filter(over_links).collect();
         let plan = |&(row, root, len): &(usize, usize, usize)| {
-            let algorithm = &ALGORITHMS[row];
+            let algorithm = links[row % links.len()];
             let len = if algorithm.collective == Collective::Barrier { 0 } else { len };
             Plan { algorithm, root: root % world_size, len }
         };
@@ -277,13 +293,15 @@ proptest! {
 }
 
 /// A machine of rank 0 of two that has posted an all-reduce of four elements, call number 5.
-fn waiting_machine(history: &History) -> (Machine<'_>, Header) {
+fn waiting_machine(history: History) -> (Machine, Header) {
     let doubling = Algorithm::find(Collective::AllReduce, "doubling").unwrap();
     let schedule = Arc::new(doubling.schedule(&Topology::flat(2), 0, 0).unwrap());
     let description = description(5, 4);
-    let extents = Extents { data: 4, input: 0 };
+    let layout = Layout::new(Collective::AllReduce, 2, 4, None);
+    let flags = Flags::default();
     let deadline = Instant::now() + Duration::from_secs(60);
-    let mut machine = Machine::new(description, history, schedule, 4, extents, deadline);
+    let mut machine =
+        Machine::new(description, history, schedule, 4, layout, None, flags, deadline);
     while machine.poll() != Action::Wait {}
     (machine, Header { description, part: 0, payload: 16 })
 }
@@ -295,14 +313,13 @@ fn description(sequence: u64, count: usize) -> Description {
 
 #[test]
 fn only_the_message_that_belongs_here_is_admitted() {
-    let history = History::default();
-    let (mut machine, header) = waiting_machine(&history);
+    let (mut machine, header) = waiting_machine(History::default());
     assert_eq!(machine.admits(1), Ok(false), "nothing has arrived yet");
     machine.on_header(1, header).unwrap();
     assert_eq!(machine.admits(1), Ok(true));
 
     for (part, payload) in [(1, 16), (0, 12), (0, u64::MAX)] {
-        let (mut machine, header) = waiting_machine(&history);
+        let (mut machine, header) = waiting_machine(History::default());
         machine.on_header(1, Header { part, payload, ..header }).unwrap();
         assert!(matches!(machine.admits(1), Err(Cause::Protocol { peer: 1, .. })));
     }
@@ -312,7 +329,7 @@ fn only_the_message_that_belongs_here_is_admitted() {
 fn a_peer_that_is_elsewhere_is_found_out_by_its_header() {
     let mut history = History::default();
     history.push(description(4, 7));
-    let (mut machine, header) = waiting_machine(&history);
+    let (mut machine, header) = waiting_machine(history);
 
     let other = Header { description: description(5, 3), ..header };
     let told = machine.on_header(1, other).unwrap_err().to_string();
@@ -330,9 +347,8 @@ fn a_peer_that_is_elsewhere_is_found_out_by_its_header() {
 
 #[test]
 fn time_is_handed_in() {
-    let history = History::default();
-    let (machine, _) = waiting_machine(&history);
-    assert_eq!(machine.on_time(machine.deadline() - Duration::from_nanos(1)), Ok(()));
-    let late = machine.on_time(machine.deadline()).unwrap_err();
+    let (machine, _) = waiting_machine(History::default());
+    assert_eq!(machine.on_stuck(machine.deadline() - Duration::from_nanos(1)), Ok(()));
+    let late = machine.on_stuck(machine.deadline()).unwrap_err();
     assert_eq!(late, Cause::Timeout { waiting_for: vec![1] });
 }

@@ -1,5 +1,7 @@
 //! From a URL to the group of the whole job.
 
+use std::sync::PoisonError;
+
 use super::ProcessGroup;
 use crate::{Config, Result, net::interface::address_towards, rendezvous::rendezvous};
 
@@ -23,8 +25,9 @@ use crate::{Config, Result, net::interface::address_towards, rendezvous::rendezv
 ///
 /// # Errors
 ///
-/// [`crate::Error::InvalidSetting`] names the part of the URL or the variable that is missing or wrong;
-/// [`crate::Error::Store`] and [`crate::Error::Connect`] say who could not be reached, or who never came.
+/// [`InvalidSetting`](crate::Error::InvalidSetting) names the part of the URL or the variable that
+/// is missing or wrong; [`Store`](crate::Error::Store) and [`Connect`](crate::Error::Connect) say
+/// who could not be reached, or who never came.
 pub fn init_process_group(url: &str, config: &Config) -> Result<ProcessGroup> {
     let place = rendezvous(url, config)?;
     let mut config = Config { secret: Some(place.secret.clone()), ..config.clone() };
@@ -36,6 +39,6 @@ pub fn init_process_group(url: &str, config: &Config) -> Result<ProcessGroup> {
     }
     let (store, rank, world_size) = (place.store.clone(), place.rank, place.world_size);
     let group = ProcessGroup::connect("world", store, rank, world_size, &config)?;
-    group.inner.lock().rendezvous = Some(place);
+    *group.inner.rendezvous.lock().unwrap_or_else(PoisonError::into_inner) = Some(place);
     Ok(group)
 }

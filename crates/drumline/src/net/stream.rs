@@ -102,13 +102,15 @@ impl Stream {
     /// question less, a single lost packet would end a job.
     ///
     /// While something is unacknowledged the kernel asks no such questions, so that has a limit of
-    /// its own, 2.5 s: whoever wants to know sooner sends something now and then. The limit is for
+    /// its own, 2.25 s after the first repetition: so whoever waits sends a beat ten times a second,
+    /// and notices within 2.6 s. (With 2 s or less, the kernel would give up after one unanswered
+    /// question.) The limit is for
     /// control connections only, because Linux also applies it to a peer that acknowledges but
     /// takes nothing (a window of zero), and being held up in this way is normal for data.
     pub(crate) fn watch_host(&self) -> io::Result<()> {
         let Stream::Tcp(stream) = self else { return Ok(()) };
         const SECOND: Duration = Duration::from_secs(1);
-        const UNACKNOWLEDGED_MS: u32 = 2_500;
+        const UNACKNOWLEDGED_MS: u32 = 2_250;
         sockopt::set_socket_keepalive(stream, true)?;
         sockopt::set_tcp_keepidle(stream, SECOND)?;
         sockopt::set_tcp_keepintvl(stream, SECOND)?;

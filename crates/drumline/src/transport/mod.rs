@@ -1,12 +1,21 @@
 //! What carries a group's messages.
 
+mod link;
 pub(crate) mod mesh;
-pub(crate) mod tcp;
+mod points;
+mod sockets;
+mod streams;
 mod wire;
 
 use std::time::Instant;
 
 use drumline_schedule::step::{Loc, Rank};
+
+pub(crate) use points::{Direction, Ended, Message, Outcome, Point, PointCall};
+pub(crate) use sockets::{Sockets, Waker};
+pub(crate) use streams::Streams;
+#[cfg(feature = "internals")]
+pub(crate) use streams::{Duplex, News};
 
 use crate::{
     error::{Cause, CollectiveError},
@@ -19,7 +28,7 @@ use crate::{
 /// operation's memory when bytes actually move; a transport keeps no copy.
 pub(crate) trait Transport: Send + std::fmt::Debug {
     /// An operation begins: reports what has arrived since the last one ended.
-    fn begin(&mut self, machine: &mut Machine<'_>) -> Result<(), Cause>;
+    fn begin(&mut self, machine: &mut Machine) -> Result<(), Cause>;
 
     /// Posts a message.
     fn send(&mut self, to: Rank, header: Header, src: Loc);
@@ -27,15 +36,13 @@ pub(crate) trait Transport: Send + std::fmt::Debug {
     /// Names the place for the next message from `from` that has none yet.
     fn receive(&mut self, from: Rank, dst: Loc);
 
-    /// Moves what can be moved now and tells `machine`; whether anything moved.
+    /// Moves what can be moved at time `now` and tells `machine`; whether anything moved.
     fn progress(
         &mut self,
-        machine: &mut Machine<'_>,
+        machine: &mut Machine,
         memory: &mut dyn Memory,
+        now: Instant,
     ) -> Result<bool, Cause>;
-
-    /// Sleeps until something can be moved, at most until `deadline`.
-    fn wait(&mut self, deadline: Instant);
 
     /// Tells all peers that the group is broken, and why. What was in flight is lost.
     fn abort(&mut self, failure: &CollectiveError);
@@ -43,7 +50,42 @@ pub(crate) trait Transport: Send + std::fmt::Debug {
     /// Tells all peers that this rank leaves in good order, without waiting for anyone.
     fn take_leave(&mut self);
 
-    /// Takes leave and waits, at most until `deadline`, until all peers have done so too. A
-    /// message that was never taken is an error: its sender made another call.
-    fn close(&mut self, deadline: Instant, history: &History) -> Result<(), Cause>;
+    /// After [`Transport::take_leave`]: the peers that have not done so yet. When there are none,
+    /// a message that was never taken is an error: its sender made another call.
+    fn still_present(&mut self, history: &History) -> Result<Vec<Rank>, Cause>;
+
+    /// Sleeps until something can be moved, at most until `until`; it is `now`. Waking early
+    /// does no harm. When it is `until` already, only takes in what has happened.
+    fn wait(&mut self, until: Instant, now: Instant);
+
+    /// Prepares for a sleep that another will do.
+    fn arm(&mut self);
+}
+
+/// A transport that also carries messages from rank to rank, outside of collectives.
+pub(crate) trait Connections: Transport {
+    /// A send or receive was called. What needs nothing more goes to `ended`.
+    fn post(&mut self, point: Point, ended: &mut Vec<Ended>);
+
+    /// Moves messages at time `now`; whether anything moved. `idle` says that no collective runs,
+    /// so that nobody else looks after its streams.
+    ///
+    /// # Errors
+    ///
+    /// What ends all operations of the group.
+    fn progress_points(
+        &mut self,
+        idle: bool,
+        now: Instant,
+        ended: &mut Vec<Ended>,
+    ) -> Result<bool, Cause>;
+
+    /// Looks at the sends and receives that are under way.
+    fn for_each_point(&mut self, look: &mut dyn FnMut(&mut Point));
+
+    /// Forgets the sends and receives that are under way: nothing will move any more.
+    fn take_points(&mut self) -> Vec<Point>;
+
+    /// When there is something to say even if nothing arrives.
+    fn next_deadline(&self, now: Instant) -> Option<Instant>;
 }

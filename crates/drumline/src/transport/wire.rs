@@ -10,12 +10,15 @@ use crate::executor::array;
 pub(super) enum Control {
     /// The sender leaves the group in good order and will send no more.
     Goodbye,
+    /// Nothing. It makes the receiver's kernel answer, so that its silence is noticed.
+    Beat,
     /// The sender's operation failed. The body is the rank at fault (`u32::MAX`: none) and a
     /// text for people.
     Abort { culprit: Option<Rank>, text: String },
 }
 
 const GOODBYE: u8 = 1;
+const BEAT: u8 = 3;
 const ABORT: u8 = 2;
 const NOBODY: u32 = u32::MAX;
 
@@ -27,6 +30,7 @@ impl Control {
     pub(super) fn encode(&self) -> Vec<u8> {
         let (kind, body) = match self {
             Control::Goodbye => (GOODBYE, Vec::new()),
+            Control::Beat => (BEAT, Vec::new()),
             Control::Abort { culprit, text } => {
                 let culprit = culprit.map_or(NOBODY, |rank| rank as u32);
                 let mut body = culprit.to_le_bytes().to_vec();
@@ -57,6 +61,7 @@ impl Control {
         let body = &message[Control::FRONT_BYTES..];
         match message[0] {
             GOODBYE => Ok(Some(Control::Goodbye)),
+            BEAT => Ok(Some(Control::Beat)),
             ABORT if len >= 4 => {
                 let culprit = u32::from_le_bytes(array(body, 0));
                 Ok(Some(Control::Abort {

@@ -3,18 +3,14 @@
 use std::{
     fmt,
     ops::{AddAssign, Range},
+    time::Instant,
 };
 
 use super::super::Bucket;
-use crate::{DType, Element, ProcessGroup, ReduceOp, Result};
+use crate::{DType, Element, ProcessGroup, ReduceOp, RegisteredBuffer, Result, Work};
 
-/// Memory that a collective works on in place.
-type Buffer<T> = Vec<T>;
-
-/// The one place where memory of buckets comes from.
-fn allocate<T: Element>(_group: &ProcessGroup, elements: usize) -> Buffer<T> {
-    vec![T::zeroed(); elements]
-}
+/// Memory that a collective works on in place, without a copy between ranks of one host.
+type Buffer<T> = RegisteredBuffer<T>;
 
 /// Borrowed elements of a gradient, row-major.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -94,11 +90,21 @@ macro_rules! with_elements {
 }
 
 impl Memory {
-    pub(super) fn new(bucket: &Bucket, elements: usize, group: &ProcessGroup) -> Self {
+    /// Room for `elements` of gradients, and the marks.
+    pub(super) fn new(bucket: &Bucket, elements: usize, group: &ProcessGroup) -> Result<Self> {
+        let elements = elements + bucket.parameters.len() + 2;
+        Ok(match bucket.dtype {
+            DType::F64 => Memory::F64(group.alloc_registered(elements)?),
+            _ => Memory::F32(group.alloc_registered(elements)?),
+        })
+    }
+
+    /// The same, of no use but to go on with until an error comes out.
+    pub(super) fn stopgap(bucket: &Bucket, elements: usize) -> Self {
         let elements = elements + bucket.parameters.len() + 2;
         match bucket.dtype {
-            DType::F64 => Memory::F64(allocate(group, elements)),
-            _ => Memory::F32(allocate(group, elements)),
+            DType::F64 => Memory::F64(RegisteredBuffer::private(elements)),
+            _ => Memory::F32(RegisteredBuffer::private(elements)),
         }
     }
 
@@ -152,8 +158,34 @@ impl Memory {
         with_elements!(self, elements => elements[at] != 0.0)
     }
 
-    pub(super) fn all_reduce(&mut self, group: &ProcessGroup) -> Result<()> {
-        with_elements!(self, elements => group.all_reduce(elements, ReduceOp::Avg))
+    pub(super) fn all_reduce(self, group: &ProcessGroup) -> Travelling {
+        match self {
+            Memory::F32(buffer) => Travelling::F32(group.all_reduce_async(buffer, ReduceOp::Avg)),
+            Memory::F64(buffer) => Travelling::F64(group.all_reduce_async(buffer, ReduceOp::Avg)),
+        }
+    }
+}
+
+/// Memory that is being averaged.
+#[derive(Debug)]
+pub(super) enum Travelling {
+    F32(Work<Buffer<f32>>),
+    F64(Work<Buffer<f64>>),
+}
+
+impl Travelling {
+    /// The averages, and since when they are there.
+    pub(super) fn wait(self) -> Result<(Memory, Instant)> {
+        Ok(match self {
+            Travelling::F32(work) => {
+                let (buffer, at) = work.wait_and_tell()?;
+                (Memory::F32(buffer), at)
+            }
+            Travelling::F64(work) => {
+                let (buffer, at) = work.wait_and_tell()?;
+                (Memory::F64(buffer), at)
+            }
+        })
     }
 }
 

@@ -1,10 +1,10 @@
+mod in_flight;
 mod memory;
 mod plan;
 mod step;
 #[cfg(test)]
 mod tests;
 mod timeline;
-mod worker;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -24,7 +24,7 @@ pub use self::{
 /// Averages gradients over a group while backward still computes the others.
 ///
 /// [`GradientReducer::submit`] copies a gradient to its place in a bucket. When the last member
-/// arrives, the bucket's memory moves to the communication thread, which all-reduces it and moves
+/// arrives, the bucket's memory moves to the group, which all-reduces it in the background and moves
 /// it back. Nothing is shared between the two, so a hook never waits for the network.
 /// [`GradientReducer::finish`] ends the step and lends the averages out.
 ///

@@ -4,10 +4,10 @@ use std::{ops::Range, sync::Arc, time::Instant};
 
 use super::{
     super::{FaultKind, Reducer, Unfinished, UnusedParameters},
+    in_flight::InFlight,
     memory::{Memory, ValuesMut},
     plan::Plan,
     timeline::{Clock, ReducerStats, Timeline},
-    worker::Worker,
 };
 use crate::{Error, ProcessGroup, Result};
 
@@ -18,8 +18,8 @@ pub(super) struct Step {
     /// The plan was made from the observed order.
     pub(super) is_planned: bool,
     reducer: Reducer,
-    /// The memory of each bucket; `None` before its first use, and while it is with the
-    /// communication thread or lent out.
+    /// The memory of each bucket; `None` before its first use, and while it is under way or lent
+    /// out.
     pub(super) memory: Vec<Option<Memory>>,
     /// Per parameter: its place holds gradients of this step, final or accumulated.
     is_used: Vec<bool>,
@@ -28,8 +28,7 @@ pub(super) struct Step {
     /// The parameters in the order in which their gradients became final.
     pub(super) order: Vec<usize>,
     pub(super) faults: Vec<(usize, FaultKind)>,
-    /// `None` in a world of one.
-    worker: Option<Worker>,
+    in_flight: InFlight,
     /// The error that ended this reducer.
     pub(super) failed: Option<Error>,
     pub(super) stats: ReducerStats,
@@ -40,10 +39,6 @@ pub(super) struct Step {
 impl Step {
     /// The first step.
     pub(super) fn new(plan: Arc<Plan>, parameters: usize, group: &ProcessGroup) -> Result<Self> {
-        let worker = match group.world_size() {
-            1 => None,
-            _ => Some(Worker::start(group)?),
-        };
         Ok(Self {
             group: group.clone(),
             is_planned: false,
@@ -53,7 +48,7 @@ impl Step {
             is_active: true,
             order: Vec::with_capacity(parameters),
             faults: Vec::new(),
-            worker,
+            in_flight: InFlight::default(),
             failed: None,
             stats: ReducerStats::default(),
             clock: clock(1, &plan),
@@ -141,15 +136,13 @@ impl Step {
 
     /// Waits until all buckets are back.
     pub(super) fn wait(&mut self) -> Result<Marks> {
-        if let Some(worker) = &mut self.worker {
-            let start = Instant::now();
-            while worker.in_flight > 0 {
-                let done = worker.wait()?;
-                self.stats.communication += done.took;
-                self.clock.done(done.bucket, done.at);
-                done.result?;
-                self.memory[done.bucket] = Some(done.memory);
-            }
+        let start = Instant::now();
+        while let Some(done) = self.in_flight.wait()? {
+            self.stats.communication += done.took;
+            self.clock.done(done.bucket, done.at);
+            self.memory[done.bucket] = Some(done.memory);
+        }
+        if self.group.world_size() > 1 {
             self.stats.exposed += start.elapsed();
         }
         let mut marks = Marks::default();
@@ -179,9 +172,14 @@ impl Step {
     /// The memory of a bucket that was not launched yet. Made anew at first, and while the
     /// averages of an earlier step are still in use.
     fn memory(&mut self, bucket: usize) -> &mut Memory {
-        let Self { memory, plan, group, .. } = self;
-        memory[bucket]
-            .get_or_insert_with(|| Memory::new(&plan.buckets[bucket], plan.elements(bucket), group))
+        let Self { memory, plan, group, failed, .. } = self;
+        memory[bucket].get_or_insert_with(|| {
+            let (bucket, elements) = (&plan.buckets[bucket], plan.elements(bucket));
+            Memory::new(bucket, elements, group).unwrap_or_else(|error| {
+                failed.get_or_insert(error);
+                Memory::stopgap(bucket, elements)
+            })
+        })
     }
 
     fn launch(&mut self, buckets: Range<usize>) {
@@ -196,9 +194,9 @@ impl Step {
             }
             memory.set_mark(plan.fault_mark(bucket), !self.faults.is_empty());
             memory.set_mark(plan.active_mark(bucket), self.is_active);
-            match &mut self.worker {
-                Some(worker) => worker.start_all_reduce(bucket, memory),
-                None => self.memory[bucket] = Some(memory),
+            match self.group.world_size() {
+                1 => self.memory[bucket] = Some(memory),
+                _ => self.in_flight.launch(&self.group, bucket, memory),
             }
         }
     }

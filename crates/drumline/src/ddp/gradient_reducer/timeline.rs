@@ -17,7 +17,7 @@ pub struct ReducerStats {
     pub buckets_launched_early: u64,
     /// Bytes of gradients that were averaged.
     pub bytes: u64,
-    /// How long the communication thread was in collectives.
+    /// How long buckets were being averaged.
     pub communication: Duration,
     /// How long `finish` waited for it: the part that backward did not hide.
     pub exposed: Duration,
@@ -50,7 +50,7 @@ pub struct BucketTimes {
     pub first_us: u64,
     /// Its last gradient came in.
     pub ready_us: u64,
-    /// It was handed to the communication thread: all buckets before it had been.
+    /// It was handed to the group: all buckets before it had been.
     pub launched_us: u64,
     /// Its averages were there.
     pub done_us: u64,

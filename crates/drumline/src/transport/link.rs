@@ -2,12 +2,12 @@
 
 use std::{
     collections::VecDeque,
-    io::{self, IoSlice, Read, Write},
+    io::{self, IoSlice},
 };
 
 use drumline_schedule::step::{Loc, Rank};
 
-use super::super::wire::Control;
+use super::{streams::Duplex, wire::Control};
 use crate::{
     error::Cause,
     executor::{Header, Machine, Memory},
@@ -26,6 +26,8 @@ pub(super) struct DataLink<S> {
     /// Why the stream carries no more, once that is so. Not an error by itself: the control
     /// connection tells whether the peer left, failed or died.
     broken: Option<String>,
+    /// Whether there may be something to read: so until a read finds nothing.
+    ready: bool,
 }
 
 #[derive(Debug)]
@@ -48,7 +50,7 @@ enum Incoming {
 
 const NOTHING: Incoming = Incoming::Header { bytes: [0; Header::BYTES], have: 0 };
 
-impl<S: Read + Write> DataLink<S> {
+impl<S: Duplex> DataLink<S> {
     pub(super) fn new(peer: Rank, stream: S) -> DataLink<S> {
         DataLink {
             peer,
@@ -57,6 +59,7 @@ impl<S: Read + Write> DataLink<S> {
             places: VecDeque::new(),
             incoming: NOTHING,
             broken: None,
+            ready: true,
         }
     }
 
@@ -70,10 +73,24 @@ impl<S: Read + Write> DataLink<S> {
 
     pub(super) fn receive(&mut self, dst: Loc) {
         self.places.push_back(dst);
+        // It may be there already; looking costs no more than asking.
+        self.ready = true;
+    }
+
+    /// There is something to read.
+    pub(super) fn on_readable(&mut self) {
+        self.ready = true;
+    }
+
+    /// No more will be sent.
+    pub(super) fn end(&mut self) {
+        if let Err(error) = self.stream.end() {
+            tracing::debug!(peer = self.peer, %error, "data stream was closed already");
+        }
     }
 
     /// Tells a new operation about the header that came before it began.
-    pub(super) fn begin(&mut self, machine: &mut Machine<'_>) -> Result<(), Cause> {
+    pub(super) fn begin(&mut self, machine: &mut Machine) -> Result<(), Cause> {
         match self.incoming {
             Incoming::Held(header) => machine.on_header(self.peer, header),
             _ => Ok(()),
@@ -84,26 +101,67 @@ impl<S: Read + Write> DataLink<S> {
         !self.outgoing.is_empty() && self.broken.is_none()
     }
 
-    pub(super) fn wants_to_read(&self, machine: &Machine<'_>) -> bool {
-        let held = matches!(self.incoming, Incoming::Held(_));
-        self.broken.is_none() && (!held || matches!(machine.admits(self.peer), Ok(true)))
+    /// Whether news of more bytes would be of use: not while a message is held up.
+    pub(super) fn wants_to_read(&self) -> bool {
+        let held_up = match self.incoming {
+            Incoming::Held(_) => true,
+            Incoming::Header { have, .. } => have == Header::BYTES,
+            Incoming::Payload { .. } => false,
+        };
+        self.broken.is_none() && !held_up
     }
 
-    /// The header of a message that was never taken, looked for after the last operation.
-    pub(super) fn left_over(&mut self) -> Option<Header> {
-        if let Incoming::Header { bytes, have } = &mut self.incoming {
-            while *have < Header::BYTES {
-                match self.stream.read(&mut bytes[*have..]) {
-                    Ok(0) | Err(_) => return None,
-                    Ok(more) => *have += more,
+    /// Reads on after the last operation. Whether the end has come, or a message that nobody will
+    /// take.
+    pub(super) fn drain(&mut self) -> bool {
+        loop {
+            match &mut self.incoming {
+                Incoming::Header { bytes, have } if *have < Header::BYTES => {
+                    if self.broken.is_some() {
+                        return true;
+                    }
+                    let result = self.stream.read(&mut bytes[*have..]);
+                    let Some(more) = outcome(result, &mut self.broken) else {
+                        return self.broken.is_some();
+                    };
+                    if let Incoming::Header { have, .. } = &mut self.incoming {
+                        *have += more;
+                    }
+                }
+                Incoming::Header { .. } | Incoming::Held(_) | Incoming::Payload { .. } => {
+                    return true;
                 }
             }
-            return Header::decode(bytes);
         }
-        match self.incoming {
-            Incoming::Held(header) => Some(header),
+    }
+
+    /// The header of a message that was never taken, once it has been drained.
+    pub(super) fn left_over(&self) -> Option<Header> {
+        match &self.incoming {
+            Incoming::Header { bytes, have } if *have == Header::BYTES => Header::decode(bytes),
+            Incoming::Held(header) => Some(*header),
             Incoming::Header { .. } | Incoming::Payload { .. } => None,
         }
+    }
+
+    /// Reads the header of what comes next, while no operation runs that would: else the stream
+    /// would stay readable, and nobody could sleep on it.
+    pub(super) fn read_ahead(&mut self) -> Result<(), Cause> {
+        while self.ready && self.broken.is_none() {
+            let Incoming::Header { bytes, have } = &mut self.incoming else { break };
+            let result = self.stream.read(&mut bytes[*have..]);
+            let Some(more) = outcome(result, &mut self.broken) else {
+                self.ready = false;
+                break;
+            };
+            *have += more;
+            if *have == Header::BYTES {
+                let header = Header::decode(bytes);
+                let stranger = || self.protocol("sent something that is no message");
+                self.incoming = Incoming::Held(header.ok_or_else(stranger)?);
+            }
+        }
+        Ok(())
     }
 
     pub(super) fn broken(&self) -> Option<&str> {
@@ -113,7 +171,7 @@ impl<S: Read + Write> DataLink<S> {
     /// Writes what the stream takes; whether anything moved.
     pub(super) fn write(
         &mut self,
-        machine: &mut Machine<'_>,
+        machine: &mut Machine,
         memory: &dyn Memory,
     ) -> Result<bool, Cause> {
         let mut moved = false;
@@ -128,7 +186,7 @@ impl<S: Read + Write> DataLink<S> {
             } else {
                 self.stream.write(&payload[message.written - Header::BYTES..])
             };
-            match self.outcome(result) {
+            match outcome(result, &mut self.broken) {
                 Some(bytes) => {
                     moved = true;
                     let Some(message) = self.outgoing.front_mut() else { break };
@@ -147,11 +205,11 @@ impl<S: Read + Write> DataLink<S> {
     /// Reads what the stream holds, as far as the machine admits it; whether anything moved.
     pub(super) fn read(
         &mut self,
-        machine: &mut Machine<'_>,
+        machine: &mut Machine,
         memory: &mut dyn Memory,
     ) -> Result<bool, Cause> {
         let mut moved = false;
-        loop {
+        while self.ready {
             match &mut self.incoming {
                 Incoming::Header { bytes, have } if *have == Header::BYTES => {
                     let Some(header) = Header::decode(bytes) else {
@@ -162,7 +220,8 @@ impl<S: Read + Write> DataLink<S> {
                 }
                 Incoming::Held(_) => {
                     if !machine.admits(self.peer)? {
-                        return Ok(moved);
+                        self.ready = false;
+                        break;
                     }
                     let Some(dst) = self.places.pop_front() else {
                         unreachable!("the machine admits only what it has asked for");
@@ -174,13 +233,20 @@ impl<S: Read + Write> DataLink<S> {
                     self.incoming = NOTHING;
                     machine.on_received(self.peer);
                     moved = true;
+                    if self.places.is_empty() {
+                        // What comes next is of a later operation. It stays in the stream.
+                        break;
+                    }
                 }
                 Incoming::Header { .. } | Incoming::Payload { .. } if self.broken.is_some() => {
-                    return Ok(moved);
+                    self.ready = false;
                 }
                 Incoming::Header { bytes, have } => {
                     let result = self.stream.read(&mut bytes[*have..]);
-                    let Some(bytes) = self.outcome(result) else { return Ok(moved) };
+                    let Some(bytes) = outcome(result, &mut self.broken) else {
+                        self.ready = false;
+                        break;
+                    };
                     moved = true;
                     if let Incoming::Header { have, .. } = &mut self.incoming {
                         *have += bytes;
@@ -188,7 +254,10 @@ impl<S: Read + Write> DataLink<S> {
                 }
                 Incoming::Payload { dst, have } => {
                     let result = self.stream.read(&mut memory.bytes_mut(*dst)[*have..]);
-                    let Some(bytes) = self.outcome(result) else { return Ok(moved) };
+                    let Some(bytes) = outcome(result, &mut self.broken) else {
+                        self.ready = false;
+                        break;
+                    };
                     moved = true;
                     if let Incoming::Payload { have, .. } = &mut self.incoming {
                         *have += bytes;
@@ -196,27 +265,28 @@ impl<S: Read + Write> DataLink<S> {
                 }
             }
         }
-    }
-
-    /// How many bytes moved, or `None` when none will move now.
-    fn outcome(&mut self, result: io::Result<usize>) -> Option<usize> {
-        match result {
-            Ok(0) => {
-                self.broken = Some("it was closed".to_owned());
-                None
-            }
-            Ok(bytes) => Some(bytes),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => Some(0),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
-            Err(error) => {
-                self.broken = Some(error.to_string());
-                None
-            }
-        }
+        Ok(moved)
     }
 
     fn protocol(&self, problem: &str) -> Cause {
         Cause::Protocol { peer: self.peer, problem: problem.to_owned() }
+    }
+}
+
+/// How many bytes moved, or `None` when none will move now.
+pub(super) fn outcome(result: io::Result<usize>, broken: &mut Option<String>) -> Option<usize> {
+    match result {
+        Ok(0) => {
+            *broken = Some("it was closed".to_owned());
+            None
+        }
+        Ok(bytes) => Some(bytes),
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Some(0),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
+        Err(error) => {
+            *broken = Some(error.to_string());
+            None
+        }
     }
 }
 
@@ -227,6 +297,10 @@ pub(super) struct ControlLink<S> {
     stream: S,
     arrived: Vec<u8>,
     state: PeerState,
+    /// Whether there may be something to read.
+    ready: bool,
+    /// How many beats went out since the peer was last heard.
+    beats: u32,
 }
 
 /// What a peer has last said of itself.
@@ -240,9 +314,16 @@ pub(super) enum PeerState {
     Lost(Cause),
 }
 
-impl<S: Read + Write> ControlLink<S> {
+impl<S: Duplex> ControlLink<S> {
     pub(super) fn new(peer: Rank, stream: S) -> ControlLink<S> {
-        ControlLink { peer, stream, arrived: Vec::new(), state: PeerState::Present }
+        ControlLink {
+            peer,
+            stream,
+            arrived: Vec::new(),
+            state: PeerState::Present,
+            ready: true,
+            beats: 0,
+        }
     }
 
     pub(super) fn stream(&self) -> &S {
@@ -261,18 +342,42 @@ impl<S: Read + Write> ControlLink<S> {
         }
     }
 
+    /// Says nothing, to be answered by the peer's kernel. A process that takes nothing for very
+    /// long is spared, so that words that matter always find room.
+    pub(super) fn beat(&mut self) {
+        if self.state == PeerState::Present && self.beats < BEATS_MAX {
+            self.beats += 1;
+            self.say(&Control::Beat);
+        }
+    }
+
+    /// There is something to read.
+    pub(super) fn on_readable(&mut self) {
+        self.ready = true;
+    }
+
+    /// The peer's process has ended. Its last words count, if there are any.
+    pub(super) fn on_exit(&mut self) {
+        self.ready = true;
+        self.read();
+        if self.state == PeerState::Present {
+            self.state = PeerState::Lost(Cause::PeerExited { peer: self.peer });
+        }
+    }
+
     /// Reads what has arrived. The first word that ends a peer's part counts.
     pub(super) fn read(&mut self) {
         let mut chunk = [0; 1024];
-        while self.state == PeerState::Present {
+        while self.ready && self.state == PeerState::Present {
             match self.stream.read(&mut chunk) {
                 Ok(0) => self.state = PeerState::Lost(Cause::PeerExited { peer: self.peer }),
                 Ok(bytes) => {
+                    self.beats = 0;
                     self.arrived.extend_from_slice(&chunk[..bytes]);
-                    self.interpret();
+                    while self.state == PeerState::Present && self.interpret() {}
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.ready = false,
                 // A reset is how the end of a process that had unread data looks.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
                     self.state = PeerState::Lost(Cause::PeerExited { peer: self.peer });
@@ -288,9 +393,11 @@ impl<S: Read + Write> ControlLink<S> {
         }
     }
 
-    fn interpret(&mut self) {
+    /// Takes one message, if one is there.
+    fn interpret(&mut self) -> bool {
         match Control::take(&mut self.arrived) {
-            Ok(None) => {}
+            Ok(None) => return false,
+            Ok(Some(Control::Beat)) => {}
             Ok(Some(Control::Goodbye)) => self.state = PeerState::Left,
             Ok(Some(Control::Abort { culprit, text })) => {
                 self.state = PeerState::Lost(Cause::Reported { by: self.peer, culprit, text });
@@ -300,5 +407,9 @@ impl<S: Read + Write> ControlLink<S> {
                 self.state = PeerState::Lost(Cause::Protocol { peer: self.peer, problem });
             }
         }
+        true
     }
 }
+
+/// Beats that fit any connection's buffers beside other messages.
+const BEATS_MAX: u32 = 4096;

@@ -1,0 +1,155 @@
+//! All-reduce through memory that the ranks of one host share.
+//!
+//! In every algorithm here and beside it (`shared_rooted`, `shared_blocks`) each rank posts
+//! equally often, as [`step`](crate::step) demands.
+
+use super::Cost;
+use crate::step::{Loc, Rank, Span, Step};
+use crate::topology::Topology;
+use crate::tree::Node;
+
+const DATA: Loc = Loc::data(Span::WHOLE);
+const SLOT: Loc = Loc::slot(Span::WHOLE);
+
+/// Everyone lays its data out, and sums what all have laid out.
+///
+/// ```text
+///   rank 0   a -> slot |            | a + b + c -> data
+///   rank 1   b -> slot | post, wait | a + b + c -> data
+///   rank 2   c -> slot |            | a + b + c -> data
+/// ```
+///
+/// See [`oneshot_cost`]. Only one rank has to wait for another, so this is for short data; every
+/// rank does the whole sum, so it is not for long data.
+pub(super) fn oneshot(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let p = topology.world_size;
+    if p == 1 {
+        return vec![];
+    }
+    let mut steps = vec![Step::Copy { dst: SLOT, src: DATA }, Step::Post];
+    steps.extend(wait_for_others(p, rank, 1));
+    steps.push(Step::ReduceTree {
+        dsts: vec![DATA],
+        srcs: leaves(p, |peer| if peer == rank { DATA } else { SLOT.of(peer) }),
+        finish: true,
+    });
+    steps
+}
+
+/// 1 round. A rank reads the `n` elements of each of its `p - 1` peers, and combines them.
+pub(super) fn oneshot_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    let p = topology.world_size;
+    let of_peers = (p - 1) * n;
+    let rounds = usize::from(p > 1);
+    Cost { rounds, combined: of_peers, shared_elements: of_peers, ..Cost::default() }
+}
+
+/// Block `i` belongs to rank `i`. Everyone lays its data out, sums its block of what all have
+/// laid out, lays the sum out where its block was, and fetches the sums of the others.
+///
+/// ```text
+///   rank 0   a0 a1 a2 |            | s0 a1 a2 |            | s0 s1 s2
+///   rank 1   b0 b1 b2 | post, wait | b0 s1 b2 | post, wait | s0 s1 s2    si = ai + bi + ci
+///   rank 2   c0 c1 c2 |            | c0 c1 s2 |            | s0 s1 s2
+/// ```
+///
+/// See [`twoshot_cost`]. Block `i` of the slots is touched by rank `i` alone between the posts.
+/// Sums are fetched rather than handed out, because they have to be copied out of a slot anyway.
+pub(super) fn twoshot(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let p = topology.world_size;
+    if p == 1 {
+        return vec![];
+    }
+    let block = |peer: Rank| Span::block(peer, p);
+    let slot_of = |owner: Rank, span: Span| match owner == rank {
+        true => Loc::slot(span),
+        false => Loc::slot(span).of(owner),
+    };
+
+    let mut steps = vec![Step::Copy { dst: SLOT, src: DATA }, Step::Post];
+    steps.extend(wait_for_others(p, rank, 1));
+    steps.push(Step::ReduceTree {
+        dsts: vec![Loc::slot(block(rank)), Loc::data(block(rank))],
+        srcs: leaves(p, |peer| slot_of(peer, block(rank))),
+        finish: true,
+    });
+    steps.push(Step::Post);
+    for peer in others(p, rank) {
+        let block = block(peer);
+        steps.push(Step::Wait { peer, upto: 2 });
+        steps.push(Step::Copy { dst: Loc::data(block), src: slot_of(peer, block) });
+    }
+    steps
+}
+
+/// 2 rounds. A rank with a block of `b` elements reads and combines `(p - 1) b`, and then reads
+/// `n - b`; the largest block has `ceil(n / p)`.
+pub(super) fn twoshot_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    match topology.world_size {
+        1 => Cost::default(),
+        p => Cost {
+            rounds: 2,
+            combined: (p - 1) * n.div_ceil(p),
+            shared_elements: n + (p - 2) * n.div_ceil(p),
+            ..Cost::default()
+        },
+    }
+}
+
+/// Block `i` belongs to rank `i`, who sums it out of everyone's data and into everyone's data, in
+/// one pass.
+///
+/// ```text
+///   rank 0   a0 a1 a2 |            | rank 0 sums a0, b0, c0 into all |            | s0 s1 s2
+///   rank 1   b0 b1 b2 | post, wait | rank 1 sums a1, b1, c1 into all | post, wait | s0 s1 s2
+///   rank 2   c0 c1 c2 |            | rank 2 sums a2, b2, c2 into all |            | s0 s1 s2
+/// ```
+///
+/// See [`push_cost`]. Nothing is copied. It works in place because block `i` of all data is
+/// touched by rank `i` alone between the posts.
+pub(super) fn push(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let p = topology.world_size;
+    if p == 1 {
+        return vec![];
+    }
+    let block = Loc::data(Span::block(rank, p));
+    let block_of = |owner: Rank| if owner == rank { block } else { block.of(owner) };
+
+    let mut steps = vec![Step::Post];
+    steps.extend(wait_for_others(p, rank, 1));
+    steps.push(Step::ReduceTree {
+        dsts: (0..p).map(block_of).collect(),
+        srcs: leaves(p, block_of),
+        finish: true,
+    });
+    steps.push(Step::Post);
+    steps.extend(wait_for_others(p, rank, 2));
+    steps
+}
+
+/// 2 rounds. A rank reads its block from each of its `p - 1` peers, combines it and writes it to
+/// each of them; the largest block has `ceil(n / p)` elements.
+pub(super) fn push_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    match topology.world_size {
+        1 => Cost::default(),
+        p => {
+            let of_peers = (p - 1) * n.div_ceil(p);
+            Cost { rounds: 2, combined: of_peers, shared_elements: 2 * of_peers, ..Cost::default() }
+        }
+    }
+}
+
+/// The other ranks; each rank starts with its next neighbour, so that nobody's memory is
+/// everybody's first target.
+pub(super) fn others(p: usize, rank: Rank) -> impl Iterator<Item = Rank> {
+    (1..p).map(move |distance| (rank + distance) % p)
+}
+
+pub(super) fn wait_for_others(p: usize, rank: Rank, upto: usize) -> impl Iterator<Item = Step> {
+    others(p, rank).map(move |peer| Step::Wait { peer, upto })
+}
+
+/// What each of `p` ranks brings, for the tree.
+pub(super) fn leaves(p: usize, of: impl Fn(Rank) -> Loc) -> Vec<(Node, Loc)> {
+    (0..p).map(|rank| (Node::leaf(rank), of(rank))).collect()
+}

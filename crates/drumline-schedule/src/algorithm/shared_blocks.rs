@@ -1,0 +1,79 @@
+//! Through memory that the ranks of one host share: a block for every rank.
+//!
+//! The long buffers are named block by block, a block for every rank. So an executor whose slots
+//! are too short can run a schedule on a window of each of the blocks, and then on the next.
+
+use super::Cost;
+use super::shared::{leaves, others, wait_for_others};
+use crate::step::{Loc, Rank, Span, Step};
+use crate::topology::Topology;
+
+/// Everyone lays its contribution out, and fetches those of the others.
+///
+/// See [`all_gather_cost`].
+pub(super) fn all_gather(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let p = topology.world_size;
+    let input = Loc::input(Span::WHOLE);
+    let own = Span::block(rank, p);
+    let mut steps = vec![];
+    if p > 1 {
+        steps.push(Step::Copy { dst: Loc::slot(own), src: input });
+        steps.push(Step::Post);
+    }
+    steps.push(Step::Copy { dst: Loc::data(own), src: input });
+    for peer in others(p, rank) {
+        let block = Span::block(peer, p);
+        steps.push(Step::Wait { peer, upto: 1 });
+        steps.push(Step::Copy { dst: Loc::data(block), src: Loc::slot(block).of(peer) });
+    }
+    steps
+}
+
+/// 1 round. A rank reads the `n` elements of each of its `p - 1` peers.
+pub(super) fn all_gather_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    let p = topology.world_size;
+    Cost { rounds: usize::from(p > 1), shared_elements: (p - 1) * n, ..Cost::default() }
+}
+
+/// Everyone lays out what it brings for others, and sums what all bring for it.
+///
+/// ```text
+///   rank 0   .  a1 a2 |            | a0 + b0 + c0 -> data
+///   rank 1   b0 .  b2 | post, wait | a1 + b1 + c1 -> data
+///   rank 2   c0 c1 .  |            | a2 + b2 + c2 -> data
+/// ```
+///
+/// See [`reduce_scatter_cost`].
+pub(super) fn reduce_scatter(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let p = topology.world_size;
+    let data = Loc::data(Span::WHOLE);
+    let own = Span::block(rank, p);
+    if p == 1 {
+        return vec![Step::Copy { dst: data, src: Loc::input(own) }];
+    }
+    let mut steps = vec![];
+    for peer in others(p, rank) {
+        let block = Span::block(peer, p);
+        steps.push(Step::Copy { dst: Loc::slot(block), src: Loc::input(block) });
+    }
+    steps.push(Step::Post);
+    steps.extend(wait_for_others(p, rank, 1));
+    steps.push(Step::ReduceTree {
+        dsts: vec![data],
+        srcs: leaves(p, |peer| match peer == rank {
+            true => Loc::input(own),
+            false => Loc::slot(own).of(peer),
+        }),
+        finish: true,
+    });
+    steps
+}
+
+/// 1 round. A rank reads a block of `n` elements from each of its `p - 1` peers, and combines
+/// them.
+pub(super) fn reduce_scatter_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    let p = topology.world_size;
+    let of_peers = (p - 1) * n;
+    let rounds = usize::from(p > 1);
+    Cost { rounds, combined: of_peers, shared_elements: of_peers, ..Cost::default() }
+}

@@ -1,0 +1,257 @@
+//! What a collective is asked to do, and which algorithm does it.
+
+use std::collections::{HashMap, hash_map::Entry};
+
+use drumline_kernels::DType;
+use drumline_schedule::{
+    ALGORITHMS, Algorithm, Collective, MemoryUse, Topology,
+    price::{Choices, ElementKind, Prices},
+    step::Rank,
+};
+
+use crate::{
+    Config, Error, ReduceOp, Result,
+    executor::{Description, Operation},
+    host::Host,
+};
+
+/// The arguments of a collective, other than its buffers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Call {
+    pub(crate) operation: Operation,
+    pub(crate) reduce_op: Option<ReduceOp>,
+    pub(crate) root: Option<Rank>,
+    pub(crate) dtype: DType,
+    /// Elements that every rank contributes, or gets from a reduce-scatter.
+    pub(crate) elements: usize,
+}
+
+impl Call {
+    pub(crate) fn reducing(self, op: ReduceOp) -> Call {
+        Call { reduce_op: Some(op), ..self }
+    }
+
+    pub(crate) fn rooted(self, root: Rank) -> Call {
+        Call { root: Some(root), ..self }
+    }
+
+    /// The call as it is told to peers.
+    pub(crate) fn describe(&self, group: u64, sequence: u64, algorithm: &str) -> Description {
+        let Call { operation, dtype, elements, .. } = *self;
+        let description = Description::new(group, sequence, operation, dtype, elements, algorithm);
+        let description = match self.reduce_op {
+            Some(op) => description.with_reduce_op(op),
+            None => description,
+        };
+        match self.root {
+            Some(root) => description.with_root(root),
+            None => description,
+        }
+    }
+}
+
+/// How a call is carried out: the same on all ranks that make the same call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Choice {
+    pub(crate) algorithm: &'static Algorithm,
+    /// Whether the data goes through staging slots.
+    pub(crate) staged: bool,
+    /// Where in this rank's arena the data lies, if the algorithm wants it there.
+    pub(crate) registered: Option<u64>,
+    /// Whether 16-bit floats are widened for the whole operation, because partial sums travel.
+    pub(crate) wide: bool,
+    /// Bytes of the elements that travel.
+    pub(crate) element_bytes: usize,
+}
+
+/// Up to this many bytes one round through everybody's slot is faster than two rounds in which
+/// each rank reads only its part. A constant and not a measurement, so that all ranks agree.
+const ONE_SHOT_BYTES: usize = 32 * 1024;
+
+/// Up to this many bytes a copy to a slot is faster than a second round of posts.
+const STAGED_BYTES: usize = 2 * 1024;
+
+/// Chooses the algorithm of a call whose data is `registered` at that byte of the arena.
+///
+/// # Errors
+///
+/// [`Error::InvalidSetting`] when the settings ask for what cannot be.
+pub(crate) fn choose(
+    call: &Call,
+    topology: &Topology,
+    over_links: &mut OverLinks,
+    host: Option<&Host>,
+    registered: Option<u64>,
+    config: &Config,
+) -> Result<Choice> {
+    let collective = call.operation.collective();
+    let narrow = call.dtype.accumulator() != call.dtype;
+    let is_wide = |algorithm: &Algorithm| narrow && algorithm.partial_sums_travel;
+    let finish = |algorithm: &'static Algorithm| {
+        let wide = is_wide(algorithm);
+        Choice {
+            algorithm,
+            staged: algorithm.memory == MemoryUse::Staged,
+            registered: registered.filter(|_| algorithm.memory == MemoryUse::Registered),
+            wide,
+            element_bytes: if wide { size_of::<f32>() } else { call.dtype.size() },
+        }
+    };
+    if let (Operation::AllReduce, Some(name)) = (call.operation, &config.all_reduce) {
+        let algorithm = find(collective, name)?;
+        let problem = match algorithm.memory {
+            // Alone, there is nothing to do in any way.
+            _ if topology.world_size == 1 => return Ok(finish(algorithm)),
+            MemoryUse::Staged if host.is_none() => "these ranks share no memory",
+            MemoryUse::Registered if registered.is_none() => "this buffer is not registered",
+            MemoryUse::Registered if is_wide(algorithm) => {
+                "sums of 16-bit floats would be rounded on their way"
+            }
+            _ if !(algorithm.applies)(topology) => "it does not fit this group",
+            _ => return Ok(finish(algorithm)),
+        };
+        return Err(Error::InvalidSetting {
+            setting: "the algorithm of all_reduce".to_owned(),
+            problem: format!("{name:?} cannot be used here: {problem}"),
+        });
+    }
+    let bytes = call.elements * call.dtype.size();
+    let shared = host.and_then(|_| {
+        shared_memory(collective, bytes, registered.is_some(), topology)
+            .filter(|row| row.memory != MemoryUse::Registered || !is_wide(row))
+            .find(|row| (row.applies)(topology))
+    });
+    match shared {
+        Some(algorithm) => Ok(finish(algorithm)),
+        None => Ok(finish(over_links.algorithm(call, topology)?)),
+    }
+}
+
+/// The algorithms that use shared memory, best first.
+fn shared_memory(
+    collective: Collective,
+    bytes: usize,
+    registered: bool,
+    topology: &Topology,
+) -> impl Iterator<Item = &'static Algorithm> {
+    // With two ranks, reading one whole slot is as much as reading half and copying half.
+    let one_shot = bytes <= ONE_SHOT_BYTES || topology.world_size == 2;
+    let rank = move |row: &&'static Algorithm| match (row.memory, row.name) {
+        (MemoryUse::Registered, _) => {
+            if bytes <= STAGED_BYTES {
+                4
+            } else {
+                0
+            }
+        }
+        (_, "shm-oneshot") => {
+            if one_shot {
+                1
+            } else {
+                3
+            }
+        }
+        _ => 2,
+    };
+    let usable = move |row: &&Algorithm| match row.memory {
+        MemoryUse::Private => false,
+        MemoryUse::Staged => true,
+        MemoryUse::Registered => registered,
+    };
+    let mut rows: Vec<_> =
+        ALGORITHMS.iter().filter(|row| row.collective == collective).filter(usable).collect();
+    rows.sort_by_key(rank);
+    rows.into_iter()
+}
+
+/// The algorithms that send messages only, for all lengths: of one group, each kind of call worked
+/// out when it is first made. They follow from constants, so that all ranks agree.
+#[derive(Debug, Default)]
+pub(crate) struct OverLinks(HashMap<(Collective, ElementKind), Choices>);
+
+impl OverLinks {
+    /// The cheapest algorithm for `call`. The topology is always the same one.
+    fn algorithm(&mut self, call: &Call, topology: &Topology) -> Result<&'static Algorithm> {
+        let collective = call.operation.collective();
+        let kind =
+            ElementKind { bytes: call.dtype.size(), sum_bytes: call.dtype.accumulator().size() };
+        let choices = match self.0.entry((collective, kind)) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let choices = Choices::new(collective, topology, kind, &Prices::TCP);
+                new.insert(choices.ok_or_else(|| Error::InvalidArgument {
+                    operation: call.operation.name(),
+                    problem: format!(
+                        "no algorithm of {collective} over links sums by placement where hosts \
+                         hold ranks that are no node of the tree: take the order of ranks \
+                         (DRUMLINE_SUM_ORDER=rank)"
+                    ),
+                })?)
+            }
+        };
+        Ok(choices.algorithm(call.elements))
+    }
+}
+
+/// The algorithm `name` of `collective`.
+///
+/// # Errors
+///
+/// [`Error::InvalidSetting`] lists the names that there are.
+pub(crate) fn find(collective: Collective, name: &str) -> Result<&'static Algorithm> {
+    Algorithm::find(collective, name).map_err(|unknown| Error::InvalidSetting {
+        setting: format!("the algorithm of {collective}"),
+        problem: unknown.to_string(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn call(operation: Operation, dtype: DType, elements: usize) -> Call {
+        let reduce_op = Some(ReduceOp::Sum);
+        Call { operation, reduce_op, root: None, dtype, elements }
+    }
+
+    fn without_shared_memory(call: &Call, ranks: usize) -> Choice {
+        let (topology, config) = (Topology::flat(ranks), Config::default());
+        choose(call, &topology, &mut OverLinks::default(), None, None, &config).unwrap()
+    }
+
+    #[test]
+    fn links_take_few_rounds_for_short_data_and_few_bytes_for_long() {
+        let name = |elements, ranks| {
+            let call = call(Operation::AllReduce, DType::F32, elements);
+            without_shared_memory(&call, ranks).algorithm.name
+        };
+        assert_eq!(name(1, 4), "doubling");
+        assert_eq!(name(1 << 20, 4), "direct");
+        assert_eq!(name(1 << 26, 1_000), "halving");
+    }
+
+    #[test]
+    fn narrow_floats_travel_wide_in_partial_sums_only() {
+        let travels = |dtype, elements| {
+            let choice = without_shared_memory(&call(Operation::AllReduce, dtype, elements), 64);
+            (choice.algorithm.name, choice.wide, choice.element_bytes)
+        };
+        assert_eq!(travels(DType::Bf16, 1 << 24), ("direct", false, 2));
+        assert_eq!(travels(DType::Bf16, 100), ("doubling", true, 4));
+        assert_eq!(travels(DType::F32, 100), ("doubling", false, 4));
+    }
+
+    /// In place there is no room for wider elements.
+    #[test]
+    fn narrow_floats_are_not_summed_host_by_host_in_place() {
+        let config = Config { all_reduce: Some("hierarchical-push".into()), ..Config::default() };
+        let attempt = |dtype| {
+            let call = call(Operation::AllReduce, dtype, 100);
+            let topology = Topology::hosts(&[2, 2]);
+            choose(&call, &topology, &mut OverLinks::default(), None, Some(0), &config)
+        };
+        assert!(attempt(DType::F32).is_ok());
+        let error = attempt(DType::F16).unwrap_err().to_string();
+        assert!(error.contains("16-bit floats would be rounded"), "{error}");
+    }
+}

@@ -1,0 +1,44 @@
+//! Buckets that are on their way.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use super::memory::{Memory, Travelling};
+use crate::{ProcessGroup, Result};
+
+/// The buckets that were handed to the group and are not back, in the order in which they left.
+///
+/// The group works on them one after another, on the thread of its own or of whoever waits. It
+/// owns their memory meanwhile.
+#[derive(Debug, Default)]
+pub(super) struct InFlight {
+    buckets: VecDeque<(usize, Instant, Travelling)>,
+    /// When the bucket before came back.
+    last: Option<Instant>,
+}
+
+#[derive(Debug)]
+pub(super) struct Done {
+    pub(super) bucket: usize,
+    pub(super) memory: Memory,
+    /// How long it was worked on: since it left, or since the one before came back.
+    pub(super) took: Duration,
+    pub(super) at: Instant,
+}
+
+impl InFlight {
+    pub(super) fn launch(&mut self, group: &ProcessGroup, bucket: usize, memory: Memory) {
+        self.buckets.push_back((bucket, Instant::now(), memory.all_reduce(group)));
+    }
+
+    /// Waits for the bucket that left first. `None` when all are back.
+    pub(super) fn wait(&mut self) -> Result<Option<Done>> {
+        let Some((bucket, launched, work)) = self.buckets.pop_front() else { return Ok(None) };
+        let (memory, at) = work.wait()?;
+        let began = self.last.map_or(launched, |last| last.max(launched));
+        self.last = Some(at);
+        Ok(Some(Done { bucket, memory, took: at.saturating_duration_since(began), at }))
+    }
+}

@@ -1,0 +1,307 @@
+//! How a group comes to be: who is who, connections to all peers, memory shared with neighbours.
+
+use std::{
+    collections::BTreeMap,
+    hash::{BuildHasher, RandomState},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize},
+    },
+    time::Instant,
+};
+
+use drumline_schedule::{Collective, Topology, step::Rank};
+use drumline_shm::{PeerSegment, PidFd, Segment, SegmentSize, handover};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{Inner, ProcessGroup};
+use crate::{
+    Config, Error, Result, call,
+    host::Host,
+    lane::Lane,
+    net::stream::Stream,
+    store::{HashStore, PrefixStore, Store},
+    transport::{
+        Sockets,
+        mesh::{self, Connected, Membership},
+    },
+};
+
+impl ProcessGroup {
+    /// A world of one rank: every collective completes at once. The same program can so run
+    /// with and without a launcher.
+    ///
+    /// ```
+    /// let group = drumline::ProcessGroup::alone();
+    /// assert_eq!((group.rank(), group.world_size()), (0, 1));
+    /// ```
+    pub fn alone() -> ProcessGroup {
+        let member = Membership { name: "alone".to_owned(), rank: 0, world_size: 1, digest: 0 };
+        let sockets = match Sockets::new(Vec::new()) {
+            Ok(sockets) => sockets,
+            Err(error) => unreachable!("a world of one needs two descriptors: {error}"),
+        };
+        ProcessGroup::new(member, Topology::flat(1), sockets, None, None, &Config::default())
+    }
+
+    /// All ranks of a group in this process: for tests and examples. Each must be used from a
+    /// thread of its own.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] for a world of none; [`Error::Io`] or [`Error::Connect`] when
+    /// sockets cannot be had.
+    pub fn local_world(world_size: usize) -> Result<Vec<ProcessGroup>> {
+        ProcessGroup::local_world_with(world_size, &Config::default())
+    }
+
+    /// Like [`ProcessGroup::local_world`], with settings.
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::local_world`].
+    pub fn local_world_with(world_size: usize, config: &Config) -> Result<Vec<ProcessGroup>> {
+        if world_size == 0 {
+            return Err(Error::InvalidArgument {
+                operation: "local_world",
+                problem: "a world needs at least one rank".to_owned(),
+            });
+        }
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        std::thread::scope(|threads| {
+            let connecting: Vec<_> = (0..world_size)
+                .map(|rank| {
+                    let store = store.clone();
+                    threads.spawn(move || {
+                        ProcessGroup::connect("local", store, rank, world_size, config)
+                    })
+                })
+                .collect();
+            let connected = connecting.into_iter().map(|thread| match thread.join() {
+                Ok(group) => group,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            connected.collect()
+        })
+    }
+
+    /// Connects the ranks that share `store` to a group.
+    ///
+    /// Blocks until all `world_size` ranks have called it with the same `name`. Destroying a
+    /// group and connecting again under the same name is fine as long as all ranks do so; so is
+    /// connecting again after a failure. Connections and shared memory are new each time.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] when `rank` is no rank of `world_size`; otherwise what the
+    /// store or the sockets said. The time limit is [`Config::timeout`].
+    pub fn connect(
+        name: &str,
+        store: Arc<dyn Store>,
+        rank: Rank,
+        world_size: usize,
+        config: &Config,
+    ) -> Result<ProcessGroup> {
+        if rank >= world_size {
+            return Err(Error::InvalidArgument {
+                operation: "connect",
+                problem: format!(
+                    "rank {rank} does not exist in a world of {world_size}; ranks count from 0"
+                ),
+            });
+        }
+        if let Some(name) = &config.all_reduce {
+            call::find(Collective::AllReduce, name)?; // refused before anything starts
+        }
+        let deadline = Instant::now() + config.timeout;
+        // The n-th time that this rank joins is the n-th life of the group, on all ranks alike.
+        let joins = store.add(&format!("drumline/{name}/joins/{rank}"), 1)?;
+        let life = PrefixStore::new(format!("drumline/{name}/{joins}"), store.clone());
+        life.set_timeout(config.timeout);
+
+        let token = if rank == 0 {
+            let token = RandomState::new().hash_one((name, std::process::id())).to_string();
+            life.set("token", token.as_bytes())?;
+            token.into_bytes()
+        } else {
+            life.get("token")?
+        };
+        let order = config.sum_order as u8;
+        let identity = [name.as_bytes(), &world_size.to_le_bytes(), &[order], &token].concat();
+        let member =
+            Membership { name: name.to_owned(), rank, world_size, digest: xxh3_64(&identity) };
+
+        let connections = mesh::connect(&member, &life, config, deadline)?;
+        let (segments, hosts) = share_memory(&member, &life, &connections, config, deadline)?;
+        let topology = Topology::placed(hosts).with_order(config.sum_order);
+        let processes = connections.iter().map(process_of).collect::<Vec<_>>();
+        let mut sockets = Sockets::new(connections.into_iter().zip(processes).collect())?;
+        let segments = match segments {
+            // Alone on its host, but other hosts share memory: it takes part in their schedules.
+            None if topology.ranks_by_host().len() < world_size => {
+                let own = Segment::create(segment_size(config))
+                    .map_err(|error| Error::Memory { problem: error.to_string() })?;
+                Some((own, BTreeMap::new()))
+            }
+            segments => segments,
+        };
+        let host = match segments {
+            Some((own, neighbours)) => {
+                sockets.add_doorbell(own.doorbell())?;
+                Some(Host::new(own, neighbours))
+            }
+            None => None,
+        };
+        tracing::info!(
+            group = name,
+            rank,
+            world_size,
+            hosts = topology.ranks_by_host().len(),
+            "group is connected"
+        );
+        Ok(ProcessGroup::new(member, topology, sockets, host, Some(store), config))
+    }
+
+    fn new(
+        member: Membership,
+        topology: Topology,
+        sockets: Sockets,
+        host: Option<Host>,
+        store: Option<Arc<dyn Store>>,
+        config: &Config,
+    ) -> ProcessGroup {
+        let aborted = Arc::new(AtomicBool::new(false));
+        let waker = sockets.waker();
+        let readiness = sockets.readiness();
+        let arena = host.as_ref().map(|host| host.arena().clone());
+        let transport = Box::new(sockets);
+        let lane = Lane::new(member.clone(), topology, config, transport, host, aborted.clone());
+        let inner = Inner {
+            member,
+            config: config.clone(),
+            _store: store,
+            lane: Mutex::new(lane),
+            wanted: AtomicUsize::new(0),
+            inbox: Mutex::default(),
+            has_mail: AtomicBool::new(false),
+            waker,
+            readiness,
+            aborted,
+            arena,
+            rendezvous: Mutex::default(),
+        };
+        ProcessGroup { inner: Arc::new(inner) }
+    }
+}
+
+/// The process of a peer on this host, to hear of its end at once. (The end of its connections
+/// may come late: a child that it forked holds them open.)
+fn process_of(peer: &Connected) -> Option<PidFd> {
+    let Stream::Unix(stream) = &peer.control else { return None };
+    match PidFd::of_peer(stream) {
+        Ok(process) => Some(process),
+        Err(error) => {
+            tracing::warn!(peer = peer.rank, %error, "its end is noticed by its connections only");
+            None
+        }
+    }
+}
+
+type Segments = (Segment, BTreeMap<Rank, PeerSegment>);
+
+/// Shares memory with all ranks of this host, or with none of them: then they go on over sockets.
+/// Also returns the host of every rank, by a number that its ranks have in common; a rank that
+/// shares no memory counts as a host of its own.
+fn share_memory(
+    member: &Membership,
+    store: &dyn Store,
+    connections: &[Connected],
+    config: &Config,
+    deadline: Instant,
+) -> Result<(Option<Segments>, Vec<Rank>)> {
+    let near: Vec<(Rank, &_)> = connections
+        .iter()
+        .filter(|peer| peer.same_host)
+        .filter_map(|peer| match &peer.control {
+            Stream::Unix(stream) => Some((peer.rank, stream)),
+            Stream::Tcp(_) => None,
+        })
+        .collect();
+    let wanted = config.shared_memory && !near.is_empty();
+    let made = match wanted {
+        true => Segment::create(segment_size(config)).map_err(|error| error.to_string()),
+        false => Err("it is switched off".to_owned()),
+    };
+    // First everybody says whether it has a segment: a rank without one hands nothing over.
+    let word = made.as_ref().map_or_else(String::clone, |_| READY.to_owned());
+    store.set(&format!("segment/{}", member.rank), word.as_bytes())?;
+    let mut shared = made;
+    for (rank, _) in &near {
+        let theirs = store.get(&format!("segment/{rank}"))?;
+        if theirs != READY.as_bytes() {
+            let theirs = String::from_utf8_lossy(&theirs);
+            shared = shared.and_then(|_| Err(format!("rank {rank} has no segment: {theirs}")));
+        }
+    }
+    let shared = shared.and_then(|own| {
+        let neighbours = exchange(&own, &near, deadline).map_err(|error| error.to_string())?;
+        Ok((own, neighbours))
+    });
+
+    // Then everybody says whether it has mapped the others. One failure is a failure of the host.
+    let host = near.iter().map(|(rank, _)| *rank).chain([member.rank]).min();
+    let host = host.unwrap_or(member.rank);
+    let word = shared.as_ref().map_or_else(|_| "private".to_owned(), |_| host.to_string());
+    store.set(&format!("host/{}", member.rank), word.as_bytes())?;
+    let mut told = Vec::with_capacity(member.world_size);
+    for rank in 0..member.world_size {
+        let text = store.get(&format!("host/{rank}"))?;
+        told.push(std::str::from_utf8(&text).ok().and_then(|text| text.parse::<Rank>().ok()));
+    }
+    let complete = near.iter().all(|(rank, _)| told[*rank] == Some(host));
+    let shared = shared.and_then(|segments| match complete {
+        true => Ok(segments),
+        false => Err("a neighbour could not map it".to_owned()),
+    });
+    if let (Err(reason), true) = (&shared, wanted) {
+        tracing::warn!(
+            group = member.name,
+            rank = member.rank,
+            reason,
+            "ranks of this host share no memory and talk over sockets"
+        );
+    }
+    // A host whose ranks do not all share falls apart, on all ranks alike.
+    let of_host = |host: Rank| told.iter().filter(move |word| **word == Some(host)).count();
+    let expected = |rank: Rank| match told[rank] {
+        Some(host) if of_host(host) > 1 => host,
+        _ => rank,
+    };
+    let hosts = (0..member.world_size).map(expected).collect();
+    Ok((shared.ok(), hosts))
+}
+
+const READY: &str = "ready";
+
+fn segment_size(config: &Config) -> SegmentSize {
+    let size = SegmentSize::of_host();
+    match config.registered_bytes_max {
+        Some(bytes) => SegmentSize { arena_bytes: bytes, ..size },
+        None => size,
+    }
+}
+
+/// Gives every neighbour this rank's segment, and maps theirs.
+fn exchange(
+    own: &Segment,
+    near: &[(Rank, &std::os::unix::net::UnixStream)],
+    deadline: Instant,
+) -> drumline_shm::Result<BTreeMap<Rank, PeerSegment>> {
+    let handles = own.handles()?;
+    for (_, stream) in near {
+        handover::send(stream, &handles, deadline)?;
+    }
+    near.iter()
+        .map(|(rank, stream)| Ok((*rank, PeerSegment::map(handover::receive(stream, deadline)?)?)))
+        .collect()
+}

@@ -1,0 +1,281 @@
+//! Who drives a group's lane: a blocking call, a thread that waits for a [`Work`](crate::Work), or
+//! the engine, one at a time.
+//!
+//! Three rules keep anything from being forgotten:
+//!
+//! - Whoever leaves the lane looks for unfinished work *after* unlocking it, and gives it to the
+//!   engine ([`Driver`]). So whoever finds the lane locked may leave its work in the inbox.
+//! - A wake-up is taken back (by a sleep or by [`Lane::look`]) *before* the inbox, the flag of an
+//!   abort and the threads that want the lane are looked at, never between that and a sleep.
+//! - A thread that only helps goes when another one wants the lane for a blocking call.
+
+use std::{
+    ops::{Deref, DerefMut},
+    sync::{Arc, MutexGuard, PoisonError, TryLockError, atomic::Ordering},
+    time::Instant,
+};
+
+use super::Inner;
+use crate::{
+    Result,
+    engine::{self, Advance, Engine},
+    executor::Progress,
+    lane::{Job, Lane, Operation},
+    transport::Point,
+};
+
+/// What was submitted and is not in the lane yet.
+#[derive(Default)]
+pub(super) struct Inbox {
+    jobs: Vec<Box<dyn Job>>,
+    points: Vec<Point>,
+}
+
+/// A locked lane. When it is unlocked, what is unfinished goes to the engine.
+pub(super) struct Driver<'a> {
+    // Dropped in this order.
+    lane: MutexGuard<'a, Lane>,
+    rest: Rest<'a>,
+}
+
+struct Rest<'a> {
+    group: &'a Arc<Inner>,
+    busy: bool,
+}
+
+impl Deref for Driver<'_> {
+    type Target = Lane;
+
+    fn deref(&self) -> &Lane {
+        &self.lane
+    }
+}
+
+impl DerefMut for Driver<'_> {
+    fn deref_mut(&mut self) -> &mut Lane {
+        &mut self.lane
+    }
+}
+
+impl Drop for Driver<'_> {
+    fn drop(&mut self) {
+        // After a panic the engine tells everybody who waits.
+        self.rest.busy = self.lane.is_busy() || std::thread::panicking();
+    }
+}
+
+impl Drop for Rest<'_> {
+    fn drop(&mut self) {
+        if !self.busy && !self.group.has_news() {
+            return;
+        }
+        match engine::get() {
+            Ok(engine) => engine.serve(self.group),
+            // There was none before: nothing was submitted but an abort.
+            Err(error) => tracing::error!(%error, "peers may not hear of an abort"),
+        }
+    }
+}
+
+impl Inner {
+    /// Waits for the lane, to make a blocking call.
+    pub(super) fn drive(self: &Arc<Self>) -> Driver<'_> {
+        if let Some(driver) = self.try_drive() {
+            return driver;
+        }
+        self.wanted.fetch_add(1, Ordering::SeqCst);
+        self.waker.wake();
+        let lane = self.lane.lock().unwrap_or_else(|lane| self.recover(lane));
+        self.wanted.fetch_sub(1, Ordering::SeqCst);
+        self.driver(lane)
+    }
+
+    fn try_drive(self: &Arc<Self>) -> Option<Driver<'_>> {
+        match self.lane.try_lock() {
+            Ok(lane) => Some(self.driver(lane)),
+            Err(TryLockError::WouldBlock) => None,
+            Err(TryLockError::Poisoned(lane)) => Some(self.driver(self.recover(lane))),
+        }
+    }
+
+    fn driver<'a>(self: &'a Arc<Self>, mut lane: MutexGuard<'a, Lane>) -> Driver<'a> {
+        lane.wake_up();
+        Driver { lane, rest: Rest { group: self, busy: false } }
+    }
+
+    fn recover<'a>(&self, poisoned: PoisonError<MutexGuard<'a, Lane>>) -> MutexGuard<'a, Lane> {
+        self.lane.clear_poison();
+        let mut lane = poisoned.into_inner();
+        lane.on_panic("a call", "its message stands in the output of this rank");
+        lane
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn has_news(&self) -> bool {
+        let inbox = self.inbox();
+        !inbox.jobs.is_empty() || !inbox.points.is_empty() || self.aborted.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn submit(self: &Arc<Self>, engine: &Engine, job: Box<dyn Job>) {
+        let mut inbox = self.inbox();
+        inbox.jobs.push(job);
+        let first = inbox.jobs.len() == 1;
+        drop(inbox);
+        self.announce(engine, first);
+    }
+
+    pub(super) fn post(self: &Arc<Self>, engine: &Engine, point: Point) {
+        let mut inbox = self.inbox();
+        inbox.points.push(point);
+        let first = inbox.points.len() == 1;
+        self.has_mail.store(true, Ordering::SeqCst);
+        drop(inbox);
+        self.announce(engine, first);
+    }
+
+    /// Tells whoever drives the lane, and the engine if nobody does. What lies behind others of
+    /// its kind in the inbox is found together with them.
+    fn announce(self: &Arc<Self>, engine: &Engine, first: bool) {
+        if first {
+            self.waker.wake();
+            engine.serve(self);
+        }
+    }
+
+    fn empty_inbox(&self, lane: &mut Lane) {
+        let jobs = std::mem::take(&mut self.inbox().jobs);
+        jobs.into_iter().for_each(|job| lane.submit(job));
+        self.take_mail(lane);
+    }
+
+    /// Sends and receives do not wait for the operation that runs.
+    fn take_mail(&self, lane: &mut Lane) {
+        if !self.has_mail.load(Ordering::SeqCst) {
+            return;
+        }
+        let mut inbox = self.inbox();
+        self.has_mail.store(false, Ordering::SeqCst);
+        let points = std::mem::take(&mut inbox.points);
+        drop(inbox);
+        points.into_iter().for_each(|point| lane.post(point));
+    }
+
+    /// Brings everything on that was submitted.
+    pub(super) fn turn(&self, lane: &mut Lane, now: Instant) -> Progress {
+        if lane.has_points() {
+            lane.look(now);
+        }
+        self.empty_inbox(lane);
+        lane.progress(now)
+    }
+
+    /// Runs an operation on the caller's thread, after those that were called before.
+    pub(super) fn run(self: &Arc<Self>, operation: &mut dyn Operation) -> Result<()> {
+        let mut lane = self.drive();
+        self.empty_inbox(&mut lane);
+        let mut now = Instant::now();
+        while lane.has_jobs() {
+            let progress = self.beside(&mut lane, now, Lane::progress);
+            // Receives may be stuck for long after the last job has ended.
+            if progress == Progress::Stuck && lane.has_jobs() {
+                lane.sleep(None);
+            }
+            now = Instant::now();
+        }
+        let mut result = Ok(Progress::Moved);
+        loop {
+            let progress = self.beside(&mut lane, now, |lane, now| {
+                let points = lane.progress_points(now);
+                result = lane.step(operation, now);
+                match (&result, points) {
+                    (Ok(Progress::Stuck), Progress::Moved) => Progress::Moved,
+                    (Ok(progress), _) => *progress,
+                    (Err(_), _) => Progress::Done,
+                }
+            });
+            match progress {
+                Progress::Done => break,
+                Progress::Moved => {}
+                Progress::Stuck => lane.sleep(None),
+            }
+            now = Instant::now();
+        }
+        lane.add_busy(now.elapsed());
+        result.map(drop)
+    }
+
+    /// One turn of a blocking call: sends and receives that were posted meanwhile come along.
+    fn beside(
+        &self,
+        lane: &mut Lane,
+        now: Instant,
+        turn: impl FnOnce(&mut Lane, Instant) -> Progress,
+    ) -> Progress {
+        if lane.has_points() {
+            lane.look(now);
+        }
+        self.take_mail(lane);
+        turn(lane, now)
+    }
+
+    /// Drives the lane on the caller's thread until `done` or `deadline`. `false`: somebody else
+    /// drives it, or wants to.
+    pub(crate) fn help(
+        self: &Arc<Self>,
+        deadline: Option<Instant>,
+        done: &dyn Fn() -> bool,
+    ) -> bool {
+        let Some(mut lane) = self.try_drive() else { return false };
+        loop {
+            let now = Instant::now();
+            let progress = self.turn(&mut lane, now);
+            if done() || deadline.is_some_and(|deadline| now >= deadline) {
+                return true;
+            }
+            if self.wanted.load(Ordering::SeqCst) > 0 || progress == Progress::Done {
+                return false;
+            }
+            if progress == Progress::Stuck {
+                lane.sleep(deadline);
+            }
+        }
+    }
+
+    /// Brings the lane on, for the engine.
+    pub(crate) fn advance(self: &Arc<Self>) -> Advance {
+        // Unlike a driver the engine keeps what is unfinished.
+        let mut lane = match self.lane.try_lock() {
+            Ok(lane) => lane,
+            Err(TryLockError::WouldBlock) => return Advance::Taken,
+            Err(TryLockError::Poisoned(lane)) => self.recover(lane),
+        };
+        let now = Instant::now();
+        lane.wake_up();
+        lane.look(now);
+        self.empty_inbox(&mut lane);
+        match lane.progress(now) {
+            Progress::Done => Advance::Idle,
+            Progress::Moved => Advance::Moved,
+            Progress::Stuck => match lane.prepare_sleep(now) {
+                Some(until) => Advance::Stuck(until, self.readiness.clone()),
+                None => Advance::Moved,
+            },
+        }
+    }
+
+    /// See [`ProcessGroup::abort`](super::ProcessGroup::abort).
+    pub(super) fn abort(self: &Arc<Self>) {
+        // Under the lock of the inbox, so that whoever leaves the lane finds it there.
+        let inbox = self.inbox();
+        self.aborted.store(true, Ordering::SeqCst);
+        drop(inbox);
+        self.waker.wake();
+        // If nobody drives it, the peers hear of it from here.
+        if let Some(mut lane) = self.try_drive() {
+            self.turn(&mut lane, Instant::now());
+        }
+    }
+}

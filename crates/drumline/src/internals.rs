@@ -1,0 +1,477 @@
+//! One rank of a group without sockets, threads and a clock: whoever has it decides what arrives
+//! when, and what time it is. For simulators; no part of the public API.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    io::{self, Read, Write},
+    os::fd::OwnedFd,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use drumline_schedule::{
+    Topology,
+    step::{Loc, Rank},
+};
+use drumline_shm::{Arena, PeerSegment, Segment};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::{
+    Config, DType, Element, ReduceOp, RegisteredBuffer, Result,
+    call::Call,
+    error::{Cause, CollectiveError},
+    executor::{self, Header, History, Machine, Memory},
+    host::Host,
+    lane::{Job, Lane, Operation},
+    operation::CallOn,
+    transport::{self, Connections, Duplex, News, Point, Streams, Transport, mesh::Membership},
+};
+
+/// A stream of bytes in both directions that never blocks.
+pub trait Connection: Read + Write + Send + fmt::Debug + 'static {
+    /// Nothing more will be written.
+    fn end(&mut self) -> io::Result<()>;
+    /// Whether a read would not block.
+    fn is_readable(&self) -> bool;
+    /// Whether a write would not block.
+    fn is_writable(&self) -> bool;
+}
+
+impl<S: Connection> Duplex for S {
+    fn end(&mut self) -> io::Result<()> {
+        Connection::end(self)
+    }
+}
+
+/// One rank of one group.
+pub struct Member<S> {
+    lane: Lane,
+    streams: Shared<S>,
+    aborted: Arc<AtomicBool>,
+    arena: Option<Arena>,
+    doorbell: Option<OwnedFd>,
+}
+
+/// Who a [`Member`] is.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// Name of the group.
+    pub group: String,
+    /// The rank.
+    pub rank: Rank,
+    /// A number that only this group's ranks have.
+    pub digest: u64,
+}
+
+/// The memory that a rank shares with the others of its host. All ranks of a group have it, even
+/// without neighbours, as soon as two of them share a host.
+#[derive(Debug)]
+pub struct SharedMemory {
+    /// The rank's own.
+    pub segment: Segment,
+    /// Those of its neighbours.
+    pub neighbours: BTreeMap<Rank, PeerSegment>,
+    /// How many bytes of each slot are used: the same on all ranks.
+    pub slot_bytes: usize,
+}
+
+/// How far a rank's operations have come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// They are complete.
+    Done,
+    /// Something moved; there may be more.
+    Moved,
+    /// Nothing can be done before a peer or the clock moves.
+    Stuck,
+}
+
+impl<S: Connection> Member<S> {
+    /// A rank with its (peer, control, data, points) streams.
+    ///
+    /// # Errors
+    ///
+    /// When there is no descriptor left.
+    pub fn new(
+        identity: &Identity,
+        topology: &Topology,
+        config: &Config,
+        streams: Vec<(Rank, S, S, S)>,
+        memory: Option<SharedMemory>,
+    ) -> Result<Member<S>, drumline_shm::Error> {
+        let member = Membership {
+            name: identity.group.clone(),
+            rank: identity.rank,
+            world_size: topology.world_size,
+            digest: identity.digest,
+        };
+        let handles = memory.as_ref().map(|it| it.segment.handles()).transpose()?;
+        let host =
+            memory.map(|it| Host::new(it.segment, it.neighbours).with_slots_of(it.slot_bytes));
+        let arena = host.as_ref().map(|host| host.arena().clone());
+        let driven = Driven { streams: Streams::new(streams), exits: Vec::new() };
+        let streams = Shared(Arc::new(Mutex::new(driven)));
+        let aborted = Arc::new(AtomicBool::new(false));
+        let transport = Box::new(Shared(streams.0.clone()));
+        let lane = Lane::new(member, topology.clone(), config, transport, host, aborted.clone());
+        let doorbell = handles.map(|handles| handles.doorbell);
+        Ok(Member { lane, streams, aborted, arena, doorbell })
+    }
+
+    /// A collective on buffers of its own, of which `data` and `input` are the bytes.
+    ///
+    /// # Errors
+    ///
+    /// When there is no room for a registered buffer.
+    pub fn collective(&self, order: &Order<'_>) -> Result<Collective> {
+        fn make<T: Element>(order: &Order<'_>, arena: Option<&Arena>) -> Result<Collective> {
+            let elements = |bytes: &[u8]| {
+                let mut elements = vec![T::zeroed(); bytes.len() / size_of::<T>()];
+                bytemuck::cast_slice_mut(&mut elements).copy_from_slice(bytes);
+                elements
+            };
+            let call = Call {
+                operation: match order.kind {
+                    Kind::AllReduce(_) => executor::Operation::AllReduce,
+                    Kind::ReduceScatter(_) => executor::Operation::ReduceScatter,
+                    Kind::Broadcast(_) => executor::Operation::Broadcast,
+                    Kind::AllGather => executor::Operation::AllGather,
+                    Kind::Barrier => executor::Operation::Barrier,
+                },
+                reduce_op: None,
+                root: None,
+                dtype: T::DTYPE,
+                elements: order.elements,
+            };
+            let call = match order.kind {
+                Kind::AllReduce(op) | Kind::ReduceScatter(op) => call.reducing(op),
+                Kind::Broadcast(root) => call.rooted(root),
+                Kind::AllGather | Kind::Barrier => call,
+            };
+            let initial = elements(order.data);
+            let mut data = RegisteredBuffer::<T>::allocate(arena, initial.len())?;
+            data.copy_from_slice(&initial);
+            Ok(Collective(Box::new(CallOn::new(call, data, elements(order.input)))))
+        }
+        let arena = self.arena.as_ref().filter(|_| order.registered);
+        match order.dtype {
+            DType::U8 => make::<u8>(order, arena),
+            DType::U16 => make::<u16>(order, arena),
+            DType::U32 => make::<u32>(order, arena),
+            DType::U64 => make::<u64>(order, arena),
+            DType::I8 => make::<i8>(order, arena),
+            DType::I16 => make::<i16>(order, arena),
+            DType::I32 => make::<i32>(order, arena),
+            DType::I64 => make::<i64>(order, arena),
+            DType::F16 => make::<drumline_kernels::f16>(order, arena),
+            DType::Bf16 => make::<drumline_kernels::bf16>(order, arena),
+            DType::F32 => make::<f32>(order, arena),
+            DType::F64 => make::<f64>(order, arena),
+            other => unreachable!("there is no Rust type for {other}"),
+        }
+    }
+
+    /// Brings a blocking call as far as possible. To be called with the same collective until it
+    /// is done or has failed, and only when nothing is queued.
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce).
+    pub fn step(&mut self, collective: &mut Collective, now: Instant) -> Result<Progress> {
+        self.lane.step(collective.0.operation(), now).map(Progress::from)
+    }
+
+    /// Adds an asynchronous call behind all others.
+    pub fn submit(&mut self, collective: Collective) -> Outcome {
+        let outcome = Outcome::default();
+        self.lane.submit(Box::new(Submitted { collective, outcome: outcome.clone() }));
+        outcome
+    }
+
+    /// Brings the queued calls as far as possible.
+    pub fn progress(&mut self, now: Instant) -> Progress {
+        self.lane.progress(now).into()
+    }
+
+    /// Whether queued calls are unfinished.
+    pub fn is_busy(&self) -> bool {
+        self.lane.is_busy()
+    }
+
+    /// Prepares for a sleep until the returned time or [`Member::has_news`]; `None`: there is
+    /// something to do.
+    pub fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
+        self.lane.prepare_sleep(now)
+    }
+
+    /// Ends a sleep; it is `now`.
+    pub fn end_sleep(&mut self, now: Instant) {
+        self.lane.wake_up();
+        self.lane.look(now);
+    }
+
+    /// Whether something has happened that should end a sleep.
+    pub fn has_news(&self) -> bool {
+        let driven = self.streams.lock();
+        let rung = || {
+            self.doorbell.as_ref().is_some_and(|doorbell| {
+                let mut doorbell = [PollFd::new(doorbell, PollFlags::IN)];
+                poll(&mut doorbell, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+            })
+        };
+        !driven.exits.is_empty()
+            || driven.news().next().is_some()
+            || driven
+                .streams
+                .interests()
+                .zip(driven.streams.streams())
+                .any(|(interest, [_, data, _])| interest.data_out && data.is_writable())
+            || rung()
+    }
+
+    /// The process of a peer on the same host has ended.
+    pub fn on_exit(&mut self, peer: Rank) {
+        self.streams.lock().exits.push(peer);
+    }
+
+    /// See [`ProcessGroup::abort`](crate::ProcessGroup::abort).
+    pub fn abort(&mut self, now: Instant) {
+        self.aborted.store(true, Ordering::SeqCst);
+        self.lane.progress(now);
+    }
+
+    /// Begins to close the group: call [`Member::closed`] until it says so.
+    ///
+    /// # Errors
+    ///
+    /// When the group has failed or was closed.
+    pub fn close(&mut self) -> Result<()> {
+        self.lane.close()
+    }
+
+    /// Whether all ranks have left, after [`Member::close`] at `started`.
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::destroy`](crate::ProcessGroup::destroy).
+    pub fn closed(&mut self, started: Instant, now: Instant) -> Result<bool> {
+        self.lane.closed(started, now)
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for Member<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Member").field("streams", &self.streams).finish_non_exhaustive()
+    }
+}
+
+impl From<executor::Progress> for Progress {
+    fn from(progress: executor::Progress) -> Progress {
+        match progress {
+            executor::Progress::Done => Progress::Done,
+            executor::Progress::Moved => Progress::Moved,
+            executor::Progress::Stuck => Progress::Stuck,
+        }
+    }
+}
+
+/// What a collective does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Every rank gets what the operator makes of all data.
+    AllReduce(ReduceOp),
+    /// Every rank gets a block of it.
+    ReduceScatter(ReduceOp),
+    /// Every rank gets the data of this one.
+    Broadcast(Rank),
+    /// Every rank gets the inputs of all.
+    AllGather,
+    /// Ranks meet.
+    Barrier,
+}
+
+/// A collective to be made.
+#[derive(Clone, Copy, Debug)]
+pub struct Order<'a> {
+    /// What it does.
+    pub kind: Kind,
+    /// With what.
+    pub dtype: DType,
+    /// How many elements every rank contributes, or gets from a reduce-scatter.
+    pub elements: usize,
+    /// The bytes of the buffer that holds the result in the end.
+    pub data: &'a [u8],
+    /// The bytes of the buffer that is only read, where there is one.
+    pub input: &'a [u8],
+    /// Whether the data lies in memory that neighbours reach.
+    pub registered: bool,
+}
+
+/// A collective with its buffers, of any type.
+pub struct Collective(Box<dyn Erased>);
+
+trait Erased: Send {
+    fn operation(&mut self) -> &mut dyn Operation;
+    fn bytes(&self) -> &[u8];
+}
+
+impl<T: Element> Erased for CallOn<T, RegisteredBuffer<T>, Vec<T>> {
+    fn operation(&mut self) -> &mut dyn Operation {
+        self
+    }
+
+    fn bytes(&self) -> &[u8] {
+        self.data().map_or(&[], |data| bytemuck::cast_slice(data))
+    }
+}
+
+impl Collective {
+    /// The bytes of its data, as they are now.
+    pub fn bytes(&self) -> &[u8] {
+        self.0.bytes()
+    }
+}
+
+impl fmt::Debug for Collective {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Collective").finish_non_exhaustive()
+    }
+}
+
+/// Where an asynchronous call leaves its result and its buffers.
+#[derive(Clone, Debug, Default)]
+pub struct Outcome(Arc<Mutex<Option<Ended>>>);
+
+/// The result of a call, and its buffers.
+type Ended = (Result<()>, Collective);
+
+impl Outcome {
+    /// The result, once there is one.
+    pub fn take(&self) -> Option<Ended> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+struct Submitted {
+    collective: Collective,
+    outcome: Outcome,
+}
+
+impl Job for Submitted {
+    fn operation(&mut self) -> &mut dyn Operation {
+        self.collective.0.operation()
+    }
+
+    fn complete(self: Box<Self>, result: Result<()>) {
+        let Submitted { collective, outcome } = *self;
+        *outcome.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((result, collective));
+    }
+}
+
+/// Streams that a lane uses, and that whoever drives it can reach.
+#[derive(Debug)]
+struct Shared<S>(Arc<Mutex<Driven<S>>>);
+
+#[derive(Debug)]
+struct Driven<S> {
+    streams: Streams<S>,
+    /// Neighbours whose processes have ended, not told yet.
+    exits: Vec<Rank>,
+}
+
+impl<S: Connection> Driven<S> {
+    /// The streams that something has happened to, of those that matter.
+    fn news(&self) -> impl Iterator<Item = (Rank, News)> {
+        self.streams.interests().zip(self.streams.streams()).flat_map(|(interest, streams)| {
+            let rank = interest.rank;
+            let [control, data, points] = streams;
+            let control = (interest.control && control.is_readable()).then_some(News::Control);
+            let data = (interest.data_in && data.is_readable()).then_some(News::Data);
+            let points = (interest.points_in && points.is_readable()).then_some(News::Points);
+            control.into_iter().chain(data).chain(points).map(move |news| (rank, news))
+        })
+    }
+}
+
+impl<S> Shared<S> {
+    fn lock(&self) -> MutexGuard<'_, Driven<S>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S: Connection> Transport for Shared<S> {
+    fn begin(&mut self, machine: &mut Machine) -> Result<(), Cause> {
+        self.lock().streams.begin(machine)
+    }
+
+    fn send(&mut self, to: Rank, header: Header, src: Loc) {
+        self.lock().streams.send(to, header, src);
+    }
+
+    fn receive(&mut self, from: Rank, dst: Loc) {
+        self.lock().streams.receive(from, dst);
+    }
+
+    fn progress(
+        &mut self,
+        machine: &mut Machine,
+        memory: &mut dyn Memory,
+        now: Instant,
+    ) -> Result<bool, Cause> {
+        self.lock().streams.progress(machine, memory, now)
+    }
+
+    fn abort(&mut self, failure: &CollectiveError) {
+        self.lock().streams.abort(failure);
+    }
+
+    fn take_leave(&mut self) {
+        self.lock().streams.take_leave();
+    }
+
+    fn still_present(&mut self, history: &History) -> Result<Vec<Rank>, Cause> {
+        self.lock().streams.still_present(history)
+    }
+
+    fn wait(&mut self, _until: Instant, _now: Instant) {
+        // Whoever drives this rank sleeps for it. What is left is to hear what has happened.
+        let mut driven = self.lock();
+        let exits = std::mem::take(&mut driven.exits).into_iter().map(|rank| (rank, News::Exit));
+        for (rank, news) in driven.news().chain(exits).collect::<Vec<_>>() {
+            driven.streams.on_news(rank, news);
+        }
+    }
+
+    fn arm(&mut self) {}
+}
+
+impl<S: Connection> Connections for Shared<S> {
+    fn post(&mut self, point: Point, ended: &mut Vec<transport::Ended>) {
+        self.lock().streams.post(point, ended);
+    }
+
+    fn progress_points(
+        &mut self,
+        idle: bool,
+        now: Instant,
+        ended: &mut Vec<transport::Ended>,
+    ) -> Result<bool, Cause> {
+        self.lock().streams.progress_points(idle, now, ended)
+    }
+
+    fn for_each_point(&mut self, look: &mut dyn FnMut(&mut Point)) {
+        self.lock().streams.points_mut().for_each(look);
+    }
+
+    fn take_points(&mut self) -> Vec<Point> {
+        self.lock().streams.take_points()
+    }
+
+    fn next_deadline(&self, now: Instant) -> Option<Instant> {
+        self.lock().streams.next_deadline(now)
+    }
+}

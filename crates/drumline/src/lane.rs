@@ -1,0 +1,487 @@
+//! One group's operations, collectives one after another and sends and receives beside them: what
+//! runs, what waits for its turn, what failed.
+//!
+//! A lane has no thread, no lock and no clock, and never blocks. A blocking call, the progress
+//! thread and the simulator all drive it in the same way.
+
+mod points;
+
+use std::{
+    collections::{HashMap, VecDeque},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use drumline_schedule::{Algorithm, Schedule, Topology, step::Rank};
+
+use crate::{
+    Cause, CollectiveError, Config, Error, Result,
+    call::{self, Call, OverLinks},
+    executor::{History, Layout, Machine, Memory, Pool, Progress, drive},
+    host::Host,
+    transport::{Connections, mesh::Membership},
+    work::{panic_text, shielded},
+};
+
+/// A collective with its buffers.
+pub(crate) trait Operation {
+    /// What is called.
+    fn call(&self) -> &Call;
+    /// Where in this rank's arena the data begins, in bytes, if it lies there.
+    fn registered(&self, host: &Host) -> Option<u64>;
+    /// Takes registered data back from neighbours that may still write to it.
+    fn detach(&mut self, host: &Host);
+    /// Lays out what `schedule` needs.
+    fn prepare(&mut self, schedule: &Schedule, layout: &Layout, wide: bool, pool: &mut Pool);
+    /// The buffers, once prepared.
+    fn memory(&mut self) -> &mut dyn Memory;
+    /// Gives the working memory back. The result is in the caller's buffers afterwards.
+    fn release(&mut self, pool: &mut Pool);
+}
+
+/// An operation that owns its buffers, and whoever waits for it.
+pub(crate) trait Job: Send {
+    fn operation(&mut self) -> &mut dyn Operation;
+    fn complete(self: Box<Self>, result: Result<()>);
+}
+
+/// See the [module's documentation](self).
+pub(crate) struct Lane {
+    member: Membership,
+    topology: Topology,
+    over_links: OverLinks,
+    config: Config,
+    transport: Box<dyn Connections>,
+    host: Option<Host>,
+    /// Set by [`ProcessGroup::abort`](crate::ProcessGroup::abort), from any thread.
+    aborted: Arc<AtomicBool>,
+    /// Number of the next collective.
+    sequence: u64,
+    history: History,
+    schedules: HashMap<(&'static str, &'static str, Rank), Arc<Schedule>>,
+    pool: Pool,
+    queue: VecDeque<Box<dyn Job>>,
+    running: Option<Running>,
+    /// Sends and receives that are under way.
+    points: usize,
+    /// When the oldest of them is to be looked at.
+    points_due: Option<Instant>,
+    /// Whether neighbours have been told to ring the doorbell.
+    asleep: bool,
+    state: State,
+    /// Time in operations.
+    busy: Duration,
+}
+
+enum State {
+    Open,
+    /// This rank has said goodbye.
+    Left,
+    Failed(Arc<CollectiveError>),
+}
+
+#[derive(Debug)]
+struct Running {
+    machine: Machine,
+    started: Instant,
+    /// Whether the late ranks have been named.
+    warned: bool,
+}
+
+impl Lane {
+    pub(crate) fn new(
+        member: Membership,
+        topology: Topology,
+        config: &Config,
+        transport: Box<dyn Connections>,
+        host: Option<Host>,
+        aborted: Arc<AtomicBool>,
+    ) -> Lane {
+        Lane {
+            member,
+            topology,
+            over_links: OverLinks::default(),
+            config: config.clone(),
+            transport,
+            host,
+            aborted,
+            sequence: 0,
+            history: History::default(),
+            schedules: HashMap::new(),
+            pool: Pool::default(),
+            queue: VecDeque::new(),
+            running: None,
+            points: 0,
+            points_due: None,
+            asleep: false,
+            state: State::Open,
+            busy: Duration::ZERO,
+        }
+    }
+
+    /// Time that this rank has spent in operations, waiting for others included.
+    pub(crate) fn busy(&self) -> Duration {
+        self.busy
+    }
+
+    /// Adds a job behind all others.
+    pub(crate) fn submit(&mut self, job: Box<dyn Job>) {
+        self.queue.push_back(job);
+    }
+
+    /// Whether anything is unfinished.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.has_jobs() || self.has_points() || self.is_to_abort()
+    }
+
+    /// Whether jobs are unfinished.
+    pub(crate) fn has_jobs(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    fn is_to_abort(&self) -> bool {
+        self.aborted.load(Ordering::SeqCst) && matches!(self.state, State::Open)
+    }
+
+    /// Brings everything as far as possible without waiting.
+    pub(crate) fn progress(&mut self, now: Instant) -> Progress {
+        if self.is_to_abort() && self.running.is_none() {
+            self.fail("abort".to_owned(), self.sequence, Duration::ZERO, Cause::Aborted);
+        }
+        let points = self.progress_points(now);
+        let jobs = self.progress_jobs(now);
+        match (points, jobs) {
+            (Progress::Moved, _) | (_, Progress::Moved) => Progress::Moved,
+            (Progress::Done, Progress::Done) => Progress::Done,
+            _ => Progress::Stuck,
+        }
+    }
+
+    fn progress_jobs(&mut self, now: Instant) -> Progress {
+        while let Some(mut job) = self.queue.pop_front() {
+            // A job's buffer is of a type of the caller's, whose panic must not fall upon whoever
+            // happens to drive the lane.
+            let step = catch_unwind(AssertUnwindSafe(|| self.step(job.operation(), now)));
+            let result = match step {
+                Ok(Ok(Progress::Done)) => Ok(()),
+                Ok(Ok(progress)) => {
+                    self.queue.push_front(job);
+                    return progress;
+                }
+                Ok(Err(error)) => Err(error),
+                Err(panic) => {
+                    let call = job.operation().call().operation.name();
+                    let error = self.on_panic(call, panic_text(&*panic));
+                    shielded(|| {
+                        let operation = job.operation();
+                        operation.release(&mut self.pool);
+                        if let Some(host) = &self.host {
+                            operation.detach(host);
+                        }
+                    });
+                    Err(error)
+                }
+            };
+            shielded(|| job.complete(result));
+        }
+        Progress::Done
+    }
+
+    /// Brings one operation as far as possible without waiting. To be called with the same
+    /// operation until it is done or has failed.
+    pub(crate) fn step(&mut self, operation: &mut dyn Operation, now: Instant) -> Result<Progress> {
+        let mut running = match self.running.take() {
+            Some(running) => running,
+            None => self.start(operation, now)?,
+        };
+        if let State::Failed(by) = &self.state {
+            // A message from rank to rank has failed beside it.
+            let error =
+                Error::Poisoned { attempted: operation.call().operation.name(), by: by.clone() };
+            self.end(running, operation, now);
+            if let Some(host) = &self.host {
+                operation.detach(host);
+            }
+            return Err(error);
+        }
+        let result = match self.aborted.load(Ordering::SeqCst) {
+            true => Err(Cause::Aborted),
+            false => {
+                let (transport, host) = (&mut *self.transport, self.host.as_mut());
+                drive(&mut running.machine, transport, host, operation.memory(), now)
+            }
+        };
+        match result {
+            Ok(Progress::Done) => {
+                if running.warned {
+                    tracing::warn!(
+                        group = self.member.name,
+                        "{} has gone on after {:.1?}",
+                        running.machine.description(),
+                        now.saturating_duration_since(running.started)
+                    );
+                }
+                self.end(running, operation, now);
+                Ok(Progress::Done)
+            }
+            Ok(progress) => {
+                self.warn_of_late_ranks(&mut running, now);
+                self.running = Some(running);
+                Ok(progress)
+            }
+            Err(cause) => {
+                let description = running.machine.description().to_string();
+                let elapsed = now.saturating_duration_since(running.started);
+                self.end(running, operation, now);
+                // A neighbour that is merely slow may go on with the call later.
+                if let Some(host) = &self.host {
+                    operation.detach(host);
+                }
+                Err(self.fail(description, self.sequence - 1, elapsed, cause))
+            }
+        }
+    }
+
+    fn start(&mut self, operation: &mut dyn Operation, now: Instant) -> Result<Running> {
+        let call = *operation.call();
+        self.check_open(call.operation.name())?;
+        let host = self.host.as_ref();
+        let registered = host.and_then(|host| operation.registered(host));
+        let (topology, over_links) = (&self.topology, &mut self.over_links);
+        let choice = call::choose(&call, topology, over_links, host, registered, &self.config)?;
+        let schedule = self.schedule(choice.algorithm, &call)?;
+        let description = call.describe(self.member.digest, self.sequence, choice.algorithm.name);
+        let slot_bytes = choice.staged.then(|| self.host.as_ref().map_or(0, Host::slot_bytes));
+        let layout = Layout::new(
+            choice.algorithm.collective,
+            self.member.world_size,
+            call.elements,
+            slot_bytes.map(|bytes| bytes / choice.element_bytes),
+        );
+        operation.prepare(&schedule, &layout, choice.wide, &mut self.pool);
+        let flags = self.host.as_mut().map(Host::take_flags).unwrap_or_default();
+        let mut machine = Machine::new(
+            description,
+            std::mem::take(&mut self.history),
+            schedule,
+            choice.element_bytes,
+            layout,
+            choice.registered,
+            flags,
+            now + self.config.timeout,
+        );
+        self.sequence += 1;
+        let begun = self.transport.begin(&mut machine);
+        let running = Running { machine, started: now, warned: false };
+        if let Err(cause) = begun {
+            let description = running.machine.description().to_string();
+            self.end(running, operation, now);
+            return Err(self.fail(description, self.sequence - 1, Duration::ZERO, cause));
+        }
+        Ok(running)
+    }
+
+    fn end(&mut self, running: Running, operation: &mut dyn Operation, now: Instant) {
+        operation.release(&mut self.pool);
+        let (history, flags) = running.machine.finish();
+        self.history = history;
+        if let Some(host) = &mut self.host {
+            host.put_flags(flags);
+        }
+        self.busy += now.saturating_duration_since(running.started);
+    }
+
+    /// Adds time that a caller has spent in an operation after it last said what time it is.
+    pub(crate) fn add_busy(&mut self, time: Duration) {
+        self.busy += time;
+    }
+
+    fn warn_of_late_ranks(&self, running: &mut Running, now: Instant) {
+        let waited = now.saturating_duration_since(running.started);
+        if running.warned || waited < self.config.warn_after {
+            return;
+        }
+        running.warned = true;
+        tracing::warn!(
+            group = self.member.name,
+            rank = self.member.rank,
+            late = ?running.machine.awaited(),
+            "{} has been waiting for {waited:.1?}: the late ranks are stopped, slow or in another \
+             call; it is given up after {:.1?} (DRUMLINE_TIMEOUT_S)",
+            running.machine.description(),
+            self.config.timeout
+        );
+    }
+
+    /// The schedule of `call` for this rank; made once.
+    fn schedule(&mut self, algorithm: &'static Algorithm, call: &Call) -> Result<Arc<Schedule>> {
+        let root = call.root.unwrap_or(0);
+        let key = (call.operation.name(), algorithm.name, root);
+        if let Some(schedule) = self.schedules.get(&key) {
+            return Ok(schedule.clone());
+        }
+        let schedule =
+            algorithm.schedule(&self.topology, self.member.rank, root).map_err(|error| {
+                Error::InvalidArgument {
+                    operation: call.operation.name(),
+                    problem: error.to_string(),
+                }
+            })?;
+        let schedule = Arc::new(schedule);
+        self.schedules.insert(key, schedule.clone());
+        Ok(schedule)
+    }
+
+    /// Refuses `attempted` on a group that has failed or was closed.
+    fn check_open(&self, attempted: &'static str) -> Result<()> {
+        match &self.state {
+            State::Open => Ok(()),
+            State::Failed(by) => Err(Error::Poisoned { attempted, by: by.clone() }),
+            State::Left => Err(Error::InvalidArgument {
+                operation: attempted,
+                problem: "the group has been destroyed".to_owned(),
+            }),
+        }
+    }
+
+    /// Poisons the group and tells the peers why.
+    fn fail(&mut self, operation: String, sequence: u64, elapsed: Duration, cause: Cause) -> Error {
+        let failure = Arc::new(CollectiveError {
+            group: self.member.name.clone(),
+            rank: self.member.rank,
+            sequence,
+            operation,
+            elapsed,
+            cause,
+        });
+        tracing::debug!("{failure}");
+        self.transport.abort(&failure);
+        self.state = State::Failed(failure.clone());
+        self.poison_points(&failure);
+        Error::Collective(failure)
+    }
+
+    /// A call has panicked: the group is in an unknown state.
+    pub(crate) fn on_panic(&mut self, operation: &'static str, text: &str) -> Error {
+        self.running = None;
+        if let Err(error) = self.check_open(operation) {
+            return error;
+        }
+        let cause = Cause::Panicked { text: text.to_owned() };
+        self.fail(operation.to_owned(), self.sequence, Duration::ZERO, cause)
+    }
+
+    /// When there is something to do even if no peer moves.
+    fn next_deadline(&self, now: Instant) -> Option<Instant> {
+        let running = self.running.as_ref().map(|running| {
+            let deadline = running.machine.deadline();
+            let warning = running.started + self.config.warn_after;
+            if running.warned { deadline } else { deadline.min(warning) }
+        });
+        let transport = self.transport.next_deadline(now);
+        running.into_iter().chain(self.points_due).chain(transport).min()
+    }
+
+    /// Hears what has happened meanwhile, without waiting. Wake-ups are forgotten by this: what
+    /// they are for must be looked at afterwards.
+    pub(crate) fn look(&mut self, now: Instant) {
+        self.transport.wait(now, now);
+    }
+
+    /// Sleeps until something can go on, on the caller's thread, but not beyond `limit`.
+    pub(crate) fn sleep(&mut self, limit: Option<Instant>) {
+        if let (Some(host), Some(running)) = (&self.host, &self.running)
+            && host.spin(&running.machine)
+        {
+            return;
+        }
+        let now = Instant::now();
+        if let Some(until) = self.next_deadline(now).into_iter().chain(limit).min() {
+            self.sleep_until(until, now);
+        }
+    }
+
+    /// Sleeps until peers have news, on the caller's thread; it is `now`.
+    pub(crate) fn sleep_until(&mut self, until: Instant, now: Instant) {
+        if self.fall_asleep() {
+            self.transport.wait(until, now);
+        }
+        self.wake_up();
+    }
+
+    /// Prepares for a sleep outside of this lane, at most until the returned time. Afterwards
+    /// call [`Lane::wake_up`] and [`Lane::look`]. `None`: there is something to do.
+    pub(crate) fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
+        if !self.fall_asleep() {
+            self.wake_up();
+            return None;
+        }
+        self.transport.arm();
+        self.next_deadline(now)
+    }
+
+    /// Whether there is really nothing to do: neighbours have been told to ring before looking.
+    ///
+    /// That they are told even where none is awaited sees to it that the bell is silent afterwards:
+    /// a ring may come late, after the sleep that it was meant for.
+    fn fall_asleep(&mut self) -> bool {
+        let Some(host) = &self.host else { return true };
+        if !std::mem::replace(&mut self.asleep, true) {
+            host.begin_sleep();
+        }
+        !self.running.as_ref().is_some_and(|running| host.has_news(&running.machine))
+    }
+
+    /// To be called by whoever takes over a lane that may have slept.
+    pub(crate) fn wake_up(&mut self) {
+        if let Some(host) = &self.host
+            && std::mem::take(&mut self.asleep)
+        {
+            host.end_sleep();
+        }
+    }
+
+    /// Begins to close the group: call [`Lane::closed`] until it says so.
+    pub(crate) fn close(&mut self) -> Result<()> {
+        self.check_open("destroy")?;
+        self.transport.take_leave();
+        Ok(())
+    }
+
+    /// Whether all ranks have left, after [`Lane::close`] at `started`.
+    pub(crate) fn closed(&mut self, started: Instant, now: Instant) -> Result<bool> {
+        let deadline = started + self.config.timeout;
+        let cause = match self.transport.still_present(&self.history) {
+            Ok(present) if present.is_empty() => {
+                let left_over =
+                    self.host.as_mut().map_or(Ok(()), |host| host.left_over(&self.history));
+                match left_over {
+                    Ok(()) => {
+                        self.state = State::Left;
+                        return Ok(true);
+                    }
+                    Err(cause) => cause,
+                }
+            }
+            Ok(_) if self.aborted.load(Ordering::SeqCst) => Cause::Aborted,
+            Ok(waiting_for) if now >= deadline => Cause::Timeout { waiting_for },
+            Ok(_) => return Ok(false),
+            Err(cause) => cause,
+        };
+        let elapsed = now.saturating_duration_since(started);
+        Err(self.fail("destroy".to_owned(), self.sequence, elapsed, cause))
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // A rank that panics does not leave in good order: its peers shall see it as dead.
+        if matches!(self.state, State::Open) && !std::thread::panicking() {
+            self.transport.take_leave();
+        }
+    }
+}

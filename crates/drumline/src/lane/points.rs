@@ -1,0 +1,185 @@
+//! Sends and receives of a lane.
+
+use std::{
+    collections::BTreeSet, panic::AssertUnwindSafe, panic::catch_unwind, sync::Arc, time::Instant,
+};
+
+use super::{Lane, State};
+use crate::{
+    Cause, CollectiveError, Error,
+    executor::Progress,
+    transport::{Ended, Outcome, Point, PointCall},
+    work::panic_text,
+};
+
+impl Lane {
+    /// Whether sends or receives are under way.
+    pub(crate) fn has_points(&self) -> bool {
+        self.points > 0
+    }
+
+    /// A send or receive was called.
+    pub(crate) fn post(&mut self, point: Point) {
+        if let Err(error) = self.check_open(point.call.name()) {
+            return point.complete(Err(error));
+        }
+        self.points += 1;
+        let due = point.started + self.config.warn_after.min(self.config.timeout);
+        self.points_due = Some(self.points_due.map_or(due, |known| known.min(due)));
+        let mut ended = Vec::new();
+        self.transport.post(point, &mut ended);
+        self.settle(ended, Instant::now());
+    }
+
+    /// Brings sends and receives as far as possible without waiting.
+    pub(crate) fn progress_points(&mut self, now: Instant) -> Progress {
+        if !self.has_points() {
+            return Progress::Done;
+        }
+        let mut ended = Vec::new();
+        let idle = self.running.is_none();
+        // The buffers are of types of the callers'.
+        let progress = catch_unwind(AssertUnwindSafe(|| {
+            self.transport.progress_points(idle, now, &mut ended)
+        }));
+        let moved = !ended.is_empty();
+        self.settle(ended, now);
+        let moved = match progress {
+            _ if !self.has_points() => moved,
+            Ok(Ok(more)) => {
+                self.watch_points(now);
+                moved || more
+            }
+            Ok(Err(cause)) => {
+                self.fail_points(cause, now);
+                true
+            }
+            Err(panic) => {
+                self.on_panic("send or recv", panic_text(&*panic));
+                true
+            }
+        };
+        match self.has_points() {
+            _ if moved => Progress::Moved,
+            true => Progress::Stuck,
+            // They have failed just now: so has what runs beside them.
+            false => Progress::Moved,
+        }
+    }
+
+    fn settle(&mut self, ended: Vec<Ended>, now: Instant) {
+        for Ended { point, outcome } in ended {
+            self.points = self.points.saturating_sub(1);
+            let result = match outcome {
+                Outcome::Done => Ok(()),
+                Outcome::Refused(problem) => {
+                    Err(Error::InvalidArgument { operation: point.call.name(), problem })
+                }
+                Outcome::Failed(cause) => Err(self.fail_point(&point, cause, now)),
+            };
+            point.complete(result);
+        }
+        if !self.has_points() {
+            self.points_due = None;
+        }
+    }
+
+    /// Poisons the group because of one send or receive.
+    fn fail_point(&mut self, point: &Point, cause: Cause, now: Instant) -> Error {
+        match self.check_open(point.call.name()) {
+            Ok(()) => {
+                let elapsed = now.saturating_duration_since(point.started);
+                self.fail(point.call.to_string(), self.sequence, elapsed, cause)
+            }
+            Err(error) => error,
+        }
+    }
+
+    /// Poisons the group because of something that concerns all sends and receives. The error
+    /// goes to the oldest one with the rank at fault, if there is one.
+    fn fail_points(&mut self, cause: Cause, now: Instant) {
+        let mut points = self.transport.take_points();
+        self.points = 0;
+        points.sort_by_key(|point| point.started);
+        let culprits = cause.ranks();
+        let blamed = points.iter().position(|point| culprits.contains(&point.call.peer));
+        if points.is_empty() {
+            return;
+        }
+        let blamed = points.remove(blamed.unwrap_or(0));
+        let error = self.fail_point(&blamed, cause, now);
+        blamed.complete(Err(error));
+        if let State::Failed(by) = &self.state {
+            complete_poisoned(points, by);
+        }
+    }
+
+    /// The group has failed: ends all sends and receives.
+    pub(super) fn poison_points(&mut self, by: &Arc<CollectiveError>) {
+        self.points = 0;
+        self.points_due = None;
+        complete_poisoned(self.transport.take_points(), by);
+    }
+
+    /// Warns of late peers, and gives up after the deadline.
+    fn watch_points(&mut self, now: Instant) {
+        if self.points_due.is_none_or(|due| now < due) {
+            return;
+        }
+        let (timeout, warn_after) = (self.config.timeout, self.config.warn_after);
+        let mut due: Option<Instant> = None;
+        let (mut late, mut expired) = (Late::default(), Late::default());
+        self.transport.for_each_point(&mut |point| {
+            let waited = now.saturating_duration_since(point.started);
+            if waited >= timeout {
+                expired.add(point);
+            } else if waited >= warn_after && !point.warned {
+                point.warned = true;
+                late.add(point);
+            }
+            let next = point.started + if point.warned { timeout } else { warn_after.min(timeout) };
+            due = Some(due.map_or(next, |due| due.min(next)));
+        });
+        self.points_due = due;
+        if !expired.ranks.is_empty() {
+            let waiting_for = expired.ranks.into_iter().collect();
+            self.fail_points(Cause::Timeout { waiting_for }, now);
+        } else if let Some((call, started)) = late.oldest {
+            tracing::warn!(
+                group = self.member.name,
+                rank = self.member.rank,
+                late = ?late.ranks,
+                "{call} and {} other sends and receives have been waiting for {:.1?}: the late \
+                 ranks are stopped, slow or in another call; they are given up after {timeout:.1?} \
+                 (DRUMLINE_TIMEOUT_S)",
+                late.count - 1,
+                now.saturating_duration_since(started),
+            );
+        }
+    }
+}
+
+/// Sends and receives that wait for too long.
+#[derive(Default)]
+struct Late {
+    ranks: BTreeSet<usize>,
+    count: usize,
+    oldest: Option<(PointCall, Instant)>,
+}
+
+impl Late {
+    fn add(&mut self, point: &Point) {
+        self.ranks.insert(point.call.peer);
+        self.count += 1;
+        if self.oldest.is_none_or(|(_, started)| point.started < started) {
+            self.oldest = Some((point.call, point.started));
+        }
+    }
+}
+
+fn complete_poisoned(points: Vec<Point>, by: &Arc<CollectiveError>) {
+    for point in points {
+        let attempted = point.call.name();
+        point.complete(Err(Error::Poisoned { attempted, by: by.clone() }));
+    }
+}

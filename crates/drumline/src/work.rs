@@ -1,0 +1,247 @@
+//! Operations that are under way.
+
+use std::{
+    fmt,
+    future::{Future, IntoFuture},
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
+
+use crate::{Error, Result, group::Inner};
+
+/// An operation that goes on in the background, and the buffer that it works on.
+///
+/// The buffer is owned by the operation until [`Work::wait`] (or `.await`) gives it back, so it
+/// can be neither read nor freed too early. Collectives of a group run one after another, in the
+/// order of the calls, and sends and receives beside them, on a thread of the library; whoever
+/// waits helps. A `Work` that is dropped does not stop its operation: the other ranks take part in
+/// it.
+///
+/// It can be awaited, in any executor. The waker is called on the thread on which the operation
+/// has ended, while the group is locked: it must not wait for the group itself.
+///
+/// ```
+/// use drumline::{ProcessGroup, ReduceOp};
+///
+/// let group = ProcessGroup::alone();
+/// let work = group.all_reduce_async(vec![1.0_f32; 1000], ReduceOp::Avg);
+/// // ... compute something else ...
+/// let averaged: Vec<f32> = work.wait()?;
+/// assert_eq!(averaged.len(), 1000);
+/// # Ok::<_, drumline::Error>(())
+/// ```
+#[must_use = "wait for it to get the buffer back, and to learn whether it succeeded"]
+pub struct Work<B> {
+    completion: Arc<Completion<B>>,
+    group: Weak<Inner>,
+}
+
+/// Where an operation leaves its result.
+struct Completion<B> {
+    state: Mutex<State<B>>,
+    done: Condvar,
+    ended: OnceLock<Instant>,
+}
+
+/// The operation's end of a [`Work`]. If it is lost, whoever waits is told so.
+pub(crate) struct Promise<B>(Arc<Completion<B>>);
+
+impl<B> Promise<B> {
+    pub(crate) fn complete(self, result: Result<B>) {
+        self.0.complete(result);
+    }
+}
+
+impl<B> Drop for Promise<B> {
+    fn drop(&mut self) {
+        if !self.0.is_done() {
+            self.0.complete(Err(Error::InvalidArgument {
+                operation: "wait",
+                problem: "the operation was given up before it ended".to_owned(),
+            }));
+        }
+    }
+}
+
+/// Runs code of the caller's (a waker, the end of a buffer) where its panic would harm others.
+pub(crate) fn shielded(code: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(code)) {
+        tracing::error!("a waker or a buffer of an operation panicked: {}", panic_text(&*panic));
+    }
+}
+
+/// What a panic said.
+pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a text")
+}
+
+enum State<B> {
+    Pending(Option<Waker>),
+    Done(Result<B>),
+    Taken,
+}
+
+impl<B> Completion<B> {
+    fn complete(&self, result: Result<B>) {
+        self.ended.get_or_init(Instant::now);
+        let before = std::mem::replace(&mut *self.lock(), State::Done(result));
+        self.done.notify_all();
+        if let State::Pending(Some(waker)) = before {
+            waker.wake();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<B>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_done(&self) -> bool {
+        !matches!(*self.lock(), State::Pending(_))
+    }
+
+    fn take(&self) -> Option<Result<B>> {
+        let mut state = self.lock();
+        match std::mem::replace(&mut *state, State::Taken) {
+            State::Done(result) => Some(result),
+            before => {
+                *state = before;
+                None
+            }
+        }
+    }
+}
+
+impl<B> Work<B> {
+    /// Work that is under way, and where its result belongs.
+    pub(crate) fn of(group: &Arc<Inner>) -> (Promise<B>, Work<B>) {
+        let state = Mutex::new(State::Pending(None));
+        let completion =
+            Arc::new(Completion { state, done: Condvar::new(), ended: OnceLock::new() });
+        (Promise(completion.clone()), Work { completion, group: Arc::downgrade(group) })
+    }
+
+    /// Whether the operation has ended, well or not.
+    pub fn is_completed(&self) -> bool {
+        self.completion.is_done()
+    }
+
+    /// Waits for the end of the operation and gives the buffer back.
+    ///
+    /// # Errors
+    ///
+    /// As the blocking call: [`Error::Collective`] says which rank did what, and
+    /// [`Error::Poisoned`] that an earlier operation has failed. The buffer is dropped then.
+    pub fn wait(self) -> Result<B> {
+        match self.wait_until(None) {
+            Ok(result) => result,
+            Err(_) => Err(taken_already()),
+        }
+    }
+
+    /// Waits at most so long. When the time is over, the operation goes on and the `Work` comes
+    /// back, to be waited for again.
+    ///
+    /// # Errors
+    ///
+    /// Outside: the `Work`, when it has not ended in time. Inside: as [`Work::wait`].
+    pub fn wait_timeout(self, timeout: Duration) -> Result<Result<B>, Work<B>> {
+        self.wait_until(Instant::now().checked_add(timeout))
+    }
+
+    /// [`Work::wait`], and when the operation has ended.
+    pub(crate) fn wait_and_tell(self) -> Result<(B, Instant)> {
+        let completion = self.completion.clone();
+        let buffer = self.wait()?;
+        Ok((buffer, *completion.ended.get_or_init(Instant::now)))
+    }
+
+    fn wait_until(self, deadline: Option<Instant>) -> Result<Result<B>, Work<B>> {
+        loop {
+            if let Some(result) = self.completion.take() {
+                return Ok(result);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Err(self);
+            }
+            // Help, unless somebody else drives the group or wants to: it will complete this, too.
+            let helped = self
+                .group
+                .upgrade()
+                .is_some_and(|group| group.help(deadline, &|| self.completion.is_done()));
+            if !helped {
+                self.sleep(deadline);
+            }
+        }
+    }
+
+    /// Sleeps until the operation has ended.
+    fn sleep(&self, deadline: Option<Instant>) {
+        let state = self.completion.lock();
+        if !matches!(*state, State::Pending(_)) {
+            return;
+        }
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        // Whether it was woken or timed out is looked at by the caller.
+        match left {
+            Some(left) => drop(self.completion.done.wait_timeout(state, left)),
+            None => drop(self.completion.done.wait(state)),
+        }
+    }
+}
+
+impl<B> IntoFuture for Work<B> {
+    type Output = Result<B>;
+    type IntoFuture = WorkFuture<B>;
+
+    fn into_future(self) -> WorkFuture<B> {
+        WorkFuture { completion: self.completion }
+    }
+}
+
+/// The future of a [`Work`]. The operation goes on whether or not it is polled.
+#[must_use = "futures do nothing unless they are awaited"]
+pub struct WorkFuture<B> {
+    completion: Arc<Completion<B>>,
+}
+
+impl<B> Future for WorkFuture<B> {
+    type Output = Result<B>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<B>> {
+        // Cloned and dropped outside of the lock: both run code of the executor.
+        let mut waker = Some(context.waker().clone());
+        let mut state = self.completion.lock();
+        if let State::Pending(before) = &mut *state {
+            std::mem::swap(before, &mut waker);
+            drop(state);
+            return Poll::Pending;
+        }
+        drop(state);
+        Poll::Ready(self.completion.take().unwrap_or_else(|| Err(taken_already())))
+    }
+}
+
+/// For a result that was taken before. The types make that impossible but for a future that is
+/// polled after it was ready.
+fn taken_already() -> Error {
+    Error::InvalidArgument {
+        operation: "wait",
+        problem: "the result of this operation has been taken already".to_owned(),
+    }
+}
+
+impl<B> fmt::Debug for Work<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Work").field("is_completed", &self.is_completed()).finish_non_exhaustive()
+    }
+}
+
+impl<B> fmt::Debug for WorkFuture<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkFuture").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,44 @@
+//! Worlds of threads, over every kind of connection.
+
+#![allow(dead_code, clippy::unwrap_used, clippy::panic)]
+
+use drumline::{CollectiveError, Config, Error, ProcessGroup};
+
+/// Runs `rank` on a thread for every rank of a world and collects what they return.
+pub(crate) fn world_with<R: Send>(
+    world_size: usize,
+    config: &Config,
+    rank: impl Fn(ProcessGroup) -> R + Sync,
+) -> Vec<R> {
+    on_threads(ProcessGroup::local_world_with(world_size, config).unwrap(), rank)
+}
+
+/// Runs `rank` on a thread for each of `ranks`.
+pub(crate) fn on_threads<T: Send, R: Send>(ranks: Vec<T>, rank: impl Fn(T) -> R + Sync) -> Vec<R> {
+    std::thread::scope(|threads| {
+        let rank = &rank;
+        let running: Vec<_> = ranks.into_iter().map(|it| threads.spawn(move || rank(it))).collect();
+        running.into_iter().map(|thread| thread.join().unwrap()).collect()
+    })
+}
+
+/// Over shared memory, over Unix sockets alone, over TCP.
+pub(crate) fn everywhere(test: impl Fn(&Config)) {
+    everywhere_with(&Config::default(), test);
+}
+
+pub(crate) fn everywhere_with(config: &Config, test: impl Fn(&Config)) {
+    for (shared_memory, unix_sockets) in [(true, true), (false, true), (false, false)] {
+        // What a failing test shows of its setting.
+        println!("shared memory: {shared_memory}, Unix sockets: {unix_sockets}");
+        test(&Config { shared_memory, unix_sockets, ..config.clone() });
+    }
+}
+
+/// The failure behind an error, whether this call or another one failed.
+pub(crate) fn failure(error: Error) -> CollectiveError {
+    match error {
+        Error::Collective(failure) | Error::Poisoned { by: failure, .. } => (*failure).clone(),
+        other => panic!("not a failed operation: {other}"),
+    }
+}
