@@ -8,10 +8,13 @@ OUT ?= runs/fashion-mnist
 
 .PHONY: help train test format lint unit model docs soak schedules clean
 
+# Seeds of `make soak`.
+SEEDS ?= 0..100000
+
 help:
 	@echo 'make train      train a classifier on NPROC=$(NPROC) processes; ARGS goes to the program'
 	@echo 'make test       formatting, lints, documentation, and all tests'
-	@echo 'make soak       what takes long: hundreds of kills, every resume'
+	@echo 'make soak       what takes long: 100,000 simulated jobs, hundreds of kills, every resume'
 	@echo 'make schedules  draw docs/schedules anew'
 	@echo 'make soak       simulate SEEDS=$(SEEDS) jobs with faults'
 	@echo 'make clean      remove everything that was built; runs are kept'
@@ -47,6 +50,7 @@ soak:
 	cargo test --locked -p drumline -- --ignored
 	cargo test --locked -p drumline-shm -- --ignored
 	cargo test --locked -p fashion-mnist --features soak --test resume
+	cargo run --locked --release -p drumline-sim -- --seeds $(SEEDS)
 
 schedules:
 	cargo run --locked -p drumline-schedule --example draw

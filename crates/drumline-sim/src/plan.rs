@@ -1,0 +1,344 @@
+//! What a seed stands for: who is where, who calls what when, and what goes wrong.
+
+use std::time::Duration;
+
+use drumline::{Config, DType, ReduceOp, SumOrder, internals::Kind};
+use drumline_schedule::{ALGORITHMS, Algorithm, Collective, MemoryUse, Topology};
+use fastrand::Rng;
+
+use crate::{
+    network::{Nanos, Quality},
+    oracle::Call,
+};
+
+pub(crate) const MS: Nanos = 1_000_000;
+pub(crate) const SECOND: Nanos = 1_000 * MS;
+
+/// The time limit of every call, and when late ranks are warned of.
+pub(crate) const TIMEOUT: Nanos = 5 * SECOND;
+pub(crate) const WARN_AFTER: Nanos = SECOND;
+
+/// A whole job.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) world_size: usize,
+    /// By rank.
+    pub(crate) host_of: Vec<usize>,
+    pub(crate) groups: Vec<Group>,
+    pub(crate) calls: Vec<Call>,
+    /// By rank.
+    pub(crate) scripts: Vec<Vec<Instruction>>,
+    pub(crate) fault: Option<Fault>,
+    /// Whether launchers watch the processes.
+    pub(crate) launched: bool,
+    /// Whether a process goes on with its other calls after an error, or ends.
+    pub(crate) goes_on: bool,
+    pub(crate) near: Quality,
+    pub(crate) far: Quality,
+}
+
+/// A process group of all ranks.
+#[derive(Debug)]
+pub(crate) struct Group {
+    pub(crate) topology: Topology,
+    pub(crate) config: Config,
+    /// Bytes of the staging slots that are used, where ranks share memory.
+    pub(crate) slot_bytes: Option<usize>,
+}
+
+/// What a process does next.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Instruction {
+    Compute(Nanos),
+    /// A call, by its index in the plan.
+    Call {
+        call: usize,
+        blocking: bool,
+    },
+    /// Wait for all asynchronous calls of a group.
+    Wait {
+        group: usize,
+    },
+    Close {
+        group: usize,
+    },
+}
+
+/// What goes wrong, when its victim has made so many steps.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Fault {
+    pub(crate) victim: usize,
+    pub(crate) after_steps: u32,
+    pub(crate) kind: FaultKind,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum FaultKind {
+    /// The process ends without a word.
+    Crash,
+    /// The victim's host is cut off. Keep-alives notice after so long.
+    SilentHost(Nanos),
+    /// The connection to a peer breaks in one group.
+    LostConnection { peer: usize, group: usize, control: bool, data: bool, reset: bool },
+    /// The process is stopped for so long.
+    Slow(Nanos),
+    /// It makes another call than the others, or none (`with`: an index in the plan).
+    Mismatch { call: usize, with: Option<usize> },
+    /// It aborts a group.
+    Abort { group: usize },
+}
+
+impl Plan {
+    /// Everything follows from the seed.
+    pub(crate) fn new(rng: &mut Rng) -> Plan {
+        let world_size = match rng.u32(0..100) {
+            0 => 1,
+            1..=79 => rng.usize(2..=6),
+            80..=96 => rng.usize(7..=16),
+            97..=98 => rng.usize(17..=32),
+            _ => rng.usize(33..=64),
+        };
+        let host_of = place(rng, world_size);
+        let groups: Vec<_> =
+            (0..[1, 1, 1, 2, 3][rng.usize(0..5)]).map(|_| group(rng, &host_of)).collect();
+        let calls_max = if world_size > 16 { 3 } else { 10 };
+        let mut calls: Vec<_> =
+            (0..rng.usize(1..=calls_max)).map(|_| call(rng, world_size, &groups)).collect();
+        let (fault, altered) = match rng.bool() && world_size > 1 {
+            true => fault(rng, &host_of, &groups, &mut calls),
+            false => (None, None),
+        };
+        let planned = calls.len() - usize::from(altered.is_some_and(|(_, _, with)| with.is_some()));
+        let scripts = (0..world_size)
+            .map(|rank| {
+                let altered = altered.filter(|(victim, ..)| *victim == rank);
+                script(rng, planned, &calls, groups.len(), altered)
+            })
+            .collect();
+        let slow_net = rng.bool();
+        let latency = |rng: &mut Rng, max| rng.u64(1_000..max);
+        let near = Quality {
+            latency_ns: latency(rng, 50_000),
+            jitter_ns: latency(rng, 50_000),
+            ns_per_byte: rng.u64(0..10),
+            capacity: rng.usize(32..=4096),
+            stalls_percent: rng.u32(0..=20),
+        };
+        let far = Quality {
+            latency_ns: latency(rng, if slow_net { 5 * MS } else { 100_000 }),
+            jitter_ns: latency(rng, MS),
+            ns_per_byte: rng.u64(0..if slow_net { 300 } else { 10 }),
+            capacity: rng.usize(32..=16_384),
+            stalls_percent: rng.u32(0..=20),
+        };
+        Plan {
+            world_size,
+            host_of,
+            groups,
+            calls,
+            scripts,
+            fault,
+            launched: rng.bool(),
+            goes_on: rng.bool(),
+            near,
+            far,
+        }
+    }
+
+    pub(crate) fn same_host(&self, a: usize, b: usize) -> bool {
+        self.host_of[a] == self.host_of[b]
+    }
+}
+
+/// At most 8 ranks share a host of a large world: mappings and descriptors are limited.
+fn place(rng: &mut Rng, world_size: usize) -> Vec<usize> {
+    let hosts = match rng.u8(0..4) {
+        0 if world_size <= 16 => 1,
+        1 => world_size,
+        _ => rng.usize(1..=world_size),
+    };
+    let hosts = hosts.max(world_size.div_ceil(8).min(if world_size > 16 { 64 } else { 1 }));
+    let mut host_of: Vec<usize> = match rng.bool() {
+        true => (0..world_size).map(|rank| rank * hosts / world_size).collect(),
+        false => (0..world_size).map(|rank| rank % hosts).collect(),
+    };
+    if rng.u8(0..4) == 0 {
+        rng.shuffle(&mut host_of);
+    }
+    host_of
+}
+
+fn group(rng: &mut Rng, host_of: &[usize]) -> Group {
+    let world_size = host_of.len();
+    let shares = rng.u8(0..8) > 0;
+    let order = if rng.u8(0..3) == 0 { SumOrder::Placement } else { SumOrder::Rank };
+    let topology = match shares {
+        true => Topology::placed(host_of.to_vec()),
+        false => Topology::flat(world_size),
+    };
+    let topology = topology.with_order(order);
+    let shares = topology.ranks_by_host().iter().any(|ranks| ranks.len() > 1);
+    let rows = ALGORITHMS.iter().filter(|row| {
+        row.collective == Collective::AllReduce
+            && (row.applies)(&topology)
+            && (shares || row.memory == MemoryUse::Private)
+            && (row.memory != MemoryUse::Private || topology.sums_by_rank())
+    });
+    let names: Vec<_> = rows.map(|row| row.name.to_owned()).collect();
+    let forced = rng.bool().then(|| names[rng.usize(0..names.len())].clone());
+    let config = Config {
+        timeout: Duration::from_nanos(TIMEOUT),
+        warn_after: Duration::from_nanos(WARN_AFTER),
+        all_reduce: forced,
+        sum_order: order,
+        ..Config::default()
+    };
+    // Every rank's block of the largest elements must fit a slot.
+    let slot_bytes = shares.then(|| world_size * 8 * rng.usize(1..=40));
+    Group { topology, config, slot_bytes }
+}
+
+impl Group {
+    /// Whether every all-reduce must be on registered buffers.
+    fn needs_registered(&self) -> bool {
+        self.config.all_reduce.as_ref().is_some_and(|name| {
+            Algorithm::find(Collective::AllReduce, name)
+                .is_ok_and(|row| row.memory == MemoryUse::Registered)
+        })
+    }
+
+    fn has(&self, collective: Collective) -> bool {
+        ALGORITHMS.iter().any(|row| {
+            row.collective == collective
+                && (row.applies)(&self.topology)
+                && (self.slot_bytes.is_some() || row.memory == MemoryUse::Private)
+        })
+    }
+}
+
+fn call(rng: &mut Rng, world_size: usize, groups: &[Group]) -> Call {
+    let index = rng.usize(0..groups.len());
+    let group = &groups[index];
+    let op = ReduceOp::ALL[rng.usize(0..ReduceOp::ALL.len())];
+    let kind = match rng.u8(0..12) {
+        0..=5 => Kind::AllReduce(op),
+        6 | 7 if group.has(Collective::ReduceScatter) => Kind::ReduceScatter(op),
+        6..=8 => Kind::Broadcast(rng.usize(0..world_size)),
+        9 | 10 => Kind::AllGather,
+        _ => Kind::Barrier,
+    };
+    let most = if world_size > 16 { 80 } else { 400 };
+    let elements = match (kind, rng.u8(0..4)) {
+        (Kind::Barrier, _) => 0,
+        (_, 0) => rng.usize(0..=3),
+        _ => rng.usize(0..=most),
+    };
+    let reduces = matches!(kind, Kind::AllReduce(_));
+    let registered = match group.needs_registered() && reduces {
+        true => true,
+        false => group.slot_bytes.is_some() && rng.u8(0..4) == 0,
+    };
+    let dtype = match kind {
+        Kind::Barrier => DType::U8,
+        // Sums of 16-bit floats cannot travel between hosts from registered memory.
+        _ if group.needs_registered() => [DType::F32, DType::F64, DType::I32][rng.usize(0..3)],
+        _ => DType::ALL[rng.usize(0..DType::ALL.len())],
+    };
+    Call { group: index, kind, dtype, elements, registered, seed: rng.u64(..) }
+}
+
+type Altered = (usize, usize, Option<usize>);
+
+fn fault(
+    rng: &mut Rng,
+    host_of: &[usize],
+    groups: &[Group],
+    calls: &mut Vec<Call>,
+) -> (Option<Fault>, Option<Altered>) {
+    let world_size = host_of.len();
+    let victim = rng.usize(0..world_size);
+    let group = rng.usize(0..groups.len());
+    let mut altered = None;
+    let kind = match rng.u8(0..12) {
+        0..=2 => FaultKind::Crash,
+        3 if host_of.iter().any(|host| *host != host_of[0]) => {
+            FaultKind::SilentHost(rng.u64(SECOND..3 * SECOND))
+        }
+        3 | 4 => {
+            let peer = (victim + rng.usize(1..world_size)) % world_size;
+            let (control, data) = [(true, true), (true, false), (false, true)][rng.usize(0..3)];
+            FaultKind::LostConnection { peer, group, control, data, reset: rng.bool() }
+        }
+        5 => FaultKind::Slow(rng.u64(MS..WARN_AFTER)),
+        6 => FaultKind::Slow(rng.u64(WARN_AFTER..TIMEOUT - SECOND)),
+        7 => FaultKind::Slow(rng.u64(TIMEOUT + SECOND..2 * TIMEOUT)),
+        8 => FaultKind::Abort { group },
+        _ => {
+            let call = rng.usize(0..calls.len());
+            let with = another(rng, calls[call], world_size).map(|other| {
+                calls.push(other);
+                calls.len() - 1
+            });
+            altered = Some((victim, call, with));
+            FaultKind::Mismatch { call, with }
+        }
+    };
+    let most = rng.u32(2..120);
+    let after_steps = rng.u32(1..=most);
+    (Some(Fault { victim, after_steps, kind }), altered)
+}
+
+/// A call that differs in one thing; `None`: no call at all.
+fn another(rng: &mut Rng, call: Call, world_size: usize) -> Option<Call> {
+    let others: Vec<_> = DType::ALL.into_iter().filter(|it| *it != call.dtype).collect();
+    let dtype = others[rng.usize(0..others.len())];
+    let other_op = |op: ReduceOp| match op {
+        ReduceOp::Sum => ReduceOp::Avg,
+        ReduceOp::Avg => ReduceOp::Max,
+        _ => ReduceOp::Sum,
+    };
+    Some(match (rng.u8(0..6), call.kind) {
+        (0, _) => return None,
+        (1, Kind::AllReduce(op)) => Call { kind: Kind::AllReduce(other_op(op)), ..call },
+        (1, Kind::ReduceScatter(op)) => Call { kind: Kind::ReduceScatter(other_op(op)), ..call },
+        (1 | 2, Kind::Broadcast(root)) => {
+            Call { kind: Kind::Broadcast((root + 1) % world_size), ..call }
+        }
+        (3, Kind::AllReduce(_)) => {
+            Call { kind: Kind::Barrier, dtype: DType::U8, elements: 0, registered: false, ..call }
+        }
+        (_, Kind::Barrier) => Call { kind: Kind::Broadcast(0), elements: 3, ..call },
+        (4, _) if dtype.size() > 2 => Call { dtype, ..call },
+        _ => Call { elements: call.elements + 1, ..call },
+    })
+}
+
+fn script(
+    rng: &mut Rng,
+    planned: usize,
+    calls: &[Call],
+    groups: usize,
+    altered: Option<Altered>,
+) -> Vec<Instruction> {
+    let asynchronous = rng.u8(0..3);
+    let mut script = Vec::new();
+    for (index, planned) in calls.iter().enumerate().take(planned) {
+        if rng.bool() {
+            script.push(Instruction::Compute(rng.u64(0..2 * MS)));
+        }
+        let call = match altered {
+            Some((_, at, with)) if at == index => with,
+            _ => Some(index),
+        };
+        let blocking = rng.u8(0..2) >= asynchronous;
+        script.extend(call.map(|call| Instruction::Call { call, blocking }));
+        if rng.u8(0..4) == 0 {
+            script.push(Instruction::Wait { group: planned.group });
+        }
+    }
+    for group in 0..groups {
+        script.push(Instruction::Wait { group });
+        script.push(Instruction::Close { group });
+    }
+    script
+}

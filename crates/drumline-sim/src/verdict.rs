@@ -1,0 +1,298 @@
+//! What must hold after every job, whatever went wrong in it.
+
+use std::collections::BTreeSet;
+
+use drumline::{Cause, Error};
+use drumline_launch::{Ending, supervisor::Verdict};
+
+use crate::{
+    plan::{FaultKind, MS, TIMEOUT, WARN_AFTER},
+    process::{Process, Record},
+    simulation::Simulation,
+};
+
+impl Simulation {
+    /// # Errors
+    ///
+    /// The first thing that is wrong.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        for process in &self.processes {
+            for record in &process.records {
+                self.check_record(process, record)
+                    .map_err(|problem| format!("rank {}: {problem}", process.rank))?;
+            }
+            self.check_poison(process)?;
+        }
+        self.check_that_all_hear()?;
+        self.check_warnings()?;
+        self.check_launchers()
+    }
+
+    /// The fault, if it has struck.
+    fn struck(&self) -> Option<(usize, FaultKind)> {
+        let fault = self.plan.fault?;
+        let always = matches!(fault.kind, FaultKind::Mismatch { .. });
+        (always || self.fault.is_some()).then_some((fault.victim, fault.kind))
+    }
+
+    fn check_record(&self, process: &Process, record: &Record) -> Result<(), String> {
+        let what = match record.call {
+            Some(call) => format!("{:?}", self.plan.calls[call]),
+            None => format!("the end of group {}", record.group),
+        };
+        if let Some((collective, then)) = &record.buffer
+            && collective.bytes() != then
+        {
+            return Err(format!("{what}: the buffer was written to after its call had ended"));
+        }
+        let stopped = match self.struck() {
+            Some((victim, FaultKind::Slow(time))) if victim == process.rank => time,
+            _ => 0,
+        };
+        if record.blocking && record.ended - record.started > TIMEOUT * 11 / 10 + stopped + 100 * MS
+        {
+            let took = (record.ended - record.started) as f64 / 1e9;
+            return Err(format!("{what}: took {took:.3} s, more than the time limit"));
+        }
+        match &record.error {
+            None => self.check_result(process, record).map_err(|bad| format!("{what}: {bad}")),
+            Some(error) => self
+                .check_error(process, record.group, error)
+                .map_err(|bad| format!("{what}: {bad}: {error}")),
+        }
+    }
+
+    fn check_result(&self, process: &Process, record: &Record) -> Result<(), String> {
+        let (Some(index), Some((_, bytes))) = (record.call, &record.buffer) else { return Ok(()) };
+        let call = &self.plan.calls[index];
+        // Who calls something else, and calls that met one of its others, have no right result.
+        if let Some((victim, FaultKind::Mismatch { call: wrong, with })) = self.struck()
+            && self.plan.calls[wrong].group == record.group
+            && (victim == process.rank || (with.is_none() && index >= wrong))
+        {
+            return Ok(());
+        }
+        let topology = &self.plan.groups[record.group].topology;
+        let expected = call.expected(process.rank, topology);
+        match call.agree(bytes, &expected) {
+            true => Ok(()),
+            false => Err("wrong result".to_owned()),
+        }
+    }
+
+    /// Whether an error may be, and blames whom it should.
+    fn check_error(&self, process: &Process, group: usize, error: &Error) -> Result<(), String> {
+        let Some((victim, fault)) = self.struck() else {
+            return Err("an error although nothing is wrong".to_owned());
+        };
+        let rank = process.rank;
+        let error = match error {
+            Error::Collective(error) => error,
+            Error::Poisoned { by, .. } => by,
+            _ => return Err("an error of the wrong kind".to_owned()),
+        };
+        let mut guilty: BTreeSet<usize> = match fault {
+            FaultKind::SilentHost(_) => {
+                let inside = self.plan.same_host(rank, victim);
+                let ranks = 0..self.plan.world_size;
+                ranks.filter(|other| self.plan.same_host(*other, victim) != inside).collect()
+            }
+            FaultKind::LostConnection { peer, .. } => [victim, peer].into(),
+            FaultKind::Crash
+            | FaultKind::Slow(_)
+            | FaultKind::Mismatch { .. }
+            | FaultKind::Abort { .. } => [victim].into(),
+        };
+        if matches!(fault, FaultKind::Slow(time) if time < TIMEOUT) {
+            return Err("an error although nobody is slower than the time limit".to_owned());
+        }
+        // Whoever has failed in another group may have left this one for that.
+        let elsewhere = |it: &&Process| {
+            self.plan.groups.len() > 1
+                && !self.plan.goes_on
+                && it.ended.is_some()
+                && it.lanes.iter().enumerate().any(|(at, lane)| at != group && lane.failed)
+        };
+        guilty.extend(self.processes.iter().filter(elsewhere).map(|it| it.rank));
+        // A launcher ends what is left of a job.
+        let ended = |it: &&Process| {
+            matches!(it.ended, Some((_, Ending::Signal { number: 15 | 9, .. })))
+                && it.rank != victim
+        };
+        guilty.extend(self.processes.iter().filter(ended).map(|it| it.rank));
+
+        let named: Vec<usize> = match &error.cause {
+            Cause::PeerExited { peer }
+            | Cause::PeerLeft { peer }
+            | Cause::HostSilent { peer }
+            | Cause::Disconnected { peer, .. } => vec![*peer],
+            Cause::Protocol { .. } => return Err("a protocol error".to_owned()),
+            Cause::Reported { culprit: Some(culprit), .. } => vec![*culprit],
+            Cause::Reported { culprit: None, text, .. } => {
+                let numbers: Vec<_> = text.split(|it: char| !it.is_ascii_digit()).collect();
+                let mentioned = |rank: &&usize| numbers.contains(&rank.to_string().as_str());
+                guilty.iter().filter(mentioned).copied().collect()
+            }
+            Cause::Timeout { waiting_for } => waiting_for.clone(),
+            Cause::Mismatch { .. } if !matches!(fault, FaultKind::Mismatch { .. }) => {
+                return Err("a mismatch although all call the same".to_owned());
+            }
+            Cause::Mismatch { .. } if rank == victim => return Ok(()),
+            Cause::Mismatch { peer, .. } => vec![*peer],
+            Cause::Aborted => vec![rank],
+            other => return Err(format!("an unknown cause {other:?}")),
+        };
+        // The one at fault cannot name itself where it sees only the others.
+        // A rank that times out knows whom it waits for, not whom that one waits for.
+        let may_chain = matches!(fault, FaultKind::Slow(_) | FaultKind::Mismatch { .. });
+        let chain = matches!(&error.cause, Cause::Timeout { .. })
+            || matches!(&error.cause, Cause::Reported { text, .. } if text.contains("time limit"));
+        let lost = matches!(fault, FaultKind::LostConnection { .. });
+        if !lost && error.to_string().contains(" broke: ") {
+            return Err("a broken connection although none broke by itself".to_owned());
+        }
+        if chain && self.victim_leaves_early() {
+            return Err("waits in vain for a rank that has left".to_owned());
+        }
+        if may_chain && chain && !named.iter().any(|rank| guilty.contains(rank)) {
+            return Ok(());
+        }
+        let told_by_victim = match &error.cause {
+            Cause::PeerLeft { .. } => rank == victim,
+            Cause::Reported { text, .. } => text.contains(&format!("rank {victim}:")),
+            _ => false,
+        };
+        let own_view = matches!(fault, FaultKind::Mismatch { .. }) && told_by_victim;
+        match own_view || named.iter().any(|rank| guilty.contains(rank)) {
+            true => Ok(()),
+            false => Err(format!("blames {named:?} where {guilty:?} are at fault")),
+        }
+    }
+
+    /// Whether the victim omits the last call, and so leaves while all others wait for it.
+    fn victim_leaves_early(&self) -> bool {
+        let Some((_, FaultKind::Mismatch { call, with: None })) = self.struck() else {
+            return false;
+        };
+        self.plan.groups.len() == 1 && call + 1 == self.plan.calls.len()
+    }
+
+    /// After a failure every later call repeats it.
+    fn check_poison(&self, process: &Process) -> Result<(), String> {
+        let mut first: Vec<Option<&Error>> = vec![None; self.plan.groups.len()];
+        for Record { group, error, .. } in &process.records {
+            match (first[*group], error) {
+                (None, Some(Error::Poisoned { .. })) if !self.was_aborted(process.rank, *group) => {
+                    return Err(format!("rank {}: poisoned by nothing", process.rank));
+                }
+                (None, error) => first[*group] = error.as_ref(),
+                (Some(_), Some(Error::Poisoned { .. })) => {}
+                (Some(_), other) => {
+                    return Err(format!(
+                        "rank {}: a call on a poisoned group gave {other:?}",
+                        process.rank
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn was_aborted(&self, rank: usize, group: usize) -> bool {
+        matches!(
+            self.struck(),
+            Some((victim, FaultKind::Abort { group: of })) if victim == rank && of == group
+        )
+    }
+
+    /// Where a rank cannot go on, every rank must learn of it.
+    fn check_that_all_hear(&self) -> Result<(), String> {
+        let Some((victim, fault)) = self.struck() else { return self.check_complete() };
+        let leaving = self.fault.as_ref().map(|(_, leaving)| &leaving[..]).unwrap_or_default();
+        let left = |group: usize| leaving.get(group).copied().unwrap_or(false);
+        let groups: Vec<usize> = match fault {
+            FaultKind::Crash => (0..self.plan.groups.len()).filter(|it| !left(*it)).collect(),
+            // Whoever never needed it again has heard nothing.
+            FaultKind::Slow(time) if time > TIMEOUT => vec![],
+            FaultKind::Slow(_) => return self.check_complete(),
+            FaultKind::Abort { group } if !left(group) => vec![group],
+            FaultKind::Mismatch { .. } => {
+                // A call that needs no answer may be found wrong only at the end, by one rank.
+                let any = self.processes.iter().any(|it| it.lanes.iter().any(|it| it.failed));
+                return if any { Ok(()) } else { Err("nobody noticed the mismatch".to_owned()) };
+            }
+            FaultKind::Abort { .. }
+            | FaultKind::LostConnection { .. }
+            | FaultKind::SilentHost(_) => vec![],
+        };
+        for group in groups {
+            for process in &self.processes {
+                let by_itself = matches!(process.ended, Some((_, Ending::Code(0 | 1))));
+                let gave_up = !self.plan.goes_on && process.lanes.iter().any(|lane| lane.failed);
+                if by_itself && !gave_up && !process.lanes[group].failed {
+                    return Err(format!(
+                        "rank {} has not heard that rank {victim} failed in group {group}",
+                        process.rank
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Nothing is left undone.
+    fn check_complete(&self) -> Result<(), String> {
+        for process in &self.processes {
+            let all = process.lanes.iter().all(|lane| lane.closed && !lane.failed);
+            if !all || !matches!(process.ended, Some((_, Ending::Code(0)))) {
+                return Err(format!("rank {} has not done everything", process.rank));
+            }
+        }
+        Ok(())
+    }
+
+    /// Who waits for a stopped rank says so, and somebody names it.
+    fn check_warnings(&self) -> Result<(), String> {
+        let Some((victim, FaultKind::Slow(_))) = self.struck() else { return Ok(()) };
+        for process in self.processes.iter().filter(|it| it.rank != victim) {
+            for record in process.records.iter().filter(|it| it.blocking && it.call.is_some()) {
+                let waited = record.ended - record.started > WARN_AFTER + 100 * MS;
+                let said = |warning: &crate::warnings::Warning| {
+                    warning.rank == process.rank && warning.group == record.group.to_string()
+                };
+                if waited && !self.warnings.iter().any(said) {
+                    return Err(format!("rank {} did not warn of late ranks", process.rank));
+                }
+            }
+        }
+        // The stopped rank itself sees only that it has been waiting.
+        let mut others = self.warnings.iter().filter(|warning| warning.rank != victim).peekable();
+        let none = others.peek().is_none();
+        match none || others.any(|warning| warning.late.contains(&victim)) {
+            true => Ok(()),
+            false => Err(format!("no warning names rank {victim}: {:?}", self.warnings)),
+        }
+    }
+
+    fn check_launchers(&self) -> Result<(), String> {
+        for (ranks, supervisor) in &self.launchers {
+            let failed = match supervisor.verdict() {
+                Some(Verdict::Success) => None,
+                Some(Verdict::Failed { worker }) => Some(ranks[worker]),
+                other => return Err(format!("a launcher says {other:?}")),
+            };
+            match self.struck() {
+                None if failed.is_some() => {
+                    return Err(format!("a launcher blames rank {failed:?} for nothing"));
+                }
+                Some((victim, FaultKind::Crash))
+                    if ranks.contains(&victim) && failed != Some(victim) =>
+                {
+                    return Err(format!("a launcher blames {failed:?}, not rank {victim}"));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
