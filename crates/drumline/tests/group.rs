@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod common;
+
 use std::{
     io::Write,
     net::TcpStream,
@@ -12,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use common::{everywhere, world_with};
 use drumline::{
     Cause, CollectiveError, Config, Element, Error, ProcessGroup, ReduceOp,
     auth::{Channel, Hello, Nonce, Secret},
@@ -24,20 +27,6 @@ const OPS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceO
 /// Runs `rank` on a thread for every rank of a world and collects what they return.
 fn world<R: Send>(world_size: usize, rank: impl Fn(ProcessGroup) -> R + Sync) -> Vec<R> {
     world_with(world_size, &Config::default(), rank)
-}
-
-fn world_with<R: Send>(
-    world_size: usize,
-    config: &Config,
-    rank: impl Fn(ProcessGroup) -> R + Sync,
-) -> Vec<R> {
-    let groups = ProcessGroup::local_world_with(world_size, config).unwrap();
-    std::thread::scope(|threads| {
-        let rank = &rank;
-        let running: Vec<_> =
-            groups.into_iter().map(|group| threads.spawn(move || rank(group))).collect();
-        running.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
 }
 
 fn with_algorithm(name: &str) -> Config {
@@ -255,11 +244,12 @@ fn failure(error: Error) -> CollectiveError {
 /// Every rank makes its call and then a barrier: by then all of them must have failed, with a
 /// text that names both calls.
 fn ranks_disagree(
+    config: &Config,
     world_size: usize,
     calls: [&str; 2],
     call: impl Fn(&ProcessGroup) -> Result<(), Error> + Sync,
 ) {
-    let config = Config { timeout: Duration::from_secs(20), ..Config::default() };
+    let config = Config { timeout: Duration::from_secs(20), ..config.clone() };
     let told = world_with(world_size, &config, |group| {
         let error = call(&group).and_then(|()| group.barrier()).unwrap_err();
         assert!(group.barrier().is_err(), "the group must be poisoned");
@@ -273,33 +263,50 @@ fn ranks_disagree(
 
 #[test]
 fn every_rank_learns_who_called_what_when_ranks_disagree() {
-    for world_size in [2, 3, 5] {
-        let odd = |group: &ProcessGroup| group.rank() == world_size - 1;
-        ranks_disagree(world_size, ["all_reduce(sum) of 4 f32", "all_reduce(max) of 4 f32"], |g| {
-            g.all_reduce(&mut [1_f32; 4], if odd(g) { ReduceOp::Max } else { ReduceOp::Sum })
-        });
-        ranks_disagree(world_size, ["(sum) of 4 f32", "(sum) of 5 f32"], |g| {
-            g.all_reduce(&mut vec![1_f32; if odd(g) { 5 } else { 4 }], ReduceOp::Sum)
-        });
-        ranks_disagree(world_size, ["(sum) of 4 f32", "(sum) of 2 f64"], |g| match odd(g) {
-            true => g.all_reduce(&mut [1_f64; 2], ReduceOp::Sum),
-            false => g.all_reduce(&mut [1_f32; 4], ReduceOp::Sum),
-        });
-        ranks_disagree(world_size, ["all_reduce(sum)", "all_gather of 1 u8"], |g| match odd(g) {
-            true => g.all_gather(&[1_u8], &mut vec![0; world_size]),
-            false => g.all_reduce(&mut [1_f32; 4], ReduceOp::Sum),
-        });
-        ranks_disagree(world_size, ["broadcast(root 0)", "broadcast(root 1)"], |g| {
-            // Roots need nobody's answer: they learn of it in the next call.
-            g.broadcast(&mut [1_f32; 4], usize::from(odd(g))).and_then(|()| g.barrier())
-        });
-        ranks_disagree(world_size, ["barrier", "all_reduce(sum) of 3000000 u8"], |g| {
-            match odd(g) {
-                true => g.barrier(),
-                false => g.all_reduce(&mut vec![1_u8; 3_000_000], ReduceOp::Sum),
-            }
-        });
-    }
+    everywhere(|config| {
+        for world_size in [2, 3, 5] {
+            let odd = |group: &ProcessGroup| group.rank() == world_size - 1;
+            ranks_disagree(
+                config,
+                world_size,
+                ["all_reduce(sum) of 4 f32", "all_reduce(max) of 4 f32"],
+                |g| {
+                    g.all_reduce(
+                        &mut [1_f32; 4],
+                        if odd(g) { ReduceOp::Max } else { ReduceOp::Sum },
+                    )
+                },
+            );
+            ranks_disagree(config, world_size, ["(sum) of 4 f32", "(sum) of 5 f32"], |g| {
+                g.all_reduce(&mut vec![1_f32; if odd(g) { 5 } else { 4 }], ReduceOp::Sum)
+            });
+            ranks_disagree(
+                config,
+                world_size,
+                ["(sum) of 4 f32", "(sum) of 2 f64"],
+                |g| match odd(g) {
+                    true => g.all_reduce(&mut [1_f64; 2], ReduceOp::Sum),
+                    false => g.all_reduce(&mut [1_f32; 4], ReduceOp::Sum),
+                },
+            );
+            ranks_disagree(config, world_size, ["all_reduce(sum)", "all_gather of 1 u8"], |g| {
+                match odd(g) {
+                    true => g.all_gather(&[1_u8], &mut vec![0; world_size]),
+                    false => g.all_reduce(&mut [1_f32; 4], ReduceOp::Sum),
+                }
+            });
+            ranks_disagree(config, world_size, ["broadcast(root 0)", "broadcast(root 1)"], |g| {
+                // Roots need nobody's answer: they learn of it in the next call.
+                g.broadcast(&mut [1_f32; 4], usize::from(odd(g))).and_then(|()| g.barrier())
+            });
+            ranks_disagree(config, world_size, ["barrier", "all_reduce(sum) of 3000000 u8"], |g| {
+                match odd(g) {
+                    true => g.barrier(),
+                    false => g.all_reduce(&mut vec![1_u8; 3_000_000], ReduceOp::Sum),
+                }
+            });
+        }
+    });
 }
 
 #[test]

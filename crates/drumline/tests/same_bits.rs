@@ -2,26 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod common;
+
 use std::fmt::Debug;
 
-use drumline::{Config, Element, ProcessGroup, ReduceOp, SumOrder};
+use common::world_with as world;
+use drumline::{Config, Element, ReduceOp, SumOrder};
 use half::{bf16, f16};
 use proptest::prelude::*;
-
-/// Runs `rank` on a thread for every rank of a world and collects what they return.
-fn world<R: Send>(
-    world_size: usize,
-    config: &Config,
-    rank: impl Fn(ProcessGroup) -> R + Sync,
-) -> Vec<R> {
-    let groups = ProcessGroup::local_world_with(world_size, config).unwrap();
-    std::thread::scope(|threads| {
-        let rank = &rank;
-        let running: Vec<_> =
-            groups.into_iter().map(|group| threads.spawn(move || rank(group))).collect();
-        running.into_iter().map(|thread| thread.join().unwrap()).collect()
-    })
-}
 
 /// Every way there is to carry an all-reduce of ranks on one host.
 fn ways() -> Vec<(&'static str, Config)> {
