@@ -8,6 +8,8 @@ use drumline_schedule::{
 };
 
 use super::{
+    flags::{Epoch, Flags},
+    history::History,
     layout::Layout,
     message::{Description, Header},
 };
@@ -61,89 +63,6 @@ struct PeerProgress {
     header: Option<Header>,
     /// Whether it has left the group.
     left: bool,
-}
-
-/// What a rank knows of the shared memory of its host: how often everybody has posted.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Flags {
-    epoch: Epoch,
-    /// The ranks that share memory with this one, and how far each has come.
-    peers: Vec<Neighbour>,
-}
-
-/// How far the shared-memory operations of a group have come: the same on all ranks of a host.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Epoch {
-    /// Every rank's posts before this piece.
-    base: u64,
-    /// How many pieces came before.
-    pieces: u64,
-    /// The piece before, if there was one.
-    previous: Option<Previous>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Previous {
-    /// Every rank's posts before it.
-    base: u64,
-    /// The call that it was a piece of.
-    description: Description,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Neighbour {
-    rank: Rank,
-    posted: u64,
-    /// Whether its announcement of this piece has been compared, and that of the piece before.
-    met: bool,
-    met_before: bool,
-}
-
-impl Flags {
-    pub(crate) fn new(neighbours: impl IntoIterator<Item = Rank>) -> Flags {
-        let neighbour = |rank| Neighbour { rank, posted: 0, met: false, met_before: true };
-        Flags { epoch: Epoch::default(), peers: neighbours.into_iter().map(neighbour).collect() }
-    }
-
-    fn next_piece(&mut self, posts: u64, description: Description) {
-        let Epoch { base, pieces, .. } = self.epoch;
-        self.epoch = Epoch {
-            base: base + posts,
-            pieces: pieces + 1,
-            previous: Some(Previous { base, description }),
-        };
-        for peer in &mut self.peers {
-            peer.met_before = std::mem::take(&mut peer.met);
-        }
-    }
-
-    /// A neighbour whose announcement of the piece before has not been compared, and its count
-    /// of posts from which on it can be.
-    fn owed(&self) -> Option<(Rank, u64)> {
-        let previous = self.epoch.previous?;
-        let owed = self.peers.iter().find(|peer| !peer.met_before)?;
-        Some((owed.rank, previous.base + 1))
-    }
-
-    /// Announcements that nobody has looked at, after all neighbours have left: (rank, piece,
-    /// what this rank called there).
-    pub(crate) fn left_over(&self) -> impl Iterator<Item = (Rank, u64, Option<Description>)> {
-        let Epoch { base, pieces, previous } = self.epoch;
-        self.peers.iter().filter_map(move |peer| match previous {
-            Some(previous) if !peer.met_before => {
-                Some((peer.rank, pieces - 1, Some(previous.description)))
-            }
-            _ if peer.posted > base => Some((peer.rank, pieces, None)),
-            _ => None,
-        })
-    }
-
-    /// A neighbour has posted so often.
-    pub(crate) fn on_posted(&mut self, peer: Rank, posted: u64) {
-        if let Some(known) = self.peers.iter_mut().find(|known| known.rank == peer) {
-            known.posted = known.posted.max(posted);
-        }
-    }
 }
 
 /// What the machine wants done.
@@ -547,27 +466,6 @@ impl Machine {
                 || watched.contains(rank)
         };
         (0..self.peers.len()).filter(awaited).collect()
-    }
-}
-
-/// The last calls of a group, to explain messages that come too late.
-#[derive(Debug, Default)]
-pub(crate) struct History(VecDeque<Description>);
-
-impl History {
-    const CALLS_MAX: usize = 64;
-
-    pub(crate) fn push(&mut self, description: Description) {
-        if self.0.len() == History::CALLS_MAX {
-            self.0.pop_front();
-        }
-        self.0.push_back(description);
-    }
-
-    /// Why `peer` sent a message of `theirs`, a call that this rank has completed without it.
-    pub(crate) fn explain(&self, peer: Rank, theirs: Description) -> Cause {
-        let same_call = |ours: &&Description| ours.sequence() == theirs.sequence();
-        Cause::mismatch(peer, theirs, self.0.iter().find(same_call).copied())
     }
 }
 

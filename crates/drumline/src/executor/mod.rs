@@ -5,6 +5,8 @@
 //! take turns and never blocks. Whoever has a clock and something to wait on (a blocking call,
 //! the progress thread, a simulator) calls it again and again.
 
+mod flags;
+mod history;
 mod layout;
 mod machine;
 mod memory;
@@ -16,8 +18,10 @@ use std::time::Instant;
 
 use drumline_kernels::with_ieee_rounding;
 
+pub(crate) use flags::Flags;
+pub(crate) use history::History;
 pub(crate) use layout::Layout;
-pub(crate) use machine::{Action, Flags, History, Machine};
+pub(crate) use machine::{Action, Machine};
 pub(crate) use memory::{Buffers, Memory, Pool};
 pub(crate) use message::{Description, Header, Operation, array};
 

@@ -1,0 +1,29 @@
+//! What a group has called before.
+
+use std::collections::VecDeque;
+
+use drumline_schedule::step::Rank;
+
+use super::message::Description;
+use crate::error::Cause;
+
+/// The last calls of a group, to explain messages that come too late.
+#[derive(Debug, Default)]
+pub(crate) struct History(VecDeque<Description>);
+
+impl History {
+    const CALLS_MAX: usize = 64;
+
+    pub(crate) fn push(&mut self, description: Description) {
+        if self.0.len() == History::CALLS_MAX {
+            self.0.pop_front();
+        }
+        self.0.push_back(description);
+    }
+
+    /// Why `peer` sent a message of `theirs`, a call that this rank has completed without it.
+    pub(crate) fn explain(&self, peer: Rank, theirs: Description) -> Cause {
+        let same_call = |ours: &&Description| ours.sequence() == theirs.sequence();
+        Cause::mismatch(peer, theirs, self.0.iter().find(same_call).copied())
+    }
+}
