@@ -60,7 +60,7 @@ fn an_arena_takes_memory_only_while_buffers_live() {
 fn a_segment_of_the_usual_size_takes_little() {
     let own = Segment::create(SegmentSize::of_host()).unwrap();
     assert!(own.arena().bytes() > 64 << 20);
-    assert_eq!(own.slot_bytes(), 1 << 20);
+    assert!(own.slot_bytes() >= 64 << 10);
     assert!(memory_taken(&own) < 8 << 20);
 }
 

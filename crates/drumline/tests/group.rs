@@ -462,6 +462,25 @@ fn a_group_can_be_made_again_under_its_name() {
     }
 }
 
+/// One rank that can share no memory, as in a container of its own: all go on over sockets.
+#[test]
+fn ranks_share_memory_all_together_or_not_at_all() {
+    for alone in [None, Some(1)] {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        let told = common::on_threads((0..3).collect(), |rank| {
+            let shared_memory = alone != Some(rank);
+            let config = Config { shared_memory, ..Config::default() };
+            let group = ProcessGroup::connect("mixed", store.clone(), rank, 3, &config).unwrap();
+            let mut data = group.alloc_registered::<i64>(100_000).unwrap();
+            data.fill(1 << rank);
+            group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+            assert!(data.iter().all(|sum| *sum == 7));
+            group.shares_memory()
+        });
+        assert_eq!(told, [alone.is_none(); 3]);
+    }
+}
+
 #[test]
 fn strangers_at_the_door_hold_up_nobody() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
