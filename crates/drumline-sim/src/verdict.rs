@@ -265,10 +265,10 @@ impl Simulation {
                 }
             }
         }
-        // The stopped rank itself sees only that it has been waiting.
-        let mut others = self.warnings.iter().filter(|warning| warning.rank != victim).peekable();
-        let none = others.peek().is_none();
-        match none || others.any(|warning| warning.late.contains(&victim)) {
+        // The stopped rank itself sees only that it has been waiting. A warning names whom a rank
+        // waits for, who may be waiting, too: of several, one names the stopped rank.
+        let others = || self.warnings.iter().filter(|warning| warning.rank != victim);
+        match others().count() < 2 || others().any(|warning| warning.late.contains(&victim)) {
             true => Ok(()),
             false => Err(format!("no warning names rank {victim}: {:?}", self.warnings)),
         }

@@ -71,7 +71,8 @@ impl Flags {
     pub(crate) fn left_over(&self) -> impl Iterator<Item = (Rank, u64, Option<Description>)> {
         let Epoch { base, pieces, previous } = self.epoch;
         self.peers.iter().filter_map(move |peer| match previous {
-            Some(previous) if !peer.met_before => {
+            // One that left before that call has announced nothing, and had nothing to give.
+            Some(previous) if !peer.met_before && peer.posted > previous.base => {
                 Some((peer.rank, pieces - 1, Some(previous.description)))
             }
             _ if peer.posted > base => Some((peer.rank, pieces, None)),
