@@ -117,9 +117,16 @@ pub(crate) fn choose(
     }
     let bytes = call.elements * call.dtype.size();
     let shared = host.and_then(|_| {
-        shared_memory(collective, bytes, registered.is_some(), topology)
-            .filter(|row| row.memory != MemoryUse::Registered || !is_wide(row))
-            .find(|row| (row.applies)(topology))
+        let fits = |row: &&Algorithm| {
+            row.collective == collective
+                && match row.memory {
+                    MemoryUse::Private => false,
+                    MemoryUse::Staged => true,
+                    MemoryUse::Registered => registered.is_some() && !is_wide(row),
+                }
+                && (row.applies)(topology)
+        };
+        ALGORITHMS.iter().filter(fits).min_by_key(|row| preference(row, bytes, topology))
     });
     match shared {
         Some(algorithm) => Ok(finish(algorithm)),
@@ -127,41 +134,17 @@ pub(crate) fn choose(
     }
 }
 
-/// The algorithms that use shared memory, best first.
-fn shared_memory(
-    collective: Collective,
-    bytes: usize,
-    registered: bool,
-    topology: &Topology,
-) -> impl Iterator<Item = &'static Algorithm> {
+/// The place of an algorithm among those that use shared memory: the lowest is taken.
+fn preference(row: &Algorithm, bytes: usize, topology: &Topology) -> u8 {
     // With two ranks, reading one whole slot is as much as reading half and copying half.
     let one_shot = bytes <= ONE_SHOT_BYTES || topology.world_size == 2;
-    let rank = move |row: &&'static Algorithm| match (row.memory, row.name) {
-        (MemoryUse::Registered, _) => {
-            if bytes <= STAGED_BYTES {
-                4
-            } else {
-                0
-            }
-        }
-        (_, "shm-oneshot") => {
-            if one_shot {
-                1
-            } else {
-                3
-            }
-        }
+    match (row.memory, row.name) {
+        (MemoryUse::Registered, _) if bytes > STAGED_BYTES => 0,
+        (MemoryUse::Registered, _) => 4,
+        (_, "shm-oneshot") if one_shot => 1,
+        (_, "shm-oneshot") => 3,
         _ => 2,
-    };
-    let usable = move |row: &&Algorithm| match row.memory {
-        MemoryUse::Private => false,
-        MemoryUse::Staged => true,
-        MemoryUse::Registered => registered,
-    };
-    let mut rows: Vec<_> =
-        ALGORITHMS.iter().filter(|row| row.collective == collective).filter(usable).collect();
-    rows.sort_by_key(rank);
-    rows.into_iter()
+    }
 }
 
 /// The algorithms that send messages only, for all lengths: of one group, each kind of call worked
