@@ -104,9 +104,9 @@ impl Stream {
     /// While something is unacknowledged the kernel asks no such questions, so that has a limit of
     /// its own, 2.25 s after the first repetition: so whoever waits sends a beat ten times a second,
     /// and notices within 2.6 s. (With 2 s or less, the kernel would give up after one unanswered
-    /// question.) The limit is for
-    /// control connections only, because Linux also applies it to a peer that acknowledges but
-    /// takes nothing (a window of zero), and being held up in this way is normal for data.
+    /// question.) The limit is for control connections only, because Linux also applies it to a
+    /// peer that acknowledges but takes nothing (a window of zero), and being held up in this way
+    /// is normal for data.
     pub(crate) fn watch_host(&self) -> io::Result<()> {
         let Stream::Tcp(stream) = self else { return Ok(()) };
         const SECOND: Duration = Duration::from_secs(1);

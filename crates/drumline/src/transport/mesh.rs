@@ -51,7 +51,6 @@ pub(crate) struct Connected {
     /// The messages of collectives.
     pub(crate) data: Stream,
     /// Messages from rank to rank, outside of collectives.
-    #[allow(dead_code, reason = "opened for point-to-point messages, which are to come")]
     pub(crate) points: Stream,
     /// Whether the peer is on this host, in this network, and runs as the same user.
     pub(crate) same_host: bool,
