@@ -143,8 +143,6 @@ impl Simulation {
             other => return Err(format!("an unknown cause {other:?}")),
         };
         // The one at fault cannot name itself where it sees only the others.
-        // A rank that times out knows whom it waits for, not whom that one waits for.
-        let may_chain = matches!(fault, FaultKind::Slow(_) | FaultKind::Mismatch { .. });
         let chain = matches!(&error.cause, Cause::Timeout { .. })
             || matches!(&error.cause, Cause::Reported { text, .. } if text.contains("time limit"));
         let lost = matches!(fault, FaultKind::LostConnection { .. });
@@ -153,9 +151,6 @@ impl Simulation {
         }
         if chain && self.victim_leaves_early() {
             return Err("waits in vain for a rank that has left".to_owned());
-        }
-        if may_chain && chain && !named.iter().any(|rank| guilty.contains(rank)) {
-            return Ok(());
         }
         let told_by_victim = match &error.cause {
             Cause::PeerLeft { .. } => rank == victim,
@@ -265,13 +260,16 @@ impl Simulation {
                 }
             }
         }
-        // The stopped rank itself sees only that it has been waiting. A warning names whom a rank
-        // waits for, who may be waiting, too: of several, one names the stopped rank.
-        let others = || self.warnings.iter().filter(|warning| warning.rank != victim);
-        match others().count() < 2 || others().any(|warning| warning.late.contains(&victim)) {
-            true => Ok(()),
-            false => Err(format!("no warning names rank {victim}: {:?}", self.warnings)),
+        let Some((struck, _)) = self.fault else { return Ok(()) };
+        let stopped = struck..self.processes[victim].stopped_until;
+        for warning in &self.warnings {
+            let meanwhile =
+                stopped.contains(&warning.at) && warning.at - WARN_AFTER >= stopped.start;
+            if meanwhile && warning.late != [victim] {
+                return Err(format!("only rank {victim} is late: {warning:?}"));
+            }
         }
+        Ok(())
     }
 
     fn check_launchers(&self) -> Result<(), String> {

@@ -53,8 +53,9 @@ pub struct Config {
     /// hold ranks that are no node of the tree of ranks, and its bits depend on the placement.
     pub sum_order: SumOrder,
 
-    /// After how long a call warns of the ranks that it waits for. `DRUMLINE_WARN_AFTER_S`, in
-    /// seconds; 10 s unless set.
+    /// After how long a call warns of the ranks that it waits for. After half of that time it
+    /// tells its peers that it waits, so that each can name who holds them all up.
+    /// `DRUMLINE_WARN_AFTER_S`, in seconds; 10 s unless set.
     pub warn_after: Duration,
 
     /// What the processes of the job prove to each other. `DRUMLINE_SECRET` or

@@ -28,7 +28,9 @@ use crate::{
     host::Host,
     lane::{Job, Lane, Operation},
     operation::CallOn,
-    transport::{self, Connections, Duplex, News, Point, Streams, Transport, mesh::Membership},
+    transport::{
+        self, Connections, Duplex, News, Point, Streams, Transport, Waits, mesh::Membership,
+    },
 };
 
 /// A stream of bytes in both directions that never blocks.
@@ -469,6 +471,14 @@ impl<S: Connection> Connections for Shared<S> {
 
     fn take_points(&mut self) -> Vec<Point> {
         self.lock().streams.take_points()
+    }
+
+    fn tell(&mut self, waits: &Waits) {
+        self.lock().streams.tell(waits);
+    }
+
+    fn told(&self) -> BTreeMap<Rank, Waits> {
+        self.lock().streams.told()
     }
 
     fn next_deadline(&self, now: Instant) -> Option<Instant> {

@@ -4,6 +4,7 @@
 //! A lane has no thread, no lock and no clock, and never blocks. A blocking call, the progress
 //! thread and the simulator all drive it in the same way.
 
+mod patience;
 mod points;
 
 use std::{
@@ -15,6 +16,8 @@ use std::{
     },
     time::{Duration, Instant},
 };
+
+use patience::Patience;
 
 use drumline_schedule::{Algorithm, Schedule, Topology, step::Rank};
 
@@ -88,8 +91,7 @@ enum State {
 struct Running {
     machine: Machine,
     started: Instant,
-    /// Whether the late ranks have been named.
-    warned: bool,
+    patience: Patience,
 }
 
 impl Lane {
@@ -217,7 +219,7 @@ impl Lane {
         };
         match result {
             Ok(Progress::Done) => {
-                if running.warned {
+                if running.patience.warned() {
                     tracing::warn!(
                         group = self.member.name,
                         "{} has gone on after {:.1?}",
@@ -225,15 +227,26 @@ impl Lane {
                         now.saturating_duration_since(running.started)
                     );
                 }
+                self.tell_end(&running);
                 self.end(running, operation, now);
                 Ok(Progress::Done)
             }
-            Ok(progress) => {
-                self.warn_of_late_ranks(&mut running, now);
+            Ok(Progress::Moved) => {
                 self.running = Some(running);
-                Ok(progress)
+                Ok(Progress::Moved)
+            }
+            Ok(Progress::Stuck) => {
+                self.be_patient(&mut running, now);
+                self.running = Some(running);
+                Ok(Progress::Stuck)
+            }
+            Err(Cause::Timeout { .. }) if self.was_stopped(&mut running, now) => {
+                self.be_patient(&mut running, now);
+                self.running = Some(running);
+                Ok(Progress::Stuck)
             }
             Err(cause) => {
+                let cause = self.trace(cause, self.sequence - 1);
                 let description = running.machine.description().to_string();
                 let elapsed = now.saturating_duration_since(running.started);
                 self.end(running, operation, now);
@@ -276,7 +289,8 @@ impl Lane {
         );
         self.sequence += 1;
         let begun = self.transport.begin(&mut machine);
-        let running = Running { machine, started: now, warned: false };
+        let patience = Patience::new(now, &self.config);
+        let running = Running { machine, started: now, patience };
         if let Err(cause) = begun {
             let description = running.machine.description().to_string();
             self.end(running, operation, now);
@@ -298,23 +312,6 @@ impl Lane {
     /// Adds time that a caller has spent in an operation after it last said what time it is.
     pub(crate) fn add_busy(&mut self, time: Duration) {
         self.busy += time;
-    }
-
-    fn warn_of_late_ranks(&self, running: &mut Running, now: Instant) {
-        let waited = now.saturating_duration_since(running.started);
-        if running.warned || waited < self.config.warn_after {
-            return;
-        }
-        running.warned = true;
-        tracing::warn!(
-            group = self.member.name,
-            rank = self.member.rank,
-            late = ?running.machine.awaited(),
-            "{} has been waiting for {waited:.1?}: the late ranks are stopped, slow or in another \
-             call; it is given up after {:.1?} (DRUMLINE_TIMEOUT_S)",
-            running.machine.description(),
-            self.config.timeout
-        );
     }
 
     /// The schedule of `call` for this rank; made once.
@@ -377,11 +374,7 @@ impl Lane {
 
     /// When there is something to do even if no peer moves.
     fn next_deadline(&self, now: Instant) -> Option<Instant> {
-        let running = self.running.as_ref().map(|running| {
-            let deadline = running.machine.deadline();
-            let warning = running.started + self.config.warn_after;
-            if running.warned { deadline } else { deadline.min(warning) }
-        });
+        let running = self.running.as_ref().map(Running::due);
         let transport = self.transport.next_deadline(now);
         running.into_iter().chain(self.points_due).chain(transport).min()
     }
@@ -468,7 +461,9 @@ impl Lane {
                 }
             }
             Ok(_) if self.aborted.load(Ordering::SeqCst) => Cause::Aborted,
-            Ok(waiting_for) if now >= deadline => Cause::Timeout { waiting_for },
+            Ok(waiting_for) if now >= deadline => {
+                self.trace(Cause::Timeout { waiting_for }, self.sequence)
+            }
             Ok(_) => return Ok(false),
             Err(cause) => cause,
         };

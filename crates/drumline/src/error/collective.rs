@@ -103,7 +103,8 @@ pub enum Cause {
     },
     /// The deadline has passed.
     Timeout {
-        /// The ranks that did not answer.
+        /// The ranks that did not answer. Not those that have said in time that they wait for
+        /// others themselves: these others.
         waiting_for: Vec<Rank>,
     },
     /// A peer sent something that no correct peer sends.
