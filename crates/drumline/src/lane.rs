@@ -23,6 +23,7 @@ use crate::{
     call::{self, Call, OverLinks},
     executor::{History, Layout, Machine, Memory, Pool, Progress, drive},
     host::Host,
+    trace::{Category, Open, Recorder, What},
     transport::{Connections, mesh::Membership},
     work::{panic_text, shielded},
 };
@@ -75,6 +76,7 @@ pub(crate) struct Lane {
     state: State,
     /// Time in operations.
     busy: Duration,
+    recorder: Recorder,
 }
 
 enum State {
@@ -90,6 +92,8 @@ struct Running {
     started: Instant,
     /// Whether the late ranks have been named.
     warned: bool,
+    /// Ends with the operation.
+    open: Open,
 }
 
 impl Lane {
@@ -101,6 +105,7 @@ impl Lane {
         host: Option<Host>,
         aborted: Arc<AtomicBool>,
     ) -> Lane {
+        let recorder = Recorder::of(&member.name, member.rank);
         Lane {
             member,
             topology,
@@ -120,7 +125,14 @@ impl Lane {
             asleep: false,
             state: State::Open,
             busy: Duration::ZERO,
+            recorder,
         }
+    }
+
+    /// The same, with what it does recorded by `recorder`.
+    pub(crate) fn recorded_by(mut self, recorder: Recorder) -> Lane {
+        self.recorder = recorder;
+        self
     }
 
     /// Time that this rank has spent in operations, waiting for others included.
@@ -198,6 +210,7 @@ impl Lane {
             Some(running) => running,
             None => self.start(operation, now)?,
         };
+        let _inside = running.open.enter();
         if let State::Failed(by) = &self.state {
             // A message from rank to rank has failed beside it.
             let error =
@@ -254,6 +267,14 @@ impl Lane {
         let (topology, over_links) = (&self.topology, &mut self.over_links);
         let choice = call::choose(&call, topology, over_links, host, registered, &self.config)?;
         let schedule = self.schedule(choice.algorithm, &call)?;
+        let open = self.recorder.begin(|| What {
+            category: Category::Collective,
+            name: call.operation.name(),
+            sequence: Some(self.sequence),
+            bytes: Some((call.elements * call.dtype.size()) as u64),
+            algorithm: Some(choice.algorithm.name),
+            ..What::default()
+        });
         let description = call.describe(self.member.digest, self.sequence, choice.algorithm.name);
         let slot_bytes = choice.staged.then(|| self.host.as_ref().map_or(0, Host::slot_bytes));
         let layout = Layout::new(
@@ -276,7 +297,7 @@ impl Lane {
         );
         self.sequence += 1;
         let begun = self.transport.begin(&mut machine);
-        let running = Running { machine, started: now, warned: false };
+        let running = Running { machine, started: now, warned: false, open };
         if let Err(cause) = begun {
             let description = running.machine.description().to_string();
             self.end(running, operation, now);
@@ -306,6 +327,7 @@ impl Lane {
             return;
         }
         running.warned = true;
+        self.recorder.mark("late", format_args!("awaited: {:?}", running.machine.awaited()));
         tracing::warn!(
             group = self.member.name,
             rank = self.member.rank,
@@ -359,6 +381,7 @@ impl Lane {
             cause,
         });
         tracing::debug!("{failure}");
+        self.recorder.mark("failed", &failure);
         self.transport.abort(&failure);
         self.state = State::Failed(failure.clone());
         self.poison_points(&failure);
