@@ -2,7 +2,7 @@
 //!
 //! With `DRUMLINE_TRACE=dir` (or [`Config::trace`](crate::Config::trace)) every rank writes
 //! `dir/rank-N.json`, which [Perfetto](https://ui.perfetto.dev) and `chrome://tracing` open: an
-//! array of events, one on a line. [`merge`] makes one file of them, in which the ranks stand below
+//! array of events, one on a line. [`merge()`] makes one file of them, in which the ranks stand below
 //! each other, and [`summarize`] a table that says which rank the others wait for.
 //!
 //! ```
@@ -56,7 +56,7 @@
 //! Times are those of `CLOCK_MONOTONIC`, in microseconds, which the ranks of one host share. At
 //! start-up one rank of each other host asks rank 0 for its time, several times, and keeps the
 //! answer that came fastest: half of the time that it took is how wrong it can be. Both figures
-//! stand in the file, and are applied by [`merge`]. Files without them (rank 0 does not trace) are
+//! stand in the file, and are applied by [`merge()`]. Files without them (rank 0 does not trace) are
 //! aligned by the clocks on the wall, which is said.
 
 mod clock;

@@ -66,7 +66,7 @@ pub struct RankSummary {
 ///
 /// # Errors
 ///
-/// As [`merge`](super::merge).
+/// As [`merge`](super::merge()).
 pub fn summarize(dir: &Path) -> Result<Summary> {
     let run = Run::open(dir)?;
     let mut operations = BTreeMap::<String, Operation>::new();
