@@ -26,6 +26,7 @@ use crate::{
     call::{self, Call, OverLinks},
     executor::{History, Layout, Machine, Memory, Pool, Progress, drive},
     host::Host,
+    trace::{Category, Open, Recorder, What},
     transport::{Connections, mesh::Membership},
     work::{panic_text, shielded},
 };
@@ -78,6 +79,7 @@ pub(crate) struct Lane {
     state: State,
     /// Time in operations.
     busy: Duration,
+    recorder: Recorder,
 }
 
 enum State {
@@ -92,6 +94,8 @@ struct Running {
     machine: Machine,
     started: Instant,
     patience: Patience,
+    /// Ends with the operation.
+    open: Open,
 }
 
 impl Lane {
@@ -103,6 +107,7 @@ impl Lane {
         host: Option<Host>,
         aborted: Arc<AtomicBool>,
     ) -> Lane {
+        let recorder = Recorder::of(&member.name, member.rank);
         Lane {
             member,
             topology,
@@ -122,7 +127,14 @@ impl Lane {
             asleep: false,
             state: State::Open,
             busy: Duration::ZERO,
+            recorder,
         }
+    }
+
+    /// The same, with what it does recorded by `recorder`.
+    pub(crate) fn recorded_by(mut self, recorder: Recorder) -> Lane {
+        self.recorder = recorder;
+        self
     }
 
     /// Time that this rank has spent in operations, waiting for others included.
@@ -200,6 +212,7 @@ impl Lane {
             Some(running) => running,
             None => self.start(operation, now)?,
         };
+        let _inside = running.open.enter();
         if let State::Failed(by) = &self.state {
             // A message from rank to rank has failed beside it.
             let error =
@@ -267,6 +280,14 @@ impl Lane {
         let (topology, over_links) = (&self.topology, &mut self.over_links);
         let choice = call::choose(&call, topology, over_links, host, registered, &self.config)?;
         let schedule = self.schedule(choice.algorithm, &call)?;
+        let open = self.recorder.begin(|| What {
+            category: Category::Collective,
+            name: call.operation.name(),
+            sequence: Some(self.sequence),
+            bytes: Some((call.elements * call.dtype.size()) as u64),
+            algorithm: Some(choice.algorithm.name),
+            ..What::default()
+        });
         let description = call.describe(self.member.digest, self.sequence, choice.algorithm.name);
         let slot_bytes = choice.staged.then(|| self.host.as_ref().map_or(0, Host::slot_bytes));
         let layout = Layout::new(
@@ -290,7 +311,7 @@ impl Lane {
         self.sequence += 1;
         let begun = self.transport.begin(&mut machine);
         let patience = Patience::new(now, &self.config);
-        let running = Running { machine, started: now, patience };
+        let running = Running { machine, started: now, patience, open };
         if let Err(cause) = begun {
             let description = running.machine.description().to_string();
             self.end(running, operation, now);
@@ -356,6 +377,7 @@ impl Lane {
             cause,
         });
         tracing::debug!("{failure}");
+        self.recorder.mark("failed", &failure);
         self.transport.abort(&failure);
         self.state = State::Failed(failure.clone());
         self.poison_points(&failure);

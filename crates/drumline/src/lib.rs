@@ -25,6 +25,7 @@
 //! | [`checkpoint`] | named tensors in files that are whole or not there; the last ones are kept |
 //! | [`rendezvous`] | how processes meet: `env://`, `tcp://` |
 //! | [`store`] | the key-value stores that they meet through |
+//! | [`trace`] | what every rank did, and when; which rank the others wait for |
 //! | [`auth`] | the job's secret, and how connections prove that they belong to it |
 //! | [`Config`] | every setting |
 //!
@@ -66,6 +67,7 @@ mod operation;
 pub mod rendezvous;
 pub mod sampler;
 pub mod store;
+pub mod trace;
 mod transport;
 mod work;
 

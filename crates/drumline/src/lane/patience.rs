@@ -78,14 +78,16 @@ impl Lane {
             let rest = self.config.warn_after.saturating_sub(lead(&self.config));
             patience.warn_at.get_or_insert(now + rest);
         }
-        let Running { machine, started, patience } = running;
+        let Running { machine, started, patience, .. } = running;
         if !patience.warned && patience.warn_at.is_some_and(|warn_at| now >= warn_at) {
             patience.warned = true;
             let awaited = machine.awaited();
+            let late = self.roots(awaited.clone(), machine.description().sequence());
+            self.recorder.mark("late", format_args!("{late:?}"));
             tracing::warn!(
                 group = self.member.name,
                 rank = self.member.rank,
-                late = ?self.roots(awaited.clone(), machine.description().sequence()),
+                ?late,
                 ?awaited,
                 "{} has been waiting for {:.1?}: the late ranks are stopped, slow or in another \
                  call; it is given up after {:.1?} (DRUMLINE_TIMEOUT_S)",

@@ -8,6 +8,7 @@ use super::{Lane, State};
 use crate::{
     Cause, CollectiveError, Error,
     executor::Progress,
+    trace::{Category, What},
     transport::{Ended, Outcome, Point, PointCall},
     work::panic_text,
 };
@@ -19,10 +20,19 @@ impl Lane {
     }
 
     /// A send or receive was called.
-    pub(crate) fn post(&mut self, point: Point) {
+    pub(crate) fn post(&mut self, mut point: Point) {
         if let Err(error) = self.check_open(point.call.name()) {
             return point.complete(Err(error));
         }
+        let PointCall { peer, tag, .. } = point.call;
+        point.open = Some(self.recorder.begin_at(point.started, || What {
+            category: Category::Message,
+            name: point.call.name(),
+            peer: Some(peer),
+            tag: Some(tag),
+            bytes: Some(point.call.bytes()),
+            ..What::default()
+        }));
         self.points += 1;
         let due = point.started + self.config.warn_after.min(self.config.timeout);
         self.points_due = Some(self.points_due.map_or(due, |known| known.min(due)));
