@@ -21,6 +21,7 @@ mod oracle;
 mod plan;
 mod process;
 mod simulation;
+mod value;
 mod verdict;
 mod warnings;
 
