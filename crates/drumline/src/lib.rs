@@ -84,3 +84,8 @@ pub use work::{Work, WorkFuture};
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// Runs the examples of the reference.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/reference/types-and-operators.md")]
+struct TypesAndOperators;
