@@ -1,48 +1,55 @@
 //! The operators on single values.
 
 use bytemuck::Pod;
+use num_complex::Complex;
 
-/// What the operators need of a type that results are accumulated in.
+use crate::Bool;
+
+/// What is needed of a type that results are accumulated in, whatever the operator.
 pub trait Arithmetic: Pod {
-    fn sum(self, other: Self) -> Self;
-    fn product(self, other: Self) -> Self;
-    fn min(self, other: Self) -> Self;
-    fn max(self, other: Self) -> Self;
+    /// What finishes an average.
     fn divide(self, by: u32) -> Self;
 }
 
 /// A reduce operator that the compiler knows, so that each gets loops of its own. An average is
 /// a sum until it is finished.
-pub(crate) trait Operator: Copy {
-    fn apply<A: Arithmetic>(a: A, b: A) -> A;
+pub(crate) trait Operator<A>: Copy {
+    fn apply(a: A, b: A) -> A;
 }
 
-macro_rules! operators {
-    ($($name:ident => $method:ident),*) => {$(
+macro_rules! names {
+    ($($name:ident),*) => {$(
         #[derive(Clone, Copy)]
         pub(crate) struct $name;
+    )*};
+}
 
-        impl Operator for $name {
+names!(Sum, Product, Min, Max, And, Or, Xor);
+
+macro_rules! operators {
+    ($type:ty: $($name:ident = |$a:ident, $b:ident| $value:expr),*) => {$(
+        impl Operator<$type> for $name {
             #[inline(always)]
-            fn apply<A: Arithmetic>(a: A, b: A) -> A { a.$method(b) }
+            fn apply($a: $type, $b: $type) -> $type { $value }
         }
     )*};
 }
 
-operators!(Sum => sum, Product => product, Min => min, Max => max);
-
 macro_rules! integers {
     // The quotient of a type is computed in one that holds every divisor.
     ($($type:ty, quotient in $wide:ty);*) => {$(
+        operators!(
+            $type:
+            Sum = |a, b| a.wrapping_add(b),
+            Product = |a, b| a.wrapping_mul(b),
+            Min = |a, b| Ord::min(a, b),
+            Max = |a, b| Ord::max(a, b),
+            And = |a, b| a & b,
+            Or = |a, b| a | b,
+            Xor = |a, b| a ^ b
+        );
+
         impl Arithmetic for $type {
-            #[inline(always)]
-            fn sum(self, other: Self) -> Self { self.wrapping_add(other) }
-            #[inline(always)]
-            fn product(self, other: Self) -> Self { self.wrapping_mul(other) }
-            #[inline(always)]
-            fn min(self, other: Self) -> Self { Ord::min(self, other) }
-            #[inline(always)]
-            fn max(self, other: Self) -> Self { Ord::max(self, other) }
             #[inline(always)]
             fn divide(self, by: u32) -> Self { (<$wide>::from(self) / <$wide>::from(by)) as Self }
         }
@@ -51,27 +58,44 @@ macro_rules! integers {
 
 macro_rules! floats {
     ($($type:ty),*) => {$(
-        // `|` and `&` in place of `||` and `&&`: the loops must not branch.
+        operators!(
+            $type:
+            Sum = |a, b| a + b,
+            Product = |a, b| a * b,
+            // `|` and `&` in place of `||` and `&&`: the loops must not branch.
+            Min = |a, b| {
+                let first = (a < b) | ((a == b) & a.is_sign_negative());
+                let least = if first { a } else { b };
+                if a.is_nan() | b.is_nan() { <$type>::NAN } else { least }
+            },
+            Max = |a, b| {
+                let first = (a > b) | ((a == b) & a.is_sign_positive());
+                let greatest = if first { a } else { b };
+                if a.is_nan() | b.is_nan() { <$type>::NAN } else { greatest }
+            }
+        );
+
+        // Written out: what is promised of each bit does not hang on another crate.
+        operators!(
+            Complex<$type>:
+            Sum = |a, b| Complex { re: a.re + b.re, im: a.im + b.im },
+            Product = |a, b| Complex {
+                re: a.re * b.re - a.im * b.im,
+                im: a.re * b.im + a.im * b.re
+            }
+        );
+
+        // Dividing, not multiplying by the inverse: the result is promised to be sum / n.
         impl Arithmetic for $type {
             #[inline(always)]
-            fn sum(self, other: Self) -> Self { self + other }
-            #[inline(always)]
-            fn product(self, other: Self) -> Self { self * other }
-            #[inline(always)]
-            fn min(self, other: Self) -> Self {
-                let first = (self < other) | ((self == other) & self.is_sign_negative());
-                let least = if first { self } else { other };
-                if self.is_nan() | other.is_nan() { <$type>::NAN } else { least }
-            }
-            #[inline(always)]
-            fn max(self, other: Self) -> Self {
-                let first = (self > other) | ((self == other) & self.is_sign_positive());
-                let greatest = if first { self } else { other };
-                if self.is_nan() | other.is_nan() { <$type>::NAN } else { greatest }
-            }
-            // Dividing, not multiplying by the inverse: the result is promised to be sum / n.
-            #[inline(always)]
             fn divide(self, by: u32) -> Self { self / by as $type }
+        }
+
+        impl Arithmetic for Complex<$type> {
+            #[inline(always)]
+            fn divide(self, by: u32) -> Self {
+                Complex { re: self.re.divide(by), im: self.im.divide(by) }
+            }
         }
     )*};
 }
@@ -81,3 +105,13 @@ integers!(
     i8, quotient in i64; i16, quotient in i64; i32, quotient in i64; i64, quotient in i64
 );
 floats!(f32, f64);
+
+operators!(Bool: And = |a, b| a.and(b), Or = |a, b| a.or(b), Xor = |a, b| a.xor(b));
+
+impl Arithmetic for Bool {
+    /// Never asked for: [`ReduceOp::supports`](crate::ReduceOp::supports) has no such average.
+    #[inline(always)]
+    fn divide(self, _by: u32) -> Self {
+        self
+    }
+}

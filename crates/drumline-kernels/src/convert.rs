@@ -18,7 +18,7 @@ pub fn copy<T: Pod>(dst: Target<'_, T>, src: Source<'_, T>) {
 }
 
 /// Writes the elements of `src` to `dst` in the type in which partial results are kept. Always
-/// exact.
+/// exact. A [`Bool`](crate::Bool) comes out as 0 or 1.
 ///
 /// For algorithms that forward partial results: they widen their own elements, [`combine`] in
 /// the wide type, and [`narrow`] the complete result once. For a type that is its own
@@ -49,7 +49,8 @@ pub fn widen<'a, T: Element>(dst: impl Into<Target<'a, T::Accumulator>>, src: So
 }
 
 /// Writes complete results to `dst`, rounded to nearest, ties to even. What is too large becomes
-/// infinity, subnormal numbers are kept, a NaN stays one.
+/// infinity, or the largest number of a type that has none; subnormal numbers are kept, a NaN
+/// stays one.
 ///
 /// See [`widen`].
 ///
@@ -60,6 +61,20 @@ pub fn narrow<'a, T: Element>(dst: Target<'_, T>, src: impl Into<Source<'a, T::A
     let src = src.into();
     same_length(dst.len(), src.len());
     T::narrow_kernel(Isa::best(), dst, src);
+}
+
+/// Multiplies each element by `factor`, computed in the [accumulator](Element::Accumulator) and
+/// rounded to `T`. Integers wrap; for [`Bool`](crate::Bool) it is the logical and.
+///
+/// ```
+/// use drumline_kernels::scale;
+///
+/// let mut data = [1.0_f32, -3.0];
+/// scale((&mut data[..]).into(), 0.5);
+/// assert_eq!(data, [0.5, -1.5]);
+/// ```
+pub fn scale<T: Element>(data: Target<'_, T>, factor: T) {
+    T::scale_kernel(Isa::best(), data, factor);
 }
 
 fn same_length(dst: usize, src: usize) {

@@ -40,11 +40,30 @@ pub enum DType {
     F16 = 11,
     /// The upper half of single precision: 8 bits of exponent, 7 of fraction.
     Bf16 = 12,
+    /// A byte that means true unless it is 0: [`Bool`](crate::Bool).
+    Bool = 13,
+    /// Two `f32`, the real part first.
+    Complex64 = 14,
+    /// Two `f64`, the real part first.
+    Complex128 = 15,
+    /// 4 bits of exponent, 3 of fraction, no infinity: [`F8E4M3`](crate::F8E4M3).
+    F8E4M3 = 16,
+    /// 5 bits of exponent, 2 of fraction: [`F8E5M2`](crate::F8E5M2).
+    F8E5M2 = 17,
+}
+
+/// What operators ask of a type.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Class {
+    Bool,
+    Integer,
+    Float,
+    Complex,
 }
 
 impl DType {
     /// All types, in the order of their codes.
-    pub const ALL: [DType; 12] = [
+    pub const ALL: [DType; 17] = [
         DType::U8,
         DType::I64,
         DType::F32,
@@ -57,6 +76,11 @@ impl DType {
         DType::U64,
         DType::F16,
         DType::Bf16,
+        DType::Bool,
+        DType::Complex64,
+        DType::Complex128,
+        DType::F8E4M3,
+        DType::F8E5M2,
     ];
 
     /// The type whose code (`dtype as u8`) travels in messages, if there is one.
@@ -70,14 +94,15 @@ impl DType {
     /// Bytes per element.
     pub const fn size(self) -> usize {
         match self {
-            DType::U8 | DType::I8 => 1,
+            DType::U8 | DType::I8 | DType::Bool | DType::F8E4M3 | DType::F8E5M2 => 1,
             DType::U16 | DType::I16 | DType::F16 | DType::Bf16 => 2,
             DType::U32 | DType::I32 | DType::F32 => 4,
-            DType::U64 | DType::I64 | DType::F64 => 8,
+            DType::U64 | DType::I64 | DType::F64 | DType::Complex64 => 8,
+            DType::Complex128 => 16,
         }
     }
 
-    /// The name that Rust gives the type: `f32` and so on.
+    /// The name that Rust gives the type (`f32` and so on), or the field where Rust has none.
     pub const fn name(self) -> &'static str {
         match self {
             DType::U8 => "u8",
@@ -92,21 +117,37 @@ impl DType {
             DType::U64 => "u64",
             DType::F16 => "f16",
             DType::Bf16 => "bf16",
+            DType::Bool => "bool",
+            DType::Complex64 => "complex64",
+            DType::Complex128 => "complex128",
+            DType::F8E4M3 => "f8e4m3",
+            DType::F8E5M2 => "f8e5m2",
         }
     }
 
-    /// The type in which partial results are kept: [`DType::F32`] for the 16-bit floats, every
-    /// other type itself.
+    /// The type in which partial results are kept: [`DType::F32`] for floats of 16 and 8
+    /// bits, every other type itself.
     pub const fn accumulator(self) -> DType {
         match self {
-            DType::F16 | DType::Bf16 => DType::F32,
+            DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2 => DType::F32,
             wide => wide,
         }
     }
 
-    /// Whether this is a floating-point type.
+    /// Whether this is a real floating-point type.
     pub const fn is_float(self) -> bool {
-        matches!(self, DType::F16 | DType::Bf16 | DType::F32 | DType::F64)
+        matches!(self.class(), Class::Float)
+    }
+
+    pub(crate) const fn class(self) -> Class {
+        match self {
+            DType::Bool => Class::Bool,
+            DType::U8 | DType::U16 | DType::U32 | DType::U64 => Class::Integer,
+            DType::I8 | DType::I16 | DType::I32 | DType::I64 => Class::Integer,
+            DType::F8E4M3 | DType::F8E5M2 | DType::F16 | DType::Bf16 => Class::Float,
+            DType::F32 | DType::F64 => Class::Float,
+            DType::Complex64 | DType::Complex128 => Class::Complex,
+        }
     }
 }
 
@@ -133,7 +174,7 @@ mod tests {
     fn codes_lead_back_to_their_types() {
         for code in 0..=u8::MAX {
             let dtype = DType::from_code(code);
-            assert_eq!(dtype.map(|dtype| dtype as u8), (1..=12).contains(&code).then_some(code));
+            assert_eq!(dtype.map(|dtype| dtype as u8), (1..=17).contains(&code).then_some(code));
         }
     }
 
@@ -146,7 +187,8 @@ mod tests {
         assert_eq!(
             error,
             "there is no element type \"float\"; \
-             it is one of u8, i64, f32, f64, i8, u16, i16, u32, i32, u64, f16, bf16"
+             it is one of u8, i64, f32, f64, i8, u16, i16, u32, i32, u64, f16, bf16, \
+             bool, complex64, complex128, f8e4m3, f8e5m2"
         );
     }
 }

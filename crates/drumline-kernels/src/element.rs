@@ -1,9 +1,10 @@
 use std::fmt::Debug;
 
 use half::{bf16, f16};
+use num_complex::Complex;
 
-use crate::DType;
 use crate::kernels::Kernels;
+use crate::{Bool, DType, F8E4M3, F8E5M2};
 
 /// A Rust type that a collective can carry.
 ///
@@ -14,8 +15,8 @@ pub trait Element:
     /// Its run-time name.
     const DTYPE: DType;
 
-    /// The type in which partial results are kept: `f32` for the 16-bit floats, every other type
-    /// itself.
+    /// The type in which partial results are kept: `f32` for floats of 16 and 8 bits, every
+    /// other type itself.
     type Accumulator: Element<Accumulator = Self::Accumulator>;
 }
 
@@ -31,5 +32,8 @@ macro_rules! elements {
 elements!(
     u8 => U8, u8; u16 => U16, u16; u32 => U32, u32; u64 => U64, u64;
     i8 => I8, i8; i16 => I16, i16; i32 => I32, i32; i64 => I64, i64;
-    f16 => F16, f32; bf16 => Bf16, f32; f32 => F32, f32; f64 => F64, f64
+    f16 => F16, f32; bf16 => Bf16, f32; f32 => F32, f32; f64 => F64, f64;
+    F8E4M3 => F8E4M3, f32; F8E5M2 => F8E5M2, f32;
+    Complex<f32> => Complex64, Complex<f32>; Complex<f64> => Complex128, Complex<f64>;
+    Bool => Bool, Bool
 );

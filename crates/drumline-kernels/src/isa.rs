@@ -72,13 +72,14 @@ mod tests {
 
     use super::*;
     use crate::kernels::Reduction;
-    use crate::{Element, ReduceOp, Source, Target};
+    use crate::{Bool, Complex, Element, F8E4M3, F8E5M2, ReduceOp, Source, Target};
 
     const LEN: usize = 77;
 
     fn random<T: Element>(rank: usize) -> Vec<T> {
         let bits = |i: usize| (i + 1 + LEN * rank).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ i << 50;
-        let words: Vec<usize> = (0..LEN).map(bits).collect();
+        // Enough for the widest elements, of two words.
+        let words: Vec<usize> = (0..2 * LEN).map(bits).collect();
         bytemuck::cast_slice(&words)[..LEN].to_vec()
     }
 
@@ -92,8 +93,8 @@ mod tests {
         let inputs: Vec<Vec<T>> = (0..9).map(random).collect();
         let programs: [&[usize]; 4] =
             [&[0, 1], &[0, 1, 1], &[0, 1, 0, 2], &[0, 1, 0, 2, 0, 1, 0, 3, 1]];
-        for (op, merges) in ReduceOp::ALL.iter().flat_map(|op| programs.map(|merges| (*op, merges)))
-        {
+        let ops = ReduceOp::ALL.into_iter().filter(|op| op.supports(T::DTYPE));
+        for (op, merges) in ops.flat_map(|op| programs.map(|merges| (op, merges))) {
             let srcs: Vec<_> = inputs.iter().map(|input| Source::from(&input[..])).collect();
             let divisor = (op == ReduceOp::Avg).then_some(3);
             let reduction = Reduction { op, merges, depth: 4, divisor };
@@ -109,6 +110,13 @@ mod tests {
             });
             assert!(same(&results[0], &results[1]), "{op} of {}: {results:?}", T::DTYPE);
         }
+
+        let scaled = [Isa::PLAIN, Isa::best()].map(|isa| {
+            let mut data = inputs[0].clone();
+            T::scale_kernel(isa, Target::from(&mut data[..]), inputs[1][0]);
+            data
+        });
+        assert!(same(&scaled[0], &scaled[1]), "{} scaled", T::DTYPE);
 
         let wide = [Isa::PLAIN, Isa::best()].map(|isa| {
             let mut wide = random::<T::Accumulator>(10);
@@ -140,5 +148,10 @@ mod tests {
         check::<bf16>();
         check::<f32>();
         check::<f64>();
+        check::<Bool>();
+        check::<Complex<f32>>();
+        check::<Complex<f64>>();
+        check::<F8E4M3>();
+        check::<F8E5M2>();
     }
 }

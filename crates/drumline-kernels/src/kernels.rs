@@ -4,11 +4,12 @@ use std::marker::PhantomData;
 
 use bytemuck::Zeroable;
 use half::{bf16, f16};
+use num_complex::Complex;
 
-use crate::arithmetic::{Arithmetic, Max, Min, Operator, Product, Sum};
+use crate::arithmetic::{And, Arithmetic, Max, Min, Operator, Or, Product, Sum, Xor};
 use crate::isa::{Features, Isa, Kernel};
 use crate::lanes::Lanes;
-use crate::{ReduceOp, Source, Target};
+use crate::{Bool, F8E4M3, F8E5M2, ReduceOp, Source, Target};
 
 /// What is to be computed from the inputs, whatever their type.
 #[derive(Clone, Copy, Debug)]
@@ -37,10 +38,12 @@ pub trait Kernels: Lanes {
     );
     fn widen_kernel(isa: Isa, dst: Target<'_, Self::Wide>, src: Source<'_, Self>);
     fn narrow_kernel(isa: Isa, dst: Target<'_, Self>, src: Source<'_, Self::Wide>);
+    fn scale_kernel(isa: Isa, data: Target<'_, Self>, factor: Self);
 }
 
+/// The types of one class, and the loops for each operator that they have.
 macro_rules! kernels {
-    ($($type:ty),*) => {$(
+    ($($type:ty),* => $operators:tt, scaled by $product:ident) => {$(
         impl Kernels for $type {
             fn reduce_kernel(
                 isa: Isa,
@@ -48,12 +51,7 @@ macro_rules! kernels {
                 dsts: &[Target<'_, Self>],
                 srcs: &[Source<'_, Self>],
             ) {
-                match reduction.op {
-                    ReduceOp::Sum | ReduceOp::Avg => by_shape::<Self, Sum>(isa, reduction, dsts, srcs),
-                    ReduceOp::Product => by_shape::<Self, Product>(isa, reduction, dsts, srcs),
-                    ReduceOp::Min => by_shape::<Self, Min>(isa, reduction, dsts, srcs),
-                    ReduceOp::Max => by_shape::<Self, Max>(isa, reduction, dsts, srcs),
-                }
+                by_operator!($type, reduction.op, $operators, (isa, reduction, dsts, srcs));
             }
 
             fn widen_kernel(isa: Isa, dst: Target<'_, Self::Wide>, src: Source<'_, Self>) {
@@ -63,13 +61,48 @@ macro_rules! kernels {
             fn narrow_kernel(isa: Isa, dst: Target<'_, Self>, src: Source<'_, Self::Wide>) {
                 isa.run(Walk::<BLOCK, _> { len: dst.len(), blocks: Narrow { dst, src } });
             }
+
+            fn scale_kernel(isa: Isa, data: Target<'_, Self>, factor: Self) {
+                let blocks = Scale { data, factor, op: PhantomData::<$product> };
+                isa.run(Walk::<BLOCK, _> { len: data.len(), blocks });
+            }
         }
     )*};
 }
 
-kernels!(u8, u16, u32, u64, i8, i16, i32, i64, f16, bf16, f32, f64);
+macro_rules! by_operator {
+    ($type:ty, $op:expr, [$($($name:ident)|+ => $loops:ident),*], $operands:tt) => {
+        match $op {
+            $($(ReduceOp::$name)|+ => by_shape::<$type, $loops> $operands,)*
+            #[allow(unreachable_patterns, reason = "some types have all operators")]
+            op => unreachable!("{op} is refused before"),
+        }
+    };
+}
 
-fn by_shape<T: Lanes, O: Operator>(
+kernels!(
+    u8, u16, u32, u64, i8, i16, i32, i64 => [
+        Sum | Avg => Sum, Product => Product, Min => Min, Max => Max,
+        Band => And, Bor => Or, Bxor => Xor
+    ],
+    scaled by Product
+);
+kernels!(
+    F8E4M3, F8E5M2, f16, bf16, f32, f64 => [
+        Sum | Avg => Sum, Product => Product, Min => Min, Max => Max
+    ],
+    scaled by Product
+);
+kernels!(
+    Complex<f32>, Complex<f64> => [Sum | Avg => Sum, Product => Product],
+    scaled by Product
+);
+kernels!(
+    Bool => [Sum | Max | Bor => Or, Product | Min | Band => And, Bxor => Xor],
+    scaled by And
+);
+
+fn by_shape<T: Lanes, O: Operator<T::Wide>>(
     isa: Isa,
     reduction: &Reduction<'_>,
     dsts: &[Target<'_, T>],
@@ -96,7 +129,10 @@ fn by_shape<T: Lanes, O: Operator>(
     }
 }
 
-fn few<T: Lanes, O: Operator, const INPUTS: usize>(isa: Isa, blocks: Few<'_, T, O, INPUTS>) {
+fn few<T: Lanes, O: Operator<T::Wide>, const INPUTS: usize>(
+    isa: Isa,
+    blocks: Few<'_, T, O, INPUTS>,
+) {
     isa.run(Walk::<BLOCK, _> { len: blocks.srcs[0].len(), blocks });
 }
 
@@ -163,6 +199,22 @@ impl<T: Lanes> Blocks for Narrow<'_, T> {
     }
 }
 
+/// Each element times a factor, rounded.
+struct Scale<'a, T: Lanes, O> {
+    data: Target<'a, T>,
+    factor: T,
+    op: PhantomData<O>,
+}
+
+impl<T: Lanes, O: Operator<T::Wide>> Blocks for Scale<'_, T, O> {
+    #[inline(always)]
+    fn block<F: Features, const N: usize>(&mut self, at: usize) {
+        let values = T::widen::<F, N>(self.data.as_source().load(at));
+        let factor = T::widen::<F, N>([self.factor; N]);
+        self.data.store(at, T::narrow::<F, N>(combine::<O, _, N>(values, factor)));
+    }
+}
+
 /// The tree over few inputs, a power of two, all of them in registers.
 struct Few<'a, T: Lanes, O, const INPUTS: usize> {
     dsts: &'a [Target<'a, T>],
@@ -171,7 +223,7 @@ struct Few<'a, T: Lanes, O, const INPUTS: usize> {
     op: PhantomData<O>,
 }
 
-impl<T: Lanes, O: Operator, const INPUTS: usize> Blocks for Few<'_, T, O, INPUTS> {
+impl<T: Lanes, O: Operator<T::Wide>, const INPUTS: usize> Blocks for Few<'_, T, O, INPUTS> {
     #[inline(always)]
     fn block<F: Features, const N: usize>(&mut self, at: usize) {
         let mut partial = [[T::Wide::zeroed(); N]; INPUTS];
@@ -200,7 +252,7 @@ struct Many<'a, T: Lanes, O> {
     op: PhantomData<O>,
 }
 
-impl<T: Lanes, O: Operator> Blocks for Many<'_, T, O> {
+impl<T: Lanes, O: Operator<T::Wide>> Blocks for Many<'_, T, O> {
     #[inline(always)]
     fn block<F: Features, const N: usize>(&mut self, at: usize) {
         // The topmost partial result does not wait, it stays in registers.
@@ -227,7 +279,7 @@ impl<T: Lanes, O: Operator> Blocks for Many<'_, T, O> {
 }
 
 #[inline(always)]
-fn combine<O: Operator, A: Arithmetic, const N: usize>(mut a: [A; N], b: [A; N]) -> [A; N] {
+fn combine<O: Operator<A>, A: Arithmetic, const N: usize>(mut a: [A; N], b: [A; N]) -> [A; N] {
     for (a, b) in a.iter_mut().zip(b) {
         *a = O::apply(*a, b);
     }

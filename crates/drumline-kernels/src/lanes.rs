@@ -2,12 +2,15 @@
 
 use bytemuck::Pod;
 use half::{bf16, f16};
+use num_complex::Complex;
 
 use crate::arithmetic::Arithmetic;
 use crate::isa::Features;
+use crate::{Bool, F8E4M3, F8E5M2};
 
 /// Conversion of several elements at once. `narrow` rounds to nearest, ties to even; overflow
-/// becomes infinity, subnormal numbers are kept, a NaN stays one.
+/// becomes infinity (the largest number where there is none), subnormal numbers are kept, a NaN
+/// stays one.
 pub trait Lanes: Pod {
     type Wide: Arithmetic + Lanes<Wide = Self::Wide>;
 
@@ -30,7 +33,42 @@ macro_rules! wide {
     )*};
 }
 
-wide!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64);
+wide!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64, Complex<f32>, Complex<f64>);
+
+/// A byte that came from elsewhere becomes 0 or 1 before it is computed with.
+impl Lanes for Bool {
+    type Wide = Bool;
+
+    #[inline(always)]
+    fn widen<F: Features, const N: usize>(lanes: [Bool; N]) -> [Bool; N] {
+        lanes.map(Bool::canonical)
+    }
+
+    #[inline(always)]
+    fn narrow<F: Features, const N: usize>(lanes: [Bool; N]) -> [Bool; N] {
+        lanes
+    }
+}
+
+macro_rules! float8 {
+    ($($type:ty),*) => {$(
+        impl Lanes for $type {
+            type Wide = f32;
+
+            #[inline(always)]
+            fn widen<F: Features, const N: usize>(lanes: [Self; N]) -> [f32; N] {
+                lanes.map(<$type>::to_f32)
+            }
+
+            #[inline(always)]
+            fn narrow<F: Features, const N: usize>(lanes: [f32; N]) -> [Self; N] {
+                lanes.map(<$type>::from_f32)
+            }
+        }
+    )*};
+}
+
+float8!(F8E4M3, F8E5M2);
 
 /// Integer arithmetic on the bits: vectors of it are many times faster than `half`'s scalar
 /// conversions, and unlike the instructions that some processors have, it keeps subnormals.

@@ -23,17 +23,19 @@
 //! - A floating-point average is the canonical sum divided once, never a sum of quotients.
 //! - Floating-point minimum and maximum do not depend on the order of their operands: a NaN
 //!   wins (and comes out as the one canonical NaN), and -0 is less than +0.
-//! - 16-bit floats are computed with as `f32`, and rounded once, to nearest, ties to even. An
+//! - Floats of 16 and 8 bits are computed with as `f32`, and rounded once, to nearest, ties to even. An
 //!   algorithm that forwards partial results forwards them as `f32` ([`widen`], [`narrow`]).
 //! - None of this depends on the instructions that the processor has.
 //!
 //! [`ReduceOp`] has it as a table.
 
 mod arithmetic;
+mod boolean;
 mod convert;
 mod dtype;
 mod element;
 mod error;
+mod float8;
 mod isa;
 mod kernels;
 mod lanes;
@@ -42,12 +44,15 @@ mod operand;
 mod reduce;
 mod rounding;
 
-pub use convert::{copy, narrow, widen};
+pub use boolean::Bool;
+pub use convert::{copy, narrow, scale, widen};
 pub use dtype::DType;
 pub use element::Element;
 pub use error::UnknownName;
+pub use float8::{F8E4M3, F8E5M2};
 pub use half::{bf16, f16};
+pub use num_complex::Complex;
 pub use op::ReduceOp;
 pub use operand::{Source, Target};
-pub use reduce::{combine, reduce_tree};
+pub use reduce::{combine, reduce_tree, reduce_tree_with};
 pub use rounding::with_ieee_rounding;

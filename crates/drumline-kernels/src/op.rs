@@ -1,15 +1,20 @@
 use std::fmt;
 use std::str::FromStr;
 
+use crate::dtype::Class;
 use crate::{DType, UnknownName};
 
 /// How the values of all ranks become one.
 ///
-/// | | integers | `f32`, `f64` | `f16`, `bf16` |
-/// |---|---|---|---|
-/// | `Sum`, `Product` | wrap | rounded at each node of the tree | computed as `f32`, rounded once at the end |
-/// | `Avg` | the wrapped sum, divided once, rounded towards zero | the sum, divided once | the `f32` sum, divided once, then rounded |
-/// | `Min`, `Max` | exact | exact; a NaN wins and becomes the one canonical NaN; -0 < +0 | as `f32` |
+/// | | integers | `f32`, `f64` | `f16`, `bf16`, `f8e4m3`, `f8e5m2` | `complex64`, `complex128` | `bool` |
+/// |---|---|---|---|---|---|
+/// | `Sum` | wraps | rounded at each node of the tree | computed as `f32`, rounded once at the end | part by part, as floats | or |
+/// | `Product` | wraps | as `Sum` | as `Sum` | `(ac - bd) + (ad + bc)i`, every step rounded | and |
+/// | `Avg` | the wrapped sum, divided once, rounded towards zero | the sum, divided once | the `f32` sum, divided once, then rounded | part by part, as floats | – |
+/// | `Min`, `Max` | exact | exact; a NaN wins and becomes the one canonical NaN; -0 < +0 | as `f32` | – | and, or |
+/// | `Band`, `Bor`, `Bxor` | bit by bit | – | – | – | and, or, exclusive or |
+///
+/// A dash is a combination that [`supports`](ReduceOp::supports) refuses.
 ///
 /// All operators commute, bit for bit, payloads of NaN apart. Those for which
 /// [`order_free`](ReduceOp::order_free) holds are associative too.
@@ -27,12 +32,26 @@ pub enum ReduceOp {
     Max = 4,
     /// The product. Integers wrap.
     Product = 5,
+    /// The bits that all ranks have set.
+    Band = 6,
+    /// The bits that any rank has set.
+    Bor = 7,
+    /// The bits that an odd number of ranks has set.
+    Bxor = 8,
 }
 
 impl ReduceOp {
     /// All operators, in the order of their codes.
-    pub const ALL: [ReduceOp; 5] =
-        [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max, ReduceOp::Product];
+    pub const ALL: [ReduceOp; 8] = [
+        ReduceOp::Sum,
+        ReduceOp::Avg,
+        ReduceOp::Min,
+        ReduceOp::Max,
+        ReduceOp::Product,
+        ReduceOp::Band,
+        ReduceOp::Bor,
+        ReduceOp::Bxor,
+    ];
 
     /// The operator whose code (`op as u8`) travels in messages, if there is one.
     pub const fn from_code(code: u8) -> Option<ReduceOp> {
@@ -50,16 +69,43 @@ impl ReduceOp {
             ReduceOp::Min => "min",
             ReduceOp::Max => "max",
             ReduceOp::Product => "product",
+            ReduceOp::Band => "band",
+            ReduceOp::Bor => "bor",
+            ReduceOp::Bxor => "bxor",
+        }
+    }
+
+    /// Whether the operator means something for elements of this type.
+    ///
+    /// ```
+    /// use drumline_kernels::{DType, ReduceOp};
+    ///
+    /// assert!(ReduceOp::Max.supports(DType::Bf16));
+    /// assert!(!ReduceOp::Max.supports(DType::Complex64), "complex numbers have no order");
+    /// assert!(!ReduceOp::Band.supports(DType::F32), "bits of a float are no set");
+    /// ```
+    pub const fn supports(self, dtype: DType) -> bool {
+        let class = dtype.class();
+        match self {
+            ReduceOp::Sum | ReduceOp::Product => true,
+            ReduceOp::Avg => !matches!(class, Class::Bool),
+            ReduceOp::Min | ReduceOp::Max => !matches!(class, Class::Complex),
+            ReduceOp::Band | ReduceOp::Bor | ReduceOp::Bxor => {
+                matches!(class, Class::Bool | Class::Integer)
+            }
         }
     }
 
     /// Whether every order and grouping of the inputs gives the same bits, so that an algorithm
-    /// need not keep the canonical tree: all operators on integers, minimum and maximum on
-    /// floating-point numbers.
+    /// need not keep the canonical tree: all operators on integers and bool, minimum and maximum
+    /// on floating-point numbers.
     pub const fn order_free(self, dtype: DType) -> bool {
         match self {
-            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Product => !dtype.is_float(),
+            ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Product => {
+                matches!(dtype.class(), Class::Bool | Class::Integer)
+            }
             ReduceOp::Min | ReduceOp::Max => true,
+            ReduceOp::Band | ReduceOp::Bor | ReduceOp::Bxor => true,
         }
     }
 }
@@ -89,7 +135,7 @@ mod tests {
     fn codes_and_names_lead_back_to_their_operators() {
         for code in 0..=u8::MAX {
             let op = ReduceOp::from_code(code);
-            assert_eq!(op.map(|op| op as u8), (1..=5).contains(&code).then_some(code));
+            assert_eq!(op.map(|op| op as u8), (1..=8).contains(&code).then_some(code));
         }
         for op in ReduceOp::ALL {
             assert_eq!(op.to_string().parse(), Ok(op));
@@ -97,7 +143,8 @@ mod tests {
         let error = "mean".parse::<ReduceOp>().unwrap_err().to_string();
         assert_eq!(
             error,
-            "there is no reduce operator \"mean\"; it is one of sum, avg, min, max, product"
+            "there is no reduce operator \"mean\"; \
+             it is one of sum, avg, min, max, product, band, bor, bxor"
         );
     }
 }

@@ -1,3 +1,5 @@
+use bytemuck::Pod;
+
 use crate::isa::Isa;
 use crate::kernels::Reduction;
 use crate::{Element, ReduceOp, Source, Target};
@@ -15,7 +17,8 @@ use crate::{Element, ReduceOp, Source, Target};
 ///
 /// # Panics
 ///
-/// When the lengths differ, or when `finish` is 0 or more than `u32::MAX`.
+/// When the lengths differ, when `finish` is 0 or more than `u32::MAX`, or when the type does
+/// not [support](ReduceOp::supports) the operator.
 pub fn combine<T: Element>(
     op: ReduceOp,
     dst: Target<'_, T>,
@@ -48,8 +51,9 @@ pub fn combine<T: Element>(
 ///
 /// # Panics
 ///
-/// When lengths differ, when `merges` does not leave exactly one partial result, or when `finish`
-/// is 0 or more than `u32::MAX`.
+/// When lengths differ, when `merges` does not leave exactly one partial result, when `finish`
+/// is 0 or more than `u32::MAX`, or when the type does not [support](ReduceOp::supports) the
+/// operator.
 pub fn reduce_tree<T: Element>(
     op: ReduceOp,
     dsts: &[Target<'_, T>],
@@ -57,17 +61,66 @@ pub fn reduce_tree<T: Element>(
     merges: &[usize],
     finish: Option<usize>,
 ) {
-    assert_eq!(srcs.len(), merges.len(), "one number of merges for each input");
-    let depth = depth(merges);
-    let len = srcs[0].len();
-    let equal = srcs.iter().all(|src| src.len() == len) && dsts.iter().all(|dst| dst.len() == len);
-    assert!(equal, "operands of a reduction differ in length");
-
+    let dtype = T::DTYPE;
+    assert!(op.supports(dtype), "{dtype} has no {op}");
+    let depth = check(dsts, srcs, merges);
     let ranks = finish.map(|ranks| u32::try_from(ranks).unwrap_or(0));
     assert_ne!(ranks, Some(0), "a number of ranks is between 1 and 2^32 - 1");
     let divisor = ranks.filter(|_| op == ReduceOp::Avg);
 
     T::reduce_kernel(Isa::best(), &Reduction { op, merges, depth, divisor }, dsts, srcs);
+}
+
+/// [`reduce_tree`] with a function in place of an operator. It gets the partial result of the
+/// inputs on the left as its first argument, so it need not commute. Partial results are kept
+/// in `T`.
+///
+/// If it panics, some elements of the destinations have been written and others have not.
+///
+/// ```
+/// use drumline_kernels::{Target, reduce_tree_with};
+///
+/// let [a, mut b, c] = [[2_i32], [3], [4]];
+/// let srcs = [&a, &b, &c].map(|data| data[..].into());
+/// let mut result = [0];
+/// // (2 - 3) - 4
+/// reduce_tree_with(&|x, y| x - y, &[Target::from(&mut result[..])], &srcs, &[0, 1, 1]);
+/// assert_eq!(result, [-5]);
+/// ```
+///
+/// # Panics
+///
+/// When lengths differ, or when `merges` does not leave exactly one partial result.
+pub fn reduce_tree_with<T: Pod>(
+    function: &dyn Fn(T, T) -> T,
+    dsts: &[Target<'_, T>],
+    srcs: &[Source<'_, T>],
+    merges: &[usize],
+) {
+    let mut waiting = Vec::with_capacity(check(dsts, srcs, merges));
+    for at in 0..srcs[0].len() {
+        for (src, &merges) in srcs.iter().zip(merges) {
+            let [input] = src.load(at);
+            let left = waiting.len() - merges;
+            let result =
+                waiting.drain(left..).rev().fold(input, |right, left| function(left, right));
+            waiting.push(result);
+        }
+        for result in waiting.drain(..) {
+            dsts.iter().for_each(|dst| dst.store(at, [result]));
+        }
+    }
+}
+
+/// Sees to it that operands and program fit together. The largest number of partial results that
+/// wait at a time.
+fn check<T>(dsts: &[Target<'_, T>], srcs: &[Source<'_, T>], merges: &[usize]) -> usize {
+    assert_eq!(srcs.len(), merges.len(), "one number of merges for each input");
+    let depth = depth(merges);
+    let len = srcs[0].len();
+    let equal = srcs.iter().all(|src| src.len() == len) && dsts.iter().all(|dst| dst.len() == len);
+    assert!(equal, "operands of a reduction differ in length");
+    depth
 }
 
 /// The largest number of partial results that wait at a time.

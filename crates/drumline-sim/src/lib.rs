@@ -23,6 +23,7 @@ mod plan;
 mod process;
 mod rendezvous;
 mod simulation;
+mod value;
 mod verdict;
 mod warnings;
 

@@ -1,10 +1,13 @@
 //! What collectives must give, computed one element at a time and without the core's kernels.
 
 use bytemuck::Pod;
-use drumline::{DType, ReduceOp, SumOrder, internals::Kind};
+use drumline::{
+    Bool, Complex, DType, F8E4M3, F8E5M2, ReduceOp, SumOrder, bf16, f16, internals::Kind,
+};
 use drumline_schedule::Topology;
 use fastrand::Rng;
-use half::{bf16, f16};
+
+use crate::value::Value;
 
 /// Calls a function that is generic over the type of the elements.
 macro_rules! by_type {
@@ -22,6 +25,11 @@ macro_rules! by_type {
             DType::Bf16 => $function::<bf16>($($argument),*),
             DType::F32 => $function::<f32>($($argument),*),
             DType::F64 => $function::<f64>($($argument),*),
+            DType::Bool => $function::<Bool>($($argument),*),
+            DType::Complex64 => $function::<Complex<f32>>($($argument),*),
+            DType::Complex128 => $function::<Complex<f64>>($($argument),*),
+            DType::F8E4M3 => $function::<F8E4M3>($($argument),*),
+            DType::F8E5M2 => $function::<F8E5M2>($($argument),*),
             other => unreachable!("an element type that the oracle does not know: {other}"),
         }
     };
@@ -77,10 +85,7 @@ impl Call {
     pub(crate) fn agree(&self, ours: &[u8], theirs: &[u8]) -> bool {
         fn same<T: Value>(ours: &[u8], theirs: &[u8]) -> bool {
             let all = |bytes| read_all::<T>(bytes);
-            ours.len() == theirs.len()
-                && all(ours).iter().zip(all(theirs)).all(|(a, b)| {
-                    bytemuck::bytes_of(a) == bytemuck::bytes_of(&b) || (a.is_nan() && b.is_nan())
-                })
+            ours.len() == theirs.len() && all(ours).iter().zip(all(theirs)).all(|(a, b)| a.same(&b))
         }
         ours == theirs || by_type!(self.dtype, same(ours, theirs))
     }
@@ -138,113 +143,6 @@ impl Call {
         by_type!(self.dtype, reduce(op, &inputs, topology))
     }
 }
-
-trait Value: Pod {
-    /// What partial results are kept in.
-    type Wide: Copy;
-    fn random(rng: &mut Rng) -> Self;
-    fn is_nan(&self) -> bool;
-    fn widen(self) -> Self::Wide;
-    fn narrow(wide: Self::Wide) -> Self;
-    fn apply(op: ReduceOp, a: Self::Wide, b: Self::Wide) -> Self::Wide;
-    fn divide(wide: Self::Wide, by: u32) -> Self::Wide;
-}
-
-macro_rules! integers {
-    ($($type:ty),*) => {$(
-        impl Value for $type {
-            type Wide = $type;
-
-            fn random(rng: &mut Rng) -> $type {
-                rng.u64(..) as $type
-            }
-
-            fn is_nan(&self) -> bool {
-                false
-            }
-
-            fn widen(self) -> $type {
-                self
-            }
-
-            fn narrow(wide: $type) -> $type {
-                wide
-            }
-
-            fn apply(op: ReduceOp, a: $type, b: $type) -> $type {
-                match op {
-                    ReduceOp::Sum | ReduceOp::Avg => a.wrapping_add(b),
-                    ReduceOp::Product => a.wrapping_mul(b),
-                    ReduceOp::Min => a.min(b),
-                    ReduceOp::Max => a.max(b),
-                    other => unreachable!("an operator that the oracle does not know: {other}"),
-                }
-            }
-
-            fn divide(wide: $type, by: u32) -> $type {
-                (i128::from(wide) / i128::from(by)) as $type
-            }
-        }
-    )*};
-}
-
-integers!(u8, u16, u32, u64, i8, i16, i32, i64);
-
-macro_rules! floats {
-    ($($type:ty, $wide:ty, $narrow:expr, $of:expr);*) => {$(
-        impl Value for $type {
-            type Wide = $wide;
-
-            /// Of many magnitudes, so that the order of sums shows.
-            fn random(rng: &mut Rng) -> $type {
-                let fraction = rng.f64() * 2.0 - 1.0;
-                $of(match rng.u8(..) {
-                    0 => f64::INFINITY,
-                    1 => -0.0,
-                    2 => 0.0,
-                    3 => f64::NAN,
-                    4 => fraction * 1e-7,
-                    _ => fraction * f64::from(1 << rng.u32(0..12)),
-                })
-            }
-
-            fn is_nan(&self) -> bool {
-                self.widen().is_nan()
-            }
-
-            fn widen(self) -> $wide {
-                self.into()
-            }
-
-            fn narrow(wide: $wide) -> $type {
-                $narrow(wide)
-            }
-
-            fn apply(op: ReduceOp, a: $wide, b: $wide) -> $wide {
-                match op {
-                    ReduceOp::Sum | ReduceOp::Avg => a + b,
-                    ReduceOp::Product => a * b,
-                    _ if a.is_nan() || b.is_nan() => <$wide>::NAN,
-                    ReduceOp::Min if a.total_cmp(&b).is_lt() => a,
-                    ReduceOp::Max if a.total_cmp(&b).is_gt() => a,
-                    ReduceOp::Min | ReduceOp::Max => b,
-                    other => unreachable!("an operator that the oracle does not know: {other}"),
-                }
-            }
-
-            fn divide(wide: $wide, by: u32) -> $wide {
-                wide / by as $wide
-            }
-        }
-    )*};
-}
-
-floats!(
-    f16, f32, f16::from_f32, f16::from_f64;
-    bf16, f32, bf16::from_f32, bf16::from_f64;
-    f32, f32, std::convert::identity, |value: f64| value as f32;
-    f64, f64, std::convert::identity, std::convert::identity
-);
 
 fn read_all<T: Pod>(bytes: &[u8]) -> Vec<T> {
     bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()

@@ -219,7 +219,13 @@ impl Group {
 fn call(rng: &mut Rng, world_size: usize, groups: &[Group]) -> Call {
     let index = rng.usize(0..groups.len());
     let group = &groups[index];
-    let op = ReduceOp::ALL[rng.usize(0..ReduceOp::ALL.len())];
+    let dtype = match group.needs_registered() {
+        // Sums of narrow floats cannot travel between hosts from registered memory.
+        true => [DType::F32, DType::F64, DType::I32, DType::Complex64][rng.usize(0..4)],
+        false => DType::ALL[rng.usize(0..DType::ALL.len())],
+    };
+    let ops: Vec<_> = ReduceOp::ALL.into_iter().filter(|op| op.supports(dtype)).collect();
+    let op = ops[rng.usize(0..ops.len())];
     let kind = match rng.u8(0..12) {
         0..=5 => Kind::AllReduce(op),
         6 | 7 if group.has(Collective::ReduceScatter) => Kind::ReduceScatter(op),
@@ -240,9 +246,7 @@ fn call(rng: &mut Rng, world_size: usize, groups: &[Group]) -> Call {
     };
     let dtype = match kind {
         Kind::Barrier => DType::U8,
-        // Sums of 16-bit floats cannot travel between hosts from registered memory.
-        _ if group.needs_registered() => [DType::F32, DType::F64, DType::I32][rng.usize(0..3)],
-        _ => DType::ALL[rng.usize(0..DType::ALL.len())],
+        _ => dtype,
     };
     Call { group: index, kind, dtype, elements, registered, seed: rng.u64(..) }
 }
@@ -290,11 +294,16 @@ fn fault(
 
 /// A call that differs in one thing; `None`: no call at all.
 fn another(rng: &mut Rng, call: Call, world_size: usize) -> Option<Call> {
-    let others: Vec<_> = DType::ALL.into_iter().filter(|it| *it != call.dtype).collect();
+    let has_operator = |dtype: DType| match call.kind {
+        Kind::AllReduce(op) | Kind::ReduceScatter(op) => op.supports(dtype),
+        Kind::Broadcast(_) | Kind::AllGather | Kind::Barrier => true,
+    };
+    let others = DType::ALL.into_iter().filter(|it| *it != call.dtype && has_operator(*it));
+    let others: Vec<_> = others.collect();
     let dtype = others[rng.usize(0..others.len())];
+    // Every type has these two.
     let other_op = |op: ReduceOp| match op {
-        ReduceOp::Sum => ReduceOp::Avg,
-        ReduceOp::Avg => ReduceOp::Max,
+        ReduceOp::Sum => ReduceOp::Product,
         _ => ReduceOp::Sum,
     };
     Some(match (rng.u8(0..6), call.kind) {

@@ -27,7 +27,7 @@ use crate::{
     executor::{self, Header, History, Machine, Memory},
     host::Host,
     lane::{Job, Lane, Operation},
-    operation::CallOn,
+    operation::{CallOn, Request},
     transport::{
         self, Connections, Duplex, News, Point, Streams, Transport, Waits, mesh::Membership,
     },
@@ -144,20 +144,20 @@ impl<S: Connection> Member<S> {
                     Kind::AllGather => executor::Operation::AllGather,
                     Kind::Barrier => executor::Operation::Barrier,
                 },
-                reduce_op: None,
+                operator: None,
                 root: None,
                 dtype: T::DTYPE,
                 elements: order.elements,
             };
-            let call = match order.kind {
+            let request: Request<T> = match order.kind {
                 Kind::AllReduce(op) | Kind::ReduceScatter(op) => call.reducing(op),
-                Kind::Broadcast(root) => call.rooted(root),
-                Kind::AllGather | Kind::Barrier => call,
+                Kind::Broadcast(root) => call.rooted(root).into(),
+                Kind::AllGather | Kind::Barrier => call.into(),
             };
             let initial = elements(order.data);
             let mut data = RegisteredBuffer::<T>::allocate(arena, initial.len())?;
             data.copy_from_slice(&initial);
-            Ok(Collective(Box::new(CallOn::new(call, data, elements(order.input)))))
+            Ok(Collective(Box::new(CallOn::new(request, data, elements(order.input)))))
         }
         let arena = self.arena.as_ref().filter(|_| order.registered);
         match order.dtype {
@@ -173,6 +173,11 @@ impl<S: Connection> Member<S> {
             DType::Bf16 => make::<drumline_kernels::bf16>(order, arena),
             DType::F32 => make::<f32>(order, arena),
             DType::F64 => make::<f64>(order, arena),
+            DType::Bool => make::<drumline_kernels::Bool>(order, arena),
+            DType::Complex64 => make::<drumline_kernels::Complex<f32>>(order, arena),
+            DType::Complex128 => make::<drumline_kernels::Complex<f64>>(order, arena),
+            DType::F8E4M3 => make::<drumline_kernels::F8E4M3>(order, arena),
+            DType::F8E5M2 => make::<drumline_kernels::F8E5M2>(order, arena),
             other => unreachable!("there is no Rust type for {other}"),
         }
     }

@@ -64,6 +64,7 @@ pub mod internals;
 mod lane;
 mod net;
 mod operation;
+mod operator;
 pub mod rendezvous;
 pub mod sampler;
 pub mod store;
@@ -72,11 +73,12 @@ mod transport;
 mod work;
 
 pub use config::Config;
-pub use drumline_kernels::{DType, Element, ReduceOp};
+pub use drumline_kernels::{Bool, Complex, DType, Element, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
 pub use drumline_schedule::SumOrder;
 pub use error::{Cause, CollectiveError, Error, Result};
 pub use group::{ProcessGroup, RegisteredBuffer, init_process_group};
 pub use net::Endpoint;
+pub use operator::Operator;
 pub use rendezvous::is_launched;
 pub use work::{Work, WorkFuture};
 
@@ -84,3 +86,8 @@ pub use work::{Work, WorkFuture};
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// Runs the examples of the reference.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/reference/types-and-operators.md")]
+struct TypesAndOperators;

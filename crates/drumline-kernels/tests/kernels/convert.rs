@@ -1,8 +1,11 @@
 //! Widening and narrowing, against the formats' definitions.
 
-use drumline_kernels::{Element, Source, Target, bf16, copy, f16, narrow, widen};
+use drumline_kernels::{
+    Bool, Element, F8E4M3, F8E5M2, ReduceOp, Source, Target, bf16, copy, f16, narrow, scale, widen,
+};
 
-use crate::format::{BF16, F16, Format, two_to};
+use crate::format::{BF16, E4M3, E5M2, F16, Format, two_to};
+use crate::reference::Reference;
 
 /// In a test under Miri, one value out of many.
 const STRIDE: usize = if cfg!(miri) { 4999 } else { 1 };
@@ -20,16 +23,22 @@ fn narrow_all<T: Element<Accumulator = f32>>(values: &[f32]) -> Vec<T> {
 }
 
 /// All codes of `format`, widened and narrowed again, alone and in company.
-fn check_codes<T: Element<Accumulator = f32>>(format: &Format, bits: fn(&T) -> u16) {
-    let codes: Vec<u16> = (0..=u16::MAX).step_by(STRIDE).collect();
-    let values: &[T] = bytemuck::cast_slice(&codes);
-    let wide = widen_all(values);
+fn check_codes<T: Element<Accumulator = f32>>(
+    format: &Format,
+    value: fn(u16) -> T,
+    bits: fn(&T) -> u16,
+) {
+    let last = format.sign() | (format.sign() - 1);
+    let codes: Vec<u16> = (0..=last).step_by(STRIDE).collect();
+    let values: Vec<T> = codes.iter().map(|code| value(*code)).collect();
+    let wide = widen_all(&values);
     let back = narrow_all::<T>(&wide);
     for ((&code, wide), back) in codes.iter().zip(&wide).zip(&back) {
         let exact = format.decode(code);
         if exact.is_nan() {
             assert!(wide.is_nan() && format.decode(bits(back)).is_nan(), "{code:#x}");
-            assert_eq!(bits(back) >> 15, code >> 15, "{code:#x}: a NaN has lost its sign");
+            let signs = (bits(back) & format.sign(), code & format.sign());
+            assert_eq!(signs.0, signs.1, "{code:#x}: a NaN has lost its sign");
         } else {
             assert_eq!(wide.to_bits(), exact.to_bits(), "{code:#x} widened");
             assert_eq!(bits(back), code, "{code:#x} narrowed again");
@@ -44,11 +53,11 @@ fn check_codes<T: Element<Accumulator = f32>>(format: &Format, bits: fn(&T) -> u
 /// their neighbours among the `f32`; the borders of the range; numbers from everywhere.
 fn check_rounding<T: Element<Accumulator = f32>>(format: &Format, bits: fn(&T) -> u16) {
     let mut values = vec![f32::MAX, f32::MIN_POSITIVE, f32::from_bits(1), f32::INFINITY];
-    for code in (0..format.infinity()).step_by(STRIDE) {
+    for code in (0..format.end).step_by(STRIDE) {
         let low = format.decode(code);
         let high = match format.decode(code + 1) {
             // Where the next number would be if the exponent went on.
-            f32::INFINITY => low + (low - format.decode(code - 1)),
+            high if !high.is_finite() => low + (low - format.decode(code - 1)),
             high => high,
         };
         // A subnormal bf16 is an f32 with few bits: all sums here are exact in f64.
@@ -80,12 +89,18 @@ fn check_rounding<T: Element<Accumulator = f32>>(format: &Format, bits: fn(&T) -
 
 #[test]
 fn every_f16_widens_exactly() {
-    check_codes::<f16>(&F16, |x| x.to_bits());
+    check_codes::<f16>(&F16, f16::from_bits, |x| x.to_bits());
 }
 
 #[test]
 fn every_bf16_widens_exactly() {
-    check_codes::<bf16>(&BF16, |x| x.to_bits());
+    check_codes::<bf16>(&BF16, bf16::from_bits, |x| x.to_bits());
+}
+
+#[test]
+fn every_f8_widens_exactly() {
+    check_codes::<F8E4M3>(&E4M3, |code| F8E4M3::from_bits(code as u8), |x| x.to_bits().into());
+    check_codes::<F8E5M2>(&E5M2, |code| F8E5M2::from_bits(code as u8), |x| x.to_bits().into());
 }
 
 #[test]
@@ -96,6 +111,40 @@ fn f16_is_rounded_to_nearest_even() {
 #[test]
 fn bf16_is_rounded_to_nearest_even() {
     check_rounding::<bf16>(&BF16, |x| x.to_bits());
+}
+
+#[test]
+fn f8_is_rounded_to_nearest_even() {
+    check_rounding::<F8E4M3>(&E4M3, |x| x.to_bits().into());
+    check_rounding::<F8E5M2>(&E5M2, |x| x.to_bits().into());
+}
+
+/// As PyTorch 2.15 converts them, on a CPU.
+#[test]
+fn f8_overflows_as_in_torch() {
+    let large = [448.0, 463.9, 464.0, 464.01, 480.0, 1e9, f32::INFINITY, -500.0, f32::NAN];
+    let codes = [0x7e, 0x7e, 0x7e, 0x7e, 0x7e, 0x7e, 0x7e, 0xfe, 0x7f];
+    assert_eq!(large.map(|x| F8E4M3::from_f32(x).to_bits()), codes);
+    let large = [57344.0, 61439.0, 61440.0, 65536.0, f32::INFINITY, -1e9, f32::NAN];
+    let codes = [0x7b, 0x7b, 0x7c, 0x7c, 0x7c, 0xfc, 0x7f];
+    assert_eq!(large.map(|x| F8E5M2::from_f32(x).to_bits()), codes);
+}
+
+/// All 2^32 of them.
+#[test]
+#[ignore = "takes minutes"]
+fn every_f32_is_rounded_to_f8() {
+    for bits in 0..=u32::MAX {
+        let x = f32::from_bits(bits);
+        let pairs = [
+            (u16::from(F8E4M3::from_f32(x).to_bits()), &E4M3),
+            (u16::from(F8E5M2::from_f32(x).to_bits()), &E5M2),
+        ];
+        for (code, format) in pairs {
+            let both_nan = x.is_nan() && format.decode(code).is_nan();
+            assert!(both_nan || code == format.encode(x), "{bits:#x} became {code:#x}");
+        }
+    }
 }
 
 #[test]
@@ -120,6 +169,40 @@ fn wide_types_are_copied_as_they_are() {
     narrow(Target::from(&mut back[..]), &wide[..]);
     let bits = |values: &[f64]| values.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
     assert_eq!(bits(&values), bits(&back));
+}
+
+/// Whatever a peer sends in the place of a `bool`.
+#[test]
+fn every_byte_is_a_truth_value() {
+    let bytes: Vec<u8> = (0..=u8::MAX).collect();
+    let values: &[Bool] = bytemuck::cast_slice(&bytes);
+    assert!(!values[0].get() && values[1..].iter().all(|value| value.get()));
+    assert!(values[1..].iter().all(|value| *value == Bool::TRUE && *value != Bool::FALSE));
+    let mut canonical = vec![Bool::FALSE; values.len()];
+    widen(&mut canonical[..], Source::from(values));
+    let bytes: &[u8] = bytemuck::cast_slice(&canonical);
+    assert!(bytes[0] == 0 && bytes[1..].iter().all(|byte| *byte == 1));
+}
+
+/// In every length and place, against the product of the definitions.
+#[test]
+fn elements_are_scaled_by_a_factor() {
+    fn check<T: Reference>() {
+        let value = |i: u64| T::random((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15), false);
+        let factor = value(1000);
+        for (len, skip) in (0..=64_usize).flat_map(|len| [(len, 0), (len, 1), (len, 3)]) {
+            let before: Vec<T> = (0..(skip + len + 1) as u64).map(value).collect();
+            let mut after = before.clone();
+            scale(Target::from(&mut after[skip..skip + len]), factor);
+            for (i, (after, before)) in after.iter().zip(&before).enumerate() {
+                let product = || T::reduce(ReduceOp::Product, &[*before, factor], None);
+                let inside = (skip..skip + len).contains(&i);
+                let expected = if inside { product() } else { *before };
+                assert!(after.same(expected), "{} {before:?} times {factor:?}", T::DTYPE);
+            }
+        }
+    }
+    by_type!(T => check::<T>());
 }
 
 #[test]

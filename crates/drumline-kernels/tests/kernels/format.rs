@@ -1,35 +1,67 @@
-//! 16-bit floating-point formats, by their definition.
+//! Narrow floating-point formats, by their definition.
 
 use std::cmp::Ordering;
 
-/// A 16-bit floating-point format: a sign, an exponent, and `fraction_bits` of fraction.
+/// A narrow floating-point format: a sign, an exponent, and `fraction_bits` of fraction.
 pub(crate) struct Format {
+    pub(crate) bits: u32,
     pub(crate) fraction_bits: u32,
     pub(crate) bias: i32,
+    /// The code that comes after those of the finite numbers, which are in order. It counts as the
+    /// number that would follow the largest finite one.
+    pub(crate) end: u16,
+    /// What that code stands for.
+    pub(crate) end_value: f32,
+    /// What becomes of a number that is nearest to it, or larger.
+    pub(crate) overflow: u16,
 }
 
-pub(crate) const F16: Format = Format { fraction_bits: 10, bias: 15 };
-pub(crate) const BF16: Format = Format { fraction_bits: 7, bias: 127 };
+pub(crate) const F16: Format = Format {
+    bits: 16,
+    fraction_bits: 10,
+    bias: 15,
+    end: 0x7c00,
+    end_value: f32::INFINITY,
+    overflow: 0x7c00,
+};
+pub(crate) const BF16: Format = Format {
+    bits: 16,
+    fraction_bits: 7,
+    bias: 127,
+    end: 0x7f80,
+    end_value: f32::INFINITY,
+    overflow: 0x7f80,
+};
+/// OFP8, table 1. Overflow saturates.
+pub(crate) const E4M3: Format =
+    Format { bits: 8, fraction_bits: 3, bias: 7, end: 0x7f, end_value: f32::NAN, overflow: 0x7e };
+pub(crate) const E5M2: Format = Format {
+    bits: 8,
+    fraction_bits: 2,
+    bias: 15,
+    end: 0x7c,
+    end_value: f32::INFINITY,
+    overflow: 0x7c,
+};
 
 impl Format {
-    /// The code of plus infinity. Those below it are the finite numbers, in order.
-    pub(crate) fn infinity(&self) -> u16 {
-        0x7fff >> self.fraction_bits << self.fraction_bits
+    /// The code of the sign.
+    pub(crate) fn sign(&self) -> u16 {
+        1 << (self.bits - 1)
     }
 
-    /// The value of a code, as IEEE 754 defines it.
+    /// The value of a code.
     pub(crate) fn decode(&self, code: u16) -> f32 {
-        let magnitude = code & 0x7fff;
-        let value = match magnitude.cmp(&self.infinity()) {
+        let magnitude = code & (self.sign() - 1);
+        let value = match magnitude.cmp(&self.end) {
             Ordering::Less => self.finite(magnitude) as f32,
-            Ordering::Equal => f32::INFINITY,
+            Ordering::Equal => self.end_value,
             Ordering::Greater => f32::NAN,
         };
-        if code >> 15 == 1 { -value } else { value }
+        if code & self.sign() != 0 { -value } else { value }
     }
 
-    /// The value of the code of a number that is not negative. Infinity counts as the number
-    /// that would follow the largest finite one.
+    /// The value of the code of a number that is not negative.
     fn finite(&self, magnitude: u16) -> f64 {
         let exponent = i32::from(magnitude >> self.fraction_bits);
         let fraction = f64::from(magnitude & ((1 << self.fraction_bits) - 1));
@@ -41,14 +73,14 @@ impl Format {
     /// The code nearest to `x`; of two equally near ones, the even one. All steps are exact.
     pub(crate) fn encode(&self, x: f32) -> u16 {
         if x.is_nan() {
-            return 0x7fff;
+            return self.sign() - 1;
         }
-        let sign = u16::from(x.is_sign_negative()) << 15;
+        let sign = if x.is_sign_negative() { self.sign() } else { 0 };
         let x = f64::from(x.abs());
         // The last code that is not above x.
-        let (mut below, mut above) = (0, self.infinity());
+        let (mut below, mut above) = (0, self.end);
         if x >= self.finite(above) {
-            return sign | above;
+            return sign | self.overflow;
         }
         while above - below > 1 {
             let middle = below + (above - below) / 2;
@@ -60,7 +92,7 @@ impl Format {
             Ordering::Greater => above,
             Ordering::Equal => below + (below & 1),
         };
-        sign | nearest
+        sign | if nearest == self.end { self.overflow } else { nearest }
     }
 }
 

@@ -1,6 +1,9 @@
 //! Every element type, operator and arrangement of operands, against the definitions.
 
-use drumline_kernels::{DType, ReduceOp, Source, Target, bf16, combine, f16, reduce_tree};
+use drumline_kernels::{
+    Bool, DType, Element, F8E4M3, F8E5M2, ReduceOp, Source, Target, combine, f16, reduce_tree,
+    reduce_tree_with,
+};
 use proptest::prelude::*;
 
 use crate::reference::{Reference, tree};
@@ -60,6 +63,11 @@ fn random(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
+/// The operators that a type has.
+fn operators<T: Element>() -> impl Iterator<Item = ReduceOp> {
+    ReduceOp::ALL.into_iter().filter(|op| op.supports(T::DTYPE))
+}
+
 fn check<T: Reference>(case: &Case) -> Result<(), TestCaseError> {
     let Case { ranks, len, skip, in_place, extra, finish, wild, seed } = *case;
     let value = |rank: usize, i: usize| {
@@ -69,7 +77,7 @@ fn check<T: Reference>(case: &Case) -> Result<(), TestCaseError> {
         (0..ranks + extra).map(|rank| (0..skip + len).map(|i| value(rank, i)).collect()).collect();
     let finish = finish.then_some(ranks);
 
-    for op in ReduceOp::ALL {
+    for op in operators::<T>() {
         let mut after = buffers.clone();
         let operands: Vec<Target<'_, T>> =
             after.iter_mut().map(|b| Target::from(&mut b[..]).slice(skip..skip + len)).collect();
@@ -103,18 +111,7 @@ proptest! {
 
     #[test]
     fn reduce_tree_does_what_the_definitions_say(case in cases()) {
-        check::<u8>(&case)?;
-        check::<i8>(&case)?;
-        check::<u16>(&case)?;
-        check::<i16>(&case)?;
-        check::<u32>(&case)?;
-        check::<i32>(&case)?;
-        check::<u64>(&case)?;
-        check::<i64>(&case)?;
-        check::<f16>(&case)?;
-        check::<bf16>(&case)?;
-        check::<f32>(&case)?;
-        check::<f64>(&case)?;
+        by_type!(T => check::<T>(&case)?);
     }
 
     #[test]
@@ -123,7 +120,7 @@ proptest! {
             let (a, b, wild, finish) = case;
             let (a, b) = (T::random(a, wild), T::random(b, wild));
             let finish = finish.then_some(2);
-            for op in ReduceOp::ALL {
+            for op in operators::<T>() {
                 let mut dst = [a; 17];
                 combine(op, (&mut dst[..]).into(), (&[b; 17][..]).into(), finish);
                 let expected = T::reduce(op, &[a, b], finish);
@@ -141,12 +138,7 @@ proptest! {
             Ok(())
         }
         let case = (a, b, wild, finish);
-        check::<u8>(case)?;
-        check::<i64>(case)?;
-        check::<f16>(case)?;
-        check::<bf16>(case)?;
-        check::<f32>(case)?;
-        check::<f64>(case)?;
+        by_type!(T => check::<T>(case)?);
     }
 
     #[test]
@@ -156,7 +148,7 @@ proptest! {
             let mut turned = values;
             turned.rotate_left(turn);
             turned.swap(0, 1);
-            for op in ReduceOp::ALL.into_iter().filter(|op| op.order_free(T::DTYPE)) {
+            for op in operators::<T>().filter(|op| op.order_free(T::DTYPE)) {
                 let (mut a, mut b) = ([values[0]], [values[0]]);
                 let srcs = values.each_ref().map(|x| Source::from(std::slice::from_ref(x)));
                 reduce_tree(op, &[(&mut a[..]).into()], &srcs, &canonical(5), Some(5));
@@ -166,10 +158,7 @@ proptest! {
             }
             Ok(())
         }
-        check::<i8>(bits, turn)?;
-        check::<u64>(bits, turn)?;
-        check::<f16>(bits, turn)?;
-        check::<f32>(bits, turn)?;
+        by_type!(T => check::<T>(bits, turn)?);
     }
 
     /// Every partial sum waits for the last input: as deep as a program can be.
@@ -205,16 +194,38 @@ fn a_sum_of_narrow_floats_is_rounded_once() {
     assert_eq!(sum[0], f16::MAX);
     reduce_tree(ReduceOp::Sum, &[(&mut sum[..]).into()], &srcs, &[0, 1, 1], Some(3));
     assert_eq!(sum[0], f16::INFINITY);
+
+    let inputs = [[32.0], [1.0], [1.0], [1.0], [1.0]].map(|x| x.map(F8E4M3::from_f32));
+    let mut sum = [F8E4M3::ZERO];
+    let srcs = inputs.each_ref().map(|x| Source::from(&x[..]));
+    reduce_tree(ReduceOp::Sum, &[(&mut sum[..]).into()], &srcs, &[0, 1, 0, 2, 1], None);
+    assert_eq!(sum[0].to_f32(), 36.0);
+
+    // 16 largest numbers are too many for the type, their average is not.
+    let inputs = [[F8E5M2::MAX]; 16];
+    let mut sum = [F8E5M2::ZERO];
+    let srcs = inputs.each_ref().map(|x| Source::from(&x[..]));
+    reduce_tree(ReduceOp::Avg, &[(&mut sum[..]).into()], &srcs, &canonical(16), Some(16));
+    assert_eq!(sum[0], F8E5M2::MAX);
+    reduce_tree(ReduceOp::Sum, &[(&mut sum[..]).into()], &srcs, &canonical(16), None);
+    assert_eq!(sum[0], F8E5M2::INFINITY);
 }
 
+/// All combinations, spelled out.
 #[test]
-fn order_matters_for_sums_of_floats_only() {
-    for dtype in DType::ALL {
-        for op in ReduceOp::ALL {
-            let min_or_max = matches!(op, ReduceOp::Min | ReduceOp::Max);
-            let float = ["f16", "bf16", "f32", "f64"].contains(&dtype.name());
-            assert_eq!(op.order_free(dtype), min_or_max || !float, "{op} of {dtype}");
-        }
+fn operators_fit_types_as_the_table_says() {
+    for (dtype, op) in DType::ALL.into_iter().flat_map(|it| ReduceOp::ALL.map(|op| (it, op))) {
+        let (float, complex) = (dtype.name().contains('f'), dtype.name().starts_with("complex"));
+        let supported = match op.name() {
+            "sum" | "product" => true,
+            "avg" => dtype != DType::Bool,
+            "min" | "max" => !complex,
+            _ => !float && !complex,
+        };
+        assert_eq!(op.supports(dtype), supported, "{op} of {dtype}");
+        // Rounding is what makes an order matter.
+        let rounds = (float || complex) && ["sum", "avg", "product"].contains(&op.name());
+        assert_eq!(op.order_free(dtype), !rounds, "{op} of {dtype}");
     }
     let sum = |values: &[f32]| tree(values, &|a, b| a + b);
     assert_ne!(sum(&[1e9, 1.0, -1e9]), sum(&[1e9, -1e9, 1.0]), "the flag would be needless");
@@ -244,6 +255,43 @@ fn integers_wrap_and_averages_round_towards_zero() {
     assert_eq!(byte, [0], "more ranks than the type can count");
 }
 
+/// In every length and place, for functions that show the order of their arguments.
+#[test]
+fn functions_are_applied_in_the_order_of_the_tree() {
+    fn check<T: Reference>(function: impl Fn(T, T) -> T) {
+        let value = |rank: usize, i: usize| T::random(random((rank * 1000 + i) as u64), false);
+        for (len, skip) in (0..=64_usize).flat_map(|len| [(len, 0), (len, 1), (len, 3)]) {
+            let ranks = 1 + (len + skip) % 7;
+            let buffer = |rank| -> Vec<T> { (0..skip + len + 1).map(|i| value(rank, i)).collect() };
+            let buffers: Vec<_> = (0..ranks).map(buffer).collect();
+            let mut after = buffers.clone();
+            let all: Vec<_> = after
+                .iter_mut()
+                .map(|buffer| Target::from(&mut buffer[skip..skip + len]))
+                .collect();
+            let srcs: Vec<_> = all.iter().map(|target| target.as_source()).collect();
+            // Into the first and the last of the inputs.
+            let dsts = [all[0], all[ranks - 1]];
+            reduce_tree_with(&function, &dsts, &srcs, &canonical(ranks));
+            for i in 0..skip + len + 1 {
+                let column: Vec<T> = buffers.iter().map(|buffer| buffer[i]).collect();
+                let result = tree(&column, &function);
+                for rank in 0..ranks {
+                    let written =
+                        (rank == 0 || rank == ranks - 1) && (skip..skip + len).contains(&i);
+                    let expected = if written { result } else { column[rank] };
+                    assert!(after[rank][i].same(expected), "{} at {i} of {rank}", T::DTYPE);
+                }
+            }
+        }
+    }
+    // Neither commutes, and the second is not even associative.
+    by_type!(T => check::<T>(|left, _| left));
+    check::<u64>(|left, right| left.wrapping_mul(31).wrapping_sub(right));
+    check::<F8E5M2>(|left, right| F8E5M2::from_f32(left.to_f32() - right.to_f32()));
+    check::<Bool>(|left, right| (left.get() && !right.get()).into());
+}
+
 mod misuse {
     use super::*;
 
@@ -251,6 +299,21 @@ mod misuse {
         let srcs: Vec<_> = srcs.iter().map(|src| Source::from(*src)).collect();
         let mut dst = [0.0; 2];
         reduce_tree(ReduceOp::Sum, &[(&mut dst[..]).into()], &srcs, merges, finish);
+    }
+
+    #[test]
+    #[should_panic(expected = "complex64 has no min")]
+    fn an_operator_that_means_nothing() {
+        let mut dst = [drumline_kernels::Complex::new(1.0_f32, 0.0)];
+        let dst = Target::from(&mut dst[..]);
+        combine(ReduceOp::Min, dst, dst.as_source(), None);
+    }
+
+    #[test]
+    #[should_panic(expected = "operands of a reduction differ in length")]
+    fn a_short_input_of_a_function() {
+        let srcs = [Source::from(&[1_u8][..]), Source::from(&[1, 2][..])];
+        reduce_tree_with(&|a, _| a, &[], &srcs, &[0, 1]);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! What results ought to be, written as the definitions say and as slowly as need be.
 
-use drumline_kernels::{Element, ReduceOp, bf16, f16};
+use drumline_kernels::{Bool, Complex, Element, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
 
-use crate::format::{BF16, F16};
+use crate::format::{BF16, E4M3, E5M2, F16};
 
 /// An element type with its operators as defined.
 pub(crate) trait Reference: Element {
@@ -35,7 +35,10 @@ macro_rules! integers {
                         let wrapped = wide.sum::<i128>() as $type;
                         (i128::from(wrapped) / finish.unwrap_or(1) as i128) as $type
                     }
-                    other => panic!("{other} has no definition here"),
+                    ReduceOp::Band => bits(column, |set| set == column.len()) as $type,
+                    ReduceOp::Bor => bits(column, |set| set > 0) as $type,
+                    ReduceOp::Bxor => bits(column, |set| set % 2 == 1) as $type,
+                    other => unreachable!("{other} has no definition here"),
                 }
             }
 
@@ -44,6 +47,15 @@ macro_rules! integers {
             }
         }
     )*};
+}
+
+/// Each bit by the number of values that have it set.
+fn bits<T: Copy>(column: &[T], rule: impl Fn(usize) -> bool) -> u64
+where
+    i128: From<T>,
+{
+    let set = |bit: u32| column.iter().filter(|x| i128::from(**x) >> bit & 1 == 1).count();
+    (0..64).map(|bit| u64::from(rule(set(bit))) << bit).sum()
 }
 
 integers!(u8, u16, u32, u64, i8, i16, i32, i64);
@@ -58,8 +70,8 @@ pub(crate) fn tree<A: Copy>(leaves: &[A], f: &impl Fn(A, A) -> A) -> A {
 }
 
 macro_rules! floats {
-    // The type, its bits, what it is computed in, the place and bias of the exponent, and the
-    // functions between the two types.
+    // The type, its bits, what it is computed in, the place of the exponent and its values in
+    // sums that stay finite, and the functions between the two types.
     ($($type:ty, $bits:ty, $wide:ty, $exponent:expr, $to_wide:expr, $from_wide:expr);*) => {$(
         impl Reference for $type {
             fn random(bits: u64, wild: bool) -> $type {
@@ -67,9 +79,8 @@ macro_rules! floats {
                 if wild {
                     return any;
                 }
-                // Exponents from 8 below that of 1 to 3 above it.
-                let (place, bias): (u32, $bits) = $exponent;
-                let exponent = bias - 8 + (bits >> 59) as $bits % 12;
+                let (place, least, count): (u32, $bits, $bits) = $exponent;
+                let exponent = least + (bits >> 59) as $bits % count;
                 let others = any.to_bits() & !(<$bits>::MAX >> 1 >> place << place);
                 <$type>::from_bits(others | exponent << place)
             }
@@ -88,7 +99,7 @@ macro_rules! floats {
                     ReduceOp::Min | ReduceOp::Max if any_nan => <$wide>::NAN,
                     ReduceOp::Min => ordered[0],
                     ReduceOp::Max => ordered[ordered.len() - 1],
-                    other => panic!("{other} has no definition here"),
+                    other => unreachable!("{other} has no definition here"),
                 };
                 $from_wide(wide)
             }
@@ -100,9 +111,72 @@ macro_rules! floats {
     )*};
 }
 
+// 12 exponents, from 8 below that of 1 to 3 above it, where there are as many.
 floats!(
-    f16, u16, f32, (10, 15), |x| F16.decode(f16::to_bits(x)), |x| f16::from_bits(F16.encode(x));
-    bf16, u16, f32, (7, 127), |x| BF16.decode(bf16::to_bits(x)), |x| bf16::from_bits(BF16.encode(x));
-    f32, u32, f32, (23, 127), |x| x, |x| x;
-    f64, u64, f64, (52, 1023), |x| x, |x| x
+    F8E4M3, u8, f32, (3, 7 - 4, 7),
+    |x| E4M3.decode(F8E4M3::to_bits(x).into()), |x| F8E4M3::from_bits(E4M3.encode(x) as u8);
+    F8E5M2, u8, f32, (2, 15 - 8, 12),
+    |x| E5M2.decode(F8E5M2::to_bits(x).into()), |x| F8E5M2::from_bits(E5M2.encode(x) as u8);
+    f16, u16, f32, (10, 15 - 8, 12),
+    |x| F16.decode(f16::to_bits(x)), |x| f16::from_bits(F16.encode(x));
+    bf16, u16, f32, (7, 127 - 8, 12),
+    |x| BF16.decode(bf16::to_bits(x)), |x| bf16::from_bits(BF16.encode(x));
+    f32, u32, f32, (23, 127 - 8, 12), |x| x, |x| x;
+    f64, u64, f64, (52, 1023 - 8, 12), |x| x, |x| x
 );
+
+macro_rules! complex {
+    ($($part:ty),*) => {$(
+        impl Reference for Complex<$part> {
+            fn random(bits: u64, wild: bool) -> Self {
+                let part = |bits| <$part>::random(bits, wild);
+                Complex::new(part(bits), part(bits.wrapping_mul(0x9e37_79b9_7f4a_7c15)))
+            }
+
+            fn reduce(op: ReduceOp, column: &[Self], finish: Option<usize>) -> Self {
+                let parts = |part: fn(&Self) -> $part| {
+                    let parts: Vec<$part> = column.iter().map(part).collect();
+                    <$part>::reduce(op, &parts, finish)
+                };
+                match op {
+                    ReduceOp::Sum | ReduceOp::Avg => Complex::new(parts(|z| z.re), parts(|z| z.im)),
+                    ReduceOp::Product => tree(column, &|a, b| {
+                        let (ac, bd) = (a.re * b.re, a.im * b.im);
+                        let (ad, bc) = (a.re * b.im, a.im * b.re);
+                        Complex::new(ac - bd, ad + bc)
+                    }),
+                    other => unreachable!("{other} has no definition here"),
+                }
+            }
+
+            fn same(self, other: Self) -> bool {
+                self.re.same(other.re) && self.im.same(other.im)
+            }
+        }
+    )*};
+}
+
+complex!(f32, f64);
+
+impl Reference for Bool {
+    /// Any byte, if `wild`: as it could come from a peer.
+    fn random(bits: u64, wild: bool) -> Bool {
+        let byte = (bits >> 32) as u8 & bits as u8 & if wild { 0xff } else { 1 };
+        bytemuck::cast(byte)
+    }
+
+    fn reduce(op: ReduceOp, column: &[Bool], _finish: Option<usize>) -> Bool {
+        let set = column.iter().filter(|value| value.get()).count();
+        Bool::from(match op {
+            ReduceOp::Sum | ReduceOp::Max | ReduceOp::Bor => set > 0,
+            ReduceOp::Product | ReduceOp::Min | ReduceOp::Band => set == column.len(),
+            ReduceOp::Bxor => set % 2 == 1,
+            other => unreachable!("{other} has no definition here"),
+        })
+    }
+
+    /// Byte by byte: results are 0 or 1, inputs stay as they are.
+    fn same(self, other: Bool) -> bool {
+        bytemuck::cast::<Bool, u8>(self) == bytemuck::cast::<Bool, u8>(other)
+    }
+}

@@ -87,7 +87,7 @@ pub enum Cause {
     },
     /// This rank has aborted the group.
     Aborted,
-    /// A call of this rank has panicked, perhaps in the caller's type of buffer.
+    /// A call of this rank has panicked, in the caller's type of buffer or own operator.
     Panicked {
         /// What the panic said.
         text: String,

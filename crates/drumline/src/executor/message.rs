@@ -7,10 +7,13 @@
 //!  ┌────────┬────┬────┬────┬────┬────────────────┬────────────────┬────────────────┐
 //!  │ "DRM1" │ op │red.│type│  0 │  group digest  │    sequence    │     count      │
 //!  ├────────┼────┴────┴────┴────┼────────────────┼────────────────┼────────────────┤
-//!  │  root  │       part        │   algorithm    │ payload bytes  │ splits (0=even)│
-//!  └────────┴───────────────────┴────────────────┴────────────────┴────────────────┘
-//!  32       36                  40               48               56               64
+//!  │  root  │       part        │   algorithm    │ payload bytes  │ splits │custom │
+//!  └────────┴───────────────────┴────────────────┴────────────────┴────────┴────────┘
+//!  32       36                  40               48               56       60       64
 //! ```
+//!
+//! `splits` is 0 where every rank has the same share, `custom` a digest of the name of a custom
+//! operator, where there is one.
 //!
 //! The whole description travels, not only a digest of it: 64 bytes vanish beside the cost of a
 //! packet, and the first rank that sees a difference can say at once who called what.
@@ -19,7 +22,7 @@ use std::fmt;
 
 use drumline_schedule::Collective;
 
-use crate::{DType, ReduceOp};
+use crate::{DType, operator::OperatorKind};
 
 /// What a collective call does, in the code that travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,9 +70,24 @@ pub(crate) struct Description {
     dtype: u8,
     root: u32,
     count: u64,
-    splits: u64,
+    splits: u32,
+    custom: u32,
     algorithm: [u8; 8],
+    name: OwnName,
 }
+
+/// The name of a custom operator, in this rank's own descriptions. It does not travel, and is not
+/// compared.
+#[derive(Clone, Copy, Default)]
+struct OwnName(&'static str);
+
+impl PartialEq for OwnName {
+    fn eq(&self, _: &OwnName) -> bool {
+        true
+    }
+}
+
+impl Eq for OwnName {}
 
 const NO_ROOT: u32 = u32::MAX;
 
@@ -96,12 +114,23 @@ impl Description {
             root: NO_ROOT,
             count: count as u64,
             splits: 0,
+            custom: 0,
             algorithm: short,
+            name: OwnName::default(),
         }
     }
 
-    pub(crate) fn with_reduce_op(self, op: ReduceOp) -> Description {
-        Description { reduce_op: op as u8, ..self }
+    pub(crate) fn with_operator(self, operator: OperatorKind) -> Description {
+        let name = match operator {
+            OperatorKind::Custom(name) => name,
+            OperatorKind::Builtin(_) | OperatorKind::PremulSum => "",
+        };
+        Description {
+            reduce_op: operator.code(),
+            custom: operator.digest(),
+            name: OwnName(name),
+            ..self
+        }
     }
 
     pub(crate) fn with_root(self, root: usize) -> Description {
@@ -132,10 +161,10 @@ impl fmt::Display for Description {
             Some(operation) => f.write_str(operation.name())?,
             None => write!(f, "operation {}", self.operation)?,
         }
-        match ReduceOp::from_code(self.reduce_op) {
-            Some(op) => write!(f, "({op})")?,
-            None if self.reduce_op != 0 => write!(f, "(operator {})", self.reduce_op)?,
-            None => {}
+        if self.reduce_op != 0 {
+            f.write_str("(")?;
+            OperatorKind::show(f, self.reduce_op, self.custom, self.name.0)?;
+            f.write_str(")")?;
         }
         if self.root != NO_ROOT {
             write!(f, "(root {})", self.root)?;
@@ -185,7 +214,8 @@ impl Header {
         bytes[36..40].copy_from_slice(&self.part.to_le_bytes());
         bytes[40..48].copy_from_slice(&d.algorithm);
         bytes[48..56].copy_from_slice(&self.payload.to_le_bytes());
-        bytes[56..64].copy_from_slice(&d.splits.to_le_bytes());
+        bytes[56..60].copy_from_slice(&d.splits.to_le_bytes());
+        bytes[60..64].copy_from_slice(&d.custom.to_le_bytes());
         bytes
     }
 
@@ -207,7 +237,9 @@ impl Header {
                 count: u64_at(24),
                 root: u32_at(32),
                 algorithm: array(bytes, 40),
-                splits: u64_at(56),
+                splits: u32_at(56),
+                custom: u32_at(60),
+                name: OwnName::default(),
             },
             part: u32_at(36),
             payload: u64_at(48),
@@ -223,6 +255,7 @@ pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ReduceOp;
 
     fn header() -> Header {
         let description = Description::new(
@@ -233,7 +266,7 @@ mod tests {
             10,
             "doubling",
         )
-        .with_reduce_op(ReduceOp::Avg);
+        .with_operator(OperatorKind::Builtin(ReduceOp::Avg));
         Header { description, part: 3, payload: 40 }
     }
 
@@ -268,6 +301,22 @@ mod tests {
         let broadcast =
             Description::new(0, 0, Operation::Broadcast, DType::U8, 3, "binomial").with_root(2);
         assert_eq!(broadcast.to_string(), "broadcast(root 2) of 3 u8 [binomial]");
+    }
+
+    #[test]
+    fn custom_operators_are_compared_by_their_names() {
+        let named = |name| {
+            let operator = OperatorKind::Custom(name);
+            Header { description: header().description.with_operator(operator), ..header() }
+        };
+        let arrived = Header::decode(&named("gcd").encode()).unwrap();
+        assert_eq!(arrived, named("gcd"));
+        assert_ne!(arrived, named("lcm"));
+        // Who called it knows the name, the peer a digest of it.
+        let digest = OperatorKind::Custom("gcd").digest();
+        let shown = |name| format!("all_reduce(custom{name} {digest:08x}) of 10 f32 [doubling]");
+        assert_eq!(named("gcd").description.to_string(), shown(" gcd"));
+        assert_eq!(arrived.description.to_string(), shown(""));
     }
 
     #[test]

@@ -4,12 +4,12 @@ use drumline_schedule::step::Rank;
 
 use super::ProcessGroup;
 use crate::{
-    Element, Error, ReduceOp, Result, Work,
+    Element, Error, Operator, Result, Work,
     call::Call,
     engine,
     executor::Operation as Kind,
     lane::{Job, Operation},
-    operation::CallOn,
+    operation::{CallOn, Request},
     work::Promise,
 };
 
@@ -18,12 +18,16 @@ impl ProcessGroup {
     ///
     /// All ranks pass the same number of elements. The result has the same bits whatever the
     /// algorithm, because every algorithm adds in one order (payloads of NaN apart). Sums of
-    /// 16-bit floats are kept in `f32` and rounded once.
+    /// floats of 16 and 8 bits are kept in `f32` and rounded once.
+    ///
+    /// The operator is a [`ReduceOp`](crate::ReduceOp), or one that [`Operator`] makes.
     ///
     /// # Errors
     ///
-    /// [`Error::Collective`] says which rank did what; [`Error::Poisoned`] after a failure.
-    pub fn all_reduce<T: Element>(&self, data: &mut [T], op: ReduceOp) -> Result<()> {
+    /// [`Error::InvalidArgument`] for an operator that the type
+    /// [does not have](crate::ReduceOp::supports); [`Error::Collective`] says which rank did what;
+    /// [`Error::Poisoned`] after a failure.
+    pub fn all_reduce<T: Element>(&self, data: &mut [T], op: impl Into<Operator<T>>) -> Result<()> {
         let call = call::<T>(Kind::AllReduce, data.len()).reducing(op);
         self.run(call, data, &[])
     }
@@ -32,7 +36,7 @@ impl ProcessGroup {
     ///
     /// The buffer may be anything that is a slice: a `Vec<T>`, a `Box<[T]>`, a
     /// [`RegisteredBuffer<T>`](crate::RegisteredBuffer).
-    pub fn all_reduce_async<T, B>(&self, buffer: B, op: ReduceOp) -> Work<B>
+    pub fn all_reduce_async<T, B>(&self, buffer: B, op: impl Into<Operator<T>>) -> Work<B>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
@@ -53,7 +57,7 @@ impl ProcessGroup {
         &self,
         input: &[T],
         output: &mut [T],
-        op: ReduceOp,
+        op: impl Into<Operator<T>>,
     ) -> Result<()> {
         self.check_blocks("reduce_scatter", output.len(), input.len(), "an input")?;
         let call = call::<T>(Kind::ReduceScatter, output.len()).reducing(op);
@@ -69,7 +73,7 @@ impl ProcessGroup {
         &self,
         input: Vec<T>,
         output: B,
-        op: ReduceOp,
+        op: impl Into<Operator<T>>,
     ) -> Result<Work<B>>
     where
         T: Element,
@@ -186,11 +190,16 @@ impl ProcessGroup {
         })
     }
 
-    fn run<T: Element>(&self, call: Call, data: &mut [T], input: &[T]) -> Result<()> {
+    fn run<T: Element>(
+        &self,
+        call: impl Into<Request<T>>,
+        data: &mut [T],
+        input: &[T],
+    ) -> Result<()> {
         self.inner.run(&mut CallOn::<T, _, _>::new(call, data, input))
     }
 
-    fn submit<T, B>(&self, call: Call, buffer: B, input: Vec<T>) -> Work<B>
+    fn submit<T, B>(&self, call: impl Into<Request<T>>, buffer: B, input: Vec<T>) -> Work<B>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
@@ -206,7 +215,7 @@ impl ProcessGroup {
 }
 
 fn call<T: Element>(operation: Kind, elements: usize) -> Call {
-    Call { operation, reduce_op: None, root: None, dtype: T::DTYPE, elements }
+    Call { operation, operator: None, root: None, dtype: T::DTYPE, elements }
 }
 
 /// An operation that owns its buffers.
