@@ -1,6 +1,9 @@
 //! What a collective is asked to do, and which algorithm does it.
 
-use std::collections::{HashMap, hash_map::Entry};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    time::Duration,
+};
 
 use drumline_kernels::DType;
 use drumline_schedule::{
@@ -24,15 +27,33 @@ pub(crate) struct Call {
     pub(crate) dtype: DType,
     /// The elements of each block: of what a rank contributes, or gets.
     pub(crate) counts: Counts,
+    /// The lengths of the caller's buffers, where several travel as one.
+    pub(crate) parts: Vec<usize>,
+    /// The time limit, if it is not that of the group.
+    pub(crate) timeout: Option<Duration>,
 }
 
 impl Call {
+    /// A call without a root and an operator.
+    pub(crate) fn new(operation: Operation, dtype: DType, counts: Counts) -> Call {
+        let (reduce_op, root, parts, timeout) = (None, None, Vec::new(), None);
+        Call { operation, reduce_op, root, dtype, counts, parts, timeout }
+    }
+
     pub(crate) fn reducing(self, op: ReduceOp) -> Call {
         Call { reduce_op: Some(op), ..self }
     }
 
     pub(crate) fn rooted(self, root: Rank) -> Call {
         Call { root: Some(root), ..self }
+    }
+
+    pub(crate) fn in_parts(self, parts: Vec<usize>) -> Call {
+        Call { parts, ..self }
+    }
+
+    pub(crate) fn within(self, timeout: Duration) -> Call {
+        Call { timeout: Some(timeout), ..self }
     }
 
     fn is_uneven(&self) -> bool {
@@ -44,6 +65,10 @@ impl Call {
         let Call { operation, dtype, .. } = *self;
         let description = Description::new(group, sequence, operation, dtype, 0, algorithm)
             .with_counts(&self.counts);
+        let description = match self.parts[..] {
+            [] => description,
+            _ => description.with_blocks(self.parts.iter().copied()),
+        };
         let description = match self.reduce_op {
             Some(op) => description.with_reduce_op(op),
             None => description,
@@ -119,6 +144,11 @@ pub(crate) fn choose(
             setting: "the algorithm of all_reduce".to_owned(),
             problem: format!("{name:?} cannot be used here: {problem}"),
         });
+    }
+    if call.operation == Operation::MonitoredBarrier && host.is_none_or(|_| !topology.is_one_host())
+    {
+        // Everybody hears from everybody, and so knows who is missing.
+        return Ok(finish(find(collective, "direct")?));
     }
     let bytes = call.counts.longest().saturating_mul(call.dtype.size());
     let uneven = call.is_uneven();
@@ -213,8 +243,7 @@ mod tests {
     use super::*;
 
     fn call(operation: Operation, dtype: DType, elements: usize) -> Call {
-        let reduce_op = Some(ReduceOp::Sum);
-        Call { operation, reduce_op, root: None, dtype, counts: Counts::Even(elements) }
+        Call::new(operation, dtype, Counts::Even(elements)).reducing(ReduceOp::Sum)
     }
 
     fn without_shared_memory(call: &Call, ranks: usize) -> Choice {

@@ -134,19 +134,14 @@ impl<S: Connection> Member<S> {
                 bytemuck::cast_slice_mut(&mut elements).copy_from_slice(bytes);
                 elements
             };
-            let call = Call {
-                operation: match order.kind {
-                    Kind::AllReduce(_) => executor::Operation::AllReduce,
-                    Kind::ReduceScatter(_) => executor::Operation::ReduceScatter,
-                    Kind::Broadcast(_) => executor::Operation::Broadcast,
-                    Kind::AllGather => executor::Operation::AllGather,
-                    Kind::Barrier => executor::Operation::Barrier,
-                },
-                reduce_op: None,
-                root: None,
-                dtype: T::DTYPE,
-                counts: Counts::Even(order.elements),
+            let operation = match order.kind {
+                Kind::AllReduce(_) => executor::Operation::AllReduce,
+                Kind::ReduceScatter(_) => executor::Operation::ReduceScatter,
+                Kind::Broadcast(_) => executor::Operation::Broadcast,
+                Kind::AllGather => executor::Operation::AllGather,
+                Kind::Barrier => executor::Operation::Barrier,
             };
+            let call = Call::new(operation, T::DTYPE, Counts::Even(order.elements));
             let call = match order.kind {
                 Kind::AllReduce(op) | Kind::ReduceScatter(op) => call.reducing(op),
                 Kind::Broadcast(root) => call.rooted(root),

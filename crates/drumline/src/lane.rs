@@ -21,7 +21,7 @@ use drumline_schedule::{Algorithm, Schedule, Topology, step::Rank};
 use crate::{
     Cause, CollectiveError, Config, Error, Result,
     call::{self, Call, OverLinks},
-    executor::{History, Layout, Machine, Memory, Pool, Progress, drive},
+    executor::{self, History, Layout, Machine, Memory, Pool, Progress, drive},
     host::Host,
     transport::{Connections, mesh::Membership},
     work::{panic_text, shielded},
@@ -249,6 +249,12 @@ impl Lane {
     fn start(&mut self, operation: &mut dyn Operation, now: Instant) -> Result<Running> {
         let call = operation.call().clone();
         self.check_open(call.operation.name())?;
+        if call.operation == executor::Operation::MonitoredBarrier
+            && let Err(cause) = self.hear(now)
+        {
+            let operation = call.operation.name().to_owned();
+            return Err(self.fail(operation, self.sequence, Duration::ZERO, cause));
+        }
         let host = self.host.as_ref();
         let registered = host.and_then(|host| operation.registered(host));
         let (topology, over_links) = (&self.topology, &mut self.over_links);
@@ -268,7 +274,7 @@ impl Lane {
             layout,
             choice.registered,
             flags,
-            now + self.config.timeout,
+            now + call.timeout.unwrap_or(self.config.timeout),
         );
         self.sequence += 1;
         let begun = self.transport.begin(&mut machine);
@@ -386,6 +392,16 @@ impl Lane {
     /// they are for must be looked at afterwards.
     pub(crate) fn look(&mut self, now: Instant) {
         self.transport.wait(now, now);
+    }
+
+    /// Hears whether peers have given up. An operation that finds all it needs does not ask.
+    fn hear(&mut self, now: Instant) -> Result<(), Cause> {
+        self.look(now);
+        if self.has_points() {
+            // Whoever drives these listens.
+            return Ok(());
+        }
+        self.transport.progress_points(false, now, &mut Vec::new()).map(drop)
     }
 
     /// Sleeps until something can go on, on the caller's thread, but not beyond `limit`.

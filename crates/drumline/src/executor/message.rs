@@ -37,11 +37,12 @@ pub(crate) enum Operation {
     AllToAll = 9,
     Scan = 10,
     ExclusiveScan = 11,
+    MonitoredBarrier = 12,
 }
 
 impl Operation {
     /// All of them, in the order of their codes.
-    const ALL: [Operation; 11] = [
+    const ALL: [Operation; 12] = [
         Operation::AllReduce,
         Operation::Broadcast,
         Operation::AllGather,
@@ -53,6 +54,7 @@ impl Operation {
         Operation::AllToAll,
         Operation::Scan,
         Operation::ExclusiveScan,
+        Operation::MonitoredBarrier,
     ];
 
     pub(crate) const fn name(self) -> &'static str {
@@ -68,6 +70,7 @@ impl Operation {
             Operation::AllToAll => "all_to_all",
             Operation::Scan => "scan",
             Operation::ExclusiveScan => "exclusive_scan",
+            Operation::MonitoredBarrier => "monitored_barrier",
         }
     }
 
@@ -76,7 +79,7 @@ impl Operation {
             Operation::AllReduce => Collective::AllReduce,
             Operation::Broadcast => Collective::Broadcast,
             Operation::AllGather => Collective::AllGather,
-            Operation::Barrier => Collective::Barrier,
+            Operation::Barrier | Operation::MonitoredBarrier => Collective::Barrier,
             Operation::ReduceScatter => Collective::ReduceScatter,
             Operation::Reduce => Collective::Reduce,
             Operation::Gather => Collective::Gather,
@@ -152,13 +155,17 @@ impl Description {
         match counts {
             Counts::Even(elements) => Description { count: *elements as u64, splits: EVEN, ..self },
             Counts::ByRank(borders) => {
-                let counts = (0..borders.blocks()).map(|rank| borders.block(rank).len() as u64);
-                let bytes: Vec<u8> = counts.flat_map(u64::to_le_bytes).collect();
-                let digest = xxh3_64(&bytes).clamp(EVEN + 1, BY_PAIR - 1);
-                Description { count: borders.total() as u64, splits: digest, ..self }
+                let counts = (0..borders.blocks()).map(|rank| borders.block(rank).len());
+                Description { count: borders.total() as u64, ..self }.with_blocks(counts)
             }
             Counts::Own { .. } => Description { count: 0, splits: BY_PAIR, ..self },
         }
+    }
+
+    /// What all ranks must cut in the same way.
+    pub(crate) fn with_blocks(self, lengths: impl Iterator<Item = usize>) -> Description {
+        let bytes: Vec<u8> = lengths.flat_map(|len| (len as u64).to_le_bytes()).collect();
+        Description { splits: xxh3_64(&bytes).clamp(EVEN + 1, BY_PAIR - 1), ..self }
     }
 
     /// Whether only the two ends of a message know how long it is.
@@ -175,15 +182,12 @@ impl Description {
     }
 }
 
-/// `all_reduce(sum) of 10 f32 [doubling]`, `all_gather_v of 10 f32 in blocks #1a2b3c4d [direct]`
+/// `all_reduce(sum) of 10 f32 [doubling]`, `all_gather of 10 f32 in blocks #1a2b3c4d [direct]`
 impl fmt::Display for Description {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match Operation::ALL.iter().find(|op| **op as u8 == self.operation) {
             Some(operation) => f.write_str(operation.name())?,
             None => write!(f, "operation {}", self.operation)?,
-        }
-        if self.splits != EVEN {
-            f.write_str("_v")?;
         }
         match ReduceOp::from_code(self.reduce_op) {
             Some(op) => write!(f, "({op})")?,
@@ -193,7 +197,8 @@ impl fmt::Display for Description {
         if self.root != NO_ROOT {
             write!(f, "(root {})", self.root)?;
         }
-        if self.operation != Operation::Barrier as u8 {
+        let barriers = [Operation::Barrier, Operation::MonitoredBarrier];
+        if !barriers.iter().any(|barrier| *barrier as u8 == self.operation) {
             f.write_str(" of ")?;
             if self.splits != BY_PAIR {
                 write!(f, "{} ", self.count)?;
@@ -202,8 +207,10 @@ impl fmt::Display for Description {
                 Some(dtype) => write!(f, "{dtype}")?,
                 None => write!(f, "elements of type {}", self.dtype)?,
             }
-            if self.splits != EVEN && self.splits != BY_PAIR {
-                write!(f, " in blocks #{:08x}", self.splits >> 32)?;
+            match self.splits {
+                EVEN => {}
+                BY_PAIR => f.write_str(" in uneven blocks")?,
+                digest => write!(f, " in blocks #{:08x}", digest >> 32)?,
             }
         }
         let name = self.algorithm.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -333,18 +340,21 @@ mod tests {
         let borders = |counts| Borders::new(counts).unwrap();
         let by_rank = |counts| gather.with_counts(&Counts::ByRank(borders(counts)));
         let text = by_rank(&[3, 4]).to_string();
-        assert!(text.starts_with("all_gather_v of 7 f16 in blocks #"), "{text}");
+        assert!(text.starts_with("all_gather of 7 f16 in blocks #"), "{text}");
         assert!(text.ends_with(" [direct]"), "{text}");
         assert_ne!(by_rank(&[3, 4]), by_rank(&[4, 3]));
         let own = Counts::Own { sent: borders(&[1]), received: borders(&[2]) };
-        assert_eq!(gather.with_counts(&own).to_string(), "all_gather_v of f16 [direct]");
+        assert_eq!(
+            gather.with_counts(&own).to_string(),
+            "all_gather of f16 in uneven blocks [direct]"
+        );
     }
 
     #[test]
     fn every_code_has_an_operation() {
         for (index, operation) in Operation::ALL.into_iter().enumerate() {
             assert_eq!(operation as usize, index + 1);
-            assert_eq!(operation.name(), operation.collective().to_string());
+            assert!(operation.name().ends_with(&operation.collective().to_string()));
         }
     }
 
