@@ -1,10 +1,12 @@
 //! What collectives must give, computed one element at a time and without the core's kernels.
 
+use std::ops::Range;
+
 use bytemuck::Pod;
 use drumline::{
     Bool, Complex, DType, F8E4M3, F8E5M2, ReduceOp, SumOrder, bf16, f16, internals::Kind,
 };
-use drumline_schedule::Topology;
+use drumline_schedule::{Borders, Counts, Topology};
 use fastrand::Rng;
 
 use crate::value::Value;
@@ -41,7 +43,10 @@ pub(crate) struct Call {
     pub(crate) group: usize,
     pub(crate) kind: Kind,
     pub(crate) dtype: DType,
+    /// Of a block; of the longest one that there may be, if they differ.
     pub(crate) elements: usize,
+    /// Whether blocks differ in length.
+    pub(crate) uneven: bool,
     pub(crate) registered: bool,
     /// What its data are made from.
     pub(crate) seed: u64,
@@ -53,29 +58,93 @@ impl Call {
     pub(crate) fn buffers(&self, rank: usize, world_size: usize) -> (Vec<u8>, Vec<u8>) {
         let contribution = |elements| self.contribution(rank, elements);
         let noise = |elements| vec![0xa5; elements * self.dtype.size()];
+        let (own, all) = (self.block(0, rank), self.sum(0..world_size, |peer| self.block(0, peer)));
+        let at_root = |root, elements| if rank == root { elements } else { 0 };
         match self.kind {
-            Kind::AllReduce(_) | Kind::Broadcast(_) => (contribution(self.elements), vec![]),
-            Kind::ReduceScatter(_) => {
-                (noise(self.elements), contribution(world_size * self.elements))
+            Kind::AllReduce(_)
+            | Kind::Reduce(..)
+            | Kind::Scan(_)
+            | Kind::ExclusiveScan(_)
+            | Kind::Broadcast(_) => (contribution(self.elements), vec![]),
+            Kind::ReduceScatter(_) => (noise(own), contribution(all)),
+            Kind::AllGather => (noise(all), contribution(own)),
+            Kind::Gather(root) => (noise(at_root(root, all)), contribution(own)),
+            Kind::Scatter(root) => (noise(own), contribution(at_root(root, all))),
+            Kind::AllToAll => {
+                let received = self.sum(0..world_size, |from| self.block(from, rank));
+                let sent = self.sum(0..world_size, |to| self.block(rank, to));
+                (noise(received), contribution(sent))
             }
-            Kind::AllGather => (noise(world_size * self.elements), contribution(self.elements)),
             Kind::Barrier => (vec![], vec![]),
         }
+    }
+
+    /// The lengths of its blocks, as `rank` knows them.
+    pub(crate) fn counts(&self, rank: usize, world_size: usize) -> Counts {
+        let borders = |block: &dyn Fn(usize) -> usize| {
+            let counts: Vec<usize> = (0..world_size).map(block).collect();
+            match Borders::new(&counts) {
+                Some(borders) => borders,
+                None => unreachable!("plans are short"),
+            }
+        };
+        match self.kind {
+            _ if !self.uneven => Counts::Even(self.elements),
+            Kind::AllToAll => Counts::Own {
+                sent: borders(&|to| self.block(rank, to)),
+                received: borders(&|from| self.block(from, rank)),
+            },
+            _ => Counts::ByRank(borders(&|peer| self.block(0, peer))),
+        }
+    }
+
+    /// The elements of the block of rank `to`; in an all-to-all, of that which `from` has for it.
+    fn block(&self, from: usize, to: usize) -> usize {
+        match self.uneven {
+            true => Rng::with_seed(self.seed ^ (from << 8 | to) as u64).usize(0..=self.elements),
+            false => self.elements,
+        }
+    }
+
+    fn sum(&self, ranks: Range<usize>, block: impl Fn(usize) -> usize) -> usize {
+        ranks.map(block).sum()
     }
 
     /// What `rank` must have in its buffer after.
     pub(crate) fn expected(&self, rank: usize, topology: &Topology) -> Vec<u8> {
         let ranks = topology.world_size;
+        let size = self.dtype.size();
+        // From one element on so many.
+        let cut = |bytes: Vec<u8>, first: usize, elements: usize| {
+            bytes[first * size..(first + elements) * size].to_vec()
+        };
+        let own = self.block(0, rank);
+        let (before, all) = (
+            self.sum(0..rank, |peer| self.block(0, peer)),
+            self.sum(0..ranks, |peer| self.block(0, peer)),
+        );
+        let gathered =
+            || (0..ranks).flat_map(|peer| self.contribution(peer, self.block(0, peer))).collect();
+        let up_to = |op, end| self.reduced(op, &Topology::flat(end), self.elements);
         match self.kind {
             Kind::AllReduce(op) => self.reduced(op, topology, self.elements),
-            Kind::ReduceScatter(op) => {
-                let all = self.reduced(op, topology, ranks * self.elements);
-                let block = self.elements * self.dtype.size();
-                all[rank * block..(rank + 1) * block].to_vec()
-            }
+            Kind::ReduceScatter(op) => cut(self.reduced(op, topology, all), before, own),
+            Kind::Reduce(op, root) if rank == root => self.reduced(op, topology, self.elements),
+            Kind::ExclusiveScan(op) if rank > 0 => up_to(op, rank),
+            Kind::Reduce(..) | Kind::ExclusiveScan(_) => self.contribution(rank, self.elements),
+            Kind::Scan(op) => up_to(op, rank + 1),
             Kind::Broadcast(root) => self.contribution(root, self.elements),
-            Kind::AllGather => {
-                (0..ranks).flat_map(|rank| self.contribution(rank, self.elements)).collect()
+            Kind::AllGather => gathered(),
+            Kind::Gather(root) if rank == root => gathered(),
+            Kind::Gather(_) => vec![],
+            Kind::Scatter(root) => cut(self.contribution(root, all), before, own),
+            Kind::AllToAll => {
+                let from = |from| {
+                    let before = self.sum(0..rank, |to| self.block(from, to));
+                    let block = self.block(from, rank);
+                    cut(self.contribution(from, before + block), before, block)
+                };
+                (0..ranks).flat_map(from).collect()
             }
             Kind::Barrier => vec![],
         }

@@ -226,13 +226,29 @@ fn call(rng: &mut Rng, world_size: usize, groups: &[Group]) -> Call {
     };
     let ops: Vec<_> = ReduceOp::ALL.into_iter().filter(|op| op.supports(dtype)).collect();
     let op = ops[rng.usize(0..ops.len())];
-    let kind = match rng.u8(0..12) {
+    let root = rng.usize(0..world_size);
+    let kind = match rng.u8(0..20) {
         0..=5 => Kind::AllReduce(op),
         6 | 7 if group.has(Collective::ReduceScatter) => Kind::ReduceScatter(op),
-        6..=8 => Kind::Broadcast(rng.usize(0..world_size)),
-        9 | 10 => Kind::AllGather,
-        _ => Kind::Barrier,
+        8 if group.has(Collective::Reduce) => Kind::Reduce(op, root),
+        6..=9 => Kind::Broadcast(root),
+        10 | 11 => Kind::AllGather,
+        12 => Kind::Barrier,
+        13 | 14 => Kind::Gather(root),
+        15 => Kind::Scatter(root),
+        16 | 17 => Kind::AllToAll,
+        18 => Kind::Scan(op),
+        _ => Kind::ExclusiveScan(op),
     };
+    let has_blocks = matches!(
+        kind,
+        Kind::ReduceScatter(_)
+            | Kind::AllGather
+            | Kind::Gather(_)
+            | Kind::Scatter(_)
+            | Kind::AllToAll
+    );
+    let uneven = has_blocks && rng.bool();
     let most = if world_size > 16 { 80 } else { 400 };
     let elements = match (kind, rng.u8(0..4)) {
         (Kind::Barrier, _) => 0,
@@ -248,7 +264,7 @@ fn call(rng: &mut Rng, world_size: usize, groups: &[Group]) -> Call {
         Kind::Barrier => DType::U8,
         _ => dtype,
     };
-    Call { group: index, kind, dtype, elements, registered, seed: rng.u64(..) }
+    Call { group: index, kind, dtype, elements, uneven, registered, seed: rng.u64(..) }
 }
 
 type Altered = (usize, usize, Option<usize>);
@@ -295,8 +311,17 @@ fn fault(
 /// A call that differs in one thing; `None`: no call at all.
 fn another(rng: &mut Rng, call: Call, world_size: usize) -> Option<Call> {
     let has_operator = |dtype: DType| match call.kind {
-        Kind::AllReduce(op) | Kind::ReduceScatter(op) => op.supports(dtype),
-        Kind::Broadcast(_) | Kind::AllGather | Kind::Barrier => true,
+        Kind::AllReduce(op)
+        | Kind::ReduceScatter(op)
+        | Kind::Reduce(op, _)
+        | Kind::Scan(op)
+        | Kind::ExclusiveScan(op) => op.supports(dtype),
+        Kind::Broadcast(_)
+        | Kind::AllGather
+        | Kind::Gather(_)
+        | Kind::Scatter(_)
+        | Kind::AllToAll
+        | Kind::Barrier => true,
     };
     let others = DType::ALL.into_iter().filter(|it| *it != call.dtype && has_operator(*it));
     let others: Vec<_> = others.collect();
@@ -306,18 +331,26 @@ fn another(rng: &mut Rng, call: Call, world_size: usize) -> Option<Call> {
         ReduceOp::Sum => ReduceOp::Product,
         _ => ReduceOp::Sum,
     };
+    let next = |root| (root + 1) % world_size;
     Some(match (rng.u8(0..6), call.kind) {
         (0, _) => return None,
         (1, Kind::AllReduce(op)) => Call { kind: Kind::AllReduce(other_op(op)), ..call },
         (1, Kind::ReduceScatter(op)) => Call { kind: Kind::ReduceScatter(other_op(op)), ..call },
-        (1 | 2, Kind::Broadcast(root)) => {
-            Call { kind: Kind::Broadcast((root + 1) % world_size), ..call }
-        }
+        (1, Kind::Scan(op)) => Call { kind: Kind::Scan(other_op(op)), ..call },
+        (2, Kind::Scan(op)) => Call { kind: Kind::ExclusiveScan(op), ..call },
+        (1, Kind::Reduce(op, root)) => Call { kind: Kind::Reduce(other_op(op), root), ..call },
+        (2, Kind::Reduce(op, root)) => Call { kind: Kind::Reduce(op, next(root)), ..call },
+        (1, Kind::Gather(root)) => Call { kind: Kind::Gather(next(root)), ..call },
+        (2, Kind::Gather(root)) => Call { kind: Kind::Scatter(root), ..call },
+        (1 | 2, Kind::Broadcast(root)) => Call { kind: Kind::Broadcast(next(root)), ..call },
+        (5, Kind::AllToAll | Kind::AllGather) => Call { uneven: !call.uneven, ..call },
         (3, Kind::AllReduce(_)) => {
             Call { kind: Kind::Barrier, dtype: DType::U8, elements: 0, registered: false, ..call }
         }
         (_, Kind::Barrier) => Call { kind: Kind::Broadcast(0), elements: 3, ..call },
         (4, _) if dtype.size() > 2 => Call { dtype, ..call },
+        // Other lengths might be the same by chance.
+        _ if call.uneven => Call { uneven: false, ..call },
         _ => Call { elements: call.elements + 1, ..call },
     })
 }

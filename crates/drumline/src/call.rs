@@ -1,10 +1,13 @@
 //! What a collective is asked to do, and which algorithm does it.
 
-use std::collections::{HashMap, hash_map::Entry};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    time::Duration,
+};
 
 use drumline_kernels::DType;
 use drumline_schedule::{
-    ALGORITHMS, Algorithm, Collective, MemoryUse, Topology,
+    ALGORITHMS, Algorithm, Collective, Counts, MemoryUse, Topology,
     price::{Choices, ElementKind, Prices},
     step::Rank,
 };
@@ -18,17 +21,27 @@ use crate::{
 };
 
 /// The arguments of a collective, other than its buffers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) operation: Operation,
     pub(crate) operator: Option<OperatorKind>,
     pub(crate) root: Option<Rank>,
     pub(crate) dtype: DType,
-    /// Elements that every rank contributes, or gets from a reduce-scatter.
-    pub(crate) elements: usize,
+    /// The elements of each block: of what a rank contributes, or gets.
+    pub(crate) counts: Counts,
+    /// The lengths of the caller's buffers, where several travel as one.
+    pub(crate) parts: Vec<usize>,
+    /// The time limit, if it is not that of the group.
+    pub(crate) timeout: Option<Duration>,
 }
 
 impl Call {
+    /// A call without a root and an operator.
+    pub(crate) fn new(operation: Operation, dtype: DType, counts: Counts) -> Call {
+        let (operator, root, parts, timeout) = (None, None, Vec::new(), None);
+        Call { operation, operator, root, dtype, counts, parts, timeout }
+    }
+
     pub(crate) fn reducing<T>(self, operator: impl Into<Operator<T>>) -> Request<T> {
         let operator = operator.into();
         Request { call: Call { operator: Some(operator.kind()), ..self }, operator }
@@ -38,10 +51,27 @@ impl Call {
         Call { root: Some(root), ..self }
     }
 
+    pub(crate) fn in_parts(self, parts: Vec<usize>) -> Call {
+        Call { parts, ..self }
+    }
+
+    pub(crate) fn within(self, timeout: Duration) -> Call {
+        Call { timeout: Some(timeout), ..self }
+    }
+
+    fn is_uneven(&self) -> bool {
+        !matches!(self.counts, Counts::Even(_))
+    }
+
     /// The call as it is told to peers.
     pub(crate) fn describe(&self, group: u64, sequence: u64, algorithm: &str) -> Description {
-        let Call { operation, dtype, elements, .. } = *self;
-        let description = Description::new(group, sequence, operation, dtype, elements, algorithm);
+        let Call { operation, dtype, .. } = *self;
+        let description = Description::new(group, sequence, operation, dtype, 0, algorithm)
+            .with_counts(&self.counts);
+        let description = match self.parts[..] {
+            [] => description,
+            _ => description.with_blocks(self.parts.iter().copied()),
+        };
         let description = match self.operator {
             Some(operator) => description.with_operator(operator),
             None => description,
@@ -130,10 +160,17 @@ pub(crate) fn choose(
             problem: format!("{name:?} cannot be used here: {problem}"),
         });
     }
-    let bytes = call.elements * call.dtype.size();
+    if call.operation == Operation::MonitoredBarrier && host.is_none_or(|_| !topology.is_one_host())
+    {
+        // Everybody hears from everybody, and so knows who is missing.
+        return Ok(finish(find(collective, "direct")?));
+    }
+    let bytes = call.counts.longest().saturating_mul(call.dtype.size());
+    let uneven = call.is_uneven();
     let shared = host.and_then(|_| {
         let fits = |row: &&Algorithm| {
             row.collective == collective
+                && (row.uneven || !uneven)
                 && match row.memory {
                     MemoryUse::Private => false,
                     MemoryUse::Staged => true,
@@ -171,22 +208,35 @@ impl OverLinks {
     /// The cheapest algorithm for `call`. The topology is always the same one.
     fn algorithm(&mut self, call: &Call, topology: &Topology) -> Result<&'static Algorithm> {
         let collective = call.operation.collective();
+        if call.is_uneven() {
+            let serves = |row: &&Algorithm| {
+                row.collective == collective
+                    && row.uneven
+                    && row.memory == MemoryUse::Private
+                    && (row.applies)(topology)
+            };
+            return ALGORITHMS.iter().find(serves).ok_or_else(|| none_serves(call));
+        }
         let kind = ElementKind { bytes: call.dtype.size(), sum_bytes: call.accumulator().size() };
         let choices = match self.0.entry((collective, kind)) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
                 let choices = Choices::new(collective, topology, kind, &Prices::TCP);
-                new.insert(choices.ok_or_else(|| Error::InvalidArgument {
-                    operation: call.operation.name(),
-                    problem: format!(
-                        "no algorithm of {collective} over links sums by placement where hosts \
-                         hold ranks that are no node of the tree: take the order of ranks \
-                         (DRUMLINE_SUM_ORDER=rank)"
-                    ),
-                })?)
+                new.insert(choices.ok_or_else(|| none_serves(call))?)
             }
         };
-        Ok(choices.algorithm(call.elements))
+        Ok(choices.algorithm(call.counts.longest()))
+    }
+}
+
+fn none_serves(call: &Call) -> Error {
+    Error::InvalidArgument {
+        operation: call.operation.name(),
+        problem: format!(
+            "no algorithm of {} over links sums by placement where hosts hold ranks that are no \
+             node of the tree: take the order of ranks (DRUMLINE_SUM_ORDER=rank)",
+            call.operation.name()
+        ),
     }
 }
 
@@ -209,7 +259,7 @@ mod tests {
 
     fn call(operation: Operation, dtype: DType, elements: usize) -> Call {
         let operator = Some(OperatorKind::Builtin(ReduceOp::Sum));
-        Call { operation, operator, root: None, dtype, elements }
+        Call { operator, ..Call::new(operation, dtype, Counts::Even(elements)) }
     }
 
     fn without_shared_memory(call: &Call, ranks: usize) -> Choice {

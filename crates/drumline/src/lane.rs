@@ -24,7 +24,7 @@ use drumline_schedule::{Algorithm, Schedule, Topology, step::Rank};
 use crate::{
     Cause, CollectiveError, Config, Error, Result,
     call::{self, Call, OverLinks},
-    executor::{History, Layout, Machine, Memory, Pool, Progress, drive},
+    executor::{self, History, Layout, Machine, Memory, Pool, Progress, drive},
     host::Host,
     trace::{Category, Open, Recorder, What},
     transport::{Connections, mesh::Membership},
@@ -273,8 +273,14 @@ impl Lane {
     }
 
     fn start(&mut self, operation: &mut dyn Operation, now: Instant) -> Result<Running> {
-        let call = *operation.call();
+        let call = operation.call().clone();
         self.check_open(call.operation.name())?;
+        if call.operation == executor::Operation::MonitoredBarrier
+            && let Err(cause) = self.hear(now)
+        {
+            let operation = call.operation.name().to_owned();
+            return Err(self.fail(operation, self.sequence, Duration::ZERO, cause));
+        }
         let host = self.host.as_ref();
         let registered = host.and_then(|host| operation.registered(host));
         let (topology, over_links) = (&self.topology, &mut self.over_links);
@@ -284,18 +290,14 @@ impl Lane {
             category: Category::Collective,
             name: call.operation.name(),
             sequence: Some(self.sequence),
-            bytes: Some((call.elements * call.dtype.size()) as u64),
+            bytes: Some((call.counts.of(self.member.rank) * call.dtype.size()) as u64),
             algorithm: Some(choice.algorithm.name),
             ..What::default()
         });
         let description = call.describe(self.member.digest, self.sequence, choice.algorithm.name);
         let slot_bytes = choice.staged.then(|| self.host.as_ref().map_or(0, Host::slot_bytes));
-        let layout = Layout::new(
-            choice.algorithm.collective,
-            self.member.world_size,
-            call.elements,
-            slot_bytes.map(|bytes| bytes / choice.element_bytes),
-        );
+        let slot = slot_bytes.map(|bytes| bytes / choice.element_bytes);
+        let layout = Layout::new(&schedule, call.counts, slot);
         operation.prepare(&schedule, &layout, choice.wide, &mut self.pool);
         let flags = self.host.as_mut().map(Host::take_flags).unwrap_or_default();
         let mut machine = Machine::new(
@@ -306,7 +308,7 @@ impl Lane {
             layout,
             choice.registered,
             flags,
-            now + self.config.timeout,
+            now + call.timeout.unwrap_or(self.config.timeout),
         );
         self.sequence += 1;
         let begun = self.transport.begin(&mut machine);
@@ -405,6 +407,16 @@ impl Lane {
     /// they are for must be looked at afterwards.
     pub(crate) fn look(&mut self, now: Instant) {
         self.transport.wait(now, now);
+    }
+
+    /// Hears whether peers have given up. An operation that finds all it needs does not ask.
+    fn hear(&mut self, now: Instant) -> Result<(), Cause> {
+        self.look(now);
+        if self.has_points() {
+            // Whoever drives these listens.
+            return Ok(());
+        }
+        self.transport.progress_points(false, now, &mut Vec::new()).map(drop)
     }
 
     /// Sleeps until something can go on, on the caller's thread, but not beyond `limit`.

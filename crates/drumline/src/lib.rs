@@ -43,8 +43,7 @@
 //!
 //! # What it does not do yet
 //!
-//! Gather, scatter, all-to-all and groups of some of the ranks are missing. Data lies in the memory
-//! of the CPU.
+//! Groups of some of the ranks are missing. Data lies in the memory of the CPU.
 
 #![forbid(unsafe_code)]
 

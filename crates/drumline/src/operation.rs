@@ -1,7 +1,10 @@
 //! A collective together with its buffers.
 
 use drumline_kernels::{Element, Source, Target, narrow, scale, widen, with_ieee_rounding};
-use drumline_schedule::Schedule;
+use drumline_schedule::{
+    Schedule,
+    step::{Buffer, Loc},
+};
 
 use crate::{
     ReduceOp,
@@ -31,6 +34,9 @@ impl<T> From<Call> for Request<T> {
 pub(crate) struct CallOn<T: Element, D, I> {
     call: Call,
     operator: Operator<T>,
+    /// What this rank's data were before they were multiplied, where the operation leaves them as
+    /// they are.
+    unscaled: Option<Vec<T>>,
     state: State<T, D, I>,
 }
 
@@ -42,7 +48,13 @@ enum State<T: Element, D, I> {
     Exact(Buffers<T, D, Contribution<T, I>>),
     /// Partial sums travel: works on copies in the type that sums are kept in, so that nothing
     /// is rounded before the end.
-    Wide { buffers: Buffers<T::Accumulator, WideData<T>, WideData<T>>, data: D, input: I },
+    Wide {
+        buffers: Buffers<T::Accumulator, WideData<T>, WideData<T>>,
+        data: D,
+        input: I,
+        /// Whether this rank gets a result.
+        writes: bool,
+    },
     /// Between two of the others.
     Empty,
 }
@@ -90,7 +102,7 @@ where
 {
     pub(crate) fn new(request: impl Into<Request<T>>, data: D, input: I) -> CallOn<T, D, I> {
         let Request { call, operator } = request.into();
-        CallOn { call, operator, state: State::Idle(data, input) }
+        CallOn { call, operator, unscaled: None, state: State::Idle(data, input) }
     }
 
     /// The caller's buffer, once the operation has ended.
@@ -150,6 +162,11 @@ where
         let state = std::mem::replace(&mut self.state, State::Empty);
         self.state = match state {
             State::Idle(mut data, input) => {
+                let is_data = |loc: Loc| loc.buffer == Buffer::Data;
+                let writes = schedule.steps.iter().any(|step| step.writes().any(is_data));
+                if factor.is_some() && !writes {
+                    self.unscaled = Some(data.as_ref().to_vec());
+                }
                 let input = contribute(*factor, &mut data, input);
                 match combine {
                     Combine::Builtin(op) if wide => {
@@ -157,7 +174,7 @@ where
                         let (wide_data, wide_input) = (widened(&data), widened(&input));
                         let buffers =
                             Buffers::new(schedule, layout, op, wide_data, wide_input, pool);
-                        State::Wide { buffers, data, input: input.callers }
+                        State::Wide { buffers, data, input: input.callers, writes }
                     }
                     _ => {
                         let op = combine.clone();
@@ -181,12 +198,20 @@ where
         let state = std::mem::replace(&mut self.state, State::Empty);
         self.state = match state {
             State::Exact(buffers) => {
-                let (data, input) = buffers.recycle(pool);
+                let (mut data, input) = buffers.recycle(pool);
+                if let Some(unscaled) = self.unscaled.take() {
+                    data.as_mut().copy_from_slice(&unscaled);
+                }
                 State::Idle(data, input.callers)
             }
-            State::Wide { buffers, mut data, input } => {
+            State::Wide { buffers, mut data, input, writes } => {
                 let (wide, _) = buffers.recycle(pool);
-                narrow(Target::from(data.as_mut()), Source::from(&wide[..]));
+                if writes {
+                    narrow(Target::from(data.as_mut()), Source::from(&wide[..]));
+                }
+                if let Some(unscaled) = self.unscaled.take() {
+                    data.as_mut().copy_from_slice(&unscaled);
+                }
                 State::Idle(data, input)
             }
             other => other,

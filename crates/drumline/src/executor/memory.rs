@@ -29,7 +29,8 @@ pub(crate) trait Memory {
 #[derive(Debug)]
 pub(crate) struct Buffers<T, D, I> {
     op: Combine<T>,
-    world_size: usize,
+    /// How many ranks have a part in what is finished.
+    contributions: usize,
     layout: Layout,
     data: D,
     input: I,
@@ -173,8 +174,8 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
         pool: &mut Pool,
     ) -> Buffers<T, D, I> {
         let scratch = Scratch::new::<T>(schedule, &layout, pool);
-        let world_size = schedule.world_size;
-        Buffers { op, world_size, layout, data, input, scratch }
+        let contributions = schedule.contributions();
+        Buffers { op, contributions, layout, data, input, scratch }
     }
 
     /// Gives the working memory back, and the caller's.
@@ -242,7 +243,7 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
     }
 
     fn compute(&mut self, step: &Step, host: Option<&Host>) -> Result<(), Cause> {
-        let (op, ranks) = (self.op.clone(), self.world_size);
+        let (op, ranks) = (self.op.clone(), self.contributions);
         let finish = |finish: bool| finish.then_some(ranks);
         let places = self.places(host);
         match step {
