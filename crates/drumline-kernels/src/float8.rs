@@ -27,8 +27,8 @@ const F32_NAN: u32 = 0x7fc0_0000;
 /// thread may have set.
 impl Format {
     #[inline(always)]
-    const fn decode(&self, code: u8) -> f32 {
-        let (sign, magnitude) = ((code as u32 & 0x80) << 24, code as u32 & 0x7f);
+    const fn decode(&self, code: u32) -> f32 {
+        let (sign, magnitude) = ((code & 0x80) << 24, code & 0x7f);
         let rebias = (F32_BIAS - self.bias) << F32_FRACTION_BITS;
         let normal = (magnitude << (F32_FRACTION_BITS - self.fraction_bits)) + rebias;
         let unit = f32::from_bits((F32_BIAS + 1 - self.bias - self.fraction_bits) << 23);
@@ -40,7 +40,7 @@ impl Format {
 
     /// To nearest, ties to even.
     #[inline(always)]
-    const fn encode(&self, x: f32) -> u8 {
+    const fn encode(&self, x: f32) -> u32 {
         let (sign, magnitude) = (x.to_bits() >> 24 & 0x80, x.to_bits() & 0x7fff_ffff);
         let exponent = magnitude >> F32_FRACTION_BITS;
         // The exponent of the smallest normal number, as f32 writes it.
@@ -57,7 +57,7 @@ impl Format {
         let code = (exponent.saturating_sub(least) << self.fraction_bits)
             + ((significand + half) >> dropped);
         let code = if code < self.overflow { code } else { self.overflow };
-        (sign | if magnitude > F32_INFINITY { 0x7f } else { code }) as u8
+        sign | if magnitude > F32_INFINITY { 0x7f } else { code }
     }
 }
 
@@ -101,13 +101,23 @@ macro_rules! floats {
             /// The nearest number; of two that are equally near, the even one.
             #[inline(always)]
             pub const fn from_f32(x: f32) -> $name {
-                $name($format.encode(x))
+                $name($format.encode(x) as u8)
             }
 
             /// The same number. Always exact.
             #[inline(always)]
             pub const fn to_f32(self) -> f32 {
-                $format.decode(self.0)
+                $format.decode(self.0 as u32)
+            }
+
+            #[inline(always)]
+            pub(crate) const fn encode(x: f32) -> u32 {
+                $format.encode(x)
+            }
+
+            #[inline(always)]
+            pub(crate) const fn decode(code: u32) -> f32 {
+                $format.decode(code)
             }
 
             /// Whether this is not a number.

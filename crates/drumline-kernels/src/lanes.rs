@@ -57,12 +57,25 @@ macro_rules! float8 {
 
             #[inline(always)]
             fn widen<F: Features, const N: usize>(lanes: [Self; N]) -> [f32; N] {
-                lanes.map(<$type>::to_f32)
+                // In steps of one width each, of which the compiler makes vectors.
+                let mut codes = [0; N];
+                for (code, lane) in codes.iter_mut().zip(lanes) {
+                    *code = u32::from(lane.to_bits());
+                }
+                let mut wide = [0.0; N];
+                for (wide, code) in wide.iter_mut().zip(codes) {
+                    *wide = <$type>::decode(code);
+                }
+                wide
             }
 
             #[inline(always)]
             fn narrow<F: Features, const N: usize>(lanes: [f32; N]) -> [Self; N] {
-                lanes.map(<$type>::from_f32)
+                let mut codes = [0; N];
+                for (code, lane) in codes.iter_mut().zip(lanes) {
+                    *code = <$type>::encode(lane);
+                }
+                codes.map(|code| <$type>::from_bits(code as u8))
             }
         }
     )*};

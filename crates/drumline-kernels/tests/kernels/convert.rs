@@ -5,7 +5,7 @@ use drumline_kernels::{
 };
 
 use crate::format::{BF16, E4M3, E5M2, F16, Format, two_to};
-use crate::reference::Reference;
+use crate::reference::{Reference, places};
 
 /// In a test under Miri, one value out of many.
 const STRIDE: usize = if cfg!(miri) { 4999 } else { 1 };
@@ -190,7 +190,7 @@ fn elements_are_scaled_by_a_factor() {
     fn check<T: Reference>() {
         let value = |i: u64| T::random((i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15), false);
         let factor = value(1000);
-        for (len, skip) in (0..=64_usize).flat_map(|len| [(len, 0), (len, 1), (len, 3)]) {
+        for (len, skip) in places() {
             let before: Vec<T> = (0..(skip + len + 1) as u64).map(value).collect();
             let mut after = before.clone();
             scale(Target::from(&mut after[skip..skip + len]), factor);

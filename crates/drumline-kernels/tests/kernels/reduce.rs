@@ -6,7 +6,7 @@ use drumline_kernels::{
 };
 use proptest::prelude::*;
 
-use crate::reference::{Reference, tree};
+use crate::reference::{Reference, places, tree};
 
 /// The stack program of the canonical tree over `n` leaves.
 fn canonical(n: usize) -> Vec<usize> {
@@ -260,7 +260,7 @@ fn integers_wrap_and_averages_round_towards_zero() {
 fn functions_are_applied_in_the_order_of_the_tree() {
     fn check<T: Reference>(function: impl Fn(T, T) -> T) {
         let value = |rank: usize, i: usize| T::random(random((rank * 1000 + i) as u64), false);
-        for (len, skip) in (0..=64_usize).flat_map(|len| [(len, 0), (len, 1), (len, 3)]) {
+        for (len, skip) in places() {
             let ranks = 1 + (len + skip) % 7;
             let buffer = |rank| -> Vec<T> { (0..skip + len + 1).map(|i| value(rank, i)).collect() };
             let buffers: Vec<_> = (0..ranks).map(buffer).collect();

@@ -180,3 +180,10 @@ impl Reference for Bool {
         bytemuck::cast::<Bool, u8>(self) == bytemuck::cast::<Bool, u8>(other)
     }
 }
+
+/// Every length up to several blocks, at places that are aligned and at others: `(len, skip)`.
+/// Under Miri some of them.
+pub(crate) fn places() -> impl Iterator<Item = (usize, usize)> {
+    let step = if cfg!(miri) { 21 } else { 1 };
+    (0..=64).step_by(step).flat_map(|len| [(len, 0), (len, 1), (len, 3)])
+}
