@@ -329,6 +329,80 @@ fn lists_are_the_same_as_one_buffer_behind_the_other() {
     });
 }
 
+/// What comes back from the background is what the blocking forms give.
+#[test]
+fn lists_go_in_the_background_too() {
+    every_world(|group, len| {
+        let (ranks, own, op) = (group.world_size(), group.rank(), ReduceOp::Sum);
+        let counts = counts(group, len);
+        let empty = || counts.iter().map(|count| vec![-1; *count]).collect::<Vec<Vec<i64>>>();
+        let work = group.all_gather_list_async(values(own, counts[own]), empty()).unwrap();
+        let lists = work.wait().unwrap();
+        assert!(lists.concat() == blocks(&counts, value));
+
+        let inputs: Vec<&[i64]> = lists.iter().map(|list| &list[..]).collect();
+        let sums = group.reduce_scatter_list_async(&inputs, vec![-1; counts[own]], op).unwrap();
+        let sum = |index| ranks as i64 * value(own, index);
+        assert!(sums.wait().unwrap() == (0..counts[own]).map(sum).collect::<Vec<_>>());
+
+        let outputs = vec![vec![-1; len]; if own == 0 { ranks } else { 0 }];
+        let work = group.gather_list_async(values(own, len), outputs, 0).unwrap();
+        let lists = work.wait().unwrap();
+        let inputs: Vec<&[i64]> = lists.iter().map(|list| &list[..]).collect();
+        let work = group.scatter_list_async(&inputs, vec![-1; len], 0).unwrap();
+        assert!(work.wait().unwrap() == values(own, len));
+
+        let to: Vec<Vec<i64>> = (0..ranks).map(|to| vec![pair(own, to, 0); len]).collect();
+        let inputs: Vec<&[i64]> = to.iter().map(|list| &list[..]).collect();
+        let work = group.all_to_all_list_async(&inputs, vec![vec![-1; len]; ranks]).unwrap();
+        for (from, list) in work.wait().unwrap().iter().enumerate() {
+            assert!(*list == vec![pair(from, own, 0); len]);
+        }
+    });
+}
+
+#[test]
+fn several_calls_go_as_one() {
+    every_world(|group, len| {
+        let (ranks, own, op) = (group.world_size(), group.rank(), ReduceOp::Sum);
+        let (a, b) = (values(own, len), values(own + 1, 2 * len));
+        let sum = |first: usize, len: usize| -> Vec<i64> {
+            let of = |index| (0..ranks).map(|rank| value(rank + first, index)).sum();
+            (0..len).map(of).collect()
+        };
+        let expected = vec![sum(0, len), sum(1, 2 * len)];
+        let mut sums = [a.clone(), b.clone()];
+        let [first, second] = &mut sums;
+        group.all_reduce_coalesced(&mut [first, second], op).unwrap();
+        assert!(sums.to_vec() == expected);
+        let work = group.all_reduce_coalesced_async(vec![a.clone(), b.clone()], op);
+        assert!(work.wait().unwrap() == expected);
+
+        let empty = || vec![vec![-1; ranks * len], vec![-1; 2 * ranks * len]];
+        let all = [
+            blocks(&vec![len; ranks], value),
+            blocks(&vec![2 * len; ranks], |rank, index| value(rank + 1, index)),
+        ];
+        let work = group.all_gather_coalesced_async(&[&a, &b], empty()).unwrap();
+        assert!(work.wait().unwrap() == all);
+        let mut outputs = empty();
+        let mut list: Vec<&mut [i64]> = outputs.iter_mut().map(|output| &mut output[..]).collect();
+        group.all_gather_coalesced(&[&a, &b], &mut list).unwrap();
+        assert!(outputs == all);
+
+        let inputs = [&all[0][..], &all[1]];
+        let times = |values: &[i64]| values.iter().map(|value| ranks as i64 * value).collect();
+        let expected: Vec<Vec<i64>> = vec![times(&a), times(&b)];
+        let empty = || vec![vec![-1; len], vec![-1; 2 * len]];
+        let work = group.reduce_scatter_coalesced_async(&inputs, empty(), op).unwrap();
+        assert!(work.wait().unwrap() == expected);
+        let mut outputs = empty();
+        let mut list: Vec<&mut [i64]> = outputs.iter_mut().map(|output| &mut output[..]).collect();
+        group.reduce_scatter_coalesced(&inputs, &mut list, op).unwrap();
+        assert!(outputs == expected);
+    });
+}
+
 /// The members of all ranks give what that many ranks of one member give, as long as the tree over
 /// them has a node for each rank.
 #[test]
