@@ -430,13 +430,56 @@ fn members_count_as_ranks() {
                     let (mut a, mut b) = (own(0), own(1));
                     group.all_reduce_multi(&mut [&mut a, &mut b], op).unwrap();
                     assert_eq!((&a, &b), (&expected, &expected), "{op}");
+                    let work = group.all_reduce_multi_async(vec![own(0), own(1)], op).unwrap();
+                    assert_eq!(work.wait().unwrap(), [expected.clone(), expected.clone()]);
 
                     let (mut a, mut b) = (own(0), own(1));
                     let root = world_size - 1;
                     group.reduce_multi(&mut [&mut a, &mut b], op, root, 1).unwrap();
                     assert_eq!(a, own(0));
-                    assert_eq!(b, if group.rank() == root { expected } else { own(1) });
+                    assert_eq!(b, if group.rank() == root { expected.clone() } else { own(1) });
+                    let buffers = vec![own(0), own(1)];
+                    let work = group.reduce_multi_async(buffers, op, root, 1).unwrap();
+                    assert_eq!(work.wait().unwrap(), [a, b]);
+
+                    // Every member has its own part of the sum.
+                    let (part, all) = (expected[..1].to_vec(), members * world_size);
+                    let input = |member| vec![own(member)[0]; all];
+                    let (first, second) = (input(0), input(1));
+                    let (inputs, outputs) = ([&first[..], &second], vec![vec![bf16::ZERO]; 2]);
+                    let work = group.reduce_scatter_multi_async(&inputs, outputs, op).unwrap();
+                    assert_eq!(work.wait().unwrap(), [part.clone(), part]);
                 }
+            });
+        }
+    });
+}
+
+#[test]
+fn members_are_gathered_and_told() {
+    everywhere(|config| {
+        for world_size in [1, 2, 3] {
+            world_with(world_size, config, |group| {
+                let own = |member| values(10 * group.rank() + member, 5);
+                let number = |block: usize| 10 * (block / 2) + block % 2;
+                let all =
+                    blocks(&vec![5; 2 * world_size], |block, index| value(number(block), index));
+                let [mut a, mut b] = [vec![-1; all.len()], vec![-1; all.len()]];
+                let (first, second) = (own(0), own(1));
+                let inputs = [&first[..], &second];
+                group.all_gather_multi(&inputs, &mut [&mut a, &mut b]).unwrap();
+                assert_eq!((&a, &b), (&all, &all));
+                let work = group.all_gather_multi_async(&inputs, vec![a, b]).unwrap();
+                assert_eq!(work.wait().unwrap(), [all.clone(), all]);
+
+                let root = world_size - 1;
+                let told = values(10 * root + 1, 5);
+                let (mut a, mut b) = (own(0), own(1));
+                group.broadcast_multi(&mut [&mut a, &mut b], root, 1).unwrap();
+                assert_eq!((&a, &b), (&told, &told));
+                let buffers = vec![own(0), own(1)];
+                let work = group.broadcast_multi_async(buffers, root, 1).unwrap();
+                assert_eq!(work.wait().unwrap(), [told.clone(), told]);
             });
         }
     });

@@ -331,7 +331,7 @@ pub(super) fn concat<T: Element>(buffers: &[impl AsRef<[T]>]) -> Vec<T> {
     buffers.iter().flat_map(|buffer| buffer.as_ref()).copied().collect()
 }
 
-/// The inverse of [`concat`].
+/// The inverse of `concat`.
 pub(super) fn deal_out<T: Element>(mut all: &[T], buffers: &mut [impl AsMut<[T]>]) {
     for buffer in buffers {
         let buffer = buffer.as_mut();

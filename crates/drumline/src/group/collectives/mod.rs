@@ -9,6 +9,7 @@ mod coalesced;
 mod exchange;
 mod gather;
 mod lists;
+mod members;
 mod multi;
 mod reduce;
 mod scan;
