@@ -175,7 +175,8 @@ impl fmt::Display for Cause {
             Cause::Timeout { waiting_for } => write!(
                 f,
                 "the time limit has passed without an answer from rank{} {}; they are stuck, \
-                 slow or in another call (DRUMLINE_TIMEOUT_S sets the limit)",
+                 slow or in another call (DRUMLINE_TIMEOUT_S is the limit of calls without one of \
+                 their own)",
                 if waiting_for.len() == 1 { "" } else { "s" },
                 waiting_for.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
             ),

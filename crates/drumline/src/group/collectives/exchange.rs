@@ -115,7 +115,7 @@ impl ProcessGroup {
         Ok(block)
     }
 
-    fn check_pairs(
+    pub(super) fn check_pairs(
         &self,
         input: usize,
         send_counts: &[usize],

@@ -1,13 +1,11 @@
-//! Collectives on lists of buffers.
+//! Collectives on lists with a buffer for every rank.
 //!
-//! Two kinds: in the `_list` forms a list has a buffer for every rank, in the `_coalesced` forms it
-//! has the buffers of several calls of one type, which travel as one operation. Both copy the
-//! buffers to one behind the other and back.
+//! The buffers are copied to lie behind each other, and back.
 
 use drumline_schedule::step::Rank;
 
 use super::{ProcessGroup, call, call_of};
-use crate::{Element, Error, Operator, Result, executor::Operation as Kind};
+use crate::{Element, Error, Operator, Result, Work, executor::Operation as Kind};
 
 impl ProcessGroup {
     /// [`ProcessGroup::all_gather`] into a buffer for every rank. They may have different lengths,
@@ -39,6 +37,30 @@ impl ProcessGroup {
         self.run(call_of::<T>(Kind::AllGather, blocks), &mut all, input)?;
         deal_out(&all, outputs);
         Ok(())
+    }
+
+    /// [`ProcessGroup::all_gather_list`] in the background. Gives `outputs` back.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit.
+    pub fn all_gather_list_async<T, B>(
+        &self,
+        input: Vec<T>,
+        mut outputs: Vec<B>,
+    ) -> Result<Work<Vec<B>>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let counts = lengths(&outputs);
+        let blocks = self.blocks_by_rank("all_gather_list", &counts, input.len(), None)?;
+        let all = vec![T::zeroed(); counts.iter().sum()];
+        let call = call_of::<T>(Kind::AllGather, blocks);
+        Ok(self.submit_then(call, all, input, move |all: Vec<T>| {
+            deal_out(&all, &mut outputs);
+            outputs
+        }))
     }
 
     /// [`ProcessGroup::gather`] into a buffer for every rank, all as long as `input`. On ranks other
@@ -82,6 +104,31 @@ impl ProcessGroup {
         Ok(())
     }
 
+    /// [`ProcessGroup::gather_list`] in the background. Gives `outputs` back.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit.
+    pub fn gather_list_async<T, B>(
+        &self,
+        input: Vec<T>,
+        mut outputs: Vec<B>,
+        root: Rank,
+    ) -> Result<Work<Vec<B>>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let len = input.len();
+        self.check_list_at_root("gather_list", root, &lengths(&outputs), len)?;
+        let all = vec![T::zeroed(); outputs.len() * len];
+        let call = call::<T>(Kind::Gather, len).rooted(root);
+        Ok(self.submit_then(call, all, input, move |all: Vec<T>| {
+            deal_out(&all, &mut outputs);
+            outputs
+        }))
+    }
+
     /// [`ProcessGroup::scatter`] of a buffer for every rank, all as long as `output`. On ranks other
     /// than the root the list is empty.
     ///
@@ -113,6 +160,27 @@ impl ProcessGroup {
         self.check_list_at_root("scatter_list", root, &lengths(inputs), output.len())?;
         let call = call::<T>(Kind::Scatter, output.len()).rooted(root);
         self.run(call, output, &inputs.concat())
+    }
+
+    /// [`ProcessGroup::scatter_list`] in the background. Gives `output` back.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit.
+    pub fn scatter_list_async<T, B>(
+        &self,
+        inputs: &[&[T]],
+        output: B,
+        root: Rank,
+    ) -> Result<Work<B>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let len = output.as_ref().len();
+        self.check_list_at_root("scatter_list", root, &lengths(inputs), len)?;
+        let call = call::<T>(Kind::Scatter, len).rooted(root);
+        Ok(self.submit(call, output, inputs.concat()))
     }
 
     /// [`ProcessGroup::reduce_scatter`] of a buffer for every rank. They may have different
@@ -148,6 +216,27 @@ impl ProcessGroup {
         self.run(call, output, &inputs.concat())
     }
 
+    /// [`ProcessGroup::reduce_scatter_list`] in the background. Gives `output` back.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit.
+    pub fn reduce_scatter_list_async<T, B>(
+        &self,
+        inputs: &[&[T]],
+        output: B,
+        op: impl Into<Operator<T>>,
+    ) -> Result<Work<B>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let (counts, own) = (lengths(inputs), output.as_ref().len());
+        let blocks = self.blocks_by_rank("reduce_scatter_list", &counts, own, None)?;
+        let call = call_of::<T>(Kind::ReduceScatter, blocks).reducing(op);
+        Ok(self.submit(call, output, inputs.concat()))
+    }
+
     /// [`ProcessGroup::all_to_all_v`] with a buffer to and one from every rank, of any lengths.
     ///
     /// ```
@@ -181,127 +270,28 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// [`ProcessGroup::all_reduce`] of several buffers as one operation.
-    ///
-    /// ```
-    /// # use drumline::{ProcessGroup, ReduceOp};
-    /// # let groups = ProcessGroup::local_world(3)?;
-    /// # std::thread::scope(|threads| {
-    /// #     for group in groups {
-    /// #         threads.spawn(move || {
-    /// let (mut a, mut b) = ([1.0], [2.0, 3.0]);
-    /// group.all_reduce_coalesced(&mut [&mut a, &mut b], ReduceOp::Avg).unwrap();
-    /// assert_eq!((a, b), ([1.0], [2.0, 3.0]));
-    /// #         });
-    /// #     }
-    /// # });
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
+    /// [`ProcessGroup::all_to_all_list`] in the background. Gives `outputs` back.
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::all_reduce`]. Ranks whose buffers have other lengths are told so.
-    pub fn all_reduce_coalesced<T: Element>(
-        &self,
-        buffers: &mut [&mut [T]],
-        op: impl Into<Operator<T>>,
-    ) -> Result<()> {
-        let mut all = concat(buffers);
-        let call = call::<T>(Kind::AllReduce, all.len()).in_parts(lengths(buffers));
-        self.run(call.reducing(op), &mut all, &[])?;
-        deal_out(&all, buffers);
-        Ok(())
-    }
-
-    /// [`ProcessGroup::all_gather`] of `inputs[i]` into `outputs[i]`, for all `i`, as one operation.
-    ///
-    /// ```
-    /// # use drumline::ProcessGroup;
-    /// # let groups = ProcessGroup::local_world(3)?;
-    /// # std::thread::scope(|threads| {
-    /// #     for group in groups {
-    /// #         threads.spawn(move || {
-    /// let (mut a, mut b) = ([0; 3], [0; 6]);
-    /// let own = [1, 2, 3].map(|value| value * 10_i32.pow(group.rank() as u32));
-    /// group.all_gather_coalesced(&[&own[..1], &own[1..]], &mut [&mut a, &mut b]).unwrap();
-    /// assert_eq!((a, b), ([1, 10, 100], [2, 3, 20, 30, 200, 300]));
-    /// #         });
-    /// #     }
-    /// # });
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`ProcessGroup::all_gather`]. Ranks whose buffers have other lengths are told so.
-    pub fn all_gather_coalesced<T: Element>(
+    /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit.
+    pub fn all_to_all_list_async<T, B>(
         &self,
         inputs: &[&[T]],
-        outputs: &mut [&mut [T]],
-    ) -> Result<()> {
-        let parts = lengths(inputs);
-        self.check_pairs_of_buffers(
-            "all_gather_coalesced",
-            &parts,
-            &lengths(outputs),
-            "an output",
-        )?;
-        let own = inputs.concat();
-        let mut all = vec![T::zeroed(); own.len() * self.world_size()];
-        let call = call::<T>(Kind::AllGather, own.len()).in_parts(parts);
-        self.run(call, &mut all, &own)?;
-        let mut rest = &all[..];
-        for rank in 0..self.world_size() {
-            for (input, output) in inputs.iter().zip(outputs.iter_mut()) {
-                let (block, behind) = rest.split_at(input.len());
-                output[rank * input.len()..][..input.len()].copy_from_slice(block);
-                rest = behind;
-            }
-        }
-        Ok(())
-    }
-
-    /// [`ProcessGroup::reduce_scatter`] of `inputs[i]` into `outputs[i]`, for all `i`, as one
-    /// operation.
-    ///
-    /// ```
-    /// # use drumline::{ProcessGroup, ReduceOp};
-    /// # let groups = ProcessGroup::local_world(3)?;
-    /// # std::thread::scope(|threads| {
-    /// #     for group in groups {
-    /// #         threads.spawn(move || {
-    /// let (mut a, mut b) = ([0], [0, 0]);
-    /// let (inputs, mut outputs) = ([&[1, 2, 3][..], &[4, 4, 5, 5, 6, 6]], [&mut a[..], &mut b]);
-    /// group.reduce_scatter_coalesced(&inputs, &mut outputs, ReduceOp::Max).unwrap();
-    /// let value = group.rank() + 1;
-    /// assert_eq!((a, b), ([value as i32], [value as i32 + 3; 2]));
-    /// #         });
-    /// #     }
-    /// # });
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// As [`ProcessGroup::reduce_scatter`]. Ranks whose buffers have other lengths are told so.
-    pub fn reduce_scatter_coalesced<T: Element>(
-        &self,
-        inputs: &[&[T]],
-        outputs: &mut [&mut [T]],
-        op: impl Into<Operator<T>>,
-    ) -> Result<()> {
-        let (operation, parts) = ("reduce_scatter_coalesced", lengths(outputs));
-        self.check_pairs_of_buffers(operation, &parts, &lengths(inputs), "an input")?;
-        let blocks_for = |rank: Rank| {
-            let blocks = inputs.iter().zip(&parts);
-            blocks.flat_map(move |(input, len)| &input[rank * len..][..*len])
-        };
-        let all: Vec<T> = (0..self.world_size()).flat_map(blocks_for).copied().collect();
-        let mut own = vec![T::zeroed(); parts.iter().sum()];
-        let call = call::<T>(Kind::ReduceScatter, own.len()).in_parts(parts).reducing(op);
-        self.run(call, &mut own, &all)?;
-        deal_out(&own, outputs);
-        Ok(())
+        mut outputs: Vec<B>,
+    ) -> Result<Work<Vec<B>>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let (send_counts, recv_counts) = (lengths(inputs), lengths(&outputs));
+        let (input, all) = (inputs.concat(), vec![T::zeroed(); recv_counts.iter().sum()]);
+        let counts = self.check_pairs(input.len(), &send_counts, all.len(), &recv_counts)?;
+        let call = call_of::<T>(Kind::AllToAll, counts);
+        Ok(self.submit_then(call, all, input, move |all: Vec<T>| {
+            deal_out(&all, &mut outputs);
+            outputs
+        }))
     }
 
     fn check_list_at_root(
@@ -319,20 +309,12 @@ impl ProcessGroup {
             .try_for_each(|&len| self.check_len(operation, "a buffer of the list", len, block))
     }
 
-    /// Whether each long buffer holds a block for every rank of the short one beside it.
-    fn check_pairs_of_buffers(
+    pub(super) fn check_entries(
         &self,
         operation: &'static str,
-        blocks: &[usize],
-        long: &[usize],
-        what: &str,
+        found: usize,
+        expected: usize,
     ) -> Result<()> {
-        self.check_entries(operation, long.len(), blocks.len())?;
-        let mut pairs = blocks.iter().zip(long);
-        pairs.try_for_each(|(&block, &long)| self.check_blocks(operation, block, long, what))
-    }
-
-    fn check_entries(&self, operation: &'static str, found: usize, expected: usize) -> Result<()> {
         if found == expected {
             return Ok(());
         }
@@ -345,13 +327,14 @@ pub(super) fn lengths<T>(buffers: &[impl AsRef<[T]>]) -> Vec<usize> {
     buffers.iter().map(|buffer| buffer.as_ref().len()).collect()
 }
 
-fn concat<T: Element>(buffers: &[&mut [T]]) -> Vec<T> {
-    buffers.iter().flat_map(|buffer| buffer.iter().copied()).collect()
+pub(super) fn concat<T: Element>(buffers: &[impl AsRef<[T]>]) -> Vec<T> {
+    buffers.iter().flat_map(|buffer| buffer.as_ref()).copied().collect()
 }
 
 /// The inverse of `concat`.
-pub(super) fn deal_out<T: Element>(mut all: &[T], buffers: &mut [&mut [T]]) {
+pub(super) fn deal_out<T: Element>(mut all: &[T], buffers: &mut [impl AsMut<[T]>]) {
     for buffer in buffers {
+        let buffer = buffer.as_mut();
         let (own, rest) = all.split_at(buffer.len());
         buffer.copy_from_slice(own);
         all = rest;

@@ -1,12 +1,15 @@
 //! The collectives, blocking and asynchronous, by what they do.
 //!
-//! Functions that end in `_v` take blocks of different lengths. Those that take lists of buffers are
-//! in `lists`, and those in which a rank has several members are in `multi`.
+//! Functions that end in `_v` take blocks of different lengths, those in `_list` a buffer for every
+//! rank, those in `_coalesced` the buffers of several calls; and in those in `_multi` a rank has several
+//! members.
 
 mod barrier;
+mod coalesced;
 mod exchange;
 mod gather;
 mod lists;
+mod members;
 mod multi;
 mod reduce;
 mod scan;
@@ -163,10 +166,27 @@ impl ProcessGroup {
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
+        self.submit_then(call, buffer, input, |buffer| buffer)
+    }
+
+    /// Where the operation ends, `then` makes of its buffer what the caller gets back.
+    fn submit_then<T, B, R, F>(
+        &self,
+        call: impl Into<Request<T>>,
+        buffer: B,
+        input: Vec<T>,
+        then: F,
+    ) -> Work<R>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+        R: Send + 'static,
+        F: FnOnce(B) -> R + Send + 'static,
+    {
         let (promise, work) = Work::of(&self.inner);
         let on: CallOn<T, B, Vec<T>> = CallOn::new(call, buffer, input);
         match engine::get() {
-            Ok(engine) => self.inner.submit(engine, Box::new(Owned { on, promise })),
+            Ok(engine) => self.inner.submit(engine, Box::new(Owned { on, promise, then })),
             Err(error) => promise.complete(Err(error)),
         }
         work
@@ -183,24 +203,27 @@ fn call_of<T: Element>(operation: Kind, counts: Counts) -> Call {
 }
 
 /// An operation that owns its buffers.
-struct Owned<T: Element, B> {
+struct Owned<T: Element, B, R, F> {
     on: CallOn<T, B, Vec<T>>,
-    promise: Promise<B>,
+    promise: Promise<R>,
+    then: F,
 }
 
-impl<T, B> Job for Owned<T, B>
+impl<T, B, R, F> Job for Owned<T, B, R, F>
 where
     T: Element,
     B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    R: Send + 'static,
+    F: FnOnce(B) -> R + Send,
 {
     fn operation(&mut self) -> &mut dyn Operation {
         &mut self.on
     }
 
     fn complete(self: Box<Self>, result: Result<()>) {
-        let Owned { on, promise } = *self;
+        let Owned { on, promise, then } = *self;
         promise.complete(result.map(|()| match on.into_data() {
-            Some(buffer) => buffer,
+            Some(buffer) => then(buffer),
             None => unreachable!("an operation that has ended gives its buffer back"),
         }));
     }

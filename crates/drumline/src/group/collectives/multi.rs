@@ -7,14 +7,19 @@
 //! elements accumulate in.
 
 use bytemuck::Zeroable;
-use drumline_kernels::{Source, Target, combine, narrow, reduce_tree, widen};
-use drumline_schedule::{
-    step::Rank,
-    tree::{Node, merges},
-};
+use drumline_schedule::step::Rank;
 
-use super::{ProcessGroup, call, lists::deal_out};
-use crate::{Element, Error, ReduceOp, Result, call::Call, executor::Operation as Kind};
+use super::{
+    ProcessGroup, call,
+    members::{
+        across, check_as_many, check_members, finish, of_members, round, round_and_deal_out,
+        sum_of_members,
+    },
+};
+use crate::{
+    Element, Error, ReduceOp, Result, Work, call::Call, executor::Operation as Kind,
+    operation::Request,
+};
 
 impl ProcessGroup {
     /// Reduces all buffers of all ranks, in place: afterwards they are all the same.
@@ -47,9 +52,33 @@ impl ProcessGroup {
         let mut sum = sum_of_members(buffers, op);
         let call = of_members::<T>(Kind::AllReduce, len, buffers.len()).reducing(across(op));
         self.run(call, &mut sum, &[])?;
-        self.finish(op, &mut sum, buffers.len());
+        finish(op, &mut sum, self.members(buffers.len()));
         buffers.iter_mut().for_each(|buffer| round(&sum, buffer));
         Ok(())
+    }
+
+    /// [`ProcessGroup::all_reduce_multi`] in the background. Gives the buffers back.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] as for the blocking form.
+    pub fn all_reduce_multi_async<T, B>(
+        &self,
+        mut buffers: Vec<B>,
+        op: ReduceOp,
+    ) -> Result<Work<Vec<B>>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let len = check_members("all_reduce_multi", &buffers)?;
+        let (sum, members) = (sum_of_members(&buffers, op), self.members(buffers.len()));
+        let call = of_members::<T>(Kind::AllReduce, len, buffers.len()).reducing(across(op));
+        Ok(self.submit_then(call, sum, Vec::new(), move |mut sum: Vec<T::Accumulator>| {
+            finish(op, &mut sum, members);
+            buffers.iter_mut().for_each(|buffer| round(&sum, buffer.as_mut()));
+            buffers
+        }))
     }
 
     /// Reduces all buffers of all ranks into buffer `root_buffer` of rank `root`. All other
@@ -86,10 +115,40 @@ impl ProcessGroup {
         let call = of_members::<T>(Kind::Reduce, len, buffers.len()).rooted(root);
         self.run(call.reducing(across(op)), &mut sum, &[])?;
         if self.rank() == root {
-            self.finish(op, &mut sum, buffers.len());
+            finish(op, &mut sum, self.members(buffers.len()));
             round(&sum, buffers[root_buffer]);
         }
         Ok(())
+    }
+
+    /// [`ProcessGroup::reduce_multi`] in the background. Gives the buffers back.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] as for the blocking form.
+    pub fn reduce_multi_async<T, B>(
+        &self,
+        mut buffers: Vec<B>,
+        op: ReduceOp,
+        root: Rank,
+        root_buffer: usize,
+    ) -> Result<Work<Vec<B>>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let len = self.check_root_buffer("reduce_multi", &buffers, root, root_buffer)?;
+        let (sum, members) = (sum_of_members(&buffers, op), self.members(buffers.len()));
+        let call = of_members::<T>(Kind::Reduce, len, buffers.len()).rooted(root);
+        let at_root = self.rank() == root;
+        let then = move |mut sum: Vec<T::Accumulator>| {
+            if at_root {
+                finish(op, &mut sum, members);
+                round(&sum, buffers[root_buffer].as_mut());
+            }
+            buffers
+        };
+        Ok(self.submit_then(call.reducing(across(op)), sum, Vec::new(), then))
     }
 
     /// Gives all buffers of all ranks what buffer `root_buffer` of rank `root` has.
@@ -130,6 +189,31 @@ impl ProcessGroup {
         Ok(())
     }
 
+    /// [`ProcessGroup::broadcast_multi`] in the background. Gives the buffers back.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] as for the blocking form.
+    pub fn broadcast_multi_async<T, B>(
+        &self,
+        mut buffers: Vec<B>,
+        root: Rank,
+        root_buffer: usize,
+    ) -> Result<Work<Vec<B>>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let len = self.check_root_buffer("broadcast_multi", &buffers, root, root_buffer)?;
+        let parts = vec![len, buffers.len()];
+        let call = call::<T>(Kind::Broadcast, len).rooted(root).in_parts(parts);
+        let source = buffers[root_buffer].as_ref().to_vec();
+        Ok(self.submit_then(call, source, Vec::new(), move |data: Vec<T>| {
+            buffers.iter_mut().for_each(|buffer| buffer.as_mut().copy_from_slice(&data));
+            buffers
+        }))
+    }
+
     /// Collects the inputs of all ranks in every output, in the order of members.
     ///
     /// There are as many outputs as inputs. Each output holds a block for every member of the
@@ -160,19 +244,34 @@ impl ProcessGroup {
         inputs: &[&[T]],
         outputs: &mut [&mut [T]],
     ) -> Result<()> {
-        let operation = "all_gather_multi";
-        let len = check_members(operation, inputs)?;
-        let all = check_members(operation, outputs)?;
-        check_as_many(operation, inputs.len(), outputs.len())?;
-        let own = inputs.concat();
-        self.check_blocks(operation, own.len(), all, "an output")?;
+        let (call, own) = self.gather_of_members(inputs, outputs)?;
         if let [first, others @ ..] = outputs {
-            let parts = vec![len, inputs.len()];
-            let call = call::<T>(Kind::AllGather, own.len()).in_parts(parts);
             self.run(call, first, &own)?;
             others.iter_mut().for_each(|other| other.copy_from_slice(first));
         }
         Ok(())
+    }
+
+    /// [`ProcessGroup::all_gather_multi`] in the background. Gives `outputs` back.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] as for the blocking form.
+    pub fn all_gather_multi_async<T, B>(
+        &self,
+        inputs: &[&[T]],
+        mut outputs: Vec<B>,
+    ) -> Result<Work<Vec<B>>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let (call, own) = self.gather_of_members(inputs, &outputs)?;
+        let all = vec![T::zeroed(); own.len() * self.world_size()];
+        Ok(self.submit_then(call, all, own, move |all: Vec<T>| {
+            outputs.iter_mut().for_each(|output| output.as_mut().copy_from_slice(&all));
+            outputs
+        }))
     }
 
     /// Reduces all inputs of all ranks, and gives every member its block: the inverse of
@@ -209,30 +308,75 @@ impl ProcessGroup {
         outputs: &mut [&mut [T]],
         op: ReduceOp,
     ) -> Result<()> {
+        let (call, sum) = self.scatter_of_members(inputs, outputs, op)?;
+        let mut own = vec![T::Accumulator::zeroed(); sum.len() / self.world_size()];
+        self.run(call, &mut own, &sum)?;
+        finish(op, &mut own, self.members(inputs.len()));
+        round_and_deal_out(&own, outputs);
+        Ok(())
+    }
+
+    /// [`ProcessGroup::reduce_scatter_multi`] in the background. Gives `outputs` back.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] as for the blocking form.
+    pub fn reduce_scatter_multi_async<T, B>(
+        &self,
+        inputs: &[&[T]],
+        mut outputs: Vec<B>,
+        op: ReduceOp,
+    ) -> Result<Work<Vec<B>>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let (call, sum) = self.scatter_of_members(inputs, &outputs, op)?;
+        let own = vec![T::Accumulator::zeroed(); sum.len() / self.world_size()];
+        let members = self.members(inputs.len());
+        Ok(self.submit_then(call, own, sum, move |mut own: Vec<T::Accumulator>| {
+            finish(op, &mut own, members);
+            round_and_deal_out(&own, &mut outputs);
+            outputs
+        }))
+    }
+
+    /// The call, and what this rank brings.
+    fn gather_of_members<T: Element>(
+        &self,
+        inputs: &[&[T]],
+        outputs: &[impl AsRef<[T]>],
+    ) -> Result<(Call, Vec<T>)> {
+        let operation = "all_gather_multi";
+        let len = check_members(operation, inputs)?;
+        let all = check_members(operation, outputs)?;
+        check_as_many(operation, inputs.len(), outputs.len())?;
+        let own = inputs.concat();
+        self.check_blocks(operation, own.len(), all, "an output")?;
+        let parts = vec![len, inputs.len()];
+        Ok((call::<T>(Kind::AllGather, own.len()).in_parts(parts), own))
+    }
+
+    /// The call, and what this rank brings.
+    fn scatter_of_members<T: Element>(
+        &self,
+        inputs: &[&[T]],
+        outputs: &[impl AsRef<[T]>],
+        op: ReduceOp,
+    ) -> Result<(Request<T::Accumulator>, Vec<T::Accumulator>)> {
         let operation = "reduce_scatter_multi";
         let all = check_members(operation, inputs)?;
         let len = check_members(operation, outputs)?;
         check_as_many(operation, outputs.len(), inputs.len())?;
         let block = len * outputs.len();
         self.check_blocks(operation, block, all, "an input")?;
-        let sum = sum_of_members(inputs, op);
-        let mut own = vec![T::Accumulator::zeroed(); block];
-        let call = of_members::<T>(Kind::ReduceScatter, block, inputs.len()).reducing(across(op));
-        self.run(call, &mut own, &sum)?;
-        self.finish(op, &mut own, inputs.len());
-        let mut rounded = vec![T::zeroed(); block];
-        round(&own, &mut rounded);
-        deal_out(&rounded, outputs);
-        Ok(())
+        let call = of_members::<T>(Kind::ReduceScatter, block, inputs.len());
+        Ok((call.reducing(across(op)), sum_of_members(inputs, op)))
     }
 
-    /// Completes an average.
-    fn finish<A: Element>(&self, op: ReduceOp, sum: &mut [A], members: usize) {
-        if op == ReduceOp::Avg && !sum.is_empty() {
-            let all = Target::from(sum);
-            let members = self.world_size() * members;
-            reduce_tree(op, &[all], &[all.as_source()], &[0], Some(members));
-        }
+    /// How many all ranks have together.
+    fn members(&self, of_a_rank: usize) -> usize {
+        self.world_size() * of_a_rank
     }
 
     fn check_root_buffer<T>(
@@ -251,62 +395,4 @@ impl ProcessGroup {
             format!("there is no buffer {root_buffer}: the list has {} of them", buffers.len());
         Err(Error::InvalidArgument { operation, problem })
     }
-}
-
-/// A reduction of members, in the type that their sums are kept in.
-fn of_members<T: Element>(operation: Kind, elements: usize, members: usize) -> Call {
-    // The type of the members themselves does not show otherwise.
-    let parts = vec![elements, members, T::DTYPE as usize];
-    call::<T::Accumulator>(operation, elements).in_parts(parts)
-}
-
-/// What ranks do with sums of members: an average is divided in the end, by all members.
-fn across(op: ReduceOp) -> ReduceOp {
-    if op == ReduceOp::Avg { ReduceOp::Sum } else { op }
-}
-
-/// The canonical sum of a rank's members, not divided and not rounded.
-fn sum_of_members<T: Element>(members: &[impl AsRef<[T]>], op: ReduceOp) -> Vec<T::Accumulator> {
-    let leaves: Vec<Node> = (0..members.len()).map(Node::leaf).collect();
-    let merges = merges(Node::root(members.len()), &leaves).unwrap_or_default();
-    let mut stack: Vec<Vec<T::Accumulator>> = Vec::new();
-    for (member, merges) in members.iter().zip(merges) {
-        let member = member.as_ref();
-        let mut right = vec![T::Accumulator::zeroed(); member.len()];
-        widen(Target::from(&mut right[..]), Source::from(member));
-        for _ in 0..merges {
-            let Some(mut left) = stack.pop() else { break };
-            combine(op, Target::from(&mut left[..]), Source::from(&right[..]), None);
-            right = left;
-        }
-        stack.push(right);
-    }
-    stack.pop().unwrap_or_default()
-}
-
-fn round<T: Element>(sum: &[T::Accumulator], to: &mut [T]) {
-    narrow(Target::from(to), Source::from(sum));
-}
-
-/// The common length of the buffers.
-fn check_members<T>(operation: &'static str, buffers: &[impl AsRef<[T]>]) -> Result<usize> {
-    let invalid = |problem| Err(Error::InvalidArgument { operation, problem });
-    let mut lengths = buffers.iter().map(|buffer| buffer.as_ref().len());
-    let Some(first) = lengths.next() else {
-        return invalid("the list is empty: every rank has at least one buffer".to_owned());
-    };
-    match lengths.find(|len| *len != first) {
-        None => Ok(first),
-        Some(other) => invalid(format!(
-            "a buffer has {other} elements and the first one {first}: all must be as long"
-        )),
-    }
-}
-
-fn check_as_many(operation: &'static str, expected: usize, found: usize) -> Result<()> {
-    if found == expected {
-        return Ok(());
-    }
-    let problem = format!("{expected} buffers are given on one side and {found} on the other");
-    Err(Error::InvalidArgument { operation, problem })
 }
