@@ -15,9 +15,12 @@ mod doubling;
 mod gather;
 mod halving;
 mod hierarchical;
+mod rooted;
+mod scan;
 mod shared;
 mod shared_blocks;
 mod shared_rooted;
+mod table;
 
 use std::fmt;
 
@@ -28,13 +31,14 @@ use crate::step::{Rank, Step};
 use crate::topology::Topology;
 
 pub use direct::DIRECT_MAX_RANKS;
+pub use table::ALGORITHMS;
 
 /// An operation that all ranks of a group take part in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Collective {
     /// Every rank gets the sum of all ranks.
     AllReduce,
-    /// The root gets the sum of all ranks. The other ranks' data is used as working memory.
+    /// The root gets the sum of all ranks. The others' data stays as it is.
     Reduce,
     /// Every rank gets what the root has.
     Broadcast,
@@ -43,41 +47,47 @@ pub enum Collective {
     /// Every rank brings as many blocks as there are ranks and gets the sum of one: rank `i`
     /// that of all blocks `i`.
     ReduceScatter,
+    /// The root gets the contributions of all ranks, in the order of ranks.
+    Gather,
+    /// The root brings as many blocks as there are ranks, and rank `i` gets block `i`.
+    Scatter,
+    /// Every rank brings as many blocks as there are ranks, and gets as many: from rank `i` that
+    /// rank's block for it.
+    AllToAll,
+    /// Every rank gets the sum of the ranks up to itself: the tree over just these, whatever
+    /// the [order](crate::SumOrder) of other sums.
+    Scan,
+    /// Every rank gets the sum of the ranks below it. The data of rank 0 stays as it is.
+    ExclusiveScan,
     /// No rank leaves before every rank has entered.
     Barrier,
 }
 
 impl Collective {
-    /// Elements in [`Buffer::Data`](crate::step::Buffer::Data) when every rank contributes
-    /// `elements`; for a reduce-scatter, when it contributes that many to every rank.
-    pub fn data_len(self, world_size: usize, elements: usize) -> usize {
-        match self {
-            Collective::AllReduce
-            | Collective::Reduce
-            | Collective::Broadcast
-            | Collective::ReduceScatter => elements,
-            Collective::AllGather => world_size * elements,
-            Collective::Barrier => 0,
-        }
-    }
-
-    /// Elements in [`Buffer::Input`](crate::step::Buffer::Input) when
-    /// [`Buffer::Data`](crate::step::Buffer::Data) has `data_len`. Without an input of its own an
-    /// operation takes what lies in the data.
-    pub fn input_len(self, world_size: usize, data_len: usize) -> usize {
-        match self {
-            Collective::AllGather => data_len / world_size,
-            Collective::ReduceScatter => world_size * data_len,
-            Collective::AllReduce
-            | Collective::Reduce
-            | Collective::Broadcast
-            | Collective::Barrier => 0,
-        }
-    }
-
-    /// Whether there is a [`Buffer::Input`](crate::step::Buffer::Input).
+    /// Whether what a rank contributes lies in a [`Buffer::Input`](crate::step::Buffer::Input).
+    /// Otherwise it lies in the data, where the result is going to be.
     pub fn has_input(self) -> bool {
-        matches!(self, Collective::AllGather | Collective::ReduceScatter)
+        match self {
+            Collective::AllGather
+            | Collective::ReduceScatter
+            | Collective::Gather
+            | Collective::Scatter
+            | Collective::AllToAll => true,
+            Collective::AllReduce
+            | Collective::Reduce
+            | Collective::Broadcast
+            | Collective::Scan
+            | Collective::ExclusiveScan
+            | Collective::Barrier => false,
+        }
+    }
+
+    /// Whether one rank has a part of its own.
+    pub fn has_root(self) -> bool {
+        matches!(
+            self,
+            Collective::Reduce | Collective::Broadcast | Collective::Gather | Collective::Scatter
+        )
     }
 }
 
@@ -89,6 +99,11 @@ impl fmt::Display for Collective {
             Collective::Broadcast => "broadcast",
             Collective::AllGather => "all_gather",
             Collective::ReduceScatter => "reduce_scatter",
+            Collective::Gather => "gather",
+            Collective::Scatter => "scatter",
+            Collective::AllToAll => "all_to_all",
+            Collective::Scan => "scan",
+            Collective::ExclusiveScan => "exclusive_scan",
             Collective::Barrier => "barrier",
         })
     }
@@ -106,7 +121,7 @@ pub struct Algorithm {
     /// The steps of one rank, without [`Step::Flush`]: `(topology, rank, root)`. It is called
     /// with ranks of the topology only. Collectives without a root ignore the root.
     pub generate: fn(&Topology, Rank, Rank) -> Vec<Step>,
-    /// The price when every rank contributes that many elements: `(topology, root, elements)`.
+    /// The price when every block has that many elements: `(topology, root, elements)`.
     pub cost: fn(&Topology, Rank, usize) -> Cost,
     /// Whether it can serve these ranks. It is asked before `generate` and `cost` are called.
     pub applies: fn(&Topology) -> bool,
@@ -116,6 +131,9 @@ pub struct Algorithm {
     /// if those were rounded to be sent, so such an algorithm moves them in the width that they
     /// are summed in. Of all others only what ranks bring, and what is finished, ever travels.
     pub partial_sums_travel: bool,
+    /// Whether it serves blocks of different lengths ([`Counts`](crate::Counts)). Such an algorithm
+    /// names whole blocks only.
+    pub uneven: bool,
 }
 
 /// Which memory the ranks of a host share.
@@ -155,210 +173,6 @@ impl fmt::Display for Cost {
         write!(f, "{shared_elements} in the memory of peers")
     }
 }
-
-/// Every algorithm there is.
-pub static ALGORITHMS: &[Algorithm] = &[
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "direct",
-        memory: MemoryUse::Private,
-        generate: direct::all_reduce,
-        cost: direct::all_reduce_cost,
-        applies: direct::serves,
-        needs: "at most 256 ranks, summed in their order",
-        partial_sums_travel: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "halving",
-        memory: MemoryUse::Private,
-        generate: halving::all_reduce,
-        cost: halving::all_reduce_cost,
-        applies: Topology::sums_by_rank,
-        needs: "sums in the order of ranks",
-        partial_sums_travel: true,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "doubling",
-        memory: MemoryUse::Private,
-        generate: doubling::all_reduce,
-        cost: doubling::all_reduce_cost,
-        applies: Topology::sums_by_rank,
-        needs: "sums in the order of ranks",
-        partial_sums_travel: true,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "gather",
-        memory: MemoryUse::Private,
-        generate: gather::all_reduce,
-        cost: gather::all_reduce_cost,
-        applies: Topology::sums_by_rank,
-        needs: "sums in the order of ranks",
-        partial_sums_travel: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "binomial",
-        memory: MemoryUse::Private,
-        generate: binomial::all_reduce,
-        cost: binomial::all_reduce_cost,
-        applies: Topology::sums_by_rank,
-        needs: "sums in the order of ranks",
-        partial_sums_travel: true,
-    },
-    Algorithm {
-        collective: Collective::Reduce,
-        name: "binomial",
-        memory: MemoryUse::Private,
-        generate: binomial::reduce,
-        cost: binomial::reduce_cost,
-        applies: Topology::sums_by_rank,
-        needs: "sums in the order of ranks",
-        partial_sums_travel: true,
-    },
-    Algorithm {
-        collective: Collective::Broadcast,
-        name: "binomial",
-        memory: MemoryUse::Private,
-        generate: binomial::broadcast,
-        cost: binomial::broadcast_cost,
-        applies: any,
-        needs: "nothing",
-        partial_sums_travel: false,
-    },
-    Algorithm {
-        collective: Collective::AllGather,
-        name: "bruck",
-        memory: MemoryUse::Private,
-        generate: bruck::all_gather,
-        cost: bruck::all_gather_cost,
-        applies: any,
-        needs: "nothing",
-        partial_sums_travel: false,
-    },
-    Algorithm {
-        collective: Collective::ReduceScatter,
-        name: "direct",
-        memory: MemoryUse::Private,
-        generate: direct::reduce_scatter,
-        cost: direct::reduce_scatter_cost,
-        applies: Topology::sums_by_rank,
-        needs: "sums in the order of ranks",
-        partial_sums_travel: false,
-    },
-    Algorithm {
-        collective: Collective::Barrier,
-        name: "dissemination",
-        memory: MemoryUse::Private,
-        generate: dissemination::barrier,
-        cost: dissemination::barrier_cost,
-        applies: any,
-        needs: "nothing",
-        partial_sums_travel: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "shm-oneshot",
-        memory: MemoryUse::Staged,
-        generate: shared::oneshot,
-        cost: shared::oneshot_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "shm-twoshot",
-        memory: MemoryUse::Staged,
-        generate: shared::twoshot,
-        cost: shared::twoshot_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "shm-push",
-        memory: MemoryUse::Registered,
-        generate: shared::push,
-        cost: shared::push_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "hierarchical",
-        memory: MemoryUse::Staged,
-        generate: hierarchical::staged,
-        cost: hierarchical::staged_cost,
-        applies: Topology::sums_by_placement,
-        needs: "hosts whose ranks are nodes of the tree of sums, or sums by placement",
-        partial_sums_travel: true,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "hierarchical-push",
-        memory: MemoryUse::Registered,
-        generate: hierarchical::push,
-        cost: hierarchical::push_cost,
-        applies: Topology::sums_by_placement,
-        needs: "hosts whose ranks are nodes of the tree of sums, or sums by placement",
-        partial_sums_travel: true,
-    },
-    Algorithm {
-        collective: Collective::Reduce,
-        name: "shm",
-        memory: MemoryUse::Staged,
-        generate: shared_rooted::reduce,
-        cost: shared_rooted::reduce_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-    },
-    Algorithm {
-        collective: Collective::Broadcast,
-        name: "shm",
-        memory: MemoryUse::Staged,
-        generate: shared_rooted::broadcast,
-        cost: shared_rooted::broadcast_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-    },
-    Algorithm {
-        collective: Collective::Barrier,
-        name: "shm",
-        memory: MemoryUse::Staged,
-        generate: shared_rooted::barrier,
-        cost: shared_rooted::barrier_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-    },
-    Algorithm {
-        collective: Collective::AllGather,
-        name: "shm",
-        memory: MemoryUse::Staged,
-        generate: shared_blocks::all_gather,
-        cost: shared_blocks::all_gather_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-    },
-    Algorithm {
-        collective: Collective::ReduceScatter,
-        name: "shm",
-        memory: MemoryUse::Staged,
-        generate: shared_blocks::reduce_scatter,
-        cost: shared_blocks::reduce_scatter_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-    },
-];
 
 /// Serves every topology.
 pub fn any(_topology: &Topology) -> bool {
@@ -403,6 +217,7 @@ impl Algorithm {
             rank,
             root,
             memory: self.memory,
+            uneven: self.uneven,
             steps: flush::insert((self.generate)(topology, rank, root)),
         })
     }

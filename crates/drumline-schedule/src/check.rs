@@ -7,9 +7,10 @@
 //!
 //! What [`check`] makes sure of:
 //!
-//! - **Result.** A sum is the canonical [`tree`](crate::tree) over all ranks, finished once at its
-//!   root; a broadcast is the root's data; block `i` of an all-gather is what rank `i` gave; no
-//!   rank leaves a barrier that another has not entered.
+//! - **Result.** A sum is the canonical [`tree`](crate::tree) over all ranks (of a scan, over those
+//!   up to the own), finished once at its root; a broadcast is the root's data; block `i` of an
+//!   all-gather is what rank `i` gave; data that gets no result stays as it was; no rank leaves a
+//!   barrier that another has not entered.
 //! - **Messages.** Each send meets a receive of the same length in the same operation.
 //! - **No deadlock**, on transports where a message leaves its source only when the receiver
 //!   takes it. The error lists who waits for whom.
@@ -51,6 +52,7 @@
 //!     applies: |topology| topology.world_size == 2,
 //!     needs: "2 ranks",
 //!     partial_sums_travel: false,
+//!     uneven: false,
 //! };
 //! let error = check::check(&hasty, &Topology::flat(2), 0, 10).unwrap_err();
 //! assert_eq!(error.to_string(), "\
@@ -68,6 +70,7 @@ use std::fmt;
 
 use crate::algorithm::{Algorithm, Cost};
 use crate::error::Error;
+use crate::extent::Counts;
 use crate::schedule::Schedule;
 use crate::step::{Buffer, Loc, Rank, Step};
 use crate::topology::Topology;
@@ -82,7 +85,7 @@ pub use races::{Access, Race};
 /// over what the second did to that.
 const OPERATIONS: usize = 3;
 
-/// Checks an algorithm when every rank contributes `elements`, and returns what it costs.
+/// Checks an algorithm when every block has so many elements, and returns what it costs.
 ///
 /// # Errors
 ///
@@ -94,7 +97,8 @@ pub fn check(
     elements: usize,
 ) -> Result<Cost, CheckError> {
     let schedules = algorithm.schedules(topology, root)?;
-    let measured = run(topology, &schedules, elements, SLOTS, algorithm.partial_sums_travel)?;
+    let counts = even(&schedules, elements);
+    let measured = run(topology, &schedules, &counts, SLOTS, algorithm.partial_sums_travel)?;
     let formula = (algorithm.cost)(topology, root, elements);
     match measured == formula {
         true => Ok(measured),
@@ -102,8 +106,27 @@ pub fn check(
     }
 }
 
-/// Checks schedules, one for each rank in order, and returns what they cost. The formula is not
-/// looked at.
+/// Checks an algorithm on blocks of different lengths, and returns what it costs: `counts` says how
+/// each rank, in order, knows them.
+///
+/// # Errors
+///
+/// The first fault found; [`CheckError::NotUneven`] where the algorithm does not serve such blocks.
+pub fn check_uneven(
+    algorithm: &Algorithm,
+    topology: &Topology,
+    root: Rank,
+    counts: &[Counts],
+) -> Result<Cost, CheckError> {
+    let schedules = algorithm.schedules(topology, root)?;
+    match algorithm.uneven {
+        true => run(topology, &schedules, counts, SLOTS, algorithm.partial_sums_travel),
+        false => Err(CheckError::NotUneven),
+    }
+}
+
+/// Checks schedules, one for each rank in order, and returns what they cost when every block has
+/// so many elements. The formula is not looked at.
 ///
 /// # Errors
 ///
@@ -113,22 +136,28 @@ pub fn check_schedules(
     schedules: &[Schedule],
     elements: usize,
 ) -> Result<Cost, CheckError> {
-    run(topology, schedules, elements, SLOTS, true)
+    run(topology, schedules, &even(schedules, elements), SLOTS, true)
 }
 
 /// How many staging slots a rank has; operations take turns in using them.
 const SLOTS: usize = 2;
 
+fn even(schedules: &[Schedule], elements: usize) -> Vec<Counts> {
+    vec![Counts::Even(elements); schedules.len()]
+}
+
 fn run(
     topology: &Topology,
     schedules: &[Schedule],
-    elements: usize,
+    counts: &[Counts],
     slots: usize,
     partial_sums_travel: bool,
 ) -> Result<Cost, CheckError> {
     let first = check_form(topology, schedules)?;
-    let mut symbols =
-        Symbols::new(topology, first, schedules, elements, slots, partial_sums_travel);
+    if counts.len() != schedules.len() {
+        return Err(CheckError::NotOneWorld { index: counts.len().min(schedules.len()) });
+    }
+    let mut symbols = Symbols::new(topology, first, schedules, counts, slots, partial_sums_travel);
     walk(topology, schedules, OPERATIONS, &mut symbols)?;
     Ok(symbols.cost())
 }
@@ -139,7 +168,8 @@ pub(crate) fn check_form<'a>(
     schedules: &'a [Schedule],
 ) -> Result<&'a Schedule, CheckError> {
     let first = schedules.first().ok_or(CheckError::NotOneWorld { index: 0 })?;
-    let operation = |s: &Schedule| (s.collective, s.algorithm, s.world_size, s.root, s.memory);
+    let operation =
+        |s: &Schedule| (s.collective, s.algorithm, s.world_size, s.root, s.memory, s.uneven);
     if schedules.len() != topology.world_size {
         return Err(CheckError::NotOneWorld { index: schedules.len().min(topology.world_size) });
     }
@@ -344,6 +374,9 @@ pub enum CheckError {
         /// Receiver, or whose memory that is.
         peer: Rank,
     },
+    /// Only even blocks are served.
+    #[error("the algorithm does not say that it serves blocks of different lengths")]
+    NotUneven,
     /// The formula does not say what the schedules do.
     #[error("measured {measured}; the formula says {formula}")]
     Cost {
@@ -392,11 +425,17 @@ mod tests {
             (Collective::Reduce, "shm"),
             (Collective::AllGather, "shm"),
             (Collective::ReduceScatter, "shm"),
+            (Collective::Gather, "shm"),
+            (Collective::Scatter, "shm"),
+            (Collective::AllToAll, "shm"),
+            (Collective::Scan, "shm"),
+            (Collective::ExclusiveScan, "shm"),
         ] {
             let algorithm = Algorithm::find(collective, name).unwrap();
             let schedules = algorithm.schedules(&world, 0).unwrap();
-            assert!(run(&world, &schedules, 9, 2, true).is_ok());
-            let Err(CheckError::Race(race)) = run(&world, &schedules, 9, 1, true) else {
+            let counts = even(&schedules, 9);
+            assert!(run(&world, &schedules, &counts, 2, true).is_ok());
+            let Err(CheckError::Race(race)) = run(&world, &schedules, &counts, 1, true) else {
                 unreachable!("{collective} {name} needs no second slot")
             };
             assert_eq!(race.buffer, Buffer::Slot);

@@ -48,6 +48,7 @@ pub mod algorithm;
 pub mod check;
 pub mod draw;
 mod error;
+mod extent;
 mod flush;
 pub mod price;
 mod schedule;
@@ -58,5 +59,6 @@ mod walk;
 
 pub use algorithm::{ALGORITHMS, Algorithm, Collective, Cost, MemoryUse};
 pub use error::Error;
+pub use extent::{Blocks, Borders, Counts};
 pub use schedule::Schedule;
 pub use topology::{SumOrder, Topology};

@@ -5,6 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::algorithm::{Collective, MemoryUse};
+use crate::extent::Counts;
 use crate::step::{Buffer, Loc, Rank, Side, Span, Step};
 use crate::tree::{Node, merges};
 
@@ -41,6 +42,8 @@ pub struct Schedule {
     pub root: Rank,
     /// Which memory the ranks of a host share while this runs.
     pub memory: MemoryUse,
+    /// Whether it serves blocks of different lengths.
+    pub uneven: bool,
     /// What to do.
     pub steps: Vec<Step>,
 }
@@ -60,13 +63,22 @@ impl Schedule {
         self.steps.iter().any(is_message)
     }
 
-    /// The memory that each scratch slot needs when [`Buffer::Data`] has `data_len` elements:
-    /// the smallest range that holds every span named.
-    pub fn scratch(&self, data_len: usize) -> BTreeMap<usize, Range<usize>> {
+    /// How many ranks have a part in the value that this rank finishes: of a scan, those up to its
+    /// own.
+    pub fn contributions(&self) -> usize {
+        match self.collective {
+            Collective::Scan => self.rank + 1,
+            Collective::ExclusiveScan => self.rank,
+            _ => self.world_size,
+        }
+    }
+
+    /// The memory that each scratch slot needs: the smallest range that holds every span named.
+    pub fn scratch(&self, counts: &Counts) -> BTreeMap<usize, Range<usize>> {
         let mut slots: BTreeMap<usize, Range<usize>> = BTreeMap::new();
         for loc in self.steps.iter().flat_map(|step| step.reads().chain(step.writes())) {
             if let Buffer::Scratch(slot) = loc.buffer {
-                let named = self.resolve(loc, data_len);
+                let named = self.resolve(loc, counts);
                 let hull = slots.entry(slot).or_insert_with(|| named.clone());
                 *hull = hull.start.min(named.start)..hull.end.max(named.end);
             }
@@ -74,30 +86,20 @@ impl Schedule {
         slots
     }
 
-    /// Messages and elements that this rank sends when [`Buffer::Data`] has `data_len` elements.
-    pub fn sent(&self, data_len: usize) -> (usize, usize) {
+    /// Messages and elements that this rank sends.
+    pub fn sent(&self, counts: &Counts) -> (usize, usize) {
         let lengths = self.steps.iter().filter_map(|step| match step {
-            Step::Send { src, .. } => Some(self.resolve(*src, data_len).len()),
+            Step::Send { src, .. } => Some(self.resolve(*src, counts).len()),
             _ => None,
         });
         lengths.fold((0, 0), |(messages, elements), len| (messages + 1, elements + len))
     }
 
-    /// Elements that this rank reads from and writes to the memory of peers when
-    /// [`Buffer::Data`] has `data_len` elements.
-    pub fn shared(&self, data_len: usize) -> usize {
+    /// Elements that this rank reads from and writes to the memory of peers.
+    pub fn shared(&self, counts: &Counts) -> usize {
         let locs = self.steps.iter().flat_map(|step| step.reads().chain(step.writes()));
         let shared = locs.filter(|loc| loc.peer.is_some());
-        shared.map(|loc| self.resolve(loc, data_len).len()).sum()
-    }
-
-    /// The elements of its buffer that `loc` covers when [`Buffer::Data`] has `data_len`.
-    pub fn resolve(&self, loc: Loc, data_len: usize) -> Range<usize> {
-        loc.span.resolve(match loc.buffer {
-            Buffer::Data | Buffer::Scratch(_) => data_len,
-            Buffer::Input => self.collective.input_len(self.world_size, data_len),
-            Buffer::Slot => data_len.max(self.collective.input_len(self.world_size, data_len)),
-        })
+        shared.map(|loc| self.resolve(loc, counts).len()).sum()
     }
 }
 
@@ -105,7 +107,7 @@ impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Schedule { collective, algorithm, rank, world_size, .. } = self;
         write!(f, "{collective} {algorithm}, rank {rank} of {world_size}")?;
-        if let Collective::Broadcast | Collective::Reduce = collective {
+        if collective.has_root() {
             write!(f, ", root {}", self.root)?;
         }
         writeln!(f)?;
@@ -233,6 +235,6 @@ mod tests {
     fn scratch_is_the_hull_of_the_spans_named() {
         let direct = Algorithm::find(Collective::AllReduce, "direct").unwrap();
         let schedule = direct.schedule(&Topology::flat(3), 1, 0).unwrap();
-        assert_eq!(schedule.scratch(10), BTreeMap::from([(0, 3..6), (2, 3..6)]));
+        assert_eq!(schedule.scratch(&Counts::Even(10)), BTreeMap::from([(0, 3..6), (2, 3..6)]));
     }
 }

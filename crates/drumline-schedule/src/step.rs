@@ -21,9 +21,15 @@
 //!   the first post; it is not part of the schedule.
 //!
 //! An operation on more elements than a slot holds is run piece by piece, each piece a full run of
-//! the schedule on a window of the data; staged algorithms with a block for every rank name whole
-//! blocks only, of which the windows are taken. Spans are symbolic: an executor that wants the
-//! borders of blocks on cache lines may choose lengths of windows that make them so.
+//! the schedule on a window of the data. Of a buffer with a block for every rank a window shows a
+//! part of every block, so staged algorithms name such blocks one by one. Spans are symbolic: an
+//! executor that wants the borders of blocks on cache lines may choose lengths of windows that make
+//! them so.
+//!
+//! # Blocks of different lengths
+//!
+//! Algorithms that serve them ([`Algorithm::uneven`](crate::Algorithm::uneven)) name whole blocks
+//! only, so their schedules are the same for all lengths.
 
 use std::ops::Range;
 
@@ -36,7 +42,8 @@ pub type Rank = usize;
 ///
 /// A span is symbolic: the same one serves buffers of every length. Block `i` of a buffer of
 /// `n` elements is `n * i / of .. n * (i + 1) / of`, so blocks differ by at most one element
-/// and may be empty.
+/// and may be empty. A buffer that has a block for every rank may be cut at other
+/// [borders](crate::Borders).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
     /// Index of the first block.
@@ -80,21 +87,18 @@ impl Span {
     }
 }
 
-/// A buffer of a rank.
+/// A buffer of a rank. [`Collective::blocks`](crate::Collective::blocks) says how long each is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Buffer {
     /// What the operation works on in place and leaves its result in.
     Data,
     /// This rank's contribution where it does not already lie in [`Buffer::Data`], read only.
-    /// In an all-gather it has `1/world_size` of the length of `Data`, in a reduce-scatter
-    /// `world_size` times that length.
     Input,
-    /// Working memory. A span of a slot is counted in parts of the length of `Data`, and may lie
-    /// beyond it: block 2 of 1 begins at twice that length. Only the spans that the schedule names
-    /// are backed by memory.
+    /// Working memory. A span of a slot is counted in parts of the rank's own block (what it
+    /// contributes, or gets), and may lie beyond it: block 2 of 1 begins at twice that length. Only
+    /// the spans that the schedule names are backed by memory.
     Scratch(usize),
-    /// This operation's staging slot in the memory that the ranks of a host share: as long as
-    /// the longer of `Data` and `Input`.
+    /// This operation's staging slot in the memory that the ranks of a host share.
     Slot,
 }
 

@@ -1,9 +1,11 @@
 //! Every algorithm of the table is right, for every world size up to 64.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use drumline_schedule::check::{self, CheckError};
+use drumline_schedule::check::{self, CheckError, Rule};
 use drumline_schedule::step::Step;
-use drumline_schedule::{ALGORITHMS, Algorithm, Collective, MemoryUse, Schedule, Topology};
+use drumline_schedule::{
+    ALGORITHMS, Algorithm, Borders, Collective, Counts, MemoryUse, Schedule, Topology,
+};
 
 /// One test for each collective, and two for all-reduce, so that they run side by side.
 macro_rules! right_for_1_to_64_ranks {
@@ -33,6 +35,72 @@ right_for_1_to_64_ranks! {
     all_gather_is_right_for_1_to_64_ranks: AllGather, _,
     reduce_scatter_is_right_for_1_to_64_ranks: ReduceScatter, _,
     barrier_is_right_for_1_to_64_ranks: Barrier, _,
+    gather_is_right_for_1_to_64_ranks: Gather, _,
+    scatter_is_right_for_1_to_64_ranks: Scatter, _,
+    all_to_all_is_right_for_1_to_64_ranks: AllToAll, _,
+    scan_is_right_for_1_to_64_ranks: Scan, _,
+    exclusive_scan_is_right_for_1_to_64_ranks: ExclusiveScan, _,
+}
+
+/// Lengths for every rank, or for every pair of ranks: random ones, and some blocks, or all but
+/// one, of nothing.
+#[test]
+fn uneven_blocks_are_served_for_1_to_64_ranks() {
+    let mut random = 0x9e37_79b9_u64;
+    let mut next = move |below: usize| {
+        // Knuth's linear congruential generator; its high bits are good enough for lengths.
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (random >> 33) as usize % below
+    };
+    for algorithm in ALGORITHMS.iter().filter(|row| row.uneven) {
+        for world_size in 1..=64 {
+            let only = next(world_size);
+            let root = next(world_size);
+            let mut row = |kind: usize| -> Vec<usize> {
+                let len = |rank: usize, next: &mut dyn FnMut(usize) -> usize| match kind {
+                    0 => next(6),
+                    1 => next(2) * next(9),
+                    _ => usize::from(rank == only) * 7,
+                };
+                (0..world_size).map(|rank| len(rank, &mut next)).collect()
+            };
+            for kind in 0..3 {
+                let counts = match algorithm.collective {
+                    Collective::AllToAll => by_pair((0..world_size).map(|_| row(kind)).collect()),
+                    _ => vec![Counts::ByRank(Borders::new(&row(kind)).unwrap()); world_size],
+                };
+                let topology = topology(algorithm, world_size);
+                if let Err(error) = check::check_uneven(algorithm, &topology, root, &counts) {
+                    let Algorithm { collective, name, .. } = algorithm;
+                    panic!("{collective} {name}, root {root}, {counts:?}: {error}");
+                }
+            }
+        }
+    }
+}
+
+/// What each rank knows, when `matrix[i][j]` elements go from rank `i` to rank `j`.
+fn by_pair(matrix: Vec<Vec<usize>>) -> Vec<Counts> {
+    let borders = |counts: Vec<usize>| Borders::new(&counts).unwrap();
+    let of_rank = |rank: usize| Counts::Own {
+        sent: borders(matrix[rank].clone()),
+        received: borders(matrix.iter().map(|row| row[rank]).collect()),
+    };
+    (0..matrix.len()).map(of_rank).collect()
+}
+
+/// An algorithm that cuts blocks does not get by with saying that it serves any.
+#[test]
+fn uneven_blocks_are_refused_by_algorithms_that_cut_them() {
+    let two = vec![Counts::ByRank(Borders::new(&[3, 4]).unwrap()); 2];
+    for algorithm in ALGORITHMS.iter().filter(|row| !row.uneven) {
+        let refused = check::check_uneven(algorithm, &Topology::hosts(&[2]), 0, &two);
+        assert_eq!(refused, Err(CheckError::NotUneven));
+    }
+    let scatter = Algorithm::find(Collective::Scatter, "binomial").unwrap();
+    let reckless = Algorithm { uneven: true, ..*scatter };
+    let error = check::check(&reckless, &Topology::flat(5), 0, 10);
+    assert!(matches!(error, Err(CheckError::Form { rule: Rule::PartOfBlock, .. })), "{error:?}");
 }
 
 /// The same around a larger power of two, where the shapes of trees and formulas change.
@@ -89,7 +157,7 @@ fn schedules_of_huge_worlds_cost_their_own_steps() {
             let cost = (algorithm.cost)(&topology, 0, 1 << 20);
             for rank in [0, 5_000, world_size - 1] {
                 let schedule = algorithm.schedule(&topology, rank, 0).unwrap();
-                let (messages, elements) = schedule.sent(1 << 20);
+                let (messages, elements) = schedule.sent(&Counts::Even(1 << 20));
                 assert!(messages <= cost.messages && elements <= cost.elements, "{cost}");
                 assert!(schedule.steps.len() <= 5 * cost.messages);
 
@@ -116,7 +184,7 @@ fn schedules_of_huge_worlds_cost_their_own_steps() {
 fn lengths_between(schedule: &Schedule, chosen: impl Fn(&Step) -> bool) -> Vec<usize> {
     let steps = schedule.steps.iter().filter(|step| chosen(step));
     let place = |step: &Step| step.writes().chain(step.reads()).next().unwrap();
-    steps.map(|step| schedule.resolve(place(step), 1 << 20).len()).collect()
+    steps.map(|step| schedule.resolve(place(step), &Counts::Even(1 << 20)).len()).collect()
 }
 
 fn rows(collective: Collective) -> impl Iterator<Item = &'static Algorithm> {
@@ -143,15 +211,10 @@ fn topology(algorithm: &Algorithm, world_size: usize) -> Topology {
 }
 
 fn roots(collective: Collective, world_size: usize) -> Vec<usize> {
-    match collective {
-        Collective::AllReduce
-        | Collective::AllGather
-        | Collective::ReduceScatter
-        | Collective::Barrier => vec![0],
-        Collective::Reduce | Collective::Broadcast if world_size <= 17 => (0..world_size).collect(),
-        Collective::Reduce | Collective::Broadcast => {
-            vec![0, world_size / 2 + 1, world_size - 1]
-        }
+    match collective.has_root() {
+        false => vec![0],
+        true if world_size <= 17 => (0..world_size).collect(),
+        true => vec![0, world_size / 2 + 1, world_size - 1],
     }
 }
 
@@ -159,7 +222,11 @@ fn roots(collective: Collective, world_size: usize) -> Vec<usize> {
 /// a block of that length, its elements are alike.
 fn lengths(collective: Collective, world_size: usize) -> Vec<usize> {
     match collective {
-        Collective::AllGather | Collective::ReduceScatter => vec![0, 1, 5],
+        Collective::Barrier => vec![0],
+        // A block for every rank.
+        collective if collective.has_input() => vec![0, 1, 5],
+        // No algorithm cuts their data.
+        Collective::Scan | Collective::ExclusiveScan => vec![0, 1, 5],
         _ => {
             // The work grows with the cube of the world size where every rank sums everything.
             let of_a_block = if world_size <= 32 { 5 } else { 2 };

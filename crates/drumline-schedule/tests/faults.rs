@@ -95,6 +95,25 @@ fn ring_does_not_keep_the_order() {
     assert!(text.contains("finish(((r1[1] + r2[1]) + r0[1]))"), "{text}");
 }
 
+/// The textbook's reduce, in place: ranks on the way to the root lose what they had.
+#[test]
+fn reduce_leaves_other_ranks_data_alone() {
+    let in_place = |_: &Topology, rank, _| {
+        let add = |from, finish| Step::RecvReduce { from, dst: DATA, side: Side::Right, finish };
+        match rank {
+            0 => vec![add(1, false), add(2, true)],
+            2 => vec![add(3, false), Step::Send { to: 0, src: DATA }],
+            _ => vec![Step::Send { to: rank - 1, src: DATA }],
+        }
+    };
+    let error = run(Collective::Reduce, 4, 5, in_place);
+    let (found, expected) = ("(r2[0] + r3[0])".into(), "r2[0]".into());
+    assert_eq!(
+        error,
+        Err(CheckError::Result { rank: 2, operation: 0, element: 0, found, expected })
+    );
+}
+
 // ---- One change to a right schedule ----
 
 /// Swap, then add: right for two ranks, and easy to break.
@@ -458,6 +477,7 @@ fn every_operand_order_and_finish_matters() {
             Step::ReduceTree { srcs, finish, .. } => {
                 match change {
                     "finish" => *finish = !*finish,
+                    _ if srcs.len() < 2 => return false,
                     _ => {
                         let second = srcs[1].1;
                         srcs[1].1 = std::mem::replace(&mut srcs[0].1, second);

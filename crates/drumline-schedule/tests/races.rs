@@ -168,7 +168,7 @@ fn peer_writes_to_what_is_being_sent() {
             Step::Post,
             Step::Flush { to: 2, upto: 1 },
         ],
-        vec![Step::Post, Step::Post, Step::Recv { from: 1, dst: DATA }],
+        vec![Step::Post, Step::Post, Step::Recv { from: 1, dst: Loc::scratch(0, Span::WHOLE) }],
     ]
     .into_iter()
     .enumerate()
@@ -250,6 +250,7 @@ fn rules_of_form() {
             Step::Reduce { dst: DATA, src: SLOT.of(1), side: Side::Left, finish: true },
         ),
         (Rule::SameBuffer, Staged, Step::Copy { dst: SLOT.of(1), src: SLOT.of(1) }),
+        (Rule::ManyBlocks, Staged, copy(input)),
         (Rule::TreeOutputs, Staged, tree(vec![], vec![SLOT])),
         (Rule::TreeOutputs, Staged, tree(vec![half, DATA], vec![SLOT])),
         (Rule::TreeInput, Registered, tree(vec![scratch, DATA.of(1)], vec![DATA, half.of(1)])),
@@ -334,6 +335,7 @@ fn schedule(
         applies: algorithm::any,
         needs: "nothing",
         partial_sums_travel: true,
+        uneven: false,
     };
     let schedule = nothing.schedule(&Topology::flat(world_size), rank, 0).unwrap();
     Schedule { steps, ..schedule }

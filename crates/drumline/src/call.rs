@@ -4,7 +4,7 @@ use std::collections::{HashMap, hash_map::Entry};
 
 use drumline_kernels::DType;
 use drumline_schedule::{
-    ALGORITHMS, Algorithm, Collective, MemoryUse, Topology,
+    ALGORITHMS, Algorithm, Collective, Counts, MemoryUse, Topology,
     price::{Choices, ElementKind, Prices},
     step::Rank,
 };
@@ -16,14 +16,14 @@ use crate::{
 };
 
 /// The arguments of a collective, other than its buffers.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) operation: Operation,
     pub(crate) reduce_op: Option<ReduceOp>,
     pub(crate) root: Option<Rank>,
     pub(crate) dtype: DType,
-    /// Elements that every rank contributes, or gets from a reduce-scatter.
-    pub(crate) elements: usize,
+    /// The elements of each block: of what a rank contributes, or gets.
+    pub(crate) counts: Counts,
 }
 
 impl Call {
@@ -35,10 +35,15 @@ impl Call {
         Call { root: Some(root), ..self }
     }
 
+    fn is_uneven(&self) -> bool {
+        !matches!(self.counts, Counts::Even(_))
+    }
+
     /// The call as it is told to peers.
     pub(crate) fn describe(&self, group: u64, sequence: u64, algorithm: &str) -> Description {
-        let Call { operation, dtype, elements, .. } = *self;
-        let description = Description::new(group, sequence, operation, dtype, elements, algorithm);
+        let Call { operation, dtype, .. } = *self;
+        let description = Description::new(group, sequence, operation, dtype, 0, algorithm)
+            .with_counts(&self.counts);
         let description = match self.reduce_op {
             Some(op) => description.with_reduce_op(op),
             None => description,
@@ -115,10 +120,12 @@ pub(crate) fn choose(
             problem: format!("{name:?} cannot be used here: {problem}"),
         });
     }
-    let bytes = call.elements * call.dtype.size();
+    let bytes = call.counts.longest().saturating_mul(call.dtype.size());
+    let uneven = call.is_uneven();
     let shared = host.and_then(|_| {
         let fits = |row: &&Algorithm| {
             row.collective == collective
+                && (row.uneven || !uneven)
                 && match row.memory {
                     MemoryUse::Private => false,
                     MemoryUse::Staged => true,
@@ -156,23 +163,36 @@ impl OverLinks {
     /// The cheapest algorithm for `call`. The topology is always the same one.
     fn algorithm(&mut self, call: &Call, topology: &Topology) -> Result<&'static Algorithm> {
         let collective = call.operation.collective();
+        if call.is_uneven() {
+            let serves = |row: &&Algorithm| {
+                row.collective == collective
+                    && row.uneven
+                    && row.memory == MemoryUse::Private
+                    && (row.applies)(topology)
+            };
+            return ALGORITHMS.iter().find(serves).ok_or_else(|| none_serves(call));
+        }
         let kind =
             ElementKind { bytes: call.dtype.size(), sum_bytes: call.dtype.accumulator().size() };
         let choices = match self.0.entry((collective, kind)) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
                 let choices = Choices::new(collective, topology, kind, &Prices::TCP);
-                new.insert(choices.ok_or_else(|| Error::InvalidArgument {
-                    operation: call.operation.name(),
-                    problem: format!(
-                        "no algorithm of {collective} over links sums by placement where hosts \
-                         hold ranks that are no node of the tree: take the order of ranks \
-                         (DRUMLINE_SUM_ORDER=rank)"
-                    ),
-                })?)
+                new.insert(choices.ok_or_else(|| none_serves(call))?)
             }
         };
-        Ok(choices.algorithm(call.elements))
+        Ok(choices.algorithm(call.counts.longest()))
+    }
+}
+
+fn none_serves(call: &Call) -> Error {
+    Error::InvalidArgument {
+        operation: call.operation.name(),
+        problem: format!(
+            "no algorithm of {} over links sums by placement where hosts hold ranks that are no \
+             node of the tree: take the order of ranks (DRUMLINE_SUM_ORDER=rank)",
+            call.operation.name()
+        ),
     }
 }
 
@@ -194,7 +214,7 @@ mod tests {
 
     fn call(operation: Operation, dtype: DType, elements: usize) -> Call {
         let reduce_op = Some(ReduceOp::Sum);
-        Call { operation, reduce_op, root: None, dtype, elements }
+        Call { operation, reduce_op, root: None, dtype, counts: Counts::Even(elements) }
     }
 
     fn without_shared_memory(call: &Call, ranks: usize) -> Choice {

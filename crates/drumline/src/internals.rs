@@ -14,7 +14,7 @@ use std::{
 };
 
 use drumline_schedule::{
-    Topology,
+    Counts, Topology,
     step::{Loc, Rank},
 };
 use drumline_shm::{Arena, PeerSegment, Segment};
@@ -145,7 +145,7 @@ impl<S: Connection> Member<S> {
                 reduce_op: None,
                 root: None,
                 dtype: T::DTYPE,
-                elements: order.elements,
+                counts: Counts::Even(order.elements),
             };
             let call = match order.kind {
                 Kind::AllReduce(op) | Kind::ReduceScatter(op) => call.reducing(op),

@@ -247,7 +247,7 @@ impl Lane {
     }
 
     fn start(&mut self, operation: &mut dyn Operation, now: Instant) -> Result<Running> {
-        let call = *operation.call();
+        let call = operation.call().clone();
         self.check_open(call.operation.name())?;
         let host = self.host.as_ref();
         let registered = host.and_then(|host| operation.registered(host));
@@ -256,12 +256,8 @@ impl Lane {
         let schedule = self.schedule(choice.algorithm, &call)?;
         let description = call.describe(self.member.digest, self.sequence, choice.algorithm.name);
         let slot_bytes = choice.staged.then(|| self.host.as_ref().map_or(0, Host::slot_bytes));
-        let layout = Layout::new(
-            choice.algorithm.collective,
-            self.member.world_size,
-            call.elements,
-            slot_bytes.map(|bytes| bytes / choice.element_bytes),
-        );
+        let slot = slot_bytes.map(|bytes| bytes / choice.element_bytes);
+        let layout = Layout::new(&schedule, call.counts, slot);
         operation.prepare(&schedule, &layout, choice.wide, &mut self.pool);
         let flags = self.host.as_mut().map(Host::take_flags).unwrap_or_default();
         let mut machine = Machine::new(

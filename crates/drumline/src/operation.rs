@@ -1,7 +1,10 @@
 //! A collective together with its buffers.
 
 use drumline_kernels::{Element, ReduceOp, Source, Target, narrow, widen};
-use drumline_schedule::Schedule;
+use drumline_schedule::{
+    Schedule,
+    step::{Buffer, Loc},
+};
 
 use crate::{
     call::Call,
@@ -25,7 +28,13 @@ enum State<T: Element, D, I> {
     Exact(Buffers<T, D, I>),
     /// Partial sums travel: works on copies in the type that sums are kept in, so that nothing
     /// is rounded before the end.
-    Wide { buffers: Buffers<T::Accumulator, WideData<T>, WideData<T>>, data: D, input: I },
+    Wide {
+        buffers: Buffers<T::Accumulator, WideData<T>, WideData<T>>,
+        data: D,
+        input: I,
+        /// Whether this rank gets a result.
+        writes: bool,
+    },
     /// Between two of the others.
     Empty,
 }
@@ -104,7 +113,9 @@ where
                 let (wide_data, wide_input) = (widened(data.as_ref()), widened(input.as_ref()));
                 let buffers =
                     Buffers::new(schedule, layout.clone(), op, wide_data, wide_input, pool);
-                State::Wide { buffers, data, input }
+                let is_data = |loc: Loc| loc.buffer == Buffer::Data;
+                let writes = schedule.steps.iter().any(|step| step.writes().any(is_data));
+                State::Wide { buffers, data, input, writes }
             }
             State::Idle(data, input) => {
                 State::Exact(Buffers::new(schedule, layout.clone(), op, data, input, pool))
@@ -128,9 +139,11 @@ where
                 let (data, input) = buffers.recycle(pool);
                 State::Idle(data, input)
             }
-            State::Wide { buffers, mut data, input } => {
+            State::Wide { buffers, mut data, input, writes } => {
                 let (wide, _) = buffers.recycle(pool);
-                narrow(Target::from(data.as_mut()), Source::from(&wide[..]));
+                if writes {
+                    narrow(Target::from(data.as_mut()), Source::from(&wide[..]));
+                }
                 State::Idle(data, input)
             }
             other => other,

@@ -1,4 +1,4 @@
-//! Direct exchange: everyone talks to everyone, twice.
+//! Direct exchange: everyone talks to everyone.
 
 use super::Cost;
 use crate::step::{Loc, Rank, Span, Step};
@@ -11,7 +11,11 @@ use crate::tree::Node;
 pub const DIRECT_MAX_RANKS: usize = 256;
 
 pub(super) fn serves(topology: &Topology) -> bool {
-    topology.world_size <= DIRECT_MAX_RANKS && topology.sums_by_rank()
+    serves_few(topology) && topology.sums_by_rank()
+}
+
+pub(super) fn serves_few(topology: &Topology) -> bool {
+    topology.world_size <= DIRECT_MAX_RANKS
 }
 
 /// Block `i` of the data belongs to rank `i`. Every rank sends each block to its owner; the owner
@@ -30,9 +34,7 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
     if p == 1 {
         return vec![];
     }
-    // Everyone starts with its next neighbour, so that no rank is everybody's first target.
-    let receivers = || (1..p).map(|distance| (rank + distance) % p);
-    let senders = || (1..p).map(|distance| (rank + p - distance) % p);
+    let (receivers, senders) = (|| receivers(p, rank), || senders(p, rank));
     let own = Span::block(rank, p);
     let copy_of = |peer: Rank| match peer == rank {
         true => Loc::data(own),
@@ -80,16 +82,15 @@ pub(super) fn reduce_scatter(topology: &Topology, rank: Rank, _root: Rank) -> Ve
     if p == 1 {
         return vec![Step::Copy { dst: data, src: own }];
     }
-    let receivers = (1..p).map(|distance| (rank + distance) % p);
-    let senders = (1..p).map(|distance| (rank + p - distance) % p);
     let copy_of = |peer: Rank| match peer == rank {
         true => own,
         false => Loc::scratch(peer, Span::WHOLE),
     };
 
     let mut steps = vec![];
-    steps.extend(receivers.map(|to| Step::Send { to, src: Loc::input(Span::block(to, p)) }));
-    steps.extend(senders.map(|from| Step::Recv { from, dst: copy_of(from) }));
+    let block_of = |to| Loc::input(Span::block(to, p));
+    steps.extend(receivers(p, rank).map(|to| Step::Send { to, src: block_of(to) }));
+    steps.extend(senders(p, rank).map(|from| Step::Recv { from, dst: copy_of(from) }));
     steps.push(Step::ReduceTree {
         dsts: vec![data],
         srcs: (0..p).map(|peer| (Node::leaf(peer), copy_of(peer))).collect(),
@@ -109,4 +110,51 @@ pub(super) fn reduce_scatter_cost(topology: &Topology, _root: Rank, n: usize) ->
         combined: peers * n,
         ..Cost::default()
     }
+}
+
+/// Every rank sends its contribution to every other rank.
+///
+/// See [`all_gather_cost`].
+pub(super) fn all_gather(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let p = topology.world_size;
+    let input = Loc::input(Span::WHOLE);
+    let block_of = |peer| Loc::data(Span::block(peer, p));
+    let mut steps: Vec<Step> = receivers(p, rank).map(|to| Step::Send { to, src: input }).collect();
+    steps.push(Step::Copy { dst: block_of(rank), src: input });
+    steps.extend(senders(p, rank).map(|from| Step::Recv { from, dst: block_of(from) }));
+    steps
+}
+
+/// 1 round, `p - 1` messages and `(p - 1) n` elements, `n` being one rank's contribution.
+pub(super) fn all_gather_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    let peers = topology.world_size - 1;
+    Cost { rounds: peers.min(1), messages: peers, elements: peers * n, ..Cost::default() }
+}
+
+/// Every rank sends each block of its input to the rank that it is for.
+///
+/// See [`all_to_all_cost`].
+pub(super) fn all_to_all(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let p = topology.world_size;
+    let block = |peer| Span::block(peer, p);
+    let send = |to| Step::Send { to, src: Loc::input(block(to)) };
+    let mut steps: Vec<Step> = receivers(p, rank).map(send).collect();
+    steps.push(Step::Copy { dst: Loc::data(block(rank)), src: Loc::input(block(rank)) });
+    steps.extend(senders(p, rank).map(|from| Step::Recv { from, dst: Loc::data(block(from)) }));
+    steps
+}
+
+/// 1 round, `p - 1` messages and `(p - 1) n` elements, `n` being the length of a block.
+pub(super) fn all_to_all_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
+    all_gather_cost(topology, root, n)
+}
+
+/// The other ranks. Everyone starts with its next neighbour, so that no rank is everybody's first
+/// target.
+fn receivers(p: usize, rank: Rank) -> impl Iterator<Item = Rank> {
+    (1..p).map(move |distance| (rank + distance) % p)
+}
+
+fn senders(p: usize, rank: Rank) -> impl Iterator<Item = Rank> {
+    (1..p).map(move |distance| (rank + p - distance) % p)
 }

@@ -1,7 +1,8 @@
 //! Through memory that the ranks of one host share: a block for every rank.
 //!
-//! The long buffers are named block by block, a block for every rank. So an executor whose slots
-//! are too short can run a schedule on a window of each of the blocks, and then on the next.
+//! Buffers with a block for every rank are named block by block. So an executor whose slots are too
+//! short can run a schedule on a window of each of the blocks, and then on the next; and blocks may
+//! differ in length.
 
 use super::Cost;
 use super::shared::{leaves, others, wait_for_others};
@@ -13,18 +14,17 @@ use crate::topology::Topology;
 /// See [`all_gather_cost`].
 pub(super) fn all_gather(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let p = topology.world_size;
-    let input = Loc::input(Span::WHOLE);
-    let own = Span::block(rank, p);
+    let (input, slot) = (Loc::input(Span::WHOLE), Loc::slot(Span::WHOLE));
+    let block = |peer| Loc::data(Span::block(peer, p));
     let mut steps = vec![];
     if p > 1 {
-        steps.push(Step::Copy { dst: Loc::slot(own), src: input });
+        steps.push(Step::Copy { dst: slot, src: input });
         steps.push(Step::Post);
     }
-    steps.push(Step::Copy { dst: Loc::data(own), src: input });
+    steps.push(Step::Copy { dst: block(rank), src: input });
     for peer in others(p, rank) {
-        let block = Span::block(peer, p);
         steps.push(Step::Wait { peer, upto: 1 });
-        steps.push(Step::Copy { dst: Loc::data(block), src: Loc::slot(block).of(peer) });
+        steps.push(Step::Copy { dst: block(peer), src: slot.of(peer) });
     }
     steps
 }
@@ -51,11 +51,7 @@ pub(super) fn reduce_scatter(topology: &Topology, rank: Rank, _root: Rank) -> Ve
     if p == 1 {
         return vec![Step::Copy { dst: data, src: Loc::input(own) }];
     }
-    let mut steps = vec![];
-    for peer in others(p, rank) {
-        let block = Span::block(peer, p);
-        steps.push(Step::Copy { dst: Loc::slot(block), src: Loc::input(block) });
-    }
+    let mut steps = lay_out_for_others(p, rank);
     steps.push(Step::Post);
     steps.extend(wait_for_others(p, rank, 1));
     steps.push(Step::ReduceTree {
@@ -76,4 +72,33 @@ pub(super) fn reduce_scatter_cost(topology: &Topology, _root: Rank, n: usize) ->
     let of_peers = (p - 1) * n;
     let rounds = usize::from(p > 1);
     Cost { rounds, combined: of_peers, shared_elements: of_peers, ..Cost::default() }
+}
+
+/// Everyone lays out what it brings for others, and fetches what each brings for it.
+///
+/// See [`all_to_all_cost`].
+pub(super) fn all_to_all(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let p = topology.world_size;
+    let own = Span::block(rank, p);
+    let mut steps = lay_out_for_others(p, rank);
+    if p > 1 {
+        steps.push(Step::Post);
+    }
+    steps.push(Step::Copy { dst: Loc::data(own), src: Loc::input(own) });
+    for peer in others(p, rank) {
+        let dst = Loc::data(Span::block(peer, p));
+        steps.push(Step::Wait { peer, upto: 1 });
+        steps.push(Step::Copy { dst, src: Loc::slot(own).of(peer) });
+    }
+    steps
+}
+
+/// 1 round. A rank reads a block of `n` elements from each of its `p - 1` peers.
+pub(super) fn all_to_all_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
+    all_gather_cost(topology, root, n)
+}
+
+fn lay_out_for_others(p: usize, rank: Rank) -> Vec<Step> {
+    let blocks = others(p, rank).map(|peer| Span::block(peer, p));
+    blocks.map(|block| Step::Copy { dst: Loc::slot(block), src: Loc::input(block) }).collect()
 }

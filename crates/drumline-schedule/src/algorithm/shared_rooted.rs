@@ -1,7 +1,7 @@
 //! Through memory that the ranks of one host share: operations with a root, and the barrier.
 
 use super::Cost;
-use super::shared::{leaves, wait_for_others};
+use super::shared::{leaves, others, wait_for_others};
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 
@@ -60,6 +60,58 @@ pub(super) fn reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let of_peers = (p - 1) * n;
     let rounds = usize::from(p > 1);
     Cost { rounds, combined: of_peers, shared_elements: of_peers, ..Cost::default() }
+}
+
+/// The others lay out what they bring, and the root fetches it.
+///
+/// See [`gather_cost`].
+pub(super) fn gather(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
+    let p = topology.world_size;
+    let input = Loc::input(Span::WHOLE);
+    if rank != root {
+        return vec![Step::Copy { dst: SLOT, src: input }, Step::Post];
+    }
+    let block = |peer| Loc::data(Span::block(peer, p));
+    let mut steps: Vec<Step> = (p > 1).then_some(Step::Post).into_iter().collect();
+    steps.push(Step::Copy { dst: block(rank), src: input });
+    for peer in others(p, rank) {
+        steps.push(Step::Wait { peer, upto: 1 });
+        steps.push(Step::Copy { dst: block(peer), src: SLOT.of(peer) });
+    }
+    steps
+}
+
+/// 1 round. The root reads the `n` elements of each of its `p - 1` peers.
+pub(super) fn gather_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    let p = topology.world_size;
+    Cost { rounds: usize::from(p > 1), shared_elements: (p - 1) * n, ..Cost::default() }
+}
+
+/// The root lays out what it brings for the others, and each fetches its block.
+///
+/// See [`scatter_cost`]. The others post for the same reason as in a [`broadcast`].
+pub(super) fn scatter(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
+    let p = topology.world_size;
+    let block = |peer| Span::block(peer, p);
+    if rank != root {
+        return vec![
+            Step::Post,
+            Step::Wait { peer: root, upto: 1 },
+            Step::Copy { dst: DATA, src: Loc::slot(block(rank)).of(root) },
+        ];
+    }
+    let lay_out = |peer| Step::Copy { dst: Loc::slot(block(peer)), src: Loc::input(block(peer)) };
+    let mut steps: Vec<Step> = others(p, rank).map(lay_out).collect();
+    if p > 1 {
+        steps.push(Step::Post);
+    }
+    steps.push(Step::Copy { dst: DATA, src: Loc::input(block(rank)) });
+    steps
+}
+
+/// 1 round. A rank reads its block of `n` elements.
+pub(super) fn scatter_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
+    broadcast_cost(topology, root, n)
 }
 
 /// Everyone says that it is here, and waits for all others to have said so.

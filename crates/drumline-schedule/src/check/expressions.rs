@@ -78,6 +78,13 @@ impl Expressions {
         self.id(Expression::Finish(value))
     }
 
+    /// The sum of ranks `0..ranks` in their order.
+    pub(super) fn prefix(&mut self, ranks: usize, operation: usize, element: usize) -> Id {
+        let leaves = (0..ranks).map(|rank| self.leaf(operation, rank, element));
+        let leaves: Vec<Id> = leaves.collect();
+        self.tree(&leaves)
+    }
+
     /// The sum of all ranks in the order of the topology.
     pub(super) fn wanted(&mut self, topology: &Topology, operation: usize, element: usize) -> Id {
         let leaves = |expressions: &Expressions, ranks: &[Rank]| -> Vec<Id> {

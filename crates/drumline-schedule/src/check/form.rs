@@ -2,8 +2,9 @@ use std::collections::HashMap;
 
 use super::CheckError;
 use crate::algorithm::MemoryUse;
+use crate::extent::Blocks;
 use crate::schedule::{Schedule, tiled};
-use crate::step::{Buffer, Loc, Rank, Step};
+use crate::step::{Buffer, Loc, Rank, Span, Step};
 use crate::topology::Topology;
 use crate::tree::{Node, merges};
 
@@ -17,9 +18,15 @@ pub enum Rule {
     /// Spans lie in their buffer. Scratch is as long as need be.
     #[error("a span must lie in its buffer: `of` at least 1, `first + count` at most `of`")]
     Span,
-    /// An all-gather and a reduce-scatter have an input beside their data.
-    #[error("only all_gather and reduce_scatter have an input buffer")]
+    /// Not every collective has an input beside its data.
+    #[error("this collective has no input buffer")]
     Input,
+    /// Of a block for every rank, windows and borders are those of each block by itself.
+    #[error("a staged algorithm names such blocks one by one")]
+    ManyBlocks,
+    /// No number of equal parts fits blocks of any length.
+    #[error("an algorithm for blocks of different lengths names whole blocks only")]
+    PartOfBlock,
     /// The input belongs to the user.
     #[error("the input is read only")]
     InputWritten,
@@ -128,6 +135,22 @@ fn broken_rule(topology: &Topology, schedule: &Schedule, step: &Step) -> Option<
         }
         if buffer == Buffer::Input && !collective.has_input() {
             return Some(Rule::Input);
+        }
+        let loc = Loc { peer, buffer, span };
+        match schedule.blocks(loc) {
+            _ if span.count == 0 => {}
+            Blocks::All
+                if memory != MemoryUse::Private && (span.count, span.of) != (1, world_size) =>
+            {
+                return Some(Rule::ManyBlocks);
+            }
+            Blocks::All if schedule.uneven && span.of != world_size => {
+                return Some(Rule::PartOfBlock);
+            }
+            Blocks::One if schedule.uneven && span != Span::WHOLE => {
+                return Some(Rule::PartOfBlock);
+            }
+            Blocks::All | Blocks::One | Blocks::None => {}
         }
     }
     if step.writes().any(|dst| dst.buffer == Buffer::Input) {

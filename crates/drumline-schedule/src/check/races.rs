@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
+use crate::extent::Counts;
 use crate::schedule::Schedule;
 use crate::step::{Buffer, Rank};
 
@@ -152,12 +153,12 @@ impl Touched {
 }
 
 /// Where the spans of `buffer` begin and end, whichever rank it belongs to.
-pub(super) fn borders(schedules: &[Schedule], buffer: Buffer, data_len: usize) -> Vec<usize> {
+pub(super) fn borders(schedules: &[Schedule], buffer: Buffer, counts: &[Counts]) -> Vec<usize> {
     let mut borders: Vec<usize> = vec![];
-    for schedule in schedules {
+    for (schedule, counts) in schedules.iter().zip(counts) {
         let locs = schedule.steps.iter().flat_map(|step| step.reads().chain(step.writes()));
         for loc in locs.filter(|loc| loc.buffer == buffer) {
-            let range = schedule.resolve(loc, data_len);
+            let range = schedule.resolve(loc, counts);
             borders.extend([range.start, range.end]);
         }
         borders.sort_unstable();

@@ -7,6 +7,7 @@ use super::expressions::{Expressions, Id};
 use super::races::{Access, Clock, Race, Touched, borders};
 use super::{CheckError, OPERATIONS};
 use crate::algorithm::{Collective, Cost, MemoryUse};
+use crate::extent::Counts;
 use crate::schedule::{Schedule, tiled};
 use crate::step::{Buffer, Loc, Rank, Side, Span, Step};
 use crate::topology::Topology;
@@ -16,13 +17,12 @@ use crate::walk::{At, Combine, Visitor};
 /// All ranks, as the walk's visitor.
 pub(super) struct Symbols<'a> {
     topology: &'a Topology,
-    first: &'a Schedule,
     schedules: &'a [Schedule],
-    data_len: usize,
+    /// By rank.
+    counts: &'a [Counts],
     expressions: Expressions,
-    /// What the data must be after each operation; of a reduce-scatter, that of all ranks
-    /// together.
-    expected: Vec<Vec<Id>>,
+    /// The sum of all ranks in each operation, element by element, where it is wanted.
+    sums: Vec<Vec<Id>>,
     ranks: Vec<Memory>,
     /// Whether clocks are kept: where memory is shared, and in a barrier.
     has_clocks: bool,
@@ -117,40 +117,32 @@ impl<'a> Symbols<'a> {
         topology: &'a Topology,
         first: &'a Schedule,
         schedules: &'a [Schedule],
-        elements: usize,
+        counts: &'a [Counts],
         slots: usize,
         partial_sums_travel: bool,
     ) -> Symbols<'a> {
-        let Schedule { collective, world_size, root, memory, .. } = *first;
-        let data_len = collective.data_len(world_size, elements);
-        let input_len = collective.input_len(world_size, data_len);
-        let brought = if collective.has_input() { input_len } else { elements };
+        let Schedule { collective, world_size, memory, .. } = *first;
+        let longest = |buffer| {
+            let lengths = (0..world_size).map(|rank| len(schedules, counts, rank, buffer));
+            lengths.max().unwrap_or(0)
+        };
+        let brought = longest(source(collective));
         let mut expressions = Expressions::new(world_size, brought);
-        let expected = (0..OPERATIONS)
+        let reduces = matches!(
+            collective,
+            Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter
+        );
+        let sums = (0..OPERATIONS)
             .map(|operation| {
-                (0..data_len.max(input_len))
-                    .map(|element| match collective {
-                        Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => {
-                            let sum = expressions.wanted(topology, operation, element);
-                            // Nothing is combined in a world of one, so nothing can finish.
-                            if world_size > 1 { expressions.finish(sum) } else { sum }
-                        }
-                        // A barrier has no elements.
-                        Collective::Broadcast | Collective::Barrier => {
-                            expressions.leaf(operation, root, element)
-                        }
-                        Collective::AllGather => {
-                            expressions.leaf(operation, element / elements, element % elements)
-                        }
-                    })
-                    .collect()
+                let elements = 0..if reduces { brought } else { 0 };
+                elements.map(|element| expressions.wanted(topology, operation, element)).collect()
             })
             .collect();
         let shared = memory != MemoryUse::Private;
         let has_clocks = shared || collective == Collective::Barrier;
-        let slot_len = first.resolve(Loc::slot(Span::WHOLE), data_len).len();
-        let slot_borders = borders(schedules, Buffer::Slot, data_len);
-        let data_borders = borders(schedules, Buffer::Data, data_len);
+        let (slot_len, data_len) = (longest(Buffer::Slot), longest(Buffer::Data));
+        let slot_borders = borders(schedules, Buffer::Slot, counts);
+        let data_borders = borders(schedules, Buffer::Data, counts);
         let ranks = (0..world_size)
             .map(|rank| {
                 let clock = Clock::start(rank, if has_clocks { world_size } else { 0 });
@@ -176,11 +168,10 @@ impl<'a> Symbols<'a> {
             .collect();
         Symbols {
             topology,
-            first,
             schedules,
-            data_len,
+            counts,
             expressions,
-            expected,
+            sums,
             ranks,
             has_clocks,
             rounds: 0,
@@ -190,23 +181,80 @@ impl<'a> Symbols<'a> {
 
     /// What one operation has cost.
     pub(super) fn cost(&self) -> Cost {
-        let sent = || self.schedules.iter().map(|schedule| schedule.sent(self.data_len));
+        let ranks = || self.schedules.iter().zip(self.counts);
+        let sent = || ranks().map(|(schedule, counts)| schedule.sent(counts));
         Cost {
             rounds: self.rounds,
             messages: sent().map(|(messages, _)| messages).max().unwrap_or(0),
             elements: sent().map(|(_, elements)| elements).max().unwrap_or(0),
             combined: self.ranks.iter().map(|memory| memory.combined).max().unwrap_or(0),
-            shared_elements: self
-                .schedules
-                .iter()
-                .map(|schedule| schedule.shared(self.data_len))
+            shared_elements: ranks()
+                .map(|(schedule, counts)| schedule.shared(counts))
                 .max()
                 .unwrap_or(0),
         }
     }
 
-    fn resolve(&self, loc: Loc) -> Range<usize> {
-        self.first.resolve(loc, self.data_len)
+    /// The elements of a place that `rank` names.
+    fn resolve(&self, rank: Rank, loc: Loc) -> Range<usize> {
+        self.schedules[rank].resolve(loc, &self.counts[rank])
+    }
+
+    /// What the data of `rank` must be after an operation.
+    fn expected(&mut self, rank: Rank, operation: usize, element: usize) -> Id {
+        let Schedule { collective, world_size, root, .. } = self.schedules[rank];
+        // Nothing is combined in a world of one, so nothing can finish.
+        let finished = |expressions: &mut Expressions, sum, ranks| match ranks {
+            0 | 1 => sum,
+            _ => expressions.finish(sum),
+        };
+        // Whose block an element is in, and where in it.
+        let in_block = |counts: &Counts| {
+            let mut at = element;
+            for peer in 0..world_size {
+                match at.checked_sub(counts.block(Buffer::Data, peer)) {
+                    Some(rest) => at = rest,
+                    None => return (peer, at),
+                }
+            }
+            unreachable!("the element lies in the data")
+        };
+        let brought_for_me = |sender: Rank| {
+            let own = Loc::input(Span::block(rank, world_size));
+            self.schedules[sender].resolve(own, &self.counts[sender]).start
+        };
+        let counts = &self.counts[rank];
+        match collective {
+            Collective::Reduce if rank != root => self.expressions.leaf(operation, rank, element),
+            Collective::AllReduce | Collective::Reduce => {
+                finished(&mut self.expressions, self.sums[operation][element], world_size)
+            }
+            Collective::ReduceScatter => {
+                let sum = self.sums[operation][brought_for_me(rank) + element];
+                finished(&mut self.expressions, sum, world_size)
+            }
+            Collective::Broadcast => self.expressions.leaf(operation, root, element),
+            Collective::AllGather | Collective::Gather => {
+                let (peer, at) = in_block(counts);
+                self.expressions.leaf(operation, peer, at)
+            }
+            Collective::Scatter => {
+                self.expressions.leaf(operation, root, brought_for_me(root) + element)
+            }
+            Collective::AllToAll => {
+                let (peer, at) = in_block(counts);
+                self.expressions.leaf(operation, peer, brought_for_me(peer) + at)
+            }
+            Collective::ExclusiveScan if rank == 0 => {
+                self.expressions.leaf(operation, rank, element)
+            }
+            Collective::Scan | Collective::ExclusiveScan => {
+                let ranks = self.schedules[rank].contributions();
+                let sum = self.expressions.prefix(ranks, operation, element);
+                finished(&mut self.expressions, sum, ranks)
+            }
+            Collective::Barrier => unreachable!("a barrier has no elements"),
+        }
     }
 
     /// What a step finds in `loc`, in its own or in a peer's memory.
@@ -231,7 +279,7 @@ impl<'a> Symbols<'a> {
     fn values(&self, At { rank, step, operation }: At, loc: Loc) -> Result<Vec<Id>, CheckError> {
         let Loc { peer, buffer, .. } = loc;
         let owner = peer.unwrap_or(rank);
-        let range = self.resolve(loc);
+        let range = self.resolve(rank, loc);
         let unwritten = |element| CheckError::Unwritten { rank, step, owner, buffer, element };
         let memory = &self.ranks[owner];
         let cells = match buffer {
@@ -264,7 +312,7 @@ impl<'a> Symbols<'a> {
         let At { rank, step, operation } = at;
         let Loc { peer, buffer, .. } = loc;
         let owner = peer.unwrap_or(rank);
-        let range = self.resolve(loc);
+        let range = self.resolve(rank, loc);
         for message in self.ranks[owner].in_flight.iter().filter(|m| m.buffer == buffer) {
             let element = range.start.max(message.range.start);
             if element < range.end.min(message.range.end) {
@@ -309,7 +357,7 @@ impl<'a> Symbols<'a> {
     /// Notes an access to memory that peers share, and compares it with those before it.
     fn touch_as(&mut self, by: Access, loc: Loc, known: Option<&Clock>) -> Result<(), CheckError> {
         let owner = loc.peer.unwrap_or(by.rank);
-        let range = self.resolve(loc);
+        let range = self.resolve(by.rank, loc);
         let clock = known.unwrap_or(&self.ranks[by.rank].clock).clone();
         let memory = &mut self.ranks[owner];
         let touched = match loc.buffer {
@@ -368,7 +416,8 @@ impl<'a> Symbols<'a> {
     }
 
     fn same_length(&self, at: At, dst: Loc, src: Loc) -> Result<(), CheckError> {
-        let (dst_len, src_len) = (self.resolve(dst).len(), self.resolve(src).len());
+        let (dst_len, src_len) =
+            (self.resolve(at.rank, dst).len(), self.resolve(at.rank, src).len());
         match dst_len == src_len {
             true => Ok(()),
             false => Err(CheckError::OperandLengths {
@@ -388,25 +437,19 @@ impl Visitor for Symbols<'_> {
 
     fn enter(&mut self, rank: Rank, operation: usize) -> Result<(), CheckError> {
         let schedule = &self.schedules[rank];
-        let own = |len| -> Vec<Option<Id>> {
-            (0..len).map(|element| Some(self.expressions.leaf(operation, rank, element))).collect()
+        let Schedule { collective, root, .. } = *schedule;
+        let brings = collective != Collective::Broadcast || rank == root;
+        let cells = |buffer| {
+            let of_user = brings && buffer == source(collective);
+            let leaf = |element| of_user.then(|| self.expressions.leaf(operation, rank, element));
+            let elements = 0..len(self.schedules, self.counts, rank, buffer);
+            Cells { start: 0, values: elements.map(leaf).collect() }
         };
-        let (data, input) = match schedule.collective {
-            Collective::AllReduce | Collective::Reduce => (own(self.data_len), vec![]),
-            Collective::Broadcast if rank == schedule.root => (own(self.data_len), vec![]),
-            Collective::AllGather | Collective::ReduceScatter => {
-                let world_size = schedule.world_size;
-                let input_len = schedule.collective.input_len(world_size, self.data_len);
-                (vec![None; self.data_len], own(input_len))
-            }
-            Collective::Broadcast | Collective::Barrier => (vec![None; self.data_len], vec![]),
-        };
+        let (data, input) = (cells(Buffer::Data), cells(Buffer::Input));
         let memory = &mut self.ranks[rank];
-        memory.buffers = HashMap::from([
-            (Buffer::Data, Cells { start: 0, values: data }),
-            (Buffer::Input, Cells { start: 0, values: input }),
-        ]);
-        memory.buffers.extend(schedule.scratch(self.data_len).into_iter().map(|(slot, hull)| {
+        memory.buffers = HashMap::from([(Buffer::Data, data), (Buffer::Input, input)]);
+        let scratch = schedule.scratch(&self.counts[rank]);
+        memory.buffers.extend(scratch.into_iter().map(|(slot, hull)| {
             (Buffer::Scratch(slot), Cells { start: hull.start, values: vec![None; hull.len()] })
         }));
         memory.sent.clear();
@@ -438,7 +481,7 @@ impl Visitor for Symbols<'_> {
     fn send(&mut self, at: At, to: Rank, src: Loc) -> Result<Message, CheckError> {
         let values = self.read(at, src)?;
         self.travels(at, to, &values)?;
-        let range = self.resolve(src);
+        let range = self.resolve(at.rank, src);
         let memory = &mut self.ranks[at.rank];
         let number = memory.sent.entry(to).or_default();
         *number += 1;
@@ -463,7 +506,8 @@ impl Visitor for Symbols<'_> {
         message: Message,
     ) -> Result<(), CheckError> {
         let Message { sent, src, round, clock } = message;
-        let (expected, found) = (self.resolve(dst).len(), self.resolve(src).len());
+        let (expected, found) =
+            (self.resolve(at.rank, dst).len(), self.resolve(sent.rank, src).len());
         if expected != found {
             return Err(CheckError::MessageLengths {
                 rank: at.rank,
@@ -562,7 +606,7 @@ impl Visitor for Symbols<'_> {
     }
 
     fn leave(&mut self, rank: Rank, operation: usize) -> Result<(), CheckError> {
-        let Schedule { collective, root, .. } = self.schedules[rank];
+        let collective = self.schedules[rank].collective;
         let user = Access { rank, operation, step: None, writes: false };
         self.touch_as(user, Loc::data(Span::WHOLE), None)?;
         let memory = &self.ranks[rank];
@@ -578,13 +622,9 @@ impl Visitor for Symbols<'_> {
                 return Err(CheckError::EarlyExit { rank, peer });
             }
         }
-        if collective == Collective::Reduce && rank != root {
-            return Ok(());
-        }
-        let found = &memory.buffers[&Buffer::Data].values;
-        let first = if collective == Collective::ReduceScatter { rank * found.len() } else { 0 };
-        let expected = &self.expected[operation][first..];
-        for (element, (&found, &expected)) in found.iter().zip(expected).enumerate() {
+        let found = memory.buffers[&Buffer::Data].values.clone();
+        for (element, found) in found.into_iter().enumerate() {
+            let expected = self.expected(rank, operation, element);
             if found != Some(expected) {
                 let text = |id| self.expressions.text(id, operation);
                 return Err(CheckError::Result {
@@ -598,4 +638,15 @@ impl Visitor for Symbols<'_> {
         }
         Ok(())
     }
+}
+
+/// Where what a rank brings lies.
+fn source(collective: Collective) -> Buffer {
+    if collective.has_input() { Buffer::Input } else { Buffer::Data }
+}
+
+/// The elements of a whole buffer.
+fn len(schedules: &[Schedule], counts: &[Counts], rank: Rank, buffer: Buffer) -> usize {
+    let whole = Loc { peer: None, buffer, span: Span::WHOLE };
+    schedules[rank].resolve(whole, &counts[rank]).len()
 }

@@ -3,7 +3,8 @@
 use super::legend::legend;
 use super::marks::{arrow, beside, bus, combine_mark, copy_mark, diamond, reach};
 use super::{Event, Kind};
-use crate::algorithm::{Collective, MemoryUse};
+use crate::algorithm::MemoryUse;
+use crate::extent::Counts;
 use crate::schedule::Schedule;
 use crate::step::{Buffer, Loc, Rank, Span};
 use crate::topology::Topology;
@@ -193,24 +194,22 @@ fn rounds(events: &[Event], rows: &[usize]) -> Vec<Round> {
 
 fn title(schedule: &Schedule) -> String {
     let Schedule { collective, algorithm, world_size, root, .. } = schedule;
-    let root = match collective {
-        Collective::Reduce | Collective::Broadcast => format!(", root {root}"),
-        Collective::AllReduce
-        | Collective::AllGather
-        | Collective::ReduceScatter
-        | Collective::Barrier => String::new(),
-    };
+    let root = if collective.has_root() { format!(", root {root}") } else { String::new() };
     format!("{collective} {algorithm}: {world_size} ranks{root}")
 }
 
 fn price(schedules: &[Schedule], events: &[Event]) -> String {
     // A length that all usual blocks divide.
-    let len = schedules.len() * 5_040;
-    let sent: Vec<(usize, usize)> = schedules.iter().map(|schedule| schedule.sent(len)).collect();
+    let counts = Counts::Even(schedules.len() * 5_040);
+    let data = Loc::data(Span::WHOLE);
+    let len = schedules.iter().map(|schedule| schedule.resolve(data, &counts).len()).max();
+    let len = len.unwrap_or(0).max(1);
+    let sent: Vec<(usize, usize)> =
+        schedules.iter().map(|schedule| schedule.sent(&counts)).collect();
     let rounds = events.last().map_or(0, |event| event.round);
     let messages = sent.iter().map(|&(messages, _)| messages).max().unwrap_or(0);
     let elements = sent.iter().map(|&(_, elements)| elements).max().unwrap_or(0);
-    let shared = schedules.iter().map(|schedule| schedule.shared(len)).max().unwrap_or(0);
+    let shared = schedules.iter().map(|schedule| schedule.shared(&counts)).max().unwrap_or(0);
     let times = |elements: usize| {
         let share = format!("{:.2}", elements as f64 / len as f64);
         share.trim_end_matches('0').trim_end_matches('.').to_owned()

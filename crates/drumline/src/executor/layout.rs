@@ -3,22 +3,25 @@
 use std::ops::Range;
 
 use drumline_schedule::{
-    Collective,
-    step::{Buffer, Loc},
+    Blocks, Collective, Counts, Schedule,
+    step::{Buffer, Loc, Rank, Span},
 };
 
 /// The lengths of one call's buffers, and the window of them that is worked on.
 ///
 /// Staging slots are small, so a long operation through shared memory is done piece by piece: the
-/// schedule runs once for every window. Where a buffer is made of one block for each rank
-/// (the output of all-gather, the input of reduce-scatter), a window is a window of every block.
+/// schedule runs once for every window. A window is a window of every block, cut short where the
+/// block ends. A block of a slot begins where it would if all were as long as the longest window,
+/// so that neighbours find it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     collective: Collective,
     world_size: usize,
-    /// Elements of one block: what one rank contributes to all-gather, or gets from
-    /// reduce-scatter, or the whole buffer of everything else.
-    block: usize,
+    rank: Rank,
+    root: Rank,
+    counts: Counts,
+    /// Elements of the longest block.
+    longest: usize,
     /// The elements of each block that are worked on now.
     window: Range<usize>,
     /// The longest window.
@@ -26,108 +29,134 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Every rank contributes (or, in reduce-scatter, gets) `elements`; a staging slot has room
-    /// for `slot` of them. `None` is for operations that stage nothing.
-    pub(crate) fn new(
-        collective: Collective,
-        world_size: usize,
-        elements: usize,
-        slot: Option<usize>,
-    ) -> Layout {
-        let mut layout =
-            Layout { collective, world_size, block: elements, window: 0..0, piece: elements };
-        if let Some(slot) = slot {
-            let room = slot / layout.blocks_of(Buffer::Slot);
-            layout.piece = elements.min(room.max(1));
-        }
-        layout.window = 0..layout.piece;
-        layout
+    /// The buffers of `schedule`'s rank; a staging slot has room for `slot` elements. `None` is for
+    /// operations that stage nothing.
+    pub(crate) fn new(schedule: &Schedule, counts: Counts, slot: Option<usize>) -> Layout {
+        let Schedule { collective, world_size, rank, root, .. } = *schedule;
+        let longest = counts.longest();
+        let piece = slot.map_or(longest, |slot| {
+            let blocks = match collective.blocks(Buffer::Slot, rank, root) {
+                Blocks::All => world_size,
+                Blocks::One | Blocks::None => 1,
+            };
+            longest.min((slot / blocks).max(1))
+        });
+        Layout { collective, world_size, rank, root, counts, longest, window: 0..piece, piece }
     }
 
     /// Goes on to the next window, if there is one.
     pub(crate) fn advance(&mut self) -> bool {
         let start = self.window.end;
-        let more = start < self.block;
+        let more = start < self.longest;
         if more {
-            self.window = start..self.block.min(start + self.piece);
+            self.window = start..self.longest.min(start + self.piece);
         }
         more
     }
 
     /// The same with its last window, which may be shorter than the others.
     pub(crate) fn last(&self) -> Layout {
-        let start = self.block.saturating_sub(1) / self.piece.max(1) * self.piece;
-        Layout { window: start..self.block, ..self.clone() }
-    }
-
-    /// How many blocks, one for each rank, a buffer is made of.
-    fn blocks_of(&self, buffer: Buffer) -> usize {
-        let many = matches!(
-            (self.collective, buffer),
-            (Collective::AllGather, Buffer::Data | Buffer::Scratch(_) | Buffer::Slot)
-                | (Collective::ReduceScatter, Buffer::Input | Buffer::Slot)
-        );
-        if many { self.world_size } else { 1 }
-    }
-
-    /// Elements in `buffer` as far as the window shows it.
-    fn shown(&self, buffer: Buffer) -> usize {
-        self.blocks_of(buffer) * self.window.len()
+        let start = self.longest.saturating_sub(1) / self.piece.max(1) * self.piece;
+        Layout { window: start..self.longest, ..self.clone() }
     }
 
     /// The elements of its buffer that `loc` stands for. Scratch and slots hold one window.
     pub(crate) fn resolve(&self, loc: Loc) -> Range<usize> {
-        let shown = loc.span.resolve(self.shown(loc.buffer));
-        match loc.buffer {
-            Buffer::Scratch(_) | Buffer::Slot => shown,
-            Buffer::Data | Buffer::Input if self.window.len() == self.block => shown,
-            Buffer::Data | Buffer::Input => {
-                // Staged algorithms name whole blocks, or lie in a buffer of one block.
-                let block = shown.start.checked_div(self.window.len()).unwrap_or(0);
-                let block = if self.blocks_of(loc.buffer) == 1 { 0 } else { block };
-                let moved = block * (self.block - self.window.len()) + self.window.start;
-                shown.start + moved..shown.end + moved
+        let Loc { buffer, span, .. } = loc;
+        let owner = loc.peer.unwrap_or(self.rank);
+        let moved = |range: Range<usize>, by: usize| range.start + by..range.end + by;
+        match (self.collective.blocks(buffer, owner, self.root), buffer) {
+            (Blocks::None, _) => 0..0,
+            (Blocks::One, Buffer::Scratch(_) | Buffer::Slot) => {
+                span.resolve(self.shown(buffer, owner).len())
+            }
+            (Blocks::One, Buffer::Data | Buffer::Input) => {
+                let shown = self.shown(buffer, owner);
+                moved(span.resolve(shown.len()), shown.start)
+            }
+            (Blocks::All, Buffer::Data | Buffer::Input) if self.window.len() == self.longest => {
+                self.counts.resolve_in_all(span, buffer, self.world_size)
+            }
+            _ if span.count == 0 => 0..0,
+            // Staged algorithms name such blocks one by one.
+            (Blocks::All, Buffer::Data | Buffer::Input) => {
+                let block = Span::block(span.first, self.world_size);
+                let start = self.counts.resolve_in_all(block, buffer, self.world_size).start;
+                moved(self.shown(buffer, span.first), start)
+            }
+            (Blocks::All, Buffer::Slot | Buffer::Scratch(_)) => {
+                let start = span.first * self.piece;
+                start..start + self.shown(buffer, span.first).len()
             }
         }
     }
 
+    /// The elements of that block that the window shows.
+    fn shown(&self, buffer: Buffer, block: Rank) -> Range<usize> {
+        let len = self.counts.block(buffer, block);
+        self.window.start.min(len)..self.window.end.min(len)
+    }
+
     /// How many elements `loc` stands for.
     pub(crate) fn len(&self, loc: Loc) -> usize {
-        loc.span.resolve(self.shown(loc.buffer)).len()
+        self.resolve(loc).len()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use drumline_schedule::step::Span;
+    use drumline_schedule::{ALGORITHMS, Algorithm, Borders, MemoryUse, Topology};
     use proptest::prelude::*;
 
     use super::*;
 
     proptest! {
-        /// The windows of a block tile what the block is as a whole.
+        /// The windows of a place tile what it is as a whole, and what neighbours find in a slot is
+        /// what its owner put there, and fits.
         #[test]
         fn pieces_tile_the_buffers(
-            world_size in 1_usize..6, elements in 0_usize..200, slot in 1_usize..64,
-            gathers: bool,
+            row: prop::sample::Index, root: prop::sample::Index, slot in 1_usize..64,
+            counts in prop::collection::vec(0_usize..40, 2..6), even: bool,
         ) {
-            let collective = if gathers { Collective::AllGather } else { Collective::AllReduce };
-            let whole = Layout::new(collective, world_size, elements, None);
-            let blocks = if gathers { world_size } else { 1 };
-            for block in 0..blocks {
-                let loc = Loc::data(Span::block(block, blocks));
-                let mut layout = Layout::new(collective, world_size, elements, Some(slot));
-                let mut seen = Vec::new();
-                loop {
-                    let fits = layout.len(Loc::slot(Span::WHOLE)) <= slot.max(blocks);
-                    prop_assert!(fits, "a piece is longer than the slot");
-                    prop_assert_eq!(layout.resolve(loc).len(), layout.len(loc));
-                    seen.extend(layout.resolve(loc));
-                    if !layout.advance() {
-                        break;
+            let world_size = counts.len();
+            let staged = |row: &&Algorithm| {
+                row.memory == MemoryUse::Staged
+                    && (row.applies)(&Topology::hosts(&[world_size]))
+                    && (even || row.uneven)
+            };
+            let rows: Vec<&Algorithm> = ALGORITHMS.iter().filter(staged).collect();
+            let (row, root) = (rows[row.index(rows.len())], root.index(world_size));
+            let counts = match even {
+                true => Counts::Even(counts[0]),
+                false => Counts::ByRank(Borders::new(&counts).unwrap()),
+            };
+            for schedule in row.schedules(&Topology::hosts(&[world_size]), root).unwrap() {
+                let whole = Layout::new(&schedule, counts.clone(), None);
+                for loc in schedule.steps.iter().flat_map(|step| step.reads().chain(step.writes())) {
+                    let mut layout = Layout::new(&schedule, counts.clone(), Some(slot));
+                    let blocks = match schedule.collective.blocks(Buffer::Slot, 0, root) {
+                        Blocks::All => world_size,
+                        _ => 1,
+                    };
+                    let mut seen = Vec::new();
+                    loop {
+                        let range = layout.resolve(loc);
+                        if loc.buffer == Buffer::Slot {
+                            prop_assert!(range.end <= slot.max(blocks), "beyond the slot");
+                            let owner = loc.peer.unwrap_or(schedule.rank);
+                            let of_owner = Layout { rank: owner, ..layout.clone() };
+                            prop_assert_eq!(&of_owner.resolve(Loc { peer: None, ..loc }), &range);
+                        }
+                        seen.extend(range);
+                        if !layout.advance() {
+                            break;
+                        }
+                    }
+                    let cut = loc.span.of != 1 && schedule.blocks(loc) == Blocks::One;
+                    if matches!(loc.buffer, Buffer::Data | Buffer::Input) && !cut {
+                        prop_assert_eq!(seen, whole.resolve(loc).collect::<Vec<_>>());
                     }
                 }
-                prop_assert_eq!(seen, whole.resolve(loc).collect::<Vec<_>>());
             }
         }
     }

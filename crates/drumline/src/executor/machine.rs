@@ -293,6 +293,22 @@ impl Machine {
         if theirs.sequence() != self.description.sequence() {
             return Err(Cause::mismatch(from, theirs, Some(self.description)));
         }
+        if header.part == peer.received && header.payload != expected && theirs.is_by_pair() {
+            let elements = |bytes: u64| bytes / self.element_bytes.max(1) as u64;
+            return Err(Cause::Mismatch {
+                peer: from,
+                theirs: format!(
+                    "{theirs:?} with {} elements for rank {}",
+                    elements(header.payload),
+                    self.schedule.rank
+                ),
+                ours: format!(
+                    "{:?} with {} elements from rank {from}",
+                    self.description,
+                    elements(expected)
+                ),
+            });
+        }
         if header.part != peer.received || header.payload != expected {
             let problem = format!(
                 "sent message {} of {} bytes where message {} of {expected} bytes belongs",

@@ -27,7 +27,8 @@ pub(crate) trait Memory {
 #[derive(Debug)]
 pub(crate) struct Buffers<T, D, I> {
     op: ReduceOp,
-    world_size: usize,
+    /// How many ranks have a part in what is finished.
+    contributions: usize,
     layout: Layout,
     data: D,
     input: I,
@@ -169,8 +170,8 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
         pool: &mut Pool,
     ) -> Buffers<T, D, I> {
         let scratch = Scratch::new::<T>(schedule, &layout, pool);
-        let world_size = schedule.world_size;
-        Buffers { op, world_size, layout, data, input, scratch, element: Default::default() }
+        let contributions = schedule.contributions();
+        Buffers { op, contributions, layout, data, input, scratch, element: Default::default() }
     }
 
     /// Gives the working memory back, and the caller's.
@@ -238,7 +239,7 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
     }
 
     fn compute(&mut self, step: &Step, host: Option<&Host>) -> Result<(), Cause> {
-        let (op, ranks) = (self.op, self.world_size);
+        let (op, ranks) = (self.op, self.contributions);
         let finish = |finish: bool| finish.then_some(ranks);
         let places = self.places(host);
         match step {

@@ -17,7 +17,8 @@
 
 use std::fmt;
 
-use drumline_schedule::Collective;
+use drumline_schedule::{Collective, Counts};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{DType, ReduceOp};
 
@@ -30,9 +31,30 @@ pub(crate) enum Operation {
     AllGather = 3,
     Barrier = 4,
     ReduceScatter = 5,
+    Reduce = 6,
+    Gather = 7,
+    Scatter = 8,
+    AllToAll = 9,
+    Scan = 10,
+    ExclusiveScan = 11,
 }
 
 impl Operation {
+    /// All of them, in the order of their codes.
+    const ALL: [Operation; 11] = [
+        Operation::AllReduce,
+        Operation::Broadcast,
+        Operation::AllGather,
+        Operation::Barrier,
+        Operation::ReduceScatter,
+        Operation::Reduce,
+        Operation::Gather,
+        Operation::Scatter,
+        Operation::AllToAll,
+        Operation::Scan,
+        Operation::ExclusiveScan,
+    ];
+
     pub(crate) const fn name(self) -> &'static str {
         match self {
             Operation::AllReduce => "all_reduce",
@@ -40,6 +62,12 @@ impl Operation {
             Operation::AllGather => "all_gather",
             Operation::Barrier => "barrier",
             Operation::ReduceScatter => "reduce_scatter",
+            Operation::Reduce => "reduce",
+            Operation::Gather => "gather",
+            Operation::Scatter => "scatter",
+            Operation::AllToAll => "all_to_all",
+            Operation::Scan => "scan",
+            Operation::ExclusiveScan => "exclusive_scan",
         }
     }
 
@@ -50,6 +78,12 @@ impl Operation {
             Operation::AllGather => Collective::AllGather,
             Operation::Barrier => Collective::Barrier,
             Operation::ReduceScatter => Collective::ReduceScatter,
+            Operation::Reduce => Collective::Reduce,
+            Operation::Gather => Collective::Gather,
+            Operation::Scatter => Collective::Scatter,
+            Operation::AllToAll => Collective::AllToAll,
+            Operation::Scan => Collective::Scan,
+            Operation::ExclusiveScan => Collective::ExclusiveScan,
         }
     }
 }
@@ -73,8 +107,13 @@ pub(crate) struct Description {
 
 const NO_ROOT: u32 = u32::MAX;
 
+/// What `splits` says where every block has the same number of elements.
+const EVEN: u64 = 0;
+/// What it says where only the two ends of a message know how long it is.
+const BY_PAIR: u64 = u64::MAX;
+
 impl Description {
-    /// `count` elements of `dtype`, as the caller passed them. `algorithm` is cut to 8 bytes.
+    /// `count` elements of `dtype` in every block. `algorithm` is cut to 8 bytes.
     pub(crate) fn new(
         group: u64,
         sequence: u64,
@@ -95,7 +134,7 @@ impl Description {
             dtype: dtype as u8,
             root: NO_ROOT,
             count: count as u64,
-            splits: 0,
+            splits: EVEN,
             algorithm: short,
         }
     }
@@ -108,6 +147,25 @@ impl Description {
         Description { root: root as u32, ..self }
     }
 
+    /// Blocks of these lengths, if not all have the same.
+    pub(crate) fn with_counts(self, counts: &Counts) -> Description {
+        match counts {
+            Counts::Even(elements) => Description { count: *elements as u64, splits: EVEN, ..self },
+            Counts::ByRank(borders) => {
+                let counts = (0..borders.blocks()).map(|rank| borders.block(rank).len() as u64);
+                let bytes: Vec<u8> = counts.flat_map(u64::to_le_bytes).collect();
+                let digest = xxh3_64(&bytes).clamp(EVEN + 1, BY_PAIR - 1);
+                Description { count: borders.total() as u64, splits: digest, ..self }
+            }
+            Counts::Own { .. } => Description { count: 0, splits: BY_PAIR, ..self },
+        }
+    }
+
+    /// Whether only the two ends of a message know how long it is.
+    pub(crate) fn is_by_pair(&self) -> bool {
+        self.splits == BY_PAIR
+    }
+
     pub(crate) fn sequence(&self) -> u64 {
         self.sequence
     }
@@ -117,20 +175,15 @@ impl Description {
     }
 }
 
-/// `all_reduce(sum) of 10 f32 [doubling]`
+/// `all_reduce(sum) of 10 f32 [doubling]`, `all_gather_v of 10 f32 in blocks #1a2b3c4d [direct]`
 impl fmt::Display for Description {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const OPERATIONS: [Operation; 5] = [
-            Operation::AllReduce,
-            Operation::Broadcast,
-            Operation::AllGather,
-            Operation::Barrier,
-            Operation::ReduceScatter,
-        ];
-
-        match OPERATIONS.iter().find(|op| **op as u8 == self.operation) {
+        match Operation::ALL.iter().find(|op| **op as u8 == self.operation) {
             Some(operation) => f.write_str(operation.name())?,
             None => write!(f, "operation {}", self.operation)?,
+        }
+        if self.splits != EVEN {
+            f.write_str("_v")?;
         }
         match ReduceOp::from_code(self.reduce_op) {
             Some(op) => write!(f, "({op})")?,
@@ -141,10 +194,16 @@ impl fmt::Display for Description {
             write!(f, "(root {})", self.root)?;
         }
         if self.operation != Operation::Barrier as u8 {
-            write!(f, " of {} ", self.count)?;
+            f.write_str(" of ")?;
+            if self.splits != BY_PAIR {
+                write!(f, "{} ", self.count)?;
+            }
             match DType::from_code(self.dtype) {
                 Some(dtype) => write!(f, "{dtype}")?,
                 None => write!(f, "elements of type {}", self.dtype)?,
+            }
+            if self.splits != EVEN && self.splits != BY_PAIR {
+                write!(f, " in blocks #{:08x}", self.splits >> 32)?;
             }
         }
         let name = self.algorithm.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -222,6 +281,8 @@ pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 
 #[cfg(test)]
 mod tests {
+    use drumline_schedule::Borders;
+
     use super::*;
 
     fn header() -> Header {
@@ -268,6 +329,23 @@ mod tests {
         let broadcast =
             Description::new(0, 0, Operation::Broadcast, DType::U8, 3, "binomial").with_root(2);
         assert_eq!(broadcast.to_string(), "broadcast(root 2) of 3 u8 [binomial]");
+        let gather = Description::new(0, 0, Operation::AllGather, DType::F16, 0, "direct");
+        let borders = |counts| Borders::new(counts).unwrap();
+        let by_rank = |counts| gather.with_counts(&Counts::ByRank(borders(counts)));
+        let text = by_rank(&[3, 4]).to_string();
+        assert!(text.starts_with("all_gather_v of 7 f16 in blocks #"), "{text}");
+        assert!(text.ends_with(" [direct]"), "{text}");
+        assert_ne!(by_rank(&[3, 4]), by_rank(&[4, 3]));
+        let own = Counts::Own { sent: borders(&[1]), received: borders(&[2]) };
+        assert_eq!(gather.with_counts(&own).to_string(), "all_gather_v of f16 [direct]");
+    }
+
+    #[test]
+    fn every_code_has_an_operation() {
+        for (index, operation) in Operation::ALL.into_iter().enumerate() {
+            assert_eq!(operation as usize, index + 1);
+            assert_eq!(operation.name(), operation.collective().to_string());
+        }
     }
 
     #[test]

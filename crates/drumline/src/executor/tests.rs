@@ -8,9 +8,8 @@ use std::{
 };
 
 use drumline_schedule::{
-    ALGORITHMS, Algorithm, Collective, Topology,
-    algorithm::MemoryUse,
-    step::{Loc, Rank},
+    ALGORITHMS, Algorithm, Blocks, Collective, Counts, MemoryUse, Topology,
+    step::{Buffer, Loc, Rank},
 };
 use proptest::prelude::*;
 
@@ -148,6 +147,15 @@ struct Plan {
     len: usize,
 }
 
+/// The elements of a buffer.
+fn len(plan: &Plan, buffer: Buffer, rank: Rank, world_size: usize) -> usize {
+    match plan.algorithm.collective.blocks(buffer, rank, plan.root) {
+        Blocks::None => 0,
+        Blocks::One => plan.len,
+        Blocks::All => world_size * plan.len,
+    }
+}
+
 fn contribution(plan: usize, rank: Rank, index: usize) -> i64 {
     plan as i64 * 1_000_000 + rank as i64 * 1000 + index as i64
 }
@@ -160,18 +168,21 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
 
     let own = |rank| {
         plans.iter().enumerate().map(move |(at, plan)| {
-            let len = match plan.algorithm.collective {
-                Collective::ReduceScatter => world_size * plan.len,
-                _ => plan.len,
-            };
-            (0..len).map(|index| contribution(at, rank, index)).collect::<Vec<i64>>()
+            let collective = plan.algorithm.collective;
+            let source = if collective.has_input() { Buffer::Input } else { Buffer::Data };
+            (0..len(plan, source, rank, world_size))
+                .map(|index| contribution(at, rank, index))
+                .collect::<Vec<i64>>()
         })
     };
     let inputs: Vec<Vec<Vec<i64>>> = (0..world_size).map(|rank| own(rank).collect()).collect();
     let mut data = inputs.clone();
-    for (at, plan) in plans.iter().enumerate() {
-        let len = plan.algorithm.collective.data_len(world_size, plan.len);
-        data.iter_mut().for_each(|data| data[at].resize(len, -1));
+    for (rank, data) in data.iter_mut().enumerate() {
+        for (data, plan) in data.iter_mut().zip(plans) {
+            if plan.algorithm.collective.has_input() {
+                *data = vec![-1; len(plan, Buffer::Data, rank, world_size)];
+            }
+        }
     }
 
     let mut ranks: Vec<_> = data
@@ -184,12 +195,9 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
                 .map(|(at, ((data, input), plan))| {
                     let topology = Topology::flat(world_size);
                     let schedule = plan.algorithm.schedule(&topology, rank, plan.root).unwrap();
-                    let input: &[i64] = match plan.algorithm.collective {
-                        Collective::AllGather | Collective::ReduceScatter => input,
-                        _ => &[],
-                    };
-                    let elements = plan.len;
-                    let layout = Layout::new(plan.algorithm.collective, world_size, elements, None);
+                    let has_input = plan.algorithm.collective.has_input();
+                    let input: &[i64] = if has_input { input } else { &[] };
+                    let layout = Layout::new(&schedule, Counts::Even(plan.len), None);
                     let (op, pool) = (ReduceOp::Sum, &mut Pool::default());
                     let data = &mut data[..];
                     let buffers = Buffers::new(&schedule, layout.clone(), op, data, input, pool);
@@ -241,26 +249,33 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
     Ok(data)
 }
 
-/// What `rank` must hold after `plan`, or `None` where its data is working memory.
-fn expected(world_size: usize, at: usize, plan: &Plan, rank: Rank) -> Option<Vec<i64>> {
-    let all = 0..world_size;
-    let elements = 0..plan.len;
-    let sum = |index| all.clone().map(|rank| contribution(at, rank, index)).sum();
+/// What `rank` must hold after `plan`.
+fn expected(world_size: usize, at: usize, plan: &Plan, rank: Rank) -> Vec<i64> {
+    let own = |index| contribution(at, rank, index);
+    let sum = |ranks: std::ops::Range<Rank>, index| {
+        ranks.map(|rank| contribution(at, rank, index)).sum::<i64>()
+    };
+    let (all, len) = (0..world_size, plan.len);
+    let each = |of: &dyn Fn(usize) -> i64| (0..len).map(of).collect::<Vec<i64>>();
+    let blocks = |of: &dyn Fn(Rank, usize) -> i64| {
+        all.clone().flat_map(|peer| each(&|index| of(peer, index))).collect()
+    };
     match plan.algorithm.collective {
-        Collective::AllReduce => Some(elements.map(sum).collect()),
-        Collective::Reduce => (rank == plan.root).then(|| elements.map(sum).collect()),
-        Collective::Broadcast => {
-            Some(elements.map(|index| contribution(at, plan.root, index)).collect())
+        Collective::AllReduce => each(&|index| sum(all.clone(), index)),
+        Collective::Reduce if rank == plan.root => each(&|index| sum(all.clone(), index)),
+        Collective::Reduce => each(&own),
+        Collective::Broadcast => each(&|index| contribution(at, plan.root, index)),
+        Collective::Gather if rank != plan.root => vec![],
+        Collective::AllGather | Collective::Gather => {
+            blocks(&|peer, index| contribution(at, peer, index))
         }
-        Collective::AllGather => Some(
-            all.clone()
-                .flat_map(|rank| elements.clone().map(move |index| contribution(at, rank, index)))
-                .collect(),
-        ),
-        Collective::ReduceScatter => {
-            Some(elements.map(|index| sum(rank * plan.len + index)).collect())
-        }
-        Collective::Barrier => Some(Vec::new()),
+        Collective::ReduceScatter => each(&|index| sum(all.clone(), rank * len + index)),
+        Collective::Scatter => each(&|index| contribution(at, plan.root, rank * len + index)),
+        Collective::AllToAll => blocks(&|peer, index| contribution(at, peer, rank * len + index)),
+        Collective::Scan => each(&|index| sum(0..rank + 1, index)),
+        Collective::ExclusiveScan if rank == 0 => each(&own),
+        Collective::ExclusiveScan => each(&|index| sum(0..rank, index)),
+        Collective::Barrier => vec![],
     }
 }
 
@@ -284,9 +299,8 @@ proptest! {
         let results = run(world_size, &plans, seed).unwrap();
         for (rank, results) in results.iter().enumerate() {
             for (at, plan) in plans.iter().enumerate() {
-                if let Some(expected) = expected(world_size, at, plan, rank) {
-                    prop_assert_eq!(&results[at], &expected, "rank {} after {:?}", rank, plan);
-                }
+                let expected = expected(world_size, at, plan, rank);
+                prop_assert_eq!(&results[at], &expected, "rank {} after {:?}", rank, plan);
             }
         }
     }
@@ -297,7 +311,7 @@ fn waiting_machine(history: History) -> (Machine, Header) {
     let doubling = Algorithm::find(Collective::AllReduce, "doubling").unwrap();
     let schedule = Arc::new(doubling.schedule(&Topology::flat(2), 0, 0).unwrap());
     let description = description(5, 4);
-    let layout = Layout::new(Collective::AllReduce, 2, 4, None);
+    let layout = Layout::new(&schedule, Counts::Even(4), None);
     let flags = Flags::default();
     let deadline = Instant::now() + Duration::from_secs(60);
     let mut machine =

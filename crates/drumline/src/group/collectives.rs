@@ -1,6 +1,6 @@
 //! The collectives, blocking and asynchronous.
 
-use drumline_schedule::step::Rank;
+use drumline_schedule::{Counts, step::Rank};
 
 use super::ProcessGroup;
 use crate::{
@@ -206,7 +206,8 @@ impl ProcessGroup {
 }
 
 fn call<T: Element>(operation: Kind, elements: usize) -> Call {
-    Call { operation, reduce_op: None, root: None, dtype: T::DTYPE, elements }
+    let counts = Counts::Even(elements);
+    Call { operation, reduce_op: None, root: None, dtype: T::DTYPE, counts }
 }
 
 /// An operation that owns its buffers.
