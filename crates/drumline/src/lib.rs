@@ -26,6 +26,7 @@
 //! | [`rendezvous`] | how processes meet: `env://`, `tcp://` |
 //! | [`store`] | the key-value stores that they meet through |
 //! | [`auth`] | the job's secret, and how connections prove that they belong to it |
+//! | `views` | collectives on strided views of `ndarray` (feature `ndarray`) |
 //! | [`Config`] | every setting |
 //!
 //! # What you can rely on
@@ -67,6 +68,8 @@ pub mod rendezvous;
 pub mod sampler;
 pub mod store;
 mod transport;
+#[cfg(feature = "ndarray")]
+pub mod views;
 mod work;
 
 pub use config::Config;
