@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::{ffi::OsString, num::NonZeroUsize, thread, time::Duration};
+use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, thread, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
 use drumline_launch::{EXEC_SUBCOMMAND, Job, supervisor::Policy};
@@ -18,12 +18,43 @@ pub(crate) enum Command {
     /// Run a program once per rank on this machine
     Run(RunArgs),
 
+    /// Look at what every rank did, and when
+    #[command(subcommand, after_help = TRACE_HELP)]
+    Trace(TraceCommand),
+
     #[command(name = EXEC_SUBCOMMAND, hide = true)]
     ExecWorker {
         launcher: i32,
         program: OsString,
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<OsString>,
+    },
+}
+
+const TRACE_HELP: &str = "\
+A job that is started with DRUMLINE_TRACE=DIR writes DIR/rank-N.json for every rank.
+
+Example:
+  DRUMLINE_TRACE=trace drumline run --nproc-per-node 2 -- ./train
+  drumline trace summary trace
+  drumline trace merge trace     # and open trace/trace.json at https://ui.perfetto.dev";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum TraceCommand {
+    /// Make one file that shows all ranks below each other
+    Merge {
+        /// The directory with the files of the ranks
+        dir: PathBuf,
+
+        /// The file to write [default: trace.json in DIR]
+        #[arg(short = 'o', long = "out", value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+
+    /// Say what took how long, and which rank the others waited for
+    Summary {
+        /// The directory with the files of the ranks
+        dir: PathBuf,
     },
 }
 
@@ -178,6 +209,19 @@ mod tests {
             let error = job(line).unwrap_err();
             assert!(error.contains(part), "{line}: {error}");
         }
+    }
+
+    #[test]
+    fn traces_are_named_by_their_directory() {
+        let parse = |line: &str| Cli::try_parse_from(line.split_whitespace());
+        let out = |line: &str| match parse(line).unwrap().command {
+            Command::Trace(TraceCommand::Merge { dir, out }) => (dir, out),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(out("drumline trace merge dir"), ("dir".into(), None));
+        assert_eq!(out("drumline trace merge dir -o x"), ("dir".into(), Some("x".into())));
+        assert!(parse("drumline trace merge").unwrap_err().to_string().contains("<DIR>"));
+        assert!(parse("drumline trace summary dir").is_ok());
     }
 
     #[test]

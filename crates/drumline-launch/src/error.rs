@@ -31,6 +31,10 @@ pub enum Error {
     #[error(transparent)]
     Store(#[from] drumline::Error),
 
+    /// The trace of a job cannot be read, or merged.
+    #[error(transparent)]
+    Trace(drumline::Error),
+
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
@@ -49,7 +53,7 @@ impl Error {
             Error::ProgramNotFound { .. } => 127,
             Error::ProgramNotExecutable { .. } => 126,
             Error::Store(_) => 2,
-            Error::System { .. } => 1,
+            Error::Trace(_) | Error::System { .. } => 1,
         }
     }
 

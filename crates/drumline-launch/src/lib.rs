@@ -60,6 +60,7 @@ mod report;
 mod secret;
 mod signals;
 pub mod supervisor;
+pub mod trace;
 mod worker;
 
 pub use ending::Ending;

@@ -18,6 +18,12 @@ fn main() -> ExitCode {
             log_to_stderr();
             drumline_launch::run(&args.into())
         }
+        cli::Command::Trace(cli::TraceCommand::Merge { dir, out }) => {
+            drumline_launch::trace::merge(&dir, out.as_deref()).map(|()| 0)
+        }
+        cli::Command::Trace(cli::TraceCommand::Summary { dir }) => {
+            drumline_launch::trace::summary(&dir).map(|()| 0)
+        }
         cli::Command::ExecWorker { launcher, program, command } => {
             Err(drumline_launch::exec_as_worker(launcher, &program, &command))
         }

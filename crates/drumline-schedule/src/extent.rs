@@ -137,6 +137,15 @@ impl Counts {
         }
     }
 
+    /// What `rank`, whose counts these are, brings, or gets.
+    pub fn of(&self, rank: Rank) -> usize {
+        match self {
+            Counts::Even(elements) => *elements,
+            Counts::ByRank(borders) => borders.block(rank).len(),
+            Counts::Own { sent, .. } => sent.total(),
+        }
+    }
+
     /// The elements of the longest block.
     pub fn longest(&self) -> usize {
         let longest = |borders: &Borders| {

@@ -1,13 +1,14 @@
 //! A simulator of whole jobs.
 //!
-//! The real groups, schedules, streams, shared memory and launchers of Drumline run here, up to 64
-//! ranks in one thread, on virtual time and over virtual connections. One number, the seed,
+//! The real store, groups, schedules, streams, shared memory and launchers of Drumline run here, up
+//! to 64 ranks in one thread, on virtual time and over virtual connections. One number, the seed,
 //! decides everything: who is where, who calls what, how bytes are torn and delayed, whose turn
 //! it is, and what goes wrong. The same seed gives the same run, to the last bit.
 //!
 //! After every run it is checked that nobody hung, that every result has the bits which an
 //! independent computation gives, that without a fault there was no error, and that with one
-//! every error blames the rank at fault.
+//! every error blames the rank at fault. The store through which the ranks meet first is compared,
+//! request by request, with a sequential model.
 //!
 //! ```text
 //! cargo run --release -p drumline-sim -- --seeds 0..10000
@@ -20,7 +21,9 @@ mod network;
 mod oracle;
 mod plan;
 mod process;
+mod rendezvous;
 mod simulation;
+mod value;
 mod verdict;
 mod warnings;
 
@@ -40,12 +43,18 @@ pub fn run(seed: u64, trace: bool) -> Result<Summary, String> {
         if trace {
             tell(&plan);
         }
+        let mut other_rng = Rng::with_seed(seed.rotate_left(32) ^ 0x73_746f_7265);
+        let meeting = rendezvous::run(&mut other_rng, &plan, trace)?;
+        if !meeting.complete {
+            let (events, virtual_ns) = (meeting.events, meeting.virtual_ns);
+            return Ok(Summary { fault: true, events, virtual_ns });
+        }
         let simulation = simulation::Simulation::run(rng, plan, trace)?;
         let checked = simulation.check();
         let summary = Summary {
             fault: simulation.fault.is_some(),
-            events: simulation.events,
-            virtual_ns: simulation.now,
+            events: meeting.events + simulation.events,
+            virtual_ns: meeting.virtual_ns + simulation.now,
         };
         checked.map(|()| summary)
     };

@@ -1,10 +1,15 @@
 //! What collectives must give, computed one element at a time and without the core's kernels.
 
+use std::ops::Range;
+
 use bytemuck::Pod;
-use drumline::{DType, ReduceOp, SumOrder, internals::Kind};
-use drumline_schedule::Topology;
+use drumline::{
+    Bool, Complex, DType, F8E4M3, F8E5M2, ReduceOp, SumOrder, bf16, f16, internals::Kind,
+};
+use drumline_schedule::{Borders, Counts, Topology};
 use fastrand::Rng;
-use half::{bf16, f16};
+
+use crate::value::Value;
 
 /// Calls a function that is generic over the type of the elements.
 macro_rules! by_type {
@@ -22,6 +27,11 @@ macro_rules! by_type {
             DType::Bf16 => $function::<bf16>($($argument),*),
             DType::F32 => $function::<f32>($($argument),*),
             DType::F64 => $function::<f64>($($argument),*),
+            DType::Bool => $function::<Bool>($($argument),*),
+            DType::Complex64 => $function::<Complex<f32>>($($argument),*),
+            DType::Complex128 => $function::<Complex<f64>>($($argument),*),
+            DType::F8E4M3 => $function::<F8E4M3>($($argument),*),
+            DType::F8E5M2 => $function::<F8E5M2>($($argument),*),
             other => unreachable!("an element type that the oracle does not know: {other}"),
         }
     };
@@ -33,7 +43,10 @@ pub(crate) struct Call {
     pub(crate) group: usize,
     pub(crate) kind: Kind,
     pub(crate) dtype: DType,
+    /// Of a block; of the longest one that there may be, if they differ.
     pub(crate) elements: usize,
+    /// Whether blocks differ in length.
+    pub(crate) uneven: bool,
     pub(crate) registered: bool,
     /// What its data are made from.
     pub(crate) seed: u64,
@@ -45,29 +58,93 @@ impl Call {
     pub(crate) fn buffers(&self, rank: usize, world_size: usize) -> (Vec<u8>, Vec<u8>) {
         let contribution = |elements| self.contribution(rank, elements);
         let noise = |elements| vec![0xa5; elements * self.dtype.size()];
+        let (own, all) = (self.block(0, rank), self.sum(0..world_size, |peer| self.block(0, peer)));
+        let at_root = |root, elements| if rank == root { elements } else { 0 };
         match self.kind {
-            Kind::AllReduce(_) | Kind::Broadcast(_) => (contribution(self.elements), vec![]),
-            Kind::ReduceScatter(_) => {
-                (noise(self.elements), contribution(world_size * self.elements))
+            Kind::AllReduce(_)
+            | Kind::Reduce(..)
+            | Kind::Scan(_)
+            | Kind::ExclusiveScan(_)
+            | Kind::Broadcast(_) => (contribution(self.elements), vec![]),
+            Kind::ReduceScatter(_) => (noise(own), contribution(all)),
+            Kind::AllGather => (noise(all), contribution(own)),
+            Kind::Gather(root) => (noise(at_root(root, all)), contribution(own)),
+            Kind::Scatter(root) => (noise(own), contribution(at_root(root, all))),
+            Kind::AllToAll => {
+                let received = self.sum(0..world_size, |from| self.block(from, rank));
+                let sent = self.sum(0..world_size, |to| self.block(rank, to));
+                (noise(received), contribution(sent))
             }
-            Kind::AllGather => (noise(world_size * self.elements), contribution(self.elements)),
             Kind::Barrier => (vec![], vec![]),
         }
+    }
+
+    /// The lengths of its blocks, as `rank` knows them.
+    pub(crate) fn counts(&self, rank: usize, world_size: usize) -> Counts {
+        let borders = |block: &dyn Fn(usize) -> usize| {
+            let counts: Vec<usize> = (0..world_size).map(block).collect();
+            match Borders::new(&counts) {
+                Some(borders) => borders,
+                None => unreachable!("plans are short"),
+            }
+        };
+        match self.kind {
+            _ if !self.uneven => Counts::Even(self.elements),
+            Kind::AllToAll => Counts::Own {
+                sent: borders(&|to| self.block(rank, to)),
+                received: borders(&|from| self.block(from, rank)),
+            },
+            _ => Counts::ByRank(borders(&|peer| self.block(0, peer))),
+        }
+    }
+
+    /// The elements of the block of rank `to`; in an all-to-all, of that which `from` has for it.
+    fn block(&self, from: usize, to: usize) -> usize {
+        match self.uneven {
+            true => Rng::with_seed(self.seed ^ (from << 8 | to) as u64).usize(0..=self.elements),
+            false => self.elements,
+        }
+    }
+
+    fn sum(&self, ranks: Range<usize>, block: impl Fn(usize) -> usize) -> usize {
+        ranks.map(block).sum()
     }
 
     /// What `rank` must have in its buffer after.
     pub(crate) fn expected(&self, rank: usize, topology: &Topology) -> Vec<u8> {
         let ranks = topology.world_size;
+        let size = self.dtype.size();
+        // From one element on so many.
+        let cut = |bytes: Vec<u8>, first: usize, elements: usize| {
+            bytes[first * size..(first + elements) * size].to_vec()
+        };
+        let own = self.block(0, rank);
+        let (before, all) = (
+            self.sum(0..rank, |peer| self.block(0, peer)),
+            self.sum(0..ranks, |peer| self.block(0, peer)),
+        );
+        let gathered =
+            || (0..ranks).flat_map(|peer| self.contribution(peer, self.block(0, peer))).collect();
+        let up_to = |op, end| self.reduced(op, &Topology::flat(end), self.elements);
         match self.kind {
             Kind::AllReduce(op) => self.reduced(op, topology, self.elements),
-            Kind::ReduceScatter(op) => {
-                let all = self.reduced(op, topology, ranks * self.elements);
-                let block = self.elements * self.dtype.size();
-                all[rank * block..(rank + 1) * block].to_vec()
-            }
+            Kind::ReduceScatter(op) => cut(self.reduced(op, topology, all), before, own),
+            Kind::Reduce(op, root) if rank == root => self.reduced(op, topology, self.elements),
+            Kind::ExclusiveScan(op) if rank > 0 => up_to(op, rank),
+            Kind::Reduce(..) | Kind::ExclusiveScan(_) => self.contribution(rank, self.elements),
+            Kind::Scan(op) => up_to(op, rank + 1),
             Kind::Broadcast(root) => self.contribution(root, self.elements),
-            Kind::AllGather => {
-                (0..ranks).flat_map(|rank| self.contribution(rank, self.elements)).collect()
+            Kind::AllGather => gathered(),
+            Kind::Gather(root) if rank == root => gathered(),
+            Kind::Gather(_) => vec![],
+            Kind::Scatter(root) => cut(self.contribution(root, all), before, own),
+            Kind::AllToAll => {
+                let from = |from| {
+                    let before = self.sum(0..rank, |to| self.block(from, to));
+                    let block = self.block(from, rank);
+                    cut(self.contribution(from, before + block), before, block)
+                };
+                (0..ranks).flat_map(from).collect()
             }
             Kind::Barrier => vec![],
         }
@@ -77,10 +154,7 @@ impl Call {
     pub(crate) fn agree(&self, ours: &[u8], theirs: &[u8]) -> bool {
         fn same<T: Value>(ours: &[u8], theirs: &[u8]) -> bool {
             let all = |bytes| read_all::<T>(bytes);
-            ours.len() == theirs.len()
-                && all(ours).iter().zip(all(theirs)).all(|(a, b)| {
-                    bytemuck::bytes_of(a) == bytemuck::bytes_of(&b) || (a.is_nan() && b.is_nan())
-                })
+            ours.len() == theirs.len() && all(ours).iter().zip(all(theirs)).all(|(a, b)| a.same(&b))
         }
         ours == theirs || by_type!(self.dtype, same(ours, theirs))
     }
@@ -138,113 +212,6 @@ impl Call {
         by_type!(self.dtype, reduce(op, &inputs, topology))
     }
 }
-
-trait Value: Pod {
-    /// What partial results are kept in.
-    type Wide: Copy;
-    fn random(rng: &mut Rng) -> Self;
-    fn is_nan(&self) -> bool;
-    fn widen(self) -> Self::Wide;
-    fn narrow(wide: Self::Wide) -> Self;
-    fn apply(op: ReduceOp, a: Self::Wide, b: Self::Wide) -> Self::Wide;
-    fn divide(wide: Self::Wide, by: u32) -> Self::Wide;
-}
-
-macro_rules! integers {
-    ($($type:ty),*) => {$(
-        impl Value for $type {
-            type Wide = $type;
-
-            fn random(rng: &mut Rng) -> $type {
-                rng.u64(..) as $type
-            }
-
-            fn is_nan(&self) -> bool {
-                false
-            }
-
-            fn widen(self) -> $type {
-                self
-            }
-
-            fn narrow(wide: $type) -> $type {
-                wide
-            }
-
-            fn apply(op: ReduceOp, a: $type, b: $type) -> $type {
-                match op {
-                    ReduceOp::Sum | ReduceOp::Avg => a.wrapping_add(b),
-                    ReduceOp::Product => a.wrapping_mul(b),
-                    ReduceOp::Min => a.min(b),
-                    ReduceOp::Max => a.max(b),
-                    other => unreachable!("an operator that the oracle does not know: {other}"),
-                }
-            }
-
-            fn divide(wide: $type, by: u32) -> $type {
-                (i128::from(wide) / i128::from(by)) as $type
-            }
-        }
-    )*};
-}
-
-integers!(u8, u16, u32, u64, i8, i16, i32, i64);
-
-macro_rules! floats {
-    ($($type:ty, $wide:ty, $narrow:expr, $of:expr);*) => {$(
-        impl Value for $type {
-            type Wide = $wide;
-
-            /// Of many magnitudes, so that the order of sums shows.
-            fn random(rng: &mut Rng) -> $type {
-                let fraction = rng.f64() * 2.0 - 1.0;
-                $of(match rng.u8(..) {
-                    0 => f64::INFINITY,
-                    1 => -0.0,
-                    2 => 0.0,
-                    3 => f64::NAN,
-                    4 => fraction * 1e-7,
-                    _ => fraction * f64::from(1 << rng.u32(0..12)),
-                })
-            }
-
-            fn is_nan(&self) -> bool {
-                self.widen().is_nan()
-            }
-
-            fn widen(self) -> $wide {
-                self.into()
-            }
-
-            fn narrow(wide: $wide) -> $type {
-                $narrow(wide)
-            }
-
-            fn apply(op: ReduceOp, a: $wide, b: $wide) -> $wide {
-                match op {
-                    ReduceOp::Sum | ReduceOp::Avg => a + b,
-                    ReduceOp::Product => a * b,
-                    _ if a.is_nan() || b.is_nan() => <$wide>::NAN,
-                    ReduceOp::Min if a.total_cmp(&b).is_lt() => a,
-                    ReduceOp::Max if a.total_cmp(&b).is_gt() => a,
-                    ReduceOp::Min | ReduceOp::Max => b,
-                    other => unreachable!("an operator that the oracle does not know: {other}"),
-                }
-            }
-
-            fn divide(wide: $wide, by: u32) -> $wide {
-                wide / by as $wide
-            }
-        }
-    )*};
-}
-
-floats!(
-    f16, f32, f16::from_f32, f16::from_f64;
-    bf16, f32, bf16::from_f32, bf16::from_f64;
-    f32, f32, std::convert::identity, |value: f64| value as f32;
-    f64, f64, std::convert::identity, std::convert::identity
-);
 
 fn read_all<T: Pod>(bytes: &[u8]) -> Vec<T> {
     bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()

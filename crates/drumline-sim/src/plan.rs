@@ -219,14 +219,36 @@ impl Group {
 fn call(rng: &mut Rng, world_size: usize, groups: &[Group]) -> Call {
     let index = rng.usize(0..groups.len());
     let group = &groups[index];
-    let op = ReduceOp::ALL[rng.usize(0..ReduceOp::ALL.len())];
-    let kind = match rng.u8(0..12) {
+    let dtype = match group.needs_registered() {
+        // Sums of narrow floats cannot travel between hosts from registered memory.
+        true => [DType::F32, DType::F64, DType::I32, DType::Complex64][rng.usize(0..4)],
+        false => DType::ALL[rng.usize(0..DType::ALL.len())],
+    };
+    let ops: Vec<_> = ReduceOp::ALL.into_iter().filter(|op| op.supports(dtype)).collect();
+    let op = ops[rng.usize(0..ops.len())];
+    let root = rng.usize(0..world_size);
+    let kind = match rng.u8(0..20) {
         0..=5 => Kind::AllReduce(op),
         6 | 7 if group.has(Collective::ReduceScatter) => Kind::ReduceScatter(op),
-        6..=8 => Kind::Broadcast(rng.usize(0..world_size)),
-        9 | 10 => Kind::AllGather,
-        _ => Kind::Barrier,
+        8 if group.has(Collective::Reduce) => Kind::Reduce(op, root),
+        6..=9 => Kind::Broadcast(root),
+        10 | 11 => Kind::AllGather,
+        12 => Kind::Barrier,
+        13 | 14 => Kind::Gather(root),
+        15 => Kind::Scatter(root),
+        16 | 17 => Kind::AllToAll,
+        18 => Kind::Scan(op),
+        _ => Kind::ExclusiveScan(op),
     };
+    let has_blocks = matches!(
+        kind,
+        Kind::ReduceScatter(_)
+            | Kind::AllGather
+            | Kind::Gather(_)
+            | Kind::Scatter(_)
+            | Kind::AllToAll
+    );
+    let uneven = has_blocks && rng.bool();
     let most = if world_size > 16 { 80 } else { 400 };
     let elements = match (kind, rng.u8(0..4)) {
         (Kind::Barrier, _) => 0,
@@ -240,11 +262,9 @@ fn call(rng: &mut Rng, world_size: usize, groups: &[Group]) -> Call {
     };
     let dtype = match kind {
         Kind::Barrier => DType::U8,
-        // Sums of 16-bit floats cannot travel between hosts from registered memory.
-        _ if group.needs_registered() => [DType::F32, DType::F64, DType::I32][rng.usize(0..3)],
-        _ => DType::ALL[rng.usize(0..DType::ALL.len())],
+        _ => dtype,
     };
-    Call { group: index, kind, dtype, elements, registered, seed: rng.u64(..) }
+    Call { group: index, kind, dtype, elements, uneven, registered, seed: rng.u64(..) }
 }
 
 type Altered = (usize, usize, Option<usize>);
@@ -290,25 +310,47 @@ fn fault(
 
 /// A call that differs in one thing; `None`: no call at all.
 fn another(rng: &mut Rng, call: Call, world_size: usize) -> Option<Call> {
-    let others: Vec<_> = DType::ALL.into_iter().filter(|it| *it != call.dtype).collect();
+    let has_operator = |dtype: DType| match call.kind {
+        Kind::AllReduce(op)
+        | Kind::ReduceScatter(op)
+        | Kind::Reduce(op, _)
+        | Kind::Scan(op)
+        | Kind::ExclusiveScan(op) => op.supports(dtype),
+        Kind::Broadcast(_)
+        | Kind::AllGather
+        | Kind::Gather(_)
+        | Kind::Scatter(_)
+        | Kind::AllToAll
+        | Kind::Barrier => true,
+    };
+    let others = DType::ALL.into_iter().filter(|it| *it != call.dtype && has_operator(*it));
+    let others: Vec<_> = others.collect();
     let dtype = others[rng.usize(0..others.len())];
+    // Every type has these two.
     let other_op = |op: ReduceOp| match op {
-        ReduceOp::Sum => ReduceOp::Avg,
-        ReduceOp::Avg => ReduceOp::Max,
+        ReduceOp::Sum => ReduceOp::Product,
         _ => ReduceOp::Sum,
     };
+    let next = |root| (root + 1) % world_size;
     Some(match (rng.u8(0..6), call.kind) {
         (0, _) => return None,
         (1, Kind::AllReduce(op)) => Call { kind: Kind::AllReduce(other_op(op)), ..call },
         (1, Kind::ReduceScatter(op)) => Call { kind: Kind::ReduceScatter(other_op(op)), ..call },
-        (1 | 2, Kind::Broadcast(root)) => {
-            Call { kind: Kind::Broadcast((root + 1) % world_size), ..call }
-        }
+        (1, Kind::Scan(op)) => Call { kind: Kind::Scan(other_op(op)), ..call },
+        (2, Kind::Scan(op)) => Call { kind: Kind::ExclusiveScan(op), ..call },
+        (1, Kind::Reduce(op, root)) => Call { kind: Kind::Reduce(other_op(op), root), ..call },
+        (2, Kind::Reduce(op, root)) => Call { kind: Kind::Reduce(op, next(root)), ..call },
+        (1, Kind::Gather(root)) => Call { kind: Kind::Gather(next(root)), ..call },
+        (2, Kind::Gather(root)) => Call { kind: Kind::Scatter(root), ..call },
+        (1 | 2, Kind::Broadcast(root)) => Call { kind: Kind::Broadcast(next(root)), ..call },
+        (5, Kind::AllToAll | Kind::AllGather) => Call { uneven: !call.uneven, ..call },
         (3, Kind::AllReduce(_)) => {
             Call { kind: Kind::Barrier, dtype: DType::U8, elements: 0, registered: false, ..call }
         }
         (_, Kind::Barrier) => Call { kind: Kind::Broadcast(0), elements: 3, ..call },
         (4, _) if dtype.size() > 2 => Call { dtype, ..call },
+        // Other lengths might be the same by chance.
+        _ if call.uneven => Call { uneven: false, ..call },
         _ => Call { elements: call.elements + 1, ..call },
     })
 }

@@ -285,7 +285,7 @@ impl Process {
                 let order = Order {
                     kind: call.kind,
                     dtype: call.dtype,
-                    elements: call.elements,
+                    counts: call.counts(self.rank, world.plan.world_size),
                     data: &data,
                     input: &input,
                     registered: call.registered,

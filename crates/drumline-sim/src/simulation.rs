@@ -72,8 +72,8 @@ impl Simulation {
     ///
     /// What made it impossible to begin, or who hangs.
     pub(crate) fn run(mut rng: Rng, plan: Plan, trace: bool) -> Result<Simulation, String> {
-        let warnings = Warnings::default();
         let network = Arc::new(Network::default());
+        let warnings = Warnings::new(&network);
         let killed: Vec<_> = (0..plan.world_size).map(|_| Arc::new(AtomicU64::new(0))).collect();
         let mut pipes = Vec::new();
         let mut members: Vec<Vec<_>> = (0..plan.world_size).map(|_| Vec::new()).collect();

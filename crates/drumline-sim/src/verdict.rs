@@ -142,9 +142,6 @@ impl Simulation {
             Cause::Aborted => vec![rank],
             other => return Err(format!("an unknown cause {other:?}")),
         };
-        // The one at fault cannot name itself where it sees only the others.
-        // A rank that times out knows whom it waits for, not whom that one waits for.
-        let may_chain = matches!(fault, FaultKind::Slow(_) | FaultKind::Mismatch { .. });
         let chain = matches!(&error.cause, Cause::Timeout { .. })
             || matches!(&error.cause, Cause::Reported { text, .. } if text.contains("time limit"));
         let lost = matches!(fault, FaultKind::LostConnection { .. });
@@ -154,7 +151,8 @@ impl Simulation {
         if chain && self.victim_leaves_early() {
             return Err("waits in vain for a rank that has left".to_owned());
         }
-        if may_chain && chain && !named.iter().any(|rank| guilty.contains(rank)) {
+        let slow_or_other = matches!(fault, FaultKind::Slow(_) | FaultKind::Mismatch { .. });
+        if slow_or_other && chain && named.iter().any(|it| self.waited_elsewhere(*it, group)) {
             return Ok(());
         }
         let told_by_victim = match &error.cause {
@@ -167,6 +165,16 @@ impl Simulation {
             true => Ok(()),
             false => Err(format!("blames {named:?} where {guilty:?} are at fault")),
         }
+    }
+
+    /// Whether a rank has waited in another group than this one. It is late here, and nobody here
+    /// can know why: the connections of a group speak of that group alone.
+    fn waited_elsewhere(&self, rank: usize, group: usize) -> bool {
+        let process = &self.processes[rank];
+        let long = |it: &Record| it.group != group && it.ended - it.started >= WARN_AFTER / 2;
+        // The call in which a process is killed is in no record.
+        let killed = matches!(process.ended, Some((_, Ending::Signal { .. })));
+        self.plan.groups.len() > 1 && (killed || process.records.iter().any(long))
     }
 
     /// Whether the victim omits the last call, and so leaves while all others wait for it.
@@ -265,13 +273,18 @@ impl Simulation {
                 }
             }
         }
-        // The stopped rank itself sees only that it has been waiting. A warning names whom a rank
-        // waits for, who may be waiting, too: of several, one names the stopped rank.
-        let others = || self.warnings.iter().filter(|warning| warning.rank != victim);
-        match others().count() < 2 || others().any(|warning| warning.late.contains(&victim)) {
-            true => Ok(()),
-            false => Err(format!("no warning names rank {victim}: {:?}", self.warnings)),
+        let Some((struck, _)) = self.fault else { return Ok(()) };
+        let stopped = struck..self.processes[victim].stopped_until;
+        for warning in &self.warnings {
+            let meanwhile =
+                stopped.contains(&warning.at) && warning.at - WARN_AFTER >= stopped.start;
+            let group = warning.group.parse().map_err(|_| "a warning of an unknown group")?;
+            let to_blame = |rank: &usize| *rank == victim || self.waited_elsewhere(*rank, group);
+            if warning.rank != victim && meanwhile && !warning.late.iter().all(to_blame) {
+                return Err(format!("only rank {victim} is late: {warning:?}"));
+            }
         }
+        Ok(())
     }
 
     fn check_launchers(&self) -> Result<(), String> {

@@ -12,21 +12,31 @@ use tracing::{
     span,
 };
 
+use crate::network::{Nanos, Network};
+
 /// A warning of late ranks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Warning {
+    pub(crate) at: Nanos,
     pub(crate) group: String,
     pub(crate) rank: usize,
     pub(crate) late: Vec<usize>,
 }
 
 /// Gathers the warnings of one simulation, on its thread.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Warnings(Arc<Mutex<Vec<Warning>>>);
+#[derive(Clone, Debug)]
+pub(crate) struct Warnings {
+    network: Arc<Network>,
+    gathered: Arc<Mutex<Vec<Warning>>>,
+}
 
 impl Warnings {
+    pub(crate) fn new(network: &Arc<Network>) -> Warnings {
+        Warnings { network: network.clone(), gathered: Arc::default() }
+    }
+
     pub(crate) fn take(&self) -> Vec<Warning> {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.gathered.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -48,10 +58,10 @@ impl Subscriber for Warnings {
     fn record_follows_from(&self, _span: &span::Id, _follows: &span::Id) {}
 
     fn event(&self, event: &Event<'_>) {
-        let mut warning = Warning::default();
+        let mut warning = Warning { at: self.network.now(), ..Warning::default() };
         event.record(&mut warning);
         if !warning.late.is_empty() {
-            self.0.lock().unwrap_or_else(PoisonError::into_inner).push(warning);
+            self.gathered.lock().unwrap_or_else(PoisonError::into_inner).push(warning);
         }
     }
 

@@ -1,6 +1,9 @@
 //! What a collective is asked to do, and which algorithm does it.
 
-use std::collections::{HashMap, hash_map::Entry};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    time::Duration,
+};
 
 use drumline_kernels::DType;
 use drumline_schedule::{
@@ -10,29 +13,50 @@ use drumline_schedule::{
 };
 
 use crate::{
-    Config, Error, ReduceOp, Result,
+    Config, Error, Result,
     executor::{Description, Operation},
     host::Host,
+    operation::Request,
+    operator::{Operator, OperatorKind},
 };
 
 /// The arguments of a collective, other than its buffers.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) operation: Operation,
-    pub(crate) reduce_op: Option<ReduceOp>,
+    pub(crate) operator: Option<OperatorKind>,
     pub(crate) root: Option<Rank>,
     pub(crate) dtype: DType,
     /// The elements of each block: of what a rank contributes, or gets.
     pub(crate) counts: Counts,
+    /// The lengths of the caller's buffers, where several travel as one.
+    pub(crate) parts: Vec<usize>,
+    /// The time limit, if it is not that of the group.
+    pub(crate) timeout: Option<Duration>,
 }
 
 impl Call {
-    pub(crate) fn reducing(self, op: ReduceOp) -> Call {
-        Call { reduce_op: Some(op), ..self }
+    /// A call without a root and an operator.
+    pub(crate) fn new(operation: Operation, dtype: DType, counts: Counts) -> Call {
+        let (operator, root, parts, timeout) = (None, None, Vec::new(), None);
+        Call { operation, operator, root, dtype, counts, parts, timeout }
+    }
+
+    pub(crate) fn reducing<T>(self, operator: impl Into<Operator<T>>) -> Request<T> {
+        let operator = operator.into();
+        Request { call: Call { operator: Some(operator.kind()), ..self }, operator }
     }
 
     pub(crate) fn rooted(self, root: Rank) -> Call {
         Call { root: Some(root), ..self }
+    }
+
+    pub(crate) fn in_parts(self, parts: Vec<usize>) -> Call {
+        Call { parts, ..self }
+    }
+
+    pub(crate) fn within(self, timeout: Duration) -> Call {
+        Call { timeout: Some(timeout), ..self }
     }
 
     fn is_uneven(&self) -> bool {
@@ -44,13 +68,25 @@ impl Call {
         let Call { operation, dtype, .. } = *self;
         let description = Description::new(group, sequence, operation, dtype, 0, algorithm)
             .with_counts(&self.counts);
-        let description = match self.reduce_op {
-            Some(op) => description.with_reduce_op(op),
+        let description = match self.parts[..] {
+            [] => description,
+            _ => description.with_blocks(self.parts.iter().copied()),
+        };
+        let description = match self.operator {
+            Some(operator) => description.with_operator(operator),
             None => description,
         };
         match self.root {
             Some(root) => description.with_root(root),
             None => description,
+        }
+    }
+
+    /// The type that partial results are kept in. A custom operator works on the caller's type.
+    fn accumulator(&self) -> DType {
+        match self.operator {
+            Some(operator) if operator.is_custom() => self.dtype,
+            _ => self.dtype.accumulator(),
         }
     }
 }
@@ -63,7 +99,7 @@ pub(crate) struct Choice {
     pub(crate) staged: bool,
     /// Where in this rank's arena the data lies, if the algorithm wants it there.
     pub(crate) registered: Option<u64>,
-    /// Whether 16-bit floats are widened for the whole operation, because partial sums travel.
+    /// Whether narrow floats are widened for the whole operation, because partial sums travel.
     pub(crate) wide: bool,
     /// Bytes of the elements that travel.
     pub(crate) element_bytes: usize,
@@ -80,7 +116,8 @@ const STAGED_BYTES: usize = 2 * 1024;
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`] when the settings ask for what cannot be.
+/// [`Error::InvalidSetting`] when the settings ask for what cannot be;
+/// [`Error::InvalidArgument`] for an operator that the elements do not have.
 pub(crate) fn choose(
     call: &Call,
     topology: &Topology,
@@ -89,8 +126,11 @@ pub(crate) fn choose(
     registered: Option<u64>,
     config: &Config,
 ) -> Result<Choice> {
+    if let Some(problem) = call.operator.and_then(|operator| operator.problem_with(call.dtype)) {
+        return Err(Error::InvalidArgument { operation: call.operation.name(), problem });
+    }
     let collective = call.operation.collective();
-    let narrow = call.dtype.accumulator() != call.dtype;
+    let narrow = call.accumulator() != call.dtype;
     let is_wide = |algorithm: &Algorithm| narrow && algorithm.partial_sums_travel;
     let finish = |algorithm: &'static Algorithm| {
         let wide = is_wide(algorithm);
@@ -110,7 +150,7 @@ pub(crate) fn choose(
             MemoryUse::Staged if host.is_none() => "these ranks share no memory",
             MemoryUse::Registered if registered.is_none() => "this buffer is not registered",
             MemoryUse::Registered if is_wide(algorithm) => {
-                "sums of 16-bit floats would be rounded on their way"
+                "sums of floats of 16 or 8 bits would be rounded on their way"
             }
             _ if !(algorithm.applies)(topology) => "it does not fit this group",
             _ => return Ok(finish(algorithm)),
@@ -119,6 +159,11 @@ pub(crate) fn choose(
             setting: "the algorithm of all_reduce".to_owned(),
             problem: format!("{name:?} cannot be used here: {problem}"),
         });
+    }
+    if call.operation == Operation::MonitoredBarrier && host.is_none_or(|_| !topology.is_one_host())
+    {
+        // Everybody hears from everybody, and so knows who is missing.
+        return Ok(finish(find(collective, "direct")?));
     }
     let bytes = call.counts.longest().saturating_mul(call.dtype.size());
     let uneven = call.is_uneven();
@@ -172,8 +217,7 @@ impl OverLinks {
             };
             return ALGORITHMS.iter().find(serves).ok_or_else(|| none_serves(call));
         }
-        let kind =
-            ElementKind { bytes: call.dtype.size(), sum_bytes: call.dtype.accumulator().size() };
+        let kind = ElementKind { bytes: call.dtype.size(), sum_bytes: call.accumulator().size() };
         let choices = match self.0.entry((collective, kind)) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
@@ -211,10 +255,11 @@ pub(crate) fn find(collective: Collective, name: &str) -> Result<&'static Algori
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ReduceOp;
 
     fn call(operation: Operation, dtype: DType, elements: usize) -> Call {
-        let reduce_op = Some(ReduceOp::Sum);
-        Call { operation, reduce_op, root: None, dtype, counts: Counts::Even(elements) }
+        let operator = Some(OperatorKind::Builtin(ReduceOp::Sum));
+        Call { operator, ..Call::new(operation, dtype, Counts::Even(elements)) }
     }
 
     fn without_shared_memory(call: &Call, ranks: usize) -> Choice {
@@ -241,7 +286,18 @@ mod tests {
         };
         assert_eq!(travels(DType::Bf16, 1 << 24), ("direct", false, 2));
         assert_eq!(travels(DType::Bf16, 100), ("doubling", true, 4));
+        assert_eq!(travels(DType::F8E4M3, 100), ("doubling", true, 4));
         assert_eq!(travels(DType::F32, 100), ("doubling", false, 4));
+    }
+
+    #[test]
+    fn custom_operators_get_narrow_floats_as_they_are() {
+        let call = Call {
+            operator: Some(OperatorKind::Custom("first")),
+            ..call(Operation::AllReduce, DType::Bf16, 100)
+        };
+        let choice = without_shared_memory(&call, 64);
+        assert_eq!((choice.wide, choice.element_bytes), (false, 2));
     }
 
     /// In place there is no room for wider elements.
@@ -255,6 +311,6 @@ mod tests {
         };
         assert!(attempt(DType::F32).is_ok());
         let error = attempt(DType::F16).unwrap_err().to_string();
-        assert!(error.contains("16-bit floats would be rounded"), "{error}");
+        assert!(error.contains("16 or 8 bits would be rounded"), "{error}");
     }
 }

@@ -4,7 +4,7 @@ use std::{net::IpAddr, time::Duration};
 
 use drumline_schedule::SumOrder;
 
-use crate::{Error, Result, auth::Secret};
+use crate::{Error, Result, auth::Secret, trace::Trace};
 
 /// How a process group behaves. Build it in code, or read it from the environment once.
 ///
@@ -53,8 +53,9 @@ pub struct Config {
     /// hold ranks that are no node of the tree of ranks, and its bits depend on the placement.
     pub sum_order: SumOrder,
 
-    /// After how long a call warns of the ranks that it waits for. `DRUMLINE_WARN_AFTER_S`, in
-    /// seconds; 10 s unless set.
+    /// After how long a call warns of the ranks that it waits for. After half of that time it
+    /// tells its peers that it waits, so that each can name who holds them all up.
+    /// `DRUMLINE_WARN_AFTER_S`, in seconds; 10 s unless set.
     pub warn_after: Duration,
 
     /// What the processes of the job prove to each other. `DRUMLINE_SECRET` or
@@ -65,6 +66,11 @@ pub struct Config {
     /// such as torchrun's. `DRUMLINE_TRUST_STORE`, 0 or 1; 0 unless set. The job is then only as
     /// safe as the network.
     pub trust_store: bool,
+
+    /// Where to write what every rank does, and when ([`crate::trace`]). `DRUMLINE_TRACE`, a
+    /// directory, and `DRUMLINE_TRACE_BYTES_MAX`, the limit of each rank's file; nothing is
+    /// written unless set.
+    pub trace: Option<Trace>,
 }
 
 impl Default for Config {
@@ -81,6 +87,7 @@ impl Default for Config {
             warn_after: Duration::from_secs(10),
             secret: None,
             trust_store: false,
+            trace: None,
         }
     }
 }
@@ -124,6 +131,15 @@ impl Config {
                 invalid("DRUMLINE_REGISTERED_BYTES_MAX", &text, "a number of bytes")
             })?;
             config.registered_bytes_max = Some(bytes);
+        }
+        config.trace = variable("DRUMLINE_TRACE").filter(|dir| !dir.is_empty()).map(Trace::to);
+        if let Some(text) = variable("DRUMLINE_TRACE_BYTES_MAX") {
+            let bytes_max = text
+                .parse()
+                .map_err(|_| invalid("DRUMLINE_TRACE_BYTES_MAX", &text, "a number of bytes"))?;
+            if let Some(trace) = &mut config.trace {
+                trace.bytes_max = bytes_max;
+            }
         }
         if let Some(text) = variable("DRUMLINE_SUM_ORDER") {
             config.sum_order = match text.as_str() {
@@ -179,6 +195,7 @@ mod tests {
         assert_eq!(bytes, Some(4096));
         let order = read("DRUMLINE_SUM_ORDER", "placement").unwrap().sum_order;
         assert_eq!(order, SumOrder::Placement);
+        assert_eq!(read("DRUMLINE_TRACE", "runs/7").unwrap().trace, Some(Trace::to("runs/7")));
     }
 
     #[test]
@@ -189,6 +206,7 @@ mod tests {
             ("DRUMLINE_SHARED_MEMORY", "yes"),
             ("DRUMLINE_REGISTERED_BYTES_MAX", "1G"),
             ("DRUMLINE_SUM_ORDER", "host"),
+            ("DRUMLINE_TRACE_BYTES_MAX", "1G"),
             ("DRUMLINE_TIMEOUT_S", "0"),
             ("DRUMLINE_TIMEOUT_S", "-1"),
             ("DRUMLINE_TIMEOUT_S", "inf"),

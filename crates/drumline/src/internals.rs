@@ -27,8 +27,10 @@ use crate::{
     executor::{self, Header, History, Machine, Memory},
     host::Host,
     lane::{Job, Lane, Operation},
-    operation::CallOn,
-    transport::{self, Connections, Duplex, News, Point, Streams, Transport, mesh::Membership},
+    operation::{CallOn, Request},
+    transport::{
+        self, Connections, Duplex, News, Point, Streams, Transport, Waits, mesh::Membership,
+    },
 };
 
 /// A stream of bytes in both directions that never blocks.
@@ -134,28 +136,17 @@ impl<S: Connection> Member<S> {
                 bytemuck::cast_slice_mut(&mut elements).copy_from_slice(bytes);
                 elements
             };
-            let call = Call {
-                operation: match order.kind {
-                    Kind::AllReduce(_) => executor::Operation::AllReduce,
-                    Kind::ReduceScatter(_) => executor::Operation::ReduceScatter,
-                    Kind::Broadcast(_) => executor::Operation::Broadcast,
-                    Kind::AllGather => executor::Operation::AllGather,
-                    Kind::Barrier => executor::Operation::Barrier,
-                },
-                reduce_op: None,
-                root: None,
-                dtype: T::DTYPE,
-                counts: Counts::Even(order.elements),
-            };
-            let call = match order.kind {
-                Kind::AllReduce(op) | Kind::ReduceScatter(op) => call.reducing(op),
-                Kind::Broadcast(root) => call.rooted(root),
-                Kind::AllGather | Kind::Barrier => call,
+            let (operation, op, root) = order.kind.parts();
+            let call = Call::new(operation, T::DTYPE, order.counts.clone());
+            let call = root.into_iter().fold(call, Call::rooted);
+            let request: Request<T> = match op {
+                Some(op) => call.reducing(op),
+                None => call.into(),
             };
             let initial = elements(order.data);
             let mut data = RegisteredBuffer::<T>::allocate(arena, initial.len())?;
             data.copy_from_slice(&initial);
-            Ok(Collective(Box::new(CallOn::new(call, data, elements(order.input)))))
+            Ok(Collective(Box::new(CallOn::new(request, data, elements(order.input)))))
         }
         let arena = self.arena.as_ref().filter(|_| order.registered);
         match order.dtype {
@@ -171,6 +162,11 @@ impl<S: Connection> Member<S> {
             DType::Bf16 => make::<drumline_kernels::bf16>(order, arena),
             DType::F32 => make::<f32>(order, arena),
             DType::F64 => make::<f64>(order, arena),
+            DType::Bool => make::<drumline_kernels::Bool>(order, arena),
+            DType::Complex64 => make::<drumline_kernels::Complex<f32>>(order, arena),
+            DType::Complex128 => make::<drumline_kernels::Complex<f64>>(order, arena),
+            DType::F8E4M3 => make::<drumline_kernels::F8E4M3>(order, arena),
+            DType::F8E5M2 => make::<drumline_kernels::F8E5M2>(order, arena),
             other => unreachable!("there is no Rust type for {other}"),
         }
     }
@@ -286,23 +282,54 @@ pub enum Kind {
     AllReduce(ReduceOp),
     /// Every rank gets a block of it.
     ReduceScatter(ReduceOp),
+    /// This rank gets it.
+    Reduce(ReduceOp, Rank),
+    /// Every rank gets what the operator makes of the data up to its own.
+    Scan(ReduceOp),
+    /// Every rank gets what the operator makes of the data before its own.
+    ExclusiveScan(ReduceOp),
     /// Every rank gets the data of this one.
     Broadcast(Rank),
     /// Every rank gets the inputs of all.
     AllGather,
+    /// This rank gets the inputs of all.
+    Gather(Rank),
+    /// Every rank gets a block of this one's input.
+    Scatter(Rank),
+    /// Every rank gets a block of every input.
+    AllToAll,
     /// Ranks meet.
     Barrier,
 }
 
+impl Kind {
+    fn parts(self) -> (executor::Operation, Option<ReduceOp>, Option<Rank>) {
+        use executor::Operation;
+        match self {
+            Kind::AllReduce(op) => (Operation::AllReduce, Some(op), None),
+            Kind::ReduceScatter(op) => (Operation::ReduceScatter, Some(op), None),
+            Kind::Reduce(op, root) => (Operation::Reduce, Some(op), Some(root)),
+            Kind::Scan(op) => (Operation::Scan, Some(op), None),
+            Kind::ExclusiveScan(op) => (Operation::ExclusiveScan, Some(op), None),
+            Kind::Broadcast(root) => (Operation::Broadcast, None, Some(root)),
+            Kind::AllGather => (Operation::AllGather, None, None),
+            Kind::Gather(root) => (Operation::Gather, None, Some(root)),
+            Kind::Scatter(root) => (Operation::Scatter, None, Some(root)),
+            Kind::AllToAll => (Operation::AllToAll, None, None),
+            Kind::Barrier => (Operation::Barrier, None, None),
+        }
+    }
+}
+
 /// A collective to be made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Order<'a> {
     /// What it does.
     pub kind: Kind,
     /// With what.
     pub dtype: DType,
-    /// How many elements every rank contributes, or gets from a reduce-scatter.
-    pub elements: usize,
+    /// How many elements the blocks have, as this rank knows it.
+    pub counts: Counts,
     /// The bytes of the buffer that holds the result in the end.
     pub data: &'a [u8],
     /// The bytes of the buffer that is only read, where there is one.
@@ -469,6 +496,14 @@ impl<S: Connection> Connections for Shared<S> {
 
     fn take_points(&mut self) -> Vec<Point> {
         self.lock().streams.take_points()
+    }
+
+    fn tell(&mut self, waits: &Waits) {
+        self.lock().streams.tell(waits);
+    }
+
+    fn told(&self) -> BTreeMap<Rank, Waits> {
+        self.lock().streams.told()
     }
 
     fn next_deadline(&self, now: Instant) -> Option<Instant> {

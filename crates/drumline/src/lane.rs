@@ -4,6 +4,7 @@
 //! A lane has no thread, no lock and no clock, and never blocks. A blocking call, the progress
 //! thread and the simulator all drive it in the same way.
 
+mod patience;
 mod points;
 
 use std::{
@@ -16,13 +17,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use patience::Patience;
+
 use drumline_schedule::{Algorithm, Schedule, Topology, step::Rank};
 
 use crate::{
     Cause, CollectiveError, Config, Error, Result,
     call::{self, Call, OverLinks},
-    executor::{History, Layout, Machine, Memory, Pool, Progress, drive},
+    executor::{self, History, Layout, Machine, Memory, Pool, Progress, drive},
     host::Host,
+    trace::{Category, Open, Recorder, What},
     transport::{Connections, mesh::Membership},
     work::{panic_text, shielded},
 };
@@ -75,6 +79,7 @@ pub(crate) struct Lane {
     state: State,
     /// Time in operations.
     busy: Duration,
+    recorder: Recorder,
 }
 
 enum State {
@@ -88,8 +93,9 @@ enum State {
 struct Running {
     machine: Machine,
     started: Instant,
-    /// Whether the late ranks have been named.
-    warned: bool,
+    patience: Patience,
+    /// Ends with the operation.
+    open: Open,
 }
 
 impl Lane {
@@ -101,6 +107,7 @@ impl Lane {
         host: Option<Host>,
         aborted: Arc<AtomicBool>,
     ) -> Lane {
+        let recorder = Recorder::of(&member.name, member.rank);
         Lane {
             member,
             topology,
@@ -120,7 +127,14 @@ impl Lane {
             asleep: false,
             state: State::Open,
             busy: Duration::ZERO,
+            recorder,
         }
+    }
+
+    /// The same, with what it does recorded by `recorder`.
+    pub(crate) fn recorded_by(mut self, recorder: Recorder) -> Lane {
+        self.recorder = recorder;
+        self
     }
 
     /// Time that this rank has spent in operations, waiting for others included.
@@ -198,6 +212,7 @@ impl Lane {
             Some(running) => running,
             None => self.start(operation, now)?,
         };
+        let _inside = running.open.enter();
         if let State::Failed(by) = &self.state {
             // A message from rank to rank has failed beside it.
             let error =
@@ -217,7 +232,7 @@ impl Lane {
         };
         match result {
             Ok(Progress::Done) => {
-                if running.warned {
+                if running.patience.warned() {
                     tracing::warn!(
                         group = self.member.name,
                         "{} has gone on after {:.1?}",
@@ -225,15 +240,26 @@ impl Lane {
                         now.saturating_duration_since(running.started)
                     );
                 }
+                self.tell_end(&running);
                 self.end(running, operation, now);
                 Ok(Progress::Done)
             }
-            Ok(progress) => {
-                self.warn_of_late_ranks(&mut running, now);
+            Ok(Progress::Moved) => {
                 self.running = Some(running);
-                Ok(progress)
+                Ok(Progress::Moved)
+            }
+            Ok(Progress::Stuck) => {
+                self.be_patient(&mut running, now);
+                self.running = Some(running);
+                Ok(Progress::Stuck)
+            }
+            Err(Cause::Timeout { .. }) if self.was_stopped(&mut running, now) => {
+                self.be_patient(&mut running, now);
+                self.running = Some(running);
+                Ok(Progress::Stuck)
             }
             Err(cause) => {
+                let cause = self.trace(cause, self.sequence - 1);
                 let description = running.machine.description().to_string();
                 let elapsed = now.saturating_duration_since(running.started);
                 self.end(running, operation, now);
@@ -249,11 +275,25 @@ impl Lane {
     fn start(&mut self, operation: &mut dyn Operation, now: Instant) -> Result<Running> {
         let call = operation.call().clone();
         self.check_open(call.operation.name())?;
+        if call.operation == executor::Operation::MonitoredBarrier
+            && let Err(cause) = self.hear(now)
+        {
+            let operation = call.operation.name().to_owned();
+            return Err(self.fail(operation, self.sequence, Duration::ZERO, cause));
+        }
         let host = self.host.as_ref();
         let registered = host.and_then(|host| operation.registered(host));
         let (topology, over_links) = (&self.topology, &mut self.over_links);
         let choice = call::choose(&call, topology, over_links, host, registered, &self.config)?;
         let schedule = self.schedule(choice.algorithm, &call)?;
+        let open = self.recorder.begin(|| What {
+            category: Category::Collective,
+            name: call.operation.name(),
+            sequence: Some(self.sequence),
+            bytes: Some((call.counts.of(self.member.rank) * call.dtype.size()) as u64),
+            algorithm: Some(choice.algorithm.name),
+            ..What::default()
+        });
         let description = call.describe(self.member.digest, self.sequence, choice.algorithm.name);
         let slot_bytes = choice.staged.then(|| self.host.as_ref().map_or(0, Host::slot_bytes));
         let slot = slot_bytes.map(|bytes| bytes / choice.element_bytes);
@@ -268,11 +308,12 @@ impl Lane {
             layout,
             choice.registered,
             flags,
-            now + self.config.timeout,
+            now + call.timeout.unwrap_or(self.config.timeout),
         );
         self.sequence += 1;
         let begun = self.transport.begin(&mut machine);
-        let running = Running { machine, started: now, warned: false };
+        let patience = Patience::new(now, &self.config);
+        let running = Running { machine, started: now, patience, open };
         if let Err(cause) = begun {
             let description = running.machine.description().to_string();
             self.end(running, operation, now);
@@ -294,23 +335,6 @@ impl Lane {
     /// Adds time that a caller has spent in an operation after it last said what time it is.
     pub(crate) fn add_busy(&mut self, time: Duration) {
         self.busy += time;
-    }
-
-    fn warn_of_late_ranks(&self, running: &mut Running, now: Instant) {
-        let waited = now.saturating_duration_since(running.started);
-        if running.warned || waited < self.config.warn_after {
-            return;
-        }
-        running.warned = true;
-        tracing::warn!(
-            group = self.member.name,
-            rank = self.member.rank,
-            late = ?running.machine.awaited(),
-            "{} has been waiting for {waited:.1?}: the late ranks are stopped, slow or in another \
-             call; it is given up after {:.1?} (DRUMLINE_TIMEOUT_S)",
-            running.machine.description(),
-            self.config.timeout
-        );
     }
 
     /// The schedule of `call` for this rank; made once.
@@ -355,6 +379,7 @@ impl Lane {
             cause,
         });
         tracing::debug!("{failure}");
+        self.recorder.mark("failed", &failure);
         self.transport.abort(&failure);
         self.state = State::Failed(failure.clone());
         self.poison_points(&failure);
@@ -373,11 +398,7 @@ impl Lane {
 
     /// When there is something to do even if no peer moves.
     fn next_deadline(&self, now: Instant) -> Option<Instant> {
-        let running = self.running.as_ref().map(|running| {
-            let deadline = running.machine.deadline();
-            let warning = running.started + self.config.warn_after;
-            if running.warned { deadline } else { deadline.min(warning) }
-        });
+        let running = self.running.as_ref().map(Running::due);
         let transport = self.transport.next_deadline(now);
         running.into_iter().chain(self.points_due).chain(transport).min()
     }
@@ -386,6 +407,16 @@ impl Lane {
     /// they are for must be looked at afterwards.
     pub(crate) fn look(&mut self, now: Instant) {
         self.transport.wait(now, now);
+    }
+
+    /// Hears whether peers have given up. An operation that finds all it needs does not ask.
+    fn hear(&mut self, now: Instant) -> Result<(), Cause> {
+        self.look(now);
+        if self.has_points() {
+            // Whoever drives these listens.
+            return Ok(());
+        }
+        self.transport.progress_points(false, now, &mut Vec::new()).map(drop)
     }
 
     /// Sleeps until something can go on, on the caller's thread, but not beyond `limit`.
@@ -464,7 +495,9 @@ impl Lane {
                 }
             }
             Ok(_) if self.aborted.load(Ordering::SeqCst) => Cause::Aborted,
-            Ok(waiting_for) if now >= deadline => Cause::Timeout { waiting_for },
+            Ok(waiting_for) if now >= deadline => {
+                self.trace(Cause::Timeout { waiting_for }, self.sequence)
+            }
             Ok(_) => return Ok(false),
             Err(cause) => cause,
         };

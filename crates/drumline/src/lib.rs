@@ -25,6 +25,7 @@
 //! | [`checkpoint`] | named tensors in files that are whole or not there; the last ones are kept |
 //! | [`rendezvous`] | how processes meet: `env://`, `tcp://` |
 //! | [`store`] | the key-value stores that they meet through |
+//! | [`trace`] | what every rank did, and when; which rank the others wait for |
 //! | [`auth`] | the job's secret, and how connections prove that they belong to it |
 //! | `views` | collectives on strided views of `ndarray` (feature `ndarray`) |
 //! | [`Config`] | every setting |
@@ -43,8 +44,7 @@
 //!
 //! # What it does not do yet
 //!
-//! Gather, scatter, all-to-all and groups of some of the ranks are missing. Data lies in the memory
-//! of the CPU.
+//! Groups of some of the ranks are missing. Data lies in the memory of the CPU.
 
 #![forbid(unsafe_code)]
 
@@ -64,20 +64,23 @@ pub mod internals;
 mod lane;
 mod net;
 mod operation;
+mod operator;
 pub mod rendezvous;
 pub mod sampler;
 pub mod store;
+pub mod trace;
 mod transport;
 #[cfg(feature = "ndarray")]
 pub mod views;
 mod work;
 
 pub use config::Config;
-pub use drumline_kernels::{DType, Element, ReduceOp};
+pub use drumline_kernels::{Bool, Complex, DType, Element, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
 pub use drumline_schedule::SumOrder;
 pub use error::{Cause, CollectiveError, Error, Result};
 pub use group::{ProcessGroup, RegisteredBuffer, init_process_group};
 pub use net::Endpoint;
+pub use operator::Operator;
 pub use rendezvous::is_launched;
 pub use work::{Work, WorkFuture};
 
@@ -85,3 +88,8 @@ pub use work::{Work, WorkFuture};
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// Runs the examples of the reference.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/reference/types-and-operators.md")]
+struct TypesAndOperators;

@@ -1,22 +1,42 @@
 //! A collective together with its buffers.
 
-use drumline_kernels::{Element, ReduceOp, Source, Target, narrow, widen};
+use drumline_kernels::{Element, Source, Target, narrow, scale, widen, with_ieee_rounding};
 use drumline_schedule::{
     Schedule,
     step::{Buffer, Loc},
 };
 
 use crate::{
+    ReduceOp,
     call::Call,
     executor::{Buffers, Layout, Memory, Pool},
     host::Host,
     lane::Operation,
+    operator::{Combine, Operator},
 };
+
+/// A call with its operator, of which the call itself only knows the kind.
+#[derive(Debug)]
+pub(crate) struct Request<T> {
+    pub(crate) call: Call,
+    pub(crate) operator: Operator<T>,
+}
+
+/// A call that reduces nothing: its operator is not looked at.
+impl<T> From<Call> for Request<T> {
+    fn from(call: Call) -> Request<T> {
+        Request { call, operator: ReduceOp::Sum.into() }
+    }
+}
 
 /// A call on buffers that are lent (`&mut [T]`, `&[T]`) or owned.
 #[derive(Debug)]
 pub(crate) struct CallOn<T: Element, D, I> {
     call: Call,
+    operator: Operator<T>,
+    /// What this rank's data were before they were multiplied, where the operation leaves them as
+    /// they are.
+    unscaled: Option<Vec<T>>,
     state: State<T, D, I>,
 }
 
@@ -25,7 +45,7 @@ enum State<T: Element, D, I> {
     /// Not begun, or ended.
     Idle(D, I),
     /// Works on the caller's elements.
-    Exact(Buffers<T, D, I>),
+    Exact(Buffers<T, D, Contribution<T, I>>),
     /// Partial sums travel: works on copies in the type that sums are kept in, so that nothing
     /// is rounded before the end.
     Wide {
@@ -41,14 +61,48 @@ enum State<T: Element, D, I> {
 
 type WideData<T> = Vec<<T as Element>::Accumulator>;
 
+/// A buffer that is only read.
+#[derive(Debug)]
+struct Contribution<T, I> {
+    callers: I,
+    /// What is read in its place: multiples of its elements.
+    scaled: Option<Vec<T>>,
+}
+
+impl<T, I: AsRef<[T]>> AsRef<[T]> for Contribution<T, I> {
+    fn as_ref(&self) -> &[T] {
+        self.scaled.as_deref().unwrap_or(self.callers.as_ref())
+    }
+}
+
+/// Multiplies what this rank contributes: the input where there is one, else the data, in place.
+fn contribute<T, D, I>(factor: Option<T>, data: &mut D, callers: I) -> Contribution<T, I>
+where
+    T: Element,
+    D: AsMut<[T]>,
+    I: AsRef<[T]>,
+{
+    let Some(factor) = factor else { return Contribution { callers, scaled: None } };
+    with_ieee_rounding(|| {
+        if callers.as_ref().is_empty() {
+            scale(Target::from(data.as_mut()), factor);
+            return Contribution { callers, scaled: None };
+        }
+        let mut scaled = callers.as_ref().to_vec();
+        scale(Target::from(&mut scaled[..]), factor);
+        Contribution { callers, scaled: Some(scaled) }
+    })
+}
+
 impl<T, D, I> CallOn<T, D, I>
 where
     T: Element,
     D: AsMut<[T]> + AsRef<[T]>,
     I: AsRef<[T]>,
 {
-    pub(crate) fn new(call: Call, data: D, input: I) -> CallOn<T, D, I> {
-        CallOn { call, state: State::Idle(data, input) }
+    pub(crate) fn new(request: impl Into<Request<T>>, data: D, input: I) -> CallOn<T, D, I> {
+        let Request { call, operator } = request.into();
+        CallOn { call, operator, unscaled: None, state: State::Idle(data, input) }
     }
 
     /// The caller's buffer, once the operation has ended.
@@ -67,11 +121,13 @@ where
             State::Empty => None,
         }
     }
+}
 
-    fn op(&self) -> ReduceOp {
-        // The operator is not looked at where nothing is reduced.
-        self.call.reduce_op.unwrap_or(ReduceOp::Sum)
-    }
+fn widened<T: Element>(elements: &impl AsRef<[T]>) -> WideData<T> {
+    let elements = elements.as_ref();
+    let mut wide = vec![bytemuck::Zeroable::zeroed(); elements.len()];
+    widen(Target::from(&mut wide[..]), Source::from(elements));
+    wide
 }
 
 impl<T, D, I> Operation for CallOn<T, D, I>
@@ -101,24 +157,30 @@ where
     }
 
     fn prepare(&mut self, schedule: &Schedule, layout: &Layout, wide: bool, pool: &mut Pool) {
-        let op = self.op();
+        let Operator { factor, combine } = &self.operator;
+        let layout = layout.clone();
         let state = std::mem::replace(&mut self.state, State::Empty);
         self.state = match state {
-            State::Idle(data, input) if wide => {
-                let widened = |elements: &[T]| {
-                    let mut wide = vec![bytemuck::Zeroable::zeroed(); elements.len()];
-                    widen(Target::from(&mut wide[..]), Source::from(elements));
-                    wide
-                };
-                let (wide_data, wide_input) = (widened(data.as_ref()), widened(input.as_ref()));
-                let buffers =
-                    Buffers::new(schedule, layout.clone(), op, wide_data, wide_input, pool);
+            State::Idle(mut data, input) => {
                 let is_data = |loc: Loc| loc.buffer == Buffer::Data;
                 let writes = schedule.steps.iter().any(|step| step.writes().any(is_data));
-                State::Wide { buffers, data, input, writes }
-            }
-            State::Idle(data, input) => {
-                State::Exact(Buffers::new(schedule, layout.clone(), op, data, input, pool))
+                if factor.is_some() && !writes {
+                    self.unscaled = Some(data.as_ref().to_vec());
+                }
+                let input = contribute(*factor, &mut data, input);
+                match combine {
+                    Combine::Builtin(op) if wide => {
+                        let op = Combine::Builtin(*op);
+                        let (wide_data, wide_input) = (widened(&data), widened(&input));
+                        let buffers =
+                            Buffers::new(schedule, layout, op, wide_data, wide_input, pool);
+                        State::Wide { buffers, data, input: input.callers, writes }
+                    }
+                    _ => {
+                        let op = combine.clone();
+                        State::Exact(Buffers::new(schedule, layout, op, data, input, pool))
+                    }
+                }
             }
             other => other,
         };
@@ -136,13 +198,19 @@ where
         let state = std::mem::replace(&mut self.state, State::Empty);
         self.state = match state {
             State::Exact(buffers) => {
-                let (data, input) = buffers.recycle(pool);
-                State::Idle(data, input)
+                let (mut data, input) = buffers.recycle(pool);
+                if let Some(unscaled) = self.unscaled.take() {
+                    data.as_mut().copy_from_slice(&unscaled);
+                }
+                State::Idle(data, input.callers)
             }
             State::Wide { buffers, mut data, input, writes } => {
                 let (wide, _) = buffers.recycle(pool);
                 if writes {
                     narrow(Target::from(data.as_mut()), Source::from(&wide[..]));
+                }
+                if let Some(unscaled) = self.unscaled.take() {
+                    data.as_mut().copy_from_slice(&unscaled);
                 }
                 State::Idle(data, input)
             }

@@ -53,7 +53,8 @@ fn rank_process() {
     let store = TcpStore::connect_secured(&endpoint, &secret, Duration::from_secs(60)).unwrap();
     let config = Config {
         timeout: Duration::from_millis(variable("DEATHS_TIMEOUT_MS").parse().unwrap()),
-        warn_after: Duration::from_millis(500),
+        // Long enough for peers to say that they wait, on a busy machine.
+        warn_after: Duration::from_secs(2),
         shared_memory: variable("DEATHS_OVER") == "shared",
         unix_sockets: variable("DEATHS_OVER") != "tcp",
         secret: Some(secret),
@@ -313,7 +314,7 @@ fn a_rank_that_is_stopped_for_a_while_is_warned_of_and_waited_for() {
         job.signal(2, Signal::STOP);
         for rank in [0, 1, 3] {
             let warning = job.line(rank, "has been waiting");
-            assert!(warning.contains("late=[2]") || warning.contains('2'), "{warning}");
+            assert!(warning.contains("late=[2]"), "{warning}");
         }
         job.signal(2, Signal::CONT);
         for (child, _) in &mut job.ranks {
@@ -327,12 +328,12 @@ fn a_rank_that_is_stopped_for_a_while_is_warned_of_and_waited_for() {
 fn a_rank_that_is_stopped_too_long_is_named_and_can_harm_nothing_afterwards() {
     let _guard = one_at_a_time();
     for over in ["shared", "tcp"] {
-        let settings = Settings { over, timeout_ms: 1_500, linger_ms: 1_500, rounds: usize::MAX };
+        let settings = Settings { over, timeout_ms: 3_000, linger_ms: 1_500, rounds: usize::MAX };
         let mut job = Job::start(2000, settings);
         job.signal(2, Signal::STOP);
         for rank in [0, 1, 3] {
             let line = job.line(rank, "failed ");
-            assert!(line.contains("rank 2") || line.contains("ranks 2"), "{line}");
+            assert!(line.contains("an answer from rank 2;"), "{line}");
         }
         job.signal(2, Signal::CONT);
         for rank in [0, 1, 3] {

@@ -423,6 +423,49 @@ fn a_deadline_names_the_ranks_that_did_not_answer() {
     assert!(told.iter().all(|failure| failure.culprit() == Some(2)), "{told:?}");
 }
 
+/// In a tree rank 1 waits for 0, which waits for 2, which waits for 3. Rank 1 loses patience first.
+#[test]
+fn a_deadline_names_the_root_of_a_chain() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let gave_up = AtomicUsize::new(0);
+    let told = common::on_threads((0..4).collect(), |rank| {
+        let config = Config {
+            // Long enough to connect on a busy machine.
+            timeout: Duration::from_secs(if rank == 1 { 4 } else { 60 }),
+            warn_after: Duration::from_secs(1),
+            shared_memory: false,
+            ..with_algorithm("binomial")
+        };
+        let group = ProcessGroup::connect("chain", store.clone(), rank, 4, &config).unwrap();
+        if rank == 3 {
+            // Alive, but in no call until the others have given up.
+            while gave_up.load(Ordering::SeqCst) < 3 {
+                std::thread::yield_now();
+            }
+            return None;
+        }
+        let error = group.all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap_err();
+        gave_up.fetch_add(1, Ordering::SeqCst);
+        Some(failure(error))
+    });
+    let [zero, one, two] = [0, 1, 2].map(|rank| told[rank].clone().unwrap());
+    assert_eq!(one.cause, Cause::Timeout { waiting_for: vec![3] }, "{one}");
+    for failure in [zero, two] {
+        assert!(failure.to_string().contains("rank 1 reports"), "{failure}");
+        assert_eq!(failure.culprit(), Some(3), "{failure}");
+    }
+}
+
+/// Each of two ranks takes the other for the root, so that no message passes between them.
+#[test]
+fn ranks_that_wait_for_each_other_in_different_calls_learn_of_it() {
+    let config = Config { warn_after: Duration::from_millis(200), ..Config::default() };
+    common::everywhere_with(&config, |config| {
+        let calls = ["broadcast(root 0) of 4 f32", "broadcast(root 1) of 4 f32"];
+        ranks_disagree(config, 2, calls, |g| g.broadcast(&mut [1_f32; 4], 1 - g.rank()));
+    });
+}
+
 #[test]
 fn a_poisoned_group_says_why() {
     world(2, |group| {

@@ -6,9 +6,8 @@ mod common;
 
 use std::fmt::Debug;
 
-use common::world_with as world;
-use drumline::{Config, Element, ReduceOp, SumOrder};
-use half::{bf16, f16};
+use common::{tree, world_with as world};
+use drumline::{Config, Element, F8E4M3, F8E5M2, Operator, ReduceOp, SumOrder, bf16, f16};
 use proptest::prelude::*;
 
 /// Every way there is to carry an all-reduce of ranks on one host.
@@ -83,48 +82,93 @@ impl Sample for bf16 {
     }
 }
 
-/// The canonical tree, as it is defined, in `f32`.
-fn tree(values: &[f32]) -> f32 {
-    match values {
-        [value] => *value,
-        _ => {
-            let half = 1 << (values.len() - 1).ilog2();
-            tree(&values[..half]) + tree(&values[half..])
+/// Values of different size, of which a few are too large for the type.
+macro_rules! sample_f8 {
+    ($($type:ty),*) => {$(
+        impl Sample for $type {
+            fn from_f64(value: f64) -> $type {
+                <$type>::from_f32((value / 4096.0) as f32)
+            }
+            fn widen(self) -> f32 {
+                self.to_f32()
+            }
+            fn bits(self) -> u32 {
+                self.to_bits().into()
+            }
         }
-    }
+
+        impl RoundOnce for $type {
+            fn from_f32_once(value: f32) -> $type {
+                <$type>::from_f32(value)
+            }
+        }
+    )*};
+}
+
+sample_f8!(F8E4M3, F8E5M2);
+
+fn sum(values: &[f32]) -> f32 {
+    tree(values, &|a, b| a + b)
 }
 
 fn agrees_with_the_tree<T: RoundOnce + Debug>(world_size: usize, len: usize, seed: u64, avg: bool) {
     let op = if avg { ReduceOp::Avg } else { ReduceOp::Sum };
-    let expected: Vec<u32> = (0..len)
-        .map(|index| {
-            let column: Vec<f32> =
-                (0..world_size).map(|rank| sample::<T>(seed, rank, index).widen()).collect();
-            let sum = tree(&column);
-            let sum = if avg { sum / world_size as f32 } else { sum };
-            // Rounded once, to the type that travels.
-            T::from_f32_once(sum).bits()
-        })
-        .collect();
+    let expected = |index| {
+        let column: Vec<f32> =
+            (0..world_size).map(|rank| sample::<T>(seed, rank, index).widen()).collect();
+        let sum = sum(&column);
+        // Rounded once, to the type that travels.
+        T::from_f32_once(if avg { sum / world_size as f32 } else { sum })
+    };
+    let own = |rank, index| sample::<T>(seed, rank, index);
+    agree(world_size, len, own, |_| op.into(), expected, |value| value.bits());
+}
+
+/// Every way gives these results, bit by bit.
+fn agree<T: Element, B: PartialEq + Debug>(
+    world_size: usize,
+    len: usize,
+    own: impl Fn(usize, usize) -> T + Sync,
+    operator: impl Fn(usize) -> Operator<T> + Sync,
+    expected: impl Fn(usize) -> T,
+    bits: impl Fn(&T) -> B,
+) {
+    let expected: Vec<B> = (0..len).map(|index| bits(&expected(index))).collect();
     for (way, config) in ways() {
         let results = world(world_size, &config, |group| {
-            let own: Vec<T> = (0..len).map(|i| sample(seed, group.rank(), i)).collect();
+            let own: Vec<T> = (0..len).map(|i| own(group.rank(), i)).collect();
+            let operator = operator(group.rank());
             let mut blocking = own.clone();
-            group.all_reduce(&mut blocking, op).unwrap();
+            group.all_reduce(&mut blocking, &operator).unwrap();
             let mut registered = group.alloc_registered::<T>(len).unwrap();
             registered.copy_from_slice(&own);
             // A forced algorithm for private buffers takes registered ones, too.
-            group.all_reduce(&mut registered, op).unwrap();
-            let asynchronous = group.all_reduce_async(own, op).wait().unwrap();
+            group.all_reduce(&mut registered, &operator).unwrap();
+            let asynchronous = group.all_reduce_async(own, operator).wait().unwrap();
             [blocking, registered.to_vec(), asynchronous]
         });
         for (rank, result) in results.iter().enumerate() {
             for (kind, values) in ["blocking", "registered", "asynchronous"].iter().zip(result) {
-                let bits: Vec<u32> = values.iter().map(|value| value.bits()).collect();
-                assert_eq!(bits, expected, "{way}, {kind}, rank {rank} of {world_size}, {op}");
+                let bits: Vec<B> = values.iter().map(&bits).collect();
+                assert_eq!(bits, expected, "{way}, {kind}, rank {rank} of {world_size}");
             }
         }
     }
+}
+
+/// Affine maps `x -> factor * x + offset` modulo a prime, one after the other: associative, and
+/// as far from commuting as can be.
+fn then(first: u64, second: u64) -> u64 {
+    const PRIME: u64 = 4_294_967_291;
+    let parts = |map: u64| (map >> 32, map & 0xffff_ffff);
+    let ((f1, o1), (f2, o2)) = (parts(first), parts(second));
+    let (factor, offset) = (f1 * f2 % PRIME, (o1 * f2 + o2) % PRIME);
+    (factor << 32) | offset
+}
+
+fn map(seed: u64, rank: usize, index: usize) -> u64 {
+    let factor = u64::from(sample::<f32>(seed, rank, index).to_bits() >> 1) | 1;
+    (factor << 32) | (rank + 7 * index) as u64
 }
 
 trait RoundOnce: Sample {
@@ -158,6 +202,45 @@ proptest! {
         agrees_with_the_tree::<f32>(world_size, len, seed, avg);
         agrees_with_the_tree::<f16>(world_size, len, seed, avg);
         agrees_with_the_tree::<bf16>(world_size, len, seed, avg);
+        agrees_with_the_tree::<F8E4M3>(world_size, len, seed, avg);
+        agrees_with_the_tree::<F8E5M2>(world_size, len, seed, avg);
+    }
+
+    #[test]
+    fn functions_need_not_commute_in_any_way(
+        world_size in 1_usize..=8, len in prop_oneof![0_usize..70, 4000_usize..9000], seed: u64,
+    ) {
+        let own = |rank, index| map(seed, rank, index);
+        // One after the other: no tree at all.
+        let expected = |index| (0..world_size).map(|rank| own(rank, index)).reduce(then).unwrap();
+        agree(world_size, len, own, |_| Operator::custom("then", then), expected, |map| *map);
+    }
+
+    /// Neither associative nor commutative, and rounded to 16 bits each time.
+    #[test]
+    fn functions_follow_the_tree_in_their_own_type(
+        world_size in 1_usize..=8, len in 0_usize..70, seed: u64,
+    ) {
+        let own = |rank, index| sample::<f16>(seed, rank, index);
+        let halve = |a: f16, b: f16| f16::from_f32(a.to_f32() / 3.0 - b.to_f32());
+        let column = |index| (0..world_size).map(|rank| own(rank, index)).collect::<Vec<_>>();
+        let expected = |index| tree(&column(index), &halve);
+        agree(world_size, len, own, |_| Operator::custom("halve", halve), expected, |x| x.bits());
+    }
+
+    #[test]
+    fn multiples_are_rounded_before_they_are_summed(
+        world_size in 1_usize..=8, len in prop_oneof![0_usize..70, 4000_usize..9000], seed: u64,
+    ) {
+        let factor = |rank| f16::from_f32(1.0 / (rank + 3) as f32);
+        let own = |rank, index| sample::<f16>(seed, rank, index);
+        let multiple = |rank, index| {
+            f16::from_f32(own(rank, index).to_f32() * factor(rank).to_f32()).to_f32()
+        };
+        let column = |index| (0..world_size).map(|rank| multiple(rank, index)).collect::<Vec<_>>();
+        let expected = |index| f16::from_f32(sum(&column(index)));
+        let operator = |rank| Operator::premul_sum(factor(rank));
+        agree(world_size, len, own, operator, expected, |x| x.bits());
     }
 }
 
@@ -180,5 +263,5 @@ fn the_order_of_sums_can_be_chosen() {
     });
     // On one host both orders are the same tree.
     let column: Vec<f32> = (0..3).map(|rank| sample::<f32>(1, rank, 0)).collect();
-    assert_eq!(sums, [tree(&column).to_bits(); 3]);
+    assert_eq!(sums, [sum(&column).to_bits(); 3]);
 }

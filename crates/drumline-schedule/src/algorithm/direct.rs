@@ -149,6 +149,22 @@ pub(super) fn all_to_all_cost(topology: &Topology, root: Rank, n: usize) -> Cost
     all_gather_cost(topology, root, n)
 }
 
+/// Every rank tells every other rank that it is here. So each knows by itself who is missing.
+///
+/// See [`barrier_cost`].
+pub(super) fn barrier(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let p = topology.world_size;
+    let nothing = Loc::data(Span::EMPTY);
+    let sends = receivers(p, rank).map(|to| Step::Send { to, src: nothing });
+    sends.chain(senders(p, rank).map(|from| Step::Recv { from, dst: nothing })).collect()
+}
+
+/// 1 round of `p - 1` empty messages.
+pub(super) fn barrier_cost(topology: &Topology, _root: Rank, _elements: usize) -> Cost {
+    let peers = topology.world_size - 1;
+    Cost { rounds: peers.min(1), messages: peers, ..Cost::default() }
+}
+
 /// The other ranks. Everyone starts with its next neighbour, so that no rank is everybody's first
 /// target.
 fn receivers(p: usize, rank: Rank) -> impl Iterator<Item = Rank> {

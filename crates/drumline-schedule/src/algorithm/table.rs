@@ -218,6 +218,17 @@ pub static ALGORITHMS: &[Algorithm] = &[
         uneven: false,
     },
     Algorithm {
+        collective: Collective::Barrier,
+        name: "direct",
+        memory: MemoryUse::Private,
+        generate: direct::barrier,
+        cost: direct::barrier_cost,
+        applies: any,
+        needs: "nothing",
+        partial_sums_travel: false,
+        uneven: false,
+    },
+    Algorithm {
         collective: Collective::AllReduce,
         name: "shm-oneshot",
         memory: MemoryUse::Staged,

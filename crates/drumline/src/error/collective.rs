@@ -87,7 +87,7 @@ pub enum Cause {
     },
     /// This rank has aborted the group.
     Aborted,
-    /// A call of this rank has panicked, perhaps in the caller's type of buffer.
+    /// A call of this rank has panicked, in the caller's type of buffer or own operator.
     Panicked {
         /// What the panic said.
         text: String,
@@ -103,7 +103,8 @@ pub enum Cause {
     },
     /// The deadline has passed.
     Timeout {
-        /// The ranks that did not answer.
+        /// The ranks that did not answer. Not those that have said in time that they wait for
+        /// others themselves: these others.
         waiting_for: Vec<Rank>,
     },
     /// A peer sent something that no correct peer sends.

@@ -109,6 +109,17 @@ pub enum Error {
         problem: String,
     },
 
+    /// The trace of a rank cannot be read.
+    #[error("trace {}{place}: {problem}", path.display())]
+    Trace {
+        /// The file, or the directory.
+        path: PathBuf,
+        /// `, line 7`, or nothing.
+        place: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+
     /// Ranks were given different models. Every rank gets this error, with the same text.
     #[error("the model differs between ranks: {problem}")]
     ModelMismatch {

@@ -21,9 +21,20 @@ impl History {
         self.0.push_back(description);
     }
 
+    /// `peer` is still in `theirs`, a call that this rank has completed without it.
+    pub(crate) fn compare(&self, peer: Rank, theirs: Description) -> Result<(), Cause> {
+        match self.find(theirs.sequence()) {
+            Some(ours) if ours != theirs => Err(Cause::mismatch(peer, theirs, Some(ours))),
+            _ => Ok(()),
+        }
+    }
+
     /// Why `peer` sent a message of `theirs`, a call that this rank has completed without it.
     pub(crate) fn explain(&self, peer: Rank, theirs: Description) -> Cause {
-        let same_call = |ours: &&Description| ours.sequence() == theirs.sequence();
-        Cause::mismatch(peer, theirs, self.0.iter().find(same_call).copied())
+        Cause::mismatch(peer, theirs, self.find(theirs.sequence()))
+    }
+
+    fn find(&self, sequence: u64) -> Option<Description> {
+        self.0.iter().find(|ours| ours.sequence() == sequence).copied()
     }
 }

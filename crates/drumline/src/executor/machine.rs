@@ -141,6 +141,11 @@ impl Machine {
         self.deadline
     }
 
+    /// Nothing is given up before then.
+    pub(crate) fn extend(&mut self, deadline: Instant) {
+        self.deadline = self.deadline.max(deadline);
+    }
+
     pub(crate) fn description(&self) -> &Description {
         &self.description
     }
@@ -279,6 +284,17 @@ impl Machine {
             return Err(Cause::mismatch(peer, theirs, Some(ours)));
         }
         Ok(())
+    }
+
+    /// A peer waits in a call. Ranks that run different operations may wait for each other for
+    /// ever without a message between them.
+    pub(crate) fn on_waits(&self, peer: Rank, theirs: Description) -> Result<(), Cause> {
+        match theirs.group() == self.description.group()
+            && theirs.sequence() < self.description.sequence()
+        {
+            true => self.history.compare(peer, theirs),
+            false => self.compare(peer, theirs),
+        }
     }
 
     /// Whether the payload behind the header from `from` may be taken now.

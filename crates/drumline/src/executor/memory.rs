@@ -1,14 +1,16 @@
 //! The buffers of one operation, by the names that a schedule gives them.
 
-use drumline_kernels::{Element, ReduceOp, Source, Target, combine, copy, reduce_tree};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use drumline_kernels::{Element, Source, Target, copy, reduce_tree, reduce_tree_with};
 use drumline_schedule::{
     Schedule,
-    step::{Buffer, Loc, Step},
+    step::{Buffer, Loc, Side, Step},
     tree::{Node, merges},
 };
 
 use super::{layout::Layout, machine::Machine};
-use crate::{error::Cause, host::Host};
+use crate::{error::Cause, host::Host, operator::Combine, work::panic_text};
 
 /// Bytes for a transport, and local steps for the executor; the element type is hidden.
 pub(crate) trait Memory {
@@ -26,14 +28,13 @@ pub(crate) trait Memory {
 /// one owns them.
 #[derive(Debug)]
 pub(crate) struct Buffers<T, D, I> {
-    op: ReduceOp,
+    op: Combine<T>,
     /// How many ranks have a part in what is finished.
     contributions: usize,
     layout: Layout,
     data: D,
     input: I,
     scratch: Scratch,
-    element: std::marker::PhantomData<T>,
 }
 
 /// The parts of all scratch slots that a schedule names, behind each other in one block.
@@ -55,7 +56,10 @@ struct Slot {
 }
 
 /// Memory that every element type can lie in.
-pub(super) type Block = Vec<u64>;
+pub(super) type Block = Vec<Word>;
+
+/// As large as the largest element, and aligned like the most aligned.
+type Word = [u64; 2];
 
 /// Working memory that is kept from call to call, because fresh pages cost more than the
 /// arithmetic on them. It grows to what the largest call needed.
@@ -89,9 +93,9 @@ impl Scratch {
             end += (len * size_of::<T>()).next_multiple_of(64) / size_of::<T>();
         }
         let mut memory = std::mem::take(&mut pool.0);
-        let words = (end * size_of::<T>()).div_ceil(size_of::<u64>());
+        let words = (end * size_of::<T>()).div_ceil(size_of::<Word>());
         if memory.len() < words {
-            memory.resize(words, 0);
+            memory.resize(words, [0; 2]);
         }
         Scratch { slots, memory }
     }
@@ -164,14 +168,14 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
     pub(crate) fn new(
         schedule: &Schedule,
         layout: Layout,
-        op: ReduceOp,
+        op: Combine<T>,
         data: D,
         input: I,
         pool: &mut Pool,
     ) -> Buffers<T, D, I> {
         let scratch = Scratch::new::<T>(schedule, &layout, pool);
         let contributions = schedule.contributions();
-        Buffers { op, contributions, layout, data, input, scratch, element: Default::default() }
+        Buffers { op, contributions, layout, data, input, scratch }
     }
 
     /// Gives the working memory back, and the caller's.
@@ -213,7 +217,7 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
             Buffer::Input => &self.input.as_ref()[self.layout.resolve(loc)],
             Buffer::Scratch(id) => {
                 let range = self.in_scratch(id, loc);
-                &bytemuck::cast_slice::<u64, T>(&self.scratch.memory)[range]
+                &bytemuck::cast_slice::<Word, T>(&self.scratch.memory)[range]
             }
             Buffer::Slot => unreachable!("messages never touch shared memory"),
         })
@@ -224,7 +228,7 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
             Buffer::Data => &mut self.data.as_mut()[self.layout.resolve(loc)],
             Buffer::Scratch(id) => {
                 let range = self.in_scratch(id, loc);
-                &mut bytemuck::cast_slice_mut::<u64, T>(&mut self.scratch.memory)[range]
+                &mut bytemuck::cast_slice_mut::<Word, T>(&mut self.scratch.memory)[range]
             }
             Buffer::Input => unreachable!("no schedule writes to the input"),
             Buffer::Slot => unreachable!("messages never touch shared memory"),
@@ -239,23 +243,23 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
     }
 
     fn compute(&mut self, step: &Step, host: Option<&Host>) -> Result<(), Cause> {
-        let (op, ranks) = (self.op, self.contributions);
+        let (op, ranks) = (self.op.clone(), self.contributions);
         let finish = |finish: bool| finish.then_some(ranks);
         let places = self.places(host);
         match step {
-            Step::RecvReduce { dst, finish: last, .. } => {
+            Step::RecvReduce { dst, side, finish: last, .. } => {
                 let arrived = places.source(Machine::staging(*dst))?;
-                combine(op, places.target(*dst)?, arrived, finish(*last));
+                op.pair(places.target(*dst)?, arrived, *side, finish(*last))?;
             }
-            Step::Reduce { dst, src, finish: last, .. } => {
-                combine(op, places.target(*dst)?, places.source(*src)?, finish(*last));
+            Step::Reduce { dst, src, side, finish: last } => {
+                op.pair(places.target(*dst)?, places.source(*src)?, *side, finish(*last))?;
             }
             Step::ReduceTree { dsts, srcs, finish: last } => {
                 let into: Vec<_> =
                     dsts.iter().map(|dst| places.target(*dst)).collect::<Result<_, _>>()?;
                 let from: Vec<_> =
                     srcs.iter().map(|(_, src)| places.source(*src)).collect::<Result<_, _>>()?;
-                reduce_tree(op, &into, &from, &tree_of(srcs), finish(*last));
+                op.tree(&into, &from, &tree_of(srcs), finish(*last))?;
             }
             Step::Copy { dst, src } => copy(places.target(*dst)?, places.source(*src)?),
             Step::Send { .. }
@@ -265,6 +269,46 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
             | Step::Wait { .. } => unreachable!("these are the machine's business"),
         }
         Ok(())
+    }
+}
+
+impl<T: Element> Combine<T> {
+    /// Combines what has come into `dst`.
+    fn pair(
+        &self,
+        dst: Target<'_, T>,
+        incoming: Source<'_, T>,
+        side: Side,
+        finish: Option<usize>,
+    ) -> Result<(), Cause> {
+        let srcs = match side {
+            Side::Left => [incoming, dst.as_source()],
+            Side::Right => [dst.as_source(), incoming],
+        };
+        self.tree(&[dst], &srcs, &[0, 1], finish)
+    }
+
+    /// Combines all sources by a stack program. A function of the caller's may panic; then the
+    /// operation fails as it does when a peer is lost, and nobody is left waiting.
+    fn tree(
+        &self,
+        dsts: &[Target<'_, T>],
+        srcs: &[Source<'_, T>],
+        merges: &[usize],
+        finish: Option<usize>,
+    ) -> Result<(), Cause> {
+        match self {
+            Combine::Builtin(op) => {
+                reduce_tree(*op, dsts, srcs, merges, finish);
+                Ok(())
+            }
+            Combine::Custom { name, function } => {
+                let combine = || reduce_tree_with(&**function, dsts, srcs, merges);
+                catch_unwind(AssertUnwindSafe(combine)).map_err(|panic| Cause::Panicked {
+                    text: format!("the operator {name:?}: {}", panic_text(&*panic)),
+                })
+            }
+        }
     }
 }
 

@@ -7,10 +7,13 @@
 //!  ┌────────┬────┬────┬────┬────┬────────────────┬────────────────┬────────────────┐
 //!  │ "DRM1" │ op │red.│type│  0 │  group digest  │    sequence    │     count      │
 //!  ├────────┼────┴────┴────┴────┼────────────────┼────────────────┼────────────────┤
-//!  │  root  │       part        │   algorithm    │ payload bytes  │ splits (0=even)│
-//!  └────────┴───────────────────┴────────────────┴────────────────┴────────────────┘
-//!  32       36                  40               48               56               64
+//!  │  root  │       part        │   algorithm    │ payload bytes  │ splits │custom │
+//!  └────────┴───────────────────┴────────────────┴────────────────┴────────┴────────┘
+//!  32       36                  40               48               56       60       64
 //! ```
+//!
+//! `splits` is 0 where every rank has the same share, `custom` a digest of the name of a custom
+//! operator, where there is one.
 //!
 //! The whole description travels, not only a digest of it: 64 bytes vanish beside the cost of a
 //! packet, and the first rank that sees a difference can say at once who called what.
@@ -20,7 +23,7 @@ use std::fmt;
 use drumline_schedule::{Collective, Counts};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::{DType, ReduceOp};
+use crate::{DType, operator::OperatorKind};
 
 /// What a collective call does, in the code that travels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,11 +40,12 @@ pub(crate) enum Operation {
     AllToAll = 9,
     Scan = 10,
     ExclusiveScan = 11,
+    MonitoredBarrier = 12,
 }
 
 impl Operation {
     /// All of them, in the order of their codes.
-    const ALL: [Operation; 11] = [
+    const ALL: [Operation; 12] = [
         Operation::AllReduce,
         Operation::Broadcast,
         Operation::AllGather,
@@ -53,6 +57,7 @@ impl Operation {
         Operation::AllToAll,
         Operation::Scan,
         Operation::ExclusiveScan,
+        Operation::MonitoredBarrier,
     ];
 
     pub(crate) const fn name(self) -> &'static str {
@@ -68,6 +73,7 @@ impl Operation {
             Operation::AllToAll => "all_to_all",
             Operation::Scan => "scan",
             Operation::ExclusiveScan => "exclusive_scan",
+            Operation::MonitoredBarrier => "monitored_barrier",
         }
     }
 
@@ -76,7 +82,7 @@ impl Operation {
             Operation::AllReduce => Collective::AllReduce,
             Operation::Broadcast => Collective::Broadcast,
             Operation::AllGather => Collective::AllGather,
-            Operation::Barrier => Collective::Barrier,
+            Operation::Barrier | Operation::MonitoredBarrier => Collective::Barrier,
             Operation::ReduceScatter => Collective::ReduceScatter,
             Operation::Reduce => Collective::Reduce,
             Operation::Gather => Collective::Gather,
@@ -101,16 +107,31 @@ pub(crate) struct Description {
     dtype: u8,
     root: u32,
     count: u64,
-    splits: u64,
+    splits: u32,
+    custom: u32,
     algorithm: [u8; 8],
+    name: OwnName,
 }
+
+/// The name of a custom operator, in this rank's own descriptions. It does not travel, and is not
+/// compared.
+#[derive(Clone, Copy, Default)]
+struct OwnName(&'static str);
+
+impl PartialEq for OwnName {
+    fn eq(&self, _: &OwnName) -> bool {
+        true
+    }
+}
+
+impl Eq for OwnName {}
 
 const NO_ROOT: u32 = u32::MAX;
 
 /// What `splits` says where every block has the same number of elements.
-const EVEN: u64 = 0;
+const EVEN: u32 = 0;
 /// What it says where only the two ends of a message know how long it is.
-const BY_PAIR: u64 = u64::MAX;
+const BY_PAIR: u32 = u32::MAX;
 
 impl Description {
     /// `count` elements of `dtype` in every block. `algorithm` is cut to 8 bytes.
@@ -135,12 +156,23 @@ impl Description {
             root: NO_ROOT,
             count: count as u64,
             splits: EVEN,
+            custom: 0,
             algorithm: short,
+            name: OwnName::default(),
         }
     }
 
-    pub(crate) fn with_reduce_op(self, op: ReduceOp) -> Description {
-        Description { reduce_op: op as u8, ..self }
+    pub(crate) fn with_operator(self, operator: OperatorKind) -> Description {
+        let name = match operator {
+            OperatorKind::Custom(name) => name,
+            OperatorKind::Builtin(_) | OperatorKind::PremulSum => "",
+        };
+        Description {
+            reduce_op: operator.code(),
+            custom: operator.digest(),
+            name: OwnName(name),
+            ..self
+        }
     }
 
     pub(crate) fn with_root(self, root: usize) -> Description {
@@ -152,13 +184,17 @@ impl Description {
         match counts {
             Counts::Even(elements) => Description { count: *elements as u64, splits: EVEN, ..self },
             Counts::ByRank(borders) => {
-                let counts = (0..borders.blocks()).map(|rank| borders.block(rank).len() as u64);
-                let bytes: Vec<u8> = counts.flat_map(u64::to_le_bytes).collect();
-                let digest = xxh3_64(&bytes).clamp(EVEN + 1, BY_PAIR - 1);
-                Description { count: borders.total() as u64, splits: digest, ..self }
+                let counts = (0..borders.blocks()).map(|rank| borders.block(rank).len());
+                Description { count: borders.total() as u64, ..self }.with_blocks(counts)
             }
             Counts::Own { .. } => Description { count: 0, splits: BY_PAIR, ..self },
         }
+    }
+
+    /// What all ranks must cut in the same way.
+    pub(crate) fn with_blocks(self, lengths: impl Iterator<Item = usize>) -> Description {
+        let bytes: Vec<u8> = lengths.flat_map(|len| (len as u64).to_le_bytes()).collect();
+        Description { splits: (xxh3_64(&bytes) as u32).clamp(EVEN + 1, BY_PAIR - 1), ..self }
     }
 
     /// Whether only the two ends of a message know how long it is.
@@ -175,25 +211,23 @@ impl Description {
     }
 }
 
-/// `all_reduce(sum) of 10 f32 [doubling]`, `all_gather_v of 10 f32 in blocks #1a2b3c4d [direct]`
+/// `all_reduce(sum) of 10 f32 [doubling]`, `all_gather of 10 f32 in blocks #1a2b3c4d [direct]`
 impl fmt::Display for Description {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match Operation::ALL.iter().find(|op| **op as u8 == self.operation) {
             Some(operation) => f.write_str(operation.name())?,
             None => write!(f, "operation {}", self.operation)?,
         }
-        if self.splits != EVEN {
-            f.write_str("_v")?;
-        }
-        match ReduceOp::from_code(self.reduce_op) {
-            Some(op) => write!(f, "({op})")?,
-            None if self.reduce_op != 0 => write!(f, "(operator {})", self.reduce_op)?,
-            None => {}
+        if self.reduce_op != 0 {
+            f.write_str("(")?;
+            OperatorKind::show(f, self.reduce_op, self.custom, self.name.0)?;
+            f.write_str(")")?;
         }
         if self.root != NO_ROOT {
             write!(f, "(root {})", self.root)?;
         }
-        if self.operation != Operation::Barrier as u8 {
+        let barriers = [Operation::Barrier, Operation::MonitoredBarrier];
+        if !barriers.iter().any(|barrier| *barrier as u8 == self.operation) {
             f.write_str(" of ")?;
             if self.splits != BY_PAIR {
                 write!(f, "{} ", self.count)?;
@@ -202,8 +236,10 @@ impl fmt::Display for Description {
                 Some(dtype) => write!(f, "{dtype}")?,
                 None => write!(f, "elements of type {}", self.dtype)?,
             }
-            if self.splits != EVEN && self.splits != BY_PAIR {
-                write!(f, " in blocks #{:08x}", self.splits >> 32)?;
+            match self.splits {
+                EVEN => {}
+                BY_PAIR => f.write_str(" in uneven blocks")?,
+                digest => write!(f, " in blocks #{digest:08x}")?,
             }
         }
         let name = self.algorithm.split(|byte| *byte == 0).next().unwrap_or_default();
@@ -244,7 +280,8 @@ impl Header {
         bytes[36..40].copy_from_slice(&self.part.to_le_bytes());
         bytes[40..48].copy_from_slice(&d.algorithm);
         bytes[48..56].copy_from_slice(&self.payload.to_le_bytes());
-        bytes[56..64].copy_from_slice(&d.splits.to_le_bytes());
+        bytes[56..60].copy_from_slice(&d.splits.to_le_bytes());
+        bytes[60..64].copy_from_slice(&d.custom.to_le_bytes());
         bytes
     }
 
@@ -266,7 +303,9 @@ impl Header {
                 count: u64_at(24),
                 root: u32_at(32),
                 algorithm: array(bytes, 40),
-                splits: u64_at(56),
+                splits: u32_at(56),
+                custom: u32_at(60),
+                name: OwnName::default(),
             },
             part: u32_at(36),
             payload: u64_at(48),
@@ -284,6 +323,7 @@ mod tests {
     use drumline_schedule::Borders;
 
     use super::*;
+    use crate::ReduceOp;
 
     fn header() -> Header {
         let description = Description::new(
@@ -294,7 +334,7 @@ mod tests {
             10,
             "doubling",
         )
-        .with_reduce_op(ReduceOp::Avg);
+        .with_operator(OperatorKind::Builtin(ReduceOp::Avg));
         Header { description, part: 3, payload: 40 }
     }
 
@@ -333,19 +373,38 @@ mod tests {
         let borders = |counts| Borders::new(counts).unwrap();
         let by_rank = |counts| gather.with_counts(&Counts::ByRank(borders(counts)));
         let text = by_rank(&[3, 4]).to_string();
-        assert!(text.starts_with("all_gather_v of 7 f16 in blocks #"), "{text}");
+        assert!(text.starts_with("all_gather of 7 f16 in blocks #"), "{text}");
         assert!(text.ends_with(" [direct]"), "{text}");
         assert_ne!(by_rank(&[3, 4]), by_rank(&[4, 3]));
         let own = Counts::Own { sent: borders(&[1]), received: borders(&[2]) };
-        assert_eq!(gather.with_counts(&own).to_string(), "all_gather_v of f16 [direct]");
+        assert_eq!(
+            gather.with_counts(&own).to_string(),
+            "all_gather of f16 in uneven blocks [direct]"
+        );
     }
 
     #[test]
     fn every_code_has_an_operation() {
         for (index, operation) in Operation::ALL.into_iter().enumerate() {
             assert_eq!(operation as usize, index + 1);
-            assert_eq!(operation.name(), operation.collective().to_string());
+            assert!(operation.name().ends_with(&operation.collective().to_string()));
         }
+    }
+
+    #[test]
+    fn custom_operators_are_compared_by_their_names() {
+        let named = |name| {
+            let operator = OperatorKind::Custom(name);
+            Header { description: header().description.with_operator(operator), ..header() }
+        };
+        let arrived = Header::decode(&named("gcd").encode()).unwrap();
+        assert_eq!(arrived, named("gcd"));
+        assert_ne!(arrived, named("lcm"));
+        // Who called it knows the name, the peer a digest of it.
+        let digest = OperatorKind::Custom("gcd").digest();
+        let shown = |name| format!("all_reduce(custom{name} {digest:08x}) of 10 f32 [doubling]");
+        assert_eq!(named("gcd").description.to_string(), shown(" gcd"));
+        assert_eq!(arrived.description.to_string(), shown(""));
     }
 
     #[test]

@@ -14,7 +14,11 @@ use drumline_schedule::{
 use proptest::prelude::*;
 
 use super::*;
-use crate::{DType, ReduceOp, error::CollectiveError};
+use crate::{
+    DType, ReduceOp,
+    error::CollectiveError,
+    operator::{Combine, OperatorKind},
+};
 
 /// Messages between ranks, moved one small piece at a time in an order that `random` chooses.
 #[derive(Debug, Default)]
@@ -198,7 +202,8 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
                     let has_input = plan.algorithm.collective.has_input();
                     let input: &[i64] = if has_input { input } else { &[] };
                     let layout = Layout::new(&schedule, Counts::Even(plan.len), None);
-                    let (op, pool) = (ReduceOp::Sum, &mut Pool::default());
+                    let op = Combine::Builtin(ReduceOp::Sum);
+                    let pool = &mut Pool::default();
                     let data = &mut data[..];
                     let buffers = Buffers::new(&schedule, layout.clone(), op, data, input, pool);
                     let description = Description::new(
@@ -322,7 +327,7 @@ fn waiting_machine(history: History) -> (Machine, Header) {
 
 fn description(sequence: u64, count: usize) -> Description {
     Description::new(1, sequence, Operation::AllReduce, DType::F32, count, "doubling")
-        .with_reduce_op(ReduceOp::Sum)
+        .with_operator(OperatorKind::Builtin(ReduceOp::Sum))
 }
 
 #[test]

@@ -21,6 +21,7 @@ use crate::{
     lane::Lane,
     net::stream::Stream,
     store::{HashStore, PrefixStore, Store},
+    trace::{Recorder, Trace},
     transport::{
         Sockets,
         mesh::{self, Connected, Membership},
@@ -41,7 +42,9 @@ impl ProcessGroup {
             Ok(sockets) => sockets,
             Err(error) => unreachable!("a world of one needs two descriptors: {error}"),
         };
-        ProcessGroup::new(member, Topology::flat(1), sockets, None, None, &Config::default())
+        let recorder = Recorder::of(&member.name, 0);
+        let config = Config::default();
+        ProcessGroup::new(member, Topology::flat(1), sockets, None, None, &config, recorder)
     }
 
     /// All ranks of a group in this process: for tests and examples. Each must be used from a
@@ -114,11 +117,22 @@ impl ProcessGroup {
             call::find(Collective::AllReduce, name)?; // refused before anything starts
         }
         let deadline = Instant::now() + config.timeout;
+        // Groups that are made from this one belong to the same file.
+        let trace =
+            config.trace.clone().map(|trace| Trace { rank: trace.rank.or(Some(rank)), ..trace });
+        let config = &Config { trace, ..config.clone() };
+        let mut recorder = Recorder::start(config.trace.as_ref(), name, rank)?;
+        let phase = recorder.phase("join");
         // The n-th time that this rank joins is the n-th life of the group, on all ranks alike.
         let joins = store.add(&format!("drumline/{name}/joins/{rank}"), 1)?;
-        let life = PrefixStore::new(format!("drumline/{name}/{joins}"), store.clone());
+        let life = PrefixStore::new(format!("drumline/{name}/{joins}"), store.clone())
+            .recorded_by(recorder.clone());
         life.set_timeout(config.timeout);
 
+        let inquiry = match rank {
+            0 => Some(recorder.ask_time(&life)?),
+            _ => None,
+        };
         let token = if rank == 0 {
             let token = RandomState::new().hash_one((name, std::process::id())).to_string();
             life.set("token", token.as_bytes())?;
@@ -126,13 +140,25 @@ impl ProcessGroup {
         } else {
             life.get("token")?
         };
+        let inquiry = match inquiry {
+            Some(inquiry) => inquiry,
+            None => recorder.ask_time(&life)?,
+        };
         let order = config.sum_order as u8;
         let identity = [name.as_bytes(), &world_size.to_le_bytes(), &[order], &token].concat();
         let member =
             Membership { name: name.to_owned(), rank, world_size, digest: xxh3_64(&identity) };
 
+        drop(phase);
+        let phase = recorder.phase("connect");
         let connections = mesh::connect(&member, &life, config, deadline)?;
+        drop(phase);
+        let phase = recorder.phase("share memory");
         let (segments, hosts) = share_memory(&member, &life, &connections, config, deadline)?;
+        drop(phase);
+        // All ranks are here: each has said which host it is on.
+        recorder.align(&life, inquiry)?;
+        recorder.join(&member);
         let topology = Topology::placed(hosts).with_order(config.sum_order);
         let processes = connections.iter().map(process_of).collect::<Vec<_>>();
         let mut sockets = Sockets::new(connections.into_iter().zip(processes).collect())?;
@@ -159,7 +185,7 @@ impl ProcessGroup {
             hosts = topology.ranks_by_host().len(),
             "group is connected"
         );
-        Ok(ProcessGroup::new(member, topology, sockets, host, Some(store), config))
+        Ok(ProcessGroup::new(member, topology, sockets, host, Some(store), config, recorder))
     }
 
     fn new(
@@ -169,13 +195,15 @@ impl ProcessGroup {
         host: Option<Host>,
         store: Option<Arc<dyn Store>>,
         config: &Config,
+        recorder: Recorder,
     ) -> ProcessGroup {
         let aborted = Arc::new(AtomicBool::new(false));
         let waker = sockets.waker();
         let readiness = sockets.readiness();
         let arena = host.as_ref().map(|host| host.arena().clone());
         let transport = Box::new(sockets);
-        let lane = Lane::new(member.clone(), topology, config, transport, host, aborted.clone());
+        let lane = Lane::new(member.clone(), topology, config, transport, host, aborted.clone())
+            .recorded_by(recorder.clone());
         let inner = Inner {
             member,
             config: config.clone(),
@@ -188,6 +216,7 @@ impl ProcessGroup {
             readiness,
             aborted,
             arena,
+            recorder,
             rendezvous: Mutex::default(),
         };
         ProcessGroup { inner: Arc::new(inner) }

@@ -1,9 +1,14 @@
 //! From a URL to the group of the whole job.
 
-use std::sync::PoisonError;
+use std::{sync::PoisonError, time::Instant};
 
 use super::ProcessGroup;
-use crate::{Config, Result, net::interface::address_towards, rendezvous::rendezvous};
+use crate::{
+    Config, Result,
+    net::interface::address_towards,
+    rendezvous::rendezvous,
+    trace::{Category, What},
+};
 
 /// Connects all processes of the job to one group, named `world`.
 ///
@@ -29,7 +34,9 @@ use crate::{Config, Result, net::interface::address_towards, rendezvous::rendezv
 /// is missing or wrong; [`Store`](crate::Error::Store) and [`Connect`](crate::Error::Connect) say
 /// who could not be reached, or who never came.
 pub fn init_process_group(url: &str, config: &Config) -> Result<ProcessGroup> {
+    let started = Instant::now();
     let place = rendezvous(url, config)?;
+    let met = Instant::now();
     let mut config = Config { secret: Some(place.secret.clone()), ..config.clone() };
     if config.bind_address.is_none()
         && config.interface.is_none()
@@ -39,6 +46,12 @@ pub fn init_process_group(url: &str, config: &Config) -> Result<ProcessGroup> {
     }
     let (store, rank, world_size) = (place.store.clone(), place.rank, place.world_size);
     let group = ProcessGroup::connect("world", store, rank, world_size, &config)?;
+    let open = group.inner.recorder.begin_at(started, || What {
+        category: Category::StartUp,
+        name: "rendezvous",
+        ..What::default()
+    });
+    open.end_at(met);
     *group.inner.rendezvous.lock().unwrap_or_else(PoisonError::into_inner) = Some(place);
     Ok(group)
 }

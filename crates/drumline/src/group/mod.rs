@@ -26,6 +26,7 @@ use crate::{
     lane::Lane,
     rendezvous::Rendezvous,
     store::Store,
+    trace::Recorder,
     transport::{Waker, mesh::Membership},
 };
 
@@ -85,6 +86,7 @@ pub(crate) struct Inner {
     readiness: Arc<OwnedFd>,
     aborted: Arc<AtomicBool>,
     arena: Option<Arena>,
+    recorder: Recorder,
     /// Where the group's ranks met, if by a URL. Rank 0 may host the store for the others.
     rendezvous: Mutex<Option<Rendezvous>>,
 }
@@ -108,6 +110,11 @@ impl ProcessGroup {
     /// Time that operations of the group have taken on this rank, waiting for others included.
     pub fn communication_time(&self) -> Duration {
         self.inner.drive().busy()
+    }
+
+    /// What records the operations of the group.
+    pub(crate) fn recorder(&self) -> &Recorder {
+        &self.inner.recorder
     }
 
     /// Whether ranks of this host share memory with this one.
@@ -141,6 +148,7 @@ impl ProcessGroup {
     pub fn destroy(self) -> Result<()> {
         let inner = &self.inner;
         let started = Instant::now();
+        let open = inner.recorder.phase("destroy");
         let mut lane = inner.drive();
         loop {
             match inner.turn(&mut lane, Instant::now()) {
@@ -159,6 +167,8 @@ impl ProcessGroup {
         if let Some(rendezvous) = rendezvous {
             rendezvous.leave(inner.config.timeout.saturating_sub(started.elapsed()));
         }
+        drop(open);
+        inner.recorder.flush();
         Ok(())
     }
 }

@@ -8,6 +8,7 @@ use super::{Lane, State};
 use crate::{
     Cause, CollectiveError, Error,
     executor::Progress,
+    trace::{Category, What},
     transport::{Ended, Outcome, Point, PointCall},
     work::panic_text,
 };
@@ -19,10 +20,19 @@ impl Lane {
     }
 
     /// A send or receive was called.
-    pub(crate) fn post(&mut self, point: Point) {
+    pub(crate) fn post(&mut self, mut point: Point) {
         if let Err(error) = self.check_open(point.call.name()) {
             return point.complete(Err(error));
         }
+        let PointCall { peer, tag, .. } = point.call;
+        point.open = Some(self.recorder.begin_at(point.started, || What {
+            category: Category::Message,
+            name: point.call.name(),
+            peer: Some(peer),
+            tag: Some(tag),
+            bytes: Some(point.call.bytes()),
+            ..What::default()
+        }));
         self.points += 1;
         let due = point.started + self.config.warn_after.min(self.config.timeout);
         self.points_due = Some(self.points_due.map_or(due, |known| known.min(due)));
@@ -121,6 +131,11 @@ impl Lane {
         complete_poisoned(self.transport.take_points(), by);
     }
 
+    /// Number of the first collective that is not over.
+    fn first_unfinished(&self) -> u64 {
+        self.sequence - u64::from(self.running.is_some())
+    }
+
     /// Warns of late peers, and gives up after the deadline.
     fn watch_points(&mut self, now: Instant) {
         if self.points_due.is_none_or(|due| now < due) {
@@ -143,12 +158,15 @@ impl Lane {
         self.points_due = due;
         if !expired.ranks.is_empty() {
             let waiting_for = expired.ranks.into_iter().collect();
-            self.fail_points(Cause::Timeout { waiting_for }, now);
+            let cause = self.trace(Cause::Timeout { waiting_for }, self.first_unfinished());
+            self.fail_points(cause, now);
         } else if let Some((call, started)) = late.oldest {
+            let awaited: Vec<_> = late.ranks.into_iter().collect();
             tracing::warn!(
                 group = self.member.name,
                 rank = self.member.rank,
-                late = ?late.ranks,
+                late = ?self.roots(awaited.clone(), self.first_unfinished()),
+                ?awaited,
                 "{call} and {} other sends and receives have been waiting for {:.1?}: the late \
                  ranks are stopped, slow or in another call; they are given up after {timeout:.1?} \
                  (DRUMLINE_TIMEOUT_S)",

@@ -1,7 +1,10 @@
 use std::{sync::Arc, time::Duration};
 
 use super::Store;
-use crate::Result;
+use crate::{
+    Result,
+    trace::{Category, Open, Recorder, What},
+};
 
 /// A part of another store, under keys that begin with `prefix/`.
 ///
@@ -23,12 +26,29 @@ use crate::Result;
 pub struct PrefixStore {
     prefix: String,
     store: Arc<dyn Store>,
+    /// For waits, if they are to be recorded.
+    recorder: Option<Recorder>,
 }
 
 impl PrefixStore {
     /// The part of `store` under `prefix`. The `/` behind it is added here.
     pub fn new(prefix: impl Into<String>, store: Arc<dyn Store>) -> PrefixStore {
-        PrefixStore { prefix: prefix.into(), store }
+        PrefixStore { prefix: prefix.into(), store, recorder: None }
+    }
+
+    /// The same, with its waits recorded by `recorder`.
+    pub(crate) fn recorded_by(self, recorder: Recorder) -> PrefixStore {
+        PrefixStore { recorder: Some(recorder), ..self }
+    }
+
+    fn record(&self, name: &'static str, keys: &[&str]) -> Option<Open> {
+        let recorder = self.recorder.as_ref()?;
+        Some(recorder.begin(|| What {
+            category: Category::Store,
+            name,
+            key: Some(keys.join(", ").into()),
+            ..What::default()
+        }))
     }
 
     fn full(&self, key: &str) -> String {
@@ -46,6 +66,7 @@ impl Store for PrefixStore {
     }
 
     fn get(&self, key: &str) -> Result<Vec<u8>> {
+        let _open = self.record("get", &[key]);
         self.store.get(&self.full(key))
     }
 
@@ -58,6 +79,7 @@ impl Store for PrefixStore {
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+        let _open = self.record("wait", keys);
         let keys = self.full_keys(keys);
         self.store.wait(&keys.iter().map(String::as_str).collect::<Vec<_>>(), timeout)
     }

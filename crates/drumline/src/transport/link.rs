@@ -7,7 +7,7 @@ use std::{
 
 use drumline_schedule::step::{Loc, Rank};
 
-use super::{streams::Duplex, wire::Control};
+use super::{Waits, streams::Duplex, wire::Control};
 use crate::{
     error::Cause,
     executor::{Header, Machine, Memory},
@@ -299,8 +299,11 @@ pub(super) struct ControlLink<S> {
     state: PeerState,
     /// Whether there may be something to read.
     ready: bool,
-    /// How many beats went out since the peer was last heard.
+    /// How many beats, and words about waiting, went out since the peer was last heard.
     beats: u32,
+    unanswered: u32,
+    /// What it last said of its waiting.
+    waits: Option<Waits>,
 }
 
 /// What a peer has last said of itself.
@@ -323,6 +326,8 @@ impl<S: Duplex> ControlLink<S> {
             state: PeerState::Present,
             ready: true,
             beats: 0,
+            unanswered: 0,
+            waits: None,
         }
     }
 
@@ -351,6 +356,20 @@ impl<S: Duplex> ControlLink<S> {
         }
     }
 
+    /// Says whom this rank waits for. A peer that listens answers with a beat; one that does not
+    /// is spared.
+    pub(super) fn tell(&mut self, waits: &Waits) {
+        if self.state == PeerState::Present && self.unanswered < UNANSWERED_MAX {
+            self.unanswered += 1;
+            self.say(&Control::Waits(waits.clone()));
+        }
+    }
+
+    /// What the peer last said of its waiting.
+    pub(super) fn waits(&self) -> Option<&Waits> {
+        self.waits.as_ref().filter(|_| self.state == PeerState::Present)
+    }
+
     /// There is something to read.
     pub(super) fn on_readable(&mut self) {
         self.ready = true;
@@ -372,7 +391,7 @@ impl<S: Duplex> ControlLink<S> {
             match self.stream.read(&mut chunk) {
                 Ok(0) => self.state = PeerState::Lost(Cause::PeerExited { peer: self.peer }),
                 Ok(bytes) => {
-                    self.beats = 0;
+                    (self.beats, self.unanswered) = (0, 0);
                     self.arrived.extend_from_slice(&chunk[..bytes]);
                     while self.state == PeerState::Present && self.interpret() {}
                 }
@@ -398,6 +417,10 @@ impl<S: Duplex> ControlLink<S> {
         match Control::take(&mut self.arrived) {
             Ok(None) => return false,
             Ok(Some(Control::Beat)) => {}
+            Ok(Some(Control::Waits(waits))) => {
+                self.waits = Some(waits);
+                self.say(&Control::Beat);
+            }
             Ok(Some(Control::Goodbye)) => self.state = PeerState::Left,
             Ok(Some(Control::Abort { culprit, text })) => {
                 self.state = PeerState::Lost(Cause::Reported { by: self.peer, culprit, text });
@@ -410,6 +433,10 @@ impl<S: Duplex> ControlLink<S> {
         true
     }
 }
+
+/// Words about waiting that fit any connection's buffers beside the answers to the peer's: each
+/// takes about a kilobyte there, if it names few ranks.
+const UNANSWERED_MAX: u32 = 32;
 
 /// Beats that fit any connection's buffers beside other messages.
 const BEATS_MAX: u32 = 4096;

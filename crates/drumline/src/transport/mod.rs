@@ -5,9 +5,10 @@ pub(crate) mod mesh;
 mod points;
 mod sockets;
 mod streams;
+mod waits;
 mod wire;
 
-use std::time::Instant;
+use std::{collections::BTreeMap, time::Instant};
 
 use drumline_schedule::step::{Loc, Rank};
 
@@ -16,6 +17,7 @@ pub(crate) use sockets::{Sockets, Waker};
 pub(crate) use streams::Streams;
 #[cfg(feature = "internals")]
 pub(crate) use streams::{Duplex, News};
+pub(crate) use waits::{Seeker, Waits};
 
 use crate::{
     error::{Cause, CollectiveError},
@@ -85,6 +87,12 @@ pub(crate) trait Connections: Transport {
 
     /// Forgets the sends and receives that are under way: nothing will move any more.
     fn take_points(&mut self) -> Vec<Point>;
+
+    /// Tells all peers whom this rank waits for.
+    fn tell(&mut self, waits: &Waits);
+
+    /// What peers have said of whom they wait for, as far as it was heard.
+    fn told(&self) -> BTreeMap<Rank, Waits>;
 
     /// When there is something to say even if nothing arrives.
     fn next_deadline(&self, now: Instant) -> Option<Instant>;

@@ -26,7 +26,7 @@ use self::{
     frame::Frame,
 };
 use super::{link::outcome, streams::Duplex};
-use crate::{Result, error::Cause, work::shielded};
+use crate::{Result, error::Cause, trace::Open, work::shielded};
 
 /// The buffer of a message, and whoever waits for it.
 pub(crate) trait Message: Send {
@@ -41,6 +41,8 @@ pub(crate) struct Point {
     pub(crate) started: Instant,
     /// Whether the peer has been reported as late.
     pub(crate) warned: bool,
+    /// Ends with the message.
+    pub(crate) open: Option<Open>,
     message: Box<dyn Message>,
 }
 
@@ -78,7 +80,7 @@ pub(crate) enum Outcome {
 
 impl Point {
     pub(crate) fn new(call: PointCall, message: Box<dyn Message>) -> Point {
-        Point { call, started: Instant::now(), warned: false, message }
+        Point { call, started: Instant::now(), warned: false, open: None, message }
     }
 
     pub(crate) fn complete(self, result: Result<()>) {
@@ -94,7 +96,7 @@ impl PointCall {
         }
     }
 
-    fn bytes(&self) -> u64 {
+    pub(crate) fn bytes(&self) -> u64 {
         self.count as u64 * self.dtype.size() as u64
     }
 }

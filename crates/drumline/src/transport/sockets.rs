@@ -1,6 +1,7 @@
 //! Streams that are sockets, and how a rank sleeps until one of them has news.
 
 use std::{
+    collections::BTreeMap,
     io,
     net::Shutdown,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -16,7 +17,9 @@ use rustix::{
     io::Errno,
 };
 
-use super::{Connections, Ended, Point, Streams, Transport, mesh::Connected, streams::Duplex};
+use super::{
+    Connections, Ended, Point, Streams, Transport, Waits, mesh::Connected, streams::Duplex,
+};
 use crate::{
     Error, Result,
     error::{Cause, CollectiveError},
@@ -271,6 +274,14 @@ impl Connections for Sockets {
 
     fn take_points(&mut self) -> Vec<Point> {
         self.streams.take_points()
+    }
+
+    fn tell(&mut self, waits: &Waits) {
+        self.streams.tell(waits);
+    }
+
+    fn told(&self) -> BTreeMap<Rank, Waits> {
+        self.streams.told()
     }
 
     fn next_deadline(&self, now: Instant) -> Option<Instant> {

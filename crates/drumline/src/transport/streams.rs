@@ -9,6 +9,7 @@
 //! simulator others.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     io::{self, Read, Write},
     time::{Duration, Instant},
@@ -17,6 +18,7 @@ use std::{
 use drumline_schedule::step::{Loc, Rank};
 
 use super::{
+    Waits,
     link::{ControlLink, DataLink, PeerState},
     points::{Ended, Point, PointLink},
     wire::Control,
@@ -198,6 +200,9 @@ impl<S: Duplex> Streams<S> {
     fn listen(&mut self, mut machine: Option<&mut Machine>, now: Instant) -> Result<(), Cause> {
         for peer in &mut self.peers {
             peer.control.read();
+            if let (Some(machine), Some(waits)) = (&machine, peer.control.waits()) {
+                machine.on_waits(peer.rank, waits.call)?;
+            }
             // What stands on a broken stream and is waited for.
             let data = peer.data.broken();
             let points = peer.points.broken().filter(|_| peer.points.is_pending());
@@ -234,6 +239,17 @@ impl<S: Duplex> Streams<S> {
     pub(crate) fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let graces = self.peers.iter().filter_map(|peer| peer.broken_since);
         graces.map(|since| since + GRACE).filter(|until| *until > now).min()
+    }
+
+    /// Tells all peers whom this rank waits for.
+    pub(crate) fn tell(&mut self, waits: &Waits) {
+        self.peers.iter_mut().for_each(|peer| peer.control.tell(waits));
+    }
+
+    /// What peers have said of whom they wait for.
+    pub(crate) fn told(&self) -> BTreeMap<Rank, Waits> {
+        let told = |peer: &Peer<S>| Some((peer.rank, peer.control.waits()?.clone()));
+        self.peers.iter().filter_map(told).collect()
     }
 
     pub(crate) fn abort(&mut self, failure: &CollectiveError) {

@@ -35,6 +35,17 @@ pub(crate) fn everywhere_with(config: &Config, test: impl Fn(&Config)) {
     }
 }
 
+/// The canonical tree, as it is defined.
+pub(crate) fn tree<T: Copy>(values: &[T], combine: &impl Fn(T, T) -> T) -> T {
+    match values {
+        [value] => *value,
+        _ => {
+            let half = 1 << (values.len() - 1).ilog2();
+            combine(tree(&values[..half], combine), tree(&values[half..], combine))
+        }
+    }
+}
+
 /// The failure behind an error, whether this call or another one failed.
 pub(crate) fn failure(error: Error) -> CollectiveError {
     match error {

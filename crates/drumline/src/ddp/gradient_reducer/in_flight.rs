@@ -6,7 +6,10 @@ use std::{
 };
 
 use super::memory::{Memory, Travelling};
-use crate::{ProcessGroup, Result};
+use crate::{
+    ProcessGroup, Result,
+    trace::{Category, Open, What},
+};
 
 /// The buckets that were handed to the group and are not back, in the order in which they left.
 ///
@@ -14,7 +17,7 @@ use crate::{ProcessGroup, Result};
 /// owns their memory meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
-    buckets: VecDeque<(usize, Instant, Travelling)>,
+    buckets: VecDeque<(usize, Instant, Open, Travelling)>,
     /// When the bucket before came back.
     last: Option<Instant>,
 }
@@ -29,14 +32,31 @@ pub(super) struct Done {
 }
 
 impl InFlight {
-    pub(super) fn launch(&mut self, group: &ProcessGroup, bucket: usize, memory: Memory) {
-        self.buckets.push_back((bucket, Instant::now(), memory.all_reduce(group)));
+    /// `bytes` of gradients.
+    pub(super) fn launch(
+        &mut self,
+        group: &ProcessGroup,
+        bucket: usize,
+        bytes: usize,
+        memory: Memory,
+    ) {
+        let open = group.recorder().begin(|| What {
+            category: Category::Bucket,
+            name: "bucket",
+            bucket: Some(bucket),
+            bytes: Some(bytes as u64),
+            ..What::default()
+        });
+        self.buckets.push_back((bucket, Instant::now(), open, memory.all_reduce(group)));
     }
 
     /// Waits for the bucket that left first. `None` when all are back.
     pub(super) fn wait(&mut self) -> Result<Option<Done>> {
-        let Some((bucket, launched, work)) = self.buckets.pop_front() else { return Ok(None) };
+        let Some((bucket, launched, open, work)) = self.buckets.pop_front() else {
+            return Ok(None);
+        };
         let (memory, at) = work.wait()?;
+        open.end_at(at);
         let began = self.last.map_or(launched, |last| last.max(launched));
         self.last = Some(at);
         Ok(Some(Done { bucket, memory, took: at.saturating_duration_since(began), at }))

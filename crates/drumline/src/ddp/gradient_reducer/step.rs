@@ -196,7 +196,10 @@ impl Step {
             memory.set_mark(plan.active_mark(bucket), self.is_active);
             match self.group.world_size() {
                 1 => self.memory[bucket] = Some(memory),
-                _ => self.in_flight.launch(&self.group, bucket, memory),
+                _ => {
+                    let bytes = self.plan.gradient_bytes(bucket);
+                    self.in_flight.launch(&self.group, bucket, bytes, memory);
+                }
             }
         }
     }

@@ -15,7 +15,10 @@ use std::{
 
 use rustix::event::PollFlags;
 
-use super::protocol::{Key, MAGIC, READY, Request, STOP_WAITING, VALUE_BYTES_MAX, WAIT_CANCELED};
+use super::{
+    protocol::{Key, MAGIC, Request, VALUE_BYTES_MAX},
+    wait::{Next, Wait},
+};
 use crate::{
     Endpoint,
     auth::{Expected, Handshake, Hello, Nonce, Secret},
@@ -205,38 +208,25 @@ impl Connection {
         keys: &[Key<'k>],
         deadline: Instant,
     ) -> io::Result<Vec<Key<'k>>> {
+        let mut wait = Wait::new(keys.to_vec());
         // A deadline in the past still asks: the keys may be there.
-        self.send(&[Request::Wait(keys.to_vec())], deadline.max(Instant::now() + CANCEL_MAX))?;
-        match self.read_array(deadline) {
-            Ok([STOP_WAITING]) => return Ok(Vec::new()),
-            Ok(_) => return Err(unexpected_reply()),
-            Err(error) if error.kind() == ErrorKind::TimedOut => {}
-            Err(error) => return Err(error),
-        }
-        let until = Instant::now() + CANCEL_MAX;
-        self.send(&[Request::CancelWait()], until)?;
-        let [mut reply] = self.read_array(until)?;
-        if reply == STOP_WAITING {
-            // The keys' arrival and our patience's end crossed on the wire.
-            [reply] = self.read_array(until)?;
-        }
-        if reply != WAIT_CANCELED {
-            return Err(unexpected_reply());
-        }
-        self.missing(keys, until)
-    }
-
-    /// Those of `keys` that do not exist now.
-    fn missing<'k>(&mut self, keys: &[Key<'k>], deadline: Instant) -> io::Result<Vec<Key<'k>>> {
-        let checks: Vec<_> = keys.iter().map(|&key| Request::Check(vec![key])).collect();
-        self.send(&checks, deadline)?;
-        let mut missing = Vec::new();
-        for &key in keys {
-            if self.read_array(deadline)? != [READY] {
-                missing.push(key);
+        self.send(&[wait.request()], deadline.max(Instant::now() + CANCEL_MAX))?;
+        let mut until = deadline;
+        loop {
+            let next = match self.read_array(until) {
+                Ok([reply]) => wait.on_reply(reply).map_err(io::Error::other)?,
+                Err(error) if error.kind() == ErrorKind::TimedOut && wait.is_waiting() => {
+                    until = Instant::now() + CANCEL_MAX;
+                    Next::Send(vec![wait.give_up()])
+                }
+                Err(error) => return Err(error),
+            };
+            match next {
+                Next::Listen => {}
+                Next::Send(requests) => self.send(&requests, until)?,
+                Next::Over(missing) => return Ok(missing),
             }
         }
-        Ok(missing)
     }
 
     fn fill(&mut self, mut unread: &mut [u8], deadline: Instant) -> io::Result<()> {
@@ -278,10 +268,6 @@ pub(super) fn is_hang_up(error: &io::Error) -> bool {
 /// The server does not want this client, and will not at another attempt.
 fn is_refusal(error: &io::Error) -> bool {
     error.kind() == ErrorKind::PermissionDenied
-}
-
-fn unexpected_reply() -> io::Error {
-    io::Error::other("the reply does not fit the request")
 }
 
 fn random_between(low: f64, high: f64) -> f64 {

@@ -29,6 +29,7 @@ mod connection;
 mod host;
 pub mod protocol;
 pub mod server;
+pub mod wait;
 
 use std::{
     io::{self, ErrorKind},

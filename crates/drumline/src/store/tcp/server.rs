@@ -56,6 +56,19 @@ pub struct Server {
     next_id: u64,
 }
 
+/// What a server keeps for its connections, beside keys and queues. Nothing of it outlives them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Connections.
+    pub connections: usize,
+    /// Keys and barriers that connections wait for.
+    pub waits: usize,
+    /// Bytes of requests that are not complete.
+    pub input_bytes: usize,
+    /// Bytes of replies that are not written.
+    pub output_bytes: usize,
+}
+
 /// Why the server gave up on a connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -164,6 +177,17 @@ impl Server {
     /// How many connections have shown that they belong to a store's client.
     pub fn clients(&self) -> usize {
         self.connections.values().filter(|connection| connection.validated).count()
+    }
+
+    /// What it keeps for connections now.
+    pub fn load(&self) -> Load {
+        let sum = |of: fn(&Connection) -> usize| self.connections.values().map(of).sum();
+        Load {
+            connections: self.connections.len(),
+            waits: self.waiters.values().map(VecDeque::len).sum(),
+            input_bytes: sum(|connection| connection.input.len()),
+            output_bytes: sum(|connection| connection.output.len()),
+        }
     }
 
     /// Carries out all complete requests in `input`. Returns how many bytes they took, and how

@@ -1,0 +1,294 @@
+//! What a store must do with one request after another: the oracle of its server.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use drumline::store::tcp::{
+    protocol::{
+        Decoded, Key, MAGIC, NOT_READY, READY, Request, STOP_WAITING, Value, WAIT_CANCELED, decode,
+    },
+    server::{ConnectionId, Load, OUTPUT_BYTES_MAX, Server},
+};
+
+/// A map, queues, and those who wait. It gets what the server gets, in the same order, and tells
+/// what the server owes to whom from then on.
+#[derive(Debug, Default)]
+pub(super) struct Model {
+    values: BTreeMap<Vec<u8>, Vec<u8>>,
+    queues: BTreeMap<Vec<u8>, VecDeque<Vec<u8>>>,
+    /// Longest first. Never holds one that lacks nothing.
+    waits: Vec<(ConnectionId, BTreeSet<Awaited>)>,
+    peers: BTreeMap<ConnectionId, Peer>,
+    /// The server must give up on these now.
+    expelled: BTreeSet<ConnectionId>,
+}
+
+/// A key, or a barrier under a key.
+type Awaited = (bool, Vec<u8>);
+
+const KEY: bool = false;
+const BARRIER: bool = true;
+
+#[derive(Debug, Default)]
+struct Peer {
+    validated: bool,
+    /// What it says is no request. The server may see that later, but not carry it out.
+    garbled: bool,
+    heard: Vec<u8>,
+    owed: VecDeque<u8>,
+}
+
+impl Model {
+    pub(super) fn connect(&mut self, id: ConnectionId) {
+        self.peers.insert(id, Peer::default());
+    }
+
+    pub(super) fn disconnect(&mut self, id: ConnectionId) {
+        self.peers.remove(&id);
+        self.waits.retain(|(waiter, _)| *waiter != id);
+    }
+
+    /// Requests whose replies tell everything that is stored.
+    pub(super) fn inventory(&self) -> Vec<Request<'_>> {
+        let values = self.values.keys().map(|key| Key(key)).collect();
+        let pops = self.queues.iter().flat_map(|(key, items)| {
+            std::iter::repeat_n(Request::QueuePop(Key(key)), items.len() + 1)
+        });
+        [Request::ListKeys(), Request::MultiGet(values)].into_iter().chain(pops).collect()
+    }
+
+    /// The bytes that the server still owes to a connection.
+    pub(super) fn owed(&self, id: ConnectionId) -> usize {
+        self.peers.get(&id).map_or(0, |peer| peer.owed.len())
+    }
+
+    /// The server has written `bytes`.
+    pub(super) fn written(&mut self, id: ConnectionId, bytes: &[u8]) -> Result<(), String> {
+        let Some(peer) = self.peers.get_mut(&id) else {
+            return Err("the store writes to a connection that is gone".to_owned());
+        };
+        let owed: Vec<u8> = peer.owed.drain(..bytes.len().min(peer.owed.len())).collect();
+        match owed == bytes {
+            true => Ok(()),
+            false => Err(format!(
+                "the store writes {}, not {}",
+                bytes.escape_ascii(),
+                owed.escape_ascii()
+            )),
+        }
+    }
+
+    /// The server has given up on a connection.
+    pub(super) fn refused(&mut self, id: ConnectionId) -> Result<(), String> {
+        if self.expelled.remove(&id) {
+            return Ok(());
+        }
+        match self.peers.get(&id) {
+            Some(peer) if peer.garbled => {
+                self.disconnect(id);
+                Ok(())
+            }
+            _ => Err("the store refuses a connection that broke no rule".to_owned()),
+        }
+    }
+
+    /// Whether the server holds what it should, and no more.
+    pub(super) fn check(&self, server: &Server) -> Result<(), String> {
+        if !self.expelled.is_empty() {
+            return Err("the store puts up with a connection that broke a rule".to_owned());
+        }
+        let expected = Load {
+            connections: self.peers.len(),
+            waits: self.waits.iter().map(|(_, lacks)| lacks.len()).sum(),
+            input_bytes: self.peers.values().map(|peer| peer.heard.len()).sum(),
+            output_bytes: self.peers.values().map(|peer| peer.owed.len()).sum(),
+        };
+        match server.load() == expected {
+            true => Ok(()),
+            false => Err(format!("the store holds {:?}, not {expected:?}", server.load())),
+        }
+    }
+
+    /// `bytes` arrived. Hands each complete request to `heard`.
+    pub(super) fn receive(
+        &mut self,
+        id: ConnectionId,
+        bytes: &[u8],
+        heard: &mut dyn FnMut(&Request<'_>),
+    ) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        peer.heard.extend_from_slice(bytes);
+        let input = std::mem::take(&mut peer.heard);
+        let mut used = 0;
+        while let Some(peer) = self.peers.get_mut(&id) {
+            let rest = &input[used..];
+            if !peer.validated && rest.first().is_some_and(|opcode| *opcode != 0) {
+                return self.expel(id);
+            }
+            match decode(rest) {
+                Ok(Decoded::Request(request, length)) => {
+                    used += length;
+                    heard(&request);
+                    if self.serve(id, &request).is_none() {
+                        return self.expel(id);
+                    }
+                }
+                unfinished => {
+                    peer.garbled = unfinished.is_err();
+                    peer.heard = rest.to_vec();
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Carries out a request; `None` if it breaks a rule.
+    fn serve(&mut self, id: ConnectionId, request: &Request<'_>) -> Option<()> {
+        match request {
+            Request::Validate(magic) => {
+                self.peers.get_mut(&id)?.validated = true;
+                return (*magic == MAGIC).then_some(());
+            }
+            Request::Set(key, value) => self.set(key, value.0.to_vec()),
+            Request::MultiSet(pairs) => {
+                pairs.iter().for_each(|(key, value)| self.set(key, value.0.to_vec()));
+            }
+            Request::Append(key, value) => {
+                let whole = [self.values.get(key.0).map_or(&[][..], |it| it), value.0].concat();
+                self.set(key, whole);
+            }
+            Request::CompareSet(key, expected, desired) => {
+                let present = self.values.get(key.0).cloned();
+                let swap = present.as_deref().unwrap_or_default() == expected.0;
+                let present = present.filter(|_| !swap);
+                let after = if swap { Some(desired.0.to_vec()) } else { present };
+                self.tell(id, &value(after.as_deref().unwrap_or(expected.0)));
+                if let Some(after) = after {
+                    self.set(key, after);
+                }
+            }
+            Request::Get(key) => self.tell_value(id, key),
+            Request::MultiGet(keys) => keys.iter().for_each(|key| self.tell_value(id, key)),
+            Request::Add(key, amount) => {
+                let sum = self.add(key, *amount)?;
+                self.tell(id, &sum.to_le_bytes());
+            }
+            Request::Check(keys) => {
+                let ready = keys.iter().all(|key| self.is_present(key));
+                self.tell(id, &[if ready { READY } else { NOT_READY }]);
+            }
+            Request::GetNumKeys() => self.tell(id, &(self.values.len() as i64).to_le_bytes()),
+            Request::DeleteKey(key) => {
+                let count = i64::from(self.values.remove(key.0).is_some());
+                self.tell(id, &count.to_le_bytes());
+            }
+            Request::ListKeys() => {
+                let keys: Vec<u8> = self.values.keys().flat_map(|key| value(key)).collect();
+                let count = (self.values.len() as i64).to_le_bytes();
+                self.tell(id, &[&count[..], &keys].concat());
+            }
+            Request::Ping(nonce) => self.tell(id, &nonce.to_le_bytes()),
+            Request::QueuePush(key, Value(item)) => {
+                self.queues.entry(key.0.to_vec()).or_default().push_back(item.to_vec());
+                self.wake(&(KEY, key.0.to_vec()), 1);
+            }
+            Request::QueuePop(key) => {
+                let queue = self.queues.entry(key.0.to_vec()).or_default();
+                let length = (queue.len() as i64).to_le_bytes();
+                let item = queue.pop_front().map(|item| value(&item));
+                self.tell(id, &[&length[..], &item.unwrap_or_default()].concat());
+            }
+            Request::QueueLen(key) => {
+                let length = self.queues.get(key.0).map_or(0, VecDeque::len) as i64;
+                self.tell(id, &length.to_le_bytes());
+            }
+            Request::Wait(keys) => {
+                let absent = keys.iter().filter(|key| !self.is_present(key));
+                let lacks = absent.map(|key| (KEY, key.0.to_vec())).collect();
+                return self.wait(id, lacks);
+            }
+            Request::Barrier(key, world_size) => {
+                let barrier = (BARRIER, key.0.to_vec());
+                if self.add(key, 1)? < *world_size {
+                    return self.wait(id, BTreeSet::from([barrier]));
+                }
+                self.wake(&barrier, usize::MAX);
+                self.tell(id, &[STOP_WAITING]);
+            }
+            Request::CancelWait() => {
+                self.waits.retain(|(waiter, _)| *waiter != id);
+                self.tell(id, &[WAIT_CANCELED]);
+            }
+        }
+        Some(())
+    }
+
+    fn is_present(&self, key: &Key<'_>) -> bool {
+        let queued = self.queues.get(key.0).is_some_and(|queue| !queue.is_empty());
+        queued || self.values.contains_key(key.0)
+    }
+
+    /// A value is for everybody who waits.
+    fn set(&mut self, key: &Key<'_>, value: Vec<u8>) {
+        self.values.insert(key.0.to_vec(), value);
+        self.wake(&(KEY, key.0.to_vec()), usize::MAX);
+    }
+
+    fn add(&mut self, key: &Key<'_>, amount: i64) -> Option<i64> {
+        let present = match self.values.get(key.0) {
+            Some(text) => std::str::from_utf8(text).ok()?.parse::<i64>().ok()?,
+            None => 0,
+        };
+        let sum = present.checked_add(amount)?;
+        self.set(key, sum.to_string().into_bytes());
+        Some(sum)
+    }
+
+    fn wait(&mut self, id: ConnectionId, lacks: BTreeSet<Awaited>) -> Option<()> {
+        if self.waits.iter().any(|(waiter, _)| *waiter == id) {
+            return None;
+        }
+        match lacks.is_empty() {
+            true => self.tell(id, &[STOP_WAITING]),
+            false => self.waits.push((id, lacks)),
+        }
+        Some(())
+    }
+
+    /// Something is there: for the first `count` of those who wait for it.
+    fn wake(&mut self, what: &Awaited, count: usize) {
+        let mut told = 0;
+        for (_, lacks) in &mut self.waits {
+            told += usize::from(told < count && lacks.remove(what));
+        }
+        let (over, waits) = std::mem::take(&mut self.waits)
+            .into_iter()
+            .partition::<Vec<_>, _>(|(_, lacks)| lacks.is_empty());
+        self.waits = waits;
+        for (id, _) in over {
+            self.tell(id, &[STOP_WAITING]);
+        }
+    }
+
+    fn tell_value(&mut self, id: ConnectionId, key: &Key<'_>) {
+        let reply = value(self.values.get(key.0).map_or(&[], |it| it));
+        self.tell(id, &reply);
+    }
+
+    fn tell(&mut self, id: ConnectionId, reply: &[u8]) {
+        let Some(peer) = self.peers.get_mut(&id) else { return };
+        match peer.owed.len() + reply.len() > OUTPUT_BYTES_MAX {
+            true => self.expel(id),
+            false => peer.owed.extend(reply),
+        }
+    }
+
+    fn expel(&mut self, id: ConnectionId) {
+        self.disconnect(id);
+        self.expelled.insert(id);
+    }
+}
+
+/// A value or a key on the wire.
+fn value(bytes: &[u8]) -> Vec<u8> {
+    [&(bytes.len() as u64).to_le_bytes(), bytes].concat()
+}

@@ -1,0 +1,206 @@
+//! Others than ranks who use the store: programs with calls of any kind, and strangers.
+
+use drumline::store::tcp::protocol::{Key, MAGIC, Request, Value};
+use fastrand::Rng;
+
+use super::{
+    plan::{moment, script},
+    script::{Bytes, Op, Script},
+};
+use crate::{
+    network::Quality,
+    plan::{self, TIMEOUT},
+};
+
+/// Makes any calls. Some die in the middle of one.
+pub(super) fn user(rng: &mut Rng, number: usize, job: &plan::Plan) -> Script {
+    let mut ops: Vec<_> = (0..rng.usize(2..16)).map(|_| call(rng)).collect();
+    if rng.u8(0..4) == 0 {
+        ops.push(die(rng));
+    }
+    let mut script = script(rng, format!("user {number}"), job, ops);
+    script.persists = rng.u8(0..4) > 0;
+    script
+}
+
+/// Sends what no client would.
+pub(super) fn stranger(rng: &mut Rng, number: usize, job: &plan::Plan) -> Script {
+    let ops = vec![Op::Shout { bytes: Bytes(noise(rng)), linger: moment(rng) }];
+    script(rng, format!("stranger {number}"), job, ops)
+}
+
+/// Several wait for the items of one queue, and one hands them out.
+pub(super) fn workers(rng: &mut Rng, job: &plan::Plan) -> Vec<Script> {
+    let tasks = Key(b"/tasks");
+    let patience = moment(rng);
+    let wait = Op::Wait {
+        keys: vec![Bytes(tasks.0.to_vec())],
+        patience: 10 * patience,
+        value: None,
+        gets: false,
+    };
+    let take = Op::ask(&[Request::QueuePop(tasks)], TIMEOUT);
+    let items = rng.usize(1..4);
+    let names = (0..rng.usize(2..4)).map(|number| format!("worker {number}"));
+    let names: Vec<_> = names.collect();
+    let mut scripts: Vec<_> = names
+        .into_iter()
+        .map(|name| script(rng, name, job, vec![[wait.clone(), take.clone()]; items].concat()))
+        .collect();
+    let hand_out = (0..items).flat_map(|item| {
+        let push = Request::QueuePush(tasks, Value(&[item as u8]));
+        [Op::Pause(patience), Op::ask(&[push, Request::QueueLen(tasks)], TIMEOUT)]
+    });
+    scripts.push(script(rng, "foreman".to_owned(), job, hand_out.collect()));
+    scripts
+}
+
+/// Asks for more at a time than the store keeps for anybody.
+pub(super) fn glutton(rng: &mut Rng, job: &plan::Plan) -> Script {
+    let value = vec![rng.u8(..); 1 << 20];
+    let key = Key(b"/large");
+    let much = [Request::Set(key, Value(&value)), Request::MultiGet(vec![key; 33])];
+    let mut ops = vec![Op::ask(&much, TIMEOUT)];
+    ops.push(Op::ask(&[Request::DeleteKey(key), Request::Check(vec![key])], TIMEOUT));
+    let mut script = script(rng, "glutton".to_owned(), job, ops);
+    script.quality = Quality { capacity: 1 << 20, ns_per_byte: 0, stalls_percent: 0, ..job.near };
+    script.persists = true;
+    script
+}
+
+/// Few, so that users meet.
+const KEYS: [&[u8]; 4] = [b"/a", b"/b", b"/c", b""];
+
+fn key(rng: &mut Rng) -> Key<'static> {
+    Key(KEYS[rng.usize(0..KEYS.len())])
+}
+
+fn keys(rng: &mut Rng) -> Vec<Key<'static>> {
+    (0..rng.usize(0..4)).map(|_| key(rng)).collect()
+}
+
+/// Often a number.
+fn bytes(rng: &mut Rng) -> Vec<u8> {
+    match rng.u8(0..16) {
+        0 => Vec::new(),
+        1 => vec![rng.u8(..); rng.usize(0..2000)],
+        2 => i64::MAX.to_string().into_bytes(),
+        3..=8 => rng.i64(-9..99).to_string().into_bytes(),
+        _ => (0..rng.usize(1..12)).map(|_| rng.u8(..)).collect(),
+    }
+}
+
+/// One call of a program that makes any.
+fn call(rng: &mut Rng) -> Op {
+    let patience = moment(rng);
+    match rng.u8(0..12) {
+        0 => Op::Pause(patience / 4),
+        1..=3 => {
+            let keys: Vec<_> = keys(rng).iter().map(|key| Bytes(key.0.to_vec())).collect();
+            let gets = !keys.is_empty() && rng.bool();
+            Op::Wait { keys, patience, value: None, gets }
+        }
+        4 => Op::ask(&[Request::Barrier(barrier(rng), rng.i64(0..4))], patience),
+        5 => {
+            let wait = match rng.bool() {
+                true => Request::Wait(keys(rng)),
+                false => Request::Barrier(barrier(rng), rng.i64(0..4)),
+            };
+            Op::ask(&[wait, Request::CancelWait()], TIMEOUT)
+        }
+        _ => {
+            let values: Vec<_> = (0..12).map(|_| bytes(rng)).collect();
+            let count = if rng.u8(0..4) == 0 { rng.usize(2..6) } else { 1 };
+            let several: Vec<_> = (0..count)
+                .flat_map(|at| {
+                    let request = request(rng, [&values[2 * at], &values[2 * at + 1]]);
+                    [request, Request::Ping(rng.u32(..))]
+                })
+                .collect();
+            Op::ask(&several, TIMEOUT)
+        }
+    }
+}
+
+fn barrier(rng: &mut Rng) -> Key<'static> {
+    match rng.u8(0..8) {
+        0 => key(rng),
+        _ => Key(b"/barrier"),
+    }
+}
+
+/// A request that is answered at once.
+fn request<'v>(rng: &mut Rng, values: [&'v [u8]; 2]) -> Request<'v> {
+    let key = key(rng);
+    let [one, other] = values.map(Value);
+    match rng.u8(0..16) {
+        0 => Request::Set(key, one),
+        1 => Request::CompareSet(key, one, other),
+        2 => Request::CompareSet(key, Value(b""), other),
+        3 => Request::Get(key),
+        // Other values than numbers cost the connection: not too often.
+        4 if rng.u8(0..4) == 0 => Request::Add(key, rng.i64(-3..9)),
+        4 | 5 => Request::Add(Key(b"/number"), rng.i64(-3..9)),
+        6 => Request::Check(keys(rng)),
+        7 => Request::GetNumKeys(),
+        8 => Request::DeleteKey(key),
+        9 => Request::Append(key, one),
+        10 => Request::MultiGet(keys(rng)),
+        11 => Request::MultiSet(keys(rng).into_iter().map(|key| (key, one)).collect()),
+        12 | 13 => Request::QueuePush(key, one),
+        14 => Request::QueuePop(key),
+        _ if rng.bool() => Request::ListKeys(),
+        _ => Request::QueueLen(key),
+    }
+}
+
+/// Dies in the middle of a request, or while it waits.
+fn die(rng: &mut Rng) -> Op {
+    let mut bytes = Vec::new();
+    let waits = [Request::Wait(keys(rng)), Request::Barrier(barrier(rng), 9)];
+    waits[usize::from(rng.bool())].encode(&mut bytes);
+    if rng.bool() {
+        bytes.truncate(rng.usize(0..bytes.len()));
+    }
+    Op::Die { bytes: Bytes(bytes) }
+}
+
+/// What no client of a store would send.
+fn noise(rng: &mut Rng) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let valid = Request::Validate(MAGIC);
+    match rng.u8(0..8) {
+        0 => return (0..rng.usize(0..300)).map(|_| rng.u8(..)).collect(),
+        1 => return b"GET / HTTP/1.1\r\nHost: store\r\n\r\n".to_vec(),
+        2 => Request::Validate(rng.u32(..)).encode(&mut bytes),
+        3 => {
+            valid.encode(&mut bytes);
+            bytes.truncate(rng.usize(0..bytes.len()));
+        }
+        4 => {
+            valid.encode(&mut bytes);
+            bytes.extend((0..rng.usize(1..300)).map(|_| rng.u8(..)));
+        }
+        5 => {
+            // A length of nearly everything.
+            valid.encode(&mut bytes);
+            bytes.push(rng.u8(1..19));
+            bytes.extend(u64::MAX.to_le_bytes());
+        }
+        6 => {
+            let wait = Request::Wait(vec![Key(b"/never"), key(rng)]);
+            [&valid, &wait, &wait].iter().for_each(|request| request.encode(&mut bytes));
+        }
+        _ => {
+            let requests = [
+                valid,
+                Request::Set(Key(b"/text"), Value(b"no number")),
+                Request::QueuePush(key(rng), Value(b"from a stranger")),
+                Request::Add(Key(b"/text"), 1),
+                Request::DeleteKey(Key(b"/drumline/secret")),
+            ];
+            requests.iter().for_each(|request| request.encode(&mut bytes));
+        }
+    }
+    bytes
+}

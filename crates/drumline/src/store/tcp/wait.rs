@@ -1,0 +1,133 @@
+//! Waiting for keys with a deadline: what a client says and hears, without I/O and clock.
+
+use super::protocol::{Key, READY, Request, STOP_WAITING, WAIT_CANCELED};
+
+/// One wait. Whoever drives it sends [`Wait::request`], passes on each byte that comes back and
+/// says when the time is over.
+///
+/// The server knows no deadlines. A client whose time is over cancels its wait, and then asks for
+/// each key whether it is missing.
+#[derive(Clone, Debug)]
+pub struct Wait<'k> {
+    keys: Vec<Key<'k>>,
+    stage: Stage<'k>,
+}
+
+#[derive(Clone, Debug)]
+enum Stage<'k> {
+    Waiting,
+    /// `crossed`: the keys' arrival and our patience's end crossed on the wire.
+    Cancelling {
+        crossed: bool,
+    },
+    Checking {
+        answers: usize,
+        missing: Vec<Key<'k>>,
+    },
+}
+
+/// What to do after a reply.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Next<'k> {
+    /// Wait for the next reply.
+    Listen,
+    /// Send these, then wait for the next reply.
+    Send(Vec<Request<'k>>),
+    /// It is over; these keys are missing.
+    Over(Vec<Key<'k>>),
+}
+
+/// The reply does not fit what was asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the reply does not fit the request")]
+pub struct UnexpectedReply;
+
+impl<'k> Wait<'k> {
+    /// A wait for all of `keys`.
+    pub fn new(keys: Vec<Key<'k>>) -> Wait<'k> {
+        Wait { keys, stage: Stage::Waiting }
+    }
+
+    /// What to send first.
+    pub fn request(&self) -> Request<'k> {
+        Request::Wait(self.keys.clone())
+    }
+
+    /// Whether the next reply may take until the deadline of the wait. Later ones need no waiting.
+    pub fn is_waiting(&self) -> bool {
+        matches!(self.stage, Stage::Waiting)
+    }
+
+    /// The time is over. Returns what to send.
+    pub fn give_up(&mut self) -> Request<'static> {
+        self.stage = Stage::Cancelling { crossed: false };
+        Request::CancelWait()
+    }
+
+    /// The server has said `reply`.
+    ///
+    /// # Errors
+    ///
+    /// When no server would say that now.
+    pub fn on_reply(&mut self, reply: u8) -> Result<Next<'k>, UnexpectedReply> {
+        match (&mut self.stage, reply) {
+            (Stage::Waiting, STOP_WAITING) => Ok(Next::Over(Vec::new())),
+            (Stage::Cancelling { crossed: crossed @ false }, STOP_WAITING) => {
+                *crossed = true;
+                Ok(Next::Listen)
+            }
+            (Stage::Cancelling { .. }, WAIT_CANCELED) if self.keys.is_empty() => {
+                Ok(Next::Over(Vec::new()))
+            }
+            (Stage::Cancelling { .. }, WAIT_CANCELED) => {
+                self.stage = Stage::Checking { answers: 0, missing: Vec::new() };
+                let checks = self.keys.iter().map(|&key| Request::Check(vec![key]));
+                Ok(Next::Send(checks.collect()))
+            }
+            (Stage::Checking { answers, missing }, reply) => {
+                if reply != READY {
+                    missing.extend(self.keys.get(*answers));
+                }
+                *answers += 1;
+                match *answers < self.keys.len() {
+                    true => Ok(Next::Listen),
+                    false => Ok(Next::Over(std::mem::take(missing))),
+                }
+            }
+            _ => Err(UnexpectedReply),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEYS: [Key<'static>; 2] = [Key(b"/a"), Key(b"/b")];
+
+    #[test]
+    fn who_gives_up_learns_which_keys_are_missing() {
+        for crossed in [false, true] {
+            let mut wait = Wait::new(KEYS.to_vec());
+            assert_eq!(wait.request(), Request::Wait(KEYS.to_vec()));
+            assert_eq!(wait.give_up(), Request::CancelWait());
+            assert!(!wait.is_waiting());
+            if crossed {
+                assert_eq!(wait.on_reply(STOP_WAITING), Ok(Next::Listen));
+            }
+            let checks = KEYS.map(|key| Request::Check(vec![key])).to_vec();
+            assert_eq!(wait.on_reply(WAIT_CANCELED), Ok(Next::Send(checks)));
+            assert_eq!(wait.on_reply(READY), Ok(Next::Listen));
+            assert_eq!(wait.on_reply(1), Ok(Next::Over(vec![KEYS[1]])));
+        }
+    }
+
+    #[test]
+    fn a_reply_that_no_server_gives_is_an_error() {
+        let mut wait = Wait::new(KEYS.to_vec());
+        assert_eq!(wait.on_reply(WAIT_CANCELED), Err(UnexpectedReply));
+        wait.give_up();
+        assert_eq!(wait.on_reply(STOP_WAITING), Ok(Next::Listen));
+        assert_eq!(wait.on_reply(STOP_WAITING), Err(UnexpectedReply));
+    }
+}

@@ -1,0 +1,118 @@
+//! One file of all ranks.
+
+use std::{
+    fmt::Write as _,
+    fs::{self, File},
+    io::{BufWriter, Write},
+    path::Path,
+};
+
+use drumline_schedule::step::Rank;
+use serde_json::Value;
+
+use super::{
+    format::Micros,
+    join::{Arrival, Join},
+    read::{Event, Run, trouble},
+};
+use crate::Result;
+
+/// What has been merged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Merged {
+    /// Whose files were there.
+    pub ranks: Vec<Rank>,
+    /// How many events they hold.
+    pub events: u64,
+    /// What is not as it should be, but can be lived with.
+    pub notes: Vec<String>,
+}
+
+/// Writes the events of all ranks in `dir` to `out`, at the time of rank 0, the ranks below each
+/// other. Arrows lead through the parts of a collective, from the first rank to the last.
+///
+/// `out` is whole or not there. Memory does not depend on the length of the files.
+///
+/// # Errors
+///
+/// [`Error::Trace`](crate::Error::Trace) names the file and the line that cannot be read, or says
+/// that there are none. A file that ends in the middle of an event, because its rank was killed,
+/// is no error.
+pub fn merge(dir: &Path, out: &Path) -> Result<Merged> {
+    let run = Run::open(dir)?;
+    let mut name = out.file_name().unwrap_or_default().to_owned();
+    name.push(".partial");
+    let partial = out.with_file_name(name);
+    let written = write(&run, &partial).and_then(|events| {
+        fs::rename(&partial, out).map_err(|error| trouble(out, 0, error))?;
+        Ok(events)
+    });
+    match written {
+        Ok(events) => {
+            let ranks = run.files.iter().map(|file| file.rank).collect();
+            Ok(Merged { ranks, events, notes: run.notes })
+        }
+        Err(error) => {
+            // What is left of it is of no use; that it cannot be removed is no second error.
+            let _ = fs::remove_file(&partial);
+            Err(error)
+        }
+    }
+}
+
+fn write(run: &Run, path: &Path) -> Result<u64> {
+    let failed = |error| trouble(path, 0, error);
+    let mut file = BufWriter::new(File::create(path).map_err(failed)?);
+    let (mut join, mut events, mut arrows) = (Join::default(), 0_u64, 0_u64);
+    let mut text = "[".to_owned();
+    for event in run.events()? {
+        let mut event = event?;
+        if events > 0 {
+            text.push(',');
+        }
+        text.push('\n');
+        events += 1;
+        if let Some(arrivals) = join.add(run, &event)
+            && arrivals.len() > 1
+        {
+            put_event(&mut text, &mut event);
+            arrows += 1;
+            put_arrows(&mut text, arrows, &arrivals);
+        } else {
+            put_event(&mut text, &mut event);
+        }
+        file.write_all(text.as_bytes()).map_err(failed)?;
+        text.clear();
+    }
+    file.write_all(b"\n]\n").and_then(|()| file.flush()).map_err(failed)?;
+    Ok(events)
+}
+
+fn put_event(text: &mut String, event: &mut Event) {
+    if let Some(start_ns) = event.start_ns {
+        let us = Micros(start_ns).to_string();
+        if let Ok(number) = us.parse::<f64>() {
+            event.fields.insert("ts".to_owned(), Value::from(number));
+        }
+    }
+    let _ = write!(text, "{}", Value::Object(std::mem::take(&mut event.fields)));
+}
+
+/// Arrows from each rank to the one that began next.
+fn put_arrows(text: &mut String, id: u64, arrivals: &[Arrival]) {
+    let last = arrivals.len() - 1;
+    for (index, Arrival { rank, track, start_ns, .. }) in arrivals.iter().enumerate() {
+        let phase = match index {
+            0 => r#""s""#,
+            _ if index == last => r#""f","bp":"e""#,
+            _ => r#""t""#,
+        };
+        let at = Micros(*start_ns);
+        let _ = write!(
+            text,
+            ",\n{{\"ph\":{phase},\"id\":{id},\"pid\":{rank},\"tid\":{track},\"ts\":{at},\
+             \"cat\":\"same call\",\"name\":\"same call\"}}"
+        );
+    }
+}
