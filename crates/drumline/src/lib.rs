@@ -27,6 +27,7 @@
 //! | [`store`] | the key-value stores that they meet through |
 //! | [`trace`] | what every rank did, and when; which rank the others wait for |
 //! | [`auth`] | the job's secret, and how connections prove that they belong to it |
+//! | `views` | collectives on strided views of `ndarray` (feature `ndarray`) |
 //! | [`Config`] | every setting |
 //!
 //! # What you can rely on
@@ -69,6 +70,8 @@ pub mod sampler;
 pub mod store;
 pub mod trace;
 mod transport;
+#[cfg(feature = "ndarray")]
+pub mod views;
 mod work;
 
 pub use config::Config;

@@ -1,0 +1,151 @@
+use drumline::{DType, ReduceOp};
+use fastrand::Rng;
+
+use crate::{oracle, value::by_type};
+
+/// One collective, as all ranks of a group call it. All its data follow from the seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Case {
+    /// What is called.
+    pub kind: Kind,
+    /// The type of the elements.
+    pub dtype: DType,
+    /// Elements of a block: what a rank contributes, or gets of what is dealt out. If blocks are
+    /// uneven, the longest has at most so many.
+    pub elements: usize,
+    /// Whether the blocks of the ranks differ in length. Of use where a buffer is made of blocks.
+    pub uneven: bool,
+    /// What its data are made from.
+    pub seed: u64,
+}
+
+/// What a collective does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Every rank gets what the operator makes of all data.
+    AllReduce(ReduceOp),
+    /// This rank gets it.
+    Reduce(ReduceOp, usize),
+    /// Every rank gets a block of it.
+    ReduceScatter(ReduceOp),
+    /// Every rank gets what it makes of the data of the ranks up to it.
+    Scan(ReduceOp),
+    /// Every rank but the first gets what it makes of the data of the ranks before it.
+    ExclusiveScan(ReduceOp),
+    /// Every rank gets the data of this one.
+    Broadcast(usize),
+    /// Every rank gets the inputs of all.
+    AllGather,
+    /// This rank gets the inputs of all.
+    Gather(usize),
+    /// Every rank gets a block of this one's input.
+    Scatter(usize),
+    /// Every rank gets a block of everybody's input.
+    AllToAll,
+    /// Ranks meet.
+    Barrier,
+}
+
+impl Kind {
+    /// Whether there are blocks that may differ in length.
+    pub fn has_blocks(self) -> bool {
+        matches!(
+            self,
+            Kind::AllGather
+                | Kind::ReduceScatter(_)
+                | Kind::Gather(_)
+                | Kind::Scatter(_)
+                | Kind::AllToAll
+        )
+    }
+
+    /// The operator, where there is one.
+    pub fn reduce_op(self) -> Option<ReduceOp> {
+        match self {
+            Kind::AllReduce(op)
+            | Kind::Reduce(op, _)
+            | Kind::ReduceScatter(op)
+            | Kind::Scan(op)
+            | Kind::ExclusiveScan(op) => Some(op),
+            _ => None,
+        }
+    }
+}
+
+/// What a rank's buffers hold, as bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Buffers {
+    /// The one for the result.
+    pub data: Vec<u8>,
+    /// The one that is only read, where there is one.
+    pub input: Vec<u8>,
+}
+
+impl Case {
+    /// Elements of the block of `rank`, in a collective whose blocks belong to ranks.
+    pub fn count(&self, rank: usize) -> usize {
+        match self.uneven {
+            true => self.draw(rank as u64),
+            false => self.elements,
+        }
+    }
+
+    /// Elements that `from` sends to `to` in an all-to-all.
+    pub fn count_between(&self, from: usize, to: usize) -> usize {
+        match self.uneven {
+            true => self.draw((from as u64) << 32 | to as u64),
+            false => self.elements,
+        }
+    }
+
+    /// The blocks' lengths, by rank.
+    pub fn counts(&self, world_size: usize) -> Vec<usize> {
+        (0..world_size).map(|rank| self.count(rank)).collect()
+    }
+
+    /// Sometimes nothing, sometimes all.
+    fn draw(&self, of: u64) -> usize {
+        let mut rng =
+            Rng::with_seed(self.seed.wrapping_add(of.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
+        match rng.u8(0..4) {
+            0 => 0,
+            1 => self.elements,
+            _ => rng.usize(0..=self.elements),
+        }
+    }
+
+    /// What `rank` has before.
+    pub fn buffers(&self, rank: usize, world_size: usize) -> Buffers {
+        let own = |elements| self.contribution(rank, elements);
+        let noise = |elements: usize| vec![0xa5; elements * self.dtype.size()];
+        let all = || self.counts(world_size).iter().sum::<usize>();
+        let only = |root: usize, bytes: &dyn Fn() -> Vec<u8>| match rank == root {
+            true => bytes(),
+            false => Vec::new(),
+        };
+        let (data, input) = match self.kind {
+            Kind::AllReduce(_)
+            | Kind::Reduce(..)
+            | Kind::Scan(_)
+            | Kind::ExclusiveScan(_)
+            | Kind::Broadcast(_) => (own(self.elements), vec![]),
+            Kind::ReduceScatter(_) => (noise(self.count(rank)), own(all())),
+            Kind::AllGather => (noise(all()), own(self.count(rank))),
+            Kind::Gather(root) => (only(root, &|| noise(all())), own(self.count(rank))),
+            Kind::Scatter(root) => (noise(self.count(rank)), only(root, &|| own(all()))),
+            Kind::AllToAll => {
+                let sent = (0..world_size).map(|to| self.count_between(rank, to)).sum();
+                let received = (0..world_size).map(|from| self.count_between(from, rank)).sum();
+                (noise(received), own(sent))
+            }
+            Kind::Barrier => (vec![], vec![]),
+        };
+        Buffers { data, input }
+    }
+
+    /// The first `elements` of what `rank` brings, as bytes.
+    pub(crate) fn contribution(&self, rank: usize, elements: usize) -> Vec<u8> {
+        let rng = Rng::with_seed(self.seed ^ (rank as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        by_type!(self.dtype, oracle::random(rng, elements))
+    }
+}

@@ -1,0 +1,35 @@
+//! What every transport and every backend must pass: cases, a sequential oracle, and whoever
+//! carries the cases out.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`Case`] | one collective call, with the data of every rank and what must come out |
+//! | [`suite`] | which cases there are |
+//! | [`on_group`] | carries a case out with a [`ProcessGroup`](drumline::ProcessGroup) |
+//! | [`World`] | where groups come from: shared memory, sockets, a backend of yours |
+//!
+//! A backend of your own is tested like this:
+//!
+//! ```
+//! use drumline_conformance::{Extent, Threads, run};
+//!
+//! let world = Threads::new("over TCP", drumline::Config { unix_sockets: false, ..Default::default() });
+//! run(&world, &[2], Extent::Small)?;
+//! # Ok::<(), String>(())
+//! ```
+//!
+//! The oracle computes one element at a time, in the canonical order of sums, and without the
+//! kernels of the library.
+
+#![forbid(unsafe_code)]
+
+mod case;
+pub mod on_group;
+mod oracle;
+pub mod suite;
+mod value;
+mod world;
+
+pub use case::{Case, Kind};
+pub use suite::{Extent, run};
+pub use world::{Threads, World};

@@ -1,0 +1,234 @@
+//! Elements as the oracle computes with them.
+
+use bytemuck::Pod;
+use drumline::{Bool, F8E4M3, F8E5M2, ReduceOp};
+use fastrand::Rng;
+use half::{bf16, f16};
+use num_complex::Complex;
+
+/// Calls a function that is generic over the type of the elements.
+macro_rules! by_type {
+    ($dtype:expr, $($function:ident)::+($($argument:expr),*)) => {{
+        use drumline::DType;
+        match $dtype {
+            DType::U8 => $($function)::+::<u8>($($argument),*),
+            DType::U16 => $($function)::+::<u16>($($argument),*),
+            DType::U32 => $($function)::+::<u32>($($argument),*),
+            DType::U64 => $($function)::+::<u64>($($argument),*),
+            DType::I8 => $($function)::+::<i8>($($argument),*),
+            DType::I16 => $($function)::+::<i16>($($argument),*),
+            DType::I32 => $($function)::+::<i32>($($argument),*),
+            DType::I64 => $($function)::+::<i64>($($argument),*),
+            DType::F16 => $($function)::+::<half::f16>($($argument),*),
+            DType::Bf16 => $($function)::+::<half::bf16>($($argument),*),
+            DType::F32 => $($function)::+::<f32>($($argument),*),
+            DType::F64 => $($function)::+::<f64>($($argument),*),
+            DType::Bool => $($function)::+::<drumline::Bool>($($argument),*),
+            DType::Complex64 => $($function)::+::<num_complex::Complex<f32>>($($argument),*),
+            DType::Complex128 => $($function)::+::<num_complex::Complex<f64>>($($argument),*),
+            DType::F8E4M3 => $($function)::+::<drumline::F8E4M3>($($argument),*),
+            DType::F8E5M2 => $($function)::+::<drumline::F8E5M2>($($argument),*),
+            other => unreachable!("an element type that the oracle does not know: {other}"),
+        }
+    }};
+}
+pub(crate) use by_type;
+
+pub(crate) trait Value: Pod {
+    /// What partial results are kept in.
+    type Wide: Copy;
+    fn random(rng: &mut Rng) -> Self;
+    /// The same bits, or both no number.
+    fn is_same(&self, other: &Self) -> bool;
+    fn widen(self) -> Self::Wide;
+    fn narrow(wide: Self::Wide) -> Self;
+    fn apply(op: ReduceOp, a: Self::Wide, b: Self::Wide) -> Self::Wide;
+    fn divide(wide: Self::Wide, by: u32) -> Self::Wide;
+}
+
+/// All elements, wherever the bytes lie.
+pub(crate) fn read_all<T: Pod>(bytes: &[u8]) -> Vec<T> {
+    bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+}
+
+fn unknown(op: ReduceOp) -> ! {
+    unreachable!("an operator that these elements do not have: {op}")
+}
+
+macro_rules! integers {
+    ($($type:ty),*) => {$(
+        impl Value for $type {
+            type Wide = $type;
+
+            fn random(rng: &mut Rng) -> $type {
+                rng.u64(..) as $type
+            }
+
+            fn is_same(&self, other: &$type) -> bool {
+                self == other
+            }
+
+            fn widen(self) -> $type {
+                self
+            }
+
+            fn narrow(wide: $type) -> $type {
+                wide
+            }
+
+            fn apply(op: ReduceOp, a: $type, b: $type) -> $type {
+                match op {
+                    ReduceOp::Sum | ReduceOp::Avg => a.wrapping_add(b),
+                    ReduceOp::Product => a.wrapping_mul(b),
+                    ReduceOp::Min => a.min(b),
+                    ReduceOp::Max => a.max(b),
+                    ReduceOp::Band => a & b,
+                    ReduceOp::Bor => a | b,
+                    ReduceOp::Bxor => a ^ b,
+                    other => unknown(other),
+                }
+            }
+
+            fn divide(wide: $type, by: u32) -> $type {
+                (i128::from(wide) / i128::from(by)) as $type
+            }
+        }
+    )*};
+}
+
+integers!(u8, u16, u32, u64, i8, i16, i32, i64);
+
+impl Value for Bool {
+    type Wide = bool;
+
+    fn random(rng: &mut Rng) -> Bool {
+        rng.bool().into()
+    }
+
+    fn is_same(&self, other: &Bool) -> bool {
+        self.get() == other.get()
+    }
+
+    fn widen(self) -> bool {
+        self.get()
+    }
+
+    fn narrow(wide: bool) -> Bool {
+        wide.into()
+    }
+
+    fn apply(op: ReduceOp, a: bool, b: bool) -> bool {
+        match op {
+            ReduceOp::Sum | ReduceOp::Max | ReduceOp::Bor => a || b,
+            ReduceOp::Product | ReduceOp::Min | ReduceOp::Band => a && b,
+            ReduceOp::Bxor => a != b,
+            other => unknown(other),
+        }
+    }
+
+    fn divide(wide: bool, _by: u32) -> bool {
+        wide
+    }
+}
+
+macro_rules! floats {
+    ($($type:ty, $wide:ty, $widen:expr, $narrow:expr, $of:expr);*) => {$(
+        impl Value for $type {
+            type Wide = $wide;
+
+            /// Of many magnitudes, so that the order of sums shows.
+            fn random(rng: &mut Rng) -> $type {
+                let fraction = rng.f64() * 2.0 - 1.0;
+                $of(match rng.u8(..) {
+                    0 => f64::INFINITY,
+                    1 => -0.0,
+                    2 => 0.0,
+                    3 => f64::NAN,
+                    4 => fraction * 1e-7,
+                    _ => fraction * f64::from(1 << rng.u32(0..12)),
+                })
+            }
+
+            fn is_same(&self, other: &$type) -> bool {
+                let no_number = |value: &$type| value.widen().is_nan();
+                bytemuck::bytes_of(self) == bytemuck::bytes_of(other)
+                    || (no_number(self) && no_number(other))
+            }
+
+            fn widen(self) -> $wide {
+                $widen(self)
+            }
+
+            fn narrow(wide: $wide) -> $type {
+                $narrow(wide)
+            }
+
+            fn apply(op: ReduceOp, a: $wide, b: $wide) -> $wide {
+                match op {
+                    ReduceOp::Sum | ReduceOp::Avg => a + b,
+                    ReduceOp::Product => a * b,
+                    ReduceOp::Min | ReduceOp::Max if a.is_nan() || b.is_nan() => <$wide>::NAN,
+                    ReduceOp::Min => if a.total_cmp(&b).is_lt() { a } else { b },
+                    ReduceOp::Max => if a.total_cmp(&b).is_gt() { a } else { b },
+                    other => unknown(other),
+                }
+            }
+
+            fn divide(wide: $wide, by: u32) -> $wide {
+                wide / by as $wide
+            }
+        }
+    )*};
+}
+
+floats!(
+    F8E4M3, f32, f32::from, F8E4M3::from_f32, |value: f64| F8E4M3::from_f32(value as f32);
+    F8E5M2, f32, f32::from, F8E5M2::from_f32, |value: f64| F8E5M2::from_f32(value as f32);
+    f16, f32, f32::from, f16::from_f32, f16::from_f64;
+    bf16, f32, f32::from, bf16::from_f32, bf16::from_f64;
+    f32, f32, std::convert::identity, std::convert::identity, |value: f64| value as f32;
+    f64, f64, std::convert::identity, std::convert::identity, std::convert::identity
+);
+
+macro_rules! complex {
+    ($($part:ty),*) => {$(
+        impl Value for Complex<$part> {
+            type Wide = Complex<$part>;
+
+            fn random(rng: &mut Rng) -> Complex<$part> {
+                Complex { re: <$part>::random(rng), im: <$part>::random(rng) }
+            }
+
+            fn is_same(&self, other: &Complex<$part>) -> bool {
+                self.re.is_same(&other.re) && self.im.is_same(&other.im)
+            }
+
+            fn widen(self) -> Complex<$part> {
+                self
+            }
+
+            fn narrow(wide: Complex<$part>) -> Complex<$part> {
+                wide
+            }
+
+            fn apply(op: ReduceOp, a: Complex<$part>, b: Complex<$part>) -> Complex<$part> {
+                match op {
+                    ReduceOp::Sum | ReduceOp::Avg => {
+                        Complex { re: a.re + b.re, im: a.im + b.im }
+                    }
+                    ReduceOp::Product => Complex {
+                        re: a.re * b.re - a.im * b.im,
+                        im: a.re * b.im + a.im * b.re,
+                    },
+                    other => unknown(other),
+                }
+            }
+
+            fn divide(wide: Complex<$part>, by: u32) -> Complex<$part> {
+                Complex { re: wide.re / by as $part, im: wide.im / by as $part }
+            }
+        }
+    )*};
+}
+
+complex!(f32, f64);

@@ -1,0 +1,94 @@
+use std::fmt::Debug;
+
+use drumline::{Config, ProcessGroup};
+
+/// Where groups come from.
+pub trait World: Debug {
+    /// What stands in a report.
+    fn name(&self) -> &str;
+
+    /// Runs `rank` once for every rank of a group of `world_size`, all at the same time.
+    ///
+    /// # Errors
+    ///
+    /// What the first rank that fails says, or why there is no group.
+    fn run(
+        &self,
+        world_size: usize,
+        rank: &(dyn Fn(&ProcessGroup) -> Result<(), String> + Sync),
+    ) -> Result<(), String>;
+}
+
+/// Every rank is a thread of this process.
+#[derive(Clone, Debug)]
+pub struct Threads {
+    name: String,
+    config: Config,
+}
+
+impl Threads {
+    /// Groups with these settings.
+    pub fn new(name: &str, config: Config) -> Threads {
+        Threads { name: name.to_owned(), config }
+    }
+
+    /// Over shared memory, over Unix sockets alone, and over TCP.
+    pub fn everywhere() -> [Threads; 3] {
+        let with = |shared_memory, unix_sockets| Config {
+            shared_memory,
+            unix_sockets,
+            registered_bytes_max: Some(256 << 20),
+            ..Config::default()
+        };
+        [
+            Threads::new("over shared memory", with(true, true)),
+            Threads::new("over Unix sockets", with(false, true)),
+            Threads::new("over TCP", with(false, false)),
+        ]
+    }
+}
+
+impl World for Threads {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn run(
+        &self,
+        world_size: usize,
+        rank: &(dyn Fn(&ProcessGroup) -> Result<(), String> + Sync),
+    ) -> Result<(), String> {
+        let groups = ProcessGroup::local_world_with(world_size, &self.config)
+            .map_err(|error| format!("no group of {world_size}: {error}"))?;
+        std::thread::scope(|threads| {
+            let running: Vec<_> = groups
+                .into_iter()
+                .map(|group| {
+                    threads.spawn(move || {
+                        rank(&group).map_err(|problem| {
+                            // The others are told at once, and do not wait for the time limit.
+                            group.abort();
+                            format!("rank {} of {world_size}: {problem}", group.rank())
+                        })?;
+                        group.destroy().map_err(|error| error.to_string())
+                    })
+                })
+                .collect();
+            let results = running.into_iter().map(|thread| match thread.join() {
+                Ok(result) => result,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            let results: Vec<Result<(), String>> = results.collect();
+            // An abort is told by all; what matters is who was the first.
+            let told = |problem: &&String| problem.contains(WRONG);
+            let failures = || results.iter().filter_map(|result| result.as_ref().err());
+            match failures().find(told).or(failures().next()) {
+                Some(problem) => Err(problem.clone()),
+                None => Ok(()),
+            }
+        })
+    }
+}
+
+/// Stands in the text of every wrong result.
+pub(crate) const WRONG: &str = "wrong";

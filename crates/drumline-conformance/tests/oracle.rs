@@ -1,0 +1,77 @@
+//! The suite would notice.
+
+#![allow(clippy::unwrap_used)]
+
+use drumline::{DType, ReduceOp};
+use drumline_conformance::{Case, Extent, Kind, suite};
+use drumline_schedule::Topology;
+
+fn case(kind: Kind, dtype: DType) -> Case {
+    Case { kind, dtype, elements: 5, uneven: false, seed: 3 }
+}
+
+#[test]
+fn every_wrong_bit_of_an_integer_is_noticed() {
+    let case = case(Kind::AllReduce(ReduceOp::Sum), DType::I16);
+    let right = case.expected(0, &Topology::flat(3));
+    for bit in 0..right.len() * 8 {
+        let mut wrong = right.clone();
+        wrong[bit / 8] ^= 1 << (bit % 8);
+        assert!(!case.agree(&wrong, &right), "bit {bit}");
+    }
+    assert!(!case.agree(&right[2..], &right), "an element is missing");
+}
+
+#[test]
+fn the_order_of_sums_shows() {
+    let case = Case { elements: 200, ..case(Kind::AllReduce(ReduceOp::Sum), DType::F32) };
+    let read = |rank| -> Vec<f32> {
+        let bytes = case.buffers(rank, 4).data;
+        bytes.chunks(4).map(bytemuck::pod_read_unaligned).collect()
+    };
+    let [a, b, c, d] = [read(0), read(1), read(2), read(3)];
+    let from_left: Vec<f32> = (0..200).map(|at| ((a[at] + b[at]) + c[at]) + d[at]).collect();
+    let tree: Vec<f32> = (0..200).map(|at| (a[at] + b[at]) + (c[at] + d[at])).collect();
+    let expected = case.expected(2, &Topology::flat(4));
+    assert!(case.agree(bytemuck::cast_slice(&tree), &expected));
+    assert!(!case.agree(bytemuck::cast_slice(&from_left), &expected));
+}
+
+#[test]
+fn payloads_of_nan_do_not_matter_and_numbers_do() {
+    let case = Case { elements: 1, ..case(Kind::Barrier, DType::F32) };
+    let nan = |bits: u32| f32::from_bits(bits).to_ne_bytes();
+    assert!(case.agree(&nan(0x7fc0_0000), &nan(0xffc0_0001)));
+    assert!(!case.agree(&nan(0x7fc0_0000), &1_f32.to_ne_bytes()));
+    assert!(!case.agree(&0_f32.to_ne_bytes(), &(-0_f32).to_ne_bytes()));
+}
+
+#[test]
+fn blocks_of_all_ranks_meet() {
+    let case = Case { uneven: true, elements: 9, ..case(Kind::AllToAll, DType::U32) };
+    let topology = Topology::flat(4);
+    let mut sent: Vec<u32> = Vec::new();
+    let mut received: Vec<u32> = Vec::new();
+    for rank in 0..4 {
+        sent.extend(bytemuck::cast_slice::<u8, u32>(&case.buffers(rank, 4).input));
+        received.extend(bytemuck::cast_slice::<u8, u32>(&case.expected(rank, &topology)));
+    }
+    sent.sort_unstable();
+    received.sort_unstable();
+    assert_eq!(sent, received);
+    assert!(!sent.is_empty());
+}
+
+#[test]
+fn no_case_stands_for_nothing() {
+    for world_size in [1, 2, 16] {
+        let small = suite::cases(Extent::Small, world_size);
+        for dtype in DType::ALL {
+            for op in ReduceOp::ALL.into_iter().filter(|op| op.supports(dtype)) {
+                let covers = |case: &Case| case.dtype == dtype && case.kind.reduce_op() == Some(op);
+                assert!(small.iter().any(covers), "{op} of {dtype}");
+            }
+        }
+        assert!(small.iter().any(|case| case.uneven && case.elements > 1000));
+    }
+}

@@ -1,0 +1,72 @@
+//! Views of arrays, whose elements need not lie side by side.
+//!
+//! Collectives work on slices. A view that is one already is passed on as it is; of any other (a
+//! column, every second row, a transposed matrix) a copy is made in the order of its indices, and
+//! copied back afterwards. Shapes may so differ between ranks in how they lie in memory, and the
+//! same index is always combined with the same index.
+//!
+//! ```
+//! use drumline::{ProcessGroup, ReduceOp, views};
+//! use ndarray::{Array2, array};
+//!
+//! let group = ProcessGroup::alone();
+//! let mut matrix: Array2<f32> = array![[1.0, 2.0], [3.0, 4.0]];
+//! views::on_slice(matrix.column_mut(1), |column| group.all_reduce(column, ReduceOp::Sum))?;
+//!
+//! let transposed = matrix.t();
+//! let mut gathered = Array2::zeros((2, 2));
+//! group.all_gather(&views::as_slice(&transposed), views::as_slice_mut(&mut gathered.view_mut())?)?;
+//! assert_eq!(gathered, transposed);
+//! # Ok::<_, drumline::Error>(())
+//! ```
+
+use std::borrow::Cow;
+
+use ndarray::{ArrayView, ArrayViewMut, Dimension};
+
+use crate::{Element, Error, Result};
+
+/// Runs `call` on the elements of `view` in the order of its indices, in place or on a copy that is
+/// copied back, also if the call fails.
+///
+/// # Errors
+///
+/// What `call` says.
+pub fn on_slice<T: Element, D: Dimension, R>(
+    mut view: ArrayViewMut<'_, T, D>,
+    call: impl FnOnce(&mut [T]) -> Result<R>,
+) -> Result<R> {
+    if let Some(slice) = view.as_slice_mut() {
+        return call(slice);
+    }
+    let mut copy: Vec<T> = view.iter().copied().collect();
+    let result = call(&mut copy);
+    view.iter_mut().zip(copy).for_each(|(to, from)| *to = from);
+    result
+}
+
+/// The elements of `view` in the order of its indices: borrowed if they lie like that, or copied.
+pub fn as_slice<'a, T: Element, D: Dimension>(view: &'a ArrayView<'_, T, D>) -> Cow<'a, [T]> {
+    match view.as_slice() {
+        Some(slice) => Cow::Borrowed(slice),
+        None => Cow::Owned(view.iter().copied().collect()),
+    }
+}
+
+/// The elements of `view`, which lie side by side in the order of its indices.
+///
+/// # Errors
+///
+/// [`Error::InvalidArgument`] if they do not: [`on_slice`] makes a copy.
+pub fn as_slice_mut<'a, T: Element, D: Dimension>(
+    view: &'a mut ArrayViewMut<'_, T, D>,
+) -> Result<&'a mut [T]> {
+    let strides = view.strides().to_vec();
+    view.as_slice_mut().ok_or_else(|| Error::InvalidArgument {
+        operation: "as_slice_mut",
+        problem: format!(
+            "the elements of this view, with strides {strides:?}, do not lie side by side in the \
+             order of its indices: use on_slice, which copies them"
+        ),
+    })
+}
