@@ -508,6 +508,17 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
+        // A neighbour that is about to complete the call may still read what this rank brought:
+        // its pages must not go back to the kernel, which would make zeros of them.
+        if let (Some(mut job), Some(_), Some(host)) =
+            (self.queue.pop_front(), self.running.take(), &self.host)
+        {
+            shielded(|| {
+                let operation = job.operation();
+                operation.release(&mut self.pool);
+                operation.detach(host);
+            });
+        }
         // A rank that panics does not leave in good order: its peers shall see it as dead.
         if matches!(self.state, State::Open) && !std::thread::panicking() {
             self.transport.take_leave();
