@@ -48,6 +48,7 @@
 #![forbid(unsafe_code)]
 
 pub mod auth;
+mod board;
 mod call;
 pub mod checkpoint;
 mod config;
@@ -61,6 +62,7 @@ mod host;
 #[doc(hidden)]
 pub mod internals;
 mod lane;
+mod membership;
 mod net;
 mod operation;
 pub mod rendezvous;
@@ -73,7 +75,7 @@ pub use config::Config;
 pub use drumline_kernels::{DType, Element, ReduceOp};
 pub use drumline_schedule::SumOrder;
 pub use error::{Cause, CollectiveError, Error, Result};
-pub use group::{ProcessGroup, RegisteredBuffer, init_process_group};
+pub use group::{GroupOptions, ProcessGroup, RegisteredBuffer, init_process_group};
 pub use net::Endpoint;
 pub use rendezvous::is_launched;
 pub use work::{Work, WorkFuture};

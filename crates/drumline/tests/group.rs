@@ -492,14 +492,19 @@ fn strangers_at_the_door_hold_up_nobody() {
     };
     std::thread::scope(|threads| {
         let host = threads.spawn(connect(0));
-        // The card that rank 1 is going to leave: with it, rank 0 goes on to open its port.
-        let card = store.get("drumline/door/1/card/0").unwrap();
-        store.set("drumline/door/1/card/1", &card).unwrap();
-        let address = store.get("drumline/door/1/address/0").unwrap();
-        let address = String::from_utf8(address).unwrap();
+        // Somebody comes in the place of rank 1 and leaves the card that it is going to leave: so
+        // rank 0 goes on to open its port.
+        let read = |key: &str| String::from_utf8(store.get(key).unwrap()).unwrap();
+        store.set("drumline/door/ticket/1", b"substitute").unwrap();
+        let life = read("drumline/door/admitted/substitute");
+        store.delete_key("drumline/door/ticket/1").unwrap();
+        let card = read(&format!("drumline/door/{life}/card/0"));
+        store.set(&format!("drumline/door/{life}/card/1"), card.as_bytes()).unwrap();
+        let address = read(&format!("drumline/door/{life}/address/0"));
+        let address = address.strip_prefix('+').unwrap();
         let strangers: Vec<TcpStream> = (0..600)
             .map(|stranger| {
-                let mut stream = TcpStream::connect(&address).unwrap();
+                let mut stream = TcpStream::connect(address).unwrap();
                 match stranger % 4 {
                     0 => {} // says nothing
                     1 => stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap(),
@@ -516,6 +521,8 @@ fn strangers_at_the_door_hold_up_nobody() {
             })
             .collect();
         let guest = threads.spawn(connect(1));
+        let ticket = read("drumline/door/ticket/1");
+        store.set(&format!("drumline/door/admitted/{ticket}"), life.as_bytes()).unwrap();
         for group in [host, guest].map(|thread| thread.join().unwrap()) {
             threads.spawn(move || group.barrier().unwrap());
         }

@@ -85,6 +85,15 @@ pub enum Error {
         problem: String,
     },
 
+    /// This rank is not one of those that make up the group. Nothing was sent to any peer.
+    #[error("rank {rank} is not a member of group {group:?}: only its members call this")]
+    NotAMember {
+        /// Name of the group.
+        group: String,
+        /// This rank, by its number in the whole job.
+        rank: usize,
+    },
+
     /// A collective failed. The group is poisoned: every later call fails.
     #[error(transparent)]
     Collective(Arc<CollectiveError>),

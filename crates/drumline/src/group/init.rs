@@ -1,9 +1,10 @@
 //! From a URL to the group of the whole job.
 
-use std::sync::PoisonError;
-
-use super::ProcessGroup;
-use crate::{Config, Result, net::interface::address_towards, rendezvous::rendezvous};
+use super::{ProcessGroup, family::Family};
+use crate::{
+    Config, Result, membership::GlobalRanks, net::interface::address_towards,
+    rendezvous::rendezvous,
+};
 
 /// Connects all processes of the job to one group, named `world`.
 ///
@@ -37,8 +38,6 @@ pub fn init_process_group(url: &str, config: &Config) -> Result<ProcessGroup> {
     {
         config.bind_address = Some(address_towards(master)?);
     }
-    let (store, rank, world_size) = (place.store.clone(), place.rank, place.world_size);
-    let group = ProcessGroup::connect("world", store, rank, world_size, &config)?;
-    *group.inner.rendezvous.lock().unwrap_or_else(PoisonError::into_inner) = Some(place);
-    Ok(group)
+    let (name, at) = ("world", (place.rank, place.world_size));
+    ProcessGroup::join(Family::of(name, place), name, at, GlobalRanks::default(), &config)
 }

@@ -1,6 +1,6 @@
 //! Connects every rank of a group with every other.
 //!
-//! Each rank leaves a [`Card`] in the store. Ranks of one host meet over abstract Unix sockets,
+//! Each rank leaves a [`Card`] on the [`Board`]. Ranks of one host meet over abstract Unix sockets,
 //! which nobody outside of it can see and whose kernel says who is at the other end; others meet
 //! over TCP, on one address. No TCP port is opened unless a rank on another host needs it.
 
@@ -18,29 +18,18 @@ use drumline_schedule::step::Rank;
 use rustix::event::{PollFd, PollFlags};
 
 use self::card::Card;
+pub(crate) use crate::membership::Membership;
 use crate::{
     Config, Error, Result,
     auth::{Channel, Expected, Handshake, Hello, Nonce, Secret},
+    board::{Board, Subject},
     net::{
         call::{Address, CallError, open, shake_hands},
         gate::{Admission, Gate, Listener},
         interface, sleep_until_ready,
         stream::Stream,
     },
-    store::Store,
 };
-
-/// Who meets whom.
-#[derive(Clone, Debug)]
-pub(crate) struct Membership {
-    /// Name of the group, for errors.
-    pub(crate) name: String,
-    pub(crate) rank: Rank,
-    pub(crate) world_size: usize,
-    /// A number that only this group's ranks have, to tell left-over processes of an earlier
-    /// group apart.
-    pub(crate) digest: u64,
-}
 
 /// The connections to one peer, none of which blocks.
 #[derive(Debug)]
@@ -61,7 +50,7 @@ const CHANNELS: [Channel; 3] = [Channel::Control, Channel::Data, Channel::Points
 
 type Slots = [Option<Stream>; CHANNELS.len()];
 
-/// Exchanges cards through `store` and connects with all peers, in order of their ranks.
+/// Exchanges cards through `board` and connects with all peers, in order of their ranks.
 ///
 /// A rank connects to every lower rank and is connected to by every higher one. Rank 0 accepts
 /// first, so no ring of ranks can wait for each other.
@@ -72,7 +61,7 @@ type Slots = [Option<Stream>; CHANNELS.len()];
 /// is missing; [`Error::Connect`] names who could not be reached, never came or was refused.
 pub(crate) fn connect(
     member: &Membership,
-    store: &dyn Store,
+    board: &Board,
     config: &Config,
     deadline: Instant,
 ) -> Result<Vec<Connected>> {
@@ -84,10 +73,10 @@ pub(crate) fn connect(
         false => None,
     };
     let own = Card::of_this_process(unix.as_ref().map(|(name, _)| name.clone()))?;
-    store.set(&card_key(member.rank), own.to_string().as_bytes())?;
+    board.post(Subject::Card, own.to_string().as_bytes())?;
     let mut cards = BTreeMap::new();
     for rank in (0..member.world_size).filter(|&rank| rank != member.rank) {
-        let text = store.get(&card_key(rank))?;
+        let text = board.read(Subject::Card, rank)?;
         cards.insert(rank, Card::parse(&text).map_err(|problem| member.about(rank, &problem))?);
     }
     let near = |rank: &Rank| cards.get(rank).is_some_and(|card| card.is_near(&own));
@@ -109,7 +98,7 @@ pub(crate) fn connect(
             let address = listener.address().ok_or_else(|| {
                 member.error(format!("the system does not tell the port on {bind}"))
             })?;
-            store.set(&address_key(member.rank), address.to_string().as_bytes())?;
+            board.post(Subject::Address, address.to_string().as_bytes())?;
             listeners.push(listener);
         }
     }
@@ -120,7 +109,7 @@ pub(crate) fn connect(
     for lower in 0..member.rank {
         let address = match &cards[&lower].unix {
             Some(name) if near(&lower) => Address::Unix(name.clone()),
-            _ => Address::Tcp(published_address(member, store, lower)?),
+            _ => Address::Tcp(published_address(member, board, lower)?),
         };
         for (slot, channel) in slots[lower].iter_mut().zip(CHANNELS) {
             *slot = Some(caller.call(lower, &address, channel)?);
@@ -142,14 +131,6 @@ pub(crate) fn connect(
         peer.control.watch_host().map_err(failed)?;
     }
     Ok(connected)
-}
-
-fn card_key(rank: Rank) -> String {
-    format!("card/{rank}")
-}
-
-fn address_key(rank: Rank) -> String {
-    format!("address/{rank}")
 }
 
 /// An abstract Unix socket under a name that cannot be foreseen.
@@ -200,8 +181,8 @@ fn address_for_peers(config: &Config, elsewhere: &[Rank]) -> Result<IpAddr> {
     Ok(bind)
 }
 
-fn published_address(member: &Membership, store: &dyn Store, rank: Rank) -> Result<SocketAddr> {
-    let published = store.get(&address_key(rank))?;
+fn published_address(member: &Membership, board: &Board, rank: Rank) -> Result<SocketAddr> {
+    let published = board.read(Subject::Address, rank)?;
     std::str::from_utf8(&published).ok().and_then(|text| text.parse().ok()).ok_or_else(|| {
         let text = String::from_utf8_lossy(&published);
         member.about(rank, &format!("it published {text:?}, which is no address"))
@@ -237,14 +218,6 @@ impl Membership {
             secret: config.secret.clone(),
         };
         Gate::new(listener, admission)
-    }
-
-    fn error(&self, problem: String) -> Error {
-        Error::Connect { group: self.name.clone(), rank: self.rank, problem }
-    }
-
-    fn about(&self, peer: Rank, problem: &str) -> Error {
-        self.error(format!("rank {peer}: {problem}"))
     }
 }
 
