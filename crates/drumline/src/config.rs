@@ -48,6 +48,11 @@ pub struct Config {
     /// [`alloc_registered`]: crate::ProcessGroup::alloc_registered
     pub registered_bytes_max: Option<usize>,
 
+    /// How many bytes the description of one object may take
+    /// ([`broadcast_object`](crate::ProcessGroup::broadcast_object) and the like). Nothing longer
+    /// is sent, received or allocated. `DRUMLINE_OBJECT_BYTES_MAX`; 256 MiB unless set.
+    pub object_bytes_max: usize,
+
     /// The order in which floating-point sums are added, the same on all ranks.
     /// `DRUMLINE_SUM_ORDER`: `rank` (unless set) or `placement`. The latter is faster where hosts
     /// hold ranks that are no node of the tree of ranks, and its bits depend on the placement.
@@ -77,6 +82,7 @@ impl Default for Config {
             unix_sockets: true,
             shared_memory: true,
             registered_bytes_max: None,
+            object_bytes_max: 256 << 20,
             sum_order: SumOrder::Rank,
             warn_after: Duration::from_secs(10),
             secret: None,
@@ -119,12 +125,16 @@ impl Config {
             config.bind_address = Some(address);
         }
         config.interface = variable("DRUMLINE_INTERFACE");
-        if let Some(text) = variable("DRUMLINE_REGISTERED_BYTES_MAX") {
-            let bytes = text.parse().map_err(|_| {
-                invalid("DRUMLINE_REGISTERED_BYTES_MAX", &text, "a number of bytes")
-            })?;
-            config.registered_bytes_max = Some(bytes);
-        }
+        let bytes = |name| {
+            let text = variable(name);
+            let number = |text: String| {
+                text.parse::<usize>().map_err(|_| invalid(name, &text, "a number of bytes"))
+            };
+            text.map(number).transpose()
+        };
+        config.registered_bytes_max = bytes("DRUMLINE_REGISTERED_BYTES_MAX")?;
+        config.object_bytes_max =
+            bytes("DRUMLINE_OBJECT_BYTES_MAX")?.unwrap_or(config.object_bytes_max);
         if let Some(text) = variable("DRUMLINE_SUM_ORDER") {
             config.sum_order = match text.as_str() {
                 "rank" => SumOrder::Rank,
@@ -177,6 +187,7 @@ mod tests {
         assert_eq!(read("DRUMLINE_WARN_AFTER_S", "2").unwrap().warn_after, Duration::from_secs(2));
         let bytes = read("DRUMLINE_REGISTERED_BYTES_MAX", "4096").unwrap().registered_bytes_max;
         assert_eq!(bytes, Some(4096));
+        assert_eq!(read("DRUMLINE_OBJECT_BYTES_MAX", "7").unwrap().object_bytes_max, 7);
         let order = read("DRUMLINE_SUM_ORDER", "placement").unwrap().sum_order;
         assert_eq!(order, SumOrder::Placement);
     }
@@ -188,6 +199,7 @@ mod tests {
             ("DRUMLINE_WARN_AFTER_S", "never"),
             ("DRUMLINE_SHARED_MEMORY", "yes"),
             ("DRUMLINE_REGISTERED_BYTES_MAX", "1G"),
+            ("DRUMLINE_OBJECT_BYTES_MAX", "-1"),
             ("DRUMLINE_SUM_ORDER", "host"),
             ("DRUMLINE_TIMEOUT_S", "0"),
             ("DRUMLINE_TIMEOUT_S", "-1"),

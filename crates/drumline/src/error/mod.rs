@@ -94,6 +94,18 @@ pub enum Error {
         rank: usize,
     },
 
+    /// An object could not be described, is too long, or is not what was expected. The group goes
+    /// on.
+    #[error("{operation}: rank {rank} {problem}")]
+    Object {
+        /// The call.
+        operation: &'static str,
+        /// Whose object or call it is.
+        rank: usize,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+
     /// A collective failed. The group is poisoned: every later call fails.
     #[error(transparent)]
     Collective(Arc<CollectiveError>),

@@ -5,6 +5,7 @@ mod connect;
 mod drive;
 mod family;
 mod init;
+mod objects;
 mod points;
 mod registered;
 mod subgroups;

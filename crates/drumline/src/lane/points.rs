@@ -8,7 +8,7 @@ use super::{Lane, State};
 use crate::{
     Cause, CollectiveError, Error,
     executor::Progress,
-    transport::{Ended, Outcome, Point, PointCall},
+    transport::{Ended, Outcome, Point, PointCall, mesh::Membership},
     work::panic_text,
 };
 
@@ -102,7 +102,8 @@ impl Lane {
         self.points = 0;
         points.sort_by_key(|point| point.started);
         let culprits = cause.ranks();
-        let blamed = points.iter().position(|point| culprits.contains(&point.call.peer));
+        let blamed =
+            points.iter().position(|it| it.call.peer.is_some_and(|peer| culprits.contains(&peer)));
         if points.is_empty() {
             return;
         }
@@ -129,13 +130,14 @@ impl Lane {
         let (timeout, warn_after) = (self.config.timeout, self.config.warn_after);
         let mut due: Option<Instant> = None;
         let (mut late, mut expired) = (Late::default(), Late::default());
+        let member = &self.member;
         self.transport.for_each_point(&mut |point| {
             let waited = now.saturating_duration_since(point.started);
             if waited >= timeout {
-                expired.add(point);
+                expired.add(point, member);
             } else if waited >= warn_after && !point.warned {
                 point.warned = true;
-                late.add(point);
+                late.add(point, member);
             }
             let next = point.started + if point.warned { timeout } else { warn_after.min(timeout) };
             due = Some(due.map_or(next, |due| due.min(next)));
@@ -168,8 +170,11 @@ struct Late {
 }
 
 impl Late {
-    fn add(&mut self, point: &Point) {
-        self.ranks.insert(point.call.peer);
+    fn add(&mut self, point: &Point, member: &Membership) {
+        match point.call.peer {
+            Some(peer) => drop(self.ranks.insert(peer)),
+            None => self.ranks.extend((0..member.world_size).filter(|&rank| rank != member.rank)),
+        }
         self.count += 1;
         if self.oldest.is_none_or(|(_, started)| point.started < started) {
             self.oldest = Some((point.call, point.started));

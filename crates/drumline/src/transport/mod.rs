@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use drumline_schedule::step::{Loc, Rank};
 
-pub(crate) use points::{Direction, Ended, Message, Outcome, Point, PointCall};
+pub(crate) use points::{Content, Direction, Ended, Message, Outcome, Point, PointCall};
 pub(crate) use sockets::{Sockets, Waker};
 pub(crate) use streams::Streams;
 #[cfg(feature = "internals")]
