@@ -8,7 +8,8 @@
 //!      ... and all go on under keys of this life ...
 //! ```
 //!
-//! A ticket is good for one attempt, and whoever gives up takes it back. So an attempt that failed
+//! A ticket is good for one attempt, and whoever gives up takes it back. Rank 0 writes the life onto
+//! the ticket that it admits, in one step with looking at it: so nobody is admitted who has gone. So an attempt that failed
 //! leaves nothing behind and shifts nothing: ranks need not have tried equally often to meet.
 
 use std::{
@@ -77,14 +78,9 @@ impl Board {
         warn_after: Duration,
     ) -> Result<Board> {
         let ticket = fresh_name()?;
-        let attempt = Attempt { member, store: &**store, ticket, deadline, warn_after };
+        let attempt = Attempt { member, store, ticket, deadline, warn_after };
         let life = attempt.run()?;
-        Ok(Board {
-            store: store.clone(),
-            prefix: format!("drumline/{}/{life}", member.name),
-            member: member.clone(),
-            deadline,
-        })
+        Ok(attempt.board(&life))
     }
 
     /// What only the ranks of this life know of, and no process that an earlier one has left.
@@ -164,11 +160,14 @@ impl Board {
 /// One rank's attempt to join.
 struct Attempt<'a> {
     member: &'a Membership,
-    store: &'a dyn Store,
+    store: &'a Arc<dyn Store>,
     ticket: String,
     deadline: Instant,
     warn_after: Duration,
 }
+
+/// What a ticket says whose owner has given up.
+const WITHDRAWN: &[u8] = b"withdrawn";
 
 /// The most ranks that an error names.
 const RANKS_NAMED_MAX: usize = 32;
@@ -188,7 +187,7 @@ impl Attempt<'_> {
             _ => self.be_admitted(&admitted),
         });
         // Before this rank says anything on the board: when all have, no ticket is left over.
-        take_back(self.store, [joining, ticket, admitted].into_iter());
+        take_back(&**self.store, [joining, ticket, admitted].into_iter());
         life
     }
 
@@ -197,16 +196,46 @@ impl Attempt<'_> {
             (0..self.member.world_size).map(|rank| self.ticket_key(rank)).collect();
         self.wait(&keys.iter().map(String::as_str).collect::<Vec<_>>())?;
         for key in &keys[1..] {
-            let ticket = self.store.get(key)?;
+            let ticket = match self.store.check(&[key])? {
+                true => self.store.get(key)?,
+                false => WITHDRAWN.to_vec(),
+            };
+            let life = self.ticket.as_bytes();
+            if ticket == WITHDRAWN || self.store.compare_set(key, &ticket, life)? != life {
+                let error = self.member.error(
+                    "one of the ranks gave up just when the last one came; try again".to_owned(),
+                );
+                self.board(&self.ticket).fail(&error);
+                return Err(error);
+            }
             let admitted = self.admitted_key(&String::from_utf8_lossy(&ticket));
-            self.store.set(&admitted, self.ticket.as_bytes())?;
+            self.store.set(&admitted, life)?;
         }
         Ok(self.ticket.clone())
     }
 
+    fn board(&self, life: &str) -> Board {
+        Board {
+            store: self.store.clone(),
+            prefix: format!("drumline/{}/{life}", self.member.name),
+            member: self.member.clone(),
+            deadline: self.deadline,
+        }
+    }
+
     fn be_admitted(&self, admitted: &str) -> Result<String> {
-        self.wait(&[admitted])?;
-        Ok(String::from_utf8_lossy(&self.store.get(admitted)?).into_owned())
+        let life = match self.wait(&[admitted]) {
+            Ok(()) => self.store.get(admitted)?,
+            Err(error) => {
+                let (key, ticket) = (self.ticket_key(self.member.rank), self.ticket.as_bytes());
+                match self.store.compare_set(&key, ticket, WITHDRAWN)? {
+                    word if word == WITHDRAWN => return Err(error),
+                    // Admitted at the last moment: the others count on this rank.
+                    life => life,
+                }
+            }
+        };
+        Ok(String::from_utf8_lossy(&life).into_owned())
     }
 
     /// Waits for `keys`. Says who is missing when that takes long, and when the time is over.

@@ -18,12 +18,13 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`ProcessGroup`] | the ranks that work together, and their collectives |
+//! | [`GroupOptions`] | groups of some of the ranks: `new_group`, `split` |
 //! | [`Work`] | an operation in the background |
 //! | [`RegisteredBuffer`] | memory that the ranks of a host reach without a copy |
 //! | [`ddp`] | buckets, the reducer, verification and broadcast of models; users of burn want `drumline-burn` |
 //! | [`sampler`] | which samples each rank sees, in torch's exact order |
 //! | [`checkpoint`] | named tensors in files that are whole or not there; the last ones are kept |
-//! | [`rendezvous`] | how processes meet: `env://`, `tcp://` |
+//! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, and what a program registers |
 //! | [`store`] | the key-value stores that they meet through |
 //! | [`auth`] | the job's secret, and how connections prove that they belong to it |
 //! | [`Config`] | every setting |
@@ -42,12 +43,13 @@
 //!
 //! # What it does not do yet
 //!
-//! Gather, scatter, all-to-all and groups of some of the ranks are missing. Data lies in the memory
+//! Gather, scatter and all-to-all are missing. Data lies in the memory
 //! of the CPU.
 
 #![forbid(unsafe_code)]
 
 pub mod auth;
+mod available;
 mod board;
 mod call;
 pub mod checkpoint;
@@ -71,13 +73,19 @@ pub mod store;
 mod transport;
 mod work;
 
+pub use available::{
+    is_available, is_gloo_available, is_mpi_available, is_nccl_available, is_torchelastic_launched,
+};
 pub use config::Config;
 pub use drumline_kernels::{DType, Element, ReduceOp};
 pub use drumline_schedule::SumOrder;
 pub use error::{Cause, CollectiveError, Error, Result};
-pub use group::{GroupOptions, ProcessGroup, RegisteredBuffer, init_process_group};
+pub use group::{
+    GroupOptions, ProcessGroup, RegisteredBuffer, default_group, init_process_group,
+    init_with_store, is_initialized,
+};
 pub use net::Endpoint;
-pub use rendezvous::is_launched;
+pub use rendezvous::{is_launched, register_rendezvous_handler};
 pub use work::{Work, WorkFuture};
 
 /// Runs the README's example of collectives.

@@ -569,17 +569,21 @@ fn ranks_that_do_not_share_one_secret_do_not_meet() {
 
 #[test]
 fn peers_on_other_addresses_need_a_secret_and_one_address() {
-    let wildcard = Some("0.0.0.0".parse().unwrap());
+    let wildcard = vec!["0.0.0.0".parse().unwrap()];
     for (config, part) in [
-        (Config { bind_address: wildcard, ..Config::default() }, "every address"),
-        (Config { interface: Some("no-such-0".to_owned()), ..Config::default() }, "no-such-0"),
+        (Config { bind_addresses: wildcard.clone(), ..Config::default() }, "every address"),
+        (Config { socket_ifname: Some("no-such-0".to_owned()), ..Config::default() }, "no-such-0"),
         (
-            Config { bind_address: wildcard, interface: Some("lo".into()), ..Config::default() },
-            "which one is meant",
+            Config {
+                bind_addresses: wildcard,
+                socket_ifname: Some("lo".into()),
+                ..Config::default()
+            },
+            "which is meant",
         ),
         // 192.0.2.0/24 is for documentation: nobody's.
         (
-            Config { bind_address: Some("192.0.2.1".parse().unwrap()), ..Config::default() },
+            Config { bind_addresses: vec!["192.0.2.1".parse().unwrap()], ..Config::default() },
             "DRUMLINE_SECRET: not set",
         ),
     ] {

@@ -260,6 +260,7 @@ fn hasty() -> GroupOptions {
 
 #[test]
 fn ranks_that_make_groups_in_different_orders_are_told() {
+    let all_told = Barrier::new(3);
     world_with(3, &Config::default(), |world| {
         let lists: [&[usize]; 2] = [&[0, 1], &[0, 1, 2]];
         let first = if world.rank() == 0 { 0 } else { 1 };
@@ -270,6 +271,7 @@ fn ranks_that_make_groups_in_different_orders_are_told() {
             _ => "rank 0 waits in group \"local[0,1]\" instead",
         };
         assert!(text.contains(expected) && text.contains("in the same order"), "{text}");
+        all_told.wait();
         // Nothing is shifted: in one order it works.
         for list in lists {
             match world.new_group(list, &options()) {
@@ -352,7 +354,7 @@ fn nothing_is_left_in_the_store() {
 
     // Nor when the ranks have met and then fail, and they hear of it at once.
     let nowhere = Some("no-such-0".to_owned());
-    let config = Config { unix_sockets: false, interface: nowhere, ..Config::default() };
+    let config = Config { unix_sockets: false, socket_ifname: nowhere, ..Config::default() };
     let told = on_threads((0..3).collect(), |rank| {
         ProcessGroup::connect("w", store.clone(), rank, 3, &config).unwrap_err().to_string()
     });

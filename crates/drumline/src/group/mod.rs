@@ -2,6 +2,7 @@
 
 mod collectives;
 mod connect;
+mod default_group;
 mod drive;
 mod family;
 mod init;
@@ -31,9 +32,10 @@ use crate::{
     transport::{Waker, mesh::Membership},
 };
 
+pub use default_group::{default_group, is_initialized};
 use drive::Inbox;
 use family::Family;
-pub use init::init_process_group;
+pub use init::{init_process_group, init_with_store};
 pub use registered::RegisteredBuffer;
 pub use subgroups::GroupOptions;
 

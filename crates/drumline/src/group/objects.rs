@@ -1,7 +1,8 @@
 //! Objects of any type that serde knows, instead of elements.
 //!
 //! They travel in [postcard](https://docs.rs/postcard)'s format: numbers and texts, one behind the
-//! other. Nothing in it is ever executed. A collective first tells every rank what all of them
+//! other. Nothing in it is ever executed. It carries no types: all ranks must use the same type, for
+//! an `i32` that is read as a `u32` is another number. A collective first tells every rank what all of them
 //! call, and how long their objects are; so a mistake of one rank is an error on all of them, and
 //! the group can go on.
 
@@ -240,7 +241,7 @@ impl ProcessGroup {
     /// ```
     /// let group = drumline::ProcessGroup::alone();
     /// std::thread::scope(|threads| {
-    ///     threads.spawn(|| group.send_object(&(1, "one"), 0, 3));
+    ///     threads.spawn(|| group.send_object(&(1_u32, "one"), 0, 3));
     ///     let received: (u32, String) = group.recv_object(0, 3)?;
     ///     assert_eq!(received, (1, "one".to_owned()));
     ///     Ok::<_, drumline::Error>(())
