@@ -9,7 +9,7 @@ use std::{
     fs,
     process::Command,
     sync::{
-        Arc,
+        Arc, Barrier,
         atomic::{AtomicU8, Ordering},
     },
     time::Duration,
@@ -64,7 +64,7 @@ fn the_world_is_made_again_and_again_at_one_place() {
 #[test]
 fn ranks_that_failed_alone_still_meet() {
     let host = fresh_host();
-    let failed = std::sync::Barrier::new(2);
+    let failed = Barrier::new(2);
     on_threads((0..2).collect(), |rank: usize| {
         if rank == 0 {
             for _ in 0..3 {
@@ -83,13 +83,14 @@ fn ranks_that_failed_alone_still_meet() {
 #[test]
 fn a_rank_whose_settings_were_wrong_may_try_again() {
     let host = fresh_host();
+    let has_left = Barrier::new(2);
     on_threads((0..3).collect(), |rank: usize| {
         if rank == 1 {
             let place = drumline::rendezvous::rendezvous(&url(&host, 1, 3), &within(60_000));
             assert!(place.unwrap().leave(Duration::ZERO));
         }
-        if rank == 2 {
-            std::thread::sleep(Duration::from_millis(50));
+        if rank > 0 {
+            has_left.wait();
         }
         let world = init_process_group(&url(&host, rank, 3), &within(60_000)).unwrap();
         assert_eq!(sum_of_ranks(&world), 3);
