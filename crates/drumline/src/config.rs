@@ -1,6 +1,6 @@
 //! Every setting, in one place.
 
-use std::{net::IpAddr, time::Duration};
+use std::{net::IpAddr, ops::RangeInclusive, time::Duration};
 
 use drumline_schedule::SumOrder;
 
@@ -25,13 +25,22 @@ pub struct Config {
     /// chosen by size unless set. It never changes a result.
     pub all_reduce: Option<String>,
 
-    /// The address to listen on for peers. `DRUMLINE_BIND_ADDRESS`; unless set, the one from
-    /// which this host reaches the master. Nothing listens there unless a rank is on another host.
-    pub bind_address: Option<IpAddr>,
+    /// The addresses to listen on for peers; the connections are spread over them.
+    /// `DRUMLINE_BIND_ADDRESS`, with commas between several; unless set, the one from which this
+    /// host reaches the master. Nothing listens there unless a rank is on another host.
+    pub bind_addresses: Vec<IpAddr>,
 
-    /// The network interface to listen on for peers, by name (`eth1`), instead of
-    /// `bind_address`. `DRUMLINE_INTERFACE`.
-    pub interface: Option<String>,
+    /// The network interfaces to listen on for peers, instead of `bind_addresses`: `eth,ib` for
+    /// those whose names begin so, `=eth1` for exactly that one, `^docker,wlan` for the one on the
+    /// way to the master or the first that is neither of these. The connections are spread over
+    /// those that are named. `DRUMLINE_SOCKET_IFNAME`, else `GLOO_SOCKET_IFNAME`, in which names
+    /// are exact.
+    pub socket_ifname: Option<String>,
+
+    /// The ports to listen on for peers, for firewalls that let only some through.
+    /// `DRUMLINE_PORT_RANGE`, such as `40000-40100`; any unless set. A host needs one for each of
+    /// its ranks that is just joining a group, times the interfaces.
+    pub port_range: Option<RangeInclusive<u16>>,
 
     /// Whether ranks of one host and user talk over Unix sockets. `DRUMLINE_UNIX_SOCKETS`, 0 or
     /// 1; 1 unless set. Without, they talk over TCP as if on several hosts: to measure or test it.
@@ -47,6 +56,11 @@ pub struct Config {
     ///
     /// [`alloc_registered`]: crate::ProcessGroup::alloc_registered
     pub registered_bytes_max: Option<usize>,
+
+    /// How many bytes the description of one object may take
+    /// ([`broadcast_object`](crate::ProcessGroup::broadcast_object) and the like). Nothing longer
+    /// is sent, received or allocated. `DRUMLINE_OBJECT_BYTES_MAX`; 256 MiB unless set.
+    pub object_bytes_max: usize,
 
     /// The order in which floating-point sums are added, the same on all ranks.
     /// `DRUMLINE_SUM_ORDER`: `rank` (unless set) or `placement`. The latter is faster where hosts
@@ -78,11 +92,13 @@ impl Default for Config {
         Config {
             timeout: Duration::from_secs(600),
             all_reduce: None,
-            bind_address: None,
-            interface: None,
+            bind_addresses: Vec::new(),
+            socket_ifname: None,
+            port_range: None,
             unix_sockets: true,
             shared_memory: true,
             registered_bytes_max: None,
+            object_bytes_max: 256 << 20,
             sum_order: SumOrder::Rank,
             warn_after: Duration::from_secs(10),
             secret: None,
@@ -120,17 +136,25 @@ impl Config {
         }
         config.all_reduce = variable("DRUMLINE_ALL_REDUCE");
         if let Some(text) = variable("DRUMLINE_BIND_ADDRESS") {
-            let address = text
-                .parse()
-                .map_err(|_| invalid("DRUMLINE_BIND_ADDRESS", &text, "an IP address"))?;
-            config.bind_address = Some(address);
+            let addresses = text.split(',').map(|address| address.trim().parse());
+            config.bind_addresses = addresses
+                .collect::<Result<_, _>>()
+                .map_err(|_| invalid("DRUMLINE_BIND_ADDRESS", &text, "IP addresses"))?;
         }
-        config.interface = variable("DRUMLINE_INTERFACE");
-        if let Some(text) = variable("DRUMLINE_REGISTERED_BYTES_MAX") {
-            let bytes = text.parse().map_err(|_| {
-                invalid("DRUMLINE_REGISTERED_BYTES_MAX", &text, "a number of bytes")
-            })?;
-            config.registered_bytes_max = Some(bytes);
+        config.socket_ifname = variable("DRUMLINE_SOCKET_IFNAME").or_else(|| {
+            let exactly = |name: &str| format!("={}", name.trim());
+            let names = variable("GLOO_SOCKET_IFNAME")?;
+            Some(names.split(',').map(exactly).collect::<Vec<_>>().join(","))
+        });
+        if let Some(text) = variable("DRUMLINE_PORT_RANGE") {
+            config.port_range = text
+                .split_once('-')
+                .and_then(|(first, last)| Some(first.parse().ok()?..=last.parse().ok()?))
+                .filter(|range| !range.is_empty() && *range.start() > 0)
+                .map(Some)
+                .ok_or_else(|| {
+                    invalid("DRUMLINE_PORT_RANGE", &text, "ports such as 40000-40100")
+                })?;
         }
         config.trace = variable("DRUMLINE_TRACE").filter(|dir| !dir.is_empty()).map(Trace::to);
         if let Some(text) = variable("DRUMLINE_TRACE_BYTES_MAX") {
@@ -141,6 +165,16 @@ impl Config {
                 trace.bytes_max = bytes_max;
             }
         }
+        let bytes = |name| {
+            let text = variable(name);
+            let number = |text: String| {
+                text.parse::<usize>().map_err(|_| invalid(name, &text, "a number of bytes"))
+            };
+            text.map(number).transpose()
+        };
+        config.registered_bytes_max = bytes("DRUMLINE_REGISTERED_BYTES_MAX")?;
+        config.object_bytes_max =
+            bytes("DRUMLINE_OBJECT_BYTES_MAX")?.unwrap_or(config.object_bytes_max);
         if let Some(text) = variable("DRUMLINE_SUM_ORDER") {
             config.sum_order = match text.as_str() {
                 "rank" => SumOrder::Rank,
@@ -186,13 +220,22 @@ mod tests {
         assert_eq!(read("DRUMLINE_TIMEOUT_S", "0.5").unwrap().timeout, Duration::from_millis(500));
         let loopback = IpAddr::from([127, 0, 0, 1]);
         let config = read("DRUMLINE_BIND_ADDRESS", "127.0.0.1").unwrap();
-        assert_eq!(config.bind_address, Some(loopback));
+        assert_eq!(config.bind_addresses, [loopback]);
+        let two = read("DRUMLINE_BIND_ADDRESS", "127.0.0.1, ::1").unwrap().bind_addresses;
+        assert_eq!(two, [loopback, "::1".parse().unwrap()]);
+        let ports = read("DRUMLINE_PORT_RANGE", "40000-40100").unwrap().port_range;
+        assert_eq!(ports, Some(40_000..=40_100));
+        let name = read("DRUMLINE_SOCKET_IFNAME", "^docker").unwrap().socket_ifname;
+        assert_eq!(name.as_deref(), Some("^docker"));
+        let name = read("GLOO_SOCKET_IFNAME", "eth0,eth1").unwrap().socket_ifname;
+        assert_eq!(name.as_deref(), Some("=eth0,=eth1"));
         assert!(!read("DRUMLINE_UNIX_SOCKETS", "0").unwrap().unix_sockets);
         assert!(read("DRUMLINE_TRUST_STORE", "1").unwrap().trust_store);
         assert!(!read("DRUMLINE_SHARED_MEMORY", "0").unwrap().shared_memory);
         assert_eq!(read("DRUMLINE_WARN_AFTER_S", "2").unwrap().warn_after, Duration::from_secs(2));
         let bytes = read("DRUMLINE_REGISTERED_BYTES_MAX", "4096").unwrap().registered_bytes_max;
         assert_eq!(bytes, Some(4096));
+        assert_eq!(read("DRUMLINE_OBJECT_BYTES_MAX", "7").unwrap().object_bytes_max, 7);
         let order = read("DRUMLINE_SUM_ORDER", "placement").unwrap().sum_order;
         assert_eq!(order, SumOrder::Placement);
         assert_eq!(read("DRUMLINE_TRACE", "runs/7").unwrap().trace, Some(Trace::to("runs/7")));
@@ -205,12 +248,18 @@ mod tests {
             ("DRUMLINE_WARN_AFTER_S", "never"),
             ("DRUMLINE_SHARED_MEMORY", "yes"),
             ("DRUMLINE_REGISTERED_BYTES_MAX", "1G"),
+            ("DRUMLINE_OBJECT_BYTES_MAX", "-1"),
             ("DRUMLINE_SUM_ORDER", "host"),
             ("DRUMLINE_TRACE_BYTES_MAX", "1G"),
             ("DRUMLINE_TIMEOUT_S", "0"),
             ("DRUMLINE_TIMEOUT_S", "-1"),
             ("DRUMLINE_TIMEOUT_S", "inf"),
             ("DRUMLINE_BIND_ADDRESS", "localhost"),
+            ("DRUMLINE_BIND_ADDRESS", "127.0.0.1,"),
+            ("DRUMLINE_PORT_RANGE", "40000"),
+            ("DRUMLINE_PORT_RANGE", "0-9"),
+            ("DRUMLINE_PORT_RANGE", "9-8"),
+            ("DRUMLINE_PORT_RANGE", "1-65536"),
             ("DRUMLINE_UNIX_SOCKETS", "no"),
             ("DRUMLINE_TRUST_STORE", ""),
         ] {

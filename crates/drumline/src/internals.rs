@@ -110,6 +110,7 @@ impl<S: Connection> Member<S> {
             rank: identity.rank,
             world_size: topology.world_size,
             digest: identity.digest,
+            global: Default::default(),
         };
         let handles = memory.as_ref().map(|it| it.segment.handles()).transpose()?;
         let host =

@@ -373,6 +373,7 @@ impl Lane {
         let failure = Arc::new(CollectiveError {
             group: self.member.name.clone(),
             rank: self.member.rank,
+            global: self.member.global.clone(),
             sequence,
             operation,
             elapsed,

@@ -18,12 +18,13 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`ProcessGroup`] | the ranks that work together, and their collectives |
+//! | [`GroupOptions`] | groups of some of the ranks: `new_group`, `split` |
 //! | [`Work`] | an operation in the background |
 //! | [`RegisteredBuffer`] | memory that the ranks of a host reach without a copy |
 //! | [`ddp`] | buckets, the reducer, verification and broadcast of models; users of burn want `drumline-burn` |
 //! | [`sampler`] | which samples each rank sees, in torch's exact order |
 //! | [`checkpoint`] | named tensors in files that are whole or not there; the last ones are kept |
-//! | [`rendezvous`] | how processes meet: `env://`, `tcp://` |
+//! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, and what a program registers |
 //! | [`store`] | the key-value stores that they meet through |
 //! | [`trace`] | what every rank did, and when; which rank the others wait for |
 //! | [`auth`] | the job's secret, and how connections prove that they belong to it |
@@ -44,11 +45,13 @@
 //!
 //! # What it does not do yet
 //!
-//! Groups of some of the ranks are missing. Data lies in the memory of the CPU.
+//! Data lies in the memory of the CPU.
 
 #![forbid(unsafe_code)]
 
 pub mod auth;
+mod available;
+mod board;
 mod call;
 pub mod checkpoint;
 mod config;
@@ -62,6 +65,7 @@ mod host;
 #[doc(hidden)]
 pub mod internals;
 mod lane;
+mod membership;
 mod net;
 mod operation;
 mod operator;
@@ -74,14 +78,20 @@ mod transport;
 pub mod views;
 mod work;
 
+pub use available::{
+    is_available, is_gloo_available, is_mpi_available, is_nccl_available, is_torchelastic_launched,
+};
 pub use config::Config;
 pub use drumline_kernels::{Bool, Complex, DType, Element, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
 pub use drumline_schedule::SumOrder;
 pub use error::{Cause, CollectiveError, Error, Result};
-pub use group::{ProcessGroup, RegisteredBuffer, init_process_group};
+pub use group::{
+    GroupOptions, ProcessGroup, RegisteredBuffer, default_group, init_process_group,
+    init_with_store, is_initialized,
+};
 pub use net::Endpoint;
 pub use operator::Operator;
-pub use rendezvous::is_launched;
+pub use rendezvous::{is_launched, register_rendezvous_handler};
 pub use work::{Work, WorkFuture};
 
 /// Runs the README's example of collectives.

@@ -5,6 +5,10 @@
 //! | `env://` | `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`: what `drumline run`, `torchrun` and Kubernetes operators set |
 //! | `env://?rank=R&world_size=W` | `MASTER_ADDR`, `MASTER_PORT`; the URL wins over `RANK` and `WORLD_SIZE` |
 //! | `tcp://host:port?rank=R&world_size=W` | nothing else |
+//! | of any other scheme | [`register_rendezvous_handler`] |
+//!
+//! A program that has a store already needs no URL: [`Rendezvous::with_store`]. Ranks may meet
+//! again at the same place after all groups of a job were destroyed, as often as they like.
 //!
 //! Under `drumline run` all that `env://` needs is there: `DRUMLINE_STORE` (`unix:@name` or
 //! `tcp://host:port`) is where the launcher's store listens, which asks for the job's secret;
@@ -36,10 +40,13 @@
 //! # Ok::<(), drumline::Error>(())
 //! ```
 
+mod schemes;
+
 use std::{
     env,
     net::{Ipv6Addr, SocketAddr},
     sync::Arc,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -49,6 +56,8 @@ use crate::{
     net::call::resolve,
     store::{Store, tcp::TcpStore},
 };
+
+pub use self::schemes::register_rendezvous_handler;
 
 /// Meets the other processes of the job, at most for [`Config::timeout`].
 ///
@@ -63,10 +72,20 @@ use crate::{
 /// over, or if two processes claim one rank.
 pub fn rendezvous(url: &str, config: &Config) -> Result<Rendezvous> {
     let variable = |name: &str| Some(env::var_os(name)?.to_string_lossy().into_owned());
-    let plan = Plan::parse(url, &variable)?;
-    match &config.secret {
-        Some(_) => plan.meet(config),
-        None => plan.meet(&Config { secret: Secret::from_env()?, ..config.clone() }),
+    let handler = schemes::handler_of(url);
+    let plan = match &handler {
+        Some(_) => None,
+        None => Some(Plan::parse(url, &variable)?),
+    };
+    let secret = match &config.secret {
+        Some(secret) => Some(secret.clone()),
+        None => Secret::from_env()?,
+    };
+    let config = Config { secret, ..config.clone() };
+    match (handler, plan) {
+        (Some(handler), _) => handler(url, &config),
+        (None, Some(plan)) => plan.meet(&config),
+        (None, None) => unreachable!("without a handler there is a plan"),
     }
 }
 
@@ -90,14 +109,52 @@ pub struct Rendezvous {
     /// What only the processes of this job know: the one that all were given, or the one that
     /// they have agreed on through the store.
     pub secret: Secret,
-    tcp: Arc<TcpStore>,
+    /// The store, if this library's own code has opened it.
+    tcp: Option<Arc<TcpStore>>,
+    /// Whether the rank has claimed its number in a store that lives as long as the job.
+    claimed: bool,
 }
 
 impl Rendezvous {
+    /// A place in a job whose processes share `store` already. Without a secret in `config` they
+    /// agree on one through it, and are as safe as it is.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use drumline::{Config, rendezvous::Rendezvous, store::HashStore};
+    ///
+    /// let place = Rendezvous::with_store(Arc::new(HashStore::new()), 0, 1, &Config::default())?;
+    /// assert_eq!((place.rank, place.world_size), (0, 1));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] when `rank` is no rank of `world_size`; otherwise what the store
+    /// says.
+    pub fn with_store(
+        store: Arc<dyn Store>,
+        rank: usize,
+        world_size: usize,
+        config: &Config,
+    ) -> Result<Rendezvous> {
+        if rank >= world_size {
+            let problem =
+                format!("rank {rank} does not exist in a job of {world_size}; ranks count from 0");
+            return Err(Error::InvalidArgument { operation: "rendezvous", problem });
+        }
+        let secret = match &config.secret {
+            Some(secret) => secret.clone(),
+            None => agree_on_secret(&*store, "the store that the program has opened")?,
+        };
+        Ok(Rendezvous { store, rank, world_size, secret, tcp: None, claimed: false })
+    }
+
     /// Where the store is, if it is not on this host alone: the way to it is the way to the other
     /// hosts.
     pub(crate) fn master(&self) -> Option<SocketAddr> {
-        self.tcp.address()
+        self.tcp.as_ref()?.address()
     }
 
     /// Ends this rank's use of the store in an order that cuts nobody off: the rank that hosts it
@@ -107,7 +164,20 @@ impl Rendezvous {
     /// Dropping a `Rendezvous` does not wait. That is right after an error, when the others are to
     /// notice.
     pub fn leave(self, patience: Duration) -> bool {
-        self.tcp.wait_for_departure(patience)
+        let Some(tcp) = &self.tcp else { return true };
+        if self.claimed && self.rank > 0 {
+            // This rank may come back before the host has gone, to the next job at this place.
+            let left = tcp.delete_key(&rank_key(self.rank)).and_then(|_| {
+                match tcp.check(&[COMPLETE])? {
+                    true => Ok(()),
+                    false => tcp.leave_workers(),
+                }
+            });
+            if let Err(error) = left {
+                tracing::debug!(%error, "the store has gone before this rank has left it");
+            }
+        }
+        tcp.wait_for_departure(patience)
     }
 }
 
@@ -180,7 +250,8 @@ impl Plan {
             }
             _ => {
                 return Err(in_url(format!(
-                    "{scheme} is not a known way to meet; known are env:// and tcp://"
+                    "{scheme} is not a known way to meet; known are env:// and tcp://, and what \
+                     register_rendezvous_handler adds"
                 )));
             }
         };
@@ -252,26 +323,62 @@ impl Plan {
     /// is to be trusted; [`Error::Store`], as [`rendezvous`].
     pub fn meet(&self, config: &Config) -> Result<Rendezvous> {
         let start = Instant::now();
-        let tcp = self.open(config)?;
-        tcp.set_timeout(config.timeout);
-        // A launcher's store may have seen this rank before, in an earlier attempt of the job.
-        if self.host == StoreHost::RankZero {
-            self.claim_rank(&tcp)?;
-        }
+        let tcp = self.join(config)?;
         tcp.wait_for_workers(self.world_size, config.timeout.saturating_sub(start.elapsed()))
             .map_err(|error| self.name_the_missing(&tcp, error))?;
+        let claimed = self.host == StoreHost::RankZero;
+        if self.hosts_store() {
+            tcp.set(COMPLETE, b"")?;
+        }
         let secret = match &config.secret {
             Some(secret) => secret.clone(),
-            None => agree_on_secret(&tcp)?,
+            None => agree_on_secret(&tcp, tcp.name())?,
         };
         let tcp = Arc::new(tcp);
         let (store, rank, world_size) = (tcp.clone(), self.rank, self.world_size);
-        Ok(Rendezvous { store, rank, world_size, secret, tcp })
+        Ok(Rendezvous { store, rank, world_size, secret, tcp: Some(tcp), claimed })
+    }
+
+    /// The store of this job. At the same place there may still be that of the job before, whose
+    /// host is just about to leave.
+    fn join(&self, config: &Config) -> Result<TcpStore> {
+        let start = Instant::now();
+        let deadline = start + config.timeout;
+        loop {
+            let tcp = self.open(config, deadline.saturating_duration_since(Instant::now()))?;
+            tcp.set_timeout(config.timeout);
+            // A launcher's store may have seen this rank before, in an earlier attempt of the job.
+            if self.host != StoreHost::RankZero {
+                return Ok(tcp);
+            }
+            match self.claim_rank(&tcp) {
+                Ok(Claim::Mine) => return Ok(tcp),
+                Ok(Claim::Taken) => return Err(self.taken(&tcp)),
+                Ok(Claim::Complete { without_us: false }) if start.elapsed() >= HOST_LEAVES_MAX => {
+                    return Err(self.taken(&tcp));
+                }
+                Err(error) if self.hosts_store() || Instant::now() >= deadline => {
+                    return Err(error);
+                }
+                Ok(Claim::Complete { .. } | Claim::OtherSize) if Instant::now() >= deadline => {
+                    return Err(self.refused(
+                        &tcp,
+                        "the job at this place has all its ranks, or another number of ranks than \
+                         this process was told; is WORLD_SIZE the same everywhere, and has an \
+                         earlier job ended on rank 0?",
+                    ));
+                }
+                Ok(Claim::Complete { .. } | Claim::OtherSize) | Err(_) => {
+                    thread::sleep(
+                        JOIN_PAUSE.min(deadline.saturating_duration_since(Instant::now())),
+                    );
+                }
+            }
+        }
     }
 
     /// The store, behind the secret if there is one and whoever hosts it knows of secrets.
-    fn open(&self, config: &Config) -> Result<TcpStore> {
-        let timeout = config.timeout;
+    fn open(&self, config: &Config, timeout: Duration) -> Result<TcpStore> {
         match (&config.secret, &self.store, self.host) {
             (Some(secret), store, StoreHost::RankZero) if self.rank == 0 => {
                 TcpStore::host_secured(store, secret)
@@ -308,18 +415,35 @@ impl Plan {
     }
 
     /// Two processes with one rank would overwrite each other's keys and hang much later.
-    fn claim_rank(&self, tcp: &TcpStore) -> Result<()> {
+    fn claim_rank(&self, tcp: &TcpStore) -> Result<Claim> {
         let key = rank_key(self.rank);
-        if tcp.add(&key, 1)? == 1 {
-            return Ok(());
+        if self.hosts_store() {
+            tcp.set(WORLD_SIZE, self.world_size.to_string().as_bytes())?;
+        } else if tcp.wait(&[WORLD_SIZE], WORLD_SIZE_COMES_MAX).is_ok()
+            && tcp.get(WORLD_SIZE)? != self.world_size.to_string().as_bytes()
+        {
+            return Ok(Claim::OtherSize);
         }
-        Err(Error::Store {
+        if tcp.check(&[COMPLETE])? {
+            return Ok(Claim::Complete { without_us: !tcp.check(&[&key])? });
+        }
+        Ok(if tcp.add(&key, 1)? == 1 { Claim::Mine } else { Claim::Taken })
+    }
+
+    fn taken(&self, tcp: &TcpStore) -> Error {
+        self.refused(
+            tcp,
+            "another process has joined with this rank: give each its own RANK, and another \
+             MASTER_PORT to a job that runs beside this one",
+        )
+    }
+
+    fn refused(&self, tcp: &TcpStore, problem: &str) -> Error {
+        Error::Store {
             store: tcp.name().into(),
             operation: format!("join as rank {}", self.rank),
-            problem: "another process has joined with this rank: give each its own RANK, and \
-                      another MASTER_PORT to a job that runs beside this one"
-                .into(),
-        })
+            problem: problem.into(),
+        }
     }
 
     /// Adds to the host's time-out who has not come. (Processes that run torch leave no name.)
@@ -341,6 +465,31 @@ impl Plan {
     }
 }
 
+/// What comes of asking for a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Claim {
+    /// Nobody else has it.
+    Mine,
+    /// Another process of this job has it.
+    Taken,
+    /// The job here has another number of ranks: it is an earlier one, or one of the two is wrong.
+    OtherSize,
+    /// All ranks have joined. Either the job is an earlier one, or this process is one too many.
+    Complete {
+        /// Whether nobody, or nobody any more, has this rank.
+        without_us: bool,
+    },
+}
+
+/// How long the ranks of an earlier job may take to leave, until a rank that is taken counts as
+/// taken twice.
+const HOST_LEAVES_MAX: Duration = Duration::from_secs(10);
+
+const JOIN_PAUSE: Duration = Duration::from_millis(20);
+
+/// How long a host may take to say how many ranks there are. One that runs torch never does.
+const WORLD_SIZE_COMES_MAX: Duration = Duration::from_secs(1);
+
 /// As in torch, the launcher's store is meant only if it is at this place.
 fn is_launchers(host: &str, port: u16, variable: &dyn Fn(&str) -> Option<String>) -> bool {
     let is = |name, value: &str| variable(name).as_deref().map(without_brackets) == Some(value);
@@ -358,11 +507,11 @@ fn is_loopback(host: &str, timeout: Duration) -> bool {
 }
 
 /// The first rank's proposal is everybody's secret.
-fn agree_on_secret(store: &TcpStore) -> Result<Secret> {
+fn agree_on_secret(store: &dyn Store, name: &str) -> Result<Secret> {
     let proposal = Secret::random()?;
     let agreed = Secret::new(store.compare_set(SECRET_KEY, b"", proposal.expose())?)?;
     tracing::info!(
-        store = store.name(),
+        store = name,
         "no DRUMLINE_SECRET is set: the ranks agree on one through this store, and the job is \
          only as safe as the store is"
     );
@@ -380,6 +529,12 @@ const RESOLVE_MAX: Duration = Duration::from_secs(5);
 
 /// Far above any job: a slip of the finger is not to become a huge wait.
 const WORLD_SIZE_MAX: usize = 1 << 20;
+
+/// How many ranks the host has been told of.
+const WORLD_SIZE: &str = "drumline/world_size";
+
+/// Says that all ranks have joined.
+const COMPLETE: &str = "drumline/complete";
 
 /// Where each rank of ours leaves its name.
 const RANK_KEYS: &str = "drumline/rank/";

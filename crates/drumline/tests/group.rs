@@ -535,14 +535,19 @@ fn strangers_at_the_door_hold_up_nobody() {
     };
     std::thread::scope(|threads| {
         let host = threads.spawn(connect(0));
-        // The card that rank 1 is going to leave: with it, rank 0 goes on to open its port.
-        let card = store.get("drumline/door/1/card/0").unwrap();
-        store.set("drumline/door/1/card/1", &card).unwrap();
-        let address = store.get("drumline/door/1/address/0").unwrap();
-        let address = String::from_utf8(address).unwrap();
+        // Somebody comes in the place of rank 1 and leaves the card that it is going to leave: so
+        // rank 0 goes on to open its port.
+        let read = |key: &str| String::from_utf8(store.get(key).unwrap()).unwrap();
+        store.set("drumline/door/ticket/1", b"substitute").unwrap();
+        let life = read("drumline/door/admitted/substitute");
+        store.delete_key("drumline/door/ticket/1").unwrap();
+        let card = read(&format!("drumline/door/{life}/card/0"));
+        store.set(&format!("drumline/door/{life}/card/1"), card.as_bytes()).unwrap();
+        let address = read(&format!("drumline/door/{life}/address/0"));
+        let address = address.strip_prefix('+').unwrap();
         let strangers: Vec<TcpStream> = (0..600)
             .map(|stranger| {
-                let mut stream = TcpStream::connect(&address).unwrap();
+                let mut stream = TcpStream::connect(address).unwrap();
                 match stranger % 4 {
                     0 => {} // says nothing
                     1 => stream.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap(),
@@ -559,6 +564,8 @@ fn strangers_at_the_door_hold_up_nobody() {
             })
             .collect();
         let guest = threads.spawn(connect(1));
+        let ticket = read("drumline/door/ticket/1");
+        store.set(&format!("drumline/door/admitted/{ticket}"), life.as_bytes()).unwrap();
         for group in [host, guest].map(|thread| thread.join().unwrap()) {
             threads.spawn(move || group.barrier().unwrap());
         }
@@ -605,17 +612,21 @@ fn ranks_that_do_not_share_one_secret_do_not_meet() {
 
 #[test]
 fn peers_on_other_addresses_need_a_secret_and_one_address() {
-    let wildcard = Some("0.0.0.0".parse().unwrap());
+    let wildcard = vec!["0.0.0.0".parse().unwrap()];
     for (config, part) in [
-        (Config { bind_address: wildcard, ..Config::default() }, "every address"),
-        (Config { interface: Some("no-such-0".to_owned()), ..Config::default() }, "no-such-0"),
+        (Config { bind_addresses: wildcard.clone(), ..Config::default() }, "every address"),
+        (Config { socket_ifname: Some("no-such-0".to_owned()), ..Config::default() }, "no-such-0"),
         (
-            Config { bind_address: wildcard, interface: Some("lo".into()), ..Config::default() },
-            "which one is meant",
+            Config {
+                bind_addresses: wildcard,
+                socket_ifname: Some("lo".into()),
+                ..Config::default()
+            },
+            "which is meant",
         ),
         // 192.0.2.0/24 is for documentation: nobody's.
         (
-            Config { bind_address: Some("192.0.2.1".parse().unwrap()), ..Config::default() },
+            Config { bind_addresses: vec!["192.0.2.1".parse().unwrap()], ..Config::default() },
             "DRUMLINE_SECRET: not set",
         ),
     ] {

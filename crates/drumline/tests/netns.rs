@@ -226,7 +226,7 @@ impl Hosts {
             .stdout(Stdio::piped());
         if rank % 2 == 1 {
             // Half of the ranks are told what the others find out.
-            command.env("DRUMLINE_INTERFACE", "eth0");
+            command.env("DRUMLINE_SOCKET_IFNAME", "eth0");
         }
         let mut child = command.spawn().unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());

@@ -6,7 +6,7 @@ mod common;
 
 use std::{sync::Barrier, time::Duration};
 
-use common::{everywhere, everywhere_with, failure, world_with};
+use common::{everywhere, everywhere_with, failure, on_threads, world_with};
 use drumline::{Cause, Config, Error, ProcessGroup, ReduceOp};
 
 fn content(from: usize, to: usize, tag: u64, number: usize, len: usize) -> Vec<i32> {
@@ -306,8 +306,8 @@ fn a_failed_collective_ends_sends_and_receives() {
 fn arguments_that_cannot_work_are_refused_and_harm_nothing() {
     world_with(2, &Config::default(), |group| {
         let me = group.rank();
-        let problem = group.send(&[0_u8], me, 0).unwrap_err().to_string();
-        assert!(problem.contains("is this rank itself"), "{problem}");
+        let problem = group.send(&[0_u8], me + 2, 0).unwrap_err().to_string();
+        assert!(problem.contains("send: there is no rank"), "{problem}");
         let problem = group.recv(&mut [0_u8], 2, 0).unwrap_err().to_string();
         assert!(problem.contains("rank 2") && problem.contains("0 to 1"), "{problem}");
         group.barrier().unwrap();
@@ -349,5 +349,120 @@ fn destroy_finishes_what_is_under_way() {
             assert!(send.is_completed() && receive.is_completed());
             assert_eq!(receive.wait().unwrap(), vec![1; 200_000]);
         });
+    });
+}
+
+#[test]
+fn two_ranks_that_both_receive_first_do_not_wait_for_each_other() {
+    // Larger than what sockets and shared memory hold.
+    const LEN: usize = 4 << 20;
+    everywhere(|config| {
+        world_with(2, config, |group| {
+            let (me, peer) = (group.rank(), 1 - group.rank());
+            let receive = group.recv_async(vec![0_u64; LEN], peer, 0).unwrap();
+            let send = group.send_async(vec![me as u64; LEN], peer, 0).unwrap();
+            let batch: Vec<Vec<u64>> =
+                [receive, send].into_iter().map(|work| work.wait().unwrap()).collect();
+            assert!(batch[0].iter().all(|&value| value == peer as u64));
+            assert!(batch[1].iter().all(|&value| value == me as u64));
+        });
+    });
+}
+
+#[test]
+fn a_receive_from_any_rank_gets_every_message_once() {
+    const EACH: usize = 50;
+    everywhere(|config| {
+        world_with(4, config, |group| {
+            let me = group.rank();
+            let sends: Vec<_> = (0..4 * EACH)
+                .filter(|number| number % 4 != me)
+                .map(|number| group.send_async(vec![me as u64, number as u64 / 4], number % 4, 9))
+                .collect();
+            let mut next = [0_u64; 4];
+            for _ in 0..3 * EACH {
+                let mut message = [0_u64; 2];
+                let from = group.recv_any(&mut message, 9).unwrap();
+                // Those of one rank come in order.
+                assert_eq!(message, [from as u64, next[from]]);
+                next[from] += 1;
+            }
+            assert!((0..4).all(|peer| next[peer] == if peer == me { 0 } else { EACH as u64 }));
+            sends.into_iter().for_each(|send| drop(send.unwrap().wait().unwrap()));
+            group.destroy().unwrap();
+        });
+    });
+}
+
+#[test]
+fn receives_from_one_rank_and_from_any_are_served_in_the_order_of_the_calls() {
+    everywhere(|config| {
+        world_with(2, config, |group| {
+            let peer = 1 - group.rank();
+            let first = group.recv_any_async(vec![0_u8], 5).unwrap();
+            let second = group.recv_async(vec![0_u8], peer, 5).unwrap();
+            let third = group.recv_any_async(vec![0_u8], 5).unwrap();
+            let other_tag = group.recv_any_async(vec![0_u8], 6).unwrap();
+            group.barrier().unwrap();
+            for (message, tag) in [(4_u8, 6), (1, 5), (2, 5), (3, 5)] {
+                group.send(&[message], peer, tag).unwrap();
+            }
+            assert_eq!(first.wait().unwrap(), (vec![1], peer));
+            assert_eq!(second.wait().unwrap(), [2]);
+            assert_eq!(third.wait().unwrap(), (vec![3], peer));
+            assert_eq!(other_tag.wait().unwrap(), (vec![4], peer));
+        });
+    });
+}
+
+#[test]
+fn a_rank_talks_to_itself() {
+    let mut groups = ProcessGroup::local_world(2).unwrap();
+    groups.push(ProcessGroup::alone());
+    on_threads(groups, |group| {
+        let me = group.rank();
+        // Sends and receives, each called first once, and from any.
+        let sent = group.send_async(vec![1_u16; 3], me, 0).unwrap();
+        let mut received = [0_u16; 3];
+        group.recv(&mut received, me, 0).unwrap();
+        assert_eq!((received, sent.wait().unwrap()), ([1; 3], vec![1; 3]));
+        let later = group.recv_async(vec![0_u16; 2], me, 0).unwrap();
+        group.send(&[2_u16; 2], me, 0).unwrap();
+        assert_eq!(later.wait().unwrap(), [2, 2]);
+        let any = group.recv_any_async(vec![0_u16], 0).unwrap();
+        group.send(&[3_u16], me, 0).unwrap();
+        assert_eq!(any.wait().unwrap(), (vec![3], me));
+
+        let sent = group.send_async(vec![1_u8; 3], me, 1).unwrap();
+        let text = group.recv(&mut [0_u8; 4], me, 1).unwrap_err().to_string();
+        assert!(text.contains("send(tag 1) of 3 u8") && text.contains("of 4 u8"), "{text}");
+        assert!(sent.wait().is_err());
+    });
+}
+
+#[test]
+fn a_receive_from_any_rank_fails_when_nobody_is_left() {
+    everywhere(|config| {
+        world_with(3, config, |group| {
+            if group.rank() > 0 {
+                return;
+            }
+            let failure = failure(group.recv_any(&mut [0_u8], 0).unwrap_err());
+            assert!(matches!(failure.cause, Cause::PeerLeft { .. }), "{failure}");
+        });
+    });
+}
+
+#[test]
+fn a_receive_from_any_rank_that_takes_too_long_names_all() {
+    let config = Config { timeout: Duration::from_secs(2), ..Config::default() };
+    let given_up = Barrier::new(3);
+    world_with(3, &config, |group| {
+        if group.rank() == 1 {
+            let failure = failure(group.recv_any(&mut [0_u8], 4).unwrap_err());
+            assert_eq!(failure.cause, Cause::Timeout { waiting_for: vec![0, 2] });
+            assert_eq!(failure.operation, "recv(from any, tag 4) of 1 u8");
+        }
+        given_up.wait();
     });
 }

@@ -2,7 +2,7 @@ use std::{fmt, time::Duration};
 
 use drumline_schedule::step::Rank;
 
-use crate::executor::Description;
+use crate::{executor::Description, membership::GlobalRanks};
 
 /// A collective operation that failed, and who is at fault.
 #[derive(Clone, Debug)]
@@ -12,6 +12,7 @@ pub struct CollectiveError {
     pub group: String,
     /// The rank that tells.
     pub rank: Rank,
+    pub(crate) global: GlobalRanks,
     /// How many collectives the group had called before: the same number on every rank names
     /// the same call.
     pub sequence: u64,
@@ -24,7 +25,12 @@ pub struct CollectiveError {
 }
 
 impl CollectiveError {
-    /// The rank at fault, where there is one to name.
+    /// What the group's rank `rank` is called in the whole job.
+    pub fn global_rank(&self, rank: Rank) -> Rank {
+        self.global.of(rank)
+    }
+
+    /// The rank at fault, by its number in the group, where there is one to name.
     pub fn culprit(&self) -> Option<Rank> {
         match &self.cause {
             Cause::Aborted | Cause::Panicked { .. } => Some(self.rank),
@@ -38,12 +44,20 @@ impl CollectiveError {
 
 impl fmt::Display for CollectiveError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let CollectiveError { group, rank, sequence, operation, elapsed, cause } = self;
+        let CollectiveError { group, rank, global, sequence, operation, elapsed, cause } = self;
         write!(
             f,
-            "group {group:?}, rank {rank}: {operation}, call #{sequence}, failed after \
-             {elapsed:.1?}: {cause}"
-        )
+            "group {group:?}, {}: {operation}, call #{sequence}, failed after {elapsed:.1?}: \
+             {cause}",
+            global.who(*rank)
+        )?;
+        let differ = cause.named().into_iter().filter(|&rank| global.of(rank) != rank);
+        let differ: Vec<String> =
+            differ.map(|rank| format!("rank {rank} is global rank {}", global.of(rank))).collect();
+        match differ.is_empty() {
+            true => Ok(()),
+            false => write!(f, " ({})", differ.join(", ")),
+        }
     }
 }
 
@@ -128,6 +142,14 @@ impl Cause {
             Cause::Reported { culprit, .. } => culprit.iter().copied().collect(),
             Cause::Timeout { waiting_for } => waiting_for.clone(),
             Cause::Mismatch { .. } | Cause::Aborted | Cause::Panicked { .. } => vec![],
+        }
+    }
+
+    /// The other ranks that the text names, at fault or not.
+    fn named(&self) -> Vec<Rank> {
+        match self {
+            Cause::Mismatch { peer, .. } | Cause::Reported { by: peer, .. } => vec![*peer],
+            cause => cause.ranks(),
         }
     }
 

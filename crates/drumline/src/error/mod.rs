@@ -85,6 +85,27 @@ pub enum Error {
         problem: String,
     },
 
+    /// This rank is not one of those that make up the group. Nothing was sent to any peer.
+    #[error("rank {rank} is not a member of group {group:?}: only its members call this")]
+    NotAMember {
+        /// Name of the group.
+        group: String,
+        /// This rank, by its number in the whole job.
+        rank: usize,
+    },
+
+    /// An object could not be described, is too long, or is not what was expected. The group goes
+    /// on.
+    #[error("{operation}: rank {rank} {problem}")]
+    Object {
+        /// The call.
+        operation: &'static str,
+        /// Whose object or call it is.
+        rank: usize,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+
     /// A collective failed. The group is poisoned: every later call fails.
     #[error(transparent)]
     Collective(Arc<CollectiveError>),

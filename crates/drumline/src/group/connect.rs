@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    hash::{BuildHasher, RandomState},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize},
@@ -14,14 +13,17 @@ use drumline_schedule::{Collective, Topology, step::Rank};
 use drumline_shm::{PeerSegment, PidFd, Segment, SegmentSize, handover};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Inner, ProcessGroup};
+use super::{Inner, ProcessGroup, family::Family};
 use crate::{
-    Config, Error, Result, call,
+    Config, Error, Result,
+    board::{Board, Subject},
+    call,
     host::Host,
     lane::Lane,
+    membership::GlobalRanks,
     net::stream::Stream,
-    store::{HashStore, PrefixStore, Store},
-    trace::{Recorder, Trace},
+    store::{HashStore, Store},
+    trace::{Inquiry, Recorder, Trace},
     transport::{
         Sockets,
         mesh::{self, Connected, Membership},
@@ -37,14 +39,17 @@ impl ProcessGroup {
     /// assert_eq!((group.rank(), group.world_size()), (0, 1));
     /// ```
     pub fn alone() -> ProcessGroup {
-        let member = Membership { name: "alone".to_owned(), rank: 0, world_size: 1, digest: 0 };
+        let name = "alone";
+        let family = Family::new(name, Arc::new(HashStore::new()));
+        let member = Membership::new(name, (0, 1), GlobalRanks::default());
         let sockets = match Sockets::new(Vec::new()) {
             Ok(sockets) => sockets,
             Err(error) => unreachable!("a world of one needs two descriptors: {error}"),
         };
         let recorder = Recorder::of(&member.name, 0);
-        let config = Config::default();
-        ProcessGroup::new(member, Topology::flat(1), sockets, None, None, &config, recorder)
+        let (topology, config) = (Topology::flat(1), Config::default());
+        let life = (family, None);
+        ProcessGroup::new(member, topology, sockets, None, life, &config, recorder)
     }
 
     /// All ranks of a group in this process: for tests and examples. Each must be used from a
@@ -113,58 +118,71 @@ impl ProcessGroup {
                 ),
             });
         }
+        let family = Family::new(name, store);
+        ProcessGroup::join(family, name, (rank, world_size), GlobalRanks::default(), config)
+    }
+
+    /// Connects the ranks of one group of a family.
+    pub(super) fn join(
+        family: Arc<Family>,
+        name: &str,
+        place: (Rank, usize),
+        global: GlobalRanks,
+        config: &Config,
+    ) -> Result<ProcessGroup> {
         if let Some(name) = &config.all_reduce {
             call::find(Collective::AllReduce, name)?; // refused before anything starts
         }
         let deadline = Instant::now() + config.timeout;
+        let mut member = Membership::new(name, place, global);
         // Groups that are made from this one belong to the same file.
+        let own = member.global.of(member.rank);
         let trace =
-            config.trace.clone().map(|trace| Trace { rank: trace.rank.or(Some(rank)), ..trace });
+            config.trace.clone().map(|trace| Trace { rank: trace.rank.or(Some(own)), ..trace });
         let config = &Config { trace, ..config.clone() };
-        let mut recorder = Recorder::start(config.trace.as_ref(), name, rank)?;
+        let recorder = Recorder::start(config.trace.as_ref(), name, member.rank)?;
         let phase = recorder.phase("join");
-        // The n-th time that this rank joins is the n-th life of the group, on all ranks alike.
-        let joins = store.add(&format!("drumline/{name}/joins/{rank}"), 1)?;
-        let life = PrefixStore::new(format!("drumline/{name}/{joins}"), store.clone())
-            .recorded_by(recorder.clone());
-        life.set_timeout(config.timeout);
-
-        let inquiry = match rank {
-            0 => Some(recorder.ask_time(&life)?),
-            _ => None,
-        };
-        let token = if rank == 0 {
-            let token = RandomState::new().hash_one((name, std::process::id())).to_string();
-            life.set("token", token.as_bytes())?;
-            token.into_bytes()
-        } else {
-            life.get("token")?
-        };
-        let inquiry = match inquiry {
-            Some(inquiry) => inquiry,
-            None => recorder.ask_time(&life)?,
-        };
-        let order = config.sum_order as u8;
-        let identity = [name.as_bytes(), &world_size.to_le_bytes(), &[order], &token].concat();
-        let member =
-            Membership { name: name.to_owned(), rank, world_size, digest: xxh3_64(&identity) };
-
+        let (board, inquiry) =
+            Board::meet(&member, &family.store, deadline, config.warn_after, &recorder)?;
         drop(phase);
+        let order = config.sum_order as u8;
+        let size = member.world_size.to_le_bytes();
+        member.digest = xxh3_64(&[board.token(), &size, &[order]].concat());
+        match ProcessGroup::join_on(&board, member, config, deadline, (recorder, inquiry)) {
+            Ok((member, topology, sockets, host, recorder)) => {
+                let life = (family, Some(board));
+                Ok(ProcessGroup::new(member, topology, sockets, host, life, config, recorder))
+            }
+            Err(error) => {
+                board.fail(&error);
+                Err(error)
+            }
+        }
+    }
+
+    /// Connects the ranks that have met on a board.
+    fn join_on(
+        board: &Board,
+        member: Membership,
+        config: &Config,
+        deadline: Instant,
+        (mut recorder, inquiry): (Recorder, Inquiry),
+    ) -> Result<(Membership, Topology, Sockets, Option<Host>, Recorder)> {
         let phase = recorder.phase("connect");
-        let connections = mesh::connect(&member, &life, config, deadline)?;
+        let connections = mesh::connect(&member, board, config, deadline)?;
         drop(phase);
         let phase = recorder.phase("share memory");
-        let (segments, hosts) = share_memory(&member, &life, &connections, config, deadline)?;
+        let (segments, hosts) = share_memory(&member, board, &connections, config, deadline)?;
         drop(phase);
         // All ranks are here: each has said which host it is on.
-        recorder.align(&life, inquiry)?;
+        recorder.align(&board.store_of_life(), inquiry)?;
         recorder.join(&member);
         let topology = Topology::placed(hosts).with_order(config.sum_order);
         let processes = connections.iter().map(process_of).collect::<Vec<_>>();
         let mut sockets = Sockets::new(connections.into_iter().zip(processes).collect())?;
         let segments = match segments {
             // Alone on its host, but other hosts share memory: it takes part in their schedules.
-            None if topology.ranks_by_host().len() < world_size => {
+            None if topology.ranks_by_host().len() < member.world_size => {
                 let own = Segment::create(segment_size(config))
                     .map_err(|error| Error::Memory { problem: error.to_string() })?;
                 Some((own, BTreeMap::new()))
@@ -179,13 +197,13 @@ impl ProcessGroup {
             None => None,
         };
         tracing::info!(
-            group = name,
-            rank,
-            world_size,
+            group = member.name,
+            rank = member.rank,
+            world_size = member.world_size,
             hosts = topology.ranks_by_host().len(),
             "group is connected"
         );
-        Ok(ProcessGroup::new(member, topology, sockets, host, Some(store), config, recorder))
+        Ok((member, topology, sockets, host, recorder))
     }
 
     fn new(
@@ -193,7 +211,7 @@ impl ProcessGroup {
         topology: Topology,
         sockets: Sockets,
         host: Option<Host>,
-        store: Option<Arc<dyn Store>>,
+        (family, board): (Arc<Family>, Option<Board>),
         config: &Config,
         recorder: Recorder,
     ) -> ProcessGroup {
@@ -207,7 +225,6 @@ impl ProcessGroup {
         let inner = Inner {
             member,
             config: config.clone(),
-            _store: store,
             lane: Mutex::new(lane),
             wanted: AtomicUsize::new(0),
             inbox: Mutex::default(),
@@ -217,7 +234,8 @@ impl ProcessGroup {
             aborted,
             arena,
             recorder,
-            rendezvous: Mutex::default(),
+            family: Mutex::new(Some(family)),
+            board,
         };
         ProcessGroup { inner: Arc::new(inner) }
     }
@@ -243,7 +261,7 @@ type Segments = (Segment, BTreeMap<Rank, PeerSegment>);
 /// shares no memory counts as a host of its own.
 fn share_memory(
     member: &Membership,
-    store: &dyn Store,
+    board: &Board,
     connections: &[Connected],
     config: &Config,
     deadline: Instant,
@@ -263,10 +281,10 @@ fn share_memory(
     };
     // First everybody says whether it has a segment: a rank without one hands nothing over.
     let word = made.as_ref().map_or_else(String::clone, |_| READY.to_owned());
-    store.set(&format!("segment/{}", member.rank), word.as_bytes())?;
+    board.post(Subject::Segment, word.as_bytes())?;
     let mut shared = made;
     for (rank, _) in &near {
-        let theirs = store.get(&format!("segment/{rank}"))?;
+        let theirs = board.read(Subject::Segment, *rank)?;
         if theirs != READY.as_bytes() {
             let theirs = String::from_utf8_lossy(&theirs);
             shared = shared.and_then(|_| Err(format!("rank {rank} has no segment: {theirs}")));
@@ -281,10 +299,10 @@ fn share_memory(
     let host = near.iter().map(|(rank, _)| *rank).chain([member.rank]).min();
     let host = host.unwrap_or(member.rank);
     let word = shared.as_ref().map_or_else(|_| "private".to_owned(), |_| host.to_string());
-    store.set(&format!("host/{}", member.rank), word.as_bytes())?;
+    board.post(Subject::Host, word.as_bytes())?;
     let mut told = Vec::with_capacity(member.world_size);
     for rank in 0..member.world_size {
-        let text = store.get(&format!("host/{rank}"))?;
+        let text = board.read(Subject::Host, rank)?;
         told.push(std::str::from_utf8(&text).ok().and_then(|text| text.parse::<Rank>().ok()));
     }
     let complete = near.iter().all(|(rank, _)| told[*rank] == Some(host));

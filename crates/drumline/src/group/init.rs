@@ -1,19 +1,26 @@
-//! From a URL to the group of the whole job.
+//! From a URL or a store to the group of the whole job.
 
-use std::{sync::PoisonError, time::Instant};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use super::ProcessGroup;
+use super::{ProcessGroup, default_group, family::Family};
 use crate::{
     Config, Result,
-    net::interface::address_towards,
-    rendezvous::rendezvous,
+    membership::GlobalRanks,
+    net::interface::{address_towards, addresses_of, describe},
+    rendezvous::{Rendezvous, rendezvous},
+    store::Store,
     trace::{Category, What},
 };
 
 /// Connects all processes of the job to one group, named `world`.
 ///
 /// `url` says how they meet: `env://` reads what a launcher has put into the environment,
-/// `tcp://host:port?rank=R&world_size=W` says it all. See [`crate::rendezvous`].
+/// `tcp://host:port?rank=R&world_size=W` says it all. See [`crate::rendezvous`]. After the group
+/// and all that were made of it are destroyed, the processes may meet there again.
 ///
 /// ```
 /// use drumline::{Config, ProcessGroup, init_process_group, is_launched};
@@ -32,26 +39,84 @@ use crate::{
 ///
 /// [`InvalidSetting`](crate::Error::InvalidSetting) names the part of the URL or the variable that
 /// is missing or wrong; [`Store`](crate::Error::Store) and [`Connect`](crate::Error::Connect) say
-/// who could not be reached, or who never came.
+/// who could not be reached, or who never came. Nothing is left behind then, and the call may be
+/// repeated.
 pub fn init_process_group(url: &str, config: &Config) -> Result<ProcessGroup> {
     let started = Instant::now();
     let place = rendezvous(url, config)?;
     let met = Instant::now();
-    let mut config = Config { secret: Some(place.secret.clone()), ..config.clone() };
-    if config.bind_address.is_none()
-        && config.interface.is_none()
-        && let Some(master) = place.master()
-    {
-        config.bind_address = Some(address_towards(master)?);
-    }
-    let (store, rank, world_size) = (place.store.clone(), place.rank, place.world_size);
-    let group = ProcessGroup::connect("world", store, rank, world_size, &config)?;
+    let group = form_world(place, config)?;
     let open = group.inner.recorder.begin_at(started, || What {
         category: Category::StartUp,
         name: "rendezvous",
         ..What::default()
     });
     open.end_at(met);
-    *group.inner.rendezvous.lock().unwrap_or_else(PoisonError::into_inner) = Some(place);
     Ok(group)
+}
+
+/// [`init_process_group`] for processes that share a store already.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use drumline::{Config, init_with_store, store::HashStore};
+///
+/// let group = init_with_store(Arc::new(HashStore::new()), 0, 1, &Config::default())?;
+/// assert_eq!((group.name(), group.world_size()), ("world", 1));
+/// # Ok::<_, drumline::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// As [`Rendezvous::with_store`] and [`ProcessGroup::connect`].
+pub fn init_with_store(
+    store: Arc<dyn Store>,
+    rank: usize,
+    world_size: usize,
+    config: &Config,
+) -> Result<ProcessGroup> {
+    form_world(Rendezvous::with_store(store, rank, world_size, config)?, config)
+}
+
+fn form_world(place: Rendezvous, config: &Config) -> Result<ProcessGroup> {
+    let mut config = Config { secret: Some(place.secret.clone()), ..config.clone() };
+    let (name, at, master) = ("world", (place.rank, place.world_size), place.master());
+    let family = Family::of(name, place);
+    let formed = choose_addresses(&mut config, master).and_then(|()| {
+        ProcessGroup::join(family.clone(), name, at, GlobalRanks::default(), &config)
+    });
+    match formed {
+        Ok(group) => {
+            default_group::remember(&group);
+            Ok(group)
+        }
+        Err(error) => {
+            family.leave(Duration::ZERO);
+            Err(error)
+        }
+    }
+}
+
+/// Settles on which addresses peers of other hosts are to reach this rank, and says why.
+fn choose_addresses(config: &mut Config, master: Option<SocketAddr>) -> Result<()> {
+    // A master on loopback has no ranks on other hosts.
+    let Some(master) = master.filter(|master| !master.ip().is_loopback()) else { return Ok(()) };
+    let why = match (&config.socket_ifname, &config.bind_addresses[..]) {
+        (None, []) => {
+            config.bind_addresses = vec![address_towards(master)?];
+            format!("it is on the way to the master at {master}")
+        }
+        (Some(names), []) => {
+            config.bind_addresses = addresses_of(names, Some(master))?;
+            format!("DRUMLINE_SOCKET_IFNAME or GLOO_SOCKET_IFNAME says {names}")
+        }
+        // Which of the two is meant is asked where it matters.
+        (Some(_), _) => return Ok(()),
+        (None, _) => "DRUMLINE_BIND_ADDRESS says so".to_owned(),
+    };
+    config.socket_ifname = None;
+    let addresses = describe(&config.bind_addresses);
+    tracing::info!("ranks of other hosts reach this one at {addresses}: {why}");
+    Ok(())
 }

@@ -2,10 +2,14 @@
 
 mod collectives;
 mod connect;
+mod default_group;
 mod drive;
+mod family;
 mod init;
+mod objects;
 mod points;
 mod registered;
+mod subgroups;
 
 use std::{
     fmt,
@@ -22,17 +26,19 @@ use drumline_shm::Arena;
 
 use crate::{
     Config, Result,
+    board::Board,
     executor::Progress,
     lane::Lane,
-    rendezvous::Rendezvous,
-    store::Store,
     trace::Recorder,
     transport::{Waker, mesh::Membership},
 };
 
+pub use default_group::{default_group, is_initialized};
 use drive::Inbox;
-pub use init::init_process_group;
+use family::Family;
+pub use init::{init_process_group, init_with_store};
 pub use registered::RegisteredBuffer;
+pub use subgroups::GroupOptions;
 
 /// The ranks of a job and the operations they do together.
 ///
@@ -71,8 +77,10 @@ pub struct ProcessGroup {
 pub(crate) struct Inner {
     member: Membership,
     config: Config,
-    /// Kept for as long as the group lives: this process may host it for the others.
-    _store: Option<Arc<dyn Store>>,
+    /// Until the group is destroyed. This process may host the store for the others.
+    family: Mutex<Option<Arc<Family>>>,
+    /// Where this rank has left what the others needed to connect.
+    board: Option<Board>,
     lane: Mutex<Lane>,
     /// Threads that wait for the lane, to make a blocking call.
     wanted: AtomicUsize,
@@ -87,8 +95,6 @@ pub(crate) struct Inner {
     aborted: Arc<AtomicBool>,
     arena: Option<Arena>,
     recorder: Recorder,
-    /// Where the group's ranks met, if by a URL. Rank 0 may host the store for the others.
-    rendezvous: Mutex<Option<Rendezvous>>,
 }
 
 impl ProcessGroup {
@@ -105,6 +111,15 @@ impl ProcessGroup {
     /// How many ranks the group has.
     pub fn world_size(&self) -> usize {
         self.inner.member.world_size
+    }
+
+    /// The settings that the group was made with, and what start-up has added to them.
+    ///
+    /// ```
+    /// assert!(drumline::ProcessGroup::alone().config().shared_memory);
+    /// ```
+    pub fn config(&self) -> &Config {
+        &self.inner.config
     }
 
     /// Time that operations of the group have taken on this rank, waiting for others included.
@@ -163,13 +178,21 @@ impl ProcessGroup {
             lane.sleep_until(until, Instant::now());
         }
         drop(lane);
-        let rendezvous = inner.rendezvous.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(rendezvous) = rendezvous {
-            rendezvous.leave(inner.config.timeout.saturating_sub(started.elapsed()));
+        let family = inner.family.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(family) = family {
+            // All ranks have said goodbye, so they have connected.
+            inner.board.iter().for_each(Board::clear);
+            family.leave(inner.config.timeout.saturating_sub(started.elapsed()));
         }
         drop(open);
         inner.recorder.flush();
         Ok(())
+    }
+}
+
+impl Inner {
+    fn family(&self) -> Option<Arc<Family>> {
+        self.family.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 

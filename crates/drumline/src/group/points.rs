@@ -6,8 +6,8 @@ use drumline_schedule::step::Rank;
 
 use super::ProcessGroup;
 use crate::{
-    Element, Error, Result, Work, engine,
-    transport::{Direction, Message, Point, PointCall},
+    Element, Result, Work, engine,
+    transport::{Content, Direction, Message, Point, PointCall},
     work::Promise,
 };
 
@@ -19,8 +19,8 @@ impl ProcessGroup {
     /// collectives and never wait for those of other threads.
     ///
     /// Returns when the receiver has asked for the message and all of it is on its way: two ranks
-    /// that first send to each other and then receive wait for ever. Use
-    /// [`ProcessGroup::send_async`] there. The data is copied once; the asynchronous form, which
+    /// that first send to each other and then receive wait for ever, and so does a rank that sends
+    /// to itself. Use [`ProcessGroup::send_async`] there. The data is copied once; the asynchronous form, which
     /// takes it by value, copies nothing.
     ///
     /// ```
@@ -44,8 +44,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when `to` is this rank or none, or when 65,536 messages to it
-    /// wait already. [`Error::Collective`] names both calls when type or count differ from the
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `to`, or when 65,536 messages to it
+    /// wait already. [`Collective`](crate::Error::Collective) names both calls when type or count differ from the
     /// receiver's, and otherwise the rank that died, left or did not receive in time
     /// ([`Config::timeout`](crate::Config::timeout)). As after a collective, the group is poisoned
     /// then.
@@ -55,15 +55,39 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::send`] in the background. Gives the buffer back, unchanged.
     ///
+    /// A batch of sends and receives is a list of them that is waited for afterwards, in whatever
+    /// order:
+    ///
+    /// ```
+    /// use drumline::{ProcessGroup, Result};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(3)? {
+    ///         threads.spawn(move || {
+    ///             let (me, all) = (group.rank(), group.world_size());
+    ///             let (next, before) = ((me + 1) % all, (me + all - 1) % all);
+    ///             let batch = [
+    ///                 group.recv_async(vec![0_u32], before, 0),
+    ///                 group.send_async(vec![me as u32], next, 0),
+    ///             ];
+    ///             let batch: Result<Vec<Vec<u32>>> = batch.into_iter().map(|it| it?.wait()).collect();
+    ///             assert_eq!(batch.unwrap(), [[before as u32], [me as u32]]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when `to` is this rank or none.
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `to`.
     pub fn send_async<T, B>(&self, buffer: B, to: Rank, tag: u64) -> Result<Work<B>>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        self.post(Direction::Send, buffer, to, tag)
+        self.post::<T, B, _>(Direction::Send, buffer, Some(to), tag, |buffer, _| buffer)
     }
 
     /// Receives into `data` what rank `from` sends with the same `tag`, type and number of
@@ -82,52 +106,111 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when `from` is this rank or none.
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `from`.
     pub fn recv_async<T, B>(&self, buffer: B, from: Rank, tag: u64) -> Result<Work<B>>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        self.post(Direction::Receive, buffer, from, tag)
+        self.post::<T, B, _>(Direction::Receive, buffer, Some(from), tag, |buffer, _| buffer)
     }
 
-    fn post<T, B>(&self, direction: Direction, buffer: B, peer: Rank, tag: u64) -> Result<Work<B>>
+    /// Receives into `data` from whichever rank sends first with this tag, and tells which one
+    /// that was. Receives are served in the order of the calls, those from a certain rank and
+    /// those from any alike.
+    ///
+    /// ```
+    /// use drumline::ProcessGroup;
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(3)? {
+    ///         threads.spawn(move || match group.rank() {
+    ///             0 => {
+    ///                 let mut sum = 0;
+    ///                 for _ in 0..2 {
+    ///                     let mut square = [0_u64];
+    ///                     let from = group.recv_any(&mut square, 7).unwrap();
+    ///                     assert_eq!(square, [(from * from) as u64]);
+    ///                     sum += square[0];
+    ///                 }
+    ///                 assert_eq!(sum, 5);
+    ///             }
+    ///             rank => group.send(&[(rank * rank) as u64], 0, 7).unwrap(),
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::send`]. A rank that leaves is no error while others are there.
+    pub fn recv_any<T: Element>(&self, data: &mut [T], tag: u64) -> Result<Rank> {
+        let (received, from) = self.recv_any_async::<T, _>(data.to_vec(), tag)?.wait()?;
+        data.copy_from_slice(&received);
+        Ok(from)
+    }
+
+    /// [`ProcessGroup::recv_any`] in the background. Also tells which rank has sent.
+    ///
+    /// # Errors
+    ///
+    /// None yet; the [`Work`] has those of [`ProcessGroup::recv_any`].
+    pub fn recv_any_async<T, B>(&self, buffer: B, tag: u64) -> Result<Work<(B, Rank)>>
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let count = buffer.as_ref().len();
-        let call = PointCall { direction, peer, tag, dtype: T::DTYPE, count };
-        self.check_rank(call.name(), peer)?;
-        if peer == self.rank() {
-            return Err(Error::InvalidArgument {
-                operation: call.name(),
-                problem: format!("rank {peer} is this rank itself: copy the data instead"),
-            });
-        }
+        self.post::<T, B, _>(Direction::Receive, buffer, None, tag, |buffer, from| (buffer, from))
+    }
+
+    fn post<T, B, R>(
+        &self,
+        direction: Direction,
+        buffer: B,
+        peer: Option<Rank>,
+        tag: u64,
+        result: fn(B, Rank) -> R,
+    ) -> Result<Work<R>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+        R: Send + 'static,
+    {
+        let content = Content::Elements { dtype: T::DTYPE, count: buffer.as_ref().len() };
         let (promise, work) = Work::of(&self.inner);
-        match engine::get() {
-            Ok(engine) => {
-                let message = Box::new(Owned { buffer, promise, element: PhantomData::<T> });
-                self.inner.post(engine, Point::new(call, message));
-            }
-            Err(error) => promise.complete(Err(error)),
-        }
+        let message = Owned { buffer, promise, result, element: PhantomData::<T> };
+        self.post_message(PointCall { direction, peer, tag, content }, Box::new(message))?;
         Ok(work)
+    }
+
+    pub(super) fn post_message(&self, call: PointCall, message: Box<dyn Message>) -> Result<()> {
+        if let Some(peer) = call.peer {
+            self.check_rank(call.name(), peer)?;
+        }
+        match engine::get() {
+            Ok(engine) => self.inner.post(engine, Point::new(call, message)),
+            Err(error) => message.complete(Err(error)),
+        }
+        Ok(())
     }
 }
 
 /// A message that owns its buffer.
-struct Owned<T, B> {
+struct Owned<T, B, R> {
     buffer: B,
-    promise: Promise<B>,
+    promise: Promise<R>,
+    /// What the caller gets, of the buffer and the other rank.
+    result: fn(B, Rank) -> R,
     element: PhantomData<T>,
 }
 
-impl<T, B> Message for Owned<T, B>
+impl<T, B, R> Message for Owned<T, B, R>
 where
     T: Element,
     B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    R: Send + 'static,
 {
     fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(self.buffer.as_ref())
@@ -137,8 +220,8 @@ where
         bytemuck::cast_slice_mut(self.buffer.as_mut())
     }
 
-    fn complete(self: Box<Self>, result: Result<()>) {
-        let Owned { buffer, promise, .. } = *self;
-        promise.complete(result.map(|()| buffer));
+    fn complete(self: Box<Self>, result: Result<Rank>) {
+        let Owned { buffer, promise, result: of, .. } = *self;
+        promise.complete(result.map(|peer| of(buffer, peer)));
     }
 }

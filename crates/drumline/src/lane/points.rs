@@ -9,7 +9,7 @@ use crate::{
     Cause, CollectiveError, Error,
     executor::Progress,
     trace::{Category, What},
-    transport::{Ended, Outcome, Point, PointCall},
+    transport::{Ended, Outcome, Point, PointCall, mesh::Membership},
     work::panic_text,
 };
 
@@ -28,7 +28,7 @@ impl Lane {
         point.open = Some(self.recorder.begin_at(point.started, || What {
             category: Category::Message,
             name: point.call.name(),
-            peer: Some(peer),
+            peer,
             tag: Some(tag),
             bytes: Some(point.call.bytes()),
             ..What::default()
@@ -112,7 +112,8 @@ impl Lane {
         self.points = 0;
         points.sort_by_key(|point| point.started);
         let culprits = cause.ranks();
-        let blamed = points.iter().position(|point| culprits.contains(&point.call.peer));
+        let blamed =
+            points.iter().position(|it| it.call.peer.is_some_and(|peer| culprits.contains(&peer)));
         if points.is_empty() {
             return;
         }
@@ -144,13 +145,14 @@ impl Lane {
         let (timeout, warn_after) = (self.config.timeout, self.config.warn_after);
         let mut due: Option<Instant> = None;
         let (mut late, mut expired) = (Late::default(), Late::default());
+        let member = &self.member;
         self.transport.for_each_point(&mut |point| {
             let waited = now.saturating_duration_since(point.started);
             if waited >= timeout {
-                expired.add(point);
+                expired.add(point, member);
             } else if waited >= warn_after && !point.warned {
                 point.warned = true;
-                late.add(point);
+                late.add(point, member);
             }
             let next = point.started + if point.warned { timeout } else { warn_after.min(timeout) };
             due = Some(due.map_or(next, |due| due.min(next)));
@@ -186,8 +188,11 @@ struct Late {
 }
 
 impl Late {
-    fn add(&mut self, point: &Point) {
-        self.ranks.insert(point.call.peer);
+    fn add(&mut self, point: &Point, member: &Membership) {
+        match point.call.peer {
+            Some(peer) => drop(self.ranks.insert(peer)),
+            None => self.ranks.extend((0..member.world_size).filter(|&rank| rank != member.rank)),
+        }
         self.count += 1;
         if self.oldest.is_none_or(|(_, started)| point.started < started) {
             self.oldest = Some((point.call, point.started));

@@ -1,10 +1,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::Store;
-use crate::{
-    Result,
-    trace::{Category, Open, Recorder, What},
-};
+use crate::Result;
 
 /// A part of another store, under keys that begin with `prefix/`.
 ///
@@ -26,29 +23,12 @@ use crate::{
 pub struct PrefixStore {
     prefix: String,
     store: Arc<dyn Store>,
-    /// For waits, if they are to be recorded.
-    recorder: Option<Recorder>,
 }
 
 impl PrefixStore {
     /// The part of `store` under `prefix`. The `/` behind it is added here.
     pub fn new(prefix: impl Into<String>, store: Arc<dyn Store>) -> PrefixStore {
-        PrefixStore { prefix: prefix.into(), store, recorder: None }
-    }
-
-    /// The same, with its waits recorded by `recorder`.
-    pub(crate) fn recorded_by(self, recorder: Recorder) -> PrefixStore {
-        PrefixStore { recorder: Some(recorder), ..self }
-    }
-
-    fn record(&self, name: &'static str, keys: &[&str]) -> Option<Open> {
-        let recorder = self.recorder.as_ref()?;
-        Some(recorder.begin(|| What {
-            category: Category::Store,
-            name,
-            key: Some(keys.join(", ").into()),
-            ..What::default()
-        }))
+        PrefixStore { prefix: prefix.into(), store }
     }
 
     fn full(&self, key: &str) -> String {
@@ -66,7 +46,6 @@ impl Store for PrefixStore {
     }
 
     fn get(&self, key: &str) -> Result<Vec<u8>> {
-        let _open = self.record("get", &[key]);
         self.store.get(&self.full(key))
     }
 
@@ -79,7 +58,6 @@ impl Store for PrefixStore {
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
-        let _open = self.record("wait", keys);
         let keys = self.full_keys(keys);
         self.store.wait(&keys.iter().map(String::as_str).collect::<Vec<_>>(), timeout)
     }

@@ -48,7 +48,7 @@ pub(super) fn file(out: &mut String, rank: Rank, host: &str, process: u32, clock
 }
 
 pub(super) fn group(rank: Rank, track: u32, member: &Membership) -> String {
-    let Membership { name, rank: group_rank, world_size, digest } = member;
+    let Membership { name, rank: group_rank, world_size, digest, .. } = member;
     let name = Text(name);
     let mut out = String::new();
     put(

@@ -74,6 +74,7 @@ use std::path::PathBuf;
 
 use drumline_schedule::step::Rank;
 
+pub(crate) use clock::Inquiry;
 pub use merge::{Merged, merge};
 pub(crate) use recorder::{Category, Open, Recorder, What};
 pub use summary::{OperationSummary, RankSummary, Summary, summarize};

@@ -1,8 +1,8 @@
 //! Connects every rank of a group with every other.
 //!
-//! Each rank leaves a [`Card`] in the store. Ranks of one host meet over abstract Unix sockets,
+//! Each rank leaves a [`Card`] on the [`Board`]. Ranks of one host meet over abstract Unix sockets,
 //! which nobody outside of it can see and whose kernel says who is at the other end; others meet
-//! over TCP, on one address. No TCP port is opened unless a rank on another host needs it.
+//! over TCP, on the chosen addresses. No TCP port is opened unless a rank on another host needs it.
 
 mod card;
 
@@ -18,29 +18,18 @@ use drumline_schedule::step::Rank;
 use rustix::event::{PollFd, PollFlags};
 
 use self::card::Card;
+pub(crate) use crate::membership::Membership;
 use crate::{
     Config, Error, Result,
     auth::{Channel, Expected, Handshake, Hello, Nonce, Secret},
+    board::{Board, Subject},
     net::{
         call::{Address, CallError, open, shake_hands},
         gate::{Admission, Gate, Listener},
         interface, sleep_until_ready,
         stream::Stream,
     },
-    store::Store,
 };
-
-/// Who meets whom.
-#[derive(Clone, Debug)]
-pub(crate) struct Membership {
-    /// Name of the group, for errors.
-    pub(crate) name: String,
-    pub(crate) rank: Rank,
-    pub(crate) world_size: usize,
-    /// A number that only this group's ranks have, to tell left-over processes of an earlier
-    /// group apart.
-    pub(crate) digest: u64,
-}
 
 /// The connections to one peer, none of which blocks.
 #[derive(Debug)]
@@ -61,7 +50,7 @@ const CHANNELS: [Channel; 3] = [Channel::Control, Channel::Data, Channel::Points
 
 type Slots = [Option<Stream>; CHANNELS.len()];
 
-/// Exchanges cards through `store` and connects with all peers, in order of their ranks.
+/// Exchanges cards through `board` and connects with all peers, in order of their ranks.
 ///
 /// A rank connects to every lower rank and is connected to by every higher one. Rank 0 accepts
 /// first, so no ring of ranks can wait for each other.
@@ -72,7 +61,7 @@ type Slots = [Option<Stream>; CHANNELS.len()];
 /// is missing; [`Error::Connect`] names who could not be reached, never came or was refused.
 pub(crate) fn connect(
     member: &Membership,
-    store: &dyn Store,
+    board: &Board,
     config: &Config,
     deadline: Instant,
 ) -> Result<Vec<Connected>> {
@@ -84,10 +73,10 @@ pub(crate) fn connect(
         false => None,
     };
     let own = Card::of_this_process(unix.as_ref().map(|(name, _)| name.clone()))?;
-    store.set(&card_key(member.rank), own.to_string().as_bytes())?;
+    board.post(Subject::Card, own.to_string().as_bytes())?;
     let mut cards = BTreeMap::new();
     for rank in (0..member.world_size).filter(|&rank| rank != member.rank) {
-        let text = store.get(&card_key(rank))?;
+        let text = board.read(Subject::Card, rank)?;
         cards.insert(rank, Card::parse(&text).map_err(|problem| member.about(rank, &problem))?);
     }
     let near = |rank: &Rank| cards.get(rank).is_some_and(|card| card.is_near(&own));
@@ -102,15 +91,18 @@ pub(crate) fn connect(
     if !far.is_empty() {
         let elsewhere: Vec<Rank> =
             far.iter().copied().filter(|rank| !cards[rank].is_same_network(&own)).collect();
-        let bind = address_for_peers(config, &elsewhere)?;
+        let bind = addresses_for_peers(config, &elsewhere)?;
         if far.iter().any(|&rank| rank > member.rank) {
-            let listener = Listener::tcp((bind, 0).into())
-                .map_err(|source| Error::io(format!("cannot listen on {bind}"), source))?;
-            let address = listener.address().ok_or_else(|| {
-                member.error(format!("the system does not tell the port on {bind}"))
-            })?;
-            store.set(&address_key(member.rank), address.to_string().as_bytes())?;
-            listeners.push(listener);
+            let mut open = Vec::with_capacity(bind.len());
+            for ip in bind {
+                let listener = listen_on(ip, member.rank, config)?;
+                let address = listener.address().ok_or_else(|| {
+                    member.error(format!("the system does not tell the port on {ip}"))
+                })?;
+                open.push(address.to_string());
+                listeners.push(listener);
+            }
+            board.post(Subject::Address, open.join(" ").as_bytes())?;
         }
     }
 
@@ -118,12 +110,14 @@ pub(crate) fn connect(
         std::iter::repeat_with(Default::default).take(member.world_size).collect();
     let caller = Caller { member, secret: &config.secret, deadline };
     for lower in 0..member.rank {
-        let address = match &cards[&lower].unix {
-            Some(name) if near(&lower) => Address::Unix(name.clone()),
-            _ => Address::Tcp(published_address(member, store, lower)?),
+        let addresses = match &cards[&lower].unix {
+            Some(name) if near(&lower) => vec![Address::Unix(name.clone())],
+            _ => published_addresses(member, board, lower)?,
         };
-        for (slot, channel) in slots[lower].iter_mut().zip(CHANNELS) {
-            *slot = Some(caller.call(lower, &address, channel)?);
+        // Spread over what the peer offers, each rank beginning with another one.
+        let addresses = addresses.iter().cycle().skip(member.rank % addresses.len());
+        for ((slot, channel), address) in slots[lower].iter_mut().zip(CHANNELS).zip(addresses) {
+            *slot = Some(caller.call(lower, address, channel)?);
         }
     }
     let gates = listeners.into_iter().map(|listener| member.gate(listener, config)).collect();
@@ -144,14 +138,6 @@ pub(crate) fn connect(
     Ok(connected)
 }
 
-fn card_key(rank: Rank) -> String {
-    format!("card/{rank}")
-}
-
-fn address_key(rank: Rank) -> String {
-    format!("address/{rank}")
-}
-
 /// An abstract Unix socket under a name that cannot be foreseen.
 fn listen_on_unix(member: &Membership) -> Result<(String, Listener)> {
     let Nonce(random) = Nonce::random()?;
@@ -162,50 +148,75 @@ fn listen_on_unix(member: &Membership) -> Result<(String, Listener)> {
     Ok((name, listener))
 }
 
-/// The one address to listen on for peers that are not near; `elsewhere` are those of them that
-/// are on other hosts.
-fn address_for_peers(config: &Config, elsewhere: &[Rank]) -> Result<IpAddr> {
+/// The addresses to listen on for peers that are not near; `elsewhere` are those of them that are
+/// on other hosts.
+fn addresses_for_peers(config: &Config, elsewhere: &[Rank]) -> Result<Vec<IpAddr>> {
     let invalid = |setting: &str, problem: String| {
         Err(Error::InvalidSetting { setting: setting.to_owned(), problem })
     };
-    let bind = match (&config.interface, config.bind_address) {
-        (Some(name), None) => interface::address_of(name)?,
-        (None, address) => address.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
-        (Some(name), Some(address)) => {
-            let problem = format!("both are set, to {name} and {address}; which one is meant?");
-            return invalid("DRUMLINE_INTERFACE, DRUMLINE_BIND_ADDRESS", problem);
+    let chosen = match (&config.socket_ifname, &config.bind_addresses[..]) {
+        (Some(names), []) => interface::addresses_of(names, None)?,
+        (None, []) => vec![IpAddr::V4(Ipv4Addr::LOCALHOST)],
+        (None, addresses) => addresses.to_vec(),
+        (Some(names), addresses) => {
+            let problem = format!("both are set, to {names} and {addresses:?}; which is meant?");
+            return invalid("DRUMLINE_SOCKET_IFNAME, DRUMLINE_BIND_ADDRESS", problem);
         }
     };
-    if bind.is_unspecified() {
+    if let Some(bind) = chosen.iter().find(|address| address.is_unspecified()) {
         let problem = format!(
             "{bind} is every address of this host, and peers need one; name it, or name the \
-             interface with DRUMLINE_INTERFACE"
+             interface with DRUMLINE_SOCKET_IFNAME"
         );
         return invalid("DRUMLINE_BIND_ADDRESS", problem);
     }
-    if bind.is_loopback() && !elsewhere.is_empty() {
+    if let (Some(bind), false) = (chosen.iter().find(|it| it.is_loopback()), elsewhere.is_empty()) {
         let problem = format!(
             "rank(s) {elsewhere:?} are on other hosts, or in containers with a network of their \
              own, and cannot reach this rank at {bind}: name the interface between them"
         );
-        return invalid("DRUMLINE_INTERFACE, DRUMLINE_BIND_ADDRESS", problem);
+        return invalid("DRUMLINE_SOCKET_IFNAME, DRUMLINE_BIND_ADDRESS", problem);
     }
-    if !bind.is_loopback() && config.secret.is_none() {
+    let open = chosen.iter().find(|address| !address.is_loopback());
+    if let (Some(bind), None) = (open, &config.secret) {
         let problem = format!(
             "not set, and whoever reaches {bind} could join the job: give all its processes one \
              secret of 16 bytes or more, or the name of a file with it in DRUMLINE_SECRET_FILE"
         );
         return invalid("DRUMLINE_SECRET", problem);
     }
-    Ok(bind)
+    Ok(chosen)
 }
 
-fn published_address(member: &Membership, store: &dyn Store, rank: Rank) -> Result<SocketAddr> {
-    let published = store.get(&address_key(rank))?;
-    std::str::from_utf8(&published).ok().and_then(|text| text.parse().ok()).ok_or_else(|| {
-        let text = String::from_utf8_lossy(&published);
-        member.about(rank, &format!("it published {text:?}, which is no address"))
+/// Listens on a port of the allowed ones. Ranks of one host begin to look for it at different
+/// places.
+fn listen_on(ip: IpAddr, rank: Rank, config: &Config) -> Result<Listener> {
+    let failed = |source| Error::io(format!("cannot listen on {ip}"), source);
+    let Some(range) = &config.port_range else {
+        return Listener::tcp((ip, 0).into()).map_err(failed);
+    };
+    let ports = range.clone();
+    for port in range.clone().cycle().skip(rank % ports.len()).take(ports.len()) {
+        match Listener::tcp((ip, port).into()) {
+            Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
+            result => return result.map_err(failed),
+        }
+    }
+    let (first, last) = (range.start(), range.end());
+    Err(Error::InvalidSetting {
+        setting: "DRUMLINE_PORT_RANGE".to_owned(),
+        problem: format!("all ports from {first} to {last} of {ip} are in use; allow some more"),
     })
+}
+
+fn published_addresses(member: &Membership, board: &Board, rank: Rank) -> Result<Vec<Address>> {
+    let published = board.read(Subject::Address, rank)?;
+    let text = String::from_utf8_lossy(&published);
+    let addresses: Result<Vec<SocketAddr>, _> = text.split(' ').map(str::parse).collect();
+    match addresses {
+        Ok(addresses) => Ok(addresses.into_iter().map(Address::Tcp).collect()),
+        Err(_) => Err(member.about(rank, &format!("it published {text:?}, which is no address"))),
+    }
 }
 
 /// Says once how the ranks are reached.
@@ -237,14 +248,6 @@ impl Membership {
             secret: config.secret.clone(),
         };
         Gate::new(listener, admission)
-    }
-
-    fn error(&self, problem: String) -> Error {
-        Error::Connect { group: self.name.clone(), rank: self.rank, problem }
-    }
-
-    fn about(&self, peer: Rank, problem: &str) -> Error {
-        self.error(format!("rank {peer}: {problem}"))
     }
 }
 

@@ -12,7 +12,7 @@ use std::{collections::BTreeMap, time::Instant};
 
 use drumline_schedule::step::{Loc, Rank};
 
-pub(crate) use points::{Direction, Ended, Message, Outcome, Point, PointCall};
+pub(crate) use points::{Content, Direction, Ended, Message, Outcome, Point, PointCall};
 pub(crate) use sockets::{Sockets, Waker};
 pub(crate) use streams::Streams;
 #[cfg(feature = "internals")]

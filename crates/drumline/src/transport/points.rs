@@ -10,7 +10,12 @@
 //! A payload travels only when its place is known. So a message that nobody receives takes 40
 //! bytes of the receiver's memory and holds up nothing: neither other messages, nor collectives.
 //! Messages that are granted at the same time take turns, chunk by chunk.
+//!
+//! A receive from any rank waits beside all streams, at the [`Desk`]; the first offer with its tag
+//! is granted. What a rank sends to itself is copied there.
 
+mod by_tag;
+mod desk;
 mod exchange;
 mod frame;
 #[cfg(test)]
@@ -21,9 +26,11 @@ use std::{fmt, io::IoSlice, time::Instant};
 use drumline_kernels::DType;
 use drumline_schedule::step::Rank;
 
+pub(super) use self::desk::Desk;
 use self::{
+    by_tag::ByTag,
     exchange::{Chunk, Exchange},
-    frame::Frame,
+    frame::{Frame, OBJECT, Offer},
 };
 use super::{link::outcome, streams::Duplex};
 use crate::{Result, error::Cause, trace::Open, work::shielded};
@@ -32,7 +39,10 @@ use crate::{Result, error::Cause, trace::Open, work::shielded};
 pub(crate) trait Message: Send {
     fn bytes(&self) -> &[u8];
     fn bytes_mut(&mut self) -> &mut [u8];
-    fn complete(self: Box<Self>, result: Result<()>);
+    /// Makes a buffer of that length, for an object.
+    fn make_room(&mut self, _bytes: usize) {}
+    /// Also tells which rank the message went to or came from.
+    fn complete(self: Box<Self>, result: Result<Rank>);
 }
 
 /// One side of a message: a send or a receive that is under way.
@@ -43,6 +53,8 @@ pub(crate) struct Point {
     pub(crate) warned: bool,
     /// Ends with the message.
     pub(crate) open: Option<Open>,
+    /// Its place in the order of calls.
+    number: u64,
     message: Box<dyn Message>,
 }
 
@@ -50,10 +62,24 @@ pub(crate) struct Point {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PointCall {
     pub(crate) direction: Direction,
-    pub(crate) peer: Rank,
+    /// None for a receive from any rank that no message has met.
+    pub(crate) peer: Option<Rank>,
     pub(crate) tag: u64,
-    pub(crate) dtype: DType,
-    pub(crate) count: usize,
+    pub(crate) content: Content,
+}
+
+/// What a message holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    Elements {
+        dtype: DType,
+        count: usize,
+    },
+    /// So many bytes that describe an object; for a receive that no message has met, the most
+    /// that it takes.
+    Object {
+        bytes: usize,
+    },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,36 +106,84 @@ pub(crate) enum Outcome {
 
 impl Point {
     pub(crate) fn new(call: PointCall, message: Box<dyn Message>) -> Point {
-        Point { call, started: Instant::now(), warned: false, open: None, message }
+        let started = Instant::now();
+        Point { call, started, warned: false, open: None, number: 0, message }
     }
 
     pub(crate) fn complete(self, result: Result<()>) {
-        shielded(|| self.message.complete(result));
+        let peer = self.call.peer.unwrap_or_default();
+        shielded(|| self.message.complete(result.map(|()| peer)));
+    }
+
+    /// Prepares a receive for what rank `from` offers, if that is what it expects.
+    fn accept(&mut self, from: Rank, offer: &Offer) -> Result<(), Cause> {
+        let fits = match self.call.content {
+            Content::Elements { .. } => {
+                let expected = self.call.offer(offer.id);
+                (offer.dtype, offer.count, offer.bytes)
+                    == (expected.dtype, expected.count, expected.bytes)
+            }
+            Content::Object { bytes: most } => offer.dtype == OBJECT && offer.bytes <= most as u64,
+        };
+        if !fits {
+            let (theirs, ours) = (offer.to_string(), self.call.to_string());
+            return Err(Cause::Mismatch { peer: from, theirs, ours });
+        }
+        self.call.peer = Some(from);
+        if let Content::Object { bytes } = &mut self.call.content {
+            *bytes = offer.bytes as usize;
+            self.message.make_room(*bytes);
+        }
+        Ok(())
     }
 }
 
 impl PointCall {
     pub(crate) fn name(&self) -> &'static str {
-        match self.direction {
-            Direction::Send => "send",
-            Direction::Receive => "recv",
+        match (self.direction, self.content) {
+            (Direction::Send, Content::Elements { .. }) => "send",
+            (Direction::Receive, Content::Elements { .. }) => "recv",
+            (Direction::Send, Content::Object { .. }) => "send_object",
+            (Direction::Receive, Content::Object { .. }) => "recv_object",
         }
     }
 
     pub(crate) fn bytes(&self) -> u64 {
-        self.count as u64 * self.dtype.size() as u64
+        match self.content {
+            Content::Elements { dtype, count } => count as u64 * dtype.size() as u64,
+            Content::Object { bytes } => bytes as u64,
+        }
+    }
+
+    /// What a send of this kind offers, as its message number `id`.
+    fn offer(&self, id: u64) -> Offer {
+        let (dtype, count) = match self.content {
+            Content::Elements { dtype, count } => (dtype as u8, count as u64),
+            Content::Object { bytes } => (OBJECT, bytes as u64),
+        };
+        Offer { id, tag: self.tag, dtype, count, bytes: self.bytes() }
     }
 }
 
 /// `send(to 1, tag 7) of 4 f32`
 impl fmt::Display for PointCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let PointCall { direction, peer, tag, dtype, count } = self;
+        let PointCall { direction, peer, tag, content } = self;
         let towards = match direction {
             Direction::Send => "to",
             Direction::Receive => "from",
         };
-        write!(f, "{}({towards} {peer}, tag {tag}) of {count} {dtype}", self.name())
+        write!(f, "{}({towards} ", self.name())?;
+        match peer {
+            Some(peer) => write!(f, "{peer}")?,
+            None => f.write_str("any")?,
+        }
+        write!(f, ", tag {tag}) of ")?;
+        match (content, direction) {
+            (Content::Elements { dtype, count }, _) => write!(f, "{count} {dtype}"),
+            (Content::Object { bytes }, Direction::Send) => write!(f, "{bytes} bytes"),
+            (Content::Object { bytes }, Direction::Receive) => write!(f, "at most {bytes} bytes"),
+        }
     }
 }
 
@@ -185,6 +259,11 @@ impl<S: Duplex> PointLink<S> {
         self.ready = true;
     }
 
+    /// Whether the peer offers a message with that tag that no receive has met.
+    pub(super) fn offers(&self, tag: u64) -> bool {
+        self.exchange.offers(tag)
+    }
+
     /// No more will be sent.
     pub(super) fn end(&mut self) {
         if let Err(error) = self.stream.end() {
@@ -205,9 +284,9 @@ impl<S: Duplex> PointLink<S> {
         self.broken.is_none() && (self.outgoing.is_some() || self.exchange.has_output())
     }
 
-    /// Nothing is read while nothing waits: offers stay in the stream.
-    pub(super) fn wants_to_read(&self) -> bool {
-        self.broken.is_none() && self.is_pending()
+    /// Nothing is read while nothing waits, for this peer or for any: offers stay in the stream.
+    pub(super) fn wants_to_read(&self, any: bool) -> bool {
+        self.broken.is_none() && (self.is_pending() || any)
     }
 
     pub(super) fn points_mut(&mut self) -> impl Iterator<Item = &mut Point> {
@@ -219,10 +298,14 @@ impl<S: Duplex> PointLink<S> {
         self.exchange.take_points()
     }
 
-    /// Moves what can be moved; whether anything was.
-    pub(super) fn progress(&mut self, ended: &mut Vec<Ended>) -> Result<bool, Cause> {
+    /// Moves what can be moved; whether anything was. `any` are the receives from any rank.
+    pub(super) fn progress(
+        &mut self,
+        any: &mut ByTag<Point>,
+        ended: &mut Vec<Ended>,
+    ) -> Result<bool, Cause> {
         let written = self.write(ended);
-        Ok(self.read(ended)? || written)
+        Ok(self.read(any, ended)? || written)
     }
 
     fn write(&mut self, ended: &mut Vec<Ended>) -> bool {
@@ -258,9 +341,9 @@ impl<S: Duplex> PointLink<S> {
         moved > 0
     }
 
-    fn read(&mut self, ended: &mut Vec<Ended>) -> Result<bool, Cause> {
+    fn read(&mut self, any: &mut ByTag<Point>, ended: &mut Vec<Ended>) -> Result<bool, Cause> {
         let mut moved = 0;
-        while self.ready && self.broken.is_none() && self.is_pending() && moved < TURN_BYTES {
+        while self.ready && self.wants_to_read(any.len() > 0) && moved < TURN_BYTES {
             let result = match &mut self.incoming {
                 Incoming::Frame { bytes, have } if *have == Frame::BYTES => {
                     let Some(frame) = Frame::decode(bytes) else {
@@ -273,7 +356,7 @@ impl<S: Duplex> PointLink<S> {
                             Incoming::Payload { id, left }
                         }
                         other => {
-                            self.exchange.on_frame(other, ended)?;
+                            self.exchange.on_frame(other, any, ended)?;
                             NOTHING
                         }
                     };

@@ -20,7 +20,7 @@ use drumline_schedule::step::{Loc, Rank};
 use super::{
     Waits,
     link::{ControlLink, DataLink, PeerState},
-    points::{Ended, Point, PointLink},
+    points::{Desk, Ended, Point, PointLink},
     wire::Control,
 };
 use crate::{
@@ -69,6 +69,9 @@ pub(crate) struct Interest {
 #[derive(Debug)]
 pub(crate) struct Streams<S> {
     peers: Vec<Peer<S>>,
+    desk: Desk,
+    /// Which peer is looked at first for a receive from any: each has its turn.
+    first: usize,
 }
 
 /// The streams to one peer.
@@ -92,7 +95,7 @@ impl<S: Duplex> Streams<S> {
             points: PointLink::new(rank, points),
             broken_since: None,
         };
-        Streams { peers: peers.into_iter().map(peer).collect() }
+        Streams { peers: peers.into_iter().map(peer).collect(), desk: Desk::default(), first: 0 }
     }
 
     /// The control and data streams of all peers.
@@ -128,7 +131,7 @@ impl<S: Duplex> Streams<S> {
             control: *peer.control.state() == PeerState::Present,
             data_in: peer.data.wants_to_read(),
             data_out: peer.data.wants_to_write(),
-            points_in: peer.points.wants_to_read(),
+            points_in: peer.points.wants_to_read(self.desk.awaits_any()),
             points_out: peer.points.wants_to_write(),
         })
     }
@@ -163,8 +166,30 @@ impl<S: Duplex> Streams<S> {
         Ok(moved)
     }
 
-    pub(crate) fn post(&mut self, point: Point, ended: &mut Vec<Ended>) {
-        self.peer(point.call.peer).points.post(point, ended);
+    pub(crate) fn post(&mut self, mut point: Point, ended: &mut Vec<Ended>) {
+        self.desk.number(&mut point);
+        let to = match point.call.peer {
+            Some(rank) => self.peers.iter_mut().find(|peer| peer.rank == rank),
+            None => self.offering(point.call.tag),
+        };
+        match to {
+            Some(peer) => peer.points.post(point, ended),
+            // For this rank itself, or for any and nobody has offered anything yet.
+            None => {
+                self.desk.post(point, ended);
+                // It may be there already; looking costs no more than asking.
+                self.peers.iter_mut().for_each(|peer| peer.points.on_readable());
+            }
+        }
+    }
+
+    /// A peer that offers a message with that tag which no receive has met.
+    fn offering(&mut self, tag: u64) -> Option<&mut Peer<S>> {
+        let (count, first) = (self.peers.len(), self.first);
+        let mut turns = (0..count).map(|turn| (first + turn) % count);
+        let next = turns.find(|&index| self.peers[index].points.offers(tag))?;
+        self.first = next + 1;
+        self.peers.get_mut(next)
     }
 
     /// Moves messages from rank to rank; whether anything moved.
@@ -176,7 +201,7 @@ impl<S: Duplex> Streams<S> {
     ) -> Result<bool, Cause> {
         let mut moved = false;
         for peer in &mut self.peers {
-            moved |= peer.points.progress(ended)?;
+            moved |= peer.points.progress(&mut self.desk.any, ended)?;
         }
         if idle {
             self.peers.iter_mut().try_for_each(|peer| peer.data.read_ahead())?;
@@ -188,11 +213,13 @@ impl<S: Duplex> Streams<S> {
     }
 
     pub(crate) fn points_mut(&mut self) -> impl Iterator<Item = &mut Point> {
-        self.peers.iter_mut().flat_map(|peer| peer.points.points_mut())
+        let named = self.peers.iter_mut().flat_map(|peer| peer.points.points_mut());
+        named.chain(self.desk.points_mut())
     }
 
     pub(crate) fn take_points(&mut self) -> Vec<Point> {
-        self.peers.iter_mut().flat_map(|peer| peer.points.take_points()).collect()
+        let named = self.peers.iter_mut().flat_map(|peer| peer.points.take_points());
+        named.chain(self.desk.take_points()).collect()
     }
 
     /// Reads the control streams and fails if a peer's word ends the operation that runs, or a
@@ -232,7 +259,16 @@ impl<S: Duplex> Streams<S> {
                 return Err(Cause::Disconnected { peer: peer.rank, problem });
             }
         }
-        Ok(())
+        let gone = |peer: &Peer<S>| {
+            *peer.control.state() == PeerState::Left && peer.points.broken().is_some()
+        };
+        match self.peers.last() {
+            // A receive from any rank, and nobody is left to send.
+            Some(last) if self.desk.awaits_any() && self.peers.iter().all(gone) => {
+                Err(Cause::PeerLeft { peer: last.rank })
+            }
+            _ => Ok(()),
+        }
     }
 
     /// When there is something to say even if nothing arrives.

@@ -216,6 +216,11 @@ impl TcpStore {
         Ok(())
     }
 
+    /// Takes [`TcpStore::wait_for_workers`] back: this process has joined and cannot go on.
+    pub(crate) fn leave_workers(&self) -> Result<()> {
+        self.add_raw(WORKERS, -1).map(drop)
+    }
+
     /// Waits until every other client of this host's server has closed its connections, at most
     /// for `timeout`, and tells whether they have. Not being the host, returns `true` at once.
     ///

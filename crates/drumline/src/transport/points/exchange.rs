@@ -1,7 +1,7 @@
 //! Which send meets which receive, between this rank and one peer.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, VecDeque},
     ops::Range,
 };
 
@@ -9,6 +9,7 @@ use drumline_schedule::step::Rank;
 
 use super::{
     Direction, Ended, Outcome, Point,
+    by_tag::{ByTag, pop_first},
     frame::{Frame, Offer},
 };
 use crate::error::Cause;
@@ -89,28 +90,16 @@ impl Exchange {
         let call = point.call;
         let waiting = match call.direction {
             Direction::Send => self.sends.len(),
-            Direction::Receive => self.receives.len + self.filling.len(),
+            Direction::Receive => self.receives.len() + self.filling.len(),
         };
         if waiting >= WAITING_MAX {
-            let problem = format!(
-                "{waiting} calls of this kind wait for rank {} already, more than that is not \
-                 supported; wait for some of them first",
-                self.peer
-            );
-            ended.push(Ended { point, outcome: Outcome::Refused(problem) });
-            return;
+            return ended.push(too_many(point));
         }
         match call.direction {
             Direction::Send => {
                 let id = self.next_send;
                 self.next_send += 1;
-                self.frames.push_back(Frame::Offer(Offer {
-                    id,
-                    tag: call.tag,
-                    dtype: call.dtype as u8,
-                    count: call.count as u64,
-                    bytes: call.bytes(),
-                }));
+                self.frames.push_back(Frame::Offer(call.offer(id)));
                 self.sends.insert(id, Moving::new(point, false));
             }
             Direction::Receive => match self.offers.pop(call.tag) {
@@ -120,30 +109,35 @@ impl Exchange {
         }
     }
 
-    fn meet(&mut self, offer: Offer, point: Point, ended: &mut Vec<Ended>) {
-        let call = point.call;
-        let ours = (call.dtype as u8, call.count as u64, call.bytes());
-        if (offer.dtype, offer.count, offer.bytes) != ours {
-            let (theirs, ours) = (offer.to_string(), call.to_string());
-            let cause = Cause::Mismatch { peer: self.peer, theirs, ours };
-            ended.push(Ended { point, outcome: Outcome::Failed(cause) });
-            return;
+    /// Whether the peer offers a message with that tag that no receive has met.
+    pub(super) fn offers(&self, tag: u64) -> bool {
+        self.offers.first(tag).is_some()
+    }
+
+    fn meet(&mut self, offer: Offer, mut point: Point, ended: &mut Vec<Ended>) {
+        if let Err(cause) = point.accept(self.peer, &offer) {
+            return ended.push(Ended { point, outcome: Outcome::Failed(cause) });
         }
         self.filling.insert(offer.id, Moving::new(point, true));
         self.frames.push_back(Frame::Grant { id: offer.id });
     }
 
-    /// The peer offers or grants.
-    pub(super) fn on_frame(&mut self, frame: Frame, ended: &mut Vec<Ended>) -> Result<(), Cause> {
+    /// The peer offers or grants. What it offers may be for one of the receives from `any` rank.
+    pub(super) fn on_frame(
+        &mut self,
+        frame: Frame,
+        any: &mut ByTag<Point>,
+        ended: &mut Vec<Ended>,
+    ) -> Result<(), Cause> {
         match frame {
             Frame::Offer(offer) => {
                 if offer.id != self.next_offer {
                     return Err(self.protocol("offered messages out of order"));
                 }
                 self.next_offer += 1;
-                match self.receives.pop(offer.tag) {
+                match pop_first(&mut self.receives, any, offer.tag) {
                     Some(point) => self.meet(offer, point, ended),
-                    None if self.offers.len >= WAITING_MAX => {
+                    None if self.offers.len() >= WAITING_MAX => {
                         return Err(self.protocol("offered more messages than it may"));
                     }
                     None => self.offers.push(offer.tag, offer),
@@ -231,7 +225,7 @@ impl Exchange {
     }
 
     pub(super) fn is_pending(&self) -> bool {
-        !self.sends.is_empty() || self.receives.len > 0 || !self.filling.is_empty()
+        !self.sends.is_empty() || self.receives.len() > 0 || !self.filling.is_empty()
     }
 
     pub(super) fn points_mut(&mut self) -> impl Iterator<Item = &mut Point> {
@@ -252,44 +246,19 @@ impl Exchange {
     }
 }
 
+/// The end of a call that is one more than may wait.
+pub(super) fn too_many(point: Point) -> Ended {
+    let whom = match point.call.peer {
+        Some(peer) => format!("for rank {peer}"),
+        None => "for any rank".to_owned(),
+    };
+    let problem = format!(
+        "{WAITING_MAX} calls of this kind wait {whom} already, more than that is not supported; \
+         wait for some of them first"
+    );
+    Ended { point, outcome: Outcome::Refused(problem) }
+}
+
 fn finish(moving: Option<Moving>, ended: &mut Vec<Ended>) {
     ended.extend(moving.map(|Moving { point, .. }| Ended { point, outcome: Outcome::Done }));
-}
-
-/// Queues by tag. A tag without entries takes no memory.
-#[derive(Debug)]
-struct ByTag<V> {
-    queues: HashMap<u64, VecDeque<V>>,
-    len: usize,
-}
-
-impl<V> Default for ByTag<V> {
-    fn default() -> ByTag<V> {
-        ByTag { queues: HashMap::new(), len: 0 }
-    }
-}
-
-impl<V> ByTag<V> {
-    fn push(&mut self, tag: u64, value: V) {
-        self.queues.entry(tag).or_default().push_back(value);
-        self.len += 1;
-    }
-
-    fn pop(&mut self, tag: u64) -> Option<V> {
-        let queue = self.queues.get_mut(&tag)?;
-        let value = queue.pop_front();
-        if queue.is_empty() {
-            self.queues.remove(&tag);
-        }
-        self.len -= usize::from(value.is_some());
-        value
-    }
-
-    fn values_mut(&mut self) -> impl Iterator<Item = &mut V> {
-        self.queues.values_mut().flatten()
-    }
-
-    fn into_values(self) -> impl Iterator<Item = V> {
-        self.queues.into_values().flatten()
-    }
 }

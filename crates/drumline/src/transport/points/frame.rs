@@ -12,6 +12,8 @@
 //!   3 payload: number, and how many `bytes` of the message follow the frame
 //! ```
 //!
+//! For an object `type` is 255 and `count` the number of bytes that describe it.
+//!
 //! The sender numbers its offers to the receiver: 0, 1, 2, ...
 
 use std::fmt;
@@ -37,6 +39,9 @@ pub(super) struct Offer {
     pub(super) count: u64,
     pub(super) bytes: u64,
 }
+
+/// Stands for an object in the place of a type.
+pub(super) const OBJECT: u8 = u8::MAX;
 
 const OFFER: u8 = 1;
 const GRANT: u8 = 2;
@@ -77,6 +82,9 @@ impl Frame {
 /// `send(tag 7) of 4 f32`
 impl fmt::Display for Offer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.dtype == OBJECT {
+            return write!(f, "send_object(tag {}) of {} bytes", self.tag, self.count);
+        }
         write!(f, "send(tag {}) of {} ", self.tag, self.count)?;
         match DType::from_code(self.dtype) {
             Some(dtype) => write!(f, "{dtype}"),

@@ -92,7 +92,7 @@ impl Message for Buffer {
         &mut self.bytes
     }
 
-    fn complete(self: Box<Self>, result: Result<()>) {
+    fn complete(self: Box<Self>, result: Result<Rank>) {
         result.unwrap();
         assert!(self.result.lock().unwrap().replace(self.bytes).is_none(), "completed twice");
     }
@@ -102,7 +102,8 @@ type Received = Arc<Mutex<Option<Vec<u8>>>>;
 
 fn point(direction: Direction, tag: u64, bytes: Vec<u8>) -> (Point, Received) {
     let result = Received::default();
-    let call = PointCall { direction, peer: 1, tag, dtype: DType::U8, count: bytes.len() };
+    let content = Content::Elements { dtype: DType::U8, count: bytes.len() };
+    let call = PointCall { direction, peer: Some(1), tag, content };
     (Point::new(call, Box::new(Buffer { bytes, result: result.clone() })), result)
 }
 
@@ -137,7 +138,7 @@ fn exchange(plans: &[Plan], seed: u64) -> Vec<Vec<u8>> {
                 links[end].post(point, &mut ended[end]);
             }
             links[end].on_readable();
-            links[end].progress(&mut ended[end]).unwrap();
+            links[end].progress(&mut ByTag::default(), &mut ended[end]).unwrap();
             for Ended { point, outcome } in ended[end].drain(..) {
                 assert!(matches!(outcome, Outcome::Done), "{outcome:?}");
                 point.complete(Ok(()));
@@ -197,7 +198,7 @@ fn a_short_message_overtakes_a_long_one() {
     }
     for id in [0, 1] {
         exchange.next_output().unwrap();
-        exchange.on_frame(Frame::Grant { id }, &mut ended).unwrap();
+        exchange.on_frame(Frame::Grant { id }, &mut ByTag::default(), &mut ended).unwrap();
     }
     let mut order = Vec::new();
     while let Some((Frame::Payload { id, .. }, Some(chunk))) = exchange.next_output() {
@@ -220,7 +221,7 @@ fn what_no_correct_peer_sends_is_refused() {
             .iter()
             .find_map(|frame| match *frame {
                 Frame::Payload { id, bytes } => exchange.on_payload(id, bytes).err(),
-                frame => exchange.on_frame(frame, &mut ended).err(),
+                frame => exchange.on_frame(frame, &mut ByTag::default(), &mut ended).err(),
             })
             .unwrap();
         assert!(matches!(error, Cause::Protocol { peer: 4, .. }), "{error}");
@@ -260,7 +261,7 @@ fn sides_that_differ_are_told_of_each_other() {
         let mut exchange = Exchange::new(1);
         let mut ended = Vec::new();
         let offer = Offer { id: 0, tag: 2, dtype, count, bytes };
-        exchange.on_frame(Frame::Offer(offer), &mut ended).unwrap();
+        exchange.on_frame(Frame::Offer(offer), &mut ByTag::default(), &mut ended).unwrap();
         exchange.post(point(Direction::Receive, 2, vec![0; 8]).0, &mut ended);
         let Outcome::Failed(cause) = &ended[0].outcome else { panic!("{ended:?}") };
         let text = cause.to_string();

@@ -1,0 +1,68 @@
+//! The groups that this process has been given by `init_process_group`.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use super::{Inner, ProcessGroup};
+use crate::{Error, Result};
+
+/// Weak, so that a group ends when its last handle does.
+static WORLDS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
+
+/// The group that [`init_process_group`](crate::init_process_group) or
+/// [`init_with_store`](crate::init_with_store) has made in this process, for code that nobody hands
+/// a group to. It keeps no group alive: the program that has made one holds on to it.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use drumline::{Config, default_group, init_with_store, is_initialized, store::HashStore};
+///
+/// assert!(!is_initialized() && default_group().is_err());
+/// let group = init_with_store(Arc::new(HashStore::new()), 0, 1, &Config::default())?;
+/// assert!(is_initialized());
+/// assert_eq!(default_group()?.name(), "world");
+/// group.destroy()?;
+/// assert!(!is_initialized());
+/// # Ok::<_, drumline::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// [`Error::InvalidArgument`] when there is none, or several: the ranks may be threads of one
+/// process, and which one is meant cannot be known then.
+pub fn default_group() -> Result<ProcessGroup> {
+    let problem = match &living(&mut worlds())[..] {
+        [one] => return Ok(ProcessGroup { inner: one.clone() }),
+        [] => "call init_process_group first, and keep the group that it returns".to_owned(),
+        several => format!(
+            "init_process_group has made {} groups in this process; hand on the one that you mean",
+            several.len()
+        ),
+    };
+    Err(Error::InvalidArgument { operation: "default_group", problem })
+}
+
+/// Whether this process has a group of [`init_process_group`](crate::init_process_group) that is
+/// not destroyed. See [`default_group`].
+pub fn is_initialized() -> bool {
+    !living(&mut worlds()).is_empty()
+}
+
+/// Makes `group` known.
+pub(super) fn remember(group: &ProcessGroup) {
+    let mut worlds = worlds();
+    living(&mut worlds);
+    worlds.push(Arc::downgrade(&group.inner));
+}
+
+fn worlds() -> MutexGuard<'static, Vec<Weak<Inner>>> {
+    WORLDS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Those that are there and not destroyed; the others are forgotten.
+fn living(worlds: &mut Vec<Weak<Inner>>) -> Vec<Arc<Inner>> {
+    let there = |world: &Weak<Inner>| world.upgrade().filter(|group| group.family().is_some());
+    let living: Vec<Arc<Inner>> = worlds.iter().filter_map(there).collect();
+    *worlds = living.iter().map(Arc::downgrade).collect();
+    living
+}

@@ -1,0 +1,67 @@
+//! Ways to meet that a program brings itself.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, PoisonError, RwLock},
+};
+
+use super::{Rendezvous, invalid};
+use crate::{Config, Result};
+
+type Handler = Arc<dyn Fn(&str, &Config) -> Result<Rendezvous> + Send + Sync>;
+
+static HANDLERS: RwLock<BTreeMap<String, Handler>> = RwLock::new(BTreeMap::new());
+
+/// What the library brings along.
+const BUILT_IN: [&str; 2] = ["env", "tcp"];
+
+/// Makes URLs that begin with `scheme://` known in this process, to [`rendezvous`](super::rendezvous)
+/// and [`init_process_group`](crate::init_process_group).
+///
+/// `handler` gets the whole URL and the settings, with the secret of the environment if there is
+/// one, and usually ends in [`Rendezvous::with_store`].
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use drumline::{
+///     Config, init_process_group,
+///     rendezvous::{Rendezvous, register_rendezvous_handler},
+///     store::HashStore,
+/// };
+///
+/// register_rendezvous_handler("solo", |_url, config| {
+///     Rendezvous::with_store(Arc::new(HashStore::new()), 0, 1, config)
+/// })?;
+/// let group = init_process_group("solo://", &Config::default())?;
+/// assert_eq!(group.world_size(), 1);
+/// # Ok::<(), drumline::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// [`Error::InvalidSetting`](crate::Error::InvalidSetting) when the scheme is known already, or is
+/// not made of letters and digits.
+pub fn register_rendezvous_handler<H>(scheme: &str, handler: H) -> Result<()>
+where
+    H: Fn(&str, &Config) -> Result<Rendezvous> + Send + Sync + 'static,
+{
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "+-.".contains(c);
+    if scheme.is_empty() || !scheme.chars().all(allowed) {
+        let problem = "a scheme is made of small letters and digits".to_owned();
+        return Err(invalid(&format!("scheme {scheme:?}"), problem));
+    }
+    let mut handlers = HANDLERS.write().unwrap_or_else(PoisonError::into_inner);
+    if BUILT_IN.contains(&scheme) || handlers.contains_key(scheme) {
+        let problem = "there is a way to meet of this name already".to_owned();
+        return Err(invalid(&format!("scheme {scheme:?}"), problem));
+    }
+    handlers.insert(scheme.to_owned(), Arc::new(handler));
+    Ok(())
+}
+
+/// What was registered for the scheme of `url`.
+pub(super) fn handler_of(url: &str) -> Option<Handler> {
+    let (scheme, _) = url.split_once("://")?;
+    HANDLERS.read().unwrap_or_else(PoisonError::into_inner).get(scheme).cloned()
+}

@@ -1,0 +1,205 @@
+//! How the processes of a job come together, again and again.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod common;
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    process::Command,
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::Duration,
+};
+
+use common::on_threads;
+use drumline::{
+    Config, ProcessGroup, ReduceOp, default_group, init_process_group, init_with_store,
+    is_initialized, register_rendezvous_handler, rendezvous::Rendezvous, store::HashStore,
+};
+
+/// An address of this machine that no other test uses, so that its ports are free.
+fn fresh_host() -> String {
+    static NEXT: AtomicU8 = AtomicU8::new(100);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    format!("127.{high}.{low}.{}", NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+fn url(host: &str, rank: usize, world_size: usize) -> String {
+    format!("tcp://{host}:29500?rank={rank}&world_size={world_size}")
+}
+
+fn within(timeout_ms: u64) -> Config {
+    Config { timeout: Duration::from_millis(timeout_ms), ..Config::default() }
+}
+
+fn sum_of_ranks(group: &ProcessGroup) -> usize {
+    let mut sum = [group.rank() as u64];
+    group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+    sum[0] as usize
+}
+
+/// Every rank comes back as soon as it can, to a store whose host may not have left the last one.
+#[test]
+fn the_world_is_made_again_and_again_at_one_place() {
+    let host = fresh_host();
+    on_threads((0..3).collect(), |rank: usize| {
+        for round in 0..12 {
+            // The last rank stays away from every third world.
+            let world_size = if round % 3 == 2 { 2 } else { 3 };
+            if rank >= world_size {
+                continue;
+            }
+            let world = init_process_group(&url(&host, rank, world_size), &within(60_000)).unwrap();
+            assert_eq!(sum_of_ranks(&world), world_size * (world_size - 1) / 2);
+            assert!(is_initialized());
+            world.destroy().unwrap();
+        }
+    });
+}
+
+#[test]
+fn ranks_that_failed_alone_still_meet() {
+    let host = fresh_host();
+    let failed = Barrier::new(2);
+    on_threads((0..2).collect(), |rank: usize| {
+        if rank == 0 {
+            for _ in 0..3 {
+                let error = init_process_group(&url(&host, 0, 2), &within(100)).unwrap_err();
+                assert!(error.to_string().contains("not heard from: rank 1"), "{error}");
+            }
+        }
+        failed.wait();
+        let world = init_process_group(&url(&host, rank, 2), &within(60_000)).unwrap();
+        assert_eq!(sum_of_ranks(&world), 1);
+        world.destroy().unwrap();
+    });
+}
+
+/// Rank 1 cannot go on, says so, and comes again to the same store.
+#[test]
+fn a_rank_whose_settings_were_wrong_may_try_again() {
+    let host = fresh_host();
+    let has_left = Barrier::new(2);
+    on_threads((0..3).collect(), |rank: usize| {
+        if rank == 1 {
+            let place = drumline::rendezvous::rendezvous(&url(&host, 1, 3), &within(60_000));
+            assert!(place.unwrap().leave(Duration::ZERO));
+        }
+        if rank > 0 {
+            has_left.wait();
+        }
+        let world = init_process_group(&url(&host, rank, 3), &within(60_000)).unwrap();
+        assert_eq!(sum_of_ranks(&world), 3);
+        world.destroy().unwrap();
+    });
+}
+
+/// What this process holds: threads, and descriptors.
+fn holdings() -> (usize, BTreeSet<String>) {
+    let links = fs::read_dir("/proc/self/fd").unwrap().map(|entry| {
+        let path = entry.unwrap().path();
+        fs::read_link(&path).map_or_else(|_| String::new(), |it| it.display().to_string())
+    });
+    // The descriptor of this very listing leads to /proc.
+    let open = links.filter(|link| !link.is_empty() && !link.starts_with("/proc"));
+    (fs::read_dir("/proc/self/task").unwrap().count(), open.collect())
+}
+
+/// In a process of its own, where nobody else opens anything.
+#[test]
+fn a_failed_start_leaves_no_thread_and_no_socket() {
+    const ALONE: &str = "DRUMLINE_TEST_ALONE";
+    if std::env::var_os(ALONE).is_none() {
+        let child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "a_failed_start_leaves_no_thread_and_no_socket"])
+            .env(ALONE, "1")
+            .status();
+        return assert!(child.unwrap().success());
+    }
+    let host = fresh_host();
+    let before = holdings();
+    for _ in 0..3 {
+        // Nobody comes; nobody hosts; nobody comes to a store that is there.
+        init_process_group(&url(&host, 0, 2), &within(50)).unwrap_err();
+        init_process_group(&url(&host, 1, 2), &within(50)).unwrap_err();
+        init_with_store(Arc::new(HashStore::new()), 1, 2, &within(50)).unwrap_err();
+        init_process_group("tcp://nothing", &within(50)).unwrap_err();
+        assert!(!is_initialized() && default_group().is_err());
+    }
+    assert_eq!(holdings(), before);
+}
+
+#[test]
+fn a_program_brings_its_own_store_and_scheme() {
+    let store = Arc::new(HashStore::new());
+    let meeting = store.clone();
+    register_rendezvous_handler("memory", move |url, config| {
+        let rank = url.strip_prefix("memory://").and_then(|rank| rank.parse().ok());
+        Rendezvous::with_store(meeting.clone(), rank.unwrap(), 3, config)
+    })
+    .unwrap();
+    on_threads((0..3).collect(), |rank: usize| {
+        let world = init_process_group(&format!("memory://{rank}"), &within(60_000)).unwrap();
+        assert_eq!((world.name(), sum_of_ranks(&world)), ("world", 3));
+        // The secret that they have agreed on reaches groups that are made of it.
+        let pair = world.new_group(&[0, 1], &drumline::GroupOptions::default());
+        assert!(pair.is_ok() || rank == 2);
+        world.barrier().unwrap();
+        world.destroy().unwrap();
+    });
+    for (scheme, part) in [("memory", "already"), ("tcp", "already"), ("A b", "small letters")] {
+        let error = register_rendezvous_handler(scheme, |_, _| unreachable!()).unwrap_err();
+        assert!(error.to_string().contains(part), "{error}");
+    }
+    let error = init_process_group("unknown://", &within(50)).unwrap_err().to_string();
+    assert!(error.contains("unknown is not a known way"), "{error}");
+    let error = init_with_store(store, 3, 3, &within(50)).unwrap_err().to_string();
+    assert!(error.contains("rank 3 does not exist"), "{error}");
+}
+
+/// The local addresses of this process's network namespace that TCP connections are made to, as
+/// the kernel writes them.
+fn established() -> Vec<(String, u16)> {
+    let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
+    let connections = table.lines().filter(|line| line.split_whitespace().nth(3) == Some("01"));
+    let local = connections.filter_map(|line| line.split_whitespace().nth(1)?.split_once(':'));
+    local.map(|(ip, port)| (ip.to_owned(), u16::from_str_radix(port, 16).unwrap())).collect()
+}
+
+#[test]
+fn connections_are_spread_over_addresses_within_the_ports_allowed() {
+    let hosts = [fresh_host(), fresh_host()];
+    let config = Config {
+        unix_sockets: false,
+        bind_addresses: hosts.iter().map(|host| host.parse().unwrap()).collect(),
+        port_range: Some(41_000..=41_002),
+        ..within(30_000)
+    };
+    let groups = ProcessGroup::local_world_with(3, &config).unwrap();
+    let counts = hosts.map(|host| {
+        let octets = host.split('.').map(|octet| octet.parse::<u8>().unwrap());
+        let hex: String = octets.rev().map(|octet| format!("{octet:02X}")).collect();
+        let here = established().into_iter().filter(|(ip, _)| *ip == hex);
+        // This end is the one that was listened on; the other end's port is the system's choice.
+        here.filter(|(_, port)| (41_000..=41_002).contains(port)).count()
+    });
+    // Three pairs of ranks, three connections each.
+    assert_eq!(counts.iter().sum::<usize>(), 9, "{counts:?}");
+    assert!(counts.iter().all(|&count| count >= 4), "{counts:?}");
+    on_threads(groups, |group| assert_eq!(sum_of_ranks(&group), 3));
+
+    // Ranks 0 and 1 both listen on each address: one port is too few, whoever comes second.
+    let config = Config { port_range: Some(41_000..=41_000), ..config };
+    let config = Config { timeout: Duration::from_secs(3), ..config };
+    let store = Arc::new(HashStore::new());
+    let told = on_threads((0..3).collect(), |rank: usize| {
+        ProcessGroup::connect("narrow", store.clone(), rank, 3, &config).unwrap_err().to_string()
+    });
+    let names =
+        |text: &String| text.contains("DRUMLINE_PORT_RANGE") && text.contains("41000 to 41000");
+    assert!(told.iter().any(names), "{told:?}");
+}
