@@ -49,9 +49,13 @@ impl Simulation {
             Some((victim, FaultKind::Slow(time))) if victim == process.rank => time,
             _ => 0,
         };
-        if record.blocking && record.ended - record.started > TIMEOUT * 11 / 10 + stopped + 100 * MS
-        {
-            let took = (record.ended - record.started) as f64 / 1e9;
+        // Its time begins when those before it in its group have ended.
+        let before = process.records.iter().filter(|it| {
+            it.group == record.group && it.started <= record.started && it.ended < record.ended
+        });
+        let began = before.map(|it| it.ended).chain([record.started]).max().unwrap_or_default();
+        if record.blocking && record.ended - began > TIMEOUT * 11 / 10 + stopped + 100 * MS {
+            let took = (record.ended - began) as f64 / 1e9;
             return Err(format!("{what}: took {took:.3} s, more than the time limit"));
         }
         match &record.error {

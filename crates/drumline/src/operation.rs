@@ -2,7 +2,7 @@
 
 use drumline_kernels::{Element, Source, Target, narrow, scale, widen, with_ieee_rounding};
 use drumline_schedule::{
-    Schedule,
+    Collective, Schedule,
     step::{Buffer, Loc},
 };
 
@@ -164,7 +164,12 @@ where
             State::Idle(mut data, input) => {
                 let is_data = |loc: Loc| loc.buffer == Buffer::Data;
                 let writes = schedule.steps.iter().any(|step| step.writes().any(is_data));
-                if factor.is_some() && !writes {
+                let gets_nothing = match schedule.collective {
+                    Collective::Reduce => schedule.rank != schedule.root,
+                    Collective::ExclusiveScan => schedule.rank == 0,
+                    _ => false,
+                };
+                if factor.is_some() && gets_nothing {
                     self.unscaled = Some(data.as_ref().to_vec());
                 }
                 let input = contribute(*factor, &mut data, input);

@@ -13,7 +13,7 @@ impl ProcessGroup {
     /// 16-bit floats are kept in `f32` and rounded once.
     ///
     /// ```
-    /// # use drumline::{ProcessGroup, Operator};
+    /// # use drumline::{ProcessGroup, ReduceOp};
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
     /// #     for group in groups {

@@ -12,7 +12,7 @@ impl ProcessGroup {
     /// these ranks.
     ///
     /// ```
-    /// # use drumline::{ProcessGroup, Operator};
+    /// # use drumline::{ProcessGroup, ReduceOp};
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
     /// #     for group in groups {
