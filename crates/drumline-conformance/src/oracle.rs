@@ -94,7 +94,7 @@ impl Case {
         let by_host = topology.order == SumOrder::Placement && ranks.len() == topology.world_size;
         let hosts = match by_host {
             true => topology.ranks_by_host().to_vec(),
-            false => vec![ranks.map(|rank| rank).collect()],
+            false => vec![ranks.collect()],
         };
         by_type!(self.dtype, reduce(op, &inputs, &hosts))
     }

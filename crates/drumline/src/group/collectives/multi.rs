@@ -21,6 +21,9 @@ use crate::{
     operation::Request,
 };
 
+/// A call on sums of members, and this rank's.
+type Summed<A> = (Request<A>, Vec<A>);
+
 impl ProcessGroup {
     /// Reduces all buffers of all ranks, in place: afterwards they are all the same.
     ///
@@ -363,7 +366,7 @@ impl ProcessGroup {
         inputs: &[&[T]],
         outputs: &[impl AsRef<[T]>],
         op: ReduceOp,
-    ) -> Result<(Request<T::Accumulator>, Vec<T::Accumulator>)> {
+    ) -> Result<Summed<T::Accumulator>> {
         let operation = "reduce_scatter_multi";
         let all = check_members(operation, inputs)?;
         let len = check_members(operation, outputs)?;
