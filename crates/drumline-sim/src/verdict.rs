@@ -133,9 +133,12 @@ impl Simulation {
             Cause::Protocol { .. } => return Err("a protocol error".to_owned()),
             Cause::Reported { culprit: Some(culprit), .. } => vec![*culprit],
             Cause::Reported { culprit: None, text, .. } => {
-                let numbers: Vec<_> = text.split(|it: char| !it.is_ascii_digit()).collect();
-                let mentioned = |rank: &&usize| numbers.contains(&rank.to_string().as_str());
-                guilty.iter().filter(mentioned).copied().collect()
+                // Of a time limit that has passed, only those that did not answer are blamed.
+                let blamed = text.split("without an answer from rank").last().unwrap_or(text);
+                let blamed = blamed.split(';').next().unwrap_or(blamed);
+                let numbers = blamed.split(|it: char| !it.is_ascii_digit());
+                let ranks = numbers.filter_map(|it| it.parse().ok());
+                ranks.filter(|rank| *rank < self.plan.world_size).collect()
             }
             Cause::Timeout { waiting_for } => waiting_for.clone(),
             Cause::Mismatch { .. } if !matches!(fault, FaultKind::Mismatch { .. }) => {
