@@ -11,7 +11,7 @@ use std::{
 
 use rustix::fs::{FlockOperation, flock};
 
-use super::record::{Record, is_plausible, next_whole};
+use super::record::{COVER_BYTES, Record, cover, is_plausible, next_whole};
 use crate::{
     Error, Result,
     store::values::{Misfit, Values},
@@ -206,7 +206,8 @@ impl Log {
     ///
     /// What fits a page is written in one piece. For more, the file first grows by zeros, which
     /// are empty records of eight bytes; the first of them then becomes one that covers the whole
-    /// room; the records are written into it, except their first eight bytes; these come last.
+    /// room; the records are written into it, except for their beginning, which lies under the
+    /// cover's; this comes last.
     fn append(&mut self, mut bytes: Vec<u8>) -> Result<()> {
         let start = self.end;
         let fits_page =
@@ -221,12 +222,11 @@ impl Log {
                 padded.append(&mut bytes);
                 bytes = padded;
             }
-            let (first, rest) = bytes.split_at(8);
-            let cover = (rest.len() as u32).to_le_bytes();
+            let (first, rest) = bytes.split_at(COVER_BYTES);
             self.file
                 .set_len(start + bytes.len() as u64)
-                .and_then(|()| self.file.write_all_at(&cover, start + 4))
-                .and_then(|()| self.file.write_all_at(rest, start + 8))
+                .and_then(|()| self.file.write_all_at(&cover(bytes.len()), start))
+                .and_then(|()| self.file.write_all_at(rest, start + COVER_BYTES as u64))
                 .and_then(|()| self.file.write_all_at(first, start))
         };
         written.map_err(|error| self.failed("write", error))?;

@@ -16,9 +16,10 @@
 //! | `cleanup/` | so many handles have been closed |
 //! | `push/K` | ours: this item was put at the end of K's queue |
 //! | `pop/K` | ours: the first item of K's queue was taken |
-//! | empty | nothing: it fills a gap |
+//! | empty, or only `~` | ours: nothing, it fills a gap |
 //!
-//! torch takes ours for keys of its own that nobody asks for.
+//! torch takes ours for keys of its own that nobody asks for. (An empty key makes its `list_keys`
+//! fail.)
 
 use crate::store::values::Values;
 
@@ -29,6 +30,18 @@ pub(super) const CLOSED: &[u8] = b"cleanup/";
 const DELETED: &[u8] = b"-";
 const PUSH: &[u8] = b"push";
 const POP: &[u8] = b"pop";
+const FILLER: u8 = b'~';
+
+/// How many bytes [`cover`] has.
+pub(super) const COVER_BYTES: usize = 9;
+
+/// The beginning of a filler that makes whatever follows, up to `length` bytes with itself, mean
+/// nothing.
+pub(super) fn cover(length: usize) -> [u8; COVER_BYTES] {
+    let mut cover = [1, 0, 0, 0, FILLER, 0, 0, 0, 0];
+    cover[5..].copy_from_slice(&((length - COVER_BYTES) as u32).to_le_bytes());
+    cover
+}
 
 /// A change, by its record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +50,7 @@ pub(super) enum Record<'a> {
     Delete(&'a [u8]),
     Push(&'a [u8], &'a [u8]),
     Pop(&'a [u8]),
-    /// Fills a gap of so many bytes beside its own eight.
+    /// Fills a gap of so many bytes beside the eight of the lengths.
     Filler(usize),
 }
 
@@ -56,7 +69,7 @@ impl<'a> Record<'a> {
             Record::Delete(key) => parts(DELETED, key, b""),
             Record::Push(key, value) => parts(PUSH, key, value),
             Record::Pop(key) => parts(POP, key, b""),
-            Record::Filler(bytes) => parts(b"", b"", &vec![0; bytes]),
+            Record::Filler(bytes) => parts(b"", &vec![FILLER; bytes], b""),
         }
     }
 
@@ -65,8 +78,8 @@ impl<'a> Record<'a> {
         let (key, rest) = take_prefixed(bytes)?;
         let (value, rest) = take_prefixed(rest)?;
         let with = |prefix| key.strip_prefix(prefix).filter(|key| key.first() == Some(&b'/'));
-        let record = if key.is_empty() {
-            Record::Filler(value.len())
+        let record = if key.iter().all(|&byte| byte == FILLER) {
+            Record::Filler(key.len() + value.len())
         } else if let Some(key) = with(DELETED) {
             Record::Delete(key)
         } else if let Some(key) = with(PUSH) {
@@ -155,7 +168,7 @@ mod tests {
     fn records_have_their_bytes() {
         assert_eq!(encoded(&RECORDS[1..2]), b"\x02\0\0\0/k\x01\0\0\0v");
         assert_eq!(encoded(&RECORDS[3..4]), b"\x03\0\0\0-/k\0\0\0\0");
-        assert_eq!(encoded(&RECORDS[6..7]), b"\0\0\0\0\x03\0\0\0\0\0\0");
+        assert_eq!(encoded(&RECORDS[6..7]), b"\x03\0\0\0~~~\0\0\0\0");
         for record in RECORDS {
             let bytes = encoded(&[record]);
             assert_eq!(Record::decode(&bytes), Some((record, bytes.len())));
@@ -163,6 +176,15 @@ mod tests {
                 assert_eq!(Record::decode(&bytes[..end]), None);
             }
         }
+    }
+
+    #[test]
+    fn a_cover_hides_what_is_written_under_it() {
+        for length in COVER_BYTES..200 {
+            let hidden = [&cover(length)[..], &vec![7; length - COVER_BYTES]].concat();
+            assert_eq!(Record::decode(&hidden), Some((Record::Filler(length - 8), length)));
+        }
+        assert_eq!(Record::decode(&[0; 24]), Some((Record::Filler(0), 8)));
     }
 
     #[test]
