@@ -65,12 +65,41 @@ pub const BYTES_MAX: usize = 1 << 30;
 /// missing. A time-out of zero looks once.
 pub trait Store: fmt::Debug + Send + Sync {
     /// Sets `key` to `value` and wakes whoever waits for it.
+    ///
+    /// ```
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.set("key", b"value")?;
+    /// store.set("key", b"another")?;
+    /// assert_eq!(store.get("key")?, b"another");
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     fn set(&self, key: &str, value: &[u8]) -> Result<()>;
 
     /// Waits until `key` exists, at most for [`Store::timeout`], and returns its value.
+    ///
+    /// ```
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| store.set("key", b"value"));
+    ///     assert_eq!(store.get("key")?, b"value");
+    ///     Ok::<(), drumline::Error>(())
+    /// })?;
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     fn get(&self, key: &str) -> Result<Vec<u8>>;
 
     /// Adds `amount` to the decimal number under `key` (absent counts as 0) and returns the sum.
+    ///
+    /// ```
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// assert_eq!(store.add("n", 5)?, 5);
+    /// assert_eq!(store.add("n", -7)?, -2);
+    /// assert_eq!(store.get("n")?, b"-2");
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     fn add(&self, key: &str, amount: i64) -> Result<i64>;
 
     /// Replaces the value of `key` by `desired` if it is `expected`, and returns the value that
@@ -78,12 +107,38 @@ pub trait Store: fmt::Debug + Send + Sync {
     ///
     /// An absent key is created when `expected` is empty; otherwise nothing is stored and
     /// `expected` comes back, as in torch.
+    ///
+    /// ```
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// assert_eq!(store.compare_set("leader", b"", b"rank 3")?, b"rank 3");
+    /// assert_eq!(store.compare_set("leader", b"", b"rank 5")?, b"rank 3");
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>>;
 
     /// Waits until all `keys` exist, at most for `timeout`.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.set("a", b"")?;
+    /// let error = store.wait(&["a", "b"], Duration::from_millis(1)).unwrap_err();
+    /// assert!(error.to_string().contains("for b;"));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()>;
 
     /// Whether all `keys` exist now.
+    ///
+    /// ```
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.set("a", b"")?;
+    /// assert!(store.check(&["a"])? && !store.check(&["a", "b"])?);
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     fn check(&self, keys: &[&str]) -> Result<bool>;
 
     /// How many keys [`Store::list_keys`] would list.
@@ -98,6 +153,15 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn num_keys(&self) -> Result<usize>;
 
     /// Removes `key` and tells whether it was there.
+    ///
+    /// ```
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.set("key", b"")?;
+    /// assert!(store.delete_key("key")?);
+    /// assert!(!store.delete_key("key")?);
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     fn delete_key(&self, key: &str) -> Result<bool>;
 
     /// Puts `value` behind the value of `key`, or creates it.
@@ -125,6 +189,14 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>>;
 
     /// Sets several keys at once, in the order of `pairs`.
+    ///
+    /// ```
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.multi_set(&[("a", b"1"), ("b", b"2")])?;
+    /// assert_eq!(store.get("b")?, b"2");
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()>;
 
     /// Puts `value` at the end of the queue of `key`, and wakes one of those who wait for it.
@@ -144,12 +216,35 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// Waits until the queue of `key` has an item, at most for [`Store::timeout`], and takes the
     /// first. Every item goes to exactly one caller.
+    ///
+    /// ```
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.queue_push("work", b"item")?;
+    /// assert_eq!(store.queue_pop("work")?, b"item");
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     fn queue_pop(&self, key: &str) -> Result<Vec<u8>>;
 
     /// Takes the first item of the queue of `key`; `None` if there is none now.
+    ///
+    /// ```
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// assert_eq!(store.queue_try_pop("work")?, None);
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     fn queue_try_pop(&self, key: &str) -> Result<Option<Vec<u8>>>;
 
     /// How many items the queue of `key` has.
+    ///
+    /// ```
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.queue_push("work", b"item")?;
+    /// assert_eq!(store.queue_len("work")?, 1);
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     fn queue_len(&self, key: &str) -> Result<usize>;
 
     /// All keys that have a value, in order; neither queues nor what the store keeps for itself.
@@ -184,9 +279,25 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// How long [`Store::get`], [`Store::multi_get`] and [`Store::queue_pop`] wait. 300 s unless
     /// set.
+    ///
+    /// ```
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// assert_eq!(store.timeout(), drumline::store::DEFAULT_TIMEOUT);
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     fn timeout(&self) -> Duration;
 
     /// Sets [`Store::timeout`], for this handle.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.set_timeout(Duration::from_millis(1));
+    /// assert!(store.get("key").is_err());
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     fn set_timeout(&self, timeout: Duration);
 
     /// Another handle for the same keys, with a time-out of its own that begins as this one's.

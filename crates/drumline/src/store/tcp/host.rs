@@ -64,6 +64,16 @@ impl TcpStoreServer {
     /// Starts a server for drumline's and torch's clients, who need no secret: therefore `host`
     /// must be loopback. Port 0 lets the system choose; [`TcpStoreServer::address`] tells which.
     ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStoreServer};
+    ///
+    /// let server = TcpStoreServer::bind("127.0.0.1", 0)?;
+    /// assert!(server.address().is_some());
+    /// // Other machines could reach that one.
+    /// assert!(TcpStoreServer::bind("0.0.0.0", 0).is_err());
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::Store`] if `host` cannot be resolved or is not loopback, or if the port is in
@@ -77,6 +87,14 @@ impl TcpStoreServer {
     ///
     /// It listens on exactly the address that `host` stands for, on no other interface. Of several
     /// addresses behind a name the first is taken that belongs to this machine.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStoreServer};
+    ///
+    /// let server = TcpStoreServer::bind_exposed("127.0.0.1", 0)?;
+    /// assert!(server.address().is_some());
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -116,6 +134,18 @@ impl TcpStoreServer {
     /// Starts a server with several doors to one store, whose keys, values and queues may take
     /// `bytes_max` bytes together. See [`Door`].
     ///
+    /// ```
+    /// use drumline::{store::tcp::{Door, TcpStoreServer}};
+    ///
+    /// let doors = [
+    ///     Door::Loopback { host: "127.0.0.1".into(), port: 0 },
+    ///     Door::Loopback { host: "127.0.0.2".into(), port: 0 },
+    /// ];
+    /// let server = TcpStoreServer::open(&doors, 64 << 20)?;
+    /// assert!(server.address().is_some());
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`TcpStoreServer::bind`], for any of the doors; none is open then.
@@ -143,6 +173,14 @@ impl TcpStoreServer {
     }
 
     /// Where the server listens on TCP: at the first of its doors that does.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStoreServer};
+    ///
+    /// let server = TcpStoreServer::bind("127.0.0.1", 0)?;
+    /// assert!(server.address().is_some_and(|address| address.port() != 0));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     pub fn address(&self) -> Option<SocketAddr> {
         self.places.iter().find_map(|place| match place.address {
             Address::Tcp(address) => Some(address),
@@ -151,6 +189,14 @@ impl TcpStoreServer {
     }
 
     /// What its first door was asked to listen on, with the port that it has got.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStoreServer};
+    ///
+    /// let server = TcpStoreServer::bind("127.0.0.1", 0)?;
+    /// assert!(server.endpoint().to_string().starts_with("tcp://127.0.0.1:"));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     pub fn endpoint(&self) -> &Endpoint {
         // There is always one.
         &self.places[0].endpoint

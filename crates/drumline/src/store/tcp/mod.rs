@@ -77,6 +77,14 @@ pub struct TcpStore {
 impl TcpStore {
     /// Starts a server as [`TcpStoreServer::bind`] does, and connects to it.
     ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStore};
+    ///
+    /// let store = TcpStore::host("127.0.0.1", 0)?;
+    /// assert!(store.address().is_some());
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those of [`TcpStoreServer::bind`].
@@ -85,6 +93,15 @@ impl TcpStore {
     }
 
     /// Starts a server as [`TcpStoreServer::bind_exposed`] does, and connects to it.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStore};
+    ///
+    /// // Here it is loopback after all.
+    /// let store = TcpStore::host_exposed("127.0.0.1", 0)?;
+    /// assert!(store.address().is_some());
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -95,6 +112,15 @@ impl TcpStore {
 
     /// Starts a server as [`TcpStoreServer::bind_secured`] does, and connects to it.
     ///
+    /// ```
+    /// use drumline::{auth::Secret, store::{Store, tcp::TcpStore}};
+    ///
+    /// let secret = Secret::random()?;
+    /// let store = TcpStore::host_secured(&"tcp://127.0.0.1:0".parse().unwrap(), &secret)?;
+    /// store.set("colour", b"green")?;
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those of [`TcpStoreServer::bind_secured`].
@@ -103,6 +129,17 @@ impl TcpStore {
     }
 
     /// Connects to a server, trying again until `timeout` if it is not up yet.
+    ///
+    /// ```
+    /// use drumline::{store::{Store, tcp::TcpStore}};
+    ///
+    /// let host = TcpStore::host("127.0.0.1", 0)?;
+    /// let port = host.address().map_or(0, |address| address.port());
+    /// let client = TcpStore::connect("127.0.0.1", port, std::time::Duration::from_secs(5))?;
+    /// client.set("colour", b"green")?;
+    /// assert_eq!(host.get("colour")?, b"green");
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -113,6 +150,18 @@ impl TcpStore {
     }
 
     /// Connects to a server that asks for a secret, as [`TcpStore::connect`].
+    ///
+    /// ```
+    /// use drumline::{auth::Secret, store::{Store, tcp::TcpStore}};
+    ///
+    /// let secret = Secret::random()?;
+    /// let host = TcpStore::host_secured(&"tcp://127.0.0.1:0".parse().unwrap(), &secret)?;
+    /// let endpoint = host.name().parse().unwrap();
+    /// let patience = std::time::Duration::from_secs(5);
+    /// TcpStore::connect_secured(&endpoint, &secret, patience)?.set("colour", b"green")?;
+    /// assert!(TcpStore::connect_secured(&endpoint, &Secret::random()?, patience).is_err());
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -186,11 +235,27 @@ impl TcpStore {
     }
 
     /// The [`Endpoint`] as text, for messages.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStore};
+    ///
+    /// let store = TcpStore::host("127.0.0.1", 0)?;
+    /// assert!(store.name().starts_with("tcp://127.0.0.1:"));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The server's address; none for a Unix socket.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStore};
+    ///
+    /// let store = TcpStore::host("127.0.0.1", 0)?;
+    /// assert!(store.address().is_some_and(|address| address.ip().is_loopback()));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     pub fn address(&self) -> Option<SocketAddr> {
         match self.target.address {
             Address::Tcp(address) => Some(address),
@@ -200,6 +265,15 @@ impl TcpStore {
 
     /// Joins a job of `world_size` processes. Each calls this once; the host's call returns when
     /// all have joined, the others' at once. Processes that run torch are counted as well.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStore};
+    ///
+    /// let store = TcpStore::host("127.0.0.1", 0)?;
+    /// let error = store.wait_for_workers(2, std::time::Duration::ZERO).unwrap_err();
+    /// assert!(error.to_string().contains("1 of 2 have joined"));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -227,6 +301,17 @@ impl TcpStore {
     /// A client that ends before the others have finished takes nothing from them, the host takes
     /// everything: so the host calls this before it drops the store. A process that dies closes
     /// its connections too.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStore};
+    ///
+    /// let patience = std::time::Duration::from_secs(5);
+    /// let host = TcpStore::host("127.0.0.1", 0)?;
+    /// let port = host.address().map_or(0, |address| address.port());
+    /// drop(TcpStore::connect("127.0.0.1", port, patience)?);
+    /// assert!(host.wait_for_departure(patience));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     pub fn wait_for_departure(&self, timeout: Duration) -> bool {
         let ours = || self.target.open.load(Ordering::SeqCst);
         self.hosted
