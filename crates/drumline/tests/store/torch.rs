@@ -47,13 +47,13 @@ fn interpreter() -> Option<PathBuf> {
     if let Some(python) = std::env::var_os("DRUMLINE_TEST_PYTHON") {
         return Some(python.into());
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let python = root.join("target/torch-venv/bin/python");
-    if !python.exists() {
+    let venv = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/torch-venv");
+    // Written last, so one that is half installed does not count.
+    if !venv.join("installed").exists() {
         println!("skipped: there is no torch; `make torch-venv` installs it");
         return None;
     }
-    Some(python)
+    Some(venv.join("bin/python"))
 }
 
 #[test]
@@ -121,7 +121,7 @@ fn together(store: &dyn Store) {
     store.set("from/drumline", &[b'd'; 100_001]).unwrap();
     assert!(store.get("from/torch").unwrap() == [b't'; 100_001]);
     store.barrier("both/start", 2, HANG).unwrap();
-    for i in 0..200_usize {
+    for i in 0..100_usize {
         store.add("both/sum", 1).unwrap();
         store.append("both/log", b"d").unwrap();
         loop {
@@ -135,14 +135,14 @@ fn together(store: &dyn Store) {
             }
         }
         // Of many lengths, past the ends of pages.
-        store.set(&format!("both/mine{i}"), &vec![b'd'; 37 * i]).unwrap();
+        store.set(&format!("both/mine{i}"), &vec![b'd'; 74 * i]).unwrap();
         assert!(store.delete_key(&format!("both/mine{i}")).unwrap());
     }
     store.barrier("both/end", 2, HANG).unwrap();
-    assert_eq!(store.get("both/sum").unwrap(), b"400");
+    assert_eq!(store.get("both/sum").unwrap(), b"200");
     let mut log = store.get("both/log").unwrap();
     log.sort_unstable();
-    assert_eq!(log, [[b'd'; 200], [b't'; 200]].concat());
+    assert_eq!(log, [[b'd'; 100], [b't'; 100]].concat());
     assert!(!store.list_keys().unwrap().iter().any(|key| key.starts_with("both/mine")));
 }
 
