@@ -9,6 +9,7 @@ use super::protocol::{Key, READY, Request, STOP_WAITING, WAIT_CANCELED};
 /// each key whether it is missing.
 #[derive(Clone, Debug)]
 pub struct Wait<'k> {
+    request: Request<'k>,
     keys: Vec<Key<'k>>,
     stage: Stage<'k>,
 }
@@ -45,17 +46,30 @@ pub struct UnexpectedReply;
 impl<'k> Wait<'k> {
     /// A wait for all of `keys`.
     pub fn new(keys: Vec<Key<'k>>) -> Wait<'k> {
-        Wait { keys, stage: Stage::Waiting }
+        Wait::by(Request::Wait(keys.clone()), keys)
+    }
+
+    /// A wait by another request, of which an answer comes behind STOP_WAITING: whoever drives the
+    /// wait reads it before it passes on the next byte. Of `keys` it is then asked whether they are
+    /// missing.
+    pub fn by(request: Request<'k>, keys: Vec<Key<'k>>) -> Wait<'k> {
+        Wait { request, keys, stage: Stage::Waiting }
     }
 
     /// What to send first.
-    pub fn request(&self) -> Request<'k> {
-        Request::Wait(self.keys.clone())
+    pub fn request(&self) -> &Request<'k> {
+        &self.request
     }
 
     /// Whether the next reply may take until the deadline of the wait. Later ones need no waiting.
     pub fn is_waiting(&self) -> bool {
         matches!(self.stage, Stage::Waiting)
+    }
+
+    /// Whether an answer comes behind `reply`, if the request has one.
+    pub fn is_answered_by(&self, reply: u8) -> bool {
+        let open = matches!(self.stage, Stage::Waiting | Stage::Cancelling { crossed: false });
+        open && reply == STOP_WAITING
     }
 
     /// The time is over. Returns what to send.
@@ -109,7 +123,7 @@ mod tests {
     fn who_gives_up_learns_which_keys_are_missing() {
         for crossed in [false, true] {
             let mut wait = Wait::new(KEYS.to_vec());
-            assert_eq!(wait.request(), Request::Wait(KEYS.to_vec()));
+            assert_eq!(wait.request(), &Request::Wait(KEYS.to_vec()));
             assert_eq!(wait.give_up(), Request::CancelWait());
             assert!(!wait.is_waiting());
             if crossed {
