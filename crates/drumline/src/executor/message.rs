@@ -239,7 +239,7 @@ impl fmt::Display for Description {
             match self.splits {
                 EVEN => {}
                 BY_PAIR => f.write_str(" in uneven blocks")?,
-                digest => write!(f, " in blocks #{:08x}", digest >> 32)?,
+                digest => write!(f, " in blocks #{digest:08x}")?,
             }
         }
         let name = self.algorithm.split(|byte| *byte == 0).next().unwrap_or_default();
