@@ -91,19 +91,25 @@ fn bytes(rng: &mut Rng) -> Vec<u8> {
 /// One call of a program that makes any.
 fn call(rng: &mut Rng) -> Op {
     let patience = moment(rng);
-    match rng.u8(0..12) {
+    match rng.u8(0..13) {
         0 => Op::Pause(patience / 4),
         1..=3 => {
             let keys: Vec<_> = keys(rng).iter().map(|key| Bytes(key.0.to_vec())).collect();
             let wants = match (rng.u8(0..4), keys.len()) {
-                (0 | 1, _) | (_, 0) => Want::Nothing,
-                (2, 1) => Want::Item,
+                (0, _) | (_, 0) => Want::Nothing,
+                (1, 1) => Want::Item,
                 _ => Want::Values,
             };
             Op::Wait { keys, wants, expected: None, patience }
         }
         4 => Op::ask(&[wait(rng)], patience),
         5 => Op::ask(&[wait(rng), Request::CancelWait()], TIMEOUT),
+        6 => {
+            // Who waits for the values of both never sees them together.
+            let [passing, staying] = [key(rng), key(rng)];
+            let set = |key| Request::Set(key, Value(b"1"));
+            Op::ask(&[set(passing), Request::DeleteKey(passing), set(staying)], TIMEOUT)
+        }
         _ => {
             let values: Vec<_> = (0..12).map(|_| bytes(rng)).collect();
             let count = if rng.u8(0..4) == 0 { rng.usize(2..6) } else { 1 };
