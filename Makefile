@@ -6,7 +6,7 @@ ARGS ?=
 
 OUT ?= runs/fashion-mnist
 
-.PHONY: help train test format lint unit model docs soak schedules clean
+.PHONY: help train test format lint unit model docs soak schedules torch-venv clean
 
 # Seeds of `make soak`.
 SEEDS ?= 0..100000
@@ -17,6 +17,7 @@ help:
 	@echo 'make soak       what takes long: 100,000 simulated jobs, hundreds of kills, every resume'
 	@echo 'make schedules  draw docs/schedules anew'
 	@echo 'make soak       simulate SEEDS=$(SEEDS) jobs with faults'
+	@echo 'make torch-venv install torch, so that the tests of the stores talk with it'
 	@echo 'make clean      remove everything that was built; runs are kept'
 
 train:
@@ -54,6 +55,21 @@ soak:
 
 schedules:
 	cargo run --locked -p drumline-schedule --example draw
+
+# A real torch for the tests that talk with one; without it they say that they were skipped. They
+# need no GPU, but the default index has torch with CUDA, 5 GB. torch's own has one of 1 GB:
+# make torch-venv PIP_ARGS='--index-url https://download.pytorch.org/whl/cpu'
+TORCH ?= torch==2.15.0
+PYTHON ?= python3
+PIP_ARGS ?=
+
+torch-venv: target/torch-venv/installed
+
+target/torch-venv/installed:
+	$(PYTHON) -m venv target/torch-venv
+	target/torch-venv/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) '$(TORCH)' numpy
+	target/torch-venv/bin/python -c 'import torch.distributed; assert torch.distributed.is_available()'
+	touch $@
 
 clean:
 	cargo clean
