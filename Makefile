@@ -6,7 +6,10 @@ ARGS ?=
 
 OUT ?= runs/fashion-mnist
 
-.PHONY: help train test format lint unit model docs soak schedules torch-venv clean
+.PHONY: help train test format lint unit model docs soak schedules torch torch-venv clean
+
+# What is tested beside the defaults.
+FEATURES := --features drumline/ndarray
 
 # Seeds of `make soak`.
 SEEDS ?= 0..100000
@@ -16,7 +19,6 @@ help:
 	@echo 'make test       formatting, lints, documentation, and all tests'
 	@echo 'make soak       what takes long: 100,000 simulated jobs, hundreds of kills, every resume'
 	@echo 'make schedules  draw docs/schedules anew'
-	@echo 'make soak       simulate SEEDS=$(SEEDS) jobs with faults'
 	@echo 'make torch-venv install torch, so that the tests of the stores talk with it'
 	@echo 'make clean      remove everything that was built; runs are kept'
 
@@ -26,19 +28,19 @@ train:
 	target/release/drumline run --nproc-per-node $(NPROC) \
 	    target/release/fashion-mnist --data "$$data" --out $(OUT) $(ARGS)
 
-test: format lint docs unit model
+test: format lint docs torch unit model
 
 format:
 	cargo fmt --all --check
 
 lint:
-	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo clippy --locked --workspace --all-targets $(FEATURES) -- -D warnings
 
 docs:
-	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps --document-private-items --quiet
+	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace $(FEATURES) --no-deps --document-private-items --quiet
 
 unit:
-	cargo test --locked --workspace
+	cargo test --locked --workspace $(FEATURES)
 
 # The protocol of flags and doorbells, in every interleaving that the memory model allows.
 model:
@@ -64,6 +66,10 @@ PYTHON ?= python3
 PIP_ARGS ?=
 
 torch-venv: target/torch-venv/installed
+
+# The other tests do not need it.
+torch:
+	-$(MAKE) torch-venv PIP_ARGS='--retries 1 --timeout 20 $(PIP_ARGS)'
 
 target/torch-venv/installed:
 	$(PYTHON) -m venv target/torch-venv
