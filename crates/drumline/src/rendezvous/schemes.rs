@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use super::{Rendezvous, invalid};
+use super::{Rendezvous, settings::invalid};
 use crate::{Config, Result};
 
 type Handler = Arc<dyn Fn(&str, &Config) -> Result<Rendezvous> + Send + Sync>;
