@@ -5,6 +5,7 @@
 //! | `env://` | `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`: what `drumline run`, `torchrun` and Kubernetes operators set |
 //! | `env://?rank=R&world_size=W` | `MASTER_ADDR`, `MASTER_PORT`; the URL wins over `RANK` and `WORLD_SIZE` |
 //! | `tcp://host:port?rank=R&world_size=W` | nothing else |
+//! | `file:///path?rank=R&world_size=W` | a file that all ranks see, on this host or on a shared file system |
 //! | of any other scheme | [`register_rendezvous_handler`] |
 //!
 //! A program that has a store already needs no URL: [`Rendezvous::with_store`]. Ranks may meet
@@ -18,6 +19,10 @@
 //! the others connect. Where another launcher hosts the store
 //! (`TORCHELASTIC_USE_AGENT_STORE=True`), every rank is a client.
 //!
+//! With `file://` nobody hosts anything: the file is a [`FileStore`](crate::store::FileStore), made by
+//! the first rank, for its user alone, and deleted by the last one that leaves. A job that was
+//! killed leaves it behind; delete it then, or take another path.
+//!
 //! # Who may join
 //!
 //! | store | with a secret ([`Config::secret`]) | without |
@@ -25,10 +30,12 @@
 //! | of `drumline run` | both ends prove that they know it | an error |
 //! | of rank 0 | both ends prove that they know it | on loopback: anybody on this host |
 //! | of another launcher | anybody who reaches it | on loopback: anybody on this host |
+//! | in a file | anybody who can write to it | its owner, if nobody else can read it |
 //!
 //! Without a secret the ranks agree on one through the store, and are as safe as that store is. On
-//! other addresses than loopback this must be asked for ([`Config::trust_store`]). With a secret,
-//! whoever gets at another launcher's store can disturb the job but not join it.
+//! other addresses than loopback, and in a file that others can read, this must be asked for
+//! ([`Config::trust_store`]). With a secret, whoever gets at another launcher's store, or at the
+//! file, can disturb the job but not join it.
 //!
 //! ```
 //! use drumline::{Config, rendezvous::rendezvous, store::Store};
@@ -40,6 +47,7 @@
 //! # Ok::<(), drumline::Error>(())
 //! ```
 
+mod file;
 mod meeting;
 mod plan;
 mod schemes;
@@ -61,7 +69,7 @@ pub use self::{
 /// Meets the other processes of the job, at most for [`Config::timeout`].
 ///
 /// A rank that hosts the store returns when all ranks have joined, the others when they are
-/// connected. The timeout also becomes the store's [`Store::timeout`]. Where `config` has no
+/// connected, and ranks that meet in a file at once. The timeout also becomes the store's [`Store::timeout`]. Where `config` has no
 /// secret, that of the environment is taken, as [`Secret::from_env`] reads it.
 ///
 /// # Errors
@@ -143,9 +151,20 @@ impl Rendezvous {
                 format!("rank {rank} does not exist in a job of {world_size}; ranks count from 0");
             return Err(Error::InvalidArgument { operation: "rendezvous", problem });
         }
+        let name = "the store that the program has opened";
+        Rendezvous::in_store(store, name, (rank, world_size), config)
+    }
+
+    /// The same for a store that is called `name`.
+    fn in_store(
+        store: Arc<dyn Store>,
+        name: &str,
+        (rank, world_size): (usize, usize),
+        config: &Config,
+    ) -> Result<Rendezvous> {
         let secret = match &config.secret {
             Some(secret) => secret.clone(),
-            None => agree_on_secret(&*store, "the store that the program has opened")?,
+            None => agree_on_secret(&*store, name)?,
         };
         Ok(Rendezvous { store, rank, world_size, secret, tcp: None, claimed: false })
     }

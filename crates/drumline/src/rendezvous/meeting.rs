@@ -10,7 +10,10 @@ use super::{Plan, Rendezvous, StoreHost, agree_on_secret, settings::invalid};
 use crate::{
     Config, Endpoint, Error, Result,
     net::call::resolve,
-    store::{Store, tcp::TcpStore},
+    store::{
+        Store,
+        tcp::{Door, TcpStore, TcpStoreServer},
+    },
 };
 
 impl Plan {
@@ -79,9 +82,10 @@ impl Plan {
 
     /// The store, behind the secret if there is one and whoever hosts it knows of secrets.
     fn open(&self, config: &Config, timeout: Duration) -> Result<TcpStore> {
+        let host = |door| TcpStore::to_own(TcpStoreServer::open(&[door], config.store_bytes_max)?);
         match (&config.secret, &self.store, self.host) {
             (Some(secret), store, StoreHost::RankZero) if self.rank == 0 => {
-                TcpStore::host_secured(store, secret)
+                host(Door::Secured { endpoint: store.clone(), secret: secret.clone() })
             }
             (Some(_), Endpoint::Tcp { host, port }, StoreHost::Launcher) => {
                 TcpStore::connect(host, *port, timeout)
@@ -91,14 +95,15 @@ impl Plan {
                 "DRUMLINE_SECRET_FILE",
                 format!("not set, but the store at {} asks for the job's secret", self.store),
             )),
-            (None, Endpoint::Tcp { host, port }, _) => {
-                if !config.trust_store && !is_loopback(host, timeout) {
+            (None, Endpoint::Tcp { host: name, port }, _) => {
+                if !config.trust_store && !is_loopback(name, timeout) {
                     return Err(self.refuse_to_trust());
                 }
+                let (name, port) = (name.clone(), *port);
                 match self.hosts_store() {
-                    true if config.trust_store => TcpStore::host_exposed(host, *port),
-                    true => TcpStore::host(host, *port),
-                    false => TcpStore::connect(host, *port, timeout),
+                    true if config.trust_store => host(Door::Exposed { host: name, port }),
+                    true => host(Door::Loopback { host: name, port }),
+                    false => TcpStore::connect(&name, port, timeout),
                 }
             }
         }
@@ -119,10 +124,15 @@ impl Plan {
         let key = rank_key(self.rank);
         if self.hosts_store() {
             tcp.set(WORLD_SIZE, self.world_size.to_string().as_bytes())?;
-        } else if tcp.wait(&[WORLD_SIZE], WORLD_SIZE_COMES_MAX).is_ok()
-            && tcp.get(WORLD_SIZE)? != self.world_size.to_string().as_bytes()
-        {
-            return Ok(Claim::OtherSize);
+        } else {
+            match tcp.wait(&[WORLD_SIZE], WORLD_SIZE_COMES_MAX) {
+                Ok(()) if tcp.get(WORLD_SIZE)? != self.world_size.to_string().as_bytes() => {
+                    return Ok(Claim::OtherSize);
+                }
+                Ok(()) | Err(Error::StoreTimeout { .. }) => {}
+                // The host leaves. Whoever listens there next has not been asked for its size.
+                Err(error) => return Err(error),
+            }
         }
         if tcp.check(&[COMPLETE])? {
             return Ok(Claim::Complete { without_us: !tcp.check(&[&key])? });

@@ -71,8 +71,8 @@ impl Plan {
             }
             _ => {
                 return Err(in_url(format!(
-                    "{scheme} is not a known way to meet; known are env:// and tcp://, and what \
-                     register_rendezvous_handler adds"
+                    "{scheme} is not a known way to meet; known are env://, tcp:// and file://, \
+                     and what register_rendezvous_handler adds"
                 )));
             }
         };

@@ -16,7 +16,7 @@ impl Setting {
         Setting { name: format!("{name} in {url}"), text: text.map(str::to_owned) }
     }
 
-    fn text(&self) -> &str {
+    pub(super) fn text(&self) -> &str {
         self.text.as_deref().unwrap_or_default()
     }
 
