@@ -4,7 +4,7 @@ use std::{net::IpAddr, ops::RangeInclusive, time::Duration};
 
 use drumline_schedule::SumOrder;
 
-use crate::{Error, Result, auth::Secret, trace::Trace};
+use crate::{Error, Result, auth::Secret, store::BYTES_MAX, trace::Trace};
 
 /// How a process group behaves. Build it in code, or read it from the environment once.
 ///
@@ -81,6 +81,10 @@ pub struct Config {
     /// safe as the network.
     pub trust_store: bool,
 
+    /// How many bytes the keys and values of the store may take that this process hosts for the
+    /// job, or that it opens in a file. `DRUMLINE_STORE_BYTES_MAX`; 1 GiB unless set.
+    pub store_bytes_max: usize,
+
     /// Where to write what every rank does, and when ([`crate::trace`]). `DRUMLINE_TRACE`, a
     /// directory, and `DRUMLINE_TRACE_BYTES_MAX`, the limit of each rank's file; nothing is
     /// written unless set.
@@ -103,6 +107,7 @@ impl Default for Config {
             warn_after: Duration::from_secs(10),
             secret: None,
             trust_store: false,
+            store_bytes_max: BYTES_MAX,
             trace: None,
         }
     }
@@ -175,6 +180,8 @@ impl Config {
         config.registered_bytes_max = bytes("DRUMLINE_REGISTERED_BYTES_MAX")?;
         config.object_bytes_max =
             bytes("DRUMLINE_OBJECT_BYTES_MAX")?.unwrap_or(config.object_bytes_max);
+        config.store_bytes_max =
+            bytes("DRUMLINE_STORE_BYTES_MAX")?.unwrap_or(config.store_bytes_max);
         if let Some(text) = variable("DRUMLINE_SUM_ORDER") {
             config.sum_order = match text.as_str() {
                 "rank" => SumOrder::Rank,
@@ -235,6 +242,8 @@ mod tests {
         assert_eq!(read("DRUMLINE_WARN_AFTER_S", "2").unwrap().warn_after, Duration::from_secs(2));
         let bytes = read("DRUMLINE_REGISTERED_BYTES_MAX", "4096").unwrap().registered_bytes_max;
         assert_eq!(bytes, Some(4096));
+        let bytes = read("DRUMLINE_STORE_BYTES_MAX", "4096").unwrap().store_bytes_max;
+        assert_eq!(bytes, 4096);
         assert_eq!(read("DRUMLINE_OBJECT_BYTES_MAX", "7").unwrap().object_bytes_max, 7);
         let order = read("DRUMLINE_SUM_ORDER", "placement").unwrap().sum_order;
         assert_eq!(order, SumOrder::Placement);

@@ -3,7 +3,7 @@
 use std::{
     fs::{File, OpenOptions},
     io::{self, ErrorKind},
-    os::unix::fs::{FileExt as _, MetadataExt as _},
+    os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     thread,
     time::{Duration, Instant},
@@ -50,7 +50,8 @@ impl Log {
     /// Opens the file at `path`, or creates it.
     pub(super) fn open(path: &Path, bytes_max: usize) -> Result<Log> {
         let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
+        // For others than this user the one who wants them makes the file.
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let file = options.open(path).map_err(|error| {
             let hint = match error.kind() {
                 ErrorKind::NotFound => "; its directory must exist",
