@@ -62,8 +62,9 @@ enum Event {
     },
 }
 
-/// More events than any job of this size needs: somebody spins.
-const EVENTS_MAX: u64 = 2_000_000;
+/// More events than any job needs: somebody spins. The largest have 64 ranks that send each other
+/// some hundred bytes, in pieces of a few.
+const EVENTS_MAX: u64 = 20_000_000;
 
 impl Simulation {
     /// Runs the job of a seed.

@@ -111,7 +111,7 @@ fn who_does_not_know_the_secret_is_refused_at_once() {
 
 #[test]
 fn a_secret_on_one_side_only_is_told() {
-    let patience = Duration::from_millis(300);
+    let patience = Duration::from_millis(1500);
     let secret = Secret::random().unwrap();
     let [store, _] = secured(&secret);
     let port = store.address().unwrap().port();
