@@ -53,6 +53,7 @@ pub mod auth;
 mod available;
 mod board;
 mod call;
+mod callbacks;
 pub mod checkpoint;
 mod config;
 pub mod ddp;
