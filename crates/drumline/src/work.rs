@@ -143,11 +143,30 @@ impl<B> Work<B> {
     }
 
     /// Whether the operation has ended, well or not.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum);
+    /// while !work.is_completed() {
+    ///     // ... compute something else ...
+    ///     std::thread::yield_now();
+    /// }
+    /// assert_eq!(work.wait()?, [1.0]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn is_completed(&self) -> bool {
         self.completion.is_done()
     }
 
     /// Waits for the end of the operation and gives the buffer back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum);
+    /// // ... compute something else ...
+    /// assert_eq!(work.wait()?, [1.0]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -162,6 +181,19 @@ impl<B> Work<B> {
 
     /// Waits at most so long. When the time is over, the operation goes on and the `Work` comes
     /// back, to be waited for again.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let mut work = group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum);
+    /// let sum = loop {
+    ///     match work.wait_timeout(std::time::Duration::from_millis(100)) {
+    ///         Ok(result) => break result?,
+    ///         Err(goes_on) => work = goes_on,
+    ///     }
+    /// };
+    /// assert_eq!(sum, [1.0]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
