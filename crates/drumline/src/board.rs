@@ -146,6 +146,24 @@ impl Board {
         }
     }
 
+    /// Looks whether some rank has failed, without waiting for anybody.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Connect`], with that rank's error.
+    pub(crate) fn check(&self) -> Result<()> {
+        if !self.store.check(&[&self.gone_key()])? {
+            return Ok(());
+        }
+        // One that has failed has left a word on every subject.
+        for rank in 0..self.member.world_size {
+            if self.store.check(&[&self.key(Subject::Host, rank)])? {
+                self.read(Subject::Host, rank)?;
+            }
+        }
+        Ok(())
+    }
+
     /// This rank could not be connected: nobody is to wait for it. The last rank that says so
     /// wipes the board.
     pub(crate) fn fail(&self, error: &Error) {
@@ -158,7 +176,7 @@ impl Board {
                 false => self.store.set(&own(subject), &word),
             }
         });
-        let gone = format!("{}/gone", self.prefix);
+        let gone = self.gone_key();
         match told.and_then(|()| self.store.add(&gone, 1)) {
             Ok(count) if count == self.member.world_size as i64 => {
                 let ranks = 0..self.member.world_size;
@@ -174,6 +192,11 @@ impl Board {
     /// Takes this rank's words back: everybody is connected.
     pub(crate) fn clear(&self) {
         take_back(&*self.store, Subject::ALL.map(|it| self.key(it, self.member.rank)).into_iter());
+    }
+
+    /// How many ranks have failed.
+    fn gone_key(&self) -> String {
+        format!("{}/gone", self.prefix)
     }
 
     fn key(&self, subject: Subject, rank: Rank) -> String {

@@ -24,12 +24,14 @@
 //! | [`ddp`] | buckets, the reducer, verification and broadcast of models; users of burn want `drumline-burn` |
 //! | [`sampler`] | which samples each rank sees, in torch's exact order |
 //! | [`checkpoint`] | named tensors in files that are whole or not there; the last ones are kept |
-//! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, and what a program registers |
+//! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, `file://`, and what a program registers |
 //! | [`store`] | the key-value stores that they meet through |
 //! | [`trace`] | what every rank did, and when; which rank the others wait for |
 //! | [`auth`] | the job's secret, and how connections prove that they belong to it |
 //! | `views` | collectives on strided views of `ndarray` (feature `ndarray`) |
 //! | [`Config`] | every setting |
+//!
+//! Users of `torch.distributed` find its names beside ours in `docs/reference`.
 //!
 //! # What you can rely on
 //!
@@ -45,7 +47,8 @@
 //!
 //! # What it does not do yet
 //!
-//! Data lies in the memory of the CPU.
+//! - Data lies in the memory of the CPU, and there is one backend: this library's own.
+//! - What travels between hosts is not encrypted ([`auth`] keeps strangers out).
 
 #![forbid(unsafe_code)]
 
@@ -53,6 +56,7 @@ pub mod auth;
 mod available;
 mod board;
 mod call;
+mod callbacks;
 pub mod checkpoint;
 mod config;
 pub mod ddp;

@@ -183,6 +183,21 @@ fn a_bad_file_url_says_what_is_wrong() {
     }
 }
 
+/// Nobody could ever connect to rank 2: the others do not wait for it until their time is over.
+#[test]
+fn a_rank_that_failed_is_heard_of_by_those_who_wait_for_its_connections() {
+    let store = Arc::new(HashStore::new());
+    let config = Config { unix_sockets: false, ..within(60_000) };
+    let nowhere = Config { bind_addresses: vec!["0.0.0.0".parse().unwrap()], ..config.clone() };
+    on_threads((0..3).collect(), |rank: usize| {
+        let config = if rank == 2 { &nowhere } else { &config };
+        let told = ProcessGroup::connect("failing", store.clone(), rank, 3, config);
+        let told = told.unwrap_err().to_string();
+        assert!(told.contains("0.0.0.0 is every address"), "{told}");
+        assert!(rank == 2 || told.contains("rank 2: it has failed"), "{told}");
+    });
+}
+
 #[test]
 fn ranks_that_failed_alone_still_meet() {
     let host = fresh_host();

@@ -99,16 +99,31 @@ pub(crate) struct Inner {
 
 impl ProcessGroup {
     /// The name of the group: `world` for the whole job.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// assert_eq!(group.name(), "alone");
+    /// ```
     pub fn name(&self) -> &str {
         &self.inner.member.name
     }
 
     /// This process's number in the group: `0..world_size`.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// assert!(group.rank() < group.world_size());
+    /// ```
     pub fn rank(&self) -> Rank {
         self.inner.member.rank
     }
 
     /// How many ranks the group has.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// assert_eq!(group.world_size(), 1);
+    /// ```
     pub fn world_size(&self) -> usize {
         self.inner.member.world_size
     }
@@ -123,6 +138,13 @@ impl ProcessGroup {
     }
 
     /// Time that operations of the group have taken on this rank, waiting for others included.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// group.barrier()?;
+    /// println!("{:?} of communication", group.communication_time());
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn communication_time(&self) -> Duration {
         self.inner.drive().busy()
     }
@@ -133,6 +155,11 @@ impl ProcessGroup {
     }
 
     /// Whether ranks of this host share memory with this one.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// assert!(!group.shares_memory()); // with nobody
+    /// ```
     pub fn shares_memory(&self) -> bool {
         self.inner.arena.is_some()
     }
@@ -155,6 +182,13 @@ impl ProcessGroup {
     /// Closes the group after all ranks have called this, so that no rank is left waiting for
     /// one that has gone. Operations that are under way end first. Dropping the last handle
     /// leaves without waiting.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// // ... all that is to be done ...
+    /// group.destroy()?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

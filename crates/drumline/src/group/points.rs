@@ -93,6 +93,16 @@ impl ProcessGroup {
     /// Receives into `data` what rank `from` sends with the same `tag`, type and number of
     /// elements; see [`ProcessGroup::send`]. After an error `data` is as it was.
     ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let sent = group.send_async(vec![1, 2, 3], 0, 7)?; // to itself
+    /// let mut data = [0; 3];
+    /// group.recv(&mut data, 0, 7)?;
+    /// assert_eq!(data, [1, 2, 3]);
+    /// sent.wait()?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`ProcessGroup::send`].
@@ -103,6 +113,14 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::recv`] in the background.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let received = group.recv_async(vec![0; 3], 0, 7)?;
+    /// group.send(&[1, 2, 3], 0, 7)?; // to itself
+    /// assert_eq!(received.wait()?, [1, 2, 3]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -153,6 +171,14 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::recv_any`] in the background. Also tells which rank has sent.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let received = group.recv_any_async(vec![0; 3], 7)?;
+    /// group.send(&[1, 2, 3], 0, 7)?; // to itself
+    /// assert_eq!(received.wait()?, (vec![1, 2, 3], 0));
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

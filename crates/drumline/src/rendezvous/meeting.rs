@@ -23,7 +23,7 @@ impl Plan {
     /// # Errors
     ///
     /// [`Error::InvalidSetting`] if the store is no safe place to meet and nobody has said that it
-    /// is to be trusted; [`Error::Store`], as [`rendezvous`].
+    /// is to be trusted; [`Error::Store`], as [`rendezvous`](super::rendezvous).
     pub fn meet(&self, config: &Config) -> Result<Rendezvous> {
         let start = Instant::now();
         let tcp = self.join(config)?;

@@ -121,7 +121,7 @@ pub(crate) fn connect(
         }
     }
     let gates = listeners.into_iter().map(|listener| member.gate(listener, config)).collect();
-    accept(member, gates, &near, &mut slots, deadline)?;
+    accept(member, board, gates, &near, &mut slots, deadline)?;
 
     tell(member, &cards, &far);
     let complete = slots.into_iter().enumerate().filter_map(|(rank, slots)| match slots {
@@ -301,9 +301,13 @@ impl Caller<'_> {
     }
 }
 
+/// How often a rank that waits for others looks whether one has failed.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
 /// Lets all connections of every higher rank in. Strangers are turned away and hold up nobody.
 fn accept(
     member: &Membership,
+    board: &Board,
     gates: io::Result<Vec<Gate>>,
     near: &dyn Fn(&Rank) -> bool,
     slots: &mut [Slots],
@@ -311,6 +315,7 @@ fn accept(
 ) -> Result<()> {
     let failed = |source| Error::io("cannot accept connections of peers", source);
     let mut gates = gates.map_err(failed)?;
+    let mut next_look = Instant::now() + LOOK_EVERY;
     loop {
         let missing: Vec<Rank> = (member.rank + 1..member.world_size)
             .filter(|&rank| slots[rank].iter().any(Option::is_none))
@@ -324,7 +329,12 @@ fn accept(
                  reach this host?"
             )));
         }
-        let until = gates.iter().filter_map(Gate::deadline).fold(deadline, Instant::min);
+        if Instant::now() >= next_look {
+            board.check()?;
+            next_look = Instant::now() + LOOK_EVERY;
+        }
+        let until = deadline.min(next_look);
+        let until = gates.iter().filter_map(Gate::deadline).fold(until, Instant::min);
         let mut interests: Vec<_> =
             gates.iter().map(|gate| PollFd::new(gate, PollFlags::IN)).collect();
         sleep_until_ready(&mut interests, until);

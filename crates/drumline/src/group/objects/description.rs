@@ -9,26 +9,36 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::Call;
 use crate::Result;
 
-/// Tells types apart, by the name that the compiler gives them: another version of it may give
-/// other names, so all ranks should run one binary.
+/// Tells types apart, by the names that the compiler gives them: another version of it may give
+/// others, so all ranks should run one binary.
 ///
-/// What is borrowed counts as what is received in its place: `str` as `String`, `[T]` as `Vec<T>`,
-/// `&T` as `T`.
+/// What is borrowed counts as what is received in its place: `&T` as `T`, `str` as `String`, `[T]`
+/// as `Vec<T>`.
 pub(super) fn type_digest<T: ?Sized>() -> u64 {
-    let name = type_name::<T>().trim_start_matches('&');
-    let slice = name.strip_prefix('[').and_then(|name| name.strip_suffix(']'));
-    match (name, slice) {
-        ("str", _) => xxh3_64(type_name::<String>().as_bytes()),
-        // An array has its length behind the last semicolon.
-        (_, Some(element)) if !is_array(element) => {
-            xxh3_64(type_name::<Vec<()>>().replace("()", element).as_bytes())
-        }
-        _ => xxh3_64(name.as_bytes()),
-    }
+    xxh3_64(as_borrowed(type_name::<T>()).as_bytes())
 }
 
-fn is_array(inside: &str) -> bool {
-    inside.rsplit_once("; ").is_some_and(|(_, len)| len.bytes().all(|byte| byte.is_ascii_digit()))
+/// `(u32, [str])` for `(u32, Vec<String>)` and for `(u32, &[&str])`.
+fn as_borrowed(name: &str) -> String {
+    const VEC: &str = "alloc::vec::Vec<";
+    let mut name = name.replace("&mut ", "").replace('&', "");
+    name = name.replace("alloc::string::String", "str");
+    while let Some(start) = name.find(VEC) {
+        let inside = start + VEC.len();
+        let mut depth = 1;
+        let is_end = |c| {
+            match c {
+                '<' => depth += 1,
+                '>' => depth -= 1,
+                _ => {}
+            }
+            depth == 0
+        };
+        let Some(end) = name[inside..].find(is_end) else { break };
+        name.replace_range(inside + end..=inside + end, "]");
+        name.replace_range(start..inside, "[");
+    }
+    name
 }
 
 pub(super) fn encode<T: Serialize + ?Sized>(object: &T) -> Result<Vec<u8>, String> {
@@ -54,7 +64,7 @@ pub(super) fn decode<T: DeserializeOwned>(call: Call, from: Rank, bytes: &[u8]) 
 
 #[cfg(test)]
 mod tests {
-    use super::type_digest;
+    use super::*;
 
     #[test]
     fn types_differ_but_for_the_way_they_are_held() {
@@ -65,5 +75,13 @@ mod tests {
         assert_eq!(type_digest::<&&str>(), type_digest::<String>());
         assert_eq!(type_digest::<[(u8, String)]>(), type_digest::<Vec<(u8, String)>>());
         assert_eq!(type_digest::<[[u8; 3]]>(), type_digest::<Vec<[u8; 3]>>());
+        assert_eq!(
+            as_borrowed(type_name::<(u32, Vec<Option<Vec<String>>>, bool)>()),
+            "(u32, [core::option::Option<[str]>], bool)",
+        );
+        assert_eq!(
+            type_digest::<(&[Option<&[&str]>], &mut u8)>(),
+            type_digest::<(Vec<Option<Vec<String>>>, u8)>(),
+        );
     }
 }

@@ -20,7 +20,7 @@ use crate::{
 
 impl ProcessGroup {
     /// Sends an object to rank `to`, which must receive it with [`ProcessGroup::recv_object`] as the
-    /// same type. (A `str` is received as a `String`, a slice as a `Vec`.)
+    /// same type. (A `str` in it is received as a `String`, a slice as a `Vec`.)
     /// Blocks and keeps the order as [`ProcessGroup::send`] does.
     ///
     /// ```
@@ -84,6 +84,17 @@ impl ProcessGroup {
 
     /// Receives an object from whichever rank sends first with this `tag`, and tells which one
     /// that was: see [`ProcessGroup::recv_any`] and [`ProcessGroup::send_object`].
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// std::thread::scope(|threads| {
+    ///     threads.spawn(|| group.send_object("done", 0, 3));
+    ///     let received: (String, usize) = group.recv_object_any(3)?;
+    ///     assert_eq!(received, ("done".to_owned(), 0));
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
