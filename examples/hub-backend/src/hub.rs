@@ -150,6 +150,8 @@ impl Hub {
 impl State {
     fn on_frame(&mut self, rank: usize, frame: Frame) -> Post {
         match frame.kind {
+            // All have been told, or are just being told, why.
+            Kind::Call | Kind::Late if self.failed => Vec::new(),
             Kind::Call => {
                 self.calls[rank] = Some(frame.body);
                 self.look()
@@ -220,14 +222,13 @@ impl State {
     fn on_late(&mut self, rank: usize) -> Post {
         let (here, missing): (Vec<usize>, Vec<usize>) =
             (0..self.calls.len()).partition(|rank| self.calls[*rank].is_some());
-        if let Some(mismatch) = self.mismatch() {
-            return mismatch;
-        }
+        let mismatch = self.mismatch();
         self.failed = true;
         let list: Vec<u8> = missing.iter().flat_map(|rank| (*rank as u32).to_le_bytes()).collect();
         let late = format!("ranks {missing:?} have not made the call that ranks {here:?} made");
         let culprit = missing.first().map_or(NOBODY, |rank| *rank as u64);
         let told = here.into_iter().map(|to| (to, Frame::new(Kind::Missing, 0, list.clone())));
+        let told = mismatch.unwrap_or_else(|| told.collect()).into_iter();
         let late = Frame { number: culprit, ..Frame::new(Kind::Failed, rank, late) };
         told.chain(missing.iter().map(|to| (*to, late.clone()))).collect()
     }

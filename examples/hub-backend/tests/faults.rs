@@ -132,9 +132,10 @@ fn an_abort_ends_the_calls_of_all() {
         }
         1 => {
             aborted.wait();
-            group.barrier()
+            // The abort may come just too late for the call that rank 0 has begun.
+            group.barrier().and_then(|()| group.barrier())
         }
-        _ => group.barrier(),
+        _ => group.barrier().and_then(|()| group.barrier()),
     });
     for result in &results {
         let text = result.as_ref().unwrap().as_ref().unwrap_err().to_string();

@@ -149,7 +149,8 @@ impl Foreign {
         let ticket = self.lock().draw();
         let _turn = self.await_turn(ticket);
         let mut state = self.lock();
-        while !state.queues.is_empty() {
+        // Collectives that were called before this have had their turns, and later ones wait.
+        while state.queues.keys().any(|queue| *queue != Queue::Collectives) {
             state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let sequence = state.sequence;
