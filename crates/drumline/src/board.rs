@@ -28,7 +28,7 @@ use crate::{
 };
 
 /// What the ranks of one life of a group tell each other. Every rank has one word on each subject.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Board {
     store: Arc<dyn Store>,
     /// Of this life, unlike any other.

@@ -20,6 +20,11 @@ pub struct Config {
     /// unless set.
     pub timeout: Duration,
 
+    /// What carries operations, by name: `drumline` for the library's own transports, which is also
+    /// what `auto` means, or what was registered ([`crate::backend`]); the same on all ranks.
+    /// `DRUMLINE_BACKEND`; `drumline` unless set.
+    pub backend: Option<String>,
+
     /// The algorithm of `all_reduce`, by name (`direct`, `halving`, `doubling`, `gather`,
     /// `binomial`, or one that uses shared memory), the same on all ranks. `DRUMLINE_ALL_REDUCE`;
     /// chosen by size unless set. It never changes a result.
@@ -95,6 +100,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             timeout: Duration::from_secs(600),
+            backend: None,
             all_reduce: None,
             bind_addresses: Vec::new(),
             socket_ifname: None,
@@ -139,6 +145,7 @@ impl Config {
                     .ok_or_else(|| invalid(name, &text, "seconds, more than 0"))?;
             }
         }
+        config.backend = variable("DRUMLINE_BACKEND").filter(|name| !name.is_empty());
         config.all_reduce = variable("DRUMLINE_ALL_REDUCE");
         if let Some(text) = variable("DRUMLINE_BIND_ADDRESS") {
             let addresses = text.split(',').map(|address| address.trim().parse());
@@ -225,6 +232,7 @@ mod tests {
     fn settings_come_from_the_environment() {
         assert_eq!(Config::from_variables(|_| None).unwrap(), Config::default());
         assert_eq!(read("DRUMLINE_TIMEOUT_S", "0.5").unwrap().timeout, Duration::from_millis(500));
+        assert_eq!(read("DRUMLINE_BACKEND", "hub").unwrap().backend.as_deref(), Some("hub"));
         let loopback = IpAddr::from([127, 0, 0, 1]);
         let config = read("DRUMLINE_BIND_ADDRESS", "127.0.0.1").unwrap();
         assert_eq!(config.bind_addresses, [loopback]);

@@ -12,7 +12,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{Error, Result, group::Inner, transport::Waker};
+use crate::{Error, Result, group::Driven, transport::Waker};
 
 /// The progress thread, as others see it.
 ///
@@ -23,7 +23,7 @@ use crate::{Error, Result, group::Inner, transport::Waker};
 pub(crate) struct Engine {
     waker: Waker,
     /// Groups that have something to do, for the thread to take over.
-    arrivals: Mutex<Vec<Arc<Inner>>>,
+    arrivals: Mutex<Vec<Arc<Driven>>>,
 }
 
 /// The engine of this process.
@@ -61,17 +61,17 @@ impl Engine {
     }
 
     /// Sees to it that what `group` has to do goes on.
-    pub(crate) fn serve(&self, group: &Arc<Inner>) {
+    pub(crate) fn serve(&self, group: &Arc<Driven>) {
         self.arrivals().push(group.clone());
         self.waker.wake();
     }
 
-    fn arrivals(&self) -> MutexGuard<'_, Vec<Arc<Inner>>> {
+    fn arrivals(&self) -> MutexGuard<'_, Vec<Arc<Driven>>> {
         self.arrivals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn run(&self) -> ! {
-        let mut groups: Vec<Arc<Inner>> = Vec::new();
+        let mut groups: Vec<Arc<Driven>> = Vec::new();
         loop {
             // What arrives after this wakes the thread again.
             self.waker.drain();
@@ -102,7 +102,7 @@ impl Engine {
 
 /// A panic (a bug, or one in code of the caller's) ends its group and not this thread: the next
 /// one who looks at the group finds it poisoned.
-fn advance(group: &Arc<Inner>) -> Advance {
+fn advance(group: &Arc<Driven>) -> Advance {
     catch_unwind(AssertUnwindSafe(|| group.advance())).unwrap_or(Advance::Moved)
 }
 

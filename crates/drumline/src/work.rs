@@ -10,7 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Error, Result, callbacks, group::Inner};
+use crate::{
+    Error, Result, callbacks,
+    group::{Driven, Inner},
+};
 
 /// An operation that goes on in the background, and the buffer that it works on.
 ///
@@ -36,7 +39,7 @@ use crate::{Error, Result, callbacks, group::Inner};
 #[must_use = "wait for it to get the buffer back, and to learn whether it succeeded"]
 pub struct Work<B> {
     completion: Arc<Completion<B>>,
-    group: Weak<Inner>,
+    group: Weak<Driven>,
 }
 
 /// Where an operation leaves its result.
@@ -135,11 +138,11 @@ impl<B> Completion<B> {
 
 impl<B> Work<B> {
     /// Work that is under way, and where its result belongs.
-    pub(crate) fn of(group: &Arc<Inner>) -> (Promise<B>, Work<B>) {
+    pub(crate) fn of(group: &Inner) -> (Promise<B>, Work<B>) {
         let state = Mutex::new(State::Pending(Listener::Nobody));
         let completion =
             Arc::new(Completion { state, done: Condvar::new(), ended: OnceLock::new() });
-        (Promise(completion.clone()), Work { completion, group: Arc::downgrade(group) })
+        (Promise(completion.clone()), Work { completion, group: group.driven() })
     }
 
     /// Whether the operation has ended, well or not.

@@ -2,10 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize},
-    },
+    sync::{Arc, Mutex, atomic::AtomicBool},
     time::Instant,
 };
 
@@ -13,9 +10,10 @@ use drumline_schedule::{Collective, Topology, step::Rank};
 use drumline_shm::{PeerSegment, PidFd, Segment, SegmentSize, handover};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Inner, ProcessGroup, family::Family};
+use super::{Carrier, Driven, Inner, ProcessGroup, family::Family, foreign::Foreign};
 use crate::{
     Config, Error, Result,
+    backend::{self, Backend},
     board::{Board, Subject},
     call,
     host::Host,
@@ -133,6 +131,7 @@ impl ProcessGroup {
         if let Some(name) = &config.all_reduce {
             call::find(Collective::AllReduce, name)?; // refused before anything starts
         }
+        let foreign = backend::find(config.backend.as_deref())?;
         let deadline = Instant::now() + config.timeout;
         let mut member = Membership::new(name, place, global);
         // Groups that are made from this one belong to the same file.
@@ -148,16 +147,23 @@ impl ProcessGroup {
         let order = config.sum_order as u8;
         let size = member.world_size.to_le_bytes();
         member.digest = xxh3_64(&[board.token(), &size, &[order]].concat());
-        match ProcessGroup::join_on(&board, member, config, deadline, (recorder, inquiry)) {
-            Ok((member, topology, sockets, host, recorder)) => {
-                let life = (family, Some(board));
-                Ok(ProcessGroup::new(member, topology, sockets, host, life, config, recorder))
+        let told = (recorder, inquiry);
+        let joined = match foreign {
+            None => ProcessGroup::join_on(&board, member, config, deadline, told).map(
+                |(member, topology, sockets, host, recorder)| {
+                    let life = (family, Some(board.clone()));
+                    ProcessGroup::new(member, topology, sockets, host, life, config, recorder)
+                },
+            ),
+            Some(factory) => {
+                factory.join(&board, &member, config, deadline, told).map(|(backend, recorder)| {
+                    let life = (family, board.clone());
+                    let name = &factory.name;
+                    ProcessGroup::on_backend(backend, name, member, life, config, recorder)
+                })
             }
-            Err(error) => {
-                board.fail(&error);
-                Err(error)
-            }
-        }
+        };
+        joined.inspect_err(|error| board.fail(error))
     }
 
     /// Connects the ranks that have met on a board.
@@ -216,28 +222,55 @@ impl ProcessGroup {
         recorder: Recorder,
     ) -> ProcessGroup {
         let aborted = Arc::new(AtomicBool::new(false));
-        let waker = sockets.waker();
-        let readiness = sockets.readiness();
+        let wake = (sockets.waker(), sockets.readiness());
         let arena = host.as_ref().map(|host| host.arena().clone());
         let transport = Box::new(sockets);
         let lane = Lane::new(member.clone(), topology, config, transport, host, aborted.clone())
             .recorded_by(recorder.clone());
-        let inner = Inner {
-            member,
-            config: config.clone(),
-            lane: Mutex::new(lane),
-            wanted: AtomicUsize::new(0),
-            inbox: Mutex::default(),
-            has_mail: AtomicBool::new(false),
-            waker,
-            readiness,
-            aborted,
-            arena,
-            recorder,
-            family: Mutex::new(Some(family)),
-            board,
-        };
-        ProcessGroup { inner: Arc::new(inner) }
+        let family = Arc::new(Mutex::new(Some(family)));
+        let driven = Driven::new(lane, wake, aborted, family.clone());
+        ProcessGroup {
+            inner: Arc::new(Inner {
+                member,
+                config: config.clone(),
+                family,
+                board,
+                carrier: Carrier::Lane(driven),
+                arena,
+                recorder,
+            }),
+        }
+    }
+
+    /// The same, on a backend of somebody else's.
+    fn on_backend(
+        backend: Arc<dyn Backend>,
+        name: &str,
+        member: Membership,
+        (family, board): (Arc<Family>, Board),
+        config: &Config,
+        recorder: Recorder,
+    ) -> ProcessGroup {
+        let family = Arc::new(Mutex::new(Some(family)));
+        let foreign = Foreign::new(
+            backend,
+            name,
+            member.clone(),
+            config.timeout,
+            recorder.clone(),
+            family.clone(),
+        );
+        ProcessGroup {
+            inner: Arc::new(Inner {
+                member,
+                config: config.clone(),
+                family,
+                board: Some(board),
+                carrier: Carrier::Backend(foreign),
+                arena: None,
+                recorder,
+            }),
+        }
     }
 }
 

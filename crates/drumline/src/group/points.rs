@@ -6,7 +6,7 @@ use drumline_schedule::step::Rank;
 
 use super::ProcessGroup;
 use crate::{
-    Element, Result, Work, engine,
+    Element, Result, Work,
     transport::{Content, Direction, Message, Point, PointCall},
     work::Promise,
 };
@@ -215,10 +215,7 @@ impl ProcessGroup {
         if let Some(peer) = call.peer {
             self.check_rank(call.name(), peer)?;
         }
-        match engine::get() {
-            Ok(engine) => self.inner.post(engine, Point::new(call, message)),
-            Err(error) => message.complete(Err(error)),
-        }
+        self.inner.post(Point::new(call, message));
         Ok(())
     }
 }
