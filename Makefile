@@ -6,7 +6,7 @@ ARGS ?=
 
 OUT ?= runs/fashion-mnist
 
-.PHONY: help train test format lint unit model docs soak schedules torch torch-venv clean
+.PHONY: help train test format lint unit model docs soak nightly schedules torch torch-venv clean
 
 # What is tested beside the defaults.
 FEATURES := --features drumline/ndarray
@@ -18,6 +18,7 @@ help:
 	@echo 'make train      train a classifier on NPROC=$(NPROC) processes; ARGS goes to the program'
 	@echo 'make test       formatting, lints, documentation, and all tests'
 	@echo 'make soak       what takes long: 100,000 simulated jobs, hundreds of kills, every resume'
+	@echo 'make nightly    every case of the conformance suite, with every size: hours'
 	@echo 'make schedules  draw docs/schedules anew'
 	@echo 'make torch-venv install torch, so that the tests of the stores talk with it'
 	@echo 'make clean      remove everything that was built; runs are kept'
@@ -54,6 +55,9 @@ soak:
 	cargo test --locked -p drumline-shm -- --ignored
 	cargo test --locked -p fashion-mnist --features soak --test resume
 	cargo run --locked --release -p drumline-sim -- --seeds $(SEEDS)
+
+nightly:
+	cargo test --locked -p drumline-conformance --features nightly
 
 schedules:
 	cargo run --locked -p drumline-schedule --example draw

@@ -367,7 +367,8 @@ fn join(
         }
     }
     let of_plan = &plan.groups[group];
-    let size = SegmentSize { slot_bytes: of_plan.slot_bytes.unwrap_or(1), arena_bytes: 4 << 20 };
+    let slot_bytes = of_plan.slot_bytes.unwrap_or(1);
+    let size = SegmentSize { slot_bytes, arena_bytes: of_plan.arena_bytes };
     let segments = (0..members).map(|_| Segment::create(size));
     let segments: Vec<_> = match of_plan.slot_bytes {
         Some(_) => segments.collect::<Result<_, _>>().map_err(text)?,

@@ -68,7 +68,7 @@ impl Simulation {
 
     fn check_result(&self, process: &Process, record: &Record) -> Result<(), String> {
         let (Some(index), Some((_, bytes))) = (record.call, &record.buffer) else { return Ok(()) };
-        let call = &self.plan.calls[index];
+        let case = &self.plan.calls[index].case;
         // Who calls something else, and calls that met one of its others, have no right result.
         if let Some((victim, FaultKind::Mismatch { call: wrong, with })) = self.struck()
             && self.plan.calls[wrong].group == record.group
@@ -77,8 +77,8 @@ impl Simulation {
             return Ok(());
         }
         let topology = &self.plan.groups[record.group].topology;
-        let expected = call.expected(process.rank, topology);
-        match call.agree(bytes, &expected) {
+        let expected = case.expected(process.rank, topology);
+        match case.agree(bytes, &expected) {
             true => Ok(()),
             false => Err("wrong result".to_owned()),
         }
