@@ -92,7 +92,7 @@ fn every_operation_on_longer_buffers() {
 }
 
 /// One input, summed by every algorithm over every transport. The bits that the oracle expects
-/// are those that real transports are compared with, too (`tests/transports.rs` of the conformance suite).
+/// are those that real transports are compared with, too, in the tests of the conformance suite.
 #[test]
 fn all_algorithms_give_exactly_the_bits_of_the_oracle_in_every_size() {
     let dtypes = [DType::F32, DType::F16, DType::Bf16, DType::F8E4M3, DType::F8E5M2];
