@@ -202,7 +202,7 @@ impl State {
             let own = parts.iter().map(|parts| part_of(parts).map_or(&[][..], |at| parts[at]));
             (to, Frame::new(Kind::Answer, 0, join(own)))
         };
-        (0..ranks).map(answer).collect()
+        (0..ranks).rev().map(answer).collect() // rank 0 last, see `to_all`
     }
 
     /// Tells each rank of one that called something else.

@@ -31,7 +31,7 @@ mod wire;
 use std::{
     collections::{BTreeSet, VecDeque},
     fs::File,
-    io::{self, Read},
+    io::{self, ErrorKind, Read},
     net::{IpAddr, Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
@@ -143,10 +143,12 @@ impl Rank {
 
     fn send(&self, frame: &Frame) -> Result<(), Cause> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        frame.write(&self.line).map_err(|error| {
-            let reported = self.inbox.lock().fault.clone();
-            reported.unwrap_or(Cause::Disconnected { peer: 0, problem: error.to_string() })
-        })
+        let Err(error) = frame.write(&self.line) else { return Ok(()) };
+        // Whoever reads from the line knows best why it ended, and will know soon.
+        if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) {
+            self.inbox.wait(Instant::now() + GRACE, |_| None::<()>)?;
+        }
+        Err(Cause::Disconnected { peer: 0, problem: error.to_string() })
     }
 
     /// Gives every rank its part; returns the part from every rank.

@@ -201,6 +201,20 @@ fn sides_of_a_message_that_differ_are_told_so() {
 }
 
 #[test]
+fn there_is_a_limit_to_messages_that_wait() {
+    let results = world(1, &config(), |group| {
+        let receive = |tag| group.recv_async(vec![0_u8], 0, tag);
+        let waiting: Vec<_> = (0..1_024).map(receive).collect::<Result<_>>()?;
+        let refused = receive(1_024)?.wait().unwrap_err();
+        assert!(refused.to_string().contains("1024"), "{refused}");
+        group.abort();
+        assert!(waiting.into_iter().all(|receive| receive.wait().is_err()));
+        Ok(())
+    });
+    results.into_iter().for_each(|result| result.unwrap().unwrap());
+}
+
+#[test]
 fn groups_of_a_group_have_hubs_of_their_own() {
     let results = world(4, &config(), |group| {
         let pair = group.new_subgroups(2, &GroupOptions::default())?;

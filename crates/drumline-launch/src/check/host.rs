@@ -7,6 +7,8 @@ use drumline::{Config, describe_addresses};
 #[derive(Debug)]
 pub(super) struct Host {
     pub(super) architecture: &'static str,
+    /// The release of the kernel, where it tells.
+    pub(super) kernel: Option<String>,
     /// That the process may use.
     pub(super) cores: usize,
     /// None where the system does not tell.
@@ -25,6 +27,7 @@ impl Host {
         let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
         Host {
             architecture: env::consts::ARCH,
+            kernel: kernel(),
             cores: thread::available_parallelism().map_or(1, usize::from),
             numa_nodes: numa_nodes(),
             memory_bytes: memory_bytes(),
@@ -45,6 +48,11 @@ fn reached_at(config: &Config) -> String {
         },
     };
     describe_addresses(config, master).unwrap_or_else(|error| format!("nowhere: {error}"))
+}
+
+fn kernel() -> Option<String> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
+    Some(format!("Linux {}", release.trim()))
 }
 
 fn numa_nodes() -> Option<usize> {

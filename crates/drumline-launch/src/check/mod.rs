@@ -73,6 +73,11 @@ pub fn check(as_json: bool) -> Result<u8> {
 }
 
 impl Report {
+    /// Whether ranks of this host do.
+    fn shares_memory(&self) -> bool {
+        self.columns.iter().any(|column| column.transport == "shm" && column.absent.is_none())
+    }
+
     /// Whether something of the library's own does not work. Hosts without shared memory are fine.
     fn failed(&self) -> bool {
         let own = |column: &&Column| column.backend == backend::BUILT_IN;

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Display};
 
+use drumline::backend;
 use serde_json::{Map, Value, json};
 
 use super::{Column, OPERATIONS, Report, TIMEOUT};
@@ -41,14 +42,21 @@ impl fmt::Display for Report {
         let host = &self.host;
         let mut line = |name: &str, value: &dyn Display| writeln!(f, "{name:<13}{value}");
         line("drumline", &env!("CARGO_PKG_VERSION"))?;
+        line("system", &or_unknown(host.kernel.as_ref()))?;
         line("host", &format!("{}, {} usable cores", host.architecture, host.cores))?;
         line("NUMA nodes", &or_unknown(host.numa_nodes))?;
         let gib =
             host.memory_bytes.map(|bytes| format!("{:.1} GiB", bytes as f64 / 2_f64.powi(30)));
         line("memory", &or_unknown(gib))?;
         line("instructions", &list(host.instructions.iter(), "those of every processor"))?;
+        line("ranks share", if self.shares_memory() { &"memory" } else { &"no memory" })?;
         line("interfaces", &list(host.interfaces.iter(), "none"))?;
         line("reached at", &host.reached_at)?;
+        let mut backends: Vec<&str> =
+            self.columns.iter().map(|column| column.backend.as_str()).collect();
+        backends.dedup();
+        line("backends", &list(backends.iter(), ""))?;
+        line("auto", &backend::BUILT_IN)?;
         let (there, absent): (Vec<_>, Vec<_>) = self.available.iter().partition(|(_, is)| **is);
         line("not there", &list(absent.iter().map(|(name, _)| name), "nothing"))?;
         if !there.is_empty() {
@@ -107,6 +115,8 @@ impl Report {
             "works": !self.failed(),
             "host": {
                 "architecture": host.architecture,
+                "kernel": host.kernel,
+                "shares_memory": self.shares_memory(),
                 "cores": host.cores,
                 "numa_nodes": host.numa_nodes,
                 "memory_bytes": host.memory_bytes,

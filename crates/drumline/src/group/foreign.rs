@@ -73,6 +73,9 @@ enum Task {
     Message(Point),
 }
 
+/// As many queues have threads at a time.
+const QUEUES_MAX: usize = 1_024;
+
 /// The turn of a ticket. The next one's comes when this is dropped.
 struct Turn<'a>(&'a Foreign);
 
@@ -130,7 +133,16 @@ impl Foreign {
             (Direction::Send, peer) => Queue::Sends(peer.unwrap_or_default(), point.call.tag),
             (Direction::Receive, peer) => Queue::Receives(peer, point.call.tag),
         };
-        self.enqueue(self.lock(), queue, Task::Message(point));
+        let state = self.lock();
+        if state.queues.len() >= QUEUES_MAX && !state.queues.contains_key(&queue) {
+            drop(state);
+            let problem = format!(
+                "messages of {QUEUES_MAX} ranks and tags are under way already: wait for some"
+            );
+            let operation = point.call.name();
+            return point.complete(Err(Error::InvalidArgument { operation, problem }));
+        }
+        self.enqueue(state, queue, Task::Message(point));
     }
 
     /// Time in collectives.
