@@ -73,7 +73,7 @@ torch-venv: target/torch-venv/installed
 
 # The other tests do not need it.
 torch:
-	-$(MAKE) torch-venv PIP_ARGS='--retries 1 --timeout 20 $(PIP_ARGS)'
+	-timeout 240 $(MAKE) torch-venv PIP_ARGS='--retries 1 --timeout 20 $(PIP_ARGS)'
 
 target/torch-venv/installed:
 	$(PYTHON) -m venv target/torch-venv
