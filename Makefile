@@ -51,7 +51,7 @@ model:
 soak:
 	cargo build --locked -p drumline-launch
 	cargo test --locked -p drumline --features soak --test deaths -- --nocapture
-	cargo test --locked -p drumline -- --ignored
+	cargo test --locked -p drumline --lib -- --ignored
 	cargo test --locked -p drumline-shm -- --ignored
 	cargo test --locked -p fashion-mnist --features soak --test resume
 	cargo run --locked --release -p drumline-sim -- --seeds $(SEEDS)
