@@ -52,7 +52,8 @@ soak:
 	cargo build --locked -p drumline-launch
 	cargo test --locked -p drumline --features soak --test deaths -- --nocapture
 	cargo test --locked -p drumline --lib -- --ignored
-	cargo test --locked -p drumline-shm -- --ignored
+	cargo test --locked -p drumline-shm --test processes a_million -- --ignored
+	cargo test --locked -p drumline-kernels -- --ignored
 	cargo test --locked -p fashion-mnist --features soak --test resume
 	cargo run --locked --release -p drumline-sim -- --seeds $(SEEDS)
 
