@@ -17,6 +17,8 @@
 
 #![forbid(unsafe_code)]
 
+mod calls;
+pub mod large;
 mod network;
 mod oracle;
 mod plan;

@@ -26,7 +26,6 @@ use drumline_shm::Arena;
 
 use crate::{
     Config, Result,
-    board::Board,
     executor::Progress,
     lane::Lane,
     trace::Recorder,
@@ -79,8 +78,6 @@ pub(crate) struct Inner {
     config: Config,
     /// Until the group is destroyed. This process may host the store for the others.
     family: Mutex<Option<Arc<Family>>>,
-    /// Where this rank has left what the others needed to connect.
-    board: Option<Board>,
     lane: Mutex<Lane>,
     /// Threads that wait for the lane, to make a blocking call.
     wanted: AtomicUsize,
@@ -92,6 +89,8 @@ pub(crate) struct Inner {
     /// Ends the sleep of whoever drives the lane.
     waker: Waker,
     readiness: Arc<OwnedFd>,
+    /// Whether peers of other hosts have come that nobody has looked at.
+    has_callers: AtomicBool,
     aborted: Arc<AtomicBool>,
     arena: Option<Arena>,
     recorder: Recorder,
@@ -180,8 +179,6 @@ impl ProcessGroup {
         drop(lane);
         let family = inner.family.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(family) = family {
-            // All ranks have said goodbye, so they have connected.
-            inner.board.iter().for_each(Board::clear);
             family.leave(inner.config.timeout.saturating_sub(started.elapsed()));
         }
         drop(open);
