@@ -101,8 +101,10 @@ impl Simulation {
                     Stage::Refused => "at its address: connection refused",
                     _ => "at its address: connection timed out",
                 };
-                if let Some(member) = &mut self.processes[from].lanes[group].member {
-                    member.unreachable(to, problem);
+                if let Some(member) = &mut self.processes[from].lanes[group].member
+                    && member.unreachable(to, problem)
+                {
+                    self.bundles.insert((group, from.min(to), from.max(to)), self.now);
                 }
                 self.interrupt(from, group);
             }

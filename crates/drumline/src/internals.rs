@@ -264,10 +264,10 @@ impl<S: Connection> Member<S> {
         self.streams.lock().streams.came(peer, streams.bundle())
     }
 
-    /// The peer could not be called.
-    pub fn unreachable(&mut self, peer: Rank, problem: &str) {
+    /// The peer could not be called. Whether streams that it has opened meanwhile are in use now.
+    pub fn unreachable(&mut self, peer: Rank, problem: &str) -> bool {
         let cause = Cause::Unreachable { peer, problem: problem.to_owned() };
-        self.streams.lock().streams.unreachable(peer, cause);
+        self.streams.lock().streams.unreachable(peer, cause)
     }
 
     /// The process of a peer on the same host has ended.

@@ -68,7 +68,7 @@ struct Call {
 
 #[derive(Debug)]
 enum Line {
-    Dialling(Dial),
+    Dialling(Box<Dial>),
     Open(Stream),
     /// The peer has hung up: it may have been crowded by strangers.
     Again {
@@ -206,14 +206,15 @@ impl Far {
             if let Line::Again { at } = line
                 && now >= *at
             {
-                *line = Line::Dialling(self.dial(rank, *address, index, channel).map_err(failed)?);
+                let dial = self.dial(rank, *address, index, channel).map_err(failed)?;
+                *line = Line::Dialling(Box::new(dial));
             }
             let Line::Dialling(dial) = line else { continue };
             let was_connecting = dial.is_connecting();
             match dial.progress() {
                 Ok(true) => {
                     // It leaves the set, whatever it is going to be used for.
-                    let _ = epoll::delete(&self.epoll, &*dial);
+                    let _ = epoll::delete(&self.epoll, &**dial);
                     if let Line::Dialling(dial) = std::mem::replace(line, Line::Again { at: now }) {
                         let stream = dial.into_stream();
                         if channel == Channel::Control {
@@ -227,7 +228,7 @@ impl Far {
                 }
                 Ok(false) if was_connecting && !dial.is_connecting() => {
                     let key = epoll::EventData::new_u64(key(rank, index));
-                    epoll::modify(&self.epoll, &*dial, key, epoll::EventFlags::IN)
+                    epoll::modify(&self.epoll, &**dial, key, epoll::EventFlags::IN)
                         .map_err(|error| failed(io::Error::from(error).into()))?;
                 }
                 Ok(false) => {}

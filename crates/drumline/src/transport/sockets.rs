@@ -182,7 +182,9 @@ impl Sockets {
                         armed.remove(&rank);
                     }
                 }
-                Met::Unreachable(rank, cause) => streams.unreachable(rank, cause),
+                Met::Unreachable(rank, cause) => {
+                    streams.unreachable(rank, cause);
+                }
             }
         }
     }

@@ -153,13 +153,14 @@ impl<S: Duplex> Streams<S> {
         is_used
     }
 
-    /// A call has failed.
-    pub(crate) fn unreachable(&mut self, rank: Rank, cause: Cause) {
-        if let Some(peer) = self.peers.get_mut(&rank)
-            && peer.fail(cause, self.farewell.as_ref())
-        {
+    /// A call has failed. Whether streams that the peer has opened meanwhile are in use now.
+    pub(crate) fn unreachable(&mut self, rank: Rank, cause: Cause) -> bool {
+        let Some(peer) = self.peers.get_mut(&rank) else { return false };
+        let is_used = peer.fail(cause, self.farewell.as_ref());
+        if is_used {
             peer.greet(&self.waits);
         }
+        is_used
     }
 
     /// What news of each stream is worth a wake-up.
