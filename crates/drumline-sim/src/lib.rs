@@ -7,8 +7,8 @@
 //!
 //! After every run it is checked that nobody hung, that every result has the bits which an
 //! independent computation gives, that without a fault there was no error, and that with one
-//! every error blames the rank at fault. [`large`] jobs have a thousand ranks. The store through which the ranks meet first is compared,
-//! request by request, with a sequential model.
+//! every error blames the rank at fault. The store through which the ranks meet first is compared,
+//! request by request, with a sequential model. [`large`] jobs have a thousand ranks.
 //!
 //! ```text
 //! cargo run --release -p drumline-sim -- --seeds 0..10000

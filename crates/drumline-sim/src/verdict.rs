@@ -157,7 +157,8 @@ impl Simulation {
             return Err("waits in vain for a rank that has left".to_owned());
         }
         let slow_or_other = matches!(fault, FaultKind::Slow(_) | FaultKind::Mismatch { .. });
-        if slow_or_other && chain && named.iter().any(|it| self.waited_elsewhere(*it, group)) {
+        let late = named.iter().copied().chain(late_in(&error.to_string()));
+        if slow_or_other && chain && late.into_iter().any(|it| self.waited_elsewhere(it, group)) {
             return Ok(());
         }
         let told_by_victim = match &error.cause {
@@ -355,4 +356,11 @@ impl Simulation {
         }
         Ok(())
     }
+}
+
+/// The ranks that the text of a time-out, of this or another rank, says are late.
+fn late_in(text: &str) -> Vec<usize> {
+    let list = text.split("without an answer from rank").nth(1).and_then(|it| it.split(';').next());
+    let numbers = list.into_iter().flat_map(|it| it.split(|it: char| !it.is_ascii_digit()));
+    numbers.filter_map(|number| number.parse().ok()).collect()
 }

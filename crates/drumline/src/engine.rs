@@ -97,11 +97,16 @@ impl Engine {
 
     /// Lets peers that call a group in vain hear why, for a while.
     pub(crate) fn linger(&self, group: Lingering) {
-        self.new_lingering().push(group);
+        self.lingering().push(group);
         self.waker.wake();
     }
 
-    fn new_lingering(&self) -> MutexGuard<'_, Vec<Lingering>> {
+    /// Gives up the ports of groups that were dropped.
+    pub(crate) fn end_lingering(&self) {
+        self.lingering().clear();
+    }
+
+    fn lingering(&self) -> MutexGuard<'_, Vec<Lingering>> {
         self.lingering.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -113,10 +118,16 @@ impl Engine {
         self.arrivals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Tells those who have called a group that was dropped; when and on what to go on.
+    fn tell_why(&self) -> Vec<(Instant, Arc<OwnedFd>)> {
+        let (mut lingering, now) = (self.lingering(), Instant::now());
+        lingering.retain_mut(|group| group.progress(now));
+        lingering.iter().map(Lingering::news).collect()
+    }
+
     fn run(&self) -> ! {
         let mut groups: Vec<Arc<Inner>> = Vec::new();
         let mut doors: Vec<Door> = Vec::new();
-        let mut lingering: Vec<Lingering> = Vec::new();
         loop {
             // What arrives after this wakes the thread again.
             self.waker.drain();
@@ -129,10 +140,7 @@ impl Engine {
                     groups.push(group);
                 }
             }
-            lingering.append(&mut self.new_lingering());
-            let now = Instant::now();
-            lingering.retain_mut(|group| group.progress(now));
-            let mut sleepers: Vec<_> = lingering.iter().map(Lingering::news).collect();
+            let mut sleepers = self.tell_why();
             let mut moved = false;
             groups.retain(|group| match advance(group) {
                 Advance::Moved => {

@@ -25,6 +25,7 @@ use crate::{
     Config, Error, Result,
     auth::{Channel, Expected, Handshake, Hello, Nonce, Secret},
     board::{Board, Subject},
+    engine,
     net::{
         call::{Address, CallError, open, shake_hands},
         gate::{Admission, Gate, Listener},
@@ -117,6 +118,9 @@ fn open_gates(
 ) -> Result<Vec<Gate>> {
     let elsewhere = far.iter().filter(|(_, card)| !card.is_same_network(own));
     let elsewhere: Vec<Rank> = elsewhere.map(|(rank, _)| *rank).collect();
+    if config.port_range.is_some() {
+        engine::get()?.end_lingering();
+    }
     let (mut gates, mut addresses) = (Vec::new(), Vec::new());
     for ip in addresses_for_peers(config, &elsewhere)? {
         let listener = listen_on(ip, member.rank, config)?;
