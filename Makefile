@@ -6,7 +6,10 @@ ARGS ?=
 
 OUT ?= runs/fashion-mnist
 
-.PHONY: help train test format lint unit model docs soak schedules clean
+.PHONY: help train test format lint unit model docs soak nightly schedules torch torch-venv clean
+
+# What is tested beside the defaults.
+FEATURES := --features drumline/ndarray
 
 # Seeds of `make soak`.
 SEEDS ?= 0..100000
@@ -15,8 +18,9 @@ help:
 	@echo 'make train      train a classifier on NPROC=$(NPROC) processes; ARGS goes to the program'
 	@echo 'make test       formatting, lints, documentation, and all tests'
 	@echo 'make soak       what takes long: 100,000 simulated jobs, hundreds of kills, every resume'
+	@echo 'make nightly    every case of the conformance suite, with every size: hours'
 	@echo 'make schedules  draw docs/schedules anew'
-	@echo 'make soak       simulate SEEDS=$(SEEDS) jobs with faults'
+	@echo 'make torch-venv install torch, so that the tests of the stores talk with it'
 	@echo 'make clean      remove everything that was built; runs are kept'
 
 train:
@@ -25,19 +29,19 @@ train:
 	target/release/drumline run --nproc-per-node $(NPROC) \
 	    target/release/fashion-mnist --data "$$data" --out $(OUT) $(ARGS)
 
-test: format lint docs unit model
+test: format lint docs torch unit model
 
 format:
 	cargo fmt --all --check
 
 lint:
-	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo clippy --locked --workspace --all-targets $(FEATURES) -- -D warnings
 
 docs:
-	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps --document-private-items --quiet
+	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace $(FEATURES) --no-deps --document-private-items --quiet
 
 unit:
-	cargo test --locked --workspace
+	cargo test --locked --workspace $(FEATURES)
 
 # The protocol of flags and doorbells, in every interleaving that the memory model allows.
 model:
@@ -52,8 +56,30 @@ soak:
 	cargo test --locked -p fashion-mnist --features soak --test resume
 	cargo run --locked --release -p drumline-sim -- --seeds $(SEEDS)
 
+nightly:
+	cargo test --locked -p drumline-conformance --features nightly
+
 schedules:
 	cargo run --locked -p drumline-schedule --example draw
+
+# A real torch for the tests that talk with one; without it they say that they were skipped. They
+# need no GPU, but the default index has torch with CUDA, 5 GB. torch's own has one of 1 GB:
+# make torch-venv PIP_ARGS='--index-url https://download.pytorch.org/whl/cpu'
+TORCH ?= torch==2.15.0
+PYTHON ?= python3
+PIP_ARGS ?=
+
+torch-venv: target/torch-venv/installed
+
+# The other tests do not need it.
+torch:
+	-$(MAKE) torch-venv PIP_ARGS='--retries 1 --timeout 20 $(PIP_ARGS)'
+
+target/torch-venv/installed:
+	$(PYTHON) -m venv target/torch-venv
+	target/torch-venv/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) '$(TORCH)' numpy
+	target/torch-venv/bin/python -c 'import torch.distributed; assert torch.distributed.is_available()'
+	touch $@
 
 clean:
 	cargo clean

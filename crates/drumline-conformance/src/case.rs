@@ -1,4 +1,5 @@
 use drumline::{DType, ReduceOp};
+use drumline_schedule::Collective;
 use fastrand::Rng;
 
 use crate::{oracle, value::by_type};
@@ -59,6 +60,34 @@ impl Kind {
         )
     }
 
+    /// What it is called.
+    pub fn collective(self) -> Collective {
+        match self {
+            Kind::AllReduce(_) => Collective::AllReduce,
+            Kind::Reduce(..) => Collective::Reduce,
+            Kind::ReduceScatter(_) => Collective::ReduceScatter,
+            Kind::Scan(_) => Collective::Scan,
+            Kind::ExclusiveScan(_) => Collective::ExclusiveScan,
+            Kind::Broadcast(_) => Collective::Broadcast,
+            Kind::AllGather => Collective::AllGather,
+            Kind::Gather(_) => Collective::Gather,
+            Kind::Scatter(_) => Collective::Scatter,
+            Kind::AllToAll => Collective::AllToAll,
+            Kind::Barrier => Collective::Barrier,
+        }
+    }
+
+    /// The root, where there is one.
+    pub fn root(self) -> Option<usize> {
+        match self {
+            Kind::Reduce(_, root)
+            | Kind::Broadcast(root)
+            | Kind::Gather(root)
+            | Kind::Scatter(root) => Some(root),
+            _ => None,
+        }
+    }
+
     /// The operator, where there is one.
     pub fn reduce_op(self) -> Option<ReduceOp> {
         match self {
@@ -103,6 +132,13 @@ impl Case {
         (0..world_size).map(|rank| self.count(rank)).collect()
     }
 
+    /// Elements that `rank` sends to each rank in an all-to-all, and gets from each.
+    pub fn counts_by_pair(&self, rank: usize, world_size: usize) -> (Vec<usize>, Vec<usize>) {
+        let sent = (0..world_size).map(|to| self.count_between(rank, to)).collect();
+        let received = (0..world_size).map(|from| self.count_between(from, rank)).collect();
+        (sent, received)
+    }
+
     /// Sometimes nothing, sometimes all.
     fn draw(&self, of: u64) -> usize {
         let mut rng =
@@ -134,9 +170,8 @@ impl Case {
             Kind::Gather(root) => (only(root, &|| noise(all())), own(self.count(rank))),
             Kind::Scatter(root) => (noise(self.count(rank)), only(root, &|| own(all()))),
             Kind::AllToAll => {
-                let sent = (0..world_size).map(|to| self.count_between(rank, to)).sum();
-                let received = (0..world_size).map(|from| self.count_between(from, rank)).sum();
-                (noise(received), own(sent))
+                let (sent, received) = self.counts_by_pair(rank, world_size);
+                (noise(received.iter().sum()), own(sent.iter().sum()))
             }
             Kind::Barrier => (vec![], vec![]),
         };

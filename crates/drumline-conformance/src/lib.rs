@@ -30,6 +30,6 @@ pub mod suite;
 mod value;
 mod world;
 
-pub use case::{Case, Kind};
+pub use case::{Buffers, Case, Kind};
 pub use suite::{Extent, run};
 pub use world::{Threads, World};

@@ -106,7 +106,7 @@ fn blocking<T: Element>(
         (Kind::Scatter(root), true) => group.scatter_v(input, &counts(), data, root),
         (Kind::AllToAll, false) => group.all_to_all(input, data),
         (Kind::AllToAll, true) => {
-            let (sent, received) = all_to_all_counts(case, group);
+            let (sent, received) = case.counts_by_pair(group.rank(), world_size);
             group.all_to_all_v(input, &sent, data, &received)
         }
     }
@@ -138,7 +138,7 @@ fn asynchronous<T: Element>(
         (Kind::Scatter(root), true) => group.scatter_v_async(input, &counts(), data, root)?.wait(),
         (Kind::AllToAll, false) => group.all_to_all_async(input, data)?.wait(),
         (Kind::AllToAll, true) => {
-            let (sent, received) = all_to_all_counts(case, group);
+            let (sent, received) = case.counts_by_pair(group.rank(), group.world_size());
             group.all_to_all_v_async(input, &sent, data, &received)?.wait()
         }
     }
@@ -163,12 +163,4 @@ fn out_of_place<T: Element + Pod>(
         }
         _ => Ok(input),
     }
-}
-
-/// How many elements this rank sends to each, and gets from each.
-fn all_to_all_counts(case: &Case, group: &ProcessGroup) -> (Vec<usize>, Vec<usize>) {
-    let (rank, ranks) = (group.rank(), 0..group.world_size());
-    let sent = ranks.clone().map(|to| case.count_between(rank, to)).collect();
-    let received = ranks.map(|from| case.count_between(from, rank)).collect();
-    (sent, received)
 }

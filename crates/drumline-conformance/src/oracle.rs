@@ -21,19 +21,19 @@ impl Case {
         };
         let behind = |rank: usize| (0..rank).map(|it| self.count(it)).sum::<usize>();
         let total = behind(ranks);
+        // Prefixes are always in the order of ranks, that of all ranks, too.
+        let of_first = |ranks, op| self.reduced(op, &Topology::flat(ranks), self.elements);
         match self.kind {
-            Kind::AllReduce(op) => self.reduced(op, topology, 0..ranks, self.elements),
-            Kind::Reduce(op, root) if rank == root => {
-                self.reduced(op, topology, 0..ranks, self.elements)
-            }
+            Kind::AllReduce(op) => self.reduced(op, topology, self.elements),
+            Kind::Reduce(op, root) if rank == root => self.reduced(op, topology, self.elements),
             Kind::Reduce(..) => unchanged(),
             Kind::ReduceScatter(op) => {
-                let all = self.reduced(op, topology, 0..ranks, total);
+                let all = self.reduced(op, topology, total);
                 block(&all, behind(rank), self.count(rank))
             }
-            Kind::Scan(op) => self.reduced(op, topology, 0..rank + 1, self.elements),
+            Kind::Scan(op) => of_first(rank + 1, op),
             Kind::ExclusiveScan(_) if rank == 0 => unchanged(),
-            Kind::ExclusiveScan(op) => self.reduced(op, topology, 0..rank, self.elements),
+            Kind::ExclusiveScan(op) => of_first(rank, op),
             Kind::Broadcast(root) => self.contribution(root, self.elements),
             Kind::Gather(root) if rank != root => vec![],
             Kind::AllGather | Kind::Gather(_) => {
@@ -63,14 +63,8 @@ impl Case {
         ours == theirs || (ours.len() == theirs.len() && by_type!(self.dtype, same(ours, theirs)))
     }
 
-    /// What the operator makes of the contributions of `ranks`.
-    fn reduced(
-        &self,
-        op: ReduceOp,
-        topology: &Topology,
-        ranks: std::ops::Range<usize>,
-        elements: usize,
-    ) -> Vec<u8> {
+    /// What the operator makes of the contributions of these ranks.
+    fn reduced(&self, op: ReduceOp, topology: &Topology, elements: usize) -> Vec<u8> {
         fn reduce<T: Value>(op: ReduceOp, inputs: &[Vec<u8>], hosts: &[Vec<usize>]) -> Vec<u8> {
             let inputs: Vec<Vec<T>> = inputs.iter().map(|bytes| read_all(bytes)).collect();
             let mut result = Vec::new();
@@ -89,12 +83,11 @@ impl Case {
             }
             result
         }
+        let ranks = 0..topology.world_size;
         let inputs: Vec<_> = ranks.clone().map(|rank| self.contribution(rank, elements)).collect();
-        // Prefixes are always in the order of ranks.
-        let by_host = topology.order == SumOrder::Placement && ranks.len() == topology.world_size;
-        let hosts = match by_host {
-            true => topology.ranks_by_host().to_vec(),
-            false => vec![ranks.map(|rank| rank).collect()],
+        let hosts = match topology.order {
+            SumOrder::Rank => vec![ranks.collect()],
+            SumOrder::Placement => topology.ranks_by_host().to_vec(),
         };
         by_type!(self.dtype, reduce(op, &inputs, &hosts))
     }

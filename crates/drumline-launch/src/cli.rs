@@ -22,6 +22,14 @@ pub(crate) enum Command {
     #[command(subcommand, after_help = TRACE_HELP)]
     Trace(TraceCommand),
 
+    /// Try every operation over every transport, and say what this machine has
+    #[command(after_help = CHECK_HELP)]
+    Check {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+
     #[command(name = EXEC_SUBCOMMAND, hide = true)]
     ExecWorker {
         launcher: i32,
@@ -30,6 +38,9 @@ pub(crate) enum Command {
         command: Vec<OsString>,
     },
 }
+
+const CHECK_HELP: &str = "\
+The exit code is 1 if something does not work. Settings are read from DRUMLINE_*, as by a program.";
 
 const TRACE_HELP: &str = "\
 A job that is started with DRUMLINE_TRACE=DIR writes DIR/rank-N.json for every rank.

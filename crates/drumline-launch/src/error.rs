@@ -35,6 +35,10 @@ pub enum Error {
     #[error(transparent)]
     Trace(drumline::Error),
 
+    /// A setting of the environment keeps everything from being tried.
+    #[error(transparent)]
+    Check(drumline::Error),
+
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
@@ -52,7 +56,7 @@ impl Error {
         match self {
             Error::ProgramNotFound { .. } => 127,
             Error::ProgramNotExecutable { .. } => 126,
-            Error::Store(_) => 2,
+            Error::Store(_) | Error::Check(_) => 2,
             Error::Trace(_) | Error::System { .. } => 1,
         }
     }

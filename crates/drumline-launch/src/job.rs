@@ -7,7 +7,10 @@ use std::{
     time::Instant,
 };
 
-use drumline::{Endpoint, store::tcp::TcpStoreServer};
+use drumline::{
+    Config, Endpoint,
+    store::tcp::{Door, TcpStoreServer},
+};
 use rustix::process::Signal;
 
 use crate::{
@@ -71,9 +74,13 @@ pub fn run(job: &Job) -> Result<u8> {
     // Up before the first worker starts, they outlive them all, and no port is guessed twice.
     let run_id = new_run_id();
     let store = Endpoint::Unix(format!("drumline-run-{run_id}"));
-    let _store = TcpStoreServer::bind_secured(&store, secret.secret())?;
-    let torch_store =
-        job.torch_store.map(|port| TcpStoreServer::bind("127.0.0.1", port)).transpose()?;
+    let bytes_max = Config::from_env()?.store_bytes_max;
+    let serve = |door| TcpStoreServer::open(&[door], bytes_max);
+    let _store = serve(Door::Secured { endpoint: store.clone(), secret: secret.secret().clone() })?;
+    let torch_store = job
+        .torch_store
+        .map(|port| serve(Door::Loopback { host: "127.0.0.1".to_owned(), port }))
+        .transpose()?;
     let rendezvous = Rendezvous {
         store,
         secret_file: secret.path(),

@@ -48,6 +48,7 @@
 
 #![forbid(unsafe_code)]
 
+mod check;
 mod ending;
 pub mod environment;
 mod error;
@@ -63,7 +64,20 @@ pub mod supervisor;
 pub mod trace;
 mod worker;
 
+pub use check::check;
 pub use ending::Ending;
 pub use error::{Error, Result};
 pub use job::{Job, run};
 pub use worker::{EXEC_SUBCOMMAND, exec_as_worker};
+
+use std::io::{self, Write};
+
+/// Not print!, which panics when stdout is closed. A reader that has seen enough is no error.
+fn print(text: &str) -> Result<()> {
+    match io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Error::System { what: "write to stdout".to_owned(), source: error })
+        }
+        _ => Ok(()),
+    }
+}

@@ -18,6 +18,10 @@ fn main() -> ExitCode {
             log_to_stderr();
             drumline_launch::run(&args.into())
         }
+        cli::Command::Check { json } => {
+            log_to_stderr();
+            drumline_launch::check(json)
+        }
         cli::Command::Trace(cli::TraceCommand::Merge { dir, out }) => {
             drumline_launch::trace::merge(&dir, out.as_deref()).map(|()| 0)
         }

@@ -1,11 +1,8 @@
 //! `drumline trace`: what the ranks of a job have written under `DRUMLINE_TRACE`.
 
-use std::{
-    io::{self, Write},
-    path::Path,
-};
+use std::path::Path;
 
-use crate::{Error, Result};
+use crate::{Error, Result, print};
 
 /// Merges the traces in `dir` to one file, `dir/trace.json` unless told otherwise, and says what
 /// it holds.
@@ -33,14 +30,4 @@ pub fn merge(dir: &Path, out: Option<&Path>) -> Result<()> {
 pub fn summary(dir: &Path) -> Result<()> {
     let summary = drumline::trace::summarize(dir).map_err(Error::Trace)?;
     print(&summary.to_string())
-}
-
-/// Not print!, which panics when stdout is closed. A reader that has seen enough is no error.
-fn print(text: &str) -> Result<()> {
-    match io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Error::System { what: "write to stdout".to_owned(), source: error })
-        }
-        _ => Ok(()),
-    }
 }

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use drumline::{Config, DType, ReduceOp, internals::Kind};
+use drumline::{Config, DType, ReduceOp};
+use drumline_conformance::{Case, Kind};
 use drumline_schedule::{
     Collective, Topology,
     price::{ElementKind, Prices, choose},
@@ -10,8 +11,8 @@ use drumline_schedule::{
 use fastrand::Rng;
 
 use crate::{
+    call::Call,
     network::Quality,
-    oracle::Call,
     plan::{Group, Instruction, MS, Plan, TIMEOUT, WARN_AFTER},
     simulation::Simulation,
 };
@@ -50,19 +51,12 @@ pub fn run(hosts: usize, ranks_per_host: usize, task: Task, seed: u64) -> Result
     let world_size = hosts * ranks_per_host;
     let host_of: Vec<usize> = (0..world_size).map(|rank| rank / ranks_per_host).collect();
     let topology = Topology::placed(host_of.clone());
-    let mut call = Call {
-        group: 0,
-        kind: Kind::Barrier,
-        dtype: DType::U8,
-        elements: 0,
-        uneven: false,
-        registered: false,
-        seed,
-    };
+    let mut case = Case { kind: Kind::Barrier, dtype: DType::U8, elements: 0, uneven: false, seed };
     if let Task::AllReduce { elements } = task {
         let kind = Kind::AllReduce(ReduceOp::Sum);
-        call = Call { kind, dtype: DType::F32, elements, ..call };
+        case = Case { kind, dtype: DType::F32, elements, ..case };
     }
+    let call = Call { group: 0, case, registered: false };
     let calls = if task == Task::Nothing { vec![] } else { vec![call] };
     let each = (0..calls.len()).map(|call| Instruction::Call { call, blocking: true });
     let script: Vec<_> = each.chain([Instruction::Close { group: 0 }]).collect();
@@ -94,6 +88,7 @@ pub fn run(hosts: usize, ranks_per_host: usize, task: Task, seed: u64) -> Result
             topology,
             config,
             slot_bytes: (ranks_per_host > 1).then_some(64 << 10),
+            arena_bytes: 4 << 20,
         }],
         calls,
         scripts: vec![script; world_size],
@@ -107,7 +102,7 @@ pub fn run(hosts: usize, ranks_per_host: usize, task: Task, seed: u64) -> Result
     simulation.check_complete()?;
     let group = &simulation.plan.groups[0];
     // All get the same.
-    let expected = simulation.plan.calls.first().map(|call| call.expected(0, &group.topology));
+    let expected = simulation.plan.calls.first().map(|call| call.case.expected(0, &group.topology));
     for process in &simulation.processes {
         for record in &process.records {
             let bytes = record.buffer.as_ref().map(|(_, bytes)| bytes);

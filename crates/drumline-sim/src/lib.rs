@@ -10,6 +10,9 @@
 //! every error blames the rank at fault. The store through which the ranks meet first is compared,
 //! request by request, with a sequential model. [`large`] jobs have a thousand ranks.
 //!
+//! A [`Job`] is not drawn from a seed, and nothing goes wrong in it: it carries out cases of the
+//! conformance suite.
+//!
 //! ```text
 //! cargo run --release -p drumline-sim -- --seeds 0..10000
 //! cargo run -p drumline-sim -- --seed 4711 --trace
@@ -17,21 +20,23 @@
 
 #![forbid(unsafe_code)]
 
+mod call;
 mod calls;
+mod job;
 pub mod large;
 mod network;
-mod oracle;
 mod plan;
 mod process;
 mod rendezvous;
 mod simulation;
-mod value;
 mod verdict;
 mod warnings;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use fastrand::Rng;
+
+pub use job::{Job, Place};
 
 /// Runs the job of a seed and checks it. With `trace`, tells on stderr what happens.
 ///
@@ -60,6 +65,11 @@ pub fn run(seed: u64, trace: bool) -> Result<Summary, String> {
         };
         checked.map(|()| summary)
     };
+    caught(simulate)
+}
+
+/// Makes a panic an error.
+fn caught<T>(simulate: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(simulate)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
         let text = text.or_else(|| panic.downcast_ref::<&str>().map(ToString::to_string));

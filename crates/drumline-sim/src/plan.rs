@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use drumline::{Config, DType, ReduceOp, SumOrder, internals::Kind};
+use drumline::{Config, DType, ReduceOp, SumOrder};
+use drumline_conformance::{Case, Kind};
 use drumline_schedule::{ALGORITHMS, Algorithm, Collective, MemoryUse, Topology};
 use fastrand::Rng;
 
 use crate::{
+    call::Call,
     network::{Nanos, Quality},
-    oracle::Call,
 };
 
 pub(crate) const MS: Nanos = 1_000_000;
@@ -44,6 +45,9 @@ pub(crate) struct Group {
     pub(crate) config: Config,
     /// Bytes of the staging slots that are used, where ranks share memory.
     pub(crate) slot_bytes: Option<usize>,
+    /// Bytes that each rank has for registered buffers. They are kept to the end of the job, to see
+    /// whether somebody still writes to them.
+    pub(crate) arena_bytes: usize,
 }
 
 /// What a process does next.
@@ -195,7 +199,7 @@ fn group(rng: &mut Rng, host_of: &[usize]) -> Group {
     };
     // Every rank's block of the largest elements must fit a slot.
     let slot_bytes = shares.then(|| world_size * 8 * rng.usize(1..=40));
-    Group { topology, config, slot_bytes }
+    Group { topology, config, slot_bytes, arena_bytes: 4 << 20 }
 }
 
 impl Group {
@@ -240,15 +244,7 @@ fn call(rng: &mut Rng, world_size: usize, groups: &[Group]) -> Call {
         18 => Kind::Scan(op),
         _ => Kind::ExclusiveScan(op),
     };
-    let has_blocks = matches!(
-        kind,
-        Kind::ReduceScatter(_)
-            | Kind::AllGather
-            | Kind::Gather(_)
-            | Kind::Scatter(_)
-            | Kind::AllToAll
-    );
-    let uneven = has_blocks && rng.bool();
+    let uneven = kind.has_blocks() && rng.bool();
     let most = if world_size > 16 { 80 } else { 400 };
     let elements = match (kind, rng.u8(0..4)) {
         (Kind::Barrier, _) => 0,
@@ -264,7 +260,8 @@ fn call(rng: &mut Rng, world_size: usize, groups: &[Group]) -> Call {
         Kind::Barrier => DType::U8,
         _ => dtype,
     };
-    Call { group: index, kind, dtype, elements, uneven, registered, seed: rng.u64(..) }
+    let case = Case { kind, dtype, elements, uneven, seed: rng.u64(..) };
+    Call { group: index, case, registered }
 }
 
 type Altered = (usize, usize, Option<usize>);
@@ -310,20 +307,9 @@ fn fault(
 
 /// A call that differs in one thing; `None`: no call at all.
 fn another(rng: &mut Rng, call: Call, world_size: usize) -> Option<Call> {
-    let has_operator = |dtype: DType| match call.kind {
-        Kind::AllReduce(op)
-        | Kind::ReduceScatter(op)
-        | Kind::Reduce(op, _)
-        | Kind::Scan(op)
-        | Kind::ExclusiveScan(op) => op.supports(dtype),
-        Kind::Broadcast(_)
-        | Kind::AllGather
-        | Kind::Gather(_)
-        | Kind::Scatter(_)
-        | Kind::AllToAll
-        | Kind::Barrier => true,
-    };
-    let others = DType::ALL.into_iter().filter(|it| *it != call.dtype && has_operator(*it));
+    let case = call.case;
+    let has_operator = |dtype| case.kind.reduce_op().is_none_or(|op| op.supports(dtype));
+    let others = DType::ALL.into_iter().filter(|it| *it != case.dtype && has_operator(*it));
     let others: Vec<_> = others.collect();
     let dtype = others[rng.usize(0..others.len())];
     // Every type has these two.
@@ -332,27 +318,30 @@ fn another(rng: &mut Rng, call: Call, world_size: usize) -> Option<Call> {
         _ => ReduceOp::Sum,
     };
     let next = |root| (root + 1) % world_size;
-    Some(match (rng.u8(0..6), call.kind) {
+    let is = |kind| Case { kind, ..case };
+    let other = match (rng.u8(0..6), case.kind) {
         (0, _) => return None,
-        (1, Kind::AllReduce(op)) => Call { kind: Kind::AllReduce(other_op(op)), ..call },
-        (1, Kind::ReduceScatter(op)) => Call { kind: Kind::ReduceScatter(other_op(op)), ..call },
-        (1, Kind::Scan(op)) => Call { kind: Kind::Scan(other_op(op)), ..call },
-        (2, Kind::Scan(op)) => Call { kind: Kind::ExclusiveScan(op), ..call },
-        (1, Kind::Reduce(op, root)) => Call { kind: Kind::Reduce(other_op(op), root), ..call },
-        (2, Kind::Reduce(op, root)) => Call { kind: Kind::Reduce(op, next(root)), ..call },
-        (1, Kind::Gather(root)) => Call { kind: Kind::Gather(next(root)), ..call },
-        (2, Kind::Gather(root)) => Call { kind: Kind::Scatter(root), ..call },
-        (1 | 2, Kind::Broadcast(root)) => Call { kind: Kind::Broadcast(next(root)), ..call },
-        (5, Kind::AllToAll | Kind::AllGather) => Call { uneven: !call.uneven, ..call },
+        (1, Kind::AllReduce(op)) => is(Kind::AllReduce(other_op(op))),
+        (1, Kind::ReduceScatter(op)) => is(Kind::ReduceScatter(other_op(op))),
+        (1, Kind::Scan(op)) => is(Kind::Scan(other_op(op))),
+        (2, Kind::Scan(op)) => is(Kind::ExclusiveScan(op)),
+        (1, Kind::Reduce(op, root)) => is(Kind::Reduce(other_op(op), root)),
+        (2, Kind::Reduce(op, root)) => is(Kind::Reduce(op, next(root))),
+        (1, Kind::Gather(root)) => is(Kind::Gather(next(root))),
+        (2, Kind::Gather(root)) => is(Kind::Scatter(root)),
+        (1 | 2, Kind::Broadcast(root)) => is(Kind::Broadcast(next(root))),
+        (5, Kind::AllToAll | Kind::AllGather) => Case { uneven: !case.uneven, ..case },
         (3, Kind::AllReduce(_)) => {
-            Call { kind: Kind::Barrier, dtype: DType::U8, elements: 0, registered: false, ..call }
+            let barrier = Case { dtype: DType::U8, elements: 0, ..is(Kind::Barrier) };
+            return Some(Call { case: barrier, registered: false, ..call });
         }
-        (_, Kind::Barrier) => Call { kind: Kind::Broadcast(0), elements: 3, ..call },
-        (4, _) if dtype.size() > 2 => Call { dtype, ..call },
+        (_, Kind::Barrier) => Case { elements: 3, ..is(Kind::Broadcast(0)) },
+        (4, _) if dtype.size() > 2 => Case { dtype, ..case },
         // Other lengths might be the same by chance.
-        _ if call.uneven => Call { uneven: false, ..call },
-        _ => Call { elements: call.elements + 1, ..call },
-    })
+        _ if case.uneven => Case { uneven: false, ..case },
+        _ => Case { elements: case.elements + 1, ..case },
+    };
+    Some(Call { case: other, ..call })
 }
 
 fn script(

@@ -11,7 +11,7 @@ use std::{
 
 use drumline::{
     Error,
-    internals::{Collective, Member, Order, Outcome, Progress},
+    internals::{Member, Outcome, Prepared, Progress},
 };
 use drumline_launch::Ending;
 use fastrand::Rng;
@@ -78,7 +78,7 @@ pub(crate) struct Lane {
 enum Doing {
     Next,
     Computing(Nanos),
-    Calling { group: usize, call: usize, started: Nanos, collective: Collective },
+    Calling { group: usize, call: usize, started: Nanos, collective: Prepared },
     Waiting { group: usize },
     Closing { group: usize, started: Nanos },
 }
@@ -94,7 +94,7 @@ pub(crate) struct Record {
     pub(crate) ended: Nanos,
     pub(crate) error: Option<Error>,
     /// The buffer, which nobody may touch from now on, and what it held.
-    pub(crate) buffer: Option<(Collective, Vec<u8>)>,
+    pub(crate) buffer: Option<(Prepared, Vec<u8>)>,
 }
 
 /// The clock of the virtual world, for code that wants instants.
@@ -281,15 +281,8 @@ impl Process {
             }
             Instruction::Call { call: index, blocking } => {
                 let call = &world.plan.calls[index];
-                let (data, input) = call.buffers(self.rank, world.plan.world_size);
-                let order = Order {
-                    kind: call.kind,
-                    dtype: call.dtype,
-                    counts: call.counts(self.rank, world.plan.world_size),
-                    data: &data,
-                    input: &input,
-                    registered: call.registered,
-                };
+                let buffers = call.case.buffers(self.rank, world.plan.world_size);
+                let order = call.order(self.rank, world.plan.world_size, &buffers);
                 let group = call.group;
                 let lane = &mut self.lanes[group];
                 let Some(member) = &mut lane.member else { return };
@@ -382,7 +375,7 @@ impl Process {
         &mut self,
         world: &World<'_>,
         group: usize,
-        call: Option<(usize, Collective)>,
+        call: Option<(usize, Prepared)>,
         started: Nanos,
         blocking: bool,
         result: drumline::Result<()>,

@@ -68,8 +68,9 @@ pub(crate) enum Event {
     },
 }
 
-/// More events than any job needs, for each of its ranks and 32 more: somebody spins.
-const EVENTS_MAX_PER_RANK: u64 = 60_000;
+/// More events than any job needs, for each of its ranks and 32 more: somebody spins. Most need those
+/// of 64 ranks that send each other some hundred bytes, in pieces of a few.
+const EVENTS_MAX_PER_RANK: u64 = 210_000;
 
 impl Simulation {
     /// Runs the job of a seed.
@@ -375,7 +376,8 @@ fn join(
         }
     }
     let of_plan = &plan.groups[group];
-    let size = SegmentSize { slot_bytes: of_plan.slot_bytes.unwrap_or(1), arena_bytes: 4 << 20 };
+    let slot_bytes = of_plan.slot_bytes.unwrap_or(1);
+    let size = SegmentSize { slot_bytes, arena_bytes: of_plan.arena_bytes };
     let segments = (0..members).map(|_| Segment::create(size));
     let segments: Vec<_> = match of_plan.slot_bytes {
         Some(_) => segments.collect::<Result<_, _>>().map_err(text)?,

@@ -68,7 +68,7 @@ impl Simulation {
 
     fn check_result(&self, process: &Process, record: &Record) -> Result<(), String> {
         let (Some(index), Some((_, bytes))) = (record.call, &record.buffer) else { return Ok(()) };
-        let call = &self.plan.calls[index];
+        let case = &self.plan.calls[index].case;
         // Who calls something else, and calls that met one of its others, have no right result.
         if let Some((victim, FaultKind::Mismatch { call: wrong, with })) = self.struck()
             && self.plan.calls[wrong].group == record.group
@@ -77,8 +77,8 @@ impl Simulation {
             return Ok(());
         }
         let topology = &self.plan.groups[record.group].topology;
-        let expected = call.expected(process.rank, topology);
-        match call.agree(bytes, &expected) {
+        let expected = case.expected(process.rank, topology);
+        match case.agree(bytes, &expected) {
             true => Ok(()),
             false => Err("wrong result".to_owned()),
         }
@@ -134,9 +134,12 @@ impl Simulation {
             Cause::Protocol { .. } => return Err("a protocol error".to_owned()),
             Cause::Reported { culprit: Some(culprit), .. } => vec![*culprit],
             Cause::Reported { culprit: None, text, .. } => {
-                let numbers: Vec<_> = text.split(|it: char| !it.is_ascii_digit()).collect();
-                let mentioned = |rank: &&usize| numbers.contains(&rank.to_string().as_str());
-                guilty.iter().filter(mentioned).copied().collect()
+                // Of a time limit that has passed, only those that did not answer are blamed.
+                let blamed = text.split("without an answer from rank").last().unwrap_or(text);
+                let blamed = blamed.split(';').next().unwrap_or(blamed);
+                let numbers = blamed.split(|it: char| !it.is_ascii_digit());
+                let ranks = numbers.filter_map(|it| it.parse().ok());
+                ranks.filter(|rank| *rank < self.plan.world_size).collect()
             }
             Cause::Timeout { waiting_for } => waiting_for.clone(),
             Cause::Mismatch { .. } if !matches!(fault, FaultKind::Mismatch { .. }) => {
@@ -328,7 +331,16 @@ impl Simulation {
                 stopped.contains(&warning.at) && warning.at - WARN_AFTER >= stopped.start;
             let group = warning.group.parse().map_err(|_| "a warning of an unknown group")?;
             let to_blame = |rank: &usize| *rank == victim || self.waited_elsewhere(*rank, group);
-            if warning.rank != victim && meanwhile && !warning.late.iter().all(to_blame) {
+            // What came to its end while the victim was stopped did not wait for it: the network is
+            // slow.
+            let by_itself = self.processes[warning.rank].records.iter().any(|it| {
+                it.group == group
+                    && it.error.is_none()
+                    && it.started <= warning.at
+                    && (warning.at..stopped.end).contains(&it.ended)
+            });
+            let waits = meanwhile && !by_itself;
+            if warning.rank != victim && waits && !warning.late.iter().all(to_blame) {
                 return Err(format!("only rank {victim} is late: {warning:?}"));
             }
         }

@@ -29,7 +29,7 @@ use crate::{
 };
 
 /// What the ranks of one life of a group tell each other. Every rank has one word on each subject.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Board {
     store: Arc<dyn Store>,
     /// Of this life, unlike any other.
@@ -160,6 +160,24 @@ impl Board {
         ranks.into_iter().map(|rank| Ok((rank, self.read(subject, rank)?))).collect()
     }
 
+    /// Looks whether some rank has failed, without waiting for anybody.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Connect`], with that rank's error.
+    pub(crate) fn check(&self) -> Result<()> {
+        if !self.store.check(&[&self.gone_key()])? {
+            return Ok(());
+        }
+        // One that has failed has left a word on every subject.
+        for rank in 0..self.member.world_size {
+            if self.store.check(&[&self.key(Subject::Host, rank)])? {
+                self.read(Subject::Host, rank)?;
+            }
+        }
+        Ok(())
+    }
+
     /// This rank could not be connected: nobody is to wait for it.
     pub(crate) fn fail(&self, error: &Error) {
         let text: String = error.to_string().chars().take(FAILURE_CHARS_MAX).collect();
@@ -180,7 +198,7 @@ impl Board {
 
     /// This rank has read all that it needs. The last one that says so wipes the board.
     pub(crate) fn leave(&self) {
-        let gone = format!("{}/gone", self.prefix);
+        let gone = self.gone_key();
         match self.store.add(&gone, 1) {
             Ok(count) if count == self.member.world_size as i64 => {
                 let ranks = 0..self.member.world_size;
@@ -190,6 +208,11 @@ impl Board {
             Ok(_) => {}
             Err(error) => tracing::debug!(%error, "cannot leave the board in the store"),
         }
+    }
+
+    /// How many ranks have left or failed.
+    fn gone_key(&self) -> String {
+        format!("{}/gone", self.prefix)
     }
 
     fn key(&self, subject: Subject, rank: Rank) -> String {

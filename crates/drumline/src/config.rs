@@ -4,7 +4,7 @@ use std::{net::IpAddr, ops::RangeInclusive, time::Duration};
 
 use drumline_schedule::SumOrder;
 
-use crate::{Error, Result, auth::Secret, trace::Trace};
+use crate::{Error, Result, auth::Secret, store::BYTES_MAX, trace::Trace};
 
 /// How a process group behaves. Build it in code, or read it from the environment once.
 ///
@@ -19,6 +19,11 @@ pub struct Config {
     /// How long start-up and every collective may take. `DRUMLINE_TIMEOUT_S`, in seconds; 600 s
     /// unless set.
     pub timeout: Duration,
+
+    /// What carries operations, by name: `drumline` for the library's own transports, which is also
+    /// what `auto` means, or what was registered ([`crate::backend`]); the same on all ranks.
+    /// `DRUMLINE_BACKEND`; `drumline` unless set.
+    pub backend: Option<String>,
 
     /// The algorithm of `all_reduce`, by name (`direct`, `halving`, `doubling`, `gather`,
     /// `binomial`, or one that uses shared memory), the same on all ranks. `DRUMLINE_ALL_REDUCE`;
@@ -81,6 +86,10 @@ pub struct Config {
     /// safe as the network.
     pub trust_store: bool,
 
+    /// How many bytes the keys and values of the store may take that this process hosts for the
+    /// job, or that it opens in a file. `DRUMLINE_STORE_BYTES_MAX`; 1 GiB unless set.
+    pub store_bytes_max: usize,
+
     /// Where to write what every rank does, and when ([`crate::trace`]). `DRUMLINE_TRACE`, a
     /// directory, and `DRUMLINE_TRACE_BYTES_MAX`, the limit of each rank's file; nothing is
     /// written unless set.
@@ -91,6 +100,7 @@ impl Default for Config {
     fn default() -> Config {
         Config {
             timeout: Duration::from_secs(600),
+            backend: None,
             all_reduce: None,
             bind_addresses: Vec::new(),
             socket_ifname: None,
@@ -103,6 +113,7 @@ impl Default for Config {
             warn_after: Duration::from_secs(10),
             secret: None,
             trust_store: false,
+            store_bytes_max: BYTES_MAX,
             trace: None,
         }
     }
@@ -134,6 +145,7 @@ impl Config {
                     .ok_or_else(|| invalid(name, &text, "seconds, more than 0"))?;
             }
         }
+        config.backend = variable("DRUMLINE_BACKEND").filter(|name| !name.is_empty());
         config.all_reduce = variable("DRUMLINE_ALL_REDUCE");
         if let Some(text) = variable("DRUMLINE_BIND_ADDRESS") {
             let addresses = text.split(',').map(|address| address.trim().parse());
@@ -175,6 +187,8 @@ impl Config {
         config.registered_bytes_max = bytes("DRUMLINE_REGISTERED_BYTES_MAX")?;
         config.object_bytes_max =
             bytes("DRUMLINE_OBJECT_BYTES_MAX")?.unwrap_or(config.object_bytes_max);
+        config.store_bytes_max =
+            bytes("DRUMLINE_STORE_BYTES_MAX")?.unwrap_or(config.store_bytes_max);
         if let Some(text) = variable("DRUMLINE_SUM_ORDER") {
             config.sum_order = match text.as_str() {
                 "rank" => SumOrder::Rank,
@@ -218,6 +232,7 @@ mod tests {
     fn settings_come_from_the_environment() {
         assert_eq!(Config::from_variables(|_| None).unwrap(), Config::default());
         assert_eq!(read("DRUMLINE_TIMEOUT_S", "0.5").unwrap().timeout, Duration::from_millis(500));
+        assert_eq!(read("DRUMLINE_BACKEND", "hub").unwrap().backend.as_deref(), Some("hub"));
         let loopback = IpAddr::from([127, 0, 0, 1]);
         let config = read("DRUMLINE_BIND_ADDRESS", "127.0.0.1").unwrap();
         assert_eq!(config.bind_addresses, [loopback]);
@@ -235,6 +250,8 @@ mod tests {
         assert_eq!(read("DRUMLINE_WARN_AFTER_S", "2").unwrap().warn_after, Duration::from_secs(2));
         let bytes = read("DRUMLINE_REGISTERED_BYTES_MAX", "4096").unwrap().registered_bytes_max;
         assert_eq!(bytes, Some(4096));
+        let bytes = read("DRUMLINE_STORE_BYTES_MAX", "4096").unwrap().store_bytes_max;
+        assert_eq!(bytes, 4096);
         assert_eq!(read("DRUMLINE_OBJECT_BYTES_MAX", "7").unwrap().object_bytes_max, 7);
         let order = read("DRUMLINE_SUM_ORDER", "placement").unwrap().sum_order;
         assert_eq!(order, SumOrder::Placement);

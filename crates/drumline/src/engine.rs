@@ -14,7 +14,7 @@ use rustix::{
 
 use crate::{
     Error, Result,
-    group::Inner,
+    group::Driven,
     transport::{Lingering, Waker},
 };
 
@@ -27,7 +27,7 @@ use crate::{
 pub(crate) struct Engine {
     waker: Waker,
     /// Groups that have something to do, for the thread to take over.
-    arrivals: Mutex<Vec<Arc<Inner>>>,
+    arrivals: Mutex<Vec<Arc<Driven>>>,
     /// New groups with peers on other hosts, which may come at any time.
     doors: Mutex<Vec<Door>>,
     /// Groups that were dropped just now.
@@ -37,7 +37,7 @@ pub(crate) struct Engine {
 /// Where peers of other hosts come in, while nobody may be driving their group.
 struct Door {
     /// The thread does not keep such a group alive.
-    group: Weak<Inner>,
+    group: Weak<Driven>,
     /// Readable when somebody comes.
     bell: Arc<OwnedFd>,
     look_again_at: Option<Instant>,
@@ -82,14 +82,14 @@ impl Engine {
     }
 
     /// Sees to it that what `group` has to do goes on.
-    pub(crate) fn serve(&self, group: &Arc<Inner>) {
+    pub(crate) fn serve(&self, group: &Arc<Driven>) {
         self.arrivals().push(group.clone());
         self.waker.wake();
     }
 
     /// Sees to it that peers on other hosts are let in, whatever the threads of this process do.
     /// `bell` is readable when somebody comes.
-    pub(crate) fn guard(&self, group: &Arc<Inner>, bell: Arc<OwnedFd>) {
+    pub(crate) fn guard(&self, group: &Arc<Driven>, bell: Arc<OwnedFd>) {
         let door = Door { group: Arc::downgrade(group), bell, look_again_at: None };
         self.new_doors().push(door);
         self.waker.wake();
@@ -114,7 +114,7 @@ impl Engine {
         self.doors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn arrivals(&self) -> MutexGuard<'_, Vec<Arc<Inner>>> {
+    fn arrivals(&self) -> MutexGuard<'_, Vec<Arc<Driven>>> {
         self.arrivals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -126,7 +126,7 @@ impl Engine {
     }
 
     fn run(&self) -> ! {
-        let mut groups: Vec<Arc<Inner>> = Vec::new();
+        let mut groups: Vec<Arc<Driven>> = Vec::new();
         let mut doors: Vec<Door> = Vec::new();
         loop {
             // What arrives after this wakes the thread again.
@@ -168,14 +168,14 @@ impl Engine {
 }
 
 impl Door {
-    fn is_of(&self, group: &Arc<Inner>) -> bool {
+    fn is_of(&self, group: &Arc<Driven>) -> bool {
         std::ptr::eq(self.group.as_ptr(), Arc::as_ptr(group))
     }
 }
 
 /// A panic (a bug, or one in code of the caller's) ends its group and not this thread: the next
 /// one who looks at the group finds it poisoned.
-fn advance(group: &Arc<Inner>) -> Advance {
+fn advance(group: &Arc<Driven>) -> Advance {
     catch_unwind(AssertUnwindSafe(|| group.advance())).unwrap_or(Advance::Moved)
 }
 

@@ -14,7 +14,7 @@ use std::{
 };
 
 use drumline_schedule::{
-    Counts, Topology,
+    Collective, Counts, Topology,
     step::{Loc, Rank},
 };
 use drumline_shm::{Arena, PeerSegment, Segment};
@@ -152,24 +152,24 @@ impl<S: Connection> Member<S> {
     /// # Errors
     ///
     /// When there is no room for a registered buffer.
-    pub fn collective(&self, order: &Order<'_>) -> Result<Collective> {
-        fn make<T: Element>(order: &Order<'_>, arena: Option<&Arena>) -> Result<Collective> {
+    pub fn collective(&self, order: &Order<'_>) -> Result<Prepared> {
+        fn make<T: Element>(order: &Order<'_>, arena: Option<&Arena>) -> Result<Prepared> {
             let elements = |bytes: &[u8]| {
                 let mut elements = vec![T::zeroed(); bytes.len() / size_of::<T>()];
                 bytemuck::cast_slice_mut(&mut elements).copy_from_slice(bytes);
                 elements
             };
-            let (operation, op, root) = order.kind.parts();
+            let operation = operation(order.collective);
             let call = Call::new(operation, T::DTYPE, order.counts.clone());
-            let call = root.into_iter().fold(call, Call::rooted);
-            let request: Request<T> = match op {
+            let call = order.root.into_iter().fold(call, Call::rooted);
+            let request: Request<T> = match order.reduce_op {
                 Some(op) => call.reducing(op),
                 None => call.into(),
             };
             let initial = elements(order.data);
             let mut data = RegisteredBuffer::<T>::allocate(arena, initial.len())?;
             data.copy_from_slice(&initial);
-            Ok(Collective(Box::new(CallOn::new(request, data, elements(order.input)))))
+            Ok(Prepared(Box::new(CallOn::new(request, data, elements(order.input)))))
         }
         let arena = self.arena.as_ref().filter(|_| order.registered);
         match order.dtype {
@@ -200,12 +200,12 @@ impl<S: Connection> Member<S> {
     /// # Errors
     ///
     /// As [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce).
-    pub fn step(&mut self, collective: &mut Collective, now: Instant) -> Result<Progress> {
+    pub fn step(&mut self, collective: &mut Prepared, now: Instant) -> Result<Progress> {
         self.lane.step(collective.0.operation(), now).map(Progress::from)
     }
 
     /// Adds an asynchronous call behind all others.
-    pub fn submit(&mut self, collective: Collective) -> Outcome {
+    pub fn submit(&mut self, collective: Prepared) -> Outcome {
         let outcome = Outcome::default();
         self.lane.submit(Box::new(Submitted { collective, outcome: outcome.clone() }));
         outcome
@@ -316,49 +316,20 @@ impl From<executor::Progress> for Progress {
     }
 }
 
-/// What a collective does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Every rank gets what the operator makes of all data.
-    AllReduce(ReduceOp),
-    /// Every rank gets a block of it.
-    ReduceScatter(ReduceOp),
-    /// This rank gets it.
-    Reduce(ReduceOp, Rank),
-    /// Every rank gets what the operator makes of the data up to its own.
-    Scan(ReduceOp),
-    /// Every rank gets what the operator makes of the data before its own.
-    ExclusiveScan(ReduceOp),
-    /// Every rank gets the data of this one.
-    Broadcast(Rank),
-    /// Every rank gets the inputs of all.
-    AllGather,
-    /// This rank gets the inputs of all.
-    Gather(Rank),
-    /// Every rank gets a block of this one's input.
-    Scatter(Rank),
-    /// Every rank gets a block of every input.
-    AllToAll,
-    /// Ranks meet.
-    Barrier,
-}
-
-impl Kind {
-    fn parts(self) -> (executor::Operation, Option<ReduceOp>, Option<Rank>) {
-        use executor::Operation;
-        match self {
-            Kind::AllReduce(op) => (Operation::AllReduce, Some(op), None),
-            Kind::ReduceScatter(op) => (Operation::ReduceScatter, Some(op), None),
-            Kind::Reduce(op, root) => (Operation::Reduce, Some(op), Some(root)),
-            Kind::Scan(op) => (Operation::Scan, Some(op), None),
-            Kind::ExclusiveScan(op) => (Operation::ExclusiveScan, Some(op), None),
-            Kind::Broadcast(root) => (Operation::Broadcast, None, Some(root)),
-            Kind::AllGather => (Operation::AllGather, None, None),
-            Kind::Gather(root) => (Operation::Gather, None, Some(root)),
-            Kind::Scatter(root) => (Operation::Scatter, None, Some(root)),
-            Kind::AllToAll => (Operation::AllToAll, None, None),
-            Kind::Barrier => (Operation::Barrier, None, None),
-        }
+fn operation(collective: Collective) -> executor::Operation {
+    use executor::Operation;
+    match collective {
+        Collective::AllReduce => Operation::AllReduce,
+        Collective::ReduceScatter => Operation::ReduceScatter,
+        Collective::Reduce => Operation::Reduce,
+        Collective::Scan => Operation::Scan,
+        Collective::ExclusiveScan => Operation::ExclusiveScan,
+        Collective::Broadcast => Operation::Broadcast,
+        Collective::AllGather => Operation::AllGather,
+        Collective::Gather => Operation::Gather,
+        Collective::Scatter => Operation::Scatter,
+        Collective::AllToAll => Operation::AllToAll,
+        Collective::Barrier => Operation::Barrier,
     }
 }
 
@@ -366,7 +337,11 @@ impl Kind {
 #[derive(Clone, Debug)]
 pub struct Order<'a> {
     /// What it does.
-    pub kind: Kind,
+    pub collective: Collective,
+    /// The operator, where it reduces.
+    pub reduce_op: Option<ReduceOp>,
+    /// The root, where it has one.
+    pub root: Option<Rank>,
     /// With what.
     pub dtype: DType,
     /// How many elements the blocks have, as this rank knows it.
@@ -380,7 +355,7 @@ pub struct Order<'a> {
 }
 
 /// A collective with its buffers, of any type.
-pub struct Collective(Box<dyn Erased>);
+pub struct Prepared(Box<dyn Erased>);
 
 trait Erased: Send {
     fn operation(&mut self) -> &mut dyn Operation;
@@ -397,16 +372,16 @@ impl<T: Element> Erased for CallOn<T, RegisteredBuffer<T>, Vec<T>> {
     }
 }
 
-impl Collective {
+impl Prepared {
     /// The bytes of its data, as they are now.
     pub fn bytes(&self) -> &[u8] {
         self.0.bytes()
     }
 }
 
-impl fmt::Debug for Collective {
+impl fmt::Debug for Prepared {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Collective").finish_non_exhaustive()
+        f.debug_struct("Prepared").finish_non_exhaustive()
     }
 }
 
@@ -415,7 +390,7 @@ impl fmt::Debug for Collective {
 pub struct Outcome(Arc<Mutex<Option<Ended>>>);
 
 /// The result of a call, and its buffers.
-type Ended = (Result<()>, Collective);
+type Ended = (Result<()>, Prepared);
 
 impl Outcome {
     /// The result, once there is one.
@@ -425,7 +400,7 @@ impl Outcome {
 }
 
 struct Submitted {
-    collective: Collective,
+    collective: Prepared,
     outcome: Outcome,
 }
 

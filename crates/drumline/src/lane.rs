@@ -23,6 +23,7 @@ use drumline_schedule::{Algorithm, Schedule, Topology, step::Rank};
 
 use crate::{
     Cause, CollectiveError, Config, Error, Result,
+    backend::Reduce,
     call::{self, Call, OverLinks},
     executor::{self, History, Layout, Machine, Memory, Pool, Progress, drive},
     host::Host,
@@ -45,7 +46,12 @@ pub(crate) trait Operation {
     fn memory(&mut self) -> &mut dyn Memory;
     /// Gives the working memory back. The result is in the caller's buffers afterwards.
     fn release(&mut self, pool: &mut Pool);
+    /// Lets `carry_out` do it all, on data and input as bytes. Not to be mixed with the others.
+    fn on_bytes(&mut self, rank: Rank, carry_out: &mut OnBytes<'_>) -> Result<(), Cause>;
 }
+
+/// Works on data and input, with the operator of the call.
+pub(crate) type OnBytes<'a> = dyn FnMut(&mut [u8], &[u8], &dyn Reduce) -> Result<(), Cause> + 'a;
 
 /// An operation that owns its buffers, and whoever waits for it.
 pub(crate) trait Job: Send {

@@ -24,12 +24,15 @@
 //! | [`ddp`] | buckets, the reducer, verification and broadcast of models; users of burn want `drumline-burn` |
 //! | [`sampler`] | which samples each rank sees, in torch's exact order |
 //! | [`checkpoint`] | named tensors in files that are whole or not there; the last ones are kept |
-//! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, and what a program registers |
+//! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, `file://`, and what a program registers |
 //! | [`store`] | the key-value stores that they meet through |
 //! | [`trace`] | what every rank did, and when; which rank the others wait for |
 //! | [`auth`] | the job's secret, and how connections prove that they belong to it |
 //! | `views` | collectives on strided views of `ndarray` (feature `ndarray`) |
+//! | [`backend`] | what carries a group's operations, and how to bring one of your own |
 //! | [`Config`] | every setting |
+//!
+//! Users of `torch.distributed` find its names beside ours in `docs/reference`.
 //!
 //! # What you can rely on
 //!
@@ -45,14 +48,17 @@
 //!
 //! # What it does not do yet
 //!
-//! Data lies in the memory of the CPU.
+//! - Data lies in the memory of the CPU, and there is one backend: this library's own.
+//! - What travels between hosts is not encrypted ([`auth`] keeps strangers out).
 
 #![forbid(unsafe_code)]
 
 pub mod auth;
 mod available;
+pub mod backend;
 mod board;
 mod call;
+mod callbacks;
 pub mod checkpoint;
 mod config;
 pub mod ddp;
@@ -81,13 +87,14 @@ mod work;
 pub use available::{
     is_available, is_gloo_available, is_mpi_available, is_nccl_available, is_torchelastic_launched,
 };
+pub use backend::register_backend;
 pub use config::Config;
 pub use drumline_kernels::{Bool, Complex, DType, Element, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
 pub use drumline_schedule::SumOrder;
 pub use error::{Cause, CollectiveError, Error, Result};
 pub use group::{
-    GroupOptions, ProcessGroup, RegisteredBuffer, default_group, init_process_group,
-    init_with_store, is_initialized,
+    GroupOptions, ProcessGroup, RegisteredBuffer, default_group, describe_addresses,
+    init_process_group, init_with_store, is_initialized,
 };
 pub use net::Endpoint;
 pub use operator::Operator;
@@ -103,3 +110,7 @@ struct Readme;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/reference/types-and-operators.md")]
 struct TypesAndOperators;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/reference/backends.md")]
+struct Backends;

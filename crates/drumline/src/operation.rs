@@ -1,17 +1,21 @@
 //! A collective together with its buffers.
 
+use std::borrow::Cow;
+
 use drumline_kernels::{Element, Source, Target, narrow, scale, widen, with_ieee_rounding};
 use drumline_schedule::{
     Collective, Schedule,
-    step::{Buffer, Loc},
+    step::{Buffer, Loc, Rank},
+    tree::{Node, merges},
 };
 
 use crate::{
-    ReduceOp,
+    Cause, ReduceOp,
+    backend::Reduce,
     call::Call,
     executor::{Buffers, Layout, Memory, Pool},
     host::Host,
-    lane::Operation,
+    lane::{OnBytes, Operation},
     operator::{Combine, Operator},
 };
 
@@ -130,6 +134,44 @@ fn widened<T: Element>(elements: &impl AsRef<[T]>) -> WideData<T> {
     wide
 }
 
+/// Whether `rank` brings its data to a reduction and keeps it as it is.
+fn gets_nothing(collective: Collective, rank: Rank, root: Rank) -> bool {
+    match collective {
+        Collective::Reduce => rank != root,
+        Collective::ExclusiveScan => rank == 0,
+        _ => false,
+    }
+}
+
+/// The elements that begin at any byte: borrowed where they can be, or copied.
+fn elements<T: Element>(bytes: &[u8]) -> Cow<'_, [T]> {
+    bytemuck::try_cast_slice(bytes).map(Cow::Borrowed).unwrap_or_else(|_| {
+        let mut copy = vec![T::zeroed(); bytes.len() / size_of::<T>()];
+        bytemuck::cast_slice_mut(&mut copy).copy_from_slice(bytes);
+        Cow::Owned(copy)
+    })
+}
+
+impl<T: Element> Reduce for Combine<T> {
+    fn reduce(&self, inputs: &[&[u8]], output: &mut [u8]) -> Result<(), Cause> {
+        let ranks = inputs.len();
+        let leaves: Vec<Node> = (0..ranks).map(Node::leaf).collect();
+        let Some(merges) = merges(Node::root(ranks), &leaves) else {
+            unreachable!("the leaves of a tree tile it");
+        };
+        // What came from elsewhere may lie at any byte.
+        let inputs: Vec<Cow<'_, [T]>> = inputs.iter().map(|bytes| elements(bytes)).collect();
+        let srcs: Vec<Source<'_, T>> =
+            inputs.iter().map(|input| Source::from(&input[..])).collect();
+        let mut result = vec![T::zeroed(); output.len() / size_of::<T>()];
+        with_ieee_rounding(|| {
+            self.tree(&[Target::from(&mut result[..])], &srcs, &merges, Some(ranks))
+        })?;
+        output.copy_from_slice(bytemuck::cast_slice(&result));
+        Ok(())
+    }
+}
+
 impl<T, D, I> Operation for CallOn<T, D, I>
 where
     T: Element,
@@ -164,11 +206,7 @@ where
             State::Idle(mut data, input) => {
                 let is_data = |loc: Loc| loc.buffer == Buffer::Data;
                 let writes = schedule.steps.iter().any(|step| step.writes().any(is_data));
-                let gets_nothing = match schedule.collective {
-                    Collective::Reduce => schedule.rank != schedule.root,
-                    Collective::ExclusiveScan => schedule.rank == 0,
-                    _ => false,
-                };
+                let gets_nothing = gets_nothing(schedule.collective, schedule.rank, schedule.root);
                 if factor.is_some() && gets_nothing {
                     self.unscaled = Some(data.as_ref().to_vec());
                 }
@@ -221,5 +259,25 @@ where
             }
             other => other,
         };
+    }
+
+    fn on_bytes(&mut self, rank: Rank, carry_out: &mut OnBytes<'_>) -> Result<(), Cause> {
+        let root = self.call.root.unwrap_or(0);
+        let gets_nothing = gets_nothing(self.call.operation.collective(), rank, root);
+        let State::Idle(data, input) = &mut self.state else {
+            unreachable!("an operation goes over one carrier only");
+        };
+        let factor = self.operator.factor;
+        let unscaled = (factor.is_some() && gets_nothing).then(|| data.as_ref().to_vec());
+        let input = contribute(factor, data, input.as_ref());
+        let result = carry_out(
+            bytemuck::cast_slice_mut(data.as_mut()),
+            bytemuck::cast_slice(input.as_ref()),
+            &self.operator.combine,
+        );
+        if let Some(unscaled) = unscaled {
+            data.as_mut().copy_from_slice(&unscaled);
+        }
+        result
     }
 }

@@ -157,6 +157,15 @@ impl OperatorKind {
         }
     }
 
+    /// `sum`, `premul_sum`, or the name of a custom operator.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            OperatorKind::Builtin(op) => op.name(),
+            OperatorKind::PremulSum => "premul_sum",
+            OperatorKind::Custom(name) => name,
+        }
+    }
+
     /// What travels of a name; 0 where the code says everything.
     pub(crate) fn digest(self) -> u32 {
         match self {

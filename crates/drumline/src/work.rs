@@ -10,7 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Error, Result, group::Inner};
+use crate::{
+    Error, Result, callbacks,
+    group::{Driven, Inner},
+};
 
 /// An operation that goes on in the background, and the buffer that it works on.
 ///
@@ -20,7 +23,7 @@ use crate::{Error, Result, group::Inner};
 /// waits helps. A `Work` that is dropped does not stop its operation: the other ranks take part in
 /// it.
 ///
-/// It can be awaited, in any executor. The waker is called on the thread on which the operation
+/// [`Work::on_complete`] hands the result to a function. It can also be awaited, in any executor. The waker is called on the thread on which the operation
 /// has ended, while the group is locked: it must not wait for the group itself.
 ///
 /// ```
@@ -36,7 +39,7 @@ use crate::{Error, Result, group::Inner};
 #[must_use = "wait for it to get the buffer back, and to learn whether it succeeded"]
 pub struct Work<B> {
     completion: Arc<Completion<B>>,
-    group: Weak<Inner>,
+    group: Weak<Driven>,
 }
 
 /// Where an operation leaves its result.
@@ -66,10 +69,13 @@ impl<B> Drop for Promise<B> {
     }
 }
 
-/// Runs code of the caller's (a waker, the end of a buffer) where its panic would harm others.
+/// Runs code of the caller's (a waker, a callback, the end of a buffer) where its panic would harm others.
 pub(crate) fn shielded(code: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(code)) {
-        tracing::error!("a waker or a buffer of an operation panicked: {}", panic_text(&*panic));
+        tracing::error!(
+            "a waker, a callback or a buffer of an operation panicked: {}",
+            panic_text(&*panic)
+        );
     }
 }
 
@@ -80,17 +86,32 @@ pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
 }
 
 enum State<B> {
-    Pending(Option<Waker>),
+    Pending(Listener<B>),
     Done(Result<B>),
     Taken,
+}
+
+/// Who is told of the end, beside threads that wait.
+enum Listener<B> {
+    Nobody,
+    Waker(Waker),
+    /// Passes the result on to the thread of callbacks.
+    Callback(Box<dyn FnOnce(Result<B>) + Send>),
 }
 
 impl<B> Completion<B> {
     fn complete(&self, result: Result<B>) {
         self.ended.get_or_init(Instant::now);
-        let before = std::mem::replace(&mut *self.lock(), State::Done(result));
+        let mut state = self.lock();
+        let before = std::mem::replace(&mut *state, State::Taken);
+        if let State::Pending(Listener::Callback(pass_on)) = before {
+            drop(state);
+            return pass_on(result);
+        }
+        *state = State::Done(result);
+        drop(state);
         self.done.notify_all();
-        if let State::Pending(Some(waker)) = before {
+        if let State::Pending(Listener::Waker(waker)) = before {
             waker.wake();
         }
     }
@@ -117,19 +138,38 @@ impl<B> Completion<B> {
 
 impl<B> Work<B> {
     /// Work that is under way, and where its result belongs.
-    pub(crate) fn of(group: &Arc<Inner>) -> (Promise<B>, Work<B>) {
-        let state = Mutex::new(State::Pending(None));
+    pub(crate) fn of(group: &Inner) -> (Promise<B>, Work<B>) {
+        let state = Mutex::new(State::Pending(Listener::Nobody));
         let completion =
             Arc::new(Completion { state, done: Condvar::new(), ended: OnceLock::new() });
-        (Promise(completion.clone()), Work { completion, group: Arc::downgrade(group) })
+        (Promise(completion.clone()), Work { completion, group: group.driven() })
     }
 
     /// Whether the operation has ended, well or not.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum);
+    /// while !work.is_completed() {
+    ///     // ... compute something else ...
+    ///     std::thread::yield_now();
+    /// }
+    /// assert_eq!(work.wait()?, [1.0]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn is_completed(&self) -> bool {
         self.completion.is_done()
     }
 
     /// Waits for the end of the operation and gives the buffer back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum);
+    /// // ... compute something else ...
+    /// assert_eq!(work.wait()?, [1.0]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -145,11 +185,70 @@ impl<B> Work<B> {
     /// Waits at most so long. When the time is over, the operation goes on and the `Work` comes
     /// back, to be waited for again.
     ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let mut work = group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum);
+    /// let sum = loop {
+    ///     match work.wait_timeout(std::time::Duration::from_millis(100)) {
+    ///         Ok(result) => break result?,
+    ///         Err(goes_on) => work = goes_on,
+    ///     }
+    /// };
+    /// assert_eq!(sum, [1.0]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Outside: the `Work`, when it has not ended in time. Inside: as [`Work::wait`].
     pub fn wait_timeout(self, timeout: Duration) -> Result<Result<B>, Work<B>> {
         self.wait_until(Instant::now().checked_add(timeout))
+    }
+
+    /// Calls `callback` with the result when the operation has ended, at once if it has already.
+    ///
+    /// Callbacks run on a thread of their own, `drumline-callbacks`, one after another and without
+    /// any lock of this library: they may start other operations, and hold up none. They do hold
+    /// up each other, and are lost when the process ends before their turn. A panic in one of them
+    /// goes to the log.
+    ///
+    /// ```
+    /// use std::sync::mpsc::channel;
+    ///
+    /// use drumline::{ProcessGroup, ReduceOp};
+    ///
+    /// let group = ProcessGroup::alone();
+    /// let (sender, losses) = channel();
+    /// group.all_reduce_async(vec![0.25_f64], ReduceOp::Avg).on_complete(move |loss| {
+    ///     let _ = sender.send(loss);
+    /// })?;
+    /// assert_eq!(losses.recv().unwrap()?, [0.25]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] when the thread cannot be started: nothing is called then, and the operation
+    /// goes on. The callback gets the errors of [`Work::wait`].
+    pub fn on_complete<F>(self, callback: F) -> Result<()>
+    where
+        B: Send + 'static,
+        F: FnOnce(Result<B>) + Send + 'static,
+    {
+        let callbacks = callbacks::get()?;
+        let pass_on = move |result: Result<B>| {
+            // The thread never ends.
+            let _ = callbacks.send(Box::new(move || callback(result)));
+        };
+        let mut state = self.completion.lock();
+        if let State::Pending(listener) = &mut *state {
+            // It has not been polled: the types do not allow both.
+            *listener = Listener::Callback(Box::new(pass_on));
+            return Ok(());
+        }
+        drop(state);
+        pass_on(self.completion.take().unwrap_or_else(|| Err(taken_already())));
+        Ok(())
     }
 
     /// [`Work::wait`], and when the operation has ended.
@@ -213,10 +312,10 @@ impl<B> Future for WorkFuture<B> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<B>> {
         // Cloned and dropped outside of the lock: both run code of the executor.
-        let mut waker = Some(context.waker().clone());
+        let mut listener = Listener::Waker(context.waker().clone());
         let mut state = self.completion.lock();
         if let State::Pending(before) = &mut *state {
-            std::mem::swap(before, &mut waker);
+            std::mem::swap(before, &mut listener);
             drop(state);
             return Poll::Pending;
         }

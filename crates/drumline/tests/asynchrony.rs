@@ -12,9 +12,10 @@ use std::{
     sync::{
         Arc, Barrier, Mutex,
         atomic::{AtomicBool, Ordering},
+        mpsc::channel,
     },
     task::{Context, Poll, Wake, Waker},
-    thread::Thread,
+    thread::{self, Thread},
     time::{Duration, Instant},
 };
 
@@ -176,12 +177,12 @@ impl Wake for Unpark {
 /// Runs futures to their ends on this thread.
 fn block_on<F: IntoFuture>(future: F) -> F::Output {
     let mut future = pin!(future.into_future());
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
     loop {
         match future.as_mut().poll(&mut Context::from_waker(&waker)) {
             Poll::Ready(output) => return output,
             // A thread that was unparked too early just polls once more.
-            Poll::Pending => std::thread::park(),
+            Poll::Pending => thread::park(),
         }
     }
 }
@@ -206,6 +207,49 @@ fn operations_can_be_awaited() {
             group.destroy().unwrap();
         });
     });
+}
+
+/// A callback starts the next operation, of a group that it can also lock.
+#[test]
+fn callbacks_get_results_and_start_other_operations() {
+    everywhere(|config| {
+        world_with(2, config, |group| {
+            let (sender, results) = channel();
+            let again = group.clone();
+            let first = group.all_reduce_async(vec![1_u32; 5000], ReduceOp::Sum);
+            first
+                .on_complete(move |sum| {
+                    assert_eq!(thread::current().name(), Some("drumline-callbacks"));
+                    let _ = again.communication_time(); // would hang if the group were locked
+                    let next = again.all_reduce_async(sum.unwrap(), ReduceOp::Sum);
+                    next.on_complete(move |sum| sender.send(sum).unwrap()).unwrap();
+                })
+                .unwrap();
+            let sum = results.recv_timeout(Duration::from_secs(60)).unwrap();
+            assert_eq!(sum.unwrap(), [4; 5000]);
+        });
+    });
+}
+
+#[test]
+fn callbacks_hear_of_ends_that_were_before_and_of_failures_and_survive_panics() {
+    let group = ProcessGroup::alone();
+    let (sender, results) = channel();
+    let submit = |value: u8| group.all_reduce_async(vec![value], ReduceOp::Max);
+    submit(0).on_complete(|_| panic!("on purpose")).unwrap();
+
+    let ended = submit(1);
+    while !ended.is_completed() {
+        thread::yield_now();
+    }
+    let to = sender.clone();
+    ended.on_complete(move |result| to.send(result).unwrap()).unwrap();
+    assert_eq!(results.recv_timeout(Duration::from_secs(60)).unwrap().unwrap(), [1]);
+
+    group.abort();
+    submit(2).on_complete(move |result| sender.send(result).unwrap()).unwrap();
+    let error = results.recv_timeout(Duration::from_secs(60)).unwrap().unwrap_err();
+    assert!(matches!(failure(error).cause, Cause::Aborted));
 }
 
 #[test]
@@ -268,7 +312,7 @@ fn an_abort_in_mid_operation_names_the_rank_everywhere() {
             let told = world_with(3, config, |group| {
                 if group.rank() == 2 {
                     // Takes part in nothing; and the others wait for it.
-                    std::thread::scope(|threads| {
+                    thread::scope(|threads| {
                         let receive = threads.spawn(|| group.recv(&mut [0_u8], 0, 0).unwrap_err());
                         group.abort();
                         failure(receive.join().unwrap())
@@ -301,13 +345,13 @@ fn an_abort_ends_the_operation_that_another_thread_is_in() {
                 return failure(group.recv(&mut [0_u8], 0, 9).unwrap_err());
             }
             let begun = AtomicBool::new(false);
-            std::thread::scope(|threads| {
+            thread::scope(|threads| {
                 let call = threads.spawn(|| {
                     begun.store(true, Ordering::SeqCst);
                     group.barrier().unwrap_err()
                 });
                 while !begun.load(Ordering::SeqCst) {
-                    std::thread::yield_now();
+                    thread::yield_now();
                 }
                 group.abort();
                 failure(call.join().unwrap())
@@ -461,7 +505,7 @@ fn a_new_group_takes_the_place_of_one_that_failed() {
 fn operations_submitted_by_many_threads_all_end() {
     everywhere(|config| {
         world_with(2, config, |group| {
-            std::thread::scope(|threads| {
+            thread::scope(|threads| {
                 for thread in 0..4 {
                     let group = &group;
                     threads.spawn(move || {
@@ -528,8 +572,7 @@ fn waiting_costs_no_processor_time() {
                 let late = group.rank() == 2;
                 let before = cpu_time();
                 let come = Instant::now() + WAITED;
-                let come_late =
-                    || std::thread::sleep(come.saturating_duration_since(Instant::now()));
+                let come_late = || thread::sleep(come.saturating_duration_since(Instant::now()));
                 match case {
                     // In a collective that a rank is late for.
                     0 if late => come_late(),
@@ -616,7 +659,7 @@ fn late_ranks_are_named_in_a_warning() {
                 if group.rank() == 1 {
                     // Late until it is reported as late.
                     while !logged().contains(call) {
-                        std::thread::yield_now();
+                        thread::yield_now();
                     }
                 }
                 match (case, group.rank()) {

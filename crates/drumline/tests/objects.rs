@@ -104,6 +104,21 @@ impl<'de> Deserialize<'de> for Moody {
     }
 }
 
+/// Is not read as it is written.
+struct Lopsided;
+
+impl Serialize for Lopsided {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        (1_u8, 2_u8).serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for Lopsided {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Lopsided, D::Error> {
+        u8::deserialize(from).map(|_| Lopsided)
+    }
+}
+
 /// `error` is about `rank`, and says so.
 #[track_caller]
 fn check<T>(result: drumline::Result<T>, culprit: usize, parts: &[&str]) {
@@ -133,13 +148,14 @@ fn what_goes_wrong_on_one_rank_is_told_on_all_and_the_group_goes_on() {
             1 => check(group.gather_object(&0_u8, 2), 0, &["broadcast_object(root 0)"]),
             _ => check(group.broadcast_object(&mut 0_u8, 0), 1, &["gather_object(root 2)"]),
         }
+        let reason = "called it with another type than the";
         match me {
-            0 => group.broadcast_object(&mut (1_u8, 2_u8), 0).unwrap(),
-            _ => check(
-                group.broadcast_object(&mut 0_u8, 0),
-                0,
-                &["sent 2 bytes", "no u8", "1 bytes are left"],
-            ),
+            0 => check(group.broadcast_object(&mut 7_i32, 0), 1, &[reason, "i32 of this rank"]),
+            _ => check(group.broadcast_object(&mut 7_u32, 0), 0, &[reason, "u32 of this rank"]),
+        }
+        match group.broadcast_object(&mut Lopsided, 0) {
+            Ok(()) => assert_eq!(me, 0),
+            result => check(result, 0, &["sent 2 bytes", "Lopsided", "1 bytes are left"]),
         }
         let mut list = vec![0_u8; if me == 0 { 2 } else { 3 }];
         match group.broadcast_object_list(&mut list, 0) {
@@ -168,8 +184,24 @@ fn no_rank_allocates_more_than_it_wants_to() {
             _ => group.send_object(&"y".repeat(100), 0, 0),
         };
         let text = failure(result.unwrap_err()).to_string();
-        assert!(text.contains("send_object(tag 0) of 101 bytes"), "{text}");
-        assert!(text.contains("recv_object(from 1, tag 0) of at most 100 bytes"), "{text}");
+        assert!(text.contains("send_object(tag 0) of 109 bytes"), "{text}");
+        assert!(text.contains("recv_object(from 1, tag 0) of at most 108 bytes"), "{text}");
+    });
+}
+
+#[test]
+fn a_message_of_another_type_is_told_and_the_group_goes_on() {
+    world_with(2, &Config::default(), |group| match group.rank() {
+        0 => {
+            check(group.recv_object::<u32>(1, 0), 1, &["sent another type than u32"]);
+            assert_eq!(group.recv_object::<i32>(1, 0).unwrap(), -1);
+            assert_eq!(group.recv_object::<Vec<i32>>(1, 0).unwrap(), [1, 2]);
+        }
+        _ => {
+            group.send_object(&-1_i32, 0, 0).unwrap();
+            group.send_object(&-1_i32, 0, 0).unwrap();
+            group.send_object(&[1, 2][..], 0, 0).unwrap();
+        }
     });
 }
 
@@ -181,7 +213,7 @@ fn an_object_is_not_taken_for_elements() {
             _ => group.send_object(&[1_u8, 2, 3], 0, 4),
         };
         let text = failure(result.unwrap_err()).to_string();
-        assert!(text.contains("send_object(tag 4) of 3 bytes"), "{text}");
+        assert!(text.contains("send_object(tag 4) of 11 bytes"), "{text}");
         assert!(text.contains("recv(from 1, tag 4) of 3 u8"), "{text}");
     });
 }

@@ -78,7 +78,7 @@ fn bad_urls_say_what_is_wrong() {
         (&tcp(":1?rank=0&world_size=1"), ALL, &["host in", "not set"]),
         (&tcp("h:1?rank=0"), ALL, &["world_size in", "not set"]),
         // Schemes.
-        ("file:///tmp/x?rank=0", "", &["file is not a known way", "env://", "tcp://"]),
+        ("mpi://", "", &["mpi is not a known way", "env://", "tcp://", "file://"]),
         ("ENV://", ALL, &["ENV is not a known way"]),
         ("localhost:29500", "", &["not a known way"]),
         ("", "", &["not a known way"]),
@@ -279,6 +279,21 @@ fn ranks_meet_in_the_launchers_store() {
                 });
             }
         });
+    }
+}
+
+#[test]
+fn the_store_that_a_rank_hosts_holds_no_more_than_it_may() {
+    let config = Config { store_bytes_max: 10_000, ..patient() };
+    let knowing = Config { secret: Some(Secret::random().unwrap()), ..config.clone() };
+    let path = std::env::temp_dir().join(format!("drumline-full-{}", std::process::id()));
+    let file = format!("file://{}?rank=0&world_size=1", path.display());
+    let tcp = "tcp://127.0.0.1:0?rank=0&world_size=1";
+    for (url, config) in [(tcp, &config), (tcp, &knowing), (&file, &config)] {
+        let job = rendezvous(url, config).unwrap();
+        job.store.set("fits", &[0; 5_000]).unwrap();
+        let error = job.store.set("does not fit", &[0; 5_000]).unwrap_err().to_string();
+        assert!(error.contains("full") || error.contains("10000 bytes"), "{error}");
     }
 }
 

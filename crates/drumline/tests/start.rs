@@ -6,8 +6,11 @@ mod common;
 
 use std::{
     collections::BTreeSet,
-    fs,
-    process::Command,
+    env,
+    fs::{self, Permissions},
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    process::{self, Command},
     sync::{
         Arc, Barrier,
         atomic::{AtomicU8, Ordering},
@@ -17,14 +20,15 @@ use std::{
 
 use common::on_threads;
 use drumline::{
-    Config, ProcessGroup, ReduceOp, default_group, init_process_group, init_with_store,
-    is_initialized, register_rendezvous_handler, rendezvous::Rendezvous, store::HashStore,
+    Config, ProcessGroup, ReduceOp, auth::Secret, default_group, init_process_group,
+    init_with_store, is_initialized, register_rendezvous_handler, rendezvous::Rendezvous,
+    store::HashStore,
 };
 
 /// An address of this machine that no other test uses, so that its ports are free.
 fn fresh_host() -> String {
     static NEXT: AtomicU8 = AtomicU8::new(100);
-    let [.., high, low] = std::process::id().to_be_bytes();
+    let [.., high, low] = process::id().to_be_bytes();
     format!("127.{high}.{low}.{}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
@@ -40,6 +44,17 @@ fn sum_of_ranks(group: &ProcessGroup) -> usize {
     let mut sum = [group.rank() as u64];
     group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
     sum[0] as usize
+}
+
+/// A place for a file that no other test uses.
+fn fresh_path() -> PathBuf {
+    static NEXT: AtomicU8 = AtomicU8::new(0);
+    let name = format!("drumline-{}-{}", process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    env::temp_dir().join(name)
+}
+
+fn file_url(path: &Path, rank: usize, world_size: usize) -> String {
+    format!("file://{}?rank={rank}&world_size={world_size}", path.display())
 }
 
 /// Every rank comes back as soon as it can, to a store whose host may not have left the last one.
@@ -58,6 +73,128 @@ fn the_world_is_made_again_and_again_at_one_place() {
             assert!(is_initialized());
             world.destroy().unwrap();
         }
+    });
+}
+
+/// Every rank comes back as soon as it can, to a file that others may not have closed yet, or that
+/// the last of them is just deleting.
+#[test]
+fn the_world_is_made_again_and_again_in_one_file() {
+    let path = fresh_path();
+    on_threads((0..3).collect(), |rank: usize| {
+        for round in 0..8 {
+            let world_size = if round % 3 == 2 { 2 } else { 3 };
+            if rank >= world_size {
+                continue;
+            }
+            let url = file_url(&path, rank, world_size);
+            let world = init_process_group(&url, &within(60_000)).unwrap();
+            assert_eq!(sum_of_ranks(&world), world_size * (world_size - 1) / 2);
+            assert!(path.exists());
+            world.destroy().unwrap();
+        }
+    });
+    assert!(!path.exists());
+}
+
+/// This test starts itself as ranks 0, 1 and 2.
+#[test]
+fn processes_meet_in_a_file() {
+    const URL: &str = "DRUMLINE_TEST_URL";
+    if let Ok(url) = env::var(URL) {
+        for _ in 0..3 {
+            let world = init_process_group(&url, &within(60_000)).unwrap();
+            assert_eq!(sum_of_ranks(&world), 3);
+            world.destroy().unwrap();
+        }
+        return;
+    }
+    let path = fresh_path();
+    let ranks: Vec<_> = (0..3)
+        .map(|rank| {
+            Command::new(env::current_exe().unwrap())
+                .args(["--exact", "processes_meet_in_a_file"])
+                .env(URL, file_url(&path, rank, 3))
+                .spawn()
+                .unwrap()
+        })
+        .collect();
+    for mut rank in ranks {
+        assert!(rank.wait().unwrap().success());
+    }
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_file_that_others_can_read_takes_a_secret_or_ones_word() {
+    let path = fresh_path();
+    let url = file_url(&path, 0, 1);
+    let mode = || fs::metadata(&path).unwrap().permissions().mode() & 0o777;
+    let world = init_process_group(&url, &within(5_000)).unwrap();
+    assert_eq!(mode(), 0o600);
+    world.destroy().unwrap();
+
+    for others_may in [0o604, 0o660] {
+        fs::write(&path, "").unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(others_may)).unwrap();
+        let error = init_process_group(&url, &within(5_000)).unwrap_err().to_string();
+        assert!(
+            error.contains("DRUMLINE_SECRET: not set") && error.contains("chmod 600"),
+            "{error}"
+        );
+        let trusting = Config { trust_store: true, ..within(5_000) };
+        let knowing = Config { secret: Some(Secret::random().unwrap()), ..within(5_000) };
+        for config in [trusting, knowing] {
+            fs::write(&path, "").unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(others_may)).unwrap();
+            init_process_group(&url, &config).unwrap().destroy().unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_is_missing_in_a_file_is_named() {
+    let path = fresh_path();
+    let error = init_process_group(&file_url(&path, 0, 2), &within(100)).unwrap_err().to_string();
+    assert!(error.contains("rank 1 has not come"), "{error}");
+    // What this attempt has left in the file is in nobody's way.
+    on_threads((0..2).collect(), |rank: usize| {
+        let world = init_process_group(&file_url(&path, rank, 2), &within(60_000)).unwrap();
+        assert_eq!(sum_of_ranks(&world), 1);
+        world.destroy().unwrap();
+    });
+    assert!(!path.exists());
+}
+
+#[test]
+fn a_bad_file_url_says_what_is_wrong() {
+    for (rest, parts) in [
+        ("", &["path in file://, rank in", "world_size in", "not set", "file:///path?"][..]),
+        ("/x", &["rank in file:///x, world_size in file:///x: not set"]),
+        ("tmp/x?rank=0&world_size=1", &["`tmp/x` does not begin", "file:///tmp/x"]),
+        ("/x?rank=2&world_size=2", &["rank 2 of a job of 2"]),
+        ("/x?rank=0&world_size=1&y=2", &["`y` is unknown"]),
+        ("/no-such-place/x?rank=0&world_size=1", &["/no-such-place/x", "its directory must exist"]),
+        ("/dev/null?rank=0&world_size=1", &["/dev/null"]),
+    ] {
+        let error = init_process_group(&format!("file://{rest}"), &within(100)).unwrap_err();
+        let error = error.to_string();
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    }
+}
+
+/// Nobody could ever connect to rank 2: the others do not wait for it until their time is over.
+#[test]
+fn a_rank_that_failed_is_heard_of_by_those_who_wait_for_its_connections() {
+    let store = Arc::new(HashStore::new());
+    let config = Config { unix_sockets: false, ..within(60_000) };
+    let nowhere = Config { bind_addresses: vec!["0.0.0.0".parse().unwrap()], ..config.clone() };
+    on_threads((0..3).collect(), |rank: usize| {
+        let config = if rank == 2 { &nowhere } else { &config };
+        let told = ProcessGroup::connect("failing", store.clone(), rank, 3, config);
+        let told = told.unwrap_err().to_string();
+        assert!(told.contains("0.0.0.0 is every address"), "{told}");
+        assert!(rank == 2 || told.contains("rank 2: it has failed"), "{told}");
     });
 }
 
@@ -113,8 +250,8 @@ fn holdings() -> (usize, BTreeSet<String>) {
 #[test]
 fn a_failed_start_leaves_no_thread_and_no_socket() {
     const ALONE: &str = "DRUMLINE_TEST_ALONE";
-    if std::env::var_os(ALONE).is_none() {
-        let child = Command::new(std::env::current_exe().unwrap())
+    if env::var_os(ALONE).is_none() {
+        let child = Command::new(env::current_exe().unwrap())
             .args(["--exact", "a_failed_start_leaves_no_thread_and_no_socket"])
             .env(ALONE, "1")
             .status();

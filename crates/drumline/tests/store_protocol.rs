@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 
 use drumline::store::tcp::{
     protocol::{
-        Decoded, KEY_BYTES_MAX, Key, MAGIC, ProtocolError, Request, VALUE_BYTES_MAX, Value, decode,
+        ASK_EXTENSIONS, Decoded, EXTENSIONS, KEY_BYTES_MAX, Key, MAGIC, ProtocolError, Request,
+        VALUE_BYTES_MAX, Value, decode,
     },
     server::{ConnectionId, OUTPUT_BYTES_MAX, Refusal, Server},
 };
@@ -42,6 +43,8 @@ fn fixtures() -> Vec<(Request<'static>, &'static str)> {
         (Request::QueueLen(k), bytes(&["10", K])),
         (Request::ListKeys(), "11"),
         (Request::Barrier(k, 2), bytes(&["12", K, "0200000000000000"])),
+        (Request::Fetch(vec![k, k]), bytes(&["d0", "0200000000000000", K, K])),
+        (Request::Take(k), bytes(&["d1", K])),
     ]
 }
 
@@ -136,6 +139,9 @@ fn recorded_conversations_come_out_the_same() {
                         clients.server.receive(clients.ids[&connection], piece);
                     }
                 } else {
+                    // Only a server of ours says that it is one.
+                    let asked = bytes == ASK_EXTENSIONS.to_le_bytes();
+                    let bytes = if asked { EXTENSIONS.to_le_bytes().to_vec() } else { bytes };
                     expected.entry(connection).or_default().extend(bytes);
                 }
                 for &connection in clients.ids.clone().keys() {
@@ -343,6 +349,100 @@ fn a_barrier_opens_once_and_for_all() {
     assert_eq!((clients.replies('a'), clients.replies('b')), (vec![0], vec![0]));
     assert_eq!(clients.ask('d', barrier()), [0]);
     assert_eq!(clients.ask('a', Request::Get(Key(b"/b"))), b"\x01\0\0\0\0\0\0\x004");
+}
+
+/// A value as the server sends it.
+fn value(text: &[u8]) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes(), text].concat()
+}
+
+#[test]
+fn values_are_fetched_when_all_are_there() {
+    let mut clients = Clients::new("abc");
+    let [x, y] = [Key(b"/x"), Key(b"/y")];
+    clients.ask('a', Request::Set(x, Value(b"1")));
+    assert_eq!(clients.ask('b', Request::Fetch(vec![x])), [vec![0], value(b"1")].concat());
+    assert_eq!(clients.ask('b', Request::Fetch(vec![])), [0]);
+    assert!(clients.ask('b', Request::Fetch(vec![y, x])).is_empty());
+    assert!(clients.ask('c', Request::Fetch(vec![y])).is_empty());
+    // An item of a queue is no value.
+    clients.ask('a', Request::QueuePush(y, Value(b"item")));
+    assert!(clients.replies('b').is_empty());
+    // One that was there is there no longer when the last one comes.
+    clients.ask('a', Request::DeleteKey(x));
+    clients.ask('a', Request::Set(y, Value(b"2")));
+    assert_eq!(clients.replies('c'), [vec![0], value(b"2")].concat());
+    assert!(clients.replies('b').is_empty());
+    clients.ask('a', Request::Set(x, Value(b"3")));
+    assert_eq!(clients.replies('b'), [vec![0], value(b"2"), value(b"3")].concat());
+    // Cancelled, it leaves nothing behind.
+    assert!(clients.ask('b', Request::Fetch(vec![Key(b"/z")])).is_empty());
+    assert_eq!(clients.ask('b', Request::CancelWait()), [1]);
+    clients.ask('a', Request::Set(Key(b"/z"), Value(b"")));
+    assert!(clients.replies('b').is_empty());
+}
+
+#[test]
+fn an_item_is_taken_once_and_by_the_first_who_asked() {
+    let mut clients = Clients::new("abcd");
+    let queue = Key(b"/q");
+    assert!(clients.ask('b', Request::Take(queue)).is_empty());
+    assert!(clients.ask('c', Request::Take(queue)).is_empty());
+    // A value is no item.
+    clients.ask('a', Request::Set(queue, Value(b"value")));
+    assert!(clients.replies('b').is_empty());
+    clients.ask('a', Request::QueuePush(queue, Value(b"1")));
+    assert_eq!(clients.replies('b'), [vec![0], value(b"1")].concat());
+    assert!(clients.replies('c').is_empty());
+    // Whoever goes takes nothing along.
+    clients.server.disconnect(clients.ids[&'c']);
+    clients.ask('a', Request::QueuePush(queue, Value(b"2")));
+    assert_eq!(clients.ask('d', Request::Take(queue)), [vec![0], value(b"2")].concat());
+    assert_eq!(clients.ask('a', Request::QueueLen(queue)), 0_i64.to_le_bytes());
+    // It is not shown to those who only wait for it, either.
+    clients.ask('a', Request::DeleteKey(queue));
+    assert!(clients.ask('b', Request::Wait(vec![queue])).is_empty());
+    assert!(clients.ask('d', Request::Take(queue)).is_empty());
+    clients.ask('a', Request::QueuePush(queue, Value(b"3")));
+    assert_eq!(clients.replies('d'), [vec![0], value(b"3")].concat());
+    assert!(clients.replies('b').is_empty());
+    clients.ask('a', Request::QueuePush(queue, Value(b"4")));
+    assert_eq!(clients.replies('b'), [0]);
+}
+
+#[test]
+fn a_server_of_ours_says_so_when_asked() {
+    let mut clients = Clients::new("a");
+    assert_eq!(clients.ask('a', Request::Ping(ASK_EXTENSIONS)), EXTENSIONS.to_le_bytes());
+    assert_eq!(clients.ask('a', Request::Ping(EXTENSIONS)), EXTENSIONS.to_le_bytes());
+}
+
+#[test]
+fn what_all_store_together_is_bounded() {
+    for request in [
+        Request::Set(Key(b"/new"), Value(&[0; 100])),
+        Request::Append(Key(b"/new"), Value(&[0; 100])),
+        Request::MultiSet(vec![(Key(b"/new"), Value(&[0; 100]))]),
+        Request::CompareSet(Key(b"/new"), Value(b""), Value(&[0; 100])),
+        Request::QueuePush(Key(b"/new"), Value(&[0; 100])),
+        Request::Add(Key(b"/new"), 1),
+        Request::Barrier(Key(b"/new"), 2),
+    ] {
+        let mut clients = Clients { server: Server::with_limit(1000), ..Clients::default() };
+        for name in ['a', 'b'] {
+            clients.connect(name);
+            clients.send(name, &[Request::Validate(MAGIC)]);
+        }
+        clients.ask('a', Request::Set(Key(b"/old"), Value(&[0; 880])));
+        clients.ask('b', request.clone());
+        let refusal = clients.refusal('b').unwrap().to_string();
+        assert!(refusal.contains("/new") && refusal.contains("1000 bytes"), "{refusal}");
+        assert_eq!(clients.ask('a', Request::Check(vec![Key(b"/new")])), [1], "{request:?}");
+        // There is room again when something goes.
+        clients.ask('a', Request::DeleteKey(Key(b"/old")));
+        clients.ask('a', request);
+        assert_eq!(clients.refusal('a'), None);
+    }
 }
 
 #[test]

@@ -16,8 +16,11 @@ use drumline::{
     store::{
         Store,
         tcp::{
-            TcpStore, TcpStoreServer,
-            protocol::{KEY_BYTES_MAX, MAGIC, Request, VALUE_BYTES_MAX},
+            Door, TcpStore, TcpStoreServer,
+            protocol::{
+                ASK_EXTENSIONS, EXTENSIONS, KEY_BYTES_MAX, Key, MAGIC, Request, VALUE_BYTES_MAX,
+                Value,
+            },
         },
     },
 };
@@ -108,7 +111,7 @@ fn who_does_not_know_the_secret_is_refused_at_once() {
 
 #[test]
 fn a_secret_on_one_side_only_is_told() {
-    let patience = Duration::from_millis(300);
+    let patience = Duration::from_millis(1500);
     let secret = Secret::random().unwrap();
     let [store, _] = secured(&secret);
     let port = store.address().unwrap().port();
@@ -353,6 +356,169 @@ fn a_wait_on_a_server_that_has_stopped_ends() {
     assert!(!error.contains("300"), "it did not wait for the store's time-out: {error}");
     assert!(start.elapsed() < HANG);
     server.join().unwrap();
+}
+
+/// Answers each of `exchange`'s requests, which must be exactly the bytes that come, with its reply.
+fn scripted(exchange: Vec<(Vec<u8>, Vec<u8>)>) -> (SocketAddr, thread::JoinHandle<()>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = thread::spawn(move || {
+        let mut stream = listener.accept().unwrap().0;
+        for (request, reply) in exchange {
+            let mut received = vec![0; request.len()];
+            stream.read_exact(&mut received).unwrap();
+            assert_eq!(received, request);
+            stream.write_all(&reply).unwrap();
+        }
+        assert_eq!(stream.read(&mut [0; 1]).unwrap(), 0, "one request more");
+    });
+    (address, server)
+}
+
+fn greeting(answer: u32) -> (Vec<u8>, Vec<u8>) {
+    let requests = [Request::Validate(MAGIC), Request::Ping(ASK_EXTENSIONS)];
+    (requests.iter().flat_map(encoded).collect(), answer.to_le_bytes().to_vec())
+}
+
+#[test]
+fn a_value_takes_one_round_trip_from_a_server_of_ours() {
+    let value = b"\x05\0\0\0\0\0\0\0value";
+    let item = b"\x04\0\0\0\0\0\0\0item";
+    let (address, server) = scripted(vec![
+        greeting(EXTENSIONS),
+        (encoded(&Request::Fetch(vec![Key(b"/key")])), [&[0], &value[..]].concat()),
+        (encoded(&Request::Take(Key(b"/queue"))), [&[0], &item[..]].concat()),
+    ]);
+    let store = connect(address);
+    assert_eq!(store.get("key").unwrap(), b"value");
+    assert_eq!(store.queue_pop("queue").unwrap(), b"item");
+    drop(store);
+    server.join().unwrap();
+
+    // torch's server knows no such requests.
+    let (address, server) = scripted(vec![
+        greeting(ASK_EXTENSIONS),
+        (encoded(&Request::Wait(vec![Key(b"/key")])), vec![0]),
+        (encoded(&Request::Get(Key(b"/key"))), value.to_vec()),
+    ]);
+    let store = connect(address);
+    assert_eq!(store.get("key").unwrap(), b"value");
+    drop(store);
+    server.join().unwrap();
+}
+
+/// The values are on their way when the client's patience ends.
+#[test]
+fn values_that_cross_with_the_end_of_patience_are_taken() {
+    let (address, server) = scripted(vec![
+        greeting(EXTENSIONS),
+        (encoded(&Request::Fetch(vec![Key(b"/key")])), vec![]),
+        (encoded(&Request::CancelWait()), b"\0\x05\0\0\0\0\0\0\0value\x01".to_vec()),
+        (encoded(&Request::Take(Key(b"/queue"))), vec![]),
+        (encoded(&Request::CancelWait()), vec![1]),
+        (encoded(&Request::Check(vec![Key(b"/queue")])), vec![0]),
+    ]);
+    let store = connect(address);
+    store.set_timeout(SOON);
+    assert_eq!(store.get("key").unwrap(), b"value");
+    assert!(matches!(store.queue_pop("queue"), Err(Error::StoreTimeout { .. })));
+    assert!(store.check(&["queue"]).unwrap());
+    drop(store);
+    server.join().unwrap();
+}
+
+#[test]
+fn one_store_has_two_doors() {
+    let secret = Secret::random().unwrap();
+    let endpoint = Endpoint::Unix(format!("drumline-doors-{}", std::process::id()));
+    let doors = [
+        Door::Secured { endpoint: endpoint.clone(), secret: secret.clone() },
+        Door::Loopback { host: "127.0.0.1".into(), port: 0 },
+    ];
+    let server = TcpStoreServer::open(&doors, 1 << 20).unwrap();
+    let address = server.address().unwrap();
+    assert_eq!(server.endpoint(), &endpoint);
+    let ours = TcpStore::connect_secured(&endpoint, &secret, HANG).unwrap();
+    let theirs = connect(address);
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| theirs.get("key"));
+        ours.set("key", b"value").unwrap();
+        assert_eq!(waiter.join().unwrap().unwrap(), b"value");
+    });
+    // Each door asks for what it asks for.
+    assert!(TcpStore::connect_secured(&endpoint, &Secret::random().unwrap(), HANG).is_err());
+    let stranger = TcpStore::connect_secured(
+        &format!("tcp://{address}").parse().unwrap(),
+        &secret,
+        Duration::from_millis(100),
+    );
+    assert!(stranger.is_err());
+    // One that cannot be opened opens none, and there must be one.
+    let other = Endpoint::Unix(format!("drumline-doors-other-{}", std::process::id()));
+    let impossible = [
+        Door::Secured { endpoint: other.clone(), secret: secret.clone() },
+        Door::Loopback { host: "192.0.2.1".into(), port: 0 },
+    ];
+    TcpStoreServer::open(&impossible, 1 << 20).unwrap_err();
+    TcpStoreServer::bind_secured(&other, &secret).unwrap();
+    let error = TcpStoreServer::open(&[], 1 << 20).unwrap_err();
+    assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+}
+
+#[test]
+fn a_store_that_is_full_says_so_and_goes_on() {
+    let doors = [Door::Loopback { host: "127.0.0.1".into(), port: 0 }];
+    let store = TcpStore::to_own(TcpStoreServer::open(&doors, 10_000).unwrap()).unwrap();
+    store.set("old", &[0; 9_000]).unwrap();
+    for error in [
+        store.set("new", &[0; 2_000]).unwrap_err(),
+        store.queue_push("new", &[0; 2_000]).unwrap_err(),
+        store.compare_set("new", b"", &[0; 2_000]).unwrap_err(),
+    ] {
+        let error = error.to_string();
+        assert!(error.contains("new") && error.contains("may be full"), "{error}");
+    }
+    assert!(!store.check(&["new"]).unwrap());
+    store.set("old", b"").unwrap();
+    store.set("new", &[0; 2_000]).unwrap();
+}
+
+#[test]
+fn thousands_wait_on_one_server() {
+    const CLIENTS: usize = 4000;
+    // Both ends are in this process.
+    raise_descriptor_limit(2 * CLIENTS as u64 + 500);
+    let store = host();
+    let address = store.address().unwrap();
+    let hello = [
+        encoded(&Request::Validate(MAGIC)),
+        encoded(&Request::Add(Key(b"/here"), 1)),
+        encoded(&Request::Wait(vec![Key(b"/gate")])),
+    ]
+    .concat();
+    let mut clients: Vec<_> = (0..CLIENTS)
+        .map(|_| {
+            let mut stream = connect_raw(address);
+            stream.write_all(&hello).unwrap();
+            stream.read_exact(&mut [0; 8]).unwrap();
+            stream
+        })
+        .collect();
+    assert_eq!(store.add("here", 0).unwrap(), CLIENTS as i64);
+    // One that talks is served beside all that are silent.
+    let talker = connect(address);
+    for round in 0..100 {
+        assert_eq!(talker.add("rounds", 1).unwrap(), round + 1);
+    }
+    store.multi_set(&[("gate", b"open")]).unwrap();
+    for stream in &mut clients {
+        let mut reply = [9];
+        stream.read_exact(&mut reply).unwrap();
+        assert_eq!(reply, [0]);
+        stream.write_all(&encoded(&Request::Set(Key(b"/bye"), Value(b"")))).unwrap();
+    }
+    drop((clients, talker));
+    assert!(store.wait_for_departure(HANG));
 }
 
 #[test]

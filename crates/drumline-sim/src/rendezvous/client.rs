@@ -1,18 +1,19 @@
 //! A process that uses the store: a rank that starts up, another program, a stranger.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering},
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
-use drumline::store::tcp::{
-    protocol::{Key, MAGIC, Request},
-    wait::{Next, Wait},
-};
+use drumline::store::tcp::protocol::{ASK_EXTENSIONS, EXTENSIONS, Key, MAGIC, Request};
 
 use super::{
     phone::Phone,
     script::{Bytes, Op, Script, Shape},
+    waiting::{Step, Waiting},
     world::World,
 };
 use crate::{
@@ -46,19 +47,16 @@ pub(super) struct Client<'p> {
 enum Doing<'p> {
     Next,
     Pausing(Nanos),
-    /// The connection is new: the store must echo a number.
+    /// The connection is new: the store must answer a number.
     Greeting {
         until: Nanos,
     },
     Asking {
-        replies: &'p [Shape],
+        replies: VecDeque<Shape>,
         got: Vec<u8>,
         until: Nanos,
     },
-    Waiting {
-        wait: Wait<'p>,
-        until: Nanos,
-    },
+    Waiting(Waiting<'p>),
     /// Asks for the number of those who joined, or will do so at a time.
     Joining {
         asks_at: Option<Nanos>,
@@ -95,8 +93,6 @@ enum Progress {
     /// Nothing can be done before this time, unless something arrives.
     Sleep(Nanos),
 }
-
-const SHAPE_OF_VALUE: [Shape; 1] = [Shape::Values(1)];
 
 impl<'p> Client<'p> {
     pub(super) fn new(process: usize, script: &'p Script) -> Client<'p> {
@@ -186,55 +182,38 @@ impl<'p> Client<'p> {
             }
             (_, None) => Ok(Progress::Over(Outcome::NoStore)),
             (Doing::Greeting { until }, Some(phone)) => match phone.take(Shape::Bytes(4)) {
-                Some(echo) if echo == NONCE.to_le_bytes() => {
+                Some(answer) if answer == greeting(self.script)[1].to_le_bytes() => {
                     self.doing = Doing::Next;
                     Ok(Progress::More)
                 }
-                Some(echo) => Err(format!("the store echoes {}", echo.escape_ascii())),
+                Some(answer) => Err(format!("the store answers {}", answer.escape_ascii())),
                 None => Ok(until_then(now, *until)),
             },
             (Doing::Asking { replies, got, until }, Some(phone)) => {
-                while let Some((shape, rest)) = replies.split_first() {
+                while let Some(shape) = replies.front() {
                     let Some(reply) = phone.take(*shape) else {
                         return Ok(until_then(now, *until));
                     };
                     got.extend(reply);
-                    *replies = rest;
+                    replies.pop_front();
                 }
                 phone.check_silence()?;
-                let expected = match &self.script.ops[self.at - 1] {
-                    Op::Ask { expected, .. } => expected.as_ref(),
-                    Op::Wait { value, .. } => value.as_ref(),
-                    _ => None,
-                };
-                match expected.filter(|expected| expected.0 != *got) {
-                    None => Ok(Progress::Over(Outcome::Done)),
-                    Some(expected) => Err(format!("got {}, not {expected:?}", got.escape_ascii())),
-                }
+                let got = std::mem::take(got);
+                self.end_with(&got)
             }
-            (Doing::Waiting { wait, until }, Some(phone)) => match phone.take(Shape::Bytes(1)) {
-                Some(reply) => match wait.on_reply(reply[0]).map_err(|error| error.to_string())? {
-                    Next::Listen => Ok(Progress::More),
-                    Next::Send(requests) => {
-                        phone.say(&requests);
-                        Ok(Progress::More)
-                    }
-                    Next::Over(missing) if missing.is_empty() => {
-                        phone.check_silence()?;
-                        Ok(self.after_wait(now))
-                    }
-                    Next::Over(missing) => {
-                        phone.check_silence()?;
-                        let keys = missing.iter().map(|key| Bytes(key.0.to_vec())).collect();
-                        Ok(Progress::Over(Outcome::Missing(keys)))
-                    }
-                },
-                None if now >= *until && wait.is_waiting() => {
-                    phone.say(&[wait.give_up()]);
-                    *until = now + ANSWER_PATIENCE;
+            (Doing::Waiting(waiting), Some(phone)) => match waiting.go_on(phone, now)? {
+                Step::More => Ok(Progress::More),
+                Step::Sleep(at) => Ok(Progress::Sleep(at)),
+                Step::NoAnswer => Ok(Progress::Over(Outcome::NoAnswer)),
+                Step::Missing(keys) => Ok(Progress::Over(Outcome::Missing(keys))),
+                Step::Got(got) => self.end_with(&got),
+                Step::Ask(request) => {
+                    let replies = Shape::of(&request).into_iter().collect();
+                    phone.say(&[request]);
+                    let until = now + ANSWER_PATIENCE;
+                    self.doing = Doing::Asking { replies, got: Vec::new(), until };
                     Ok(Progress::More)
                 }
-                None => Ok(until_then(now, *until)),
             },
             (Doing::Joining { asks_at, until }, Some(phone)) => {
                 let Op::Join { key, all, looks, .. } = &self.script.ops[self.at - 1] else {
@@ -296,7 +275,8 @@ impl<'p> Client<'p> {
                 // A stranger does not know how to begin.
                 Op::Shout { .. } => Doing::Next,
                 _ => {
-                    phone.say(&[Request::Validate(MAGIC), Request::Ping(NONCE)]);
+                    let [nonce, _] = greeting(self.script);
+                    phone.say(&[Request::Validate(MAGIC), Request::Ping(nonce)]);
                     Doing::Greeting { until: now + ANSWER_PATIENCE }
                 }
             };
@@ -308,12 +288,13 @@ impl<'p> Client<'p> {
             Op::Pause(time) => Doing::Pausing(now + time),
             Op::Ask { requests, replies, patience, .. } => {
                 phone.shout(&requests.0);
+                let replies = replies.iter().copied().collect();
                 Doing::Asking { replies, got: Vec::new(), until: now + patience }
             }
-            Op::Wait { keys, patience, .. } => {
-                let wait = Wait::new(keys.iter().map(|key| Key(&key.0)).collect());
-                phone.say(&[wait.request()]);
-                Doing::Waiting { wait, until: now + patience }
+            Op::Wait { keys, wants, patience, .. } => {
+                let knows_extensions = self.script.knows_extensions;
+                let until = now + patience;
+                Doing::Waiting(Waiting::begin(keys, *wants, knows_extensions, until, phone))
             }
             Op::Join { key, patience, .. } => {
                 phone.say(&[Request::Add(Key(&key.0), 1)]);
@@ -333,17 +314,24 @@ impl<'p> Client<'p> {
         Progress::More
     }
 
-    /// The keys are there: asks for the value, if it is wanted.
-    fn after_wait(&mut self, now: Nanos) -> Progress {
-        match (&self.script.ops[self.at - 1], &mut self.phone) {
-            (Op::Wait { keys, gets: true, .. }, Some(phone)) => {
-                phone.say(&[Request::Get(Key(&keys[0].0))]);
-                let until = now + ANSWER_PATIENCE;
-                self.doing = Doing::Asking { replies: &SHAPE_OF_VALUE, got: Vec::new(), until };
-                Progress::More
-            }
-            _ => Progress::Over(Outcome::Done),
+    /// The operation is over and has led to `got`.
+    fn end_with(&self, got: &[u8]) -> Result<Progress, String> {
+        let expected = match &self.script.ops[self.at - 1] {
+            Op::Ask { expected, .. } | Op::Wait { expected, .. } => expected.as_ref(),
+            _ => None,
+        };
+        match expected.filter(|expected| expected.0 != got) {
+            None => Ok(Progress::Over(Outcome::Done)),
+            Some(expected) => Err(format!("got {}, not {expected:?}", got.escape_ascii())),
         }
+    }
+}
+
+/// The number that a client begins with, and the answer.
+fn greeting(script: &Script) -> [u32; 2] {
+    match script.knows_extensions {
+        true => [ASK_EXTENSIONS, EXTENSIONS],
+        false => [NONCE, NONCE],
     }
 }
 

@@ -172,10 +172,12 @@ fn told(request: &Request<'_>) -> String {
         | Request::QueuePush(key, _)
         | Request::QueuePop(key)
         | Request::QueueLen(key)
-        | Request::Barrier(key, _) => vec![key.0],
-        Request::Check(keys) | Request::Wait(keys) | Request::MultiGet(keys) => {
-            keys.iter().map(|key| key.0).collect()
-        }
+        | Request::Barrier(key, _)
+        | Request::Take(key) => vec![key.0],
+        Request::Check(keys)
+        | Request::Wait(keys)
+        | Request::MultiGet(keys)
+        | Request::Fetch(keys) => keys.iter().map(|key| key.0).collect(),
         Request::MultiSet(pairs) => pairs.iter().map(|(key, _)| key.0).collect(),
         Request::Validate(_)
         | Request::GetNumKeys()

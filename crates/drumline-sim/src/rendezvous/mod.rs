@@ -15,6 +15,7 @@ mod phone;
 mod plan;
 mod programs;
 mod script;
+mod waiting;
 mod world;
 
 use std::{

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use drumline::store::tcp::{
     protocol::{
-        Decoded, Key, MAGIC, NOT_READY, READY, Request, STOP_WAITING, Value, WAIT_CANCELED, decode,
+        ASK_EXTENSIONS, Decoded, EXTENSIONS, Key, MAGIC, NOT_READY, READY, Request, STOP_WAITING,
+        Value, WAIT_CANCELED, decode,
     },
     server::{ConnectionId, Load, OUTPUT_BYTES_MAX, Server},
 };
@@ -16,17 +17,40 @@ pub(super) struct Model {
     values: BTreeMap<Vec<u8>, Vec<u8>>,
     queues: BTreeMap<Vec<u8>, VecDeque<Vec<u8>>>,
     /// Longest first. Never holds one that lacks nothing.
-    waits: Vec<(ConnectionId, BTreeSet<Awaited>)>,
+    waits: Vec<Wait>,
     peers: BTreeMap<ConnectionId, Peer>,
     /// The server must give up on these now.
     expelled: BTreeSet<ConnectionId>,
 }
 
-/// A key, or a barrier under a key.
-type Awaited = (bool, Vec<u8>);
+/// Somebody who waits.
+#[derive(Debug)]
+struct Wait {
+    id: ConnectionId,
+    lacks: BTreeSet<Awaited>,
+    wanted: Wanted,
+}
 
-const KEY: bool = false;
-const BARRIER: bool = true;
+/// What must happen, to which key.
+type Awaited = (Happening, Vec<u8>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Happening {
+    /// It gets a value, or an item.
+    Appears,
+    GetsValue,
+    GetsItem,
+    /// As many as should have come to the barrier under it.
+    Completes,
+}
+
+/// What the end of a wait brings with it.
+#[derive(Debug)]
+enum Wanted {
+    Nothing,
+    Values(Vec<Vec<u8>>),
+    Item(Vec<u8>),
+}
 
 #[derive(Debug, Default)]
 struct Peer {
@@ -44,7 +68,7 @@ impl Model {
 
     pub(super) fn disconnect(&mut self, id: ConnectionId) {
         self.peers.remove(&id);
-        self.waits.retain(|(waiter, _)| *waiter != id);
+        self.waits.retain(|wait| wait.id != id);
     }
 
     /// Requests whose replies tell everything that is stored.
@@ -98,7 +122,7 @@ impl Model {
         }
         let expected = Load {
             connections: self.peers.len(),
-            waits: self.waits.iter().map(|(_, lacks)| lacks.len()).sum(),
+            waits: self.waits.iter().map(|wait| wait.lacks.len()).sum(),
             input_bytes: self.peers.values().map(|peer| peer.heard.len()).sum(),
             output_bytes: self.peers.values().map(|peer| peer.owed.len()).sum(),
         };
@@ -186,10 +210,14 @@ impl Model {
                 let count = (self.values.len() as i64).to_le_bytes();
                 self.tell(id, &[&count[..], &keys].concat());
             }
+            Request::Ping(ASK_EXTENSIONS) => self.tell(id, &EXTENSIONS.to_le_bytes()),
             Request::Ping(nonce) => self.tell(id, &nonce.to_le_bytes()),
             Request::QueuePush(key, Value(item)) => {
                 self.queues.entry(key.0.to_vec()).or_default().push_back(item.to_vec());
-                self.wake(&(KEY, key.0.to_vec()), 1);
+                // It is for one of them: first for one that takes it away at once.
+                if self.wake(Happening::GetsItem, key.0, 1) == 0 {
+                    self.wake(Happening::Appears, key.0, 1);
+                }
             }
             Request::QueuePop(key) => {
                 let queue = self.queues.entry(key.0.to_vec()).or_default();
@@ -203,19 +231,29 @@ impl Model {
             }
             Request::Wait(keys) => {
                 let absent = keys.iter().filter(|key| !self.is_present(key));
-                let lacks = absent.map(|key| (KEY, key.0.to_vec())).collect();
-                return self.wait(id, lacks);
+                let lacks = absent.map(|key| (Happening::Appears, key.0.to_vec())).collect();
+                return self.wait(Wait { id, lacks, wanted: Wanted::Nothing });
+            }
+            Request::Fetch(keys) => {
+                let keys: Vec<_> = keys.iter().map(|key| key.0.to_vec()).collect();
+                let lacks = self.without_value(&keys);
+                return self.wait(Wait { id, lacks, wanted: Wanted::Values(keys) });
+            }
+            Request::Take(Key(key)) => {
+                let item = Some((Happening::GetsItem, key.to_vec()));
+                let lacks = item.filter(|_| !self.has_item(key)).into_iter().collect();
+                return self.wait(Wait { id, lacks, wanted: Wanted::Item(key.to_vec()) });
             }
             Request::Barrier(key, world_size) => {
-                let barrier = (BARRIER, key.0.to_vec());
                 if self.add(key, 1)? < *world_size {
-                    return self.wait(id, BTreeSet::from([barrier]));
+                    let lacks = BTreeSet::from([(Happening::Completes, key.0.to_vec())]);
+                    return self.wait(Wait { id, lacks, wanted: Wanted::Nothing });
                 }
-                self.wake(&barrier, usize::MAX);
+                self.wake(Happening::Completes, key.0, usize::MAX);
                 self.tell(id, &[STOP_WAITING]);
             }
             Request::CancelWait() => {
-                self.waits.retain(|(waiter, _)| *waiter != id);
+                self.waits.retain(|wait| wait.id != id);
                 self.tell(id, &[WAIT_CANCELED]);
             }
         }
@@ -223,14 +261,23 @@ impl Model {
     }
 
     fn is_present(&self, key: &Key<'_>) -> bool {
-        let queued = self.queues.get(key.0).is_some_and(|queue| !queue.is_empty());
-        queued || self.values.contains_key(key.0)
+        self.has_item(key.0) || self.values.contains_key(key.0)
+    }
+
+    fn has_item(&self, key: &[u8]) -> bool {
+        self.queues.get(key).is_some_and(|queue| !queue.is_empty())
+    }
+
+    fn without_value(&self, keys: &[Vec<u8>]) -> BTreeSet<Awaited> {
+        let absent = keys.iter().filter(|key| !self.values.contains_key(*key));
+        absent.map(|key| (Happening::GetsValue, key.clone())).collect()
     }
 
     /// A value is for everybody who waits.
     fn set(&mut self, key: &Key<'_>, value: Vec<u8>) {
         self.values.insert(key.0.to_vec(), value);
-        self.wake(&(KEY, key.0.to_vec()), usize::MAX);
+        self.wake(Happening::Appears, key.0, usize::MAX);
+        self.wake(Happening::GetsValue, key.0, usize::MAX);
     }
 
     fn add(&mut self, key: &Key<'_>, amount: i64) -> Option<i64> {
@@ -243,30 +290,53 @@ impl Model {
         Some(sum)
     }
 
-    fn wait(&mut self, id: ConnectionId, lacks: BTreeSet<Awaited>) -> Option<()> {
-        if self.waits.iter().any(|(waiter, _)| *waiter == id) {
+    fn wait(&mut self, wait: Wait) -> Option<()> {
+        if self.waits.iter().any(|other| other.id == wait.id) {
             return None;
         }
-        match lacks.is_empty() {
-            true => self.tell(id, &[STOP_WAITING]),
-            false => self.waits.push((id, lacks)),
+        match wait.lacks.is_empty() {
+            true => self.end_wait(wait),
+            false => self.waits.push(wait),
         }
         Some(())
     }
 
-    /// Something is there: for the first `count` of those who wait for it.
-    fn wake(&mut self, what: &Awaited, count: usize) {
+    /// Something has happened to `key`: the first `count` of those who wait for it lack it no more.
+    /// Returns how many there were.
+    fn wake(&mut self, happening: Happening, key: &[u8], count: usize) -> usize {
+        let awaited = (happening, key.to_vec());
         let mut told = 0;
-        for (_, lacks) in &mut self.waits {
-            told += usize::from(told < count && lacks.remove(what));
+        for wait in &mut self.waits {
+            told += usize::from(told < count && wait.lacks.remove(&awaited));
         }
-        let (over, waits) = std::mem::take(&mut self.waits)
+        let over;
+        (over, self.waits) = std::mem::take(&mut self.waits)
             .into_iter()
-            .partition::<Vec<_>, _>(|(_, lacks)| lacks.is_empty());
-        self.waits = waits;
-        for (id, _) in over {
-            self.tell(id, &[STOP_WAITING]);
+            .partition::<Vec<_>, _>(|wait| wait.lacks.is_empty());
+        over.into_iter().for_each(|wait| self.end_wait(wait));
+        told
+    }
+
+    /// Whoever waits lacks nothing, unless a value is gone that was there: values come together.
+    fn end_wait(&mut self, wait: Wait) {
+        let mut reply = vec![STOP_WAITING];
+        match &wait.wanted {
+            Wanted::Nothing => {}
+            Wanted::Values(keys) => {
+                let lacks = self.without_value(keys);
+                if !lacks.is_empty() {
+                    return self.waits.push(Wait { lacks, ..wait });
+                }
+                reply.extend(
+                    keys.iter().filter_map(|key| self.values.get(key)).flat_map(|it| value(it)),
+                );
+            }
+            Wanted::Item(key) => {
+                let item = self.queues.get_mut(key).and_then(VecDeque::pop_front);
+                reply.extend(item.iter().flat_map(|it| value(it)));
+            }
         }
+        self.tell(wait.id, &reply);
     }
 
     fn tell_value(&mut self, id: ConnectionId, key: &Key<'_>) {

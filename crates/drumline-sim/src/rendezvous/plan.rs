@@ -5,7 +5,7 @@ use fastrand::Rng;
 
 use super::{
     programs,
-    script::{Bytes, Op, Script},
+    script::{Bytes, Op, Script, Want},
 };
 use crate::{
     network::{Nanos, Quality},
@@ -85,7 +85,8 @@ pub(super) fn script(rng: &mut Rng, name: String, job: &plan::Plan, ops: Vec<Op>
     let wire = if rng.bool() { job.near } else { job.far };
     // A window of 32 bytes over a slow wire would take longer than anybody waits.
     let quality = Quality { capacity: wire.capacity.max(256), ..wire };
-    Script { name, quality, starts_at: rng.u64(0..MS), ops, persists: false }
+    let knows_extensions = rng.u8(0..4) > 0;
+    Script { name, quality, starts_at: rng.u64(0..MS), ops, knows_extensions, persists: false }
 }
 
 /// What a rank does from `rendezvous` to the end of `ProcessGroup::connect`.
@@ -110,9 +111,9 @@ fn start_up(rng: &mut Rng, job: &plan::Plan, rank: usize) -> Script {
         let set = |name: &str, value: &str| set(&life(name), value.as_bytes());
         let get = |name: &str, value: &str| Op::Wait {
             keys: vec![Bytes(life(name).into_bytes())],
+            wants: Want::Values,
+            expected: Some(Bytes(value_on_wire(value.as_bytes()))),
             patience: TIMEOUT,
-            value: Some(Bytes(value_on_wire(value.as_bytes()))),
-            gets: true,
         };
         let token = format!("token of {group}");
         let of = |kind: &str, rank: usize| (format!("{kind}/{rank}"), format!("{kind} of {rank}"));

@@ -5,7 +5,7 @@ use fastrand::Rng;
 
 use super::{
     plan::{moment, script},
-    script::{Bytes, Op, Script},
+    script::{Bytes, Op, Script, Want},
 };
 use crate::{
     network::Quality,
@@ -33,20 +33,18 @@ pub(super) fn stranger(rng: &mut Rng, number: usize, job: &plan::Plan) -> Script
 pub(super) fn workers(rng: &mut Rng, job: &plan::Plan) -> Vec<Script> {
     let tasks = Key(b"/tasks");
     let patience = moment(rng);
-    let wait = Op::Wait {
+    let take = Op::Wait {
         keys: vec![Bytes(tasks.0.to_vec())],
-        patience: 10 * patience,
-        value: None,
-        gets: false,
+        wants: Want::Item,
+        expected: None,
+        // In some, items arrive just when workers give up.
+        patience: if rng.bool() { patience } else { 10 * patience },
     };
-    let take = Op::ask(&[Request::QueuePop(tasks)], TIMEOUT);
     let items = rng.usize(1..4);
     let names = (0..rng.usize(2..4)).map(|number| format!("worker {number}"));
     let names: Vec<_> = names.collect();
-    let mut scripts: Vec<_> = names
-        .into_iter()
-        .map(|name| script(rng, name, job, vec![[wait.clone(), take.clone()]; items].concat()))
-        .collect();
+    let mut scripts: Vec<_> =
+        names.into_iter().map(|name| script(rng, name, job, vec![take.clone(); items])).collect();
     let hand_out = (0..items).flat_map(|item| {
         let push = Request::QueuePush(tasks, Value(&[item as u8]));
         [Op::Pause(patience), Op::ask(&[push, Request::QueueLen(tasks)], TIMEOUT)]
@@ -93,20 +91,24 @@ fn bytes(rng: &mut Rng) -> Vec<u8> {
 /// One call of a program that makes any.
 fn call(rng: &mut Rng) -> Op {
     let patience = moment(rng);
-    match rng.u8(0..12) {
+    match rng.u8(0..13) {
         0 => Op::Pause(patience / 4),
         1..=3 => {
             let keys: Vec<_> = keys(rng).iter().map(|key| Bytes(key.0.to_vec())).collect();
-            let gets = !keys.is_empty() && rng.bool();
-            Op::Wait { keys, patience, value: None, gets }
-        }
-        4 => Op::ask(&[Request::Barrier(barrier(rng), rng.i64(0..4))], patience),
-        5 => {
-            let wait = match rng.bool() {
-                true => Request::Wait(keys(rng)),
-                false => Request::Barrier(barrier(rng), rng.i64(0..4)),
+            let wants = match (rng.u8(0..4), keys.len()) {
+                (0, _) | (_, 0) => Want::Nothing,
+                (1, 1) => Want::Item,
+                _ => Want::Values,
             };
-            Op::ask(&[wait, Request::CancelWait()], TIMEOUT)
+            Op::Wait { keys, wants, expected: None, patience }
+        }
+        4 => Op::ask(&[wait(rng)], patience),
+        5 => Op::ask(&[wait(rng), Request::CancelWait()], TIMEOUT),
+        6 => {
+            // Who waits for the values of both never sees them together.
+            let [passing, staying] = [key(rng), key(rng)];
+            let set = |key| Request::Set(key, Value(b"1"));
+            Op::ask(&[set(passing), Request::DeleteKey(passing), set(staying)], TIMEOUT)
         }
         _ => {
             let values: Vec<_> = (0..12).map(|_| bytes(rng)).collect();
@@ -126,6 +128,16 @@ fn barrier(rng: &mut Rng) -> Key<'static> {
     match rng.u8(0..8) {
         0 => key(rng),
         _ => Key(b"/barrier"),
+    }
+}
+
+/// A request that is answered when something has happened.
+fn wait(rng: &mut Rng) -> Request<'static> {
+    match rng.u8(0..4) {
+        0 => Request::Wait(keys(rng)),
+        1 => Request::Fetch(keys(rng)),
+        2 => Request::Take(key(rng)),
+        _ => Request::Barrier(barrier(rng), rng.i64(0..4)),
     }
 }
 
@@ -157,8 +169,7 @@ fn request<'v>(rng: &mut Rng, values: [&'v [u8]; 2]) -> Request<'v> {
 /// Dies in the middle of a request, or while it waits.
 fn die(rng: &mut Rng) -> Op {
     let mut bytes = Vec::new();
-    let waits = [Request::Wait(keys(rng)), Request::Barrier(barrier(rng), 9)];
-    waits[usize::from(rng.bool())].encode(&mut bytes);
+    wait(rng).encode(&mut bytes);
     if rng.bool() {
         bytes.truncate(rng.usize(0..bytes.len()));
     }
@@ -184,12 +195,14 @@ fn noise(rng: &mut Rng) -> Vec<u8> {
         5 => {
             // A length of nearly everything.
             valid.encode(&mut bytes);
-            bytes.push(rng.u8(1..19));
+            bytes.push(if rng.bool() { rng.u8(1..19) } else { rng.u8(208..210) });
             bytes.extend(u64::MAX.to_le_bytes());
         }
         6 => {
-            let wait = Request::Wait(vec![Key(b"/never"), key(rng)]);
-            [&valid, &wait, &wait].iter().for_each(|request| request.encode(&mut bytes));
+            let never = vec![Key(b"/never"), key(rng)];
+            let waits = [Request::Wait(never.clone()), Request::Fetch(never), wait(rng)];
+            valid.encode(&mut bytes);
+            (0..2).for_each(|_| waits[rng.usize(0..3)].encode(&mut bytes));
         }
         _ => {
             let requests = [

@@ -13,6 +13,8 @@ pub(super) struct Script {
     pub(super) quality: Quality,
     pub(super) starts_at: Nanos,
     pub(super) ops: Vec<Op>,
+    /// Whether it asks the store for extensions, and uses them.
+    pub(super) knows_extensions: bool,
     /// Whether it goes on after a call that has failed.
     pub(super) persists: bool,
 }
@@ -30,12 +32,13 @@ pub(super) enum Op {
         /// Whether nobody may ever answer.
         may_be_in_vain: bool,
     },
-    /// Waits for keys; then, if it wants to know the value of the first, asks for it.
+    /// Waits for keys, and gets what it wants.
     Wait {
         keys: Vec<Bytes>,
+        wants: Want,
+        /// The bytes of what it gets, where they are known.
+        expected: Option<Bytes>,
         patience: Nanos,
-        value: Option<Bytes>,
-        gets: bool,
     },
     /// Adds 1, then looks until the number is there.
     Join {
@@ -54,6 +57,15 @@ pub(super) enum Op {
     Die {
         bytes: Bytes,
     },
+}
+
+/// What a client waits for keys for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Want {
+    Nothing,
+    Values,
+    /// An item of the queue under the first.
+    Item,
 }
 
 /// Bytes that people can read.
@@ -76,8 +88,10 @@ pub(super) enum Shape {
     Item,
     /// A number of keys, and the keys.
     Keys,
-    /// The end of a wait, perhaps, and the end of waiting.
-    Cancelled,
+    /// The end of a wait and this number of values; or that it is cancelled.
+    Awaited(usize),
+    /// The end of a wait and this number of values, perhaps; and that it is cancelled.
+    Cancelled(usize),
 }
 
 impl Shape {
@@ -89,7 +103,10 @@ impl Shape {
             | Request::Append(..)
             | Request::MultiSet(_)
             | Request::QueuePush(..) => return None,
-            Request::Check(_) | Request::Wait(_) | Request::Barrier(..) => Shape::Bytes(1),
+            Request::Check(_) => Shape::Bytes(1),
+            Request::Wait(_) | Request::Barrier(..) => Shape::Awaited(0),
+            Request::Fetch(keys) => Shape::Awaited(keys.len()),
+            Request::Take(_) => Shape::Awaited(1),
             Request::Ping(_) => Shape::Bytes(4),
             Request::Add(..)
             | Request::GetNumKeys()
@@ -99,7 +116,7 @@ impl Shape {
             Request::MultiGet(keys) => Shape::Values(keys.len()),
             Request::QueuePop(_) => Shape::Item,
             Request::ListKeys() => Shape::Keys,
-            Request::CancelWait() => Shape::Cancelled,
+            Request::CancelWait() => Shape::Cancelled(0),
         })
     }
 
@@ -121,8 +138,9 @@ impl Shape {
             Shape::Item if number(0)? == 0 => 8,
             Shape::Item => values(8, 1)?,
             Shape::Keys => values(8, number(0)?)?,
-            Shape::Cancelled if *bytes.first()? == WAIT_CANCELED => 1,
-            Shape::Cancelled => 2,
+            Shape::Awaited(_) | Shape::Cancelled(_) if *bytes.first()? == WAIT_CANCELED => 1,
+            Shape::Awaited(count) => values(1, count)?,
+            Shape::Cancelled(count) => values(1, count)? + 1,
         };
         (bytes.len() >= length).then_some(length)
     }
@@ -133,14 +151,21 @@ impl Op {
     pub(super) fn ask(requests: &[Request<'_>], patience: Nanos) -> Op {
         let mut bytes = Vec::new();
         requests.iter().for_each(|request| request.encode(&mut bytes));
-        let cancelled = |at: usize| matches!(requests.get(at + 1), Some(Request::CancelWait()));
-        let replies = requests.iter().enumerate().filter(|(at, _)| !cancelled(*at));
+        let mut replies = Vec::new();
+        for shape in requests.iter().filter_map(Shape::of) {
+            match (shape, replies.last_mut()) {
+                (Shape::Cancelled(_), Some(wait @ &mut Shape::Awaited(count))) => {
+                    *wait = Shape::Cancelled(count);
+                }
+                (shape, _) => replies.push(shape),
+            }
+        }
         Op::Ask {
-            replies: replies.filter_map(|(_, request)| Shape::of(request)).collect(),
+            may_be_in_vain: matches!(replies.last(), Some(Shape::Awaited(_))),
+            replies,
             requests: Bytes(bytes),
             expected: None,
             patience,
-            may_be_in_vain: matches!(requests.last(), Some(Request::Barrier(..))),
         }
     }
 

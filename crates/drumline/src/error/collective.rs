@@ -128,6 +128,11 @@ pub enum Cause {
         /// others themselves: these others.
         waiting_for: Vec<Rank>,
     },
+    /// The backend of the group has failed in a way of its own. See [`crate::backend`].
+    Backend {
+        /// What it says.
+        problem: String,
+    },
     /// A peer sent something that no correct peer sends.
     Protocol {
         /// Who.
@@ -149,7 +154,10 @@ impl Cause {
             | Cause::Protocol { peer, .. } => vec![*peer],
             Cause::Reported { culprit, .. } => culprit.iter().copied().collect(),
             Cause::Timeout { waiting_for } => waiting_for.clone(),
-            Cause::Mismatch { .. } | Cause::Aborted | Cause::Panicked { .. } => vec![],
+            Cause::Mismatch { .. }
+            | Cause::Aborted
+            | Cause::Panicked { .. }
+            | Cause::Backend { .. } => vec![],
         }
     }
 
@@ -193,6 +201,7 @@ impl fmt::Display for Cause {
                 write!(f, "cannot connect to rank {peer} {problem}")
             }
             Cause::Reported { by, text, .. } => write!(f, "rank {by} reports: {text}"),
+            Cause::Backend { problem } => write!(f, "the backend says: {problem}"),
             Cause::Aborted => f.write_str("this rank has aborted the group"),
             Cause::Panicked { text } => write!(f, "a call of this rank has panicked: {text}"),
             Cause::Mismatch { peer, theirs, ours } if ours.is_empty() => write!(

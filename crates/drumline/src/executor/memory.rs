@@ -290,7 +290,7 @@ impl<T: Element> Combine<T> {
 
     /// Combines all sources by a stack program. A function of the caller's may panic; then the
     /// operation fails as it does when a peer is lost, and nobody is left waiting.
-    fn tree(
+    pub(crate) fn tree(
         &self,
         dsts: &[Target<'_, T>],
         srcs: &[Source<'_, T>],

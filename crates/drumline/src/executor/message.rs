@@ -26,26 +26,39 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{DType, operator::OperatorKind};
 
 /// What a collective call does, in the code that travels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 #[repr(u8)]
-pub(crate) enum Operation {
+pub enum Operation {
+    /// Reduces the data of all ranks; every rank gets the result.
     AllReduce = 1,
+    /// Every rank gets what the root has.
     Broadcast = 2,
+    /// Every rank gets the blocks of all.
     AllGather = 3,
+    /// Returns when every rank has called it.
     Barrier = 4,
+    /// Reduces the input of all ranks; every rank gets its block.
     ReduceScatter = 5,
+    /// Reduces the data of all ranks; the root gets the result.
     Reduce = 6,
+    /// The root gets the blocks of all.
     Gather = 7,
+    /// Every rank gets a block of what the root has.
     Scatter = 8,
+    /// Every rank gets a block of every rank.
     AllToAll = 9,
+    /// Reduces the data of the ranks up to each.
     Scan = 10,
+    /// Reduces the data of the ranks before each.
     ExclusiveScan = 11,
+    /// A barrier that names every rank that is missing.
     MonitoredBarrier = 12,
 }
 
 impl Operation {
     /// All of them, in the order of their codes.
-    const ALL: [Operation; 12] = [
+    pub const ALL: [Operation; 12] = [
         Operation::AllReduce,
         Operation::Broadcast,
         Operation::AllGather,
@@ -60,7 +73,8 @@ impl Operation {
         Operation::MonitoredBarrier,
     ];
 
-    pub(crate) const fn name(self) -> &'static str {
+    /// As functions are called: `all_reduce`.
+    pub const fn name(self) -> &'static str {
         match self {
             Operation::AllReduce => "all_reduce",
             Operation::Broadcast => "broadcast",

@@ -23,7 +23,8 @@ pub(crate) use history::History;
 pub(crate) use layout::Layout;
 pub(crate) use machine::{Action, Machine};
 pub(crate) use memory::{Buffers, Memory, Pool};
-pub(crate) use message::{Description, Header, Operation, array};
+pub use message::Operation;
+pub(crate) use message::{Description, Header, array};
 
 use crate::{error::Cause, host::Host, transport::Transport};
 

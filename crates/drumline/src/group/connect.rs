@@ -2,10 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize},
-    },
+    sync::{Arc, Mutex, atomic::AtomicBool},
     time::Instant,
 };
 
@@ -13,9 +10,10 @@ use drumline_schedule::{Collective, Topology, step::Rank};
 use drumline_shm::{PeerSegment, PidFd, Segment, SegmentSize, handover};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Inner, ProcessGroup, family::Family};
+use super::{Carrier, Driven, Inner, ProcessGroup, family::Family, foreign::Foreign};
 use crate::{
     Config, Error, Result,
+    backend::{self, Backend},
     board::{Board, Subject},
     call, engine,
     host::Host,
@@ -135,6 +133,7 @@ impl ProcessGroup {
         if let Some(name) = &config.all_reduce {
             call::find(Collective::AllReduce, name)?; // refused before anything starts
         }
+        let foreign = backend::find(config.backend.as_deref())?;
         let deadline = Instant::now() + config.timeout;
         let mut member = Membership::new(name, place, global);
         // Groups that are made from this one belong to the same file.
@@ -150,16 +149,25 @@ impl ProcessGroup {
         let order = config.sum_order as u8;
         let size = member.world_size.to_le_bytes();
         member.digest = xxh3_64(&[board.token(), &size, &[order]].concat());
-        match ProcessGroup::join_on(&board, member, config, deadline, (recorder, inquiry)) {
-            Ok((member, topology, sockets, host, recorder)) => {
-                board.leave();
-                ProcessGroup::new(member, topology, sockets, host, family, config, recorder)
+        let told = (recorder, inquiry);
+        let joined = match foreign {
+            None => ProcessGroup::join_on(&board, member, config, deadline, told).and_then(
+                |(member, topology, sockets, host, recorder)| {
+                    ProcessGroup::new(member, topology, sockets, host, family, config, recorder)
+                },
+            ),
+            Some(factory) => {
+                factory.join(&board, &member, config, deadline, told).map(|(backend, recorder)| {
+                    let name = &factory.name;
+                    ProcessGroup::on_backend(backend, name, member, family, config, recorder)
+                })
             }
-            Err(error) => {
-                board.fail(&error);
-                Err(error)
-            }
+        };
+        match &joined {
+            Ok(_) => board.leave(),
+            Err(error) => board.fail(error),
         }
+        joined
     }
 
     /// Connects the ranks that have met on a board.
@@ -221,32 +229,57 @@ impl ProcessGroup {
         recorder: Recorder,
     ) -> Result<ProcessGroup> {
         let aborted = Arc::new(AtomicBool::new(false));
-        let waker = sockets.waker();
-        let (readiness, door) = (sockets.readiness(), sockets.door());
+        let wake = (sockets.waker(), sockets.readiness());
+        let door = sockets.door();
         let arena = host.as_ref().map(|host| host.arena().clone());
         let transport = Box::new(sockets);
         let lane = Lane::new(member.clone(), topology, config, transport, host, aborted.clone())
             .recorded_by(recorder.clone());
-        let inner = Inner {
-            member,
-            config: config.clone(),
-            lane: Mutex::new(lane),
-            wanted: AtomicUsize::new(0),
-            inbox: Mutex::default(),
-            has_mail: AtomicBool::new(false),
-            waker,
-            readiness,
-            aborted,
-            arena,
-            recorder,
-            family: Mutex::new(Some(family)),
-            has_callers: AtomicBool::new(false),
-        };
-        let inner = Arc::new(inner);
+        let family = Arc::new(Mutex::new(Some(family)));
+        let driven = Driven::new(lane, wake, aborted, family.clone());
         if let Some(door) = door {
-            engine::get()?.guard(&inner, door);
+            engine::get()?.guard(&driven, door);
         }
-        Ok(ProcessGroup { inner })
+        Ok(ProcessGroup {
+            inner: Arc::new(Inner {
+                member,
+                config: config.clone(),
+                family,
+                carrier: Carrier::Lane(driven),
+                arena,
+                recorder,
+            }),
+        })
+    }
+
+    /// The same, on a backend of somebody else's.
+    fn on_backend(
+        backend: Arc<dyn Backend>,
+        name: &str,
+        member: Membership,
+        family: Arc<Family>,
+        config: &Config,
+        recorder: Recorder,
+    ) -> ProcessGroup {
+        let family = Arc::new(Mutex::new(Some(family)));
+        let foreign = Foreign::new(
+            backend,
+            name,
+            member.clone(),
+            config.timeout,
+            recorder.clone(),
+            family.clone(),
+        );
+        ProcessGroup {
+            inner: Arc::new(Inner {
+                member,
+                config: config.clone(),
+                family,
+                carrier: Carrier::Backend(foreign),
+                arena: None,
+                recorder,
+            }),
+        }
     }
 }
 

@@ -11,35 +11,59 @@
 
 use std::{
     ops::{Deref, DerefMut},
-    sync::{Arc, MutexGuard, PoisonError, TryLockError, atomic::Ordering},
-    time::Instant,
+    os::fd::OwnedFd,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
 };
 
-use super::Inner;
+use super::family::FamilyCell;
 use crate::{
     Result,
     engine::{self, Advance, Engine},
     executor::Progress,
     lane::{Job, Lane, Operation},
-    transport::Point,
+    transport::{Point, Waker},
 };
 
 /// What was submitted and is not in the lane yet.
 #[derive(Default)]
-pub(super) struct Inbox {
+struct Inbox {
     jobs: Vec<Box<dyn Job>>,
     points: Vec<Point>,
 }
 
+/// A group's lane, which whoever needs it drives.
+pub(crate) struct Driven {
+    /// The store that this process may host for the others stays for as long as operations do.
+    _family: FamilyCell,
+    lane: Mutex<Lane>,
+    /// Threads that wait for the lane, to make a blocking call.
+    wanted: AtomicUsize,
+    /// What was submitted and is not in the lane yet, so that nobody who submits waits for the
+    /// operation that runs.
+    inbox: Mutex<Inbox>,
+    /// Whether sends or receives are in the inbox.
+    has_mail: AtomicBool,
+    /// Ends the sleep of whoever drives the lane.
+    waker: Waker,
+    readiness: Arc<OwnedFd>,
+    /// Whether peers of other hosts have come that nobody has looked at.
+    has_callers: AtomicBool,
+    aborted: Arc<AtomicBool>,
+}
+
 /// A locked lane. When it is unlocked, what is unfinished goes to the engine.
-pub(super) struct Driver<'a> {
+struct Driver<'a> {
     // Dropped in this order.
     lane: MutexGuard<'a, Lane>,
     rest: Rest<'a>,
 }
 
 struct Rest<'a> {
-    group: &'a Arc<Inner>,
+    group: &'a Arc<Driven>,
     busy: bool,
 }
 
@@ -77,9 +101,29 @@ impl Drop for Rest<'_> {
     }
 }
 
-impl Inner {
+impl Driven {
+    /// `aborted` is the flag that the lane looks at.
+    pub(super) fn new(
+        lane: Lane,
+        (waker, readiness): (Waker, Arc<OwnedFd>),
+        aborted: Arc<AtomicBool>,
+        family: FamilyCell,
+    ) -> Arc<Driven> {
+        Arc::new(Driven {
+            _family: family,
+            lane: Mutex::new(lane),
+            wanted: AtomicUsize::new(0),
+            inbox: Mutex::default(),
+            has_mail: AtomicBool::new(false),
+            waker,
+            readiness,
+            has_callers: AtomicBool::new(false),
+            aborted,
+        })
+    }
+
     /// Waits for the lane, to make a blocking call.
-    pub(super) fn drive(self: &Arc<Self>) -> Driver<'_> {
+    fn drive(self: &Arc<Self>) -> Driver<'_> {
         if let Some(driver) = self.try_drive() {
             return driver;
         }
@@ -133,7 +177,11 @@ impl Inner {
         self.has_callers.load(Ordering::SeqCst)
     }
 
-    pub(super) fn submit(self: &Arc<Self>, engine: &Engine, job: Box<dyn Job>) {
+    pub(super) fn submit(self: &Arc<Self>, job: Box<dyn Job>) {
+        let engine = match engine::get() {
+            Ok(engine) => engine,
+            Err(error) => return job.complete(Err(error)),
+        };
         let mut inbox = self.inbox();
         inbox.jobs.push(job);
         let first = inbox.jobs.len() == 1;
@@ -141,7 +189,11 @@ impl Inner {
         self.announce(engine, first);
     }
 
-    pub(super) fn post(self: &Arc<Self>, engine: &Engine, point: Point) {
+    pub(super) fn post(self: &Arc<Self>, point: Point) {
+        let engine = match engine::get() {
+            Ok(engine) => engine,
+            Err(error) => return point.complete(Err(error)),
+        };
         let mut inbox = self.inbox();
         inbox.points.push(point);
         let first = inbox.points.len() == 1;
@@ -178,7 +230,7 @@ impl Inner {
     }
 
     /// Brings everything on that was submitted.
-    pub(super) fn turn(&self, lane: &mut Lane, now: Instant) -> Progress {
+    fn turn(&self, lane: &mut Lane, now: Instant) -> Progress {
         if lane.has_points() {
             lane.look(now);
         }
@@ -233,6 +285,29 @@ impl Inner {
         }
         self.take_mail(lane);
         turn(lane, now)
+    }
+
+    /// Closes the lane after all ranks have called this. What is under way ends first.
+    pub(super) fn close(self: &Arc<Self>, started: Instant, timeout: Duration) -> Result<()> {
+        let mut lane = self.drive();
+        loop {
+            match self.turn(&mut lane, Instant::now()) {
+                Progress::Done => break,
+                Progress::Moved => {}
+                Progress::Stuck => lane.sleep(None),
+            }
+        }
+        lane.close()?;
+        let until = started + timeout;
+        while !lane.closed(started, Instant::now())? {
+            lane.sleep_until(until, Instant::now());
+        }
+        Ok(())
+    }
+
+    /// Time in operations.
+    pub(super) fn busy(self: &Arc<Self>) -> Duration {
+        self.drive().busy()
     }
 
     /// Drives the lane on the caller's thread until `done` or `deadline`. `false`: somebody else

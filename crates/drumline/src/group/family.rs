@@ -8,6 +8,9 @@ use std::{
 
 use crate::{rendezvous::Rendezvous, store::Store};
 
+/// A group's hold on its family, until the group is destroyed.
+pub(super) type FamilyCell = Arc<Mutex<Option<Arc<Family>>>>;
+
 /// Where the ranks of a job meet, for as long as any group of it is there.
 #[derive(Debug)]
 pub(super) struct Family {

@@ -1,7 +1,7 @@
 //! From a URL or a store to the group of the whole job.
 
 use std::{
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -102,21 +102,53 @@ fn form_world(place: Rendezvous, config: &Config) -> Result<ProcessGroup> {
 fn choose_addresses(config: &mut Config, master: Option<SocketAddr>) -> Result<()> {
     // A master on loopback has no ranks on other hosts.
     let Some(master) = master.filter(|master| !master.ip().is_loopback()) else { return Ok(()) };
-    let why = match (&config.socket_ifname, &config.bind_addresses[..]) {
-        (None, []) => {
-            config.bind_addresses = vec![address_towards(master)?];
-            format!("it is on the way to the master at {master}")
-        }
-        (Some(names), []) => {
-            config.bind_addresses = addresses_of(names, Some(master))?;
-            format!("DRUMLINE_SOCKET_IFNAME or GLOO_SOCKET_IFNAME says {names}")
-        }
-        // Which of the two is meant is asked where it matters.
-        (Some(_), _) => return Ok(()),
-        (None, _) => "DRUMLINE_BIND_ADDRESS says so".to_owned(),
-    };
-    config.socket_ifname = None;
+    // Which of the two is meant is asked where it matters.
+    if config.socket_ifname.is_some() && !config.bind_addresses.is_empty() {
+        return Ok(());
+    }
+    let (addresses, why) = addresses(config, Some(master))?;
+    (config.bind_addresses, config.socket_ifname) = (addresses, None);
     let addresses = describe(&config.bind_addresses);
     tracing::info!("ranks of other hosts reach this one at {addresses}: {why}");
     Ok(())
+}
+
+/// Where ranks of other hosts would reach this one, and why there: `10.0.0.1 (eth0): it is on the
+/// way to the master at 10.0.0.9:29500`. Without a master, the default route counts.
+///
+/// ```
+/// use drumline::{Config, describe_addresses};
+///
+/// let config = Config { bind_addresses: vec![[127, 0, 0, 1].into()], ..Config::default() };
+/// assert!(describe_addresses(&config, None)?.contains("DRUMLINE_BIND_ADDRESS"));
+/// # Ok::<_, drumline::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// [`Error::InvalidSetting`](crate::Error::InvalidSetting) when no interface has the name that is
+/// asked for; [`Error::Io`](crate::Error::Io) when there is no route.
+pub fn describe_addresses(config: &Config, master: Option<SocketAddr>) -> Result<String> {
+    let (addresses, why) = addresses(config, master)?;
+    Ok(format!("{}: {why}", describe(&addresses)))
+}
+
+/// An address that is nowhere (RFC 5737): only the default route leads there.
+const ELSEWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 1);
+
+fn addresses(config: &Config, master: Option<SocketAddr>) -> Result<(Vec<IpAddr>, String)> {
+    Ok(match (&config.bind_addresses[..], &config.socket_ifname) {
+        ([], None) => (
+            vec![address_towards(master.unwrap_or(ELSEWHERE))?],
+            match master {
+                Some(master) => format!("it is on the way to the master at {master}"),
+                None => "it is on the default route".to_owned(),
+            },
+        ),
+        ([], Some(names)) => (
+            addresses_of(names, master)?,
+            format!("DRUMLINE_SOCKET_IFNAME or GLOO_SOCKET_IFNAME says {names}"),
+        ),
+        (set, _) => (set.to_vec(), "DRUMLINE_BIND_ADDRESS says so".to_owned()),
+    })
 }

@@ -5,6 +5,7 @@ mod connect;
 mod default_group;
 mod drive;
 mod family;
+mod foreign;
 mod init;
 mod objects;
 mod points;
@@ -13,11 +14,7 @@ mod subgroups;
 
 use std::{
     fmt,
-    os::fd::OwnedFd,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize},
-    },
+    sync::{Arc, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
@@ -26,16 +23,17 @@ use drumline_shm::Arena;
 
 use crate::{
     Config, Result,
-    executor::Progress,
-    lane::Lane,
+    lane::{Job, Operation},
+    membership::Membership,
     trace::Recorder,
-    transport::{Waker, mesh::Membership},
+    transport::Point,
 };
 
 pub use default_group::{default_group, is_initialized};
-use drive::Inbox;
-use family::Family;
-pub use init::{init_process_group, init_with_store};
+pub(crate) use drive::Driven;
+use family::{Family, FamilyCell};
+use foreign::Foreign;
+pub use init::{describe_addresses, init_process_group, init_with_store};
 pub use registered::RegisteredBuffer;
 pub use subgroups::GroupOptions;
 
@@ -77,37 +75,45 @@ pub(crate) struct Inner {
     member: Membership,
     config: Config,
     /// Until the group is destroyed. This process may host the store for the others.
-    family: Mutex<Option<Arc<Family>>>,
-    lane: Mutex<Lane>,
-    /// Threads that wait for the lane, to make a blocking call.
-    wanted: AtomicUsize,
-    /// What was submitted and is not in the lane yet, so that nobody who submits waits for the
-    /// operation that runs.
-    inbox: Mutex<Inbox>,
-    /// Whether sends or receives are in the inbox.
-    has_mail: AtomicBool,
-    /// Ends the sleep of whoever drives the lane.
-    waker: Waker,
-    readiness: Arc<OwnedFd>,
-    /// Whether peers of other hosts have come that nobody has looked at.
-    has_callers: AtomicBool,
-    aborted: Arc<AtomicBool>,
+    family: FamilyCell,
+    carrier: Carrier,
     arena: Option<Arena>,
     recorder: Recorder,
 }
 
+/// What carries the group's operations.
+enum Carrier {
+    Lane(Arc<Driven>),
+    Backend(Arc<Foreign>),
+}
+
 impl ProcessGroup {
     /// The name of the group: `world` for the whole job.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// assert_eq!(group.name(), "alone");
+    /// ```
     pub fn name(&self) -> &str {
         &self.inner.member.name
     }
 
     /// This process's number in the group: `0..world_size`.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// assert!(group.rank() < group.world_size());
+    /// ```
     pub fn rank(&self) -> Rank {
         self.inner.member.rank
     }
 
     /// How many ranks the group has.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// assert_eq!(group.world_size(), 1);
+    /// ```
     pub fn world_size(&self) -> usize {
         self.inner.member.world_size
     }
@@ -122,8 +128,18 @@ impl ProcessGroup {
     }
 
     /// Time that operations of the group have taken on this rank, waiting for others included.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// group.barrier()?;
+    /// println!("{:?} of communication", group.communication_time());
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn communication_time(&self) -> Duration {
-        self.inner.drive().busy()
+        match &self.inner.carrier {
+            Carrier::Lane(lane) => lane.busy(),
+            Carrier::Backend(backend) => backend.busy(),
+        }
     }
 
     /// What records the operations of the group.
@@ -132,6 +148,11 @@ impl ProcessGroup {
     }
 
     /// Whether ranks of this host share memory with this one.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// assert!(!group.shares_memory()); // with nobody
+    /// ```
     pub fn shares_memory(&self) -> bool {
         self.inner.arena.is_some()
     }
@@ -148,12 +169,22 @@ impl ProcessGroup {
     /// assert!(matches!(group.barrier(), Err(Error::Collective(_) | Error::Poisoned { .. })));
     /// ```
     pub fn abort(&self) {
-        self.inner.abort();
+        match &self.inner.carrier {
+            Carrier::Lane(lane) => lane.abort(),
+            Carrier::Backend(backend) => backend.abort(),
+        }
     }
 
     /// Closes the group after all ranks have called this, so that no rank is left waiting for
     /// one that has gone. Operations that are under way end first. Dropping the last handle
     /// leaves without waiting.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// // ... all that is to be done ...
+    /// group.destroy()?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -161,25 +192,15 @@ impl ProcessGroup {
     /// it made a call that no other rank took part in.
     pub fn destroy(self) -> Result<()> {
         let inner = &self.inner;
-        let started = Instant::now();
+        let (started, timeout) = (Instant::now(), inner.config.timeout);
         let open = inner.recorder.phase("destroy");
-        let mut lane = inner.drive();
-        loop {
-            match inner.turn(&mut lane, Instant::now()) {
-                Progress::Done => break,
-                Progress::Moved => {}
-                Progress::Stuck => lane.sleep(None),
-            }
+        match &inner.carrier {
+            Carrier::Lane(lane) => lane.close(started, timeout)?,
+            Carrier::Backend(backend) => backend.close(started, timeout)?,
         }
-        lane.close()?;
-        let until = started + inner.config.timeout;
-        while !lane.closed(started, Instant::now())? {
-            lane.sleep_until(until, Instant::now());
-        }
-        drop(lane);
         let family = inner.family.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(family) = family {
-            family.leave(inner.config.timeout.saturating_sub(started.elapsed()));
+            family.leave(timeout.saturating_sub(started.elapsed()));
         }
         drop(open);
         inner.recorder.flush();
@@ -190,6 +211,38 @@ impl ProcessGroup {
 impl Inner {
     fn family(&self) -> Option<Arc<Family>> {
         self.family.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whose waiting threads may bring operations on; nobody's, if those have threads of their own.
+    pub(crate) fn driven(&self) -> Weak<Driven> {
+        match &self.carrier {
+            Carrier::Lane(lane) => Arc::downgrade(lane),
+            Carrier::Backend(_) => Weak::new(),
+        }
+    }
+
+    /// Runs an operation on the caller's thread, after those that were called before.
+    fn run(&self, operation: &mut dyn Operation) -> Result<()> {
+        match &self.carrier {
+            Carrier::Lane(lane) => lane.run(operation),
+            Carrier::Backend(backend) => backend.run(operation),
+        }
+    }
+
+    /// Runs an operation in the background, after those that were called before.
+    fn submit(&self, job: Box<dyn Job>) {
+        match &self.carrier {
+            Carrier::Lane(lane) => lane.submit(job),
+            Carrier::Backend(backend) => backend.submit(job),
+        }
+    }
+
+    /// Sends or receives in the background.
+    fn post(&self, point: Point) {
+        match &self.carrier {
+            Carrier::Lane(lane) => lane.post(point),
+            Carrier::Backend(backend) => backend.post(point),
+        }
     }
 }
 

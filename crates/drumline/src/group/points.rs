@@ -6,7 +6,7 @@ use drumline_schedule::step::Rank;
 
 use super::ProcessGroup;
 use crate::{
-    Element, Result, Work, engine,
+    Element, Result, Work,
     transport::{Content, Direction, Message, Point, PointCall},
     work::Promise,
 };
@@ -93,6 +93,16 @@ impl ProcessGroup {
     /// Receives into `data` what rank `from` sends with the same `tag`, type and number of
     /// elements; see [`ProcessGroup::send`]. After an error `data` is as it was.
     ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let sent = group.send_async(vec![1, 2, 3], 0, 7)?; // to itself
+    /// let mut data = [0; 3];
+    /// group.recv(&mut data, 0, 7)?;
+    /// assert_eq!(data, [1, 2, 3]);
+    /// sent.wait()?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`ProcessGroup::send`].
@@ -103,6 +113,14 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::recv`] in the background.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let received = group.recv_async(vec![0; 3], 0, 7)?;
+    /// group.send(&[1, 2, 3], 0, 7)?; // to itself
+    /// assert_eq!(received.wait()?, [1, 2, 3]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -154,6 +172,14 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::recv_any`] in the background. Also tells which rank has sent.
     ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let received = group.recv_any_async(vec![0; 3], 7)?;
+    /// group.send(&[1, 2, 3], 0, 7)?; // to itself
+    /// assert_eq!(received.wait()?, (vec![1, 2, 3], 0));
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// None yet; the [`Work`] has those of [`ProcessGroup::recv_any`].
@@ -189,10 +215,7 @@ impl ProcessGroup {
         if let Some(peer) = call.peer {
             self.check_rank(call.name(), peer)?;
         }
-        match engine::get() {
-            Ok(engine) => self.inner.post(engine, Point::new(call, message)),
-            Err(error) => message.complete(Err(error)),
-        }
+        self.inner.post(Point::new(call, message));
         Ok(())
     }
 }

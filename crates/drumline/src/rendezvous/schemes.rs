@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use super::{Rendezvous, invalid};
+use super::{Rendezvous, file, settings::invalid};
 use crate::{Config, Result};
 
 type Handler = Arc<dyn Fn(&str, &Config) -> Result<Rendezvous> + Send + Sync>;
@@ -13,7 +13,7 @@ type Handler = Arc<dyn Fn(&str, &Config) -> Result<Rendezvous> + Send + Sync>;
 static HANDLERS: RwLock<BTreeMap<String, Handler>> = RwLock::new(BTreeMap::new());
 
 /// What the library brings along.
-const BUILT_IN: [&str; 2] = ["env", "tcp"];
+const BUILT_IN: [&str; 3] = ["env", "tcp", "file"];
 
 /// Makes URLs that begin with `scheme://` known in this process, to [`rendezvous`](super::rendezvous)
 /// and [`init_process_group`](crate::init_process_group).
@@ -60,8 +60,11 @@ where
     Ok(())
 }
 
-/// What was registered for the scheme of `url`.
+/// Who handles the scheme of `url`, unless it needs a [`Plan`](super::Plan).
 pub(super) fn handler_of(url: &str) -> Option<Handler> {
     let (scheme, _) = url.split_once("://")?;
+    if scheme == "file" {
+        return Some(Arc::new(file::meet));
+    }
     HANDLERS.read().unwrap_or_else(PoisonError::into_inner).get(scheme).cloned()
 }

@@ -1,9 +1,13 @@
 use std::{
-    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use super::{DEFAULT_TIMEOUT, Store, values::Values};
+use super::{
+    BYTES_MAX, DEFAULT_TIMEOUT, Store, barrier_of_keys,
+    limits::{check_value, raw_key, raw_keys, raw_pairs, shown},
+    values::{Misfit, Values},
+};
 use crate::{Error, Result};
 
 /// A store inside one process, for ranks that are threads.
@@ -21,47 +25,92 @@ use crate::{Error, Result};
 /// ```
 #[derive(Debug)]
 pub struct HashStore {
-    values: Mutex<Values>,
-    changed: Condvar,
+    shared: Arc<Shared>,
     timeout: Mutex<Duration>,
 }
 
+#[derive(Debug)]
+struct Shared {
+    values: Mutex<Values>,
+    changed: Condvar,
+}
+
+const NAME: &str = "hash";
+
 impl HashStore {
-    /// An empty store.
+    /// An empty store of at most [`BYTES_MAX`].
     pub fn new() -> HashStore {
-        HashStore {
-            values: Mutex::default(),
-            changed: Condvar::new(),
-            timeout: Mutex::new(DEFAULT_TIMEOUT),
-        }
+        HashStore::with_limit(BYTES_MAX)
+    }
+
+    /// An empty store of at most `bytes_max` bytes.
+    ///
+    /// ```
+    /// use drumline::store::{HashStore, Store};
+    ///
+    /// let store = HashStore::with_limit(1000);
+    /// let error = store.set("key", &[0; 1000]).unwrap_err();
+    /// assert!(error.to_string().contains("1000 bytes"));
+    /// ```
+    pub fn with_limit(bytes_max: usize) -> HashStore {
+        let values = Mutex::new(Values::new(bytes_max));
+        let shared = Arc::new(Shared { values, changed: Condvar::new() });
+        HashStore { shared, timeout: Mutex::new(DEFAULT_TIMEOUT) }
     }
 
     fn values(&self) -> MutexGuard<'_, Values> {
-        self.values.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until all `keys` exist and returns the map in that very state.
-    fn wait_for(&self, keys: &[&str], timeout: Duration) -> Result<MutexGuard<'_, Values>> {
+    /// Changes the map and wakes all who wait.
+    fn change<T>(
+        &self,
+        operation: impl FnOnce() -> String,
+        change: impl FnOnce(&mut Values) -> Result<T, Misfit>,
+    ) -> Result<T> {
+        let result = change(&mut self.values());
+        self.shared.changed.notify_all();
+        result.map_err(|misfit| Error::Store {
+            store: NAME.into(),
+            operation: operation(),
+            problem: misfit.to_string(),
+        })
+    }
+
+    /// Waits until all `keys` are as `is_there` wants them, and returns the map in that very state.
+    fn wait_for(
+        &self,
+        keys: &[String],
+        timeout: Duration,
+        is_there: impl Fn(&Values, &[u8]) -> bool,
+    ) -> Result<MutexGuard<'_, Values>> {
         let start = Instant::now();
         let is_missing =
-            |values: &mut Values| keys.iter().any(|key| !values.contains(key.as_bytes()));
+            |values: &mut Values| keys.iter().any(|key| !is_there(values, key.as_bytes()));
         let (values, result) = self
+            .shared
             .changed
             .wait_timeout_while(self.values(), timeout, is_missing)
             .unwrap_or_else(PoisonError::into_inner);
         if !result.timed_out() {
             return Ok(values);
         }
-        let missing = keys.iter().filter(|key| !values.contains(key.as_bytes()));
+        let missing = keys.iter().filter(|key| !is_there(&values, key.as_bytes()));
         Err(Error::StoreTimeout {
             store: NAME.into(),
-            keys: missing.map(|key| key.to_string()).collect(),
+            keys: missing.map(|key| shown(key.as_bytes())).collect(),
             waited: start.elapsed(),
         })
     }
 }
 
-const NAME: &str = "hash";
+fn has_value(values: &Values, key: &[u8]) -> bool {
+    values.get(key).is_some()
+}
+
+fn has_item(values: &Values, key: &[u8]) -> bool {
+    values.first(key).is_some()
+}
 
 impl Default for HashStore {
     fn default() -> HashStore {
@@ -71,43 +120,101 @@ impl Default for HashStore {
 
 impl Store for HashStore {
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        self.values().set(key.as_bytes(), value);
-        self.changed.notify_all();
-        Ok(())
+        self.multi_set(&[(key, value)])
     }
 
     fn get(&self, key: &str) -> Result<Vec<u8>> {
-        let values = self.wait_for(&[key], self.timeout())?;
-        Ok(values.get(key.as_bytes()).unwrap_or_default().to_vec())
+        let raw = raw_key("get", key)?;
+        let values = self.wait_for(std::slice::from_ref(&raw), self.timeout(), has_value)?;
+        Ok(values.get(raw.as_bytes()).unwrap_or_default().to_vec())
     }
 
     fn add(&self, key: &str, amount: i64) -> Result<i64> {
-        let sum = self.values().add(key.as_bytes(), amount).map_err(|error| Error::Store {
-            store: NAME.into(),
-            operation: format!("add {amount} to {key}"),
-            problem: error.to_string(),
-        })?;
-        self.changed.notify_all();
-        Ok(sum)
+        let raw = raw_key("add", key)?;
+        self.change(
+            || format!("add {amount} to {key}"),
+            |values| values.add(raw.as_bytes(), amount),
+        )
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
-        let value = self.values().compare_set(key.as_bytes(), expected, desired);
-        self.changed.notify_all();
-        Ok(value)
+        let raw = raw_key("compare_set", key)?;
+        check_value("compare_set", desired)?;
+        self.change(
+            || format!("compare_set {key}"),
+            |values| values.compare_set(raw.as_bytes(), expected, desired),
+        )
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
-        self.wait_for(keys, timeout).map(drop)
+        self.wait_for(&raw_keys("wait", keys)?, timeout, Values::is_present).map(drop)
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool> {
+        let keys = raw_keys("check", keys)?;
         let values = self.values();
-        Ok(keys.iter().all(|key| values.contains(key.as_bytes())))
+        Ok(keys.iter().all(|key| values.is_present(key.as_bytes())))
+    }
+
+    fn num_keys(&self) -> Result<usize> {
+        Ok(self.values().len())
     }
 
     fn delete_key(&self, key: &str) -> Result<bool> {
-        Ok(self.values().delete(key.as_bytes()))
+        let raw = raw_key("delete_key", key)?;
+        Ok(self.values().delete(raw.as_bytes()))
+    }
+
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        let raw = raw_key("append", key)?;
+        self.change(|| format!("append to {key}"), |values| values.append(raw.as_bytes(), value))
+    }
+
+    fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>> {
+        let keys = raw_keys("multi_get", keys)?;
+        let values = self.wait_for(&keys, self.timeout(), has_value)?;
+        let value = |key: &String| values.get(key.as_bytes()).unwrap_or_default().to_vec();
+        Ok(keys.iter().map(value).collect())
+    }
+
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+        let pairs = raw_pairs("set", pairs)?;
+        let operation = || {
+            pairs
+                .first()
+                .map_or_else(String::new, |(key, _)| format!("set {}", shown(key.as_bytes())))
+        };
+        self.change(operation, |values| {
+            pairs.iter().try_for_each(|(key, value)| values.set(key.as_bytes(), value))
+        })
+    }
+
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {
+        let raw = raw_key("queue_push", key)?;
+        check_value("queue_push", value)?;
+        self.change(|| format!("queue_push {key}"), |values| values.push(raw.as_bytes(), value))
+    }
+
+    fn queue_pop(&self, key: &str) -> Result<Vec<u8>> {
+        let raw = raw_key("queue_pop", key)?;
+        let mut values = self.wait_for(std::slice::from_ref(&raw), self.timeout(), has_item)?;
+        Ok(values.pop(raw.as_bytes()).unwrap_or_default())
+    }
+
+    fn queue_try_pop(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        Ok(self.values().pop(raw_key("queue_try_pop", key)?.as_bytes()))
+    }
+
+    fn queue_len(&self, key: &str) -> Result<usize> {
+        Ok(self.values().queue_len(raw_key("queue_len", key)?.as_bytes()))
+    }
+
+    fn list_keys(&self) -> Result<Vec<String>> {
+        Ok(self.values().keys().map(shown).collect())
+    }
+
+    fn barrier(&self, key: &str, world_size: usize, timeout: Duration) -> Result<()> {
+        barrier_of_keys(self, key, world_size, timeout)
     }
 
     fn timeout(&self) -> Duration {
@@ -116,5 +223,10 @@ impl Store for HashStore {
 
     fn set_timeout(&self, timeout: Duration) {
         *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
+    }
+
+    fn try_clone(&self) -> Result<Box<dyn Store>> {
+        let shared = Arc::clone(&self.shared);
+        Ok(Box::new(HashStore { shared, timeout: Mutex::new(self.timeout()) }))
     }
 }

@@ -5,8 +5,8 @@ use crate::Result;
 
 /// A part of another store, under keys that begin with `prefix/`.
 ///
-/// It lets two users of one store choose the same keys. The time-out is the other store's: setting
-/// it here sets it there.
+/// It lets two users of one store choose the same keys, and lists and counts only its own. The
+/// time-out is the other store's: setting it here sets it there.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -17,6 +17,7 @@ use crate::Result;
 /// let part = PrefixStore::new("group/0", whole.clone());
 /// part.set("ready", b"yes")?;
 /// assert_eq!(whole.get("group/0/ready")?, b"yes");
+/// assert_eq!(part.list_keys()?, ["ready"]);
 /// # Ok::<(), drumline::Error>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -31,12 +32,28 @@ impl PrefixStore {
         PrefixStore { prefix: prefix.into(), store }
     }
 
+    /// The store that this is a part of.
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use drumline::store::{HashStore, PrefixStore, Store};
+    /// let part = PrefixStore::new("part", Arc::new(HashStore::new()));
+    /// part.underlying_store().set("part/key", b"value")?;
+    /// assert_eq!(part.get("key")?, b"value");
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    pub fn underlying_store(&self) -> &Arc<dyn Store> {
+        &self.store
+    }
+
     fn full(&self, key: &str) -> String {
         format!("{}/{key}", self.prefix)
     }
 
-    fn full_keys(&self, keys: &[&str]) -> Vec<String> {
-        keys.iter().map(|key| self.full(key)).collect()
+    /// Runs `call` with the full names of `keys`.
+    fn with_full<T>(&self, keys: &[&str], call: impl FnOnce(&[&str]) -> T) -> T {
+        let keys: Vec<_> = keys.iter().map(|key| self.full(key)).collect();
+        call(&keys.iter().map(String::as_str).collect::<Vec<_>>())
     }
 }
 
@@ -58,17 +75,59 @@ impl Store for PrefixStore {
     }
 
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
-        let keys = self.full_keys(keys);
-        self.store.wait(&keys.iter().map(String::as_str).collect::<Vec<_>>(), timeout)
+        self.with_full(keys, |keys| self.store.wait(keys, timeout))
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool> {
-        let keys = self.full_keys(keys);
-        self.store.check(&keys.iter().map(String::as_str).collect::<Vec<_>>())
+        self.with_full(keys, |keys| self.store.check(keys))
+    }
+
+    fn num_keys(&self) -> Result<usize> {
+        Ok(self.list_keys()?.len())
     }
 
     fn delete_key(&self, key: &str) -> Result<bool> {
         self.store.delete_key(&self.full(key))
+    }
+
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.store.append(&self.full(key), value)
+    }
+
+    fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>> {
+        self.with_full(keys, |keys| self.store.multi_get(keys))
+    }
+
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+        let keys: Vec<_> = pairs.iter().map(|(key, _)| self.full(key)).collect();
+        let pairs = keys.iter().zip(pairs).map(|(key, &(_, value))| (key.as_str(), value));
+        self.store.multi_set(&pairs.collect::<Vec<_>>())
+    }
+
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {
+        self.store.queue_push(&self.full(key), value)
+    }
+
+    fn queue_pop(&self, key: &str) -> Result<Vec<u8>> {
+        self.store.queue_pop(&self.full(key))
+    }
+
+    fn queue_try_pop(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        self.store.queue_try_pop(&self.full(key))
+    }
+
+    fn queue_len(&self, key: &str) -> Result<usize> {
+        self.store.queue_len(&self.full(key))
+    }
+
+    fn list_keys(&self) -> Result<Vec<String>> {
+        let prefix = self.full("");
+        let keys = self.store.list_keys()?;
+        Ok(keys.iter().filter_map(|key| key.strip_prefix(&prefix)).map(str::to_owned).collect())
+    }
+
+    fn barrier(&self, key: &str, world_size: usize, timeout: Duration) -> Result<()> {
+        self.store.barrier(&self.full(key), world_size, timeout)
     }
 
     fn timeout(&self) -> Duration {
@@ -77,5 +136,10 @@ impl Store for PrefixStore {
 
     fn set_timeout(&self, timeout: Duration) {
         self.store.set_timeout(timeout);
+    }
+
+    fn try_clone(&self) -> Result<Box<dyn Store>> {
+        let store = Arc::from(self.store.try_clone()?);
+        Ok(Box::new(PrefixStore { store, ..self.clone() }))
     }
 }

@@ -95,7 +95,7 @@ pub(crate) fn connect(
     };
     let near = match unix {
         Some((_, listener)) if !near.is_empty() => {
-            connect_near(member, config, &near, listener, deadline)?
+            connect_near(member, board, config, &near, listener, deadline)?
         }
         _ => Vec::new(),
     };
@@ -137,6 +137,7 @@ fn open_gates(
 /// Connects with the peers of this host, which do the same.
 fn connect_near(
     member: &Membership,
+    board: &Board,
     config: &Config,
     near: &BTreeMap<Rank, Card>,
     listener: Listener,
@@ -152,7 +153,8 @@ fn connect_near(
             *slot = Some(caller.call(*rank, &address, channel)?);
         }
     }
-    accept(member, member.gate(listener, member.rank + 1, config)?, &mut slots, deadline)?;
+    let gate = member.gate(listener, member.rank + 1, config)?;
+    accept(member, board, gate, &mut slots, deadline)?;
     let complete = slots.into_iter().filter_map(|(rank, slots)| match slots {
         [Some(control), Some(data), Some(points)] => {
             Some(Near { rank, streams: Bundle { control, data, points } })
@@ -322,14 +324,19 @@ impl Caller<'_> {
     }
 }
 
+/// How often a rank that waits for others looks whether one has failed.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
 /// Lets all connections of every higher rank of this host in. Strangers are turned away and hold
 /// up nobody.
 fn accept(
     member: &Membership,
+    board: &Board,
     mut gate: Gate,
     slots: &mut BTreeMap<Rank, Slots>,
     deadline: Instant,
 ) -> Result<()> {
+    let mut next_look = Instant::now() + LOOK_EVERY;
     loop {
         let incomplete = slots.iter().filter(|(_, slots)| slots.iter().any(Option::is_none));
         let missing: Vec<Rank> = incomplete.map(|(rank, _)| *rank).collect();
@@ -342,7 +349,12 @@ fn accept(
                  reach this host?"
             )));
         }
-        let until = gate.deadline().map_or(deadline, |at| at.min(deadline));
+        if Instant::now() >= next_look {
+            board.check()?;
+            next_look = Instant::now() + LOOK_EVERY;
+        }
+        let until = deadline.min(next_look);
+        let until = gate.deadline().map_or(until, |at| at.min(until));
         sleep_until_ready(&mut [PollFd::new(&gate, PollFlags::IN)], until);
         let arrivals = gate.admit(Instant::now());
         for arrival in

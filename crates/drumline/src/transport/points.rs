@@ -114,6 +114,31 @@ impl Point {
         Point { call, started, warned: false, open: None, number: 0, message }
     }
 
+    /// What the message holds, as it travels; and what that is in bytes.
+    pub(crate) fn parcel(&self) -> ([u8; Frame::BYTES], &[u8]) {
+        (Frame::Offer(self.call.offer(0)).encode(), self.message.bytes())
+    }
+
+    /// Takes a whole message in that another rank has sent with that label.
+    pub(crate) fn fill(
+        &mut self,
+        from: Rank,
+        label: &[u8; Frame::BYTES],
+        bytes: &[u8],
+    ) -> Result<(), Cause> {
+        let length = bytes.len() as u64;
+        let offer = match Frame::decode(label) {
+            Some(Frame::Offer(offer)) if offer.bytes == length => offer,
+            _ => {
+                let problem = format!("sent {length} bytes that are no message");
+                return Err(Cause::Protocol { peer: from, problem });
+            }
+        };
+        self.accept(from, &offer)?;
+        self.message.bytes_mut().copy_from_slice(bytes);
+        Ok(())
+    }
+
     pub(crate) fn complete(self, result: Result<()>) {
         let peer = self.call.peer.unwrap_or_default();
         shielded(|| self.message.complete(result.map(|()| peer)));

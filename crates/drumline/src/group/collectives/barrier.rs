@@ -30,6 +30,14 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::barrier`] in the background.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let everybody_is_here = group.barrier_async();
+    /// // ... compute something else ...
+    /// everybody_is_here.wait()?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn barrier_async(&self) -> Work<Vec<u8>> {
         self.submit(call::<u8>(Kind::Barrier, 0), Vec::new(), Vec::new())
     }

@@ -46,6 +46,13 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::all_reduce_coalesced`] in the background. Gives the buffers back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_reduce_coalesced_async(vec![vec![1.0], vec![2.0, 3.0]], drumline::ReduceOp::Sum);
+    /// assert_eq!(work.wait()?, [vec![1.0], vec![2.0, 3.0]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn all_reduce_coalesced_async<T, B>(
         &self,
         mut buffers: Vec<B>,
@@ -97,6 +104,13 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::all_gather_coalesced`] in the background. Gives `outputs` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_gather_coalesced_async(&[&[1], &[2, 3]], vec![vec![0], vec![0, 0]])?;
+    /// assert_eq!(work.wait()?, [vec![1], vec![2, 3]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -156,6 +170,14 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::reduce_scatter_coalesced`] in the background. Gives `outputs` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let outputs = vec![vec![0], vec![0, 0]];
+    /// let work = group.reduce_scatter_coalesced_async(&[&[1], &[2, 3]], outputs, drumline::ReduceOp::Sum)?;
+    /// assert_eq!(work.wait()?, [vec![1], vec![2, 3]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -37,6 +37,13 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::all_to_all`] in the background. Gives `output` back.
     ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_to_all_async(vec![1, 2], vec![0; 2])?;
+    /// assert_eq!(work.wait()?, [1, 2]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when the lengths do not fit.
@@ -87,6 +94,13 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::all_to_all_v`] in the background. Gives `output` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_to_all_v_async(vec![1, 2], &[2], vec![0; 2], &[2])?;
+    /// assert_eq!(work.wait()?, [1, 2]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

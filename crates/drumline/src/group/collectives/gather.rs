@@ -36,6 +36,13 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::all_gather`] in the background. Gives `output` back.
     ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_gather_async(vec![7], vec![0; group.world_size()])?;
+    /// assert_eq!(work.wait()?, [7]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit.
@@ -83,6 +90,13 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::all_gather_v`] in the background. Gives `output` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_gather_v_async(vec![7, 8], vec![0; 2], &[2])?;
+    /// assert_eq!(work.wait()?, [7, 8]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -134,6 +148,13 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::gather`] in the background. Gives `output` back.
     ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.gather_async(vec![7], vec![0; group.world_size()], 0)?;
+    /// assert_eq!(work.wait()?, [7]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or the
@@ -182,6 +203,13 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::gather_v`] in the background. Gives `output` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.gather_v_async(vec![7, 8], vec![0; 2], &[2], 0)?;
+    /// assert_eq!(work.wait()?, [7, 8]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -41,6 +41,13 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::all_gather_list`] in the background. Gives `outputs` back.
     ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_gather_list_async(vec![7], vec![vec![0]])?;
+    /// assert_eq!(work.wait()?, [[7]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit.
@@ -106,6 +113,13 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::gather_list`] in the background. Gives `outputs` back.
     ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.gather_list_async(vec![7], vec![vec![0]], 0)?;
+    /// assert_eq!(work.wait()?, [[7]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit.
@@ -164,6 +178,13 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::scatter_list`] in the background. Gives `output` back.
     ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.scatter_list_async(&[&[7]], vec![0], 0)?;
+    /// assert_eq!(work.wait()?, [7]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit.
@@ -218,6 +239,13 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::reduce_scatter_list`] in the background. Gives `output` back.
     ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.reduce_scatter_list_async(&[&[7]], vec![0], drumline::ReduceOp::Sum)?;
+    /// assert_eq!(work.wait()?, [7]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit.
@@ -271,6 +299,13 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::all_to_all_list`] in the background. Gives `outputs` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_to_all_list_async(&[&[7]], vec![vec![0]])?;
+    /// assert_eq!(work.wait()?, [[7]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -21,7 +21,6 @@ use super::ProcessGroup;
 use crate::{
     Element, Error, Result, Work,
     call::Call,
-    engine,
     executor::Operation as Kind,
     lane::{Job, Operation},
     operation::{CallOn, Request},
@@ -185,10 +184,7 @@ impl ProcessGroup {
     {
         let (promise, work) = Work::of(&self.inner);
         let on: CallOn<T, B, Vec<T>> = CallOn::new(call, buffer, input);
-        match engine::get() {
-            Ok(engine) => self.inner.submit(engine, Box::new(Owned { on, promise, then })),
-            Err(error) => promise.complete(Err(error)),
-        }
+        self.inner.submit(Box::new(Owned { on, promise, then }));
         work
     }
 }

@@ -21,6 +21,9 @@ use crate::{
     operation::Request,
 };
 
+/// A call on sums of members, and this rank's.
+type Summed<A> = (Request<A>, Vec<A>);
+
 impl ProcessGroup {
     /// Reduces all buffers of all ranks, in place: afterwards they are all the same.
     ///
@@ -58,6 +61,13 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::all_reduce_multi`] in the background. Gives the buffers back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_reduce_multi_async(vec![vec![1], vec![2]], drumline::ReduceOp::Sum)?;
+    /// assert_eq!(work.wait()?, [[3], [3]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -122,6 +132,13 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::reduce_multi`] in the background. Gives the buffers back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.reduce_multi_async(vec![vec![1], vec![2]], drumline::ReduceOp::Sum, 0, 1)?;
+    /// assert_eq!(work.wait()?, [[1], [3]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -191,6 +208,13 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::broadcast_multi`] in the background. Gives the buffers back.
     ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.broadcast_multi_async(vec![vec![1], vec![2]], 0, 1)?;
+    /// assert_eq!(work.wait()?, [[2], [2]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] as for the blocking form.
@@ -253,6 +277,13 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::all_gather_multi`] in the background. Gives `outputs` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_gather_multi_async(&[&[1], &[2]], vec![vec![0; 2]; 2])?;
+    /// assert_eq!(work.wait()?, [[1, 2], [1, 2]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -318,6 +349,14 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::reduce_scatter_multi`] in the background. Gives `outputs` back.
     ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let outputs = vec![vec![0], vec![0]];
+    /// let work = group.reduce_scatter_multi_async(&[&[1, 2], &[3, 4]], outputs, drumline::ReduceOp::Sum)?;
+    /// assert_eq!(work.wait()?, [[4], [6]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] as for the blocking form.
@@ -363,7 +402,7 @@ impl ProcessGroup {
         inputs: &[&[T]],
         outputs: &[impl AsRef<[T]>],
         op: ReduceOp,
-    ) -> Result<(Request<T::Accumulator>, Vec<T::Accumulator>)> {
+    ) -> Result<Summed<T::Accumulator>> {
         let operation = "reduce_scatter_multi";
         let all = check_members(operation, inputs)?;
         let len = check_members(operation, outputs)?;

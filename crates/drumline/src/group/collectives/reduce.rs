@@ -40,6 +40,14 @@ impl ProcessGroup {
     ///
     /// The buffer may be anything that is a slice: a `Vec<T>`, a `Box<[T]>`, a
     /// [`RegisteredBuffer<T>`](crate::RegisteredBuffer).
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_reduce_async(vec![1.0, 2.0], drumline::ReduceOp::Sum);
+    /// // ... compute something else ...
+    /// assert_eq!(work.wait()?, [1.0, 2.0]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn all_reduce_async<T, B>(&self, buffer: B, op: impl Into<Operator<T>>) -> Work<B>
     where
         T: Element,
@@ -83,6 +91,13 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::all_reduce_into`] in the background. Gives `output` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_reduce_into_async(&[1.0, 2.0], vec![0.0; 2], drumline::ReduceOp::Sum)?;
+    /// assert_eq!(work.wait()?, [1.0, 2.0]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -139,6 +154,13 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::reduce`] in the background.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.reduce_async(vec![1.0, 2.0], drumline::ReduceOp::Sum, 0)?;
+    /// assert_eq!(work.wait()?, [1.0, 2.0]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -238,6 +260,13 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::reduce_scatter`] in the background. Gives `output` back.
     ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.reduce_scatter_async(vec![1.0, 2.0], vec![0.0; 2], drumline::ReduceOp::Sum)?;
+    /// assert_eq!(work.wait()?, [1.0, 2.0]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit.
@@ -291,6 +320,13 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::reduce_scatter_v`] in the background. Gives `output` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.reduce_scatter_v_async(vec![1.0, 2.0], &[2], vec![0.0; 2], drumline::ReduceOp::Sum)?;
+    /// assert_eq!(work.wait()?, [1.0, 2.0]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

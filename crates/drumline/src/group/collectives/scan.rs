@@ -35,6 +35,12 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::scan`] in the background.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// assert_eq!(group.scan_async(vec![3], drumline::ReduceOp::Sum).wait()?, [3]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn scan_async<T, B>(&self, buffer: B, op: impl Into<Operator<T>>) -> Work<B>
     where
         T: Element,
@@ -79,6 +85,13 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::exclusive_scan`] in the background.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let before = group.exclusive_scan_async(vec![3], drumline::ReduceOp::Sum).wait()?;
+    /// assert_eq!(before, [3]); // nothing is before rank 0: the buffer stays as it is
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn exclusive_scan_async<T, B>(&self, buffer: B, op: impl Into<Operator<T>>) -> Work<B>
     where
         T: Element,

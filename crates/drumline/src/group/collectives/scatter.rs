@@ -37,6 +37,12 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::broadcast`] in the background.
     ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// assert_eq!(group.broadcast_async(vec![1.0, 2.0], 0)?.wait()?, [1.0, 2.0]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a root that is no rank.
@@ -83,6 +89,12 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::scatter`] in the background. Gives `output` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// assert_eq!(group.scatter_async(vec![7], vec![0], 0)?.wait()?, [7]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -133,6 +145,12 @@ impl ProcessGroup {
     }
 
     /// [`ProcessGroup::scatter_v`] in the background. Gives `output` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// assert_eq!(group.scatter_v_async(vec![7, 8], &[2], vec![0; 2], 0)?.wait()?, [7, 8]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

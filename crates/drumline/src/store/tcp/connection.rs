@@ -16,7 +16,7 @@ use std::{
 use rustix::event::PollFlags;
 
 use super::{
-    protocol::{Key, MAGIC, Request, VALUE_BYTES_MAX},
+    protocol::{ASK_EXTENSIONS, EXTENSIONS, Key, MAGIC, Request, VALUE_BYTES_MAX},
     wait::{Next, Wait},
 };
 use crate::{
@@ -40,6 +40,12 @@ const PAUSE_MAX: Duration = Duration::from_millis(500);
 /// How long the server may take to confirm that a wait is cancelled.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
+/// The least time that the server is given for an answer that needs no waiting.
+pub(super) const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+
+/// How often a client of torch's server looks whether an item is there.
+const RECHECK: Duration = Duration::from_millis(100);
+
 /// How long a client calls again that is hung up on: strangers may have crowded it out, or the
 /// server of an earlier job may just be ending.
 const HUNG_UP_MAX: Duration = Duration::from_secs(10);
@@ -47,6 +53,8 @@ const HUNG_UP_MAX: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: Stream,
+    /// Whether the server knows FETCH and TAKE.
+    is_extended: bool,
     _open: OpenConnection,
 }
 
@@ -125,12 +133,13 @@ impl Connection {
                 }
             }
         };
-        let mut connection = Connection { stream, _open: open };
-        let nonce = std::process::id();
-        connection.send(&[Request::Validate(MAGIC), Request::Ping(nonce)], deadline)?;
-        if u32::from_le_bytes(connection.read_array(deadline)?) != nonce {
-            return Err(io::Error::other("what answers is not a store"));
-        }
+        let mut connection = Connection { stream, is_extended: false, _open: open };
+        connection.send(&[Request::Validate(MAGIC), Request::Ping(ASK_EXTENSIONS)], deadline)?;
+        connection.is_extended = match u32::from_le_bytes(connection.read_array(deadline)?) {
+            EXTENSIONS => true,
+            ASK_EXTENSIONS => false,
+            _ => return Err(io::Error::other("what answers is not a store")),
+        };
         Ok(connection)
     }
 
@@ -192,6 +201,12 @@ impl Connection {
         Ok(bytes)
     }
 
+    /// Reads a reply that is a number of things.
+    pub(super) fn read_count(&mut self, deadline: Instant) -> io::Result<usize> {
+        let count = i64::from_le_bytes(self.read_array(deadline)?);
+        usize::try_from(count).map_err(|_| io::Error::other("the store counts below zero"))
+    }
+
     /// Reads a reply that is a value.
     pub(super) fn read_value(&mut self, deadline: Instant) -> io::Result<Vec<u8>> {
         let length = u64::from_le_bytes(self.read_array(deadline)?);
@@ -208,13 +223,101 @@ impl Connection {
         keys: &[Key<'k>],
         deadline: Instant,
     ) -> io::Result<Vec<Key<'k>>> {
-        let mut wait = Wait::new(keys.to_vec());
-        // A deadline in the past still asks: the keys may be there.
-        self.send(&[wait.request()], deadline.max(Instant::now() + CANCEL_MAX))?;
-        let mut until = deadline;
+        let outcome = self.drive(Wait::new(keys.to_vec()), deadline, |_, _| Ok(()))?;
+        Ok(outcome.err().unwrap_or_default())
+    }
+
+    /// Waits until `keys` have values, or until `deadline`; returns the values, or the keys that
+    /// are missing.
+    pub(super) fn fetch<'k>(
+        &mut self,
+        keys: &[Key<'k>],
+        deadline: Instant,
+    ) -> io::Result<Result<Vec<Vec<u8>>, Vec<Key<'k>>>> {
+        let values = |connection: &mut Connection, deadline| {
+            keys.iter().map(|_| connection.read_value(deadline)).collect()
+        };
+        if self.is_extended {
+            let fetch = Wait::by(Request::Fetch(keys.to_vec()), keys.to_vec());
+            return self.drive(fetch, deadline, values);
+        }
+        let missing = self.wait(keys, deadline)?;
+        if !missing.is_empty() {
+            return Ok(Err(missing));
+        }
+        let patience = Instant::now() + ANSWER_PATIENCE;
+        // torch's oldest servers know no lists.
+        let request = match keys {
+            &[key] => Request::Get(key),
+            keys => Request::MultiGet(keys.to_vec()),
+        };
+        self.send(&[request], patience)?;
+        values(self, patience).map(Ok)
+    }
+
+    /// Waits until the queue `key` has an item, or until `deadline`; takes it.
+    pub(super) fn take(&mut self, key: Key<'_>, deadline: Instant) -> io::Result<Option<Vec<u8>>> {
+        if self.is_extended {
+            return self.ask_and_wait(Request::Take(key), deadline, Connection::read_value);
+        }
+        loop {
+            if let Some(item) = self.pop(key)? {
+                return Ok(Some(item));
+            }
+            // torch's server may wake a client that waits no longer in the place of this one.
+            let missing = self.wait(&[key], deadline.min(Instant::now() + RECHECK))?;
+            if time_left(deadline).is_err() {
+                return self.pop(key);
+            }
+            if missing.is_empty() {
+                // Somebody else may have been faster, or the key has a value, which is no item.
+                thread::sleep(PAUSE_MIN);
+            }
+        }
+    }
+
+    /// Takes the first item of the queue `key`, if there is one.
+    pub(super) fn pop(&mut self, key: Key<'_>) -> io::Result<Option<Vec<u8>>> {
+        let patience = Instant::now() + ANSWER_PATIENCE;
+        self.send(&[Request::QueuePop(key)], patience)?;
+        match i64::from_le_bytes(self.read_array(patience)?) {
+            0 => Ok(None),
+            _ => self.read_value(patience).map(Some),
+        }
+    }
+
+    /// Sends `request`, which is answered with STOP_WAITING when something has happened, and reads
+    /// with `read` what comes behind it. `None`: it has not happened until `deadline`, and the
+    /// wait is cancelled.
+    pub(super) fn ask_and_wait<T>(
+        &mut self,
+        request: Request<'_>,
+        deadline: Instant,
+        read: impl FnMut(&mut Connection, Instant) -> io::Result<T>,
+    ) -> io::Result<Option<T>> {
+        Ok(self.drive(Wait::by(request, Vec::new()), deadline, read)?.ok())
+    }
+
+    /// Waits until `deadline`, and reads with `read` what comes behind STOP_WAITING; or returns the
+    /// keys that are missing.
+    fn drive<'k, T>(
+        &mut self,
+        mut wait: Wait<'k>,
+        deadline: Instant,
+        mut read: impl FnMut(&mut Connection, Instant) -> io::Result<T>,
+    ) -> io::Result<Result<T, Vec<Key<'k>>>> {
+        // A deadline in the past still asks: it may have happened.
+        let request = std::slice::from_ref(wait.request());
+        self.send(request, deadline.max(Instant::now() + CANCEL_MAX))?;
+        let (mut until, mut answer) = (deadline, None);
         loop {
             let next = match self.read_array(until) {
-                Ok([reply]) => wait.on_reply(reply).map_err(io::Error::other)?,
+                Ok([reply]) => {
+                    if wait.is_answered_by(reply) {
+                        answer = Some(read(self, Instant::now() + CANCEL_MAX)?);
+                    }
+                    wait.on_reply(reply).map_err(io::Error::other)?
+                }
                 Err(error) if error.kind() == ErrorKind::TimedOut && wait.is_waiting() => {
                     until = Instant::now() + CANCEL_MAX;
                     Next::Send(vec![wait.give_up()])
@@ -224,7 +327,7 @@ impl Connection {
             match next {
                 Next::Listen => {}
                 Next::Send(requests) => self.send(&requests, until)?,
-                Next::Over(missing) => return Ok(missing),
+                Next::Over(missing) => return Ok(answer.ok_or(missing)),
             }
         }
     }
@@ -252,12 +355,6 @@ impl Connection {
             _ => Err(error),
         }
     }
-}
-
-/// The time `timeout` from now.
-pub(super) fn deadline_after(timeout: Duration) -> Instant {
-    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
-    Instant::now() + timeout.min(YEAR)
 }
 
 /// Something listens there, and ends the connection before it has said anything.

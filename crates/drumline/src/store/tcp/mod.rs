@@ -24,35 +24,32 @@
 //! is told otherwise by name ([`TcpStoreServer::bind_exposed`]). Where both ends are drumline's,
 //! the same requests travel behind the handshake of [`auth`](crate::auth), over TCP between hosts
 //! or an abstract Unix socket on one ([`TcpStore::host_secured`], [`TcpStore::connect_secured`]).
+//! One server may have several such doors to the same keys ([`TcpStoreServer::open`]).
 
+mod client;
 mod connection;
+mod door;
 mod host;
 pub mod protocol;
 pub mod server;
 pub mod wait;
 
 use std::{
-    io::{self, ErrorKind},
+    io::ErrorKind,
     net::SocketAddr,
-    sync::{Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    sync::{Mutex, atomic::Ordering},
     thread,
     time::{Duration, Instant},
 };
 
 use self::{
-    connection::{Connection, Server, deadline_after, is_hang_up},
-    protocol::{
-        KEY_BYTES_MAX, KEYS_PER_REQUEST_MAX, Key, READY, REQUEST_BYTES_MAX, Request,
-        VALUE_BYTES_MAX, Value,
-    },
+    connection::{ANSWER_PATIENCE, Connection, Server, is_hang_up},
+    protocol::Key,
 };
-use super::{
-    DEFAULT_TIMEOUT, Store,
-    values::{AddError, parse_number},
-};
+use super::{DEFAULT_TIMEOUT, deadline_after};
 use crate::{Endpoint, Error, Result, auth::Secret, net::call::Address};
 
-pub use self::host::TcpStoreServer;
+pub use self::{door::Door, host::TcpStoreServer};
 
 /// Counts the handles that joined. The only key of torch's without a leading `/`.
 const WORKERS: Key<'static> = Key(b"init/");
@@ -60,17 +57,10 @@ const WORKERS: Key<'static> = Key(b"init/");
 /// How often the number of joined workers is looked at, as in torch.
 const WORKERS_POLL: Duration = Duration::from_millis(10);
 
-/// The least time that the server is given for an answer that needs no waiting.
-const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
-
-/// Idle connections beyond these are closed.
-const IDLE_MAX: usize = 4;
-
 /// A client of a store's server; in the process that hosts the store also its server.
 ///
 /// Every call takes a connection of its own for as long as it lasts, so one that waits holds up
-/// no other. [`Store::set`] returns when the server has the value: whoever asks from then on, over
-/// whichever connection, sees it.
+/// no other.
 ///
 /// Dropping the handle of the host ends the store for everyone: see
 /// [`TcpStore::wait_for_departure`].
@@ -88,6 +78,14 @@ pub struct TcpStore {
 impl TcpStore {
     /// Starts a server as [`TcpStoreServer::bind`] does, and connects to it.
     ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStore};
+    ///
+    /// let store = TcpStore::host("127.0.0.1", 0)?;
+    /// assert!(store.address().is_some());
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those of [`TcpStoreServer::bind`].
@@ -96,6 +94,15 @@ impl TcpStore {
     }
 
     /// Starts a server as [`TcpStoreServer::bind_exposed`] does, and connects to it.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStore};
+    ///
+    /// // Here it is loopback after all.
+    /// let store = TcpStore::host_exposed("127.0.0.1", 0)?;
+    /// assert!(store.address().is_some());
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -106,6 +113,15 @@ impl TcpStore {
 
     /// Starts a server as [`TcpStoreServer::bind_secured`] does, and connects to it.
     ///
+    /// ```
+    /// use drumline::{auth::Secret, store::{Store, tcp::TcpStore}};
+    ///
+    /// let secret = Secret::random()?;
+    /// let store = TcpStore::host_secured(&"tcp://127.0.0.1:0".parse().unwrap(), &secret)?;
+    /// store.set("colour", b"green")?;
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those of [`TcpStoreServer::bind_secured`].
@@ -114,6 +130,17 @@ impl TcpStore {
     }
 
     /// Connects to a server, trying again until `timeout` if it is not up yet.
+    ///
+    /// ```
+    /// use drumline::{store::{Store, tcp::TcpStore}};
+    ///
+    /// let host = TcpStore::host("127.0.0.1", 0)?;
+    /// let port = host.address().map_or(0, |address| address.port());
+    /// let client = TcpStore::connect("127.0.0.1", port, std::time::Duration::from_secs(5))?;
+    /// client.set("colour", b"green")?;
+    /// assert_eq!(host.get("colour")?, b"green");
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -124,6 +151,18 @@ impl TcpStore {
     }
 
     /// Connects to a server that asks for a secret, as [`TcpStore::connect`].
+    ///
+    /// ```
+    /// use drumline::{auth::Secret, store::{Store, tcp::TcpStore}};
+    ///
+    /// let secret = Secret::random()?;
+    /// let host = TcpStore::host_secured(&"tcp://127.0.0.1:0".parse().unwrap(), &secret)?;
+    /// let endpoint = host.name().parse().unwrap();
+    /// let patience = std::time::Duration::from_secs(5);
+    /// TcpStore::connect_secured(&endpoint, &secret, patience)?.set("colour", b"green")?;
+    /// assert!(TcpStore::connect_secured(&endpoint, &Secret::random()?, patience).is_err());
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -136,7 +175,23 @@ impl TcpStore {
         TcpStore::reach(endpoint, Some(secret), timeout)
     }
 
-    fn to_own(server: TcpStoreServer) -> Result<TcpStore> {
+    /// Connects to `server`, through its first door, and hosts it from now on: dropping the store
+    /// ends it.
+    ///
+    /// ```
+    /// use drumline::store::{Store, tcp::{Door, TcpStore, TcpStoreServer}};
+    ///
+    /// let doors = [Door::Loopback { host: "127.0.0.1".into(), port: 0 }];
+    /// let server = TcpStoreServer::open(&doors, 64 << 20)?;
+    /// let store = TcpStore::to_own(server)?;
+    /// store.set("colour", b"green")?;
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the server does not answer.
+    pub fn to_own(server: TcpStoreServer) -> Result<TcpStore> {
         let name = server.endpoint().to_string();
         let target = server.as_target();
         let connection = Connection::open(&target, deadline_after(ANSWER_PATIENCE));
@@ -181,11 +236,27 @@ impl TcpStore {
     }
 
     /// The [`Endpoint`] as text, for messages.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStore};
+    ///
+    /// let store = TcpStore::host("127.0.0.1", 0)?;
+    /// assert!(store.name().starts_with("tcp://127.0.0.1:"));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The server's address; none for a Unix socket.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStore};
+    ///
+    /// let store = TcpStore::host("127.0.0.1", 0)?;
+    /// assert!(store.address().is_some_and(|address| address.ip().is_loopback()));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     pub fn address(&self) -> Option<SocketAddr> {
         match self.target.address {
             Address::Tcp(address) => Some(address),
@@ -195,6 +266,15 @@ impl TcpStore {
 
     /// Joins a job of `world_size` processes. Each calls this once; the host's call returns when
     /// all have joined, the others' at once. Processes that run torch are counted as well.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStore};
+    ///
+    /// let store = TcpStore::host("127.0.0.1", 0)?;
+    /// let error = store.wait_for_workers(2, std::time::Duration::ZERO).unwrap_err();
+    /// assert!(error.to_string().contains("1 of 2 have joined"));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -227,230 +307,21 @@ impl TcpStore {
     /// A client that ends before the others have finished takes nothing from them, the host takes
     /// everything: so the host calls this before it drops the store. A process that dies closes
     /// its connections too.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStore};
+    ///
+    /// let patience = std::time::Duration::from_secs(5);
+    /// let host = TcpStore::host("127.0.0.1", 0)?;
+    /// let port = host.address().map_or(0, |address| address.port());
+    /// drop(TcpStore::connect("127.0.0.1", port, patience)?);
+    /// assert!(host.wait_for_departure(patience));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
     pub fn wait_for_departure(&self, timeout: Duration) -> bool {
         let ours = || self.target.open.load(Ordering::SeqCst);
         self.hosted
             .as_ref()
             .is_none_or(|server| server.wait_for_departure(ours, deadline_after(timeout)))
-    }
-
-    /// Runs `call` on a connection that nobody else uses.
-    fn call<T>(
-        &self,
-        operation: impl Fn() -> String,
-        call: impl FnOnce(&mut Connection, Instant) -> io::Result<T>,
-    ) -> Result<T> {
-        let start = Instant::now();
-        let deadline = deadline_after(self.timeout().max(ANSWER_PATIENCE));
-        let failed = |error: io::Error| self.failed(operation(), explain(&error, start.elapsed()));
-        // The guard must not live on into the match.
-        let idle = self.idle().pop();
-        let mut connection = match idle {
-            Some(connection) => connection,
-            None => Connection::open(&self.target, deadline).map_err(failed)?,
-        };
-        // A connection that failed is dropped: it may stand in the middle of a reply.
-        let result = call(&mut connection, deadline).map_err(failed)?;
-        let mut idle = self.idle();
-        if idle.len() < IDLE_MAX {
-            idle.push(connection);
-        }
-        Ok(result)
-    }
-
-    /// Sends one request and reads its reply with `read`.
-    fn ask<T>(
-        &self,
-        operation: impl Fn() -> String,
-        request: Request<'_>,
-        read: impl FnOnce(&mut Connection, Instant) -> io::Result<T>,
-    ) -> Result<T> {
-        self.call(operation, |connection, deadline| {
-            connection.send(&[request], deadline)?;
-            read(connection, deadline)
-        })
-    }
-
-    fn add_raw(&self, key: Key<'_>, amount: i64) -> Result<i64> {
-        let operation = || format!("add {amount} to {}", shown(key));
-        self.ask(operation, Request::Add(key, amount), |connection, deadline| {
-            connection.read_array(deadline).map(i64::from_le_bytes)
-        })
-    }
-
-    /// The server closes the connection over an addition that is impossible. Says so, if that is
-    /// what happened.
-    fn explain_add(&self, key: &str, amount: i64, error: Error) -> Error {
-        let Ok(true) = self.check(&[key]) else { return error };
-        let Ok(value) = self.get(key) else { return error };
-        let problem = match parse_number(&value) {
-            Ok(number) if number.checked_add(amount).is_some() => return error,
-            Ok(number) => AddError::Overflow(number, amount),
-            Err(problem) => problem,
-        };
-        self.failed(format!("add {amount} to {key}"), problem.to_string())
-    }
-
-    fn failed(&self, operation: String, problem: String) -> Error {
-        Error::Store { store: self.name.clone(), operation, problem }
-    }
-
-    fn timed_out(&self, missing: &[Key<'_>], start: Instant) -> Error {
-        Error::StoreTimeout {
-            store: self.name.clone(),
-            keys: missing.iter().map(|&key| shown(key)).collect(),
-            waited: start.elapsed(),
-        }
-    }
-
-    fn idle(&self) -> MutexGuard<'_, Vec<Connection>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Store for TcpStore {
-    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
-        let wire = wire_key("set", key)?;
-        check_value("set", value)?;
-        // SET has no reply. The echo of a PING behind it tells that it has been done.
-        let nonce = std::process::id();
-        let set = Request::Set(Key(wire.as_bytes()), Value(value));
-        self.call(
-            || format!("set {key}"),
-            |connection, deadline| {
-                connection.send(&[set, Request::Ping(nonce)], deadline)?;
-                connection.read_array::<4>(deadline).map(drop)
-            },
-        )
-    }
-
-    fn get(&self, key: &str) -> Result<Vec<u8>> {
-        let wire = wire_key("get", key)?;
-        let wire = Key(wire.as_bytes());
-        let start = Instant::now();
-        let until = deadline_after(self.timeout());
-        let answer = self.call(
-            || format!("get {key}"),
-            |connection, deadline| {
-                let missing = connection.wait(&[wire], until)?;
-                if !missing.is_empty() {
-                    return Ok(Err(missing));
-                }
-                let deadline = deadline.max(deadline_after(ANSWER_PATIENCE));
-                connection.send(&[Request::Get(wire)], deadline)?;
-                connection.read_value(deadline).map(Ok)
-            },
-        );
-        answer?.map_err(|missing| self.timed_out(&missing, start))
-    }
-
-    fn add(&self, key: &str, amount: i64) -> Result<i64> {
-        let wire = wire_key("add", key)?;
-        self.add_raw(Key(wire.as_bytes()), amount)
-            .map_err(|error| self.explain_add(key, amount, error))
-    }
-
-    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
-        let wire = wire_key("compare_set", key)?;
-        check_value("compare_set", expected)?;
-        check_value("compare_set", desired)?;
-        let request = Request::CompareSet(Key(wire.as_bytes()), Value(expected), Value(desired));
-        self.ask(|| format!("compare_set {key}"), request, Connection::read_value)
-    }
-
-    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
-        let wire = wire_keys("wait", keys)?;
-        let wire = as_keys(&wire);
-        let start = Instant::now();
-        let until = deadline_after(timeout);
-        let operation = || format!("wait for {}", keys.join(", "));
-        let missing = self.call(operation, |connection, _| connection.wait(&wire, until))?;
-        if missing.is_empty() { Ok(()) } else { Err(self.timed_out(&missing, start)) }
-    }
-
-    fn check(&self, keys: &[&str]) -> Result<bool> {
-        let wire = wire_keys("check", keys)?;
-        let operation = || format!("check {}", keys.join(", "));
-        self.ask(operation, Request::Check(as_keys(&wire)), |connection, deadline| {
-            Ok(connection.read_array(deadline)? == [READY])
-        })
-    }
-
-    fn delete_key(&self, key: &str) -> Result<bool> {
-        let wire = wire_key("delete_key", key)?;
-        let request = Request::DeleteKey(Key(wire.as_bytes()));
-        self.ask(
-            || format!("delete {key}"),
-            request,
-            |connection, deadline| Ok(i64::from_le_bytes(connection.read_array(deadline)?) > 0),
-        )
-    }
-
-    fn timeout(&self) -> Duration {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn set_timeout(&self, timeout: Duration) {
-        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
-    }
-}
-
-/// A key with the `/` that clients put before it.
-fn wire_key(operation: &'static str, key: &str) -> Result<String> {
-    if key.len() >= KEY_BYTES_MAX {
-        let problem = format!("a key of {} bytes exceeds {}", key.len(), KEY_BYTES_MAX - 1);
-        return Err(Error::InvalidArgument { operation, problem });
-    }
-    Ok(format!("/{key}"))
-}
-
-fn wire_keys(operation: &'static str, keys: &[&str]) -> Result<Vec<String>> {
-    if keys.len() > KEYS_PER_REQUEST_MAX {
-        let problem = format!("{} keys exceed {KEYS_PER_REQUEST_MAX}", keys.len());
-        return Err(Error::InvalidArgument { operation, problem });
-    }
-    // Each with its length and its `/`, behind the opcode and the count.
-    let bytes = 9 + keys.iter().map(|key| 9 + key.len()).sum::<usize>();
-    if bytes > REQUEST_BYTES_MAX {
-        let problem = format!("keys of {bytes} bytes together exceed {REQUEST_BYTES_MAX}");
-        return Err(Error::InvalidArgument { operation, problem });
-    }
-    keys.iter().map(|key| wire_key(operation, key)).collect()
-}
-
-fn as_keys(wire: &[String]) -> Vec<Key<'_>> {
-    wire.iter().map(|key| Key(key.as_bytes())).collect()
-}
-
-fn check_value(operation: &'static str, value: &[u8]) -> Result<()> {
-    if value.len() > VALUE_BYTES_MAX {
-        let problem = format!("a value of {} bytes exceeds {VALUE_BYTES_MAX}", value.len());
-        return Err(Error::InvalidArgument { operation, problem });
-    }
-    Ok(())
-}
-
-/// A key as the user knows it.
-fn shown(key: Key<'_>) -> String {
-    let key = key.0.strip_prefix(b"/").unwrap_or(key.0);
-    String::from_utf8_lossy(key).into_owned()
-}
-
-/// What a socket's error means for the one who asked.
-fn explain(error: &io::Error, waited: Duration) -> String {
-    match error.kind() {
-        ErrorKind::ConnectionRefused
-        | ErrorKind::ConnectionReset
-        | ErrorKind::ConnectionAborted
-        | ErrorKind::BrokenPipe
-        | ErrorKind::UnexpectedEof => format!(
-            "the connection is closed ({error}); the rank or launcher that hosts the store has \
-             probably exited: look at its output first"
-        ),
-        ErrorKind::TimedOut => format!(
-            "no answer in {waited:.1?}; the process that hosts the store is stopped, or its \
-             host cannot be reached"
-        ),
-        _ => error.to_string(),
     }
 }

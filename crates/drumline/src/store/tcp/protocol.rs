@@ -13,6 +13,11 @@
 //!               | ff ff ff ff ff ff ff ff                         amount -1
 //! ```
 //!
+//! Two requests are ours: FETCH and TAKE wait and answer in one round trip, where torch's clients
+//! wait first and ask then. A client learns whether the server knows them without a round trip of
+//! its own: it begins with a PING of [`ASK_EXTENSIONS`], which a server of ours answers with
+//! [`EXTENSIONS`] and every other with the same number.
+//!
 //! [`Request`] is the whole table. Its decoder works on a prefix of a stream: it returns the first
 //! request in it, or how many bytes must be there before another try can succeed. It refuses
 //! whatever exceeds the `*_MAX` limits as soon as the offending length is visible.
@@ -42,6 +47,9 @@ pub const KEYS_PER_REQUEST_MAX: usize = 131_072;
 /// The longest request, in bytes. torch has no such limit: its largest legal request is a terabyte.
 pub const REQUEST_BYTES_MAX: usize = 32 << 20;
 
+/// The most keys that a client lets a server list.
+pub const KEYS_STORED_MAX: usize = 16 << 20;
+
 /// Reply to [`Request::Check`]: all keys are present.
 pub const READY: u8 = 0;
 
@@ -53,6 +61,13 @@ pub const STOP_WAITING: u8 = 0;
 
 /// Reply to [`Request::CancelWait`].
 pub const WAIT_CANCELED: u8 = 1;
+
+/// The nonce of a [`Request::Ping`] that asks for our extensions. torch's clients send their
+/// process id, which is never as large.
+pub const ASK_EXTENSIONS: u32 = 0xD5D5_0001;
+
+/// The answer to [`ASK_EXTENSIONS`]: the server knows [`Request::Fetch`] and [`Request::Take`].
+pub const EXTENSIONS: u32 = 0xD5D5_8001;
 
 /// A key as the server sees it: opaque bytes. Clients put a `/` before the user's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,9 +132,9 @@ requests! {
     10 MultiGet(keys: Vec<Key<'a>>),
     /// Stores values. No reply.
     11 MultiSet(pairs: Vec<(Key<'a>, Value<'a>)>),
-    /// Ends a wait. Replies [`WAIT_CANCELED`], even if the wait was over already.
+    /// Ends a wait of any kind. Replies [`WAIT_CANCELED`], even if the wait was over already.
     12 CancelWait(),
-    /// Replies with the same number.
+    /// Replies with the same number, or with [`EXTENSIONS`] to [`ASK_EXTENSIONS`].
     13 Ping(nonce: u32),
     /// Puts a value at the end of a queue. No reply.
     14 QueuePush(key: Key<'a>, value: Value<'a>),
@@ -131,6 +146,10 @@ requests! {
     17 ListKeys(),
     /// Key, world size. Replies [`STOP_WAITING`] once that many have come.
     18 Barrier(key: Key<'a>, world_size: i64),
+    /// Ours. Replies [`STOP_WAITING`] once all keys have values, and their values at that moment.
+    208 Fetch(keys: Vec<Key<'a>>),
+    /// Ours. Replies [`STOP_WAITING`] once the queue has an item for this client, and the item.
+    209 Take(key: Key<'a>),
 }
 
 /// What [`decode`] found at the beginning of a stream.

@@ -22,15 +22,18 @@
 //! handshake of [`TcpStoreServer::bind_secured`](super::TcpStoreServer::bind_secured) comes before
 //! a connection is one here). What a connection may hold in buffers is bounded (the `*_MAX` constants here and in
 //! [`protocol`](super::protocol)), and one that breaks a rule is refused without an effect on the
-//! others. How much its client stores is not bounded.
+//! others. What all of them store together is bounded as well ([`Server::with_limit`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::protocol::{
-    Decoded, Field, Key, MAGIC, NOT_READY, ProtocolError, READY, Request, STOP_WAITING,
-    VALUE_BYTES_MAX, Value, WAIT_CANCELED, decode,
+    ASK_EXTENSIONS, Decoded, EXTENSIONS, Field, Key, MAGIC, NOT_READY, ProtocolError, READY,
+    Request, STOP_WAITING, VALUE_BYTES_MAX, Value, WAIT_CANCELED, decode,
 };
-use crate::store::values::{AddError, Values};
+use crate::store::{
+    BYTES_MAX,
+    values::{Misfit, Values},
+};
 
 /// The most bytes that wait for one connection's reader. Replies to a client that keeps to one
 /// request at a time never come near it, unless it asks for that much in a single request.
@@ -41,17 +44,19 @@ const INPUT_BYTES_KEPT: usize = 64 << 10;
 
 /// Names a connection in calls to [`Server`]. Never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ConnectionId(u64);
+pub struct ConnectionId(pub(super) u64);
 
 /// All keys, queues, connections and waits of one store.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Server {
     values: Values,
-    /// A separate name space from values. Never holds an empty queue.
-    queues: BTreeMap<Vec<u8>, VecDeque<Vec<u8>>>,
     connections: BTreeMap<ConnectionId, Connection>,
+    /// How many of them belong to a store's client.
+    clients: usize,
     /// Who waits for what, longest first. Never holds an empty list.
     waiters: BTreeMap<Event, VecDeque<ConnectionId>>,
+    /// Connections that were given output since somebody asked.
+    answered: BTreeSet<ConnectionId>,
     refused: Vec<(ConnectionId, Refusal)>,
     next_id: u64,
 }
@@ -67,6 +72,13 @@ pub struct Load {
     pub input_bytes: usize,
     /// Bytes of replies that are not written.
     pub output_bytes: usize,
+}
+
+impl Default for Server {
+    /// A server with the limit [`BYTES_MAX`].
+    fn default() -> Server {
+        Server::with_limit(BYTES_MAX)
+    }
 }
 
 /// Why the server gave up on a connection.
@@ -90,7 +102,15 @@ pub enum Refusal {
     /// APPEND made a value longer than a client accepts.
     #[error("APPEND made key {0} longer than {VALUE_BYTES_MAX} bytes")]
     AppendedTooMuch(String),
-    /// WAIT or BARRIER came before the last one was over.
+    /// The store would hold more than it may.
+    #[error("key {key}: {problem}")]
+    Full {
+        /// The key as on the wire, with its `/`.
+        key: String,
+        /// What the limit is.
+        problem: String,
+    },
+    /// A request that waits came before the last one was over.
     #[error("it waits twice at a time")]
     WaitsTwice,
     /// It asked for more than it read.
@@ -103,6 +123,10 @@ pub enum Refusal {
 enum Event {
     /// The key has a value or a queue with something in it.
     Present(Vec<u8>),
+    /// The key has a value.
+    Value(Vec<u8>),
+    /// The queue under the key has an item.
+    Item(Vec<u8>),
     /// The barrier under the key is complete.
     Complete(Vec<u8>),
 }
@@ -114,11 +138,34 @@ struct Connection {
     /// Decoding again is pointless before `input` is this long.
     input_needed: usize,
     output: VecDeque<u8>,
-    /// What the present WAIT or BARRIER still lacks; empty when there is none.
+    /// What the present wait still lacks; empty when there is none.
     waits_for: BTreeSet<Event>,
+    wanted: Wanted,
+}
+
+/// What a connection is told when its wait is over, behind STOP_WAITING.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Wanted {
+    #[default]
+    Nothing,
+    Values(Vec<Vec<u8>>),
+    Item(Vec<u8>),
 }
 
 impl Server {
+    /// An empty store whose keys, values and queues may take `bytes_max` bytes together.
+    pub fn with_limit(bytes_max: usize) -> Server {
+        Server {
+            values: Values::new(bytes_max),
+            connections: BTreeMap::new(),
+            clients: 0,
+            waiters: BTreeMap::new(),
+            answered: BTreeSet::new(),
+            refused: Vec::new(),
+            next_id: 0,
+        }
+    }
+
     /// A connection was accepted.
     pub fn connect(&mut self) -> ConnectionId {
         let id = ConnectionId(self.next_id);
@@ -153,7 +200,14 @@ impl Server {
     /// A connection is gone: it waits for nothing any more.
     pub fn disconnect(&mut self, id: ConnectionId) {
         self.stop_waiting(id);
-        self.connections.remove(&id);
+        self.answered.remove(&id);
+        let gone = self.connections.remove(&id);
+        self.clients -= usize::from(gone.is_some_and(|connection| connection.validated));
+    }
+
+    /// The connections that were given output since the last call.
+    pub fn take_answered(&mut self) -> BTreeSet<ConnectionId> {
+        std::mem::take(&mut self.answered)
     }
 
     /// The next bytes to write to a connection; empty when there are none.
@@ -176,7 +230,7 @@ impl Server {
 
     /// How many connections have shown that they belong to a store's client.
     pub fn clients(&self) -> usize {
-        self.connections.values().filter(|connection| connection.validated).count()
+        self.clients
     }
 
     /// What it keeps for connections now.
@@ -218,35 +272,34 @@ impl Server {
         match request {
             Request::Validate(MAGIC) => {
                 if let Some(connection) = self.connections.get_mut(&id) {
+                    self.clients += usize::from(!connection.validated);
                     connection.validated = true;
                 }
             }
             Request::Validate(_) => return Err(Refusal::NotAClient),
-            Request::Set(Key(key), Value(value)) => {
-                self.values.set(key, value);
-                self.key_is_present(key);
-            }
+            Request::Set(Key(key), Value(value)) => self.set(key, value)?,
             Request::CompareSet(Key(key), Value(expected), Value(desired)) => {
                 let value = self.values.compare_set(key, expected, desired);
+                let value = value.map_err(|misfit| refusal(key, misfit))?;
                 self.reply(id, Value(&value));
                 // torch wakes the waiters even if the key stays absent.
-                if self.values.contains(key) {
-                    self.key_is_present(key);
+                if self.values.get(key).is_some() {
+                    self.value_is_present(key);
                 }
             }
-            Request::Get(key) => self.reply_value(id, key),
+            Request::Get(key) => self.reply_value(id, key.0),
             Request::Add(Key(key), amount) => {
                 let sum = self.add(key, amount)?;
                 self.reply(id, sum);
             }
             Request::Check(keys) => {
-                let ready = keys.iter().all(|key| self.is_present(key.0));
+                let ready = keys.iter().all(|key| self.values.is_present(key.0));
                 self.reply(id, if ready { READY } else { NOT_READY });
             }
             Request::Wait(keys) => {
-                let absent = keys.iter().filter(|key| !self.is_present(key.0));
+                let absent = keys.iter().filter(|key| !self.values.is_present(key.0));
                 let absent = absent.map(|key| Event::Present(key.0.to_vec())).collect();
-                self.wait(id, absent)?;
+                self.wait(id, absent, Wanted::Nothing)?;
             }
             Request::GetNumKeys() => self.reply(id, self.values.len() as i64),
             Request::DeleteKey(Key(key)) => {
@@ -254,39 +307,33 @@ impl Server {
                 self.reply(id, i64::from(deleted));
             }
             Request::Append(Key(key), Value(value)) => {
-                if self.values.append(key, value) > VALUE_BYTES_MAX {
-                    return Err(Refusal::AppendedTooMuch(shown(key)));
-                }
-                self.key_is_present(key);
+                self.values.append(key, value).map_err(|misfit| refusal(key, misfit))?;
+                self.value_is_present(key);
             }
             Request::MultiGet(keys) => {
-                for key in keys {
-                    // The values behind the one that was too much need not be copied.
-                    if self.connections.contains_key(&id) {
-                        self.reply_value(id, key);
-                    }
-                }
+                keys.iter().for_each(|key| self.reply_value(id, key.0));
             }
             Request::MultiSet(pairs) => {
-                for (Key(key), Value(value)) in pairs {
-                    self.values.set(key, value);
-                    self.key_is_present(key);
-                }
+                pairs.iter().try_for_each(|(key, value)| self.set(key.0, value.0))?;
             }
             Request::CancelWait() => {
                 self.stop_waiting(id);
                 self.reply(id, WAIT_CANCELED);
             }
+            Request::Ping(ASK_EXTENSIONS) => self.reply(id, EXTENSIONS),
             Request::Ping(nonce) => self.reply(id, nonce),
             Request::QueuePush(Key(key), Value(value)) => {
-                self.queues.entry(key.to_vec()).or_default().push_back(value.to_vec());
+                self.values.push(key, value).map_err(|misfit| refusal(key, misfit))?;
                 self.item_is_present(key);
             }
-            Request::QueuePop(Key(key)) => self.pop(id, key),
-            Request::QueueLen(Key(key)) => {
-                let length = self.queues.get(key).map_or(0, VecDeque::len);
+            Request::QueuePop(Key(key)) => {
+                let length = self.values.queue_len(key);
                 self.reply(id, length as i64);
+                if let Some(first) = self.values.pop(key) {
+                    self.reply(id, Value(&first));
+                }
             }
+            Request::QueueLen(Key(key)) => self.reply(id, self.values.queue_len(key) as i64),
             Request::ListKeys() => {
                 let mut list = Vec::new();
                 (self.values.len() as i64).write(&mut list);
@@ -299,45 +346,54 @@ impl Server {
                     self.happened(&complete, usize::MAX);
                     self.reply(id, STOP_WAITING);
                 } else {
-                    self.wait(id, BTreeSet::from([complete]))?;
+                    self.wait(id, BTreeSet::from([complete]), Wanted::Nothing)?;
                 }
+            }
+            Request::Fetch(keys) => {
+                let wanted = keys.iter().map(|key| key.0.to_vec()).collect();
+                self.wait_for_values(id, wanted)?;
+            }
+            Request::Take(Key(key)) => {
+                let item = Event::Item(key.to_vec());
+                let absent = Some(item).filter(|_| self.values.first(key).is_none());
+                self.wait(id, absent.into_iter().collect(), Wanted::Item(key.to_vec()))?;
             }
         }
         Ok(())
     }
 
-    fn is_present(&self, key: &[u8]) -> bool {
-        self.values.contains(key) || self.queues.contains_key(key)
+    fn set(&mut self, key: &[u8], value: &[u8]) -> Result<(), Refusal> {
+        self.values.set(key, value).map_err(|misfit| refusal(key, misfit))?;
+        self.value_is_present(key);
+        Ok(())
     }
 
     fn add(&mut self, key: &[u8], amount: i64) -> Result<i64, Refusal> {
-        let sum = self.values.add(key, amount).map_err(|error: AddError| Refusal::Add {
-            key: shown(key),
-            problem: error.to_string(),
-        })?;
-        self.key_is_present(key);
+        let sum = self.values.add(key, amount).map_err(|misfit| refusal(key, misfit))?;
+        self.value_is_present(key);
         Ok(sum)
     }
 
-    fn pop(&mut self, id: ConnectionId, key: &[u8]) {
-        let Some(queue) = self.queues.get_mut(key) else { return self.reply(id, 0_i64) };
-        let length = queue.len() as i64;
-        let first = queue.pop_front();
-        if queue.is_empty() {
-            self.queues.remove(key);
-        }
-        self.reply(id, length);
-        self.reply(id, Value(&first.unwrap_or_default()));
+    fn wait_for_values(&mut self, id: ConnectionId, keys: Vec<Vec<u8>>) -> Result<(), Refusal> {
+        let absent = keys.iter().filter(|key| self.values.get(key).is_none());
+        let absent = absent.map(|key| Event::Value(key.clone())).collect();
+        self.wait(id, absent, Wanted::Values(keys))
     }
 
-    fn wait(&mut self, id: ConnectionId, events: BTreeSet<Event>) -> Result<(), Refusal> {
+    /// Tells a connection when `events` have happened, and what it wanted.
+    fn wait(
+        &mut self,
+        id: ConnectionId,
+        events: BTreeSet<Event>,
+        wanted: Wanted,
+    ) -> Result<(), Refusal> {
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
         if !connection.waits_for.is_empty() {
             return Err(Refusal::WaitsTwice);
         }
+        connection.wanted = wanted;
         if events.is_empty() {
-            self.reply(id, STOP_WAITING);
-            return Ok(());
+            return self.wait_is_over(id);
         }
         for event in &events {
             self.waiters.entry(event.clone()).or_default().push_back(id);
@@ -346,8 +402,30 @@ impl Server {
         Ok(())
     }
 
+    fn wait_is_over(&mut self, id: ConnectionId) -> Result<(), Refusal> {
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        match std::mem::take(&mut connection.wanted) {
+            Wanted::Nothing => self.reply(id, STOP_WAITING),
+            // One that came first may have been deleted before the last one came.
+            Wanted::Values(keys) if keys.iter().any(|key| self.values.get(key).is_none()) => {
+                self.wait_for_values(id, keys)?;
+            }
+            Wanted::Values(keys) => {
+                self.reply(id, STOP_WAITING);
+                keys.iter().for_each(|key| self.reply_value(id, key));
+            }
+            Wanted::Item(key) => {
+                let item = self.values.pop(&key).unwrap_or_default();
+                self.reply(id, STOP_WAITING);
+                self.reply(id, Value(&item));
+            }
+        }
+        Ok(())
+    }
+
     fn stop_waiting(&mut self, id: ConnectionId) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.wanted = Wanted::Nothing;
         for event in std::mem::take(&mut connection.waits_for) {
             if let Some(waiters) = self.waiters.get_mut(&event) {
                 waiters.retain(|&waiter| waiter != id);
@@ -359,35 +437,45 @@ impl Server {
     }
 
     /// A value is for everyone who waits.
-    fn key_is_present(&mut self, key: &[u8]) {
+    fn value_is_present(&mut self, key: &[u8]) {
         self.happened(&Event::Present(key.to_vec()), usize::MAX);
+        self.happened(&Event::Value(key.to_vec()), usize::MAX);
     }
 
-    /// An item of a queue is for one of those who wait.
+    /// An item of a queue is for one of those who wait: first for one that takes it at once.
     fn item_is_present(&mut self, key: &[u8]) {
-        self.happened(&Event::Present(key.to_vec()), 1);
+        if self.happened(&Event::Item(key.to_vec()), 1) == 0 {
+            self.happened(&Event::Present(key.to_vec()), 1);
+        }
     }
 
-    /// Tells the first `count` waiters that `event` has happened.
-    fn happened(&mut self, event: &Event, count: usize) {
-        let Some(waiters) = self.waiters.get_mut(event) else { return };
+    /// Tells the first `count` waiters that `event` has happened. Returns how many there were.
+    fn happened(&mut self, event: &Event, count: usize) -> usize {
+        let Some(waiters) = self.waiters.get_mut(event) else { return 0 };
         let told: Vec<_> = waiters.drain(..count.min(waiters.len())).collect();
         if waiters.is_empty() {
             self.waiters.remove(event);
         }
-        for id in told {
+        for &id in &told {
             let Some(connection) = self.connections.get_mut(&id) else { continue };
             connection.waits_for.remove(event);
-            if connection.waits_for.is_empty() {
-                self.reply(id, STOP_WAITING);
+            if connection.waits_for.is_empty()
+                && let Err(refusal) = self.wait_is_over(id)
+            {
+                self.refuse(id, refusal);
             }
         }
+        told.len()
     }
 
-    fn reply_value(&mut self, id: ConnectionId, key: Key<'_>) {
-        let mut reply = Vec::new();
-        Value(self.values.get(key.0).unwrap_or_default()).write(&mut reply);
-        self.send(id, &reply);
+    /// Replies with the value of `key`, empty if there is none.
+    fn reply_value(&mut self, id: ConnectionId, key: &[u8]) {
+        // The values behind one that was too much need not be copied.
+        if self.connections.contains_key(&id) {
+            let mut reply = Vec::new();
+            Value(self.values.get(key).unwrap_or_default()).write(&mut reply);
+            self.send(id, &reply);
+        }
     }
 
     fn reply<'a>(&mut self, id: ConnectionId, reply: impl Field<'a>) {
@@ -402,11 +490,24 @@ impl Server {
             return self.refuse(id, Refusal::SlowReader);
         }
         connection.output.extend(bytes);
+        self.answered.insert(id);
     }
 
     fn refuse(&mut self, id: ConnectionId, refusal: Refusal) {
         self.disconnect(id);
         self.refused.push((id, refusal));
+    }
+}
+
+/// What a request that cannot be carried out costs.
+fn refusal(key: &[u8], misfit: Misfit) -> Refusal {
+    let key = shown(key);
+    match misfit {
+        Misfit::NotANumber(_) | Misfit::Overflow(..) => {
+            Refusal::Add { key, problem: misfit.to_string() }
+        }
+        Misfit::TooLong => Refusal::AppendedTooMuch(key),
+        Misfit::Full(_) => Refusal::Full { key, problem: misfit.to_string() },
     }
 }
 

@@ -6,9 +6,10 @@ use super::protocol::{Key, READY, Request, STOP_WAITING, WAIT_CANCELED};
 /// says when the time is over.
 ///
 /// The server knows no deadlines. A client whose time is over cancels its wait, and then asks for
-/// each key whether it is missing.
+/// each key whether it is missing, unless the wait has come to its end meanwhile.
 #[derive(Clone, Debug)]
 pub struct Wait<'k> {
+    request: Request<'k>,
     keys: Vec<Key<'k>>,
     stage: Stage<'k>,
 }
@@ -45,17 +46,30 @@ pub struct UnexpectedReply;
 impl<'k> Wait<'k> {
     /// A wait for all of `keys`.
     pub fn new(keys: Vec<Key<'k>>) -> Wait<'k> {
-        Wait { keys, stage: Stage::Waiting }
+        Wait::by(Request::Wait(keys.clone()), keys)
+    }
+
+    /// A wait by another request, of which an answer comes behind STOP_WAITING: whoever drives the
+    /// wait reads it before it passes on the next byte. Of `keys` it is then asked whether they are
+    /// missing.
+    pub fn by(request: Request<'k>, keys: Vec<Key<'k>>) -> Wait<'k> {
+        Wait { request, keys, stage: Stage::Waiting }
     }
 
     /// What to send first.
-    pub fn request(&self) -> Request<'k> {
-        Request::Wait(self.keys.clone())
+    pub fn request(&self) -> &Request<'k> {
+        &self.request
     }
 
     /// Whether the next reply may take until the deadline of the wait. Later ones need no waiting.
     pub fn is_waiting(&self) -> bool {
         matches!(self.stage, Stage::Waiting)
+    }
+
+    /// Whether an answer comes behind `reply`, if the request has one.
+    pub fn is_answered_by(&self, reply: u8) -> bool {
+        let open = matches!(self.stage, Stage::Waiting | Stage::Cancelling { crossed: false });
+        open && reply == STOP_WAITING
     }
 
     /// The time is over. Returns what to send.
@@ -76,10 +90,10 @@ impl<'k> Wait<'k> {
                 *crossed = true;
                 Ok(Next::Listen)
             }
-            (Stage::Cancelling { .. }, WAIT_CANCELED) if self.keys.is_empty() => {
-                Ok(Next::Over(Vec::new()))
-            }
-            (Stage::Cancelling { .. }, WAIT_CANCELED) => {
+            (Stage::Cancelling { crossed }, WAIT_CANCELED) => {
+                if *crossed || self.keys.is_empty() {
+                    return Ok(Next::Over(Vec::new()));
+                }
                 self.stage = Stage::Checking { answers: 0, missing: Vec::new() };
                 let checks = self.keys.iter().map(|&key| Request::Check(vec![key]));
                 Ok(Next::Send(checks.collect()))
@@ -101,25 +115,48 @@ impl<'k> Wait<'k> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::protocol::NOT_READY, *};
 
     const KEYS: [Key<'static>; 2] = [Key(b"/a"), Key(b"/b")];
 
+    fn fetch() -> Wait<'static> {
+        Wait::by(Request::Fetch(KEYS.to_vec()), KEYS.to_vec())
+    }
+
     #[test]
     fn who_gives_up_learns_which_keys_are_missing() {
-        for crossed in [false, true] {
-            let mut wait = Wait::new(KEYS.to_vec());
-            assert_eq!(wait.request(), Request::Wait(KEYS.to_vec()));
+        for mut wait in [Wait::new(KEYS.to_vec()), fetch()] {
             assert_eq!(wait.give_up(), Request::CancelWait());
             assert!(!wait.is_waiting());
-            if crossed {
-                assert_eq!(wait.on_reply(STOP_WAITING), Ok(Next::Listen));
-            }
             let checks = KEYS.map(|key| Request::Check(vec![key])).to_vec();
             assert_eq!(wait.on_reply(WAIT_CANCELED), Ok(Next::Send(checks)));
+            // READY is the same byte as STOP_WAITING.
+            assert!(!wait.is_answered_by(READY));
             assert_eq!(wait.on_reply(READY), Ok(Next::Listen));
-            assert_eq!(wait.on_reply(1), Ok(Next::Over(vec![KEYS[1]])));
+            assert_eq!(wait.on_reply(NOT_READY), Ok(Next::Over(vec![KEYS[1]])));
         }
+    }
+
+    #[test]
+    fn an_answer_may_cross_with_the_cancel() {
+        let take = Wait::by(Request::Take(KEYS[0]), Vec::new());
+        for mut wait in [Wait::new(KEYS.to_vec()), fetch(), take] {
+            assert!(wait.is_answered_by(STOP_WAITING) && !wait.is_answered_by(WAIT_CANCELED));
+            assert_eq!(wait.clone().on_reply(STOP_WAITING), Ok(Next::Over(Vec::new())));
+            wait.give_up();
+            assert!(wait.is_answered_by(STOP_WAITING) && !wait.is_answered_by(WAIT_CANCELED));
+            assert_eq!(wait.on_reply(STOP_WAITING), Ok(Next::Listen));
+            assert!(!wait.is_answered_by(STOP_WAITING), "nothing is answered twice");
+            assert_eq!(wait.on_reply(WAIT_CANCELED), Ok(Next::Over(Vec::new())));
+        }
+    }
+
+    #[test]
+    fn who_gives_up_an_item_asks_for_no_keys() {
+        let mut wait = Wait::by(Request::Take(KEYS[0]), Vec::new());
+        assert_eq!(wait.request(), &Request::Take(KEYS[0]));
+        wait.give_up();
+        assert_eq!(wait.on_reply(WAIT_CANCELED), Ok(Next::Over(Vec::new())));
     }
 
     #[test]

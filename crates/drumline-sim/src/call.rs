@@ -1,0 +1,52 @@
+//! Calls of collectives, as the plan has them.
+
+use drumline::internals::Order;
+use drumline_conformance::{Buffers, Case, Kind};
+use drumline_schedule::{Borders, Counts};
+
+/// A collective, as all ranks of a group should call it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) group: usize,
+    pub(crate) case: Case,
+    /// Whether the data lies in memory that neighbours reach.
+    pub(crate) registered: bool,
+}
+
+impl Call {
+    /// What `rank` calls, on buffers that hold this before.
+    pub(crate) fn order<'a>(
+        &self,
+        rank: usize,
+        world_size: usize,
+        buffers: &'a Buffers,
+    ) -> Order<'a> {
+        let Call { case, registered, .. } = *self;
+        Order {
+            collective: case.kind.collective(),
+            reduce_op: case.kind.reduce_op(),
+            root: case.kind.root(),
+            dtype: case.dtype,
+            counts: counts(&case, rank, world_size),
+            data: &buffers.data,
+            input: &buffers.input,
+            registered,
+        }
+    }
+}
+
+/// The lengths of the blocks, as `rank` knows them.
+fn counts(case: &Case, rank: usize, world_size: usize) -> Counts {
+    let borders = |counts: &[usize]| match Borders::new(counts) {
+        Some(borders) => borders,
+        None => unreachable!("buffers fit into memory"),
+    };
+    match case.kind {
+        _ if !case.uneven => Counts::Even(case.elements),
+        Kind::AllToAll => {
+            let (sent, received) = case.counts_by_pair(rank, world_size);
+            Counts::Own { sent: borders(&sent), received: borders(&received) }
+        }
+        _ => Counts::ByRank(borders(&case.counts(world_size))),
+    }
+}

@@ -1,0 +1,172 @@
+//! What carries a group's operations: the library's own transports, or a backend of somebody
+//! else's.
+//!
+//! A backend is an object that carries out collectives, and messages if it likes, for one rank of
+//! one group. It is registered under a name, and chosen by [`Config::backend`](crate::Config::backend)
+//! or `DRUMLINE_BACKEND`. Order, work in the background, arguments, errors and poisoning are the
+//! library's business; a backend sees one call at a time, as bytes, and needs to know no type and
+//! no operator ([`Call::reduce`]).
+//!
+//! ```
+//! use std::{sync::Arc, time::Instant};
+//!
+//! use drumline::{
+//!     Cause, CollectiveError, Config, ProcessGroup, ReduceOp,
+//!     backend::{Backend, Operation, Request, register_backend},
+//! };
+//!
+//! /// Serves groups of one rank.
+//! #[derive(Debug)]
+//! struct Lonely;
+//!
+//! impl Backend for Lonely {
+//!     fn collective(&self, request: &mut Request<'_>) -> Result<(), Cause> {
+//!         match request.call.operation() {
+//!             Operation::ReduceScatter => request.call.reduce(&[request.input], request.data),
+//!             _ if request.input.is_empty() => Ok(()), // in place
+//!             _ => Ok(request.data.copy_from_slice(request.input)),
+//!         }
+//!     }
+//!
+//!     fn abort(&self, _: &CollectiveError) {}
+//!
+//!     fn shutdown(&self, _: Instant) -> Result<(), Cause> {
+//!         Ok(())
+//!     }
+//! }
+//!
+//! register_backend("lonely", |options| match options.world_size {
+//!     1 => Ok(Arc::new(Lonely)),
+//!     _ => Err(options.error("it serves groups of one rank".to_owned())),
+//! })?;
+//! let config = Config { backend: Some("lonely".into()), ..Config::default() };
+//! for group in ProcessGroup::local_world_with(1, &config)? {
+//!     let mut data = [1.0_f32, 2.0];
+//!     group.all_reduce(&mut data, ReduceOp::Avg)?;
+//!     assert_eq!(data, [1.0, 2.0]);
+//!     group.destroy()?;
+//! }
+//! assert!(ProcessGroup::local_world_with(2, &config).is_err());
+//! # Ok::<_, drumline::Error>(())
+//! ```
+//!
+//! The example `hub-backend` is one for any number of ranks, to begin with.
+
+mod message;
+mod registry;
+mod request;
+
+use std::{fmt, sync::Arc, time::Instant};
+
+use drumline_schedule::step::Rank;
+
+pub use self::{
+    message::{Arrived, LABEL_BYTES, Label, Outgoing, Wanted},
+    registry::{BUILT_IN, backends, is_backend_available, register_backend},
+    request::{Call, Request, Signature},
+};
+pub(crate) use self::{registry::find, request::Reduce};
+pub use crate::executor::Operation;
+use crate::{Cause, CollectiveError, Config, DType, Error, store::Store};
+
+/// One rank's end of one group.
+///
+/// Collectives come one after another, in the order of the calls; sends and receives come from
+/// other threads beside them. Every call has a deadline, and must have returned soon after it.
+/// After an error the group is poisoned, and no call comes any more but [`Backend::abort`].
+///
+/// A method that panics fails its operation with [`Cause::Panicked`], and harms no other group.
+/// Who drops the last handle of a group leaves it: that is where a backend takes leave of its
+/// peers, if it was not shut down.
+pub trait Backend: fmt::Debug + Send + Sync {
+    /// Carries out one collective. The table of [`Request`] says what its buffers hold.
+    ///
+    /// # Errors
+    ///
+    /// Who is at fault: [`Cause::PeerExited`], [`Cause::Mismatch`], [`Cause::Timeout`] and so on,
+    /// or [`Cause::Backend`] for what is none of these.
+    fn collective(&self, request: &mut Request<'_>) -> Result<(), Cause>;
+
+    /// Whether a collective can be carried out on elements of this type, with this operator where
+    /// it has one: `sum`, `premul_sum`, or the name of a custom operator. The same on all ranks.
+    /// Everything, unless a backend says otherwise.
+    ///
+    /// What is not supported is refused before any rank hears of it, and the group goes on.
+    fn supports(&self, operation: Operation, dtype: DType, operator: Option<&str>) -> bool {
+        let _ = (operation, dtype, operator);
+        true
+    }
+
+    /// Whether [`Backend::send`] and [`Backend::recv`] are there.
+    fn has_messages(&self) -> bool {
+        false
+    }
+
+    /// Sends a message. It may return as soon as it needs the bytes no longer.
+    ///
+    /// # Errors
+    ///
+    /// As [`Backend::collective`].
+    fn send(&self, message: &Outgoing<'_>) -> Result<(), Cause> {
+        let _ = message;
+        Err(Cause::Backend { problem: NO_MESSAGES.to_owned() })
+    }
+
+    /// Waits for a message. Those of one rank with one tag come in the order in which they were
+    /// sent; those that nobody asks for yet do not hold up others.
+    ///
+    /// # Errors
+    ///
+    /// As [`Backend::collective`].
+    fn recv(&self, wanted: &Wanted) -> Result<Arrived, Cause> {
+        let _ = wanted;
+        Err(Cause::Backend { problem: NO_MESSAGES.to_owned() })
+    }
+
+    /// The group has failed on this rank. Tells the peers why, and makes calls that are under way
+    /// return. Does not wait.
+    fn abort(&self, failure: &CollectiveError);
+
+    /// Returns when all ranks have called it. No call comes afterwards.
+    ///
+    /// # Errors
+    ///
+    /// As [`Backend::collective`].
+    fn shutdown(&self, deadline: Instant) -> Result<(), Cause>;
+}
+
+const NO_MESSAGES: &str = "it carries no messages from rank to rank";
+
+/// What a backend is made from, once for every group and rank.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct BackendOptions {
+    /// A part of the job's store that only the ranks of this group know of, and that no earlier
+    /// group has used. All ranks have met there.
+    pub store: Arc<dyn Store>,
+    /// Name of the group, for errors.
+    pub name: String,
+    /// This process's number in the group.
+    pub rank: Rank,
+    /// How many ranks the group has.
+    pub world_size: usize,
+    /// When all ranks must be connected.
+    pub deadline: Instant,
+    /// The settings of the group.
+    pub config: Config,
+}
+
+impl BackendOptions {
+    /// What keeps this rank from being connected.
+    ///
+    /// ```
+    /// use drumline::backend::{Backend, BackendOptions};
+    ///
+    /// fn refuse(options: &BackendOptions) -> drumline::Result<std::sync::Arc<dyn Backend>> {
+    ///     Err(options.error("there is no fabric on this host".to_owned()))
+    /// }
+    /// ```
+    pub fn error(&self, problem: String) -> Error {
+        Error::Connect { group: self.name.clone(), rank: self.rank, problem }
+    }
+}

@@ -1,0 +1,122 @@
+//! What the ranks tell each other before objects travel: what they call, with which type, and how
+//! long their objects are. So a mistake of one rank is an error on all of them, and the group can
+//! go on.
+
+use drumline_schedule::step::Rank;
+
+use super::description::type_digest;
+use crate::{Error, ProcessGroup, Result};
+
+impl ProcessGroup {
+    /// Lets all ranks know what all of them call, with objects of type `T`. Returns the lengths of
+    /// their descriptions, which are all within everybody's limit.
+    pub(super) fn agree<T>(&self, call: Call, own: &Result<Vec<u8>, String>) -> Result<Vec<usize>> {
+        self.agree_on_length::<T>(call, &own.as_ref().map(Vec::len).map_err(String::clone))
+    }
+
+    /// The same, of so many bytes.
+    pub(super) fn agree_on_length<T>(
+        &self,
+        call: Call,
+        own: &Result<usize, String>,
+    ) -> Result<Vec<usize>> {
+        let length = own.as_ref().map_or(FAILED, |bytes| *bytes as u64);
+        let (limit, kind) = (self.object_bytes_max() as u64, type_digest::<T>());
+        let ours = [call.code(), call.root as u64, kind, length, limit];
+        let mut all = vec![0; ours.len() * self.world_size()];
+        self.all_gather(&ours, &mut all)?;
+        if let Err(problem) = own {
+            return Err(call.error(self.rank(), problem.clone()));
+        }
+        let all: Vec<[u64; 5]> = all.as_chunks().0.to_vec();
+        for (rank, theirs) in all.iter().enumerate() {
+            if theirs[..2] != ours[..2] {
+                let theirs = Call::named(theirs[0], theirs[1]);
+                let problem = format!("called {theirs} where this rank called {call}");
+                return Err(call.error(rank, problem));
+            }
+            if theirs[2] != kind {
+                let ours = std::any::type_name::<T>();
+                let problem = format!(
+                    "called it with another type than the {ours} of this rank; all ranks must use \
+                     one"
+                );
+                return Err(call.error(rank, problem));
+            }
+        }
+        let limit = all.iter().map(|it| it[4]).min().unwrap_or_default() as usize;
+        for (rank, theirs) in all.iter().enumerate() {
+            check_length(call, rank, theirs[3], limit)?;
+        }
+        Ok(all.into_iter().map(|it| it[3] as usize).collect())
+    }
+
+    /// [`Config::object_bytes_max`](crate::Config::object_bytes_max).
+    pub(super) fn object_bytes_max(&self) -> usize {
+        self.inner.config.object_bytes_max
+    }
+}
+
+/// Stands for the length of an object that could not be described.
+const FAILED: u64 = u64::MAX;
+
+/// The collectives, by the number that tells them apart.
+const OPERATIONS: [&str; 5] = [
+    "broadcast_object",
+    "broadcast_object_list",
+    "all_gather_object",
+    "gather_object",
+    "scatter_object_list",
+];
+
+/// What a rank calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Call {
+    pub(super) operation: &'static str,
+    pub(super) root: Rank,
+}
+
+impl Call {
+    fn code(self) -> u64 {
+        OPERATIONS.iter().position(|name| *name == self.operation).unwrap_or(OPERATIONS.len())
+            as u64
+    }
+
+    /// What another rank has called.
+    fn named(code: u64, root: u64) -> Call {
+        let operation = usize::try_from(code).ok().and_then(|code| OPERATIONS.get(code).copied());
+        Call { operation: operation.unwrap_or("something else"), root: root as Rank }
+    }
+
+    pub(super) fn error(self, rank: Rank, problem: String) -> Error {
+        Error::Object { operation: self.operation, rank, problem }
+    }
+}
+
+impl std::fmt::Display for Call {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.operation {
+            "all_gather_object" => f.write_str(self.operation),
+            _ => write!(f, "{}(root {})", self.operation, self.root),
+        }
+    }
+}
+
+/// Whether an object of rank `rank` may travel.
+pub(super) fn check_length(call: Call, rank: Rank, length: u64, limit: usize) -> Result<()> {
+    if length == FAILED {
+        let problem = "could not describe its object; its own error says why";
+        return Err(call.error(rank, problem.to_owned()));
+    }
+    if length <= limit as u64 {
+        return Ok(());
+    }
+    Err(call.error(
+        rank,
+        format!(
+            "passes an object of {length} bytes, and at most {limit} are allowed \
+             (DRUMLINE_OBJECT_BYTES_MAX, the least of all ranks); tensors travel better in the \
+             collectives for elements"
+        ),
+    ))
+}

@@ -1,0 +1,87 @@
+//! Objects as bytes.
+
+use std::any::type_name;
+
+use drumline_schedule::step::Rank;
+use serde::{Serialize, de::DeserializeOwned};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::Call;
+use crate::Result;
+
+/// Tells types apart, by the names that the compiler gives them: another version of it may give
+/// others, so all ranks should run one binary.
+///
+/// What is borrowed counts as what is received in its place: `&T` as `T`, `str` as `String`, `[T]`
+/// as `Vec<T>`.
+pub(super) fn type_digest<T: ?Sized>() -> u64 {
+    xxh3_64(as_borrowed(type_name::<T>()).as_bytes())
+}
+
+/// `(u32, [str])` for `(u32, Vec<String>)` and for `(u32, &[&str])`.
+fn as_borrowed(name: &str) -> String {
+    const VEC: &str = "alloc::vec::Vec<";
+    let mut name = name.replace("&mut ", "").replace('&', "");
+    name = name.replace("alloc::string::String", "str");
+    while let Some(start) = name.find(VEC) {
+        let inside = start + VEC.len();
+        let mut depth = 1;
+        let is_end = |c| {
+            match c {
+                '<' => depth += 1,
+                '>' => depth -= 1,
+                _ => {}
+            }
+            depth == 0
+        };
+        let Some(end) = name[inside..].find(is_end) else { break };
+        name.replace_range(inside + end..=inside + end, "]");
+        name.replace_range(start..inside, "[");
+    }
+    name
+}
+
+pub(super) fn encode<T: Serialize + ?Sized>(object: &T) -> Result<Vec<u8>, String> {
+    postcard::to_allocvec(object)
+        .map_err(|error| format!("cannot describe its {}: {error}", type_name::<T>()))
+}
+
+pub(super) fn decode<T: DeserializeOwned>(call: Call, from: Rank, bytes: &[u8]) -> Result<T> {
+    let wanted = type_name::<T>();
+    let problem = match postcard::take_from_bytes(bytes) {
+        Ok((object, [])) => return Ok(object),
+        Ok((_, rest)) => format!("{} bytes are left over", rest.len()),
+        Err(error) => error.to_string(),
+    };
+    Err(call.error(
+        from,
+        format!(
+            "sent {} bytes that are no {wanted}: {problem}; do all ranks use one type?",
+            bytes.len()
+        ),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn types_differ_but_for_the_way_they_are_held() {
+        assert_ne!(type_digest::<i32>(), type_digest::<u32>());
+        assert_ne!(type_digest::<[u8; 3]>(), type_digest::<Vec<u8>>());
+        assert_ne!(type_digest::<Vec<i8>>(), type_digest::<[u8]>());
+        assert_eq!(type_digest::<str>(), type_digest::<String>());
+        assert_eq!(type_digest::<&&str>(), type_digest::<String>());
+        assert_eq!(type_digest::<[(u8, String)]>(), type_digest::<Vec<(u8, String)>>());
+        assert_eq!(type_digest::<[[u8; 3]]>(), type_digest::<Vec<[u8; 3]>>());
+        assert_eq!(
+            as_borrowed(type_name::<(u32, Vec<Option<Vec<String>>>, bool)>()),
+            "(u32, [core::option::Option<[str]>], bool)",
+        );
+        assert_eq!(
+            type_digest::<(&[Option<&[&str]>], &mut u8)>(),
+            type_digest::<(Vec<Option<Vec<String>>>, u8)>(),
+        );
+    }
+}

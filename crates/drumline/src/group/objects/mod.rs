@@ -1,0 +1,243 @@
+//! Objects of any type that serde knows, instead of elements.
+//!
+//! They travel in [postcard](https://docs.rs/postcard)'s format: numbers and texts, one behind the
+//! other. Nothing in it is ever executed. It carries no types, and an `i32` that is read as a `u32`
+//! would be another number: therefore all ranks must use one type, and a digest of its name
+//! travels along.
+
+mod agreement;
+mod description;
+mod messages;
+
+use drumline_schedule::step::Rank;
+use serde::{Serialize, de::DeserializeOwned};
+
+use self::{
+    agreement::Call,
+    description::{decode, encode},
+};
+use super::ProcessGroup;
+use crate::Result;
+
+impl ProcessGroup {
+    /// Gives every rank the object of rank `root`, in place.
+    ///
+    /// ```
+    /// use std::collections::BTreeMap;
+    ///
+    /// use drumline::ProcessGroup;
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(3)? {
+    ///         threads.spawn(move || {
+    ///             let mut settings = BTreeMap::new();
+    ///             if group.rank() == 1 {
+    ///                 settings.insert("rate".to_owned(), 0.1);
+    ///             }
+    ///             group.broadcast_object(&mut settings, 1).unwrap();
+    ///             assert_eq!(settings["rate"], 0.1);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a root that is no rank. [`Error::Object`](crate::Error::Object) on every rank when
+    /// ranks call different things, use types of different names
+    /// ([`type_name`](std::any::type_name)) or the object is longer than
+    /// [`Config::object_bytes_max`](crate::Config::object_bytes_max), and on the ranks that cannot
+    /// read it. Otherwise as [`ProcessGroup::broadcast`].
+    pub fn broadcast_object<T>(&self, object: &mut T, root: Rank) -> Result<()>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let call = Call { operation: "broadcast_object", root };
+        if let Some(received) = self.broadcast_one::<T, T>(call, || encode(object))? {
+            *object = received;
+        }
+        Ok(())
+    }
+
+    /// [`ProcessGroup::broadcast_object`] of several objects at once, the same number on all ranks.
+    ///
+    /// ```
+    /// let group = drumline::ProcessGroup::alone();
+    /// let mut words = ["one".to_owned(), "two".to_owned()];
+    /// group.broadcast_object_list(&mut words, 0)?;
+    /// assert_eq!(words, ["one", "two"]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::broadcast_object`]; [`Error::Object`](crate::Error::Object) where the number differs.
+    pub fn broadcast_object_list<T>(&self, objects: &mut [T], root: Rank) -> Result<()>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let call = Call { operation: "broadcast_object_list", root };
+        let Some(received) = self.broadcast_one::<T, Vec<T>>(call, || encode(&*objects))? else {
+            return Ok(());
+        };
+        if received.len() != objects.len() {
+            let (theirs, ours) = (received.len(), objects.len());
+            return Err(call.error(root, format!("sends {theirs} objects, this rank takes {ours}")));
+        }
+        objects.iter_mut().zip(received).for_each(|(place, object)| *place = object);
+        Ok(())
+    }
+
+    /// Gives every rank the objects of all ranks, in order of rank.
+    ///
+    /// ```
+    /// use drumline::ProcessGroup;
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(3)? {
+    ///         threads.spawn(move || {
+    ///             let names = group.all_gather_object(&"x".repeat(group.rank())).unwrap();
+    ///             assert_eq!(names, ["", "x", "xx"]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::broadcast_object`].
+    pub fn all_gather_object<T>(&self, object: &T) -> Result<Vec<T>>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let call = Call { operation: "all_gather_object", root: 0 };
+        let own = encode(object);
+        let lengths = self.agree::<T>(call, &own)?;
+        let mut all = vec![0; lengths.iter().sum()];
+        self.all_gather_v(&own.unwrap_or_default(), &mut all, &lengths)?;
+        decode_all(call, &all, &lengths)
+    }
+
+    /// Gives rank `root` the objects of all ranks, in order of rank; the others get nothing.
+    ///
+    /// ```
+    /// use drumline::ProcessGroup;
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let loss = (group.rank() == 1).then_some(0.25);
+    ///             let losses = group.gather_object(&loss, 0).unwrap();
+    ///             assert_eq!(losses, [Some(vec![None, Some(0.25)]), None][group.rank()]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::broadcast_object`].
+    pub fn gather_object<T>(&self, object: &T, root: Rank) -> Result<Option<Vec<T>>>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let call = Call { operation: "gather_object", root };
+        self.check_rank(call.operation, root)?;
+        let own = encode(object);
+        let lengths = self.agree::<T>(call, &own)?;
+        let is_root = self.rank() == root;
+        let mut all = vec![0; if is_root { lengths.iter().sum() } else { 0 }];
+        self.gather_v(&own.unwrap_or_default(), &mut all, &lengths, root)?;
+        is_root.then(|| decode_all(call, &all, &lengths)).transpose()
+    }
+
+    /// Gives every rank one of the objects of rank `root`: to rank r the r-th. The others pass
+    /// nothing.
+    ///
+    /// ```
+    /// use drumline::ProcessGroup;
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let parts = ["train".to_owned(), "test".to_owned()];
+    ///             let parts = (group.rank() == 0).then_some(&parts[..]);
+    ///             let part: String = group.scatter_object_list(parts, 0).unwrap();
+    ///             assert_eq!(part, ["train", "test"][group.rank()]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::broadcast_object`]; [`Error::Object`](crate::Error::Object) on every rank when the root does
+    /// not pass an object for each.
+    pub fn scatter_object_list<T>(&self, objects: Option<&[T]>, root: Rank) -> Result<T>
+    where
+        T: Serialize + DeserializeOwned,
+    {
+        let call = Call { operation: "scatter_object_list", root };
+        self.check_rank(call.operation, root)?;
+        let described = match self.rank() == root {
+            true => self.describe_parts(objects.unwrap_or_default()),
+            false => Ok(Vec::new()),
+        };
+        // What all must be able to take is the longest part.
+        let longest = described.as_ref().map(|parts| parts.iter().map(Vec::len).max());
+        let longest = longest.map(Option::unwrap_or_default).map_err(String::clone);
+        self.agree_on_length::<T>(call, &longest)?;
+        let parts = described.unwrap_or_default();
+        let mut lengths: Vec<u64> = parts.iter().map(|part| part.len() as u64).collect();
+        lengths.resize(self.world_size(), 0);
+        self.broadcast(&mut lengths, root)?;
+        let lengths: Vec<usize> = lengths.into_iter().map(|length| length as usize).collect();
+        let mut own = vec![0; lengths[self.rank()]];
+        self.scatter_v(&parts.concat(), &lengths, &mut own, root)?;
+        decode(call, root, &own)
+    }
+
+    /// What the root describes, on the other ranks.
+    fn broadcast_one<T, D: DeserializeOwned>(
+        &self,
+        call: Call,
+        describe: impl FnOnce() -> Result<Vec<u8>, String>,
+    ) -> Result<Option<D>> {
+        self.check_rank(call.operation, call.root)?;
+        let is_root = self.rank() == call.root;
+        let own = if is_root { describe() } else { Ok(Vec::new()) };
+        let lengths = self.agree::<T>(call, &own)?;
+        let mut bytes = own.unwrap_or_default();
+        bytes.resize(lengths[call.root], 0);
+        self.broadcast(&mut bytes, call.root)?;
+        if is_root { Ok(None) } else { decode(call, call.root, &bytes).map(Some) }
+    }
+
+    /// The description of one object for every rank.
+    fn describe_parts<T: Serialize>(&self, objects: &[T]) -> Result<Vec<Vec<u8>>, String> {
+        if objects.len() != self.world_size() {
+            let (given, wanted) = (objects.len(), self.world_size());
+            return Err(format!("passes {given} objects for {wanted} ranks"));
+        }
+        objects.iter().map(encode).collect()
+    }
+}
+
+/// The objects of all ranks, whose descriptions stand one behind the other.
+fn decode_all<T: DeserializeOwned>(call: Call, all: &[u8], lengths: &[usize]) -> Result<Vec<T>> {
+    let mut rest = all;
+    let decode_next = |(rank, &length): (Rank, &usize)| {
+        let (bytes, behind) = rest.split_at(length);
+        rest = behind;
+        decode(call, rank, bytes)
+    };
+    lengths.iter().enumerate().map(decode_next).collect()
+}

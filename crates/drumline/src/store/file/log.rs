@@ -1,0 +1,260 @@
+//! The file as a log: read on from where one was, write behind the end, under torch's lock.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, ErrorKind},
+    os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _},
+    path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::fs::{FlockOperation, flock};
+
+use super::record::{COVER_BYTES, Record, cover, is_plausible, next_whole};
+use crate::{
+    Error, Result,
+    store::values::{Misfit, Values},
+};
+
+/// How long others may keep the file to themselves.
+const LOCK_PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long to wait between two attempts to lock.
+const LOCK_PAUSE: Duration = Duration::from_micros(200);
+
+/// Of pages, the kernel writes each as a whole; between two of them a process can be killed.
+const PAGE_BYTES: u64 = 4096;
+
+/// The file, and what its records say up to `end`.
+#[derive(Debug)]
+pub(super) struct Log {
+    path: PathBuf,
+    file: File,
+    end: u64,
+    values: Values,
+    bytes_max: usize,
+}
+
+/// Keeps the file locked, as torch does while it reads or writes.
+struct Lock<'f>(&'f File);
+
+impl Drop for Lock<'_> {
+    fn drop(&mut self) {
+        // It cannot fail for a descriptor that is open.
+        let _ = flock(self.0, FlockOperation::Unlock);
+    }
+}
+
+impl Log {
+    /// Opens the file at `path`, or creates it.
+    pub(super) fn open(path: &Path, bytes_max: usize) -> Result<Log> {
+        let mut options = OpenOptions::new();
+        // For others than this user the one who wants them makes the file.
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(path).map_err(|error| {
+            let hint = match error.kind() {
+                ErrorKind::NotFound => "; its directory must exist",
+                _ => "",
+            };
+            Error::io(format!("open file store {}{hint}", path.display()), error)
+        })?;
+        let values = Values::new(bytes_max);
+        Ok(Log { path: path.to_owned(), file, end: 0, values, bytes_max })
+    }
+
+    pub(super) fn name(&self) -> String {
+        format!("file://{}", self.path.display())
+    }
+
+    /// What the file says now.
+    pub(super) fn read(&mut self) -> Result<&Values> {
+        if self.size()? != self.end {
+            let torn = self.locked(FlockOperation::NonBlockingLockShared, Log::refresh)?;
+            if torn {
+                // Before a torch process sees it: that would wait for the rest for ever.
+                let _ = self.write(|_, _| Ok(()))?;
+            }
+        }
+        Ok(&self.values)
+    }
+
+    /// Writes the records that `plan` makes of what the file says, all of them or none.
+    pub(super) fn write<T>(
+        &mut self,
+        plan: impl FnOnce(&Values, &mut Vec<u8>) -> Result<T, Misfit>,
+    ) -> Result<Result<T, Misfit>> {
+        self.locked(FlockOperation::NonBlockingLockExclusive, |log| {
+            if log.refresh()? {
+                log.repair()?;
+            }
+            let mut records = Vec::new();
+            let result = plan(&log.values, &mut records);
+            if result.is_ok() && !records.is_empty() {
+                log.append(records)?;
+            }
+            Ok(result)
+        })
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the path still leads to this file.
+    pub(super) fn is_at_its_path(&self) -> bool {
+        let identity = |metadata: io::Result<std::fs::Metadata>| {
+            metadata.ok().map(|metadata| (metadata.dev(), metadata.ino()))
+        };
+        identity(self.file.metadata()) == identity(std::fs::metadata(&self.path))
+    }
+
+    /// Deletes the file.
+    pub(super) fn remove(&self) -> Result<()> {
+        std::fs::remove_file(&self.path).map_err(|error| self.failed("delete", error))
+    }
+
+    fn locked<T>(
+        &mut self,
+        kind: FlockOperation,
+        call: impl FnOnce(&mut Log) -> Result<T>,
+    ) -> Result<T> {
+        let file = self.file.try_clone().map_err(|error| self.failed("lock", error))?;
+        let deadline = Instant::now() + LOCK_PATIENCE;
+        while let Err(error) = flock(&file, kind) {
+            match error {
+                rustix::io::Errno::AGAIN if Instant::now() < deadline => thread::sleep(LOCK_PAUSE),
+                rustix::io::Errno::INTR => {}
+                rustix::io::Errno::AGAIN => return Err(self.busy()),
+                error => return Err(self.failed("lock", error.into())),
+            }
+        }
+        let _lock = Lock(&file);
+        self.size()?;
+        call(self)
+    }
+
+    fn busy(&self) -> Error {
+        Error::Store {
+            store: self.name(),
+            operation: "lock".into(),
+            problem: format!(
+                "another process has kept it locked for {LOCK_PATIENCE:?} (`lslocks` shows which); \
+                 it is stopped, or a torch process that found a record cut off, which makes it \
+                 wait for ever"
+            ),
+        }
+    }
+
+    /// Applies what has come since. Under a lock; whether the last record is torn: nobody is
+    /// writing, so whoever wrote it has died.
+    fn refresh(&mut self) -> Result<bool> {
+        let new = self.new_bytes()?;
+        if self.end == 0 && !is_plausible(&new) {
+            return Err(
+                self.wrong("the file is no store's; name one that does not exist yet".to_owned())
+            );
+        }
+        Ok(self.apply(&new) < new.len())
+    }
+
+    /// Carries out the whole records at the beginning of `bytes`, which follow `end`. Returns how
+    /// many bytes they have.
+    fn apply(&mut self, bytes: &[u8]) -> usize {
+        let mut at = 0;
+        while let Some((record, length)) = Record::decode(&bytes[at..]) {
+            record.apply(&mut self.values);
+            at += length;
+        }
+        self.end += at as u64;
+        at
+    }
+
+    /// The bytes behind `end`.
+    fn new_bytes(&self) -> Result<Vec<u8>> {
+        let count = self.size()? - self.end;
+        // Old values stay in the file: it may be larger than what it says.
+        let limit = self.bytes_max.saturating_mul(2);
+        let count = usize::try_from(count).ok().filter(|&count| count <= limit);
+        let Some(count) = count else {
+            return Err(self.wrong(format!("the file has grown by more than {limit} bytes")));
+        };
+        let mut bytes = vec![0; count];
+        let read = self.file.read_exact_at(&mut bytes, self.end);
+        read.map_err(|error| self.failed("read", error))?;
+        Ok(bytes)
+    }
+
+    /// Removes a torn record, under the exclusive lock; what torch has written behind it stays.
+    fn repair(&mut self) -> Result<()> {
+        let bytes = self.new_bytes()?;
+        let kept = &bytes[next_whole(&bytes)..];
+        tracing::warn!(
+            store = self.name(),
+            bytes = bytes.len() - kept.len(),
+            "a process was killed while it wrote: its last record is dropped"
+        );
+        let kept_end = self.end + kept.len() as u64;
+        let written = self.file.write_all_at(kept, self.end);
+        written
+            .and_then(|()| self.file.set_len(kept_end))
+            .map_err(|error| self.failed("repair", error))?;
+        self.refresh().map(drop)
+    }
+
+    /// Writes `records` behind the end such that the file is whole at every moment, whenever this
+    /// process is killed: torch's processes hang over a record that is cut off.
+    ///
+    /// What fits a page is written in one piece. For more, the file first grows by zeros, which
+    /// are empty records of eight bytes; the first of them then becomes one that covers the whole
+    /// room; the records are written into it, except for their beginning, which lies under the
+    /// cover's; this comes last.
+    fn append(&mut self, mut bytes: Vec<u8>) -> Result<()> {
+        let start = self.end;
+        let fits_page =
+            start / PAGE_BYTES == (start + bytes.len() as u64).saturating_sub(1) / PAGE_BYTES;
+        let written = if fits_page {
+            self.file.write_all_at(&bytes, start)
+        } else {
+            let gap = bytes.len().next_multiple_of(8) - bytes.len();
+            if gap > 0 {
+                let mut padded = Vec::with_capacity(bytes.len() + 8 + gap);
+                Record::Filler(gap).encode(&mut padded);
+                padded.append(&mut bytes);
+                bytes = padded;
+            }
+            let (first, rest) = bytes.split_at(COVER_BYTES);
+            self.file
+                .set_len(start + bytes.len() as u64)
+                .and_then(|()| self.file.write_all_at(&cover(bytes.len()), start))
+                .and_then(|()| self.file.write_all_at(rest, start + COVER_BYTES as u64))
+                .and_then(|()| self.file.write_all_at(first, start))
+        };
+        written.map_err(|error| self.failed("write", error))?;
+        self.apply(&bytes);
+        Ok(())
+    }
+
+    fn size(&self) -> Result<u64> {
+        let metadata = self.file.metadata().map_err(|error| self.failed("look at", error))?;
+        if metadata.nlink() == 0 {
+            return Err(self.wrong(
+                "the file has been deleted: all other handles are closed, or somebody cleaned up \
+                 too early"
+                    .to_owned(),
+            ));
+        }
+        if metadata.len() < self.end {
+            return Err(self.wrong("the file has become shorter; who overwrites it?".to_owned()));
+        }
+        Ok(metadata.len())
+    }
+
+    fn failed(&self, operation: &str, error: io::Error) -> Error {
+        Error::io(format!("{operation} file store {}", self.path.display()), error)
+    }
+
+    fn wrong(&self, problem: String) -> Error {
+        Error::Store { store: self.name(), operation: "read".into(), problem }
+    }
+}

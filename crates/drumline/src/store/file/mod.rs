@@ -1,0 +1,401 @@
+//! A store in a file that several processes share.
+
+mod log;
+mod record;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use self::{
+    log::Log,
+    record::{CLOSED, REFERENCES, Record},
+};
+use super::{
+    BYTES_MAX, DEFAULT_TIMEOUT, Store, barrier_of_keys, deadline_after,
+    limits::{VALUE_BYTES_MAX, check_value, raw_key, raw_keys, raw_pairs, shown},
+    values::{Misfit, Values},
+};
+use crate::{Error, Result};
+
+/// How often a call that waits looks at the file, as in torch.
+const POLL: Duration = Duration::from_millis(10);
+
+/// A store in a file, for processes that see the same one: torch's
+/// [`FileStore`](https://docs.pytorch.org/docs/stable/distributed.html) among them.
+///
+/// The file is torch's, byte for byte, and is locked as torch does, so that both can use it side by
+/// side. A process of ours that is killed leaves a whole file; a record that a torch process has
+/// left incomplete is removed by the first of us that sees it.
+///
+/// The file counts its open handles. Whoever closes the last one deletes it, if as many were
+/// closed as the world has processes. A process that is killed does not close its handle: then
+/// the file stays, and must be deleted before the next job takes the same path.
+///
+/// On a network file system it works if that has locks (`flock`).
+///
+/// ```
+/// use drumline::store::{FileStore, Store};
+///
+/// let path = std::env::temp_dir().join(format!("drumline-doc-{}", std::process::id()));
+/// // In two processes.
+/// let one = FileStore::open(&path, 2)?;
+/// let two = FileStore::open(&path, 2)?;
+/// one.set("address/0", b"10.0.0.1:4000")?;
+/// assert_eq!(two.get("address/0")?, b"10.0.0.1:4000");
+///
+/// drop((one, two));
+/// assert!(!path.exists());
+/// # Ok::<(), drumline::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct FileStore {
+    handle: Arc<Handle>,
+    timeout: Mutex<Duration>,
+}
+
+/// What counts as one open handle in the file.
+#[derive(Debug)]
+struct Handle {
+    log: Mutex<Log>,
+    world_size: usize,
+}
+
+impl FileStore {
+    /// Opens the store in the file at `path`, or creates it, for `world_size` processes: the last
+    /// of them deletes it. With a `world_size` of 0 the file is never deleted.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the file cannot be opened or created. [`Error::Store`] if something else
+    /// is in it, or if another process keeps it locked for 10 s.
+    pub fn open(path: impl AsRef<Path>, world_size: usize) -> Result<FileStore> {
+        FileStore::with_limit(path, world_size, BYTES_MAX)
+    }
+
+    /// As [`FileStore::open`], with a limit to what this handle stores and keeps in memory.
+    ///
+    /// ```
+    /// use drumline::store::{FileStore, Store};
+    ///
+    /// let path = std::env::temp_dir().join(format!("drumline-limit-{}", std::process::id()));
+    /// let store = FileStore::with_limit(&path, 1, 1000)?;
+    /// let error = store.set("key", &[0; 1000]).unwrap_err();
+    /// assert!(error.to_string().contains("1000 bytes"));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`FileStore::open`].
+    pub fn with_limit(
+        path: impl AsRef<Path>,
+        world_size: usize,
+        bytes_max: usize,
+    ) -> Result<FileStore> {
+        // A path that is relative would mean another file after a change of directory.
+        let path = std::path::absolute(path.as_ref())
+            .map_err(|error| Error::io(format!("find {}", path.as_ref().display()), error))?;
+        let log = Log::open_counted(&path, bytes_max)?;
+        let handle = Arc::new(Handle { log: Mutex::new(log), world_size });
+        Ok(FileStore { handle, timeout: Mutex::new(DEFAULT_TIMEOUT) })
+    }
+
+    /// Where the file is.
+    ///
+    /// ```
+    /// use drumline::store::FileStore;
+    ///
+    /// let path = std::env::temp_dir().join(format!("drumline-path-{}", std::process::id()));
+    /// assert_eq!(FileStore::open(&path, 1)?.path(), path);
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    pub fn path(&self) -> PathBuf {
+        self.log().path().to_owned()
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.handle.log.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes the records that `plan` makes of the present state.
+    fn write<T>(
+        &self,
+        operation: impl FnOnce() -> String,
+        plan: impl FnOnce(&Values, &mut Vec<u8>) -> Result<T, Misfit>,
+    ) -> Result<T> {
+        let mut log = self.log();
+        log.write(plan)?.map_err(|misfit| Error::Store {
+            store: log.name(),
+            operation: operation(),
+            problem: misfit.to_string(),
+        })
+    }
+
+    /// Looks at the file until `find` finds something, at most for `timeout`. Whatever is not
+    /// `is_there` then is missing.
+    fn poll<T>(
+        &self,
+        keys: &[String],
+        timeout: Duration,
+        is_there: impl Fn(&Values, &[u8]) -> bool,
+        find: impl Fn(&Values) -> T,
+    ) -> Result<T> {
+        let start = Instant::now();
+        let deadline = deadline_after(timeout);
+        loop {
+            // The lock must not outlive the look.
+            let missing: Vec<_> = {
+                let mut log = self.log();
+                let values = log.read()?;
+                let missing = keys.iter().filter(|key| !is_there(values, key.as_bytes()));
+                let missing: Vec<_> = missing.map(|key| shown(key.as_bytes())).collect();
+                if missing.is_empty() {
+                    return Ok(find(values));
+                }
+                missing
+            };
+            let now = Instant::now();
+            if now >= deadline {
+                let store = self.log().name();
+                return Err(Error::StoreTimeout { store, keys: missing, waited: start.elapsed() });
+            }
+            thread::sleep(POLL.min(deadline - now));
+        }
+    }
+}
+
+fn has_value(values: &Values, key: &[u8]) -> bool {
+    values.get(key).is_some()
+}
+
+impl Log {
+    /// Opens the file and counts this handle in it.
+    fn open_counted(path: &Path, bytes_max: usize) -> Result<Log> {
+        loop {
+            let mut log = Log::open(path, bytes_max)?;
+            match log.count(REFERENCES, 1) {
+                Ok(_) => return Ok(log),
+                // The last of those before us has just deleted it.
+                Err(_) if !log.is_at_its_path() => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Adds to a number under a raw key.
+    fn count(&mut self, key: &[u8], amount: i64) -> Result<i64> {
+        let sum = self.write(|values, records| add(values, key, amount, records))?;
+        sum.map_err(|misfit| Error::Store {
+            store: self.name(),
+            operation: "count the open handles".into(),
+            problem: misfit.to_string(),
+        })
+    }
+}
+
+fn add(values: &Values, key: &[u8], amount: i64, records: &mut Vec<u8>) -> Result<i64, Misfit> {
+    let sum = values.sum(key, amount)?;
+    set(values, key, sum.to_string().as_bytes(), records)?;
+    Ok(sum)
+}
+
+fn set(values: &Values, key: &[u8], value: &[u8], records: &mut Vec<u8>) -> Result<(), Misfit> {
+    values.check_room(key, value)?;
+    Record::Set(key, value).encode(records);
+    Ok(())
+}
+
+impl Drop for Handle {
+    /// Counts the handle as closed; the last one deletes the file.
+    fn drop(&mut self) {
+        let log = self.log.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if !log.is_at_its_path() {
+            return;
+        }
+        if let Err(error) = log.close(self.world_size) {
+            tracing::warn!(%error, "a file store was not closed properly: delete its file");
+        }
+    }
+}
+
+impl Log {
+    fn close(&mut self, world_size: usize) -> Result<()> {
+        let closed = self.count(CLOSED, 1)?;
+        let open = self.count(REFERENCES, -1)?;
+        let all = i64::try_from(world_size).unwrap_or(i64::MAX);
+        if world_size > 0 && closed >= all && open == 0 { self.remove() } else { Ok(()) }
+    }
+}
+
+impl Store for FileStore {
+    fn set(&self, key: &str, value: &[u8]) -> Result<()> {
+        let raw = raw_key("set", key)?;
+        check_value("set", value)?;
+        self.write(
+            || format!("set {key}"),
+            |values, records| set(values, raw.as_bytes(), value, records),
+        )
+    }
+
+    fn get(&self, key: &str) -> Result<Vec<u8>> {
+        let raw = raw_key("get", key)?;
+        let value = |values: &Values| values.get(raw.as_bytes()).unwrap_or_default().to_vec();
+        self.poll(std::slice::from_ref(&raw), self.timeout(), has_value, value)
+    }
+
+    fn add(&self, key: &str, amount: i64) -> Result<i64> {
+        let raw = raw_key("add", key)?;
+        self.write(
+            || format!("add {amount} to {key}"),
+            |values, records| add(values, raw.as_bytes(), amount, records),
+        )
+    }
+
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
+        let raw = raw_key("compare_set", key)?;
+        check_value("compare_set", desired)?;
+        self.write(
+            || format!("compare_set {key}"),
+            |values, records| match values.objection(raw.as_bytes(), expected) {
+                Some(value) => Ok(value.to_vec()),
+                None => set(values, raw.as_bytes(), desired, records).map(|()| desired.to_vec()),
+            },
+        )
+    }
+
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
+        self.poll(&raw_keys("wait", keys)?, timeout, Values::is_present, |_| ())
+    }
+
+    fn check(&self, keys: &[&str]) -> Result<bool> {
+        let keys = raw_keys("check", keys)?;
+        let mut log = self.log();
+        let values = log.read()?;
+        Ok(keys.iter().all(|key| values.is_present(key.as_bytes())))
+    }
+
+    fn num_keys(&self) -> Result<usize> {
+        Ok(self.list_keys()?.len())
+    }
+
+    fn delete_key(&self, key: &str) -> Result<bool> {
+        let raw = raw_key("delete_key", key)?;
+        self.write(
+            || format!("delete {key}"),
+            |values, records| {
+                let is_there = has_value(values, raw.as_bytes());
+                if is_there {
+                    Record::Delete(raw.as_bytes()).encode(records);
+                }
+                Ok(is_there)
+            },
+        )
+    }
+
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        let raw = raw_key("append", key)?;
+        self.write(
+            || format!("append to {key}"),
+            |values, records| {
+                let present = values.get(raw.as_bytes()).unwrap_or_default();
+                if present.len() + value.len() > VALUE_BYTES_MAX {
+                    return Err(Misfit::TooLong);
+                }
+                set(values, raw.as_bytes(), &[present, value].concat(), records)
+            },
+        )
+    }
+
+    fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>> {
+        let raw = raw_keys("multi_get", keys)?;
+        let value =
+            |values: &Values, key: &String| values.get(key.as_bytes()).unwrap_or_default().to_vec();
+        self.poll(&raw, self.timeout(), has_value, |values| {
+            raw.iter().map(|key| value(values, key)).collect()
+        })
+    }
+
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+        let raw = raw_pairs("multi_set", pairs)?;
+        self.write(
+            || "multi_set".to_owned(),
+            |values, records| {
+                raw.iter().try_for_each(|(key, value)| set(values, key.as_bytes(), value, records))
+            },
+        )
+    }
+
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {
+        let raw = raw_key("queue_push", key)?;
+        check_value("queue_push", value)?;
+        self.write(
+            || format!("queue_push {key}"),
+            |values, records| {
+                values.check_room_in_queue(raw.as_bytes(), value)?;
+                Record::Push(raw.as_bytes(), value).encode(records);
+                Ok(())
+            },
+        )
+    }
+
+    fn queue_pop(&self, key: &str) -> Result<Vec<u8>> {
+        let raw = raw_key("queue_pop", key)?;
+        let deadline = deadline_after(self.timeout());
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let has_item = |values: &Values, key: &[u8]| values.queue_len(key) > 0;
+            self.poll(std::slice::from_ref(&raw), left, has_item, |_| ())?;
+            // Somebody else may have been faster.
+            if let Some(item) = self.queue_try_pop(key)? {
+                return Ok(item);
+            }
+        }
+    }
+
+    fn queue_try_pop(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        let raw = raw_key("queue_try_pop", key)?;
+        self.write(
+            || format!("queue_try_pop {key}"),
+            |values, records| {
+                let first = values.first(raw.as_bytes()).map(<[u8]>::to_vec);
+                if first.is_some() {
+                    Record::Pop(raw.as_bytes()).encode(records);
+                }
+                Ok(first)
+            },
+        )
+    }
+
+    fn queue_len(&self, key: &str) -> Result<usize> {
+        let raw = raw_key("queue_len", key)?;
+        Ok(self.log().read()?.queue_len(raw.as_bytes()))
+    }
+
+    fn list_keys(&self) -> Result<Vec<String>> {
+        let mut log = self.log();
+        let users = log.read()?.keys().filter(|key| key.starts_with(b"/"));
+        Ok(users.map(shown).collect())
+    }
+
+    fn barrier(&self, key: &str, world_size: usize, timeout: Duration) -> Result<()> {
+        barrier_of_keys(self, key, world_size, timeout)
+    }
+
+    fn timeout(&self) -> Duration {
+        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_timeout(&self, timeout: Duration) {
+        *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
+    }
+
+    /// Shares the open file: the clone is not counted as another process.
+    fn try_clone(&self) -> Result<Box<dyn Store>> {
+        let handle = Arc::clone(&self.handle);
+        Ok(Box::new(FileStore { handle, timeout: Mutex::new(self.timeout()) }))
+    }
+}
