@@ -51,7 +51,7 @@ model:
 soak:
 	cargo build --locked -p drumline-launch
 	cargo test --locked -p drumline --features soak --test deaths -- --nocapture
-	cargo test --locked -p drumline -- --ignored
+	cargo test --locked -p drumline --lib -- --ignored
 	cargo test --locked -p drumline-shm -- --ignored
 	cargo test --locked -p fashion-mnist --features soak --test resume
 	cargo run --locked --release -p drumline-sim -- --seeds $(SEEDS)
@@ -73,7 +73,7 @@ torch-venv: target/torch-venv/installed
 
 # The other tests do not need it.
 torch:
-	-$(MAKE) torch-venv PIP_ARGS='--retries 1 --timeout 20 $(PIP_ARGS)'
+	-timeout 240 $(MAKE) torch-venv PIP_ARGS='--retries 1 --timeout 20 $(PIP_ARGS)'
 
 target/torch-venv/installed:
 	$(PYTHON) -m venv target/torch-venv

@@ -107,10 +107,11 @@ fn all_ranks_of_a_job_are_shown_below_each_other() {
     assert_eq!(names(0).len() as u64, CALLS + 1);
     assert_eq!((names(1), names(2)), (names(0), names(0)), "every rank has made the same calls");
     for call in 0..calls[&0].len() {
-        // Nobody gets the sum before everybody has begun.
+        // Nobody gets the sum before everybody has begun. The clocks of a virtual machine's cores
+        // may differ by some microseconds.
         let begun = calls.values().map(|it| it[call].2).fold(f64::MIN, f64::max);
         let ended = calls.values().map(|it| it[call].3).fold(f64::MAX, f64::min);
-        assert!(begun <= ended + 0.002, "call {call} has begun at {begun} and ended at {ended}");
+        assert!(begun <= ended + 50.0, "call {call} has begun at {begun} and ended at {ended}");
     }
     let arrows = events.iter().filter(|event| event["cat"] == "same call").count() as u64;
     assert_eq!(arrows, 3 * (CALLS + 1));
