@@ -8,7 +8,7 @@
 //! After every run it is checked that nobody hung, that every result has the bits which an
 //! independent computation gives, that without a fault there was no error, and that with one
 //! every error blames the rank at fault. The store through which the ranks meet first is compared,
-//! request by request, with a sequential model.
+//! request by request, with a sequential model. [`large`] jobs have a thousand ranks.
 //!
 //! A [`Job`] is not drawn from a seed, and nothing goes wrong in it: it carries out cases of the
 //! conformance suite.
@@ -21,7 +21,9 @@
 #![forbid(unsafe_code)]
 
 mod call;
+mod calls;
 mod job;
+pub mod large;
 mod network;
 mod plan;
 mod process;

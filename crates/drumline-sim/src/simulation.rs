@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::internals::{Identity, Member, SharedMemory};
+use drumline::internals::{Identity, Member, PeerStreams, SharedMemory};
 use drumline_launch::{
     Ending,
     supervisor::{Event as Launched, Policy, Signal, Supervisor},
@@ -16,7 +16,8 @@ use drumline_shm::{PeerSegment, Segment, SegmentSize};
 use fastrand::Rng;
 
 use crate::{
-    network::{End, Nanos, Network, Quality, SharedPipe, connect, lock},
+    calls::{Call, Stage, Wire, bundle},
+    network::{End, Nanos, Network, Stream, connect, lock},
     plan::{FaultKind, MS, Plan, SECOND, TIMEOUT},
     process::{Epoch, Process, World},
     warnings::{Warning, Warnings},
@@ -26,6 +27,8 @@ use crate::{
 #[derive(Debug)]
 pub(crate) struct Simulation {
     pub(crate) plan: Plan,
+    /// The ranks of each.
+    hosts: BTreeMap<usize, Vec<usize>>,
     pub(crate) processes: Vec<Process>,
     /// One for each host, with its ranks, if the job was launched.
     pub(crate) launchers: Vec<(Vec<usize>, Supervisor)>,
@@ -34,20 +37,23 @@ pub(crate) struct Simulation {
     pub(crate) warnings: Vec<Warning>,
     pub(crate) now: Nanos,
     pub(crate) events: u64,
-    rng: Rng,
-    network: Arc<Network>,
+    pub(crate) rng: Rng,
+    pub(crate) network: Arc<Network>,
     queue: BinaryHeap<Reverse<(Nanos, u64, Event)>>,
-    pipes: Vec<Wire>,
-    epoch: Epoch,
-    trace: bool,
+    /// By the two ranks, the lower one first.
+    pub(crate) wires: BTreeMap<(usize, usize), Vec<Wire>>,
+    /// Streams of calls that have reached the callee, at the end of the caller or not.
+    pub(crate) opened: BTreeMap<(Call, bool), PeerStreams<Stream>>,
+    /// Which ranks of different hosts have agreed on streams, and when: the group, and the ranks.
+    pub(crate) bundles: BTreeMap<(usize, usize, usize), Nanos>,
+    pub(crate) epoch: Epoch,
+    pub(crate) trace: bool,
 }
 
-/// A connection: group, one rank, the other, whether it is for control, both directions.
-type Wire = (usize, usize, usize, bool, [SharedPipe; 2]);
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+pub(crate) enum Event {
     Step(usize),
+    Call(Call, Stage),
     /// A rank hears that the process of another has ended.
     Exit {
         of: usize,
@@ -62,9 +68,9 @@ enum Event {
     },
 }
 
-/// More events than any job needs: somebody spins. The largest have 64 ranks that send each other
-/// some hundred bytes, in pieces of a few.
-const EVENTS_MAX: u64 = 20_000_000;
+/// More events than any job needs, for each of its ranks and 32 more: somebody spins. Most need those
+/// of 64 ranks that send each other some hundred bytes, in pieces of a few.
+const EVENTS_MAX_PER_RANK: u64 = 210_000;
 
 impl Simulation {
     /// Runs the job of a seed.
@@ -76,11 +82,16 @@ impl Simulation {
         let network = Arc::new(Network::default());
         let warnings = Warnings::new(&network);
         let killed: Vec<_> = (0..plan.world_size).map(|_| Arc::new(AtomicU64::new(0))).collect();
-        let mut pipes = Vec::new();
+        let mut hosts: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (rank, host) in plan.host_of.iter().enumerate() {
+            hosts.entry(*host).or_default().push(rank);
+        }
+        let mut wires = BTreeMap::new();
         let mut members: Vec<Vec<_>> = (0..plan.world_size).map(|_| Vec::new()).collect();
         for group in 0..plan.groups.len() {
-            for (members, member) in
-                members.iter_mut().zip(join(&plan, group, &network, &killed, &mut pipes, &mut rng)?)
+            for (members, member) in members
+                .iter_mut()
+                .zip(join(&plan, group, &network, &killed, &hosts, &mut wires, &mut rng)?)
             {
                 members.push(member);
             }
@@ -91,20 +102,17 @@ impl Simulation {
             .enumerate()
             .map(|(rank, (members, killed))| Process::new(rank, members, killed))
             .collect();
-        let mut hosts: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        for (rank, host) in plan.host_of.iter().enumerate() {
-            hosts.entry(*host).or_default().push(rank);
-        }
         let launchers = match plan.launched {
             true => hosts
-                .into_values()
-                .map(|ranks| (ranks.len(), ranks))
+                .values()
+                .map(|ranks| (ranks.len(), ranks.clone()))
                 .map(|(workers, ranks)| (ranks, Supervisor::new(workers, Policy::default())))
                 .collect(),
             false => Vec::new(),
         };
         let mut simulation = Simulation {
             plan,
+            hosts,
             processes,
             launchers,
             fault: None,
@@ -114,7 +122,9 @@ impl Simulation {
             rng,
             network,
             queue: BinaryHeap::new(),
-            pipes,
+            wires,
+            opened: BTreeMap::new(),
+            bundles: BTreeMap::new(),
             // Only distances from it are ever looked at.
             epoch: Epoch(Instant::now()),
             trace,
@@ -124,7 +134,7 @@ impl Simulation {
         Ok(simulation)
     }
 
-    fn schedule(&mut self, at: Nanos, event: Event) {
+    pub(crate) fn schedule(&mut self, at: Nanos, event: Event) {
         let tie = self.rng.u64(..);
         self.queue.push(Reverse((at, tie, event)));
     }
@@ -134,16 +144,18 @@ impl Simulation {
             let at = self.rng.u64(0..MS);
             self.schedule(at, Event::Step(rank));
         }
+        let events_max = EVENTS_MAX_PER_RANK * (self.plan.world_size as u64 + 32);
         let limit = (2 + 2 * self.plan.groups.len() as u64) * (TIMEOUT + 3 * SECOND) + 2 * TIMEOUT;
         while let Some(Reverse((at, _, event))) = self.queue.pop() {
             self.now = self.now.max(at);
             self.network.set_now(self.now);
             self.events += 1;
-            if self.now > limit || self.events > EVENTS_MAX {
+            if self.now > limit || self.events > events_max {
                 break;
             }
             match event {
                 Event::Step(rank) => self.step(rank),
+                Event::Call(call, stage) => self.go_on_with_call(call, stage),
                 Event::Exit { of, to } => {
                     for lane in &mut self.processes[to].lanes {
                         if let Some(member) = &mut lane.member {
@@ -204,7 +216,8 @@ impl Simulation {
         let process = &mut self.processes[rank];
         let next = process.step(&world, &mut self.rng);
         process.busy_until = self.now + self.rng.u64(50..2_000);
-        if let Some((_, ending)) = process.ended {
+        self.begin_calls(rank);
+        if let Some((_, ending)) = self.processes[rank].ended {
             self.after_end(rank, ending);
         }
         if let Some(next) = next {
@@ -214,12 +227,16 @@ impl Simulation {
             self.schedule(at, Event::Step(process));
         }
         // What it wrote to shared memory is seen a moment later.
-        for other in 0..self.processes.len() {
-            if other != rank && self.plan.same_host(rank, other) {
-                let at = self.now + self.rng.u64(50..2_000);
-                self.schedule(at, Event::Step(other));
-            }
+        for other in self.neighbours(rank) {
+            let at = self.now + self.rng.u64(50..2_000);
+            self.schedule(at, Event::Step(other));
         }
+    }
+
+    /// The other ranks of a host.
+    fn neighbours(&self, rank: usize) -> Vec<usize> {
+        let on_host = self.hosts.get(&self.plan.host_of[rank]).into_iter().flatten();
+        on_host.copied().filter(|other| *other != rank).collect()
     }
 
     fn look_again(&mut self, rank: usize, at: Nanos) {
@@ -240,16 +257,12 @@ impl Simulation {
     fn after_end(&mut self, rank: usize, ending: Ending) {
         let world = World { plan: &self.plan, epoch: self.epoch, now: self.now, trace: self.trace };
         world.note(|| format!("rank {rank}: its process has ended with {ending}"));
-        for other in 0..self.processes.len() {
-            if other != rank && self.plan.same_host(rank, other) {
-                // Within a host what a process wrote is there before its end is noticed.
-                let between = |a, b| [a, b] == [rank, other] || [b, a] == [rank, other];
-                let pipes = self.pipes.iter().filter(|(_, a, b, ..)| between(*a, *b));
-                let last =
-                    pipes.flat_map(|(.., pipes)| pipes).map(|pipe| lock(pipe).last_arrival());
-                let at = last.max().unwrap_or(0).max(self.now) + self.rng.u64(1_000..MS);
-                self.schedule(at, Event::Exit { of: rank, to: other });
-            }
+        for other in self.neighbours(rank) {
+            // Within a host what a process wrote is there before its end is noticed.
+            let pair = (rank.min(other), rank.max(other));
+            let last = self.wires[&pair].iter().map(|wire| lock(&wire.pipe).last_arrival());
+            let at = last.max().unwrap_or(0).max(self.now) + self.rng.u64(1_000..MS);
+            self.schedule(at, Event::Exit { of: rank, to: other });
         }
         for (at, process) in self.network.take_wakes() {
             self.schedule(at, Event::Step(process));
@@ -306,20 +319,19 @@ impl Simulation {
                 self.end(victim, ending);
             }
             FaultKind::SilentHost(keepalive) => {
-                for (_, a, b, _, pipes) in &self.pipes {
-                    let inside = |rank: usize| self.plan.same_host(rank, victim);
-                    if inside(*a) != inside(*b) {
-                        let noticed = self.now + keepalive + self.rng.u64(0..100 * MS);
-                        pipes.iter().for_each(|it| lock(it).fall_silent(&self.network, noticed));
-                    }
+                let inside = |rank: usize| self.plan.same_host(rank, victim);
+                let cut = self.wires.iter().filter(|((a, b), _)| inside(*a) != inside(*b));
+                for wire in cut.flat_map(|(_, wires)| wires) {
+                    let noticed = self.now + keepalive + self.rng.u64(0..100 * MS);
+                    lock(&wire.pipe).fall_silent(&self.network, noticed);
                 }
             }
             FaultKind::LostConnection { peer, group, control, data, reset } => {
                 let end = if reset { End::Reset } else { End::Closed };
-                for (of, a, b, is_control, pipes) in &self.pipes {
-                    let between = [*a, *b] == [victim, peer] || [*b, *a] == [victim, peer];
-                    if *of == group && between && (if *is_control { control } else { data }) {
-                        pipes.iter().for_each(|it| lock(it).cut(&self.network, end));
+                let wires = self.wires.get(&(victim.min(peer), victim.max(peer)));
+                for wire in wires.into_iter().flatten() {
+                    if wire.group == group && (if wire.is_control { control } else { data }) {
+                        lock(&wire.pipe).cut(&self.network, end);
                     }
                 }
             }
@@ -338,32 +350,29 @@ impl Simulation {
     }
 }
 
-/// All members of a group, connected and with their shared memory.
+/// All members of a group, connected with those of their hosts and with their shared memory.
 fn join(
     plan: &Plan,
     group: usize,
     network: &Arc<Network>,
     killed: &[Arc<AtomicU64>],
-    pipes: &mut Vec<Wire>,
+    hosts: &BTreeMap<usize, Vec<usize>>,
+    wires: &mut BTreeMap<(usize, usize), Vec<Wire>>,
     rng: &mut Rng,
 ) -> Result<Vec<Member<crate::network::Stream>>, String> {
     let text = |error: drumline_shm::Error| error.to_string();
     let members = plan.world_size;
     let mut streams: Vec<Vec<_>> = (0..members).map(|_| Vec::new()).collect();
-    for a in 0..members {
-        for b in a + 1..members {
-            let quality = if plan.same_host(a, b) { plan.near } else { plan.far };
-            // Words on control connections are few and short: there is always room.
-            let spacious = Quality { capacity: 1 << 20, stalls_percent: 0, ..quality };
-            let ends = [(a, &killed[a]), (b, &killed[b])];
-            let ([to_b, to_a], control) = connect(network, ends, spacious, rng);
-            let ([data_to_b, data_to_a], data) = connect(network, ends, quality, rng);
-            let ([points_to_b, points_to_a], points) = connect(network, ends, quality, rng);
-            streams[a].push((b, to_b, data_to_b, points_to_b));
-            streams[b].push((a, to_a, data_to_a, points_to_a));
-            pipes.push((group, a, b, true, control));
-            pipes.push((group, a, b, false, data));
-            pipes.push((group, a, b, false, points));
+    for ranks in hosts.values() {
+        for (index, &a) in ranks.iter().enumerate() {
+            for &b in &ranks[index + 1..] {
+                let ends = [(a, &killed[a]), (b, &killed[b])];
+                let mut open = |quality| connect(network, ends, quality, rng);
+                let ((to_b, to_a), new) = bundle(group, plan.near, &mut open);
+                streams[a].push((b, to_b));
+                streams[b].push((a, to_a));
+                wires.entry((a, b)).or_default().extend(new);
+            }
         }
     }
     let of_plan = &plan.groups[group];

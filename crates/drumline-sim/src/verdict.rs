@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use drumline::{Cause, Error};
+use drumline::{Cause, CollectiveError, Error};
 use drumline_launch::{Ending, supervisor::Verdict};
 
 use crate::{
@@ -129,6 +129,7 @@ impl Simulation {
             Cause::PeerExited { peer }
             | Cause::PeerLeft { peer }
             | Cause::HostSilent { peer }
+            | Cause::Unreachable { peer, .. }
             | Cause::Disconnected { peer, .. } => vec![*peer],
             Cause::Protocol { .. } => return Err("a protocol error".to_owned()),
             Cause::Reported { culprit: Some(culprit), .. } => vec![*culprit],
@@ -159,19 +160,60 @@ impl Simulation {
             return Err("waits in vain for a rank that has left".to_owned());
         }
         let slow_or_other = matches!(fault, FaultKind::Slow(_) | FaultKind::Mismatch { .. });
-        if slow_or_other && chain && named.iter().any(|it| self.waited_elsewhere(*it, group)) {
+        let late = named.iter().copied().chain(late_in(&error.to_string()));
+        if slow_or_other && chain && late.into_iter().any(|it| self.waited_elsewhere(it, group)) {
             return Ok(());
         }
         let told_by_victim = match &error.cause {
-            Cause::PeerLeft { .. } => rank == victim,
+            Cause::PeerLeft { .. } | Cause::Unreachable { .. } => rank == victim,
             Cause::Reported { text, .. } => text.contains(&format!("rank {victim}:")),
             _ => false,
         };
+        if named.iter().any(|it| self.could_tell_nobody(*it, group, error)) {
+            return Ok(());
+        }
         let own_view = matches!(fault, FaultKind::Mismatch { .. }) && told_by_victim;
         match own_view || named.iter().any(|rank| guilty.contains(rank)) {
             true => Ok(()),
             false => Err(format!("blames {named:?} where {guilty:?} are at fault")),
         }
+    }
+
+    /// Whether `error` says that a rank is gone which has failed itself, and ended before it was
+    /// connected with whoever says so: then nobody is there who could tell why.
+    fn could_tell_nobody(&self, rank: usize, group: usize, error: &CollectiveError) -> bool {
+        let process = &self.processes[rank];
+        let mut failures =
+            process.records.iter().filter(|it| it.group == group && it.error.is_some());
+        let (Some(failed), true) = (failures.next(), process.ended.is_some()) else { return false };
+        let text = error.to_string();
+        let connected_later = self.bundles.iter().any(|((of, a, b), agreed)| {
+            *of == group && (*a == rank || *b == rank) && *agreed >= failed.ended
+        });
+        text.contains(&format!("cannot connect to rank {rank} "))
+            || (text.contains(&format!("the process of rank {rank} has ended")) && connected_later)
+    }
+
+    /// Those that are connected in a group with a rank that fails, or with one that fails because
+    /// of it before it has said goodbye, and so on.
+    fn in_touch_with(&self, victim: usize, group: usize) -> BTreeSet<usize> {
+        let mut all = BTreeSet::from([victim]);
+        let mut next = vec![victim];
+        while let Some(rank) = next.pop() {
+            let records = &self.processes[rank].records;
+            let failure = records.iter().find(|it| it.group == group && it.error.is_some());
+            if rank != victim && failure.is_none_or(|it| it.call.is_none()) {
+                continue;
+            }
+            let near = (0..self.plan.world_size).filter(|it| self.plan.same_host(*it, rank));
+            let far = self.bundles.keys().filter_map(|(of, a, b)| match *of == group {
+                true if *a == rank => Some(*b),
+                true if *b == rank => Some(*a),
+                _ => None,
+            });
+            next.extend(near.chain(far).filter(|it| all.insert(*it)));
+        }
+        all
     }
 
     /// Whether a rank has waited in another group than this one. It is late here, and nobody here
@@ -241,7 +283,9 @@ impl Simulation {
             | FaultKind::SilentHost(_) => vec![],
         };
         for group in groups {
-            for process in &self.processes {
+            // Whoever has never needed one of these has heard nothing, and need not.
+            for rank in self.in_touch_with(victim, group) {
+                let process = &self.processes[rank];
                 let by_itself = matches!(process.ended, Some((_, Ending::Code(0 | 1))));
                 let gave_up = !self.plan.goes_on && process.lanes.iter().any(|lane| lane.failed);
                 if by_itself && !gave_up && !process.lanes[group].failed {
@@ -256,7 +300,7 @@ impl Simulation {
     }
 
     /// Nothing is left undone.
-    fn check_complete(&self) -> Result<(), String> {
+    pub(crate) fn check_complete(&self) -> Result<(), String> {
         for process in &self.processes {
             let all = process.lanes.iter().all(|lane| lane.closed && !lane.failed);
             if !all || !matches!(process.ended, Some((_, Ending::Code(0)))) {
@@ -324,4 +368,11 @@ impl Simulation {
         }
         Ok(())
     }
+}
+
+/// The ranks that the text of a time-out, of this or another rank, says are late.
+fn late_in(text: &str) -> Vec<usize> {
+    let list = text.split("without an answer from rank").nth(1).and_then(|it| it.split(';').next());
+    let numbers = list.into_iter().flat_map(|it| it.split(|it: char| !it.is_ascii_digit()));
+    numbers.filter_map(|number| number.parse().ok()).collect()
 }

@@ -13,6 +13,7 @@
 //! leaves nothing behind and shifts nothing: ranks need not have tried equally often to meet.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -146,6 +147,19 @@ impl Board {
         }
     }
 
+    /// Waits for the words of all `ranks` on `subject`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Board::read`].
+    pub(crate) fn read_all(
+        &self,
+        subject: Subject,
+        ranks: impl IntoIterator<Item = Rank>,
+    ) -> Result<BTreeMap<Rank, Vec<u8>>> {
+        ranks.into_iter().map(|rank| Ok((rank, self.read(subject, rank)?))).collect()
+    }
+
     /// Looks whether some rank has failed, without waiting for anybody.
     ///
     /// # Errors
@@ -164,8 +178,7 @@ impl Board {
         Ok(())
     }
 
-    /// This rank could not be connected: nobody is to wait for it. The last rank that says so
-    /// wipes the board.
+    /// This rank could not be connected: nobody is to wait for it.
     pub(crate) fn fail(&self, error: &Error) {
         let text: String = error.to_string().chars().take(FAILURE_CHARS_MAX).collect();
         let word = [&[FAILED], text.as_bytes()].concat();
@@ -176,25 +189,28 @@ impl Board {
                 false => self.store.set(&own(subject), &word),
             }
         });
+        match told {
+            Ok(()) => self.leave(),
+            // The others lose the store as well.
+            Err(error) => tracing::debug!(%error, "cannot tell the others of a failure"),
+        }
+    }
+
+    /// This rank has read all that it needs. The last one that says so wipes the board.
+    pub(crate) fn leave(&self) {
         let gone = self.gone_key();
-        match told.and_then(|()| self.store.add(&gone, 1)) {
+        match self.store.add(&gone, 1) {
             Ok(count) if count == self.member.world_size as i64 => {
                 let ranks = 0..self.member.world_size;
                 let all = ranks.flat_map(|rank| Subject::ALL.map(|it| self.key(it, rank)));
                 take_back(&*self.store, all.chain([gone]));
             }
             Ok(_) => {}
-            // The others lose the store as well.
-            Err(error) => tracing::debug!(%error, "cannot tell the others of a failure"),
+            Err(error) => tracing::debug!(%error, "cannot leave the board in the store"),
         }
     }
 
-    /// Takes this rank's words back: everybody is connected.
-    pub(crate) fn clear(&self) {
-        take_back(&*self.store, Subject::ALL.map(|it| self.key(it, self.member.rank)).into_iter());
-    }
-
-    /// How many ranks have failed.
+    /// How many ranks have left or failed.
     fn gone_key(&self) -> String {
         format!("{}/gone", self.prefix)
     }

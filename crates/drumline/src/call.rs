@@ -177,6 +177,7 @@ pub(crate) fn choose(
                     MemoryUse::Registered => registered.is_some() && !is_wide(row),
                 }
                 && (row.applies)(topology)
+                && (few_connections(topology) || !topology.sums_by_rank())
         };
         ALGORITHMS.iter().filter(fits).min_by_key(|row| preference(row, bytes, topology))
     });
@@ -184,6 +185,14 @@ pub(crate) fn choose(
         Some(algorithm) => Ok(finish(algorithm)),
         None => Ok(finish(over_links.algorithm(call, topology)?)),
     }
+}
+
+/// Whether ranks on the same seats of all hosts can be connected, each with each, and open no more
+/// connections than algorithms of `log p` rounds would. (Of the connections
+/// between two ranks each counts for a half.)
+fn few_connections(topology: &Topology) -> bool {
+    let hosts = topology.ranks_by_host().len();
+    (hosts - 1) / 2 <= topology.world_size.next_power_of_two().ilog2() as usize
 }
 
 /// The place of an algorithm among those that use shared memory: the lowest is taken.
@@ -276,6 +285,13 @@ mod tests {
         assert_eq!(name(1, 4), "doubling");
         assert_eq!(name(1 << 20, 4), "direct");
         assert_eq!(name(1 << 26, 1_000), "halving");
+    }
+
+    #[test]
+    fn hosts_exchange_directly_only_while_they_are_few() {
+        assert!(few_connections(&Topology::hosts(&[8; 16])));
+        assert!(few_connections(&Topology::hosts(&[8])));
+        assert!(!few_connections(&Topology::hosts(&[8; 125])));
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub struct Config {
 
     /// The ports to listen on for peers, for firewalls that let only some through.
     /// `DRUMLINE_PORT_RANGE`, such as `40000-40100`; any unless set. A host needs one for each of
-    /// its ranks that is just joining a group, times the interfaces.
+    /// its ranks, times the groups over several hosts that these are in, times the interfaces.
     pub port_range: Option<RangeInclusive<u16>>,
 
     /// Whether ranks of one host and user talk over Unix sockets. `DRUMLINE_UNIX_SOCKETS`, 0 or

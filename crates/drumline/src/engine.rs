@@ -3,7 +3,7 @@
 use std::{
     os::fd::{AsFd, OwnedFd},
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
@@ -12,7 +12,11 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{Error, Result, group::Driven, transport::Waker};
+use crate::{
+    Error, Result,
+    group::Driven,
+    transport::{Lingering, Waker},
+};
 
 /// The progress thread, as others see it.
 ///
@@ -24,6 +28,19 @@ pub(crate) struct Engine {
     waker: Waker,
     /// Groups that have something to do, for the thread to take over.
     arrivals: Mutex<Vec<Arc<Driven>>>,
+    /// New groups with peers on other hosts, which may come at any time.
+    doors: Mutex<Vec<Door>>,
+    /// Groups that were dropped just now.
+    lingering: Mutex<Vec<Lingering>>,
+}
+
+/// Where peers of other hosts come in, while nobody may be driving their group.
+struct Door {
+    /// The thread does not keep such a group alive.
+    group: Weak<Driven>,
+    /// Readable when somebody comes.
+    bell: Arc<OwnedFd>,
+    look_again_at: Option<Instant>,
 }
 
 /// The engine of this process.
@@ -38,8 +55,8 @@ pub(crate) fn get() -> Result<&'static Engine> {
 
 /// How far a group has come.
 pub(crate) enum Advance {
-    /// Nothing is left to do.
-    Idle,
+    /// Nothing is left to do, but to look again at this time.
+    Idle(Option<Instant>),
     /// Somebody else drives it.
     Taken,
     /// Nothing can be done before this time, unless this descriptor becomes readable.
@@ -51,8 +68,12 @@ pub(crate) enum Advance {
 impl Engine {
     fn start() -> Result<&'static Engine> {
         // It lives as long as the process, like its thread.
-        let engine: &'static Engine =
-            Box::leak(Box::new(Engine { waker: Waker::new()?, arrivals: Mutex::default() }));
+        let engine: &'static Engine = Box::leak(Box::new(Engine {
+            waker: Waker::new()?,
+            arrivals: Mutex::default(),
+            doors: Mutex::default(),
+            lingering: Mutex::default(),
+        }));
         std::thread::Builder::new()
             .name("drumline-engine".to_owned())
             .spawn(|| engine.run())
@@ -66,21 +87,60 @@ impl Engine {
         self.waker.wake();
     }
 
+    /// Sees to it that peers on other hosts are let in, whatever the threads of this process do.
+    /// `bell` is readable when somebody comes.
+    pub(crate) fn guard(&self, group: &Arc<Driven>, bell: Arc<OwnedFd>) {
+        let door = Door { group: Arc::downgrade(group), bell, look_again_at: None };
+        self.new_doors().push(door);
+        self.waker.wake();
+    }
+
+    /// Lets peers that call a group in vain hear why, for a while.
+    pub(crate) fn linger(&self, group: Lingering) {
+        self.lingering().push(group);
+        self.waker.wake();
+    }
+
+    /// Gives up the ports of groups that were dropped.
+    pub(crate) fn end_lingering(&self) {
+        self.lingering().clear();
+    }
+
+    fn lingering(&self) -> MutexGuard<'_, Vec<Lingering>> {
+        self.lingering.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn new_doors(&self) -> MutexGuard<'_, Vec<Door>> {
+        self.doors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn arrivals(&self) -> MutexGuard<'_, Vec<Arc<Driven>>> {
         self.arrivals.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Tells those who have called a group that was dropped; when and on what to go on.
+    fn tell_why(&self) -> Vec<(Instant, Arc<OwnedFd>)> {
+        let (mut lingering, now) = (self.lingering(), Instant::now());
+        lingering.retain_mut(|group| group.progress(now));
+        lingering.iter().map(Lingering::news).collect()
+    }
+
     fn run(&self) -> ! {
         let mut groups: Vec<Arc<Driven>> = Vec::new();
+        let mut doors: Vec<Door> = Vec::new();
         loop {
             // What arrives after this wakes the thread again.
             self.waker.drain();
-            for group in self.arrivals().drain(..) {
+            doors.append(&mut self.new_doors());
+            doors.retain(|door| door.group.strong_count() > 0);
+            let guarded = doors.iter().filter_map(|door| door.group.upgrade());
+            let callers: Vec<_> = guarded.filter(|group| group.has_callers()).collect();
+            for group in self.arrivals().drain(..).chain(callers) {
                 if !groups.iter().any(|known| Arc::ptr_eq(known, &group)) {
                     groups.push(group);
                 }
             }
-            let mut sleepers = Vec::new();
+            let mut sleepers = self.tell_why();
             let mut moved = false;
             groups.retain(|group| match advance(group) {
                 Advance::Moved => {
@@ -91,12 +151,25 @@ impl Engine {
                     sleepers.push((until, readiness));
                     true
                 }
-                Advance::Taken | Advance::Idle => false,
+                Advance::Idle(look_again_at) => {
+                    let mut doors = doors.iter_mut();
+                    if let Some(door) = doors.find(|door| door.is_of(group)) {
+                        door.look_again_at = look_again_at;
+                    }
+                    false
+                }
+                Advance::Taken => false,
             });
             if !moved {
-                sleep(&self.waker, &sleepers);
+                sleep(&self.waker, &sleepers, &mut doors);
             }
         }
+    }
+}
+
+impl Door {
+    fn is_of(&self, group: &Arc<Driven>) -> bool {
+        std::ptr::eq(self.group.as_ptr(), Arc::as_ptr(group))
     }
 }
 
@@ -106,13 +179,18 @@ fn advance(group: &Arc<Driven>) -> Advance {
     catch_unwind(AssertUnwindSafe(|| group.advance())).unwrap_or(Advance::Moved)
 }
 
-/// Sleeps until one of the groups can go on, or another one arrives.
-fn sleep(waker: &Waker, sleepers: &[(Instant, Arc<OwnedFd>)]) {
+/// Sleeps until one of the groups can go on, or another one or a caller arrives.
+fn sleep(waker: &Waker, sleepers: &[(Instant, Arc<OwnedFd>)], doors: &mut [Door]) {
+    // Where callers wait for whoever drives their group, the bell rings until that thread looks.
+    let is_silent = |door: &&mut Door| door.group.upgrade().is_some_and(|it| !it.has_callers());
+    let mut doors: Vec<&mut Door> = doors.iter_mut().filter(is_silent).collect();
     let mut interests = vec![PollFd::from_borrowed_fd(waker.as_fd(), PollFlags::IN)];
-    for (_, readiness) in sleepers {
-        interests.push(PollFd::from_borrowed_fd(readiness.as_fd(), PollFlags::IN));
+    let bells = doors.iter().map(|door| door.bell.clone()).collect::<Vec<_>>();
+    for descriptor in bells.iter().chain(sleepers.iter().map(|(_, readiness)| readiness)) {
+        interests.push(PollFd::from_borrowed_fd(descriptor.as_fd(), PollFlags::IN));
     }
-    let until = sleepers.iter().map(|(until, _)| *until).min();
+    let again = doors.iter().filter_map(|door| door.look_again_at);
+    let until = sleepers.iter().map(|(until, _)| *until).chain(again).min();
     // A day at a time keeps the conversion from overflowing.
     let left = until.map_or(Duration::from_secs(86_400), |until| {
         until.saturating_duration_since(Instant::now()).min(Duration::from_secs(86_400))
@@ -121,5 +199,12 @@ fn sleep(waker: &Waker, sleepers: &[(Instant, Arc<OwnedFd>)]) {
     match poll(&mut interests, Some(&timeout)) {
         Ok(_) | Err(Errno::INTR) => {}
         Err(error) => tracing::error!(%error, "the progress thread cannot wait"),
+    }
+    let now = Instant::now();
+    for (door, interest) in doors.iter_mut().zip(&interests[1..]) {
+        if !interest.revents().is_empty() || door.look_again_at.is_some_and(|at| now >= at) {
+            door.look_again_at = None;
+            door.group.upgrade().iter().for_each(|group| group.on_callers());
+        }
     }
 }

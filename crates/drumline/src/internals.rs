@@ -29,7 +29,8 @@ use crate::{
     lane::{Job, Lane, Operation},
     operation::{CallOn, Request},
     transport::{
-        self, Connections, Duplex, News, Point, Streams, Transport, Waits, mesh::Membership,
+        self, Bundle, Connections, Duplex, Point, StreamKind, Streams, Transport, Waits,
+        mesh::Membership,
     },
 };
 
@@ -81,6 +82,24 @@ pub struct SharedMemory {
     pub slot_bytes: usize,
 }
 
+/// The streams between two ranks.
+#[derive(Debug)]
+pub struct PeerStreams<S> {
+    /// Leave-taking and failures.
+    pub control: S,
+    /// Messages of collectives.
+    pub data: S,
+    /// Messages from rank to rank.
+    pub points: S,
+}
+
+impl<S> PeerStreams<S> {
+    fn bundle(self) -> Bundle<S> {
+        let PeerStreams { control, data, points } = self;
+        Bundle { control, data, points }
+    }
+}
+
 /// How far a rank's operations have come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
@@ -93,7 +112,8 @@ pub enum Progress {
 }
 
 impl<S: Connection> Member<S> {
-    /// A rank with its (peer, control, data, points) streams.
+    /// A rank with its streams to near peers. The others are to be called when they are
+    /// [wanted](Member::take_wanted).
     ///
     /// # Errors
     ///
@@ -102,7 +122,7 @@ impl<S: Connection> Member<S> {
         identity: &Identity,
         topology: &Topology,
         config: &Config,
-        streams: Vec<(Rank, S, S, S)>,
+        near: Vec<(Rank, PeerStreams<S>)>,
         memory: Option<SharedMemory>,
     ) -> Result<Member<S>, drumline_shm::Error> {
         let member = Membership {
@@ -116,7 +136,9 @@ impl<S: Connection> Member<S> {
         let host =
             memory.map(|it| Host::new(it.segment, it.neighbours).with_slots_of(it.slot_bytes));
         let arena = host.as_ref().map(|host| host.arena().clone());
-        let driven = Driven { streams: Streams::new(streams), exits: Vec::new() };
+        let near = near.into_iter().map(|(rank, streams)| (rank, streams.bundle()));
+        let streams = Streams::new(member.rank, member.world_size, near);
+        let driven = Driven { streams, exits: Vec::new() };
         let streams = Shared(Arc::new(Mutex::new(driven)));
         let aborted = Arc::new(AtomicBool::new(false));
         let transport = Box::new(Shared(streams.0.clone()));
@@ -222,12 +244,30 @@ impl<S: Connection> Member<S> {
         };
         !driven.exits.is_empty()
             || driven.news().next().is_some()
-            || driven
-                .streams
-                .interests()
-                .zip(driven.streams.streams())
-                .any(|(interest, [_, data, _])| interest.data_out && data.is_writable())
+            || driven.streams.interests().any(|(it, stream)| it.writable && stream.is_writable())
             || rung()
+    }
+
+    /// The peers that are needed now and have no streams: each is to be called, which ends in
+    /// [`Member::called`] or [`Member::unreachable`].
+    pub fn take_wanted(&mut self) -> Vec<Rank> {
+        self.streams.lock().streams.take_wanted()
+    }
+
+    /// These streams to the peer are open.
+    pub fn called(&mut self, peer: Rank, streams: PeerStreams<S>) {
+        self.streams.lock().streams.called(peer, streams.bundle());
+    }
+
+    /// The peer has opened these streams. Whether they are in use now.
+    pub fn came(&mut self, peer: Rank, streams: PeerStreams<S>) -> bool {
+        self.streams.lock().streams.came(peer, streams.bundle())
+    }
+
+    /// The peer could not be called. Whether streams that it has opened meanwhile are in use now.
+    pub fn unreachable(&mut self, peer: Rank, problem: &str) -> bool {
+        let cause = Cause::Unreachable { peer, problem: problem.to_owned() };
+        self.streams.lock().streams.unreachable(peer, cause)
     }
 
     /// The process of a peer on the same host has ended.
@@ -388,15 +428,10 @@ struct Driven<S> {
 
 impl<S: Connection> Driven<S> {
     /// The streams that something has happened to, of those that matter.
-    fn news(&self) -> impl Iterator<Item = (Rank, News)> {
-        self.streams.interests().zip(self.streams.streams()).flat_map(|(interest, streams)| {
-            let rank = interest.rank;
-            let [control, data, points] = streams;
-            let control = (interest.control && control.is_readable()).then_some(News::Control);
-            let data = (interest.data_in && data.is_readable()).then_some(News::Data);
-            let points = (interest.points_in && points.is_readable()).then_some(News::Points);
-            control.into_iter().chain(data).chain(points).map(move |news| (rank, news))
-        })
+    fn news(&self) -> impl Iterator<Item = (Rank, StreamKind)> {
+        let readable =
+            self.streams.interests().filter(|(it, stream)| it.readable && stream.is_readable());
+        readable.map(|(interest, _)| (interest.rank, interest.kind))
     }
 }
 
@@ -443,9 +478,11 @@ impl<S: Connection> Transport for Shared<S> {
     fn wait(&mut self, _until: Instant, _now: Instant) {
         // Whoever drives this rank sleeps for it. What is left is to hear what has happened.
         let mut driven = self.lock();
-        let exits = std::mem::take(&mut driven.exits).into_iter().map(|rank| (rank, News::Exit));
-        for (rank, news) in driven.news().chain(exits).collect::<Vec<_>>() {
-            driven.streams.on_news(rank, news);
+        for (rank, kind) in driven.news().collect::<Vec<_>>() {
+            driven.streams.on_readable(rank, kind);
+        }
+        for rank in std::mem::take(&mut driven.exits) {
+            driven.streams.on_exit(rank);
         }
     }
 
@@ -472,6 +509,10 @@ impl<S: Connection> Connections for Shared<S> {
 
     fn take_points(&mut self) -> Vec<Point> {
         self.lock().streams.take_points()
+    }
+
+    fn want(&mut self, ranks: &[Rank]) {
+        self.lock().streams.want(ranks.iter().copied());
     }
 
     fn tell(&mut self, waits: &Waits) {

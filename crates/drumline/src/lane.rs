@@ -416,6 +416,11 @@ impl Lane {
         self.transport.wait(now, now);
     }
 
+    /// When to look again although nothing is unfinished.
+    pub(crate) fn look_again_at(&self) -> Option<Instant> {
+        self.transport.idle_deadline()
+    }
+
     /// Hears whether peers have given up. An operation that finds all it needs does not ask.
     fn hear(&mut self, now: Instant) -> Result<(), Cause> {
         self.look(now);

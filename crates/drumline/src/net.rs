@@ -6,9 +6,11 @@
 //! | [`endpoint`] | where one listens, as text: `tcp://host:port`, `unix:@name` |
 //! | [`gate`] | a listener that admits only who proves itself |
 //! | [`call`] | the other side of a gate |
+//! | [`dial`] | the same, without blocking |
 //! | [`interface`] | addresses of this machine's network interfaces |
 
 pub(crate) mod call;
+pub(crate) mod dial;
 mod endpoint;
 pub(crate) mod gate;
 pub(crate) mod interface;

@@ -239,7 +239,12 @@ fn a_rank_that_dies_is_named() {
             for thread in running {
                 let Ok(failure) = thread.join() else { continue };
                 assert_eq!(failure.culprit(), Some(1), "{failure}");
-                assert!(failure.to_string().contains("has ended"), "{failure}");
+                // Nobody listens any more where a rank of another host was.
+                let text = failure.to_string();
+                assert!(
+                    text.contains("has ended") || text.contains("has probably ended"),
+                    "{text}"
+                );
             }
         });
     });
@@ -432,6 +437,8 @@ fn a_rank_talks_to_itself() {
         let any = group.recv_any_async(vec![0_u16], 0).unwrap();
         group.send(&[3_u16], me, 0).unwrap();
         assert_eq!(any.wait().unwrap(), (vec![3], me));
+        // What fails now would end what the other rank is still doing.
+        group.barrier().unwrap();
 
         let sent = group.send_async(vec![1_u8; 3], me, 1).unwrap();
         let text = group.recv(&mut [0_u8; 4], me, 1).unwrap_err().to_string();

@@ -317,6 +317,13 @@ fn connections_are_spread_over_addresses_within_the_ports_allowed() {
         ..within(30_000)
     };
     let groups = ProcessGroup::local_world_with(3, &config).unwrap();
+    // Ranks are connected when they first need each other.
+    let groups = on_threads(groups, |group| {
+        let mut all = [0; 3];
+        group.all_gather(&[group.rank() as u64], &mut all).unwrap();
+        assert_eq!(all, [0, 1, 2]);
+        group
+    });
     let counts = hosts.map(|host| {
         let octets = host.split('.').map(|octet| octet.parse::<u8>().unwrap());
         let hex: String = octets.rev().map(|octet| format!("{octet:02X}")).collect();
@@ -326,10 +333,10 @@ fn connections_are_spread_over_addresses_within_the_ports_allowed() {
     });
     // Three pairs of ranks, three connections each.
     assert_eq!(counts.iter().sum::<usize>(), 9, "{counts:?}");
-    assert!(counts.iter().all(|&count| count >= 4), "{counts:?}");
+    assert!(counts.iter().all(|&count| count >= 3), "{counts:?}");
     on_threads(groups, |group| assert_eq!(sum_of_ranks(&group), 3));
 
-    // Ranks 0 and 1 both listen on each address: one port is too few, whoever comes second.
+    // All ranks listen on each address: one port is too few, whoever comes first.
     let config = Config { port_range: Some(41_000..=41_000), ..config };
     let config = Config { timeout: Duration::from_secs(3), ..config };
     let store = Arc::new(HashStore::new());

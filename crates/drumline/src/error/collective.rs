@@ -90,6 +90,13 @@ pub enum Cause {
         /// What the system said.
         problem: String,
     },
+    /// A peer on another host, which this rank needed for the first time, could not be connected.
+    Unreachable {
+        /// Who.
+        peer: Rank,
+        /// At which address, why, and what to do.
+        problem: String,
+    },
     /// A peer has failed first and says why.
     Reported {
         /// Who tells.
@@ -143,6 +150,7 @@ impl Cause {
             | Cause::PeerLeft { peer }
             | Cause::HostSilent { peer }
             | Cause::Disconnected { peer, .. }
+            | Cause::Unreachable { peer, .. }
             | Cause::Protocol { peer, .. } => vec![*peer],
             Cause::Reported { culprit, .. } => culprit.iter().copied().collect(),
             Cause::Timeout { waiting_for } => waiting_for.clone(),
@@ -188,6 +196,9 @@ impl fmt::Display for Cause {
             ),
             Cause::Disconnected { peer, problem } => {
                 write!(f, "the connection to rank {peer} broke: {problem}")
+            }
+            Cause::Unreachable { peer, problem } => {
+                write!(f, "cannot connect to rank {peer} {problem}")
             }
             Cause::Reported { by, text, .. } => write!(f, "rank {by} reports: {text}"),
             Cause::Backend { problem } => write!(f, "the backend says: {problem}"),

@@ -484,20 +484,29 @@ impl Machine {
 
     /// The peers without whom nothing goes on.
     pub(crate) fn awaited(&self) -> Vec<Rank> {
-        let flushing = match self.stage {
-            Stage::Step(index) => match self.schedule.steps.get(index) {
-                Some(Step::Flush { to, upto }) if self.peers[*to].flushed < *upto => Some(*to),
-                _ => None,
-            },
-            Stage::Entry => None,
-        };
-        let watched = if self.receiving == 0 { self.watched() } else { vec![] };
-        let awaited = |rank: &Rank| {
-            !self.peers[*rank].expected.is_empty()
-                || flushing == Some(*rank)
-                || watched.contains(rank)
-        };
+        let watched = self.awaited_posts();
+        let awaited = |rank: &Rank| self.awaits_message(*rank) || watched.contains(rank);
         (0..self.peers.len()).filter(awaited).collect()
+    }
+
+    /// Whether nothing goes on without that peer.
+    pub(crate) fn awaits(&self, rank: Rank) -> bool {
+        self.awaits_message(rank) || self.awaited_posts().contains(&rank)
+    }
+
+    /// Whether a message from that peer is missing, or one to it has not left.
+    fn awaits_message(&self, rank: Rank) -> bool {
+        let Stage::Step(index) = self.stage else { return !self.peers[rank].expected.is_empty() };
+        let is_flushed = match self.schedule.steps.get(index) {
+            Some(Step::Flush { to, upto }) => *to != rank || self.peers[rank].flushed >= *upto,
+            _ => true,
+        };
+        !self.peers[rank].expected.is_empty() || !is_flushed
+    }
+
+    /// The neighbours whose posts are all that is missing.
+    fn awaited_posts(&self) -> Vec<Rank> {
+        if self.receiving == 0 { self.watched() } else { vec![] }
     }
 }
 

@@ -1,4 +1,4 @@
-//! How a group comes to be: who is who, connections to all peers, memory shared with neighbours.
+//! How a group comes to be: who is who, how peers are reached, memory shared with neighbours.
 
 use std::{
     collections::BTreeMap,
@@ -15,7 +15,7 @@ use crate::{
     Config, Error, Result,
     backend::{self, Backend},
     board::{Board, Subject},
-    call,
+    call, engine,
     host::Host,
     lane::Lane,
     membership::GlobalRanks,
@@ -24,7 +24,7 @@ use crate::{
     trace::{Inquiry, Recorder, Trace},
     transport::{
         Sockets,
-        mesh::{self, Connected, Membership},
+        mesh::{self, Membership, Mesh, Near},
     },
 };
 
@@ -40,14 +40,16 @@ impl ProcessGroup {
         let name = "alone";
         let family = Family::new(name, Arc::new(HashStore::new()));
         let member = Membership::new(name, (0, 1), GlobalRanks::default());
-        let sockets = match Sockets::new(Vec::new()) {
-            Ok(sockets) => sockets,
-            Err(error) => unreachable!("a world of one needs two descriptors: {error}"),
-        };
+        let sockets = Sockets::new(&member, Vec::new(), None);
         let recorder = Recorder::of(&member.name, 0);
         let (topology, config) = (Topology::flat(1), Config::default());
-        let life = (family, None);
-        ProcessGroup::new(member, topology, sockets, None, life, &config, recorder)
+        let group = sockets.and_then(|sockets| {
+            ProcessGroup::new(member, topology, sockets, None, family, &config, recorder)
+        });
+        match group {
+            Ok(group) => group,
+            Err(error) => unreachable!("a world of one needs two descriptors: {error}"),
+        }
     }
 
     /// All ranks of a group in this process: for tests and examples. Each must be used from a
@@ -149,21 +151,23 @@ impl ProcessGroup {
         member.digest = xxh3_64(&[board.token(), &size, &[order]].concat());
         let told = (recorder, inquiry);
         let joined = match foreign {
-            None => ProcessGroup::join_on(&board, member, config, deadline, told).map(
+            None => ProcessGroup::join_on(&board, member, config, deadline, told).and_then(
                 |(member, topology, sockets, host, recorder)| {
-                    let life = (family, Some(board.clone()));
-                    ProcessGroup::new(member, topology, sockets, host, life, config, recorder)
+                    ProcessGroup::new(member, topology, sockets, host, family, config, recorder)
                 },
             ),
             Some(factory) => {
                 factory.join(&board, &member, config, deadline, told).map(|(backend, recorder)| {
-                    let life = (family, board.clone());
                     let name = &factory.name;
-                    ProcessGroup::on_backend(backend, name, member, life, config, recorder)
+                    ProcessGroup::on_backend(backend, name, member, family, config, recorder)
                 })
             }
         };
-        joined.inspect_err(|error| board.fail(error))
+        match &joined {
+            Ok(_) => board.leave(),
+            Err(error) => board.fail(error),
+        }
+        joined
     }
 
     /// Connects the ranks that have met on a board.
@@ -175,17 +179,20 @@ impl ProcessGroup {
         (mut recorder, inquiry): (Recorder, Inquiry),
     ) -> Result<(Membership, Topology, Sockets, Option<Host>, Recorder)> {
         let phase = recorder.phase("connect");
-        let connections = mesh::connect(&member, board, config, deadline)?;
+        let Mesh { near, far } = mesh::connect(&member, board, config, deadline)?;
         drop(phase);
         let phase = recorder.phase("share memory");
-        let (segments, hosts) = share_memory(&member, board, &connections, config, deadline)?;
+        let (segments, hosts) = share_memory(&member, board, &near, config, deadline)?;
         drop(phase);
         // All ranks are here: each has said which host it is on.
         recorder.align(&board.store_of_life(), inquiry)?;
         recorder.join(&member);
         let topology = Topology::placed(hosts).with_order(config.sum_order);
-        let processes = connections.iter().map(process_of).collect::<Vec<_>>();
-        let mut sockets = Sockets::new(connections.into_iter().zip(processes).collect())?;
+        let near = near.into_iter().map(|peer| {
+            let process = process_of(&peer);
+            (peer, process)
+        });
+        let mut sockets = Sockets::new(&member, near.collect(), far)?;
         let segments = match segments {
             // Alone on its host, but other hosts share memory: it takes part in their schedules.
             None if topology.ranks_by_host().len() < member.world_size => {
@@ -217,29 +224,32 @@ impl ProcessGroup {
         topology: Topology,
         sockets: Sockets,
         host: Option<Host>,
-        (family, board): (Arc<Family>, Option<Board>),
+        family: Arc<Family>,
         config: &Config,
         recorder: Recorder,
-    ) -> ProcessGroup {
+    ) -> Result<ProcessGroup> {
         let aborted = Arc::new(AtomicBool::new(false));
         let wake = (sockets.waker(), sockets.readiness());
+        let door = sockets.door();
         let arena = host.as_ref().map(|host| host.arena().clone());
         let transport = Box::new(sockets);
         let lane = Lane::new(member.clone(), topology, config, transport, host, aborted.clone())
             .recorded_by(recorder.clone());
         let family = Arc::new(Mutex::new(Some(family)));
         let driven = Driven::new(lane, wake, aborted, family.clone());
-        ProcessGroup {
+        if let Some(door) = door {
+            engine::get()?.guard(&driven, door);
+        }
+        Ok(ProcessGroup {
             inner: Arc::new(Inner {
                 member,
                 config: config.clone(),
                 family,
-                board,
                 carrier: Carrier::Lane(driven),
                 arena,
                 recorder,
             }),
-        }
+        })
     }
 
     /// The same, on a backend of somebody else's.
@@ -247,7 +257,7 @@ impl ProcessGroup {
         backend: Arc<dyn Backend>,
         name: &str,
         member: Membership,
-        (family, board): (Arc<Family>, Board),
+        family: Arc<Family>,
         config: &Config,
         recorder: Recorder,
     ) -> ProcessGroup {
@@ -265,7 +275,6 @@ impl ProcessGroup {
                 member,
                 config: config.clone(),
                 family,
-                board: Some(board),
                 carrier: Carrier::Backend(foreign),
                 arena: None,
                 recorder,
@@ -276,8 +285,8 @@ impl ProcessGroup {
 
 /// The process of a peer on this host, to hear of its end at once. (The end of its connections
 /// may come late: a child that it forked holds them open.)
-fn process_of(peer: &Connected) -> Option<PidFd> {
-    let Stream::Unix(stream) = &peer.control else { return None };
+fn process_of(peer: &Near) -> Option<PidFd> {
+    let Stream::Unix(stream) = &peer.streams.control else { return None };
     match PidFd::of_peer(stream) {
         Ok(process) => Some(process),
         Err(error) => {
@@ -295,14 +304,13 @@ type Segments = (Segment, BTreeMap<Rank, PeerSegment>);
 fn share_memory(
     member: &Membership,
     board: &Board,
-    connections: &[Connected],
+    near: &[Near],
     config: &Config,
     deadline: Instant,
 ) -> Result<(Option<Segments>, Vec<Rank>)> {
-    let near: Vec<(Rank, &_)> = connections
+    let near: Vec<(Rank, &_)> = near
         .iter()
-        .filter(|peer| peer.same_host)
-        .filter_map(|peer| match &peer.control {
+        .filter_map(|peer| match &peer.streams.control {
             Stream::Unix(stream) => Some((peer.rank, stream)),
             Stream::Tcp(_) => None,
         })
@@ -333,11 +341,9 @@ fn share_memory(
     let host = host.unwrap_or(member.rank);
     let word = shared.as_ref().map_or_else(|_| "private".to_owned(), |_| host.to_string());
     board.post(Subject::Host, word.as_bytes())?;
-    let mut told = Vec::with_capacity(member.world_size);
-    for rank in 0..member.world_size {
-        let text = board.read(Subject::Host, rank)?;
-        told.push(std::str::from_utf8(&text).ok().and_then(|text| text.parse::<Rank>().ok()));
-    }
+    let told = board.read_all(Subject::Host, 0..member.world_size)?.into_values();
+    let parse = |text: Vec<u8>| std::str::from_utf8(&text).ok()?.parse::<Rank>().ok();
+    let told: Vec<Option<Rank>> = told.map(parse).collect();
     let complete = near.iter().all(|(rank, _)| told[*rank] == Some(host));
     let shared = shared.and_then(|segments| match complete {
         true => Ok(segments),

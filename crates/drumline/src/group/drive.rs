@@ -50,6 +50,8 @@ pub(crate) struct Driven {
     /// Ends the sleep of whoever drives the lane.
     waker: Waker,
     readiness: Arc<OwnedFd>,
+    /// Whether peers of other hosts have come that nobody has looked at.
+    has_callers: AtomicBool,
     aborted: Arc<AtomicBool>,
 }
 
@@ -115,6 +117,7 @@ impl Driven {
             has_mail: AtomicBool::new(false),
             waker,
             readiness,
+            has_callers: AtomicBool::new(false),
             aborted,
         })
     }
@@ -157,7 +160,21 @@ impl Driven {
 
     fn has_news(&self) -> bool {
         let inbox = self.inbox();
-        !inbox.jobs.is_empty() || !inbox.points.is_empty() || self.aborted.load(Ordering::SeqCst)
+        !inbox.jobs.is_empty()
+            || !inbox.points.is_empty()
+            || self.aborted.load(Ordering::SeqCst)
+            || self.has_callers()
+    }
+
+    /// Peers of other hosts have come: whoever drives the lane lets them in, or, if nobody does,
+    /// the engine.
+    pub(crate) fn on_callers(&self) {
+        self.has_callers.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether peers of other hosts have come that nobody has looked at.
+    pub(crate) fn has_callers(&self) -> bool {
+        self.has_callers.load(Ordering::SeqCst)
     }
 
     pub(super) fn submit(self: &Arc<Self>, job: Box<dyn Job>) {
@@ -326,10 +343,11 @@ impl Driven {
         };
         let now = Instant::now();
         lane.wake_up();
+        self.has_callers.store(false, Ordering::SeqCst);
         lane.look(now);
         self.empty_inbox(&mut lane);
         match lane.progress(now) {
-            Progress::Done => Advance::Idle,
+            Progress::Done => Advance::Idle(lane.look_again_at()),
             Progress::Moved => Advance::Moved,
             Progress::Stuck => match lane.prepare_sleep(now) {
                 Some(until) => Advance::Stuck(until, self.readiness.clone()),

@@ -23,7 +23,6 @@ use drumline_shm::Arena;
 
 use crate::{
     Config, Result,
-    board::Board,
     lane::{Job, Operation},
     membership::Membership,
     trace::Recorder,
@@ -77,8 +76,6 @@ pub(crate) struct Inner {
     config: Config,
     /// Until the group is destroyed. This process may host the store for the others.
     family: FamilyCell,
-    /// Where this rank has left what the others needed to connect.
-    board: Option<Board>,
     carrier: Carrier,
     arena: Option<Arena>,
     recorder: Recorder,
@@ -203,8 +200,6 @@ impl ProcessGroup {
         }
         let family = inner.family.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(family) = family {
-            // All ranks have said goodbye, so they have connected.
-            inner.board.iter().for_each(Board::clear);
             family.leave(timeout.saturating_sub(started.elapsed()));
         }
         drop(open);

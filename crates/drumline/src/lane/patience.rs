@@ -66,6 +66,12 @@ impl Running {
 impl Lane {
     /// An operation waits: tells peers for whom, and people who is late.
     pub(super) fn be_patient(&mut self, running: &mut Running, now: Instant) {
+        if now >= running.patience.tell_at || running.patience.has_told() {
+            // Whoever is named by others is asked whom it awaits itself.
+            let sequence = running.machine.description().sequence();
+            let roots = self.roots(running.machine.awaited(), sequence);
+            self.transport.want(&roots);
+        }
         if now >= running.patience.tell_at {
             let untold = running.untold();
             let patience = &mut running.patience;

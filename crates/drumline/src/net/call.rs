@@ -100,6 +100,15 @@ pub(crate) fn shake_hands(
     if let Some(suspicion) = stream.suspicion(has_secret) {
         return Err(CallError::Refused(suspicion));
     }
+    while !shake(stream, handshake)? {
+        time_left(deadline)?;
+        sleep_until(stream, PollFlags::IN, deadline);
+    }
+    Ok(())
+}
+
+/// Brings a handshake as far as it goes without waiting. Whether it is over.
+pub(super) fn shake(stream: &mut Stream, handshake: &mut Handshake) -> Result<bool, CallError> {
     let mut bytes = [0; Hello::BYTES];
     loop {
         if !handshake.output().is_empty() {
@@ -111,17 +120,14 @@ pub(crate) fn shake_hands(
         }
         let wanted = handshake.wanted().min(bytes.len());
         if wanted == 0 {
-            return Ok(());
+            return Ok(true);
         }
         match stream.read(&mut bytes[..wanted]) {
             Ok(0) => return Err(CallError::HungUp),
             Ok(count) => {
                 handshake.receive(&bytes[..count])?;
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                time_left(deadline)?;
-                sleep_until(stream, PollFlags::IN, deadline);
-            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if is_end(&error) => return Err(CallError::HungUp),
             Err(error) => return Err(error.into()),

@@ -1,13 +1,13 @@
-//! The two connections to one peer.
+//! The connections to one peer for collectives and for control.
 
 use std::{
     collections::VecDeque,
-    io::{self, IoSlice},
+    io::{self, IoSlice, Read as _, Write as _},
 };
 
 use drumline_schedule::step::{Loc, Rank};
 
-use super::{Waits, streams::Duplex, wire::Control};
+use super::{Waits, later::Later, streams::Duplex, wire::Control};
 use crate::{
     error::Cause,
     executor::{Header, Machine, Memory},
@@ -18,7 +18,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct DataLink<S> {
     peer: Rank,
-    stream: S,
+    stream: Later<S>,
     outgoing: VecDeque<Outgoing>,
     /// Places for messages that were asked for, the first for the one that comes next.
     places: VecDeque<Loc>,
@@ -51,10 +51,11 @@ enum Incoming {
 const NOTHING: Incoming = Incoming::Header { bytes: [0; Header::BYTES], have: 0 };
 
 impl<S: Duplex> DataLink<S> {
-    pub(super) fn new(peer: Rank, stream: S) -> DataLink<S> {
+    /// What is asked of it waits for its stream.
+    pub(super) fn new(peer: Rank) -> DataLink<S> {
         DataLink {
             peer,
-            stream,
+            stream: Later::NOT_YET,
             outgoing: VecDeque::new(),
             places: VecDeque::new(),
             incoming: NOTHING,
@@ -63,8 +64,18 @@ impl<S: Duplex> DataLink<S> {
         }
     }
 
-    pub(super) fn stream(&self) -> &S {
-        &self.stream
+    pub(super) fn connect(&mut self, stream: S) {
+        self.stream.set(stream);
+        self.ready = true;
+    }
+
+    pub(super) fn stream(&self) -> Option<&S> {
+        self.stream.get()
+    }
+
+    /// Whether anything was asked of it that is not done.
+    pub(super) fn is_pending(&self) -> bool {
+        !self.outgoing.is_empty() || !self.places.is_empty()
     }
 
     pub(super) fn send(&mut self, header: Header, src: Loc) {
@@ -294,9 +305,11 @@ pub(super) fn outcome(result: io::Result<usize>, broken: &mut Option<String>) ->
 #[derive(Debug)]
 pub(super) struct ControlLink<S> {
     peer: Rank,
-    stream: S,
+    stream: Later<S>,
     arrived: Vec<u8>,
     state: PeerState,
+    /// Whether the peer has said anything.
+    has_spoken: bool,
     /// Whether there may be something to read.
     ready: bool,
     /// How many beats, and words about waiting, went out since the peer was last heard.
@@ -318,12 +331,13 @@ pub(super) enum PeerState {
 }
 
 impl<S: Duplex> ControlLink<S> {
-    pub(super) fn new(peer: Rank, stream: S) -> ControlLink<S> {
+    pub(super) fn new(peer: Rank) -> ControlLink<S> {
         ControlLink {
             peer,
-            stream,
+            stream: Later::NOT_YET,
             arrived: Vec::new(),
             state: PeerState::Present,
+            has_spoken: false,
             ready: true,
             beats: 0,
             unanswered: 0,
@@ -331,8 +345,19 @@ impl<S: Duplex> ControlLink<S> {
         }
     }
 
-    pub(super) fn stream(&self) -> &S {
-        &self.stream
+    /// Begins anew on this stream.
+    pub(super) fn connect(&mut self, stream: S) {
+        *self = ControlLink::new(self.peer);
+        self.stream.set(stream);
+    }
+
+    pub(super) fn stream(&self) -> Option<&S> {
+        self.stream.get()
+    }
+
+    /// Whether the peer has said anything.
+    pub(super) fn has_spoken(&self) -> bool {
+        self.has_spoken
     }
 
     pub(super) fn state(&self) -> &PeerState {
@@ -342,7 +367,9 @@ impl<S: Duplex> ControlLink<S> {
     /// Says something to the peer, as well as it goes: a peer that cannot hear is itself lost,
     /// and a message this small fits the connection's buffer.
     pub(super) fn say(&mut self, message: &Control) {
-        if let Err(error) = self.stream.write_all(&message.encode()) {
+        if self.stream.is_there()
+            && let Err(error) = self.stream.write_all(&message.encode())
+        {
             tracing::debug!(peer = self.peer, %error, "control message was not delivered");
         }
     }
@@ -430,6 +457,7 @@ impl<S: Duplex> ControlLink<S> {
                 self.state = PeerState::Lost(Cause::Protocol { peer: self.peer, problem });
             }
         }
+        self.has_spoken = true;
         true
     }
 }

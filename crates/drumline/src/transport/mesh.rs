@@ -1,8 +1,9 @@
-//! Connects every rank of a group with every other.
+//! Connects a rank with the others of its host, and prepares it for meeting those of other hosts.
 //!
 //! Each rank leaves a [`Card`] on the [`Board`]. Ranks of one host meet over abstract Unix sockets,
-//! which nobody outside of it can see and whose kernel says who is at the other end; others meet
-//! over TCP, on the chosen addresses. No TCP port is opened unless a rank on another host needs it.
+//! which nobody outside of it can see and whose kernel says who is at the other end. Others meet
+//! over TCP, on the chosen addresses, when they first need each other: see [`Far`]. No TCP port is
+//! opened unless there are other hosts.
 
 mod card;
 
@@ -18,11 +19,13 @@ use drumline_schedule::step::Rank;
 use rustix::event::{PollFd, PollFlags};
 
 use self::card::Card;
+use super::{Bundle, Far, far::CHANNELS};
 pub(crate) use crate::membership::Membership;
 use crate::{
     Config, Error, Result,
     auth::{Channel, Expected, Handshake, Hello, Nonce, Secret},
     board::{Board, Subject},
+    engine,
     net::{
         call::{Address, CallError, open, shake_hands},
         gate::{Admission, Gate, Listener},
@@ -31,29 +34,30 @@ use crate::{
     },
 };
 
-/// The connections to one peer, none of which blocks.
+/// A peer on this host, in this network, of the same user.
 #[derive(Debug)]
-pub(crate) struct Connected {
+pub(crate) struct Near {
     pub(crate) rank: Rank,
-    /// Leave-taking and failures.
-    pub(crate) control: Stream,
-    /// The messages of collectives.
-    pub(crate) data: Stream,
-    /// Messages from rank to rank, outside of collectives.
-    pub(crate) points: Stream,
-    /// Whether the peer is on this host, in this network, and runs as the same user.
-    pub(crate) same_host: bool,
+    /// Which do not block.
+    pub(crate) streams: Bundle<Stream>,
 }
 
-/// The channels between two ranks, in the order of the slots that they fill.
-const CHANNELS: [Channel; 3] = [Channel::Control, Channel::Data, Channel::Points];
+/// How a rank reaches its peers.
+#[derive(Debug)]
+pub(crate) struct Mesh {
+    /// Those that are connected, in order of their ranks.
+    pub(crate) near: Vec<Near>,
+    /// How to call the others, if there are any.
+    pub(crate) far: Option<Far>,
+}
 
 type Slots = [Option<Stream>; CHANNELS.len()];
 
-/// Exchanges cards through `board` and connects with all peers, in order of their ranks.
+/// Exchanges cards through `board`, connects with the peers of this host, and learns how to
+/// reach the others, each of which does the same.
 ///
-/// A rank connects to every lower rank and is connected to by every higher one. Rank 0 accepts
-/// first, so no ring of ranks can wait for each other.
+/// On a host, a rank connects to every lower rank and is connected to by every higher one. The
+/// lowest accepts first, so no ring of ranks can wait for each other.
 ///
 /// # Errors
 ///
@@ -64,9 +68,9 @@ pub(crate) fn connect(
     board: &Board,
     config: &Config,
     deadline: Instant,
-) -> Result<Vec<Connected>> {
+) -> Result<Mesh> {
     if member.world_size == 1 {
-        return Ok(Vec::new());
+        return Ok(Mesh { near: Vec::new(), far: None });
     }
     let unix = match config.unix_sockets {
         true => Some(listen_on_unix(member)?),
@@ -74,68 +78,90 @@ pub(crate) fn connect(
     };
     let own = Card::of_this_process(unix.as_ref().map(|(name, _)| name.clone()))?;
     board.post(Subject::Card, own.to_string().as_bytes())?;
-    let mut cards = BTreeMap::new();
-    for rank in (0..member.world_size).filter(|&rank| rank != member.rank) {
-        let text = board.read(Subject::Card, rank)?;
-        cards.insert(rank, Card::parse(&text).map_err(|problem| member.about(rank, &problem))?);
-    }
-    let near = |rank: &Rank| cards.get(rank).is_some_and(|card| card.is_near(&own));
-    let far: Vec<Rank> = cards.keys().copied().filter(|rank| !near(rank)).collect();
+    let others = (0..member.world_size).filter(|&rank| rank != member.rank);
+    let parse = |(rank, text): (Rank, Vec<u8>)| match Card::parse(&text) {
+        Ok(card) => Ok((rank, card)),
+        Err(problem) => Err(member.about(rank, &problem)),
+    };
+    let cards = board.read_all(Subject::Card, others)?.into_iter().map(parse);
+    let cards = cards.collect::<Result<BTreeMap<_, _>>>()?;
+    let (near, far): (BTreeMap<Rank, Card>, BTreeMap<Rank, Card>) =
+        cards.into_iter().partition(|(_, card)| card.is_near(&own));
+    tell(member, &near, &far);
 
-    let mut listeners = Vec::new();
-    if let Some((_, listener)) = unix
-        && (member.rank + 1..member.world_size).any(|rank| near(&rank))
-    {
-        listeners.push(listener);
-    }
-    if !far.is_empty() {
-        let elsewhere: Vec<Rank> =
-            far.iter().copied().filter(|rank| !cards[rank].is_same_network(&own)).collect();
-        let bind = addresses_for_peers(config, &elsewhere)?;
-        if far.iter().any(|&rank| rank > member.rank) {
-            let mut open = Vec::with_capacity(bind.len());
-            for ip in bind {
-                let listener = listen_on(ip, member.rank, config)?;
-                let address = listener.address().ok_or_else(|| {
-                    member.error(format!("the system does not tell the port on {ip}"))
-                })?;
-                open.push(address.to_string());
-                listeners.push(listener);
-            }
-            board.post(Subject::Address, open.join(" ").as_bytes())?;
+    let gates = match far.is_empty() {
+        true => Vec::new(),
+        false => open_gates(member, board, config, &own, &far)?,
+    };
+    let near = match unix {
+        Some((_, listener)) if !near.is_empty() => {
+            connect_near(member, board, config, &near, listener, deadline)?
         }
+        _ => Vec::new(),
+    };
+    if far.is_empty() {
+        return Ok(Mesh { near, far: None });
     }
+    let addresses = board.read_all(Subject::Address, far.into_keys())?.into_iter();
+    let addresses = addresses.map(|(rank, text)| Ok((rank, parse_addresses(member, rank, &text)?)));
+    let far = Far::new(member, config, addresses.collect::<Result<_>>()?, gates)?;
+    Ok(Mesh { near, far: Some(far) })
+}
 
-    let mut slots: Vec<Slots> =
-        std::iter::repeat_with(Default::default).take(member.world_size).collect();
+/// Listens for peers that are not near, and tells them where.
+fn open_gates(
+    member: &Membership,
+    board: &Board,
+    config: &Config,
+    own: &Card,
+    far: &BTreeMap<Rank, Card>,
+) -> Result<Vec<Gate>> {
+    let elsewhere = far.iter().filter(|(_, card)| !card.is_same_network(own));
+    let elsewhere: Vec<Rank> = elsewhere.map(|(rank, _)| *rank).collect();
+    if config.port_range.is_some() {
+        engine::get()?.end_lingering();
+    }
+    let (mut gates, mut addresses) = (Vec::new(), Vec::new());
+    for ip in addresses_for_peers(config, &elsewhere)? {
+        let listener = listen_on(ip, member.rank, config)?;
+        let address = listener
+            .address()
+            .ok_or_else(|| member.error(format!("the system does not tell the port on {ip}")))?;
+        addresses.push(address.to_string());
+        gates.push(member.gate(listener, 0, config)?);
+    }
+    board.post(Subject::Address, addresses.join(" ").as_bytes())?;
+    Ok(gates)
+}
+
+/// Connects with the peers of this host, which do the same.
+fn connect_near(
+    member: &Membership,
+    board: &Board,
+    config: &Config,
+    near: &BTreeMap<Rank, Card>,
+    listener: Listener,
+    deadline: Instant,
+) -> Result<Vec<Near>> {
+    let mut slots: BTreeMap<Rank, Slots> =
+        near.keys().map(|rank| (*rank, Slots::default())).collect();
     let caller = Caller { member, secret: &config.secret, deadline };
-    for lower in 0..member.rank {
-        let addresses = match &cards[&lower].unix {
-            Some(name) if near(&lower) => vec![Address::Unix(name.clone())],
-            _ => published_addresses(member, board, lower)?,
-        };
-        // Spread over what the peer offers, each rank beginning with another one.
-        let addresses = addresses.iter().cycle().skip(member.rank % addresses.len());
-        for ((slot, channel), address) in slots[lower].iter_mut().zip(CHANNELS).zip(addresses) {
-            *slot = Some(caller.call(lower, address, channel)?);
+    for (rank, slots) in slots.range_mut(..member.rank) {
+        let Some(name) = near.get(rank).and_then(|card| card.unix.clone()) else { continue };
+        let address = Address::Unix(name);
+        for (slot, channel) in slots.iter_mut().zip(CHANNELS) {
+            *slot = Some(caller.call(*rank, &address, channel)?);
         }
     }
-    let gates = listeners.into_iter().map(|listener| member.gate(listener, config)).collect();
-    accept(member, board, gates, &near, &mut slots, deadline)?;
-
-    tell(member, &cards, &far);
-    let complete = slots.into_iter().enumerate().filter_map(|(rank, slots)| match slots {
+    let gate = member.gate(listener, member.rank + 1, config)?;
+    accept(member, board, gate, &mut slots, deadline)?;
+    let complete = slots.into_iter().filter_map(|(rank, slots)| match slots {
         [Some(control), Some(data), Some(points)] => {
-            Some(Connected { rank, control, data, points, same_host: near(&rank) })
+            Some(Near { rank, streams: Bundle { control, data, points } })
         }
-        _ => None, // this rank itself
+        _ => None,
     });
-    let connected: Vec<Connected> = complete.collect();
-    for peer in connected.iter().filter(|peer| !peer.same_host) {
-        let failed = |source| Error::io(format!("cannot set up rank {}", peer.rank), source);
-        peer.control.watch_host().map_err(failed)?;
-    }
-    Ok(connected)
+    Ok(complete.collect())
 }
 
 /// An abstract Unix socket under a name that cannot be foreseen.
@@ -209,45 +235,42 @@ fn listen_on(ip: IpAddr, rank: Rank, config: &Config) -> Result<Listener> {
     })
 }
 
-fn published_addresses(member: &Membership, board: &Board, rank: Rank) -> Result<Vec<Address>> {
-    let published = board.read(Subject::Address, rank)?;
-    let text = String::from_utf8_lossy(&published);
+fn parse_addresses(member: &Membership, rank: Rank, text: &[u8]) -> Result<Vec<SocketAddr>> {
+    let text = String::from_utf8_lossy(text);
     let addresses: Result<Vec<SocketAddr>, _> = text.split(' ').map(str::parse).collect();
-    match addresses {
-        Ok(addresses) => Ok(addresses.into_iter().map(Address::Tcp).collect()),
-        Err(_) => Err(member.about(rank, &format!("it published {text:?}, which is no address"))),
-    }
+    addresses
+        .map_err(|_| member.about(rank, &format!("it published {text:?}, which is no address")))
 }
 
 /// Says once how the ranks are reached.
-fn tell(member: &Membership, cards: &BTreeMap<Rank, Card>, far: &[Rank]) {
-    let near: Vec<Rank> = cards.keys().copied().filter(|rank| !far.contains(rank)).collect();
+fn tell(member: &Membership, near: &BTreeMap<Rank, Card>, far: &BTreeMap<Rank, Card>) {
     tracing::info!(
         group = member.name,
         rank = member.rank,
-        over_unix_sockets = ?near,
-        over_tcp = ?far,
+        over_unix_sockets = ?near.keys().collect::<Vec<_>>(),
+        over_tcp = ?far.keys().collect::<Vec<_>>(),
         "reaches its peers"
     );
 }
 
 impl Membership {
-    fn hello(&self, channel: Channel) -> Hello {
+    pub(super) fn hello(&self, channel: Channel) -> Hello {
         Hello { channel, rank: self.rank, world_size: self.world_size, group: self.digest }
     }
 
-    fn expect(&self, ranks: std::ops::Range<Rank>) -> Expected {
+    pub(super) fn expect(&self, ranks: std::ops::Range<Rank>) -> Expected {
         Expected { ranks, world_size: self.world_size, group: self.digest }
     }
 
-    /// Lets higher ranks in.
-    fn gate(&self, listener: Listener, config: &Config) -> io::Result<Gate> {
+    /// Lets ranks from `first` on in.
+    fn gate(&self, listener: Listener, first: Rank, config: &Config) -> Result<Gate> {
         let admission = Admission::Handshake {
             ours: self.hello(Channel::Control),
-            expected: self.expect(self.rank + 1..self.world_size),
+            expected: self.expect(first..self.world_size),
             secret: config.secret.clone(),
         };
         Gate::new(listener, admission)
+            .map_err(|source| Error::io("cannot accept connections of peers", source))
     }
 }
 
@@ -304,22 +327,19 @@ impl Caller<'_> {
 /// How often a rank that waits for others looks whether one has failed.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Lets all connections of every higher rank in. Strangers are turned away and hold up nobody.
+/// Lets all connections of every higher rank of this host in. Strangers are turned away and hold
+/// up nobody.
 fn accept(
     member: &Membership,
     board: &Board,
-    gates: io::Result<Vec<Gate>>,
-    near: &dyn Fn(&Rank) -> bool,
-    slots: &mut [Slots],
+    mut gate: Gate,
+    slots: &mut BTreeMap<Rank, Slots>,
     deadline: Instant,
 ) -> Result<()> {
-    let failed = |source| Error::io("cannot accept connections of peers", source);
-    let mut gates = gates.map_err(failed)?;
     let mut next_look = Instant::now() + LOOK_EVERY;
     loop {
-        let missing: Vec<Rank> = (member.rank + 1..member.world_size)
-            .filter(|&rank| slots[rank].iter().any(Option::is_none))
-            .collect();
+        let incomplete = slots.iter().filter(|(_, slots)| slots.iter().any(Option::is_none));
+        let missing: Vec<Rank> = incomplete.map(|(rank, _)| *rank).collect();
         if missing.is_empty() {
             return Ok(());
         }
@@ -334,26 +354,21 @@ fn accept(
             next_look = Instant::now() + LOOK_EVERY;
         }
         let until = deadline.min(next_look);
-        let until = gates.iter().filter_map(Gate::deadline).fold(until, Instant::min);
-        let mut interests: Vec<_> =
-            gates.iter().map(|gate| PollFd::new(gate, PollFlags::IN)).collect();
-        sleep_until_ready(&mut interests, until);
-        for gate in &mut gates {
-            for arrival in gate.admit(Instant::now()).map_err(failed)? {
-                let Some(hello) = arrival.hello else { continue };
-                let index = CHANNELS.iter().position(|&channel| channel == hello.channel);
-                let is_near = matches!(arrival.stream, Stream::Unix(_));
-                match index.map(|index| &mut slots[hello.rank][index]) {
-                    Some(slot @ None) if is_near == near(&hello.rank) => {
-                        *slot = Some(arrival.stream);
-                    }
-                    _ => tracing::warn!(
-                        rank = hello.rank,
-                        channel = ?hello.channel,
-                        "turned a connection away that is one too many, or came another way than \
-                         agreed"
-                    ),
-                }
+        let until = gate.deadline().map_or(until, |at| at.min(until));
+        sleep_until_ready(&mut [PollFd::new(&gate, PollFlags::IN)], until);
+        let arrivals = gate.admit(Instant::now());
+        for arrival in
+            arrivals.map_err(|source| Error::io("cannot accept connections of peers", source))?
+        {
+            let Some(hello) = arrival.hello else { continue };
+            let index = CHANNELS.iter().position(|&channel| channel == hello.channel);
+            match slots.get_mut(&hello.rank).zip(index).map(|(slots, index)| &mut slots[index]) {
+                Some(slot @ None) => *slot = Some(arrival.stream),
+                _ => tracing::warn!(
+                    rank = hello.rank,
+                    channel = ?hello.channel,
+                    "turned a connection away that is one too many, or came another way than agreed"
+                ),
             }
         }
     }

@@ -1,7 +1,10 @@
 //! What carries a group's messages.
 
+mod far;
+mod later;
 mod link;
 pub(crate) mod mesh;
+mod peer;
 mod points;
 mod sockets;
 mod streams;
@@ -12,11 +15,13 @@ use std::{collections::BTreeMap, time::Instant};
 
 use drumline_schedule::step::{Loc, Rank};
 
+pub(crate) use far::{Far, Lingering};
+pub(crate) use peer::Bundle;
 pub(crate) use points::{Content, Direction, Ended, Message, Outcome, Point, PointCall};
 pub(crate) use sockets::{Sockets, Waker};
 pub(crate) use streams::Streams;
 #[cfg(feature = "internals")]
-pub(crate) use streams::{Duplex, News};
+pub(crate) use streams::{Duplex, StreamKind};
 pub(crate) use waits::{Seeker, Waits};
 
 use crate::{
@@ -88,11 +93,19 @@ pub(crate) trait Connections: Transport {
     /// Forgets the sends and receives that are under way: nothing will move any more.
     fn take_points(&mut self) -> Vec<Point>;
 
-    /// Tells all peers whom this rank waits for.
+    /// Connects with these ranks, too, so as to hear whom they wait for.
+    fn want(&mut self, ranks: &[Rank]);
+
+    /// Tells all connected peers whom this rank waits for.
     fn tell(&mut self, waits: &Waits);
 
     /// What peers have said of whom they wait for, as far as it was heard.
     fn told(&self) -> BTreeMap<Rank, Waits>;
+
+    /// When to [look](Transport::wait) although nothing is under way and nothing arrives.
+    fn idle_deadline(&self) -> Option<Instant> {
+        None
+    }
 
     /// When there is something to say even if nothing arrives.
     fn next_deadline(&self, now: Instant) -> Option<Instant>;

@@ -21,7 +21,11 @@ mod frame;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt, io::IoSlice, time::Instant};
+use std::{
+    fmt,
+    io::{IoSlice, Read as _, Write as _},
+    time::Instant,
+};
 
 use drumline_kernels::DType;
 use drumline_schedule::step::Rank;
@@ -32,7 +36,7 @@ use self::{
     exchange::{Chunk, Exchange},
     frame::{Frame, OBJECT, Offer},
 };
-use super::{link::outcome, streams::Duplex};
+use super::{later::Later, link::outcome, streams::Duplex};
 use crate::{Result, error::Cause, trace::Open, work::shielded};
 
 /// The buffer of a message, and whoever waits for it.
@@ -222,7 +226,7 @@ impl fmt::Debug for Point {
 #[derive(Debug)]
 pub(super) struct PointLink<S> {
     peer: Rank,
-    stream: S,
+    stream: Later<S>,
     exchange: Exchange,
     incoming: Incoming,
     outgoing: Option<Outgoing>,
@@ -257,10 +261,11 @@ const NOTHING: Incoming = Incoming::Frame { bytes: [0; Frame::BYTES], have: 0 };
 const TURN_BYTES: usize = 1 << 20;
 
 impl<S: Duplex> PointLink<S> {
-    pub(super) fn new(peer: Rank, stream: S) -> PointLink<S> {
+    /// What is posted waits for its stream.
+    pub(super) fn new(peer: Rank) -> PointLink<S> {
         PointLink {
             peer,
-            stream,
+            stream: Later::NOT_YET,
             exchange: Exchange::new(peer),
             incoming: NOTHING,
             outgoing: None,
@@ -269,8 +274,13 @@ impl<S: Duplex> PointLink<S> {
         }
     }
 
-    pub(super) fn stream(&self) -> &S {
-        &self.stream
+    pub(super) fn connect(&mut self, stream: S) {
+        self.stream.set(stream);
+        self.ready = true;
+    }
+
+    pub(super) fn stream(&self) -> Option<&S> {
+        self.stream.get()
     }
 
     pub(super) fn post(&mut self, point: Point, ended: &mut Vec<Ended>) {

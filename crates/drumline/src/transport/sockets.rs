@@ -18,10 +18,13 @@ use rustix::{
 };
 
 use super::{
-    Connections, Ended, Point, Streams, Transport, Waits, mesh::Connected, streams::Duplex,
+    Connections, Ended, Far, Lingering, Point, Streams, Transport, Waits,
+    far::Met,
+    mesh::{Membership, Near},
+    streams::{Duplex, StreamKind},
 };
 use crate::{
-    Error, Result,
+    Error, Result, engine,
     error::{Cause, CollectiveError},
     executor::{Header, History, Machine, Memory},
     net::stream::Stream,
@@ -34,32 +37,32 @@ impl Duplex for Stream {
 }
 
 /// The sockets of one rank, and one place to sleep on for all of them, for the processes of
-/// neighbours, their doorbell, and wake-ups from other threads.
+/// neighbours, their doorbell, peers that come, and wake-ups from other threads.
 #[derive(Debug)]
 pub(crate) struct Sockets {
     streams: Streams<Stream>,
+    /// Peers on other hosts.
+    far: Option<Far>,
     processes: Vec<(Rank, PidFd)>,
     waker: Waker,
     epoll: Arc<OwnedFd>,
-    /// The peers on other hosts, and when this rank last made their kernels answer.
-    far: Vec<Rank>,
+    /// When this rank last made the kernels of other hosts answer.
     last_beat: Option<Instant>,
-    /// What the set waits for, in the order of the peers, by kind of stream.
-    interests: Vec<[epoll::EventFlags; STREAMS]>,
+    /// What the set waits for, by peer and kind of stream.
+    armed: BTreeMap<Rank, [epoll::EventFlags; STREAMS.len()]>,
 }
 
 /// Ends a rank's sleep from another thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Waker(Arc<OwnedFd>);
 
-const CONTROL: u64 = 0;
-const DATA: u64 = 1;
-const POINTS: u64 = 2;
-const STREAMS: usize = 3;
-const PROCESS: u64 = 3;
+/// The kinds of streams, by the number that each has in the set. A process comes behind them.
+const STREAMS: [StreamKind; 3] = [StreamKind::Control, StreamKind::Data, StreamKind::Points];
 const KINDS: u64 = 4;
+const PROCESS: u64 = 3;
 const WAKER: u64 = u64::MAX;
 const DOORBELL: u64 = u64::MAX - 1;
+const FAR: u64 = u64::MAX - 2;
 
 impl Waker {
     pub(crate) fn new() -> Result<Waker> {
@@ -86,37 +89,39 @@ impl AsFd for Waker {
 }
 
 impl Sockets {
-    /// Takes over the connections to all peers.
+    /// Takes over the connections to the peers of this host, with their processes, and how to
+    /// reach the others.
     ///
     /// # Errors
     ///
     /// When the process has no descriptor left.
-    pub(crate) fn new(connections: Vec<(Connected, Option<PidFd>)>) -> Result<Sockets> {
+    pub(crate) fn new(
+        member: &Membership,
+        near: Vec<(Near, Option<PidFd>)>,
+        far: Option<Far>,
+    ) -> Result<Sockets> {
         let failed = |error: rustix::io::Errno| Error::io("cannot wait for peers", error.into());
         let waker = Waker::new()?;
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?);
-        let add = |fd: BorrowedFd<'_>, key, flags| {
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(key), flags).map_err(failed)
+        let add = |fd: BorrowedFd<'_>, key| {
+            let key = epoll::EventData::new_u64(key);
+            epoll::add(&epoll, fd, key, epoll::EventFlags::IN).map_err(failed)
         };
-        add(waker.0.as_fd(), WAKER, epoll::EventFlags::IN)?;
-        let (mut peers, mut processes, mut far) = (Vec::new(), Vec::new(), Vec::new());
-        for (Connected { rank, control, data, points, same_host, .. }, process) in connections {
-            let key = rank as u64 * KINDS;
-            add(control.as_fd(), key + CONTROL, epoll::EventFlags::IN)?;
-            add(data.as_fd(), key + DATA, epoll::EventFlags::IN)?;
-            add(points.as_fd(), key + POINTS, epoll::EventFlags::IN)?;
+        add(waker.0.as_fd(), WAKER)?;
+        if let Some(far) = &far {
+            add(far.as_fd(), FAR)?;
+        }
+        let (mut peers, mut processes) = (Vec::new(), Vec::new());
+        for (Near { rank, streams }, process) in near {
             if let Some(process) = process {
-                add(process.as_fd(), key + PROCESS, epoll::EventFlags::IN)?;
+                add(process.as_fd(), rank as u64 * KINDS + PROCESS)?;
                 processes.push((rank, process));
             }
-            if !same_host {
-                far.push(rank);
-            }
-            peers.push((rank, control, data, points));
+            peers.push((rank, streams));
         }
-        let interests = vec![[epoll::EventFlags::IN; STREAMS]; peers.len()];
-        let streams = Streams::new(peers);
-        Ok(Sockets { streams, processes, waker, epoll, far, last_beat: None, interests })
+        let streams = Streams::new(member.rank, member.world_size, peers);
+        let armed = BTreeMap::new();
+        Ok(Sockets { streams, far, processes, waker, epoll, last_beat: None, armed })
     }
 
     pub(crate) fn waker(&self) -> Waker {
@@ -126,6 +131,11 @@ impl Sockets {
     /// Readable when there is news of peers, or somebody wakes this rank.
     pub(crate) fn readiness(&self) -> Arc<OwnedFd> {
         self.epoll.clone()
+    }
+
+    /// Readable when a peer on another host comes or answers; `None` where all are on this one.
+    pub(crate) fn door(&self) -> Option<Arc<OwnedFd>> {
+        self.far.as_ref().map(Far::readiness)
     }
 
     /// Adds the doorbell that neighbours in shared memory ring.
@@ -138,39 +148,75 @@ impl Sockets {
     /// Makes the kernels of other hosts answer, now and then: one that does not is noticed by
     /// the limit on unacknowledged data that control connections have. Returns when to come back.
     fn beat(&mut self, now: Instant) -> Option<Instant> {
-        if self.far.is_empty() {
+        if self.far.is_none() || !self.streams.has_far() {
             return None;
         }
         let due = self.last_beat.is_none_or(|last| now >= last + BEAT_EVERY);
         if due {
             self.last_beat = Some(now);
-            for &rank in &self.far {
-                self.streams.peer(rank).control.beat();
-            }
+            self.streams.beat();
         }
         self.last_beat.map(|last| last + BEAT_EVERY)
     }
 
-    fn on_event(&mut self, key: u64) {
-        if key == WAKER {
-            self.waker.drain();
-            return;
+    /// Calls the peers on other hosts that are newly needed.
+    fn call_wanted(&mut self, now: Instant) {
+        let wanted = self.streams.take_wanted();
+        let Some(far) = &mut self.far else { return };
+        let is_any = !wanted.is_empty();
+        wanted.into_iter().for_each(|rank| far.call(rank, now));
+        if is_any {
+            self.meet(now);
         }
-        if key == DOORBELL {
-            // Whoever slept on it drains it.
-            return;
-        }
-        let rank = (key / KINDS) as Rank;
-        let peer = self.streams.peer(rank);
-        match key % KINDS {
-            CONTROL => peer.control.on_readable(),
-            DATA => peer.data.on_readable(),
-            POINTS => peer.points.on_readable(),
-            _ => {
-                peer.control.on_exit();
-                // Closing a process descriptor takes it out of the set.
-                self.processes.retain(|(of, _)| *of != rank);
+    }
+
+    /// Goes on with calls, and lets in who comes.
+    fn meet(&mut self, now: Instant) {
+        let Sockets { far: Some(far), streams, armed, .. } = self else { return };
+        for met in far.progress(|rank| streams.is_calling(rank), now) {
+            match met {
+                Met::Called(rank, bundle) => streams.called(rank, bundle),
+                Met::Came(rank, bundle) => {
+                    if streams.came(rank, bundle) {
+                        // Those that were in the set are closed.
+                        armed.remove(&rank);
+                    }
+                }
+                Met::Unreachable(rank, cause) => {
+                    streams.unreachable(rank, cause);
+                }
             }
+        }
+    }
+
+    fn on_event(&mut self, key: u64, now: Instant) {
+        match key {
+            WAKER => self.waker.drain(),
+            // Whoever slept on it drains it.
+            DOORBELL => {}
+            FAR => self.meet(now),
+            _ => {
+                let rank = (key / KINDS) as Rank;
+                match STREAMS.get((key % KINDS) as usize) {
+                    Some(kind) => self.streams.on_readable(rank, *kind),
+                    None => {
+                        self.streams.on_exit(rank);
+                        // Closing a process descriptor takes it out of the set.
+                        self.processes.retain(|(of, _)| *of != rank);
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Drop for Sockets {
+    fn drop(&mut self) {
+        // Peers that are not connected could not be told that this rank leaves, or why it failed.
+        if let (Some(far), Some(word)) = (self.far.take(), self.streams.farewell())
+            && let Ok(engine) = engine::get()
+        {
+            engine.linger(Lingering::new(far, word.clone()));
         }
     }
 }
@@ -194,7 +240,9 @@ impl Transport for Sockets {
         memory: &mut dyn Memory,
         now: Instant,
     ) -> Result<bool, Cause> {
-        self.streams.progress(machine, memory, now)
+        let moved = self.streams.progress(machine, memory, now)?;
+        self.call_wanted(now);
+        Ok(moved)
     }
 
     fn abort(&mut self, failure: &CollectiveError) {
@@ -210,25 +258,17 @@ impl Transport for Sockets {
     }
 
     fn arm(&mut self) {
-        let peers = self.streams.interests().zip(self.streams.streams());
-        for ((interest, [control, data, points]), now) in peers.zip(&mut self.interests) {
-            let flags = |readable, writable| {
-                let mut flags = epoll::EventFlags::empty();
-                flags.set(epoll::EventFlags::IN, readable);
-                flags.set(epoll::EventFlags::OUT, writable);
-                flags
+        for (interest, stream) in self.streams.interests() {
+            let mut wanted = epoll::EventFlags::empty();
+            wanted.set(epoll::EventFlags::IN, interest.readable);
+            wanted.set(epoll::EventFlags::OUT, interest.writable);
+            let Some(kind) = STREAMS.iter().position(|kind| *kind == interest.kind) else {
+                continue;
             };
-            let key = interest.rank as u64 * KINDS;
-            for (kind, stream, wanted) in [
-                (CONTROL, control, flags(interest.control, false)),
-                (DATA, data, flags(interest.data_in, interest.data_out)),
-                (POINTS, points, flags(interest.points_in, interest.points_out)),
-            ] {
-                let now = &mut now[kind as usize];
-                if *now != wanted {
-                    *now = wanted;
-                    change(&self.epoll, stream, key + kind, wanted);
-                }
+            let armed = self.armed.entry(interest.rank).or_insert(NOTHING);
+            if armed[kind] != wanted {
+                armed[kind] = wanted;
+                change(&self.epoll, stream, interest.rank as u64 * KINDS + kind as u64, wanted);
             }
         }
     }
@@ -236,6 +276,8 @@ impl Transport for Sockets {
     fn wait(&mut self, until: Instant, now: Instant) {
         self.arm();
         let until = self.beat(now).map_or(until, |next| until.min(next));
+        let far = self.far.as_ref().and_then(Far::deadline);
+        let until = far.map_or(until, |far| until.min(far));
         // A day at a time keeps the conversion from overflowing.
         let left = until.saturating_duration_since(now).min(Duration::from_secs(86_400));
         let timeout =
@@ -245,11 +287,17 @@ impl Transport for Sockets {
             Ok(_) | Err(Errno::INTR) => {}
             Err(error) => tracing::warn!(%error, "cannot wait for peers"),
         }
+        let now = if until > now { Instant::now() } else { now };
         for event in events {
-            self.on_event(event.data.u64());
+            self.on_event(event.data.u64(), now);
+        }
+        if far.is_some_and(|far| now >= far) {
+            self.meet(now);
         }
     }
 }
+
+const NOTHING: [epoll::EventFlags; STREAMS.len()] = [epoll::EventFlags::empty(); STREAMS.len()];
 
 /// How often a rank that waits makes other hosts answer.
 const BEAT_EVERY: Duration = Duration::from_millis(100);
@@ -265,7 +313,9 @@ impl Connections for Sockets {
         now: Instant,
         ended: &mut Vec<Ended>,
     ) -> Result<bool, Cause> {
-        self.streams.progress_points(idle, now, ended)
+        let moved = self.streams.progress_points(idle, now, ended)?;
+        self.call_wanted(now);
+        Ok(moved)
     }
 
     fn for_each_point(&mut self, look: &mut dyn FnMut(&mut Point)) {
@@ -276,6 +326,12 @@ impl Connections for Sockets {
         self.streams.take_points()
     }
 
+    fn want(&mut self, ranks: &[Rank]) {
+        if self.far.is_some() {
+            self.streams.want(ranks.iter().copied());
+        }
+    }
+
     fn tell(&mut self, waits: &Waits) {
         self.streams.tell(waits);
     }
@@ -284,10 +340,15 @@ impl Connections for Sockets {
         self.streams.told()
     }
 
+    fn idle_deadline(&self) -> Option<Instant> {
+        self.far.as_ref().and_then(Far::deadline)
+    }
+
     fn next_deadline(&self, now: Instant) -> Option<Instant> {
-        let beat =
-            (!self.far.is_empty()).then(|| self.last_beat.map_or(now, |last| last + BEAT_EVERY));
-        self.streams.next_deadline(now).into_iter().chain(beat).min()
+        let beat = (self.far.is_some() && self.streams.has_far())
+            .then(|| self.last_beat.map_or(now, |at| at + BEAT_EVERY));
+        let far = self.far.as_ref().and_then(Far::deadline);
+        self.streams.next_deadline(now).into_iter().chain(beat).chain(far).min()
     }
 }
 

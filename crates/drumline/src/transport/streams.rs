@@ -1,5 +1,5 @@
 //! Messages over byte streams: three to every peer, one for control, one for collectives and one
-//! for messages from rank to rank.
+//! for messages from rank to rank. Peers on other hosts get theirs when they are first used.
 //!
 //! Failures are told on control streams, which are read whenever their owner waits. A data
 //! stream may be held up behind a message that nobody awaits yet; if it breaks, the control
@@ -9,7 +9,7 @@
 //! simulator others.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     io::{self, Read, Write},
     time::{Duration, Instant},
@@ -19,8 +19,9 @@ use drumline_schedule::step::{Loc, Rank};
 
 use super::{
     Waits,
-    link::{ControlLink, DataLink, PeerState},
-    points::{Desk, Ended, Point, PointLink},
+    link::PeerState,
+    peer::{Bond, Bundle, Peer},
+    points::{Desk, Ended, Point},
     wire::Control,
 };
 use crate::{
@@ -37,115 +38,191 @@ pub(crate) trait Duplex: Read + Write + Send + fmt::Debug {
     fn end(&mut self) -> io::Result<()>;
 }
 
-/// What can happen to a peer.
-#[cfg(feature = "internals")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum News {
-    /// Its control stream has something to read.
+/// What a stream is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum StreamKind {
+    /// Leave-taking and failures.
     Control,
-    /// Its data stream has something to read.
+    /// Messages of collectives.
     Data,
-    /// Its stream of messages from rank to rank can be read.
+    /// Messages from rank to rank.
     Points,
-    /// Its process has ended.
-    Exit,
 }
 
-/// What a rank that sleeps wants to hear of a peer.
+/// What a rank that sleeps wants to hear of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Interest {
     pub(crate) rank: Rank,
-    /// That its control stream can be read.
-    pub(crate) control: bool,
-    /// That its data stream can be read, or written.
-    pub(crate) data_in: bool,
-    pub(crate) data_out: bool,
-    /// The same of its stream of messages from rank to rank.
-    pub(crate) points_in: bool,
-    pub(crate) points_out: bool,
+    pub(crate) kind: StreamKind,
+    /// That it can be read, or written.
+    pub(crate) readable: bool,
+    pub(crate) writable: bool,
 }
 
-/// The streams of one rank to all of its peers.
+/// The streams of one rank to the peers that it has reached, or wants to reach.
 #[derive(Debug)]
 pub(crate) struct Streams<S> {
-    peers: Vec<Peer<S>>,
+    rank: Rank,
+    world_size: usize,
+    peers: BTreeMap<Rank, Peer<S>>,
+    /// Peers to be called.
+    wanted: Vec<Rank>,
+    /// Peers that have not answered to an offer.
+    offered: BTreeSet<Rank>,
+    /// What there is to say to whoever comes now, if this rank takes part no more.
+    farewell: Option<Control>,
+    /// Whom this rank has last said that it waits for.
+    waits: Option<Waits>,
     desk: Desk,
     /// Which peer is looked at first for a receive from any: each has its turn.
-    first: usize,
-}
-
-/// The streams to one peer.
-#[derive(Debug)]
-pub(super) struct Peer<S> {
-    pub(super) rank: Rank,
-    pub(super) control: ControlLink<S>,
-    pub(super) data: DataLink<S>,
-    pub(super) points: PointLink<S>,
-    /// When one of its streams was first seen broken.
-    broken_since: Option<Instant>,
+    first: Rank,
 }
 
 impl<S: Duplex> Streams<S> {
-    /// Takes over (rank, control, data, points) of every peer.
-    pub(crate) fn new(peers: impl IntoIterator<Item = (Rank, S, S, S)>) -> Streams<S> {
-        let peer = |(rank, control, data, points)| Peer {
+    /// Takes over the streams to `near` peers. Others are to be called when they are
+    /// [wanted](Streams::take_wanted).
+    pub(crate) fn new(
+        rank: Rank,
+        world_size: usize,
+        near: impl IntoIterator<Item = (Rank, Bundle<S>)>,
+    ) -> Streams<S> {
+        let near = near.into_iter().map(|(rank, streams)| (rank, Peer::near(rank, streams)));
+        Streams {
             rank,
-            control: ControlLink::new(rank, control),
-            data: DataLink::new(rank, data),
-            points: PointLink::new(rank, points),
-            broken_since: None,
-        };
-        Streams { peers: peers.into_iter().map(peer).collect(), desk: Desk::default(), first: 0 }
-    }
-
-    /// The control and data streams of all peers.
-    pub(crate) fn streams(&self) -> impl Iterator<Item = [&S; 3]> {
-        self.peers
-            .iter()
-            .map(|peer| [peer.control.stream(), peer.data.stream(), peer.points.stream()])
-    }
-
-    pub(super) fn peer(&mut self, rank: Rank) -> &mut Peer<S> {
-        let Some(peer) = self.peers.iter_mut().find(|peer| peer.rank == rank) else {
-            unreachable!("a schedule names only ranks of its group, and never the rank itself");
-        };
-        peer
-    }
-
-    /// Something has happened to a peer.
-    #[cfg(feature = "internals")]
-    pub(crate) fn on_news(&mut self, rank: Rank, news: News) {
-        let peer = self.peer(rank);
-        match news {
-            News::Control => peer.control.on_readable(),
-            News::Data => peer.data.on_readable(),
-            News::Points => peer.points.on_readable(),
-            News::Exit => peer.control.on_exit(),
+            world_size,
+            peers: near.collect(),
+            wanted: Vec::new(),
+            offered: BTreeSet::new(),
+            farewell: None,
+            waits: None,
+            desk: Desk::default(),
+            first: 0,
         }
     }
 
-    /// What news of each peer is worth a wake-up.
-    pub(crate) fn interests(&self) -> impl Iterator<Item = Interest> {
-        self.peers.iter().map(|peer| Interest {
-            rank: peer.rank,
-            control: *peer.control.state() == PeerState::Present,
-            data_in: peer.data.wants_to_read(),
-            data_out: peer.data.wants_to_write(),
-            points_in: peer.points.wants_to_read(self.desk.awaits_any()),
-            points_out: peer.points.wants_to_write(),
+    /// A peer that is used, and called if it never was.
+    fn used(&mut self, rank: Rank) -> &mut Peer<S> {
+        self.peers.entry(rank).or_insert_with(|| {
+            self.wanted.push(rank);
+            Peer::called(rank)
         })
     }
 
+    /// Calls these peers, too, so as to hear from them.
+    pub(crate) fn want(&mut self, ranks: impl IntoIterator<Item = Rank>) {
+        for rank in ranks {
+            if rank != self.rank && self.farewell.is_none() {
+                self.used(rank);
+            }
+        }
+    }
+
+    /// The peers to be called now. Each call is to end in [`Streams::called`] or
+    /// [`Streams::unreachable`].
+    pub(crate) fn take_wanted(&mut self) -> Vec<Rank> {
+        std::mem::take(&mut self.wanted)
+    }
+
+    /// Whether a call to that peer is still of use.
+    pub(crate) fn is_calling(&self, rank: Rank) -> bool {
+        self.peers.get(&rank).is_some_and(|peer| matches!(peer.bond, Bond::Called))
+    }
+
+    /// A call has succeeded: both ends have opened these streams to the peer.
+    pub(crate) fn called(&mut self, rank: Rank, streams: Bundle<S>) {
+        if let Some(peer) = self.peers.get_mut(&rank)
+            && peer.offer(streams, self.farewell.as_ref())
+        {
+            self.offered.insert(rank);
+        }
+    }
+
+    /// A peer has called and opened these streams. Whether they are in use now.
+    pub(crate) fn came(&mut self, rank: Rank, streams: Bundle<S>) -> bool {
+        let unbegun = self.wanted.iter().position(|wanted| *wanted == rank);
+        if let Some(index) = unbegun {
+            self.wanted.swap_remove(index);
+        }
+        let calls = unbegun.is_none() && self.peers.contains_key(&rank);
+        let peer = self.peers.entry(rank).or_insert_with(|| Peer::called(rank));
+        let is_used = peer.take(streams, calls && self.rank > rank, self.farewell.as_ref());
+        if is_used {
+            self.offered.remove(&rank);
+            peer.greet(&self.waits);
+        }
+        is_used
+    }
+
+    /// A call has failed. Whether streams that the peer has opened meanwhile are in use now.
+    pub(crate) fn unreachable(&mut self, rank: Rank, cause: Cause) -> bool {
+        let Some(peer) = self.peers.get_mut(&rank) else { return false };
+        let is_used = peer.fail(cause, self.farewell.as_ref());
+        if is_used {
+            peer.greet(&self.waits);
+        }
+        is_used
+    }
+
+    /// What news of each stream is worth a wake-up.
+    pub(crate) fn interests(&self) -> impl Iterator<Item = (Interest, &S)> {
+        let any = self.desk.awaits_any();
+        self.peers.values().flat_map(move |Peer { rank, control, data, points, .. }| {
+            let present = *control.state() == PeerState::Present;
+            [
+                (StreamKind::Control, control.stream(), present, false),
+                (StreamKind::Data, data.stream(), data.wants_to_read(), data.wants_to_write()),
+                (
+                    StreamKind::Points,
+                    points.stream(),
+                    points.wants_to_read(any),
+                    points.wants_to_write(),
+                ),
+            ]
+            .into_iter()
+            .filter_map(|(kind, stream, readable, writable)| {
+                Some((Interest { rank: *rank, kind, readable, writable }, stream?))
+            })
+        })
+    }
+
+    /// There is something to read on a stream.
+    pub(crate) fn on_readable(&mut self, rank: Rank, kind: StreamKind) {
+        let Some(peer) = self.peers.get_mut(&rank) else { return };
+        match kind {
+            StreamKind::Control => peer.control.on_readable(),
+            StreamKind::Data => peer.data.on_readable(),
+            StreamKind::Points => peer.points.on_readable(),
+        }
+    }
+
+    /// The process of a peer on this host has ended.
+    pub(crate) fn on_exit(&mut self, rank: Rank) {
+        if let Some(peer) = self.peers.get_mut(&rank) {
+            peer.control.on_exit();
+        }
+    }
+
+    /// Whether there are connections to other hosts.
+    pub(crate) fn has_far(&self) -> bool {
+        self.peers.values().any(|peer| !peer.is_near)
+    }
+
+    /// Makes the kernels of other hosts answer.
+    pub(crate) fn beat(&mut self) {
+        let far = self.peers.values_mut().filter(|peer| !peer.is_near);
+        far.for_each(|peer| peer.control.beat());
+    }
+
     pub(crate) fn begin(&mut self, machine: &mut Machine) -> Result<(), Cause> {
-        self.peers.iter_mut().try_for_each(|peer| peer.data.begin(machine))
+        self.peers.values_mut().try_for_each(|peer| peer.data.begin(machine))
     }
 
     pub(crate) fn send(&mut self, to: Rank, header: Header, src: Loc) {
-        self.peer(to).data.send(header, src);
+        self.used(to).data.send(header, src);
     }
 
     pub(crate) fn receive(&mut self, from: Rank, dst: Loc) {
-        self.peer(from).data.receive(dst);
+        self.used(from).data.receive(dst);
     }
 
     /// Moves what can be moved; whether anything was.
@@ -155,8 +232,8 @@ impl<S: Duplex> Streams<S> {
         memory: &mut dyn Memory,
         now: Instant,
     ) -> Result<bool, Cause> {
-        let mut moved = false;
-        for peer in &mut self.peers {
+        let mut moved = self.agree();
+        for peer in self.peers.values_mut() {
             moved |= peer.data.write(machine, memory)?;
             moved |= peer.data.read(machine, memory)?;
         }
@@ -166,10 +243,26 @@ impl<S: Duplex> Streams<S> {
         Ok(moved)
     }
 
+    /// Looks who has answered to an offer; whether anybody has.
+    fn agree(&mut self) -> bool {
+        let Streams { peers, offered, waits, .. } = self;
+        let before = offered.len();
+        offered.retain(|rank| {
+            let Some(peer) = peers.get_mut(rank) else { return false };
+            let agreed = peer.agree();
+            if agreed {
+                peer.greet(waits);
+            }
+            !agreed
+        });
+        offered.len() < before
+    }
+
     pub(crate) fn post(&mut self, mut point: Point, ended: &mut Vec<Ended>) {
         self.desk.number(&mut point);
         let to = match point.call.peer {
-            Some(rank) => self.peers.iter_mut().find(|peer| peer.rank == rank),
+            Some(rank) if rank == self.rank => None,
+            Some(rank) => Some(self.used(rank)),
             None => self.offering(point.call.tag),
         };
         match to {
@@ -177,19 +270,22 @@ impl<S: Duplex> Streams<S> {
             // For this rank itself, or for any and nobody has offered anything yet.
             None => {
                 self.desk.post(point, ended);
+                if self.desk.awaits_any() {
+                    self.want(0..self.world_size);
+                }
                 // It may be there already; looking costs no more than asking.
-                self.peers.iter_mut().for_each(|peer| peer.points.on_readable());
+                self.peers.values_mut().for_each(|peer| peer.points.on_readable());
             }
         }
     }
 
     /// A peer that offers a message with that tag which no receive has met.
     fn offering(&mut self, tag: u64) -> Option<&mut Peer<S>> {
-        let (count, first) = (self.peers.len(), self.first);
-        let mut turns = (0..count).map(|turn| (first + turn) % count);
-        let next = turns.find(|&index| self.peers[index].points.offers(tag))?;
+        let turns = self.peers.range(self.first..).chain(self.peers.range(..self.first));
+        let mut offering = turns.filter(|(_, peer)| peer.points.offers(tag));
+        let next = *offering.next()?.0;
         self.first = next + 1;
-        self.peers.get_mut(next)
+        self.peers.get_mut(&next)
     }
 
     /// Moves messages from rank to rank; whether anything moved.
@@ -199,12 +295,12 @@ impl<S: Duplex> Streams<S> {
         now: Instant,
         ended: &mut Vec<Ended>,
     ) -> Result<bool, Cause> {
-        let mut moved = false;
-        for peer in &mut self.peers {
+        let mut moved = self.agree();
+        for peer in self.peers.values_mut() {
             moved |= peer.points.progress(&mut self.desk.any, ended)?;
         }
         if idle {
-            self.peers.iter_mut().try_for_each(|peer| peer.data.read_ahead())?;
+            self.peers.values_mut().try_for_each(|peer| peer.data.read_ahead())?;
         }
         if !moved {
             self.listen(None, now)?;
@@ -213,19 +309,25 @@ impl<S: Duplex> Streams<S> {
     }
 
     pub(crate) fn points_mut(&mut self) -> impl Iterator<Item = &mut Point> {
-        let named = self.peers.iter_mut().flat_map(|peer| peer.points.points_mut());
+        let named = self.peers.values_mut().flat_map(|peer| peer.points.points_mut());
         named.chain(self.desk.points_mut())
     }
 
     pub(crate) fn take_points(&mut self) -> Vec<Point> {
-        let named = self.peers.iter_mut().flat_map(|peer| peer.points.take_points());
+        let named = self.peers.values_mut().flat_map(|peer| peer.points.take_points());
         named.chain(self.desk.take_points()).collect()
     }
 
     /// Reads the control streams and fails if a peer's word ends the operation that runs, or a
     /// message from rank to rank.
     fn listen(&mut self, mut machine: Option<&mut Machine>, now: Instant) -> Result<(), Cause> {
-        for peer in &mut self.peers {
+        for peer in self.peers.values_mut() {
+            if let Bond::Unreachable(cause) = &peer.bond {
+                match machine.is_some() && peer.data.is_pending() || peer.points.is_pending() {
+                    true => return Err(cause.clone()),
+                    false => continue,
+                }
+            }
             peer.control.read();
             if let (Some(machine), Some(waits)) = (&machine, peer.control.waits()) {
                 machine.on_waits(peer.rank, waits.call)?;
@@ -250,7 +352,7 @@ impl<S: Duplex> Streams<S> {
                 continue;
             }
             let since = *peer.broken_since.get_or_insert(now);
-            let awaited = |machine: &Machine| machine.awaited().contains(&peer.rank);
+            let awaited = |machine: &Machine| machine.awaits(peer.rank);
             let data = data.filter(|_| machine.as_deref().is_some_and(awaited));
             if let Some(problem) = data.or(points)
                 && now >= since + GRACE
@@ -259,13 +361,13 @@ impl<S: Duplex> Streams<S> {
                 return Err(Cause::Disconnected { peer: peer.rank, problem });
             }
         }
-        let gone = |peer: &Peer<S>| {
-            *peer.control.state() == PeerState::Left && peer.points.broken().is_some()
-        };
-        match self.peers.last() {
-            // A receive from any rank, and nobody is left to send.
-            Some(last) if self.desk.awaits_any() && self.peers.iter().all(gone) => {
-                Err(Cause::PeerLeft { peer: last.rank })
+        // A receive from any rank, and nobody is left to send.
+        match self.peers.last_key_value() {
+            Some((_, last)) if self.desk.awaits_any() && self.peers.values().all(Peer::is_gone) => {
+                Err(match &last.bond {
+                    Bond::Unreachable(cause) => cause.clone(),
+                    _ => Cause::PeerLeft { peer: last.rank },
+                })
             }
             _ => Ok(()),
         }
@@ -273,40 +375,56 @@ impl<S: Duplex> Streams<S> {
 
     /// When there is something to say even if nothing arrives.
     pub(crate) fn next_deadline(&self, now: Instant) -> Option<Instant> {
-        let graces = self.peers.iter().filter_map(|peer| peer.broken_since);
+        let graces = self.peers.values().filter_map(|peer| peer.broken_since);
         graces.map(|since| since + GRACE).filter(|until| *until > now).min()
     }
 
-    /// Tells all peers whom this rank waits for.
+    /// Tells all peers whom this rank waits for, also those that will be connected later.
     pub(crate) fn tell(&mut self, waits: &Waits) {
-        self.peers.iter_mut().for_each(|peer| peer.control.tell(waits));
+        let agreed = self.peers.values_mut().filter(|peer| peer.is_agreed());
+        agreed.for_each(|peer| peer.control.tell(waits));
+        self.waits = (!waits.ranks.is_empty()).then(|| waits.clone());
     }
 
     /// What peers have said of whom they wait for.
     pub(crate) fn told(&self) -> BTreeMap<Rank, Waits> {
         let told = |peer: &Peer<S>| Some((peer.rank, peer.control.waits()?.clone()));
-        self.peers.iter().filter_map(told).collect()
+        self.peers.values().filter_map(told).collect()
     }
 
     pub(crate) fn abort(&mut self, failure: &CollectiveError) {
-        let word = Control::Abort { culprit: failure.culprit(), text: failure.to_string() };
-        for peer in &mut self.peers {
-            peer.control.say(&word);
-        }
+        self.part(Control::Abort { culprit: failure.culprit(), text: failure.to_string() });
     }
 
     pub(crate) fn take_leave(&mut self) {
-        for peer in &mut self.peers {
-            // The end of the data comes before the word, as the peer expects it.
-            peer.data.end();
-            peer.points.end();
-            peer.control.say(&Control::Goodbye);
+        self.part(Control::Goodbye);
+    }
+
+    /// Says a last word to all peers, and to whoever comes later. A call that is under way goes on
+    /// to its end: the peer may have taken it already, and would wonder.
+    fn part(&mut self, word: Control) {
+        for rank in std::mem::take(&mut self.wanted) {
+            // What was posted to it is somebody else's to end.
+            if let Control::Goodbye = word {
+                self.peers.remove(&rank);
+            }
         }
+        self.peers.values_mut().for_each(|peer| peer.part(&word));
+        self.farewell = Some(word);
+    }
+
+    /// What there is to say to whoever comes now, if this rank takes part no more.
+    pub(super) fn farewell(&self) -> Option<&Control> {
+        self.farewell.as_ref()
     }
 
     pub(crate) fn still_present(&mut self, history: &History) -> Result<Vec<Rank>, Cause> {
+        self.agree();
         let mut present = Vec::new();
-        for peer in &mut self.peers {
+        for peer in self.peers.values_mut() {
+            if let Bond::Unreachable(_) = peer.bond {
+                continue;
+            }
             peer.control.read();
             // Its data may be slower than its goodbye.
             let drained = peer.data.drain();
@@ -317,7 +435,7 @@ impl<S: Duplex> Streams<S> {
             }
         }
         if present.is_empty() {
-            for peer in &mut self.peers {
+            for peer in self.peers.values_mut() {
                 if let Some(header) = peer.data.left_over() {
                     return Err(history.explain(peer.rank, header.description));
                 }

@@ -122,7 +122,11 @@ struct Plan {
 
 /// Runs both ends until all messages have arrived; what was received.
 fn exchange(plans: &[Plan], seed: u64) -> Vec<Vec<u8>> {
-    let mut links = Pipe::pair(seed).map(|pipe| PointLink::new(1, pipe));
+    let mut links = Pipe::pair(seed).map(|pipe| {
+        let mut link = PointLink::new(1);
+        link.connect(pipe);
+        link
+    });
     let mut ended: [Vec<Ended>; 2] = Default::default();
     let mut results: Vec<[Received; 2]> = plans.iter().map(|_| Default::default()).collect();
     let open = Rc::new(Cell::new(2 * plans.len()));

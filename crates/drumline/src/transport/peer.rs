@@ -1,0 +1,216 @@
+//! One peer: its three streams, and how two ranks agree on which three.
+//!
+//! ```text
+//! caller                                          callee
+//! wants the peer
+//! opens three streams ──────────────────────────▶ if it calls, too, and is the higher rank: keeps
+//!                                                 them aside, its own will do
+//!                       ◀────────────────── beat  else: takes them; its own, if any, are dropped
+//! may send
+//! ```
+//!
+//! The callee speaks first, on the control stream: a beat, or its goodbye or abort if it takes part
+//! no more. The caller sends nothing of collectives before, so nothing is lost when both call at
+//! the same time.
+
+use std::time::Instant;
+
+use drumline_schedule::step::Rank;
+
+use super::{
+    Waits,
+    link::{ControlLink, DataLink, PeerState},
+    points::PointLink,
+    streams::Duplex,
+    wire::Control,
+};
+use crate::error::Cause;
+
+/// The streams between two ranks.
+#[derive(Debug)]
+pub(crate) struct Bundle<S> {
+    /// Leave-taking and failures.
+    pub(crate) control: S,
+    /// The messages of collectives.
+    pub(crate) data: S,
+    /// Messages from rank to rank, outside of collectives.
+    pub(crate) points: S,
+}
+
+/// A peer that is connected, or that somebody wants to reach.
+#[derive(Debug)]
+pub(super) struct Peer<S> {
+    pub(super) rank: Rank,
+    pub(super) control: ControlLink<S>,
+    pub(super) data: DataLink<S>,
+    pub(super) points: PointLink<S>,
+    pub(super) bond: Bond<S>,
+    /// What the peer has opened while this rank, the higher one, calls it.
+    aside: Option<Bundle<S>>,
+    /// Whether it was there from the start: on this host.
+    pub(super) is_near: bool,
+    /// When one of its streams was first seen broken.
+    pub(super) broken_since: Option<Instant>,
+}
+
+/// How far two ranks are with their connection.
+#[derive(Debug)]
+pub(super) enum Bond<S> {
+    /// This rank calls the peer.
+    Called,
+    /// Its streams to the peer are open. The control stream is in use.
+    Offered { data: S, points: S },
+    /// Both know which streams they use.
+    Agreed,
+    /// The call has failed.
+    Unreachable(Cause),
+}
+
+impl<S: Duplex> Peer<S> {
+    /// A peer that is called.
+    pub(super) fn called(rank: Rank) -> Peer<S> {
+        Peer {
+            rank,
+            control: ControlLink::new(rank),
+            data: DataLink::new(rank),
+            points: PointLink::new(rank),
+            bond: Bond::Called,
+            aside: None,
+            is_near: false,
+            broken_since: None,
+        }
+    }
+
+    /// A peer that is connected from the start.
+    pub(super) fn near(rank: Rank, streams: Bundle<S>) -> Peer<S> {
+        let mut peer = Peer { is_near: true, ..Peer::called(rank) };
+        peer.use_all(streams);
+        peer
+    }
+
+    fn use_all(&mut self, Bundle { control, data, points }: Bundle<S>) {
+        self.control.connect(control);
+        self.data.connect(data);
+        self.points.connect(points);
+        self.bond = Bond::Agreed;
+    }
+
+    pub(super) fn is_agreed(&self) -> bool {
+        matches!(self.bond, Bond::Agreed)
+    }
+
+    /// The peer has opened these. Whether they are in use from now on.
+    pub(super) fn take(
+        &mut self,
+        streams: Bundle<S>,
+        is_higher: bool,
+        farewell: Option<&Control>,
+    ) -> bool {
+        match self.bond {
+            // The rest of a call that crossed with what was agreed on.
+            Bond::Agreed => return false,
+            // The peer, who is the lower one, waits for this rank's.
+            Bond::Called | Bond::Offered { .. }
+                if is_higher && !matches!(farewell, Some(Control::Abort { .. })) =>
+            {
+                self.aside = Some(streams);
+                return false;
+            }
+            Bond::Called | Bond::Offered { .. } | Bond::Unreachable(_) => {}
+        }
+        self.use_all(streams);
+        self.control.say(farewell.unwrap_or(&Control::Beat));
+        if let Some(Control::Goodbye) = farewell {
+            self.data.end();
+            self.points.end();
+        }
+        true
+    }
+
+    /// The call has succeeded. Whether its streams are still wanted.
+    pub(super) fn offer(&mut self, streams: Bundle<S>, farewell: Option<&Control>) -> bool {
+        if !matches!(self.bond, Bond::Called) {
+            return false;
+        }
+        let Bundle { control, data, points } = streams;
+        self.control.connect(control);
+        self.bond = Bond::Offered { data, points };
+        if let Some(word) = farewell {
+            self.part(word);
+        }
+        true
+    }
+
+    /// The call has failed. Whether the peer's own streams are in use now.
+    pub(super) fn fail(&mut self, cause: Cause, farewell: Option<&Control>) -> bool {
+        if !matches!(self.bond, Bond::Called) {
+            return false;
+        }
+        self.bond = Bond::Unreachable(cause);
+        match self.aside.take() {
+            Some(streams) => self.take(streams, true, farewell),
+            None => false,
+        }
+    }
+
+    /// Looks whether the peer has answered to an offer; if so, it is connected.
+    pub(super) fn agree(&mut self) -> bool {
+        self.control.read();
+        if !self.control.has_spoken() {
+            return false;
+        }
+        match std::mem::replace(&mut self.bond, Bond::Agreed) {
+            Bond::Offered { data, points } => {
+                self.data.connect(data);
+                self.points.connect(points);
+                self.aside = None;
+                true
+            }
+            other => {
+                self.bond = other;
+                false
+            }
+        }
+    }
+
+    /// Tells a peer that is connected now what the others were told before.
+    pub(super) fn greet(&mut self, waits: &Option<Waits>) {
+        if let Some(waits) = waits {
+            self.control.tell(waits);
+        }
+    }
+
+    /// Says a last word, of leaving or failing.
+    pub(super) fn part(&mut self, word: &Control) {
+        if let Control::Goodbye = word {
+            // The end of the data comes before the word, as the peer expects it.
+            self.data.end();
+            self.points.end();
+            if let Bond::Offered { data, points } = &mut self.bond {
+                for stream in [data, points] {
+                    if let Err(error) = stream.end() {
+                        tracing::debug!(peer = self.rank, %error, "stream was closed already");
+                    }
+                }
+            }
+        }
+        self.control.say(word);
+        // Who waits on its own streams hears it there. (A goodbye it finds on this rank's.)
+        if let (Control::Abort { .. }, Some(Bundle { control, .. })) = (word, &mut self.aside)
+            && let Err(error) = control.write_all(&word.encode())
+        {
+            tracing::debug!(peer = self.rank, %error, "its call was given up");
+        }
+    }
+
+    /// Whether nothing will come from it any more, although it has not failed.
+    pub(super) fn is_gone(&self) -> bool {
+        match self.bond {
+            Bond::Agreed => {
+                *self.control.state() == PeerState::Left && self.points.broken().is_some()
+            }
+            Bond::Unreachable(_) => true,
+            Bond::Called | Bond::Offered { .. } => false,
+        }
+    }
+}
