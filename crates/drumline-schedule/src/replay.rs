@@ -54,8 +54,11 @@ pub use training::{Step, Training};
 /// Hosts of one kind.
 #[derive(Clone, Debug)]
 pub struct Cluster {
-    /// Which rank is where.
+    /// The hosts, as algorithms know them: ranks of one host share memory.
     pub topology: Topology,
+    /// The same as far as cores, memory and lines go. It differs where ranks of one host share no
+    /// memory, so that for algorithms each is on a host of its own.
+    pub machines: Topology,
     /// Its figures.
     pub prices: PriceList,
     /// How many ranks of a host can run at once.
@@ -68,7 +71,14 @@ impl Cluster {
     /// With a core for every rank.
     pub fn new(topology: Topology, prices: PriceList) -> Cluster {
         let most = topology.ranks_by_host().iter().map(Vec::len).max().unwrap_or(1);
-        Cluster { topology, prices, cores_per_host: most, slot_bytes: 256 << 10 }
+        let machines = topology.clone();
+        Cluster { topology, machines, prices, cores_per_host: most, slot_bytes: 256 << 10 }
+    }
+
+    /// All of `ranks` on one host, without shared memory.
+    pub fn one_host_apart(ranks: usize, prices: PriceList) -> Cluster {
+        let machines = Topology::hosts(&[ranks]);
+        Cluster { topology: Topology::flat(ranks), ..Cluster::new(machines, prices) }
     }
 }
 
@@ -189,15 +199,15 @@ fn steps(schedule: &Schedule) -> usize {
 
 fn formula(cluster: &Cluster, operation: &Operation) -> Outcome {
     let Operation { algorithm, root, elements, kind } = *operation;
-    let Cluster { topology, prices, .. } = cluster;
+    let Cluster { topology, machines, prices, .. } = cluster;
     let cost = (algorithm.cost)(topology, root, elements);
     let bytes = kind.travelling(algorithm);
-    let of_links = prices.links(topology).of(cost, bytes);
+    let of_links = prices.links(machines).of(cost, bytes);
     let shared = cost.shared_elements as u128 * bytes as u128;
     let of_memory = shared * u128::from(prices.copy.memory_fs + prices.peer.memory_fs) / 1_000;
     let time_ps = of_links + of_memory + u128::from(prices.call_ps);
-    let largest = topology.ranks_by_host().iter().map(Vec::len).max().unwrap_or(1);
-    let on_line = if topology.is_one_host() { 0 } else { cost.elements * bytes * largest };
+    let largest = machines.ranks_by_host().iter().map(Vec::len).max().unwrap_or(1);
+    let on_line = if machines.is_one_host() { 0 } else { cost.elements * bytes * largest };
     Outcome {
         time_ps: u64::try_from(time_ps).unwrap_or(u64::MAX),
         line_bytes: on_line as u64,

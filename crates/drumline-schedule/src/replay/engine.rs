@@ -2,6 +2,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
+use std::hash::{BuildHasherDefault, Hasher};
 
 use super::hosts::{Hosts, of_bytes};
 use super::program::{Op, Program};
@@ -55,13 +56,13 @@ struct Walker {
     /// Receives of the run that are not complete.
     open: usize,
     /// By sender, how many messages of the run have not arrived.
-    wanted: HashMap<u32, u32>,
+    wanted: ByRank<u32>,
     /// Messages of the run that have begun to arrive.
     ready: VecDeque<Message>,
     /// By sender, messages of later steps.
-    early: HashMap<u32, VecDeque<Message>>,
-    /// By receiver, when each message of this piece has left its source.
-    left: HashMap<u32, Vec<u64>>,
+    early: ByRank<VecDeque<Message>>,
+    /// When each message of this piece has left its source.
+    left: Vec<u64>,
     /// When each post is seen by neighbours, and its depth.
     posts: Vec<(u64, u32)>,
     /// Who waits for the next post.
@@ -154,10 +155,9 @@ impl<'a> Engine<'a> {
                 Turn::At(self.send(rank, to, bytes, now))
             }
             Op::Recv { .. } | Op::RecvAlone { .. } => self.receive(rank, now),
-            Op::Flush { to, upto } => {
+            Op::Flush { sent } => {
                 walker.op += 1;
-                let left = walker.left.get(&to).and_then(|left| left.get(upto as usize - 1));
-                left.map_or(Turn::Now, |at| Turn::At(*at))
+                walker.left.get(sent as usize).map_or(Turn::Now, |at| Turn::At(*at))
             }
             Op::Post => {
                 walker.op += 1;
@@ -231,7 +231,7 @@ impl<'a> Engine<'a> {
                 (first, last.max(end))
             }
         };
-        walker.left.entry(to).or_default().push(last);
+        walker.left.push(last);
         message.whole_at = last.saturating_add(link.round_ps);
         let event = if near { Event::Deliver(message) } else { Event::AtLine(message) };
         self.push(first.saturating_add(link.round_ps), event);
@@ -286,8 +286,8 @@ impl<'a> Engine<'a> {
 
     /// What joins two ranks, and whether they are on one host.
     fn link(&self, one: Rank, other: Rank) -> (Link, bool) {
-        let Cluster { topology, prices, .. } = self.cluster;
-        match topology.host_of(one) == topology.host_of(other) {
+        let Cluster { machines, prices, .. } = self.cluster;
+        match machines.host_of(one) == machines.host_of(other) {
             true => (prices.near, true),
             false => (prices.far, false),
         }
@@ -304,10 +304,10 @@ impl Walker {
             depth: 0,
             receiving: false,
             open: 0,
-            wanted: HashMap::new(),
+            wanted: ByRank::default(),
             ready: VecDeque::new(),
-            early: HashMap::new(),
-            left: HashMap::new(),
+            early: ByRank::default(),
+            left: vec![],
             posts: vec![],
             waiting: vec![],
         }
@@ -343,6 +343,29 @@ impl Walker {
                 None => *self.wanted.entry(from).or_default() += 1,
             }
         }
+    }
+}
+
+/// There are millions of look-ups, and nobody who chooses ranks that collide.
+type ByRank<V> = HashMap<u32, V, BuildHasherDefault<RankHasher>>;
+
+#[derive(Default)]
+struct RankHasher(u64);
+
+impl Hasher for RankHasher {
+    fn write(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            self.write_u32(u32::from(*byte));
+        }
+    }
+
+    fn write_u32(&mut self, rank: u32) {
+        // Fibonacci hashing: 2^64 by the golden ratio.
+        self.0 = (self.0 ^ u64::from(rank)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
     }
 }
 

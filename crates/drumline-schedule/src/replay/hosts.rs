@@ -7,7 +7,7 @@ use crate::topology::Topology;
 
 /// The hosts of a cluster, and until when what they have is taken.
 pub(super) struct Hosts<'a> {
-    topology: &'a Topology,
+    machines: &'a Topology,
     prices: &'a PriceList,
     hosts: Vec<Host>,
 }
@@ -45,7 +45,7 @@ impl Queue {
 
 impl<'a> Hosts<'a> {
     pub(super) fn new(cluster: &'a Cluster) -> Hosts<'a> {
-        let Cluster { topology, prices, cores_per_host, .. } = cluster;
+        let Cluster { machines, prices, cores_per_host, .. } = cluster;
         let host = |ranks: &Vec<Rank>| Host {
             cores: match ranks.len() > *cores_per_host {
                 true => vec![Core::default(); (*cores_per_host).max(1)],
@@ -53,12 +53,12 @@ impl<'a> Hosts<'a> {
             },
             ..Host::default()
         };
-        Hosts { topology, prices, hosts: topology.ranks_by_host().iter().map(host).collect() }
+        Hosts { machines, prices, hosts: machines.ranks_by_host().iter().map(host).collect() }
     }
 
     /// From when to when `rank` works, if it could begin at `now`.
     pub(super) fn work(&mut self, rank: Rank, now: u64, ps: u64) -> (u64, u64) {
-        let cores = &mut self.hosts[self.topology.host_of(rank)].cores;
+        let cores = &mut self.hosts[self.machines.host_of(rank)].cores;
         // Its own core first, if that is free.
         let free =
             cores.iter_mut().min_by_key(|core| (core.free_at.max(now), core.last != Some(rank)));
@@ -71,12 +71,12 @@ impl<'a> Hosts<'a> {
     /// When so many bytes of the memory of `rank`'s host have been moved.
     pub(super) fn memory(&mut self, rank: Rank, now: u64, bytes: u64) -> u64 {
         let ps = of_bytes(bytes, self.prices.memory_byte_fs);
-        self.hosts[self.topology.host_of(rank)].memory.serve(now, ps).1
+        self.hosts[self.machines.host_of(rank)].memory.serve(now, ps).1
     }
 
     /// From when to when so many bytes leave `rank`'s host.
     pub(super) fn line_out(&mut self, rank: Rank, now: u64, bytes: u64) -> (u64, u64) {
-        let host = &mut self.hosts[self.topology.host_of(rank)];
+        let host = &mut self.hosts[self.machines.host_of(rank)];
         host.bytes_out += bytes;
         host.line_out.serve(now, of_bytes(bytes, self.prices.nic_byte_fs))
     }
@@ -84,12 +84,12 @@ impl<'a> Hosts<'a> {
     /// The same in the other direction.
     pub(super) fn line_in(&mut self, rank: Rank, now: u64, bytes: u64) -> (u64, u64) {
         let ps = of_bytes(bytes, self.prices.nic_byte_fs);
-        self.hosts[self.topology.host_of(rank)].line_in.serve(now, ps)
+        self.hosts[self.machines.host_of(rank)].line_in.serve(now, ps)
     }
 
     /// From a post of `rank` to what its neighbours do next.
     pub(super) fn post_ps(&self, rank: Rank) -> u64 {
-        match self.hosts[self.topology.host_of(rank)].cores.is_empty() {
+        match self.hosts[self.machines.host_of(rank)].cores.is_empty() {
             true => self.prices.post_ps,
             false => self.prices.wake_ps,
         }

@@ -1,5 +1,7 @@
 //! A schedule with its lengths and prices filled in.
 
+use std::collections::HashMap;
+
 use super::Cluster;
 use super::hosts::of_bytes;
 use crate::extent::{Blocks, Counts};
@@ -39,9 +41,10 @@ pub(super) enum Op {
     RecvAlone {
         from: u32,
     },
+    /// Waits until message `sent` of this piece has left its source, counted from 0 and whoever it
+    /// is for.
     Flush {
-        to: u32,
-        upto: u32,
+        sent: u32,
     },
     Post,
     Wait {
@@ -94,7 +97,7 @@ impl<'a> Pricing<'a> {
             Blocks::One => 1,
             Blocks::All => world_size,
         };
-        let ranks = cluster.topology.neighbours(rank).len();
+        let ranks = cluster.machines.neighbours(rank).len();
         let ranks_per_core = ranks.div_ceil(cluster.cores_per_host.max(1));
         let blocks = blocks(Buffer::Data) + blocks(Buffer::Input);
         let working = blocks as u64 * elements as u64 * (element_bytes * ranks_per_core) as u64;
@@ -109,9 +112,13 @@ impl<'a> Pricing<'a> {
             |loc: Loc| self.schedule.resolve(loc, &counts).len() as u64 * self.element_bytes;
         let number = |rank: Rank| rank as u32;
         let mut ops = Vec::with_capacity(self.schedule.steps.len());
+        let mut sent: HashMap<Rank, Vec<u32>> = HashMap::new();
+        let mut count = 0;
         for step in &self.schedule.steps {
             match step {
                 Step::Send { to, src } => {
+                    sent.entry(*to).or_default().push(count);
+                    count += 1;
                     ops.push(Op::Send { to: number(*to), bytes: bytes(*src) });
                 }
                 Step::Recv { from, .. } => ops.push(Op::Recv { from: number(*from) }),
@@ -131,7 +138,8 @@ impl<'a> Pricing<'a> {
                 }
                 Step::Copy { dst, src } => ops.push(self.copy(*dst, *src, bytes(*dst))),
                 Step::Flush { to, upto } => {
-                    ops.push(Op::Flush { to: number(*to), upto: number(*upto) });
+                    let last = sent.get(to).and_then(|sent| sent.get(upto.checked_sub(1)?));
+                    ops.extend(last.map(|&sent| Op::Flush { sent }));
                 }
                 Step::Post => ops.push(Op::Post),
                 Step::Wait { peer, upto } => {
