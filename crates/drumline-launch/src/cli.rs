@@ -3,7 +3,7 @@
 use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, thread, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
-use drumline_launch::{EXEC_SUBCOMMAND, Job, supervisor::Policy};
+use drumline_launch::{EXEC_SUBCOMMAND, Job, SimulateOptions, supervisor::Policy};
 
 /// Synchronous data-parallel training: run it, measure it, find out what went wrong.
 #[derive(Debug, Parser)]
@@ -29,6 +29,9 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+
+    /// Say what collectives and training would take on a cluster that need not be there
+    Simulate(Box<SimulateOptions>),
 
     #[command(name = EXEC_SUBCOMMAND, hide = true)]
     ExecWorker {

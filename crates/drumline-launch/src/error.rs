@@ -39,6 +39,17 @@ pub enum Error {
     #[error(transparent)]
     Check(drumline::Error),
 
+    /// A cluster cannot be simulated as it is described.
+    #[error("{problem}")]
+    Simulate {
+        /// What is wrong, and what to write instead.
+        problem: String,
+    },
+
+    /// This machine cannot be measured.
+    #[error(transparent)]
+    Measure(drumline::Error),
+
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
@@ -56,8 +67,8 @@ impl Error {
         match self {
             Error::ProgramNotFound { .. } => 127,
             Error::ProgramNotExecutable { .. } => 126,
-            Error::Store(_) | Error::Check(_) => 2,
-            Error::Trace(_) | Error::System { .. } => 1,
+            Error::Store(_) | Error::Check(_) | Error::Simulate { .. } => 2,
+            Error::Trace(_) | Error::Measure(_) | Error::System { .. } => 1,
         }
     }
 

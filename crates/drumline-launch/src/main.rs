@@ -22,6 +22,10 @@ fn main() -> ExitCode {
             log_to_stderr();
             drumline_launch::check(json)
         }
+        cli::Command::Simulate(options) => {
+            log_to_stderr();
+            drumline_launch::simulate(&options)
+        }
         cli::Command::Trace(cli::TraceCommand::Merge { dir, out }) => {
             drumline_launch::trace::merge(&dir, out.as_deref()).map(|()| 0)
         }
