@@ -59,11 +59,12 @@ pub(super) struct Found {
 }
 
 /// How long the rounds of a run take together, and how many there are at least.
-const BUDGET: Duration = Duration::from_millis(60);
-const ROUNDS_MIN: usize = 3;
+const BUDGET: Duration = Duration::from_millis(120);
+const ROUNDS_MIN: u64 = 5;
 
-/// How long one round takes at least, to be told from the clock and from who starts first.
-const ROUND: Duration = Duration::from_millis(2);
+/// How long one round takes at least, to be told from the clock and from who starts first; and no
+/// longer, so that some of them are not disturbed by other programs.
+const ROUND: Duration = Duration::from_micros(300);
 
 impl Run {
     pub(super) fn collective(&self) -> Collective {
@@ -148,7 +149,7 @@ fn fastest(group: &ProcessGroup, mut call: impl FnMut() -> Result<()>) -> Result
     let once = time(1, &mut call)?.min(time(1, &mut call)?);
     let per_round = (ROUND.as_secs_f64() / once.as_secs_f64().max(1e-9)).clamp(1.0, 20_000.0);
     let rounds = BUDGET.as_secs_f64() / (per_round * once.as_secs_f64()).max(1e-9);
-    let mut counts = [per_round as u64, (rounds as u64).clamp(ROUNDS_MIN as u64, 100)];
+    let mut counts = [per_round as u64, (rounds as u64).clamp(ROUNDS_MIN, 400)];
     group.broadcast(&mut counts, 0)?;
     let [per_round, rounds] = counts;
     let mut best = Duration::MAX;
