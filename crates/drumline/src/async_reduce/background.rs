@@ -280,11 +280,7 @@ impl Background {
             _ => None,
         };
         let of_rank = |rank| {
-            let lacking = match rank == self.group.rank() {
-                true => state.rounds.lacking_here(),
-                false => state.rounds.lacking(rank),
-            };
-            let names = self.layout.names_in(&lacking);
+            let names = self.layout.names_in(&state.rounds.lacking(rank));
             (!names.is_empty()).then(|| MissingTensors::new(rank, names, false))
         };
         let at_fault = by.iter().flat_map(|by| by.cause.ranks());

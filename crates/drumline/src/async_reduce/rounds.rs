@@ -138,11 +138,6 @@ impl Rounds {
         let said = said.map_or_else(|| Bitmap::new(1 + self.buckets), Bitmap::from_words);
         said.missing(1..1 + self.buckets).into_iter().map(|bit| bit - 1).collect()
     }
-
-    /// The buckets that are not complete on this rank.
-    pub(super) fn lacking_here(&self) -> Vec<usize> {
-        self.now.missing(1..1 + self.buckets).into_iter().map(|bit| bit - 1).collect()
-    }
 }
 
 #[cfg(test)]
@@ -307,10 +302,8 @@ mod tests {
                     if number > 0 {
                         prop_assert_eq!(&std::mem::take(&mut rank.verdicts), &first);
                     }
-                    prop_assert_eq!(
-                        rank.rounds.lacking_here(),
-                        (0..buckets).filter(|it| !scripts[number].contains(it)).collect::<Vec<_>>()
-                    );
+                    let lacking = (0..buckets).filter(|it| !scripts[number].contains(it));
+                    prop_assert_eq!(rank.rounds.lacking(number), lacking.collect::<Vec<_>>());
                     rank.rounds.next_step();
                     (rank.done, rank.heard, rank.has_closed) = (0, 0, false);
                     rank.said.clear();
