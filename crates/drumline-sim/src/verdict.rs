@@ -413,6 +413,9 @@ impl Simulation {
                     && (warning.at..stopped.end).contains(&it.ended)
             });
             let waits = meanwhile && !by_itself;
+            // A warning of a message follows what others tell only as far as they are connected.
+            let of_message = self.waited_for_message(warning.rank, group);
+            let waits = waits && !of_message;
             if warning.rank != victim && waits && !warning.late.iter().all(to_blame) {
                 return Err(format!("only rank {victim} is late: {warning:?}"));
             }
