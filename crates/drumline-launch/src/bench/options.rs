@@ -115,7 +115,7 @@ pub struct Options {
     #[arg(long)]
     pub(super) untouched: bool,
 
-    /// Say which algorithm was taken, and what the others would have cost
+    /// Say which algorithm was taken
     #[arg(long)]
     pub(super) explain: bool,
 
