@@ -49,6 +49,8 @@
 #![forbid(unsafe_code)]
 
 mod check;
+mod cli;
+mod command;
 mod ending;
 pub mod environment;
 mod error;
@@ -65,6 +67,7 @@ pub mod trace;
 mod worker;
 
 pub use check::check;
+pub use command::main;
 pub use ending::Ending;
 pub use error::{Error, Result};
 pub use job::{Job, run};

@@ -70,6 +70,7 @@ mod host;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
+mod interrupt;
 mod lane;
 mod membership;
 mod net;
@@ -93,9 +94,10 @@ pub use drumline_kernels::{Bool, Complex, DType, Element, F8E4M3, F8E5M2, Reduce
 pub use drumline_schedule::SumOrder;
 pub use error::{Cause, CollectiveError, Error, Result};
 pub use group::{
-    GroupOptions, ProcessGroup, RegisteredBuffer, default_group, describe_addresses,
-    init_process_group, init_with_store, is_initialized,
+    GroupOptions, ProcessGroup, RegisteredBuffer, connect_members, default_group,
+    describe_addresses, init_process_group, init_with_store, is_initialized,
 };
+pub use interrupt::interruptible;
 pub use net::Endpoint;
 pub use operator::Operator;
 pub use rendezvous::{is_launched, register_rendezvous_handler};

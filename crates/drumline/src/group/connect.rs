@@ -240,16 +240,14 @@ impl ProcessGroup {
         if let Some(door) = door {
             engine::get()?.guard(&driven, door);
         }
-        Ok(ProcessGroup {
-            inner: Arc::new(Inner {
-                member,
-                config: config.clone(),
-                family,
-                carrier: Carrier::Lane(driven),
-                arena,
-                recorder,
-            }),
-        })
+        Ok(ProcessGroup::whole(Arc::new(Inner {
+            member,
+            config: config.clone(),
+            family,
+            carrier: Carrier::Lane(driven),
+            arena,
+            recorder,
+        })))
     }
 
     /// The same, on a backend of somebody else's.
@@ -270,16 +268,14 @@ impl ProcessGroup {
             recorder.clone(),
             family.clone(),
         );
-        ProcessGroup {
-            inner: Arc::new(Inner {
-                member,
-                config: config.clone(),
-                family,
-                carrier: Carrier::Backend(foreign),
-                arena: None,
-                recorder,
-            }),
-        }
+        ProcessGroup::whole(Arc::new(Inner {
+            member,
+            config: config.clone(),
+            family,
+            carrier: Carrier::Backend(foreign),
+            arena: None,
+            recorder,
+        }))
     }
 }
 
