@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from drumline._core import (
         CollectiveError,
+        CollectiveMismatchError,
         CollectiveTimeoutError,
         ConnectError,
         DrumlineError,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CollectiveError",
+    "CollectiveMismatchError",
     "CollectiveTimeoutError",
     "ConnectError",
     "DistributedSampler",
@@ -109,7 +111,7 @@ __all__ = [
 
 # Looked up when used: the launcher, which is here as well, starts faster without numpy.
 _MODULES = {
-    "drumline._core": ["CollectiveError", "CollectiveTimeoutError", "ConnectError", "DrumlineError", "StoreError", "StoreTimeoutError", "__version__"],
+    "drumline._core": ["CollectiveError", "CollectiveMismatchError", "CollectiveTimeoutError", "ConnectError", "DrumlineError", "StoreError", "StoreTimeoutError", "__version__"],
     "drumline.groups": ["ProcessGroup", "Work"],
     "drumline.sampler": ["DistributedSampler", "evaluation_shard"],
     "drumline._spawn": ["ProcessRaisedError", "spawn"],

@@ -21,6 +21,9 @@ class CollectiveError(DrumlineError):
 class CollectiveTimeoutError(CollectiveError):
     """An operation took longer than its time limit; the text names the ranks that did not answer."""
 
+class CollectiveMismatchError(CollectiveError):
+    """Ranks called different operations; the text has both calls."""
+
 class ConnectError(DrumlineError):
     """The ranks of a group could not be connected with each other."""
 

@@ -22,6 +22,12 @@ create_exception!(
 );
 create_exception!(
     drumline,
+    CollectiveMismatchError,
+    CollectiveError,
+    "Ranks called different operations; the text has both calls."
+);
+create_exception!(
+    drumline,
     ConnectError,
     DrumlineError,
     "The ranks of a group could not be connected with each other."
@@ -47,6 +53,9 @@ pub(crate) fn raise(error: Error) -> PyErr {
         Error::Connect { .. } => ConnectError::new_err(text),
         Error::Collective(error) if matches!(error.cause, Cause::Timeout { .. }) => {
             CollectiveTimeoutError::new_err(text)
+        }
+        Error::Collective(error) if matches!(error.cause, Cause::Mismatch { .. }) => {
+            CollectiveMismatchError::new_err(text)
         }
         Error::Collective(_) | Error::Poisoned { .. } => CollectiveError::new_err(text),
         Error::Io { .. } => PyOSError::new_err(text),

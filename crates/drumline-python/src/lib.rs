@@ -24,8 +24,8 @@ mod _core {
     #[pymodule_export]
     use super::{
         error::{
-            CollectiveError, CollectiveTimeoutError, ConnectError, DrumlineError, StoreError,
-            StoreTimeoutError,
+            CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, ConnectError,
+            DrumlineError, StoreError, StoreTimeoutError,
         },
         group::Group,
         launch::main,
