@@ -129,7 +129,7 @@ def _restore(tree: Any, contents: _Contents, allow_pickle: bool) -> Any:
         raise FormatError(f"{tree!r:.80} describes no value")
     tag, *rest = tree
     simple: dict[str, Callable[..., Any]] = {
-        "int": int,
+        "int": lambda text: int(text, 10),
         "float": float.fromhex,
         "complex": lambda real, imag: complex(float.fromhex(real), float.fromhex(imag)),
         "bytes": contents.take,
