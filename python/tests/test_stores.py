@@ -124,3 +124,24 @@ def test_a_store_in_the_process_serves_threads():
     for thread in threads:
         thread.join(60)
     assert sums == {0: 3.0, 1: 3.0}
+
+
+def gloo_in_our_store(rank, world_size, directory, port):
+    torch = pytest.importorskip("torch")
+    from drumline.torch.store import TorchStore
+
+    store = TorchStore(drumline.TCPStore("127.0.0.1", port))
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    tensor = torch.ones(1)
+    torch.distributed.all_reduce(tensor)
+    torch.distributed.destroy_process_group()
+    with pytest.raises(torch.distributed.DistStoreError, match="none"):
+        store.wait(["none"], SOON)
+    return tensor.item()
+
+
+def test_torch_meets_in_our_store(monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    master = drumline.TCPStore("127.0.0.1", 0, is_master=True)
+    assert run(2, gloo_in_our_store, master.port) == [2, 2]
