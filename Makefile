@@ -6,10 +6,15 @@ ARGS ?=
 
 OUT ?= runs/fashion-mnist
 
-.PHONY: help train test format lint unit model docs soak nightly schedules torch torch-venv clean
+.PHONY: help train test format lint unit model docs python python-suite wheel bench soak nightly \
+        schedules simulate torch torch-venv clean
 
 # What is tested beside the defaults.
 FEATURES := --features drumline/ndarray
+
+# Rounds of `make bench`, and which of its sections: make bench ROUNDS=1 ONLY=imb,links
+ROUNDS ?= 5
+ONLY ?=
 
 # Seeds of `make soak`.
 SEEDS ?= 0..100000
@@ -17,9 +22,14 @@ SEEDS ?= 0..100000
 help:
 	@echo 'make train      train a classifier on NPROC=$(NPROC) processes; ARGS goes to the program'
 	@echo 'make test       formatting, lints, documentation, and all tests'
+	@echo 'make bench      measure beside MPI and gloo, ten minutes; writes the tables of docs/performance.md'
 	@echo 'make soak       what takes long: 100,000 simulated jobs, hundreds of kills, every resume'
 	@echo 'make nightly    every case of the conformance suite, with every size: hours'
 	@echo 'make schedules  draw docs/schedules anew'
+	@echo 'make simulate   measure this machine, and write what replays say beside it'
+	@echo 'make python     build the Python package and run its tests, with torch if it is there'
+	@echo 'make python-suite  the whole of PyTorch'\''s own suite on drumline, at 2, 3 and 4 ranks'
+	@echo 'make wheel      a wheel for pip, in target/wheels'
 	@echo 'make torch-venv install torch, so that the tests of the stores talk with it'
 	@echo 'make clean      remove everything that was built; runs are kept'
 
@@ -29,7 +39,7 @@ train:
 	target/release/drumline run --nproc-per-node $(NPROC) \
 	    target/release/fashion-mnist --data "$$data" --out $(OUT) $(ARGS)
 
-test: format lint docs torch unit model
+test: format lint docs torch unit model python
 
 format:
 	cargo fmt --all --check
@@ -48,6 +58,13 @@ model:
 	RUSTFLAGS='--cfg loom' cargo test --locked --release -p drumline-shm --test loom \
 	    --target-dir target/loom
 
+# Peers that cannot be installed are left out, and it says so.
+bench: torch
+	cargo build --release --locked -p drumline-launch
+	cargo build --release --locked -p drumline --examples
+	$(PYTHON) -m unittest discover --quiet --start-directory bench
+	$(PYTHON) bench/bench.py --rounds $(ROUNDS) --only '$(ONLY)' --page docs/performance.md
+
 soak:
 	cargo build --locked -p drumline-launch
 	cargo test --locked -p drumline --features soak --test deaths -- --nocapture
@@ -62,6 +79,15 @@ nightly:
 
 schedules:
 	cargo run --locked -p drumline-schedule --example draw
+
+# The last section of the page is made anew.
+simulate:
+	cargo build --locked --release -p drumline-launch
+	target/release/drumline simulate --check > target/simulate.txt
+	{ sed '/^<!-- measured -->/q' docs/simulate.md; printf '%s, %s\n\n```text\n' \
+	    "$$(date +%F)" "$$(git rev-parse --short HEAD)"; cat target/simulate.txt; echo '```'; } \
+	    > target/simulate.md
+	mv target/simulate.md docs/simulate.md
 
 # A real torch for the tests that talk with one; without it they say that they were skipped. They
 # need no GPU, but the default index has torch with CUDA, 5 GB. torch's own has one of 1 GB:
@@ -80,6 +106,41 @@ target/torch-venv/installed:
 	$(PYTHON) -m venv target/torch-venv
 	target/torch-venv/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) '$(TORCH)' numpy
 	target/torch-venv/bin/python -c 'import torch.distributed; assert torch.distributed.is_available()'
+	touch $@
+
+# The package in an environment of its own. torch comes from that of `make torch-venv`, if it is there.
+PYTHON_VENV := target/python-venv
+CONFORMANCE := python/tests/conformance
+
+python: $(PYTHON_VENV)/installed
+	$(PYTHON_VENV)/bin/maturin build --quiet --locked --profile dev --out target/wheels/dev
+	$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
+	    --force-reinstall target/wheels/dev/drumline-*.whl
+	$(PYTHON_VENV)/bin/mypy
+	$(PYTHON_VENV)/bin/python -m pytest $(PYTEST_ARGS)
+	if $(PYTHON_VENV)/bin/python -c 'import torch' 2>/dev/null; then \
+	    $(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_conformance.py --backend drumline --quiet \
+	        --passed-in $(CONFORMANCE)/gloo_w2.json --baseline $(CONFORMANCE)/gloo_w2.json \
+	        --exclude test_ddp_logging_data_cpu --retries 1; \
+	else echo 'torch is not here: its tests were skipped (make torch-venv)'; fi
+
+# What fails with gloo, or is not for it, need not pass. One test compares a name that is fixed in C++.
+python-suite: python
+	for ranks in 2 3 4; do $(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_conformance.py \
+	    --backend drumline --world-size $$ranks --baseline $(CONFORMANCE)/gloo_w$$ranks.json \
+	    --exclude test_ddp_logging_data_cpu --retries 1 || exit 1; done
+	$(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_conformance.py --backend drumline \
+	    --world-size 3 --like mpi --only all_to_all
+
+wheel: $(PYTHON_VENV)/installed
+	$(PYTHON_VENV)/bin/maturin build --locked --release --out target/wheels
+
+$(PYTHON_VENV)/installed:
+	$(PYTHON) -m venv $(PYTHON_VENV)
+	$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
+	    'maturin>=1.9,<2' numpy pytest expecttest mypy
+	$(PYTHON_VENV)/bin/python -c 'import sysconfig; site = sysconfig.get_path("purelib"); \
+	    open(site + "/torch-venv.pth", "w").write(site.replace("python-venv", "torch-venv"))'
 	touch $@
 
 clean:

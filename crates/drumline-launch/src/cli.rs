@@ -3,7 +3,8 @@
 use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, thread, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
-use drumline_launch::{EXEC_SUBCOMMAND, Job, supervisor::Policy};
+
+use crate::{EXEC_SUBCOMMAND, Job, SimulateOptions, bench, supervisor::Policy};
 
 /// Synchronous data-parallel training: run it, measure it, find out what went wrong.
 #[derive(Debug, Parser)]
@@ -29,6 +30,12 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+
+    /// Time collectives, and verify every result
+    Bench(Box<bench::Options>),
+
+    /// Say what collectives and training would take on a cluster that need not be there
+    Simulate(Box<SimulateOptions>),
 
     #[command(name = EXEC_SUBCOMMAND, hide = true)]
     ExecWorker {
@@ -123,6 +130,7 @@ impl From<RunArgs> for Job {
             arguments: command.collect(),
             nproc_per_node,
             torch_store: (!no_torch_store).then_some(master_port),
+            labels_stdout: true,
             policy: Policy { kill_after, shutdown_timeout },
         }
     }

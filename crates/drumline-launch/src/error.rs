@@ -39,6 +39,21 @@ pub enum Error {
     #[error(transparent)]
     Check(drumline::Error),
 
+    /// What cannot be measured, or where the figures cannot be written.
+    #[error("{0}")]
+    Bench(String),
+
+    /// A cluster cannot be simulated as it is described.
+    #[error("{problem}")]
+    Simulate {
+        /// What is wrong, and what to write instead.
+        problem: String,
+    },
+
+    /// An operation that was to be measured failed.
+    #[error(transparent)]
+    Measure(drumline::Error),
+
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
@@ -56,8 +71,8 @@ impl Error {
         match self {
             Error::ProgramNotFound { .. } => 127,
             Error::ProgramNotExecutable { .. } => 126,
-            Error::Store(_) | Error::Check(_) => 2,
-            Error::Trace(_) | Error::System { .. } => 1,
+            Error::Store(_) | Error::Check(_) | Error::Bench(_) | Error::Simulate { .. } => 2,
+            Error::Trace(_) | Error::Measure(_) | Error::System { .. } => 1,
         }
     }
 

@@ -48,7 +48,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bench;
 mod check;
+mod cli;
+mod command;
 mod ending;
 pub mod environment;
 mod error;
@@ -60,14 +63,17 @@ mod program;
 mod report;
 mod secret;
 mod signals;
+mod simulate;
 pub mod supervisor;
 pub mod trace;
 mod worker;
 
 pub use check::check;
+pub use command::main;
 pub use ending::Ending;
 pub use error::{Error, Result};
 pub use job::{Job, run};
+pub use simulate::{Options as SimulateOptions, simulate};
 pub use worker::{EXEC_SUBCOMMAND, exec_as_worker};
 
 use std::io::{self, Write};

@@ -51,6 +51,7 @@ mod error;
 mod extent;
 mod flush;
 pub mod price;
+pub mod replay;
 mod schedule;
 pub mod step;
 mod topology;

@@ -19,13 +19,14 @@ use std::{
 
 use patience::Patience;
 
-use drumline_schedule::{Algorithm, Schedule, Topology, step::Rank};
+use drumline_schedule::{Algorithm, Schedule, Topology, price::Prices, step::Rank};
 
 use crate::{
     Cause, CollectiveError, Config, Error, Result,
     backend::Reduce,
     call::{self, Call, OverLinks},
     executor::{self, History, Layout, Machine, Memory, Pool, Progress, drive},
+    explain::{Explanation, Situation},
     host::Host,
     trace::{Category, Open, Recorder, What},
     transport::{Connections, mesh::Membership},
@@ -83,6 +84,8 @@ pub(crate) struct Lane {
     /// Whether neighbours have been told to ring the doorbell.
     asleep: bool,
     state: State,
+    /// Whether a panic ends the group.
+    forsaken: bool,
     /// Time in operations.
     busy: Duration,
     recorder: Recorder,
@@ -122,6 +125,7 @@ impl Lane {
             transport,
             host,
             aborted,
+            forsaken: false,
             sequence: 0,
             history: History::default(),
             schedules: HashMap::new(),
@@ -135,6 +139,33 @@ impl Lane {
             busy: Duration::ZERO,
             recorder,
         }
+    }
+
+    /// The same, with algorithms over links chosen by `prices`.
+    pub(crate) fn priced_by(mut self, prices: Prices) -> Lane {
+        self.set_prices(prices);
+        self
+    }
+
+    /// From now on; on all ranks after the same operation.
+    pub(crate) fn set_prices(&mut self, prices: Prices) {
+        self.over_links = OverLinks::by(prices);
+    }
+
+    /// Which algorithm a call would take, and why.
+    pub(crate) fn explain(&mut self, call: &Call, registered: bool) -> Result<Explanation> {
+        let host = self.host.as_ref();
+        let registered = (registered && host.is_some()).then_some(0);
+        let (topology, over_links) = (&self.topology, &mut self.over_links);
+        let choice = call::choose(call, topology, over_links, host, registered, &self.config)?;
+        let situation = Situation {
+            topology,
+            prices: over_links.prices(),
+            shares_memory: host.is_some(),
+            registered: registered.is_some(),
+            asked_for: self.config.all_reduce.is_some(),
+        };
+        Ok(situation.explain(call, choice.algorithm))
     }
 
     /// The same, with what it does recorded by `recorder`.
@@ -306,6 +337,7 @@ impl Lane {
         let layout = Layout::new(&schedule, call.counts, slot);
         operation.prepare(&schedule, &layout, choice.wide, &mut self.pool);
         let flags = self.host.as_mut().map(Host::take_flags).unwrap_or_default();
+        let limit = call.timeout.unwrap_or(self.config.timeout);
         let mut machine = Machine::new(
             description,
             std::mem::take(&mut self.history),
@@ -314,11 +346,11 @@ impl Lane {
             layout,
             choice.registered,
             flags,
-            now + call.timeout.unwrap_or(self.config.timeout),
+            now + limit,
         );
         self.sequence += 1;
         let begun = self.transport.begin(&mut machine);
-        let patience = Patience::new(now, &self.config);
+        let patience = Patience::new(now, limit, &self.config);
         let running = Running { machine, started: now, patience, open };
         if let Err(cause) = begun {
             let description = running.machine.description().to_string();
@@ -491,6 +523,11 @@ impl Lane {
         Ok(())
     }
 
+    /// The lane will be dropped without a goodbye.
+    pub(crate) fn forsake(&mut self) {
+        self.forsaken = true;
+    }
+
     /// Whether all ranks have left, after [`Lane::close`] at `started`.
     pub(crate) fn closed(&mut self, started: Instant, now: Instant) -> Result<bool> {
         let deadline = started + self.config.timeout;
@@ -532,7 +569,8 @@ impl Drop for Lane {
             });
         }
         // A rank that panics does not leave in good order: its peers shall see it as dead.
-        if matches!(self.state, State::Open) && !std::thread::panicking() {
+        let panics = self.forsaken || std::thread::panicking();
+        if matches!(self.state, State::Open) && !panics {
             self.transport.take_leave();
         }
     }

@@ -22,6 +22,7 @@
 //! | [`Work`] | an operation in the background |
 //! | [`RegisteredBuffer`] | memory that the ranks of a host reach without a copy |
 //! | [`ddp`] | buckets, the reducer, verification and broadcast of models; users of burn want `drumline-burn` |
+//! | [`async_reduce`] | named tensors, reduced in whatever order they come |
 //! | [`sampler`] | which samples each rank sees, in torch's exact order |
 //! | [`checkpoint`] | named tensors in files that are whole or not there; the last ones are kept |
 //! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, `file://`, and what a program registers |
@@ -48,11 +49,12 @@
 //!
 //! # What it does not do yet
 //!
-//! - Data lies in the memory of the CPU, and there is one backend: this library's own.
+//! - Data lies in the memory of the CPU, and one [`backend`] comes with the library: its own.
 //! - What travels between hosts is not encrypted ([`auth`] keeps strangers out).
 
 #![forbid(unsafe_code)]
 
+pub mod async_reduce;
 pub mod auth;
 mod available;
 pub mod backend;
@@ -65,16 +67,19 @@ pub mod ddp;
 mod engine;
 mod error;
 mod executor;
+mod explain;
 mod group;
 mod host;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
+mod interrupt;
 mod lane;
 mod membership;
 mod net;
 mod operation;
 mod operator;
+mod prices;
 pub mod rendezvous;
 pub mod sampler;
 pub mod store;
@@ -90,14 +95,17 @@ pub use available::{
 pub use backend::register_backend;
 pub use config::Config;
 pub use drumline_kernels::{Bool, Complex, DType, Element, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
-pub use drumline_schedule::SumOrder;
+pub use drumline_schedule::{Collective, SumOrder, price::PriceList};
 pub use error::{Cause, CollectiveError, Error, Result};
+pub use explain::{Candidate, Explanation};
 pub use group::{
-    GroupOptions, ProcessGroup, RegisteredBuffer, default_group, describe_addresses,
-    init_process_group, init_with_store, is_initialized,
+    GroupOptions, ProcessGroup, RegisteredBuffer, connect_members, default_group,
+    describe_addresses, init_process_group, init_with_store, is_initialized,
 };
+pub use interrupt::interruptible;
 pub use net::Endpoint;
 pub use operator::Operator;
+pub use prices::PriceSource;
 pub use rendezvous::{is_launched, register_rendezvous_handler};
 pub use work::{Work, WorkFuture};
 
@@ -114,3 +122,7 @@ struct TypesAndOperators;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/reference/backends.md")]
 struct Backends;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/reference/async-reduce.md")]
+struct AsyncReduce;

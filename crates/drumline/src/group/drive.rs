@@ -19,11 +19,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::family::FamilyCell;
+use drumline_schedule::price::Prices;
+
+use super::{Patience, family::FamilyCell};
 use crate::{
-    Result,
+    Explanation, Result,
+    call::Call,
     engine::{self, Advance, Engine},
     executor::Progress,
+    interrupt,
     lane::{Job, Lane, Operation},
     transport::{Point, Waker},
 };
@@ -53,6 +57,8 @@ pub(crate) struct Driven {
     /// Whether peers of other hosts have come that nobody has looked at.
     has_callers: AtomicBool,
     aborted: Arc<AtomicBool>,
+    /// Whether a panic has taken the last handle of the group.
+    forsaken: AtomicBool,
 }
 
 /// A locked lane. When it is unlocked, what is unfinished goes to the engine.
@@ -65,6 +71,14 @@ struct Driver<'a> {
 struct Rest<'a> {
     group: &'a Arc<Driven>,
     busy: bool,
+}
+
+impl Drop for Driven {
+    fn drop(&mut self) {
+        if *self.forsaken.get_mut() {
+            self.lane.get_mut().unwrap_or_else(PoisonError::into_inner).forsake();
+        }
+    }
 }
 
 impl Deref for Driver<'_> {
@@ -119,7 +133,23 @@ impl Driven {
             readiness,
             has_callers: AtomicBool::new(false),
             aborted,
+            forsaken: AtomicBool::new(false),
         })
+    }
+
+    /// A panic has taken the last handle of the group: its peers shall see this rank as dead.
+    pub(super) fn forsake(&self) {
+        self.forsaken.store(true, Ordering::SeqCst);
+    }
+
+    /// Algorithms over links are chosen by `prices` from now on.
+    pub(super) fn set_prices(self: &Arc<Self>, prices: Prices) {
+        self.drive().set_prices(prices);
+    }
+
+    /// Which algorithm a call would take, and why.
+    pub(super) fn explain(self: &Arc<Self>, call: &Call, registered: bool) -> Result<Explanation> {
+        self.drive().explain(call, registered)
     }
 
     /// Waits for the lane, to make a blocking call.
@@ -247,7 +277,7 @@ impl Driven {
             let progress = self.beside(&mut lane, now, Lane::progress);
             // Receives may be stuck for long after the last job has ended.
             if progress == Progress::Stuck && lane.has_jobs() {
-                lane.sleep(None);
+                self.sleep_interruptibly(&mut lane);
             }
             now = Instant::now();
         }
@@ -265,12 +295,19 @@ impl Driven {
             match progress {
                 Progress::Done => break,
                 Progress::Moved => {}
-                Progress::Stuck => lane.sleep(None),
+                Progress::Stuck => self.sleep_interruptibly(&mut lane),
             }
             now = Instant::now();
         }
         lane.add_busy(now.elapsed());
         result.map(drop)
+    }
+
+    fn sleep_interruptibly(&self, lane: &mut Lane) {
+        lane.sleep(interrupt::look_again_at());
+        if interrupt::is_wanted() {
+            self.aborted.store(true, Ordering::SeqCst);
+        }
     }
 
     /// One turn of a blocking call: sends and receives that were posted meanwhile come along.
@@ -288,7 +325,12 @@ impl Driven {
     }
 
     /// Closes the lane after all ranks have called this. What is under way ends first.
-    pub(super) fn close(self: &Arc<Self>, started: Instant, timeout: Duration) -> Result<()> {
+    pub(super) fn close(
+        self: &Arc<Self>,
+        started: Instant,
+        timeout: Duration,
+        patience: Patience,
+    ) -> Result<()> {
         let mut lane = self.drive();
         loop {
             match self.turn(&mut lane, Instant::now()) {
@@ -300,6 +342,10 @@ impl Driven {
         lane.close()?;
         let until = started + timeout;
         while !lane.closed(started, Instant::now())? {
+            if patience == Patience::Enough && Instant::now() >= until {
+                tracing::debug!("left a group that other ranks have not closed yet");
+                return Ok(());
+            }
             lane.sleep_until(until, Instant::now());
         }
         Ok(())

@@ -1,0 +1,121 @@
+"""Measures drumline beside its peers, in turns, and writes one page: `make bench`.
+
+    python3 bench/bench.py --rounds 5 --only all_reduce,loopback
+
+A section has turns: one program each, which times the section's operations. In every round all turns
+are taken one after another (A B C A B C), and between any two the hand-over of a word between the
+cores is measured, so that figures are only compared with figures of the same state of the machine.
+A cell is the median over the rounds of a turn's median, with the fastest and the slowest round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import os
+import pathlib
+import platform
+import sys
+import time
+
+from page import Figure, Results, goals, replaced, state, table
+from peers import Absent, quiet
+from sections import DRUMLINE, PEERS, ROOT, SECTIONS, Section, drumline
+
+def hand_over() -> list[float]:
+    """Of a word between two cores, in ns."""
+    try:
+        return drumline(["barrier", "--iters", "1", "--rounds", "1", "-w", "1"], 20)[0]["hand_over_ns"][-1:]
+    except Absent:
+        return []
+
+
+def measure(section: Section, rounds: int, reasons: dict[str, str]) -> Results:
+    results = Results()
+    turns = [turn for turn in section.turns if all(PEERS.has(peer) for peer in turn.peers)]
+    broken: set[int] = set()
+    before = hand_over()
+    for number in range(min(rounds, section.rounds_max)):
+        started = time.monotonic()
+        for at, turn in enumerate(turns):
+            if at in broken:
+                continue
+            figures: list[Figure] = []
+            try:
+                figures = turn.run()
+            except Absent as reason:
+                broken.add(at)
+                reasons[f"{section.key}, {', '.join(turn.columns)}"] = str(reason)
+            after = hand_over()
+            cores = state(before + after)
+            for figure in figures:
+                results.add(figure, cores)
+            before = after
+        taken = time.monotonic() - started
+        print(f"{section.key}: round {number + 1}, {taken:.1f} s", file=sys.stderr)
+    return results
+
+
+def heading(rounds: int) -> str:
+    commit = "unknown"
+    try:
+        commit = quiet(["git", "-C", str(ROOT), "rev-parse", "--short=10", "HEAD"], 10).strip()
+        commit += ", changed" if quiet(["git", "-C", str(ROOT), "status", "--porcelain", "-uno"], 10) else ""
+    except Absent:
+        pass
+    model = "unknown processor"
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    today = datetime.date.today().isoformat()
+    return (
+        f"{today}, commit {commit}; {model}, {os.cpu_count()} cores, Linux {platform.release()}; "
+        f"`make bench ROUNDS={rounds}`. Times of `f32` in microseconds, median of the rounds (fastest–slowest); "
+        "ratios say how many times as fast ours is. Cores are *near* while they hand over a word in less "
+        "than 100 ns, before a turn and after it, and *far* otherwise; only like is compared with like."
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--only", default="", help="sections, with commas between them: "
+                        + ", ".join(build().key for build in SECTIONS))
+    parser.add_argument("--page", type=pathlib.Path, help="replace the tables of this page")
+    options = parser.parse_args()
+
+    sections = [build() for build in SECTIONS]
+    keys = [section.key for section in sections]
+    only = [key for key in options.only.split(",") if key] or keys
+    if unknown := set(only) - set(keys):
+        parser.error(f"there is no section {', '.join(unknown)}; there are {', '.join(keys)}")
+    if not DRUMLINE.exists():
+        parser.error(f"{DRUMLINE} is not there: cargo build --release -p drumline-launch")
+    chosen = [section for section in sections if section.key in only]
+    PEERS.install({peer for section in chosen for turn in section.turns for peer in turn.peers})
+
+    reasons: dict[str, str] = {}
+    results = {}
+    parts = [heading(options.rounds)]
+    for section in chosen:
+        found = results[section.key] = measure(section, options.rounds, reasons)
+        columns = list(dict.fromkeys(section.columns()))
+        part = f"### {section.title}\n\n{section.note}\n\n" if section.note else f"### {section.title}\n\n"
+        parts.append(part + table(found, columns, list(section.ratios), section.with_cpu))
+    wanted = [(section.key, goal) for section in chosen for goal in section.goals]
+    parts.insert(1, "### Goals\n\n" + goals(results, wanted))
+    missing = {**PEERS.absent, **reasons}
+    if missing:
+        parts.append("Left out:\n\n" + "\n".join(f"- {what}: {why}" for what, why in missing.items()))
+    text = "\n\n".join(parts) + "\n"
+    print(text)
+    if options.page and only == keys:
+        options.page.write_text(replaced(options.page.read_text(), text))
+        print(f"{options.page} is up to date", file=sys.stderr)
+    elif options.page:
+        print(f"{options.page} stays as it is: only some sections were measured", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()
