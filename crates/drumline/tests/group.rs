@@ -326,6 +326,36 @@ fn a_deadline_names_the_root_of_a_chain() {
     }
 }
 
+/// Rank 0 waits for rank 1 in a gather in which rank 2 has done its part: when nobody else leaves the
+/// group, rank 2 must not blame rank 0.
+#[test]
+fn a_rank_that_has_left_blames_the_root_as_well() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let gave_up = AtomicUsize::new(0);
+    let told = common::on_threads((0..3).collect(), |rank| {
+        let config = Config {
+            timeout: Duration::from_secs(if rank == 2 { 4 } else { 8 }),
+            warn_after: Duration::from_secs(1),
+            shared_memory: false,
+            ..Config::default()
+        };
+        let group = ProcessGroup::connect("left", store.clone(), rank, 3, &config).unwrap();
+        if rank == 1 {
+            while gave_up.load(Ordering::SeqCst) < 2 {
+                std::thread::yield_now();
+            }
+            return None;
+        }
+        let mut all = vec![0_u8; if rank == 0 { 3 } else { 0 }];
+        let end = group.gather(&[1], &mut all, 0).and_then(|()| group.destroy());
+        gave_up.fetch_add(1, Ordering::SeqCst);
+        Some(failure(end.unwrap_err()))
+    });
+    let two = told[2].clone().unwrap();
+    assert_eq!(two.cause, Cause::Timeout { waiting_for: vec![1] }, "{two}");
+    assert_eq!(told[0].clone().unwrap().culprit(), Some(1));
+}
+
 /// Each of two ranks takes the other for the root, so that no message passes between them.
 #[test]
 fn ranks_that_wait_for_each_other_in_different_calls_learn_of_it() {
