@@ -233,6 +233,24 @@ fn the_last_of_the_world_deletes_the_file() {
     assert!(path.exists(), "a world of nobody knows of");
 }
 
+/// Whoever opens the file while the last handle is being closed gets a new one, or keeps this one.
+#[test]
+fn nobody_is_left_with_a_file_that_is_just_deleted() {
+    let (_directory, path) = fresh();
+    thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for round in 0..500 {
+                    let store = FileStore::open(&path, 1).unwrap();
+                    store.set("k", b"v").unwrap_or_else(|error| panic!("round {round}: {error}"));
+                    assert_eq!(store.get("k").unwrap(), b"v");
+                }
+            });
+        }
+    });
+    assert!(!path.exists());
+}
+
 #[test]
 fn what_is_no_store_is_left_alone() {
     let (directory, path) = fresh();

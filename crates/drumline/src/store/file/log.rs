@@ -1,7 +1,7 @@
 //! The file as a log: read on from where one was, write behind the end, under torch's lock.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{self, ErrorKind},
     os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
@@ -84,17 +84,37 @@ impl Log {
         &mut self,
         plan: impl FnOnce(&Values, &mut Vec<u8>) -> Result<T, Misfit>,
     ) -> Result<Result<T, Misfit>> {
+        self.locked(FlockOperation::NonBlockingLockExclusive, |log| log.write_locked(plan))
+    }
+
+    /// As [`Log::write`]; deletes the file if `plan` says `true`. Whoever opens it meanwhile waits
+    /// for the lock, and then sees that it has gone.
+    pub(super) fn write_or_remove(
+        &mut self,
+        plan: impl FnOnce(&Values, &mut Vec<u8>) -> Result<bool, Misfit>,
+    ) -> Result<Result<(), Misfit>> {
         self.locked(FlockOperation::NonBlockingLockExclusive, |log| {
-            if log.refresh()? {
-                log.repair()?;
+            let is_last = log.write_locked(plan)?;
+            if is_last == Ok(true) {
+                fs::remove_file(&log.path).map_err(|error| log.failed("delete", error))?;
             }
-            let mut records = Vec::new();
-            let result = plan(&log.values, &mut records);
-            if result.is_ok() && !records.is_empty() {
-                log.append(records)?;
-            }
-            Ok(result)
+            Ok(is_last.map(|_| ()))
         })
+    }
+
+    fn write_locked<T>(
+        &mut self,
+        plan: impl FnOnce(&Values, &mut Vec<u8>) -> Result<T, Misfit>,
+    ) -> Result<Result<T, Misfit>> {
+        if self.refresh()? {
+            self.repair()?;
+        }
+        let mut records = Vec::new();
+        let result = plan(&self.values, &mut records);
+        if result.is_ok() && !records.is_empty() {
+            self.append(records)?;
+        }
+        Ok(result)
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -103,15 +123,10 @@ impl Log {
 
     /// Whether the path still leads to this file.
     pub(super) fn is_at_its_path(&self) -> bool {
-        let identity = |metadata: io::Result<std::fs::Metadata>| {
+        let identity = |metadata: io::Result<fs::Metadata>| {
             metadata.ok().map(|metadata| (metadata.dev(), metadata.ino()))
         };
-        identity(self.file.metadata()) == identity(std::fs::metadata(&self.path))
-    }
-
-    /// Deletes the file.
-    pub(super) fn remove(&self) -> Result<()> {
-        std::fs::remove_file(&self.path).map_err(|error| self.failed("delete", error))
+        identity(self.file.metadata()) == identity(fs::metadata(&self.path))
     }
 
     fn locked<T>(

@@ -177,23 +177,15 @@ impl Log {
     fn open_counted(path: &Path, bytes_max: usize) -> Result<Log> {
         loop {
             let mut log = Log::open(path, bytes_max)?;
-            match log.count(REFERENCES, 1) {
-                Ok(_) => return Ok(log),
+            let counted = log.write(|values, records| add(values, REFERENCES, 1, records));
+            match counted {
+                Ok(Ok(_)) => return Ok(log),
+                Ok(Err(misfit)) => return Err(log.miscounted(&misfit)),
                 // The last of those before us has just deleted it.
                 Err(_) if !log.is_at_its_path() => {}
                 Err(error) => return Err(error),
             }
         }
-    }
-
-    /// Adds to a number under a raw key.
-    fn count(&mut self, key: &[u8], amount: i64) -> Result<i64> {
-        let sum = self.write(|values, records| add(values, key, amount, records))?;
-        sum.map_err(|misfit| Error::Store {
-            store: self.name(),
-            operation: "count the open handles".into(),
-            problem: misfit.to_string(),
-        })
     }
 }
 
@@ -224,10 +216,21 @@ impl Drop for Handle {
 
 impl Log {
     fn close(&mut self, world_size: usize) -> Result<()> {
-        let closed = self.count(CLOSED, 1)?;
-        let open = self.count(REFERENCES, -1)?;
         let all = i64::try_from(world_size).unwrap_or(i64::MAX);
-        if world_size > 0 && closed >= all && open == 0 { self.remove() } else { Ok(()) }
+        let counted = self.write_or_remove(|values, records| {
+            let closed = add(values, CLOSED, 1, records)?;
+            let open = add(values, REFERENCES, -1, records)?;
+            Ok(world_size > 0 && closed >= all && open == 0)
+        })?;
+        counted.map_err(|misfit| self.miscounted(&misfit))
+    }
+
+    fn miscounted(&self, misfit: &Misfit) -> Error {
+        Error::Store {
+            store: self.name(),
+            operation: "count the open handles".into(),
+            problem: misfit.to_string(),
+        }
     }
 }
 
