@@ -7,8 +7,7 @@ use drumline::{
     ProcessGroup, ReduceOp,
     checkpoint::{Checkpoint, Tensor},
 };
-
-use crate::history::POINTS_PER_EPOCH;
+use fashion_mnist::history::POINTS_PER_EPOCH;
 
 /// Sums up the losses of the steps between the points of a curve.
 #[derive(Clone, Debug)]

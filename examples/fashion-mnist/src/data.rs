@@ -11,28 +11,28 @@ use flate2::read::GzDecoder;
 use indicatif::HumanCount;
 
 /// Pixels along one edge of an image.
-pub(crate) const EDGE: usize = 28;
+pub const EDGE: usize = 28;
 /// Bytes of one image.
-pub(crate) const PIXELS: usize = EDGE * EDGE;
+pub const PIXELS: usize = EDGE * EDGE;
 /// Classes of either data set.
-pub(crate) const CLASSES: usize = 10;
+pub const CLASSES: usize = 10;
 
 /// Images to learn from and images to be judged on.
 #[derive(Clone, Debug)]
-pub(crate) struct DataSet {
+pub struct DataSet {
     /// What it is called in a sentence.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// The directory it was read from; None: the copy in this program.
-    pub(crate) directory: Option<PathBuf>,
+    pub directory: Option<PathBuf>,
     /// To learn from.
-    pub(crate) train: Split,
+    pub train: Split,
     /// Never learned from.
-    pub(crate) test: Split,
+    pub test: Split,
 }
 
 /// Images and what they show.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Split {
+pub struct Split {
     /// `[len, EDGE, EDGE]`, row-major, 0 is background.
     images: Vec<u8>,
     /// `[len]`, each below [`CLASSES`].
@@ -42,7 +42,7 @@ pub(crate) struct Split {
 impl DataSet {
     /// Reads the data set in `directory`, or in the place where `fetch-data.sh` puts
     /// Fashion-MNIST. If nothing is there either, takes the digits that are part of this program.
-    pub(crate) fn load(directory: Option<&Path>) -> Result<Self> {
+    pub fn load(directory: Option<&Path>) -> Result<Self> {
         if let Some(directory) = directory {
             return Self::read(directory);
         }
@@ -53,18 +53,18 @@ impl DataSet {
     }
 
     /// Keeps the first images only, `train` and a sixth of that to judge on.
-    pub(crate) fn truncate(&mut self, train: usize) {
+    pub fn truncate(&mut self, train: usize) {
         self.train.truncate(train);
         self.test.truncate(train.div_ceil(6));
     }
 
     /// Says in one line what it is.
-    pub(crate) fn describe(&self) -> String {
+    pub fn describe(&self) -> String {
         let from = match &self.directory {
             Some(directory) => format!("from {}", directory.display()),
             None => "built in; fetch-data.sh gets Fashion-MNIST".into(),
         };
-        let [train, test] = [&self.train, &self.test].map(|split| HumanCount(split.len() as u64));
+        let [train, test] = [&self.train, &self.test].map(|split| HumanCount(split.count() as u64));
         format!("{}: {train} images to train, {test} to test ({from})", self.name)
     }
 
@@ -104,14 +104,14 @@ impl DataSet {
 
 impl Split {
     /// How many images there are.
-    pub(crate) fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.labels.len()
     }
 
     /// The pixels of these images, one image after another, and their labels.
     ///
     /// Pixels are shifted and scaled so that Fashion-MNIST has mean 0 and variance 1.
-    pub(crate) fn batch(&self, indices: impl IntoIterator<Item = usize>) -> (Vec<f32>, Vec<i32>) {
+    pub fn batch(&self, indices: impl IntoIterator<Item = usize>) -> (Vec<f32>, Vec<i32>) {
         const MEAN: f32 = 0.2860;
         const DEVIATION: f32 = 0.3530;
         let (mut pixels, mut labels) = (Vec::new(), Vec::new());
@@ -129,7 +129,7 @@ impl Split {
     }
 
     fn split_off(&mut self, at: usize) -> Self {
-        let at = at.min(self.len());
+        let at = at.min(self.count());
         Self { images: self.images.split_off(at * PIXELS), labels: self.labels.split_off(at) }
     }
 
@@ -250,7 +250,7 @@ fn parse_digits(gzipped_csv: &[u8]) -> Result<Split> {
         split.images.extend(enlarge(pixels));
         split.labels.push(label);
     }
-    ensure!(split.len() > DIGITS_TO_TRAIN, "only {} images", split.len());
+    ensure!(split.count() > DIGITS_TO_TRAIN, "only {} images", split.count());
     Ok(split)
 }
 
@@ -344,11 +344,11 @@ mod tests {
     #[test]
     fn digits_are_built_in() {
         let data = DataSet::digits(DIGITS, None).unwrap();
-        assert_eq!((data.train.len(), data.test.len()), (1_500, 297));
+        assert_eq!((data.train.count(), data.test.count()), (1_500, 297));
         for split in [&data.train, &data.test] {
             let mut counts = [0; CLASSES];
             split.labels.iter().for_each(|&label| counts[usize::from(label)] += 1);
-            assert!(counts.iter().all(|&count| count > split.len() / 20), "{counts:?}");
+            assert!(counts.iter().all(|&count| count > split.count() / 20), "{counts:?}");
         }
         assert_eq!(data.train.labels[..10], [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]);
     }

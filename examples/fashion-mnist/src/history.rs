@@ -4,26 +4,26 @@ use anyhow::{Result, ensure};
 use drumline::checkpoint::{Checkpoint, Tensor};
 
 /// Points of the loss curve per epoch, at most.
-pub(crate) const POINTS_PER_EPOCH: usize = 50;
+pub const POINTS_PER_EPOCH: usize = 50;
 
 /// One epoch of training and the evaluation after it.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Epoch {
+pub struct Epoch {
     /// Mean training loss over equally many steps each, in order; over all ranks.
-    pub(crate) losses: Vec<f64>,
+    pub losses: Vec<f64>,
     /// The part of the test images that was recognised, 0 to 1.
-    pub(crate) accuracy: f64,
+    pub accuracy: f64,
 }
 
 impl Epoch {
     /// Mean training loss.
-    pub(crate) fn loss(&self) -> f64 {
+    pub fn loss(&self) -> f64 {
         self.losses.iter().sum::<f64>() / self.losses.len() as f64
     }
 }
 
 /// Adds the history to a checkpoint.
-pub(crate) fn save(epochs: &[Epoch], checkpoint: &mut Checkpoint) -> Result<()> {
+pub fn save(epochs: &[Epoch], checkpoint: &mut Checkpoint) -> Result<()> {
     let points = epochs.first().map_or(0, |epoch| epoch.losses.len());
     let losses: Vec<f64> = epochs.iter().flat_map(|epoch| epoch.losses.clone()).collect();
     let accuracies: Vec<f64> = epochs.iter().map(|epoch| epoch.accuracy).collect();
@@ -33,7 +33,7 @@ pub(crate) fn save(epochs: &[Epoch], checkpoint: &mut Checkpoint) -> Result<()> 
 }
 
 /// Reads the history of a checkpoint.
-pub(crate) fn load(checkpoint: &Checkpoint) -> Result<Vec<Epoch>> {
+pub fn load(checkpoint: &Checkpoint) -> Result<Vec<Epoch>> {
     let (Some(losses), Some(accuracies)) =
         (checkpoint.tensor(LOSSES), checkpoint.tensor(ACCURACIES))
     else {

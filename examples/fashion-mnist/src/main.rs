@@ -12,11 +12,8 @@
 
 mod checkpoints;
 mod curve;
-mod data;
-mod history;
 mod model;
 mod optimizer;
-mod plot;
 mod progress;
 mod state;
 mod train;
@@ -36,13 +33,12 @@ use drumline::{
     Config, ProcessGroup, init_process_group, is_launched, sampler::DistributedSampler,
 };
 use drumline_burn::{DdpOptions, DistributedDataParallel};
+use fashion_mnist::{data::DataSet, history::Epoch, plot};
 use indicatif::HumanCount;
 use tracing_subscriber::EnvFilter;
 
 use crate::{
     checkpoints::Checkpoints,
-    data::DataSet,
-    history::Epoch,
     progress::Progress,
     state::{Settings, State},
     train::Trainer,
@@ -159,7 +155,7 @@ fn connect(options: &Options) -> Result<ProcessGroup> {
 fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
     let data = load_data(options)?;
     let settings = Settings {
-        data: format!("{}, {} images", data.name, data.train.len()),
+        data: format!("{}, {} images", data.name, data.train.count()),
         images_per_step: options.batch_size.get() * group.world_size(),
         learning_rate: options.learning_rate(group.world_size()),
         seed: options.seed,
@@ -177,7 +173,7 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
     let device = Device::flex().autodiff();
     let mut state = State::new(options.hidden.get(), options.seed, &device);
     let mut sampler =
-        DistributedSampler::builder(data.train.len(), group.world_size(), group.rank())
+        DistributedSampler::builder(data.train.count(), group.world_size(), group.rank())
             .seed(options.seed)
             .build()?;
     let learning_rate = settings.learning_rate;

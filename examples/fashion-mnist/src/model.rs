@@ -8,8 +8,7 @@ use burn::{
     },
     tensor::{Device, Tensor, activation::relu},
 };
-
-use crate::data::{CLASSES, EDGE};
+use fashion_mnist::data::{CLASSES, EDGE};
 
 /// Two strided convolutions and one hidden layer; 207,000 parameters with 128 hidden units.
 ///

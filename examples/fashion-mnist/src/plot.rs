@@ -3,7 +3,7 @@
 use crate::history::Epoch;
 
 /// Draws the loss and the accuracy over the epochs, one above the other.
-pub(crate) fn svg(title: &str, epochs: &[Epoch]) -> String {
+pub fn svg(title: &str, epochs: &[Epoch]) -> String {
     let last = epochs.len().max(1) as f64;
     let loss: Vec<Point> = epochs
         .iter()

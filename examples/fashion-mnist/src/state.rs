@@ -11,13 +11,9 @@ use drumline::{
     sampler::DistributedSampler,
 };
 use drumline_burn::{NamedTensor, load_named_tensors, named_tensors};
+use fashion_mnist::history::{self, Epoch};
 
-use crate::{
-    curve::LossCurve,
-    history::{self, Epoch},
-    model::Classifier,
-    optimizer,
-};
+use crate::{curve::LossCurve, model::Classifier, optimizer};
 
 /// Everything that changes while training, apart from the sampler's place in the data.
 ///

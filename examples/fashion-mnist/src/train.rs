@@ -13,14 +13,10 @@ use drumline::{
     sampler::{DistributedSampler, evaluation_shard},
 };
 use drumline_burn::{DistributedDataParallel, parameters_digest};
+use fashion_mnist::data::{PIXELS, Split};
 
 use crate::{
-    checkpoints::Checkpoints,
-    curve::LossCurve,
-    data::{PIXELS, Split},
-    model::Classifier,
-    progress::Progress,
-    state::State,
+    checkpoints::Checkpoints, curve::LossCurve, model::Classifier, progress::Progress, state::State,
 };
 
 /// The learning rate after so many epochs: halved in each, smoothly.
@@ -42,7 +38,7 @@ pub(crate) struct Trainer<'a> {
 /// What an epoch of training gave.
 #[derive(Clone, Debug)]
 pub(crate) struct Trained {
-    /// See [`crate::history::Epoch::losses`].
+    /// See [`fashion_mnist::history::Epoch::losses`].
     pub(crate) losses: Vec<f64>,
     /// By all ranks together.
     pub(crate) images_per_s: f64,
@@ -144,7 +140,7 @@ pub(crate) fn evaluate(model: &Classifier, images: &Split, group: &ProcessGroup)
     let model = model.valid();
     let device = Device::flex();
     let shard: Vec<usize> =
-        evaluation_shard(images.len(), group.world_size(), group.rank())?.collect();
+        evaluation_shard(images.count(), group.world_size(), group.rank())?.collect();
     let mut recognised = 0;
     for batch in shard.chunks(BATCH_SIZE) {
         let (images, labels) = to_tensors(images.batch(batch.iter().copied()), &device);
