@@ -18,7 +18,7 @@ use super::{
     rounds::{Rounds, Verdict},
 };
 use crate::{
-    Error, ProcessGroup, ReduceOp, Result,
+    Error, ProcessGroup, ReduceOp, Result, interrupt,
     trace::{Category, What},
 };
 
@@ -151,14 +151,22 @@ impl Background {
             let seen = self.lock().changes;
             // Where nobody else drives the group, this thread does.
             if !self.group.help(&|| self.lock().is_settled()) {
-                let mut state = self.lock();
-                while !state.is_settled() && state.changes == seen {
-                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                }
+                self.sleep(seen);
             }
             if self.lock().is_settled() {
                 return;
             }
+        }
+    }
+
+    /// Sleeps until something has changed since `seen`; breaks the step off for a signal.
+    fn sleep(&self, seen: u64) {
+        let is_same = |state: &mut State| !state.is_settled() && state.changes == seen;
+        let slept = self.changed.wait_timeout_while(self.lock(), interrupt::ASK_EVERY, is_same);
+        let (state, timeout) = slept.unwrap_or_else(PoisonError::into_inner);
+        drop(state);
+        if timeout.timed_out() && interrupt::is_wanted() {
+            self.group.abort();
         }
     }
 
