@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import os
 import pickle
 import warnings
 
@@ -349,6 +351,36 @@ def test_ranks_may_have_different_numbers_of_batches():
     halves, wholes = first[0][0][1], first[0][1][1]
     assert halves != wholes
     assert "[0]" in first[1] and "[0]" in second[1]
+
+
+def cycles(rank, world_size, directory):
+    leave = connect(rank, world_size, directory)
+
+    def resources():
+        gc.collect()
+        maps = sum("memfd" in line for line in open("/proc/self/maps"))
+        return len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task")), maps
+
+    before = None
+    for cycle in range(12):
+        model = DistributedDataParallel(network())
+        for _ in range(3):
+            model(torch.ones(4, 12)).sum().backward()
+        if cycle % 2:
+            model.reducer.stop()
+        del model
+        if cycle == 3:
+            dist.barrier()
+            before = resources()
+    dist.barrier()
+    after = resources()
+    leave()
+    return before, after
+
+
+def test_wrappers_leave_nothing_behind():
+    for before, after in run(2, cycles):
+        assert before == after
 
 
 def elsewhere(rank, world_size, directory):

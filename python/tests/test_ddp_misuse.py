@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 
 import pytest
@@ -143,6 +145,28 @@ def test_sparse_gradients_are_refused_by_name():
     for how, text in run_and_see(2, sparse):
         assert how == "raised", text
     assert any("weight" in text and "sparse" in text for _, text in run_and_see(1, sparse))
+
+
+def interrupted(rank, world_size, directory):
+    connect(rank, world_size, directory)
+    outputs = DistributedDataParallel(network())(torch.ones(4, 12))
+    if rank == 0:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        # Comes when the other has been interrupted, and tells of it.
+        while not os.path.exists(f"{directory}/interrupted"):
+            time.sleep(0.01)
+    try:
+        outputs.sum().backward()
+    finally:
+        open(f"{directory}/interrupted", "w").close()
+
+
+def test_control_c_ends_a_backward_and_the_others_hear_of_it():
+    (how, text), (other, why) = run_and_see(2, interrupted)
+    assert how == "raised" and text.startswith("builtins.KeyboardInterrupt"), text
+    assert other == "raised" and "rank 0" in why and "aborted" in why, why
 
 
 def after_stop(rank, world_size, directory):

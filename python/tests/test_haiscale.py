@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import socket
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from test_ddp import bits, connect, network, train
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
-PROGRAM = str(Path(__file__).with_name("haiscale_program.py"))
+PROGRAM = str(Path(__file__).parents[2] / "examples" / "python" / "haiscale_loop.py")
 
 
 def with_reducer(rank, world_size, directory):
@@ -100,4 +101,6 @@ def test_a_program_of_haiscales_runs_unchanged():
     assert done.returncode == 0, done.stdout + done.stderr
     lines = [line.split("] ", 1)[-1] for line in done.stdout.splitlines() if "parameters" in line]
     assert len(lines) == 2 and lines[0] == lines[1], done.stdout
+    losses = [float(it) for it in re.findall(r"^\[0\] epoch \d: loss (\S+)$", done.stdout, re.M)]
+    assert len(losses) == 4 and losses[-1] < losses[0] / 2, done.stdout
     assert done.stderr.count("no GPU") >= 1, done.stderr

@@ -143,7 +143,7 @@ def storage_of(engine: _core.AsyncReduce) -> Any:
     address, length = engine.memory
 
     class Memory(ctypes.c_char * length):  # type: ignore[misc]
-        pass
+        engine: Any = None
 
     memory = Memory.from_address(address)
     memory.engine = engine

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._utils import _get_device_index
 
 from drumline.ddp import states
 from drumline.ddp.graph import moved
@@ -99,7 +100,7 @@ class DistributedDataParallel(torch.nn.Module):
             buffers = states.buffers_of(self.module, self.parameters_to_ignore)
             ignores_unused = self.find_unused_parameters or self.static_graph
             states.verify(self._group, parameters, buffers, self.bucket_bytes, ignores_unused)
-            states.broadcast(self._group, [*parameters.values(), *buffers.values()])
+            states.broadcast(self._group, self._tensors())
         self.reducer = Reducer(
             self._group,
             {name: it for name, it in parameters.items() if it.requires_grad},
@@ -130,6 +131,12 @@ class DistributedDataParallel(torch.nn.Module):
             else:
                 self.reducer.expect_nothing()
         return outputs
+
+    def _tensors(self) -> list[Any]:
+        """All parameters and buffers that ranks have in common."""
+        parameters = states.parameters_of(self.module, self.parameters_to_ignore)
+        buffers = states.buffers_of(self.module, self.parameters_to_ignore)
+        return [*parameters.values(), *buffers.values()]
 
     def _sync_buffers(self) -> None:
         buffers = states.buffers_of(self.module, self.parameters_to_ignore)
@@ -165,8 +172,8 @@ class DistributedDataParallel(torch.nn.Module):
         throw_on_early_termination: bool = False,
     ) -> Iterator[None]:
         """For ranks with different numbers of batches: one that has none left takes part in what the
-        others do, with zeros, until all have ended. Then all take the parameters of the rank that
-        went on longest.
+        others do, with zeros, until all have ended. Then all take the parameters and buffers of the
+        rank that went on longest.
 
         Averages are over all ranks, or, without ``divide_by_initial_world_size``, over those that
         have data. ``throw_on_early_termination``: RuntimeError on all ranks when the first has ended.
@@ -179,10 +186,9 @@ class DistributedDataParallel(torch.nn.Module):
         )
         try:
             yield
-            parameters = states.parameters_of(self.module, self.parameters_to_ignore)
             self._joined.shadow(
                 lambda: self._sync_buffers() if self.broadcast_buffers else None,
-                lambda root: states.broadcast(self._group, parameters.values(), root),
+                lambda root: states.broadcast(self._group, self._tensors(), root),
             )
         finally:
             self._joined = None
@@ -204,7 +210,7 @@ class DistributedDataParallel(torch.nn.Module):
         module: torch.nn.Module, names: Iterable[str]
     ) -> None:
         """These are neither compared nor sent."""
-        module._ddp_params_and_buffers_to_ignore = list(names)
+        object.__setattr__(module, "_ddp_params_and_buffers_to_ignore", list(names))
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
@@ -247,7 +253,7 @@ def place(module: torch.nn.Module, device_ids: Sequence[Any] | None) -> Any:
         return None
     if len({parameter.device for parameter in module.parameters()}) > 1:
         raise ValueError("device_ids must be None for a module on several devices")
-    device = torch.device("cuda", torch._utils._get_device_index(device_ids[0], True))
+    device = torch.device("cuda", _get_device_index(device_ids[0], True))
     module.to(device)
     return device
 

@@ -49,8 +49,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         output, mean, variance, count = _Normalise.apply(
             input, self.weight, self.bias, group, self.eps
         )
-        if self.track_running_stats and self.running_mean is not None:
-            self._track(mean, variance * (count / max(count - 1, 1)))
+        self._track(mean, variance * (count / max(count - 1, 1)))
         return output
 
     def _group(self) -> _core.Group | None:
@@ -61,12 +60,14 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         return group if group.world_size > 1 else None
 
     def _track(self, mean: Any, variance: Any) -> None:
+        batches, means, variances = self.num_batches_tracked, self.running_mean, self.running_var
+        if batches is None or means is None or variances is None:
+            return
         with torch.no_grad():
-            self.num_batches_tracked += 1
-            momentum = self.momentum
-            factor = 1 / self.num_batches_tracked.item() if momentum is None else momentum
-            self.running_mean.lerp_(mean.to(self.running_mean), factor)
-            self.running_var.lerp_(variance.to(self.running_var), factor)
+            batches += 1
+            factor = 1 / batches.item() if self.momentum is None else self.momentum
+            means.lerp_(mean.to(means), factor)
+            variances.lerp_(variance.to(variances), factor)
 
     @classmethod
     def convert_sync_batchnorm(cls, module: torch.nn.Module, process_group: Any = None) -> Any:
@@ -136,10 +137,12 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
-    def backward(ctx: Any, gradient: Any, *_: Any) -> tuple[Any, ...]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *grad_outputs: Any
+    ) -> tuple[Any, ...]:
         input, weight, mean, inverse = ctx.saved_tensors
         x = input if input.dtype == torch.float64 else input.float()
-        dy, dims = gradient.to(x.dtype), _all_but_channels(x)
+        dy, dims = grad_outputs[0].to(x.dtype), _all_but_channels(x)
         normal = (x - _wide(mean, x)) * _wide(inverse, x)
         sum_dy, sum_dy_x = dy.sum(dims), (dy * normal).sum(dims)
         grad_input = None

@@ -149,24 +149,19 @@ impl Background {
     fn wait(&self) {
         loop {
             let seen = self.lock().changes;
+            let look_again_at = interrupt::look_again_at();
             // Where nobody else drives the group, this thread does.
-            if !self.group.help(&|| self.lock().is_settled()) {
-                self.sleep(seen);
+            if !self.group.help(look_again_at, &|| self.lock().is_settled()) {
+                let is_same = |state: &mut State| !state.is_settled() && state.changes == seen;
+                let limit = interrupt::ASK_EVERY;
+                drop(self.changed.wait_timeout_while(self.lock(), limit, is_same));
             }
             if self.lock().is_settled() {
                 return;
             }
-        }
-    }
-
-    /// Sleeps until something has changed since `seen`; breaks the step off for a signal.
-    fn sleep(&self, seen: u64) {
-        let is_same = |state: &mut State| !state.is_settled() && state.changes == seen;
-        let slept = self.changed.wait_timeout_while(self.lock(), interrupt::ASK_EVERY, is_same);
-        let (state, timeout) = slept.unwrap_or_else(PoisonError::into_inner);
-        drop(state);
-        if timeout.timed_out() && interrupt::is_wanted() {
-            self.group.abort();
+            if interrupt::is_wanted() {
+                self.group.abort();
+            }
         }
     }
 
