@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import os
 import pickle
 import warnings
+from typing import Any
 
 import pytest
 from ranks import run
@@ -323,17 +325,24 @@ def test_states_are_those_of_rank_0_and_have_torchs_names():
 
 
 def uneven(rank, world_size, directory):
-    leave = connect(rank, world_size, directory)
-    out = []
-    for by_initial in (True, False):
-        model = DistributedDataParallel(network(), find_unused_parameters=by_initial)
+    leave = connect(rank, world_size, directory, "gloo")
+
+    def train_unevenly(model, by_initial):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         with model.join(divide_by_initial_world_size=by_initial):
             for step in range(2 + 2 * rank):
+                x = torch.randn(4, 12, generator=torch.Generator().manual_seed(10 * rank + step))
                 optimizer.zero_grad()
-                model(torch.randn(4, 12, generator=torch.Generator().manual_seed(step))).sum().backward()
+                model(x).square().mean().backward()
                 optimizer.step()
-        out.append((bits(model), model.module[0].bias.grad.tolist()))
+        return torch.cat([it.detach().reshape(-1) for it in model.parameters()])
+
+    out = []
+    for by_initial in (True, False):
+        model = DistributedDataParallel(network(), find_unused_parameters=by_initial)
+        ours = train_unevenly(model, by_initial)
+        theirs = train_unevenly(torch.nn.parallel.DistributedDataParallel(network()), by_initial)
+        out.append((ours, torch.allclose(ours, theirs, rtol=1e-4, atol=1e-5)))
         model.reducer.stop()
     model = DistributedDataParallel(torch.nn.Linear(2, 2))
     with pytest.raises(RuntimeError, match="no data left") as raised:
@@ -341,16 +350,65 @@ def uneven(rank, world_size, directory):
             for _ in range(1 + rank):
                 model(torch.ones(1, 2)).sum().backward()
     leave()
-    return out, str(raised.value)
+    return [(it.tolist(), same) for it, same in out], str(raised.value)
 
 
-def test_ranks_may_have_different_numbers_of_batches():
+def test_ranks_may_have_different_numbers_of_batches_as_with_torch():
     first, second = run(2, uneven)
-    for a, b in zip(first[0], second[0], strict=True):
-        assert a[0] == b[0], "parameters differ at the end"
-    halves, wholes = first[0][0][1], first[0][1][1]
-    assert halves != wholes
+    assert first[0] == second[0], "parameters differ at the end"
+    assert all(same for _, same in first[0])
+    assert first[0][0][0] != first[0][1][0]
     assert "[0]" in first[1] and "[0]" in second[1]
+
+
+@dataclasses.dataclass
+class Prediction:
+    loss: Any
+    logits: dict[str, list[Any]]
+
+
+class Images(torch.nn.Module):
+    """Recomputes a part; has an empty parameter; returns a dataclass."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.filters = torch.nn.Conv2d(3, 4, 3)
+        self.head = torch.nn.Linear(4, 2)
+        self.empty = torch.nn.Parameter(torch.zeros(0))
+
+    def forward(self, x):
+        from torch.utils.checkpoint import checkpoint
+
+        pooled = checkpoint(lambda x: self.filters(x).relu().mean((2, 3)), x, use_reentrant=False)
+        y = self.head(pooled) + self.empty.sum()
+        return Prediction(y.square().mean(), {"y": [y]})
+
+
+def layouts(rank, world_size, directory, compiled):
+    leave = connect(rank, world_size, directory)
+    batches = torch.randn(world_size, 2, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    module, plain = Images().to(memory_format=torch.channels_last), Images()
+    model = DistributedDataParallel(module)
+    run_model = torch.compile(model, backend="aot_eager") if compiled else model
+    run_model(batches[rank].to(memory_format=torch.channels_last)).loss.backward()
+    for batch in batches:
+        plain(batch).loss.div(world_size).backward()
+    assert module.filters.weight.grad.stride() == module.filters.weight.stride()
+    for ours, theirs in zip(module.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    leave()
+    return gradients(model)
+
+
+# A compiler takes its time to be imported: only by DRUMLINE_SLOW_TESTS=1.
+SLOW_TOO = os.environ.get("DRUMLINE_SLOW_TESTS", "0") != "0"
+
+
+@pytest.mark.parametrize("compiled", [False, True] if SLOW_TOO else [False])
+def test_layouts_recomputation_and_nested_outputs(compiled):
+    first, second = run(2, layouts, compiled)
+    assert first == second
 
 
 def cycles(rank, world_size, directory):
