@@ -26,10 +26,12 @@ if TYPE_CHECKING:
         CollectiveTimeoutError,
         ConnectError,
         DrumlineError,
+        NotBroughtError,
         StoreError,
         StoreTimeoutError,
         __version__,
     )
+    from drumline.ddp import DistributedDataParallel, SyncBatchNorm, convert_sync_batchnorm
     from drumline.default import (
         all_gather,
         all_gather_object,
@@ -71,6 +73,7 @@ __all__ = [
     "DrumlineError",
     "FileStore",
     "HashStore",
+    "NotBroughtError",
     "PrefixStore",
     "ProcessGroup",
     "ProcessRaisedError",
@@ -111,17 +114,20 @@ __all__ = [
 
 # Looked up when used: the launcher, which is here as well, starts faster without numpy.
 _MODULES = {
-    "drumline._core": ["CollectiveError", "CollectiveMismatchError", "CollectiveTimeoutError", "ConnectError", "DrumlineError", "StoreError", "StoreTimeoutError", "__version__"],
+    "drumline._core": ["CollectiveError", "CollectiveMismatchError", "CollectiveTimeoutError", "ConnectError", "DrumlineError", "NotBroughtError", "StoreError", "StoreTimeoutError", "__version__"],
     "drumline.groups": ["ProcessGroup", "Work"],
     "drumline.sampler": ["DistributedSampler", "evaluation_shard"],
     "drumline._spawn": ["ProcessRaisedError", "spawn"],
     "drumline.stores": ["FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"],
+    "drumline.ddp": ["DistributedDataParallel", "SyncBatchNorm", "convert_sync_batchnorm"],
 }
+# Not in __all__: they need torch, and `from drumline import *` does without.
+_WITH_TORCH = _MODULES["drumline.ddp"]
 _HOME = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in __all__ and name not in _WITH_TORCH:
         raise AttributeError(f"module 'drumline' has no attribute {name!r}")
     value = getattr(import_module(_HOME.get(name, "drumline.default")), name)
     globals()[name] = value
@@ -129,4 +135,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*__all__, *_WITH_TORCH]

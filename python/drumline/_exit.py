@@ -8,10 +8,10 @@ import weakref
 
 from drumline import _core
 
-_groups: weakref.WeakSet[_core.Group] = weakref.WeakSet()
+_groups: weakref.WeakSet[_core.Group | _core.AsyncReduce] = weakref.WeakSet()
 
 
-def watch(group: _core.Group) -> None:
+def watch(group: _core.Group | _core.AsyncReduce) -> None:
     """Closes the group when the interpreter ends, if it is still open then.
 
     After an exception that nobody has caught, it is left open: the other ranks see this process

@@ -28,6 +28,13 @@ create_exception!(
 );
 create_exception!(
     drumline,
+    NotBroughtError,
+    DrumlineError,
+    "Ranks have not brought all tensors in a step of an AsyncReduce; the text names both. The next \
+     step may go on."
+);
+create_exception!(
+    drumline,
     ConnectError,
     DrumlineError,
     "The ranks of a group could not be connected with each other."
@@ -58,6 +65,11 @@ pub(crate) fn raise(error: Error) -> PyErr {
             CollectiveMismatchError::new_err(text)
         }
         Error::Collective(_) | Error::Poisoned { .. } => CollectiveError::new_err(text),
+        Error::NotBrought { by: None, .. } => NotBroughtError::new_err(text),
+        Error::NotBrought { by: Some(by), .. } => match by.cause {
+            Cause::Timeout { .. } => CollectiveTimeoutError::new_err(text),
+            _ => CollectiveError::new_err(text),
+        },
         Error::Io { .. } => PyOSError::new_err(text),
         _ => DrumlineError::new_err(text),
     }

@@ -587,7 +587,7 @@ impl Group {
         self.group.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn get(&self) -> PyResult<ProcessGroup> {
+    pub(crate) fn get(&self) -> PyResult<ProcessGroup> {
         self.check_process()?;
         self.lock().clone().ok_or_else(|| {
             PyValueError::new_err(format!("group {:?} has been destroyed", self.name))

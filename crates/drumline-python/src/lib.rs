@@ -5,7 +5,9 @@
 //! ([`memory`]); the package sees to it that its elements lie side by side. Whatever may take long
 //! runs without the interpreter's lock.
 
+mod async_reduce;
 mod config;
+mod ddp;
 mod error;
 mod foreign_store;
 mod group;
@@ -24,9 +26,11 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use super::{
+        async_reduce::AsyncReduce,
+        ddp::{broadcast, verify_model},
         error::{
             CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, ConnectError,
-            DrumlineError, StoreError, StoreTimeoutError,
+            DrumlineError, NotBroughtError, StoreError, StoreTimeoutError,
         },
         group::Group,
         launch::main,

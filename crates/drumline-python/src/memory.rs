@@ -79,7 +79,7 @@ impl Memory {
     }
 
     /// The same to write, for as long as no other slice of these elements is in use.
-    fn write<T: Element>(&mut self) -> &mut [T] {
+    pub(crate) fn write<T: Element>(&mut self) -> &mut [T] {
         // SAFETY: as in `read`; that the memory may be written to is promised as well. `&mut self`
         // keeps this operation from lending it twice, and operations check that their memories do
         // not overlap.

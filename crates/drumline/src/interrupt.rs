@@ -11,7 +11,7 @@ thread_local! {
 
 /// How long a thread sleeps at most before it asks again: a signal may have come just before it
 /// fell asleep.
-const ASK_EVERY: Duration = Duration::from_millis(200);
+pub(crate) const ASK_EVERY: Duration = Duration::from_millis(200);
 
 /// Runs `call`. Blocking collectives that wait on this thread ask `is_wanted` several times a
 /// second, and at once when a signal has been handled; when it says yes, they break their group

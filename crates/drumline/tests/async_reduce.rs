@@ -453,6 +453,34 @@ fn an_engine_that_is_dropped_in_mid_step_is_named_by_the_others() {
 }
 
 #[test]
+fn tensors_stay_where_they_are_when_an_engine_is_left() {
+    world_with(2, &Config::default(), |group| {
+        let mut reduce = engine(&group);
+        reduce.gradient_mut::<f32>("a").unwrap().fill(group.rank() as f32);
+        reduce.sync_grad().unwrap();
+        let address = reduce.as_mut_ptr();
+        reduce.leave(Duration::from_secs(60)).unwrap();
+        assert_eq!(reduce.gradient::<f32>("a").unwrap(), [0.5; 5]);
+        assert_eq!(reduce.as_mut_ptr(), address);
+        assert!(reduce.sync_grad().is_err());
+    });
+}
+
+#[test]
+fn an_engine_that_is_left_in_mid_step_is_named_by_the_others() {
+    world_with(2, &Config::default(), |group| {
+        let mut reduce = engine(&group);
+        reduce.async_reduce("b").unwrap();
+        if group.rank() == 1 {
+            assert!(reduce.leave(Duration::from_secs(60)).is_err());
+            return;
+        }
+        let error = reduce.sync_grad().unwrap_err().to_string();
+        assert!(error.contains("rank 1") && error.contains("has aborted the group"), "{error}");
+    });
+}
+
+#[test]
 fn an_engine_that_is_dropped_between_steps_is_named_by_those_that_go_on() {
     world_with(2, &Config::default(), |group| {
         let mut reduce = engine(&group);

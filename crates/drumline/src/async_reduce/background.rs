@@ -18,7 +18,7 @@ use super::{
     rounds::{Rounds, Verdict},
 };
 use crate::{
-    Error, ProcessGroup, ReduceOp, Result,
+    Error, ProcessGroup, ReduceOp, Result, interrupt,
     trace::{Category, What},
 };
 
@@ -149,15 +149,18 @@ impl Background {
     fn wait(&self) {
         loop {
             let seen = self.lock().changes;
+            let look_again_at = interrupt::look_again_at();
             // Where nobody else drives the group, this thread does.
-            if !self.group.help(&|| self.lock().is_settled()) {
-                let mut state = self.lock();
-                while !state.is_settled() && state.changes == seen {
-                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-                }
+            if !self.group.help(look_again_at, &|| self.lock().is_settled()) {
+                let is_same = |state: &mut State| !state.is_settled() && state.changes == seen;
+                let limit = interrupt::ASK_EVERY;
+                drop(self.changed.wait_timeout_while(self.lock(), limit, is_same));
             }
             if self.lock().is_settled() {
                 return;
+            }
+            if interrupt::is_wanted() {
+                self.group.abort();
             }
         }
     }

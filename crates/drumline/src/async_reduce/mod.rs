@@ -64,7 +64,7 @@ mod pieces;
 mod registry;
 mod rounds;
 
-use std::{fmt, ops::Range, sync::Arc};
+use std::{fmt, ops::Range, sync::Arc, time::Duration};
 
 use drumline_shm::{Arena, Segment, SegmentSize};
 
@@ -315,6 +315,27 @@ impl AsyncReduce {
     /// What was done so far.
     pub fn counts(&self) -> Counts {
         self.background.counts()
+    }
+
+    /// Breaks the step and the engine off: every later call fails on this rank at once, and on the
+    /// other ranks with this rank's name. The tensors stay where they are.
+    pub fn abort(&self) {
+        self.background.group.abort();
+    }
+
+    /// [`AsyncReduce::stop`] without insisting, and without giving the tensors up: ranks that have
+    /// not left after `patience` are left behind. For bindings whose tensors live on. In the middle
+    /// of a step the engine is [aborted](AsyncReduce::abort) first.
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::leave`](crate::ProcessGroup::leave).
+    pub fn leave(&mut self, patience: Duration) -> Result<()> {
+        self.background.failure()?;
+        if self.first_brought().is_some() {
+            self.abort();
+        }
+        self.background.group.clone().leave(patience)
     }
 
     /// Ends the engine in good order: waits until all ranks have called this.

@@ -3,6 +3,8 @@
 //! What is to happen then (`end`) is called where the operation ends: on the thread that drives the
 //! group, which is locked meanwhile. It may begin other operations and must not wait for them.
 
+use std::time::Instant;
+
 use super::{ProcessGroup, call};
 use crate::{Element, Operator, Result, executor::Operation as Kind};
 
@@ -34,9 +36,9 @@ impl ProcessGroup {
         });
     }
 
-    /// Drives the group on this thread until `done`. `false`: somebody else drives it or wants
-    /// to, or nothing is left to do.
-    pub(crate) fn help(&self, done: &dyn Fn() -> bool) -> bool {
-        self.inner.driven().upgrade().is_some_and(|lane| lane.help(None, done))
+    /// Drives the group on this thread until `done` or `deadline`. `false`: somebody else drives
+    /// it or wants to, or nothing is left to do.
+    pub(crate) fn help(&self, deadline: Option<Instant>, done: &dyn Fn() -> bool) -> bool {
+        self.inner.driven().upgrade().is_some_and(|lane| lane.help(deadline, done))
     }
 }

@@ -1,0 +1,58 @@
+//! What every rank's model must begin with: the same tensors, and rank 0's values.
+
+use drumline::{
+    DType,
+    ddp::{Broadcast, DdpOptions, ParameterSpec, UnusedParameters},
+};
+use pyo3::{exceptions::PyValueError, prelude::*};
+
+use crate::{group::Group, memory::Memory, signals};
+
+/// Name, shape and code of the type.
+type Spec = (String, Vec<usize>, u8);
+
+/// Raises, on all ranks, which tensor or option is not the same on which rank.
+#[pyfunction]
+pub(crate) fn verify_model(
+    py: Python<'_>,
+    group: &Group,
+    parameters: Vec<Spec>,
+    buffers: Vec<Spec>,
+    bucket_bytes: usize,
+    ignores_unused: bool,
+) -> PyResult<()> {
+    let (group, parameters, buffers) = (group.get()?, specs(parameters)?, specs(buffers)?);
+    let unused = match ignores_unused {
+        true => UnusedParameters::Ignore,
+        false => UnusedParameters::Error,
+    };
+    let options = DdpOptions::default()
+        .first_bucket_bytes(bucket_bytes)
+        .bucket_bytes(bucket_bytes)
+        .unused_parameters(unused);
+    signals::run(py, || drumline::ddp::verify_model(&group, &parameters, &buffers, &options))
+}
+
+/// Gives the bytes of `tensors` on rank 0 to all ranks, which pass the same lengths.
+#[pyfunction]
+pub(crate) fn broadcast(py: Python<'_>, group: &Group, mut tensors: Vec<Memory>) -> PyResult<()> {
+    if let Some(other) = tensors.iter().find(|tensor| tensor.dtype != DType::U8) {
+        let problem = format!("broadcast takes bytes, not elements of type {}", other.dtype);
+        return Err(PyValueError::new_err(problem));
+    }
+    let group = group.get()?;
+    signals::run(py, || {
+        let total_bytes = tensors.iter().map(Memory::len).sum();
+        let mut broadcast = Broadcast::new(&group, total_bytes);
+        tensors.iter_mut().try_for_each(|tensor| broadcast.tensor(tensor.write::<u8>()))?;
+        broadcast.finish()
+    })
+}
+
+fn specs(tensors: Vec<Spec>) -> PyResult<Vec<ParameterSpec>> {
+    let spec = |(name, shape, code)| match DType::from_code(code) {
+        Some(dtype) => Ok(ParameterSpec::new(name, shape, dtype)),
+        None => Err(PyValueError::new_err(format!("no element type has the code {code}"))),
+    };
+    tensors.into_iter().map(spec).collect()
+}

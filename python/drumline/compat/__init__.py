@@ -1,0 +1,1 @@
+"""Names that other libraries have for what drumline does."""

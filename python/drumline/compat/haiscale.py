@@ -1,0 +1,167 @@
+"""HaiScale's DistributedDataParallel and hfreduce, for programs that are written for them.
+
+A program that imports `haiscale.ddp` or `hfreduce` runs after this::
+
+    import drumline.compat.haiscale
+    drumline.compat.haiscale.install()
+
+or, unchanged, as ``python -m drumline.compat.haiscale program.py``. Where the real packages are installed,
+they are left alone, unless ``install(replace=True)``.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import os
+import runpy
+import sys
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from drumline import _core, _exit, ddp
+from drumline.ddp.groups import core_group
+from drumline.ddp.reducer import Reducer
+
+
+class AsyncReduceFloat(Reducer):
+    """hfreduce's reducer for the gradients of a torch module.
+
+    ``local_rank`` of ``ranks_per_node`` on node ``node_rank`` of ``num_nodes``. The ranks use torch's
+    process group, if it has as many; else they meet at ``ip:port``, where rank 0 listens.
+
+    ``sync_backward``: the end of backward waits for all averages; else `synchronize` does.
+    ``sync_grad = False``: gradients add up on each rank. `filter_unused_parameters` and `stop` are
+    those of `drumline.ddp.Reducer`.
+    """
+
+    def __init__(
+        self,
+        ip: str,
+        port: int | str,
+        local_rank: int,
+        ranks_per_node: int,
+        node_rank: int,
+        num_nodes: int,
+        module: torch.nn.Module,
+        sync_backward: bool = False,
+    ) -> None:
+        world_size, rank = ranks_per_node * num_nodes, node_rank * ranks_per_node + local_rank
+        group = _group(ip, int(port), rank, world_size)
+        parameters = {name: it for name, it in module.named_parameters() if it.requires_grad}
+        super().__init__(group, parameters, marks=True, sync_backward=sync_backward)
+
+
+def _group(ip: str, port: int, rank: int, world_size: int) -> _core.Group:
+    if dist.is_available() and dist.is_initialized() and dist.get_world_size() == world_size:
+        return core_group(None)
+    group = _core.Group.init(f"tcp://{ip}:{port}?rank={rank}&world_size={world_size}")
+    _exit.watch(group)
+    return group
+
+
+class DistributedDataParallel(ddp.DistributedDataParallel):
+    """HaiScale's wrapper, with its arguments; any number of ranks per host."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        device_ids: list[int] | None = None,
+        broadcast_buffers: bool = True,
+        process_group: Any = None,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        if not dist.is_initialized():
+            raise RuntimeError("torch.distributed is not initialized yet.")
+        super().__init__(
+            module,
+            device_ids,
+            broadcast_buffers=broadcast_buffers,
+            process_group=process_group,
+            find_unused_parameters=find_unused_parameters,
+        )
+
+
+def install(replace: bool = False) -> None:
+    """Makes ``import haiscale.ddp`` and ``import hfreduce.torch`` find this module.
+
+    On a machine without GPUs, what HaiScale's programs ask of ``torch.cuda`` is answered with the CPU,
+    and a warning says so.
+    """
+    packages: dict[str, dict[str, dict[str, Any]]] = {
+        "hfreduce": {"torch": {"AsyncReduceFloat": AsyncReduceFloat}},
+        "haiscale": {"ddp": {"DistributedDataParallel": DistributedDataParallel}},
+    }
+    for name, modules in packages.items():
+        if replace or (name not in sys.modules and importlib.util.find_spec(name) is None):
+            _install_package(name, modules)
+    if not torch.cuda.is_available():
+        _stand_in_for_cuda()
+
+
+def _install_package(name: str, modules: dict[str, dict[str, Any]]) -> None:
+    package = sys.modules[name] = types.ModuleType(name, f"drumline in the place of {name}")
+    package.__path__ = []
+    for child, contents in modules.items():
+        module = sys.modules[f"{name}.{child}"] = types.ModuleType(f"{name}.{child}")
+        vars(module).update(contents)
+        setattr(package, child, module)
+
+
+def _stand_in_for_cuda() -> None:
+    """Only what would raise otherwise is replaced; whether there are GPUs is answered differently to
+    HaiScale's own modules alone."""
+    if hasattr(torch.cuda.is_available, "_drumline"):
+        return
+    is_available, tensor = torch.cuda.is_available, torch.tensor
+
+    def answered() -> bool:
+        caller = sys._getframe(1).f_globals.get("__name__", "")
+        return caller.split(".")[0] == "haiscale" or bool(is_available())
+
+    def tensor_on_cpu(*args: Any, device: Any = None, **kwargs: Any) -> Any:
+        return tensor(*args, device=_on_cpu(device), **kwargs)
+
+    answered._drumline = True  # type: ignore[attr-defined]
+    torch.cuda.is_available = answered
+    torch.cuda.current_device = lambda: int(os.environ.get("LOCAL_RANK", "0"))
+    torch.cuda.set_device = lambda device: _say_once()
+    torch.nn.Module.cuda = _stays
+    torch.Tensor.cuda = _stays
+    torch.tensor = functools.update_wrapper(tensor_on_cpu, tensor, updated=())
+
+
+def _on_cpu(device: Any) -> Any:
+    is_gpu = isinstance(device, int) or str(device).startswith("cuda")
+    return "cpu" if is_gpu and device is not None else device
+
+
+def _stays(self: Any, *_args: Any, **_kwargs: Any) -> Any:
+    _say_once()
+    return self
+
+
+@functools.cache
+def _say_once() -> None:
+    warnings.warn("this machine has no GPU: cuda means the CPU (drumline.compat)", stacklevel=3)
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Runs a program with these modules."""
+    if not arguments:
+        raise SystemExit("usage: python -m drumline.compat.haiscale PROGRAM [ARGUMENTS]")
+    install()
+    sys.argv = list(arguments)
+    sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
+    runpy.run_path(arguments[0], run_name="__main__")
+
+
+if __name__ == "__main__":
+    # This file under its own name, so that its classes are there once.
+    importlib.import_module("drumline.compat.haiscale").main(sys.argv[1:])

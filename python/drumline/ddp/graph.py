@@ -1,0 +1,62 @@
+"""Tensors in what a forward returns, and the graph behind them."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+
+def tensors_in(value: Any) -> Iterator[Any]:
+    """All tensors in nested lists, tuples, dicts and dataclasses."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif dataclasses.is_dataclass(value):
+        for field in dataclasses.fields(value):
+            yield from tensors_in(getattr(value, field.name, None))
+
+
+def functions_of(outputs: Any) -> list[Any]:
+    """What has made the tensors, each function once."""
+    functions = (tensor.grad_fn for tensor in tensors_in(outputs))
+    return list(dict.fromkeys(function for function in functions if function is not None))
+
+
+def parameters_reached(outputs: Any) -> set[int]:
+    """The leaves that a backward from ``outputs`` leads to, by ``id``."""
+    reached = {id(tensor) for tensor in tensors_in(outputs) if tensor.is_leaf}
+    # Functions are kept while others are visited: theirs must not get the same number.
+    seen = set(functions_of(outputs))
+    waiting = list(seen)
+    while waiting:
+        function = waiting.pop()
+        variable = getattr(function, "variable", None)
+        if variable is not None:
+            reached.add(id(variable))
+        for following, _ in function.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return reached
+
+
+def moved(value: Any, device: Any) -> Any:
+    """Nested inputs with all tensors on ``device``."""
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, tuple):
+        items = [moved(item, device) for item in value]
+        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+    if isinstance(value, list):
+        return [moved(item, device) for item in value]
+    if isinstance(value, dict):
+        return type(value)((key, moved(item, device)) for key, item in value.items())
+    return value

@@ -1,0 +1,84 @@
+"""The group of drumline's that serves a process group of any kind."""
+
+from __future__ import annotations
+
+import os
+import sys
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from drumline import _core, _exit, default
+from drumline.groups import ProcessGroup
+
+_connected: weakref.WeakKeyDictionary[Any, _core.Group] = weakref.WeakKeyDictionary()
+
+
+def core_group(process_group: Any = None) -> _core.Group:
+    """The group itself if it is drumline's, by whatever name; beside any other, one with the same
+    ranks that has met in its store.
+
+    Without ``process_group``, that of the whole job: torch's, or that of
+    `drumline.init_process_group`. The first call for a foreign group is a collective.
+    """
+    if process_group is None:
+        if dist.is_available() and dist.is_initialized():
+            process_group = dist.group.WORLD
+        elif default.is_initialized():
+            process_group = default._of(None)
+        else:
+            raise RuntimeError(
+                "there is no process group: call torch.distributed.init_process_group or "
+                "drumline.init_process_group first"
+            )
+    if isinstance(process_group, ProcessGroup):
+        return process_group._group
+    own = _own(process_group)
+    if own is not None:
+        return own
+    beside = _connected.get(process_group)
+    if beside is None or beside.is_destroyed:
+        beside = _connected[process_group] = _connect(process_group)
+        _exit.watch(beside)
+    return beside
+
+
+def _own(process_group: Any) -> _core.Group | None:
+    """The group behind drumline's backend of torch's."""
+    module = sys.modules.get("drumline.torch.backend")
+    backend = _backend(process_group)
+    if module is None or not isinstance(backend, module.DrumlineBackend):
+        return None
+    group: _core.Group = backend._group
+    return group
+
+
+def _backend(process_group: Any) -> Any:
+    try:
+        return process_group._get_backend(torch.device("cpu"))
+    except RuntimeError:  # it has none for the CPU
+        return None
+
+
+def _connect(process_group: Any) -> _core.Group:
+    from torch.distributed.distributed_c10d import _get_process_group_store, default_pg_timeout
+
+    store = _get_process_group_store(process_group)
+    options = getattr(_backend(process_group), "options", None)
+    timeout = getattr(options, "_timeout", default_pg_timeout)
+    name = f"ddp/{getattr(process_group, 'group_name', 'world')}"
+    ranks = dist.get_process_group_ranks(process_group)
+    settings = {"timeout": timeout.total_seconds()}
+    return _core.Group.connect(name, store, process_group.rank(), ranks, _master(store), settings)
+
+
+def _master(store: Any) -> tuple[str, int] | None:
+    """Where the store is, if it is on a host: the way there leads to the other hosts."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, dist.TCPStore):
+        return store.host, store.port
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
+    return (address, int(port)) if address and port.isdigit() else None

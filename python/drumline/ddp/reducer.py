@@ -1,0 +1,284 @@
+"""When gradients are ready, and when a backward begins and ends."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from drumline import _core
+from drumline.ddp.buckets import SharedBuckets
+from drumline.ddp.graph import functions_of, parameters_reached
+
+_STOP_PATIENCE_S = 5.0
+
+
+class Buckets(Protocol):
+    """Where gradients lie and how they are averaged."""
+
+    places: list[Any]
+
+    def bring(self, index: int) -> None: ...
+    def bring_zeros(self, index: int) -> None: ...
+    def synchronize(self, used: Sequence[bool]) -> list[bool]: ...
+    def take(self, index: int) -> None: ...
+    def abort(self) -> None: ...
+    def leave(self, patience_s: float) -> None: ...
+    def drop(self) -> None: ...
+
+
+class Reducer:
+    """Averages the gradients of ``parameters`` over the ranks of ``group`` while backward runs.
+
+    A gradient that is final is handed to the buckets, in whatever order they come; the end of
+    backward waits for all averages. A parameter without a gradient is an error that names it on every
+    rank, unless it was found to be unused (`filter_unused_parameters`, with ``marks``) or
+    ``find_unused``.
+
+    ``static_graph``: the first backward finds out how many gradients each parameter gets, and the
+    later ones rely on it. ``sync_backward=False``: `synchronize` waits, not the end of backward.
+    ``by_forward``: only what goes through the outputs of an `expect`ed forward is averaged;
+    otherwise every backward is, while `sync_grad`.
+    """
+
+    def __init__(
+        self,
+        group: _core.Group,
+        parameters: dict[str, Any],
+        *,
+        bucket_bytes: int | None = None,
+        find_unused: bool = False,
+        marks: bool = False,
+        static_graph: bool = False,
+        sync_backward: bool = True,
+        by_forward: bool = False,
+    ) -> None:
+        self.sync_grad = True
+        """Whether gradients are averaged; without, they add up on each rank."""
+        self.names, self.parameters = list(parameters), list(parameters.values())
+        self.group, self.bucket_bytes = group, bucket_bytes
+        self.has_marks = marks or find_unused or static_graph
+        self.scale: float | None = None
+        self._find_unused, self._static_graph = find_unused, static_graph
+        self._sync_backward, self._by_forward = sync_backward, by_forward
+        self._buckets: Buckets = SharedBuckets(
+            group, self.names, self.parameters, bucket_bytes, self.has_marks
+        )
+        # How many gradients a parameter gets in a backward; not known yet of a static graph.
+        self._calls: list[int] | None = None if static_graph else [1] * len(self.names)
+        self._used = [False] * len(self.names)
+        self._unreached: list[int] = []
+        self._tolerant = find_unused
+        self._expected = False
+        # Whether a backward that may be averaged is running.
+        self._is_running = False
+        self._step: _Step | None = None
+        self._failure: str | None = None
+        handles = [
+            parameter.register_post_accumulate_grad_hook(_calling(self, "_on_gradient", index))
+            for index, parameter in enumerate(self.parameters)
+        ]
+        self._finalizer = weakref.finalize(self, _dispose, handles, [self._buckets])
+        self._finalizer.atexit = False
+
+    def replace_buckets(self, make: Callable[[], Buckets]) -> None:
+        """Moves gradients to other buckets, between steps. A collective."""
+        if self._step is not None:
+            raise RuntimeError("buckets cannot be replaced in the middle of a backward")
+        _, _, (handles, _), _ = self._finalizer.detach()  # type: ignore[misc]
+        self._buckets.leave(_STOP_PATIENCE_S)
+        self._buckets = make()
+        self._finalizer = weakref.finalize(self, _dispose, handles, [self._buckets])
+        self._finalizer.atexit = False
+
+    def expect(self, outputs: Any) -> None:
+        """The backward that goes through these outputs of forward is to be averaged."""
+        functions = functions_of(outputs)
+        for function in functions:
+            function.register_prehook(self._on_outputs)
+        self._expected = not functions
+
+    def expect_nothing(self) -> None:
+        """Forward has run without `expect`."""
+        self._expected = False
+
+    def filter_unused_parameters(self, outputs: Any) -> None:
+        """Parameters that do not take part in ``outputs`` are not waited for in the next backward."""
+        if not self.has_marks:
+            raise ValueError("filter_unused_parameters needs a reducer with marks")
+        reached = parameters_reached(outputs)
+        self._unreached = [
+            index for index, it in enumerate(self.parameters) if id(it) not in reached
+        ]
+        self._tolerant = True
+
+    def synchronize(self) -> None:
+        """Waits for all averages of a backward, where its end has not."""
+        if self._step is not None:
+            self._finish(self._step)
+
+    def stop(self) -> None:
+        """Leaves the other ranks, in good order: waits for them some seconds. Gradients are not
+        averaged any more."""
+        self.sync_grad = False
+        self._failure = "the reducer was stopped"
+        self._buckets.leave(_STOP_PATIENCE_S)
+
+    def check(self) -> None:
+        """Raises where gradients cannot be averaged any more."""
+        if self._failure is not None:
+            raise RuntimeError(f"gradients cannot be averaged: {self._failure}")
+
+    def shadow(self) -> None:
+        """Takes part in a backward of the other ranks without gradients."""
+        self.check()
+        for index in range(len(self.names)):
+            self._buckets.bring_zeros(index)
+        self._buckets.synchronize([False] * len(self.names))
+
+    # From here on: backward.
+
+    def _on_outputs(self, _gradients: Any) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        """Waits for the end of the backward that runs, the outermost one if they are nested."""
+        if not self._is_running:
+            self._is_running = True
+            # Nobody else keeps it: it is to be dropped when backward drops it.
+            torch.autograd.Variable._execution_engine.queue_callback(_End(self))
+
+    def _on_gradient(self, index: int, _parameter: Any) -> None:
+        self._used[index] = True
+        if not self._is_running:
+            if not (self._expected or (self.sync_grad and not self._by_forward)):
+                return
+            self._begin()
+        step = self._step
+        if step is None:
+            self.check()
+            step = self._step = _Step(len(self.names), self._calls)
+            if self._calls is not None:
+                idle = [i for i, calls in enumerate(self._calls) if calls == 0]
+                for unused in {*self._unreached, *idle}:
+                    step.due[unused] = 0
+                    self._bring_unused(step, unused)
+        step.came[index] += 1
+        step.due[index] -= 1
+        if step.due[index] == 0:
+            step.is_brought[index] = True
+            self._buckets.bring(index)
+        elif step.is_brought[index]:
+            raise RuntimeError(self._too_often(index))
+
+    def _bring_unused(self, step: _Step, index: int) -> None:
+        """What was added up before, or zeros. If no rank uses the parameter it stays as it is."""
+        gradient = self.parameters[index].grad
+        if gradient is None:
+            self._used[index] = False
+        elif not self._used[index]:
+            step.before[index] = gradient.clone()
+        step.is_brought[index] = True
+        self._buckets.bring(index)
+
+    def _on_end(self) -> None:
+        """Backward has ended well."""
+        self._is_running = False
+        if self._step is not None and self._sync_backward:
+            self._finish(self._step)
+
+    def _on_failure(self) -> None:
+        """Backward has raised."""
+        self._is_running = False
+        if self._step is not None:
+            self._step = None
+            self._failure = "a backward has raised on this rank before all gradients were averaged"
+            self._buckets.abort()
+
+    def _finish(self, step: _Step) -> None:
+        if self._tolerant or self._calls is None:
+            for index, is_brought in enumerate(step.is_brought):
+                if not is_brought:
+                    self._bring_unused(step, index)
+        used, self._used = self._used, [False] * len(self.names)
+        self._step, self._unreached, self._tolerant = None, [], self._find_unused
+        try:
+            used_anywhere = self._buckets.synchronize(used)
+        except _core.NotBroughtError as error:
+            raise _core.NotBroughtError(f"backward, {error}. {_UNUSED}") from None
+        if self._calls is None:
+            self._calls = step.came
+        for index, is_used in enumerate(used_anywhere):
+            if is_used:
+                self._buckets.take(index)
+            elif index in step.before:
+                self.parameters[index].grad.copy_(step.before[index])
+        if self.scale is not None:
+            gradients = [it.grad for it in self.parameters if it.grad is not None]
+            torch._foreach_mul_(gradients, self.scale)
+
+    def _too_often(self, index: int) -> str:
+        name = self.names[index]
+        if index in self._unreached:
+            return (
+                f"parameter {name} got a gradient, but the outputs of forward do not lead to it. With "
+                "checkpoint(use_reentrant=True), find_unused_parameters cannot see what is used"
+            )
+        return (
+            f"parameter {name} got more gradients in one backward than expected: it is used in several "
+            "reentrant backward passes. Use checkpoint(use_reentrant=False), or static_graph=True"
+        )
+
+
+_UNUSED = (
+    "A parameter without a gradient has not taken part in the loss: pass find_unused_parameters=True "
+    "if that may be so"
+)
+
+
+class _Step:
+    """A backward whose gradients are averaged."""
+
+    def __init__(self, count: int, calls: list[int] | None) -> None:
+        self.came = [0] * count
+        self.due = [-1] * count if calls is None else list(calls)
+        self.is_brought = [False] * count
+        # Gradients of parameters that this rank did not use.
+        self.before: dict[int, Any] = {}
+
+
+class _End:
+    """What autograd calls when backward has ended. It drops it uncalled when backward has raised."""
+
+    def __init__(self, reducer: Reducer) -> None:
+        self._reducer: Reducer | None = reducer
+
+    def __call__(self) -> None:
+        reducer, self._reducer = self._reducer, None
+        if reducer is not None:
+            reducer._on_end()
+
+    def __del__(self) -> None:
+        if self._reducer is not None:
+            self._reducer._on_failure()
+
+
+def _calling(reducer: Reducer, method: str, *args: Any) -> Callable[..., None]:
+    """Calls a method of the reducer for as long as there is one: a hook keeps nothing alive."""
+    reference = weakref.ref(reducer)
+
+    def hook(*more: Any) -> None:
+        living = reference()
+        if living is not None:
+            getattr(living, method)(*args, *more)
+
+    return hook
+
+
+def _dispose(handles: list[Any], buckets: list[Buckets]) -> None:
+    for handle in handles:
+        handle.remove()
+    for bucket in buckets:
+        bucket.drop()

@@ -1,0 +1,71 @@
+"""What the ranks begin with: the same tensors, and rank 0's values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from drumline import _core
+from drumline.torch.tensors import CODE, Staging
+
+_BYTE = CODE[torch.uint8]
+
+
+def parameters_of(module: torch.nn.Module, ignored: Iterable[str]) -> dict[str, Any]:
+    """All parameters by name, each once, without those that are ignored."""
+    skipped = set(ignored)
+    return {name: it for name, it in module.named_parameters() if name not in skipped}
+
+
+def buffers_of(module: torch.nn.Module, ignored: Iterable[str]) -> dict[str, Any]:
+    """The same for buffers, as they are now: modules may replace them."""
+    skipped = set(ignored)
+    return {name: it for name, it in module.named_buffers() if name not in skipped}
+
+
+def verify(
+    group: _core.Group,
+    parameters: dict[str, Any],
+    buffers: dict[str, Any],
+    bucket_bytes: int,
+    ignores_unused: bool,
+) -> None:
+    """Raises DrumlineError on all ranks, with the tensor and the ranks, where they differ."""
+    _core.verify_model(
+        group,
+        [_spec(name, tensor) for name, tensor in parameters.items()],
+        [_spec(name, tensor) for name, tensor in buffers.items()],
+        bucket_bytes,
+        ignores_unused,
+    )
+
+
+def _spec(name: str, tensor: Any) -> tuple[str, list[int], int]:
+    # Gradients travel in the order of memory.
+    if not tensor.is_contiguous():
+        name = f"{name}, strides {tuple(tensor.stride())}"
+    if tensor.requires_grad:
+        name = f"{name}, requires_grad"
+    code = CODE.get(tensor.dtype)
+    if code is None:
+        return f"{name}, {tensor.dtype}", [tensor.numel() * tensor.element_size()], _BYTE
+    return name, list(tensor.shape), code
+
+
+def broadcast(group: _core.Group, tensors: Iterable[Any], root: int = 0) -> None:
+    """Gives all ranks the values of rank ``root``, without telling autograd."""
+    staging = Staging()
+    memories = [_bytes(staging, it.detach()) for it in tensors if it.numel() > 0]
+    if root == 0:
+        _core.broadcast(group, memories)
+    else:
+        for memory in memories:
+            group.broadcast(memory, root)
+    staging.finish()
+
+
+def _bytes(staging: Staging, tensor: Any) -> _core.Memory:
+    address, _, _, owner = staging.write(tensor)
+    return address, tensor.numel() * tensor.element_size(), _BYTE, owner

@@ -1,0 +1,106 @@
+"""HaiScale's names."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ranks import run
+from test_ddp import bits, connect, network, train
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+
+PROGRAM = str(Path(__file__).parents[2] / "examples" / "python" / "haiscale_loop.py")
+
+
+def with_reducer(rank, world_size, directory):
+    from drumline.compat.haiscale import AsyncReduceFloat
+
+    leave = connect(rank, world_size, directory, "gloo")
+    out = []
+    for sync_backward in (True, False):
+        model = network()
+        reducer = AsyncReduceFloat(
+            "127.0.0.1", 1, rank, world_size, 0, 1, model, sync_backward=sync_backward
+        )
+        x = torch.full((3, 12), rank + 1.0)
+        reducer.sync_grad = False
+        model(x).sum().backward()
+        alone = [it.grad.clone() for it in model.parameters()]
+        reducer.sync_grad = True
+        model.zero_grad()
+        outputs = model[0](x)  # the other layers take no part
+        reducer.filter_unused_parameters(outputs)
+        outputs.sum().backward()
+        reducer.synchronize()
+        averaged = model[0].weight.grad.unique().tolist()
+        unused = [it.grad is None for it in model[1:].parameters()]
+        reducer.stop()
+        out.append((averaged, unused, alone[0].shape == model[0].weight.shape))
+    leave()
+    return out
+
+
+def test_the_reducer_of_hfreduce():
+    for out in run(2, with_reducer):
+        assert out == [([4.5], [True] * 4, True)] * 2
+
+
+def alone_with_a_port(rank, world_size, directory, port):
+    from drumline.compat.haiscale import AsyncReduceFloat
+
+    model = torch.nn.Linear(2, 2, bias=False)
+    reducer = AsyncReduceFloat("127.0.0.1", port, rank, world_size, 0, 1, model, True)
+    model(torch.full((1, 2), rank + 1.0)).sum().backward()
+    reducer.stop()
+    return model.weight.grad.tolist()
+
+
+def test_the_reducer_meets_at_a_port_without_torchs_group():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert run(2, alone_with_a_port, port) == [[[1.5, 1.5]] * 2] * 2
+
+
+def installed(rank, world_size, directory):
+    from drumline.compat import haiscale
+
+    haiscale.install()
+    theirs = importlib.import_module("haiscale.ddp").DistributedDataParallel
+    assert importlib.import_module("hfreduce.torch").AsyncReduceFloat is haiscale.AsyncReduceFloat
+    with pytest.raises(RuntimeError, match="not initialized yet"):
+        theirs(network())
+    leave = connect(rank, world_size, directory, "gloo")
+    model = theirs(network().cuda(), [rank], True, dist.group.WORLD, False)
+    losses = train(model, rank, steps=5)
+    model.reducer.stop()
+    leave()
+    return losses, bits(model), model.device.type
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_programs_find_drumline_under_haiscales_names():
+    first, second = run(2, installed)
+    assert first[1] == second[1] and first[2] == "cpu"
+    assert first[0] != second[0]
+
+
+def test_a_program_of_haiscales_runs_unchanged():
+    command = [sys.executable, "-m", "drumline", "run", "--nproc-per-node", "2", "--"]
+    done = subprocess.run(
+        [*command, sys.executable, "-m", "drumline.compat.haiscale", PROGRAM],
+        capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split("] ", 1)[-1] for line in done.stdout.splitlines() if "parameters" in line]
+    assert len(lines) == 2 and lines[0] == lines[1], done.stdout
+    losses = [float(it) for it in re.findall(r"^\[0\] epoch \d: loss (\S+)$", done.stdout, re.M)]
+    assert len(losses) == 4 and losses[-1] < losses[0] / 2, done.stdout
+    assert done.stderr.count("no GPU") >= 1, done.stderr
