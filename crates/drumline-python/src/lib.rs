@@ -5,12 +5,14 @@
 //! ([`memory`]); the package sees to it that its elements lie side by side. Whatever may take long
 //! runs without the interpreter's lock.
 
+mod call;
 mod config;
 mod error;
 mod foreign_store;
 mod group;
 mod launch;
 mod memory;
+mod operations;
 mod sampler;
 mod signals;
 mod store;
