@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-_PASSED = b"passed"
+_PASSED = "passed"
 
 
 class MonitoredBarrier:
@@ -44,7 +44,7 @@ class MonitoredBarrier:
         text = f"[Rank 0]: {who} failed to pass monitoredBarrier in {_ms(timeout)} ms."
         if len(named) < len(missing):
             text += f" (All that are missing: {', '.join(map(str, missing))}.)"
-        self._store.set(f"{prefix}/verdict", text.encode())
+        self._store.set(f"{prefix}/verdict", text)
         raise dist.DistBackendError(text)
 
     def _has_come(self, key: str, deadline: float) -> bool:
@@ -56,17 +56,17 @@ class MonitoredBarrier:
         return True
 
     def _report(self, prefix: str, timeout: timedelta) -> None:
-        self._store.set(f"{prefix}/{self._rank}", b"here")
+        self._store.set(f"{prefix}/{self._rank}", "here")
         try:
             self._store.wait([f"{prefix}/verdict"], max(timeout, timedelta(milliseconds=1)))
-            verdict = self._store.get(f"{prefix}/verdict")
+            verdict = self._store.get(f"{prefix}/verdict").decode(errors="replace")
         except RuntimeError as error:
-            verdict = str(error).encode()
+            verdict = str(error)
         if verdict != _PASSED:
             raise dist.DistBackendError(
                 f"[Rank {self._rank}]: Rank {self._rank} successfully reached monitoredBarrier, but "
                 f"received errors while waiting for send/recv from rank 0. Please check rank 0 logs "
-                f"for faulty rank. It says: {verdict.decode(errors='replace')}"
+                f"for faulty rank. It says: {verdict}"
             )
 
 
