@@ -63,6 +63,7 @@ class OfTorch:
         import torch
         import torch.distributed as dist
 
+        torch.set_num_threads(1)  # its threads would wait for each other's cores
         self.torch, self.dist = torch, dist
         store = dist.FileStore(f"{directory}/{name}", world_size)
         dist.init_process_group("drumline", store=store, rank=rank, world_size=world_size)
