@@ -128,9 +128,9 @@ python-package: $(PYTHON_VENV)/installed
 
 python: python-package
 	$(PYTHON_VENV)/bin/mypy
-	$(PYTHON_VENV)/bin/pyright
 	$(PYTHON_VENV)/bin/python -m pytest $(PYTEST_ARGS)
 	if $(PYTHON_VENV)/bin/python -c 'import torch' 2>/dev/null; then \
+	    $(PYTHON_VENV)/bin/pyright --pythonpath $(PYTHON_VENV)/bin/python && \
 	    $(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_conformance.py --backend drumline --quiet \
 	        --passed-in $(CONFORMANCE)/gloo_w2.json --baseline $(CONFORMANCE)/gloo_w2.json \
 	        --exclude test_ddp_logging_data_cpu --retries 1; \

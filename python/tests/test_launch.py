@@ -75,3 +75,13 @@ def test_help_is_no_error():
         [sys.executable, "-m", "drumline", "run"], capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 2 and "PROGRAM" in done.stderr
+
+
+def test_the_check_tries_numpy_and_torch():
+    done = subprocess.run(
+        [sys.executable, "-m", "drumline.check"], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "ok: 2 processes on numpy\n" in done.stdout, done.stdout
+    assert "as backend of torch" in done.stdout or "torch is not installed" in done.stdout
+    assert "FAILED" not in done.stdout and "all_reduce " in done.stdout, done.stdout

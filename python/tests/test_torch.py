@@ -256,6 +256,18 @@ def test_drumline_takes_the_place_of_gloo(monkeypatch):
     assert run(2, instead_of_gloo) == [[2, 2]] * 2
 
 
+def test_an_older_torch_is_told_what_it_lacks_and_is_not_harmed(monkeypatch):
+    from drumline.torch.register import autoload, register
+
+    monkeypatch.setattr(torch, "__version__", "2.13.1+cpu")
+    with pytest.raises(ImportError, match="needs torch 2.14 or newer, and this is 2.13.1"):
+        register()
+    autoload()
+    monkeypatch.setenv("DRUMLINE_REPLACE_GLOO", "1")
+    with pytest.warns(UserWarning, match="cannot take the place of gloo: .*2.14"):
+        autoload()
+
+
 def waits_in_a_callback(rank, world_size, directory):
     connect(rank, world_size, directory)
 
