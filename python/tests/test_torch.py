@@ -299,6 +299,24 @@ def someone_misses_a_barrier(rank, world_size, directory):
     return text, tensor.item()
 
 
+def many_monitored_barriers(rank, world_size, directory):
+    store = dist.FileStore(f"{directory}/store", world_size)
+    dist.init_process_group("drumline", store=store, rank=rank, world_size=world_size)
+    counts = []
+    for _ in range(3):
+        dist.monitored_barrier()
+        dist.barrier()
+        counts.append(store.num_keys())
+        dist.barrier()
+    dist.destroy_process_group()
+    return counts
+
+
+def test_monitored_barriers_leave_nothing_in_the_store():
+    for counts in run(3, many_monitored_barriers):
+        assert counts == counts[:1] * 3, counts
+
+
 def test_a_monitored_barrier_names_who_is_missing_and_the_group_goes_on():
     (first, _), (_, _), (third, _) = outcomes = run(3, someone_misses_a_barrier)
     assert [total for _, total in outcomes] == [3] * 3

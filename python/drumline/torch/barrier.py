@@ -20,7 +20,7 @@ class MonitoredBarrier:
     def wait(self, timeout: timedelta, wait_all_ranks: bool) -> None:
         """Raises DistBackendError: on rank 0 it names who is missing, on others why rank 0 failed."""
         self._count += 1
-        prefix = f"drumline/monitored_barrier/{self._count}"
+        prefix = _prefix(self._count)
         if self._rank == 0:
             self._collect(prefix, timeout, wait_all_ranks)
         else:
@@ -36,8 +36,10 @@ class MonitoredBarrier:
         missing = [rank for rank in ranks if not self._has_come(f"{prefix}/{rank}", deadline)]
         if not missing:
             self._store.set(f"{prefix}/verdict", _PASSED)
-            for rank in ranks:
-                self._store.delete_key(f"{prefix}/{rank}")
+            # Who is here has read the verdict on the barrier before.
+            done = [f"{_prefix(self._count - 1)}/verdict", *(f"{prefix}/{rank}" for rank in ranks)]
+            for key in done:
+                self._store.delete_key(key)
             return
         named = missing if wait_all_ranks else missing[:1]
         who = f"Rank{'s' if len(named) > 1 else ''} {', '.join(map(str, named))}"
@@ -68,6 +70,10 @@ class MonitoredBarrier:
                 f"received errors while waiting for send/recv from rank 0. Please check rank 0 logs "
                 f"for faulty rank. It says: {verdict}"
             )
+
+
+def _prefix(count: int) -> str:
+    return f"drumline/monitored_barrier/{count}"
 
 
 def _ms(timeout: timedelta) -> int:
