@@ -6,8 +6,8 @@ ARGS ?=
 
 OUT ?= runs/fashion-mnist
 
-.PHONY: help train test format lint unit model docs python python-suite wheel bench soak nightly \
-        schedules simulate torch torch-venv clean
+.PHONY: help train test format lint unit model docs python python-package python-release python-suite \
+        gpt wheel sdist bench bench-torch soak soak-python nightly schedules simulate torch torch-venv clean
 
 # What is tested beside the defaults.
 FEATURES := --features drumline/ndarray
@@ -29,7 +29,9 @@ help:
 	@echo 'make simulate   measure this machine, and write what replays say beside it'
 	@echo 'make python     build the Python package and run its tests, with torch if it is there'
 	@echo 'make python-suite  the whole of PyTorch'\''s own suite on drumline, at 2, 3 and 4 ranks'
-	@echo 'make wheel      a wheel for pip, in target/wheels'
+	@echo 'make gpt        train a small GPT on Moby-Dick with torch, on NPROC=$(NPROC) processes'
+	@echo 'make bench-torch  time dist.all_reduce on drumline and on gloo'
+	@echo 'make wheel      a wheel for pip, in target/wheels; make sdist: the source for one'
 	@echo 'make torch-venv install torch, so that the tests of the stores talk with it'
 	@echo 'make clean      remove everything that was built; runs are kept'
 
@@ -73,6 +75,11 @@ soak:
 	cargo test --locked -p drumline-kernels -- --ignored
 	cargo test --locked -p fashion-mnist --features soak --test resume
 	cargo run --locked --release -p drumline-sim -- --seeds $(SEEDS)
+	$(MAKE) soak-python
+
+# 10,000 random collectives and 200 groups, on numpy and on torch, that leave nothing behind.
+soak-python: python-package
+	DRUMLINE_SOAK=1 $(PYTHON_VENV)/bin/python -m pytest python/tests/test_soak.py
 
 nightly:
 	cargo test --locked -p drumline-conformance --features nightly
@@ -112,13 +119,18 @@ target/torch-venv/installed:
 PYTHON_VENV := target/python-venv
 CONFORMANCE := python/tests/conformance
 
-python: $(PYTHON_VENV)/installed
+INSTALL := $(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-index \
+           --no-deps --force-reinstall
+
+python-package: $(PYTHON_VENV)/installed
 	$(PYTHON_VENV)/bin/maturin build --quiet --locked --profile dev --out target/wheels/dev
-	$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps \
-	    --force-reinstall target/wheels/dev/drumline-*.whl
+	$(INSTALL) target/wheels/dev/drumline-*.whl
+
+python: python-package
 	$(PYTHON_VENV)/bin/mypy
 	$(PYTHON_VENV)/bin/python -m pytest $(PYTEST_ARGS)
 	if $(PYTHON_VENV)/bin/python -c 'import torch' 2>/dev/null; then \
+	    $(PYTHON_VENV)/bin/pyright --pythonpath $(PYTHON_VENV)/bin/python && \
 	    $(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_conformance.py --backend drumline --quiet \
 	        --passed-in $(CONFORMANCE)/gloo_w2.json --baseline $(CONFORMANCE)/gloo_w2.json \
 	        --exclude test_ddp_logging_data_cpu --retries 1; \
@@ -132,13 +144,29 @@ python-suite: python
 	$(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_conformance.py --backend drumline \
 	    --world-size 3 --like mpi --only all_to_all
 
+gpt: torch python-release
+	text=$$(sh examples/python/gpt/fetch-text.sh) && \
+	$(PYTHON_VENV)/bin/drumline run --nproc-per-node $(NPROC) -- $(PYTHON_VENV)/bin/python \
+	    examples/python/gpt/train.py "$$text" --out runs/gpt $(ARGS)
+
+bench-torch: torch python-release
+	GLOO_SOCKET_IFNAME=lo $(PYTHON_VENV)/bin/drumline run --nproc-per-node 2 -- \
+	    $(PYTHON_VENV)/bin/python bench/torch_all_reduce.py $(ARGS)
+
 wheel: $(PYTHON_VENV)/installed
+	rm -f target/wheels/drumline-*.whl
 	$(PYTHON_VENV)/bin/maturin build --locked --release --out target/wheels
+
+python-release: wheel
+	$(INSTALL) target/wheels/drumline-*.whl
+
+sdist: $(PYTHON_VENV)/installed
+	$(PYTHON_VENV)/bin/maturin sdist --out target/wheels
 
 $(PYTHON_VENV)/installed:
 	$(PYTHON) -m venv $(PYTHON_VENV)
 	$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
-	    'maturin>=1.9,<2' numpy pytest expecttest mypy
+	    'maturin>=1.9,<2' numpy pytest expecttest mypy 'pyright[nodejs]'
 	$(PYTHON_VENV)/bin/python -c 'import sysconfig; site = sysconfig.get_path("purelib"); \
 	    open(site + "/torch-venv.pth", "w").write(site.replace("python-venv", "torch-venv"))'
 	touch $@

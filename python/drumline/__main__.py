@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from drumline import _core
@@ -9,6 +10,8 @@ from drumline import _core
 
 def main() -> None:
     """``drumline run --nproc-per-node 2 -- python train.py``; ``drumline --help`` tells more."""
+    # The launcher has an answer to Ctrl-C, and Python's would come on top of it.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     # What the launcher starts for every rank: this again.
     itself = [sys.executable, "-m", "drumline"]
     sys.exit(_core.main(["drumline", *sys.argv[1:]], itself))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sized
 from typing import Any
 
@@ -15,7 +16,8 @@ class DistributedSampler:
     same arguments. An epoch that was interrupted goes on where it was, also with another number of
     ranks: see `state_dict`.
 
-    ``num_replicas`` and ``rank`` are those of the default group unless given.
+    ``num_replicas`` and ``rank`` are those of the default group unless given: drumline's, or torch's
+    if there is none of drumline's.
     """
 
     def __init__(
@@ -27,11 +29,10 @@ class DistributedSampler:
         seed: int = 0,
         drop_last: bool = False,
     ) -> None:
-        if num_replicas is None or rank is None:
-            from drumline import get_rank, get_world_size
-
-            num_replicas = get_world_size() if num_replicas is None else num_replicas
-            rank = get_rank() if rank is None else rank
+        if num_replicas is None:
+            num_replicas = int(_default_group().get_world_size())
+        if rank is None:
+            rank = int(_default_group().get_rank())
         self.dataset = dataset
         self.num_replicas, self.rank = num_replicas, rank
         self.shuffle, self.seed, self.drop_last = shuffle, seed, drop_last
@@ -65,6 +66,16 @@ class DistributedSampler:
         """
         self._core.resume(state["state"])
         self.epoch = state["epoch"]
+
+
+def _default_group() -> Any:
+    """What has ``get_rank`` and ``get_world_size``."""
+    from drumline import default
+
+    torch = sys.modules.get("torch")
+    if default.is_initialized() or torch is None or not torch.distributed.is_initialized():
+        return default
+    return torch.distributed
 
 
 def evaluation_shard(samples: int, world_size: int, rank: int) -> range:

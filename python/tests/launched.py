@@ -7,24 +7,18 @@ import sys
 import time
 
 
-def sum_of_ranks() -> None:
-    """As an unmodified program, which imports nothing of drumline."""
+def unmodified() -> None:
+    """As a program that imports nothing of drumline, and ends without taking leave."""
     import torch
     import torch.distributed as dist
 
-    dist.init_process_group("drumline")
-    tensor = torch.ones(2) * dist.get_rank()
-    dist.all_reduce(tensor)
-    print(f"sum {tensor.tolist()} backend {dist.get_backend()}", flush=True)
-    dist.destroy_process_group()
-
-
-def without_destroy() -> None:
-    import torch
-    import torch.distributed as dist
-
-    dist.init_process_group("cpu:drumline")
-    dist.all_reduce(torch.ones(2))
+    for name in sys.argv[2:]:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        dist.init_process_group(name)
+        tensor = torch.ones(2, dtype=torch.int16) * dist.get_rank()  # gloo cannot
+        dist.all_reduce(tensor)
+        print(f"sum {tensor.tolist()} of {name}", flush=True)
     dist.all_reduce(torch.ones(2), async_op=True)
 
 
@@ -51,34 +45,20 @@ def one_raises() -> None:
     drumline.all_reduce(np.ones(2))
 
 
-def ddp() -> None:
-    """Trains, and prints losses and a digest of the parameters."""
-    import torch
-    import torch.distributed as dist
+def waits() -> None:
+    """Until it is interrupted."""
+    import numpy as np
 
-    torch.manual_seed(3)
-    dist.init_process_group(sys.argv[2])
-    rank = dist.get_rank()
-    model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.ReLU(), torch.nn.Linear(50, 1))
-    model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.001)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
-    data = torch.randn(50, dist.get_world_size(), 8, 20)
-    for batch in data[:, rank]:
-        loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        total = loss.detach().clone()
-        dist.all_reduce(total, dist.ReduceOp.AVG)
-        if rank == 0:
-            print(f"loss {total.item():.9e}", flush=True)
-    bits = torch.cat([it.detach().reshape(-1) for it in model.parameters()]).numpy().tobytes()
-    import hashlib
+    import drumline
 
-    print(f"parameters {hashlib.sha256(bits).hexdigest()}", flush=True)
-    dist.destroy_process_group()
+    drumline.init_process_group()
+    drumline.barrier()
+    print("waits", flush=True)
+    if drumline.get_rank() == 0:
+        drumline.all_reduce(np.ones(2))
+    time.sleep(600)
 
 
 if __name__ == "__main__":
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    {f.__name__: f for f in (sum_of_ranks, without_destroy, own_api, one_raises, ddp)}[sys.argv[1]]()
+    {f.__name__: f for f in (unmodified, own_api, one_raises, waits)}[sys.argv[1]]()

@@ -14,15 +14,19 @@ from typing import Any
 LIMIT_S = 120.0
 
 
-def run(world_size: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+def run(
+    world_size: int, function: Callable[..., Any], *args: Any, limit_s: float = LIMIT_S
+) -> list[Any]:
     """What ``function(rank, world_size, directory, *args)`` returns on every rank."""
-    outcomes = run_and_see(world_size, function, *args)
+    outcomes = run_and_see(world_size, function, *args, limit_s=limit_s)
     for rank, (how, what) in enumerate(outcomes):
         assert how == "returned", f"rank {rank} {how} {what}"
     return [what for _, what in outcomes]
 
 
-def run_and_see(world_size: int, function: Callable[..., Any], *args: Any) -> list[tuple[str, Any]]:
+def run_and_see(
+    world_size: int, function: Callable[..., Any], *args: Any, limit_s: float = LIMIT_S
+) -> list[tuple[str, Any]]:
     """The same; ``("raised", text)`` for a rank that has raised, ``("exited", code)`` for one that
     has ended without a word."""
     context = multiprocessing.get_context("fork")
@@ -37,7 +41,7 @@ def run_and_see(world_size: int, function: Callable[..., Any], *args: Any) -> li
             theirs.close()
             pipes.append(ours)
             processes.append(process)
-        until = time.monotonic() + LIMIT_S
+        until = time.monotonic() + limit_s
         outcomes = []
         for pipe, process in zip(pipes, processes, strict=True):
             outcomes.append(_outcome(pipe, process, until))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import re
 import subprocess
@@ -18,20 +20,34 @@ CLIENTS = re.findall(r"^@client\ndef (\w+)", Path(PROGRAM).read_text(), re.MULTI
 SLOW = {"compiled"}
 
 
-def numbers(backend, clients):
+def numbers(backends, clients):
+    """What each client gave, for each backend."""
     command = [sys.executable, "-m", "drumline", "run", "--nproc-per-node", "2", "--"]
     done = subprocess.run(
-        [*command, sys.executable, PROGRAM, backend, *clients],
+        [*command, sys.executable, PROGRAM, ",".join(backends), *clients],
         capture_output=True, text=True, timeout=600,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    return re.findall(r"^\[0\] (\w+: .*)$", done.stdout, re.MULTILINE)
+    found = re.findall(r"^\[0\] (\w+) (\w+): (.*)$", done.stdout, re.MULTILINE)
+    return [
+        {name: json.loads(result) for whose, name, result in found if whose == backend}
+        for backend in backends
+    ]
 
 
 def test_the_numbers_are_those_of_gloo():
     slow_too = os.environ.get("DRUMLINE_SLOW_TESTS", "0") != "0"
     clients = [name for name in CLIENTS if slow_too or name not in SLOW]
     assert len(clients) > 10
-    ours, theirs = numbers("drumline", clients), numbers("gloo", clients)
-    assert len(ours) == len(clients)
-    assert ours == theirs
+    ours, theirs = numbers(["drumline", "gloo"], clients)
+    assert list(ours) == list(theirs) == clients
+    for name in clients:
+        assert flat(ours[name]) == pytest.approx(flat(theirs[name]), rel=1e-6, abs=1e-9), name
+        assert all(map(math.isfinite, flat(ours[name]))), name
+
+
+def flat(value):
+    """All numbers of a value."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [number for part in value for number in flat(part)] if isinstance(value, list) else [value]

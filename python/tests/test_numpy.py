@@ -176,6 +176,7 @@ def test_wrong_arguments_are_refused_and_the_group_goes_on():
     assert "sum, avg" in texts["no operator"]
     assert "complex128" in texts["no max"]
     assert "rank 7" in texts["no such rank"]
+    assert texts["lengths"].startswith("all_gather: "), texts
 
 
 def test_what_is_written_while_it_is_read_is_copied_first():

@@ -45,3 +45,15 @@ def test_an_epoch_goes_on_with_another_number_of_ranks():
 def test_evaluation_sees_every_sample_once():
     shards = [list(evaluation_shard(10, 4, rank)) for rank in range(4)]
     assert sum(shards, []) == list(range(10))
+
+
+def test_without_a_group_of_drumlines_the_place_is_torchs():
+    dist = pytest.importorskip("torch.distributed")
+    fake = pytest.importorskip("torch.testing._internal.distributed.fake_pg")
+    with pytest.raises(ValueError, match="no group"):
+        DistributedSampler(range(8))
+    dist.init_process_group("fake", store=fake.FakeStore(), rank=1, world_size=4)
+    try:
+        assert list(DistributedSampler(range(8), shuffle=False)) == [1, 5]
+    finally:
+        dist.destroy_process_group()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import signal
-import threading
 import time
 from datetime import timedelta
 
 import pytest
-from ranks import run, run_and_see
+from ranks import run
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
@@ -35,9 +34,32 @@ def beyond_gloo(rank, world_size, directory):
     tensor = torch.ones(2) * (rank + 1)
     dist.all_reduce(tensor, dist._make_nccl_premul_sum(2.0))
     out["premul_sum"] = tensor.tolist()
+    moved = {}
+    for name in [*names.split(), "float8_e8m0fnu", "float8_e4m3fnuz"]:
+        kind = getattr(torch, name)
+        tensor = torch.full((3,), rank + 1.0).to(kind)
+        dist.broadcast(tensor, 1)
+        parts = [torch.ones(1).to(kind) for _ in range(world_size)]
+        dist.all_gather(parts, torch.full((1,), 2.0 * (rank + 1)).to(kind))
+        other = torch.ones(2).to(kind)
+        dist.send(tensor[:2], 1) if rank == 0 else dist.recv(other, 0)
+        moved[name] = [it.float().tolist() for it in (tensor, *parts, *([other] if rank else []))]
+    out["moved"] = moved
     parts = [torch.zeros(n + 1) for n in range(world_size)]
     dist.all_gather(parts, torch.full((rank + 1,), float(rank)))
     out["uneven all_gather"] = [part.tolist() for part in parts]
+    own = torch.zeros(rank + 1)
+    dist.reduce_scatter(own, [torch.full((n + 1,), n + 1.0) for n in range(world_size)])
+    out["uneven reduce_scatter"] = own.tolist()
+    parts = [torch.zeros(n + rank) for n in range(world_size)]
+    dist.all_to_all(parts, [torch.full((n + rank,), 10.0 * rank + n) for n in range(world_size)])
+    out["uneven all_to_all"] = [part.tolist() for part in parts]
+    own = torch.zeros(2 * rank + 1, 2)  # rank 0 gets a row of rank 1, rank 1 gets 2 and 1
+    dist.all_to_all_single(
+        own, torch.full((2, 2), rank + 1.0),
+        [[0, 1], [2, 1]][rank], [[0, 2], [1, 1]][rank],
+    )
+    out["uneven all_to_all_single"] = own.tolist()
     tensor = torch.ones(3) * (rank + 1)
     dist.reduce(tensor, 0)
     out["reduce"] = tensor.tolist()
@@ -50,11 +72,20 @@ def beyond_gloo(rank, world_size, directory):
 
 def test_types_and_operators_that_gloo_lacks():
     for rank, out in enumerate(run(2, beyond_gloo)):
-        assert all(out[name] == [2] * 6 for name in list(out)[:9])
+        assert all(out[name] == [2] * 6 for name in list(out)[:9]), out
         assert out["bool"] == [1] * 6
         assert out["integer avg"] == [5, 3]
         assert out["premul_sum"] == [6, 6]
+        for name, (broadcast, *parts) in out["moved"].items():
+            expected = [2] * 3 if name != "bool" else [1] * 3
+            assert broadcast == expected, (name, broadcast)
+            assert parts[:2] == ([[2], [4]] if name != "bool" else [[1], [1]]), (name, parts)
+            assert parts[2:] == ([expected[:2]] if rank else []), (name, parts)
         assert out["uneven all_gather"] == [[0], [1, 1]]
+        assert out["uneven reduce_scatter"] == [2.0 * (rank + 1)] * (rank + 1)
+        assert out["uneven all_to_all"] == [[10.0 * at + rank] * (at + rank) for at in range(2)]
+        expected = [[[2, 2]], [[1, 1], [1, 1], [2, 2]]][rank]
+        assert out["uneven all_to_all_single"] == expected
         assert out["reduce"] == ([3, 3, 3] if rank == 0 else [2, 2, 2])
         assert out["complex"] == [2 + 1j, 2 + 1j]
 
@@ -144,6 +175,16 @@ def groups(rank, world_size, directory):
         for tensor in several:
             dist.all_reduce(tensor)
     seen.append([tensor.tolist() for tensor in several])
+    gathered = [torch.zeros(3), torch.zeros(6)]
+    with dist._coalescing_manager():
+        for n, tensor in enumerate(gathered):
+            dist.all_gather_into_tensor(tensor, torch.full((n + 1,), float(rank)))
+    seen.append([tensor.tolist() for tensor in gathered])
+    scattered = [torch.zeros(1), torch.zeros(2)]
+    with dist._coalescing_manager():
+        for n, tensor in enumerate(scattered):
+            dist.reduce_scatter_tensor(tensor, torch.arange(3.0 * (n + 1)))
+    seen.append([tensor.tolist() for tensor in scattered])
     after, before = (rank + 1) % world_size, (rank - 1) % world_size
     got = torch.zeros(1)
     batch = [
@@ -169,101 +210,14 @@ def test_groups_of_some_ranks(level, monkeypatch):
     for rank, seen in enumerate(run(3, groups)):
         if rank != 1:
             assert seen.pop(0) == 4.0
-        half = [3.0, 3.0, 3.0][rank]
-        assert seen == [half, [{"rank": r} for r in range(3)], [[], [6], [6, 6]], (rank - 1) % 3]
-
-
-def disagree(rank, world_size, directory, what):
-    connect(rank, world_size, directory)
-    if what == "type":
-        dist.all_reduce(torch.zeros(4, dtype=[torch.float32, torch.int32][rank]))
-    elif what == "shape":
-        dist.all_reduce(torch.zeros(4 + rank))
-    elif what == "operator":
-        dist.all_reduce(torch.zeros(4), [dist.ReduceOp.SUM, dist.ReduceOp.MAX][rank])
-    elif what == "operation":
-        dist.all_reduce(torch.zeros(4)) if rank else dist.broadcast(torch.zeros(4), 0)
-    elif what == "work":
-        dist.all_reduce(torch.zeros(4 + rank), async_op=True).wait()
-    elif what == "future":
-        dist.all_reduce(torch.zeros(4 + rank), async_op=True).get_future().wait()
-    dist.destroy_process_group()
-
-
-@pytest.mark.parametrize("what", ["type", "shape", "operator", "operation", "work", "future"])
-def test_ranks_that_disagree_are_told_both_calls(what):
-    for rank, (how, text) in enumerate(run_and_see(2, disagree, what)):
-        assert how == "raised", (rank, how, text)
-        if what != "future":
-            assert text.startswith("torch.distributed.DistBackendError"), text
-        assert "rank 0" in text and "rank 1" in text and "all_reduce" in text, text
-
-
-def ddp_with_other_models(rank, world_size, directory):
-    connect(rank, world_size, directory)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
-    if rank == 1:
-        os._exit(7)
-    model(torch.ones(3, 4)).sum().backward()
-
-
-def test_backward_names_the_rank_that_has_died():
-    (how, text), dead = run_and_see(2, ddp_with_other_models)
-    assert dead == ("exited", 7)
-    assert how == "raised" and "rank 1 has ended" in text and "all_reduce" in text, text
-
-
-def too_late(rank, world_size, directory):
-    connect(rank, world_size, directory, timeout=timedelta(seconds=1))
-    if rank == 1:
-        time.sleep(4)
-        dist.all_reduce(torch.ones(2))  # has what it needs of rank 0
-    dist.all_reduce(torch.ones(2))
-
-
-def test_a_rank_that_comes_too_late_is_named():
-    for rank, (how, text) in enumerate(run_and_see(2, too_late)):
-        assert how == "raised" and "torch.distributed.DistBackendError" in text, (how, text)
-        assert "rank 1" in text, (rank, text)
-
-
-def after_destroy(rank, world_size, directory):
-    connect(rank, world_size, directory)
-    group = dist.group.WORLD
-    dist.destroy_process_group()
-    with pytest.raises(ValueError):
-        dist.all_reduce(torch.ones(1))
-    with pytest.raises(Exception, match="destroyed"):
-        group.allreduce([torch.ones(1)]).wait()
-
-
-def test_use_after_destroy_is_an_error():
-    run(2, after_destroy)
-
-
-def interrupted(rank, world_size, directory, in_background):
-    connect(rank, world_size, directory)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    if rank == 0:
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-        if in_background:
-            dist.all_reduce(torch.ones(2), async_op=True).wait()
-        else:
-            dist.all_reduce(torch.ones(2))
-    time.sleep(1.5)
-    dist.all_reduce(torch.ones(2))  # has what it needs of rank 0
-    dist.all_reduce(torch.ones(2))
-
-
-def test_control_c_gets_through_and_the_others_hear_of_it():
-    (how, text), (other, why) = run_and_see(2, interrupted, False)
-    assert how == "raised" and text.startswith("builtins.KeyboardInterrupt"), (how, text)
-    assert other == "raised" and "rank 0" in why and "abort" in why, (other, why)
-
-
-def test_control_c_gets_through_while_a_work_is_waited_for():
-    (how, text), _ = run_and_see(2, interrupted, True)
-    assert how == "raised" and text.startswith("builtins.KeyboardInterrupt"), (how, text)
+        assert seen == [
+            3.0,
+            [{"rank": r} for r in range(3)],
+            [[], [6], [6, 6]],
+            [[0, 1, 2], [0, 0, 1, 1, 2, 2]],
+            [[3 * rank], [6 * rank, 6 * rank + 3]],
+            (rank - 1) % 3,
+        ]
 
 
 def forked(rank, world_size, directory):
@@ -302,29 +256,16 @@ def test_drumline_takes_the_place_of_gloo(monkeypatch):
     assert run(2, instead_of_gloo) == [[2, 2]] * 2
 
 
-def cycles(rank, world_size, directory):
-    def counts():
-        threads = len(os.listdir("/proc/self/task"))
-        return threads, len(os.listdir("/proc/self/fd"))
+def test_an_older_torch_is_told_what_it_lacks_and_is_not_harmed(monkeypatch):
+    from drumline.torch.register import autoload, register
 
-    before = None
-    for cycle in range(12):
-        store = dist.FileStore(f"{directory}/store{cycle}", world_size)
-        dist.init_process_group("drumline", store=store, rank=rank, world_size=world_size)
-        tensor = torch.ones(10)
-        dist.all_reduce(tensor)
-        dist.all_reduce(tensor, async_op=True).wait()
-        dist.destroy_process_group()
-        if cycle == 3:
-            gc.collect()
-            before = counts()
-    gc.collect()
-    return before, counts()
-
-
-def test_groups_leave_nothing_behind():
-    for before, after in run(2, cycles):
-        assert before == after
+    monkeypatch.setattr(torch, "__version__", "2.13.1+cpu")
+    with pytest.raises(ImportError, match="needs torch 2.14 or newer, and this is 2.13.1"):
+        register()
+    autoload()
+    monkeypatch.setenv("DRUMLINE_REPLACE_GLOO", "1")
+    with pytest.warns(UserWarning, match="cannot take the place of gloo: .*2.14"):
+        autoload()
 
 
 def waits_in_a_callback(rank, world_size, directory):
@@ -342,3 +283,106 @@ def waits_in_a_callback(rank, world_size, directory):
 
 def test_a_callback_may_wait_for_another_operation():
     assert run(2, waits_in_a_callback) == [[4, 4]] * 2
+
+
+def someone_misses_a_barrier(rank, world_size, directory):
+    connect(rank, world_size, directory)
+    text = ""
+    if rank != 1:
+        try:
+            dist.monitored_barrier(timeout=timedelta(seconds=0.3), wait_all_ranks=True)
+        except RuntimeError as error:
+            text = str(error)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)  # the group goes on
+    dist.destroy_process_group()
+    return text, tensor.item()
+
+
+def many_monitored_barriers(rank, world_size, directory):
+    store = dist.FileStore(f"{directory}/store", world_size)
+    dist.init_process_group("drumline", store=store, rank=rank, world_size=world_size)
+    counts = []
+    for _ in range(3):
+        dist.monitored_barrier()
+        dist.barrier()
+        counts.append(store.num_keys())
+        dist.barrier()
+    dist.destroy_process_group()
+    return counts
+
+
+def test_monitored_barriers_leave_nothing_in_the_store():
+    for counts in run(3, many_monitored_barriers):
+        assert counts == counts[:1] * 3, counts
+
+
+def test_a_monitored_barrier_names_who_is_missing_and_the_group_goes_on():
+    (first, _), (_, _), (third, _) = outcomes = run(3, someone_misses_a_barrier)
+    assert [total for _, total in outcomes] == [3] * 3
+    assert "Rank 1 failed to pass" in first, first
+    assert "rank 0" in third, third
+
+
+def profiled(rank, world_size, directory):
+    connect(rank, world_size, directory)
+    with torch.autograd.profiler.profile(record_shapes=True, use_kineto=False) as profiler:
+        dist.all_reduce(torch.ones(2, 3))
+        dist.broadcast(torch.ones(4), 0, async_op=True).wait()
+        dist.all_gather_into_tensor(torch.ones(10), torch.ones(5))
+    dist.destroy_process_group()
+    return {
+        event.name: (event.input_shapes, event.is_async)
+        for event in profiler.function_events
+        if event.name.startswith("drumline:")
+    }
+
+
+def test_the_profiler_sees_operations_with_their_sizes():
+    for events in run(2, profiled):
+        assert events == {
+            "drumline:all_reduce": ([[2, 3]], True),
+            "drumline:broadcast": ([[4]], True),
+            "drumline:_all_gather_base": ([[5]], True),
+        }
+
+
+def one_backend_for_each_device(rank, world_size, directory):
+    connect(rank, world_size, directory, name="cpu:drumline,cuda:gloo")
+    tensor = torch.ones(2, dtype=torch.int16)  # gloo cannot
+    dist.all_reduce(tensor)
+    config = dist.get_backend_config()
+    dist.destroy_process_group()
+    return tensor.tolist(), str(config)
+
+
+def test_devices_may_have_different_backends(monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    for tensor, config in run(2, one_backend_for_each_device):
+        assert tensor == [2, 2] and config == "cpu:drumline,cuda:gloo"
+
+
+def forked_after_a_group(rank, world_size, directory):
+    """The children of a process that has used groups make one of their own."""
+    os.mkdir(f"{directory}/{rank}")
+    connect(0, 1, f"{directory}/{rank}")
+    dist.all_reduce(torch.ones(2), async_op=True).wait()
+    dist.destroy_process_group()
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # nobody else ends it if it hangs
+        code = 1
+        try:
+            connect(rank, world_size, directory)
+            tensor = torch.ones(2)
+            dist.all_reduce(tensor, async_op=True).wait()
+            dist.all_reduce(tensor, async_op=True).get_future().wait()
+            dist.destroy_process_group()
+            code = 0 if tensor.tolist() == [4, 4] else 2
+        finally:
+            os._exit(code)
+    return os.waitpid(child, 0)[1]
+
+
+def test_forks_of_a_process_that_has_used_groups_can_make_their_own():
+    assert run(2, forked_after_a_group) == [0, 0]

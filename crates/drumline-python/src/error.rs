@@ -49,7 +49,7 @@ create_exception!(
 
 /// The exception for an error of the core.
 pub(crate) fn raise(error: Error) -> PyErr {
-    let text = error.to_string();
+    let text = named_as_in_python(&error).to_string();
     match error {
         Error::InvalidArgument { .. }
         | Error::InvalidSetting { .. }
@@ -72,5 +72,16 @@ pub(crate) fn raise(error: Error) -> PyErr {
         },
         Error::Io { .. } => PyOSError::new_err(text),
         _ => DrumlineError::new_err(text),
+    }
+}
+
+/// Python has no `all_gather_v`: its `all_gather` takes uneven blocks, too.
+fn named_as_in_python(error: &Error) -> Error {
+    match error {
+        Error::InvalidArgument { operation, problem } => Error::InvalidArgument {
+            operation: operation.strip_suffix("_v").unwrap_or(operation),
+            problem: problem.clone(),
+        },
+        other => other.clone(),
     }
 }

@@ -6,6 +6,7 @@
 //! runs without the interpreter's lock.
 
 mod async_reduce;
+mod call;
 mod config;
 mod ddp;
 mod error;
@@ -13,6 +14,7 @@ mod foreign_store;
 mod group;
 mod launch;
 mod memory;
+mod operations;
 mod sampler;
 mod signals;
 mod store;

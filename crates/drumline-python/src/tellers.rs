@@ -11,18 +11,26 @@ use std::{
     thread,
 };
 
+use rustix::process::{Pid, getpid};
+
 type Job = Box<dyn FnOnce() + Send>;
 
-static IDLE: Mutex<Vec<Sender<Job>>> = Mutex::new(Vec::new());
+/// Those that wait, and the process whose they are: a fork has no threads but the one that forked.
+static IDLE: Mutex<(Option<Pid>, Vec<Sender<Job>>)> = Mutex::new((None, Vec::new()));
 
-fn idle() -> MutexGuard<'static, Vec<Sender<Job>>> {
-    IDLE.lock().unwrap_or_else(PoisonError::into_inner)
+fn idle() -> MutexGuard<'static, (Option<Pid>, Vec<Sender<Job>>)> {
+    let mut idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner);
+    let process = Some(getpid());
+    if idle.0 != process {
+        *idle = (process, Vec::new());
+    }
+    idle
 }
 
 /// Runs `job` on a thread that does nothing else.
 pub(crate) fn run(job: impl FnOnce() + Send + 'static) {
     let mut job: Job = Box::new(job);
-    let free = idle().pop();
+    let free = idle().1.pop();
     if let Some(thread) = free {
         match thread.send(job) {
             Ok(()) => return,
@@ -41,7 +49,7 @@ pub(crate) fn run(job: impl FnOnce() + Send + 'static) {
             job();
         }
         loop {
-            idle().push(sender.clone());
+            idle().1.push(sender.clone());
             match jobs.recv() {
                 Ok(job) => job(),
                 Err(_) => return,

@@ -3,13 +3,14 @@
 use std::{
     os::fd::{AsFd, OwnedFd},
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
+    process::{Pid, getpid},
 };
 
 use crate::{
@@ -43,14 +44,20 @@ struct Door {
     look_again_at: Option<Instant>,
 }
 
-/// The engine of this process.
+/// The engine of this process. A fork of a process that has one starts its own: the thread of the
+/// other is not there.
 ///
 /// # Errors
 ///
 /// When its thread cannot be started.
 pub(crate) fn get() -> Result<&'static Engine> {
-    static ENGINE: OnceLock<Result<&'static Engine>> = OnceLock::new();
-    ENGINE.get_or_init(Engine::start).clone()
+    static ENGINE: Mutex<Option<(Pid, Result<&'static Engine>)>> = Mutex::new(None);
+    let process = getpid();
+    let mut engine = ENGINE.lock().unwrap_or_else(PoisonError::into_inner);
+    match &*engine {
+        Some((whose, started)) if *whose == process => started.clone(),
+        _ => engine.insert((process, Engine::start())).1.clone(),
+    }
 }
 
 /// How far a group has come.

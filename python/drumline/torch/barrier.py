@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-_PASSED = b"passed"
+_PASSED = "passed"
 
 
 class MonitoredBarrier:
@@ -20,7 +20,7 @@ class MonitoredBarrier:
     def wait(self, timeout: timedelta, wait_all_ranks: bool) -> None:
         """Raises DistBackendError: on rank 0 it names who is missing, on others why rank 0 failed."""
         self._count += 1
-        prefix = f"drumline/monitored_barrier/{self._count}"
+        prefix = _prefix(self._count)
         if self._rank == 0:
             self._collect(prefix, timeout, wait_all_ranks)
         else:
@@ -36,15 +36,17 @@ class MonitoredBarrier:
         missing = [rank for rank in ranks if not self._has_come(f"{prefix}/{rank}", deadline)]
         if not missing:
             self._store.set(f"{prefix}/verdict", _PASSED)
-            for rank in ranks:
-                self._store.delete_key(f"{prefix}/{rank}")
+            # Who is here has read the verdict on the barrier before.
+            done = [f"{_prefix(self._count - 1)}/verdict", *(f"{prefix}/{rank}" for rank in ranks)]
+            for key in done:
+                self._store.delete_key(key)
             return
         named = missing if wait_all_ranks else missing[:1]
         who = f"Rank{'s' if len(named) > 1 else ''} {', '.join(map(str, named))}"
         text = f"[Rank 0]: {who} failed to pass monitoredBarrier in {_ms(timeout)} ms."
         if len(named) < len(missing):
             text += f" (All that are missing: {', '.join(map(str, missing))}.)"
-        self._store.set(f"{prefix}/verdict", text.encode())
+        self._store.set(f"{prefix}/verdict", text)
         raise dist.DistBackendError(text)
 
     def _has_come(self, key: str, deadline: float) -> bool:
@@ -56,18 +58,22 @@ class MonitoredBarrier:
         return True
 
     def _report(self, prefix: str, timeout: timedelta) -> None:
-        self._store.set(f"{prefix}/{self._rank}", b"here")
+        self._store.set(f"{prefix}/{self._rank}", "here")
         try:
             self._store.wait([f"{prefix}/verdict"], max(timeout, timedelta(milliseconds=1)))
-            verdict = self._store.get(f"{prefix}/verdict")
+            verdict = self._store.get(f"{prefix}/verdict").decode(errors="replace")
         except RuntimeError as error:
-            verdict = str(error).encode()
+            verdict = str(error)
         if verdict != _PASSED:
             raise dist.DistBackendError(
                 f"[Rank {self._rank}]: Rank {self._rank} successfully reached monitoredBarrier, but "
                 f"received errors while waiting for send/recv from rank 0. Please check rank 0 logs "
-                f"for faulty rank. It says: {verdict.decode(errors='replace')}"
+                f"for faulty rank. It says: {verdict}"
             )
+
+
+def _prefix(count: int) -> str:
+    return f"drumline/monitored_barrier/{count}"
 
 
 def _ms(timeout: timedelta) -> int:

@@ -28,8 +28,8 @@ class TorchStore(dist.Store):
     def get(self, key: str) -> bytes:
         return _as_torch(lambda: self._store.get(key))
 
-    def add(self, key: str, amount: int) -> int:
-        return self._store.add(key, amount)
+    def add(self, key: str, value: int) -> int:
+        return self._store.add(key, value)
 
     def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
         return self._store.compare_set(key, expected_value, desired_value)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from drumline import _core
+from drumline.torch.device import SideStream, side_stream
 
 _CODES = dict(_core.DTYPES)
 _BYTES = _CODES["u8"]
@@ -36,30 +36,75 @@ class Staging:
     Results go back to the tensors by ``finish``, in the thread that wants to see them.
     """
 
-    __slots__ = ("_back",)
+    __slots__ = ("_back", "_sides")
 
     def __init__(self) -> None:
         self._back: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._sides: dict[torch.device, SideStream] = {}
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """Where results are brought back to by streams."""
+        return list(self._sides)
 
     def read(self, tensor: torch.Tensor, reduce: bool = False) -> Memory:
         """The elements of a tensor that the operation only reads."""
-        return _memory(tensor if _is_plain(tensor) else _dense(tensor), reduce)
+        return _memory(tensor if _is_plain(tensor) else self._copied(tensor), reduce)
+
+    def read_all(self, tensors: Sequence[torch.Tensor], reduce: bool = False) -> list[Memory]:
+        """`read` for each."""
+        return [self.read(tensor, reduce) for tensor in tensors]
 
     def write(self, tensor: torch.Tensor, reduce: bool = False) -> Memory:
         """The elements of a tensor that the operation changes."""
         if _is_plain(tensor):
             return _memory(tensor, reduce)
-        copy = _dense(tensor)
+        copy = self._copied(tensor)
         self._back.append((tensor, copy))
         return _memory(copy, reduce)
 
+    def fill(self, tensor: torch.Tensor, reduce: bool = False) -> Memory:
+        """The place of a tensor all of whose elements the operation sets."""
+        if _is_plain(tensor):
+            return _memory(tensor, reduce)
+        copy = self._room_for(tensor)
+        self._back.append((tensor, copy))
+        return _memory(copy, reduce)
+
+    def fill_all(self, tensors: Sequence[torch.Tensor], reduce: bool = False) -> list[Memory]:
+        """`fill` for each."""
+        return [self.fill(tensor, reduce) for tensor in tensors]
+
     def finish(self) -> None:
-        """Brings results to where they belong."""
+        """Brings results to where they belong; the caller's streams wait for it."""
         back, self._back = self._back, []
-        if back:
-            with torch.no_grad():
-                for tensor, copy in back:
+        for tensor, copy in back:
+            if tensor.device.type == "cpu":
+                with torch.no_grad():
                     tensor.copy_(copy)
+            else:
+                self._side(tensor).bring_back(tensor, copy)
+        for side in self._sides.values():
+            side.join()
+
+    def _copied(self, tensor: torch.Tensor) -> torch.Tensor:
+        _check_layout(tensor)
+        if tensor.device.type != "cpu":
+            return self._side(tensor).fetch(tensor)
+        with torch.no_grad():
+            return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+
+    def _room_for(self, tensor: torch.Tensor) -> torch.Tensor:
+        _check_layout(tensor)
+        if tensor.device.type != "cpu":
+            return self._side(tensor).room_for(tensor)
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+    def _side(self, tensor: torch.Tensor) -> SideStream:
+        device = tensor.device
+        if device not in self._sides:
+            self._sides[device] = side_stream(device)
+        return self._sides[device]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -72,25 +117,12 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _dense(tensor: torch.Tensor) -> torch.Tensor:
-    if tensor.device.type != "cpu":
-        _warn_once(tensor.device.type)
+def _check_layout(tensor: torch.Tensor) -> None:
     if tensor.layout is not torch.strided:
         raise ValueError(
             f"drumline takes tensors of layout {tensor.layout} in all_reduce only: "
             "use to_dense() for others"
         )
-    with torch.no_grad():
-        return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
-
-
-@functools.cache
-def _warn_once(device: str) -> None:
-    warnings.warn(
-        f"drumline stages tensors on {device} through the memory of the CPU, which has not been "
-        "verified on hardware",
-        stacklevel=2,
-    )
 
 
 def _memory(tensor: torch.Tensor, reduce: bool) -> Memory:

@@ -78,19 +78,27 @@ class DrumlineWork(dist.Work):
             return self._future
 
     def _make_future(self) -> Future[Any]:
-        ended: Future[Any] = Future()
+        # With devices, callbacks have streams of their own, and whoever waits for a future has its
+        # stream wait for theirs.
+        devices = self._staging.devices
+        ended: Future[Any] = Future(devices=[*devices]) if devices else Future()
+        error: BaseException | None = None
 
         # An exception set on a future is a value for C++, which takes it for tensors. One that is
         # raised in a callback is an error there, too.
-        def result(future: Future[Any]) -> list[torch.Tensor]:
-            error = future.value()
+        def result(_: Future[Any]) -> list[torch.Tensor]:
             if error is not None:
                 raise as_dist_error(error)
             self._finish()
             return self._result
 
+        def tell(outcome: BaseException | None) -> None:
+            nonlocal error
+            error = outcome
+            ended.set_result(None)
+
         future: Future[Any] = ended.then(result)
-        when_all_ended(self._handles, ended.set_result)
+        when_all_ended(self._handles, tell)
         return future
 
     def _finish(self) -> None:

@@ -1,0 +1,200 @@
+"""The collectives of c10d, on tensors that may lie anywhere."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from drumline import _core
+from drumline._core import Group
+from drumline.torch import profile
+from drumline.torch.arguments import by_type, check_list, list_at_root, only, operator, split_counts
+from drumline.torch.operation import Operations
+from drumline.torch.sparse import all_reduce_sparse
+from drumline.torch.tensors import Memory, Staging
+from drumline.torch.work import DrumlineWork, as_dist_error
+
+Tensors = list[torch.Tensor]
+
+
+class Collectives(Operations):
+    """torch passes lists of tensors and an object of options; ranks are those of the group."""
+
+    # One tensor per rank.
+
+    def broadcast(self, tensors: Tensors, opts: Any) -> DrumlineWork:
+        staging = Staging()
+        data = staging.write(only(tensors, "broadcast"))
+        call = (Group.broadcast, data, opts.rootRank)
+        return self._run("broadcast", opts, tensors, tensors, staging, call)
+
+    def allreduce(self, tensors: Tensors, opts: Any) -> DrumlineWork:
+        if len(tensors) > 1:
+            return self.allreduce_coalesced(tensors, opts)
+        tensor = only(tensors, "all_reduce")
+        if tensor.layout is not torch.strided:
+            return self.allreduce_sparse(tensors, opts)
+        staging = Staging()
+        call = (Group.all_reduce, staging.write(tensor, reduce=True), *operator(opts))
+        return self._run("all_reduce", opts, tensors, tensors, staging, call)
+
+    def allreduce_sparse(self, tensors: Tensors, opts: Any) -> DrumlineWork:
+        """On the calling thread, also where torch does not wait."""
+        op, _ = operator(opts)
+        self._sequence += 1
+        event = profile.begin("drumline:sparse_all_reduce", tensors)
+        try:
+            all_reduce_sparse(self._within(opts.timeout), only(tensors, "all_reduce"), op)
+        except _core.DrumlineError as error:
+            raise as_dist_error(error) from None
+        finally:
+            profile.end(event, [])
+        return DrumlineWork("all_reduce", [], Staging(), tensors)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any) -> DrumlineWork:
+        staging = Staging()
+        calls = [
+            (
+                Group.all_reduce_coalesced,
+                [staging.write(tensor, reduce=True) for tensor in kind],
+                *operator(opts),
+            )
+            for kind in by_type(tensors, _dtype)
+        ]
+        return self._run("all_reduce", opts, tensors, tensors, staging, *calls)
+
+    def reduce(self, tensors: Tensors, opts: Any) -> DrumlineWork:
+        staging, root = Staging(), opts.rootRank
+        # Other ranks' tensors stay as they are.
+        take = staging.write if self.rank() == root else staging.read
+        data = take(only(tensors, "reduce"), reduce=True)
+        call = (Group.reduce, data, *operator(opts), root)
+        return self._run("reduce", opts, tensors, tensors, staging, call)
+
+    # A list with a tensor for every rank.
+
+    def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> DrumlineWork:
+        staging, filled = Staging(), only(outputs, "all_gather")
+        check_list(filled, self.size(), "output")
+        call = (
+            Group.all_gather, staging.read(only(inputs, "all_gather")), staging.fill_all(filled)
+        )  # fmt: skip
+        return self._run("all_gather", opts, inputs, filled, staging, call)
+
+    def allgather_coalesced(
+        self, outputs: list[Tensors], inputs: Tensors, opts: Any
+    ) -> DrumlineWork:
+        """``outputs[r][i]`` is ``inputs[i]`` of rank ``r``."""
+        check_list(outputs, self.size(), "output")
+        for row in outputs:
+            if [(t.shape, t.dtype) for t in row] != [(t.shape, t.dtype) for t in inputs]:
+                raise ValueError("all_gather_coalesced: outputs must be like the inputs")
+        staging = Staging()
+        calls = [
+            (Group.all_gather, staging.read(own), staging.fill_all([row[i] for row in outputs]))
+            for i, own in enumerate(inputs)
+        ]
+        filled = [tensor for row in outputs for tensor in row]
+        return self._run("all_gather", opts, inputs, filled, staging, *calls)
+
+    def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> DrumlineWork:
+        staging, root = Staging(), opts.rootRank
+        filled = list_at_root(outputs, self.rank() == root, self.size(), "output")
+        data = staging.read(only(inputs, "gather"))
+        call = (Group.gather, data, staging.fill_all(filled), root, None)
+        return self._run("gather", opts, inputs, filled, staging, call)
+
+    def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> DrumlineWork:
+        staging, root = Staging(), opts.rootRank
+        dealt = list_at_root(inputs, self.rank() == root, self.size(), "input")
+        data = staging.fill(only(outputs, "scatter"))
+        call = (Group.scatter, staging.read_all(dealt), data, root, None)
+        return self._run("scatter", opts, dealt or outputs, outputs, staging, call)
+
+    def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> DrumlineWork:
+        staging, dealt = Staging(), only(inputs, "reduce_scatter")
+        check_list(dealt, self.size(), "input")
+        data = staging.fill(only(outputs, "reduce_scatter"), reduce=True)
+        call = (Group.reduce_scatter, staging.read_all(dealt, True), data, *operator(opts))
+        return self._run("reduce_scatter", opts, dealt, outputs, staging, call)
+
+    def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any) -> DrumlineWork:
+        check_list(outputs, self.size(), "output")
+        check_list(inputs, self.size(), "input")
+        staging = Staging()
+        read, filled = staging.read_all(inputs), staging.fill_all(outputs)
+        call = (Group.all_to_all, read, _counts(read), filled, _counts(filled))
+        return self._run("all_to_all", opts, inputs, outputs, staging, call)
+
+    # One tensor with a block for every rank.
+
+    def all_gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any
+    ) -> DrumlineWork:
+        staging = Staging()
+        call = (Group.all_gather, staging.read(input), [staging.fill(output)])
+        return self._run("_all_gather_base", opts, [input], [output], staging, call)
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any
+    ) -> DrumlineWork:
+        staging = Staging()
+        calls = [
+            (Group.all_gather_coalesced, staging.read_all(read), staging.fill_all(filled))
+            for read, filled in _pairs_by_type(inputs, outputs)
+        ]
+        return self._run("all_gather", opts, inputs, outputs, staging, *calls)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any
+    ) -> DrumlineWork:
+        staging = Staging()
+        data, read = staging.fill(output, reduce=True), staging.read(input, reduce=True)
+        call = (Group.reduce_scatter, [read], data, *operator(opts))
+        return self._run("_reduce_scatter_base", opts, [input], [output], staging, call)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any
+    ) -> DrumlineWork:
+        staging = Staging()
+        calls = [
+            (
+                Group.reduce_scatter_coalesced,
+                staging.read_all(read, True),
+                staging.fill_all(filled, True),
+                *operator(opts),
+            )
+            for read, filled in _pairs_by_type(inputs, outputs)
+        ]
+        return self._run("reduce_scatter", opts, inputs, outputs, staging, *calls)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: list[int],
+        input_split_sizes: list[int],
+        opts: Any,
+    ) -> DrumlineWork:
+        staging = Staging()
+        send = split_counts(input, input_split_sizes, self.size())
+        receive = split_counts(output, output_split_sizes, self.size())
+        call = (Group.all_to_all, [staging.read(input)], send, [staging.fill(output)], receive)
+        return self._run("all_to_all", opts, [input], [output], staging, call)
+
+    def barrier(self, opts: Any) -> DrumlineWork:
+        return self._run("barrier", opts, [], [], Staging(), (Group.barrier,))
+
+
+def _dtype(tensor: torch.Tensor) -> torch.dtype:
+    return tensor.dtype
+
+
+def _counts(memories: list[Memory]) -> list[int]:
+    return [count for _, count, _, _ in memories]
+
+
+def _pairs_by_type(inputs: Tensors, outputs: Tensors) -> list[tuple[Tensors, Tensors]]:
+    pairs = by_type(list(zip(inputs, outputs, strict=True)), lambda pair: pair[0].dtype)
+    return [([own for own, _ in kind], [filled for _, filled in kind]) for kind in pairs]

@@ -1,0 +1,87 @@
+"""How an operation of torch's runs: on the calling thread, or in the background."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Backend
+
+from drumline import _core
+from drumline.torch import profile
+from drumline.torch.tensors import Staging
+from drumline.torch.work import DrumlineWork, as_dist_error
+
+PER_GROUP = timedelta(milliseconds=-1)
+"""A time limit that was not given."""
+
+Call = tuple[Any, ...]
+"""A method of the core's group, and its arguments without the last, ``background``."""
+
+
+class Operations(Backend):
+    """A backend whose operations are calls of the core's group."""
+
+    def __init__(self, group: _core.Group, timeout: timedelta) -> None:
+        super().__init__(group.rank, group.world_size)
+        self._group = group
+        self._timeout = timeout
+        self._sequence = 0
+
+    def _run(
+        self,
+        title: str,
+        opts: Any,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        staging: Staging,
+        *calls: Call,
+    ) -> DrumlineWork:
+        """A call that torch waits for runs on this thread; others in the background.
+
+        ``inputs`` are for the profiler, ``outputs`` are the value of the future.
+        """
+        self._sequence += 1
+        group = self._within(opts.timeout)
+
+        def start() -> list[_core.Work | None]:
+            return [method(group, *arguments, opts.asyncOp) for method, *arguments in calls]
+
+        return self._begin(title, inputs, outputs, staging, start)
+
+    def _post(
+        self, title: str, tensor: torch.Tensor, staging: Staging, *call: Any
+    ) -> DrumlineWork:
+        """A message, which always goes on in the background."""
+        method, *arguments = call
+        return self._begin(
+            title, [tensor], [tensor], staging, lambda: [method(self._group, *arguments)]
+        )
+
+    def _begin(
+        self,
+        title: str,
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        staging: Staging,
+        start: Callable[[], list[_core.Work | None]],
+    ) -> DrumlineWork:
+        event = profile.begin(f"drumline:{title}", inputs)
+        handles: list[_core.Work] = []
+        try:
+            handles = [handle for handle in start() if handle is not None]
+        except _core.DrumlineError as error:
+            raise as_dist_error(error) from None
+        finally:
+            profile.end(event, handles)
+        if not handles:
+            staging.finish()
+        return DrumlineWork(title, handles, staging, outputs)
+
+    def _within(self, timeout: timedelta) -> _core.Group:
+        """The group, with the time limit of this call."""
+        if timeout in (PER_GROUP, self._timeout):
+            return self._group
+        return self._group.within(timeout.total_seconds())

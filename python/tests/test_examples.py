@@ -1,0 +1,107 @@
+"""The examples do what they say."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples" / "python"
+DIGITS = ROOT / "examples" / "fashion-mnist" / "data" / "digits.csv.gz"
+TWO_RANKS = [sys.executable, "-m", "drumline", "run", "--nproc-per-node", "2", "--", sys.executable]
+
+
+def out_of(*command, ranks=None):
+    """What an example prints; the launcher's marks of ranks are left out."""
+    start = TWO_RANKS if ranks else [sys.executable]
+    done = subprocess.run(
+        [*start, *map(str, command)], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return re.sub(r"^\[\d+\] ", "", done.stdout, flags=re.MULTILINE)
+
+
+def test_the_probe_knows_what_works():
+    out = out_of(EXAMPLES / "backends.py", "drumline", "none")
+    assert "drumline: works\n" in out and "none: no: " in out, out
+
+
+def test_gradients_are_averages_and_weights_those_of_rank_0():
+    out = out_of(EXAMPLES / "gradients.py")
+    # Samples 1 and 3: (2 (2 - 1) + 6 (6 - 1)) / 2 = 16, and 2 - 16 / 8 = 0.
+    for rank, start in enumerate([2, 200]):
+        told = re.findall(rf"^rank {rank}: (.*): (\S+)$", out, re.MULTILINE)
+        assert [float(value) for _, value in told] == [start, 2, 16, 0, -4, 0.5], out
+
+
+def test_every_sample_is_dealt_out_once():
+    out = out_of(EXAMPLES / "sampler.py", ranks=2)
+    everything = str(list(range(0, 160, 10)))
+    assert f"epoch 0: all have seen {everything}" in out
+    assert f"epoch 1: all have seen {everything}" in out
+    of_rank = re.findall(r"epoch (\d): rank 0 has (.*)", out)
+    assert len(of_rank) == 4 and of_rank[0][1] != of_rank[2][1], "each epoch has its own order"
+
+
+def test_the_tutorial_runs():
+    out = out_of(EXAMPLES / "tutorial.py")
+    assert [line.split(":")[0] for line in out.splitlines()] == ["basic", "checkpoint", "model parallel"]
+
+
+def test_mistakes_are_explained():
+    parts = out_of(EXAMPLES / "debugging.py").split("--- ")[1:]
+    late, shapes, other, dead, unused = parts
+    assert re.search("rank 0: .*Rank 1 failed to pass monitoredBarrier", late), late
+    for text in (shapes, other):
+        for rank in (0, 1):
+            assert re.search(rf"^rank {rank}: DistBackendError: .*all_reduce", text, re.MULTILINE), text
+    assert "10 f32" in shapes and "20 f32" in shapes and "broadcast" in other
+    assert re.search("rank 0: DistBackendError: .*rank 1 has ended", dead), dead
+    assert unused.count("a.weight") >= 2, unused
+
+
+def test_the_template_trains_and_resumes(tmp_path):
+    def run(directory, *args):
+        where = tmp_path / directory
+        out = out_of(
+            EXAMPLES / "template.py", DIGITS, "--ddp", "--log-path", where, "--processes", 2, *args
+        )
+        return dict(re.findall(r"^epoch (\d+): (.*)$", out, re.MULTILINE))
+
+    whole = run("whole", "--epochs", 2)
+    resumed = run("resumed", "--epochs", 2, "--resume", tmp_path / "whole" / "checkpoint-0.pth")
+    assert resumed == {"1": whole["1"]}
+    right = [float(re.search(r"([\d.]+)% right", text).group(1)) for text in whole.values()]
+    assert right[1] > 60, whole
+
+
+def test_the_gpt_resumes_to_the_same_bits(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text((ROOT / "CONTRIBUTING.md").read_text())
+    small = "--places 16 --layers 1 --width 16 --batch-size 4 --every 5 --steps 40".split()
+
+    def run(directory, *args):
+        where = tmp_path / directory
+        out = out_of(
+            EXAMPLES / "gpt" / "train.py", text, "--out", where, *small, *args,
+            ranks=2,
+        )  # fmt: skip
+        digests = re.findall(r"^parameters (\w+) after", out, re.MULTILINE)
+        assert len(digests) == 2 and digests[0] == digests[1], out
+        return digests[0], out
+
+    whole, out = run("whole")
+    # From the middle of the second epoch.
+    resumed, _ = run("resumed", "--resume", tmp_path / "whole" / "checkpoint-25.pt")
+    assert resumed == whole
+    losses = [float(loss) for loss in re.findall(r"validation ([\d.]+)", out)]
+    assert losses[-1] < losses[0], losses
+    picture = (tmp_path / "whole" / "loss.svg").read_text()
+    assert picture == (tmp_path / "resumed" / "loss.svg").read_text()
+    assert picture.startswith("<svg") and "validation: " in picture
