@@ -9,11 +9,13 @@
 //! Without a launcher its ranks are two threads. The ways take turns, so that all see the same
 //! moods of the machine, and every rank rewrites its buffer before each operation, as training
 //! does; the rewriting is not timed. `memcpy` is a copy of as many bytes by all ranks at once.
-//! Figures are medians in microseconds of rank 0, with the fastest in parentheses.
+//! Figures are medians in microseconds of rank 0, with the fastest in parentheses. `BYTES_MIN`,
+//! `BYTES_MAX` and `WAYS` (such as `tcp,unix`) leave sizes and ways out.
 
 use std::{
     env,
     error::Error,
+    ops::RangeInclusive,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -25,17 +27,18 @@ use drumline::{
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let bytes_max = env::var("BYTES_MAX").map_or(Ok(64 << 20), |text| text.parse())?;
+    let limit = |name, default| env::var(name).map_or(Ok(default), |text| text.parse());
+    let bytes = limit("BYTES_MIN", 0_usize)?..=limit("BYTES_MAX", 64 << 20)?;
     if is_launched() {
         let config = Config::from_env()?;
         let job = rendezvous("env://", &config)?;
-        return Ok(measure(job.store.clone(), job.rank, job.world_size, &config, bytes_max)?);
+        return Ok(measure(job.store.clone(), job.rank, job.world_size, &config, bytes)?);
     }
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     std::thread::scope(|threads| {
         let ranks = [0, 1].map(|rank| {
-            let store = store.clone();
-            threads.spawn(move || measure(store, rank, 2, &Config::default(), bytes_max))
+            let (store, bytes) = (store.clone(), bytes.clone());
+            threads.spawn(move || measure(store, rank, 2, &Config::default(), bytes))
         });
         for rank in ranks {
             rank.join().map_err(|_| "a rank panicked")??;
@@ -51,8 +54,9 @@ fn measure(
     rank: usize,
     world_size: usize,
     config: &Config,
-    bytes_max: usize,
+    bytes_limits: RangeInclusive<usize>,
 ) -> drumline::Result<()> {
+    let wanted = env::var("WAYS").unwrap_or_else(|_| WAYS.join(","));
     let connect = |name: &str, config: Config| {
         ProcessGroup::connect(name, store.clone(), rank, world_size, &config)
     };
@@ -68,14 +72,15 @@ fn measure(
     }
 
     let sizes = [3, 5, 8, 11, 14, 17, 20, 23, 26].map(|shift| 1_usize << shift);
-    for bytes in sizes.into_iter().filter(|bytes| *bytes <= bytes_max) {
+    for bytes in sizes.into_iter().filter(|bytes| bytes_limits.contains(bytes)) {
         let mut private = vec![0_f32; bytes / 4];
         let mut copy = vec![0_f32; bytes / 4];
         let mut registered: RegisteredBuffer<f32> = shared.alloc_registered(bytes / 4)?;
         let repetitions = ((128 << 20) / bytes).clamp(16, 1000);
         let mut times = [const { Vec::<Duration>::new() }; WAYS.len()];
         for _ in 0..repetitions + 2 {
-            for (way, times) in WAYS.iter().zip(&mut times) {
+            let ways = WAYS.iter().zip(&mut times);
+            for (way, times) in ways.filter(|(way, _)| wanted.split(',').any(|it| it == **way)) {
                 private.fill(1.0);
                 registered.fill(1.0);
                 shared.barrier()?;
@@ -95,7 +100,10 @@ fn measure(
             print!("{bytes:>10}");
             let mut medians = [0.0; WAYS.len()];
             for (times, median) in times.iter_mut().zip(&mut medians) {
-                let times = &mut times[2..];
+                let Some(times) = times.get_mut(2..) else {
+                    print!(" {:>22}", "");
+                    continue;
+                };
                 times.sort_unstable();
                 let us = |time: Duration| time.as_secs_f64() * 1e6;
                 *median = us(times[times.len() / 2]);

@@ -15,7 +15,7 @@ use std::{
 
 use drumline_schedule::{
     Collective, Counts, Topology,
-    step::{Loc, Rank},
+    step::Rank,
 };
 use drumline_shm::{Arena, PeerSegment, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -24,7 +24,7 @@ use crate::{
     Config, DType, Element, ReduceOp, RegisteredBuffer, Result,
     call::Call,
     error::{Cause, CollectiveError},
-    executor::{self, Header, History, Machine, Memory},
+    executor::{self, Header, History, Machine, Memory, Place},
     host::Host,
     lane::{Job, Lane, Operation},
     operation::{CallOn, Request},
@@ -446,11 +446,11 @@ impl<S: Connection> Transport for Shared<S> {
         self.lock().streams.begin(machine)
     }
 
-    fn send(&mut self, to: Rank, header: Header, src: Loc) {
+    fn send(&mut self, to: Rank, header: Header, src: Place) {
         self.lock().streams.send(to, header, src);
     }
 
-    fn receive(&mut self, from: Rank, dst: Loc) {
+    fn receive(&mut self, from: Rank, dst: Place) {
         self.lock().streams.receive(from, dst);
     }
 

@@ -3,14 +3,14 @@
 use std::{collections::VecDeque, sync::Arc, time::Instant};
 
 use drumline_schedule::{
-    Schedule,
+    Pipeline, Schedule,
     step::{Loc, Rank, Step},
 };
 
 use super::{
     flags::{Epoch, Flags},
     history::History,
-    layout::Layout,
+    layout::{Layout, Place},
     message::{Description, Header},
 };
 use crate::error::Cause;
@@ -20,7 +20,8 @@ use crate::error::Cause;
 /// It holds no buffer, no socket, no shared memory and no clock. [`Machine::poll`] says what to
 /// do next; the `on_` methods say what has happened. A run of `Recv` steps is posted together,
 /// so that messages may arrive in any order of peers; every other step waits for the receives
-/// before it. An operation that is staged in pieces runs the schedule once for every piece.
+/// before it. A long operation runs the schedule on one window after another, in turns; where the
+/// algorithm is [pipelined](Pipeline), several windows are under way in a turn.
 #[derive(Debug)]
 pub(crate) struct Machine {
     description: Description,
@@ -29,6 +30,9 @@ pub(crate) struct Machine {
     schedule: Arc<Schedule>,
     element_bytes: usize,
     layout: Layout,
+    pipeline: Pipeline,
+    windows: usize,
+    turn: usize,
     /// Bytes from the start of this rank's arena to its data, where that is registered.
     registered: Option<u64>,
     deadline: Instant,
@@ -52,10 +56,10 @@ enum Stage {
 
 #[derive(Clone, Debug, Default)]
 struct PeerProgress {
-    /// Messages handed to the transport and receives completed, in all pieces so far.
+    /// Messages handed to the transport, receives completed, and messages that have left their
+    /// source.
     sent: u32,
     received: u32,
-    /// Messages of this piece that have left their source.
     flushed: usize,
     /// Payload bytes of the receives that were posted and are not complete, oldest first.
     expected: VecDeque<u64>,
@@ -69,20 +73,18 @@ struct PeerProgress {
 #[derive(Debug, PartialEq)]
 pub(crate) enum Action<'a> {
     /// Post a message. `src` must stay as it is until [`Machine::on_sent`].
-    Send { to: Rank, header: Header, src: Loc },
+    Send { to: Rank, header: Header, src: Place },
     /// Put the payload of the next message from `from` into `dst`.
-    Receive { from: Rank, dst: Loc },
-    /// Carry out a local step, or one on shared memory. A `RecvReduce` finds its message at
-    /// [`Machine::staging`].
-    Compute(&'a Step),
+    Receive { from: Rank, dst: Place },
+    /// Carry out a local step, or one on shared memory, in that window. A `RecvReduce` finds its
+    /// message at [`Machine::staging`].
+    Compute(&'a Step, usize),
     /// Tell the neighbours in shared memory what is being called.
     Announce(Header),
     /// Raise this rank's count of posts.
     Post,
     /// Look at a neighbour's count of posts and tell [`Machine::on_posted`].
     Watch(Rank),
-    /// The next piece begins: the buffers have this layout now.
-    Window(&'a Layout),
     /// Nothing, until something happens.
     Wait,
     /// The collective is complete.
@@ -104,12 +106,17 @@ impl Machine {
         flags.peers.iter_mut().for_each(|peer| peer.met = false);
         let peers = vec![PeerProgress::default(); schedule.world_size];
         let stage = Machine::beginning(&schedule);
+        let windows = layout.windows();
+        let pipeline = if windows > 1 { Pipeline::of(&schedule) } else { Pipeline::default() };
         Machine {
             description,
             history,
             schedule,
             element_bytes,
             layout,
+            pipeline,
+            windows,
+            turn: 0,
             registered,
             deadline,
             stage,
@@ -158,22 +165,35 @@ impl Machine {
 
     /// The next thing to do. Call again after each action other than `Wait`.
     pub(crate) fn poll(&mut self) -> Action<'_> {
-        let index = match self.stage {
-            Stage::Entry => return self.enter(),
-            Stage::Step(index) => index,
+        let (index, window) = loop {
+            let index = match self.stage {
+                Stage::Entry => return self.enter(),
+                Stage::Step(index) => index,
+            };
+            if index >= self.schedule.steps.len() {
+                match self.end_of_turn() {
+                    Some(end) => return end,
+                    None => continue,
+                }
+            }
+            match self.window(index) {
+                Some(window) if !self.is_passed(index, window) => break (index, window),
+                _ => self.stage = Stage::Step(index + 1),
+            }
         };
-        let Some(step) = self.schedule.steps.get(index) else { return self.end_of_piece() };
+        let step = &self.schedule.steps[index];
         if self.receiving > 0 && !matches!(step, Step::Recv { .. }) {
             return Action::Wait;
         }
+        let place = |loc| Place { loc, window };
         match *step {
             Step::Recv { from, dst } => {
                 self.stage = Stage::Step(index + 1);
-                self.expect(from, dst)
+                self.expect(from, place(dst))
             }
             Step::RecvReduce { from, dst, .. } if !self.staged => {
                 self.staged = true;
-                self.expect(from, Machine::staging(dst))
+                self.expect(from, place(Machine::staging(dst)))
             }
             Step::RecvReduce { .. }
             | Step::Reduce { .. }
@@ -181,33 +201,46 @@ impl Machine {
             | Step::Copy { .. } => {
                 self.staged = false;
                 self.stage = Stage::Step(index + 1);
-                Action::Compute(&self.schedule.steps[index])
+                Action::Compute(&self.schedule.steps[index], window)
             }
             Step::Send { to, src } => {
                 self.stage = Stage::Step(index + 1);
+                let src = place(src);
                 let payload = self.bytes(src);
                 let peer = &mut self.peers[to];
                 let header = Header { description: self.description, part: peer.sent, payload };
                 peer.sent += 1;
                 Action::Send { to, header, src }
             }
-            Step::Flush { to, upto } if self.peers[to].flushed < upto => Action::Wait,
-            Step::Flush { .. } => {
-                self.stage = Stage::Step(index + 1);
-                self.poll()
-            }
+            Step::Flush { .. } => Action::Wait,
             Step::Post => {
                 self.stage = Stage::Step(index + 1);
                 Action::Post
             }
-            Step::Wait { peer, upto } if !self.has_posted(peer, self.level(upto)) => {
-                Action::Watch(peer)
-            }
-            Step::Wait { .. } => {
-                self.stage = Stage::Step(index + 1);
-                self.poll()
-            }
+            Step::Wait { peer, .. } => Action::Watch(peer),
         }
+    }
+
+    /// Whether a step that only waits has nothing to wait for. Messages that have left need not wait
+    /// for others to come: so receives from several peers go on beside each other.
+    fn is_passed(&self, index: usize, window: usize) -> bool {
+        match self.schedule.steps[index] {
+            Step::Flush { to, upto } => self.is_flushed(to, upto, window),
+            Step::Wait { peer, upto } => {
+                self.receiving == 0 && self.has_posted(peer, self.level(upto))
+            }
+            _ => false,
+        }
+    }
+
+    /// The window that a step works on in this turn.
+    fn window(&self, step: usize) -> Option<usize> {
+        self.pipeline.window(step, self.turn, self.windows)
+    }
+
+    fn is_flushed(&self, to: Rank, upto: usize, window: usize) -> bool {
+        let upto = self.pipeline.posted(&self.schedule, to, upto, window, self.windows);
+        self.peers[to].flushed >= upto
     }
 
     /// Waits until nobody uses the slots of the piece before the last one any more: that is so
@@ -229,33 +262,36 @@ impl Machine {
         })
     }
 
-    fn end_of_piece(&mut self) -> Action<'_> {
+    /// Goes on to the next turn, unless there is something to wait for or nothing left to do.
+    fn end_of_turn(&mut self) -> Option<Action<'static>> {
+        let turns = self.pipeline.turns(self.windows);
+        if self.turn == turns {
+            return Some(Action::Done);
+        }
         if self.receiving > 0 {
-            return Action::Wait;
+            return Some(Action::Wait);
         }
         let posts = self.schedule.posts() as u64;
         if posts > 0 {
             self.flags.next_piece(posts, self.description);
         }
-        if !self.layout.advance() {
-            // Nothing is left to run.
-            self.stage = Stage::Step(usize::MAX);
-            return Action::Done;
+        self.turn += 1;
+        if self.turn == turns {
+            return Some(Action::Done);
         }
-        self.peers.iter_mut().for_each(|peer| peer.flushed = 0);
         self.stage = Machine::beginning(&self.schedule);
-        Action::Window(&self.layout)
+        None
     }
 
-    fn expect(&mut self, from: Rank, dst: Loc) -> Action<'_> {
+    fn expect(&mut self, from: Rank, dst: Place) -> Action<'_> {
         self.receiving += 1;
         let payload = self.bytes(dst);
         self.peers[from].expected.push_back(payload);
         Action::Receive { from, dst }
     }
 
-    fn bytes(&self, loc: Loc) -> u64 {
-        (self.layout.len(loc) * self.element_bytes) as u64
+    fn bytes(&self, place: Place) -> u64 {
+        (self.layout.len(place) * self.element_bytes) as u64
     }
 
     /// A message to `to` has left its source.
@@ -497,8 +533,10 @@ impl Machine {
     /// Whether a message from that peer is missing, or one to it has not left.
     fn awaits_message(&self, rank: Rank) -> bool {
         let Stage::Step(index) = self.stage else { return !self.peers[rank].expected.is_empty() };
-        let is_flushed = match self.schedule.steps.get(index) {
-            Some(Step::Flush { to, upto }) => *to != rank || self.peers[rank].flushed >= *upto,
+        let is_flushed = match (self.schedule.steps.get(index), self.window(index)) {
+            (Some(&Step::Flush { to, upto }), Some(window)) if to == rank => {
+                self.is_flushed(to, upto, window)
+            }
             _ => true,
         };
         !self.peers[rank].expected.is_empty() || !is_flushed

@@ -1,25 +1,29 @@
 //! The buffers of one operation, by the names that a schedule gives them.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use drumline_kernels::{Element, Source, Target, copy, reduce_tree, reduce_tree_with};
 use drumline_schedule::{
-    Schedule,
+    Pipeline, Schedule,
     step::{Buffer, Loc, Side, Step},
     tree::{Node, merges},
 };
 
-use super::{layout::Layout, machine::Machine};
+use super::{
+    layout::{Layout, Place},
+    machine::Machine,
+};
 use crate::{error::Cause, host::Host, operator::Combine, work::panic_text};
 
 /// Bytes for a transport, and local steps for the executor; the element type is hidden.
 pub(crate) trait Memory {
-    fn bytes(&self, loc: Loc) -> &[u8];
-    fn bytes_mut(&mut self, loc: Loc) -> &mut [u8];
-    /// Carries out a step other than a message. Places of peers lie in `host`.
-    fn compute(&mut self, step: &Step, host: Option<&Host>) -> Result<(), Cause>;
-    /// Goes on with another window of the buffers.
-    fn show(&mut self, layout: &Layout);
+    fn bytes(&self, place: Place) -> &[u8];
+    fn bytes_mut(&mut self, place: Place) -> &mut [u8];
+    /// Carries out a step other than a message, in a window. Places of peers lie in `host`.
+    fn compute(&mut self, step: &Step, window: usize, host: Option<&Host>) -> Result<(), Cause>;
 }
 
 /// The caller's buffers and the working memory of one call.
@@ -40,8 +44,18 @@ pub(crate) struct Buffers<T, D, I> {
 /// The parts of all scratch slots that a schedule names, behind each other in one block.
 #[derive(Debug)]
 struct Scratch {
-    slots: Vec<Slot>,
+    slots: Slots,
     memory: Block,
+}
+
+/// Where they lie: in one window behind each other, once for every window that may be under way.
+#[derive(Debug)]
+struct Slots {
+    slots: Vec<Slot>,
+    /// How many windows may be under way.
+    width: usize,
+    /// What one of them takes, in elements.
+    stride: usize,
 }
 
 #[derive(Debug)]
@@ -49,8 +63,6 @@ struct Slot {
     id: usize,
     /// What the schedule names of it.
     places: Vec<Loc>,
-    /// The first element of the slot that is backed, in the window at hand.
-    first: usize,
     /// Where in the block it lies, in elements.
     at: usize,
 }
@@ -79,32 +91,45 @@ impl Scratch {
             let Buffer::Scratch(id) = loc.buffer else { continue };
             match slots.iter_mut().find(|slot| slot.id == id) {
                 Some(slot) => slot.places.push(loc),
-                None => slots.push(Slot { id, places: vec![loc], first: 0, at: 0 }),
+                None => slots.push(Slot { id, places: vec![loc], at: 0 }),
             }
         }
         let mut end = 0;
-        let last = layout.last();
+        let windows = layout.windows();
         for slot in &mut slots {
-            let hull = slot.hull(layout);
-            (slot.first, slot.at) = (hull.start, end);
+            slot.at = end;
             // In a shorter window, borders of blocks may lie further apart by one.
-            let len = hull.len().max(slot.hull(&last).len());
+            let len = slot.hull(layout, 0).len().max(slot.hull(layout, windows - 1).len());
             // Slots begin on cache lines of their own.
             end += (len * size_of::<T>()).next_multiple_of(64) / size_of::<T>();
         }
+        let width = Pipeline::of(schedule).width().min(windows);
         let mut memory = std::mem::take(&mut pool.0);
-        let words = (end * size_of::<T>()).div_ceil(size_of::<Word>());
+        let words = (width * end * size_of::<T>()).div_ceil(size_of::<Word>());
         if memory.len() < words {
             memory.resize(words, [0; 2]);
         }
-        Scratch { slots, memory }
+        Scratch { slots: Slots { slots, width, stride: end }, memory }
+    }
+}
+
+impl Slots {
+    /// Where a place of slot `id` lies in the block, in elements.
+    fn resolve(&self, id: usize, place: Place, layout: &Layout) -> Range<usize> {
+        let Some(slot) = self.slots.iter().find(|slot| slot.id == id) else {
+            unreachable!("the layout covers every slot that the schedule names");
+        };
+        let range = layout.resolve(place);
+        let copy = place.window % self.width * self.stride;
+        let start = copy + slot.at + range.start - slot.hull(layout, place.window).start;
+        start..start + range.len()
     }
 }
 
 impl Slot {
-    /// The elements of the slot that the schedule names.
-    fn hull(&self, layout: &Layout) -> std::ops::Range<usize> {
-        let ranges = self.places.iter().map(|loc| layout.resolve(*loc));
+    /// The elements of the slot that the schedule names, in a window.
+    fn hull(&self, layout: &Layout, window: usize) -> Range<usize> {
+        let ranges = self.places.iter().map(|&loc| layout.resolve(Place { loc, window }));
         let hull =
             ranges.reduce(|hull, range| hull.start.min(range.start)..hull.end.max(range.end));
         hull.unwrap_or(0..0)
@@ -115,32 +140,33 @@ impl Slot {
 #[derive(Clone, Copy)]
 struct Places<'a, T> {
     layout: &'a Layout,
+    window: usize,
     data: Target<'a, T>,
     input: Source<'a, T>,
     scratch: Target<'a, T>,
-    slots: &'a [Slot],
+    slots: &'a Slots,
     host: Option<&'a Host>,
 }
 
 impl<'a, T: Element> Places<'a, T> {
     fn source(&self, loc: Loc) -> Result<Source<'a, T>, Cause> {
         match (loc.peer, loc.buffer) {
-            (None, Buffer::Input) => Ok(self.input.slice(self.layout.resolve(loc))),
+            (None, Buffer::Input) => {
+                let place = Place { loc, window: self.window };
+                Ok(self.input.slice(self.layout.resolve(place)))
+            }
             _ => Ok(self.target(loc)?.as_source()),
         }
     }
 
     fn target(&self, loc: Loc) -> Result<Target<'a, T>, Cause> {
-        let range = self.layout.resolve(loc);
+        let place = Place { loc, window: self.window };
+        let range = self.layout.resolve(place);
         let Some(peer) = loc.peer else {
             return Ok(match loc.buffer {
                 Buffer::Data => self.data.slice(range),
                 Buffer::Scratch(id) => {
-                    let Some(slot) = self.slots.iter().find(|slot| slot.id == id) else {
-                        unreachable!("the layout covers every slot that the schedule names");
-                    };
-                    let start = slot.at + range.start - slot.first;
-                    self.scratch.slice(start..start + range.len())
+                    self.scratch.slice(self.slots.resolve(id, place, self.layout))
                 }
                 Buffer::Slot => self.host().own_slot(range),
                 Buffer::Input => unreachable!("no schedule writes to the input"),
@@ -188,9 +214,10 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
         &self.data
     }
 
-    fn places<'a>(&'a mut self, host: Option<&'a Host>) -> Places<'a, T> {
+    fn places<'a>(&'a mut self, window: usize, host: Option<&'a Host>) -> Places<'a, T> {
         Places {
             layout: &self.layout,
+            window,
             data: Target::from(self.data.as_mut()),
             input: Source::from(self.input.as_ref()),
             scratch: Target::from(bytemuck::cast_slice_mut(&mut self.scratch.memory)),
@@ -198,36 +225,26 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
             host,
         }
     }
-
-    /// Where `loc` lies in the block of scratch, in elements.
-    fn in_scratch(&self, id: usize, loc: Loc) -> std::ops::Range<usize> {
-        let range = self.layout.resolve(loc);
-        let Some(slot) = self.scratch.slots.iter().find(|slot| slot.id == id) else {
-            unreachable!("the layout covers every slot that the schedule names");
-        };
-        let start = slot.at + range.start - slot.first;
-        start..start + range.len()
-    }
 }
 
 impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T, D, I> {
-    fn bytes(&self, loc: Loc) -> &[u8] {
-        bytemuck::cast_slice(match loc.buffer {
-            Buffer::Data => &self.data.as_ref()[self.layout.resolve(loc)],
-            Buffer::Input => &self.input.as_ref()[self.layout.resolve(loc)],
+    fn bytes(&self, place: Place) -> &[u8] {
+        bytemuck::cast_slice(match place.loc.buffer {
+            Buffer::Data => &self.data.as_ref()[self.layout.resolve(place)],
+            Buffer::Input => &self.input.as_ref()[self.layout.resolve(place)],
             Buffer::Scratch(id) => {
-                let range = self.in_scratch(id, loc);
+                let range = self.scratch.slots.resolve(id, place, &self.layout);
                 &bytemuck::cast_slice::<Word, T>(&self.scratch.memory)[range]
             }
             Buffer::Slot => unreachable!("messages never touch shared memory"),
         })
     }
 
-    fn bytes_mut(&mut self, loc: Loc) -> &mut [u8] {
-        bytemuck::cast_slice_mut(match loc.buffer {
-            Buffer::Data => &mut self.data.as_mut()[self.layout.resolve(loc)],
+    fn bytes_mut(&mut self, place: Place) -> &mut [u8] {
+        bytemuck::cast_slice_mut(match place.loc.buffer {
+            Buffer::Data => &mut self.data.as_mut()[self.layout.resolve(place)],
             Buffer::Scratch(id) => {
-                let range = self.in_scratch(id, loc);
+                let range = self.scratch.slots.resolve(id, place, &self.layout);
                 &mut bytemuck::cast_slice_mut::<Word, T>(&mut self.scratch.memory)[range]
             }
             Buffer::Input => unreachable!("no schedule writes to the input"),
@@ -235,17 +252,10 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
         })
     }
 
-    fn show(&mut self, layout: &Layout) {
-        self.layout.clone_from(layout);
-        for slot in &mut self.scratch.slots {
-            slot.first = slot.hull(layout).start;
-        }
-    }
-
-    fn compute(&mut self, step: &Step, host: Option<&Host>) -> Result<(), Cause> {
+    fn compute(&mut self, step: &Step, window: usize, host: Option<&Host>) -> Result<(), Cause> {
         let (op, ranks) = (self.op.clone(), self.contributions);
         let finish = |finish: bool| finish.then_some(ranks);
-        let places = self.places(host);
+        let places = self.places(window, host);
         match step {
             Step::RecvReduce { dst, side, finish: last, .. } => {
                 let arrived = places.source(Machine::staging(*dst))?;

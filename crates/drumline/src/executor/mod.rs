@@ -20,7 +20,7 @@ use drumline_kernels::with_ieee_rounding;
 
 pub(crate) use flags::Flags;
 pub(crate) use history::History;
-pub(crate) use layout::Layout;
+pub(crate) use layout::{Layout, Place};
 pub(crate) use machine::{Action, Machine};
 pub(crate) use memory::{Buffers, Memory, Pool};
 pub use message::Operation;
@@ -53,8 +53,9 @@ pub(crate) fn drive(
             match (machine.poll(), &mut host) {
                 (Action::Send { to, header, src }, _) => transport.send(to, header, src),
                 (Action::Receive { from, dst }, _) => transport.receive(from, dst),
-                (Action::Compute(step), host) => memory.compute(step, host.as_deref())?,
-                (Action::Window(layout), _) => memory.show(layout),
+                (Action::Compute(step, window), host) => {
+                    memory.compute(step, window, host.as_deref())?;
+                }
                 (Action::Announce(header), Some(host)) => host.announce(piece, &header),
                 (Action::Post, Some(host)) => host.post(),
                 (Action::Watch(peer), Some(host)) => {

@@ -9,7 +9,7 @@ use std::{
 
 use drumline_schedule::{
     ALGORITHMS, Algorithm, Blocks, Collective, Counts, MemoryUse, Topology,
-    step::{Buffer, Loc, Rank},
+    step::{Buffer, Rank},
 };
 use proptest::prelude::*;
 
@@ -43,8 +43,8 @@ impl Network {
 struct Port {
     rank: Rank,
     network: Arc<Mutex<Network>>,
-    posted: VecDeque<(Rank, Header, Loc)>,
-    places: HashMap<Rank, VecDeque<Loc>>,
+    posted: VecDeque<(Rank, Header, Place)>,
+    places: HashMap<Rank, VecDeque<Place>>,
     /// Peers whose next header the machine knows.
     announced: Vec<Rank>,
 }
@@ -77,11 +77,11 @@ impl Transport for Port {
         Ok(())
     }
 
-    fn send(&mut self, to: Rank, header: Header, src: Loc) {
+    fn send(&mut self, to: Rank, header: Header, src: Place) {
         self.posted.push_back((to, header, src));
     }
 
-    fn receive(&mut self, from: Rank, dst: Loc) {
+    fn receive(&mut self, from: Rank, dst: Place) {
         self.places.entry(from).or_default().push_back(dst);
     }
 
@@ -149,6 +149,8 @@ struct Plan {
     algorithm: &'static Algorithm,
     root: Rank,
     len: usize,
+    /// Elements of a window, where there may be several.
+    window: usize,
 }
 
 /// The elements of a buffer.
@@ -202,6 +204,10 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
                     let has_input = plan.algorithm.collective.has_input();
                     let input: &[i64] = if has_input { input } else { &[] };
                     let layout = Layout::new(&schedule, Counts::Even(plan.len), None);
+                    let layout = match plan.algorithm.is_pipelined() {
+                        true => layout.in_windows_of(plan.window),
+                        false => layout,
+                    };
                     let op = Combine::Builtin(ReduceOp::Sum);
                     let pool = &mut Pool::default();
                     let data = &mut data[..];
@@ -290,15 +296,16 @@ proptest! {
     #[test]
     fn every_interleaving_gives_the_same_result(
         world_size in 1_usize..9,
-        picks in prop::collection::vec((0_usize..64, 0_usize..64, 0_usize..40), 1..5),
+        picks in prop::collection::vec(
+            (0_usize..64, 0_usize..64, 0_usize..40, 0_usize..40), 1..5),
         seed: u64,
     ) {
         let over_links = |row: &&Algorithm| row.memory == MemoryUse::Private;
         let links: Vec<_> = ALGORITHMS.iter().filter(over_links).collect();
-        let plan = |&(row, root, len): &(usize, usize, usize)| {
+        let plan = |&(row, root, len, window): &(usize, usize, usize, usize)| {
             let algorithm = links[row % links.len()];
             let len = if algorithm.collective == Collective::Barrier { 0 } else { len };
-            Plan { algorithm, root: root % world_size, len }
+            Plan { algorithm, root: root % world_size, len, window }
         };
         let plans: Vec<Plan> = picks.iter().map(plan).collect();
         let results = run(world_size, &plans, seed).unwrap();
