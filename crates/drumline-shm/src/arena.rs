@@ -143,6 +143,11 @@ impl Arena {
         Ok(())
     }
 
+    /// Bytes of a page, which no two buffers share.
+    pub fn page_bytes(&self) -> usize {
+        self.0.page_bytes
+    }
+
     /// Bytes of the arena.
     pub fn bytes(&self) -> usize {
         self.0.mapping.layout().arena().len()
@@ -250,6 +255,46 @@ impl<T: Element> Registered<T> {
     /// The arena that this buffer lies in.
     pub fn arena(&self) -> &Arena {
         &self.arena
+    }
+
+    /// Cuts the buffer at element `at`, without a copy: keeps what lies before, and returns the
+    /// rest. `None`, and nothing has changed, where `at` lies beyond the end or inside of a page:
+    /// no two buffers share a page, because a page is what [`Arena::detach`] takes back.
+    #[must_use = "what is cut off goes back to the arena when it is dropped"]
+    pub fn split_off(&mut self, at: usize) -> Option<Registered<T>> {
+        let bytes = at.checked_mul(size_of::<T>())?;
+        if at > self.len || !bytes.is_multiple_of(self.arena.0.page_bytes) {
+            return None;
+        }
+        let middle = self.range.start + bytes;
+        let rest = Registered {
+            arena: self.arena.clone(),
+            range: middle..self.range.end,
+            len: self.len - at,
+            elements: PhantomData,
+        };
+        self.range.end = middle;
+        self.len = at;
+        Some(rest)
+    }
+
+    /// Joins a buffer to the end of this one, without a copy.
+    ///
+    /// # Errors
+    ///
+    /// The buffer comes back if it does not begin where this one ends.
+    pub fn append(&mut self, mut next: Registered<T>) -> Result<(), Registered<T>> {
+        let is_full = self.len * size_of::<T>() == self.range.len();
+        let is_same = Arc::ptr_eq(&self.arena.0, &next.arena.0);
+        if !is_full || !is_same || next.range.start != self.range.end {
+            return Err(next);
+        }
+        self.range.end = next.range.end;
+        self.len += next.len;
+        // It has nothing left to give back when it is dropped here.
+        next.range.start = next.range.end;
+        next.len = 0;
+        Ok(())
     }
 }
 

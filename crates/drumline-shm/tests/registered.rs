@@ -96,6 +96,58 @@ fn only_slices_of_the_arena_have_an_offset() {
 }
 
 #[test]
+fn a_buffer_is_cut_and_joined_without_a_copy() {
+    const PER_PAGE: usize = PAGE / 8;
+    let (own, peer) = pair(8 * PAGE);
+    let mut first = own.arena().allocate::<i64>(3 * PER_PAGE + 5).unwrap();
+    let (start, address) = (offset(&first), first.as_ptr());
+    (0..).zip(first.iter_mut()).for_each(|(value, place)| *place = value);
+    for inside in [1, PER_PAGE - 1, 3 * PER_PAGE + 5, 4 * PER_PAGE, usize::MAX] {
+        assert!(first.split_off(inside).is_none(), "cut at {inside}");
+    }
+    let mut last = first.split_off(PER_PAGE).unwrap();
+    let end = last.split_off(2 * PER_PAGE).unwrap();
+    assert_eq!((first.len(), last.len(), end.len()), (PER_PAGE, 2 * PER_PAGE, 5));
+    assert_eq!(end[4], 3 * PER_PAGE as i64 + 4);
+    assert_eq!(offset(&last), start + PAGE);
+    last.fill(-1);
+    assert_eq!(read(&peer, start + PAGE - 8, 2), [PER_PAGE as i64 - 1, -1]);
+
+    // Not neighbours; then in order.
+    let end = first.append(end).unwrap_err();
+    first.append(last).unwrap();
+    first.append(end).unwrap();
+    assert_eq!((first.len(), first.as_ptr()), (3 * PER_PAGE + 5, address));
+    let other = own.arena().allocate::<i64>(PER_PAGE).unwrap();
+    assert!(first.append(other).is_err(), "the last page is not full");
+
+    // Parts go back to the arena one by one, each once.
+    let rest = first.split_off(PER_PAGE).unwrap();
+    drop(first);
+    let again = own.arena().allocate::<i64>(PER_PAGE).unwrap();
+    assert_eq!(again.as_ptr(), address);
+    assert_eq!(rest[2 * PER_PAGE], 3 * PER_PAGE as i64);
+    drop((rest, again));
+    own.arena().allocate::<u8>(8 * PAGE).expect("all is free again");
+}
+
+#[test]
+fn an_empty_part_holds_no_page() {
+    let (own, _peer) = pair(2 * PAGE);
+    let mut buffer = own.arena().allocate::<u8>(PAGE).unwrap();
+    let all = buffer.split_off(0).unwrap();
+    assert_eq!((buffer.len(), all.len()), (0, PAGE));
+    drop(buffer);
+    assert!(all.iter().all(|value| *value == 0));
+    let mut all = all;
+    let none = all.split_off(PAGE).unwrap();
+    assert!(none.is_empty());
+    all.append(none).unwrap();
+    drop(all);
+    own.arena().allocate::<u8>(2 * PAGE).expect("all is free again");
+}
+
+#[test]
 fn a_buffer_outlives_its_segment_and_moves_between_threads() {
     fn is_shared_between_threads<T: Send + Sync>() {}
     is_shared_between_threads::<Registered<f32>>();

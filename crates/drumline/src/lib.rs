@@ -22,6 +22,7 @@
 //! | [`Work`] | an operation in the background |
 //! | [`RegisteredBuffer`] | memory that the ranks of a host reach without a copy |
 //! | [`ddp`] | buckets, the reducer, verification and broadcast of models; users of burn want `drumline-burn` |
+//! | [`async_reduce`] | named tensors, reduced in whatever order they come |
 //! | [`sampler`] | which samples each rank sees, in torch's exact order |
 //! | [`checkpoint`] | named tensors in files that are whole or not there; the last ones are kept |
 //! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, `file://`, and what a program registers |
@@ -53,6 +54,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod async_reduce;
 pub mod auth;
 mod available;
 pub mod backend;

@@ -4,7 +4,7 @@ use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 pub use collective::{Cause, CollectiveError};
 
-use crate::ddp::GradientFault;
+use crate::{async_reduce::MissingTensors, ddp::GradientFault};
 
 /// What every fallible function of this crate returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -161,6 +161,24 @@ pub enum Error {
         step: u64,
         /// What is wrong with which parameter, on which ranks.
         faults: Vec<GradientFault>,
+    },
+
+    /// Tensors are missing in a step of [`AsyncReduce`](crate::async_reduce::AsyncReduce). Every
+    /// rank gets this error.
+    #[error(
+        "step {step}: {}; every rank brings every tensor once in each step{}",
+        MissingTensors::list(missing),
+        by.as_ref().map(|by| format!(" ({by})")).unwrap_or_default()
+    )]
+    NotBrought {
+        /// The step, counted from 1.
+        step: u64,
+        /// What is missing, by rank.
+        missing: Vec<MissingTensors>,
+        /// The failure that ended the step, and the engine: these ranks answer no more. `None`
+        /// where they have said themselves that they bring nothing more; then the next step
+        /// may go on.
+        by: Option<Arc<CollectiveError>>,
     },
 }
 

@@ -44,7 +44,12 @@ impl ProcessGroup {
     ///
     /// [`Error::Memory`] says how much was asked for and how much there is.
     pub fn alloc_registered<T: Element>(&self, len: usize) -> Result<RegisteredBuffer<T>> {
-        RegisteredBuffer::allocate(self.inner.arena.as_ref(), len)
+        RegisteredBuffer::allocate(self.arena(), len)
+    }
+
+    /// This rank's part of the memory that ranks of its host share, if they do.
+    pub(crate) fn arena(&self) -> Option<&Arena> {
+        self.inner.arena.as_ref()
     }
 }
 

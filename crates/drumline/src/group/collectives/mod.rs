@@ -14,6 +14,7 @@ mod multi;
 mod reduce;
 mod scan;
 mod scatter;
+mod then;
 
 use drumline_schedule::{Borders, Counts, step::Rank};
 
@@ -24,7 +25,6 @@ use crate::{
     executor::Operation as Kind,
     lane::{Job, Operation},
     operation::{CallOn, Request},
-    work::Promise,
 };
 
 impl ProcessGroup {
@@ -183,9 +183,24 @@ impl ProcessGroup {
         F: FnOnce(B) -> R + Send + 'static,
     {
         let (promise, work) = Work::of(&self.inner);
-        let on: CallOn<T, B, Vec<T>> = CallOn::new(call, buffer, input);
-        self.inner.submit(Box::new(Owned { on, promise, then }));
+        self.submit_and(call, buffer, input, move |result, buffer: Option<B>| {
+            promise.complete(result.map(|()| match buffer {
+                Some(buffer) => then(buffer),
+                None => unreachable!("an operation that has ended gives its buffer back"),
+            }));
+        });
         work
+    }
+
+    /// Where the operation ends, `end` gets its result and its buffer.
+    fn submit_and<T, B, F>(&self, call: impl Into<Request<T>>, buffer: B, input: Vec<T>, end: F)
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+        F: FnOnce(Result<()>, Option<B>) + Send + 'static,
+    {
+        let on: CallOn<T, B, Vec<T>> = CallOn::new(call, buffer, input);
+        self.inner.submit(Box::new(Owned { on, end }));
     }
 }
 
@@ -199,28 +214,23 @@ fn call_of<T: Element>(operation: Kind, counts: Counts) -> Call {
 }
 
 /// An operation that owns its buffers.
-struct Owned<T: Element, B, R, F> {
+struct Owned<T: Element, B, F> {
     on: CallOn<T, B, Vec<T>>,
-    promise: Promise<R>,
-    then: F,
+    end: F,
 }
 
-impl<T, B, R, F> Job for Owned<T, B, R, F>
+impl<T, B, F> Job for Owned<T, B, F>
 where
     T: Element,
     B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
-    R: Send + 'static,
-    F: FnOnce(B) -> R + Send,
+    F: FnOnce(Result<()>, Option<B>) + Send,
 {
     fn operation(&mut self) -> &mut dyn Operation {
         &mut self.on
     }
 
     fn complete(self: Box<Self>, result: Result<()>) {
-        let Owned { on, promise, then } = *self;
-        promise.complete(result.map(|()| match on.into_data() {
-            Some(buffer) => then(buffer),
-            None => unreachable!("an operation that has ended gives its buffer back"),
-        }));
+        let Owned { on, end } = *self;
+        end(result, on.into_data());
     }
 }

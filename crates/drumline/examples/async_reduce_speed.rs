@@ -1,0 +1,157 @@
+//! HFReduce's micro-benchmark: 46 named tensors of 1024 x 1024 `f32` that come in a different random
+//! order on each rank and in each step, against one all-reduce of the same 184 MiB.
+//!
+//! ```sh
+//! cargo build --release -p drumline-launch -p drumline --example async_reduce_speed
+//! cargo run --release -p drumline-launch -- run --nproc-per-node 2 \
+//!     target/release/examples/async_reduce_speed
+//! ```
+//!
+//! Without a launcher its ranks are two threads. The ways take turns, so that all see the same
+//! moods of the machine; every rank rewrites its buffers before each operation, as training does,
+//! which is not timed. Both reduce registered memory. `named` brings tensors of a bucket each as
+//! they come, `buckets` in buckets of 25 MiB, `tensors` is one asynchronous all-reduce per tensor in
+//! an order that ranks have in common, `one` is a single all-reduce. The last column is the speed of
+//! `named` in units of that of `one`. Figures are of rank 0, in GB/s of a rank's own bytes
+//! (algBW); busBW is 2(n-1)/n times as much.
+
+use std::{
+    env,
+    error::Error,
+    time::{Duration, Instant},
+};
+
+use drumline::{
+    Config, ProcessGroup, ReduceOp, RegisteredBuffer, Work,
+    async_reduce::{AsyncReduce, AsyncReduceOptions, TensorRegistry},
+    init_process_group, is_launched,
+};
+
+const TENSORS: usize = 46;
+const LEN: usize = 1024 * 1024;
+const BYTES: usize = TENSORS * LEN * 4;
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let setting = |name: &str, default: usize| env::var(name).map_or(Ok(default), |it| it.parse());
+    let (warm_up, steps) = (setting("WARM_UP", 10)?, setting("STEPS", 60)?);
+    if is_launched() {
+        let group = init_process_group("env://", &Config::from_env()?)?;
+        return Ok(measure(group, warm_up, steps)?);
+    }
+    let ranks: Vec<_> = ProcessGroup::local_world(2)?
+        .into_iter()
+        .map(|group| std::thread::spawn(move || measure(group, warm_up, steps)))
+        .collect();
+    for rank in ranks {
+        rank.join().map_err(|_| "a rank panicked")??;
+    }
+    Ok(())
+}
+
+const WAYS: [&str; 4] = ["named", "one", "buckets", "tensors"];
+
+fn measure(group: ProcessGroup, warm_up: usize, steps: usize) -> drumline::Result<()> {
+    let names: Vec<String> = (0..TENSORS).map(|number| format!("layer{number}.weight")).collect();
+    let engine = |bucket_bytes: usize| {
+        let mut tensors = TensorRegistry::new();
+        names.iter().try_for_each(|name| tensors.register::<f32>(name.as_str(), LEN))?;
+        tensors.freeze(&group, &AsyncReduceOptions::default().bucket_bytes(bucket_bytes))
+    };
+    let (mut named, mut buckets) = (engine(4 << 20)?, engine(25 << 20)?);
+    let mut one = group.alloc_registered::<f32>(TENSORS * LEN)?;
+    let mut tensors: Vec<Option<RegisteredBuffer<f32>>> =
+        names.iter().map(|_| group.alloc_registered(LEN).map(Some)).collect::<Result<_, _>>()?;
+
+    let mut random = Random(group.rank() as u64 + 1);
+    let mut order: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut times = [const { Vec::<Duration>::new() }; WAYS.len()];
+    for step in 0..warm_up + steps {
+        for (way, times) in WAYS.iter().zip(&mut times) {
+            let value = (step + group.rank()) as f32;
+            random.shuffle(&mut order);
+            let sum = match *way {
+                "named" => by_name(&group, &mut named, &order, value)?,
+                "buckets" => by_name(&group, &mut buckets, &order, value)?,
+                "one" => {
+                    one.fill(value);
+                    group.barrier()?;
+                    let start = Instant::now();
+                    group.all_reduce(&mut one, ReduceOp::Avg)?;
+                    (start.elapsed(), one[0])
+                }
+                _ => {
+                    tensors.iter_mut().flatten().for_each(|tensor| tensor.fill(value));
+                    group.barrier()?;
+                    let start = Instant::now();
+                    let works: Vec<Option<Work<RegisteredBuffer<f32>>>> = tensors
+                        .iter_mut()
+                        .map(|it| it.take().map(|it| group.all_reduce_async(it, ReduceOp::Avg)))
+                        .collect();
+                    for (work, place) in works.into_iter().flatten().zip(&mut tensors) {
+                        *place = Some(work.wait()?);
+                    }
+                    (start.elapsed(), tensors[0].as_ref().map_or(0.0, |tensor| tensor[0]))
+                }
+            };
+            assert_eq!(sum.1, step as f32 + (group.world_size() - 1) as f32 / 2.0);
+            if step >= warm_up {
+                times.push(sum.0);
+            }
+        }
+    }
+    if group.rank() == 0 {
+        println!("{} ranks; shared memory: {}", group.world_size(), group.shares_memory());
+        println!("{:>10} {:>8} {:>8} {:>8} {:>8}", "GB/s", "best", "p10", "median", "busBW");
+        let mut best = [0.0; WAYS.len()];
+        for ((way, times), best) in WAYS.iter().zip(&mut times).zip(&mut best) {
+            times.sort_unstable();
+            let speed = |at: usize| BYTES as f64 / times[at].as_secs_f64() / 1e9;
+            let (p10, median) = (speed(times.len() / 10), speed(times.len() / 2));
+            let bus = 2.0 * (group.world_size() - 1) as f64 / group.world_size() as f64;
+            *best = p10;
+            println!(
+                "{way:>10} {:>8.2} {p10:>8.2} {median:>8.2} {:>8.2}",
+                speed(0),
+                bus * median
+            );
+        }
+        println!("named / one at p10: {:.2}; {:?}", best[0] / best[1], named.counts());
+    }
+    named.stop()?;
+    buckets.stop()?;
+    group.destroy()
+}
+
+fn by_name(
+    group: &ProcessGroup,
+    engine: &mut AsyncReduce,
+    order: &[&str],
+    value: f32,
+) -> drumline::Result<(Duration, f32)> {
+    for name in order {
+        engine.gradient_mut::<f32>(name)?.fill(value);
+    }
+    group.barrier()?;
+    let start = Instant::now();
+    for name in order {
+        engine.async_reduce(name)?;
+    }
+    engine.synchronize()?;
+    Ok((start.elapsed(), engine.gradient::<f32>(order[0])?[0]))
+}
+
+/// A small generator of random numbers (xorshift64*).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, limit: usize) -> usize {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_f491_4f6c_dd1d) >> 33) as usize % limit
+    }
+
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        (1..items.len()).rev().for_each(|last| items.swap(last, self.below(last + 1)));
+    }
+}

@@ -1,0 +1,43 @@
+//! Sets of small numbers that travel.
+
+use std::ops::Range;
+
+/// A set of numbers below a limit, in words of 64 bits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Bitmap(Vec<u64>);
+
+impl Bitmap {
+    /// No number; there is room for those below `limit`.
+    pub(super) fn new(limit: usize) -> Bitmap {
+        Bitmap(vec![0; limit.div_ceil(64)])
+    }
+
+    pub(super) fn from_words(words: &[u64]) -> Bitmap {
+        Bitmap(words.to_vec())
+    }
+
+    pub(super) fn words(&self) -> &[u64] {
+        &self.0
+    }
+
+    pub(super) fn insert(&mut self, number: usize) {
+        self.0[number / 64] |= 1 << (number % 64);
+    }
+
+    pub(super) fn contains(&self, number: usize) -> bool {
+        self.0[number / 64] >> (number % 64) & 1 == 1
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.0.fill(0);
+    }
+
+    pub(super) fn keep_common(&mut self, other: &[u64]) {
+        self.0.iter_mut().zip(other).for_each(|(word, other)| *word &= other);
+    }
+
+    /// The numbers of `range` that are not in the set.
+    pub(super) fn missing(&self, range: Range<usize>) -> Vec<usize> {
+        range.filter(|&number| !self.contains(number)).collect()
+    }
+}
