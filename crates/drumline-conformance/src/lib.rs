@@ -4,8 +4,10 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`Case`] | one collective call, with the data of every rank and what must come out |
+//! | [`same_bits`] | what gives the same bits wherever and however it is summed |
 //! | [`suite`] | which cases there are |
 //! | [`on_group`] | carries a case out with a [`ProcessGroup`](drumline::ProcessGroup) |
+//! | [`Program`] | random groups and calls, of which every rank begins and awaits many at a time |
 //! | [`World`] | where groups come from: shared memory, sockets, a backend of yours |
 //!
 //! A backend of your own is tested like this:
@@ -26,10 +28,14 @@
 mod case;
 pub mod on_group;
 mod oracle;
+mod program;
+pub mod same_bits;
 pub mod suite;
 mod value;
+mod wait;
 mod world;
 
 pub use case::{Buffers, Case, Kind};
+pub use program::Program;
 pub use suite::{Extent, run};
 pub use world::{Threads, World};

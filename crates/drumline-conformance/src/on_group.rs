@@ -7,7 +7,7 @@ use drumline_schedule::Topology;
 use crate::{
     Case, Kind,
     value::{by_type, read_all},
-    world::WRONG,
+    wait::Wait,
 };
 
 /// In which of its forms a collective is called.
@@ -43,42 +43,89 @@ impl Form {
 ///
 /// What the call said, or what is wrong with its result.
 pub fn check(case: &Case, form: Form, group: &ProcessGroup) -> Result<(), String> {
-    let (rank, world_size) = (group.rank(), group.world_size());
-    let buffers = case.buffers(rank, world_size);
-    let found = by_type!(case.dtype, perform(case, form, group, &buffers.data, &buffers.input))
-        .map_err(|error| format!("{case:?}, {form:?}: {error}"))?;
-    let expected = case.expected(rank, &Topology::flat(world_size));
-    match case.agree(&found, &expected) {
-        true => Ok(()),
-        false => Err(format!("{case:?}, {form:?}: {WRONG} result")),
+    perform(case, form, group)
+        .and_then(|found| compare(case, group.rank(), group.world_size(), &found))
+        .map_err(|problem| format!("{case:?}, {form:?}: {problem}"))
+}
+
+/// Makes the call on this rank. Returns the buffer of the result.
+pub(crate) fn perform(case: &Case, form: Form, group: &ProcessGroup) -> Result<Vec<u8>, String> {
+    let buffers = case.buffers(group.rank(), group.world_size());
+    match form {
+        Form::Async => begin(case, false, group)?(Wait::Wait),
+        _ => by_type!(case.dtype, at_once(case, form, group, &buffers.data, &buffers.input))
+            .map_err(|error| error.to_string()),
     }
 }
 
-/// Returns the buffer of the result.
-fn perform<T: Element + Pod>(
+/// Whether this is what the call must give on this rank.
+pub(crate) fn compare(
+    case: &Case,
+    rank: usize,
+    world_size: usize,
+    found: &[u8],
+) -> Result<(), String> {
+    let expected = case.expected(rank, &Topology::flat(world_size));
+    match case.agree(found, &expected) {
+        true => Ok(()),
+        false => Err("wrong result".to_owned()),
+    }
+}
+
+/// A call that is under way. Gives the buffer of the result.
+pub(crate) type UnderWay<B> = Box<dyn FnOnce(Wait) -> Result<B, String>>;
+
+/// Begins the call on this rank.
+pub(crate) fn begin(
+    case: &Case,
+    registered: bool,
+    group: &ProcessGroup,
+) -> Result<UnderWay<Vec<u8>>, String> {
+    let buffers = case.buffers(group.rank(), group.world_size());
+    by_type!(case.dtype, begin_with(case, registered, group, &buffers.data, &buffers.input))
+        .map_err(|error| error.to_string())
+}
+
+fn begin_with<T: Element + Pod>(
+    case: &Case,
+    registered: bool,
+    group: &ProcessGroup,
+    data: &[u8],
+    input: &[u8],
+) -> Result<UnderWay<Vec<u8>>> {
+    fn to_bytes<T: Pod, B: AsRef<[T]> + 'static>(call: UnderWay<B>) -> UnderWay<Vec<u8>> {
+        Box::new(|wait| Ok(bytemuck::cast_slice(call(wait)?.as_ref()).to_vec()))
+    }
+    let (data, input) = (read_all::<T>(data), read_all::<T>(input));
+    Ok(match registered {
+        true => {
+            let mut buffer = group.alloc_registered::<T>(data.len())?;
+            buffer.copy_from_slice(&data);
+            to_bytes(asynchronous(case, group, buffer, input)?)
+        }
+        false => to_bytes(asynchronous(case, group, data, input)?),
+    })
+}
+
+fn at_once<T: Element + Pod>(
     case: &Case,
     form: Form,
     group: &ProcessGroup,
     data: &[u8],
     input: &[u8],
 ) -> Result<Vec<u8>> {
-    let (data, input) = (read_all::<T>(data), read_all::<T>(input));
-    let result: Vec<T> = match form {
-        Form::Blocking => {
-            let mut data = data;
-            blocking(case, group, &mut data, &input)?;
-            data
-        }
+    let (mut data, input) = (read_all::<T>(data), read_all::<T>(input));
+    match form {
         Form::Registered => {
             let mut registered = group.alloc_registered::<T>(data.len())?;
             registered.copy_from_slice(&data);
             blocking(case, group, &mut registered, &input)?;
-            registered.to_vec()
+            data = registered.to_vec();
         }
-        Form::Async => asynchronous(case, group, data, input)?,
-        Form::OutOfPlace => out_of_place(case, group, data)?,
-    };
-    Ok(bytemuck::cast_slice(&result).to_vec())
+        Form::OutOfPlace => data = out_of_place(case, group, data)?,
+        Form::Blocking | Form::Async => blocking(case, group, &mut data, &input)?,
+    }
+    Ok(bytemuck::cast_slice(&data).to_vec())
 }
 
 fn blocking<T: Element>(
@@ -112,36 +159,44 @@ fn blocking<T: Element>(
     }
 }
 
-fn asynchronous<T: Element>(
+fn asynchronous<T, B>(
     case: &Case,
     group: &ProcessGroup,
-    data: Vec<T>,
+    data: B,
     input: Vec<T>,
-) -> Result<Vec<T>> {
+) -> Result<UnderWay<B>>
+where
+    T: Element,
+    B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+{
     let counts = || case.counts(group.world_size());
-    match (case.kind, case.uneven) {
-        (Kind::AllReduce(op), _) => group.all_reduce_async(data, op).wait(),
-        (Kind::Reduce(op, root), _) => group.reduce_async(data, op, root)?.wait(),
-        (Kind::Scan(op), _) => group.scan_async(data, op).wait(),
-        (Kind::ExclusiveScan(op), _) => group.exclusive_scan_async(data, op).wait(),
-        (Kind::Broadcast(root), _) => group.broadcast_async(data, root)?.wait(),
-        (Kind::Barrier, _) => group.barrier_async().wait().map(|_| data),
-        (Kind::ReduceScatter(op), false) => group.reduce_scatter_async(input, data, op)?.wait(),
-        (Kind::ReduceScatter(op), true) => {
-            group.reduce_scatter_v_async(input, &counts(), data, op)?.wait()
+    let work = match (case.kind, case.uneven) {
+        (Kind::AllReduce(op), _) => group.all_reduce_async(data, op),
+        (Kind::Reduce(op, root), _) => group.reduce_async(data, op, root)?,
+        (Kind::Scan(op), _) => group.scan_async(data, op),
+        (Kind::ExclusiveScan(op), _) => group.exclusive_scan_async(data, op),
+        (Kind::Broadcast(root), _) => group.broadcast_async(data, root)?,
+        (Kind::Barrier, _) => {
+            let met = group.barrier_async();
+            return Ok(Box::new(|wait| wait.of(met).map(|_| data)));
         }
-        (Kind::AllGather, false) => group.all_gather_async(input, data)?.wait(),
-        (Kind::AllGather, true) => group.all_gather_v_async(input, data, &counts())?.wait(),
-        (Kind::Gather(root), false) => group.gather_async(input, data, root)?.wait(),
-        (Kind::Gather(root), true) => group.gather_v_async(input, data, &counts(), root)?.wait(),
-        (Kind::Scatter(root), false) => group.scatter_async(input, data, root)?.wait(),
-        (Kind::Scatter(root), true) => group.scatter_v_async(input, &counts(), data, root)?.wait(),
-        (Kind::AllToAll, false) => group.all_to_all_async(input, data)?.wait(),
+        (Kind::ReduceScatter(op), false) => group.reduce_scatter_async(input, data, op)?,
+        (Kind::ReduceScatter(op), true) => {
+            group.reduce_scatter_v_async(input, &counts(), data, op)?
+        }
+        (Kind::AllGather, false) => group.all_gather_async(input, data)?,
+        (Kind::AllGather, true) => group.all_gather_v_async(input, data, &counts())?,
+        (Kind::Gather(root), false) => group.gather_async(input, data, root)?,
+        (Kind::Gather(root), true) => group.gather_v_async(input, data, &counts(), root)?,
+        (Kind::Scatter(root), false) => group.scatter_async(input, data, root)?,
+        (Kind::Scatter(root), true) => group.scatter_v_async(input, &counts(), data, root)?,
+        (Kind::AllToAll, false) => group.all_to_all_async(input, data)?,
         (Kind::AllToAll, true) => {
             let (sent, received) = case.counts_by_pair(group.rank(), group.world_size());
-            group.all_to_all_v_async(input, &sent, data, &received)?.wait()
+            group.all_to_all_v_async(input, &sent, data, &received)?
         }
-    }
+    };
+    Ok(Box::new(|wait| wait.of(work)))
 }
 
 fn out_of_place<T: Element + Pod>(

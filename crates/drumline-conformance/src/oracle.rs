@@ -1,5 +1,7 @@
 //! What collectives must give, computed one element at a time.
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+
 use drumline::{ReduceOp, SumOrder};
 use drumline_schedule::Topology;
 use fastrand::Rng;
@@ -56,11 +58,22 @@ impl Case {
 
     /// Whether the two are the same result: payloads and signs of NaN are nobody's business.
     pub fn agree(&self, ours: &[u8], theirs: &[u8]) -> bool {
-        fn same<T: Value>(ours: &[u8], theirs: &[u8]) -> bool {
-            let (ours, theirs) = (read_all::<T>(ours), read_all::<T>(theirs));
-            ours.len() == theirs.len() && ours.iter().zip(theirs).all(|(a, b)| a.is_same(&b))
+        ours == theirs || self.canonical(ours) == self.canonical(theirs)
+    }
+
+    /// The same for all results that [agree](Case::agree), and with hardly any other.
+    pub fn digest(&self, result: &[u8]) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.canonical(result).hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn canonical(&self, result: &[u8]) -> Vec<u8> {
+        fn of<T: Value>(result: &[u8]) -> Vec<u8> {
+            let values: Vec<T> = read_all(result).into_iter().map(T::canonical).collect();
+            bytemuck::cast_slice(&values).to_vec()
         }
-        ours == theirs || (ours.len() == theirs.len() && by_type!(self.dtype, same(ours, theirs)))
+        by_type!(self.dtype, of(result))
     }
 
     /// What the operator makes of the contributions of these ranks.

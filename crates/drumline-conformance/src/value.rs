@@ -38,8 +38,8 @@ pub(crate) trait Value: Pod {
     /// What partial results are kept in.
     type Wide: Copy;
     fn random(rng: &mut Rng) -> Self;
-    /// The same bits, or both no number.
-    fn is_same(&self, other: &Self) -> bool;
+    /// One that stands for all that mean the same: payloads and signs of NaN are nobody's business.
+    fn canonical(self) -> Self;
     fn widen(self) -> Self::Wide;
     fn narrow(wide: Self::Wide) -> Self;
     fn apply(op: ReduceOp, a: Self::Wide, b: Self::Wide) -> Self::Wide;
@@ -64,8 +64,8 @@ macro_rules! integers {
                 rng.u64(..) as $type
             }
 
-            fn is_same(&self, other: &$type) -> bool {
-                self == other
+            fn canonical(self) -> $type {
+                self
             }
 
             fn widen(self) -> $type {
@@ -105,8 +105,8 @@ impl Value for Bool {
         rng.bool().into()
     }
 
-    fn is_same(&self, other: &Bool) -> bool {
-        self.get() == other.get()
+    fn canonical(self) -> Bool {
+        self
     }
 
     fn widen(self) -> bool {
@@ -149,10 +149,8 @@ macro_rules! floats {
                 })
             }
 
-            fn is_same(&self, other: &$type) -> bool {
-                let no_number = |value: &$type| value.widen().is_nan();
-                bytemuck::bytes_of(self) == bytemuck::bytes_of(other)
-                    || (no_number(self) && no_number(other))
+            fn canonical(self) -> $type {
+                if self.widen().is_nan() { <$type>::narrow(<$wide>::NAN) } else { self }
             }
 
             fn widen(self) -> $wide {
@@ -199,8 +197,8 @@ macro_rules! complex {
                 Complex { re: <$part>::random(rng), im: <$part>::random(rng) }
             }
 
-            fn is_same(&self, other: &Complex<$part>) -> bool {
-                self.re.is_same(&other.re) && self.im.is_same(&other.im)
+            fn canonical(self) -> Complex<$part> {
+                Complex { re: self.re.canonical(), im: self.im.canonical() }
             }
 
             fn widen(self) -> Complex<$part> {

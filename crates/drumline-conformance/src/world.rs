@@ -11,7 +11,7 @@ pub trait World: Debug {
     ///
     /// # Errors
     ///
-    /// What the first rank that fails says, or why there is no group.
+    /// What the ranks that fail say, or why there is no group.
     fn run(
         &self,
         world_size: usize,
@@ -30,6 +30,13 @@ impl Threads {
     /// Groups with these settings.
     pub fn new(name: &str, config: Config) -> Threads {
         Threads { name: name.to_owned(), config }
+    }
+
+    /// The same with other settings.
+    #[must_use]
+    pub fn with(mut self, change: impl FnOnce(&mut Config)) -> Threads {
+        change(&mut self.config);
+        self
     }
 
     /// Over shared memory, over Unix sockets alone, and over TCP.
@@ -78,17 +85,10 @@ impl World for Threads {
                 Ok(result) => result,
                 Err(panic) => std::panic::resume_unwind(panic),
             });
-            let results: Vec<Result<(), String>> = results.collect();
-            // An abort is told by all; what matters is who was the first.
-            let told = |problem: &&String| problem.contains(WRONG);
-            let failures = || results.iter().filter_map(|result| result.as_ref().err());
-            match failures().find(told).or(failures().next()) {
-                Some(problem) => Err(problem.clone()),
-                None => Ok(()),
-            }
+            // Who fails aborts, and all others tell of that: which one was the first shows in
+            // what they say.
+            let problems: Vec<String> = results.filter_map(Result::err).collect();
+            if problems.is_empty() { Ok(()) } else { Err(problems.join("\n")) }
         })
     }
 }
-
-/// Stands in the text of every wrong result.
-pub(crate) const WRONG: &str = "wrong";

@@ -7,7 +7,7 @@ use std::{
     process::{Command, Output},
 };
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 fn check(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_drumline"))
@@ -30,7 +30,10 @@ fn everything_is_tried_everywhere() {
     let columns = report["backends"].as_array().unwrap();
     let transports: Vec<&str> =
         columns.iter().map(|column| column["transport"].as_str().unwrap()).collect();
-    assert_eq!(transports, ["shm", "unix", "tcp"]);
+    assert_eq!(transports, ["shm", "unix", "tcp", ""]);
+    let (cuda, columns) = columns.split_last().unwrap();
+    assert_eq!((&cuda["device"], &cuda["operations"]), (&"cuda".into(), &Map::new().into()));
+    assert!(cuda["absent"].as_str().unwrap().starts_with("not built in"), "{cuda}");
     for column in columns.iter().filter(|column| column["absent"].is_null()) {
         let operations = column["operations"].as_object().unwrap();
         assert_eq!(operations.len(), 14);
@@ -51,8 +54,9 @@ fn what_does_not_work_is_said_and_is_a_failure() {
     let cells = |name: &str| -> Vec<String> {
         row(name)[name.len()..].split_whitespace().map(str::to_owned).collect()
     };
-    assert_eq!(cells("all_reduce")[1..], ["yes", "-"], "{text}");
-    assert_eq!(cells("device"), ["cpu"; 3]);
+    assert_eq!(cells("all_reduce")[1..], ["yes", "-", "no"], "{text}");
+    assert_eq!(cells("device"), ["cpu", "cpu", "cpu", "cuda"]);
+    assert!(row("drumline/cuda: ").contains("not built in"), "{text}");
     assert!(row("drumline/tcp: ").contains(&port.to_string()), "{text}");
 }
 

@@ -13,6 +13,7 @@ use crate::{
     caught,
     network::Quality,
     plan::{Group, Instruction, Plan, TIMEOUT, WARN_AFTER},
+    process::Record,
     simulation::Simulation,
 };
 
@@ -51,18 +52,44 @@ impl Job<'_> {
     ///
     /// The first thing that is wrong.
     pub fn run(&self) -> Result<Summary, String> {
+        self.simulate(|simulation| Summary {
+            fault: false,
+            events: simulation.events,
+            virtual_ns: simulation.now,
+        })
+    }
+
+    /// Runs the job and compares every result with the oracle's. Returns the digest of every
+    /// result of every rank, with its case.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is wrong.
+    pub fn digests(&self) -> Result<Vec<(Case, u64)>, String> {
+        self.simulate(|simulation| {
+            let records = simulation.processes.iter().flat_map(|process| &process.records);
+            let digest = |record: &Record| {
+                let case = simulation.plan.calls[record.call?].case;
+                Some((case, case.digest(&record.buffer.as_ref()?.1)))
+            };
+            records.filter_map(digest).collect()
+        })
+    }
+
+    fn simulate<R>(&self, look: impl FnOnce(&Simulation) -> R) -> Result<R, String> {
         let job = || {
             let simulation = Simulation::run(Rng::with_seed(0), self.plan(), false)?;
             simulation.check()?;
-            Ok(Summary { fault: false, events: simulation.events, virtual_ns: simulation.now })
+            Ok(look(&simulation))
         };
+        caught(job).map_err(|problem| format!("{}: {problem}", self.name()))
+    }
+
+    /// Who runs it, and how.
+    pub fn name(&self) -> String {
         let Job { world_size, place, sum_order, all_reduce, form, .. } = self;
-        caught(job).map_err(|problem| {
-            let algorithm = all_reduce.unwrap_or("the best algorithm");
-            format!(
-                "{world_size} ranks, {place:?}, {sum_order:?}, {algorithm}, {form:?}: {problem}"
-            )
-        })
+        let algorithm = all_reduce.unwrap_or("the best algorithm");
+        format!("{world_size} ranks, {place:?}, {sum_order:?}, {algorithm}, {form:?}")
     }
 
     /// Whether neighbours can reach a rank's memory, so that there may be registered buffers.

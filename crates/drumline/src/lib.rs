@@ -49,7 +49,7 @@
 //!
 //! # What it does not do yet
 //!
-//! - Data lies in the memory of the CPU, and there is one backend: this library's own.
+//! - Data lies in the memory of the CPU, and one [`backend`] comes with the library: its own.
 //! - What travels between hosts is not encrypted ([`auth`] keeps strangers out).
 
 #![forbid(unsafe_code)]

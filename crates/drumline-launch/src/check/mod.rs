@@ -40,6 +40,8 @@ const TIMEOUT: Duration = Duration::from_secs(20);
 
 const RANKS: usize = 2;
 
+const CPU: &str = "cpu";
+
 /// Tries everything out and prints it, as JSON if asked for. The exit code: 1 if something of the
 /// library's own does not work.
 ///
@@ -55,6 +57,7 @@ pub fn check(as_json: bool) -> Result<u8> {
     };
     let mut columns =
         vec![over("shm", true, true), over("unix", false, true), over("tcp", false, false)];
+    columns.push(Column::without_cuda());
     for name in backend::backends().iter().filter(|name| *name != backend::BUILT_IN) {
         columns.push(try_out(name, "", &Config { backend: Some(name.clone()), ..config.clone() }));
     }
@@ -80,7 +83,7 @@ impl Report {
 
     /// Whether something of the library's own does not work. Hosts without shared memory are fine.
     fn failed(&self) -> bool {
-        let own = |column: &&Column| column.backend == backend::BUILT_IN;
+        let own = |column: &&Column| column.backend == backend::BUILT_IN && column.device == CPU;
         self.columns.iter().filter(own).any(|column| {
             let broken = column.tried.iter().any(Option::is_some);
             broken || (column.absent.is_some() && column.transport != "shm")
@@ -88,11 +91,26 @@ impl Report {
     }
 }
 
+impl Column {
+    /// Where torch's table of backends has a column for GPUs.
+    fn without_cuda() -> Column {
+        let why = "not built in: operations take buffers in the memory of the host, so copy \
+                   tensors there first";
+        Column {
+            backend: backend::BUILT_IN.to_owned(),
+            transport: "",
+            device: "cuda",
+            absent: Some(why.to_owned()),
+            tried: Vec::new(),
+        }
+    }
+}
+
 fn try_out(backend: &str, transport: &'static str, config: &Config) -> Column {
     let mut column = Column {
         backend: backend.to_owned(),
         transport,
-        device: "cpu",
+        device: CPU,
         absent: None,
         tried: Vec::new(),
     };

@@ -5,21 +5,25 @@ use std::fmt::{self, Display};
 use drumline::backend;
 use serde_json::{Map, Value, json};
 
-use super::{Column, OPERATIONS, Report, TIMEOUT};
+use super::{CPU, Column, OPERATIONS, Report, TIMEOUT};
 
+/// In the column of a device that nothing is built in for, and of what cannot be tried here.
+const NO: &str = "no";
 const ABSENT: &str = "-";
 
 impl Column {
-    /// `drumline/shm`
+    /// `drumline/shm`, or `drumline/cuda`.
     fn title(&self) -> String {
-        match self.transport {
-            "" => self.backend.clone(),
-            transport => format!("{}/{transport}", self.backend),
+        match (self.transport, self.device) {
+            ("", CPU) => self.backend.clone(),
+            ("", device) => format!("{}/{device}", self.backend),
+            (transport, _) => format!("{}/{transport}", self.backend),
         }
     }
 
     fn cell(&self, operation: usize) -> &'static str {
         match self.tried.get(operation) {
+            None if self.device != CPU => NO,
             None => ABSENT,
             Some(None) => "yes",
             Some(Some(_)) => "FAILED",

@@ -1,0 +1,145 @@
+//! One input, summed over every transport by every algorithm: the bits are the same, and so are
+//! their digests.
+
+use std::{collections::BTreeMap, sync::Mutex};
+
+use drumline::{DType, ReduceOp, SumOrder};
+use drumline_schedule::{ALGORITHMS, Algorithm, Collective, MemoryUse, Topology};
+
+use crate::{
+    Case, Kind, Threads, World,
+    on_group::{Form, perform},
+    suite::SIZES,
+};
+
+/// How many ranks sum.
+pub const WORLD_SIZES: [usize; 5] = [2, 3, 4, 6, 8];
+
+/// What is summed: every size around a border that algorithms have, and one of several messages.
+pub fn cases() -> Vec<Case> {
+    let dtypes = [DType::F32, DType::F16, DType::Bf16, DType::F8E4M3, DType::F8E5M2];
+    let kind = Kind::AllReduce(ReduceOp::Sum);
+    let of_type = |dtype| {
+        let sizes = SIZES.into_iter().chain([5000]);
+        sizes.map(move |elements| Case { kind, dtype, elements, uneven: false, seed: 11 })
+    };
+    dtypes.into_iter().flat_map(of_type).collect()
+}
+
+/// A way to sum.
+#[derive(Clone, Copy, Debug)]
+pub struct Way {
+    /// The algorithm.
+    pub algorithm: &'static Algorithm,
+    /// Where it finds its data.
+    pub form: Form,
+}
+
+impl Way {
+    /// All that ranks which are placed so can go, if they share memory or not.
+    pub fn all(topology: &Topology, share_memory: bool) -> impl Iterator<Item = Way> {
+        let rows = ALGORITHMS.iter().filter(move |row| {
+            row.collective == Collective::AllReduce
+                && (row.applies)(topology)
+                && (share_memory || row.memory == MemoryUse::Private)
+        });
+        rows.map(|algorithm| {
+            let is_registered = algorithm.memory == MemoryUse::Registered;
+            Way { algorithm, form: if is_registered { Form::Registered } else { Form::Blocking } }
+        })
+    }
+
+    /// Whether it serves a case: partial sums of narrow floats cannot lie in registered memory.
+    pub fn serves(&self, case: &Case) -> bool {
+        let in_place = self.form == Form::Registered && self.algorithm.partial_sums_travel;
+        !in_place || case.dtype == DType::F32
+    }
+}
+
+/// What has come out of each case, and who was the first to say so.
+#[derive(Debug, Default)]
+pub struct Digests {
+    of_case: BTreeMap<String, (u64, String)>,
+    compared: usize,
+}
+
+impl Digests {
+    /// Somebody has summed.
+    ///
+    /// # Errors
+    ///
+    /// Who had something else.
+    pub fn add(
+        &mut self,
+        case: &Case,
+        world_size: usize,
+        digest: u64,
+        by: &str,
+    ) -> Result<(), String> {
+        let key = format!("{case:?} of {world_size} ranks");
+        match self.of_case.get(&key) {
+            Some((first, first_by)) if *first != digest => {
+                Err(format!("{key}: other bits by {by} than by {first_by}"))
+            }
+            Some(_) => {
+                self.compared += 1;
+                Ok(())
+            }
+            None => {
+                self.of_case.insert(key, (digest, by.to_owned()));
+                Ok(())
+            }
+        }
+    }
+
+    /// How often a digest was the same as the first one of its case.
+    pub fn compared(&self) -> usize {
+        self.compared
+    }
+}
+
+/// Sums all [`cases`] with threads for ranks, in every [way](Way) over shared memory, Unix sockets
+/// and TCP.
+///
+/// # Errors
+///
+/// Where bits differ, or what failed.
+pub fn over_real_transports(digests: &mut Digests) -> Result<(), String> {
+    for world_size in WORLD_SIZES {
+        for (threads, share_memory) in Threads::everywhere().into_iter().zip([true, false, false]) {
+            let topology = match share_memory {
+                true => Topology::placed(vec![0; world_size]),
+                false => Topology::flat(world_size),
+            };
+            for way in Way::all(&topology.with_order(SumOrder::Rank), share_memory) {
+                let name = way.algorithm.name;
+                let threads = threads.clone();
+                let threads = threads.with(|config| config.all_reduce = Some(name.to_owned()));
+                run(&threads, world_size, way, digests)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn run(
+    threads: &Threads,
+    world_size: usize,
+    way: Way,
+    digests: &mut Digests,
+) -> Result<(), String> {
+    let cases: Vec<Case> = cases().into_iter().filter(|case| way.serves(case)).collect();
+    let found = Mutex::new(Vec::new());
+    let by = format!("{}, {}", threads.name(), way.algorithm.name);
+    let all = |group: &drumline::ProcessGroup| {
+        for case in &cases {
+            let digest = case.digest(&perform(case, way.form, group)?);
+            let mut found = found.lock().map_err(|_| "another rank has panicked")?;
+            found.push((*case, digest));
+        }
+        Ok(())
+    };
+    threads.run(world_size, &all).map_err(|problem| format!("{by}: {problem}"))?;
+    let found = found.into_inner().map_err(|_| "a rank has panicked")?;
+    found.iter().try_for_each(|(case, digest)| digests.add(case, world_size, *digest, &by))
+}

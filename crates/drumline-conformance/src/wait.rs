@@ -1,0 +1,69 @@
+//! The ways in which a program can learn that its work has ended.
+
+use std::{
+    pin::pin,
+    sync::{Arc, mpsc},
+    task::{Context, Poll, Wake, Waker},
+    thread::{self, Thread},
+    time::Duration,
+};
+
+use drumline::Work;
+
+/// How a call is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Wait {
+    /// [`Work::wait`].
+    Wait,
+    /// [`Work::wait_timeout`], again and again.
+    InTurns,
+    /// As a future.
+    Await,
+    /// [`Work::on_complete`].
+    Callback,
+}
+
+impl Wait {
+    pub(crate) const ALL: [Wait; 4] = [Wait::Wait, Wait::InTurns, Wait::Await, Wait::Callback];
+
+    /// Waits in this way.
+    pub(crate) fn of<B: Send + 'static>(self, mut work: Work<B>) -> Result<B, String> {
+        let result = match self {
+            Wait::Wait => work.wait(),
+            Wait::InTurns => loop {
+                match work.wait_timeout(Duration::from_millis(1)) {
+                    Ok(result) => break result,
+                    Err(goes_on) => work = goes_on,
+                }
+            },
+            Wait::Await => block_on(work),
+            Wait::Callback => {
+                let (sender, receiver) = mpsc::channel();
+                let told = move |result| drop(sender.send(result));
+                work.on_complete(told).map_err(|error| error.to_string())?;
+                receiver.recv().map_err(|_| "the callback was never called".to_owned())?
+            }
+        };
+        result.map_err(|error| error.to_string())
+    }
+}
+
+/// The smallest executor.
+fn block_on<F: IntoFuture>(future: F) -> F::Output {
+    struct Unpark(Thread);
+
+    impl Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+
+    let waker = Waker::from(Arc::new(Unpark(thread::current())));
+    let mut future = pin!(future.into_future());
+    loop {
+        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            Poll::Ready(output) => return output,
+            Poll::Pending => thread::park(),
+        }
+    }
+}
