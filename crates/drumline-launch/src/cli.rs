@@ -3,7 +3,7 @@
 use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, thread, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
-use drumline_launch::{EXEC_SUBCOMMAND, Job, supervisor::Policy};
+use drumline_launch::{EXEC_SUBCOMMAND, Job, bench, supervisor::Policy};
 
 /// Synchronous data-parallel training: run it, measure it, find out what went wrong.
 #[derive(Debug, Parser)]
@@ -29,6 +29,9 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+
+    /// Time collectives, and verify every result
+    Bench(Box<bench::Options>),
 
     #[command(name = EXEC_SUBCOMMAND, hide = true)]
     ExecWorker {
@@ -123,6 +126,7 @@ impl From<RunArgs> for Job {
             arguments: command.collect(),
             nproc_per_node,
             torch_store: (!no_torch_store).then_some(master_port),
+            labels_stdout: true,
             policy: Policy { kill_after, shutdown_timeout },
         }
     }

@@ -39,6 +39,14 @@ pub enum Error {
     #[error(transparent)]
     Check(drumline::Error),
 
+    /// What cannot be measured, or where the figures cannot be written.
+    #[error("{0}")]
+    Bench(String),
+
+    /// An operation that was to be measured failed.
+    #[error(transparent)]
+    Measure(drumline::Error),
+
     /// A system call failed.
     #[error("{what}: {source}")]
     System {
@@ -56,8 +64,8 @@ impl Error {
         match self {
             Error::ProgramNotFound { .. } => 127,
             Error::ProgramNotExecutable { .. } => 126,
-            Error::Store(_) | Error::Check(_) => 2,
-            Error::Trace(_) | Error::System { .. } => 1,
+            Error::Store(_) | Error::Check(_) | Error::Bench(_) => 2,
+            Error::Trace(_) | Error::Measure(_) | Error::System { .. } => 1,
         }
     }
 

@@ -39,6 +39,8 @@ pub struct Job {
     /// The port on 127.0.0.1 of the store for programs that run torch; 0 takes a free one. `None`:
     /// there is no such store.
     pub torch_store: Option<u16>,
+    /// Whether lines of stdout start with their rank. Those of stderr always do.
+    pub labels_stdout: bool,
     /// How long workers may take to end.
     pub policy: Policy,
 }
@@ -51,6 +53,7 @@ impl Job {
             arguments: Vec::new(),
             nproc_per_node,
             torch_store: Some(0),
+            labels_stdout: true,
             policy: Policy::default(),
         }
     }
@@ -95,7 +98,7 @@ pub fn run(job: &Job) -> Result<u8> {
     let mut signals = Signals::listen()?;
     let events = Events::new()?;
     events.add(signals.ready(), Source::Signals)?;
-    let mut console = Console::open(ranks)?;
+    let mut console = Console::open(ranks, job.labels_stdout)?;
     let columns = console.columns().map(|n| (environment::TERMINAL_COLUMNS, n.to_string()));
 
     let started = Instant::now();

@@ -48,6 +48,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod bench;
 mod check;
 mod ending;
 pub mod environment;

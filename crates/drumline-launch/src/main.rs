@@ -22,6 +22,10 @@ fn main() -> ExitCode {
             log_to_stderr();
             drumline_launch::check(json)
         }
+        cli::Command::Bench(options) => {
+            log_to_stderr();
+            drumline_launch::bench::bench(&options, std::env::args_os().skip(1).collect())
+        }
         cli::Command::Trace(cli::TraceCommand::Merge { dir, out }) => {
             drumline_launch::trace::merge(&dir, out.as_deref()).map(|()| 0)
         }

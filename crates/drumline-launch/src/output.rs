@@ -48,6 +48,7 @@ pub(crate) struct Console {
     tails: Vec<Arc<Mutex<Tail>>>,
     /// How wide the rank in a prefix is, in characters.
     rank_width: usize,
+    labels_stdout: bool,
     notes: Option<PipeWriter>,
     /// The launcher's end of a socket pair and, while output may still come, the readers' end.
     /// Shutting down ours tells the readers to finish; when all have dropped theirs, they have.
@@ -59,7 +60,7 @@ type Tail = VecDeque<Vec<u8>>;
 
 impl Console {
     /// Writes to the stdout and stderr of this process.
-    pub(crate) fn open(ranks: usize) -> Result<Console> {
+    pub(crate) fn open(ranks: usize, labels_stdout: bool) -> Result<Console> {
         let (near, far) = UnixStream::pair().map_err(Error::system("make a socket pair"))?;
         let stdout = Arc::new(Mutex::new(Sink::of(rustix::stdio::stdout())?));
         let stderr = if is_same_file(rustix::stdio::stdout(), rustix::stdio::stderr()) {
@@ -73,6 +74,7 @@ impl Console {
             stderr,
             tails: Vec::new(),
             rank_width,
+            labels_stdout,
             notes: None,
             near,
             far: Some(Arc::new(far)),
@@ -99,7 +101,11 @@ impl Console {
         let tail = Arc::new(Mutex::new(Tail::new()));
         let prefix =
             |sink: &Mutex<Sink>| Prefix::rank(rank, self.rank_width, lock(sink).is_coloured());
-        self.read(streams.stdout, &self.stdout, prefix(&self.stdout), None)?;
+        let on_stdout = match self.labels_stdout {
+            true => prefix(&self.stdout),
+            false => Prefix { start: Vec::new(), continued: Vec::new() },
+        };
+        self.read(streams.stdout, &self.stdout, on_stdout, None)?;
         self.read(streams.stderr, &self.stderr, prefix(&self.stderr), Some(Arc::clone(&tail)))?;
         self.tails.push(tail);
         Ok(())
