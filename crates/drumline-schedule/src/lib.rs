@@ -52,6 +52,7 @@ mod extent;
 mod flush;
 mod pipeline;
 pub mod price;
+pub mod replay;
 mod schedule;
 pub mod step;
 mod topology;

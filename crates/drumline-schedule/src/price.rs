@@ -2,7 +2,12 @@
 //!
 //! All algorithms add in the same order, so the choice changes the time and nothing else, and
 //! a rough price will do. But it must be the same on all ranks: it depends on nothing but its
-//! arguments, and is computed in integers.
+//! arguments, and is computed in integers. Where the prices come from is a matter of the caller:
+//! [`PriceList`] is what is known of a machine and its network.
+
+mod list;
+
+pub use list::{Entry, Link, ParseError, PriceList, Rate, entries, unknown};
 
 use crate::algorithm::{ALGORITHMS, Algorithm, Collective, Cost, MemoryUse};
 use crate::topology::Topology;
@@ -58,6 +63,13 @@ pub struct ElementKind {
     pub sum_bytes: usize,
 }
 
+impl ElementKind {
+    /// The width of what an algorithm sends.
+    pub fn travelling(self, row: &Algorithm) -> usize {
+        if row.partial_sums_travel { self.sum_bytes } else { self.bytes }
+    }
+}
+
 /// The cheapest algorithm of a collective without shared memory when every rank contributes
 /// `elements`, or `None` where none serves. Equal prices go to the row that comes first in
 /// [`ALGORITHMS`].
@@ -79,12 +91,24 @@ pub fn choose(
     kind: ElementKind,
     prices: &Prices,
 ) -> Option<&'static Algorithm> {
-    let rows = ALGORITHMS.iter().filter(|row| {
+    let candidates = candidates(collective, topology, elements, kind, prices);
+    candidates.min_by_key(|(_, price)| *price).map(|(row, _)| row)
+}
+
+/// The algorithms that [`choose`] chooses from, each with its price in picoseconds.
+pub fn candidates(
+    collective: Collective,
+    topology: &Topology,
+    elements: usize,
+    kind: ElementKind,
+    prices: &Prices,
+) -> impl Iterator<Item = (&'static Algorithm, u128)> {
+    let rows = ALGORITHMS.iter().filter(move |row| {
         row.collective == collective && row.memory == MemoryUse::Private && (row.applies)(topology)
     });
-    rows.min_by_key(|row| {
-        let bytes = if row.partial_sums_travel { kind.sum_bytes } else { kind.bytes };
-        prices.of((row.cost)(topology, 0, elements), bytes)
+    rows.map(move |row| {
+        let cost = (row.cost)(topology, 0, elements);
+        (row, prices.of(cost, kind.travelling(row)))
     })
 }
 

@@ -49,12 +49,15 @@ pub(crate) enum Subject {
     Address,
     /// Whether it has memory to share.
     Segment,
-    /// With whom it shares memory.
+    /// With whom it shares memory, and by which prices it chooses.
     Host,
+    /// What rank 0 has measured.
+    Prices,
 }
 
 impl Subject {
-    const ALL: [Subject; 4] = [Subject::Card, Subject::Address, Subject::Segment, Subject::Host];
+    const ALL: [Subject; 5] =
+        [Subject::Card, Subject::Address, Subject::Segment, Subject::Host, Subject::Prices];
 
     fn name(self) -> &'static str {
         match self {
@@ -62,6 +65,7 @@ impl Subject {
             Subject::Address => "address",
             Subject::Segment => "segment",
             Subject::Host => "host",
+            Subject::Prices => "prices",
         }
     }
 }

@@ -82,6 +82,11 @@ impl Call {
         }
     }
 
+    /// What its elements weigh.
+    pub(crate) fn element_kind(&self) -> ElementKind {
+        ElementKind { bytes: self.dtype.size(), sum_bytes: self.accumulator().size() }
+    }
+
     /// The type that partial results are kept in. A custom operator works on the caller's type.
     fn accumulator(&self) -> DType {
         match self.operator {
@@ -209,11 +214,29 @@ fn preference(row: &Algorithm, bytes: usize, topology: &Topology) -> u8 {
 }
 
 /// The algorithms that send messages only, for all lengths: of one group, each kind of call worked
-/// out when it is first made. They follow from constants, so that all ranks agree.
-#[derive(Debug, Default)]
-pub(crate) struct OverLinks(HashMap<(Collective, ElementKind), Choices>);
+/// out when it is first made. They follow from prices that all ranks have agreed on.
+#[derive(Debug)]
+pub(crate) struct OverLinks {
+    prices: Prices,
+    known: HashMap<(Collective, ElementKind), Choices>,
+}
+
+impl Default for OverLinks {
+    fn default() -> OverLinks {
+        OverLinks::by(Prices::TCP)
+    }
+}
 
 impl OverLinks {
+    /// Chooses by these prices.
+    pub(crate) fn by(prices: Prices) -> OverLinks {
+        OverLinks { prices, known: HashMap::new() }
+    }
+
+    pub(crate) fn prices(&self) -> &Prices {
+        &self.prices
+    }
+
     /// The cheapest algorithm for `call`. The topology is always the same one.
     fn algorithm(&mut self, call: &Call, topology: &Topology) -> Result<&'static Algorithm> {
         let collective = call.operation.collective();
@@ -226,11 +249,11 @@ impl OverLinks {
             };
             return ALGORITHMS.iter().find(serves).ok_or_else(|| none_serves(call));
         }
-        let kind = ElementKind { bytes: call.dtype.size(), sum_bytes: call.accumulator().size() };
-        let choices = match self.0.entry((collective, kind)) {
+        let kind = call.element_kind();
+        let choices = match self.known.entry((collective, kind)) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {
-                let choices = Choices::new(collective, topology, kind, &Prices::TCP);
+                let choices = Choices::new(collective, topology, kind, &self.prices);
                 new.insert(choices.ok_or_else(|| none_serves(call))?)
             }
         };

@@ -4,7 +4,7 @@ use std::{net::IpAddr, ops::RangeInclusive, time::Duration};
 
 use drumline_schedule::SumOrder;
 
-use crate::{Error, Result, auth::Secret, store::BYTES_MAX, trace::Trace};
+use crate::{Error, PriceSource, Result, auth::Secret, store::BYTES_MAX, trace::Trace};
 
 /// How a process group behaves. Build it in code, or read it from the environment once.
 ///
@@ -29,6 +29,10 @@ pub struct Config {
     /// `binomial`, or one that uses shared memory), the same on all ranks. `DRUMLINE_ALL_REDUCE`;
     /// chosen by size unless set. It never changes a result.
     pub all_reduce: Option<String>,
+
+    /// By which prices algorithms over links are chosen, the same on all ranks. `DRUMLINE_PRICES`:
+    /// `default` (unless set), `measure`, or a file. They never change a result.
+    pub prices: PriceSource,
 
     /// The addresses to listen on for peers; the connections are spread over them.
     /// `DRUMLINE_BIND_ADDRESS`, with commas between several; unless set, the one from which this
@@ -107,6 +111,7 @@ impl Default for Config {
             timeout: Duration::from_secs(600),
             backend: None,
             all_reduce: None,
+            prices: PriceSource::Default,
             bind_addresses: Vec::new(),
             socket_ifname: None,
             port_range: None,
@@ -153,6 +158,10 @@ impl Config {
         }
         config.backend = variable("DRUMLINE_BACKEND").filter(|name| !name.is_empty());
         config.all_reduce = variable("DRUMLINE_ALL_REDUCE");
+        if let Some(text) = variable("DRUMLINE_PRICES") {
+            let Ok(prices) = text.parse();
+            config.prices = prices;
+        }
         if let Some(text) = variable("DRUMLINE_BIND_ADDRESS") {
             let addresses = text.split(',').map(|address| address.trim().parse());
             config.bind_addresses = addresses
@@ -245,6 +254,8 @@ mod tests {
         assert_eq!(config.bind_addresses, [loopback]);
         let two = read("DRUMLINE_BIND_ADDRESS", "127.0.0.1, ::1").unwrap().bind_addresses;
         assert_eq!(two, [loopback, "::1".parse().unwrap()]);
+        let prices = read("DRUMLINE_PRICES", "measure").unwrap().prices;
+        assert_eq!(prices, PriceSource::Measure);
         let ports = read("DRUMLINE_PORT_RANGE", "40000-40100").unwrap().port_range;
         assert_eq!(ports, Some(40_000..=40_100));
         let name = read("DRUMLINE_SOCKET_IFNAME", "^docker").unwrap().socket_ifname;

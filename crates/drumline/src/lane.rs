@@ -19,13 +19,16 @@ use std::{
 
 use patience::Patience;
 
-use drumline_schedule::{Algorithm, Collective, Schedule, Topology, step::Rank};
+use drumline_schedule::{
+    Algorithm, Collective, Schedule, Topology, price::Prices, step::Rank,
+};
 
 use crate::{
     Cause, CollectiveError, Config, Error, Result,
     backend::Reduce,
     call::{self, Call, Choice, OverLinks},
     executor::{self, History, Layout, Machine, Memory, Pool, Progress, drive},
+    explain::{Explanation, Situation},
     host::Host,
     trace::{Category, Open, Recorder, What},
     transport::{Connections, mesh::Membership},
@@ -135,6 +138,33 @@ impl Lane {
             busy: Duration::ZERO,
             recorder,
         }
+    }
+
+    /// The same, with algorithms over links chosen by `prices`.
+    pub(crate) fn priced_by(mut self, prices: Prices) -> Lane {
+        self.set_prices(prices);
+        self
+    }
+
+    /// From now on; on all ranks after the same operation.
+    pub(crate) fn set_prices(&mut self, prices: Prices) {
+        self.over_links = OverLinks::by(prices);
+    }
+
+    /// Which algorithm a call would take, and why.
+    pub(crate) fn explain(&mut self, call: &Call, registered: bool) -> Result<Explanation> {
+        let host = self.host.as_ref();
+        let registered = (registered && host.is_some()).then_some(0);
+        let (topology, over_links) = (&self.topology, &mut self.over_links);
+        let choice = call::choose(call, topology, over_links, host, registered, &self.config)?;
+        let situation = Situation {
+            topology,
+            prices: over_links.prices(),
+            shares_memory: host.is_some(),
+            registered: registered.is_some(),
+            asked_for: self.config.all_reduce.is_some(),
+        };
+        Ok(situation.explain(call, choice.algorithm))
     }
 
     /// The same, with what it does recorded by `recorder`.

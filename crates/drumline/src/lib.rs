@@ -67,6 +67,7 @@ pub mod ddp;
 mod engine;
 mod error;
 mod executor;
+mod explain;
 mod group;
 mod host;
 #[cfg(feature = "internals")]
@@ -77,6 +78,7 @@ mod membership;
 mod net;
 mod operation;
 mod operator;
+mod prices;
 pub mod rendezvous;
 pub mod sampler;
 pub mod store;
@@ -92,14 +94,16 @@ pub use available::{
 pub use backend::register_backend;
 pub use config::Config;
 pub use drumline_kernels::{Bool, Complex, DType, Element, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
-pub use drumline_schedule::SumOrder;
+pub use drumline_schedule::{Collective, SumOrder, price::PriceList};
 pub use error::{Cause, CollectiveError, Error, Result};
+pub use explain::{Candidate, Explanation};
 pub use group::{
     GroupOptions, ProcessGroup, RegisteredBuffer, default_group, describe_addresses,
     init_process_group, init_with_store, is_initialized,
 };
 pub use net::Endpoint;
 pub use operator::Operator;
+pub use prices::PriceSource;
 pub use rendezvous::{is_launched, register_rendezvous_handler};
 pub use work::{Work, WorkFuture};
 

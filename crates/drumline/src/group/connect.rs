@@ -6,13 +6,13 @@ use std::{
     time::Instant,
 };
 
-use drumline_schedule::{Collective, Topology, step::Rank};
+use drumline_schedule::{Collective, Topology, price::PriceList, step::Rank};
 use drumline_shm::{PeerSegment, PidFd, Segment, SegmentSize, handover};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::{Carrier, Driven, Inner, ProcessGroup, family::Family, foreign::Foreign};
 use crate::{
-    Config, Error, Result,
+    Config, Error, PriceSource, Result,
     backend::{self, Backend},
     board::{Board, Subject},
     call, engine,
@@ -20,6 +20,7 @@ use crate::{
     lane::Lane,
     membership::GlobalRanks,
     net::stream::Stream,
+    prices::probe,
     store::{HashStore, Store},
     trace::{Inquiry, Recorder, Trace},
     transport::{
@@ -133,6 +134,7 @@ impl ProcessGroup {
         if let Some(name) = &config.all_reduce {
             call::find(Collective::AllReduce, name)?; // refused before anything starts
         }
+        let prices = config.prices.load()?;
         let foreign = backend::find(config.backend.as_deref())?;
         let deadline = Instant::now() + config.timeout;
         let mut member = Membership::new(name, place, global);
@@ -151,11 +153,24 @@ impl ProcessGroup {
         member.digest = xxh3_64(&[board.token(), &size, &[order]].concat());
         let told = (recorder, inquiry);
         let joined = match foreign {
-            None => ProcessGroup::join_on(&board, member, config, deadline, told).and_then(
-                |(member, topology, sockets, host, recorder)| {
-                    ProcessGroup::new(member, topology, sockets, host, family, config, recorder)
-                },
-            ),
+            None => {
+                let word = config.prices.word(&prices);
+                let connected =
+                    ProcessGroup::join_on(&board, member, config, &word, deadline, told);
+                connected.and_then(|(member, topology, sockets, host, recorder)| {
+                    // Groups that are made of this one choose by the same prices.
+                    let given = PriceSource::Given(Box::new(prices.clone()));
+                    let settled = &Config { prices: given, ..config.clone() };
+                    let links = topology.clone();
+                    let group = ProcessGroup::new(
+                        member, topology, sockets, host, family, settled, recorder,
+                    )?;
+                    match config.prices {
+                        PriceSource::Measure => group.measure(&links, &board, &prices),
+                        _ => Ok(group),
+                    }
+                })
+            }
             Some(factory) => {
                 factory.join(&board, &member, config, deadline, told).map(|(backend, recorder)| {
                     let name = &factory.name;
@@ -175,6 +190,7 @@ impl ProcessGroup {
         board: &Board,
         member: Membership,
         config: &Config,
+        prices: &str,
         deadline: Instant,
         (mut recorder, inquiry): (Recorder, Inquiry),
     ) -> Result<(Membership, Topology, Sockets, Option<Host>, Recorder)> {
@@ -182,7 +198,7 @@ impl ProcessGroup {
         let Mesh { near, far } = mesh::connect(&member, board, config, deadline)?;
         drop(phase);
         let phase = recorder.phase("share memory");
-        let (segments, hosts) = share_memory(&member, board, &near, config, deadline)?;
+        let (segments, hosts) = share_memory(&member, board, &near, config, prices, deadline)?;
         drop(phase);
         // All ranks are here: each has said which host it is on.
         recorder.align(&board.store_of_life(), inquiry)?;
@@ -233,7 +249,9 @@ impl ProcessGroup {
         let door = sockets.door();
         let arena = host.as_ref().map(|host| host.arena().clone());
         let transport = Box::new(sockets);
+        let links = config.prices.load()?.links(&topology);
         let lane = Lane::new(member.clone(), topology, config, transport, host, aborted.clone())
+            .priced_by(links)
             .recorded_by(recorder.clone());
         let family = Arc::new(Mutex::new(Some(family)));
         let driven = Driven::new(lane, wake, aborted, family.clone());
@@ -250,6 +268,35 @@ impl ProcessGroup {
                 recorder,
             }),
         })
+    }
+
+    /// Looks at what the links can do, and chooses by that: rank 0 measures, and all ranks take what
+    /// it tells. Ranks that have no links to choose for measure nothing.
+    fn measure(
+        mut self,
+        topology: &Topology,
+        board: &Board,
+        prices: &PriceList,
+    ) -> Result<ProcessGroup> {
+        let Some(peer) = probe::peer(topology) else { return Ok(self) };
+        if self.rank() == 0 {
+            let measured = probe::ask(&self, peer, prices)?;
+            board.post(Subject::Prices, measured.to_string().as_bytes())?;
+        } else if self.rank() == peer {
+            probe::answer(&self, 0)?;
+        }
+        let told = board.read(Subject::Prices, 0)?;
+        let told: PriceList = String::from_utf8_lossy(&told).parse().map_err(|error| {
+            self.inner.member.about(0, &format!("it has measured what is no price: {error}"))
+        })?;
+        if let Carrier::Lane(driven) = &self.inner.carrier {
+            driven.set_prices(told.links(topology));
+        }
+        tracing::info!(group = self.name(), links = ?told.links(topology), "measured its links");
+        if let Some(inner) = Arc::get_mut(&mut self.inner) {
+            inner.config.prices = PriceSource::Given(Box::new(told));
+        }
+        Ok(self)
     }
 
     /// The same, on a backend of somebody else's.
@@ -300,12 +347,13 @@ type Segments = (Segment, BTreeMap<Rank, PeerSegment>);
 
 /// Shares memory with all ranks of this host, or with none of them: then they go on over sockets.
 /// Also returns the host of every rank, by a number that its ranks have in common; a rank that
-/// shares no memory counts as a host of its own.
+/// shares no memory counts as a host of its own. All ranks must choose by the same `prices`.
 fn share_memory(
     member: &Membership,
     board: &Board,
     near: &[Near],
     config: &Config,
+    prices: &str,
     deadline: Instant,
 ) -> Result<(Option<Segments>, Vec<Rank>)> {
     let near: Vec<(Rank, &_)> = near
@@ -340,10 +388,17 @@ fn share_memory(
     let host = near.iter().map(|(rank, _)| *rank).chain([member.rank]).min();
     let host = host.unwrap_or(member.rank);
     let word = shared.as_ref().map_or_else(|_| "private".to_owned(), |_| host.to_string());
-    board.post(Subject::Host, word.as_bytes())?;
-    let told = board.read_all(Subject::Host, 0..member.world_size)?.into_values();
-    let parse = |text: Vec<u8>| std::str::from_utf8(&text).ok()?.parse::<Rank>().ok();
-    let told: Vec<Option<Rank>> = told.map(parse).collect();
+    board.post(Subject::Host, format!("{word} {prices}").as_bytes())?;
+    let told = board.read_all(Subject::Host, 0..member.world_size)?;
+    let told = told.into_iter().map(|(rank, word)| {
+        let word = String::from_utf8_lossy(&word);
+        let (host, theirs) = word.split_once(' ').unwrap_or((&word, ""));
+        match theirs == prices {
+            true => Ok(host.parse::<Rank>().ok()),
+            false => Err(member.about(rank, &other_prices(theirs, prices))),
+        }
+    });
+    let told: Vec<Option<Rank>> = told.collect::<Result<_>>()?;
     let complete = near.iter().all(|(rank, _)| told[*rank] == Some(host));
     let shared = shared.and_then(|segments| match complete {
         true => Ok(segments),
@@ -365,6 +420,20 @@ fn share_memory(
     };
     let hosts = (0..member.world_size).map(expected).collect();
     Ok((shared.ok(), hosts))
+}
+
+/// What is wrong with the prices of a rank.
+fn other_prices(theirs: &str, ours: &str) -> String {
+    let what = |word: &str| match word {
+        "measured" => "those that are measured".to_owned(),
+        digest => format!("those with the digest {digest}"),
+    };
+    format!(
+        "it chooses algorithms by other prices than this rank: by {}, this rank by {}; set \
+         DRUMLINE_PRICES to the same on all ranks, and if it is a file, to the same contents",
+        what(theirs),
+        what(ours)
+    )
 }
 
 const READY: &str = "ready";

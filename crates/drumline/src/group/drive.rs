@@ -19,9 +19,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use drumline_schedule::price::Prices;
+
 use super::family::FamilyCell;
 use crate::{
-    Result,
+    Explanation, Result,
+    call::Call,
     engine::{self, Advance, Engine},
     executor::Progress,
     lane::{Job, Lane, Operation},
@@ -120,6 +123,16 @@ impl Driven {
             has_callers: AtomicBool::new(false),
             aborted,
         })
+    }
+
+    /// Algorithms over links are chosen by `prices` from now on.
+    pub(super) fn set_prices(self: &Arc<Self>, prices: Prices) {
+        self.drive().set_prices(prices);
+    }
+
+    /// Which algorithm a call would take, and why.
+    pub(super) fn explain(self: &Arc<Self>, call: &Call, registered: bool) -> Result<Explanation> {
+        self.drive().explain(call, registered)
     }
 
     /// Waits for the lane, to make a blocking call.

@@ -22,7 +22,8 @@ use drumline_schedule::step::Rank;
 use drumline_shm::Arena;
 
 use crate::{
-    Config, Result,
+    Config, Explanation, Result,
+    call::Call,
     lane::{Job, Operation},
     membership::Membership,
     trace::Recorder,
@@ -139,6 +140,18 @@ impl ProcessGroup {
         match &self.inner.carrier {
             Carrier::Lane(lane) => lane.busy(),
             Carrier::Backend(backend) => backend.busy(),
+        }
+    }
+
+    /// Which algorithm a call would take, and why.
+    pub(crate) fn explain_call(&self, call: &Call, registered: bool) -> Result<Explanation> {
+        match &self.inner.carrier {
+            Carrier::Lane(lane) => lane.explain(call, registered),
+            Carrier::Backend(_) => Ok(Explanation {
+                algorithm: self.inner.config.backend.clone().unwrap_or_default(),
+                why: "this backend carries the group, and chooses for itself".to_owned(),
+                candidates: Vec::new(),
+            }),
         }
     }
 

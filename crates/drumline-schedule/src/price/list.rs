@@ -1,0 +1,300 @@
+//! What a machine and its network can do: the figures that replays and choices are made from, and
+//! the file that they are kept in.
+
+use std::fmt;
+
+use super::Prices;
+use crate::topology::Topology;
+
+/// The figures of a cluster of like hosts. Times are picoseconds (`_ps`), rates femtoseconds for a
+/// byte (`_fs`: 1 GB/s is 1,000,000).
+///
+/// As text it is one `name = number` a line, `#` begins a comment, and names that are left out have
+/// the value of [`PriceList::default`]; so every such file is TOML, too.
+///
+/// ```
+/// use drumline_schedule::price::PriceList;
+///
+/// let list: PriceList = "far.round_ps = 20_000_000  # 20 us\nnic_byte_fs = 320_000".parse()?;
+/// assert_eq!((list.far.round_ps, list.nic_byte_fs), (20_000_000, 320_000));
+/// assert_eq!(list.near, PriceList::default().near);
+/// assert_eq!(list.to_string().parse(), Ok(list));
+///
+/// let error = "\nfar.round = 7".parse::<PriceList>().unwrap_err();
+/// assert!(error.to_string().starts_with(r#"line 2: "far.round" is no price; "#));
+/// # Ok::<_, drumline_schedule::price::ParseError>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PriceList {
+    /// What a call costs beside its steps.
+    pub call_ps: u64,
+    /// Through shared memory: from a rank's post to what a neighbour that waits for it does next.
+    pub post_ps: u64,
+    /// The same where a host has more ranks than cores, so that who waits sleeps.
+    pub wake_ps: u64,
+    /// Sockets between ranks of one host.
+    pub near: Link,
+    /// TCP between hosts.
+    pub far: Link,
+    /// A byte on a host's line, in each direction, shared by its ranks.
+    pub nic_byte_fs: u64,
+    /// A byte that is copied.
+    pub copy: Rate,
+    /// A byte that is combined into another.
+    pub combine: Rate,
+    /// What a byte costs more that lies in a neighbour's memory.
+    pub peer: Rate,
+    /// Buffers of so many bytes, of all ranks of a core together, stay in its caches.
+    pub cache_bytes: u64,
+    /// A byte to or from the memory of a host, shared by its ranks.
+    pub memory_byte_fs: u64,
+}
+
+/// The figures of connections between two ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Link {
+    /// From a send to what the receiver does next, if the message is empty.
+    pub round_ps: u64,
+    /// Work for a message, however long, half of it at each end.
+    pub message_ps: u64,
+    /// Work for a byte, half of it at each end.
+    pub byte_fs: u64,
+}
+
+/// The price of a byte, where the data stays in the caches and where it does not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rate {
+    /// In the caches.
+    pub cached_fs: u64,
+    /// In memory.
+    pub memory_fs: u64,
+}
+
+impl Rate {
+    /// The price of a byte, in femtoseconds, of data of which so many bytes stay in caches.
+    pub fn of(self, bytes: u64, cache_bytes: u64) -> u64 {
+        let cached = u128::from(bytes.min(cache_bytes));
+        let beyond = u128::from(bytes) - cached;
+        let sum = cached * u128::from(self.cached_fs) + beyond * u128::from(self.memory_fs);
+        // A rate is less than 2^64, and so is a mean of two.
+        sum.checked_div(u128::from(bytes)).map_or(self.cached_fs, |mean| mean as u64)
+    }
+}
+
+/// The links are [`Prices::TCP`]. The others were measured on two cores of a virtual machine (AMD
+/// EPYC, 2026-11-21), in the state in which the cores share a cache.
+impl Default for PriceList {
+    fn default() -> PriceList {
+        PriceList {
+            call_ps: 700_000,
+            post_ps: 150_000,
+            wake_ps: 6_000_000,
+            near: Link { round_ps: 2_500_000, message_ps: 1_300_000, byte_fs: 300_000 },
+            far: Link { round_ps: 7_000_000, message_ps: 2_000_000, byte_fs: 300_000 },
+            nic_byte_fs: 80_000,
+            copy: Rate { cached_fs: 22_000, memory_fs: 110_000 },
+            combine: Rate { cached_fs: 25_000, memory_fs: 100_000 },
+            peer: Rate { cached_fs: 10_000, memory_fs: 20_000 },
+            cache_bytes: 1 << 20,
+            memory_byte_fs: 32_000,
+        }
+    }
+}
+
+impl PriceList {
+    /// What to choose algorithms over links by: one host's sockets, or the lines between hosts, which
+    /// the ranks of a host share.
+    pub fn links(&self, topology: &Topology) -> Prices {
+        let (link, wire_fs) = match topology.is_one_host() {
+            true => (self.near, 0),
+            false => {
+                let largest = topology.ranks_by_host().iter().map(Vec::len).max();
+                (self.far, self.nic_byte_fs.saturating_mul(largest.unwrap_or(1) as u64))
+            }
+        };
+        Prices {
+            round_ps: link.round_ps,
+            message_ps: link.message_ps,
+            byte_ps: link.byte_fs.max(wire_fs).div_ceil(1_000),
+            combined_byte_ps: self.combine.memory_fs.div_ceil(1_000),
+        }
+    }
+
+    /// Changes the figure of that name; `false` if there is none.
+    pub fn set(&mut self, name: &str, value: u64) -> bool {
+        let field = FIELDS.iter().find(|field| field.name == name);
+        field.map(|field| *(field.of)(self) = value).is_some()
+    }
+
+    /// The names of all figures.
+    pub fn names() -> impl Iterator<Item = &'static str> {
+        FIELDS.iter().map(|field| field.name)
+    }
+}
+
+/// A line of the text.
+struct Field {
+    name: &'static str,
+    of: fn(&mut PriceList) -> &mut u64,
+    /// What a user is told of it.
+    about: &'static str,
+}
+
+#[rustfmt::skip]
+const FIELDS: &[Field] = &[
+    Field { name: "call_ps", of: |it| &mut it.call_ps, about: "a call, beside its steps" },
+    Field { name: "post_ps", of: |it| &mut it.post_ps, about: "shared memory: from a post to who waits for it" },
+    Field { name: "wake_ps", of: |it| &mut it.wake_ps, about: "the same with more ranks than cores" },
+    Field { name: "near.round_ps", of: |it| &mut it.near.round_ps, about: "sockets of one host: an empty message" },
+    Field { name: "near.message_ps", of: |it| &mut it.near.message_ps, about: "work for a message, both ends together" },
+    Field { name: "near.byte_fs", of: |it| &mut it.near.byte_fs, about: "work for a byte, both ends together" },
+    Field { name: "far.round_ps", of: |it| &mut it.far.round_ps, about: "between hosts: an empty message" },
+    Field { name: "far.message_ps", of: |it| &mut it.far.message_ps, about: "work for a message, both ends together" },
+    Field { name: "far.byte_fs", of: |it| &mut it.far.byte_fs, about: "work for a byte, both ends together" },
+    Field { name: "nic_byte_fs", of: |it| &mut it.nic_byte_fs, about: "a byte on the line of a host, each direction" },
+    Field { name: "copy.cached_fs", of: |it| &mut it.copy.cached_fs, about: "a byte copied in the caches" },
+    Field { name: "copy.memory_fs", of: |it| &mut it.copy.memory_fs, about: "a byte copied in memory" },
+    Field { name: "combine.cached_fs", of: |it| &mut it.combine.cached_fs, about: "a byte combined in the caches" },
+    Field { name: "combine.memory_fs", of: |it| &mut it.combine.memory_fs, about: "a byte combined in memory" },
+    Field { name: "peer.cached_fs", of: |it| &mut it.peer.cached_fs, about: "more for a byte in a neighbour's caches" },
+    Field { name: "peer.memory_fs", of: |it| &mut it.peer.memory_fs, about: "more for a byte in a neighbour's memory" },
+    Field { name: "cache_bytes", of: |it| &mut it.cache_bytes, about: "what stays in the caches of a core" },
+    Field { name: "memory_byte_fs", of: |it| &mut it.memory_byte_fs, about: "a byte to or from a host's memory" },
+];
+
+impl fmt::Display for PriceList {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut list = self.clone();
+        for Field { name, of, about } in FIELDS {
+            writeln!(f, "{name} = {}  # {about}", of(&mut list))?;
+        }
+        Ok(())
+    }
+}
+
+impl std::str::FromStr for PriceList {
+    type Err = ParseError;
+
+    fn from_str(text: &str) -> Result<PriceList, ParseError> {
+        let mut list = PriceList::default();
+        for Entry { line, name, value } in entries(text)? {
+            if !list.set(name, value) {
+                return Err(unknown(line, name));
+            }
+        }
+        Ok(list)
+    }
+}
+
+/// A line of a text as [`PriceList`]'s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Entry<'a> {
+    /// Its number, from 1.
+    pub line: usize,
+    /// What stands before the `=`.
+    pub name: &'a str,
+    /// The number behind it.
+    pub value: u64,
+}
+
+/// What is wrong with a line of such a text.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("line {line}: {problem}")]
+pub struct ParseError {
+    /// Its number, from 1.
+    pub line: usize,
+    /// What is wrong, and what to write instead.
+    pub problem: String,
+}
+
+/// No figure is larger: an hour, or a byte in a second.
+const VALUE_MAX: u64 = 3_600_000_000_000_000;
+
+/// The lines of such a text, whatever their names.
+///
+/// # Errors
+///
+/// [`ParseError`] for the first line that is no `name = number`, or names what an earlier line has
+/// named.
+pub fn entries(text: &str) -> Result<Vec<Entry<'_>>, ParseError> {
+    let mut entries: Vec<Entry<'_>> = vec![];
+    for (line, content) in (1..).zip(text.lines()) {
+        let content = content.split('#').next().unwrap_or_default().trim();
+        if content.is_empty() {
+            continue;
+        }
+        let error = |problem| ParseError { line, problem };
+        let parts = content.split_once('=').map(|(name, value)| (name.trim(), value.trim()));
+        let (name, value) =
+            parts.ok_or_else(|| error(format!("{content:?} should be `name = number`")))?;
+        if let Some(earlier) = entries.iter().find(|entry| entry.name == name) {
+            return Err(error(format!("{name:?} stands in line {} already", earlier.line)));
+        }
+        let number = value.replace('_', "").parse().ok().filter(|value| *value <= VALUE_MAX);
+        let value = number.ok_or_else(|| {
+            error(format!("{name} = {value:?} should be a whole number, at most {VALUE_MAX}"))
+        })?;
+        entries.push(Entry { line, name, value });
+    }
+    Ok(entries)
+}
+
+/// The error for a name that is none.
+pub fn unknown(line: usize, name: &str) -> ParseError {
+    let names: Vec<&str> = PriceList::names().collect();
+    ParseError { line, problem: format!("{name:?} is no price; there is {}", names.join(", ")) }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn links_between_hosts_are_shared_by_their_ranks() {
+        let list = PriceList { nic_byte_fs: 320_000, ..PriceList::default() };
+        assert_eq!(PriceList::default().links(&Topology::flat(4)), Prices::TCP);
+        let byte_ps = |hosts: &[usize]| list.links(&Topology::hosts(hosts)).byte_ps;
+        assert_eq!([byte_ps(&[1, 1]), byte_ps(&[4, 8]), byte_ps(&[8])], [320, 8 * 320, 300]);
+    }
+
+    #[test]
+    fn a_wrong_line_is_named_with_what_is_wrong() {
+        for (text, problem) in [
+            ("# prices\ncall_ps", r#"line 2: "call_ps" should be `name = number`"#),
+            ("call_ps = 1\n\ncall_ps = 2", r#"line 3: "call_ps" stands in line 1 already"#),
+            ("call_ps = 1.5", "line 1: call_ps = \"1.5\" should be a whole number"),
+            ("call_ps = -1", "line 1: call_ps = \"-1\""),
+            ("call_ps =", "line 1: call_ps = \"\""),
+            ("call_ps = 99999999999999999", "line 1"),
+            ("calls = 1", r#"line 1: "calls" is no price; there is call_ps, post_ps"#),
+        ] {
+            let error = text.parse::<PriceList>().unwrap_err().to_string();
+            assert!(error.starts_with(problem), "{error}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn text_keeps_every_figure(values in prop::collection::vec(0..VALUE_MAX, FIELDS.len())) {
+            let mut list = PriceList::default();
+            for (name, value) in PriceList::names().zip(&values) {
+                prop_assert!(list.set(name, *value));
+            }
+            let text = list.to_string();
+            prop_assert_eq!(text.parse::<PriceList>().unwrap(), list);
+            let kept: Vec<u64> = entries(&text).unwrap().iter().map(|entry| entry.value).collect();
+            prop_assert_eq!(kept, values);
+        }
+
+        #[test]
+        fn a_byte_costs_between_cache_and_memory(bytes in 1_u64..1 << 40, cache in 0_u64..1 << 30) {
+            let rate = Rate { cached_fs: 20_000, memory_fs: 100_000 };
+            let price = rate.of(bytes, cache);
+            prop_assert!((20_000..=100_000).contains(&price));
+            prop_assert!(rate.of(2 * bytes, cache) >= price);
+            prop_assert_eq!(price == 20_000, bytes <= cache || (bytes - cache) * 80_000 < bytes);
+        }
+    }
+}

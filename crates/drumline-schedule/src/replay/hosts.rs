@@ -1,0 +1,107 @@
+//! What the ranks of a host share: cores, memory, and its line in both directions.
+
+use super::Cluster;
+use crate::price::PriceList;
+use crate::step::Rank;
+use crate::topology::Topology;
+
+/// The hosts of a cluster, and until when what they have is taken.
+pub(super) struct Hosts<'a> {
+    machines: &'a Topology,
+    prices: &'a PriceList,
+    hosts: Vec<Host>,
+}
+
+#[derive(Default)]
+struct Host {
+    /// None where every rank has its own.
+    cores: Vec<Core>,
+    memory: Queue,
+    line_out: Queue,
+    line_in: Queue,
+    bytes_out: u64,
+}
+
+#[derive(Clone, Copy, Default)]
+struct Core {
+    free_at: u64,
+    last: Option<Rank>,
+}
+
+/// Something that serves one after another.
+#[derive(Clone, Copy, Default)]
+struct Queue {
+    free_at: u64,
+}
+
+impl Queue {
+    /// From when to when it serves who asks at `now`, in picoseconds.
+    fn serve(&mut self, now: u64, ps: u64) -> (u64, u64) {
+        let start = self.free_at.max(now);
+        self.free_at = start.saturating_add(ps);
+        (start, self.free_at)
+    }
+}
+
+impl<'a> Hosts<'a> {
+    pub(super) fn new(cluster: &'a Cluster) -> Hosts<'a> {
+        let Cluster { machines, prices, cores_per_host, .. } = cluster;
+        let host = |ranks: &Vec<Rank>| Host {
+            cores: match ranks.len() > *cores_per_host {
+                true => vec![Core::default(); (*cores_per_host).max(1)],
+                false => vec![],
+            },
+            ..Host::default()
+        };
+        Hosts { machines, prices, hosts: machines.ranks_by_host().iter().map(host).collect() }
+    }
+
+    /// From when to when `rank` works, if it could begin at `now`.
+    pub(super) fn work(&mut self, rank: Rank, now: u64, ps: u64) -> (u64, u64) {
+        let cores = &mut self.hosts[self.machines.host_of(rank)].cores;
+        // Its own core first, if that is free.
+        let free =
+            cores.iter_mut().min_by_key(|core| (core.free_at.max(now), core.last != Some(rank)));
+        let Some(core) = free else { return (now, now.saturating_add(ps)) };
+        let start = core.free_at.max(now);
+        *core = Core { free_at: start.saturating_add(ps), last: Some(rank) };
+        (start, core.free_at)
+    }
+
+    /// When so many bytes of the memory of `rank`'s host have been moved.
+    pub(super) fn memory(&mut self, rank: Rank, now: u64, bytes: u64) -> u64 {
+        let ps = of_bytes(bytes, self.prices.memory_byte_fs);
+        self.hosts[self.machines.host_of(rank)].memory.serve(now, ps).1
+    }
+
+    /// From when to when so many bytes leave `rank`'s host.
+    pub(super) fn line_out(&mut self, rank: Rank, now: u64, bytes: u64) -> (u64, u64) {
+        let host = &mut self.hosts[self.machines.host_of(rank)];
+        host.bytes_out += bytes;
+        host.line_out.serve(now, of_bytes(bytes, self.prices.nic_byte_fs))
+    }
+
+    /// The same in the other direction.
+    pub(super) fn line_in(&mut self, rank: Rank, now: u64, bytes: u64) -> (u64, u64) {
+        let ps = of_bytes(bytes, self.prices.nic_byte_fs);
+        self.hosts[self.machines.host_of(rank)].line_in.serve(now, ps)
+    }
+
+    /// From a post of `rank` to what its neighbours do next.
+    pub(super) fn post_ps(&self, rank: Rank) -> u64 {
+        match self.hosts[self.machines.host_of(rank)].cores.is_empty() {
+            true => self.prices.post_ps,
+            false => self.prices.wake_ps,
+        }
+    }
+
+    /// What left the host from which the most left.
+    pub(super) fn line_bytes(&self) -> u64 {
+        self.hosts.iter().map(|host| host.bytes_out).max().unwrap_or(0)
+    }
+}
+
+/// Picoseconds.
+pub(super) fn of_bytes(bytes: u64, byte_fs: u64) -> u64 {
+    u64::try_from(u128::from(bytes) * u128::from(byte_fs) / 1_000).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,167 @@
+//! Which algorithm a call takes, and why.
+
+use std::{fmt, time::Duration};
+
+use drumline_schedule::{
+    ALGORITHMS, Algorithm, Collective, Counts, MemoryUse, Topology,
+    price::{Prices, candidates},
+};
+
+use crate::{
+    DType, Error, ProcessGroup, ReduceOp, Result, call::Call, executor::Operation,
+    operator::OperatorKind,
+};
+
+/// Which algorithm a call takes, and why. Printed, it is a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Explanation {
+    /// The name of the algorithm, or of the backend that carries the group.
+    pub algorithm: String,
+    /// Why it is taken.
+    pub why: String,
+    /// All algorithms of the collective, in the order of the table; none where a backend chooses.
+    pub candidates: Vec<Candidate>,
+}
+
+/// An algorithm that might have been taken.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its name.
+    pub algorithm: &'static str,
+    /// What the call would take by the prices of links, if it uses links only and serves these ranks.
+    pub price: Option<Duration>,
+    /// Why it cannot be taken; nothing where it can.
+    pub problem: Option<String>,
+}
+
+impl fmt::Display for Explanation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {}", self.algorithm, self.why)?;
+        for Candidate { algorithm, price, problem } in &self.candidates {
+            let mark = if self.algorithm == *algorithm { '*' } else { ' ' };
+            write!(f, "{mark} {algorithm:<18}")?;
+            match (price, problem) {
+                (_, Some(problem)) => writeln!(f, "no: {problem}")?,
+                (Some(price), None) => writeln!(f, "{:.1} us", price.as_secs_f64() * 1e6)?,
+                (None, None) => writeln!(f, "through shared memory")?,
+            }
+        }
+        Ok(())
+    }
+}
+
+impl ProcessGroup {
+    /// Which algorithm a call would take whose blocks have so many elements, and why. It asks nobody,
+    /// and all ranks get the same answer.
+    ///
+    /// ```
+    /// use drumline::{Collective, DType, ProcessGroup};
+    ///
+    /// let group = ProcessGroup::alone();
+    /// let answer = group.explain(Collective::AllReduce, 1_000, DType::F32, false)?;
+    /// assert!(answer.candidates.iter().any(|it| it.algorithm == answer.algorithm));
+    /// println!("{answer}");
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As the call itself: [`Error::InvalidSetting`] where the settings ask for an algorithm that
+    /// cannot be used.
+    pub fn explain(
+        &self,
+        collective: Collective,
+        elements: usize,
+        dtype: DType,
+        registered: bool,
+    ) -> Result<Explanation> {
+        let operation = operation_of(collective)?;
+        let call = Call::new(operation, dtype, Counts::Even(elements));
+        // The sum, for the width that partial results travel in.
+        let operator = reduces(collective).then_some(OperatorKind::Builtin(ReduceOp::Sum));
+        self.explain_call(&Call { operator, ..call }, registered)
+    }
+}
+
+fn operation_of(collective: Collective) -> Result<Operation> {
+    let found = Operation::ALL.into_iter().find(|it| it.collective() == collective);
+    found.ok_or_else(|| Error::InvalidArgument {
+        operation: "explain",
+        problem: format!("no call is carried out as {collective}"),
+    })
+}
+
+fn reduces(collective: Collective) -> bool {
+    match collective {
+        Collective::AllReduce
+        | Collective::Reduce
+        | Collective::ReduceScatter
+        | Collective::Scan
+        | Collective::ExclusiveScan => true,
+        Collective::Broadcast
+        | Collective::AllGather
+        | Collective::Gather
+        | Collective::Scatter
+        | Collective::AllToAll
+        | Collective::Barrier => false,
+    }
+}
+
+/// What a choice depends on, beside the call.
+pub(crate) struct Situation<'a> {
+    pub(crate) topology: &'a Topology,
+    pub(crate) prices: &'a Prices,
+    pub(crate) shares_memory: bool,
+    pub(crate) registered: bool,
+    /// Whether the settings name an algorithm for all-reduces.
+    pub(crate) asked_for: bool,
+}
+
+impl Situation<'_> {
+    /// Why `chosen` was chosen for `call`.
+    pub(crate) fn explain(&self, call: &Call, chosen: &Algorithm) -> Explanation {
+        let collective = call.operation.collective();
+        let (elements, kind) = (call.counts.longest(), call.element_kind());
+        // Lengths up to the next power of two are chosen for alike.
+        let class = 1 << elements.max(1).ilog2();
+        let prices: Vec<_> =
+            candidates(collective, self.topology, class, kind, self.prices).collect();
+        let price = |row: &Algorithm| {
+            let (_, price) = prices.iter().find(|(priced, _)| priced.name == row.name)?;
+            Some(Duration::from_nanos(u64::try_from(price / 1_000).unwrap_or(u64::MAX)))
+        };
+        let rows = ALGORITHMS.iter().filter(|row| row.collective == collective);
+        let candidates = rows.map(|row| Candidate {
+            algorithm: row.name,
+            price: price(row),
+            problem: self.problem(row),
+        });
+        let why = match chosen.memory {
+            _ if self.asked_for && collective == Collective::AllReduce => {
+                "the settings name it (DRUMLINE_ALL_REDUCE)".to_owned()
+            }
+            MemoryUse::Registered => {
+                "the buffer lies in memory that the ranks of a host share".to_owned()
+            }
+            MemoryUse::Staged => format!(
+                "the ranks of a host share memory, which is faster than links; by the length, {} B",
+                elements * kind.bytes
+            ),
+            MemoryUse::Private => format!("the lowest price over links, for {class} elements"),
+        };
+        Explanation { algorithm: chosen.name.to_owned(), why, candidates: candidates.collect() }
+    }
+
+    fn problem(&self, row: &Algorithm) -> Option<String> {
+        match row.memory {
+            _ if !(row.applies)(self.topology) => Some(format!("it needs {}", row.needs)),
+            MemoryUse::Staged | MemoryUse::Registered if !self.shares_memory => {
+                Some("these ranks share no memory".to_owned())
+            }
+            MemoryUse::Registered if !self.registered => {
+                Some("the buffer is not registered".to_owned())
+            }
+            _ => None,
+        }
+    }
+}
