@@ -3,7 +3,8 @@
 use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, thread, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
-use drumline_launch::{EXEC_SUBCOMMAND, Job, bench, supervisor::Policy};
+
+use crate::{EXEC_SUBCOMMAND, Job, bench, supervisor::Policy};
 
 /// Synchronous data-parallel training: run it, measure it, find out what went wrong.
 #[derive(Debug, Parser)]

@@ -50,6 +50,8 @@
 
 pub mod bench;
 mod check;
+mod cli;
+mod command;
 mod ending;
 pub mod environment;
 mod error;
@@ -66,6 +68,7 @@ pub mod trace;
 mod worker;
 
 pub use check::check;
+pub use command::main;
 pub use ending::Ending;
 pub use error::{Error, Result};
 pub use job::{Job, run};

@@ -13,6 +13,7 @@ use std::{
     },
     path::Path,
     process::{Child, Command, Stdio},
+    sync::OnceLock,
     time::Duration,
 };
 
@@ -30,6 +31,21 @@ use crate::{Ending, Error, Result, environment::NOT_INHERITED};
 /// which then has to call [`exec_as_worker`]. The others are the process number of the launcher,
 /// `--`, the program's path, its name, and its arguments.
 pub const EXEC_SUBCOMMAND: &str = "exec-worker";
+
+/// What the launcher starts to have [`EXEC_SUBCOMMAND`] carried out: a program with arguments.
+static ITSELF: OnceLock<Vec<OsString>> = OnceLock::new();
+
+/// Sets it, unless it is empty. The first call counts.
+pub(crate) fn start_by(itself: Vec<OsString>) {
+    if !itself.is_empty() {
+        let _ = ITSELF.set(itself);
+    }
+}
+
+fn itself() -> &'static [OsString] {
+    // Not current_exe(): the binary may be replaced while the job is being started.
+    ITSELF.get_or_init(|| vec!["/proc/self/exe".into()])
+}
 
 /// A worker in a process group of its own. A Ctrl-C at the terminal therefore reaches only the
 /// launcher, which passes it on.
@@ -61,13 +77,16 @@ impl Worker {
         arguments: &[OsString],
         environment: impl IntoIterator<Item = (&'static str, String)>,
     ) -> Result<(Worker, Streams)> {
-        // Not current_exe(): the binary may be replaced while the job is being started.
-        let mut command = Command::new("/proc/self/exe");
+        let [first, others @ ..] = itself() else { unreachable!("it has a name") };
+        let mut command = Command::new(first);
         for name in NOT_INHERITED {
             command.env_remove(name);
         }
+        if others.is_empty() {
+            command.arg0("drumline");
+        }
         let mut child = command
-            .arg0("drumline")
+            .args(others)
             .args([EXEC_SUBCOMMAND, &std::process::id().to_string(), "--"])
             .arg(program)
             .arg(name)

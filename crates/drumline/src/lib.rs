@@ -73,6 +73,7 @@ mod host;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
+mod interrupt;
 mod lane;
 mod membership;
 mod net;
@@ -98,9 +99,10 @@ pub use drumline_schedule::{Collective, SumOrder, price::PriceList};
 pub use error::{Cause, CollectiveError, Error, Result};
 pub use explain::{Candidate, Explanation};
 pub use group::{
-    GroupOptions, ProcessGroup, RegisteredBuffer, default_group, describe_addresses,
-    init_process_group, init_with_store, is_initialized,
+    GroupOptions, ProcessGroup, RegisteredBuffer, connect_members, default_group,
+    describe_addresses, init_process_group, init_with_store, is_initialized,
 };
+pub use interrupt::interruptible;
 pub use net::Endpoint;
 pub use operator::Operator;
 pub use prices::PriceSource;

@@ -258,16 +258,14 @@ impl ProcessGroup {
         if let Some(door) = door {
             engine::get()?.guard(&driven, door);
         }
-        Ok(ProcessGroup {
-            inner: Arc::new(Inner {
-                member,
-                config: config.clone(),
-                family,
-                carrier: Carrier::Lane(driven),
-                arena,
-                recorder,
-            }),
-        })
+        Ok(ProcessGroup::whole(Arc::new(Inner {
+            member,
+            config: config.clone(),
+            family,
+            carrier: Carrier::Lane(driven),
+            arena,
+            recorder,
+        })))
     }
 
     /// Looks at what the links can do, and chooses by that: rank 0 measures, and all ranks take what
@@ -317,16 +315,14 @@ impl ProcessGroup {
             recorder.clone(),
             family.clone(),
         );
-        ProcessGroup {
-            inner: Arc::new(Inner {
-                member,
-                config: config.clone(),
-                family,
-                carrier: Carrier::Backend(foreign),
-                arena: None,
-                recorder,
-            }),
-        }
+        ProcessGroup::whole(Arc::new(Inner {
+            member,
+            config: config.clone(),
+            family,
+            carrier: Carrier::Backend(foreign),
+            arena: None,
+            recorder,
+        }))
     }
 }
 

@@ -32,7 +32,7 @@ static WORLDS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 /// process, and which one is meant cannot be known then.
 pub fn default_group() -> Result<ProcessGroup> {
     let problem = match &living(&mut worlds())[..] {
-        [one] => return Ok(ProcessGroup { inner: one.clone() }),
+        [one] => return Ok(ProcessGroup::whole(one.clone())),
         [] => "call init_process_group first, and keep the group that it returns".to_owned(),
         several => format!(
             "init_process_group has made {} groups in this process; hand on the one that you mean",

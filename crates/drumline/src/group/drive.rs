@@ -21,12 +21,13 @@ use std::{
 
 use drumline_schedule::price::Prices;
 
-use super::family::FamilyCell;
+use super::{Patience, family::FamilyCell};
 use crate::{
     Explanation, Result,
     call::Call,
     engine::{self, Advance, Engine},
     executor::Progress,
+    interrupt,
     lane::{Job, Lane, Operation},
     transport::{Point, Waker},
 };
@@ -260,7 +261,7 @@ impl Driven {
             let progress = self.beside(&mut lane, now, Lane::progress);
             // Receives may be stuck for long after the last job has ended.
             if progress == Progress::Stuck && lane.has_jobs() {
-                lane.sleep(None);
+                self.sleep_interruptibly(&mut lane);
             }
             now = Instant::now();
         }
@@ -278,12 +279,19 @@ impl Driven {
             match progress {
                 Progress::Done => break,
                 Progress::Moved => {}
-                Progress::Stuck => lane.sleep(None),
+                Progress::Stuck => self.sleep_interruptibly(&mut lane),
             }
             now = Instant::now();
         }
         lane.add_busy(now.elapsed());
         result.map(drop)
+    }
+
+    fn sleep_interruptibly(&self, lane: &mut Lane) {
+        lane.sleep(interrupt::look_again_at());
+        if interrupt::is_wanted() {
+            self.aborted.store(true, Ordering::SeqCst);
+        }
     }
 
     /// One turn of a blocking call: sends and receives that were posted meanwhile come along.
@@ -301,7 +309,12 @@ impl Driven {
     }
 
     /// Closes the lane after all ranks have called this. What is under way ends first.
-    pub(super) fn close(self: &Arc<Self>, started: Instant, timeout: Duration) -> Result<()> {
+    pub(super) fn close(
+        self: &Arc<Self>,
+        started: Instant,
+        timeout: Duration,
+        patience: Patience,
+    ) -> Result<()> {
         let mut lane = self.drive();
         loop {
             match self.turn(&mut lane, Instant::now()) {
@@ -313,6 +326,10 @@ impl Driven {
         lane.close()?;
         let until = started + timeout;
         while !lane.closed(started, Instant::now())? {
+            if patience == Patience::Enough && Instant::now() >= until {
+                tracing::debug!("left a group that other ranks have not closed yet");
+                return Ok(());
+            }
             lane.sleep_until(until, Instant::now());
         }
         Ok(())

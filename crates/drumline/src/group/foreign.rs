@@ -259,7 +259,7 @@ impl Foreign {
             ..What::default()
         });
         let (started, tag) = (point.started, call.tag);
-        let deadline = started + self.timeout;
+        let deadline = started + point.timeout.unwrap_or(self.timeout);
         let result = self.shielded(|| match call.direction {
             Direction::Send => {
                 let (label, bytes) = point.parcel();

@@ -79,6 +79,44 @@ pub fn init_with_store(
     form_world(Rendezvous::with_store(store, rank, world_size, config)?, config)
 }
 
+/// Connects some ranks of a job that has been formed elsewhere, and shares `store`, to a group.
+///
+/// `rank` is this process's number in the group, and `ranks` says what its members are called in
+/// the whole job; errors then name both. `master` is an address that all hosts reach, if one is
+/// known: the way there is the way to the other hosts.
+///
+/// Otherwise like [`ProcessGroup::connect`].
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use drumline::{Config, connect_members, store::HashStore};
+///
+/// let store = Arc::new(HashStore::new());
+/// let group = connect_members("evaluation", store, 0, &[7], None, &Config::default())?;
+/// assert_eq!((group.rank(), group.global_rank(0)), (0, Some(7)));
+/// # Ok::<_, drumline::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// As [`Rendezvous::with_store`] and [`ProcessGroup::connect`].
+pub fn connect_members(
+    name: &str,
+    store: Arc<dyn Store>,
+    rank: usize,
+    ranks: &[usize],
+    master: Option<SocketAddr>,
+    config: &Config,
+) -> Result<ProcessGroup> {
+    let place = Rendezvous::with_store(store, rank, ranks.len(), config)?;
+    let mut config = Config { secret: Some(place.secret.clone()), ..config.clone() };
+    choose_addresses(&mut config, master)?;
+    let are_all = ranks.iter().enumerate().all(|(rank, global)| rank == *global);
+    let global = if are_all { GlobalRanks::default() } else { GlobalRanks::new(ranks.to_vec()) };
+    ProcessGroup::join(Family::of(name, place), name, (rank, ranks.len()), global, &config)
+}
+
 fn form_world(place: Rendezvous, config: &Config) -> Result<ProcessGroup> {
     let mut config = Config { secret: Some(place.secret.clone()), ..config.clone() };
     let (name, at, master) = ("world", (place.rank, place.world_size), place.master());

@@ -34,7 +34,7 @@ pub use default_group::{default_group, is_initialized};
 pub(crate) use drive::Driven;
 use family::{Family, FamilyCell};
 use foreign::Foreign;
-pub use init::{describe_addresses, init_process_group, init_with_store};
+pub use init::{connect_members, describe_addresses, init_process_group, init_with_store};
 pub use registered::RegisteredBuffer;
 pub use subgroups::GroupOptions;
 
@@ -70,6 +70,8 @@ pub use subgroups::GroupOptions;
 #[derive(Clone)]
 pub struct ProcessGroup {
     inner: Arc<Inner>,
+    /// The time limit of calls on this handle, if it is not that of the group.
+    timeout: Option<Duration>,
 }
 
 pub(crate) struct Inner {
@@ -82,6 +84,15 @@ pub(crate) struct Inner {
     recorder: Recorder,
 }
 
+/// What it means that others have not closed the group in time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Patience {
+    /// An error.
+    Required,
+    /// Nothing.
+    Enough,
+}
+
 /// What carries the group's operations.
 enum Carrier {
     Lane(Arc<Driven>),
@@ -89,6 +100,10 @@ enum Carrier {
 }
 
 impl ProcessGroup {
+    fn whole(inner: Arc<Inner>) -> ProcessGroup {
+        ProcessGroup { inner, timeout: None }
+    }
+
     /// The name of the group: `world` for the whole job.
     ///
     /// ```
@@ -126,6 +141,23 @@ impl ProcessGroup {
     /// ```
     pub fn config(&self) -> &Config {
         &self.inner.config
+    }
+
+    /// The same group, with another time limit for the calls that are made on this handle.
+    ///
+    /// A time limit of nothing is one that has passed already. Clones of the handle have its limit,
+    /// too; those that were there before have their own.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// let group = drumline::ProcessGroup::alone();
+    /// group.within(Duration::from_secs(5)).barrier()?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    #[must_use]
+    pub fn within(&self, timeout: Duration) -> ProcessGroup {
+        ProcessGroup { timeout: Some(timeout), ..self.clone() }
     }
 
     /// Time that operations of the group have taken on this rank, waiting for others included.
@@ -204,11 +236,32 @@ impl ProcessGroup {
     /// [`Error::Collective`](crate::Error::Collective) when a peer fails or never comes, or when
     /// it made a call that no other rank took part in.
     pub fn destroy(self) -> Result<()> {
+        let timeout = self.inner.config.timeout;
+        self.close(timeout, Patience::Required)
+    }
+
+    /// [`destroy`](ProcessGroup::destroy) without insisting: ranks that have not called it after
+    /// `patience` are left behind, as if the last handle had been dropped.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// group.leave(std::time::Duration::from_secs(1))?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::destroy`], for ranks that have failed or made another call.
+    pub fn leave(self, patience: Duration) -> Result<()> {
+        self.close(patience, Patience::Enough)
+    }
+
+    fn close(self, timeout: Duration, patience: Patience) -> Result<()> {
         let inner = &self.inner;
-        let (started, timeout) = (Instant::now(), inner.config.timeout);
+        let started = Instant::now();
         let open = inner.recorder.phase("destroy");
         match &inner.carrier {
-            Carrier::Lane(lane) => lane.close(started, timeout)?,
+            Carrier::Lane(lane) => lane.close(started, timeout, patience)?,
             Carrier::Backend(backend) => backend.close(started, timeout)?,
         }
         let family = inner.family.lock().unwrap_or_else(PoisonError::into_inner).take();

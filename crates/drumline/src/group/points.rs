@@ -217,7 +217,7 @@ impl ProcessGroup {
         if let Some(peer) = call.peer {
             self.check_rank(call.name(), peer)?;
         }
-        self.inner.post(Point::new(call, message));
+        self.inner.post(Point::new(call, message).within(self.timeout));
         Ok(())
     }
 }

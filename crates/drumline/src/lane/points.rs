@@ -34,7 +34,8 @@ impl Lane {
             ..What::default()
         }));
         self.points += 1;
-        let due = point.started + self.config.warn_after.min(self.config.timeout);
+        let timeout = point.timeout.unwrap_or(self.config.timeout);
+        let due = point.started + self.config.warn_after.min(timeout);
         self.points_due = Some(self.points_due.map_or(due, |known| known.min(due)));
         let mut ended = Vec::new();
         self.transport.post(point, &mut ended);
@@ -142,12 +143,13 @@ impl Lane {
         if self.points_due.is_none_or(|due| now < due) {
             return;
         }
-        let (timeout, warn_after) = (self.config.timeout, self.config.warn_after);
+        let (timeout_of_group, warn_after) = (self.config.timeout, self.config.warn_after);
         let mut due: Option<Instant> = None;
         let (mut late, mut expired) = (Late::default(), Late::default());
         let member = &self.member;
         self.transport.for_each_point(&mut |point| {
             let waited = now.saturating_duration_since(point.started);
+            let timeout = point.timeout.unwrap_or(timeout_of_group);
             if waited >= timeout {
                 expired.add(point, member);
             } else if waited >= warn_after && !point.warned {
@@ -170,8 +172,8 @@ impl Lane {
                 late = ?self.roots(awaited.clone(), self.first_unfinished()),
                 ?awaited,
                 "{call} and {} other sends and receives have been waiting for {:.1?}: the late \
-                 ranks are stopped, slow or in another call; they are given up after {timeout:.1?} \
-                 (DRUMLINE_TIMEOUT_S)",
+                 ranks are stopped, slow or in another call; they are given up after \
+                 {timeout_of_group:.1?} (DRUMLINE_TIMEOUT_S)",
                 late.count - 1,
                 now.saturating_duration_since(started),
             );

@@ -24,7 +24,7 @@ mod tests;
 use std::{
     fmt,
     io::{IoSlice, Read as _, Write as _},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use drumline_kernels::DType;
@@ -55,6 +55,8 @@ pub(crate) struct Point {
     pub(crate) started: Instant,
     /// Whether the peer has been reported as late.
     pub(crate) warned: bool,
+    /// The time limit, if it is not that of the group.
+    pub(crate) timeout: Option<Duration>,
     /// Ends with the message.
     pub(crate) open: Option<Open>,
     /// Its place in the order of calls.
@@ -111,7 +113,12 @@ pub(crate) enum Outcome {
 impl Point {
     pub(crate) fn new(call: PointCall, message: Box<dyn Message>) -> Point {
         let started = Instant::now();
-        Point { call, started, warned: false, open: None, number: 0, message }
+        Point { call, started, warned: false, timeout: None, open: None, number: 0, message }
+    }
+
+    /// Sets a time limit of its own.
+    pub(crate) fn within(self, timeout: Option<Duration>) -> Point {
+        Point { timeout, ..self }
     }
 
     /// What the message holds, as it travels; and what that is in bytes.

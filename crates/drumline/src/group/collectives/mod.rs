@@ -157,7 +157,14 @@ impl ProcessGroup {
         data: &mut [T],
         input: &[T],
     ) -> Result<()> {
-        self.inner.run(&mut CallOn::<T, _, _>::new(call, data, input))
+        self.inner.run(&mut CallOn::<T, _, _>::new(self.limited(call), data, input))
+    }
+
+    /// The call with the time limit of this handle, unless it has its own.
+    fn limited<T>(&self, call: impl Into<Request<T>>) -> Request<T> {
+        let Request { call, operator } = call.into();
+        let timeout = call.timeout.or(self.timeout);
+        Request { call: Call { timeout, ..call }, operator }
     }
 
     fn submit<T, B>(&self, call: impl Into<Request<T>>, buffer: B, input: Vec<T>) -> Work<B>
@@ -199,7 +206,7 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
         F: FnOnce(Result<()>, Option<B>) + Send + 'static,
     {
-        let on: CallOn<T, B, Vec<T>> = CallOn::new(call, buffer, input);
+        let on: CallOn<T, B, Vec<T>> = CallOn::new(self.limited(call), buffer, input);
         self.inner.submit(Box::new(Owned { on, end }));
     }
 }

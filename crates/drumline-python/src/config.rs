@@ -1,0 +1,65 @@
+//! Settings from Python: those of the environment, and what is said otherwise.
+
+use std::time::Duration;
+
+use drumline::{Config, SumOrder, auth::Secret};
+use pyo3::{
+    exceptions::{PyTypeError, PyValueError},
+    prelude::*,
+    types::PyDict,
+};
+
+use crate::error::raise;
+
+/// The settings of the environment with those of `settings` in their place. They have the names of
+/// [`Config`]'s fields; time is in seconds.
+pub(crate) fn config(settings: Option<&Bound<'_, PyDict>>) -> PyResult<Config> {
+    let mut config = Config::from_env().map_err(raise)?;
+    for (name, value) in settings.into_iter().flatten() {
+        let name: String = name.extract()?;
+        match name.as_str() {
+            "timeout" => config.timeout = seconds(&name, &value)?,
+            "warn_after" => config.warn_after = seconds(&name, &value)?,
+            "backend" => config.backend = value.extract()?,
+            "all_reduce" => config.all_reduce = value.extract()?,
+            "socket_ifname" => config.socket_ifname = value.extract()?,
+            "bind_addresses" => config.bind_addresses = value.extract()?,
+            "unix_sockets" => config.unix_sockets = value.extract()?,
+            "shared_memory" => config.shared_memory = value.extract()?,
+            "registered_bytes_max" => config.registered_bytes_max = value.extract()?,
+            "object_bytes_max" => config.object_bytes_max = value.extract()?,
+            "store_bytes_max" => config.store_bytes_max = value.extract()?,
+            "trust_store" => config.trust_store = value.extract()?,
+            "secret" => {
+                config.secret = Some(Secret::new(value.extract::<Vec<u8>>()?).map_err(raise)?);
+            }
+            "sum_order" => config.sum_order = order(&value.extract::<String>()?)?,
+            _ => {
+                let problem = format!("there is no setting {name:?}; docs/python.md lists them");
+                return Err(PyTypeError::new_err(problem));
+            }
+        }
+    }
+    Ok(config)
+}
+
+fn seconds(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Duration> {
+    let seconds: f64 = value.extract()?;
+    duration(name, seconds)
+}
+
+/// A time limit of more than nothing.
+pub(crate) fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
+    let duration = Duration::try_from_secs_f64(seconds).ok().filter(|it| !it.is_zero());
+    duration.ok_or_else(|| {
+        PyValueError::new_err(format!("{name} is {seconds}; it should be seconds, more than 0"))
+    })
+}
+
+fn order(name: &str) -> PyResult<SumOrder> {
+    match name {
+        "rank" => Ok(SumOrder::Rank),
+        "placement" => Ok(SumOrder::Placement),
+        _ => Err(PyValueError::new_err(format!("sum_order is {name:?}; rank or placement?"))),
+    }
+}

@@ -1,0 +1,42 @@
+//! The Python module `drumline._core`: process groups, stores and the launcher, for the package
+//! around it (`python/drumline`), which has the public API.
+//!
+//! A tensor comes as its address, its length, its type and an object that keeps it alive
+//! ([`memory`]); the package sees to it that its elements lie side by side. Whatever may take long
+//! runs without the interpreter's lock.
+
+mod config;
+mod error;
+mod foreign_store;
+mod group;
+mod launch;
+mod memory;
+mod sampler;
+mod signals;
+mod store;
+mod work;
+
+use pyo3::prelude::*;
+
+/// What the package `drumline` is made of. Use that instead.
+#[pymodule]
+mod _core {
+    #[pymodule_export]
+    use super::{
+        error::{CollectiveError, ConnectError, DrumlineError, StoreError, StoreTimeoutError},
+        group::Group,
+        launch::main,
+        memory::supports,
+        sampler::Sampler,
+        store::Store,
+        work::Work,
+    };
+
+    use pyo3::prelude::*;
+
+    #[pymodule_init]
+    fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
+        module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+        module.add("DTYPES", super::memory::names())
+    }
+}

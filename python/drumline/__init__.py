@@ -1,0 +1,128 @@
+"""Synchronous data-parallel training on drumline's Rust core.
+
+With torch, nothing but a name changes::
+
+    torch.distributed.init_process_group("drumline")
+
+Without torch, on numpy arrays (or tensors, or whatever has ``__dlpack__``)::
+
+    import drumline, numpy as np
+
+    drumline.init_process_group()          # under `drumline run` or torchrun
+    gradient = np.ones(1000, np.float32)
+    drumline.all_reduce(gradient, "avg")   # the same bits on every rank
+    drumline.destroy_process_group()
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from drumline._core import (
+        CollectiveError,
+        ConnectError,
+        DrumlineError,
+        StoreError,
+        StoreTimeoutError,
+        __version__,
+    )
+    from drumline.default import (
+        all_gather,
+        all_gather_object,
+        all_reduce,
+        all_to_all,
+        barrier,
+        broadcast,
+        broadcast_object_list,
+        destroy_process_group,
+        gather,
+        gather_object,
+        get_rank,
+        get_world_size,
+        init_process_group,
+        irecv,
+        is_initialized,
+        isend,
+        monitored_barrier,
+        new_group,
+        recv,
+        reduce,
+        reduce_scatter,
+        scan,
+        scatter,
+        scatter_object_list,
+        send,
+    )
+    from drumline.groups import ProcessGroup, Work
+    from drumline.sampler import DistributedSampler, evaluation_shard
+    from drumline._spawn import ProcessRaisedError, spawn
+    from drumline.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
+
+__all__ = [
+    "CollectiveError",
+    "ConnectError",
+    "DistributedSampler",
+    "DrumlineError",
+    "FileStore",
+    "HashStore",
+    "PrefixStore",
+    "ProcessGroup",
+    "ProcessRaisedError",
+    "Store",
+    "StoreError",
+    "StoreTimeoutError",
+    "TCPStore",
+    "Work",
+    "__version__",
+    "all_gather",
+    "all_gather_object",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "destroy_process_group",
+    "evaluation_shard",
+    "gather",
+    "gather_object",
+    "get_rank",
+    "get_world_size",
+    "init_process_group",
+    "irecv",
+    "is_initialized",
+    "isend",
+    "monitored_barrier",
+    "new_group",
+    "recv",
+    "reduce",
+    "reduce_scatter",
+    "scan",
+    "scatter",
+    "scatter_object_list",
+    "send",
+    "spawn",
+]
+
+# Looked up when used: the launcher, which is here as well, starts faster without numpy.
+_MODULES = {
+    "drumline._core": ["CollectiveError", "ConnectError", "DrumlineError", "StoreError", "StoreTimeoutError", "__version__"],
+    "drumline.groups": ["ProcessGroup", "Work"],
+    "drumline.sampler": ["DistributedSampler", "evaluation_shard"],
+    "drumline._spawn": ["ProcessRaisedError", "spawn"],
+    "drumline.stores": ["FileStore", "HashStore", "PrefixStore", "Store", "TCPStore"],
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'drumline' has no attribute {name!r}")
+    value = getattr(import_module(_HOME.get(name, "drumline.default")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

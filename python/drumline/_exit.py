@@ -1,0 +1,32 @@
+"""What becomes of groups that are still there when the interpreter ends."""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import weakref
+
+from drumline import _core
+
+_groups: weakref.WeakSet[_core.Group] = weakref.WeakSet()
+
+
+def watch(group: _core.Group) -> None:
+    """Closes the group when the interpreter ends, if it is still open then.
+
+    After an exception that nobody has caught, it is left open: the other ranks see this process
+    end, instead of hearing that it has closed the group in good order.
+    """
+    if not _groups:
+        atexit.unregister(_at_exit)
+        atexit.register(_at_exit)
+    _groups.add(group)
+
+
+def _at_exit() -> None:
+    failed = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    for group in list(_groups):
+        if failed is not None:
+            group.forget()
+        elif not group.is_destroyed:
+            group.drop()

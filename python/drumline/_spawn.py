@@ -1,0 +1,163 @@
+"""Ranks as processes of this program."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import os
+import time
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+from drumline.stores import TCPStore
+
+# How long the others may take to end after one has failed.
+_GRACE_S = 5.0
+
+
+class ProcessRaisedError(RuntimeError):
+    """A rank has raised, or was killed. The text has its traceback."""
+
+    def __init__(self, text: str, error_index: int, exit_code: int | None) -> None:
+        super().__init__(text)
+        self.error_index, self.exit_code = error_index, exit_code
+
+
+def spawn(
+    fn: Callable[..., Any],
+    args: tuple[Any, ...] = (),
+    nprocs: int = 1,
+    join: bool = True,
+    daemon: bool = False,
+    start_method: str = "spawn",
+) -> SpawnContext | None:
+    """Runs ``fn(rank, *args)`` in ``nprocs`` new processes and waits until all have ended.
+
+    In each, ``init_process_group()`` connects them: the environment is as under a launcher, and this
+    process hosts their store. If one fails, the others are ended, and `ProcessRaisedError` has its
+    traceback. With ``join=False`` a context comes back whose ``join`` waits.
+    """
+    context = SpawnContext(fn, args, nprocs, daemon, start_method)
+    if not join:
+        return context
+    while not context.join():
+        pass
+    return None
+
+
+class SpawnContext:
+    """Processes that were spawned."""
+
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        nprocs: int,
+        daemon: bool,
+        start_method: str,
+    ) -> None:
+        self._store = TCPStore("127.0.0.1", 0, is_master=True)
+        context: Any = multiprocessing.get_context(start_method)
+        self.processes: list[BaseProcess] = []
+        self._reports: list[Connection] = []
+        for rank in range(nprocs):
+            report, theirs = context.Pipe(duplex=False)
+            place = _environment(rank, nprocs, self._store.port)
+            process = context.Process(
+                target=_run, args=(fn, rank, args, place, theirs), daemon=daemon
+            )
+            process.start()
+            theirs.close()
+            self.processes.append(process)
+            self._reports.append(report)
+
+    def pids(self) -> list[int | None]:
+        """The numbers of the processes."""
+        return [process.pid for process in self.processes]
+
+    def join(self, timeout: float | None = None) -> bool:
+        """Waits until all have ended well (True), or ``timeout`` seconds (False).
+
+        Raises `ProcessRaisedError` as soon as one has failed; the others are ended then.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            living = [process for process in self.processes if process.is_alive()]
+            failed = next((it for it in self.processes if it.exitcode not in (None, 0)), None)
+            if failed is not None:
+                raise self._error(failed)
+            if not living:
+                return True
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if left == 0.0:
+                return False
+            multiprocessing.connection.wait([process.sentinel for process in living], left)
+
+    def _error(self, failed: BaseProcess) -> ProcessRaisedError:
+        self._end_all()
+        # Whoever raised first is the cause; the others' errors often follow from it.
+        reports = [self._report(rank) for rank in range(len(self.processes))]
+        raised = [(at, rank, text) for rank, (at, text) in enumerate(reports) if text]
+        if raised:
+            _, rank, text = min(raised)
+        else:
+            rank = self.processes.index(failed)
+            code = failed.exitcode or 0
+            how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
+            text = f"it {how}"
+        exit_code = self.processes[rank].exitcode
+        return ProcessRaisedError(
+            f"-- Process {rank} terminated with the following error:\n{text}", rank, exit_code
+        )
+
+    def _report(self, rank: int) -> tuple[float, str]:
+        try:
+            if self._reports[rank].poll():
+                at, text = self._reports[rank].recv()
+                return float(at), str(text)
+        except (EOFError, OSError):
+            pass
+        return 0.0, ""
+
+    def _end_all(self) -> None:
+        for process in self.processes:
+            process.terminate()
+        until = time.monotonic() + _GRACE_S
+        for process in self.processes:
+            process.join(max(0.0, until - time.monotonic()))
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        # All ranks are clients: their parent hosts the store.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def _run(
+    fn: Callable[..., Any],
+    rank: int,
+    args: tuple[Any, ...],
+    place: dict[str, str],
+    report: Connection,
+) -> None:
+    os.environ.update(place)
+    os.environ.pop("DRUMLINE_STORE", None)
+    try:
+        fn(rank, *args)
+    except Exception:
+        report.send((time.time(), traceback.format_exc()))
+        # As after an exception that nobody has caught: the other ranks see this process end.
+        os._exit(1)

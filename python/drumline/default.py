@@ -1,0 +1,264 @@
+"""The group of the whole job, and its operations as functions.
+
+Every function takes ``group=None`` for the group of the whole job; `ProcessGroup` says what each
+operation does. Ranks are numbers in the group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from drumline import _core
+from drumline.groups import Op, ProcessGroup, Seconds, Work, seconds
+from drumline.stores import Store, core_of
+
+_world: ProcessGroup | None = None
+
+
+def init_process_group(
+    init_method: str = "env://",
+    *,
+    timeout: Seconds | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+    store: Store | object | None = None,
+    **settings: Any,
+) -> ProcessGroup:
+    """Connects all processes of the job, and returns the group ``world``.
+
+    ``init_method`` is ``env://`` (what `drumline run` and torchrun set), or
+    ``tcp://host:port?rank=R&world_size=W``, or ``file:///path?rank=R&world_size=W``; ``rank`` and
+    ``world_size`` may be given apart. With a ``store`` (drumline's or torch's) they must be.
+    ``settings`` are those of the table in docs/python.md, such as ``shared_memory=False``.
+
+    Raises ValueError for a setting that is missing or wrong, StoreError and ConnectError for
+    processes that do not come, which they name.
+    """
+    global _world
+    if is_initialized():
+        raise ValueError(
+            "the group of the whole job is there already: destroy_process_group() first"
+        )
+    if timeout is not None:
+        settings["timeout"] = seconds(timeout)
+    if store is None:
+        url = _with_place(init_method, rank, world_size)
+        group = _core.Group.init(url, settings)
+    elif rank is None or world_size is None:
+        raise ValueError("with a store, pass rank and world_size")
+    else:
+        group = _core.Group.init_with_store(core_of(store), rank, world_size, settings)
+    _world = ProcessGroup(group)
+    return _world
+
+
+def _with_place(url: str, rank: int | None, world_size: int | None) -> str:
+    parts = {"rank": rank, "world_size": world_size}
+    query = "&".join(f"{name}={value}" for name, value in parts.items() if value is not None)
+    return f"{url}{'&' if '?' in url else '?'}{query}" if query else url
+
+
+def is_initialized() -> bool:
+    """Whether there is a group of the whole job."""
+    return _world is not None and not _world.is_destroyed
+
+
+def _of(group: ProcessGroup | None) -> ProcessGroup:
+    if group is not None:
+        return group
+    if _world is None or _world.is_destroyed:
+        raise ValueError("there is no group yet: call init_process_group() first")
+    return _world
+
+
+def destroy_process_group(group: ProcessGroup | None = None) -> None:
+    """Closes a group after all its ranks have called this."""
+    _of(group).destroy()
+
+
+def new_group(
+    ranks: Sequence[int],
+    *,
+    name: str | None = None,
+    timeout: Seconds | None = None,
+    keep_order: bool = False,
+) -> ProcessGroup:
+    """Connects some ranks of the job. Only they call this."""
+    return _of(None).new_group(ranks, name=name, timeout=timeout, keep_order=keep_order)
+
+
+def get_rank(group: ProcessGroup | None = None) -> int:
+    """This process's number."""
+    return _of(group).rank
+
+
+def get_world_size(group: ProcessGroup | None = None) -> int:
+    """How many ranks there are."""
+    return _of(group).world_size
+
+
+def all_reduce(
+    data: Any, op: Op = "sum", group: ProcessGroup | None = None, async_op: bool = False
+) -> Work | None:
+    """`ProcessGroup.all_reduce`."""
+    return _of(group).all_reduce(data, op, async_op)
+
+
+def reduce(
+    data: Any, dst: int, op: Op = "sum", group: ProcessGroup | None = None, async_op: bool = False
+) -> Work | None:
+    """`ProcessGroup.reduce`."""
+    return _of(group).reduce(data, dst, op, async_op)
+
+
+def scan(
+    data: Any,
+    op: Op = "sum",
+    exclusive: bool = False,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """`ProcessGroup.scan`."""
+    return _of(group).scan(data, op, exclusive, async_op)
+
+
+def broadcast(
+    data: Any, src: int, group: ProcessGroup | None = None, async_op: bool = False
+) -> Work | None:
+    """`ProcessGroup.broadcast`."""
+    return _of(group).broadcast(data, src, async_op)
+
+
+def all_gather(
+    outputs: Any, data: Any, group: ProcessGroup | None = None, async_op: bool = False
+) -> Work | None:
+    """`ProcessGroup.all_gather`."""
+    return _of(group).all_gather(outputs, data, async_op)
+
+
+def gather(
+    data: Any,
+    outputs: Any = None,
+    dst: int = 0,
+    counts: Sequence[int] | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """`ProcessGroup.gather`."""
+    return _of(group).gather(data, outputs, dst, counts, async_op)
+
+
+def scatter(
+    output: Any,
+    inputs: Any = None,
+    src: int = 0,
+    counts: Sequence[int] | None = None,
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """`ProcessGroup.scatter`."""
+    return _of(group).scatter(output, inputs, src, counts, async_op)
+
+
+def reduce_scatter(
+    output: Any,
+    inputs: Any,
+    op: Op = "sum",
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """`ProcessGroup.reduce_scatter`."""
+    return _of(group).reduce_scatter(output, inputs, op, async_op)
+
+
+def all_to_all(
+    outputs: Sequence[Any],
+    inputs: Sequence[Any],
+    group: ProcessGroup | None = None,
+    async_op: bool = False,
+) -> Work | None:
+    """`ProcessGroup.all_to_all`."""
+    return _of(group).all_to_all(outputs, inputs, async_op)
+
+
+def barrier(group: ProcessGroup | None = None, async_op: bool = False) -> Work | None:
+    """`ProcessGroup.barrier`."""
+    return _of(group).barrier(async_op)
+
+
+def monitored_barrier(timeout: Seconds, group: ProcessGroup | None = None) -> None:
+    """`ProcessGroup.monitored_barrier`."""
+    _of(group).monitored_barrier(timeout)
+
+
+def send(data: Any, dst: int, tag: int = 0, group: ProcessGroup | None = None) -> None:
+    """`ProcessGroup.send`."""
+    _of(group).send(data, dst, tag)
+
+
+def isend(data: Any, dst: int, tag: int = 0, group: ProcessGroup | None = None) -> Work:
+    """`ProcessGroup.isend`."""
+    return _of(group).isend(data, dst, tag)
+
+
+def recv(
+    data: Any, src: int | None = None, tag: int = 0, group: ProcessGroup | None = None
+) -> int:
+    """`ProcessGroup.recv`."""
+    return _of(group).recv(data, src, tag)
+
+
+def irecv(
+    data: Any, src: int | None = None, tag: int = 0, group: ProcessGroup | None = None
+) -> Work:
+    """`ProcessGroup.irecv`."""
+    return _of(group).irecv(data, src, tag)
+
+
+def all_gather_object(
+    object_list: list[Any] | None,
+    obj: Any,
+    group: ProcessGroup | None = None,
+    *,
+    allow_pickle: bool = False,
+) -> list[Any]:
+    """`ProcessGroup.all_gather_object`."""
+    return _of(group).all_gather_object(object_list, obj, allow_pickle=allow_pickle)
+
+
+def gather_object(
+    obj: Any,
+    object_gather_list: list[Any] | None = None,
+    dst: int = 0,
+    group: ProcessGroup | None = None,
+    *,
+    allow_pickle: bool = False,
+) -> list[Any] | None:
+    """`ProcessGroup.gather_object`."""
+    return _of(group).gather_object(obj, object_gather_list, dst, allow_pickle=allow_pickle)
+
+
+def broadcast_object_list(
+    object_list: list[Any],
+    src: int = 0,
+    group: ProcessGroup | None = None,
+    *,
+    allow_pickle: bool = False,
+) -> list[Any]:
+    """`ProcessGroup.broadcast_object_list`."""
+    return _of(group).broadcast_object_list(object_list, src, allow_pickle=allow_pickle)
+
+
+def scatter_object_list(
+    scatter_object_output_list: list[Any] | None,
+    scatter_object_input_list: list[Any] | None = None,
+    src: int = 0,
+    group: ProcessGroup | None = None,
+    *,
+    allow_pickle: bool = False,
+) -> Any:
+    """`ProcessGroup.scatter_object_list`."""
+    return _of(group).scatter_object_list(
+        scatter_object_output_list, scatter_object_input_list, src, allow_pickle=allow_pickle
+    )

@@ -1,0 +1,183 @@
+"""Key-value stores through which ranks find each other, with the methods of torch's.
+
+>>> store = HashStore()
+>>> store.set("key", "value")
+>>> store.get("key")
+b'value'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from os import PathLike
+
+from drumline import _core
+
+DEFAULT_TIMEOUT = timedelta(seconds=300)
+DEFAULT_PORT = 29500
+
+Value = str | bytes
+
+
+class Store:
+    """A small shared map from text to bytes, with waiting.
+
+    Calls that wait raise StoreTimeoutError, which names the keys that are missing.
+    """
+
+    _inner: _core.Store
+
+    def set(self, key: str, value: Value) -> None:
+        """Sets ``key`` and wakes whoever waits for it."""
+        self._inner.set(key, _bytes(value))
+
+    def get(self, key: str) -> bytes:
+        """Waits until ``key`` exists, and returns its value."""
+        return self._inner.get(key)
+
+    def add(self, key: str, amount: int) -> int:
+        """Adds to the decimal number under ``key`` (absent is 0) and returns the sum."""
+        return self._inner.add(key, amount)
+
+    def compare_set(self, key: str, expected_value: Value, desired_value: Value) -> bytes:
+        """Replaces the value if it is the expected one; returns the value afterwards.
+
+        An absent key is made if the expected value is empty.
+        """
+        return self._inner.compare_set(key, _bytes(expected_value), _bytes(desired_value))
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
+        """Waits until all keys exist."""
+        self._inner.wait(list(keys), _seconds(timeout))
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Whether all keys exist now."""
+        return self._inner.check(list(keys))
+
+    def num_keys(self) -> int:
+        """How many keys `list_keys` would list."""
+        return self._inner.num_keys()
+
+    def delete_key(self, key: str) -> bool:
+        """Removes a key; whether it was there."""
+        return self._inner.delete_key(key)
+
+    def append(self, key: str, value: Value) -> None:
+        """Puts ``value`` behind that of ``key``, or makes it."""
+        self._inner.append(key, _bytes(value))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """Waits until all keys exist, and returns their values."""
+        return self._inner.multi_get(list(keys))
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        """Sets several keys."""
+        self._inner.multi_set(list(keys), [_bytes(value) for value in values])
+
+    def queue_push(self, key: str, value: Value) -> None:
+        """Puts ``value`` at the end of the queue of ``key``."""
+        self._inner.queue_push(key, _bytes(value))
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Takes the first item of a queue; every item goes to exactly one caller.
+
+        Raises LookupError if it is not to wait, and the queue is empty.
+        """
+        item = self._inner.queue_pop(key, block)
+        if item is None:
+            raise LookupError(f"the queue {key!r} is empty")
+        return item
+
+    def queue_len(self, key: str) -> int:
+        """How many items a queue has."""
+        return self._inner.queue_len(key)
+
+    def list_keys(self) -> list[str]:
+        """All keys that have a value, in order."""
+        return self._inner.list_keys()
+
+    def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
+        """Waits until so many callers have come. Every barrier takes a key of its own."""
+        self._inner.barrier(key, world_size, _seconds(timeout))
+
+    @property
+    def timeout(self) -> timedelta:
+        """How long calls wait that are told nothing else."""
+        return timedelta(seconds=self._inner.timeout)
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        """Sets `timeout`, for this handle."""
+        self._inner.set_timeout(timeout.total_seconds())
+
+    def clone(self) -> Store:
+        """Another handle for the same keys."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, _inner=self._inner.clone())
+        return other
+
+    def has_extended_api(self) -> bool:
+        """Whether `append`, `multi_get` and `multi_set` are there."""
+        return True
+
+
+class HashStore(Store):
+    """For threads of one process."""
+
+    def __init__(self) -> None:
+        self._inner = _core.Store.hash()
+
+
+class FileStore(Store):
+    """For processes that see one file, torch's among them."""
+
+    def __init__(self, file_name: str | PathLike[str], world_size: int) -> None:
+        self.path = str(file_name)
+        self._inner = _core.Store.file(file_name, world_size)
+
+
+class PrefixStore(Store):
+    """A part of another store (of drumline's or torch's), under keys that begin with ``prefix/``."""
+
+    def __init__(self, prefix: str, store: object) -> None:
+        self.prefix, self.underlying_store = prefix, store
+        self._inner = _core.Store.prefix(prefix, core_of(store))
+
+
+class TCPStore(Store):
+    """For processes on any hosts; torch's may be the other end.
+
+    The protocol knows no secret, so a master listens on loopback only, unless ``exposed=True``
+    says that everybody who reaches the port is trusted. Port 0: any; see `port`.
+    """
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int = DEFAULT_PORT,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta = DEFAULT_TIMEOUT,
+        wait_for_workers: bool = True,
+        *,
+        exposed: bool = False,
+    ) -> None:
+        self.host = host_name
+        workers = world_size if wait_for_workers else None
+        limit = timeout.total_seconds()
+        self._inner = _core.Store.tcp(host_name, port, is_master, limit, workers, exposed)
+        address = self._inner.address
+        self.port = address[1] if address is not None else port
+
+
+def core_of(store: object) -> object:
+    """The store as the core takes it: its own, or any object with torch's methods."""
+    return store._inner if isinstance(store, Store) else store
+
+
+def _bytes(value: Value) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _seconds(timeout: timedelta | None) -> float | None:
+    return None if timeout is None else timeout.total_seconds()

@@ -1,0 +1,176 @@
+"""What an operation returns, and what torch makes of it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.futures import Future
+
+from drumline import _core
+from drumline.torch.tensors import Staging
+
+_NO_LIMIT = timedelta(0)
+_asked = threading.local()
+
+
+def as_dist_error(error: BaseException) -> BaseException:
+    """The error as torch's class, with the same text."""
+    if isinstance(error, _core.StoreError):
+        return dist.DistStoreError(str(error))
+    if isinstance(error, _core.ConnectError):
+        return dist.DistNetworkError(str(error))
+    if isinstance(error, _core.DrumlineError):
+        return dist.DistBackendError(str(error))
+    return error
+
+
+class DrumlineWork(dist.Work):
+    """An operation that has ended (no ``handles``) or goes on.
+
+    torch hands out a holder in its place, which passes on ``wait`` and ``get_future`` only. A future
+    is made when somebody asks for it.
+    """
+
+    def __init__(
+        self, title: str, handles: list[_core.Work], staging: Staging, result: list[torch.Tensor]
+    ) -> None:
+        super().__init__()
+        self._title = title
+        self._handles = handles
+        self._staging = staging
+        self._result = result
+        self._future: Future[Any] | None = None
+        self._lock = threading.Lock()
+
+    def wait(self, timeout: timedelta = _NO_LIMIT) -> bool:
+        limit = timeout.total_seconds()
+        for handle in self._handles:
+            try:
+                ended = handle.wait(limit if limit > 0 else None)
+            except _core.DrumlineError as error:
+                raise as_dist_error(error) from None
+            if not ended:
+                raise dist.DistBackendError(
+                    f"{self._title} has not ended within the {limit} s of wait(); it goes on, and "
+                    "can be waited for again"
+                )
+        self._finish()
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def get_future(self) -> Future[Any]:
+        _asked.work = self
+        with self._lock:
+            if self._future is None:
+                self._future = self._make_future()
+            return self._future
+
+    def _make_future(self) -> Future[Any]:
+        ended: Future[Any] = Future()
+
+        # An exception set on a future is a value for C++, which takes it for tensors. One that is
+        # raised in a callback is an error there, too.
+        def result(future: Future[Any]) -> list[torch.Tensor]:
+            error = future.value()
+            if error is not None:
+                raise as_dist_error(error)
+            self._finish()
+            return self._result
+
+        future: Future[Any] = ended.then(result)
+        when_all_ended(self._handles, ended.set_result)
+        return future
+
+    def _finish(self) -> None:
+        with _STAGING:
+            self._staging.finish()
+
+    def is_completed(self) -> bool:
+        if not all(handle.is_completed() for handle in self._handles):
+            return False
+        if self.exception() is None:
+            self._finish()
+        return True
+
+    def is_success(self) -> bool:
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> BaseException | None:
+        errors = (handle.error() for handle in self._handles)
+        error = next((error for error in errors if error is not None), None)
+        return None if error is None else as_dist_error(error)
+
+    def result(self) -> list[torch.Tensor]:
+        return self._result
+
+    def source_rank(self) -> int:
+        source = self._handles[0].source() if self._handles else None
+        if source is None:
+            raise RuntimeError(f"{self._title} has no source: it receives from no open rank")
+        return source
+
+    _source_rank = source_rank
+
+
+_STAGING = threading.Lock()
+
+
+def when_all_ended(
+    handles: list[_core.Work], tell: Callable[[BaseException | None], None]
+) -> None:
+    """Calls ``tell`` with the first error, or None, when all have ended."""
+    if not handles:
+        return tell(None)
+    if len(handles) == 1:
+        return handles[0].then(tell)
+    lock, left, first = threading.Lock(), [len(handles)], [None]
+
+    def one(error: Any) -> None:
+        with lock:
+            left[0] -= 1
+            first[0] = first[0] or error
+            last = left[0] == 0
+        if last:
+            tell(first[0])
+
+    for handle in handles:
+        handle.then(one)
+
+
+def patch_holder() -> None:
+    """Lets torch's holder of a Work ask ours for what the holder does not pass on.
+
+    ``get_future`` is passed on, and ours leaves itself where it can be found then. Works of other
+    backends keep their behaviour.
+    """
+    for name in (
+        "is_completed", "is_success", "exception", "result", "source_rank", "_source_rank",
+    ):  # fmt: skip
+        theirs = getattr(dist.Work, name)
+        if not hasattr(theirs, "_drumline"):
+            setattr(dist.Work, name, _asking_ours(name, theirs))
+
+
+def _asking_ours(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: dist.Work, *args: Any) -> Any:
+        if type(self) is not dist.Work:
+            return theirs(self, *args)
+        _asked.work = None
+        try:
+            self.get_future()
+        except RuntimeError:  # another backend's, without futures
+            pass
+        work, _asked.work = _asked.work, None
+        return theirs(self, *args) if work is None else getattr(work, name)(*args)
+
+    method.__name__ = name
+    method.__doc__ = theirs.__doc__
+    method._drumline = True  # type: ignore[attr-defined]
+    return method
