@@ -6,7 +6,7 @@ ARGS ?=
 
 OUT ?= runs/fashion-mnist
 
-.PHONY: help train test format lint unit model docs soak nightly schedules torch torch-venv clean
+.PHONY: help train test format lint unit model docs soak nightly schedules simulate torch torch-venv clean
 
 # What is tested beside the defaults.
 FEATURES := --features drumline/ndarray
@@ -20,6 +20,7 @@ help:
 	@echo 'make soak       what takes long: 100,000 simulated jobs, hundreds of kills, every resume'
 	@echo 'make nightly    every case of the conformance suite, with every size: hours'
 	@echo 'make schedules  draw docs/schedules anew'
+	@echo 'make simulate   measure this machine, and write what replays say beside it'
 	@echo 'make torch-venv install torch, so that the tests of the stores talk with it'
 	@echo 'make clean      remove everything that was built; runs are kept'
 
@@ -62,6 +63,15 @@ nightly:
 
 schedules:
 	cargo run --locked -p drumline-schedule --example draw
+
+# The last section of the page is made anew.
+simulate:
+	cargo build --locked --release -p drumline-launch
+	target/release/drumline simulate --check > target/simulate.txt
+	{ sed '/^<!-- measured -->/q' docs/simulate.md; printf '%s, %s\n\n```text\n' \
+	    "$$(date +%F)" "$$(git rev-parse --short HEAD)"; cat target/simulate.txt; echo '```'; } \
+	    > target/simulate.md
+	mv target/simulate.md docs/simulate.md
 
 # A real torch for the tests that talk with one; without it they say that they were skipped. They
 # need no GPU, but the default index has torch with CUDA, 5 GB. torch's own has one of 1 GB:

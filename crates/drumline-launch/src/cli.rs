@@ -4,7 +4,7 @@ use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, thread, time::Duratio
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::{EXEC_SUBCOMMAND, Job, bench, supervisor::Policy};
+use crate::{EXEC_SUBCOMMAND, Job, SimulateOptions, bench, supervisor::Policy};
 
 /// Synchronous data-parallel training: run it, measure it, find out what went wrong.
 #[derive(Debug, Parser)]
@@ -33,6 +33,9 @@ pub(crate) enum Command {
 
     /// Time collectives, and verify every result
     Bench(Box<bench::Options>),
+
+    /// Say what collectives and training would take on a cluster that need not be there
+    Simulate(Box<SimulateOptions>),
 
     #[command(name = EXEC_SUBCOMMAND, hide = true)]
     ExecWorker {

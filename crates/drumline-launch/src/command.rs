@@ -45,6 +45,10 @@ pub fn main(
             log_to_stderr();
             crate::bench::bench(&options, arguments.into_iter().skip(1).collect())
         }
+        Command::Simulate(options) => {
+            log_to_stderr();
+            crate::simulate(&options)
+        }
         Command::Trace(TraceCommand::Merge { dir, out }) => {
             crate::trace::merge(&dir, out.as_deref()).map(|()| 0)
         }

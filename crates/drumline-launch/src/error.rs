@@ -43,6 +43,13 @@ pub enum Error {
     #[error("{0}")]
     Bench(String),
 
+    /// A cluster cannot be simulated as it is described.
+    #[error("{problem}")]
+    Simulate {
+        /// What is wrong, and what to write instead.
+        problem: String,
+    },
+
     /// An operation that was to be measured failed.
     #[error(transparent)]
     Measure(drumline::Error),
@@ -64,7 +71,7 @@ impl Error {
         match self {
             Error::ProgramNotFound { .. } => 127,
             Error::ProgramNotExecutable { .. } => 126,
-            Error::Store(_) | Error::Check(_) | Error::Bench(_) => 2,
+            Error::Store(_) | Error::Check(_) | Error::Bench(_) | Error::Simulate { .. } => 2,
             Error::Trace(_) | Error::Measure(_) | Error::System { .. } => 1,
         }
     }

@@ -63,6 +63,7 @@ mod program;
 mod report;
 mod secret;
 mod signals;
+mod simulate;
 pub mod supervisor;
 pub mod trace;
 mod worker;
@@ -72,6 +73,7 @@ pub use command::main;
 pub use ending::Ending;
 pub use error::{Error, Result};
 pub use job::{Job, run};
+pub use simulate::{Options as SimulateOptions, simulate};
 pub use worker::{EXEC_SUBCOMMAND, exec_as_worker};
 
 use std::io::{self, Write};

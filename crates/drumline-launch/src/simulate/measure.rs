@@ -1,0 +1,170 @@
+//! Short runs on this machine: what an operation takes, with ranks on threads of this process.
+
+use std::{
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use drumline::{
+    Collective, Config, DType, ProcessGroup, ReduceOp, Result,
+    store::{HashStore, Store},
+};
+use drumline_schedule::{
+    Algorithm,
+    price::{ElementKind, PriceList},
+    replay::{Cluster, Operation},
+};
+
+/// What carries an operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    Staged,
+    Registered,
+    Unix,
+    Tcp,
+}
+
+impl Way {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Way::Staged => "staged",
+            Way::Registered => "registered",
+            Way::Unix => "unix",
+            Way::Tcp => "tcp",
+        }
+    }
+
+    fn config(self) -> Config {
+        let shares = matches!(self, Way::Staged | Way::Registered);
+        Config { shared_memory: shares, unix_sockets: self != Way::Tcp, ..Config::default() }
+    }
+}
+
+/// An operation on this machine: an all-reduce of f32, or a barrier if there are no elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Run {
+    pub(super) ranks: usize,
+    pub(super) way: Way,
+    pub(super) elements: usize,
+    /// The algorithm; chosen as for any call if there is none.
+    pub(super) algorithm: Option<&'static str>,
+}
+
+/// What was found.
+#[derive(Clone, Debug)]
+pub(super) struct Found {
+    pub(super) algorithm: String,
+    pub(super) time: Duration,
+}
+
+/// How long the rounds of a run take together, and how many there are at least.
+const BUDGET: Duration = Duration::from_millis(120);
+const ROUNDS_MIN: u64 = 5;
+
+/// How long one round takes at least, to be told from the clock and from who starts first; and no
+/// longer, so that some of them are not disturbed by other programs.
+const ROUND: Duration = Duration::from_micros(300);
+
+impl Run {
+    pub(super) fn collective(&self) -> Collective {
+        if self.elements == 0 { Collective::Barrier } else { Collective::AllReduce }
+    }
+
+    /// Measures it: the fastest of some rounds, each many operations back to back.
+    ///
+    /// # Errors
+    ///
+    /// What the library said.
+    pub(super) fn measure(&self) -> Result<Found> {
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        thread::scope(|threads| {
+            let ranks: Vec<_> = (0..self.ranks)
+                .map(|rank| {
+                    let store = store.clone();
+                    threads.spawn(move || self.on_rank(store, rank))
+                })
+                .collect();
+            let found = ranks.into_iter().map(|rank| match rank.join() {
+                Ok(found) => found,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            let mut found = found.collect::<Result<Vec<Found>>>()?;
+            Ok(found.swap_remove(0))
+        })
+    }
+
+    fn on_rank(&self, store: Arc<dyn Store>, rank: usize) -> Result<Found> {
+        let all_reduce = self.algorithm.map(str::to_owned);
+        let config = Config { all_reduce, ..self.way.config() };
+        let group = ProcessGroup::connect("simulate", store, rank, self.ranks, &config)?;
+        let registered = self.way == Way::Registered;
+        let chosen =
+            group.explain(self.collective(), self.elements, DType::F32, registered)?.algorithm;
+        let time = match (self.elements, registered) {
+            (0, _) => fastest(&group, || group.barrier())?,
+            (_, true) => {
+                let mut data = group.alloc_registered::<f32>(self.elements)?;
+                fastest(&group, || group.all_reduce(&mut data, ReduceOp::Sum))?
+            }
+            (_, false) => {
+                let mut data = vec![0_f32; self.elements];
+                fastest(&group, || group.all_reduce(&mut data, ReduceOp::Sum))?
+            }
+        };
+        group.destroy()?;
+        Ok(Found { algorithm: chosen, time })
+    }
+
+    /// The same for a replay, with the algorithm that was taken.
+    pub(super) fn cluster(&self, prices: &PriceList) -> Cluster {
+        let cluster = match self.way {
+            Way::Staged | Way::Registered => {
+                let topology = drumline_schedule::Topology::hosts(&[self.ranks]);
+                Cluster::new(topology, prices.clone())
+            }
+            Way::Unix => Cluster::one_host_apart(self.ranks, prices.clone()),
+            // The machine's own loopback: what connects hosts, without a line between.
+            Way::Tcp => {
+                let near = prices.far;
+                Cluster::one_host_apart(self.ranks, PriceList { near, ..prices.clone() })
+            }
+        };
+        Cluster { cores_per_host: cores(), ..cluster }
+    }
+
+    pub(super) fn operation(&self, algorithm: &'static Algorithm) -> Operation {
+        let kind = ElementKind { bytes: 4, sum_bytes: 4 };
+        Operation { algorithm, root: 0, elements: self.elements, kind }
+    }
+}
+
+pub(super) fn cores() -> usize {
+    thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// All ranks make the same number of calls: rank 0 says how many.
+fn fastest(group: &ProcessGroup, mut call: impl FnMut() -> Result<()>) -> Result<Duration> {
+    call()?;
+    let once = time(1, &mut call)?.min(time(1, &mut call)?);
+    let per_round = (ROUND.as_secs_f64() / once.as_secs_f64().max(1e-9)).clamp(1.0, 20_000.0);
+    let rounds = BUDGET.as_secs_f64() / (per_round * once.as_secs_f64()).max(1e-9);
+    let mut counts = [per_round as u64, (rounds as u64).clamp(ROUNDS_MIN, 400)];
+    group.broadcast(&mut counts, 0)?;
+    let [per_round, rounds] = counts;
+    let mut best = Duration::MAX;
+    for _ in 0..rounds {
+        group.barrier()?;
+        best = best.min(time(per_round as u32, &mut call)?);
+    }
+    Ok(best)
+}
+
+/// The mean of so many calls.
+fn time(calls: u32, call: &mut impl FnMut() -> Result<()>) -> Result<Duration> {
+    let began = Instant::now();
+    for _ in 0..calls {
+        call()?;
+    }
+    Ok(began.elapsed() / calls.max(1))
+}
