@@ -11,9 +11,9 @@
 //! moods of the machine; every rank rewrites its buffers before each operation, as training does,
 //! which is not timed. Both reduce registered memory. `named` brings tensors of a bucket each as
 //! they come, `buckets` in buckets of 25 MiB, `tensors` is one asynchronous all-reduce per tensor in
-//! an order that ranks have in common, `one` is a single all-reduce. The last column is the speed of
-//! `named` in units of that of `one`. Figures are of rank 0, in GB/s of a rank's own bytes
-//! (algBW); busBW is 2(n-1)/n times as much.
+//! an order that ranks have in common, `one` is a single all-reduce. The last column compares each
+//! turn with the turn of `one` in the same step: the median of these ratios. Figures are of rank 0,
+//! in GB/s of a rank's own bytes (algBW); busBW is 2(n-1)/n times the median.
 
 use std::{
     env,
@@ -101,21 +101,33 @@ fn measure(group: ProcessGroup, warm_up: usize, steps: usize) -> drumline::Resul
     }
     if group.rank() == 0 {
         println!("{} ranks; shared memory: {}", group.world_size(), group.shares_memory());
-        println!("{:>10} {:>8} {:>8} {:>8} {:>8}", "GB/s", "best", "p10", "median", "busBW");
-        let mut best = [0.0; WAYS.len()];
-        for ((way, times), best) in WAYS.iter().zip(&mut times).zip(&mut best) {
-            times.sort_unstable();
-            let speed = |at: usize| BYTES as f64 / times[at].as_secs_f64() / 1e9;
-            let (p10, median) = (speed(times.len() / 10), speed(times.len() / 2));
-            let bus = 2.0 * (group.world_size() - 1) as f64 / group.world_size() as f64;
-            *best = p10;
+        println!(
+            "{:>10} {:>8} {:>8} {:>8} {:>8} {:>8}",
+            "GB/s", "best", "p10", "median", "busBW", "/ one"
+        );
+        let bus = 2.0 * (group.world_size() - 1) as f64 / group.world_size() as f64;
+        let of_one = times[1].clone();
+        for (way, times) in WAYS.iter().zip(&times) {
+            let mut speeds: Vec<f64> =
+                times.iter().map(|time| BYTES as f64 / time.as_secs_f64() / 1e9).collect();
+            let mut ratios: Vec<f64> = of_one
+                .iter()
+                .zip(times)
+                .map(|(one, it)| one.as_secs_f64() / it.as_secs_f64())
+                .collect();
+            speeds.sort_unstable_by(|a, b| b.total_cmp(a));
+            ratios.sort_unstable_by(f64::total_cmp);
+            let (middle, tenth) = (speeds.len() / 2, speeds.len() / 10);
             println!(
-                "{way:>10} {:>8.2} {p10:>8.2} {median:>8.2} {:>8.2}",
-                speed(0),
-                bus * median
+                "{way:>10} {:>8.2} {:>8.2} {:>8.2} {:>8.2} {:>8.2}",
+                speeds[0],
+                speeds[tenth],
+                speeds[middle],
+                bus * speeds[middle],
+                ratios[middle]
             );
         }
-        println!("named / one at p10: {:.2}; {:?}", best[0] / best[1], named.counts());
+        println!("named: {:?}", named.counts());
     }
     named.stop()?;
     buckets.stop()?;

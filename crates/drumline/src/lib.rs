@@ -122,3 +122,7 @@ struct TypesAndOperators;
 #[cfg(doctest)]
 #[doc = include_str!("../../../docs/reference/backends.md")]
 struct Backends;
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/reference/async-reduce.md")]
+struct AsyncReduce;

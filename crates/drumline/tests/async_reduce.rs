@@ -6,15 +6,19 @@
 mod common;
 
 use std::{
+    env,
+    process::{Command, Stdio},
     sync::{Arc, Barrier, mpsc},
     time::Duration,
 };
 
 use common::{everywhere, everywhere_with, world_with};
 use drumline::{
-    Config, DType, Error, ProcessGroup, ReduceOp,
+    Config, DType, Endpoint, Error, ProcessGroup, ReduceOp,
     async_reduce::{AsyncReduce, AsyncReduceOptions, TensorRegistry},
+    auth::Secret,
     bf16,
+    store::tcp::{TcpStore, TcpStoreServer},
 };
 
 /// Names and lengths of f32 tensors.
@@ -374,6 +378,18 @@ fn ranks_with_different_operators_are_told_both() {
 }
 
 #[test]
+fn an_engine_moves_between_threads() {
+    fn is_shared_between_threads<T: Send + Sync>() {}
+    is_shared_between_threads::<AsyncReduce>();
+    let mut reduce = engine(&ProcessGroup::alone());
+    let reduce = std::thread::spawn(move || {
+        reduce.sync_grad().unwrap();
+        reduce
+    });
+    reduce.join().unwrap().stop().unwrap();
+}
+
+#[test]
 fn wrong_calls_say_what_is_wrong() {
     let group = ProcessGroup::alone();
     let options = AsyncReduceOptions::default();
@@ -487,8 +503,8 @@ fn resources() -> (usize, usize, usize) {
 #[test]
 fn a_thousand_steps_leave_nothing_behind() {
     const CHILD: &str = "ASYNC_REDUCE_STEPS";
-    if std::env::var(CHILD).is_err() {
-        let status = std::process::Command::new(std::env::current_exe().unwrap())
+    if env::var(CHILD).is_err() {
+        let status = Command::new(env::current_exe().unwrap())
             .args(["--exact", "a_thousand_steps_leave_nothing_behind", "--test-threads=1"])
             .env(CHILD, "1")
             .status()
@@ -521,4 +537,93 @@ fn a_thousand_steps_leave_nothing_behind() {
         assert_eq!((before.1, before.2), (after.1, after.2), "descriptors, threads");
         assert!(after.0 < before.0 + (2 << 20), "{} bytes became {}", before.0, after.0);
     });
+}
+
+/// How ranks of processes talk, by number.
+fn over(number: usize) -> Config {
+    Config { shared_memory: number == 0, unix_sockets: number < 2, ..Config::default() }
+}
+
+/// What a rank of three processes does: some steps, then rank 1 dies in the middle of one.
+#[test]
+fn rank_process() {
+    const LAST_STEP: usize = 5;
+    let Ok(rank) = env::var("ASYNC_REDUCE_RANK") else { return };
+    let rank: usize = rank.parse().unwrap();
+    let secret = Secret::new(SECRET).unwrap();
+    let endpoint = Endpoint::Unix(env::var("ASYNC_REDUCE_STORE").unwrap());
+    let store = TcpStore::connect_secured(&endpoint, &secret, Duration::from_secs(60)).unwrap();
+    let number: usize = env::var("ASYNC_REDUCE_OVER").unwrap().parse().unwrap();
+    let config = Config { secret: Some(secret), ..over(number) };
+    let group = ProcessGroup::connect("world", Arc::new(store), rank, 3, &config).unwrap();
+    let mut reduce = engine(&group);
+    assert_eq!(group.shares_memory(), number == 0);
+    for step in 1..=LAST_STEP {
+        let order = shuffled((0..TENSORS.len()).collect(), [rank, step]);
+        let mut expected = Vec::new();
+        for (turn, tensor) in order.into_iter().enumerate() {
+            let (name, len) = TENSORS[tensor];
+            if rank == 1 && step == LAST_STEP && turn == 3 {
+                std::process::exit(9); // nothing is dropped, nobody is told
+            }
+            let brought = reduce.async_reduce_from(name, &values(rank, step, tensor, len));
+            if step < LAST_STEP {
+                brought.unwrap();
+                expected.push((tensor, name, len));
+            }
+        }
+        let result = reduce.synchronize();
+        if step < LAST_STEP {
+            result.unwrap();
+            expected.sort_unstable();
+            for (tensor, name, len) in expected {
+                let mut plain = values(rank, step, tensor, len);
+                group.all_reduce(&mut plain, ReduceOp::Avg).unwrap();
+                assert_eq!(bits(reduce.gradient(name).unwrap()), bits(&plain));
+            }
+            continue;
+        }
+        let error = result.unwrap_err();
+        let by = match &error {
+            Error::NotBrought { missing, by: Some(by), .. } => {
+                assert_eq!((missing.len(), missing[0].rank), (1, 1), "{error}");
+                by
+            }
+            Error::Collective(by) | Error::Poisoned { by, .. } => by,
+            _ => panic!("{error}"),
+        };
+        assert_eq!(by.culprit(), Some(1), "{error}");
+        assert!(error.to_string().contains("the process of rank 1 has ended"), "{error}");
+    }
+}
+
+const SECRET: &str = "a secret of this test only";
+
+#[test]
+fn survivors_name_the_process_that_died_in_mid_step() {
+    for number in 0..3 {
+        let name = format!("async-reduce-{}-{number}", std::process::id());
+        let secret = Secret::new(SECRET).unwrap();
+        let _server = TcpStoreServer::bind_secured(&Endpoint::Unix(name.clone()), &secret).unwrap();
+        let ranks: Vec<_> = (0..3)
+            .map(|rank| {
+                Command::new(env::current_exe().unwrap())
+                    .args(["--exact", "rank_process", "--nocapture", "--test-threads=1"])
+                    .env("ASYNC_REDUCE_RANK", rank.to_string())
+                    .env("ASYNC_REDUCE_STORE", &name)
+                    .env("ASYNC_REDUCE_OVER", number.to_string())
+                    .stdout(Stdio::piped())
+                    .stderr(Stdio::piped())
+                    .spawn()
+                    .unwrap()
+            })
+            .collect();
+        let outputs: Vec<_> = ranks.into_iter().map(|it| it.wait_with_output().unwrap()).collect();
+        for output in outputs.iter().filter(|output| output.status.code() == Some(101)) {
+            println!("{}", String::from_utf8_lossy(&output.stdout));
+            println!("{}", String::from_utf8_lossy(&output.stderr));
+        }
+        let codes: Vec<_> = outputs.iter().map(|output| output.status.code()).collect();
+        assert_eq!(codes, [Some(0), Some(9), Some(0)], "see the output of the ranks above");
+    }
 }

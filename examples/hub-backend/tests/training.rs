@@ -6,6 +6,7 @@ use std::thread;
 
 use drumline::{
     Config, DType, ProcessGroup,
+    async_reduce::{AsyncReduceOptions, TensorRegistry},
     ddp::{DdpOptions, GradientReducer, ParameterSpec},
 };
 
@@ -48,4 +49,46 @@ fn gradients_are_averaged_to_the_bits_of_the_built_in_backend() {
     let found = averages(&hub);
     assert_eq!(found, averages(&Config::default()));
     assert!(found.iter().any(|bits| *bits != 0));
+}
+
+/// What three ranks average of tensors that come in different orders, as bits.
+fn averages_by_name(config: &Config) -> Vec<u32> {
+    let rank = |group: ProcessGroup| {
+        let mut tensors = TensorRegistry::new();
+        for len in LENGTHS {
+            tensors.register::<f32>(len.to_string(), len).unwrap();
+        }
+        let options = AsyncReduceOptions::default().bucket_bytes(1_000);
+        let mut reduce = tensors.freeze(&group, &options).unwrap();
+        let mut bits = Vec::new();
+        for step in 0..3 {
+            for turn in 0..LENGTHS.len() {
+                let len = LENGTHS[(turn + group.rank()) % LENGTHS.len()];
+                let value = |at| ((at + step) as f32 + 0.1 * group.rank() as f32).sin();
+                let gradient: Vec<f32> = (0..len).map(value).collect();
+                reduce.async_reduce_from(&len.to_string(), &gradient).unwrap();
+            }
+            reduce.synchronize().unwrap();
+            for len in LENGTHS {
+                let average = reduce.gradient::<f32>(&len.to_string()).unwrap();
+                bits.extend(average.iter().map(|value| value.to_bits()));
+            }
+        }
+        reduce.stop().unwrap();
+        group.destroy().unwrap();
+        bits
+    };
+    let groups = ProcessGroup::local_world_with(3, config).unwrap();
+    let ranks: Vec<_> =
+        groups.into_iter().map(|group| thread::spawn(move || rank(group))).collect();
+    let mut bits: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+    assert!(bits.iter().all(|of_rank| *of_rank == bits[0]));
+    bits.remove(0)
+}
+
+#[test]
+fn tensors_by_name_have_the_bits_of_the_built_in_backend() {
+    hub_backend::register().unwrap();
+    let hub = Config { backend: Some("hub".into()), ..Config::default() };
+    assert_eq!(averages_by_name(&hub), averages_by_name(&Config::default()));
 }

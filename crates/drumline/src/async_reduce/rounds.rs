@@ -102,7 +102,8 @@ impl Rounds {
             common.keep_common(word);
         }
         self.heard = heard;
-        let is_new = |bucket: &usize| common.contains(1 + bucket) && !self.agreed.contains(1 + bucket);
+        let is_new =
+            |bucket: &usize| common.contains(1 + bucket) && !self.agreed.contains(1 + bucket);
         let new: Vec<usize> = (0..self.buckets).filter(is_new).collect();
         if new.is_empty() {
             let is_closed = common.contains(CLOSED);
