@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from drumline._core import (
         CollectiveError,
+        CollectiveMismatchError,
+        CollectiveTimeoutError,
         ConnectError,
         DrumlineError,
         StoreError,
@@ -62,6 +64,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CollectiveError",
+    "CollectiveMismatchError",
+    "CollectiveTimeoutError",
     "ConnectError",
     "DistributedSampler",
     "DrumlineError",
@@ -107,7 +111,7 @@ __all__ = [
 
 # Looked up when used: the launcher, which is here as well, starts faster without numpy.
 _MODULES = {
-    "drumline._core": ["CollectiveError", "ConnectError", "DrumlineError", "StoreError", "StoreTimeoutError", "__version__"],
+    "drumline._core": ["CollectiveError", "CollectiveMismatchError", "CollectiveTimeoutError", "ConnectError", "DrumlineError", "StoreError", "StoreTimeoutError", "__version__"],
     "drumline.groups": ["ProcessGroup", "Work"],
     "drumline.sampler": ["DistributedSampler", "evaluation_shard"],
     "drumline._spawn": ["ProcessRaisedError", "spawn"],

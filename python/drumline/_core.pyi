@@ -18,6 +18,12 @@ class CollectiveError(DrumlineError):
     """An operation failed. The text names the group, this rank, the operation, the rank at fault and
     the next step. The group is poisoned: every later call repeats the error."""
 
+class CollectiveTimeoutError(CollectiveError):
+    """An operation took longer than its time limit; the text names the ranks that did not answer."""
+
+class CollectiveMismatchError(CollectiveError):
+    """Ranks called different operations; the text has both calls."""
+
 class ConnectError(DrumlineError):
     """The ranks of a group could not be connected with each other."""
 

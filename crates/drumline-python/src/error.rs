@@ -1,6 +1,6 @@
 //! Errors of the core as Python exceptions.
 
-use drumline::Error;
+use drumline::{Cause, Error};
 use pyo3::{
     PyErr, create_exception,
     exceptions::{PyOSError, PyRuntimeError, PyValueError},
@@ -13,6 +13,18 @@ create_exception!(
     DrumlineError,
     "An operation failed. The text names the group, this rank, the operation, the rank at fault \
      and the next step. The group is poisoned: every later call repeats the error."
+);
+create_exception!(
+    drumline,
+    CollectiveTimeoutError,
+    CollectiveError,
+    "An operation took longer than its time limit; the text names the ranks that did not answer."
+);
+create_exception!(
+    drumline,
+    CollectiveMismatchError,
+    CollectiveError,
+    "Ranks called different operations; the text has both calls."
 );
 create_exception!(
     drumline,
@@ -39,6 +51,12 @@ pub(crate) fn raise(error: Error) -> PyErr {
         Error::Store { .. } => StoreError::new_err(text),
         Error::StoreTimeout { .. } => StoreTimeoutError::new_err(text),
         Error::Connect { .. } => ConnectError::new_err(text),
+        Error::Collective(error) if matches!(error.cause, Cause::Timeout { .. }) => {
+            CollectiveTimeoutError::new_err(text)
+        }
+        Error::Collective(error) if matches!(error.cause, Cause::Mismatch { .. }) => {
+            CollectiveMismatchError::new_err(text)
+        }
         Error::Collective(_) | Error::Poisoned { .. } => CollectiveError::new_err(text),
         Error::Io { .. } => PyOSError::new_err(text),
         _ => DrumlineError::new_err(text),

@@ -23,7 +23,10 @@ use pyo3::prelude::*;
 mod _core {
     #[pymodule_export]
     use super::{
-        error::{CollectiveError, ConnectError, DrumlineError, StoreError, StoreTimeoutError},
+        error::{
+            CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, ConnectError,
+            DrumlineError, StoreError, StoreTimeoutError,
+        },
         group::Group,
         launch::main,
         memory::supports,

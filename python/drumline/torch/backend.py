@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -17,6 +18,8 @@ from drumline.torch.barrier import MonitoredBarrier
 from drumline.torch.sparse import all_reduce_sparse
 from drumline.torch.tensors import Memory, Staging, width
 from drumline.torch.work import DrumlineWork, as_dist_error, patch_holder
+
+_log = logging.getLogger(__name__)
 
 # torch may wrap a backend and drop the half of it that is in Python.
 _LIVING: set[DrumlineBackend] = set()
@@ -128,8 +131,11 @@ class DrumlineBackend(Backend):
         _LIVING.discard(self)
         try:
             self._group.leave(_PATIENCE_S)
-        except _core.DrumlineError as error:
+        except _core.CollectiveMismatchError as error:
             raise as_dist_error(error) from None
+        except _core.DrumlineError as error:
+            # The group is to go, and whoever used it has heard of its failure.
+            _log.warning("left a group that had failed: %s", error)
 
     def abort(self) -> None:
         _LIVING.discard(self)

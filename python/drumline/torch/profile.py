@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import queue
+import threading
 
 import torch
 from torch._C._profiler import _RecordFunctionFast
@@ -11,20 +13,61 @@ from drumline import _core
 from drumline.torch.work import when_all_ended
 
 
-def begin(title: str, tensors: list[torch.Tensor]) -> Any:
+class Event:
+    """An event that ends on another thread than it began on, and so counts as asynchronous: torch's
+    own backends never work on the caller's thread.
+
+    Whoever lets go of torch's object last ends it once more, so nobody but this holds it.
+    """
+
+    __slots__ = ("_inner", "_thread")
+
+    def __init__(self, title: str, tensors: list[torch.Tensor]) -> None:
+        self._inner = [_RecordFunctionFast(title, tensors, {})]
+        self._thread = threading.get_ident()
+        self._inner[0].__enter__()
+
+    def end(self, _: object = None) -> None:
+        if threading.get_ident() == self._thread:
+            _Ender.of_this_process().end(self)
+        else:
+            self._inner.pop().__exit__(None, None, None)
+
+
+def begin(title: str, tensors: list[torch.Tensor]) -> Event | None:
     """Begins an event if somebody profiles."""
-    if not torch.autograd._profiler_enabled():
-        return None
-    event = _RecordFunctionFast(title, tensors, {})
-    event.__enter__()
-    return event
+    return Event(title, tensors) if torch.autograd._profiler_enabled() else None
 
 
-def end(event: Any, handles: list[_core.Work]) -> None:
-    """Ends the event when the operations have, on another thread: so it counts as asynchronous."""
-    if event is None:
-        return
-    if not handles:
-        event.__exit__(None, None, None)
-        return
-    when_all_ended(handles, lambda _: event.__exit__(None, None, None))
+def end(event: Event | None, handles: list[_core.Work]) -> None:
+    """Ends the event when the operations have ended."""
+    if event is not None:
+        when_all_ended(handles, event.end)
+
+
+class _Ender:
+    """A thread that ends what has ended on the caller's thread."""
+
+    _known: dict[int, _Ender] = {}
+
+    @staticmethod
+    def of_this_process() -> _Ender:
+        process = os.getpid()
+        if process not in _Ender._known:
+            _Ender._known = {process: _Ender()}
+        return _Ender._known[process]
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[tuple[Event, threading.Event]] = queue.SimpleQueue()
+        threading.Thread(target=self._run, name="drumline-profile", daemon=True).start()
+
+    def end(self, event: Event) -> None:
+        ended = threading.Event()
+        self._events.put((event, ended))
+        ended.wait()
+
+    def _run(self) -> None:
+        while True:
+            event, ended = self._events.get()
+            event.end()
+            ended.set()

@@ -24,6 +24,9 @@ def as_dist_error(error: BaseException) -> BaseException:
         return dist.DistStoreError(str(error))
     if isinstance(error, _core.ConnectError):
         return dist.DistNetworkError(str(error))
+    if isinstance(error, _core.CollectiveTimeoutError):
+        # What programs look for in the texts of gloo.
+        return dist.DistBackendError(f"drumline: Timed out waiting: {error}")
     if isinstance(error, _core.DrumlineError):
         return dist.DistBackendError(str(error))
     return error
