@@ -34,11 +34,12 @@ impl Lane {
             ..What::default()
         }));
         self.points += 1;
-        let due = point.started + self.config.warn_after.min(self.config.timeout);
+        let started = point.started;
+        let due = started + self.config.warn_after.min(self.config.timeout);
         self.points_due = Some(self.points_due.map_or(due, |known| known.min(due)));
         let mut ended = Vec::new();
         self.transport.post(point, &mut ended);
-        self.settle(ended, Instant::now());
+        self.settle(ended, started);
     }
 
     /// Brings sends and receives as far as possible without waiting.
@@ -148,13 +149,24 @@ impl Lane {
         let member = &self.member;
         self.transport.for_each_point(&mut |point| {
             let waited = now.saturating_duration_since(point.started);
-            if waited >= timeout {
+            let give_up_at = point.give_up_at.unwrap_or(point.started + timeout);
+            if now < give_up_at {
+                if waited >= warn_after && !point.warned {
+                    point.warned = true;
+                    late.add(point, member);
+                }
+            } else if point.warned || warn_after >= timeout {
                 expired.add(point, member);
-            } else if waited >= warn_after && !point.warned {
+            } else {
+                // Nobody has looked since the time to warn: this rank was stopped itself, and
+                // hears first what the others say.
                 point.warned = true;
-                late.add(point, member);
+                point.give_up_at = Some(now + warn_after / 2);
             }
-            let next = point.started + if point.warned { timeout } else { warn_after.min(timeout) };
+            let next = match point.warned {
+                true => point.give_up_at.unwrap_or(point.started + timeout),
+                false => point.started + warn_after.min(timeout),
+            };
             due = Some(due.map_or(next, |due| due.min(next)));
         });
         self.points_due = due;

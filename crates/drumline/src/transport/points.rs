@@ -55,6 +55,8 @@ pub(crate) struct Point {
     pub(crate) started: Instant,
     /// Whether the peer has been reported as late.
     pub(crate) warned: bool,
+    /// When it is given up, if that is not the time limit after its start.
+    pub(crate) give_up_at: Option<Instant>,
     /// Ends with the message.
     pub(crate) open: Option<Open>,
     /// Its place in the order of calls.
@@ -111,7 +113,7 @@ pub(crate) enum Outcome {
 impl Point {
     pub(crate) fn new(call: PointCall, message: Box<dyn Message>) -> Point {
         let started = Instant::now();
-        Point { call, started, warned: false, open: None, number: 0, message }
+        Point { call, started, warned: false, give_up_at: None, open: None, number: 0, message }
     }
 
     /// What the message holds, as it travels; and what that is in bytes.
