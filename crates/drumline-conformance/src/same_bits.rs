@@ -16,14 +16,22 @@ use crate::{
 pub const WORLD_SIZES: [usize; 5] = [2, 3, 4, 6, 8];
 
 /// What is summed: every size around a border that algorithms have, and one of several messages.
+/// And a few more that are reduced otherwise, or are no floats.
 pub fn cases() -> Vec<Case> {
-    let dtypes = [DType::F32, DType::F16, DType::Bf16, DType::F8E4M3, DType::F8E5M2];
-    let kind = Kind::AllReduce(ReduceOp::Sum);
-    let of_type = |dtype| {
-        let sizes = SIZES.into_iter().chain([5000]);
-        sizes.map(move |elements| Case { kind, dtype, elements, uneven: false, seed: 11 })
+    let case = |op, dtype, elements| {
+        let kind = Kind::AllReduce(op);
+        Case { kind, dtype, elements, uneven: false, seed: 11 }
     };
-    dtypes.into_iter().flat_map(of_type).collect()
+    let floats = [DType::F32, DType::F16, DType::Bf16, DType::F8E4M3, DType::F8E5M2];
+    let sums = floats.into_iter().flat_map(|dtype| {
+        let sizes = SIZES.into_iter().chain([5000]);
+        sizes.map(move |elements| case(ReduceOp::Sum, dtype, elements))
+    });
+    let others = [DType::F32, DType::F64, DType::I64, DType::U8].into_iter().flat_map(|dtype| {
+        let ops = [ReduceOp::Sum, ReduceOp::Avg, ReduceOp::Min, ReduceOp::Max];
+        ops.map(|op| case(op, dtype, 1023))
+    });
+    sums.chain(others).collect()
 }
 
 /// A way to sum.

@@ -69,8 +69,8 @@ impl Job<'_> {
         self.simulate(|simulation| {
             let records = simulation.processes.iter().flat_map(|process| &process.records);
             let digest = |record: &Record| {
-                let case = simulation.plan.calls[record.call?].case;
-                Some((case, case.digest(&record.buffer.as_ref()?.1)))
+                let case = simulation.plan.calls[record.call()?].case;
+                Some((case, case.digest(record.bytes()?)))
             };
             records.filter_map(digest).collect()
         })
@@ -138,6 +138,7 @@ impl Job<'_> {
             host_of: self.hosts(),
             groups: vec![Group { topology, config, slot_bytes, arena_bytes }],
             calls,
+            messages: vec![],
             scripts: vec![script; self.world_size],
             fault: None,
             launched: false,

@@ -91,6 +91,7 @@ pub fn run(hosts: usize, ranks_per_host: usize, task: Task, seed: u64) -> Result
             arena_bytes: 4 << 20,
         }],
         calls,
+        messages: vec![],
         scripts: vec![script; world_size],
         fault: None,
         launched: false,
@@ -105,8 +106,7 @@ pub fn run(hosts: usize, ranks_per_host: usize, task: Task, seed: u64) -> Result
     let expected = simulation.plan.calls.first().map(|call| call.case.expected(0, &group.topology));
     for process in &simulation.processes {
         for record in &process.records {
-            let bytes = record.buffer.as_ref().map(|(_, bytes)| bytes);
-            if record.call.is_some() && bytes != expected.as_ref() {
+            if record.call().is_some() && record.bytes() != expected.as_ref() {
                 return Err(format!("rank {} has a wrong result", process.rank));
             }
         }

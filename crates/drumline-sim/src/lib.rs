@@ -21,9 +21,10 @@
 #![forbid(unsafe_code)]
 
 mod call;
-mod calls;
+mod dial;
 mod job;
 pub mod large;
+mod message;
 mod network;
 mod plan;
 mod process;
@@ -105,5 +106,8 @@ fn tell(plan: &plan::Plan) {
     }
     for (at, call) in plan.calls.iter().enumerate() {
         eprintln!("call {at}: {call:?}");
+    }
+    for (at, messages) in plan.messages.iter().enumerate() {
+        eprintln!("messages {at}: {messages:?}");
     }
 }

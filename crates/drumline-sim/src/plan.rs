@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use drumline::{Config, DType, ReduceOp, SumOrder};
+use drumline::{Config, DType, ReduceOp, SumOrder, internals::Side};
 use drumline_conformance::{Case, Kind};
 use drumline_schedule::{ALGORITHMS, Algorithm, Collective, MemoryUse, Topology};
 use fastrand::Rng;
 
 use crate::{
     call::Call,
+    message::{self, Messages},
     network::{Nanos, Quality},
 };
 
@@ -27,6 +28,7 @@ pub(crate) struct Plan {
     pub(crate) host_of: Vec<usize>,
     pub(crate) groups: Vec<Group>,
     pub(crate) calls: Vec<Call>,
+    pub(crate) messages: Vec<Messages>,
     /// By rank.
     pub(crate) scripts: Vec<Vec<Instruction>>,
     pub(crate) fault: Option<Fault>,
@@ -59,7 +61,12 @@ pub(crate) enum Instruction {
         call: usize,
         blocking: bool,
     },
-    /// Wait for all asynchronous calls of a group.
+    /// Send a rank's message, or receive the one of this rank, of those with that index.
+    Post {
+        messages: usize,
+        side: Side,
+    },
+    /// Wait for all asynchronous calls and messages of a group.
     Wait {
         group: usize,
     },
@@ -113,10 +120,14 @@ impl Plan {
             false => (None, None),
         };
         let planned = calls.len() - usize::from(altered.is_some_and(|(_, _, with)| with.is_some()));
+        // Drawn aside, so that jobs without messages are as they are without this.
+        let mut aside = Rng::with_seed(rng.clone().u64(..));
+        let messages = message::draw(&mut aside, world_size, groups.len(), planned);
         let scripts = (0..world_size)
             .map(|rank| {
                 let altered = altered.filter(|(victim, ..)| *victim == rank);
-                script(rng, planned, &calls, groups.len(), altered)
+                let mut posts = |at| message::posts(&mut aside, &messages, rank, at);
+                script(rng, planned, &calls, groups.len(), altered, &mut posts)
             })
             .collect();
         let slow_net = rng.bool();
@@ -140,6 +151,7 @@ impl Plan {
             host_of,
             groups,
             calls,
+            messages,
             scripts,
             fault,
             launched: rng.bool(),
@@ -352,10 +364,12 @@ fn script(
     calls: &[Call],
     groups: usize,
     altered: Option<Altered>,
+    posts: &mut dyn FnMut(usize) -> Vec<Instruction>,
 ) -> Vec<Instruction> {
     let asynchronous = rng.u8(0..3);
     let mut script = Vec::new();
     for (index, planned) in calls.iter().enumerate().take(planned) {
+        script.extend(posts(index));
         if rng.bool() {
             script.push(Instruction::Compute(rng.u64(0..2 * MS)));
         }
@@ -369,6 +383,7 @@ fn script(
             script.push(Instruction::Wait { group: planned.group });
         }
     }
+    script.extend(posts(planned));
     for group in 0..groups {
         script.push(Instruction::Wait { group });
         script.push(Instruction::Close { group });

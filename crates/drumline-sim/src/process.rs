@@ -11,7 +11,7 @@ use std::{
 
 use drumline::{
     Error,
-    internals::{Member, Outcome, Prepared, Progress},
+    internals::{Member, Outcome, Posted, Prepared, Progress, Side},
 };
 use drumline_launch::Ending;
 use fastrand::Rng;
@@ -69,6 +69,8 @@ pub(crate) struct Lane {
     pub(crate) member: Option<Member<Stream>>,
     asleep_until: Option<Nanos>,
     unfinished: VecDeque<(usize, Nanos, Outcome)>,
+    /// Messages that are under way.
+    posted: Vec<(usize, Side, Nanos, Posted)>,
     pub(crate) failed: bool,
     pub(crate) closing_since: Option<Nanos>,
     pub(crate) closed: bool,
@@ -83,18 +85,44 @@ enum Doing {
     Closing { group: usize, started: Nanos },
 }
 
-/// What became of a call.
+/// What became of something that a process has called.
 #[derive(Debug)]
 pub(crate) struct Record {
     pub(crate) group: usize,
-    /// An index in the plan, or `None` for the end of the group.
-    pub(crate) call: Option<usize>,
+    pub(crate) what: What,
     pub(crate) started: Nanos,
     pub(crate) blocking: bool,
     pub(crate) ended: Nanos,
     pub(crate) error: Option<Error>,
-    /// The buffer, which nobody may touch from now on, and what it held.
-    pub(crate) buffer: Option<(Prepared, Vec<u8>)>,
+}
+
+#[derive(Debug)]
+pub(crate) enum What {
+    /// A call with that index in the plan; its buffer, which nobody may touch from now on, and
+    /// what it held.
+    Call { index: usize, buffer: Option<(Prepared, Vec<u8>)> },
+    /// A message of those with that index; with whom, if it was not in vain, and what it held.
+    Message { index: usize, side: Side, peer: Option<usize>, bytes: Vec<u8> },
+    /// The end of the group.
+    End,
+}
+
+impl Record {
+    /// The index of the call, if it is one.
+    pub(crate) fn call(&self) -> Option<usize> {
+        match self.what {
+            What::Call { index, .. } => Some(index),
+            What::Message { .. } | What::End => None,
+        }
+    }
+
+    /// What the buffer of the call held.
+    pub(crate) fn bytes(&self) -> Option<&Vec<u8>> {
+        match &self.what {
+            What::Call { buffer, .. } => buffer.as_ref().map(|(_, bytes)| bytes),
+            What::Message { .. } | What::End => None,
+        }
+    }
 }
 
 /// The clock of the virtual world, for code that wants instants.
@@ -121,6 +149,7 @@ impl Process {
             member: Some(member),
             asleep_until: None,
             unfinished: VecDeque::new(),
+            posted: Vec::new(),
             failed: false,
             closing_since: None,
             closed: false,
@@ -152,6 +181,7 @@ impl Process {
         self.doing = Doing::Next;
         for lane in &mut self.lanes {
             lane.unfinished.clear();
+            lane.posted.clear();
             lane.member = None;
         }
     }
@@ -186,7 +216,7 @@ impl Process {
         let own = self.doing.group();
         for group in 0..self.lanes.len() {
             if Some(group) != own && self.ended.is_none() {
-                self.drive_queue(group, world);
+                self.drive_queue(group, world, true);
             }
         }
         if !program_first {
@@ -216,28 +246,45 @@ impl Process {
         lanes.chain(program).min().map(|at| at.max(now + 1))
     }
 
-    /// Brings the asynchronous calls of a group on. Whether they are complete.
-    fn drive_queue(&mut self, group: usize, world: &World<'_>) -> bool {
+    /// Brings what a group has to do in the background on. Whether its calls are complete, and its
+    /// messages, if those are asked for.
+    fn drive_queue(&mut self, group: usize, world: &World<'_>, messages: bool) -> bool {
         let lane = &mut self.lanes[group];
         let Some(member) = &mut lane.member else { return true };
-        let stuck = if lane.asleep_until.is_some() {
-            true
-        } else if member.is_busy() {
+        let is_complete = |member: &Member<Stream>| match messages {
+            true => !member.is_busy(),
+            false => !member.has_calls(),
+        };
+        if lane.asleep_until.is_none() && !is_complete(member) {
             let progress = member.progress(world.instant());
             if progress == Progress::Stuck {
                 lane.fall_asleep(world, None);
             }
-            progress != Progress::Done
-        } else {
-            false
-        };
-        while let Some((call, started, outcome)) = self.lanes[group].unfinished.front() {
-            let Some((result, collective)) = outcome.take() else { break };
-            let (call, started) = (*call, *started);
-            self.lanes[group].unfinished.pop_front();
-            self.record(world, group, Some((call, collective)), started, false, result);
         }
-        !stuck
+        let lane = &self.lanes[group];
+        let complete = lane.asleep_until.is_none() && lane.member.as_ref().is_none_or(is_complete);
+        self.look_at_outcomes(group, world);
+        complete
+    }
+
+    /// Writes down what has ended in the background.
+    fn look_at_outcomes(&mut self, group: usize, world: &World<'_>) {
+        while let Some((index, started, outcome)) = self.lanes[group].unfinished.front() {
+            let Some((result, collective)) = outcome.take() else { break };
+            let (index, started) = (*index, *started);
+            self.lanes[group].unfinished.pop_front();
+            self.record(world, group, What::of_call(index, collective), started, false, result);
+        }
+        for (index, side, started, posted) in std::mem::take(&mut self.lanes[group].posted) {
+            match posted.take() {
+                Some((result, bytes)) => {
+                    let peer = result.as_ref().ok().copied();
+                    let what = What::Message { index, side, peer, bytes };
+                    self.record(world, group, what, started, false, result.map(drop));
+                }
+                None => self.lanes[group].posted.push((index, side, started, posted)),
+            }
+        }
     }
 
     /// Runs the program until it has to wait.
@@ -249,14 +296,20 @@ impl Process {
                 Doing::Next => self.begin(world),
                 Doing::Waiting { group } => {
                     let group = *group;
-                    if !self.drive_queue(group, world) {
+                    if !self.drive_queue(group, world, true) {
                         return;
                     }
                     self.doing = Doing::Next;
                 }
                 Doing::Calling { group, .. } | Doing::Closing { group, .. } => {
                     let group = *group;
-                    if !self.drive_queue(group, world) || !self.go_on(group, world) {
+                    let messages = matches!(self.doing, Doing::Closing { .. });
+                    if !self.drive_queue(group, world, messages) {
+                        return;
+                    }
+                    let over = self.go_on(group, world);
+                    self.look_at_outcomes(group, world);
+                    if !over {
                         return;
                     }
                 }
@@ -279,6 +332,15 @@ impl Process {
             Instruction::Close { group } => {
                 self.doing = Doing::Closing { group, started: world.now };
             }
+            Instruction::Post { messages: index, side } => {
+                let messages = &world.plan.messages[index];
+                let lane = &mut self.lanes[messages.group];
+                let Some(member) = &mut lane.member else { return };
+                let posted = member.post(messages.order(self.rank, side), world.instant());
+                lane.posted.push((index, side, world.now, posted));
+                lane.wake(world);
+                self.look_at_outcomes(messages.group, world);
+            }
             Instruction::Call { call: index, blocking } => {
                 let call = &world.plan.calls[index];
                 let buffers = call.case.buffers(self.rank, world.plan.world_size);
@@ -298,7 +360,8 @@ impl Process {
                         lane.wake(world);
                     }
                     Err(error) => {
-                        self.record_error(world, group, index, error);
+                        let what = What::Call { index, buffer: None };
+                        self.record(world, group, what, world.now, true, Err(error));
                     }
                 }
             }
@@ -329,7 +392,7 @@ impl Process {
                 else {
                     return true;
                 };
-                self.record(world, group, Some((call, collective)), started, true, result);
+                self.record(world, group, What::of_call(call, collective), started, true, result);
             }
             Doing::Closing { started, .. } => {
                 let (begun, now) = (world.epoch.instant(*started), world.instant());
@@ -351,52 +414,42 @@ impl Process {
                     Err(error) => Err(error),
                 };
                 self.doing = Doing::Next;
-                self.record(world, group, None, started, true, result);
+                self.record(world, group, What::End, started, true, result);
             }
             Doing::Next | Doing::Computing(_) | Doing::Waiting { .. } => {}
         }
         true
     }
 
-    fn record_error(&mut self, world: &World<'_>, group: usize, call: usize, error: Error) {
-        self.lanes[group].failed = true;
-        self.records.push(Record {
-            group,
-            call: Some(call),
-            started: world.now,
-            blocking: true,
-            ended: world.now,
-            error: Some(error),
-            buffer: None,
-        });
-    }
-
     fn record(
         &mut self,
         world: &World<'_>,
         group: usize,
-        call: Option<(usize, Prepared)>,
+        what: What,
         started: Nanos,
         blocking: bool,
         result: drumline::Result<()>,
     ) {
-        world.note(|| match (&result, &call) {
-            (Ok(()), Some((call, _))) => {
-                format!("rank {}: done: {:?}", self.rank, world.plan.calls[*call])
+        world.note(|| match (&result, &what) {
+            (Ok(()), What::Call { index, .. }) => {
+                format!("rank {}: done: {:?}", self.rank, world.plan.calls[*index])
             }
-            (Ok(()), None) => format!("rank {}: group {group} is closed", self.rank),
+            (Ok(()), What::Message { index, side, .. }) => {
+                format!("rank {}: {side:?} of messages {index} is done", self.rank)
+            }
+            (Ok(()), What::End) => format!("rank {}: group {group} is closed", self.rank),
             (Err(error), _) => format!("rank {}: failed: {error}", self.rank),
         });
         self.lanes[group].failed |= result.is_err();
-        let (call, buffer) = match call {
-            Some((call, collective)) => {
-                let bytes = collective.bytes().to_vec();
-                (Some(call), Some((collective, bytes)))
-            }
-            None => (None, None),
-        };
         let (ended, error) = (world.now, result.err());
-        self.records.push(Record { group, call, started, blocking, ended, error, buffer });
+        self.records.push(Record { group, what, started, blocking, ended, error });
+    }
+}
+
+impl What {
+    fn of_call(index: usize, collective: Prepared) -> What {
+        let bytes = collective.bytes().to_vec();
+        What::Call { index, buffer: Some((collective, bytes)) }
     }
 }
 

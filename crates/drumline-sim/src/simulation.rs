@@ -16,7 +16,7 @@ use drumline_shm::{PeerSegment, Segment, SegmentSize};
 use fastrand::Rng;
 
 use crate::{
-    calls::{Call, Stage, Wire, bundle},
+    dial::{Dial, Stage, Wire, bundle},
     network::{End, Nanos, Network, Stream, connect, lock},
     plan::{FaultKind, MS, Plan, SECOND, TIMEOUT},
     process::{Epoch, Process, World},
@@ -43,7 +43,7 @@ pub(crate) struct Simulation {
     /// By the two ranks, the lower one first.
     pub(crate) wires: BTreeMap<(usize, usize), Vec<Wire>>,
     /// Streams of calls that have reached the callee, at the end of the caller or not.
-    pub(crate) opened: BTreeMap<(Call, bool), PeerStreams<Stream>>,
+    pub(crate) opened: BTreeMap<(Dial, bool), PeerStreams<Stream>>,
     /// Which ranks of different hosts have agreed on streams, and when: the group, and the ranks.
     pub(crate) bundles: BTreeMap<(usize, usize, usize), Nanos>,
     pub(crate) epoch: Epoch,
@@ -53,7 +53,7 @@ pub(crate) struct Simulation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
     Step(usize),
-    Call(Call, Stage),
+    Dial(Dial, Stage),
     /// A rank hears that the process of another has ended.
     Exit {
         of: usize,
@@ -155,7 +155,7 @@ impl Simulation {
             }
             match event {
                 Event::Step(rank) => self.step(rank),
-                Event::Call(call, stage) => self.go_on_with_call(call, stage),
+                Event::Dial(dial, stage) => self.go_on_with_dial(dial, stage),
                 Event::Exit { of, to } => {
                     for lane in &mut self.processes[to].lanes {
                         if let Some(member) = &mut lane.member {
@@ -216,7 +216,7 @@ impl Simulation {
         let process = &mut self.processes[rank];
         let next = process.step(&world, &mut self.rng);
         process.busy_until = self.now + self.rng.u64(50..2_000);
-        self.begin_calls(rank);
+        self.begin_dials(rank);
         if let Some((_, ending)) = self.processes[rank].ended {
             self.after_end(rank, ending);
         }

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use drumline::{Cause, CollectiveError, Error};
+use drumline::{Cause, CollectiveError, Error, internals::Side};
 use drumline_launch::{Ending, supervisor::Verdict};
 
 use crate::{
     plan::{FaultKind, MS, TIMEOUT, WARN_AFTER},
-    process::{Process, Record},
+    process::{Process, Record, What},
     simulation::Simulation,
 };
 
@@ -36,11 +36,14 @@ impl Simulation {
     }
 
     fn check_record(&self, process: &Process, record: &Record) -> Result<(), String> {
-        let what = match record.call {
-            Some(call) => format!("{:?}", self.plan.calls[call]),
-            None => format!("the end of group {}", record.group),
+        let what = match &record.what {
+            What::Call { index, .. } => format!("{:?}", self.plan.calls[*index]),
+            What::Message { index, side, .. } => {
+                format!("{side:?} of {:?}", self.plan.messages[*index])
+            }
+            What::End => format!("the end of group {}", record.group),
         };
-        if let Some((collective, then)) = &record.buffer
+        if let What::Call { buffer: Some((collective, then)), .. } = &record.what
             && collective.bytes() != then
         {
             return Err(format!("{what}: the buffer was written to after its call had ended"));
@@ -67,7 +70,10 @@ impl Simulation {
     }
 
     fn check_result(&self, process: &Process, record: &Record) -> Result<(), String> {
-        let (Some(index), Some((_, bytes))) = (record.call, &record.buffer) else { return Ok(()) };
+        if let What::Message { index, side, peer, bytes } = &record.what {
+            return self.check_message(process, *index, *side, *peer, bytes);
+        }
+        let (Some(index), Some(bytes)) = (record.call(), record.bytes()) else { return Ok(()) };
         let case = &self.plan.calls[index].case;
         // Who calls something else, and calls that met one of its others, have no right result.
         if let Some((victim, FaultKind::Mismatch { call: wrong, with })) = self.struck()
@@ -81,6 +87,37 @@ impl Simulation {
         match case.agree(bytes, &expected) {
             true => Ok(()),
             false => Err("wrong result".to_owned()),
+        }
+    }
+
+    /// Whether a message was the right one, of each rank once.
+    fn check_message(
+        &self,
+        process: &Process,
+        index: usize,
+        side: Side,
+        peer: Option<usize>,
+        bytes: &[u8],
+    ) -> Result<(), String> {
+        let messages = &self.plan.messages[index];
+        let from = match (side, peer) {
+            (Side::SendTo(to), _) if to == messages.to => process.rank,
+            (Side::ReceiveFrom(from), Some(peer)) if from == peer => from,
+            (Side::ReceiveFromAny, Some(peer)) => peer,
+            _ => return Err(format!("a message with rank {peer:?}")),
+        };
+        if !messages.from.contains(&from) || bytes != messages.sent_by(from) {
+            return Err(format!("a wrong message of rank {from}"));
+        }
+        let same = |it: &&Record| match it.what {
+            What::Message { index: of, side: and, peer: with, .. } => {
+                (of, and, with) == (index, side, peer)
+            }
+            _ => false,
+        };
+        match process.records.iter().filter(same).count() {
+            1 => Ok(()),
+            times => Err(format!("{times} times the message of rank {from}")),
         }
     }
 
@@ -161,7 +198,14 @@ impl Simulation {
         }
         let slow_or_other = matches!(fault, FaultKind::Slow(_) | FaultKind::Mismatch { .. });
         let late = named.iter().copied().chain(late_in(&error.to_string()));
-        if slow_or_other && chain && late.into_iter().any(|it| self.waited_elsewhere(it, group)) {
+        let waited = |it| self.waited_elsewhere(it, group) || self.waited_for_message(it, group);
+        if slow_or_other && chain && late.into_iter().any(waited) {
+            return Ok(());
+        }
+        // Who omits a call, and then waits for a message of a rank that is in that call, cannot know
+        // better.
+        let omits = matches!(fault, FaultKind::Mismatch { with: None, .. });
+        if omits && chain && rank == victim && !self.plan.messages.is_empty() {
             return Ok(());
         }
         let told_by_victim = match &error.cause {
@@ -202,7 +246,7 @@ impl Simulation {
         while let Some(rank) = next.pop() {
             let records = &self.processes[rank].records;
             let failure = records.iter().find(|it| it.group == group && it.error.is_some());
-            if rank != victim && failure.is_none_or(|it| it.call.is_none()) {
+            if rank != victim && failure.is_none_or(|it| matches!(it.what, What::End)) {
                 continue;
             }
             let near = (0..self.plan.world_size).filter(|it| self.plan.same_host(*it, rank));
@@ -226,6 +270,21 @@ impl Simulation {
         self.plan.groups.len() > 1 && (killed || process.records.iter().any(long))
     }
 
+    /// Whether a rank has waited for a message. What ranks tell each other is in which collective
+    /// they wait, and for whom; so nobody can know for whom this one did.
+    fn waited_for_message(&self, rank: usize, group: usize) -> bool {
+        let process = &self.processes[rank];
+        let long = |it: &Record| {
+            it.group == group
+                && matches!(it.what, What::Message { .. })
+                && it.ended - it.started >= WARN_AFTER / 2
+        };
+        // The message for which it waits when it is killed is in no record.
+        let killed = matches!(process.ended, Some((_, Ending::Signal { .. })));
+        let of_group = self.plan.messages.iter().any(|messages| messages.group == group);
+        of_group && (killed || process.records.iter().any(long))
+    }
+
     /// Whether the victim omits the last call, and so leaves while all others wait for it.
     fn victim_leaves_early(&self) -> bool {
         let Some((_, FaultKind::Mismatch { call, with: None })) = self.struck() else {
@@ -237,7 +296,17 @@ impl Simulation {
     /// After a failure every later call repeats it.
     fn check_poison(&self, process: &Process) -> Result<(), String> {
         let mut first: Vec<Option<&Error>> = vec![None; self.plan.groups.len()];
-        for Record { group, error, .. } in &process.records {
+        // Messages and a call that end together are found out one after the other.
+        let mut records: Vec<&Record> = process.records.iter().collect();
+        records.sort_by_key(|it| {
+            let turn = match it.error {
+                None => 0,
+                Some(Error::Poisoned { .. }) => 2,
+                Some(_) => 1,
+            };
+            (it.ended, turn)
+        });
+        for Record { group, error, .. } in records {
             match (first[*group], error) {
                 (None, Some(Error::Poisoned { .. })) if !self.was_aborted(process.rank, *group) => {
                     return Err(format!("rank {}: poisoned by nothing", process.rank));
@@ -314,7 +383,7 @@ impl Simulation {
     fn check_warnings(&self) -> Result<(), String> {
         let Some((victim, FaultKind::Slow(_))) = self.struck() else { return Ok(()) };
         for process in self.processes.iter().filter(|it| it.rank != victim) {
-            for record in process.records.iter().filter(|it| it.blocking && it.call.is_some()) {
+            for record in process.records.iter().filter(|it| it.blocking && it.call().is_some()) {
                 let waited = record.ended - record.started > WARN_AFTER + 100 * MS;
                 let said = |warning: &crate::warnings::Warning| {
                     warning.rank == process.rank && warning.group == record.group.to_string()
@@ -330,7 +399,11 @@ impl Simulation {
             let meanwhile =
                 stopped.contains(&warning.at) && warning.at - WARN_AFTER >= stopped.start;
             let group = warning.group.parse().map_err(|_| "a warning of an unknown group")?;
-            let to_blame = |rank: &usize| *rank == victim || self.waited_elsewhere(*rank, group);
+            let to_blame = |rank: &usize| {
+                *rank == victim
+                    || self.waited_elsewhere(*rank, group)
+                    || self.waited_for_message(*rank, group)
+            };
             // What came to its end while the victim was stopped did not wait for it: the network is
             // slow.
             let by_itself = self.processes[warning.rank].records.iter().any(|it| {

@@ -1,6 +1,8 @@
 //! One rank of a group without sockets, threads and a clock: whoever has it decides what arrives
 //! when, and what time it is. For simulators; no part of the public API.
 
+mod messages;
+
 use std::{
     collections::BTreeMap,
     fmt,
@@ -33,6 +35,8 @@ use crate::{
         mesh::Membership,
     },
 };
+
+pub use self::messages::{MessageOrder, Posted, Side};
 
 /// A stream of bytes in both directions that never blocks.
 pub trait Connection: Read + Write + Send + fmt::Debug + 'static {
@@ -194,14 +198,20 @@ impl<S: Connection> Member<S> {
         }
     }
 
-    /// Brings a blocking call as far as possible. To be called with the same collective until it
-    /// is done or has failed, and only when nothing is queued.
+    /// Brings a blocking call as far as possible, and messages beside it. To be called with the
+    /// same collective until it is done or has failed, and only when no calls are queued.
     ///
     /// # Errors
     ///
     /// As [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce).
     pub fn step(&mut self, collective: &mut Prepared, now: Instant) -> Result<Progress> {
-        self.lane.step(collective.0.operation(), now).map(Progress::from)
+        let messages = self.lane.progress_points(now);
+        match self.lane.step(collective.0.operation(), now)? {
+            executor::Progress::Stuck if messages == executor::Progress::Moved => {
+                Ok(Progress::Moved)
+            }
+            progress => Ok(progress.into()),
+        }
     }
 
     /// Adds an asynchronous call behind all others.
@@ -211,14 +221,19 @@ impl<S: Connection> Member<S> {
         outcome
     }
 
-    /// Brings the queued calls as far as possible.
+    /// Brings the queued calls and messages as far as possible.
     pub fn progress(&mut self, now: Instant) -> Progress {
         self.lane.progress(now).into()
     }
 
-    /// Whether queued calls are unfinished.
+    /// Whether queued calls or messages are unfinished.
     pub fn is_busy(&self) -> bool {
         self.lane.is_busy()
+    }
+
+    /// Whether queued calls are unfinished.
+    pub fn has_calls(&self) -> bool {
+        self.lane.has_jobs()
     }
 
     /// Prepares for a sleep until the returned time or [`Member::has_news`]; `None`: there is

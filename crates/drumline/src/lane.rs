@@ -340,6 +340,7 @@ impl Lane {
         };
         operation.prepare(&schedule, &layout, choice.wide, &mut self.pool);
         let flags = self.host.as_mut().map(Host::take_flags).unwrap_or_default();
+        let limit = call.timeout.unwrap_or(self.config.timeout);
         let mut machine = Machine::new(
             description,
             std::mem::take(&mut self.history),
@@ -348,11 +349,11 @@ impl Lane {
             layout,
             choice.registered,
             flags,
-            now + call.timeout.unwrap_or(self.config.timeout),
+            now + limit,
         );
         self.sequence += 1;
         let begun = self.transport.begin(&mut machine);
-        let patience = Patience::new(now, &self.config);
+        let patience = Patience::new(now, limit, &self.config);
         let running = Running { machine, started: now, patience, open };
         if let Err(cause) = begun {
             let description = running.machine.description().to_string();

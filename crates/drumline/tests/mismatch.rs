@@ -7,7 +7,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{everywhere, failure, world_with};
+use common::{everywhere, everywhere_with, failure, world_with};
 use drumline::{Cause, Config, Error, ProcessGroup, ReduceOp};
 
 #[test]
@@ -212,7 +212,8 @@ fn a_monitored_barrier_lets_all_pass_who_come() {
 
 #[test]
 fn a_monitored_barrier_names_all_missing_ranks_on_every_rank() {
-    everywhere(|config| {
+    let patient = Config { warn_after: Duration::from_secs(120), ..Config::default() };
+    everywhere_with(&patient, |config| {
         let gave_up = std::sync::Barrier::new(5);
         let told = world_with(5, config, |group| {
             let missing = [1, 3].contains(&group.rank());
@@ -232,6 +233,8 @@ fn a_monitored_barrier_names_all_missing_ranks_on_every_rank() {
         assert!(told.iter().any(|failure| names_both(&failure.cause)), "{told:?}");
         for failure in told {
             assert!(failure.to_string().contains("ranks 1, 3"), "rank {}: {failure}", failure.rank);
+            // It has a time limit of its own.
+            assert!(failure.elapsed < Duration::from_secs(30), "{failure}");
         }
     });
 }

@@ -129,14 +129,45 @@ fn train(group: &ProcessGroup) {
 struct Hosts {
     name: String,
     count: usize,
+    family: Family,
+}
+
+/// Which addresses hosts have, and no others.
+#[derive(Clone, Copy)]
+enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    fn address(self, host: usize) -> String {
+        match self {
+            // 198.18.0.0/15 is for tests of networks.
+            Family::V4 => format!("198.18.0.{}", host + 1),
+            Family::V6 => format!("fd00::{:x}", host + 1),
+        }
+    }
+
+    fn give_address(self, netns: &str, host: usize) -> Result<(), String> {
+        let address = self.address(host);
+        match self {
+            Family::V4 => ip(&format!("-n {netns} addr add {address}/24 dev eth0")),
+            Family::V6 => ip(&format!("-n {netns} addr add {address}/64 dev eth0 nodad"))
+                .and_then(|()| ip(&format!("-n {netns} -4 addr flush dev lo"))),
+        }
+    }
 }
 
 impl Hosts {
     /// `None`, with the reason printed, where this machine does not let us.
     fn new(count: usize) -> Option<Hosts> {
+        Hosts::with(Family::V4, count)
+    }
+
+    fn with(family: Family, count: usize) -> Option<Hosts> {
         static NEXT: AtomicUsize = AtomicUsize::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let hosts = Hosts { name: format!("dl{}-{number}", std::process::id()), count };
+        let hosts = Hosts { name: format!("dl{}-{number}", std::process::id()), count, family };
         match hosts.build() {
             Ok(()) => Some(hosts),
             Err(reason) => {
@@ -157,9 +188,9 @@ impl Hosts {
             let cable = format!("link add eth0 netns {netns} type veth peer name to{host}");
             ip(&format!("{cable} netns {switch}"))?;
             ip(&format!("-n {switch} link set to{host} master bridge up"))?;
-            ip(&format!("-n {netns} addr add {}/24 dev eth0", address(host)))?;
             ip(&format!("-n {netns} link set eth0 up"))?;
             ip(&format!("-n {netns} link set lo up"))?;
+            self.family.give_address(&netns, host)?;
         }
         Ok(())
     }
@@ -210,7 +241,11 @@ impl Hosts {
         task: &str,
         variable: Option<(&str, &str)>,
     ) -> Rank {
-        let url = format!("tcp://{}:{PORT}?rank={rank}&world_size={world_size}", address(0));
+        let master = match self.family {
+            Family::V4 => self.family.address(0),
+            Family::V6 => format!("[{}]", self.family.address(0)),
+        };
+        let url = format!("tcp://{master}:{PORT}?rank={rank}&world_size={world_size}");
         let mut command = Command::new("ip");
         command
             .args(["netns", "exec", &self.netns(host)])
@@ -246,11 +281,6 @@ impl Drop for Hosts {
             let _ = ip(&format!("netns del {}", self.netns(host)));
         }
     }
-}
-
-fn address(host: usize) -> String {
-    // 198.18.0.0/15 is for tests of networks.
-    format!("198.18.0.{}", host + 1)
 }
 
 fn ip(arguments: &str) -> Result<(), String> {
@@ -292,6 +322,14 @@ impl Rank {
             print!("{line}");
             line.clear();
         }
+    }
+
+    /// The addresses at which somebody listens on the rank's host, as the kernel writes them.
+    fn listens_at(&self, table: &str) -> Vec<String> {
+        // `ip netns exec` has become the rank.
+        let table = fs::read_to_string(format!("/proc/{}/net/{table}", self.child.id())).unwrap();
+        let listening = table.lines().filter(|line| line.split_whitespace().nth(3) == Some("0A"));
+        listening.filter_map(|line| Some(line.split_whitespace().nth(1)?.to_owned())).collect()
     }
 
     fn signal(&self, signal: rustix::process::Signal) {
@@ -371,14 +409,26 @@ fn every_host_listens_on_its_one_address_only() {
     let mut ranks = network.start_all(3, "work until something breaks");
     ranks.iter_mut().for_each(|rank| assert_eq!(rank.line("sum: "), "6"));
     for (host, rank) in ranks.iter().enumerate().take(2) {
-        // `ip netns exec` has become the rank.
-        let table = fs::read_to_string(format!("/proc/{}/net/tcp", rank.child.id())).unwrap();
-        let listening = table.lines().filter(|line| line.split_whitespace().nth(3) == Some("0A"));
-        let addresses: Vec<&str> = listening.filter_map(|l| l.split_whitespace().nth(1)).collect();
+        let addresses = rank.listens_at("tcp");
         let own = format!("{:02X}0012C6:", host + 1);
-        // The store, and each rank; no more on IPv6.
+        // The store, and each rank.
         assert_eq!(addresses.len(), [3, 1][host], "{addresses:?}");
         assert!(addresses.iter().all(|address| address.starts_with(&own)), "{addresses:?}, {own}");
+        assert_eq!(rank.listens_at("tcp6"), [""; 0]);
+    }
+}
+
+#[test]
+fn hosts_without_ipv4_work_together() {
+    let Some(network) = Hosts::with(Family::V6, 2) else { return };
+    let mut ranks = network.start_all(3, "work until something breaks");
+    ranks.iter_mut().for_each(|rank| assert_eq!(rank.line("sum: "), "6"));
+    for (host, rank) in ranks.iter().enumerate().take(2) {
+        let addresses = rank.listens_at("tcp6");
+        let own = format!("000000FD0000000000000000{:02X}000000:", host + 1);
+        assert_eq!(addresses.len(), [3, 1][host], "{addresses:?}");
+        assert!(addresses.iter().all(|address| address.starts_with(&own)), "{addresses:?}, {own}");
+        assert_eq!(rank.listens_at("tcp"), [""; 0]);
     }
 }
 

@@ -78,10 +78,10 @@ fn bad_urls_say_what_is_wrong() {
         (&tcp(":1?rank=0&world_size=1"), ALL, &["host in", "not set"]),
         (&tcp("h:1?rank=0"), ALL, &["world_size in", "not set"]),
         // Schemes.
+        ("", "", &["where to meet: the URL is empty", "env://"]),
         ("mpi://", "", &["mpi is not a known way", "env://", "tcp://", "file://"]),
         ("ENV://", ALL, &["ENV is not a known way"]),
         ("localhost:29500", "", &["not a known way"]),
-        ("", "", &["not a known way"]),
         ("env://host:1", ALL, &["env:// takes no address (host:1)"]),
         // Numbers.
         (&tcp("h:65536?rank=0&world_size=1"), "", &["port in", "`65536`", "0 to 65535"]),

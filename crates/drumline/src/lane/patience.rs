@@ -15,6 +15,8 @@ use crate::{
 /// What has been said of one call's waiting.
 #[derive(Debug)]
 pub(super) struct Patience {
+    /// How long peers are told before anything is made of it.
+    lead: Duration,
     /// When peers are told next, if there is something to tell.
     tell_at: Instant,
     /// Whom peers believe that this rank awaits.
@@ -25,15 +27,11 @@ pub(super) struct Patience {
     warned: bool,
 }
 
-/// How long peers are told before anything is made of it.
-fn lead(config: &Config) -> Duration {
-    config.warn_after.min(config.timeout) / 2
-}
-
 impl Patience {
-    pub(super) fn new(now: Instant, config: &Config) -> Patience {
-        let tell_at = now + lead(config);
-        Patience { tell_at, told: Vec::new(), warn_at: None, warned: false }
+    /// Of a call that takes `limit` at most.
+    pub(super) fn new(now: Instant, limit: Duration, config: &Config) -> Patience {
+        let lead = config.warn_after.min(limit) / 2;
+        Patience { lead, tell_at: now + lead, told: Vec::new(), warn_at: None, warned: false }
     }
 
     /// Whether people were told that this call waits.
@@ -79,9 +77,9 @@ impl Lane {
                 let waits = Waits { call: *running.machine.description(), ranks };
                 self.transport.tell(&waits);
                 patience.told = waits.ranks;
-                patience.tell_at = now + lead(&self.config);
+                patience.tell_at = now + patience.lead;
             }
-            let rest = self.config.warn_after.saturating_sub(lead(&self.config));
+            let rest = self.config.warn_after.saturating_sub(patience.lead);
             patience.warn_at.get_or_insert(now + rest);
         }
         let Running { machine, started, patience, .. } = running;
@@ -99,7 +97,7 @@ impl Lane {
                  call; it is given up after {:.1?} (DRUMLINE_TIMEOUT_S)",
                 machine.description(),
                 now.saturating_duration_since(*started),
-                self.config.timeout
+                machine.deadline().saturating_duration_since(*started)
             );
         }
     }
@@ -110,7 +108,7 @@ impl Lane {
         if running.patience.has_told() {
             return false;
         }
-        running.machine.extend(now + lead(&self.config));
+        running.machine.extend(now + running.patience.lead);
         true
     }
 

@@ -35,11 +35,12 @@ impl Lane {
         }));
         self.points += 1;
         let timeout = point.timeout.unwrap_or(self.config.timeout);
-        let due = point.started + self.config.warn_after.min(timeout);
+        let started = point.started;
+        let due = started + self.config.warn_after.min(timeout);
         self.points_due = Some(self.points_due.map_or(due, |known| known.min(due)));
         let mut ended = Vec::new();
         self.transport.post(point, &mut ended);
-        self.settle(ended, Instant::now());
+        self.settle(ended, started);
     }
 
     /// Brings sends and receives as far as possible without waiting.
@@ -150,13 +151,24 @@ impl Lane {
         self.transport.for_each_point(&mut |point| {
             let waited = now.saturating_duration_since(point.started);
             let timeout = point.timeout.unwrap_or(timeout_of_group);
-            if waited >= timeout {
+            let give_up_at = point.give_up_at.unwrap_or(point.started + timeout);
+            if now < give_up_at {
+                if waited >= warn_after && !point.warned {
+                    point.warned = true;
+                    late.add(point, member);
+                }
+            } else if point.warned || warn_after >= timeout {
                 expired.add(point, member);
-            } else if waited >= warn_after && !point.warned {
+            } else {
+                // Nobody has looked since the time to warn: this rank was stopped itself, and
+                // hears first what the others say.
                 point.warned = true;
-                late.add(point, member);
+                point.give_up_at = Some(now + warn_after / 2);
             }
-            let next = point.started + if point.warned { timeout } else { warn_after.min(timeout) };
+            let next = match point.warned {
+                true => point.give_up_at.unwrap_or(point.started + timeout),
+                false => point.started + warn_after.min(timeout),
+            };
             due = Some(due.map_or(next, |due| due.min(next)));
         });
         self.points_due = due;

@@ -29,6 +29,9 @@ pub enum StoreHost {
     Launcher,
 }
 
+const KNOWN: &str =
+    "known are env://, tcp:// and file://, and what register_rendezvous_handler adds";
+
 impl Plan {
     /// Works out the plan from `url` and the variables that `variable` looks up.
     ///
@@ -69,11 +72,9 @@ impl Plan {
                 let remedy = "write tcp://host:port?rank=R&world_size=W";
                 (from_url("host", host), from_url("port", port), remedy)
             }
+            "" => return Err(invalid("where to meet", format!("the URL is empty; {KNOWN}"))),
             _ => {
-                return Err(in_url(format!(
-                    "{scheme} is not a known way to meet; known are env://, tcp:// and file://, \
-                     and what register_rendezvous_handler adds"
-                )));
+                return Err(in_url(format!("{scheme} is not a known way to meet; {KNOWN}")));
             }
         };
         let [rank, world_size] = parse_query(query).map_err(in_url)?;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`HashStore`] | threads of one process |
 //! | [`FileStore`] | processes that see one file, torch's among them |
-//! | [`TcpStore`](tcp::TcpStore) | processes on any number of hosts: behind a secret, or torch's among them |
+//! | [`TcpStore`] | processes on any number of hosts: behind a secret, or torch's among them |
 //! | [`PrefixStore`] | users of a part of one of the others |
 //!
 //! ```
@@ -39,7 +39,7 @@ use std::{
 
 use crate::Result;
 
-pub use self::{file::FileStore, hash::HashStore, prefix::PrefixStore};
+pub use self::{file::FileStore, hash::HashStore, prefix::PrefixStore, tcp::TcpStore};
 
 /// How long [`Store::get`] waits unless told otherwise, as in torch.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);

@@ -57,6 +57,8 @@ pub(crate) struct Point {
     pub(crate) warned: bool,
     /// The time limit, if it is not that of the group.
     pub(crate) timeout: Option<Duration>,
+    /// When it is given up, if that is not the time limit after its start.
+    pub(crate) give_up_at: Option<Instant>,
     /// Ends with the message.
     pub(crate) open: Option<Open>,
     /// Its place in the order of calls.
@@ -113,7 +115,16 @@ pub(crate) enum Outcome {
 impl Point {
     pub(crate) fn new(call: PointCall, message: Box<dyn Message>) -> Point {
         let started = Instant::now();
-        Point { call, started, warned: false, timeout: None, open: None, number: 0, message }
+        Point {
+            call,
+            started,
+            warned: false,
+            timeout: None,
+            give_up_at: None,
+            open: None,
+            number: 0,
+            message,
+        }
     }
 
     /// Sets a time limit of its own.

@@ -126,7 +126,7 @@ fn listen_on(host: &str, port: u16, must_be_loopback: bool) -> Result<Listener, 
                 "{address} can be reached from other machines, and this store knows no \
                  authentication: give all processes of the job one DRUMLINE_SECRET or \
                  DRUMLINE_SECRET_FILE, or, if you trust that network, set DRUMLINE_TRUST_STORE=1 \
-                 (in code: bind_exposed)"
+                 (in code: host_exposed, bind_exposed)"
             ));
         }
         match Listener::tcp(address) {

@@ -12,7 +12,7 @@ use crate::{
 
 /// A rank calls another one in a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Call {
+pub(crate) struct Dial {
     pub(crate) group: usize,
     pub(crate) from: usize,
     pub(crate) to: usize,
@@ -46,15 +46,15 @@ const PATIENCE: Nanos = 5 * SECOND / 2;
 
 impl Simulation {
     /// Begins the calls that a process wants.
-    pub(crate) fn begin_calls(&mut self, from: usize) {
+    pub(crate) fn begin_dials(&mut self, from: usize) {
         let lanes = self.processes[from].lanes.iter_mut().enumerate();
         let wanted = lanes.flat_map(|(group, lane)| {
             let wanted = lane.member.as_mut().map(Member::take_wanted).unwrap_or_default();
-            wanted.into_iter().map(move |to| Call { group, from, to })
+            wanted.into_iter().map(move |to| Dial { group, from, to })
         });
-        for call in wanted.collect::<Vec<_>>() {
+        for dial in wanted.collect::<Vec<_>>() {
             let at = self.now + self.travel();
-            self.schedule(at, Event::Call(call, Stage::Arrives));
+            self.schedule(at, Event::Dial(dial, Stage::Arrives));
         }
     }
 
@@ -62,23 +62,23 @@ impl Simulation {
         self.plan.far.latency_ns + self.rng.u64(0..=self.plan.far.jitter_ns)
     }
 
-    pub(crate) fn go_on_with_call(&mut self, call: Call, stage: Stage) {
-        let Call { group, from, to } = call;
+    pub(crate) fn go_on_with_dial(&mut self, dial: Dial, stage: Stage) {
+        let Dial { group, from, to } = dial;
         match stage {
-            Stage::Arrives => self.arrive(call),
+            Stage::Arrives => self.arrive(dial),
             Stage::Taken => {
                 // A process that is stopped takes nothing, one that computes does.
                 let stopped = self.processes[to].stopped_until;
                 if stopped > self.now {
-                    return self.schedule(stopped, Event::Call(call, stage));
+                    return self.schedule(stopped, Event::Dial(dial, stage));
                 }
-                let Some(streams) = self.opened.remove(&(call, false)) else { return };
+                let Some(streams) = self.opened.remove(&(dial, false)) else { return };
                 let answered = self.now + self.travel();
                 if self.processes[to].ended.is_some() {
-                    self.opened.remove(&(call, true));
-                    return self.schedule(answered, Event::Call(call, Stage::Refused));
+                    self.opened.remove(&(dial, true));
+                    return self.schedule(answered, Event::Dial(dial, Stage::Refused));
                 }
-                self.schedule(answered, Event::Call(call, Stage::Answered));
+                self.schedule(answered, Event::Dial(dial, Stage::Answered));
                 if let Some(member) = &mut self.processes[to].lanes[group].member
                     && member.came(from, streams)
                 {
@@ -87,7 +87,7 @@ impl Simulation {
                 self.interrupt(to, group);
             }
             Stage::Answered => {
-                let Some(streams) = self.opened.remove(&(call, true)) else { return };
+                let Some(streams) = self.opened.remove(&(dial, true)) else { return };
                 if let Some(agreed) = self.bundles.get_mut(&(group, from.min(to), from.max(to))) {
                     *agreed = self.now;
                 }
@@ -111,8 +111,8 @@ impl Simulation {
         }
     }
 
-    fn arrive(&mut self, call: Call) {
-        let Call { group, from, to } = call;
+    fn arrive(&mut self, dial: Dial) {
+        let Dial { group, from, to } = dial;
         let plan = &self.plan;
         let is_cut = self.fault.is_some()
             && plan.fault.is_some_and(|fault| match fault.kind {
@@ -125,21 +125,21 @@ impl Simulation {
                 _ => false,
             });
         if is_cut {
-            return self.schedule(self.now + PATIENCE, Event::Call(call, Stage::Unanswered));
+            return self.schedule(self.now + PATIENCE, Event::Dial(dial, Stage::Unanswered));
         }
         if self.processes[to].ended.is_some() {
             let answered = self.now + self.travel();
-            return self.schedule(answered, Event::Call(call, Stage::Refused));
+            return self.schedule(answered, Event::Dial(dial, Stage::Refused));
         }
         if self.processes[to].stopped_until > self.now {
             let resumes = self.processes[to].stopped_until;
-            return self.schedule(resumes, Event::Call(call, Stage::Arrives));
+            return self.schedule(resumes, Event::Dial(dial, Stage::Arrives));
         }
         let (ours, theirs) = self.open(group, from, to);
-        self.opened.insert((call, true), ours);
-        self.opened.insert((call, false), theirs);
+        self.opened.insert((dial, true), ours);
+        self.opened.insert((dial, false), theirs);
         let taken = self.now + self.rng.u64(0..MS);
-        self.schedule(taken, Event::Call(call, Stage::Taken));
+        self.schedule(taken, Event::Dial(dial, Stage::Taken));
     }
 
     /// The streams between two ranks, at both ends.
