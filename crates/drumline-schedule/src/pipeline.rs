@@ -21,6 +21,8 @@
 //! counted at either end, as in exchanges of all with all. [`Pipeline::of`] knows which algorithms
 //! are of that kind, and the checker proves it for what [`Pipeline::unrolled`] makes of them.
 
+use std::collections::BTreeMap;
+
 use crate::algorithm::{Algorithm, Collective, MemoryUse};
 use crate::extent::Blocks;
 use crate::schedule::Schedule;
@@ -33,6 +35,8 @@ pub struct Pipeline {
     lags: Vec<usize>,
     /// The largest.
     depth: usize,
+    /// The largest difference of the lags of two steps that name the same scratch.
+    scratch: usize,
 }
 
 impl Algorithm {
@@ -71,12 +75,22 @@ impl Pipeline {
                 lags[index] = next;
             }
         }
-        Pipeline { depth: rounds, lags }
+        let mut uses: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+        for (step, &lag) in schedule.steps.iter().zip(&lags) {
+            for Loc { buffer, .. } in step.reads().chain(step.writes()) {
+                if let Buffer::Scratch(slot) = buffer {
+                    let (first, last) = uses.entry(slot).or_insert((lag, lag));
+                    (*first, *last) = (lag.min(*first), lag.max(*last));
+                }
+            }
+        }
+        let scratch = uses.values().map(|(first, last)| last - first).max().unwrap_or(0);
+        Pipeline { depth: rounds, lags, scratch }
     }
 
-    /// How many windows are under way at once.
-    pub fn width(&self) -> usize {
-        self.depth + 1
+    /// How many windows need scratch of their own at once.
+    pub fn scratch_copies(&self) -> usize {
+        self.scratch + 1
     }
 
     /// How many turns it takes to bring so many windows to their end.
@@ -123,7 +137,7 @@ impl Pipeline {
     }
 
     /// The same in one piece: a schedule without windows that does what this one does with so
-    /// many. For the checker.
+    /// many, where the data can be cut into so many alike. For the checker.
     pub fn unrolled(&self, schedule: &Schedule, windows: usize) -> Schedule {
         let steps = (0..self.turns(windows)).flat_map(|turn| {
             schedule.steps.iter().enumerate().filter_map(move |(index, step)| {
@@ -166,20 +180,21 @@ impl Pipeline {
     /// A place in one window, as a place in the whole.
     fn within(&self, schedule: &Schedule, loc: Loc, window: usize, windows: usize) -> Loc {
         let Span { first, count, of } = loc.span;
-        let span = match schedule.blocks(loc) {
+        let first = match (loc.buffer, schedule.blocks(loc)) {
+            // Used again and again.
+            (Buffer::Scratch(_), _) => first,
             // Of every block, a window.
-            Blocks::All => Span { first: first * windows + window, count, of: of * windows },
-            Blocks::One | Blocks::None => {
-                Span { first: window * of + first, count, of: of * windows }
-            }
+            (_, Blocks::All) => first * windows + window,
+            (_, Blocks::One | Blocks::None) => window * of + first,
         };
         let buffer = match loc.buffer {
             Buffer::Scratch(slot) => {
-                Buffer::Scratch(slot * self.width() + window % self.width())
+                let copies = self.scratch_copies();
+                Buffer::Scratch(slot * copies + window % copies)
             }
             other => other,
         };
-        Loc { buffer, span, ..loc }
+        Loc { buffer, span: Span { first, count, of: of * windows }, ..loc }
     }
 }
 
@@ -205,7 +220,7 @@ mod tests {
                         .iter()
                         .map(|schedule| Pipeline::of(schedule).unrolled(schedule, windows))
                         .collect();
-                    for elements in [0, windows, 5 * windows * world_size + 3] {
+                    for elements in [0, 1, 3].map(|part| part * windows * world_size) {
                         check_schedules(&Topology::flat(world_size), &unrolled, elements)
                             .unwrap_or_else(|error| {
                                 panic!("{row:?}, {world_size} ranks, {windows} windows: {error}")
@@ -223,12 +238,20 @@ mod tests {
         let topology = Topology::flat(3);
         let schedules = direct.schedules(&topology, 0).unwrap();
         let hasty = schedules.iter().map(|schedule| {
-            let Pipeline { lags, depth } = Pipeline::of(schedule);
-            // A block is sent two windows ahead of what its receiver expects.
-            let lags = lags.into_iter().map(|lag| if lag == 1 { 2 } else { lag }).collect();
-            Pipeline { lags, depth }.unrolled(schedule, 5)
+            let mut pipeline = Pipeline::of(schedule);
+            // What has come in is summed one turn later.
+            let sum = |step: &Step| matches!(step, Step::ReduceTree { .. });
+            let at = schedule.steps.iter().position(sum).unwrap();
+            pipeline.lags[at..].iter_mut().for_each(|lag| *lag += 1);
+            pipeline.depth += 1;
+            (pipeline.clone().unrolled(schedule, 5), {
+                pipeline.scratch = 1;
+                pipeline.unrolled(schedule, 5)
+            })
         });
-        check_schedules(&topology, &hasty.collect::<Vec<_>>(), 30).unwrap_err();
+        let (hasty, careful): (Vec<_>, Vec<_>) = hasty.unzip();
+        check_schedules(&topology, &hasty, 30).unwrap_err();
+        check_schedules(&topology, &careful, 30).unwrap();
     }
 
     #[test]
@@ -236,7 +259,7 @@ mod tests {
         let direct = Algorithm::find(Collective::AllReduce, "direct").unwrap();
         let schedule = direct.schedule(&Topology::flat(2), 0, 0).unwrap();
         let pipeline = Pipeline::of(&schedule);
-        assert_eq!((pipeline.width(), pipeline.turns(4)), (3, 6));
+        assert_eq!((pipeline.scratch_copies(), pipeline.turns(4)), (1, 6));
         // Blocks and results of windows: b0 | b1 r0 | b2 r1 | b3 r2 | r3
         let posted = |upto, window| pipeline.posted(&schedule, 1, upto, window, 4);
         assert_eq!([0, 1, 2, 3].map(|window| posted(1, window)), [1, 2, 4, 6]);

@@ -15,10 +15,7 @@ use std::{
     time::Instant,
 };
 
-use drumline_schedule::{
-    Collective, Counts, Topology,
-    step::Rank,
-};
+use drumline_schedule::{Collective, Counts, Topology, step::Rank};
 use drumline_shm::{Arena, PeerSegment, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 

@@ -19,14 +19,12 @@ use std::{
 
 use patience::Patience;
 
-use drumline_schedule::{
-    Algorithm, Collective, Schedule, Topology, price::Prices, step::Rank,
-};
+use drumline_schedule::{Algorithm, Schedule, Topology, price::Prices, step::Rank};
 
 use crate::{
     Cause, CollectiveError, Config, Error, Result,
     backend::Reduce,
-    call::{self, Call, Choice, OverLinks},
+    call::{self, Call, OverLinks},
     executor::{self, History, Layout, Machine, Memory, Pool, Progress, drive},
     explain::{Explanation, Situation},
     host::Host,
@@ -335,7 +333,7 @@ impl Lane {
         let slot = slot_bytes.map(|bytes| bytes / choice.element_bytes);
         let layout = Layout::new(&schedule, call.counts, slot);
         let layout = match choice.algorithm.is_pipelined() {
-            true => layout.in_windows_of(window(&choice, &self.topology, self.config.window_bytes)),
+            true => layout.in_windows_of_bytes(self.config.window_bytes, choice.element_bytes),
             false => layout,
         };
         operation.prepare(&schedule, &layout, choice.wide, &mut self.pool);
@@ -551,16 +549,6 @@ impl Lane {
         let elapsed = now.saturating_duration_since(started);
         Err(self.fail("destroy".to_owned(), self.sequence, elapsed, cause))
     }
-}
-
-/// Elements of each block in a window of a pipelined operation: the same on all ranks.
-fn window(choice: &Choice, topology: &Topology, bytes: usize) -> usize {
-    let blocks = match choice.algorithm.collective {
-        // Its one block is cut into one for every rank.
-        Collective::AllReduce => 1,
-        _ => topology.world_size,
-    };
-    bytes / blocks / choice.element_bytes
 }
 
 impl Drop for Lane {

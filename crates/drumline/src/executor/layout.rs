@@ -55,6 +55,18 @@ impl Layout {
         Layout { piece: self.longest.min(elements.max(1)), ..self }
     }
 
+    /// The same in windows of about so many bytes of what a rank brings. Among many ranks they are
+    /// longer, so that messages stay worth their price: one takes a sixteenth at least.
+    pub(crate) fn in_windows_of_bytes(self, bytes: usize, element_bytes: usize) -> Layout {
+        let message = bytes / self.world_size.min(16) / element_bytes;
+        let elements = match self.collective {
+            // One block, of which every rank gets a part.
+            Collective::AllReduce => message * self.world_size,
+            _ => message,
+        };
+        self.in_windows_of(elements)
+    }
+
     /// How many windows there are: at least one.
     pub(crate) fn windows(&self) -> usize {
         self.longest.div_ceil(self.piece.max(1)).max(1)

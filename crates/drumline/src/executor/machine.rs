@@ -79,8 +79,8 @@ pub(crate) enum Action<'a> {
     /// Carry out a local step, or one on shared memory, in that window. A `RecvReduce` finds its
     /// message at [`Machine::staging`].
     Compute(&'a Step, usize),
-    /// Tell the neighbours in shared memory what is being called.
-    Announce(Header),
+    /// Tell the neighbours in shared memory what is being called, in the line of that piece.
+    Announce { piece: u64, header: Header },
     /// Raise this rank's count of posts.
     Post,
     /// Look at a neighbour's count of posts and tell [`Machine::on_posted`].
@@ -155,12 +155,6 @@ impl Machine {
 
     pub(crate) fn description(&self) -> &Description {
         &self.description
-    }
-
-    /// How many pieces of posting operations came before the one at hand. Slots and
-    /// announcements take turns by it.
-    pub(crate) fn piece(&self) -> u64 {
-        self.flags.epoch.pieces
     }
 
     /// The next thing to do. Call again after each action other than `Wait`.
@@ -255,11 +249,9 @@ impl Machine {
             return Action::Watch(peer);
         }
         self.stage = Stage::Step(0);
-        Action::Announce(Header {
-            description: self.description,
-            part: 0,
-            payload: self.registered.unwrap_or(u64::MAX),
-        })
+        let payload = self.registered.unwrap_or(u64::MAX);
+        let header = Header { description: self.description, part: 0, payload };
+        Action::Announce { piece: self.flags.epoch.pieces, header }
     }
 
     /// Goes on to the next turn, unless there is something to wait for or nothing left to do.
@@ -363,7 +355,8 @@ impl Machine {
         }
         if header.part != peer.received || header.payload != expected {
             let problem = format!(
-                "sent message {} of {} bytes where message {} of {expected} bytes belongs",
+                "sent message {} of {} bytes where message {} of {expected} bytes belongs; is \
+                 DRUMLINE_WINDOW_BYTES the same on all ranks?",
                 header.part, header.payload, peer.received
             );
             return Err(protocol(from, &problem));

@@ -48,12 +48,11 @@ struct Scratch {
     memory: Block,
 }
 
-/// Where they lie: in one window behind each other, once for every window that may be under way.
+/// Where they lie: behind each other, once for every window that needs its own at a time.
 #[derive(Debug)]
 struct Slots {
     slots: Vec<Slot>,
-    /// How many windows may be under way.
-    width: usize,
+    copies: usize,
     /// What one of them takes, in elements.
     stride: usize,
 }
@@ -103,13 +102,13 @@ impl Scratch {
             // Slots begin on cache lines of their own.
             end += (len * size_of::<T>()).next_multiple_of(64) / size_of::<T>();
         }
-        let width = Pipeline::of(schedule).width().min(windows);
+        let copies = Pipeline::of(schedule).scratch_copies().min(windows);
         let mut memory = std::mem::take(&mut pool.0);
-        let words = (width * end * size_of::<T>()).div_ceil(size_of::<Word>());
+        let words = (copies * end * size_of::<T>()).div_ceil(size_of::<Word>());
         if memory.len() < words {
             memory.resize(words, [0; 2]);
         }
-        Scratch { slots: Slots { slots, width, stride: end }, memory }
+        Scratch { slots: Slots { slots, copies, stride: end }, memory }
     }
 }
 
@@ -120,7 +119,7 @@ impl Slots {
             unreachable!("the layout covers every slot that the schedule names");
         };
         let range = layout.resolve(place);
-        let copy = place.window % self.width * self.stride;
+        let copy = place.window % self.copies * self.stride;
         let start = copy + slot.at + range.start - slot.hull(layout, place.window).start;
         start..start + range.len()
     }

@@ -49,14 +49,13 @@ pub(crate) fn drive(
 ) -> Result<Progress, Cause> {
     with_ieee_rounding(|| {
         loop {
-            let piece = machine.piece();
             match (machine.poll(), &mut host) {
                 (Action::Send { to, header, src }, _) => transport.send(to, header, src),
                 (Action::Receive { from, dst }, _) => transport.receive(from, dst),
                 (Action::Compute(step, window), host) => {
                     memory.compute(step, window, host.as_deref())?;
                 }
-                (Action::Announce(header), Some(host)) => host.announce(piece, &header),
+                (Action::Announce { piece, header }, Some(host)) => host.announce(piece, &header),
                 (Action::Post, Some(host)) => host.post(),
                 (Action::Watch(peer), Some(host)) => {
                     if !look(machine, host, peer)? {
@@ -65,7 +64,7 @@ pub(crate) fn drive(
                 }
                 (Action::Done, _) => return Ok(Progress::Done),
                 (Action::Wait, _) => break,
-                (Action::Announce(_) | Action::Post | Action::Watch(_), None) => {
+                (Action::Announce { .. } | Action::Post | Action::Watch(_), None) => {
                     unreachable!("shared memory is used only where there is some")
                 }
             }
