@@ -14,6 +14,7 @@
 //! an order that ranks have in common, `one` is a single all-reduce. The last column compares each
 //! turn with the turn of `one` in the same step: the median of these ratios. Figures are of rank 0,
 //! in GB/s of a rank's own bytes (algBW); busBW is 2(n-1)/n times the median.
+//! `STEPS`, `WARM_UP` and `LEN` (elements of a tensor) may be set.
 
 use std::{
     env,
@@ -28,19 +29,21 @@ use drumline::{
 };
 
 const TENSORS: usize = 46;
-const LEN: usize = 1024 * 1024;
-const BYTES: usize = TENSORS * LEN * 4;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let setting = |name: &str, default: usize| env::var(name).map_or(Ok(default), |it| it.parse());
-    let (warm_up, steps) = (setting("WARM_UP", 10)?, setting("STEPS", 60)?);
+    let settings = Settings {
+        warm_up: setting("WARM_UP", 10)?,
+        steps: setting("STEPS", 60)?,
+        len: setting("LEN", 1024 * 1024)?,
+    };
     if is_launched() {
         let group = init_process_group("env://", &Config::from_env()?)?;
-        return Ok(measure(group, warm_up, steps)?);
+        return Ok(measure(group, settings)?);
     }
     let ranks: Vec<_> = ProcessGroup::local_world(2)?
         .into_iter()
-        .map(|group| std::thread::spawn(move || measure(group, warm_up, steps)))
+        .map(|group| std::thread::spawn(move || measure(group, settings)))
         .collect();
     for rank in ranks {
         rank.join().map_err(|_| "a rank panicked")??;
@@ -50,17 +53,26 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 const WAYS: [&str; 4] = ["named", "one", "buckets", "tensors"];
 
-fn measure(group: ProcessGroup, warm_up: usize, steps: usize) -> drumline::Result<()> {
+#[derive(Clone, Copy)]
+struct Settings {
+    warm_up: usize,
+    steps: usize,
+    /// Elements of a tensor.
+    len: usize,
+}
+
+fn measure(group: ProcessGroup, settings: Settings) -> drumline::Result<()> {
+    let Settings { warm_up, steps, len } = settings;
     let names: Vec<String> = (0..TENSORS).map(|number| format!("layer{number}.weight")).collect();
     let engine = |bucket_bytes: usize| {
         let mut tensors = TensorRegistry::new();
-        names.iter().try_for_each(|name| tensors.register::<f32>(name.as_str(), LEN))?;
+        names.iter().try_for_each(|name| tensors.register::<f32>(name.as_str(), len))?;
         tensors.freeze(&group, &AsyncReduceOptions::default().bucket_bytes(bucket_bytes))
     };
     let (mut named, mut buckets) = (engine(4 << 20)?, engine(25 << 20)?);
-    let mut one = group.alloc_registered::<f32>(TENSORS * LEN)?;
+    let mut one = group.alloc_registered::<f32>(TENSORS * len)?;
     let mut tensors: Vec<Option<RegisteredBuffer<f32>>> =
-        names.iter().map(|_| group.alloc_registered(LEN).map(Some)).collect::<Result<_, _>>()?;
+        names.iter().map(|_| group.alloc_registered(len).map(Some)).collect::<Result<_, _>>()?;
 
     let mut random = Random(group.rank() as u64 + 1);
     let mut order: Vec<&str> = names.iter().map(String::as_str).collect();
@@ -106,10 +118,10 @@ fn measure(group: ProcessGroup, warm_up: usize, steps: usize) -> drumline::Resul
             "GB/s", "best", "p10", "median", "busBW", "/ one"
         );
         let bus = 2.0 * (group.world_size() - 1) as f64 / group.world_size() as f64;
-        let of_one = times[1].clone();
+        let (of_one, bytes) = (times[1].clone(), (TENSORS * len * 4) as f64);
         for (way, times) in WAYS.iter().zip(&times) {
             let mut speeds: Vec<f64> =
-                times.iter().map(|time| BYTES as f64 / time.as_secs_f64() / 1e9).collect();
+                times.iter().map(|time| bytes / time.as_secs_f64() / 1e9).collect();
             let mut ratios: Vec<f64> = of_one
                 .iter()
                 .zip(times)
