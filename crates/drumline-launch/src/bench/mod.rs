@@ -2,18 +2,22 @@
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`options`] | the command line |
-//! | [`operation`] | the operations: buffers, results, bus factors; the calls are in [`trial`] |
-//! | [`answers`] | inputs whose results are known, and the count of wrong elements |
-//! | [`session`] | the groups, and the order in which everything takes turns |
-//! | [`measure`] | the times of one round, and what they are measured against in [`bound`] |
-//! | [`probe`] | near or far: how long a word takes from core to core |
-//! | [`row`], [`table`], [`plot`] | a figure, and all of them as text, JSON and SVG |
-//! | [`explain`] | which algorithm was taken, and what the others would have cost |
+//! | `options`, `choice` | the command line, and what options choose from |
+//! | `operation` | the operations: buffers, results, bus factors; the calls are in `trial` |
+//! | `answers` | inputs whose results are known, and the count of wrong elements |
+//! | `session` | what is called, and the order in which everything takes turns |
+//! | `way` | a group for each transport |
+//! | `measure` | the times of one turn, and what operations cost beside time |
+//! | `bound`, `line` | what they are measured against: a copy, or a plain stream |
+//! | `probe` | near or far: how long a word takes from core to core |
+//! | `row`, `table`, `plot` | a figure, and all of them as text, JSON and SVG |
+//! | `explain` | which algorithm was taken |
 
 mod answers;
 mod bound;
+mod choice;
 mod explain;
+mod line;
 mod measure;
 mod operation;
 mod options;
@@ -23,8 +27,9 @@ mod row;
 mod session;
 mod table;
 mod trial;
+mod way;
 
-use std::{ffi::OsString, fs::File, path::Path};
+use std::{ffi::OsString, fs::File};
 
 use drumline::is_launched;
 
@@ -44,8 +49,7 @@ pub fn bench(options: &Options, arguments: Vec<OsString>) -> Result<u8> {
         return session::measure(options);
     }
     options.check(options.nproc_per_node.get())?;
-    // Before minutes are spent on what cannot be kept.
-    options.json.iter().chain(&options.svg).try_for_each(|path| create(path).map(drop))?;
+    create_files(options)?;
     let job = Job {
         arguments,
         torch_store: None,
@@ -55,7 +59,10 @@ pub fn bench(options: &Options, arguments: Vec<OsString>) -> Result<u8> {
     run(&job)
 }
 
-fn create(path: &Path) -> Result<File> {
-    let problem = |error| Error::Bench(format!("cannot write {}: {error}", path.display()));
-    File::create(path).map_err(problem)
+/// Before minutes are spent on what cannot be kept.
+fn create_files(options: &Options) -> Result<()> {
+    options.json.iter().chain(&options.svg).try_for_each(|path| {
+        let problem = |error| Error::Bench(format!("cannot write {}: {error}", path.display()));
+        File::create(path).map(drop).map_err(problem)
+    })
 }

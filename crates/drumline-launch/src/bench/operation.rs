@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::Range};
 
-use super::options::{Choice, named};
+use super::choice::{Choice, named};
 
 /// One of the library's operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -1,11 +1,14 @@
 //! The command line.
 
-use std::{fmt, num::NonZeroUsize, path::PathBuf, str::FromStr, time::Duration};
+use std::{num::NonZeroUsize, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::Args;
 use drumline::{DType, ReduceOp};
 
-use super::operation::{Operation, Place};
+use super::{
+    choice::{Buffers, Calls, List, Transport, list},
+    operation::{Operation, Place},
+};
 use crate::{Error, Result};
 
 const EXAMPLES: &str = "\
@@ -112,7 +115,7 @@ pub struct Options {
     #[arg(long)]
     pub(super) untouched: bool,
 
-    /// Say which algorithm was taken, and what the others would have cost
+    /// Say which algorithm was taken
     #[arg(long)]
     pub(super) explain: bool,
 
@@ -189,110 +192,6 @@ impl Options {
     }
 }
 
-/// One or more of a few, in the order in which they were named, none of them twice.
-#[derive(Clone, Debug)]
-pub(super) struct List<T> {
-    pub(super) items: Vec<T>,
-    /// Whether they were named as `all`: then those that make no sense are left out.
-    pub(super) is_all: bool,
-}
-
-impl<T: fmt::Display> fmt::Display for List<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<String> = self.items.iter().map(T::to_string).collect();
-        f.write_str(&names.join(","))
-    }
-}
-
-/// What an option chooses from.
-pub(super) trait Choice: Copy + PartialEq + fmt::Display + 'static {
-    /// What `all` means.
-    const ALL: &'static [Self];
-
-    /// What may be named as well.
-    const OTHERS: &'static [Self] = &[];
-}
-
-fn list<T: Choice>(text: &str) -> Result<List<T>, String> {
-    if text == "all" {
-        return Ok(List { items: T::ALL.to_vec(), is_all: true });
-    }
-    let known = || T::OTHERS.iter().chain(T::ALL);
-    let mut items = Vec::new();
-    for name in text.split(',').map(str::trim) {
-        let item = known().find(|item| item.to_string() == name).copied().ok_or_else(|| {
-            let names: Vec<String> = known().map(T::to_string).collect();
-            format!("{name:?} is none of {}, all", names.join(", "))
-        })?;
-        if !items.contains(&item) {
-            items.push(item);
-        }
-    }
-    Ok(List { items, is_all: false })
-}
-
-impl Choice for DType {
-    const ALL: &'static [DType] = &DType::ALL;
-}
-
-impl Choice for ReduceOp {
-    const ALL: &'static [ReduceOp] = &ReduceOp::ALL;
-}
-
-/// Names of a choice.
-macro_rules! named {
-    ($type:ident: $($variant:ident = $name:literal),*) => {
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(match self { $($type::$variant => $name),* })
-            }
-        }
-    };
-}
-pub(super) use named;
-
-/// What carries the data between ranks of one host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Transport {
-    Auto,
-    Shm,
-    Unix,
-    Tcp,
-}
-
-named!(Transport: Auto = "auto", Shm = "shm", Unix = "unix", Tcp = "tcp");
-
-impl Choice for Transport {
-    const ALL: &'static [Transport] = &[Transport::Shm, Transport::Unix, Transport::Tcp];
-    const OTHERS: &'static [Transport] = &[Transport::Auto];
-}
-
-/// Where the data lies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Buffers {
-    Staged,
-    Registered,
-}
-
-named!(Buffers: Staged = "staged", Registered = "registered");
-
-impl Choice for Buffers {
-    const ALL: &'static [Buffers] = &[Buffers::Staged, Buffers::Registered];
-}
-
-/// How an operation is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Calls {
-    Blocking,
-    Async,
-}
-
-named!(Calls: Blocking = "blocking", Async = "async");
-
-impl Choice for Calls {
-    const ALL: &'static [Calls] = &[Calls::Blocking, Calls::Async];
-}
-
 /// More than this is a typing error.
 const BYTES_MAX: usize = 1 << 36;
 const RANKS_MAX: usize = 4096;
@@ -347,7 +246,7 @@ fn turn(text: &str) -> Result<Duration, String> {
 mod tests {
     use clap::Parser;
 
-    use super::*;
+    use super::{super::choice::Choice, *};
 
     #[derive(Parser)]
     struct Line {

@@ -4,9 +4,9 @@ use drumline::{DType, ReduceOp};
 use serde_json::{Value, json};
 
 use super::{
+    choice::{Buffers, Calls},
     measure::Bill,
     operation::{Operation, Place},
-    options::{Buffers, Calls},
 };
 
 #[derive(Clone, Debug)]

@@ -1,19 +1,21 @@
-//! The groups, and the order in which everything takes turns.
+//! What is called, and the order in which everything takes turns.
 
 use std::{fs, thread};
 
-use drumline::{Config, DType, GroupOptions, ProcessGroup, ReduceOp, init_process_group};
+use drumline::{Config, DType, ReduceOp, init_process_group};
 
 use super::{
-    bound::{Bound, Line},
-    explain,
+    bound::Bound,
+    choice::Calls,
+    create_files, explain,
     measure::{Bill, Meter, Pace, Turn},
     operation::{Operation, Place},
-    options::{Calls, Options, Transport},
+    options::Options,
     plot, probe,
     row::{Row, quantile},
     table::Heading,
     trial::{Call, Trial},
+    way::{Hosts, Way},
 };
 use crate::{Error, Result, print};
 
@@ -28,6 +30,9 @@ pub(super) fn measure(options: &Options) -> Result<u8> {
     // With the addresses that it has found for this rank.
     let config = control.config().clone();
     let is_first = control.rank() == 0;
+    if is_first {
+        create_files(options)?;
+    }
     let hosts = Hosts::find(&control)?;
     let mut ways = Way::all(options, &control, &hosts, &config)?;
 
@@ -84,98 +89,6 @@ fn keep(options: &Options, heading: &Heading, rows: &[Row]) -> Result<()> {
         write(path, plot::svg(&title, rows))?;
     }
     Ok(())
-}
-
-/// Which ranks are on one host: by rank, the number of the host.
-struct Hosts(Vec<u64>);
-
-impl Hosts {
-    /// As the launcher says.
-    fn find(control: &ProcessGroup) -> Result<Hosts> {
-        let own = std::env::var("GROUP_RANK").ok().and_then(|text| text.parse().ok());
-        let mut all = vec![0_u64; control.world_size()];
-        control.all_gather(&[own.unwrap_or(0)], &mut all).map_err(Error::Measure)?;
-        Ok(Hosts(all))
-    }
-
-    fn count(&self) -> usize {
-        let mut hosts = self.0.clone();
-        hosts.sort_unstable();
-        hosts.dedup();
-        hosts.len()
-    }
-
-    /// The rank at the other end of a link from rank 0, if there is any.
-    fn other_end(&self) -> Option<usize> {
-        let elsewhere = self.0.iter().position(|host| *host != self.0[0]);
-        elsewhere.or((self.0.len() > 1).then_some(1))
-    }
-}
-
-/// A group over one transport, and what it is measured against.
-struct Way {
-    transport: String,
-    group: ProcessGroup,
-    bound: Bound,
-}
-
-impl Way {
-    fn all(
-        options: &Options,
-        control: &ProcessGroup,
-        hosts: &Hosts,
-        config: &Config,
-    ) -> Result<Vec<Way>> {
-        let new = |&transport| Way::new(transport, control, hosts, config);
-        options.transport.items.iter().map(new).collect()
-    }
-
-    fn new(
-        transport: Transport,
-        control: &ProcessGroup,
-        hosts: &Hosts,
-        config: &Config,
-    ) -> Result<Way> {
-        let (shared_memory, unix_sockets) = match transport {
-            Transport::Auto => (config.shared_memory, config.unix_sockets),
-            Transport::Shm => (true, true),
-            Transport::Unix => (false, true),
-            Transport::Tcp => (false, false),
-        };
-        let config = Config { shared_memory, unix_sockets, ..config.clone() };
-        let all: Vec<usize> = (0..control.world_size()).collect();
-        let settings = GroupOptions::default().name(transport.to_string()).config(config.clone());
-        let group = control.new_group(&all, &settings).map_err(Error::Measure)?;
-
-        let carrier = match transport {
-            Transport::Auto if group.shares_memory() => Transport::Shm,
-            Transport::Auto if unix_sockets => Transport::Unix,
-            Transport::Auto => Transport::Tcp,
-            named => named,
-        };
-        if carrier == Transport::Shm && !group.shares_memory() && hosts.0.len() > 1 {
-            return Err(Error::Bench(
-                "--transport shm: ranks of this host share no memory; \
-                 RUST_LOG=drumline=warn says why"
-                    .to_owned(),
-            ));
-        }
-        let is_one_host = hosts.count() == 1;
-        let bound = match hosts.other_end() {
-            Some(other) if !is_one_host => {
-                Bound::Line(Line::open(control, other, Transport::Tcp, &config)?)
-            }
-            Some(other) if carrier != Transport::Shm => {
-                Bound::Line(Line::open(control, other, carrier, &config)?)
-            }
-            _ => Bound::copy(),
-        };
-        let transport = match (carrier, is_one_host) {
-            (carrier, true) | (carrier @ Transport::Tcp, false) => carrier.to_string(),
-            (carrier, false) => format!("{carrier}+tcp"),
-        };
-        Ok(Way { transport, group, bound })
-    }
 }
 
 /// How what is called is carried out.

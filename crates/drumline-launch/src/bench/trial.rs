@@ -12,8 +12,8 @@ use drumline::{
 
 use super::{
     answers::{Answers, Sample},
+    choice::{Buffers, Calls},
     operation::{Operation, Place},
-    options::{Buffers, Calls},
 };
 
 /// What is called.

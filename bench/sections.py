@@ -1,0 +1,372 @@
+"""What is measured: a table for each section, with its turns, ratios and goals."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hosts import Hosts
+from page import Figure, Goal, Ratio
+from peers import HERE, Absent, Peers, quiet
+
+ROOT = HERE.parent
+DRUMLINE = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release/drumline"
+K, M = 1 << 10, 1 << 20
+PEERS = Peers()
+
+# What each operation of a turn may take, with rewriting and verifying.
+TURN_MS = 50.0
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One program's part of a round."""
+
+    columns: tuple[str, ...]
+    peers: frozenset[str]
+    run: Callable[[], list[Figure]]
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table."""
+
+    key: str
+    title: str
+    note: str
+    turns: tuple[Turn, ...]
+    ratios: tuple[Ratio, ...]
+    goals: tuple[Goal, ...]
+    rounds_max: int = 100
+    with_cpu: bool = False
+
+    def columns(self) -> list[str]:
+        return [column for turn in self.turns for column in turn.columns]
+
+
+def size_name(size: int) -> str:
+    for unit, bytes_ in (("MiB", M), ("KiB", K)):
+        if size >= bytes_ and size % bytes_ == 0:
+            return f"{size // bytes_} {unit}"
+    return f"{size} B"
+
+
+def row_name(operation: str, size: int, several: bool) -> str:
+    return f"{operation} {size_name(size)}" if several else size_name(size)
+
+
+# ---- programs -------------------------------------------------------------------------------------
+
+
+def drumline(arguments: list[str], limit_s: float) -> list[dict]:
+    """`drumline bench` on this host: its rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = pathlib.Path(folder) / "rows.json"
+        try:
+            quiet([str(DRUMLINE), "bench", *arguments, "--json", str(kept)], limit_s)
+        except Absent:
+            text = kept.read_text() if kept.exists() else ""
+            if text and json.loads(text)["wrong"]:
+                raise SystemExit(f"drumline bench {' '.join(arguments)} gives wrong results") from None
+            raise
+        return json.loads(kept.read_text())["rows"]
+
+
+def way(row: dict) -> str:
+    return row["buffers"] if row["transport"].startswith("shm") else row["transport"].split("+")[0]
+
+
+def bound_us(row: dict) -> float:
+    """What the same operation would take at the speed of a copy, or of a plain stream."""
+    return row["time_us"] * row["bound_percent"] / 100
+
+
+def ours(
+    columns: dict[str, str],
+    arguments: list[str],
+    name: Callable[[dict], str],
+    bound: str | None = None,
+    average: str = "median",
+) -> Turn:
+    """`columns`: the titles of ways."""
+    us = {"median": "p50_us", "mean": "time_us"}[average]
+
+    def run() -> list[Figure]:
+        figures = []
+        rows = drumline([*arguments, "--rounds", "1", "--time", f"{TURN_MS}ms"], 60)
+        for row in rows:
+            if way(row) in columns:
+                cpu = row["cpu_s_per_gb"]
+                figures.append(Figure(name(row), columns[way(row)], row[us], cpu))
+            if bound and way(row) == next(iter(columns)):
+                figures.append(Figure(name(row), bound, bound_us(row)))
+        return figures
+
+    titles = [*columns.values(), *([bound] if bound else [])]
+    return Turn(tuple(titles), frozenset(), run)
+
+
+def theirs(
+    column: str,
+    peer: str,
+    measure: Callable[[], list[dict]],
+    name: Callable[[dict], str],
+    more: tuple[str, ...] = (),
+    average: str = "median",
+) -> Turn:
+    """`more`: peers that are needed beside this one."""
+    def run() -> list[Figure]:
+        rows = [row for row in measure() if "absent" not in row]
+        wrong = sum(row.get("wrong", 0) for row in rows)
+        if wrong:
+            raise Absent(f"{column}: {wrong} elements are wrong")
+        return [Figure(name(row), column, row[f"{average}_us"], row.get("cpu_s_per_gb")) for row in rows]
+
+    return Turn((column,), frozenset({peer, *more}), run)
+
+
+MPIS = {"Intel MPI": "impi", "MPICH": "mpich", "Open MPI": "openmpi"}
+
+
+def mpis(ranks: int, cases: list[str], name: Callable[[dict], str], average: str = "median") -> list[Turn]:
+    def turn(title: str, peer: str) -> Turn:
+        run = lambda: PEERS.mpi(peer, ranks, "rewritten", TURN_MS, cases, 45)
+        return theirs(title, peer, run, name, average=average)
+
+    return [turn(title, peer) for title, peer in MPIS.items()]
+
+
+def gloo(cases: list[str], name: Callable[[dict], str]) -> Turn:
+    return theirs("gloo", "gloo", lambda: PEERS.gloo(2, TURN_MS, cases, 120), name)
+
+
+# ---- sections -------------------------------------------------------------------------------------
+
+SIZES = [8, K, 64 * K, M, 16 * M, 64 * M]
+SHARED = {"staged": "staged", "registered": "registered"}
+ANY_MPI = tuple(MPIS)
+
+
+def sizes_of(sizes: list[int]) -> list[str]:
+    return ["--sizes", ",".join(map(str, sizes))]
+
+
+def imb() -> Section:
+    name = lambda row: row_name("", row["size"], False)
+    arguments = ["all_reduce", *sizes_of(SIZES), "--place", "in", "--buffers", "all", "--untouched"]
+    def independent(title: str, peer: str) -> Turn:
+        return theirs(title, peer, lambda: PEERS.imb(peer, 2, SIZES, 60), name, ("impi",))
+
+    both = ("Intel MPI, IMB", "MPICH, IMB")
+    cases = [f"all_reduce:{size}" for size in SIZES]
+    openmpi = theirs(
+        "Open MPI", "openmpi", lambda: PEERS.mpi("openmpi", 2, "untouched", TURN_MS, cases, 60), name)
+    check = theirs(
+        "Intel MPI, our loop", "impi", lambda: PEERS.mpi("impi", 2, "untouched", TURN_MS, cases, 60), name)
+    best = Ratio("the faster of Intel MPI and MPICH / staged", both, "staged")
+    intel = Ratio("Intel MPI / staged", both[:1], "staged")
+    registered = Ratio("Intel MPI / registered", both[:1], "registered")
+    return Section(
+        "imb",
+        "all_reduce, 2 ranks of one host, in IMB's way",
+        "Calls in a row on buffers that nobody touches between them, timed by IMB-MPI1 for Intel MPI and "
+        "MPICH and by `mpi_loop.c` for Open MPI; the loop's figure for Intel MPI stands beside IMB's. "
+        "Registered buffers that nobody touches stay in the caches of the ranks that sum them: the next "
+        "table is the one to believe.",
+        (ours(SHARED, arguments, name), independent(both[0], "impi"), independent(both[1], "mpich"),
+         openmpi, check),
+        (best, intel, registered),
+        (Goal(best, ("8 B",), 1.0),
+         Goal(intel, ("1 KiB", "64 KiB", "1 MiB"), 1.0),
+         Goal(registered, ("1 KiB", "64 KiB", "1 MiB"), 1.5),
+         Goal(intel, ("16 MiB", "64 MiB"), 2.0)),
+    )
+
+
+def all_reduce() -> Section:
+    name = lambda row: row_name("", row["size"], False)
+    cases = [f"all_reduce:{size}" for size in SIZES]
+    arguments = ["all_reduce", *sizes_of(SIZES), "--place", "in", "--buffers", "all"]
+    mpi = Ratio("fastest MPI / staged", ANY_MPI, "staged")
+    registered = Ratio("fastest MPI / registered", ANY_MPI, "registered")
+    copy = Ratio("memcpy / registered", ("memcpy",), "registered")
+    torch = Ratio("gloo / staged", ("gloo",), "staged")
+    return Section(
+        "all_reduce",
+        "all_reduce, 2 ranks of one host, buffers rewritten before each call",
+        "`memcpy` copies as many bytes on both ranks at once. MPI is called out of place, which is its "
+        "plain form, through `mpi_loop.c`; gloo from Python.",
+        (ours(SHARED, arguments, name, "memcpy"), *mpis(2, cases, name), gloo(cases, name)),
+        (mpi, registered, copy, torch),
+        (Goal(copy, ("16 MiB", "64 MiB"), 1.2),),
+    )
+
+
+def collectives() -> Section:
+    operations = ["all_gather", "reduce_scatter", "broadcast", "all_to_all"]
+    sizes = [M, 16 * M]
+    name = lambda row: row_name(row["operation"], row["size"], True)
+    cases = [f"{operation}:{size}" for operation in operations for size in sizes]
+    arguments = [",".join(operations), *sizes_of(sizes)]
+    intel = Ratio("Intel MPI / ours", ("Intel MPI",), "drumline")
+    torch = Ratio("gloo / ours", ("gloo",), "drumline")
+    rows = tuple(row_name(operation, size, True) for operation in operations for size in sizes)
+    return Section(
+        "collectives",
+        "Other collectives, 2 ranks of one host, buffers rewritten",
+        "Sizes are those of the longest buffer of a rank.",
+        (ours({"staged": "drumline"}, arguments, name), *mpis(2, cases, name), gloo(cases, name)),
+        (intel, torch),
+        (Goal(intel, rows, 1.0),),
+    )
+
+
+def crowded() -> Section:
+    """Sizes and ranks of one round are programs of their own, with limits of their own."""
+    turns: list[Turn] = []
+    sizes = [8, M]
+    for ranks in (4, 8):
+        name = lambda row, ranks=ranks: f"{ranks} ranks, {size_name(row['size'])}"
+        cases = [f"all_reduce:{size}" for size in sizes]
+        arguments = ["all_reduce", *sizes_of(sizes), "--place", "in", "--buffers", "all"]
+        arguments += ["--nproc-per-node", str(ranks)]
+        turns.append(ours(SHARED, arguments, name, average="mean"))
+        turns += mpis(ranks, cases, name, "mean")
+    intel = Ratio("Intel MPI / staged", ("Intel MPI",), "staged")
+    openmpi = Ratio("Open MPI / staged", ("Open MPI",), "staged")
+    rows = tuple(f"{ranks} ranks, {size_name(size)}" for ranks in (4, 8) for size in sizes)
+    return Section(
+        "crowded",
+        f"all_reduce with more ranks than the {os.cpu_count()} cores, buffers rewritten",
+        "Means, not medians: where ranks spin, most calls are fast and some wait for a rank that has no core.",
+        tuple(turns),
+        (intel, openmpi),
+        (Goal(intel, rows, 2.0), Goal(openmpi, rows, 2.0)),
+        rounds_max=3,
+        with_cpu=True,
+    )
+
+
+def narrow() -> Section:
+    turns = []
+    for dtype, size in (("bf16", 16 * M), ("f32", 32 * M)):
+        columns = {way: f"{dtype} {way}" for way in SHARED}
+        arguments = ["all_reduce", "-d", dtype, *sizes_of([size]), "--place", "in", "--buffers", "all"]
+        turns.append(ours(columns, arguments, lambda _: "8 Mi elements"))
+    ratios = tuple(Ratio(f"f32 / bf16, {way}", (f"f32 {way}",), f"bf16 {way}") for way in SHARED)
+    return Section(
+        "bf16", "all_reduce of bf16 and of f32, 2 ranks of one host", "", tuple(turns), ratios,
+        tuple(Goal(ratio, ("8 Mi elements",), 1 / 0.7) for ratio in ratios),
+    )
+
+
+def loopback() -> Section:
+    sizes = [8, K, 64 * K, M, 64 * M]
+    name = lambda row: row_name("", row["size"], False)
+    arguments = ["all_reduce", *sizes_of(sizes), "--place", "in", "--transport", "unix,tcp"]
+    cases = [f"all_reduce:{size}" for size in sizes]
+    ratio = Ratio("gloo / tcp", ("gloo",), "tcp")
+    return Section(
+        "loopback",
+        "all_reduce over sockets, 2 ranks of one host, buffers rewritten",
+        "`stream` sends and receives as many bytes at once over a plain TCP connection.",
+        (ours({"tcp": "tcp", "unix": "unix"}, arguments, name, "stream"), gloo(cases, name)),
+        (ratio, Ratio("stream / tcp", ("stream",), "tcp")),
+        (Goal(ratio, ("8 B",), 1 / 0.3), Goal(ratio, ("1 MiB", "64 MiB"), 2.0)),
+    )
+
+
+def links() -> Section:
+    size = 64 * M
+
+    def turn(gigabits: int) -> list[Turn]:
+        row = f"{gigabits} Gb/s"
+        arguments = ["all_reduce", *sizes_of([size]), "--place", "in", "--rounds", "1", "-w", "2", "--time", "500ms"]
+
+        def both() -> list[Figure]:
+            with Hosts(gigabits) as hosts:
+                (figure,) = hosts.drumline(DRUMLINE, 1, arguments, 90)
+            return [Figure(row, "drumline", figure["p50_us"]), Figure(row, "stream", bound_us(figure))]
+
+        def iperf() -> list[Figure]:
+            with Hosts(gigabits) as hosts:
+                return [Figure(row, "iperf3", size / hosts.iperf(3) * 1e6)]
+
+        columns = ("drumline", "stream")
+        return [Turn(columns, frozenset(), both), Turn(("iperf3",), frozenset({"iperf3"}), iperf)]
+
+    ratio = Ratio("iperf3 / ours", ("iperf3",), "drumline")
+    stream = Ratio("stream / ours", ("stream",), "drumline")
+    return Section(
+        "links",
+        "all_reduce of 64 MiB between two hosts (network namespaces; links shaped by tbf)",
+        "`iperf3`: the time that it takes for as many bytes both ways at once; `stream`: our own plain "
+        "stream, in the run of the operation.",
+        tuple(turn(1) + turn(10)),
+        (ratio, stream),
+        (Goal(ratio, ("1 Gb/s", "10 Gb/s"), 0.95),),
+        rounds_max=3,
+    )
+
+
+def hierarchy() -> Section:
+    row = "64 MiB"
+
+    def run() -> list[Figure]:
+        arguments = ["all_reduce", *sizes_of([64 * M]), "--place", "in", "--transport", "shm,unix",
+                     "--rounds", "1", "-w", "2", "--iters", "3"]
+        with Hosts(1) as hosts:
+            rows = hosts.drumline(DRUMLINE, 4, arguments, 150)
+        by_way = {found["transport"].split("+")[0]: found for found in rows}
+        return [
+            Figure(row, "by hosts", by_way["shm"]["p50_us"]),
+            Figure(row, "all with all", by_way["unix"]["p50_us"]),
+            Figure(row, "bound", bound_us(by_way["shm"])),
+        ]
+
+    times = Ratio("all with all / by hosts", ("all with all",), "by hosts")
+    bound = Ratio("bound / by hosts", ("bound",), "by hosts")
+    return Section(
+        "hierarchy",
+        "all_reduce between two hosts with 4 ranks each, link of 1 Gb/s",
+        "`by hosts` adds on the host first; `all with all` does not share memory; `bound` is a plain "
+        "stream of the bytes that a host must send and get.",
+        (Turn(("by hosts", "all with all", "bound"), frozenset(), run),),
+        (times, bound),
+        (Goal(times, (row,), 2.0), Goal(bound, (row,), 0.9)),
+        rounds_max=2,
+    )
+
+
+def tensors() -> Section:
+    row, size = "46 tensors", 46 * 4 * M
+    example = ROOT / "crates/drumline/examples/async_reduce_speed.rs"
+
+    def run() -> list[Figure]:
+        if not example.exists():
+            raise Absent(f"there is no {example.name}")
+        program = DRUMLINE.parent / "examples/async_reduce_speed"
+        env = {**os.environ, "WARM_UP": "3", "STEPS": "12"}
+        text = quiet([str(DRUMLINE), "run", "--nproc-per-node", "2", str(program)], 60, env=env)
+        # way, best, 10th percentile, median: GB/s
+        found = re.findall(r"^\[0\]\s+(named|one) +[\d.]+ +[\d.]+ +([\d.]+)", text, re.MULTILINE)
+        titles = {"named": "by name", "one": "one all_reduce"}
+        return [Figure(row, titles[way], size / float(speed) / 1e3) for way, speed in found]
+
+    ratio = Ratio("one all_reduce / by name", ("one all_reduce",), "by name")
+    return Section(
+        "tensors",
+        "46 tensors of 4 MiB in another order on each rank, against one all_reduce of 184 MiB",
+        "Registered memory, 2 ranks of one host.",
+        (Turn(("by name", "one all_reduce"), frozenset(), run),),
+        (ratio,),
+        (Goal(ratio, (row,), 0.9),),
+    )
+
+
+SECTIONS = [imb, all_reduce, collectives, crowded, narrow, loopback, links, hierarchy, tensors]
