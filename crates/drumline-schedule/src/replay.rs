@@ -5,8 +5,8 @@
 //!
 //! | step | takes | waits for |
 //! |---|---|---|
-//! | send, receive | half of `message_ps` and of `byte_fs` at each end, `round_ps` between | the line out of the sender's host and that into the receiver's, if these are two |
-//! | reduce, copy | `combine`, `copy` and `peer` for each byte | the memory of the host |
+//! | send, receive | half of `message_ps` and of `byte` at each end, `round_ps` between | the line out of the sender's host and that into the receiver's, if these are two |
+//! | reduce, copy | `combine`, `copy` and `slot_byte_fs` for each byte | the memory of the host |
 //! | post | `post_ps` until a neighbour sees it; `wake_ps` where ranks outnumber cores | |
 //!
 //! Whatever a rank does takes a core of its host while it does it. Each shared thing serves in the
@@ -119,7 +119,7 @@ pub enum Method {
     /// The first pieces were, and each piece that follows takes as long as the last of these.
     Pieces,
     /// There are too many steps: it is the [`cost`](Algorithm::cost) of the busiest rank by
-    /// [`PriceList::links`], and by the prices of copies for memory of peers.
+    /// [`PriceList::links`], and by that of copies for memory of peers.
     Formula,
 }
 
@@ -204,7 +204,7 @@ fn formula(cluster: &Cluster, operation: &Operation) -> Outcome {
     let bytes = kind.travelling(algorithm);
     let of_links = prices.links(machines).of(cost, bytes);
     let shared = cost.shared_elements as u128 * bytes as u128;
-    let of_memory = shared * u128::from(prices.copy.memory_fs + prices.peer.memory_fs) / 1_000;
+    let of_memory = shared * u128::from(prices.copy.memory_fs) / 1_000;
     let time_ps = of_links + of_memory + u128::from(prices.call_ps);
     let largest = machines.ranks_by_host().iter().map(Vec::len).max().unwrap_or(1);
     let on_line = if machines.is_one_host() { 0 } else { cost.elements * bytes * largest };

@@ -29,7 +29,7 @@ fn find(collective: Collective, name: &str) -> &'static Algorithm {
 #[test]
 fn where_nothing_is_shared_a_replay_is_the_formula() {
     let prices = PriceList {
-        far: Link { round_ps: 5_000_000, message_ps: 0, byte_fs: 0 },
+        far: Link { round_ps: 5_000_000, message_ps: 0, byte: Rate { cached_fs: 0, memory_fs: 0 } },
         nic_byte_fs: 300_000,
         combine: Rate { cached_fs: 100_000, memory_fs: 100_000 },
         ..free()
@@ -62,8 +62,9 @@ fn where_nothing_is_shared_a_replay_is_the_formula() {
 /// they travel.
 #[test]
 fn work_for_messages_and_their_bytes_is_the_formulas() {
-    let messages = Link { round_ps: 5_000_000, message_ps: 2_000_000, byte_fs: 0 };
-    let bytes = Link { round_ps: 0, message_ps: 0, byte_fs: 300_000 };
+    let each = |fs| Rate { cached_fs: fs, memory_fs: fs };
+    let messages = Link { round_ps: 5_000_000, message_ps: 2_000_000, byte: each(0) };
+    let bytes = Link { round_ps: 0, message_ps: 0, byte: each(300_000) };
     for (name, far) in [("doubling", messages), ("halving", messages), ("doubling", bytes)] {
         for ranks in [2, 8, 64] {
             let prices = PriceList { far, ..free() };

@@ -113,9 +113,10 @@ fn prices_decide_over_links() {
     };
     // Rounds cost nothing, bytes everything: and the other way round.
     let bytes = given(|list| {
-        (list.far.round_ps, list.far.message_ps, list.far.byte_fs) = (0, 0, 1_000_000_000);
+        (list.far.round_ps, list.far.message_ps, list.far.byte.memory_fs) = (0, 0, 1_000_000_000);
     });
-    let rounds = given(|list| (list.far.round_ps, list.far.byte_fs) = (1_000_000_000_000, 0));
+    let rounds =
+        given(|list| (list.far.round_ps, list.far.byte.memory_fs) = (1_000_000_000_000, 0));
     assert_eq!(names(bytes), ["direct"; 4]);
     assert!(names(rounds).iter().all(|name| ["doubling", "direct", "gather"].contains(&&**name)));
     assert_eq!(names(PriceSource::Default), ["doubling"; 4]);

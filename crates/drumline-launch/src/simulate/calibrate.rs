@@ -1,6 +1,10 @@
 //! The prices of this machine: those with which replays take as long as measured runs.
 
-use std::{hint::black_box, thread, time::Instant};
+use std::{
+    hint::black_box,
+    thread,
+    time::{Duration, Instant},
+};
 
 use drumline_schedule::{Algorithm, price::PriceList, replay::replay};
 
@@ -23,16 +27,20 @@ fn fits() -> Vec<Fit> {
         Fit { name: "post_ps", run: two(Way::Staged, 0, None) },
         // More ranks than cores: who waits must sleep.
         Fit { name: "wake_ps", run: Run { ranks: 2 * cores(), ..two(Way::Staged, 0, None) } },
-        Fit { name: "combine.cached_fs", run: two(Way::Staged, 64 << 10, oneshot) },
-        Fit { name: "peer.cached_fs", run: two(Way::Registered, 256 << 10, None) },
-        Fit { name: "combine.memory_fs", run: two(Way::Staged, 16 << 20, oneshot) },
-        Fit { name: "peer.memory_fs", run: two(Way::Registered, 32 << 20, None) },
+        Fit { name: "combine.cached_fs", run: two(Way::Registered, 256 << 10, None) },
+        Fit { name: "combine.memory_fs", run: two(Way::Registered, 32 << 20, None) },
+        Fit { name: "slot_byte_fs", run: two(Way::Staged, 128 << 10, oneshot) },
         Fit { name: "near.round_ps", run: two(Way::Unix, 8, Some("doubling")) },
-        Fit { name: "near.byte_fs", run: two(Way::Unix, 1 << 20, direct) },
+        Fit { name: "near.byte.cached_fs", run: two(Way::Unix, 512 << 10, direct) },
+        Fit { name: "near.byte.memory_fs", run: two(Way::Unix, 32 << 20, direct) },
         Fit { name: "far.round_ps", run: two(Way::Tcp, 8, Some("doubling")) },
-        Fit { name: "far.byte_fs", run: two(Way::Tcp, 1 << 20, direct) },
+        Fit { name: "far.byte.cached_fs", run: two(Way::Tcp, 512 << 10, direct) },
+        Fit { name: "far.byte.memory_fs", run: two(Way::Tcp, 32 << 20, direct) },
     ]
 }
+
+/// For each run. Other programs may leave both ranks a core for moments only.
+const BUDGET: Duration = Duration::from_millis(600);
 
 /// How often the fits are gone through.
 const TURNS: usize = 4;
@@ -51,7 +59,7 @@ pub(super) fn calibrate(tell: &mut dyn FnMut(&str)) -> Result<PriceList> {
     copies(&mut prices);
     let mut measured = Vec::new();
     for fit in fits() {
-        let found = fit.run.measure().map_err(Error::Measure)?;
+        let found = fit.run.measure(BUDGET).map_err(Error::Measure)?;
         let Run { ranks, way, elements, .. } = fit.run;
         tell(&format!(
             "{ranks} ranks, {}, {} bytes, {}: {:.2} us",
@@ -124,8 +132,8 @@ fn copies(prices: &mut PriceList) {
         copying.into_iter().filter_map(|thread| thread.join().ok()).collect()
     });
     let mean = together.iter().sum::<u64>() / together.len().max(1) as u64;
-    // Each byte is read and written.
-    prices.memory_byte_fs = (mean / 2 / threads as u64).max(1);
+    // Each byte is read, and fetched to be overwritten, and written.
+    prices.memory_byte_fs = (mean / 3 / threads as u64).max(1);
 }
 
 /// Femtoseconds for a byte that is copied, the fastest of some rounds.
@@ -145,21 +153,22 @@ fn copied_byte_fs(bytes: usize, copies: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use drumline_schedule::price::Link;
+    use drumline_schedule::price::{Link, Rate};
 
     use super::*;
 
     /// Runs that take exactly what a list of prices says are fitted by that list.
     #[test]
     fn fits_find_the_prices_of_a_machine_that_is_replayed() {
-        let near = Link { round_ps: 3_000_000, message_ps: 1_500_000, byte_fs: 420_000 };
+        let byte = Rate { cached_fs: 220_000, memory_fs: 420_000 };
+        let near = Link { round_ps: 3_000_000, message_ps: 1_500_000, byte };
         let truth = PriceList { near, post_ps: 230_000, call_ps: 910_000, ..PriceList::default() };
         let mut found = PriceList {
             copy: truth.copy,
             memory_byte_fs: truth.memory_byte_fs,
             ..PriceList::default()
         };
-        let wanted = ["call_ps", "post_ps", "near.round_ps", "near.byte_fs"];
+        let wanted = ["call_ps", "post_ps", "near.round_ps", "near.byte.cached_fs"];
         for fit in fits().iter().filter(|fit| wanted.contains(&fit.name)) {
             let name = match (fit.run.algorithm, fit.run.elements) {
                 (Some(name), _) => name,
@@ -175,6 +184,6 @@ mod tests {
         assert!(near(found.call_ps, truth.call_ps), "{found}");
         assert!(near(found.post_ps, truth.post_ps), "{found}");
         assert!(near(found.near.round_ps, truth.near.round_ps), "{found}");
-        assert!(near(found.near.byte_fs, truth.near.byte_fs), "{found}");
+        assert!(near(found.near.byte.cached_fs, truth.near.byte.cached_fs), "{found}");
     }
 }

@@ -1,6 +1,6 @@
 //! Replays beside measured runs on this machine.
 
-use std::fmt::Write as _;
+use std::{fmt::Write as _, time::Duration};
 
 use drumline_schedule::{Algorithm, price::PriceList, replay::replay};
 
@@ -13,6 +13,9 @@ use crate::{Error, Result};
 const RANKS: [usize; 5] = [2, 3, 4, 6, 8];
 const WAYS: [Way; 4] = [Way::Staged, Way::Registered, Way::Unix, Way::Tcp];
 const BYTES: [usize; 5] = [8, 4 << 10, 64 << 10, 1 << 20, 16 << 20];
+
+/// For each row.
+const BUDGET: Duration = Duration::from_millis(120);
 
 /// What a replay may be off.
 const GOAL_PERCENT: f64 = 20.0;
@@ -28,7 +31,7 @@ pub(super) fn check(prices: &PriceList, ranks_max: usize) -> Result<String> {
         for way in WAYS {
             for bytes in BYTES {
                 let run = Run { ranks, way, elements: bytes / 4, algorithm: None };
-                let found = run.measure().map_err(Error::Measure)?;
+                let found = run.measure(BUDGET).map_err(Error::Measure)?;
                 let measured = found.time.as_secs_f64() * 1e6;
                 let replayed = replayed_us(&run, &found.algorithm, prices)?;
                 let percent = 100.0 * (replayed / measured - 1.0);

@@ -58,8 +58,7 @@ pub(super) struct Found {
     pub(super) time: Duration,
 }
 
-/// How long the rounds of a run take together, and how many there are at least.
-const BUDGET: Duration = Duration::from_millis(120);
+/// How many rounds there are at least.
 const ROUNDS_MIN: u64 = 5;
 
 /// How long one round takes at least, to be told from the clock and from who starts first; and no
@@ -71,18 +70,18 @@ impl Run {
         if self.elements == 0 { Collective::Barrier } else { Collective::AllReduce }
     }
 
-    /// Measures it: the fastest of some rounds, each many operations back to back.
+    /// Measures it for about so long: the fastest of some rounds, each many operations back to back.
     ///
     /// # Errors
     ///
     /// What the library said.
-    pub(super) fn measure(&self) -> Result<Found> {
+    pub(super) fn measure(&self, budget: Duration) -> Result<Found> {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         thread::scope(|threads| {
             let ranks: Vec<_> = (0..self.ranks)
                 .map(|rank| {
                     let store = store.clone();
-                    threads.spawn(move || self.on_rank(store, rank))
+                    threads.spawn(move || self.on_rank(store, rank, budget))
                 })
                 .collect();
             let found = ranks.into_iter().map(|rank| match rank.join() {
@@ -94,7 +93,7 @@ impl Run {
         })
     }
 
-    fn on_rank(&self, store: Arc<dyn Store>, rank: usize) -> Result<Found> {
+    fn on_rank(&self, store: Arc<dyn Store>, rank: usize, budget: Duration) -> Result<Found> {
         let all_reduce = self.algorithm.map(str::to_owned);
         let config = Config { all_reduce, ..self.way.config() };
         let group = ProcessGroup::connect("simulate", store, rank, self.ranks, &config)?;
@@ -102,14 +101,14 @@ impl Run {
         let chosen =
             group.explain(self.collective(), self.elements, DType::F32, registered)?.algorithm;
         let time = match (self.elements, registered) {
-            (0, _) => fastest(&group, || group.barrier())?,
+            (0, _) => fastest(&group, budget, || group.barrier())?,
             (_, true) => {
                 let mut data = group.alloc_registered::<f32>(self.elements)?;
-                fastest(&group, || group.all_reduce(&mut data, ReduceOp::Sum))?
+                fastest(&group, budget, || group.all_reduce(&mut data, ReduceOp::Sum))?
             }
             (_, false) => {
                 let mut data = vec![0_f32; self.elements];
-                fastest(&group, || group.all_reduce(&mut data, ReduceOp::Sum))?
+                fastest(&group, budget, || group.all_reduce(&mut data, ReduceOp::Sum))?
             }
         };
         group.destroy()?;
@@ -144,12 +143,16 @@ pub(super) fn cores() -> usize {
 }
 
 /// All ranks make the same number of calls: rank 0 says how many.
-fn fastest(group: &ProcessGroup, mut call: impl FnMut() -> Result<()>) -> Result<Duration> {
+fn fastest(
+    group: &ProcessGroup,
+    budget: Duration,
+    mut call: impl FnMut() -> Result<()>,
+) -> Result<Duration> {
     call()?;
     let once = time(1, &mut call)?.min(time(1, &mut call)?);
     let per_round = (ROUND.as_secs_f64() / once.as_secs_f64().max(1e-9)).clamp(1.0, 20_000.0);
-    let rounds = BUDGET.as_secs_f64() / (per_round * once.as_secs_f64()).max(1e-9);
-    let mut counts = [per_round as u64, (rounds as u64).clamp(ROUNDS_MIN, 400)];
+    let rounds = budget.as_secs_f64() / (per_round * once.as_secs_f64()).max(1e-9);
+    let mut counts = [per_round as u64, (rounds as u64).clamp(ROUNDS_MIN, 2_000)];
     group.broadcast(&mut counts, 0)?;
     let [per_round, rounds] = counts;
     let mut best = Duration::MAX;

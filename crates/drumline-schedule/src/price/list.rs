@@ -42,8 +42,8 @@ pub struct PriceList {
     pub copy: Rate,
     /// A byte that is combined into another.
     pub combine: Rate,
-    /// What a byte costs more that lies in a neighbour's memory.
-    pub peer: Rate,
+    /// What a byte costs more that is fetched from a neighbour's slot, out of its cache.
+    pub slot_byte_fs: u64,
     /// Buffers of so many bytes, of all ranks of a core together, stay in its caches.
     pub cache_bytes: u64,
     /// A byte to or from the memory of a host, shared by its ranks.
@@ -58,7 +58,7 @@ pub struct Link {
     /// Work for a message, however long, half of it at each end.
     pub message_ps: u64,
     /// Work for a byte, half of it at each end.
-    pub byte_fs: u64,
+    pub byte: Rate,
 }
 
 /// The price of a byte, where the data stays in the caches and where it does not.
@@ -87,19 +87,25 @@ impl Default for PriceList {
     fn default() -> PriceList {
         PriceList {
             call_ps: 700_000,
-            post_ps: 150_000,
+            post_ps: 310_000,
             wake_ps: 6_000_000,
-            near: Link { round_ps: 2_500_000, message_ps: 1_300_000, byte_fs: 300_000 },
-            far: Link { round_ps: 7_000_000, message_ps: 2_000_000, byte_fs: 300_000 },
+            near: Link {
+                round_ps: 2_500_000,
+                message_ps: 1_250_000,
+                byte: Rate { cached_fs: 154_000, memory_fs: 336_000 },
+            },
+            far: Link { round_ps: 7_000_000, message_ps: 2_000_000, byte: TCP_BYTE },
             nic_byte_fs: 80_000,
-            copy: Rate { cached_fs: 22_000, memory_fs: 110_000 },
-            combine: Rate { cached_fs: 25_000, memory_fs: 100_000 },
-            peer: Rate { cached_fs: 10_000, memory_fs: 20_000 },
+            copy: Rate { cached_fs: 21_000, memory_fs: 110_000 },
+            combine: Rate { cached_fs: 20_500, memory_fs: 100_000 },
+            slot_byte_fs: 14_700,
             cache_bytes: 1 << 20,
-            memory_byte_fs: 32_000,
+            memory_byte_fs: 19_500,
         }
     }
 }
+
+const TCP_BYTE: Rate = Rate { cached_fs: 150_000, memory_fs: 300_000 };
 
 impl PriceList {
     /// What to choose algorithms over links by: one host's sockets, or the lines between hosts, which
@@ -115,7 +121,7 @@ impl PriceList {
         Prices {
             round_ps: link.round_ps,
             message_ps: link.message_ps,
-            byte_ps: link.byte_fs.max(wire_fs).div_ceil(1_000),
+            byte_ps: link.byte.memory_fs.max(wire_fs).div_ceil(1_000),
             combined_byte_ps: self.combine.memory_fs.div_ceil(1_000),
         }
     }
@@ -147,17 +153,18 @@ const FIELDS: &[Field] = &[
     Field { name: "wake_ps", of: |it| &mut it.wake_ps, about: "the same with more ranks than cores" },
     Field { name: "near.round_ps", of: |it| &mut it.near.round_ps, about: "sockets of one host: an empty message" },
     Field { name: "near.message_ps", of: |it| &mut it.near.message_ps, about: "work for a message, both ends together" },
-    Field { name: "near.byte_fs", of: |it| &mut it.near.byte_fs, about: "work for a byte, both ends together" },
+    Field { name: "near.byte.cached_fs", of: |it| &mut it.near.byte.cached_fs, about: "work for a byte in the caches, both ends together" },
+    Field { name: "near.byte.memory_fs", of: |it| &mut it.near.byte.memory_fs, about: "the same in memory" },
     Field { name: "far.round_ps", of: |it| &mut it.far.round_ps, about: "between hosts: an empty message" },
     Field { name: "far.message_ps", of: |it| &mut it.far.message_ps, about: "work for a message, both ends together" },
-    Field { name: "far.byte_fs", of: |it| &mut it.far.byte_fs, about: "work for a byte, both ends together" },
+    Field { name: "far.byte.cached_fs", of: |it| &mut it.far.byte.cached_fs, about: "work for a byte in the caches, both ends together" },
+    Field { name: "far.byte.memory_fs", of: |it| &mut it.far.byte.memory_fs, about: "the same in memory" },
     Field { name: "nic_byte_fs", of: |it| &mut it.nic_byte_fs, about: "a byte on the line of a host, each direction" },
     Field { name: "copy.cached_fs", of: |it| &mut it.copy.cached_fs, about: "a byte copied in the caches" },
     Field { name: "copy.memory_fs", of: |it| &mut it.copy.memory_fs, about: "a byte copied in memory" },
     Field { name: "combine.cached_fs", of: |it| &mut it.combine.cached_fs, about: "a byte combined in the caches" },
     Field { name: "combine.memory_fs", of: |it| &mut it.combine.memory_fs, about: "a byte combined in memory" },
-    Field { name: "peer.cached_fs", of: |it| &mut it.peer.cached_fs, about: "more for a byte in a neighbour's caches" },
-    Field { name: "peer.memory_fs", of: |it| &mut it.peer.memory_fs, about: "more for a byte in a neighbour's memory" },
+    Field { name: "slot_byte_fs", of: |it| &mut it.slot_byte_fs, about: "more for a byte fetched from a neighbour's slot" },
     Field { name: "cache_bytes", of: |it| &mut it.cache_bytes, about: "what stays in the caches of a core" },
     Field { name: "memory_byte_fs", of: |it| &mut it.memory_byte_fs, about: "a byte to or from a host's memory" },
 ];
@@ -256,7 +263,7 @@ mod tests {
         let list = PriceList { nic_byte_fs: 320_000, ..PriceList::default() };
         assert_eq!(PriceList::default().links(&Topology::flat(4)), Prices::TCP);
         let byte_ps = |hosts: &[usize]| list.links(&Topology::hosts(hosts)).byte_ps;
-        assert_eq!([byte_ps(&[1, 1]), byte_ps(&[4, 8]), byte_ps(&[8])], [320, 8 * 320, 300]);
+        assert_eq!([byte_ps(&[1, 1]), byte_ps(&[4, 8]), byte_ps(&[8])], [320, 8 * 320, 336]);
     }
 
     #[test]

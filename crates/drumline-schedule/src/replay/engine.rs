@@ -220,7 +220,8 @@ impl<'a> Engine<'a> {
     fn send(&mut self, rank: Rank, to: u32, bytes: u64, now: u64) -> u64 {
         let (link, near) = self.link(rank, to as Rank);
         let begin_ps = link.message_ps / 2;
-        let (start, end) = self.hosts.work(rank, now, begin_ps + half_of_bytes(link, bytes));
+        let (start, end) =
+            self.hosts.work(rank, now, begin_ps + self.half_of_bytes(rank, link, bytes));
         let walker = &mut self.ranks[rank];
         let mut message =
             Message { from: rank as u32, to, bytes, whole_at: 0, depth: walker.depth + 1 };
@@ -267,7 +268,7 @@ impl<'a> Engine<'a> {
         walker.op += 1;
         let (link, _) = self.link(message.from as Rank, rank);
         let end_ps = link.message_ps - link.message_ps / 2;
-        let work = end_ps + half_of_bytes(link, message.bytes);
+        let work = end_ps + self.half_of_bytes(rank, link, message.bytes);
         let (_, end) = self.hosts.work(rank, now, work);
         Turn::At(end.max(message.whole_at.saturating_add(end_ps)))
     }
@@ -282,6 +283,12 @@ impl<'a> Engine<'a> {
         (walker.op, walker.entered) = (0, 0);
         walker.left.clear();
         Turn::Now
+    }
+
+    /// What an end does for the bytes of a message.
+    fn half_of_bytes(&self, rank: Rank, link: Link, bytes: u64) -> u64 {
+        let working_bytes = self.ranks[rank].program.working_bytes;
+        of_bytes(bytes, link.byte.of(working_bytes, self.cluster.prices.cache_bytes)) / 2
     }
 
     /// What joins two ranks, and whether they are on one host.
@@ -367,9 +374,4 @@ impl Hasher for RankHasher {
     fn finish(&self) -> u64 {
         self.0
     }
-}
-
-/// What each end does for the bytes of a message.
-fn half_of_bytes(link: Link, bytes: u64) -> u64 {
-    of_bytes(bytes, link.byte_fs) / 2
 }

@@ -1,6 +1,6 @@
 //! A schedule with its lengths and prices filled in.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use super::Cluster;
 use super::hosts::of_bytes;
@@ -17,6 +17,8 @@ pub(super) struct Program {
     pub(super) last: Vec<Op>,
     /// How many pieces there are.
     pub(super) pieces: usize,
+    /// Bytes that all ranks of its core work on.
+    pub(super) working_bytes: u64,
     /// How often it posts in a piece.
     pub(super) posts: usize,
 }
@@ -71,6 +73,7 @@ impl Program {
             piece: if pieces > 1 { pricing.ops(piece) } else { vec![] },
             last: pricing.ops(last),
             pieces,
+            working_bytes: pricing.working_bytes,
             posts: schedule.posts(),
         }
     }
@@ -79,6 +82,8 @@ impl Program {
 struct Pricing<'a> {
     cluster: &'a Cluster,
     schedule: &'a Schedule,
+    /// Of a block, of which a piece is a part.
+    elements: usize,
     element_bytes: u64,
     /// Bytes that all ranks of a core work on.
     working_bytes: u64,
@@ -102,7 +107,7 @@ impl<'a> Pricing<'a> {
         let blocks = blocks(Buffer::Data) + blocks(Buffer::Input);
         let working = blocks as u64 * elements as u64 * (element_bytes * ranks_per_core) as u64;
         let element_bytes = element_bytes as u64;
-        Pricing { cluster, schedule, element_bytes, working_bytes: working }
+        Pricing { cluster, schedule, elements, element_bytes, working_bytes: working }
     }
 
     /// The steps on blocks of so many elements.
@@ -114,6 +119,9 @@ impl<'a> Pricing<'a> {
         let mut ops = Vec::with_capacity(self.schedule.steps.len());
         let mut sent: HashMap<Rank, Vec<u32>> = HashMap::new();
         let mut count = 0;
+        let part = u128::from(self.working_bytes) * elements as u128;
+        let mut touched =
+            Touched { places: HashSet::new(), bytes: (part / self.elements.max(1) as u128) as u64 };
         for step in &self.schedule.steps {
             match step {
                 Step::Send { to, src } => {
@@ -124,19 +132,22 @@ impl<'a> Pricing<'a> {
                 Step::Recv { from, .. } => ops.push(Op::Recv { from: number(*from) }),
                 Step::RecvReduce { from, dst, .. } => {
                     ops.push(Op::RecvAlone { from: number(*from) });
-                    ops.push(self.combine(&[*dst], 1, 1, bytes(*dst)));
+                    ops.push(self.work(&[*dst], &[*dst], bytes(*dst), (1, 0), &mut touched));
                 }
                 Step::Reduce { dst, src, .. } => {
-                    ops.push(self.combine(&[*dst, *src], 1, 1, bytes(*dst)));
+                    let reads = [*dst, *src];
+                    ops.push(self.work(&reads, &[*dst], bytes(*dst), (1, 0), &mut touched));
                 }
                 Step::ReduceTree { dsts, srcs, .. } => {
-                    let inputs = srcs.iter().map(|(_, loc)| *loc);
-                    let places: Vec<Loc> = inputs.chain(dsts.iter().copied()).collect();
+                    let reads: Vec<Loc> = srcs.iter().map(|(_, loc)| *loc).collect();
                     let len = dsts.first().map_or(0, |dst| bytes(*dst));
-                    let combined = srcs.len().saturating_sub(1);
-                    ops.push(self.combine(&places, combined, dsts.len(), len));
+                    let parts = (reads.len().saturating_sub(1), dsts.len().saturating_sub(1));
+                    ops.push(self.work(&reads, dsts, len, parts, &mut touched));
                 }
-                Step::Copy { dst, src } => ops.push(self.copy(*dst, *src, bytes(*dst))),
+                // A copy reads and writes, where one more destination only writes.
+                Step::Copy { dst, src } => {
+                    ops.push(self.work(&[*src], &[*dst], bytes(*dst), (0, 2), &mut touched));
+                }
                 Step::Flush { to, upto } => {
                     let last = sent.get(to).and_then(|sent| sent.get(upto.checked_sub(1)?));
                     ops.extend(last.map(|&sent| Op::Flush { sent }));
@@ -146,45 +157,65 @@ impl<'a> Pricing<'a> {
                     ops.push(Op::Wait { peer: number(*peer), upto: number(*upto) });
                 }
             }
+            touched.places.extend(step.reads().chain(step.writes()));
         }
         ops
     }
 
-    /// `combined` inputs are added to another, and the sum is written to `dsts` places.
-    fn combine(&self, places: &[Loc], combined: usize, dsts: usize, len: u64) -> Op {
+    /// Reads and writes `len` bytes in each of these places: as many as `combined` are added to
+    /// another, and `halves` count for half of a copy each.
+    fn work(
+        &self,
+        reads: &[Loc],
+        writes: &[Loc],
+        len: u64,
+        (combined, halves): (usize, usize),
+        touched: &mut Touched,
+    ) -> Op {
         let prices = &self.cluster.prices;
-        let added = combined as u64 * self.mean(prices.combine, places);
-        let written = dsts.saturating_sub(1) as u64 * self.mean(prices.copy, places) / 2;
-        self.work(places, len, added + written)
+        let places = || reads.iter().chain(writes);
+        let mean = |rate: Rate| {
+            let rates = places().map(|place| self.rate(rate, place, touched));
+            rates.sum::<u64>() / places().count().max(1) as u64
+        };
+        let fetched = reads.iter().filter(|place| is_slot(place) && place.peer.is_some());
+        let byte_fs = combined as u64 * mean(prices.combine)
+            + halves as u64 * mean(prices.copy) / 2
+            + fetched.count() as u64 * prices.slot_byte_fs;
+        // What is written is read before, or fetched to be overwritten.
+        let fetches = reads.iter().chain(writes.iter().filter(|place| !reads.contains(place)));
+        let moved = fetches.chain(writes).map(|place| self.uncached(place, len, touched));
+        Op::Work { core_ps: of_bytes(len, byte_fs), memory_bytes: moved.sum() }
     }
 
-    fn copy(&self, dst: Loc, src: Loc, len: u64) -> Op {
-        let places = [dst, src];
-        self.work(&places, len, self.mean(self.cluster.prices.copy, &places))
-    }
-
-    fn work(&self, places: &[Loc], len: u64, byte_fs: u64) -> Op {
-        let peer = self.cluster.prices.peer;
-        let of_peers = places.iter().filter(|place| place.peer.is_some());
-        let surcharge: u64 = of_peers.map(|place| self.rate(peer, place)).sum();
-        let in_memory = places.iter().filter(|place| place.buffer != Buffer::Slot).count() as u64;
-        let cold = self.working_bytes.saturating_sub(self.cluster.prices.cache_bytes);
-        let memory_bytes =
-            u128::from(len * in_memory) * u128::from(cold) / u128::from(self.working_bytes.max(1));
-        Op::Work { core_ps: of_bytes(len, byte_fs + surcharge), memory_bytes: memory_bytes as u64 }
-    }
-
-    /// The mean price of a byte in these places.
-    fn mean(&self, rate: Rate, places: &[Loc]) -> u64 {
-        let sum: u64 = places.iter().map(|place| self.rate(rate, place)).sum();
-        sum / places.len().max(1) as u64
-    }
-
-    /// Slots are short, and stay in the caches.
-    fn rate(&self, rate: Rate, place: &Loc) -> u64 {
-        match place.buffer {
-            Buffer::Slot => rate.cached_fs,
-            _ => rate.of(self.working_bytes, self.cluster.prices.cache_bytes),
+    /// Slots are short, and stay in the caches. So does what was touched in this piece.
+    fn rate(&self, rate: Rate, place: &Loc, touched: &Touched) -> u64 {
+        match is_slot(place) {
+            true => rate.cached_fs,
+            false => rate.of(self.working(place, touched), self.cluster.prices.cache_bytes),
         }
     }
+
+    /// How many of `len` bytes are not in the caches.
+    fn uncached(&self, place: &Loc, len: u64, touched: &Touched) -> u64 {
+        let working = self.working(place, touched);
+        let beyond = working.saturating_sub(self.cluster.prices.cache_bytes);
+        let moved = u128::from(len) * u128::from(beyond) / u128::from(working.max(1));
+        if is_slot(place) { 0 } else { moved as u64 }
+    }
+
+    fn working(&self, place: &Loc, touched: &Touched) -> u64 {
+        if touched.places.contains(place) { touched.bytes } else { self.working_bytes }
+    }
+}
+
+/// What a rank has touched in a piece.
+struct Touched {
+    places: HashSet<Loc>,
+    /// Bytes that all ranks of the core work on in this piece.
+    bytes: u64,
+}
+
+fn is_slot(place: &Loc) -> bool {
+    place.buffer == Buffer::Slot
 }

@@ -2,7 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use drumline_schedule::{Topology, price::PriceList, step::Rank};
+use drumline_schedule::{
+    Topology,
+    price::{PriceList, Rate},
+    step::Rank,
+};
 
 use crate::{ProcessGroup, Result};
 
@@ -49,8 +53,9 @@ pub(crate) fn ask(group: &ProcessGroup, peer: Rank, list: &PriceList) -> Result<
     let leg_ps = ps(short) / 6;
     link.message_ps = leg_ps * 2 / 9;
     link.round_ps = leg_ps - link.message_ps;
-    link.byte_fs = ps(long.saturating_sub(short)) * 1_000 / 2 / bytes as u64;
-    list.nic_byte_fs = link.byte_fs;
+    let byte_fs = ps(long.saturating_sub(short)) * 1_000 / 2 / bytes as u64;
+    link.byte = Rate { cached_fs: byte_fs, memory_fs: byte_fs };
+    list.nic_byte_fs = byte_fs;
     let combine_fs = combined_byte_fs();
     list.combine.memory_fs = combine_fs;
     list.combine.cached_fs = list.combine.cached_fs.min(combine_fs);
