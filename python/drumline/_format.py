@@ -129,7 +129,7 @@ def _restore(tree: Any, contents: _Contents, allow_pickle: bool) -> Any:
         raise FormatError(f"{tree!r:.80} describes no value")
     tag, *rest = tree
     simple: dict[str, Callable[..., Any]] = {
-        "int": int,
+        "int": lambda text: int(text, 10),
         "float": float.fromhex,
         "complex": lambda real, imag: complex(float.fromhex(real), float.fromhex(imag)),
         "bytes": contents.take,
@@ -139,9 +139,9 @@ def _restore(tree: Any, contents: _Contents, allow_pickle: bool) -> Any:
         "set": lambda items: {inside(item) for item in items},
         "frozenset": lambda items: frozenset(inside(item) for item in items),
         "dict": lambda items: {inside(key): inside(item) for key, item in items},
-        "array": lambda *it: _array(*it, contents),
-        "scalar": lambda *it: _array(*it, contents)[()],
-        "tensor": lambda *it: _tensor(*it, contents),
+        "array": lambda *it: _array(contents, *it),
+        "scalar": lambda *it: _array(contents, *it)[()],
+        "tensor": lambda *it: _tensor(contents, *it),
     }
     if tag == "pickle":
         if not allow_pickle:
@@ -152,14 +152,14 @@ def _restore(tree: Any, contents: _Contents, allow_pickle: bool) -> Any:
     return simple[tag](*rest)
 
 
-def _array(name: str, shape: list[int], length: int, contents: _Contents) -> Any:
+def _array(contents: _Contents, name: str, shape: list[int], length: int) -> Any:
     dtype = np.dtype(name)
     if not _is_numeric(dtype):
         raise FormatError(f"arrays of {dtype} do not travel")
     return np.frombuffer(contents.take(length), dtype=dtype).reshape(shape).copy()
 
 
-def _tensor(name: str, shape: list[int], length: int, contents: _Contents) -> Any:
+def _tensor(contents: _Contents, name: str, shape: list[int], length: int) -> Any:
     import torch
 
     dtype = getattr(torch, name, None)

@@ -106,7 +106,7 @@ class Objects:
         self._group.broadcast(OfArrays().write(lengths), src, False)
         own = np.empty(int(lengths[rank]), np.uint8)
         staging = OfArrays()
-        read = [staging.read(_bytes(part)) for part in parts] if at_root else []  # type: ignore[arg-type, union-attr]
+        read = [staging.read(_bytes(part)) for part in parts] if at_root else []  # type: ignore[union-attr]
         self._group.scatter(read, staging.write(own), src, lengths.tolist(), False)
         obj = decode(own.tobytes(), allow_pickle)
         if scatter_object_output_list:

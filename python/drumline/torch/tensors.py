@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import warnings
 from typing import Any
 
 import torch
@@ -71,6 +73,8 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type != "cpu":
+        _warn_once(tensor.device.type)
     if tensor.layout is not torch.strided:
         raise ValueError(
             f"drumline takes tensors of layout {tensor.layout} in all_reduce only: "
@@ -78,6 +82,15 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
         )
     with torch.no_grad():
         return torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
+
+
+@functools.cache
+def _warn_once(device: str) -> None:
+    warnings.warn(
+        f"drumline stages tensors on {device} through the memory of the CPU, which has not been "
+        "verified on hardware",
+        stacklevel=2,
+    )
 
 
 def _memory(tensor: torch.Tensor, reduce: bool) -> Memory:

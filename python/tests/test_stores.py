@@ -1,0 +1,147 @@
+"""Stores: drumline's with torch's methods, and torch's as the place where drumline's groups meet."""
+
+from __future__ import annotations
+
+import threading
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from ranks import run
+
+import drumline
+from drumline import _core
+from drumline.groups import ProcessGroup
+
+SOON = timedelta(milliseconds=50)
+
+
+def own_stores(directory):
+    master = drumline.TCPStore("127.0.0.1", 0, is_master=True)
+    return {
+        "hash": (drumline.HashStore(),) * 2,
+        "file": tuple(drumline.FileStore(directory / "file", 2) for _ in range(2)),
+        "tcp": (master, drumline.TCPStore("127.0.0.1", master.port)),
+        "prefix": (drumline.PrefixStore("a", master), drumline.PrefixStore("a", master)),
+    }
+
+
+@pytest.mark.parametrize("kind", ["hash", "file", "tcp", "prefix"])
+def test_stores_do_what_torchs_do(kind, tmp_path):
+    one, other = own_stores(tmp_path)[kind]
+    one.set("key", "value")
+    assert other.get("key") == b"value"
+    assert (other.add("n", 5), one.add("n", -2)) == (5, 3)
+    assert one.compare_set("leader", "", "me") == b"me" == other.compare_set("leader", b"", b"you")
+    assert one.check(["key", "n"]) and not one.check(["key", "none"])
+    with pytest.raises(drumline.StoreTimeoutError, match="none"):
+        one.wait(["key", "none"], SOON)
+    one.append("key", "s")
+    one.multi_set(["x", "y"], ["1", b"2"])
+    assert other.multi_get(["y", "x", "key"]) == [b"2", b"1", b"values"]
+    assert other.delete_key("x") and not other.delete_key("x")
+    assert one.list_keys() == ["key", "leader", "n", "y"] and one.num_keys() == 4
+    later = threading.Timer(0.1, lambda: other.set("later", b"!"))
+    later.start()
+    one.wait(["later"], timedelta(seconds=60))
+    later.join()
+    impatient = one.clone()
+    impatient.set_timeout(SOON)
+    assert impatient.timeout == SOON
+    with pytest.raises(drumline.StoreTimeoutError):
+        impatient.get("none")
+    if kind != "file":
+        one.queue_push("work", "a")
+        assert (other.queue_len("work"), other.queue_pop("work")) == (1, b"a")
+        with pytest.raises(LookupError):
+            other.queue_pop("work", block=False)
+
+
+def through(rank, world_size, directory, kind, port):
+    torch = pytest.importorskip("torch")
+    dist = torch.distributed
+    store = {
+        "torch file": lambda: dist.FileStore(f"{directory}/s", world_size),
+        "torch prefix": lambda: dist.PrefixStore("p", dist.FileStore(f"{directory}/s", world_size)),
+        "torch tcp": lambda: dist.TCPStore("127.0.0.1", port, is_master=False),
+        "file": lambda: drumline.FileStore(f"{directory}/s", world_size),
+        "tcp": lambda: drumline.TCPStore("127.0.0.1", port),
+        "python": lambda: OnlyTheNeedful(dist.FileStore(f"{directory}/s", world_size)),
+    }[kind]()
+    sums = []
+    for _ in range(2):  # again, in the same store
+        with drumline.init_process_group(store=store, rank=rank, world_size=world_size) as group:
+            data = np.array([rank + 1])
+            group.all_reduce(data)
+            sums.append(data.item())
+    return sums
+
+
+class OnlyTheNeedful:
+    """A store of somebody's own, which lacks whatever is not needed."""
+
+    def __init__(self, store):
+        self._store = store
+
+    def set(self, key, value):
+        self._store.set(key, value)
+
+    def get(self, key):
+        return self._store.get(key)
+
+    def add(self, key, amount):
+        return self._store.add(key, amount)
+
+    def wait(self, keys, timeout):
+        self._store.wait(keys, timeout)
+
+
+@pytest.mark.parametrize(
+    "kind", ["torch file", "torch prefix", "torch tcp", "file", "tcp", "python"]
+)
+def test_groups_meet_in_any_store(kind):
+    if "torch" in kind:
+        pytest.importorskip("torch")
+    master = drumline.TCPStore("127.0.0.1", 0, is_master=True)
+    assert run(2, through, kind, master.port) == [[3, 3]] * 2
+
+
+def test_a_store_in_the_process_serves_threads():
+    store, sums = drumline.HashStore(), {}
+
+    def rank(number):
+        group = ProcessGroup(
+            _core.Group.connect("threads", store._inner, number, [0, 1])
+        )
+        data = np.array([number + 1.0])
+        group.all_reduce(data)
+        group.destroy()
+        sums[number] = data.item()
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sums == {0: 3.0, 1: 3.0}
+
+
+def gloo_in_our_store(rank, world_size, directory, port):
+    torch = pytest.importorskip("torch")
+    from drumline.torch.store import TorchStore
+
+    store = TorchStore(drumline.TCPStore("127.0.0.1", port))
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
+    tensor = torch.ones(1)
+    torch.distributed.all_reduce(tensor)
+    torch.distributed.destroy_process_group()
+    with pytest.raises(torch.distributed.DistStoreError, match="none"):
+        store.wait(["none"], SOON)
+    return tensor.item()
+
+
+def test_torch_meets_in_our_store(monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    master = drumline.TCPStore("127.0.0.1", 0, is_master=True)
+    assert run(2, gloo_in_our_store, master.port) == [2, 2]
