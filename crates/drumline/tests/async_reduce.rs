@@ -18,7 +18,10 @@ use drumline::{
     async_reduce::{AsyncReduce, AsyncReduceOptions, TensorRegistry},
     auth::Secret,
     bf16,
-    store::tcp::{TcpStore, TcpStoreServer},
+    store::{
+        Store,
+        tcp::{TcpStore, TcpStoreServer},
+    },
 };
 
 /// Names and lengths of f32 tensors.
@@ -432,9 +435,11 @@ fn wrong_calls_say_what_is_wrong() {
 #[test]
 fn an_engine_that_is_dropped_in_mid_step_is_named_by_the_others() {
     everywhere(|config| {
+        let all_have_ended = Barrier::new(3);
         world_with(3, config, |group| {
             let mut reduce = engine(&group);
             reduce.sync_grad().unwrap();
+            all_have_ended.wait(); // who aborts breaks off what others have not ended
             reduce.async_reduce("b").unwrap();
             if group.rank() == 1 {
                 drop(reduce);
@@ -552,18 +557,25 @@ fn rank_process() {
     let rank: usize = rank.parse().unwrap();
     let secret = Secret::new(SECRET).unwrap();
     let endpoint = Endpoint::Unix(env::var("ASYNC_REDUCE_STORE").unwrap());
-    let store = TcpStore::connect_secured(&endpoint, &secret, Duration::from_secs(60)).unwrap();
+    let minute = Duration::from_secs(60);
+    let store = Arc::new(TcpStore::connect_secured(&endpoint, &secret, minute).unwrap());
     let number: usize = env::var("ASYNC_REDUCE_OVER").unwrap().parse().unwrap();
     let config = Config { secret: Some(secret), ..over(number) };
-    let group = ProcessGroup::connect("world", Arc::new(store), rank, 3, &config).unwrap();
+    let group = ProcessGroup::connect("world", store.clone(), rank, 3, &config).unwrap();
     let mut reduce = engine(&group);
     assert_eq!(group.shares_memory(), number == 0);
     for step in 1..=LAST_STEP {
+        if step == LAST_STEP {
+            // Who dies breaks off what others have not ended.
+            store.set(&format!("{rank} has come so far"), b"yes").unwrap();
+        }
         let order = shuffled((0..TENSORS.len()).collect(), [rank, step]);
         let mut expected = Vec::new();
         for (turn, tensor) in order.into_iter().enumerate() {
             let (name, len) = TENSORS[tensor];
             if rank == 1 && step == LAST_STEP && turn == 3 {
+                let others = ["0 has come so far", "2 has come so far"];
+                store.wait(&others, minute).unwrap();
                 std::process::exit(9); // nothing is dropped, nobody is told
             }
             let brought = reduce.async_reduce_from(name, &values(rank, step, tensor, len));
