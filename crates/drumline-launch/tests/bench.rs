@@ -53,7 +53,7 @@ fn two_ranks_measure_print_and_keep() {
     assert!(output.status.success(), "{output:?}");
     let table = text(&output.stdout);
     assert!(table.contains("# wrong elements: 0 OK"), "{table}");
-    assert!(table.contains("#   algorithm: shm-"), "{table}");
+    assert!(table.contains("#   * shm-"), "{table}");
 
     let kept: Value = serde_json::from_str(&fs::read_to_string(json).unwrap()).unwrap();
     let rows = kept["rows"].as_array().unwrap();

@@ -11,7 +11,7 @@
 //! | `bound`, `line` | what they are measured against: a copy, or a plain stream |
 //! | `probe` | near or far: how long a word takes from core to core |
 //! | `row`, `table`, `plot` | a figure, and all of them as text, JSON and SVG |
-//! | `explain` | which algorithm was taken |
+//! | `explain` | which algorithm was taken, and what the others would have cost |
 
 mod answers;
 mod bound;

@@ -115,7 +115,7 @@ pub struct Options {
     #[arg(long)]
     pub(super) untouched: bool,
 
-    /// Say which algorithm was taken
+    /// Say which algorithm was taken, why, and what the others would have cost
     #[arg(long)]
     pub(super) explain: bool,
 

@@ -1,6 +1,6 @@
 //! A figure: one operation, of one size, on one way.
 
-use drumline::{DType, ReduceOp};
+use drumline::{DType, Explanation, ReduceOp};
 use serde_json::{Value, json};
 
 use super::{
@@ -36,7 +36,8 @@ pub(super) struct Row {
     pub(super) bound_factor: f64,
     /// Of a word between two cores, in nanoseconds: before the first round and after each.
     pub(super) hand_over_ns: Vec<f64>,
-    pub(super) algorithm: Option<String>,
+    /// Which algorithm was taken, if that was asked.
+    pub(super) explanation: Option<Explanation>,
 }
 
 impl Row {
@@ -130,7 +131,7 @@ impl Row {
             "cpu_s_per_gb": self.cpu_s_per_gb(),
             "switches_per_operation": self.bill.switches,
             "hand_over_ns": self.hand_over_ns,
-            "algorithm": self.algorithm,
+            "algorithm": self.explanation.as_ref().map(|it| &it.algorithm),
         })
     }
 }
@@ -168,7 +169,7 @@ pub(super) mod tests {
             bound: "copy by all ranks at once",
             bound_factor: 1.5,
             hand_over_ns: vec![45.0, 220.0, 46.0],
-            algorithm: None,
+            explanation: None,
         }
     }
 

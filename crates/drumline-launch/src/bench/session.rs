@@ -7,7 +7,8 @@ use drumline::{Config, DType, ReduceOp, init_process_group};
 use super::{
     bound::Bound,
     choice::Calls,
-    create_files, explain,
+    create_files,
+    explain::explain,
     measure::{Bill, Meter, Pace, Turn},
     operation::{Operation, Place},
     options::Options,
@@ -223,14 +224,14 @@ impl Session<'_> {
                 bound: bounds[planned.way].name(),
                 bound_factor: bounds[planned.way].factor(operation, &hosts.0),
                 hand_over_ns: hand_over_ns.iter().copied().flatten().collect(),
-                algorithm: None,
+                explanation: None,
             };
             let bill = meter.bill(&mut *trial, row.time_us()).map_err(Error::Measure)?;
-            let algorithm = match options.explain {
-                true => explain::algorithm(&mut *trial).map_err(Error::Measure)?,
+            let explanation = match options.explain {
+                true => explain(groups[planned.way].0, &call).map_err(Error::Measure)?,
                 false => None,
             };
-            rows.push(Row { bill, algorithm, ..row });
+            rows.push(Row { bill, explanation, ..row });
         }
         Ok(rows)
     }

@@ -132,8 +132,9 @@ impl Row {
             &or_none(hand_over),
         ]);
         text.push('\n');
-        if let Some(algorithm) = &self.algorithm {
-            let _ = writeln!(text, "#   algorithm: {algorithm}");
+        let explanation = self.explanation.as_ref().map(ToString::to_string).unwrap_or_default();
+        for line in explanation.lines() {
+            let _ = writeln!(text, "#   {line}");
         }
         text
     }
@@ -165,6 +166,10 @@ fn short(value: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use drumline::{Candidate, Explanation};
+
     use super::{super::row::tests::row, *};
 
     const HEADING: Heading = Heading { ranks: 4, hosts: 1, cores: 2, untouched: false, rounds: 3 };
@@ -173,7 +178,13 @@ mod tests {
     fn the_table_has_a_column_for_everything() {
         let mut wrong = row(8, &[&[0.25, 0.35]]);
         (wrong.wrong, wrong.bound_us, wrong.hand_over_ns) = (3, 0.0, vec![45.0]);
-        wrong.algorithm = Some("shm-oneshot".to_owned());
+        let of_links =
+            Candidate { algorithm: "direct", price: Some(Duration::from_micros(7)), problem: None };
+        wrong.explanation = Some(Explanation {
+            algorithm: "shm-oneshot".to_owned(),
+            why: "it is short".to_owned(),
+            candidates: vec![of_links],
+        });
         let rows = [wrong, row(1 << 20, &[&[90.0, 110.0], &[100.0, 104.0]])];
         let text = HEADING.text() + &rows[0].text() + &rows[1].text() + &Heading::summary(&rows);
         assert_eq!(text, include_str!("golden/table.txt"), "{text}");
