@@ -28,8 +28,8 @@ pub struct GroupOptions {
     pub name: Option<String>,
     /// How long start-up and every operation may take; as in the group it is made of unless set.
     pub timeout: Option<Duration>,
-    /// Other settings than those of the group it is made of. Where they have no secret, that
-    /// group's is taken.
+    /// Other settings than those of the group it is made of. Where they have no secret, or say
+    /// nothing of addresses, that group's are taken.
     pub config: Option<Config>,
     /// Whether ranks are numbered in the order in which they are listed, instead of in ascending
     /// order.
@@ -302,6 +302,10 @@ impl ProcessGroup {
         let ours = &self.inner.config;
         let mut config = options.config.as_ref().unwrap_or(ours).clone();
         config.secret = config.secret.or_else(|| ours.secret.clone());
+        if config.bind_addresses.is_empty() && config.socket_ifname.is_none() {
+            // Found on the way to the master, which nobody asks for again.
+            config.bind_addresses.clone_from(&ours.bind_addresses);
+        }
         config.timeout = options.timeout.unwrap_or(config.timeout);
         config
     }
