@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// The arguments of a collective, other than its buffers.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
     pub(crate) operation: Operation,
     pub(crate) operator: Option<OperatorKind>,
@@ -97,8 +97,6 @@ pub(crate) struct Choice {
     pub(crate) algorithm: &'static Algorithm,
     /// Whether the data goes through staging slots.
     pub(crate) staged: bool,
-    /// Where in this rank's arena the data lies, if the algorithm wants it there.
-    pub(crate) registered: Option<u64>,
     /// Whether narrow floats are widened for the whole operation, because partial sums travel.
     pub(crate) wide: bool,
     /// Bytes of the elements that travel.
@@ -112,7 +110,7 @@ const ONE_SHOT_BYTES: usize = 32 * 1024;
 /// Up to this many bytes a copy to a slot is faster than a second round of posts.
 const STAGED_BYTES: usize = 2 * 1024;
 
-/// Chooses the algorithm of a call whose data is `registered` at that byte of the arena.
+/// Chooses the algorithm of a call whose data is `registered`, or is not.
 ///
 /// # Errors
 ///
@@ -123,7 +121,7 @@ pub(crate) fn choose(
     topology: &Topology,
     over_links: &mut OverLinks,
     host: Option<&Host>,
-    registered: Option<u64>,
+    registered: bool,
     config: &Config,
 ) -> Result<Choice> {
     if let Some(problem) = call.operator.and_then(|operator| operator.problem_with(call.dtype)) {
@@ -137,7 +135,6 @@ pub(crate) fn choose(
         Choice {
             algorithm,
             staged: algorithm.memory == MemoryUse::Staged,
-            registered: registered.filter(|_| algorithm.memory == MemoryUse::Registered),
             wide,
             element_bytes: if wide { size_of::<f32>() } else { call.dtype.size() },
         }
@@ -148,7 +145,7 @@ pub(crate) fn choose(
             // Alone, there is nothing to do in any way.
             _ if topology.world_size == 1 => return Ok(finish(algorithm)),
             MemoryUse::Staged if host.is_none() => "these ranks share no memory",
-            MemoryUse::Registered if registered.is_none() => "this buffer is not registered",
+            MemoryUse::Registered if !registered => "this buffer is not registered",
             MemoryUse::Registered if is_wide(algorithm) => {
                 "sums of floats of 16 or 8 bits would be rounded on their way"
             }
@@ -174,7 +171,7 @@ pub(crate) fn choose(
                 && match row.memory {
                     MemoryUse::Private => false,
                     MemoryUse::Staged => true,
-                    MemoryUse::Registered => registered.is_some() && !is_wide(row),
+                    MemoryUse::Registered => registered && !is_wide(row),
                 }
                 && (row.applies)(topology)
                 && (few_connections(topology) || !topology.sums_by_rank())
@@ -273,7 +270,7 @@ mod tests {
 
     fn without_shared_memory(call: &Call, ranks: usize) -> Choice {
         let (topology, config) = (Topology::flat(ranks), Config::default());
-        choose(call, &topology, &mut OverLinks::default(), None, None, &config).unwrap()
+        choose(call, &topology, &mut OverLinks::default(), None, false, &config).unwrap()
     }
 
     #[test]
@@ -323,7 +320,7 @@ mod tests {
         let attempt = |dtype| {
             let call = call(Operation::AllReduce, dtype, 100);
             let topology = Topology::hosts(&[2, 2]);
-            choose(&call, &topology, &mut OverLinks::default(), None, Some(0), &config)
+            choose(&call, &topology, &mut OverLinks::default(), None, true, &config)
         };
         assert!(attempt(DType::F32).is_ok());
         let error = attempt(DType::F16).unwrap_err().to_string();

@@ -24,7 +24,7 @@ use crate::{
     Config, DType, Element, ReduceOp, RegisteredBuffer, Result,
     call::Call,
     error::{Cause, CollectiveError},
-    executor::{self, Header, History, Machine, Memory},
+    executor::{self, Header, History, Machine, Memory, Now, Spin},
     host::Host,
     lane::{Job, Lane, Operation},
     operation::{CallOn, Request},
@@ -201,7 +201,8 @@ impl<S: Connection> Member<S> {
     ///
     /// As [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce).
     pub fn step(&mut self, collective: &mut Prepared, now: Instant) -> Result<Progress> {
-        self.lane.step(collective.0.operation(), now).map(Progress::from)
+        let now = Now::at(now);
+        self.lane.step(collective.0.operation(), &now, Spin::No).map(Progress::from)
     }
 
     /// Adds an asynchronous call behind all others.
@@ -213,7 +214,7 @@ impl<S: Connection> Member<S> {
 
     /// Brings the queued calls as far as possible.
     pub fn progress(&mut self, now: Instant) -> Progress {
-        self.lane.progress(now).into()
+        self.lane.progress(now, Spin::No).into()
     }
 
     /// Whether queued calls are unfinished.
@@ -278,7 +279,7 @@ impl<S: Connection> Member<S> {
     /// See [`ProcessGroup::abort`](crate::ProcessGroup::abort).
     pub fn abort(&mut self, now: Instant) {
         self.aborted.store(true, Ordering::SeqCst);
-        self.lane.progress(now);
+        self.lane.progress(now, Spin::No);
     }
 
     /// Begins to close the group: call [`Member::closed`] until it says so.
@@ -368,7 +369,7 @@ impl<T: Element> Erased for CallOn<T, RegisteredBuffer<T>, Vec<T>> {
     }
 
     fn bytes(&self) -> &[u8] {
-        self.data().map_or(&[], |data| bytemuck::cast_slice(data))
+        bytemuck::cast_slice(self.data())
     }
 }
 

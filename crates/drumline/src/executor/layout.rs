@@ -22,6 +22,8 @@ pub(crate) struct Layout {
     counts: Counts,
     /// Elements of the longest block.
     longest: usize,
+    /// Blocks of a staging slot.
+    slot_blocks: usize,
     /// The elements of each block that are worked on now.
     window: Range<usize>,
     /// The longest window.
@@ -34,14 +36,18 @@ impl Layout {
     pub(crate) fn new(schedule: &Schedule, counts: Counts, slot: Option<usize>) -> Layout {
         let Schedule { collective, world_size, rank, root, .. } = *schedule;
         let longest = counts.longest();
-        let piece = slot.map_or(longest, |slot| {
-            let blocks = match collective.blocks(Buffer::Slot, rank, root) {
-                Blocks::All => world_size,
-                Blocks::One | Blocks::None => 1,
-            };
-            longest.min((slot / blocks).max(1))
-        });
-        Layout { collective, world_size, rank, root, counts, longest, window: 0..piece, piece }
+        let slot_blocks = match collective.blocks(Buffer::Slot, rank, root) {
+            Blocks::All => world_size,
+            Blocks::One | Blocks::None => 1,
+        };
+        let piece = slot.map_or(longest, |slot| longest.min((slot / slot_blocks).max(1)));
+        let window = 0..piece;
+        Layout { collective, world_size, rank, root, counts, longest, slot_blocks, window, piece }
+    }
+
+    /// The most elements that a staging slot has to hold.
+    pub(super) fn slot_len(&self) -> usize {
+        self.slot_blocks * self.piece
     }
 
     /// Goes on to the next window, if there is one.

@@ -2,22 +2,19 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use drumline_kernels::{Element, Source, Target, copy, reduce_tree, reduce_tree_with};
-use drumline_schedule::{
-    Schedule,
-    step::{Buffer, Loc, Side, Step},
-    tree::{Node, merges},
-};
+use drumline_kernels::{Element, Source, Target, copy, fetch, reduce_tree, reduce_tree_with};
+use drumline_schedule::step::{Buffer, Loc, Side, Step};
 
-use super::{layout::Layout, machine::Machine};
+use super::{layout::Layout, machine::Machine, plan::Plan};
 use crate::{error::Cause, host::Host, operator::Combine, work::panic_text};
 
 /// Bytes for a transport, and local steps for the executor; the element type is hidden.
 pub(crate) trait Memory {
     fn bytes(&self, loc: Loc) -> &[u8];
     fn bytes_mut(&mut self, loc: Loc) -> &mut [u8];
-    /// Carries out a step other than a message. Places of peers lie in `host`.
-    fn compute(&mut self, step: &Step, host: Option<&Host>) -> Result<(), Cause>;
+    /// Carries out a step other than a message. Places of peers lie in `host`; `merges` says how a
+    /// step combines many inputs.
+    fn compute(&mut self, step: &Step, merges: &[usize], host: Option<&Host>) -> Result<(), Cause>;
     /// Goes on with another window of the buffers.
     fn show(&mut self, layout: &Layout);
 }
@@ -31,14 +28,14 @@ pub(crate) struct Buffers<T, D, I> {
     op: Combine<T>,
     /// How many ranks have a part in what is finished.
     contributions: usize,
-    layout: Layout,
-    data: D,
-    input: I,
+    layout: Option<Layout>,
+    pub(crate) data: D,
+    pub(crate) input: I,
     scratch: Scratch,
 }
 
 /// The parts of all scratch slots that a schedule names, behind each other in one block.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Scratch {
     slots: Vec<Slot>,
     memory: Block,
@@ -67,33 +64,25 @@ type Word = [u64; 2];
 pub(crate) struct Pool(Block);
 
 impl Scratch {
-    /// Room for what `schedule` names, in any window. It holds left-overs.
-    fn new<T: Element>(schedule: &Schedule, layout: &Layout, pool: &mut Pool) -> Scratch {
-        let staging = schedule.steps.iter().filter_map(|step| match step {
-            Step::RecvReduce { dst, .. } => Some(Machine::staging(*dst)),
-            _ => None,
-        });
-        let named = schedule.steps.iter().flat_map(|step| step.reads().chain(step.writes()));
-        let mut slots: Vec<Slot> = Vec::new();
-        for loc in named.chain(staging) {
-            let Buffer::Scratch(id) = loc.buffer else { continue };
-            match slots.iter_mut().find(|slot| slot.id == id) {
-                Some(slot) => slot.places.push(loc),
-                None => slots.push(Slot { id, places: vec![loc], first: 0, at: 0 }),
-            }
-        }
+    /// Room for what the schedule of `plan` names, in any window. It holds left-overs.
+    fn new(plan: &Plan, pool: &mut Pool) -> Scratch {
+        let element_bytes = plan.element_bytes;
         let mut end = 0;
-        let last = layout.last();
-        for slot in &mut slots {
-            let hull = slot.hull(layout);
+        let last = (!plan.scratch.is_empty()).then(|| plan.layout.last());
+        let slots = plan.scratch.iter().map(|(id, places)| {
+            let mut slot = Slot { id: *id, places: places.clone(), first: 0, at: 0 };
+            let hull = slot.hull(&plan.layout);
             (slot.first, slot.at) = (hull.start, end);
             // In a shorter window, borders of blocks may lie further apart by one.
-            let len = hull.len().max(slot.hull(&last).len());
+            let of_last = last.as_ref().map_or(0, |last| slot.hull(last).len());
+            let len = hull.len().max(of_last);
             // Slots begin on cache lines of their own.
-            end += (len * size_of::<T>()).next_multiple_of(64) / size_of::<T>();
-        }
+            end += (len * element_bytes).next_multiple_of(64) / element_bytes;
+            slot
+        });
+        let slots = slots.collect();
         let mut memory = std::mem::take(&mut pool.0);
-        let words = (end * size_of::<T>()).div_ceil(size_of::<Word>());
+        let words = (end * element_bytes).div_ceil(size_of::<Word>());
         if memory.len() < words {
             memory.resize(words, [0; 2]);
         }
@@ -164,44 +153,59 @@ impl<'a, T: Element> Places<'a, T> {
 }
 
 impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
-    /// Lays out the working memory that `schedule` needs.
-    pub(crate) fn new(
-        schedule: &Schedule,
-        layout: Layout,
-        op: Combine<T>,
-        data: D,
-        input: I,
-        pool: &mut Pool,
-    ) -> Buffers<T, D, I> {
-        let scratch = Scratch::new::<T>(schedule, &layout, pool);
-        let contributions = schedule.contributions();
-        Buffers { op, contributions, layout, data, input, scratch }
+    /// Buffers of a call that has not begun.
+    pub(crate) fn new(op: Combine<T>, data: D, input: I) -> Buffers<T, D, I> {
+        Buffers { op, contributions: 0, layout: None, data, input, scratch: Scratch::default() }
     }
 
-    /// Gives the working memory back, and the caller's.
-    pub(crate) fn recycle(self, pool: &mut Pool) -> (D, I) {
-        pool.0 = self.scratch.memory;
-        (self.data, self.input)
+    /// Lays out the working memory that the call needs.
+    pub(crate) fn lay_out(&mut self, plan: &Plan, pool: &mut Pool) {
+        self.contributions = plan.schedule.contributions();
+        self.layout = Some(plan.layout.clone());
+        self.scratch = Scratch::new(plan, pool);
     }
 
-    pub(crate) fn data(&self) -> &D {
-        &self.data
+    /// Gives the working memory back.
+    pub(crate) fn release(&mut self, pool: &mut Pool) {
+        if self.layout.take().is_some() {
+            pool.0 = std::mem::take(&mut self.scratch).memory;
+        }
     }
 
-    fn places<'a>(&'a mut self, host: Option<&'a Host>) -> Places<'a, T> {
-        Places {
-            layout: &self.layout,
+    pub(crate) fn op(&self) -> &Combine<T> {
+        &self.op
+    }
+
+    /// The operator and both buffers.
+    pub(crate) fn parts(&mut self) -> (&Combine<T>, &mut D, &mut I) {
+        (&self.op, &mut self.data, &mut self.input)
+    }
+
+    fn layout(&self) -> &Layout {
+        let Some(layout) = &self.layout else {
+            unreachable!("memory is asked for after it was laid out");
+        };
+        layout
+    }
+
+    fn places<'a>(&'a mut self, host: Option<&'a Host>) -> (&'a Combine<T>, Places<'a, T>) {
+        let Some(layout) = &self.layout else {
+            unreachable!("memory is asked for after it was laid out");
+        };
+        let places = Places {
+            layout,
             data: Target::from(self.data.as_mut()),
             input: Source::from(self.input.as_ref()),
             scratch: Target::from(bytemuck::cast_slice_mut(&mut self.scratch.memory)),
             slots: &self.scratch.slots,
             host,
-        }
+        };
+        (&self.op, places)
     }
 
     /// Where `loc` lies in the block of scratch, in elements.
     fn in_scratch(&self, id: usize, loc: Loc) -> std::ops::Range<usize> {
-        let range = self.layout.resolve(loc);
+        let range = self.layout().resolve(loc);
         let Some(slot) = self.scratch.slots.iter().find(|slot| slot.id == id) else {
             unreachable!("the layout covers every slot that the schedule names");
         };
@@ -213,8 +217,8 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
 impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T, D, I> {
     fn bytes(&self, loc: Loc) -> &[u8] {
         bytemuck::cast_slice(match loc.buffer {
-            Buffer::Data => &self.data.as_ref()[self.layout.resolve(loc)],
-            Buffer::Input => &self.input.as_ref()[self.layout.resolve(loc)],
+            Buffer::Data => &self.data.as_ref()[self.layout().resolve(loc)],
+            Buffer::Input => &self.input.as_ref()[self.layout().resolve(loc)],
             Buffer::Scratch(id) => {
                 let range = self.in_scratch(id, loc);
                 &bytemuck::cast_slice::<Word, T>(&self.scratch.memory)[range]
@@ -225,7 +229,10 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
 
     fn bytes_mut(&mut self, loc: Loc) -> &mut [u8] {
         bytemuck::cast_slice_mut(match loc.buffer {
-            Buffer::Data => &mut self.data.as_mut()[self.layout.resolve(loc)],
+            Buffer::Data => {
+                let range = self.layout().resolve(loc);
+                &mut self.data.as_mut()[range]
+            }
             Buffer::Scratch(id) => {
                 let range = self.in_scratch(id, loc);
                 &mut bytemuck::cast_slice_mut::<Word, T>(&mut self.scratch.memory)[range]
@@ -236,16 +243,16 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
     }
 
     fn show(&mut self, layout: &Layout) {
-        self.layout.clone_from(layout);
+        self.layout = Some(layout.clone());
         for slot in &mut self.scratch.slots {
             slot.first = slot.hull(layout).start;
         }
     }
 
-    fn compute(&mut self, step: &Step, host: Option<&Host>) -> Result<(), Cause> {
-        let (op, ranks) = (self.op.clone(), self.contributions);
+    fn compute(&mut self, step: &Step, merges: &[usize], host: Option<&Host>) -> Result<(), Cause> {
+        let ranks = self.contributions;
         let finish = |finish: bool| finish.then_some(ranks);
-        let places = self.places(host);
+        let (op, places) = self.places(host);
         match step {
             Step::RecvReduce { dst, side, finish: last, .. } => {
                 let arrived = places.source(Machine::staging(*dst))?;
@@ -255,13 +262,23 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
                 op.pair(places.target(*dst)?, places.source(*src)?, *side, finish(*last))?;
             }
             Step::ReduceTree { dsts, srcs, finish: last } => {
-                let into: Vec<_> =
-                    dsts.iter().map(|dst| places.target(*dst)).collect::<Result<_, _>>()?;
-                let from: Vec<_> =
-                    srcs.iter().map(|(_, src)| places.source(*src)).collect::<Result<_, _>>()?;
-                op.tree(&into, &from, &tree_of(srcs), finish(*last))?;
+                let into = dsts.iter().map(|dst| places.target(*dst));
+                let from = srcs.iter().map(|(_, src)| places.source(*src));
+                let combine = |into: &[_], from: &[_]| op.tree(into, from, merges, finish(*last));
+                let nothing = Target::from(&mut [][..]);
+                listed(nothing, into, |into| {
+                    listed(nothing.as_source(), from, |from| combine(into, from))
+                })?;
             }
-            Step::Copy { dst, src } => copy(places.target(*dst)?, places.source(*src)?),
+            Step::Copy { dst, src } => match host {
+                // Nobody else reads it. (What lies in a line is too short to be taken over.)
+                Some(host)
+                    if src.peer.is_some() && src.buffer == Buffer::Slot && host.is_pair() =>
+                {
+                    fetch(places.target(*dst)?, places.target(*src)?);
+                }
+                _ => copy(places.target(*dst)?, places.source(*src)?),
+            },
             Step::Send { .. }
             | Step::Recv { .. }
             | Step::Flush { .. }
@@ -270,6 +287,26 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
         }
         Ok(())
     }
+}
+
+/// Up to this many operands are listed without asking for memory.
+const FEW: usize = 8;
+
+/// Hands a list of operands over.
+fn listed<T: Copy, R>(
+    empty: T,
+    operands: impl ExactSizeIterator<Item = Result<T, Cause>>,
+    with: impl FnOnce(&[T]) -> Result<R, Cause>,
+) -> Result<R, Cause> {
+    let len = operands.len();
+    if len > FEW {
+        return with(&operands.collect::<Result<Vec<T>, Cause>>()?);
+    }
+    let mut list = [empty; FEW];
+    for (place, operand) in list.iter_mut().zip(operands) {
+        *place = operand?;
+    }
+    with(&list[..len])
 }
 
 impl<T: Element> Combine<T> {
@@ -310,14 +347,4 @@ impl<T: Element> Combine<T> {
             }
         }
     }
-}
-
-/// The stack program that sums `srcs`.
-fn tree_of(srcs: &[(Node, Loc)]) -> Vec<usize> {
-    let nodes: Vec<Node> = srcs.iter().map(|(node, _)| *node).collect();
-    let root = Node { lo: nodes[0].lo, len: nodes.iter().map(|node| node.len).sum() };
-    let Some(merges) = merges(root, &nodes) else {
-        unreachable!("the inputs of a ReduceTree tile a node");
-    };
-    merges
 }
