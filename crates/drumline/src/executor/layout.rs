@@ -25,6 +25,8 @@ pub(crate) struct Layout {
     longest: usize,
     /// Elements of each block that a window shows, but for the last window.
     piece: usize,
+    /// Blocks of a staging slot.
+    slot_blocks: usize,
 }
 
 /// What a schedule's place stands for in one window.
@@ -40,14 +42,12 @@ impl Layout {
     pub(crate) fn new(schedule: &Schedule, counts: Counts, slot: Option<usize>) -> Layout {
         let Schedule { collective, world_size, rank, root, .. } = *schedule;
         let longest = counts.longest();
-        let piece = slot.map_or(longest, |slot| {
-            let blocks = match collective.blocks(Buffer::Slot, rank, root) {
-                Blocks::All => world_size,
-                Blocks::One | Blocks::None => 1,
-            };
-            longest.min((slot / blocks).max(1))
-        });
-        Layout { collective, world_size, rank, root, counts, longest, piece }
+        let slot_blocks = match collective.blocks(Buffer::Slot, rank, root) {
+            Blocks::All => world_size,
+            Blocks::One | Blocks::None => 1,
+        };
+        let piece = slot.map_or(longest, |slot| longest.min((slot / slot_blocks).max(1)));
+        Layout { collective, world_size, rank, root, counts, longest, piece, slot_blocks }
     }
 
     /// The same in windows of so many elements of each block, at least one.
@@ -65,6 +65,11 @@ impl Layout {
             _ => message,
         };
         self.in_windows_of(elements)
+    }
+
+    /// The most elements that a staging slot has to hold.
+    pub(super) fn slot_len(&self) -> usize {
+        self.slot_blocks * self.piece
     }
 
     /// How many windows there are: at least one.
