@@ -22,7 +22,7 @@ SEEDS ?= 0..100000
 help:
 	@echo 'make train      train a classifier on NPROC=$(NPROC) processes; ARGS goes to the program'
 	@echo 'make test       formatting, lints, documentation, and all tests'
-	@echo 'make bench      measure beside MPI and gloo, ten minutes; writes the tables of docs/performance.md'
+	@echo 'make bench      measure beside MPI and gloo; writes the tables of docs/performance.md'
 	@echo 'make soak       what takes long: 100,000 simulated jobs, hundreds of kills, every resume'
 	@echo 'make nightly    every case of the conformance suite, with every size: hours'
 	@echo 'make schedules  draw docs/schedules anew'

@@ -61,7 +61,7 @@ def ddp() -> None:
     rank = dist.get_rank()
     model = torch.nn.Sequential(torch.nn.Linear(20, 50), torch.nn.ReLU(), torch.nn.Linear(50, 1))
     model = torch.nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.001)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
     data = torch.randn(50, dist.get_world_size(), 8, 20)
     for batch in data[:, rank]:
         loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()

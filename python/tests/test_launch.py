@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -57,7 +58,7 @@ def test_ddp_trains_as_with_gloo():
         digests = re.findall(r"parameters (\w+)", out)
         assert len(digests) == 2 and digests[0] == digests[1], out
         found[backend] = [float(loss) for loss in re.findall(r"loss (\S+)", out)]
-    assert len(found["gloo"]) == 50
+    assert len(found["gloo"]) == 50 and all(map(math.isfinite, found["gloo"]))
     assert found["drumline"] == pytest.approx(found["gloo"], rel=1e-6, abs=1e-9)
 
 

@@ -141,7 +141,7 @@ def differing(rank, world_size, directory, what):
 def test_ranks_that_disagree_are_told_both_calls(what):
     for rank, (how, text) in enumerate(run_and_see(2, differing, what)):
         assert how == "raised", (rank, how, text)
-        assert text.startswith("drumline.CollectiveError") and "rank" in text, text
+        assert text.startswith("drumline.CollectiveMismatchError") and "rank" in text, text
 
 
 def refused(rank, world_size, directory):

@@ -325,3 +325,20 @@ def cycles(rank, world_size, directory):
 def test_groups_leave_nothing_behind():
     for before, after in run(2, cycles):
         assert before == after
+
+
+def waits_in_a_callback(rank, world_size, directory):
+    connect(rank, world_size, directory)
+
+    def again(future):
+        [tensor] = future.value()
+        return dist.all_reduce(tensor, async_op=True).get_future().then(lambda it: it.value()).wait()
+
+    future = dist.all_reduce(torch.ones(2), async_op=True).get_future()
+    result = future.then(again).wait()[0].tolist()
+    dist.destroy_process_group()
+    return result
+
+
+def test_a_callback_may_wait_for_another_operation():
+    assert run(2, waits_in_a_callback) == [[4, 4]] * 2

@@ -52,7 +52,7 @@ pub fn check(case: &Case, form: Form, group: &ProcessGroup) -> Result<(), String
 pub(crate) fn perform(case: &Case, form: Form, group: &ProcessGroup) -> Result<Vec<u8>, String> {
     let buffers = case.buffers(group.rank(), group.world_size());
     match form {
-        Form::Async => begin(case, false, group)?(Wait::Wait),
+        Form::Async => begin(case, false, group)?(Wait::Blocking),
         _ => by_type!(case.dtype, at_once(case, form, group, &buffers.data, &buffers.input))
             .map_err(|error| error.to_string()),
     }

@@ -14,7 +14,7 @@ use drumline::Work;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// [`Work::wait`].
-    Wait,
+    Blocking,
     /// [`Work::wait_timeout`], again and again.
     InTurns,
     /// As a future.
@@ -24,12 +24,12 @@ pub(crate) enum Wait {
 }
 
 impl Wait {
-    pub(crate) const ALL: [Wait; 4] = [Wait::Wait, Wait::InTurns, Wait::Await, Wait::Callback];
+    pub(crate) const ALL: [Wait; 4] = [Wait::Blocking, Wait::InTurns, Wait::Await, Wait::Callback];
 
     /// Waits in this way.
     pub(crate) fn of<B: Send + 'static>(self, mut work: Work<B>) -> Result<B, String> {
         let result = match self {
-            Wait::Wait => work.wait(),
+            Wait::Blocking => work.wait(),
             Wait::InTurns => loop {
                 match work.wait_timeout(Duration::from_millis(1)) {
                     Ok(result) => break result,

@@ -84,7 +84,7 @@ fn measured_prices_are_a_file_of_prices() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("prices.toml");
     let file = file.to_str().unwrap();
-    assert!(stdout(&["--measure", file]).starts_with("wrote "));
+    assert!(stdout(&["--measure", file, "--measure-ms", "10"]).starts_with("wrote "));
     let prices: drumline::PriceList = fs::read_to_string(file).unwrap().parse().unwrap();
     assert_ne!(prices.near, drumline::PriceList::default().near);
     assert!(prices.call_ps > 0 && prices.memory_byte_fs > 0);

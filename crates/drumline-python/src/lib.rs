@@ -14,6 +14,7 @@ mod memory;
 mod sampler;
 mod signals;
 mod store;
+mod tellers;
 mod work;
 
 use pyo3::prelude::*;

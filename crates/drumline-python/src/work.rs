@@ -12,6 +12,7 @@ use crate::{
     error::raise,
     memory::Buffer,
     signals::{LOOK_EVERY, on_main_thread},
+    tellers,
 };
 
 /// What an operation gives back, to be brought to its place.
@@ -236,7 +237,8 @@ impl Shared {
 
     fn tell_at_the_end(self: &Arc<Self>, pending: Box<dyn Pending>) {
         let shared = self.clone();
-        if let Err(error) = pending.on_complete(Box::new(move |outcome| shared.end(outcome))) {
+        let tell = move |outcome| tellers::run(move || shared.end(outcome));
+        if let Err(error) = pending.on_complete(Box::new(tell)) {
             self.end(Err(error));
         }
     }

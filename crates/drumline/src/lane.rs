@@ -89,6 +89,8 @@ pub(crate) struct Lane {
     /// Whether neighbours have been told to ring the doorbell.
     asleep: bool,
     state: State,
+    /// Whether a panic ends the group.
+    forsaken: bool,
     /// Time in operations.
     busy: Duration,
     recorder: Recorder,
@@ -140,6 +142,7 @@ impl Lane {
             transport,
             host,
             aborted,
+            forsaken: false,
             sequence: 0,
             machine,
             plans: Plans::new(),
@@ -540,6 +543,11 @@ impl Lane {
         Ok(())
     }
 
+    /// The lane will be dropped without a goodbye.
+    pub(crate) fn forsake(&mut self) {
+        self.forsaken = true;
+    }
+
     /// Whether all ranks have left, after [`Lane::close`] at `started`.
     pub(crate) fn closed(&mut self, started: Instant, now: Instant) -> Result<bool> {
         let deadline = started + self.config.timeout;
@@ -582,7 +590,8 @@ impl Drop for Lane {
             });
         }
         // A rank that panics does not leave in good order: its peers shall see it as dead.
-        if matches!(self.state, State::Open) && !std::thread::panicking() {
+        let panics = self.forsaken || std::thread::panicking();
+        if matches!(self.state, State::Open) && !panics {
             self.transport.take_leave();
         }
     }

@@ -496,12 +496,14 @@ fn engines_work_side_by_side_and_beside_their_group() {
     });
 }
 
-/// Bytes of memory, descriptors and threads of this process.
+/// KiB of memory, descriptors and threads of this process. Without shared memory, whose pages are
+/// counted once for each mapping through which they were touched.
 fn resources() -> (usize, usize, usize) {
     let count = |path: &str| std::fs::read_dir(path).unwrap().count();
-    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
-    let pages: usize = statm.split(' ').nth(1).unwrap().parse().unwrap();
-    (pages * 4096, count("/proc/self/fd"), count("/proc/self/task"))
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
+    let memory_kib = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    (memory_kib, count("/proc/self/fd"), count("/proc/self/task"))
 }
 
 /// A thousand steps: a process of its own, where nobody else opens descriptors.
@@ -539,8 +541,10 @@ fn a_thousand_steps_leave_nothing_behind() {
             reduce.stop().unwrap();
         });
         let (before, after) = (receiver.recv().unwrap(), receiver.recv().unwrap());
-        assert_eq!((before.1, before.2), (after.1, after.2), "descriptors, threads");
-        assert!(after.0 < before.0 + (2 << 20), "{} bytes became {}", before.0, after.0);
+        // Connections that were opened from both ends at once are given up some time later.
+        let grows = after.1 > before.1 || after.2 > before.2;
+        assert!(!grows, "descriptors and threads: {before:?} became {after:?}");
+        assert!(after.0 < before.0 + 1024, "{} KiB became {}", before.0, after.0);
     });
 }
 

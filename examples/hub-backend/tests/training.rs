@@ -12,6 +12,16 @@ use drumline::{
 
 const LENGTHS: [usize; 3] = [1_000, 7, 30];
 
+/// What each of three ranks finds, which must be the same.
+fn same_on_three_ranks(config: &Config, rank: fn(ProcessGroup) -> Vec<u32>) -> Vec<u32> {
+    let groups = ProcessGroup::local_world_with(3, config).unwrap();
+    let ranks: Vec<_> =
+        groups.into_iter().map(|group| thread::spawn(move || rank(group))).collect();
+    let mut found: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
+    assert!(found.iter().all(|of_rank| *of_rank == found[0]));
+    found.remove(0)
+}
+
 /// What three ranks average, over a few steps, as bits.
 fn averages(config: &Config) -> Vec<u32> {
     let rank = |group: ProcessGroup| {
@@ -34,12 +44,7 @@ fn averages(config: &Config) -> Vec<u32> {
         group.destroy().unwrap();
         bits
     };
-    let groups = ProcessGroup::local_world_with(3, config).unwrap();
-    let ranks: Vec<_> =
-        groups.into_iter().map(|group| thread::spawn(move || rank(group))).collect();
-    let mut bits: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
-    assert!(bits.iter().all(|of_rank| *of_rank == bits[0]));
-    bits.remove(0)
+    same_on_three_ranks(config, rank)
 }
 
 #[test]
@@ -78,12 +83,7 @@ fn averages_by_name(config: &Config) -> Vec<u32> {
         group.destroy().unwrap();
         bits
     };
-    let groups = ProcessGroup::local_world_with(3, config).unwrap();
-    let ranks: Vec<_> =
-        groups.into_iter().map(|group| thread::spawn(move || rank(group))).collect();
-    let mut bits: Vec<_> = ranks.into_iter().map(|rank| rank.join().unwrap()).collect();
-    assert!(bits.iter().all(|of_rank| *of_rank == bits[0]));
-    bits.remove(0)
+    same_on_three_ranks(config, rank)
 }
 
 #[test]

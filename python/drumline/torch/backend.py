@@ -131,10 +131,12 @@ class DrumlineBackend(Backend):
         _LIVING.discard(self)
         try:
             self._group.leave(_PATIENCE_S)
-        except _core.CollectiveMismatchError as error:
-            raise as_dist_error(error) from None
         except _core.DrumlineError as error:
-            # The group is to go, and whoever used it has heard of its failure.
+            # A call that needed nobody's answer is not known to have failed until now. Of all else
+            # whoever used the group has heard, and it is to go.
+            is_news = not str(error).startswith("destroy did not happen")
+            if is_news and "ranks disagree" in str(error):
+                raise as_dist_error(error) from None
             _log.warning("left a group that had failed: %s", error)
 
     def abort(self) -> None:

@@ -69,7 +69,9 @@ class DrumlineWork(dist.Work):
         self.wait()
 
     def get_future(self) -> Future[Any]:
-        _asked.work = self
+        # Nothing of torch's may be left in a thread that is not Python's own.
+        if getattr(_asked, "wanted", False):
+            _asked.work = self
         with self._lock:
             if self._future is None:
                 self._future = self._make_future()
@@ -165,11 +167,13 @@ def _asking_ours(name: str, theirs: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: dist.Work, *args: Any) -> Any:
         if type(self) is not dist.Work:
             return theirs(self, *args)
-        _asked.work = None
+        _asked.work, _asked.wanted = None, True
         try:
             self.get_future()
         except RuntimeError:  # another backend's, without futures
             pass
+        finally:
+            _asked.wanted = False
         work, _asked.work = _asked.work, None
         return theirs(self, *args) if work is None else getattr(work, name)(*args)
 

@@ -39,9 +39,6 @@ fn fits() -> Vec<Fit> {
     ]
 }
 
-/// For each run. Other programs may leave both ranks a core for moments only.
-const BUDGET: Duration = Duration::from_millis(600);
-
 /// How often the fits are gone through.
 const TURNS: usize = 4;
 
@@ -49,17 +46,18 @@ const TURNS: usize = 4;
 /// told apart with two ranks.
 const WORK_SHARE: u64 = 3;
 
-/// Measures this machine, and tells of it line by line.
+/// Measures this machine, each run for so long, and tells of it line by line. Where other programs run,
+/// longer finds more moments in which all ranks have a core.
 ///
 /// # Errors
 ///
 /// What the library said.
-pub(super) fn calibrate(tell: &mut dyn FnMut(&str)) -> Result<PriceList> {
+pub(super) fn calibrate(budget: Duration, tell: &mut dyn FnMut(&str)) -> Result<PriceList> {
     let mut prices = PriceList::default();
     copies(&mut prices);
     let mut measured = Vec::new();
     for fit in fits() {
-        let found = fit.run.measure(BUDGET).map_err(Error::Measure)?;
+        let found = fit.run.measure(budget).map_err(Error::Measure)?;
         let Run { ranks, way, elements, .. } = fit.run;
         tell(&format!(
             "{ranks} ranks, {}, {} bytes, {}: {:.2} us",

@@ -142,7 +142,7 @@ pub(super) fn cores() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// All ranks make the same number of calls: rank 0 says how many.
+/// All ranks make the same calls: rank 0 says how many, and when it is enough.
 fn fastest(
     group: &ProcessGroup,
     budget: Duration,
@@ -150,15 +150,16 @@ fn fastest(
 ) -> Result<Duration> {
     call()?;
     let once = time(1, &mut call)?.min(time(1, &mut call)?);
-    let per_round = (ROUND.as_secs_f64() / once.as_secs_f64().max(1e-9)).clamp(1.0, 20_000.0);
-    let rounds = budget.as_secs_f64() / (per_round * once.as_secs_f64()).max(1e-9);
-    let mut counts = [per_round as u64, (rounds as u64).clamp(ROUNDS_MIN, 2_000)];
-    group.broadcast(&mut counts, 0)?;
-    let [per_round, rounds] = counts;
-    let mut best = Duration::MAX;
-    for _ in 0..rounds {
-        group.barrier()?;
-        best = best.min(time(per_round as u32, &mut call)?);
+    let mut per_round = [(ROUND.as_secs_f64() / once.as_secs_f64().max(1e-9)).clamp(1.0, 20_000.0)];
+    group.broadcast(&mut per_round, 0)?;
+    let (began, mut best) = (Instant::now(), Duration::MAX);
+    for round in 0.. {
+        let mut more = [u8::from(round < ROUNDS_MIN || began.elapsed() < budget)];
+        group.broadcast(&mut more, 0)?;
+        if more == [0] {
+            break;
+        }
+        best = best.min(time(per_round[0] as u32, &mut call)?);
     }
     Ok(best)
 }

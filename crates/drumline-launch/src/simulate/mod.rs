@@ -10,7 +10,7 @@ mod options;
 mod picture;
 mod training;
 
-use std::{fs, io::Write as _, path::Path};
+use std::{fs, io::Write as _, path::Path, time::Duration};
 
 pub use options::Options;
 
@@ -29,8 +29,9 @@ const AFTER_MEASURING: &str = "\
 /// [`Error::Simulate`] for options and files that cannot be understood; what the library said where
 /// something is measured.
 pub fn simulate(options: &Options) -> Result<u8> {
+    let budget = Duration::from_millis(options.measure_ms);
     if let Some(path) = &options.measure {
-        let prices = calibrate::calibrate(&mut |line| {
+        let prices = calibrate::calibrate(budget, &mut |line| {
             let _ = writeln!(std::io::stderr(), "{line}");
         })?;
         write(path, &format!("{AFTER_MEASURING}{prices}"))?;
@@ -40,7 +41,7 @@ pub fn simulate(options: &Options) -> Result<u8> {
     if options.check {
         let prices = match &options.cluster {
             Some(path) => cluster::read(path)?.prices,
-            None => calibrate::calibrate(&mut |_| {})?,
+            None => calibrate::calibrate(budget, &mut |_| {})?,
         };
         print(&check::check(&prices, options.check_ranks_max)?)?;
         return Ok(0);

@@ -95,6 +95,10 @@ pub struct Options {
     #[arg(long, conflicts_with_all = ["hosts", "svg"])]
     pub check: bool,
 
+    /// For how long each run of --measure goes on, in milliseconds
+    #[arg(long, hide = true, default_value_t = 600)]
+    pub measure_ms: u64,
+
     /// The most ranks of --check
     #[arg(long, hide = true, default_value_t = 8)]
     pub check_ranks_max: usize,

@@ -57,6 +57,8 @@ pub(crate) struct Driven {
     /// Whether peers of other hosts have come that nobody has looked at.
     has_callers: AtomicBool,
     aborted: Arc<AtomicBool>,
+    /// Whether a panic has taken the last handle of the group.
+    forsaken: AtomicBool,
 }
 
 /// A locked lane. When it is unlocked, what is unfinished goes to the engine.
@@ -69,6 +71,14 @@ struct Driver<'a> {
 struct Rest<'a> {
     group: &'a Arc<Driven>,
     busy: bool,
+}
+
+impl Drop for Driven {
+    fn drop(&mut self) {
+        if *self.forsaken.get_mut() {
+            self.lane.get_mut().unwrap_or_else(PoisonError::into_inner).forsake();
+        }
+    }
 }
 
 impl Deref for Driver<'_> {
@@ -123,7 +133,13 @@ impl Driven {
             readiness,
             has_callers: AtomicBool::new(false),
             aborted,
+            forsaken: AtomicBool::new(false),
         })
+    }
+
+    /// A panic has taken the last handle of the group: its peers shall see this rank as dead.
+    pub(super) fn forsake(&self) {
+        self.forsaken.store(true, Ordering::SeqCst);
     }
 
     /// Algorithms over links are chosen by `prices` from now on.

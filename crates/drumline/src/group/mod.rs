@@ -84,6 +84,17 @@ pub(crate) struct Inner {
     recorder: Recorder,
 }
 
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The engine may hold the lane for a moment more, on a thread that does not panic.
+        if std::thread::panicking()
+            && let Carrier::Lane(lane) = &self.carrier
+        {
+            lane.forsake();
+        }
+    }
+}
+
 /// What it means that others have not closed the group in time.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Patience {

@@ -384,9 +384,10 @@ impl<S: Duplex> ControlLink<S> {
     }
 
     /// Says whom this rank waits for. A peer that listens answers with a beat; one that does not
-    /// is spared.
+    /// is spared. One that has left waits for all others, and must know whom to blame.
     pub(super) fn tell(&mut self, waits: &Waits) {
-        if self.state == PeerState::Present && self.unanswered < UNANSWERED_MAX {
+        let listens = matches!(self.state, PeerState::Present | PeerState::Left);
+        if listens && self.unanswered < UNANSWERED_MAX {
             self.unanswered += 1;
             self.say(&Control::Waits(waits.clone()));
         }

@@ -361,13 +361,15 @@ impl<S: Duplex> Streams<S> {
                 return Err(Cause::Disconnected { peer: peer.rank, problem });
             }
         }
-        // A receive from any rank, and nobody is left to send.
+        // A receive from any rank, and nobody is left to send. If some cannot be reached, one of
+        // them might have.
         match self.peers.last_key_value() {
             Some((_, last)) if self.desk.awaits_any() && self.peers.values().all(Peer::is_gone) => {
-                Err(match &last.bond {
-                    Bond::Unreachable(cause) => cause.clone(),
-                    _ => Cause::PeerLeft { peer: last.rank },
-                })
+                let unreachable = self.peers.values().find_map(|peer| match &peer.bond {
+                    Bond::Unreachable(cause) => Some(cause.clone()),
+                    _ => None,
+                });
+                Err(unreachable.unwrap_or(Cause::PeerLeft { peer: last.rank }))
             }
             _ => Ok(()),
         }

@@ -1,0 +1,171 @@
+"""What is built on torch.distributed, on two ranks: ``python clients.py BACKEND [WHAT ...]``. Rank 0 prints
+what came out of each."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import warnings
+
+import torch
+import torch.distributed as dist
+
+CLIENTS = {}
+
+
+def client(function):
+    CLIENTS[function.__name__] = function
+    return function
+
+
+def model():
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4))
+
+
+def parallel(module):
+    return torch.nn.parallel.DistributedDataParallel(module)
+
+
+def train(module, optimizer=None, steps=3):
+    """The sum of the ranks' losses in the last step."""
+    optimizer = optimizer or torch.optim.SGD(module.parameters(), lr=0.1)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    for _ in range(steps):
+        loss = module(torch.randn(5, 8, generator=generator)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    total = loss.detach().clone()
+    dist.all_reduce(total)
+    return round(total.item(), 6)
+
+
+@client
+def ddp():
+    return train(parallel(model()))
+
+
+@client
+def ddp_fp16_hook():
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+
+    module = parallel(model())
+    module.register_comm_hook(None, fp16_compress_hook)
+    return train(module)
+
+
+@client
+def ddp_powersgd_hook():
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as hook
+
+    module = parallel(model())
+    state = hook.PowerSGDState(None, start_powerSGD_iter=2)
+    module.register_comm_hook(state, hook.powerSGD_hook)
+    return train(module, steps=4)
+
+
+@client
+def ddp_join():
+    module = parallel(model())
+    with module.join():
+        for _ in range(2 + dist.get_rank()):
+            module(torch.ones(2, 8)).sum().backward()
+    return round(sum(it.grad.sum().item() for it in module.parameters()), 4)
+
+
+@client
+def ddp_buffers():
+    return train(parallel(torch.nn.Sequential(model(), torch.nn.BatchNorm1d(4))))
+
+
+@client
+def fsdp2():
+    from torch.distributed.fsdp import fully_shard
+
+    module = model()
+    for layer in module[::2]:
+        fully_shard(layer)
+    fully_shard(module)
+    return train(module)
+
+
+@client
+def fsdp1():
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    return train(FullyShardedDataParallel(model(), device_id=torch.device("cpu")))
+
+
+@client
+def zero_optimizer():
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    module = parallel(model())
+    return train(module, ZeroRedundancyOptimizer(module.parameters(), torch.optim.Adam, lr=0.01))
+
+
+@client
+def dtensor():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    matrix = distribute_tensor(torch.arange(24.0).reshape(6, 4), mesh, [Shard(0)])
+    return (matrix @ matrix.t()).redistribute(mesh, [Replicate()]).to_local().sum().item()
+
+
+@client
+def functional_collectives():
+    import torch.distributed._functional_collectives as functional
+
+    world = dist.group.WORLD
+    reduced = functional.all_reduce(torch.ones(4) * (dist.get_rank() + 1), "sum", world)
+    gathered = functional.all_gather_tensor(reduced, 0, world)
+    scattered = functional.reduce_scatter_tensor(gathered, "sum", 0, world)
+    return reduced.tolist(), gathered.sum().item(), scattered.tolist()
+
+
+@client
+def checkpoint():
+    import torch.distributed.checkpoint as dcp
+
+    where = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(where)
+    dcp.save({"weight": torch.ones(4) * 3}, checkpoint_id=where[0])
+    loaded = {"weight": torch.zeros(4)}
+    dcp.load(loaded, checkpoint_id=where[0])
+    return loaded["weight"].tolist()
+
+
+@client
+def objects():
+    gathered, scattered = [None] * dist.get_world_size(), [None]
+    dist.all_gather_object(gathered, {"rank": dist.get_rank()})
+    dist.scatter_object_list(scattered, [1, 2] if dist.get_rank() == 0 else None)
+    return gathered, scattered[0] - dist.get_rank()
+
+
+@client
+def compiled():
+    """Slow: torch imports its compiler."""
+
+    @torch.compile(backend="aot_eager")
+    def step(tensor):
+        dist.all_reduce(tensor)
+        return tensor * 2
+
+    return step(torch.ones(3)).tolist()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(sys.argv[1])
+    for name in sys.argv[2:] or CLIENTS:
+        torch.manual_seed(0)
+        result = CLIENTS[name]()
+        if dist.get_rank() == 0:
+            print(f"{name}: {result}", flush=True)
+    dist.destroy_process_group()
