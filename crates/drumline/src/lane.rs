@@ -86,6 +86,8 @@ pub(crate) struct Lane {
     points: usize,
     /// When the oldest of them is to be looked at.
     points_due: Option<Instant>,
+    /// Whom those of them wait for that have been waiting for long.
+    points_late: Vec<Rank>,
     /// Whether neighbours have been told to ring the doorbell.
     asleep: bool,
     state: State,
@@ -152,6 +154,7 @@ impl Lane {
             running: None,
             points: 0,
             points_due: None,
+            points_late: Vec::new(),
             asleep: false,
             state: State::Open,
             busy: Duration::ZERO,

@@ -1,38 +1,10 @@
 //! Calls like those before them ask for no memory.
 //!
-//! In a test of its own, because it counts what its threads allocate.
+//! In a test of its own: it replaces the allocator by one that counts what each thread asks for.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::{
-    alloc::{GlobalAlloc, Layout, System},
-    cell::Cell,
-};
-
+use allocation_counter::measure;
 use drumline::{ProcessGroup, ReduceOp, Result};
-
-struct Counting;
-
-thread_local! {
-    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
-}
-
-// SAFETY: all is handed to the system's allocator, whose contract is the same; a thread-local
-// counter without a destructor can be reached at any time and allocates nothing.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller keeps to the contract.
-        unsafe { System.alloc(layout) }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller keeps to the contract.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-}
-
-#[global_allocator]
-static COUNTING: Counting = Counting;
 
 /// A rank that has to sleep until another one comes allocates to do so. So calls are made until so
 /// many of them have allocated nothing, but at most as many times that.
@@ -63,9 +35,8 @@ fn repeated_short_calls_allocate_nothing() {
                     let mut clean = 0;
                     for _ in 0..ATTEMPTS {
                         for _ in 0..CALLS {
-                            let before = ALLOCATIONS.get();
-                            call(&group, &mut data, &mut long).unwrap();
-                            clean += usize::from(ALLOCATIONS.get() == before);
+                            let asked = measure(|| call(&group, &mut data, &mut long).unwrap());
+                            clean += usize::from(asked.count_total == 0);
                         }
                         // Both go on until both have seen enough.
                         let mut fewest = [clean as u64];

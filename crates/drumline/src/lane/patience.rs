@@ -150,6 +150,17 @@ impl Lane {
 
     pub(super) fn roots(&self, awaited: Vec<Rank>, sequence: u64) -> Vec<Rank> {
         let seeker = Seeker { rank: self.member.rank, sequence };
-        seeker.roots(awaited, &self.transport.told())
+        let mut told = self.transport.told();
+        told.extend(self.own_waits().map(|waits| (self.member.rank, waits)));
+        seeker.roots(awaited, &told)
+    }
+
+    /// For whom the operation that runs waits, if this rank has told so.
+    fn own_waits(&self) -> Option<Waits> {
+        let patience = self.running.as_ref()?.patience.as_ref()?;
+        let machine = &self.machine;
+        patience
+            .has_told()
+            .then(|| Waits { call: *machine.description(), ranks: machine.awaited() })
     }
 }

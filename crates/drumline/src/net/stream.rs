@@ -41,9 +41,9 @@ impl Stream {
     /// Sends small messages at once, as Unix sockets always do, and at full speed where the
     /// connection does not leave this host.
     ///
-    /// The congestion control that the administrator chose is for lines. On none, one that paces
-    /// what it sends by what it has measured (bbr) only loses time: two thirds of it, measured with
-    /// 64 MiB both ways on loopback. `reno` does not, is in every kernel, and open to every user.
+    /// The congestion control that the administrator chose is for lines. Where there is none, one
+    /// that paces what it sends by what it has measured (bbr) can only lose time. `reno` does not
+    /// pace, is in every kernel, and open to every user.
     pub(crate) fn tune(&self) -> io::Result<()> {
         let Stream::Tcp(stream) = self else { return Ok(()) };
         stream.set_nodelay(true)?;
