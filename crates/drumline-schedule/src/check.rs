@@ -21,7 +21,7 @@
 //!   vector clock for this, so a race is found whether or not it changes the result.
 //! - **No stale memory.** The operation runs three times back to back on fresh symbols. Before
 //!   each, the users overwrite their buffers, and scratch holds nothing that may be read. Slots
-//!   are used in turn.
+//!   are used in turn, and between two ranks of a host exchanged.
 //! - **Cost.** Rounds, messages and elements (sent, combined, shared) equal the algorithm's own
 //!   formula.
 //! - **Leaves and results only** go from rank to rank, where the algorithm says that no partial sum
@@ -68,7 +68,7 @@ mod symbols;
 
 use std::fmt;
 
-use crate::algorithm::{Algorithm, Cost};
+use crate::algorithm::{Algorithm, Cost, MemoryUse};
 use crate::error::Error;
 use crate::extent::Counts;
 use crate::schedule::Schedule;
@@ -98,7 +98,7 @@ pub fn check(
 ) -> Result<Cost, CheckError> {
     let schedules = algorithm.schedules(topology, root)?;
     let counts = even(&schedules, elements);
-    let measured = run(topology, &schedules, &counts, SLOTS, algorithm.partial_sums_travel)?;
+    let measured = run_all(topology, &schedules, &counts, algorithm.partial_sums_travel)?;
     let formula = (algorithm.cost)(topology, root, elements);
     match measured == formula {
         true => Ok(measured),
@@ -120,7 +120,7 @@ pub fn check_uneven(
 ) -> Result<Cost, CheckError> {
     let schedules = algorithm.schedules(topology, root)?;
     match algorithm.uneven {
-        true => run(topology, &schedules, counts, SLOTS, algorithm.partial_sums_travel),
+        true => run_all(topology, &schedules, counts, algorithm.partial_sums_travel),
         false => Err(CheckError::NotUneven),
     }
 }
@@ -136,11 +136,33 @@ pub fn check_schedules(
     schedules: &[Schedule],
     elements: usize,
 ) -> Result<Cost, CheckError> {
-    run(topology, schedules, &even(schedules, elements), SLOTS, true)
+    run_all(topology, schedules, &even(schedules, elements), true)
 }
 
-/// How many staging slots a rank has; operations take turns in using them.
-const SLOTS: usize = 2;
+/// Which of its staging slots a rank uses in an operation.
+#[derive(Clone, Copy, Debug)]
+enum Slots {
+    /// It has so many; operations take turns in using them.
+    InTurn(usize),
+    /// Of two ranks on a host each has one, and they swap them from one operation to the next.
+    /// Others have two, in turn.
+    Exchanged,
+}
+
+/// With slots in turn, and, where two ranks may exchange them, in that way, too.
+fn run_all(
+    topology: &Topology,
+    schedules: &[Schedule],
+    counts: &[Counts],
+    partial_sums_travel: bool,
+) -> Result<Cost, CheckError> {
+    let cost = run(topology, schedules, counts, Slots::InTurn(2), partial_sums_travel)?;
+    let stages = schedules.iter().any(|schedule| schedule.memory == MemoryUse::Staged);
+    if stages && topology.ranks_by_host().iter().any(|ranks| ranks.len() == 2) {
+        run(topology, schedules, counts, Slots::Exchanged, partial_sums_travel)?;
+    }
+    Ok(cost)
+}
 
 fn even(schedules: &[Schedule], elements: usize) -> Vec<Counts> {
     vec![Counts::Even(elements); schedules.len()]
@@ -150,7 +172,7 @@ fn run(
     topology: &Topology,
     schedules: &[Schedule],
     counts: &[Counts],
-    slots: usize,
+    slots: Slots,
     partial_sums_travel: bool,
 ) -> Result<Cost, CheckError> {
     let first = check_form(topology, schedules)?;
@@ -434,8 +456,9 @@ mod tests {
             let algorithm = Algorithm::find(collective, name).unwrap();
             let schedules = algorithm.schedules(&world, 0).unwrap();
             let counts = even(&schedules, 9);
-            assert!(run(&world, &schedules, &counts, 2, true).is_ok());
-            let Err(CheckError::Race(race)) = run(&world, &schedules, &counts, 1, true) else {
+            assert!(run(&world, &schedules, &counts, Slots::InTurn(2), true).is_ok());
+            let one = run(&world, &schedules, &counts, Slots::InTurn(1), true);
+            let Err(CheckError::Race(race)) = one else {
                 unreachable!("{collective} {name} needs no second slot")
             };
             assert_eq!(race.buffer, Buffer::Slot);

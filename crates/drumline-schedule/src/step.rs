@@ -16,6 +16,10 @@
 //! - Each rank has two slots, which operations that post use in turn. By the rule of entry a rank
 //!   that comes back to a slot finds that all peers have finished the operation which used it.
 //!   A peer may write to a slot before its owner has called the operation.
+//! - Two ranks that have their host to themselves may **exchange** slots instead: each has one, and
+//!   from one operation that posts to the next they swap them. So a rank lays out what it brings
+//!   where it has just read what its peer brought. Nobody but the reader touches what a rank has
+//!   read of its peer's slot until the next operation.
 //! - Where a peer must not touch data before its owner has called, the owner posts first.
 //! - Ranks that call different operations must find out. A description of the call travels beside
 //!   the first post; it is not part of the schedule.
@@ -68,8 +72,11 @@ impl Span {
 
     /// The elements of a buffer of `len` elements that this span covers.
     pub fn resolve(self, len: usize) -> Range<usize> {
-        // u128: len * first may exceed usize for buffers near the address space's size.
-        let border = |block: usize| (len as u128 * block as u128 / self.of as u128) as usize;
+        let border = |block: usize| match len.checked_mul(block) {
+            Some(blocks) => blocks / self.of,
+            // For buffers near the address space's size.
+            None => (len as u128 * block as u128 / self.of as u128) as usize,
+        };
         border(self.first)..border(self.first + self.count)
     }
 

@@ -22,8 +22,21 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 #[cfg(not(loom))]
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Bytes of an announcement: one cache line.
-pub(crate) const ANNOUNCEMENT_BYTES: usize = 64;
+/// Bytes of a description: one cache line.
+pub(crate) const DESCRIPTION_BYTES: usize = 64;
+
+/// Bytes of the payload that fits the line of an announcement.
+pub const PAYLOAD_BYTES: usize = 64 - 3 * 8;
+
+/// What a rank says of an operation in one line, so that a peer who waits for the count has it all
+/// with one look.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Announcement {
+    /// Stands for the description: who has another digest has called something else.
+    pub digest: u64,
+    /// A number for the peers: where a registered buffer lies, say.
+    pub place: u64,
+}
 
 /// Something that remembers being rung until it is drained, and that can be slept on.
 pub(crate) trait Doorbell {
@@ -45,76 +58,125 @@ struct Line<T>(T);
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Flags {
-    /// How often the owner has posted.
-    posted: Line<AtomicU64>,
     /// How many guards of the owner's say that it sleeps or is about to.
     sleeping: Line<AtomicU32>,
-    /// What the owner says, by parity. In words, because atomics of a whole line do not exist:
-    /// a reader that comes too early sees a mixture.
-    announced: [Line<[AtomicU64; 8]>; 2],
+    /// What the owner says, by parity.
+    said: [Line<Said>; 2],
+    /// What its digests stand for, by parity. In words, because atomics of a whole line do not
+    /// exist: a reader that comes too early sees a mixture.
+    described: [Line<[AtomicU64; 8]>; 2],
+}
+
+/// One line.
+#[derive(Debug)]
+#[repr(C)]
+struct Said {
+    /// How often the owner had posted when it last did so in this line.
+    posted: AtomicU64,
+    digest: AtomicU64,
+    place: AtomicU64,
+    /// A slot for very short operations. Only ever accessed as slots are.
+    payload: [AtomicU64; PAYLOAD_BYTES / 8],
 }
 
 /// Bytes of the flag lines in a segment.
 #[cfg(not(loom))]
-pub(crate) const FLAGS_BYTES: usize = 4 * 64;
+pub(crate) const FLAGS_BYTES: usize = 5 * 64;
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Flags>() == FLAGS_BYTES && align_of::<Flags>() == 64);
+
+/// Where the payload of a parity begins, in bytes of the flag lines.
+#[cfg(not(loom))]
+pub(crate) const fn payload_offset(parity: usize) -> usize {
+    std::mem::offset_of!(Flags, said) + parity * 64 + std::mem::offset_of!(Said, payload)
+}
 
 impl Flags {
     /// Flags outside a segment.
     #[cfg(loom)]
     pub(crate) fn new() -> Flags {
-        let line = || Line(std::array::from_fn(|_| AtomicU64::new(0)));
+        let words = || AtomicU64::new(0);
+        let said = || Said {
+            posted: words(),
+            digest: words(),
+            place: words(),
+            payload: std::array::from_fn(|_| words()),
+        };
+        let described = || Line(std::array::from_fn(|_| words()));
         Flags {
-            posted: Line(AtomicU64::new(0)),
             sleeping: Line(AtomicU32::new(0)),
-            announced: [line(), line()],
+            said: [Line(said()), Line(said())],
+            described: [described(), described()],
         }
     }
 
-    /// Writes the announcement of one parity. It belongs to the next post.
-    pub(crate) fn announce(&self, parity: usize, bytes: &[u8; ANNOUNCEMENT_BYTES]) {
-        let (words, _) = bytes.as_chunks::<8>();
-        for (line, word) in self.announced[parity].0.iter().zip(words) {
+    /// Writes the announcement of one parity, and what it stands for. They belong to the next post.
+    #[inline]
+    pub(crate) fn announce(
+        &self,
+        parity: usize,
+        announcement: Announcement,
+        description: &[u8; DESCRIPTION_BYTES],
+    ) {
+        let Announcement { digest, place } = announcement;
+        let said = &self.said[parity].0;
+        said.digest.store(digest, Ordering::Relaxed);
+        said.place.store(place, Ordering::Relaxed);
+        let (words, _) = description.as_chunks::<8>();
+        for (line, word) in self.described[parity].0.iter().zip(words) {
             line.store(u64::from_ne_bytes(*word), Ordering::Relaxed);
         }
     }
 
-    /// Copies the announcement of one parity out.
-    pub(crate) fn announcement(&self, parity: usize) -> [u8; ANNOUNCEMENT_BYTES] {
-        let mut bytes = [0; ANNOUNCEMENT_BYTES];
+    /// The announcement of one parity. It is whole for whoever has seen the post behind it.
+    #[inline]
+    pub(crate) fn announcement(&self, parity: usize) -> Announcement {
+        let said = &self.said[parity].0;
+        Announcement {
+            digest: said.digest.load(Ordering::Relaxed),
+            place: said.place.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Copies the description of one parity out.
+    pub(crate) fn description(&self, parity: usize) -> [u8; DESCRIPTION_BYTES] {
+        let mut bytes = [0; DESCRIPTION_BYTES];
         let (words, _) = bytes.as_chunks_mut::<8>();
-        for (word, line) in words.iter_mut().zip(&self.announced[parity].0) {
+        for (word, line) in words.iter_mut().zip(&self.described[parity].0) {
             *word = line.load(Ordering::Relaxed).to_ne_bytes();
         }
         bytes
     }
 
-    /// Counts one more post, after everything that the owner wrote before. Returns the count.
-    pub(crate) fn post(&self) -> u64 {
-        let count = self.posted.0.load(Ordering::Relaxed).wrapping_add(1);
-        self.posted.0.store(count, Ordering::Release);
-        count
+    /// Says in the line of a parity that the owner has posted so often, after everything that it
+    /// wrote before.
+    #[inline]
+    pub(crate) fn post(&self, parity: usize, count: u64) {
+        self.said[parity].0.posted.store(count, Ordering::Release);
     }
 
-    /// The owner's count. Whoever reads it may read what the owner wrote before that post.
-    pub(crate) fn posted(&self) -> u64 {
-        self.posted.0.load(Ordering::Acquire)
+    /// The owner's count in the line of a parity. Whoever reads it may read what the owner wrote
+    /// before that post.
+    #[inline]
+    pub(crate) fn posted(&self, parity: usize) -> u64 {
+        self.said[parity].0.posted.load(Ordering::Acquire)
     }
 
-    /// Counts one more post and rings those of `peers` that sleep.
+    /// Posts as [`Flags::post`] does and rings those of `peers` that sleep.
+    #[inline]
     pub(crate) fn post_and_wake<'a, B: Doorbell + 'a>(
         &self,
+        parity: usize,
+        count: u64,
         peers: impl IntoIterator<Item = (&'a Flags, &'a B)>,
-    ) -> u64 {
-        let count = self.post();
+    ) {
+        self.post(parity, count);
         fence(Ordering::SeqCst);
         for (flags, bell) in peers {
             if flags.sleeping.0.load(Ordering::Relaxed) != 0 {
                 bell.ring();
             }
         }
-        count
     }
 
     /// Says that the owner is about to sleep on `bell`. To be called before the last look at

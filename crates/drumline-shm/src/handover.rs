@@ -7,7 +7,7 @@
 //! use std::os::unix::net::UnixStream;
 //! use std::time::{Duration, Instant};
 //!
-//! use drumline_shm::{PeerSegment, Segment, SegmentSize, handover};
+//! use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize, handover};
 //!
 //! let (here, there) = UnixStream::pair()?; // in truth, between two processes
 //! let deadline = Instant::now() + Duration::from_secs(10);
@@ -16,8 +16,8 @@
 //! handover::send(&here, &own.handles()?, deadline)?;
 //!
 //! let peer = PeerSegment::map(handover::receive(&there, deadline)?)?;
-//! own.post();
-//! assert_eq!(peer.posted(), 1);
+//! own.post(Parity::Even);
+//! assert_eq!(peer.posted(Parity::Even), 1);
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use crate::error::{Error, Result};
-use crate::flag::FLAGS_BYTES;
+use crate::flag::{FLAGS_BYTES, PAYLOAD_BYTES, payload_offset};
 
 /// How large the parts of a segment are.
 ///
@@ -28,7 +28,7 @@ impl SegmentSize {
 }
 
 const MAGIC: [u8; 8] = *b"DRUMSHM\n";
-const VERSION: u32 = 1;
+const VERSION: u32 = 2;
 /// Bytes of line 0.
 pub(crate) const HEADER_BYTES: usize = 64;
 
@@ -65,6 +65,12 @@ impl Layout {
 
     /// Where the flag lines are.
     pub(crate) const FLAGS: Range<usize> = HEADER_BYTES..HEADER_BYTES + FLAGS_BYTES;
+
+    /// Where the payload in the line of a parity is.
+    pub(crate) fn payload(parity: usize) -> Range<usize> {
+        let start = Layout::FLAGS.start + payload_offset(parity);
+        start..start + PAYLOAD_BYTES
+    }
 
     /// Where the staging slot of a parity is.
     pub(crate) fn slot(&self, parity: usize) -> Range<usize> {
@@ -156,6 +162,11 @@ mod tests {
             }
             prop_assert!(layout.slot(0).len() >= slot_bytes && layout.slot(1).len() >= slot_bytes);
             prop_assert!(layout.arena().len() >= arena_bytes);
+            for parity in 0..2 {
+                let payload = Layout::payload(parity);
+                prop_assert_eq!((payload.start % 8, payload.end % 64), (0, 0));
+                prop_assert!(payload.end <= Layout::FLAGS.end);
+            }
             let total = layout.total_bytes() as u64;
             prop_assert_eq!(Layout::from_header(&layout.header(), total).unwrap(), layout);
             prop_assert!(Layout::from_header(&layout.header(), total - 1).is_err());

@@ -6,17 +6,18 @@
 //!
 //! ```
 //! use drumline_kernels::copy;
-//! use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
+//! use drumline_shm::{Announcement, Parity, PeerSegment, Segment, SegmentSize};
 //!
 //! let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 })?;
 //! let seen_by_a_peer = PeerSegment::map(own.handles()?)?;
 //!
 //! // Staged: the rank copies into its slot, the peer reads there.
 //! copy(own.slot(Parity::Even, 0..3)?, (&[1.0_f32, 2.0, 3.0][..]).into());
-//! own.announce(Parity::Even, &[7; 64]);
-//! own.post_and_wake([]);
-//! assert_eq!(seen_by_a_peer.posted(), 1);
-//! assert_eq!(seen_by_a_peer.announcement(Parity::Even), [7; 64]);
+//! let announcement = Announcement { digest: 7, place: 0 };
+//! own.announce(Parity::Even, announcement, &[7; 64]);
+//! own.post_and_wake(Parity::Even, []);
+//! assert_eq!(seen_by_a_peer.posted(Parity::Even), 1);
+//! assert_eq!(seen_by_a_peer.announcement(Parity::Even), announcement);
 //! let mut copied = [0.0_f32; 3];
 //! copy(copied[..].as_mut().into(), seen_by_a_peer.slot(Parity::Even, 0..3)?);
 //! assert_eq!(copied, [1.0, 2.0, 3.0]);
@@ -36,14 +37,19 @@
 //!
 //! ```text
 //!     0  "DRUMSHM\n"  version u32  0 u32  slot bytes u64  arena bytes u64  zeros    line 0
-//!    64  posted: how often the owner has posted, u64                                line 1
-//!   128  sleeping: not 0 while the owner sleeps or is about to, u32                 line 2
-//!   192  announcement of even operations, 64 bytes of the caller's                  line 3
-//!   256  announcement of odd operations                                             line 4
+//!    64  sleeping: not 0 while the owner sleeps or is about to, u32                 line 1
+//!   128  posted u64  digest u64  place u64  payload 40 bytes, of even operations    line 2
+//!   192  the same of odd operations                                                 line 3
+//!   256  description of even operations, 64 bytes of the caller's                   line 4
+//!   320  description of odd operations                                              line 5
 //! 64 Ki  staging slot of even operations    ┐ of equal size,
 //!   ...  staging slot of odd operations     ┘ a multiple of 64 KiB
 //!   ...  arena, from a multiple of 2 MiB on: registered buffers, page by page
 //! ```
+//!
+//! `posted` is how often the owner had posted when it last did so in that line; with it a peer has
+//! seen, in one line of the cache, which operation that was and, if it is short, what it brings.
+//! Descriptions are there for peers that find a digest which they did not expect.
 //!
 //! Every line has one writer, the owner. The arena is large and sparse: its pages take no memory
 //! before the owner allocates them, so peers map everything once and are never told of buffers.
@@ -105,6 +111,7 @@ mod spin;
 
 pub use arena::{Arena, Registered};
 pub use error::{Error, Result};
+pub use flag::{Announcement, PAYLOAD_BYTES};
 pub use layout::SegmentSize;
 pub use peer::PeerSegment;
 pub use process::{Credentials, PidFd};

@@ -55,16 +55,19 @@ impl Mapping {
         Ok(mapping)
     }
 
+    #[inline]
     pub(crate) fn layout(&self) -> &Layout {
         &self.layout
     }
 
     /// The address of a byte of the segment.
+    #[inline]
     pub(crate) fn address(&self, offset: usize) -> *mut u8 {
         self.base.as_ptr().wrapping_add(offset)
     }
 
     /// The flag lines.
+    #[inline]
     pub(crate) fn flags(&self) -> &Flags {
         // SAFETY: `FLAGS` lies within every segment and is aligned to 64 bytes as the base is to
         // a page. Atomics have no invalid bytes and may be shared, with other processes too.
@@ -101,9 +104,10 @@ impl Mapping {
         let address = self.address(part.start + offset).cast::<T>();
         // SAFETY: the range lies within a part of the segment, which is mapped for reading and
         // writing for as long as `self` is borrowed and cannot shrink; parts are aligned to
-        // 64 KiB, and the offset in them to `T`. Elements are plain old data. Parts that are given
-        // out here are never behind references of this mapping's users: slots are used only through
-        // operands, arenas only those of peers.
+        // 64 KiB, or to 8 bytes as payloads of lines, which is enough for every element, and the
+        // offset in them to `T`. Elements are plain old data. Parts that are given out here are
+        // never behind references of this mapping's users other than to atomics that nobody
+        // accesses: slots and payloads are used only through operands, arenas only those of peers.
         Ok(unsafe { Target::from_raw(address, len) })
     }
 
@@ -113,11 +117,28 @@ impl Mapping {
         parity: usize,
         elements: Range<usize>,
     ) -> Result<Target<'_, T>> {
-        let part = self.layout.slot(parity);
-        // Too large a product, or a reversed range, ends beyond the slot and is refused there.
+        self.elements("staging slot", self.layout.slot(parity), elements)
+    }
+
+    /// Elements `elements` of the payload in the line of a parity.
+    pub(crate) fn payload<T: Element>(
+        &self,
+        parity: usize,
+        elements: Range<usize>,
+    ) -> Result<Target<'_, T>> {
+        self.elements("line", Layout::payload(parity), elements)
+    }
+
+    fn elements<T: Element>(
+        &self,
+        what: &'static str,
+        part: Range<usize>,
+        elements: Range<usize>,
+    ) -> Result<Target<'_, T>> {
+        // Too large a product, or a reversed range, ends beyond the part and is refused there.
         let offset = elements.start.saturating_mul(size_of::<T>());
         let len = elements.end.checked_sub(elements.start).unwrap_or(usize::MAX);
-        self.target("staging slot", part, offset, len)
+        self.target(what, part, offset, len)
     }
 
     /// The same, to be read.

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use crate::doorbell::EventFd;
 use crate::error::{Error, Result};
-use crate::flag::{ANNOUNCEMENT_BYTES, Flags};
+use crate::flag::{Announcement, DESCRIPTION_BYTES, Flags};
 use crate::layout::{HEADER_BYTES, Layout};
 use crate::mapping::Mapping;
 use crate::segment::{Handles, Parity};
@@ -42,15 +42,42 @@ impl PeerSegment {
         Ok(PeerSegment { mapping, doorbell, one_thread_at_a_time: PhantomData })
     }
 
-    /// How often the peer has posted. What it wrote before that may be read now.
-    pub fn posted(&self) -> u64 {
-        self.mapping.flags().posted()
+    /// The peer's count of posts in its line of a parity. What it wrote before that post may be
+    /// read now.
+    #[inline]
+    pub fn posted(&self, parity: Parity) -> u64 {
+        self.mapping.flags().posted(parity.index())
     }
 
-    /// A copy of what the peer announced for a parity. It is whole if the protocol of the
-    /// callers says that the peer does not announce meanwhile; else it may be a mixture.
-    pub fn announcement(&self, parity: Parity) -> [u8; ANNOUNCEMENT_BYTES] {
+    /// The peer's count of posts, in whichever line. What it wrote before that post may be read now.
+    pub fn last_posted(&self) -> u64 {
+        self.posted(Parity::Even).max(self.posted(Parity::Odd))
+    }
+
+    /// What the peer announced for a parity. It is whole if the protocol of the callers says that
+    /// the peer does not announce meanwhile; else it may be a mixture.
+    #[inline]
+    pub fn announcement(&self, parity: Parity) -> Announcement {
         self.mapping.flags().announcement(parity.index())
+    }
+
+    /// A copy of what that announcement stands for.
+    pub fn description(&self, parity: Parity) -> [u8; DESCRIPTION_BYTES] {
+        self.mapping.flags().description(parity.index())
+    }
+
+    /// Elements `elements` of the payload in the peer's line of a parity.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfRange`] when they do not lie within the line.
+    #[inline]
+    pub fn payload<T: Element>(
+        &self,
+        parity: Parity,
+        elements: Range<usize>,
+    ) -> Result<Target<'_, T>> {
+        self.mapping.payload(parity.index(), elements)
     }
 
     /// Bytes of each staging slot of the peer.
@@ -76,6 +103,7 @@ impl PeerSegment {
     /// # Errors
     ///
     /// [`Error::OutOfRange`] when they do not lie within the slot.
+    #[inline]
     pub fn slot_mut<T: Element>(
         &self,
         parity: Parity,
@@ -97,6 +125,7 @@ impl PeerSegment {
         self.mapping.target("arena", self.mapping.layout().arena(), byte_offset, len)
     }
 
+    #[inline]
     pub(crate) fn flags_and_doorbell(&self) -> (&Flags, &EventFd) {
         (self.mapping.flags(), &self.doorbell)
     }

@@ -1,7 +1,6 @@
 //! The owner's side of a segment.
 
 use std::cell::Cell;
-use std::marker::PhantomData;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use rustix::process::{Resource, getrlimit};
 use crate::arena::Arena;
 use crate::doorbell::EventFd;
 use crate::error::{Error, Result};
-use crate::flag::{ANNOUNCEMENT_BYTES, Asleep, Doorbell, Flags};
+use crate::flag::{Announcement, Asleep, DESCRIPTION_BYTES, Doorbell, Flags};
 use crate::layout::{Layout, SegmentSize};
 use crate::mapping::Mapping;
 use crate::peer::PeerSegment;
@@ -64,7 +63,8 @@ pub struct Handles {
 pub struct Segment {
     arena: Arena,
     doorbell: Arc<EventFd>,
-    one_thread_at_a_time: PhantomData<Cell<()>>,
+    /// How often it has posted. In a cell: a segment is used by one thread at a time.
+    posted: Cell<u64>,
 }
 
 impl Segment {
@@ -82,7 +82,7 @@ impl Segment {
         Ok(Segment {
             arena: Arena::new(mapping, memory),
             doorbell: Arc::new(EventFd::new()?),
-            one_thread_at_a_time: PhantomData,
+            posted: Cell::new(0),
         })
     }
 
@@ -105,25 +105,64 @@ impl Segment {
         self.arena.mapping().layout().slot(0).len()
     }
 
-    /// Writes the announcement of a parity, for peers to read after the next post.
-    pub fn announce(&self, parity: Parity, announcement: &[u8; ANNOUNCEMENT_BYTES]) {
-        self.flags().announce(parity.index(), announcement);
+    /// Writes the announcement of a parity and what it stands for, for peers to read after the
+    /// next post.
+    #[inline]
+    pub fn announce(
+        &self,
+        parity: Parity,
+        announcement: Announcement,
+        description: &[u8; DESCRIPTION_BYTES],
+    ) {
+        self.flags().announce(parity.index(), announcement, description);
     }
 
-    /// Counts one more post without waking anybody, and returns the count. Peers that see it see
-    /// everything that this rank wrote before.
-    pub fn post(&self) -> u64 {
-        self.flags().post()
+    /// Counts one more post, in the line of a parity, without waking anybody, and returns the
+    /// count. Peers that see it see everything that this rank wrote before.
+    pub fn post(&self, parity: Parity) -> u64 {
+        let count = self.count();
+        self.flags().post(parity.index(), count);
+        count
     }
 
-    /// Counts one more post, wakes those of `peers` that sleep, and returns the count.
-    pub fn post_and_wake<'a>(&self, peers: impl IntoIterator<Item = &'a PeerSegment>) -> u64 {
-        self.flags().post_and_wake(peers.into_iter().map(PeerSegment::flags_and_doorbell))
+    /// Counts one more post, in the line of a parity, wakes those of `peers` that sleep, and
+    /// returns the count.
+    #[inline]
+    pub fn post_and_wake<'a>(
+        &self,
+        parity: Parity,
+        peers: impl IntoIterator<Item = &'a PeerSegment>,
+    ) -> u64 {
+        let count = self.count();
+        let peers = peers.into_iter().map(PeerSegment::flags_and_doorbell);
+        self.flags().post_and_wake(parity.index(), count, peers);
+        count
+    }
+
+    #[inline]
+    fn count(&self) -> u64 {
+        self.posted.set(self.posted.get().wrapping_add(1));
+        self.posted.get()
     }
 
     /// How often this rank has posted.
     pub fn posted(&self) -> u64 {
-        self.flags().posted()
+        self.posted.get()
+    }
+
+    /// Elements `elements` of the payload in this rank's line of a parity, which has room for
+    /// [`PAYLOAD_BYTES`](crate::PAYLOAD_BYTES).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::OutOfRange`] when they do not lie within the line.
+    #[inline]
+    pub fn payload<T: Element>(
+        &self,
+        parity: Parity,
+        elements: Range<usize>,
+    ) -> Result<Target<'_, T>> {
+        self.arena.mapping().payload(parity.index(), elements)
     }
 
     /// Elements `elements` of this rank's staging slot of a parity.
@@ -131,6 +170,7 @@ impl Segment {
     /// # Errors
     ///
     /// [`Error::OutOfRange`] when they do not lie within the slot.
+    #[inline]
     pub fn slot<T: Element>(
         &self,
         parity: Parity,
@@ -144,17 +184,17 @@ impl Segment {
     /// guard is dropped the rank is awake.
     ///
     /// ```
-    /// # use drumline_shm::{PeerSegment, Segment, SegmentSize};
+    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
     /// use rustix::event::{PollFd, PollFlags, poll};
     ///
     /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 0 };
     /// # let own = Segment::create(size)?;
     /// # let other = Segment::create(size)?;
     /// # let peer = PeerSegment::map(other.handles()?)?;
-    /// # other.post();
-    /// while peer.posted() < 1 {
+    /// # other.post(Parity::Even);
+    /// while peer.posted(Parity::Even) < 1 {
     ///     let asleep = own.prepare_sleep();
-    ///     if peer.posted() < 1 {
+    ///     if peer.posted(Parity::Even) < 1 {
     ///         // Sockets and the pidfds of peers would stand in the same list.
     ///         let mut wakers = [PollFd::new(&asleep, PollFlags::IN)];
     ///         poll(&mut wakers, None)?;
@@ -188,6 +228,7 @@ impl Segment {
         Waker(Arc::clone(&self.doorbell))
     }
 
+    #[inline]
     fn flags(&self) -> &Flags {
         self.arena.mapping().flags()
     }

@@ -3,8 +3,8 @@
 use std::hint::spin_loop;
 use std::thread::available_parallelism;
 
-/// Looks at `condition` up to `limit` + 1 times, with a pause in between. Returns whether it
-/// became true.
+/// Looks at `condition` up to `limit` + 1 times, after the first few with a pause in between.
+/// Returns whether it became true.
 ///
 /// ```
 /// let mut looks = 0;
@@ -13,7 +13,12 @@ use std::thread::available_parallelism;
 /// ```
 #[inline]
 pub fn spin(limit: u32, mut condition: impl FnMut() -> bool) -> bool {
-    for _ in 0..limit {
+    for _ in 0..limit.min(EAGER) {
+        if condition() {
+            return true;
+        }
+    }
+    for _ in EAGER..limit {
         if condition() {
             return true;
         }
@@ -21,6 +26,9 @@ pub fn spin(limit: u32, mut condition: impl FnMut() -> bool) -> bool {
     }
     condition()
 }
+
+/// Looks without a pause, which is as long as a short operation. They take less than a microsecond.
+const EAGER: u32 = 100;
 
 /// How many pauses a rank should spin before it sleeps, when `local_ranks` run on this host.
 ///

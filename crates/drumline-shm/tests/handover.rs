@@ -9,7 +9,7 @@ use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use drumline_shm::{Credentials, Error, PeerSegment, Segment, SegmentSize, handover};
+use drumline_shm::{Credentials, Error, Parity, PeerSegment, Segment, SegmentSize, handover};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
@@ -72,8 +72,8 @@ fn a_handover_in_pieces_takes_nothing_but_itself() {
         own
     });
     let peer = PeerSegment::map(handover::receive(&ours, deadline()).unwrap()).unwrap();
-    sender.join().unwrap().post();
-    assert_eq!(peer.posted(), 1);
+    sender.join().unwrap().post(Parity::Even);
+    assert_eq!(peer.posted(Parity::Even), 1);
     let mut rest = Vec::new();
     ours.set_nonblocking(false).unwrap();
     (&ours).read_to_end(&mut rest).unwrap();

@@ -10,7 +10,7 @@
 #[path = "../src/flag.rs"]
 mod flag;
 
-use flag::{Doorbell, Flags};
+use flag::{Announcement, Doorbell, Flags};
 use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
@@ -60,21 +60,27 @@ impl Rank {
         Arc::new(Rank { flags: Flags::new(), bell: Bell::new(), payload: UnsafeCell::new(0) })
     }
 
-    /// Writes `value` as payload and as announcement, and posts.
-    fn say(&self, value: u64, peers: &[&Rank]) {
+    /// Writes `value` as payload, as announcement and as its description, and posts for the
+    /// `count`th time.
+    fn say(&self, value: u64, count: u64, peers: &[&Rank]) {
         self.payload.with_mut(|payload| unsafe { *payload = value });
-        let mut announcement = [0; 64];
-        announcement[56..].copy_from_slice(&value.to_ne_bytes());
-        self.flags.announce(value as usize % 2, &announcement);
-        self.flags.post_and_wake(peers.iter().map(|peer| (&peer.flags, &peer.bell)));
+        let parity = count as usize % 2;
+        let mut description = [0; 64];
+        description[56..].copy_from_slice(&value.to_ne_bytes());
+        let announcement = Announcement { digest: value, place: value };
+        self.flags.announce(parity, announcement, &description);
+        let peers = peers.iter().map(|peer| (&peer.flags, &peer.bell));
+        self.flags.post_and_wake(parity, count, peers);
     }
 
     /// What `peer` said, once it has posted `count` times.
     fn heard(&self, peer: &Rank, count: u64) -> Option<u64> {
-        (peer.flags.posted() >= count).then(|| {
+        let parity = count as usize % 2;
+        (peer.flags.posted(parity) >= count).then(|| {
             let value = peer.payload.with(|payload| unsafe { *payload });
-            let announcement = peer.flags.announcement(value as usize % 2);
-            assert_eq!(announcement[56..], value.to_ne_bytes());
+            let announcement = Announcement { digest: value, place: value };
+            assert_eq!(peer.flags.announcement(parity), announcement);
+            assert_eq!(peer.flags.description(parity)[56..], value.to_ne_bytes());
             value
         })
     }
@@ -100,7 +106,7 @@ fn no_wake_up_is_lost_and_the_payload_is_seen() {
         let (poster, sleeper) = (Rank::new(), Rank::new());
         let posting = thread::spawn({
             let (poster, sleeper) = (poster.clone(), sleeper.clone());
-            move || poster.say(5, &[&sleeper])
+            move || poster.say(5, 1, &[&sleeper])
         });
         assert_eq!(sleeper.await_post(&poster, 1), 5);
         posting.join().unwrap();
@@ -115,13 +121,13 @@ fn two_ranks_sleep_and_wake_each_other_in_turn() {
             let (ping, pong) = (ping.clone(), pong.clone());
             move || {
                 let value = pong.await_post(&ping, 1);
-                pong.say(value + 1, &[&ping]);
+                pong.say(value + 1, 1, &[&ping]);
                 assert_eq!(pong.await_post(&ping, 2), 9);
             }
         });
-        ping.say(7, &[&pong]);
+        ping.say(7, 1, &[&pong]);
         assert_eq!(ping.await_post(&pong, 1), 8);
-        ping.say(9, &[&pong]);
+        ping.say(9, 2, &[&pong]);
         answering.join().unwrap();
     });
 }
@@ -136,7 +142,7 @@ fn a_sleeper_hears_both_of_two_posters() {
         let (first, second, sleeper) = (Rank::new(), Rank::new(), Rank::new());
         let posting = [(&first, 3), (&second, 4)].map(|(poster, value)| {
             let (poster, sleeper) = (poster.clone(), sleeper.clone());
-            thread::spawn(move || poster.say(value, &[&sleeper]))
+            thread::spawn(move || poster.say(value, 1, &[&sleeper]))
         });
         assert_eq!(sleeper.await_post(&first, 1), 3);
         assert_eq!(sleeper.await_post(&second, 1), 4);
@@ -153,7 +159,7 @@ fn a_nested_guard_loses_no_ring() {
         let (poster, sleeper) = (Rank::new(), Rank::new());
         let posting = thread::spawn({
             let (poster, sleeper) = (poster.clone(), sleeper.clone());
-            move || poster.say(1, &[&sleeper])
+            move || poster.say(1, 1, &[&sleeper])
         });
         let asleep = sleeper.flags.prepare_sleep(&sleeper.bell);
         if sleeper.heard(&poster, 1).is_none() {

@@ -14,7 +14,8 @@ use std::time::{Duration, Instant};
 
 use drumline_kernels::copy;
 use drumline_shm::{
-    Credentials, Parity, PeerSegment, PidFd, Segment, SegmentSize, handover, spin, spin_limit,
+    Announcement, Credentials, Parity, PeerSegment, PidFd, Segment, SegmentSize, handover, spin,
+    spin_limit,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -42,19 +43,37 @@ impl Rank {
     }
 
     fn post(&self) {
-        self.own.post_and_wake([&self.peer]);
+        let count = self.own.posted() + 1;
+        self.own.post_and_wake(Parity::of(count), [&self.peer]);
+    }
+
+    /// Announces something for the next post.
+    fn announce(&self, number: u64) {
+        let announcement = Announcement { digest: number, place: !number };
+        let mut description = [0; 64];
+        description[..8].copy_from_slice(&number.to_ne_bytes());
+        self.own.announce(Parity::of(self.own.posted() + 1), announcement, &description);
+    }
+
+    /// What the peer has announced for its `count`th post, which it has made.
+    fn announced(&self, count: u64) -> u64 {
+        let parity = Parity::of(count);
+        let Announcement { digest, place } = self.peer.announcement(parity);
+        let description = self.peer.description(parity);
+        assert_eq!((place, &description[..8]), (!digest, &digest.to_ne_bytes()[..]));
+        digest
     }
 
     /// Waits until the peer has posted `count` times: spins for `limit` pauses, then sleeps.
     fn await_post(&self, count: u64, limit: u32) {
-        let posted = || self.peer.posted() >= count;
+        let posted = || self.peer.last_posted() >= count;
         while !spin(limit, posted) {
             let asleep = self.own.prepare_sleep();
             if !posted() {
                 let mut wakers =
                     [PollFd::new(&asleep, PollFlags::IN), PollFd::new(&self.stream, PollFlags::IN)];
                 let woken = poll(&mut wakers, Some(&LONG)).unwrap();
-                assert!(woken > 0, "a wake-up was lost: {} of {count}", self.peer.posted());
+                assert!(woken > 0, "a wake-up was lost: {} of {count}", self.peer.last_posted());
                 assert!(wakers[1].revents().is_empty(), "the peer has ended");
             }
         }
@@ -112,7 +131,7 @@ fn other_process() {
             let mut limit = limits(88_172_645_463_325_252, spin_limit(2));
             for round in 1..=rounds.parse().unwrap() {
                 rank.await_post(round, limit());
-                rank.own.announce(Parity::of(round), &rank.peer.announcement(Parity::of(round)));
+                rank.announce(rank.announced(round));
                 rank.post();
             }
             rank.hung_up();
@@ -129,12 +148,11 @@ fn other_process() {
         ("scribble", _) => {
             let rank = Rank::meet(stream);
             rank.await_post(1, 0);
-            let announcement = rank.peer.announcement(Parity::Even);
-            let offset = u64::from_ne_bytes(announcement[..8].try_into().unwrap()) as usize;
+            let offset = rank.announced(1) as usize;
             for turn in 1_i64.. {
                 copy(rank.peer.arena(offset, 5000).unwrap(), (&[turn; 5000][..]).into());
-                rank.own.post();
-                if rank.peer.posted() == 2 {
+                rank.own.post(Parity::Even);
+                if rank.peer.last_posted() == 2 {
                     break;
                 }
             }
@@ -157,18 +175,16 @@ fn ping_pong(rounds: u64) {
     let mut slept = 0_u64;
     let began = Instant::now();
     for round in 1..=rounds {
-        let mut announcement = [0; 64];
-        announcement[..8].copy_from_slice(&round.to_ne_bytes());
-        rank.own.announce(Parity::of(round), &announcement);
+        rank.announce(round << 40);
         rank.post();
         let limit = limit();
         slept += u64::from(limit == 0);
         rank.await_post(round, limit);
-        assert_eq!(rank.peer.announcement(Parity::of(round)), announcement);
+        assert_eq!(rank.announced(round), round << 40);
     }
     let each_us = began.elapsed().as_secs_f64() * 1e6 / rounds as f64;
     println!("{rounds} rounds, {slept} of them without spinning: {each_us:.2} us each");
-    assert_eq!(rank.peer.posted(), rounds);
+    assert_eq!(rank.peer.last_posted(), rounds);
     drop(rank);
     assert_ended_well(child);
 }
@@ -206,7 +222,7 @@ fn a_killed_sleeper_is_noticed_in_the_same_poll() {
     child.wait().unwrap();
     assert!(process.has_exited().unwrap(), "also after it was reaped");
     rank.post();
-    assert_eq!(rank.peer.posted(), 1);
+    assert_eq!(rank.peer.last_posted(), 1);
     copy(rank.peer.slot_mut(Parity::Even, 0..4).unwrap(), (&[1_u8; 4][..]).into());
 }
 
@@ -215,19 +231,16 @@ fn a_slow_process_cannot_write_to_a_detached_buffer() {
     let (child, stream) = start("scribble");
     let rank = Rank::meet(stream);
     let mut buffer = rank.own.arena().allocate::<i64>(5000).unwrap();
-    let mut announcement = [0; 64];
-    let offset = rank.own.arena().offset_of(&buffer).unwrap() as u64;
-    announcement[..8].copy_from_slice(&offset.to_ne_bytes());
-    rank.own.announce(Parity::Even, &announcement);
+    rank.announce(rank.own.arena().offset_of(&buffer).unwrap() as u64);
     rank.post();
 
-    while rank.peer.posted() < 100 {
-        rank.await_post(rank.peer.posted() + 1, u32::MAX);
+    while rank.peer.last_posted() < 100 {
+        rank.await_post(rank.peer.last_posted() + 1, u32::MAX);
     }
     rank.own.arena().detach(&mut buffer).unwrap();
     let taken_back = buffer.to_vec();
     assert!(taken_back.iter().all(|value| *value >= 1), "what was written before is gone");
-    rank.await_post(rank.peer.posted() + 100, u32::MAX);
+    rank.await_post(rank.peer.last_posted() + 100, u32::MAX);
     assert_eq!(*buffer, taken_back, "a late write came through");
     rank.post();
     assert_ended_well(child);
@@ -248,10 +261,10 @@ fn latency_is_printed() {
     let mut times_ns: Vec<u128> = (1..=ROUNDS)
         .map(|round| {
             let began = Instant::now();
-            rank.own.announce(Parity::of(round), &[round as u8; 64]);
+            rank.announce(round);
             rank.post();
             rank.await_post(round, limit);
-            assert_eq!(rank.peer.announcement(Parity::of(round)), [round as u8; 64]);
+            assert_eq!(rank.announced(round), round);
             began.elapsed().as_nanos() / 2
         })
         .collect();

@@ -6,7 +6,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 
 use drumline_kernels::copy;
-use drumline_shm::{Error, Handles, Parity, PeerSegment, Segment, SegmentSize, Waker};
+use drumline_shm::{
+    Announcement, Error, Handles, Parity, PeerSegment, Segment, SegmentSize, Waker,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
 
@@ -18,18 +20,28 @@ fn pair(arena_bytes: usize) -> (Segment, PeerSegment) {
     (own, peer)
 }
 
+fn announcement(byte: u8) -> Announcement {
+    Announcement { digest: u64::from(byte) << 32, place: u64::MAX - u64::from(byte) }
+}
+
 #[test]
 fn what_one_side_writes_the_other_reads() {
     let (own, peer) = pair(0);
     for (parity, byte) in [(Parity::of(6), 1_u8), (Parity::of(7), 2)] {
-        own.announce(parity, &[byte; 64]);
+        own.announce(parity, announcement(byte), &[byte; 64]);
+        copy(own.payload(parity, 0..40).unwrap(), (&[byte + 30; 40][..]).into());
         copy(own.slot(parity, 3..5).unwrap(), (&[byte, byte + 10][..]).into());
         copy(peer.slot_mut(parity, 5..6).unwrap(), (&[byte + 20][..]).into());
     }
-    assert_eq!([own.post(), own.post_and_wake([])], [1, 2]);
-    assert_eq!((own.posted(), peer.posted()), (2, 2));
+    assert_eq!([own.post(Parity::Even), own.post_and_wake(Parity::Odd, [])], [1, 2]);
+    assert_eq!((own.posted(), peer.last_posted()), (2, 2));
     for (parity, byte) in [(Parity::Even, 1_u8), (Parity::Odd, 2)] {
-        assert_eq!(peer.announcement(parity), [byte; 64]);
+        assert_eq!(peer.posted(parity), u64::from(byte));
+        assert_eq!(peer.announcement(parity), announcement(byte));
+        assert_eq!(peer.description(parity), [byte; 64]);
+        let mut payload = [0; 40];
+        copy(payload[..].as_mut().into(), peer.payload(parity, 0..40).unwrap().as_source());
+        assert_eq!(payload, [byte + 30; 40]);
         let mut slot = [9; 5];
         copy(slot[..].as_mut().into(), peer.slot(parity, 2..7).unwrap());
         assert_eq!(slot, [0, byte, byte + 10, byte + 20, 0]);
@@ -50,6 +62,8 @@ fn places_outside_a_part_are_refused() {
             own.slot::<f64>(Parity::Even, range.clone()).err(),
             peer.slot::<f64>(Parity::Even, range.clone()).err(),
             peer.slot_mut::<f64>(Parity::Even, range.clone()).err(),
+            own.payload::<f64>(Parity::Odd, range.clone()).err(),
+            peer.payload::<f64>(Parity::Odd, range.clone()).err(),
         ] {
             assert!(matches!(refused, Some(Error::OutOfRange { .. })), "{range:?}: {refused:?}");
         }
@@ -73,18 +87,18 @@ fn a_doorbell_rings_for_sleepers_only() {
     };
     let bell = other.handles().unwrap().doorbell;
 
-    own.post_and_wake([&seen]);
+    own.post_and_wake(Parity::Even, [&seen]);
     assert!(!rung(&bell), "nobody slept");
     let outer = other.prepare_sleep();
-    own.post();
+    own.post(Parity::Even);
     assert!(!rung(&outer), "post alone wakes nobody");
-    own.post_and_wake([&seen, &seen]);
+    own.post_and_wake(Parity::Even, [&seen, &seen]);
     assert!(rung(&outer));
     drop(other.prepare_sleep());
     assert!(rung(&outer), "an inner guard took the ring away");
     drop(outer);
     assert!(!rung(&bell), "the ring was not drained");
-    own.post_and_wake([&seen]);
+    own.post_and_wake(Parity::Even, [&seen]);
     assert!(!rung(&bell), "awake again");
 
     let waker: Waker = other.waker();
@@ -133,7 +147,7 @@ fn only_whole_segments_are_mapped() {
         (memory(&garbage, whole, all_seals), "does not begin"),
         (memory(&[], whole, all_seals), "does not begin"),
         (altered(0, 1), "does not begin"),
-        (altered(8, 2), "version 3"),
+        (altered(8, 1), "version 3"),
         (altered(12, 1), "version"),
         (altered(19, 1), "in truth"),   // slots of another size
         (altered(16, 1), "no segment"), // not in pages

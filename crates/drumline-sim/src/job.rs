@@ -121,6 +121,7 @@ impl Job<'_> {
             warn_after: Duration::from_nanos(WARN_AFTER),
             all_reduce: self.all_reduce.map(str::to_owned),
             sum_order: self.sum_order,
+            window_bytes: WINDOW_BYTES,
             ..Config::default()
         };
         let slot_bytes = self.shares_memory().then_some(SLOT_BYTES);
@@ -150,6 +151,9 @@ impl Job<'_> {
 
 /// Blocks of 1,024 `f32` just fit.
 const SLOT_BYTES: usize = 4096;
+
+/// The longest cases take several windows.
+const WINDOW_BYTES: usize = 4096;
 
 /// Messages are torn, but not for long: how bytes may come late is up to the seeds.
 const NETWORK: Quality = Quality {

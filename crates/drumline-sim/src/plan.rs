@@ -207,6 +207,8 @@ fn group(rng: &mut Rng, host_of: &[usize]) -> Group {
         warn_after: Duration::from_nanos(WARN_AFTER),
         all_reduce: forced,
         sum_order: order,
+        // Data are short: a few elements to a window, or all.
+        window_bytes: 8 * rng.usize(1..=200),
         ..Config::default()
     };
     // Every rank's block of the largest elements must fit a slot.

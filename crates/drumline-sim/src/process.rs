@@ -61,6 +61,8 @@ pub(crate) struct Process {
     pub(crate) next_look: Option<Nanos>,
     pub(crate) killed: Arc<AtomicU64>,
     pub(crate) ended: Option<(Nanos, Ending)>,
+    /// Messages that were under way when it ended: in which group, since when.
+    pub(crate) abandoned: Vec<(usize, Nanos)>,
 }
 
 /// A member of a group, and whether anybody drives it at the moment.
@@ -166,6 +168,7 @@ impl Process {
             next_look: None,
             killed,
             ended: None,
+            abandoned: Vec::new(),
         }
     }
 
@@ -179,9 +182,10 @@ impl Process {
         }
         self.ended = Some((now, ending));
         self.doing = Doing::Next;
-        for lane in &mut self.lanes {
+        for (group, lane) in self.lanes.iter_mut().enumerate() {
             lane.unfinished.clear();
-            lane.posted.clear();
+            let posted = lane.posted.drain(..).map(|(_, _, started, _)| (group, started));
+            self.abandoned.extend(posted);
             lane.member = None;
         }
     }

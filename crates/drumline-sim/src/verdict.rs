@@ -284,10 +284,12 @@ impl Simulation {
                 && matches!(it.what, What::Message { .. })
                 && it.ended - it.started >= WARN_AFTER / 2
         };
-        // The message for which it waits when it is killed is in no record.
-        let killed = matches!(process.ended, Some((_, Ending::Signal { .. })));
-        let of_group = self.plan.messages.iter().any(|messages| messages.group == group);
-        of_group && (killed || process.records.iter().any(long))
+        // What it waits for when its process ends is in no record.
+        let to_the_end = process.ended.as_ref().is_some_and(|(ended, _)| {
+            let mut abandoned = process.abandoned.iter();
+            abandoned.any(|(of, started)| *of == group && ended - started >= WARN_AFTER / 2)
+        });
+        to_the_end || process.records.iter().any(long)
     }
 
     /// Whether the victim omits the last call, and so leaves while all others wait for it.

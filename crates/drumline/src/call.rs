@@ -59,6 +59,14 @@ impl Call {
         Call { timeout: Some(timeout), ..self }
     }
 
+    /// Whether the other call is carried out in the same way: it differs in its time limit at most.
+    pub(crate) fn is_like(&self, other: &Call) -> bool {
+        let Call { operation, operator, root, dtype, counts, parts, timeout: _ } = self;
+        let lengths = (counts, parts) == (&other.counts, &other.parts);
+        let rest = (*operation, *operator, *root, *dtype);
+        lengths && rest == (other.operation, other.operator, other.root, other.dtype)
+    }
+
     fn is_uneven(&self) -> bool {
         !matches!(self.counts, Counts::Even(_))
     }
@@ -102,8 +110,6 @@ pub(crate) struct Choice {
     pub(crate) algorithm: &'static Algorithm,
     /// Whether the data goes through staging slots.
     pub(crate) staged: bool,
-    /// Where in this rank's arena the data lies, if the algorithm wants it there.
-    pub(crate) registered: Option<u64>,
     /// Whether narrow floats are widened for the whole operation, because partial sums travel.
     pub(crate) wide: bool,
     /// Bytes of the elements that travel.
@@ -117,7 +123,7 @@ const ONE_SHOT_BYTES: usize = 32 * 1024;
 /// Up to this many bytes a copy to a slot is faster than a second round of posts.
 const STAGED_BYTES: usize = 2 * 1024;
 
-/// Chooses the algorithm of a call whose data is `registered` at that byte of the arena.
+/// Chooses the algorithm of a call whose data is `registered`, or is not.
 ///
 /// # Errors
 ///
@@ -128,7 +134,7 @@ pub(crate) fn choose(
     topology: &Topology,
     over_links: &mut OverLinks,
     host: Option<&Host>,
-    registered: Option<u64>,
+    registered: bool,
     config: &Config,
 ) -> Result<Choice> {
     if let Some(problem) = call.operator.and_then(|operator| operator.problem_with(call.dtype)) {
@@ -142,7 +148,6 @@ pub(crate) fn choose(
         Choice {
             algorithm,
             staged: algorithm.memory == MemoryUse::Staged,
-            registered: registered.filter(|_| algorithm.memory == MemoryUse::Registered),
             wide,
             element_bytes: if wide { size_of::<f32>() } else { call.dtype.size() },
         }
@@ -153,7 +158,7 @@ pub(crate) fn choose(
             // Alone, there is nothing to do in any way.
             _ if topology.world_size == 1 => return Ok(finish(algorithm)),
             MemoryUse::Staged if host.is_none() => "these ranks share no memory",
-            MemoryUse::Registered if registered.is_none() => "this buffer is not registered",
+            MemoryUse::Registered if !registered => "this buffer is not registered",
             MemoryUse::Registered if is_wide(algorithm) => {
                 "sums of floats of 16 or 8 bits would be rounded on their way"
             }
@@ -179,7 +184,7 @@ pub(crate) fn choose(
                 && match row.memory {
                     MemoryUse::Private => false,
                     MemoryUse::Staged => true,
-                    MemoryUse::Registered => registered.is_some() && !is_wide(row),
+                    MemoryUse::Registered => registered && !is_wide(row),
                 }
                 && (row.applies)(topology)
                 && (few_connections(topology) || !topology.sums_by_rank())
@@ -296,7 +301,7 @@ mod tests {
 
     fn without_shared_memory(call: &Call, ranks: usize) -> Choice {
         let (topology, config) = (Topology::flat(ranks), Config::default());
-        choose(call, &topology, &mut OverLinks::default(), None, None, &config).unwrap()
+        choose(call, &topology, &mut OverLinks::default(), None, false, &config).unwrap()
     }
 
     #[test]
@@ -308,6 +313,16 @@ mod tests {
         assert_eq!(name(1, 4), "doubling");
         assert_eq!(name(1 << 20, 4), "direct");
         assert_eq!(name(1 << 26, 1_000), "halving");
+    }
+
+    #[test]
+    fn a_time_limit_changes_nothing_of_how_a_call_is_carried_out() {
+        let short = call(Operation::AllReduce, DType::F32, 1);
+        assert!(short.is_like(&short.clone().within(Duration::from_secs(1))));
+        assert!(!short.is_like(&call(Operation::AllReduce, DType::F32, 2)));
+        assert!(!short.is_like(&Call { operator: None, ..short.clone() }));
+        assert!(!short.is_like(&short.clone().rooted(0)));
+        assert!(!short.is_like(&short.clone().in_parts(vec![1])));
     }
 
     #[test]
@@ -346,7 +361,7 @@ mod tests {
         let attempt = |dtype| {
             let call = call(Operation::AllReduce, dtype, 100);
             let topology = Topology::hosts(&[2, 2]);
-            choose(&call, &topology, &mut OverLinks::default(), None, Some(0), &config)
+            choose(&call, &topology, &mut OverLinks::default(), None, true, &config)
         };
         assert!(attempt(DType::F32).is_ok());
         let error = attempt(DType::F16).unwrap_err().to_string();

@@ -59,6 +59,11 @@ pub struct Config {
     /// It never changes a result.
     pub shared_memory: bool,
 
+    /// How many bytes of its data a rank works on at a time where long data goes over sockets, so
+    /// that it sums what has come while more is on its way; the same on all ranks.
+    /// `DRUMLINE_WINDOW_BYTES`; 1 MiB unless set. It never changes a result.
+    pub window_bytes: usize,
+
     /// How many bytes of buffers a rank may register ([`alloc_registered`]). Memory is taken when
     /// a buffer is allocated, address space at once. `DRUMLINE_REGISTERED_BYTES_MAX`; half of the
     /// host's memory unless set.
@@ -112,6 +117,7 @@ impl Default for Config {
             port_range: None,
             unix_sockets: true,
             shared_memory: true,
+            window_bytes: 1 << 20,
             registered_bytes_max: None,
             object_bytes_max: 256 << 20,
             sum_order: SumOrder::Rank,
@@ -193,6 +199,7 @@ impl Config {
             };
             text.map(number).transpose()
         };
+        config.window_bytes = bytes("DRUMLINE_WINDOW_BYTES")?.unwrap_or(config.window_bytes);
         config.registered_bytes_max = bytes("DRUMLINE_REGISTERED_BYTES_MAX")?;
         config.object_bytes_max =
             bytes("DRUMLINE_OBJECT_BYTES_MAX")?.unwrap_or(config.object_bytes_max);
@@ -261,6 +268,7 @@ mod tests {
         assert_eq!(read("DRUMLINE_WARN_AFTER_S", "2").unwrap().warn_after, Duration::from_secs(2));
         let bytes = read("DRUMLINE_REGISTERED_BYTES_MAX", "4096").unwrap().registered_bytes_max;
         assert_eq!(bytes, Some(4096));
+        assert_eq!(read("DRUMLINE_WINDOW_BYTES", "65536").unwrap().window_bytes, 65_536);
         let bytes = read("DRUMLINE_STORE_BYTES_MAX", "4096").unwrap().store_bytes_max;
         assert_eq!(bytes, 4096);
         assert_eq!(read("DRUMLINE_OBJECT_BYTES_MAX", "7").unwrap().object_bytes_max, 7);
@@ -275,6 +283,7 @@ mod tests {
             ("DRUMLINE_TIMEOUT_S", "soon"),
             ("DRUMLINE_WARN_AFTER_S", "never"),
             ("DRUMLINE_SHARED_MEMORY", "yes"),
+            ("DRUMLINE_WINDOW_BYTES", "1M"),
             ("DRUMLINE_REGISTERED_BYTES_MAX", "1G"),
             ("DRUMLINE_OBJECT_BYTES_MAX", "-1"),
             ("DRUMLINE_SUM_ORDER", "host"),

@@ -5,22 +5,23 @@ use std::{collections::BTreeMap, ops::Range};
 
 use drumline_kernels::{Element, Target};
 use drumline_schedule::step::Rank;
-use drumline_shm::{Arena, Parity, PeerSegment, Segment};
+use drumline_shm::{Announcement, Arena, Parity, PeerSegment, Segment};
 
 use crate::{
     error::Cause,
-    executor::{Flags, Header, History, Machine},
+    executor::{Flags, Header, History, Machine, Notice},
 };
 
 /// This rank's segment and those of its neighbours: the ranks of the group on the same host.
 #[derive(Debug)]
 pub(crate) struct Host {
     segment: Segment,
-    neighbours: BTreeMap<Rank, Neighbour>,
-    /// Which slots and announcements the piece at hand uses.
+    /// In the order of their ranks.
+    neighbours: Vec<Neighbour>,
+    /// Which announcements, and slots, the piece at hand uses.
     parity: Parity,
-    /// Between operations: what the next one goes on with.
-    flags: Option<Flags>,
+    /// Whether slots lie in the lines of announcements.
+    in_line: bool,
     /// How often a wait looks again before it sleeps.
     spins_max: u32,
     slot_bytes_max: usize,
@@ -28,6 +29,7 @@ pub(crate) struct Host {
 
 #[derive(Debug)]
 struct Neighbour {
+    rank: Rank,
     segment: PeerSegment,
     /// Where in its arena its data lies, as it announced.
     data: u64,
@@ -36,14 +38,13 @@ struct Neighbour {
 impl Host {
     pub(crate) fn new(segment: Segment, neighbours: BTreeMap<Rank, PeerSegment>) -> Host {
         let ranks_here = neighbours.len() + 1;
-        let flags = Flags::new(neighbours.keys().copied());
-        let neighbour = |segment| Neighbour { segment, data: u64::MAX };
+        let neighbour = |(rank, segment)| Neighbour { rank, segment, data: u64::MAX };
         let slot_bytes_max = segment.slot_bytes();
         Host {
             segment,
-            neighbours: neighbours.into_iter().map(|(rank, it)| (rank, neighbour(it))).collect(),
+            neighbours: neighbours.into_iter().map(neighbour).collect(),
             parity: Parity::Even,
-            flags: Some(flags),
+            in_line: false,
             spins_max: drumline_shm::spin_limit(ranks_here),
             slot_bytes_max,
         }
@@ -63,72 +64,104 @@ impl Host {
 
     /// Bytes of a staging slot: the same on all ranks, or the smallest.
     pub(crate) fn slot_bytes(&self) -> usize {
-        let of_neighbours = self.neighbours.values().map(|it| it.segment.slot_bytes());
+        let of_neighbours = self.neighbours.iter().map(|it| it.segment.slot_bytes());
         of_neighbours.chain([self.slot_bytes_max]).min().unwrap_or(0)
     }
 
-    /// The flags, for the time of an operation.
-    pub(crate) fn take_flags(&mut self) -> Flags {
-        self.flags.take().unwrap_or_default()
+    /// What a machine knows that has done nothing yet.
+    pub(crate) fn flags(&self) -> Flags {
+        Flags::new(self.neighbours.iter().map(|it| it.rank))
     }
 
-    pub(crate) fn put_flags(&mut self, flags: Flags) {
-        self.flags = Some(flags);
+    /// Whether this rank and a neighbour have the host to themselves. They
+    /// [exchange](drumline_schedule::step) their slots.
+    pub(crate) fn is_pair(&self) -> bool {
+        self.neighbours.len() == 1
     }
 
-    /// How often a neighbour has posted.
-    pub(crate) fn posted(&self, peer: Rank) -> u64 {
-        self.neighbours.get(&peer).map_or(0, |it| it.segment.posted())
+    fn find(&self, rank: Rank) -> Option<&Neighbour> {
+        let index = self.neighbours.binary_search_by_key(&rank, |it| it.rank).ok()?;
+        self.neighbours.get(index)
+    }
+
+    fn neighbour(&self, rank: Rank) -> &Neighbour {
+        let Some(neighbour) = self.find(rank) else {
+            unreachable!("only neighbours are watched, and named by schedules");
+        };
+        neighbour
+    }
+
+    /// How often a neighbour has posted, as it says in its line for that piece.
+    pub(crate) fn posted(&self, peer: Rank, piece: u64) -> u64 {
+        self.neighbour(peer).segment.posted(Parity::of(piece))
     }
 
     /// Writes this rank's announcement of a piece.
-    pub(crate) fn announce(&mut self, piece: u64, header: &Header) {
-        self.parity = Parity::of(piece);
-        self.segment.announce(self.parity, &header.encode());
+    pub(crate) fn announce(&mut self, notice: &Notice) {
+        let Notice { piece, header, digest, in_line } = notice;
+        (self.parity, self.in_line) = (Parity::of(*piece), *in_line);
+        let announcement = Announcement { digest: *digest, place: header.payload };
+        self.segment.announce(self.parity, announcement, &header.encode());
     }
 
     pub(crate) fn post(&self) {
-        self.segment.post_and_wake(self.neighbours.values().map(|it| &it.segment));
+        self.segment.post_and_wake(self.parity, self.neighbours.iter().map(|it| &it.segment));
     }
 
     /// What a neighbour has announced for a piece. It must have posted in that piece.
-    pub(crate) fn announcement(&self, peer: Rank, piece: u64) -> Result<Header, Cause> {
+    pub(crate) fn announcement(&self, peer: Rank, piece: u64) -> Announcement {
+        self.neighbour(peer).segment.announcement(Parity::of(piece))
+    }
+
+    /// What that announcement stands for.
+    pub(crate) fn description(&self, peer: Rank, piece: u64) -> Result<Header, Cause> {
         let problem = || "wrote something that is no announcement".to_owned();
-        let Some(neighbour) = self.neighbours.get(&peer) else {
-            unreachable!("only neighbours are watched");
-        };
-        let line = neighbour.segment.announcement(Parity::of(piece));
+        let line = self.neighbour(peer).segment.description(Parity::of(piece));
         Header::decode(&line).ok_or_else(|| Cause::Protocol { peer, problem: problem() })
     }
 
     /// A neighbour's data lies there in its arena, as it announced last.
     pub(crate) fn set_data_of(&mut self, peer: Rank, place: u64) {
-        if let Some(neighbour) = self.neighbours.get_mut(&peer) {
+        if let Some(neighbour) = self.neighbours.iter_mut().find(|it| it.rank == peer) {
             neighbour.data = place;
         }
     }
 
     /// Neighbours that have left: what they have announced and this rank has not taken part in.
-    pub(crate) fn left_over(&mut self, history: &History) -> Result<(), Cause> {
-        let Some(mut flags) = self.flags.take() else { return Ok(()) };
-        for (&peer, neighbour) in &self.neighbours {
-            flags.on_posted(peer, neighbour.segment.posted());
+    pub(crate) fn left_over(&self, flags: &mut Flags, history: &History) -> Result<(), Cause> {
+        for neighbour in &self.neighbours {
+            flags.on_posted(neighbour.rank, neighbour.segment.last_posted());
         }
         for (peer, piece, ours) in flags.left_over() {
-            let theirs = self.announcement(peer, piece)?.description;
+            let theirs = self.description(peer, piece)?.description;
             match ours {
                 Some(ours) if theirs == ours => {}
                 Some(ours) => return Err(Cause::mismatch(peer, theirs, Some(ours))),
                 None => return Err(history.explain(peer, theirs)),
             }
         }
-        self.flags = Some(flags);
         Ok(())
+    }
+
+    /// The neighbour with whom this rank has swapped slots for the piece at hand.
+    fn swapped(&self) -> Option<&Neighbour> {
+        let is_swapped = self.is_pair() && self.parity == Parity::Odd;
+        self.neighbours.first().filter(|_| is_swapped)
+    }
+
+    /// Which of the slots of a segment the piece at hand uses.
+    fn slot_parity(&self) -> Parity {
+        if self.is_pair() { Parity::Even } else { self.parity }
     }
 
     /// Elements of this rank's own staging slot.
     pub(crate) fn own_slot<T: Element>(&self, range: Range<usize>) -> Target<'_, T> {
-        match self.segment.slot(self.parity, range) {
+        let slot = match self.swapped() {
+            _ if self.in_line => self.segment.payload(self.parity, range),
+            Some(peer) => peer.segment.slot_mut(Parity::Even, range),
+            None => self.segment.slot(self.slot_parity(), range),
+        };
+        match slot {
             Ok(target) => target,
             Err(error) => unreachable!("pieces fit their slots: {error}"),
         }
@@ -140,7 +173,11 @@ impl Host {
         peer: Rank,
         range: Range<usize>,
     ) -> Result<Target<'_, T>, Cause> {
-        self.of(peer, |it| it.segment.slot_mut(self.parity, range))
+        self.of(peer, |it| match self.swapped() {
+            _ if self.in_line => it.segment.payload(self.parity, range),
+            Some(_) => self.segment.slot(Parity::Even, range),
+            None => it.segment.slot_mut(self.slot_parity(), range),
+        })
     }
 
     /// Elements of a neighbour's registered data.
@@ -161,10 +198,7 @@ impl Host {
         peer: Rank,
         place: impl FnOnce(&'a Neighbour) -> drumline_shm::Result<R>,
     ) -> Result<R, Cause> {
-        let Some(neighbour) = self.neighbours.get(&peer) else {
-            unreachable!("schedules name only neighbours' memory");
-        };
-        place(neighbour).map_err(|error| Cause::Protocol {
+        place(self.neighbour(peer)).map_err(|error| Cause::Protocol {
             peer,
             problem: format!("announced a buffer that cannot be: {error}"),
         })
@@ -174,14 +208,20 @@ impl Host {
     /// worth going on.
     pub(crate) fn spin(&self, machine: &Machine) -> bool {
         let Some((peer, level)) = machine.watching() else { return false };
-        drumline_shm::spin(self.spins_max, || self.posted(peer) >= level)
+        let (neighbour, parity) = (self.neighbour(peer), Parity::of(machine.looks_at(peer).0));
+        drumline_shm::spin(self.spins_max, || neighbour.segment.posted(parity) >= level)
     }
 
     /// Whether a neighbour has posted what the machine waits for, or has called something that
     /// has not been compared yet.
     pub(crate) fn has_news(&self, machine: &Machine) -> bool {
-        let awaited = machine.watching().is_some_and(|(peer, level)| self.posted(peer) >= level);
-        awaited || machine.strangers().any(|peer| machine.news(peer, self.posted(peer)).is_some())
+        let posted = |peer| self.posted(peer, machine.looks_at(peer).0);
+        let awaited = machine.watching().is_some_and(|(peer, level)| posted(peer) >= level);
+        let is_news = |peer: Rank| {
+            let (_, to_compare) = machine.looks_at(peer);
+            to_compare.is_some_and(|base| posted(peer) > base)
+        };
+        awaited || machine.neighbours().any(is_news)
     }
 
     /// From now on, posts of neighbours ring the doorbell.

@@ -15,10 +15,7 @@ use std::{
     time::Instant,
 };
 
-use drumline_schedule::{
-    Collective, Counts, Topology,
-    step::{Loc, Rank},
-};
+use drumline_schedule::{Collective, Counts, Topology, step::Rank};
 use drumline_shm::{Arena, PeerSegment, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -26,7 +23,7 @@ use crate::{
     Config, DType, Element, ReduceOp, RegisteredBuffer, Result,
     call::Call,
     error::{Cause, CollectiveError},
-    executor::{self, Header, History, Machine, Memory},
+    executor::{self, Header, History, Machine, Memory, Now, Place, Spin},
     host::Host,
     lane::{Job, Lane, Operation},
     operation::{CallOn, Request},
@@ -206,7 +203,7 @@ impl<S: Connection> Member<S> {
     /// As [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce).
     pub fn step(&mut self, collective: &mut Prepared, now: Instant) -> Result<Progress> {
         let messages = self.lane.progress_points(now);
-        match self.lane.step(collective.0.operation(), now)? {
+        match self.lane.step(collective.0.operation(), &Now::at(now), Spin::No)? {
             executor::Progress::Stuck if messages == executor::Progress::Moved => {
                 Ok(Progress::Moved)
             }
@@ -223,7 +220,7 @@ impl<S: Connection> Member<S> {
 
     /// Brings the queued calls and messages as far as possible.
     pub fn progress(&mut self, now: Instant) -> Progress {
-        self.lane.progress(now).into()
+        self.lane.progress(now, Spin::No).into()
     }
 
     /// Whether queued calls or messages are unfinished.
@@ -293,7 +290,7 @@ impl<S: Connection> Member<S> {
     /// See [`ProcessGroup::abort`](crate::ProcessGroup::abort).
     pub fn abort(&mut self, now: Instant) {
         self.aborted.store(true, Ordering::SeqCst);
-        self.lane.progress(now);
+        self.lane.progress(now, Spin::No);
     }
 
     /// Begins to close the group: call [`Member::closed`] until it says so.
@@ -383,7 +380,7 @@ impl<T: Element> Erased for CallOn<T, RegisteredBuffer<T>, Vec<T>> {
     }
 
     fn bytes(&self) -> &[u8] {
-        self.data().map_or(&[], |data| bytemuck::cast_slice(data))
+        bytemuck::cast_slice(self.data())
     }
 }
 
@@ -461,11 +458,11 @@ impl<S: Connection> Transport for Shared<S> {
         self.lock().streams.begin(machine)
     }
 
-    fn send(&mut self, to: Rank, header: Header, src: Loc) {
+    fn send(&mut self, to: Rank, header: Header, src: Place) {
         self.lock().streams.send(to, header, src);
     }
 
-    fn receive(&mut self, from: Rank, dst: Loc) {
+    fn receive(&mut self, from: Rank, dst: Place) {
         self.lock().streams.receive(from, dst);
     }
 

@@ -5,6 +5,7 @@
 //! thread and the simulator all drive it in the same way.
 
 mod patience;
+mod plans;
 mod points;
 
 use std::{
@@ -18,6 +19,7 @@ use std::{
 };
 
 use patience::Patience;
+use plans::Plans;
 
 use drumline_schedule::{Algorithm, Schedule, Topology, price::Prices, step::Rank};
 
@@ -25,7 +27,9 @@ use crate::{
     Cause, CollectiveError, Config, Error, Result,
     backend::Reduce,
     call::{self, Call, OverLinks},
-    executor::{self, History, Layout, Machine, Memory, Pool, Progress, drive},
+    executor::{
+        self, Flags, Layout, Machine, Memory, Now, Plan, Pool, Progress, Shape, Spin, drive,
+    },
     explain::{Explanation, Situation},
     host::Host,
     trace::{Category, Open, Recorder, What},
@@ -41,8 +45,8 @@ pub(crate) trait Operation {
     fn registered(&self, host: &Host) -> Option<u64>;
     /// Takes registered data back from neighbours that may still write to it.
     fn detach(&mut self, host: &Host);
-    /// Lays out what `schedule` needs.
-    fn prepare(&mut self, schedule: &Schedule, layout: &Layout, wide: bool, pool: &mut Pool);
+    /// Lays out what the plan needs.
+    fn prepare(&mut self, plan: &Arc<Plan>, pool: &mut Pool);
     /// The buffers, once prepared.
     fn memory(&mut self) -> &mut dyn Memory;
     /// Gives the working memory back. The result is in the caller's buffers afterwards.
@@ -72,7 +76,8 @@ pub(crate) struct Lane {
     aborted: Arc<AtomicBool>,
     /// Number of the next collective.
     sequence: u64,
-    history: History,
+    machine: Machine,
+    plans: Plans,
     schedules: HashMap<(&'static str, &'static str, Rank), Arc<Schedule>>,
     pool: Pool,
     queue: VecDeque<Box<dyn Job>>,
@@ -81,6 +86,8 @@ pub(crate) struct Lane {
     points: usize,
     /// When the oldest of them is to be looked at.
     points_due: Option<Instant>,
+    /// Whom those of them wait for that have been waiting for long.
+    points_late: Vec<Rank>,
     /// Whether neighbours have been told to ring the doorbell.
     asleep: bool,
     state: State,
@@ -98,14 +105,25 @@ enum State {
     Failed(Arc<CollectiveError>),
 }
 
+/// The operation that the machine works on.
 #[derive(Debug)]
 struct Running {
-    machine: Machine,
-    started: Instant,
-    patience: Patience,
+    /// When it began, if anybody has looked at the clock since.
+    started: Option<Instant>,
+    /// Once it has had to wait.
+    patience: Option<Patience>,
+    /// How many operations its time stands for.
+    stands_for: u32,
     /// Ends with the operation.
     open: Open,
 }
+
+/// Of operations on fewer bytes, which are as short as a look at the clock...
+const SHORT_BYTES: u64 = 64 << 10;
+
+/// ...one of so many is timed, and counts for all of them. Those that have to wait for longer
+/// count for themselves.
+const TIMED: u32 = 64;
 
 impl Lane {
     pub(crate) fn new(
@@ -117,6 +135,7 @@ impl Lane {
         aborted: Arc<AtomicBool>,
     ) -> Lane {
         let recorder = Recorder::of(&member.name, member.rank);
+        let machine = Machine::new(host.as_ref().map_or_else(Flags::default, Host::flags));
         Lane {
             member,
             topology,
@@ -127,13 +146,15 @@ impl Lane {
             aborted,
             forsaken: false,
             sequence: 0,
-            history: History::default(),
+            machine,
+            plans: Plans::new(),
             schedules: HashMap::new(),
             pool: Pool::default(),
             queue: VecDeque::new(),
             running: None,
             points: 0,
             points_due: None,
+            points_late: Vec::new(),
             asleep: false,
             state: State::Open,
             busy: Duration::ZERO,
@@ -150,19 +171,21 @@ impl Lane {
     /// From now on; on all ranks after the same operation.
     pub(crate) fn set_prices(&mut self, prices: Prices) {
         self.over_links = OverLinks::by(prices);
+        // They were laid out by the prices before.
+        self.plans = Plans::new();
     }
 
     /// Which algorithm a call would take, and why.
     pub(crate) fn explain(&mut self, call: &Call, registered: bool) -> Result<Explanation> {
         let host = self.host.as_ref();
-        let registered = (registered && host.is_some()).then_some(0);
+        let registered = registered && host.is_some();
         let (topology, over_links) = (&self.topology, &mut self.over_links);
         let choice = call::choose(call, topology, over_links, host, registered, &self.config)?;
         let situation = Situation {
             topology,
             prices: over_links.prices(),
             shares_memory: host.is_some(),
-            registered: registered.is_some(),
+            registered,
             asked_for: self.config.all_reduce.is_some(),
         };
         Ok(situation.explain(call, choice.algorithm))
@@ -198,13 +221,13 @@ impl Lane {
         self.aborted.load(Ordering::SeqCst) && matches!(self.state, State::Open)
     }
 
-    /// Brings everything as far as possible without waiting.
-    pub(crate) fn progress(&mut self, now: Instant) -> Progress {
+    /// Brings everything as far as possible without waiting, other than by spinning.
+    pub(crate) fn progress(&mut self, now: Instant, spin: Spin) -> Progress {
         if self.is_to_abort() && self.running.is_none() {
             self.fail("abort".to_owned(), self.sequence, Duration::ZERO, Cause::Aborted);
         }
         let points = self.progress_points(now);
-        let jobs = self.progress_jobs(now);
+        let jobs = self.progress_jobs(now, spin);
         match (points, jobs) {
             (Progress::Moved, _) | (_, Progress::Moved) => Progress::Moved,
             (Progress::Done, Progress::Done) => Progress::Done,
@@ -212,11 +235,12 @@ impl Lane {
         }
     }
 
-    fn progress_jobs(&mut self, now: Instant) -> Progress {
+    fn progress_jobs(&mut self, now: Instant, spin: Spin) -> Progress {
+        let now = Now::at(now);
         while let Some(mut job) = self.queue.pop_front() {
             // A job's buffer is of a type of the caller's, whose panic must not fall upon whoever
             // happens to drive the lane.
-            let step = catch_unwind(AssertUnwindSafe(|| self.step(job.operation(), now)));
+            let step = catch_unwind(AssertUnwindSafe(|| self.step(job.operation(), &now, spin)));
             let result = match step {
                 Ok(Ok(Progress::Done)) => Ok(()),
                 Ok(Ok(progress)) => {
@@ -242,19 +266,23 @@ impl Lane {
         Progress::Done
     }
 
-    /// Brings one operation as far as possible without waiting. To be called with the same
-    /// operation until it is done or has failed.
-    pub(crate) fn step(&mut self, operation: &mut dyn Operation, now: Instant) -> Result<Progress> {
-        let mut running = match self.running.take() {
-            Some(running) => running,
-            None => self.start(operation, now)?,
-        };
-        let _inside = running.open.enter();
+    /// Brings one operation as far as possible without waiting, other than by spinning. To be
+    /// called with the same operation until it is done or has failed.
+    pub(crate) fn step(
+        &mut self,
+        operation: &mut dyn Operation,
+        now: &Now,
+        spin: Spin,
+    ) -> Result<Progress> {
+        if self.running.is_none() {
+            self.start(operation, now)?;
+        }
+        let _inside = self.running.as_ref().and_then(|running| running.open.enter());
         if let State::Failed(by) = &self.state {
             // A message from rank to rank has failed beside it.
             let error =
                 Error::Poisoned { attempted: operation.call().operation.name(), by: by.clone() };
-            self.end(running, operation, now);
+            self.end(operation, now);
             if let Some(host) = &self.host {
                 operation.detach(host);
             }
@@ -264,42 +292,30 @@ impl Lane {
             true => Err(Cause::Aborted),
             false => {
                 let (transport, host) = (&mut *self.transport, self.host.as_mut());
-                drive(&mut running.machine, transport, host, operation.memory(), now)
+                drive(&mut self.machine, transport, host, operation.memory(), now, spin)
             }
         };
         match result {
             Ok(Progress::Done) => {
-                if running.patience.warned() {
-                    tracing::warn!(
-                        group = self.member.name,
-                        "{} has gone on after {:.1?}",
-                        running.machine.description(),
-                        now.saturating_duration_since(running.started)
-                    );
-                }
-                self.tell_end(&running);
-                self.end(running, operation, now);
+                self.tell_end(now);
+                self.end(operation, now);
                 Ok(Progress::Done)
             }
-            Ok(Progress::Moved) => {
-                self.running = Some(running);
-                Ok(Progress::Moved)
-            }
+            Ok(Progress::Moved) => Ok(Progress::Moved),
             Ok(Progress::Stuck) => {
-                self.be_patient(&mut running, now);
-                self.running = Some(running);
+                self.be_patient(now.get());
                 Ok(Progress::Stuck)
             }
-            Err(Cause::Timeout { .. }) if self.was_stopped(&mut running, now) => {
-                self.be_patient(&mut running, now);
-                self.running = Some(running);
+            Err(Cause::Timeout { .. }) if self.was_stopped(now.get()) => {
+                self.be_patient(now.get());
                 Ok(Progress::Stuck)
             }
             Err(cause) => {
                 let cause = self.trace(cause, self.sequence - 1);
-                let description = running.machine.description().to_string();
-                let elapsed = now.saturating_duration_since(running.started);
-                self.end(running, operation, now);
+                let description = self.machine.description().to_string();
+                let started = self.running.as_ref().and_then(|running| running.started);
+                let elapsed = now.get().saturating_duration_since(started.unwrap_or(now.get()));
+                self.end(operation, now);
                 // A neighbour that is merely slow may go on with the call later.
                 if let Some(host) = &self.host {
                     operation.detach(host);
@@ -309,70 +325,82 @@ impl Lane {
         }
     }
 
-    fn start(&mut self, operation: &mut dyn Operation, now: Instant) -> Result<Running> {
-        let call = operation.call().clone();
+    fn start(&mut self, operation: &mut dyn Operation, now: &Now) -> Result<()> {
+        let call = operation.call();
         self.check_open(call.operation.name())?;
         if call.operation == executor::Operation::MonitoredBarrier
-            && let Err(cause) = self.hear(now)
+            && let Err(cause) = self.hear(now.get())
         {
             let operation = call.operation.name().to_owned();
             return Err(self.fail(operation, self.sequence, Duration::ZERO, cause));
         }
-        let host = self.host.as_ref();
-        let registered = host.and_then(|host| operation.registered(host));
-        let (topology, over_links) = (&self.topology, &mut self.over_links);
-        let choice = call::choose(&call, topology, over_links, host, registered, &self.config)?;
-        let schedule = self.schedule(choice.algorithm, &call)?;
+        let registered = self.host.as_ref().and_then(|host| operation.registered(host));
+        let index = match self.plans.find(call, registered.is_some()) {
+            Some(index) => index,
+            None => {
+                let plan = self.plan(call, registered.is_some())?;
+                self.plans.keep(call.clone(), registered.is_some(), plan)
+            }
+        };
+        let plan = self.plans.at(index);
+        let (rank, sequence) = (self.member.rank, self.sequence);
+        let limit = call.timeout.unwrap_or(self.config.timeout);
+        let bytes = (call.counts.of(rank) * call.dtype.size()) as u64;
         let open = self.recorder.begin(|| What {
             category: Category::Collective,
             name: call.operation.name(),
-            sequence: Some(self.sequence),
-            bytes: Some((call.counts.of(self.member.rank) * call.dtype.size()) as u64),
-            algorithm: Some(choice.algorithm.name),
+            sequence: Some(sequence),
+            bytes: Some(bytes),
+            algorithm: Some(plan.schedule.algorithm),
             ..What::default()
         });
-        let description = call.describe(self.member.digest, self.sequence, choice.algorithm.name);
-        let slot_bytes = choice.staged.then(|| self.host.as_ref().map_or(0, Host::slot_bytes));
-        let slot = slot_bytes.map(|bytes| bytes / choice.element_bytes);
-        let layout = Layout::new(&schedule, call.counts, slot);
-        operation.prepare(&schedule, &layout, choice.wide, &mut self.pool);
-        let flags = self.host.as_mut().map(Host::take_flags).unwrap_or_default();
-        let limit = call.timeout.unwrap_or(self.config.timeout);
-        let mut machine = Machine::new(
-            description,
-            std::mem::take(&mut self.history),
-            schedule,
-            choice.element_bytes,
-            layout,
-            choice.registered,
-            flags,
-            now + limit,
-        );
+        let (started, stands_for) = match now.known() {
+            None if bytes >= SHORT_BYTES => (Some(now.get()), 1),
+            None if sequence.is_multiple_of(TIMED.into()) => (Some(now.get()), TIMED),
+            known => (known, 1),
+        };
+        operation.prepare(plan, &mut self.pool);
+        let registered = registered.filter(|_| plan.registered);
+        self.machine.begin(plan, sequence, registered, limit, started);
         self.sequence += 1;
-        let begun = self.transport.begin(&mut machine);
-        let patience = Patience::new(now, limit, &self.config);
-        let running = Running { machine, started: now, patience, open };
-        if let Err(cause) = begun {
-            let description = running.machine.description().to_string();
-            self.end(running, operation, now);
-            return Err(self.fail(description, self.sequence - 1, Duration::ZERO, cause));
-        }
-        Ok(running)
+        self.running = Some(Running { started, patience: None, stands_for, open });
+        Ok(())
     }
 
-    fn end(&mut self, running: Running, operation: &mut dyn Operation, now: Instant) {
+    /// Works out how calls like this one are carried out.
+    fn plan(&mut self, call: &Call, registered: bool) -> Result<Plan> {
+        let (host, topology) = (self.host.as_ref(), &self.topology);
+        let over_links = &mut self.over_links;
+        let choice = call::choose(call, topology, over_links, host, registered, &self.config)?;
+        let slot_bytes = choice.staged.then(|| host.map_or(0, Host::slot_bytes));
+        let slot = slot_bytes.map(|bytes| bytes / choice.element_bytes);
+        let schedule = self.schedule(choice.algorithm, call)?;
+        let layout = Layout::new(&schedule, call.counts.clone(), slot);
+        let layout = match choice.algorithm.is_pipelined() {
+            true => layout.in_windows_of_bytes(self.config.window_bytes, choice.element_bytes),
+            false => layout,
+        };
+        Ok(Plan::new(Shape {
+            schedule,
+            description: call.describe(self.member.digest, 0, choice.algorithm.name),
+            layout,
+            element_bytes: choice.element_bytes,
+            wide: choice.wide,
+        }))
+    }
+
+    fn end(&mut self, operation: &mut dyn Operation, now: &Now) {
         operation.release(&mut self.pool);
-        let (history, flags) = running.machine.finish();
-        self.history = history;
-        if let Some(host) = &mut self.host {
-            host.put_flags(flags);
-        }
-        self.busy += now.saturating_duration_since(running.started);
-    }
-
-    /// Adds time that a caller has spent in an operation after it last said what time it is.
-    pub(crate) fn add_busy(&mut self, time: Duration) {
-        self.busy += time;
+        self.machine.end();
+        let Some(Running { started: Some(started), patience, stands_for, .. }) =
+            self.running.take()
+        else {
+            return;
+        };
+        // The time of this turn is that of its beginning.
+        let ended = if patience.is_none() { Instant::now() } else { now.get() };
+        let time = ended.saturating_duration_since(started);
+        self.busy += if patience.is_none() { time * stands_for } else { time };
     }
 
     /// The schedule of `call` for this rank; made once.
@@ -437,7 +465,7 @@ impl Lane {
 
     /// When there is something to do even if no peer moves.
     fn next_deadline(&self, now: Instant) -> Option<Instant> {
-        let running = self.running.as_ref().map(Running::due);
+        let running = self.running.as_ref().and_then(|running| running.due(&self.machine));
         let transport = self.transport.next_deadline(now);
         running.into_iter().chain(self.points_due).chain(transport).min()
     }
@@ -465,11 +493,6 @@ impl Lane {
 
     /// Sleeps until something can go on, on the caller's thread, but not beyond `limit`.
     pub(crate) fn sleep(&mut self, limit: Option<Instant>) {
-        if let (Some(host), Some(running)) = (&self.host, &self.running)
-            && host.spin(&running.machine)
-        {
-            return;
-        }
         let now = Instant::now();
         if let Some(until) = self.next_deadline(now).into_iter().chain(limit).min() {
             self.sleep_until(until, now);
@@ -504,7 +527,7 @@ impl Lane {
         if !std::mem::replace(&mut self.asleep, true) {
             host.begin_sleep();
         }
-        !self.running.as_ref().is_some_and(|running| host.has_news(&running.machine))
+        self.running.is_none() || !host.has_news(&self.machine)
     }
 
     /// To be called by whoever takes over a lane that may have slept.
@@ -531,10 +554,11 @@ impl Lane {
     /// Whether all ranks have left, after [`Lane::close`] at `started`.
     pub(crate) fn closed(&mut self, started: Instant, now: Instant) -> Result<bool> {
         let deadline = started + self.config.timeout;
-        let cause = match self.transport.still_present(&self.history) {
+        let cause = match self.transport.still_present(self.machine.history()) {
             Ok(present) if present.is_empty() => {
+                let (flags, history) = self.machine.flags_mut();
                 let left_over =
-                    self.host.as_mut().map_or(Ok(()), |host| host.left_over(&self.history));
+                    self.host.as_ref().map_or(Ok(()), |host| host.left_over(flags, history));
                 match left_over {
                     Ok(()) => {
                         self.state = State::Left;

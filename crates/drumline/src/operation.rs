@@ -1,11 +1,11 @@
 //! A collective together with its buffers.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, sync::Arc};
 
 use drumline_kernels::{Element, Source, Target, narrow, scale, widen, with_ieee_rounding};
 use drumline_schedule::{
     Collective, Schedule,
-    step::{Buffer, Loc, Rank},
+    step::Rank,
     tree::{Node, merges},
 };
 
@@ -13,7 +13,7 @@ use crate::{
     Cause, ReduceOp,
     backend::Reduce,
     call::Call,
-    executor::{Buffers, Layout, Memory, Pool},
+    executor::{Buffers, Memory, Plan, Pool},
     host::Host,
     lane::{OnBytes, Operation},
     operator::{Combine, Operator},
@@ -37,30 +37,23 @@ impl<T> From<Call> for Request<T> {
 #[derive(Debug)]
 pub(crate) struct CallOn<T: Element, D, I> {
     call: Call,
-    operator: Operator<T>,
+    /// What this rank multiplies its own values by.
+    factor: Option<T>,
+    /// The caller's.
+    buffers: Buffers<T, D, Contribution<T, I>>,
+    /// Where partial sums travel: copies in the type that sums are kept in, which are worked on so
+    /// that nothing is rounded before the end.
+    wide: Option<Wide<T>>,
     /// What this rank's data were before they were multiplied, where the operation leaves them as
     /// they are.
     unscaled: Option<Vec<T>>,
-    state: State<T, D, I>,
 }
 
 #[derive(Debug)]
-enum State<T: Element, D, I> {
-    /// Not begun, or ended.
-    Idle(D, I),
-    /// Works on the caller's elements.
-    Exact(Buffers<T, D, Contribution<T, I>>),
-    /// Partial sums travel: works on copies in the type that sums are kept in, so that nothing
-    /// is rounded before the end.
-    Wide {
-        buffers: Buffers<T::Accumulator, WideData<T>, WideData<T>>,
-        data: D,
-        input: I,
-        /// Whether this rank gets a result.
-        writes: bool,
-    },
-    /// Between two of the others.
-    Empty,
+struct Wide<T: Element> {
+    buffers: Buffers<T::Accumulator, WideData<T>, WideData<T>>,
+    /// Whether this rank gets a result.
+    writes: bool,
 }
 
 type WideData<T> = Vec<<T as Element>::Accumulator>;
@@ -80,22 +73,21 @@ impl<T, I: AsRef<[T]>> AsRef<[T]> for Contribution<T, I> {
 }
 
 /// Multiplies what this rank contributes: the input where there is one, else the data, in place.
-fn contribute<T, D, I>(factor: Option<T>, data: &mut D, callers: I) -> Contribution<T, I>
+fn contribute<T, D, I>(factor: Option<T>, data: &mut D, input: &mut Contribution<T, I>)
 where
     T: Element,
     D: AsMut<[T]>,
     I: AsRef<[T]>,
 {
-    let Some(factor) = factor else { return Contribution { callers, scaled: None } };
+    let Some(factor) = factor else { return };
     with_ieee_rounding(|| {
-        if callers.as_ref().is_empty() {
-            scale(Target::from(data.as_mut()), factor);
-            return Contribution { callers, scaled: None };
+        if input.callers.as_ref().is_empty() {
+            return scale(Target::from(data.as_mut()), factor);
         }
-        let mut scaled = callers.as_ref().to_vec();
+        let mut scaled = input.callers.as_ref().to_vec();
         scale(Target::from(&mut scaled[..]), factor);
-        Contribution { callers, scaled: Some(scaled) }
-    })
+        input.scaled = Some(scaled);
+    });
 }
 
 impl<T, D, I> CallOn<T, D, I>
@@ -105,24 +97,38 @@ where
     I: AsRef<[T]>,
 {
     pub(crate) fn new(request: impl Into<Request<T>>, data: D, input: I) -> CallOn<T, D, I> {
-        let Request { call, operator } = request.into();
-        CallOn { call, operator, unscaled: None, state: State::Idle(data, input) }
+        let Request { call, operator: Operator { factor, combine } } = request.into();
+        let input = Contribution { callers: input, scaled: None };
+        let buffers = Buffers::new(combine, data, input);
+        CallOn { call, factor, buffers, wide: None, unscaled: None }
     }
 
-    /// The caller's buffer, once the operation has ended.
-    pub(crate) fn into_data(self) -> Option<D> {
-        match self.state {
-            State::Idle(data, _) => Some(data),
-            State::Exact(_) | State::Wide { .. } | State::Empty => None,
-        }
+    /// The caller's buffer.
+    pub(crate) fn into_data(self) -> D {
+        self.buffers.data
     }
 
     /// The caller's buffer, wherever the operation stands.
-    pub(crate) fn data(&self) -> Option<&D> {
-        match &self.state {
-            State::Idle(data, _) | State::Wide { data, .. } => Some(data),
-            State::Exact(buffers) => Some(buffers.data()),
-            State::Empty => None,
+    pub(crate) fn data(&self) -> &D {
+        &self.buffers.data
+    }
+
+    /// Keeps the data, if it is going to be multiplied although this rank gets no result.
+    fn keep_unscaled(&mut self, collective: Collective, rank: Rank, root: Rank) {
+        if self.factor.is_some() && gets_nothing(collective, rank, root) {
+            self.unscaled = Some(self.buffers.data.as_ref().to_vec());
+        }
+    }
+
+    /// The caller's data, and what is contributed.
+    fn contribute(&mut self) {
+        contribute(self.factor, &mut self.buffers.data, &mut self.buffers.input);
+    }
+
+    fn restore_unscaled(&mut self) {
+        self.buffers.input.scaled = None;
+        if let Some(unscaled) = self.unscaled.take() {
+            self.buffers.data.as_mut().copy_from_slice(&unscaled);
         }
     }
 }
@@ -183,101 +189,63 @@ where
     }
 
     fn registered(&self, host: &Host) -> Option<u64> {
-        let offset = host.arena().offset_of(self.data()?.as_ref())?;
+        let offset = host.arena().offset_of(self.data().as_ref())?;
         Some(offset as u64)
     }
 
     fn detach(&mut self, host: &Host) {
-        if self.registered(host).is_none() {
-            return;
-        }
-        if let State::Idle(data, _) = &mut self.state
-            && let Err(error) = host.arena().detach(data.as_mut())
+        if self.registered(host).is_some()
+            && let Err(error) = host.arena().detach(self.buffers.data.as_mut())
         {
             tracing::error!(%error, "a registered buffer may be written to by ranks that are late");
         }
     }
 
-    fn prepare(&mut self, schedule: &Schedule, layout: &Layout, wide: bool, pool: &mut Pool) {
-        let Operator { factor, combine } = &self.operator;
-        let layout = layout.clone();
-        let state = std::mem::replace(&mut self.state, State::Empty);
-        self.state = match state {
-            State::Idle(mut data, input) => {
-                let is_data = |loc: Loc| loc.buffer == Buffer::Data;
-                let writes = schedule.steps.iter().any(|step| step.writes().any(is_data));
-                let gets_nothing = gets_nothing(schedule.collective, schedule.rank, schedule.root);
-                if factor.is_some() && gets_nothing {
-                    self.unscaled = Some(data.as_ref().to_vec());
-                }
-                let input = contribute(*factor, &mut data, input);
-                match combine {
-                    Combine::Builtin(op) if wide => {
-                        let op = Combine::Builtin(*op);
-                        let (wide_data, wide_input) = (widened(&data), widened(&input));
-                        let buffers =
-                            Buffers::new(schedule, layout, op, wide_data, wide_input, pool);
-                        State::Wide { buffers, data, input: input.callers, writes }
-                    }
-                    _ => {
-                        let op = combine.clone();
-                        State::Exact(Buffers::new(schedule, layout, op, data, input, pool))
-                    }
-                }
+    fn prepare(&mut self, plan: &Arc<Plan>, pool: &mut Pool) {
+        let Schedule { collective, rank, root, .. } = *plan.schedule;
+        self.keep_unscaled(collective, rank, root);
+        self.contribute();
+        match self.buffers.op() {
+            Combine::Builtin(op) if plan.wide => {
+                let op = Combine::Builtin(*op);
+                let (data, input) = (widened(&self.buffers.data), widened(&self.buffers.input));
+                let mut buffers = Buffers::new(op, data, input);
+                buffers.lay_out(plan, pool);
+                self.wide = Some(Wide { buffers, writes: plan.writes });
             }
-            other => other,
-        };
+            _ => self.buffers.lay_out(plan, pool),
+        }
     }
 
     fn memory(&mut self) -> &mut dyn Memory {
-        match &mut self.state {
-            State::Exact(buffers) => buffers,
-            State::Wide { buffers, .. } => buffers,
-            State::Idle(..) | State::Empty => unreachable!("memory is asked for after `prepare`"),
+        match &mut self.wide {
+            Some(wide) => &mut wide.buffers,
+            None => &mut self.buffers,
         }
     }
 
     fn release(&mut self, pool: &mut Pool) {
-        let state = std::mem::replace(&mut self.state, State::Empty);
-        self.state = match state {
-            State::Exact(buffers) => {
-                let (mut data, input) = buffers.recycle(pool);
-                if let Some(unscaled) = self.unscaled.take() {
-                    data.as_mut().copy_from_slice(&unscaled);
-                }
-                State::Idle(data, input.callers)
+        self.buffers.release(pool);
+        if let Some(Wide { mut buffers, writes }) = self.wide.take() {
+            buffers.release(pool);
+            if writes {
+                narrow(Target::from(self.buffers.data.as_mut()), Source::from(&buffers.data[..]));
             }
-            State::Wide { buffers, mut data, input, writes } => {
-                let (wide, _) = buffers.recycle(pool);
-                if writes {
-                    narrow(Target::from(data.as_mut()), Source::from(&wide[..]));
-                }
-                if let Some(unscaled) = self.unscaled.take() {
-                    data.as_mut().copy_from_slice(&unscaled);
-                }
-                State::Idle(data, input)
-            }
-            other => other,
-        };
+        }
+        self.restore_unscaled();
     }
 
     fn on_bytes(&mut self, rank: Rank, carry_out: &mut OnBytes<'_>) -> Result<(), Cause> {
         let root = self.call.root.unwrap_or(0);
-        let gets_nothing = gets_nothing(self.call.operation.collective(), rank, root);
-        let State::Idle(data, input) = &mut self.state else {
-            unreachable!("an operation goes over one carrier only");
-        };
-        let factor = self.operator.factor;
-        let unscaled = (factor.is_some() && gets_nothing).then(|| data.as_ref().to_vec());
-        let input = contribute(factor, data, input.as_ref());
+        self.keep_unscaled(self.call.operation.collective(), rank, root);
+        self.contribute();
+        let (op, data, input) = self.buffers.parts();
         let result = carry_out(
             bytemuck::cast_slice_mut(data.as_mut()),
             bytemuck::cast_slice(input.as_ref()),
-            &self.operator.combine,
+            op,
         );
-        if let Some(unscaled) = unscaled {
-            data.as_mut().copy_from_slice(&unscaled);
-        }
+        self.restore_unscaled();
         result
     }
 }

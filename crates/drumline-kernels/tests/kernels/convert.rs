@@ -1,7 +1,8 @@
 //! Widening and narrowing, against the formats' definitions.
 
 use drumline_kernels::{
-    Bool, Element, F8E4M3, F8E5M2, ReduceOp, Source, Target, bf16, copy, f16, narrow, scale, widen,
+    Bool, Element, F8E4M3, F8E5M2, ReduceOp, Source, Target, bf16, copy, f16, fetch, narrow, scale,
+    widen,
 };
 
 use crate::format::{BF16, E4M3, E5M2, F16, Format, two_to};
@@ -203,6 +204,23 @@ fn elements_are_scaled_by_a_factor() {
         }
     }
     by_type!(T => check::<T>());
+}
+
+/// Of lengths around the lines that are taken over together, at every place in a line.
+#[test]
+fn what_is_fetched_is_copied_and_stays_as_it_was() {
+    fn check<T: Copy + PartialEq + std::fmt::Debug + bytemuck::Pod>(value: fn(usize) -> T) {
+        let step = if cfg!(miri) { 97 } else { 1 };
+        for len in (0..2_100).step_by(step) {
+            let offset = len % 9;
+            let original: Vec<T> = (0..len + offset).map(value).collect();
+            let (mut src, mut dst) = (original.clone(), vec![value(1 << 20); len]);
+            fetch(Target::from(&mut dst[..]), Target::from(&mut src[offset..]));
+            assert_eq!((&src, &dst[..]), (&original, &original[offset..]));
+        }
+    }
+    check(|i| i as u8 ^ (i >> 8) as u8);
+    check(|i| i as u64 * 0x1_0001);
 }
 
 #[test]

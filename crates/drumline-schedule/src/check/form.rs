@@ -69,7 +69,7 @@ pub(super) fn check(topology: &Topology, schedule: &Schedule) -> Result<(), Chec
         if let Step::Send { to, .. } = step {
             *sent.entry(*to).or_default() += 1;
         }
-        if !matches!(step, Step::Recv { .. }) {
+        if !matches!(step, Step::Recv { .. } | Step::Flush { .. }) {
             receives.clear();
         }
         let broken = broken_rule(topology, schedule, step).or_else(|| match step {

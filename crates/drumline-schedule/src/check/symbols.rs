@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::expressions::{Expressions, Id};
 use super::races::{Access, Clock, Race, Touched, borders};
-use super::{CheckError, OPERATIONS};
+use super::{CheckError, OPERATIONS, Slots};
 use crate::algorithm::{Collective, Cost, MemoryUse};
 use crate::extent::Counts;
 use crate::schedule::{Schedule, tiled};
@@ -27,6 +27,7 @@ pub(super) struct Symbols<'a> {
     /// Whether clocks are kept: where memory is shared, and in a barrier.
     has_clocks: bool,
     rounds: usize,
+    slots: Slots,
     /// Whether sums that are not finished may travel.
     partial_sums_travel: bool,
 }
@@ -118,7 +119,7 @@ impl<'a> Symbols<'a> {
         first: &'a Schedule,
         schedules: &'a [Schedule],
         counts: &'a [Counts],
-        slots: usize,
+        slots: Slots,
         partial_sums_travel: bool,
     ) -> Symbols<'a> {
         let Schedule { collective, world_size, memory, .. } = *first;
@@ -143,6 +144,10 @@ impl<'a> Symbols<'a> {
         let (slot_len, data_len) = (longest(Buffer::Slot), longest(Buffer::Data));
         let slot_borders = borders(schedules, Buffer::Slot, counts);
         let data_borders = borders(schedules, Buffer::Data, counts);
+        let slots_of_rank = match slots {
+            Slots::InTurn(slots) => slots,
+            Slots::Exchanged => 2,
+        };
         let ranks = (0..world_size)
             .map(|rank| {
                 let clock = Clock::start(rank, if has_clocks { world_size } else { 0 });
@@ -152,7 +157,7 @@ impl<'a> Symbols<'a> {
                 };
                 Memory {
                     buffers: HashMap::new(),
-                    slots: (0..if shared { slots } else { 0 }).map(|_| slot()).collect(),
+                    slots: (0..if shared { slots_of_rank } else { 0 }).map(|_| slot()).collect(),
                     touched: (memory == MemoryUse::Registered)
                         .then(|| Touched::new(data_len, data_borders.clone())),
                     in_flight: vec![],
@@ -175,6 +180,7 @@ impl<'a> Symbols<'a> {
             ranks,
             has_clocks,
             rounds: 0,
+            slots,
             partial_sums_travel,
         }
     }
@@ -198,6 +204,16 @@ impl<'a> Symbols<'a> {
     /// The elements of a place that `rank` names.
     fn resolve(&self, rank: Rank, loc: Loc) -> Range<usize> {
         self.schedules[rank].resolve(loc, &self.counts[rank])
+    }
+
+    /// Where the slot of a rank lies in an operation: whose memory, and which of the places there.
+    fn slot(&self, owner: Rank, operation: usize) -> (Rank, usize) {
+        match (self.slots, self.topology.neighbours(owner)) {
+            (Slots::Exchanged, &[a, b]) if operation % 2 == 1 => (a + b - owner, 0),
+            (Slots::Exchanged, &[_, _]) => (owner, 0),
+            (Slots::Exchanged, _) => (owner, operation % 2),
+            (Slots::InTurn(slots), _) => (owner, operation % slots),
+        }
     }
 
     /// What the data of `rank` must be after an operation.
@@ -281,10 +297,12 @@ impl<'a> Symbols<'a> {
         let owner = peer.unwrap_or(rank);
         let range = self.resolve(rank, loc);
         let unwritten = |element| CheckError::Unwritten { rank, step, owner, buffer, element };
-        let memory = &self.ranks[owner];
         let cells = match buffer {
-            Buffer::Slot => Some(&memory.slots[operation % memory.slots.len()].cells),
-            _ => memory.buffers.get(&buffer),
+            Buffer::Slot => {
+                let (holder, place) = self.slot(owner, operation);
+                Some(&self.ranks[holder].slots[place].cells)
+            }
+            _ => self.ranks[owner].buffers.get(&buffer),
         };
         let Some(cells) = cells else {
             return if range.is_empty() { Ok(vec![]) } else { Err(unwritten(range.start)) };
@@ -328,13 +346,10 @@ impl<'a> Symbols<'a> {
             }
         }
         self.touch(at, loc, true, known)?;
-        let memory = &mut self.ranks[owner];
+        let (holder, place) = self.slot(owner, operation);
         let cells = match buffer {
-            Buffer::Slot => {
-                let slot = operation % memory.slots.len();
-                Some(&mut memory.slots[slot].cells)
-            }
-            _ => memory.buffers.get_mut(&buffer),
+            Buffer::Slot => Some(&mut self.ranks[holder].slots[place].cells),
+            _ => self.ranks[owner].buffers.get_mut(&buffer),
         };
         if let Some(cells) = cells {
             for (element, &value) in range.zip(values) {
@@ -359,13 +374,16 @@ impl<'a> Symbols<'a> {
         let owner = loc.peer.unwrap_or(by.rank);
         let range = self.resolve(by.rank, loc);
         let clock = known.unwrap_or(&self.ranks[by.rank].clock).clone();
-        let memory = &mut self.ranks[owner];
+        let (holder, place) = self.slot(owner, by.operation);
+        // Whoever reads the slot of its only peer may write what it has read back there, so as to
+        // have the lines to itself.
+        let takes = matches!(self.slots, Slots::Exchanged)
+            && is_of_pair(self.topology, owner)
+            && loc.peer.is_some();
+        let by = Access { writes: by.writes || (takes && loc.buffer == Buffer::Slot), ..by };
         let touched = match loc.buffer {
-            Buffer::Slot => {
-                let slot = by.operation % memory.slots.len();
-                Some(&mut memory.slots[slot].touched)
-            }
-            Buffer::Data => memory.touched.as_mut(),
+            Buffer::Slot => Some(&mut self.ranks[holder].slots[place].touched),
+            Buffer::Data => self.ranks[owner].touched.as_mut(),
             Buffer::Input | Buffer::Scratch(_) => None,
         };
         match touched.and_then(|touched| touched.access(by, range, &clock)) {
@@ -638,6 +656,11 @@ impl Visitor for Symbols<'_> {
         }
         Ok(())
     }
+}
+
+/// Whether two ranks have their host to themselves.
+fn is_of_pair(topology: &Topology, rank: Rank) -> bool {
+    topology.neighbours(rank).len() == 2
 }
 
 /// Where what a rank brings lies.

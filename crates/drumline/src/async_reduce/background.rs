@@ -235,12 +235,10 @@ impl Background {
         }
     }
 
-    fn on_reduced(self: &Arc<Self>, run: &Range<usize>, result: Result<()>, piece: Option<Piece>) {
+    fn on_reduced(self: &Arc<Self>, run: &Range<usize>, result: Result<()>, piece: Piece) {
         let mut state = self.lock();
         state.under_way -= 1;
-        if let Some(piece) = piece {
-            state.reduced.put(self.place_of(run).start, piece);
-        }
+        state.reduced.put(self.place_of(run).start, piece);
         if let Err(error) = result {
             state.failed.get_or_insert(error);
         }

@@ -26,7 +26,7 @@ pub(super) struct Entry {
 pub(super) type Reduce = fn(&ProcessGroup, Piece, usize, ReduceOp, End);
 
 /// Gets the result and the piece.
-pub(super) type End = Box<dyn FnOnce(Result<()>, Option<Piece>) + Send>;
+pub(super) type End = Box<dyn FnOnce(Result<()>, Piece) + Send>;
 
 pub(super) fn reduce_as<T: Element>(
     group: &ProcessGroup,
@@ -36,8 +36,8 @@ pub(super) fn reduce_as<T: Element>(
     end: End,
 ) {
     let elements = Elements::<T> { piece, bytes, elements: PhantomData };
-    group.all_reduce_then(elements, op, move |result, elements: Option<Elements<T>>| {
-        end(result, elements.map(|elements| elements.piece));
+    group.all_reduce_then(elements, op, move |result, elements: Elements<T>| {
+        end(result, elements.piece);
     });
 }
 

@@ -8,7 +8,7 @@ use super::message::Description;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flags {
     pub(super) epoch: Epoch,
-    /// The ranks that share memory with this one, and how far each has come.
+    /// The ranks that share memory with this one, in their order, and how far each has come.
     pub(super) peers: Vec<Neighbour>,
 }
 
@@ -29,6 +29,8 @@ pub(super) struct Previous {
     pub(super) base: u64,
     /// The call that it was a piece of.
     pub(super) description: Description,
+    /// What this rank has announced.
+    pub(super) digest: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -43,15 +45,17 @@ pub(super) struct Neighbour {
 impl Flags {
     pub(crate) fn new(neighbours: impl IntoIterator<Item = Rank>) -> Flags {
         let neighbour = |rank| Neighbour { rank, posted: 0, met: false, met_before: true };
-        Flags { epoch: Epoch::default(), peers: neighbours.into_iter().map(neighbour).collect() }
+        let mut peers: Vec<_> = neighbours.into_iter().map(neighbour).collect();
+        peers.sort_unstable_by_key(|peer| peer.rank);
+        Flags { epoch: Epoch::default(), peers }
     }
 
-    pub(super) fn next_piece(&mut self, posts: u64, description: Description) {
+    pub(super) fn next_piece(&mut self, posts: u64, description: Description, digest: u64) {
         let Epoch { base, pieces, .. } = self.epoch;
         self.epoch = Epoch {
             base: base + posts,
             pieces: pieces + 1,
-            previous: Some(Previous { base, description }),
+            previous: Some(Previous { base, description, digest }),
         };
         for peer in &mut self.peers {
             peer.met_before = std::mem::take(&mut peer.met);
@@ -82,8 +86,18 @@ impl Flags {
 
     /// A neighbour has posted so often.
     pub(crate) fn on_posted(&mut self, peer: Rank, posted: u64) {
-        if let Some(known) = self.peers.iter_mut().find(|known| known.rank == peer) {
+        if let Some(known) = self.of_mut(peer) {
             known.posted = known.posted.max(posted);
         }
+    }
+
+    pub(super) fn of(&self, peer: Rank) -> Option<&Neighbour> {
+        let index = self.peers.binary_search_by_key(&peer, |known| known.rank).ok()?;
+        self.peers.get(index)
+    }
+
+    pub(super) fn of_mut(&mut self, peer: Rank) -> Option<&mut Neighbour> {
+        let index = self.peers.binary_search_by_key(&peer, |known| known.rank).ok()?;
+        self.peers.get_mut(index)
     }
 }

@@ -7,10 +7,11 @@ use drumline_schedule::{
     step::{Buffer, Loc, Rank, Span},
 };
 
-/// The lengths of one call's buffers, and the window of them that is worked on.
+/// The lengths of one call's buffers, and the windows of them that are worked on.
 ///
 /// Staging slots are small, so a long operation through shared memory is done piece by piece: the
-/// schedule runs once for every window. A window is a window of every block, cut short where the
+/// schedule runs once for every window. Over links it is, too, so that what arrives is worked on
+/// while it is in the cache. A window is a window of every block, cut short where the
 /// block ends. A block of a slot begins where it would if all were as long as the longest window,
 /// so that neighbours find it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,10 +23,17 @@ pub(crate) struct Layout {
     counts: Counts,
     /// Elements of the longest block.
     longest: usize,
-    /// The elements of each block that are worked on now.
-    window: Range<usize>,
-    /// The longest window.
+    /// Elements of each block that a window shows, but for the last window.
     piece: usize,
+    /// Blocks of a staging slot.
+    slot_blocks: usize,
+}
+
+/// What a schedule's place stands for in one window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) loc: Loc,
+    pub(crate) window: usize,
 }
 
 impl Layout {
@@ -34,47 +42,56 @@ impl Layout {
     pub(crate) fn new(schedule: &Schedule, counts: Counts, slot: Option<usize>) -> Layout {
         let Schedule { collective, world_size, rank, root, .. } = *schedule;
         let longest = counts.longest();
-        let piece = slot.map_or(longest, |slot| {
-            let blocks = match collective.blocks(Buffer::Slot, rank, root) {
-                Blocks::All => world_size,
-                Blocks::One | Blocks::None => 1,
-            };
-            longest.min((slot / blocks).max(1))
-        });
-        Layout { collective, world_size, rank, root, counts, longest, window: 0..piece, piece }
+        let slot_blocks = match collective.blocks(Buffer::Slot, rank, root) {
+            Blocks::All => world_size,
+            Blocks::One | Blocks::None => 1,
+        };
+        let piece = slot.map_or(longest, |slot| longest.min((slot / slot_blocks).max(1)));
+        Layout { collective, world_size, rank, root, counts, longest, piece, slot_blocks }
     }
 
-    /// Goes on to the next window, if there is one.
-    pub(crate) fn advance(&mut self) -> bool {
-        let start = self.window.end;
-        let more = start < self.longest;
-        if more {
-            self.window = start..self.longest.min(start + self.piece);
-        }
-        more
+    /// The same in windows of so many elements of each block, at least one.
+    pub(crate) fn in_windows_of(self, elements: usize) -> Layout {
+        Layout { piece: self.longest.min(elements.max(1)), ..self }
     }
 
-    /// The same with its last window, which may be shorter than the others.
-    pub(crate) fn last(&self) -> Layout {
-        let start = self.longest.saturating_sub(1) / self.piece.max(1) * self.piece;
-        Layout { window: start..self.longest, ..self.clone() }
+    /// The same in windows of about so many bytes of what a rank brings. Among many ranks they are
+    /// longer, so that messages stay worth their price: one takes a sixteenth at least.
+    pub(crate) fn in_windows_of_bytes(self, bytes: usize, element_bytes: usize) -> Layout {
+        let message = bytes / self.world_size.min(16) / element_bytes;
+        let elements = match self.collective {
+            // One block, of which every rank gets a part.
+            Collective::AllReduce => message * self.world_size,
+            _ => message,
+        };
+        self.in_windows_of(elements)
     }
 
-    /// The elements of its buffer that `loc` stands for. Scratch and slots hold one window.
-    pub(crate) fn resolve(&self, loc: Loc) -> Range<usize> {
+    /// The most elements that a staging slot has to hold.
+    pub(super) fn slot_len(&self) -> usize {
+        self.slot_blocks * self.piece
+    }
+
+    /// How many windows there are: at least one.
+    pub(crate) fn windows(&self) -> usize {
+        self.longest.div_ceil(self.piece.max(1)).max(1)
+    }
+
+    /// The elements of its buffer that a place stands for. Scratch and slots hold one window.
+    pub(crate) fn resolve(&self, Place { loc, window }: Place) -> Range<usize> {
         let Loc { buffer, span, .. } = loc;
         let owner = loc.peer.unwrap_or(self.rank);
         let moved = |range: Range<usize>, by: usize| range.start + by..range.end + by;
         match (self.collective.blocks(buffer, owner, self.root), buffer) {
             (Blocks::None, _) => 0..0,
             (Blocks::One, Buffer::Scratch(_) | Buffer::Slot) => {
-                span.resolve(self.shown(buffer, owner).len())
+                span.resolve(self.shown(buffer, owner, window).len())
             }
             (Blocks::One, Buffer::Data | Buffer::Input) => {
-                let shown = self.shown(buffer, owner);
+                let shown = self.shown(buffer, owner, window);
                 moved(span.resolve(shown.len()), shown.start)
             }
-            (Blocks::All, Buffer::Data | Buffer::Input) if self.window.len() == self.longest => {
+            (Blocks::All, Buffer::Data | Buffer::Input) if self.piece == self.longest => {
                 self.counts.resolve_in_all(span, buffer, self.world_size)
             }
             _ if span.count == 0 => 0..0,
@@ -82,24 +99,25 @@ impl Layout {
             (Blocks::All, Buffer::Data | Buffer::Input) => {
                 let block = Span::block(span.first, self.world_size);
                 let start = self.counts.resolve_in_all(block, buffer, self.world_size).start;
-                moved(self.shown(buffer, span.first), start)
+                moved(self.shown(buffer, span.first, window), start)
             }
             (Blocks::All, Buffer::Slot | Buffer::Scratch(_)) => {
                 let start = span.first * self.piece;
-                start..start + self.shown(buffer, span.first).len()
+                start..start + self.shown(buffer, span.first, window).len()
             }
         }
     }
 
     /// The elements of that block that the window shows.
-    fn shown(&self, buffer: Buffer, block: Rank) -> Range<usize> {
+    fn shown(&self, buffer: Buffer, block: Rank, window: usize) -> Range<usize> {
         let len = self.counts.block(buffer, block);
-        self.window.start.min(len)..self.window.end.min(len)
+        let border = |window: usize| window.saturating_mul(self.piece).min(len);
+        border(window)..border(window + 1)
     }
 
-    /// How many elements `loc` stands for.
-    pub(crate) fn len(&self, loc: Loc) -> usize {
-        self.resolve(loc).len()
+    /// How many elements a place stands for.
+    pub(crate) fn len(&self, place: Place) -> usize {
+        self.resolve(place).len()
     }
 }
 
@@ -133,28 +151,26 @@ mod tests {
             for schedule in row.schedules(&Topology::hosts(&[world_size]), root).unwrap() {
                 let whole = Layout::new(&schedule, counts.clone(), None);
                 for loc in schedule.steps.iter().flat_map(|step| step.reads().chain(step.writes())) {
-                    let mut layout = Layout::new(&schedule, counts.clone(), Some(slot));
+                    let layout = Layout::new(&schedule, counts.clone(), Some(slot));
                     let blocks = match schedule.collective.blocks(Buffer::Slot, 0, root) {
                         Blocks::All => world_size,
                         _ => 1,
                     };
                     let mut seen = Vec::new();
-                    loop {
-                        let range = layout.resolve(loc);
+                    for window in 0..layout.windows() {
+                        let range = layout.resolve(Place { loc, window });
                         if loc.buffer == Buffer::Slot {
                             prop_assert!(range.end <= slot.max(blocks), "beyond the slot");
                             let owner = loc.peer.unwrap_or(schedule.rank);
                             let of_owner = Layout { rank: owner, ..layout.clone() };
-                            prop_assert_eq!(&of_owner.resolve(Loc { peer: None, ..loc }), &range);
+                            let own = Place { loc: Loc { peer: None, ..loc }, window };
+                            prop_assert_eq!(&of_owner.resolve(own), &range);
                         }
                         seen.extend(range);
-                        if !layout.advance() {
-                            break;
-                        }
                     }
                     let cut = loc.span.of != 1 && schedule.blocks(loc) == Blocks::One;
                     if matches!(loc.buffer, Buffer::Data | Buffer::Input) && !cut {
-                        prop_assert_eq!(seen, whole.resolve(loc).collect::<Vec<_>>());
+                        prop_assert_eq!(seen, whole.resolve(Place { loc, window: 0 }).collect::<Vec<_>>());
                     }
                 }
             }

@@ -1,44 +1,54 @@
 //! One rank's part of one collective, as a state machine.
 
-use std::{collections::VecDeque, sync::Arc, time::Instant};
-
-use drumline_schedule::{
-    Schedule,
-    step::{Loc, Rank, Step},
+use std::{
+    collections::VecDeque,
+    sync::Arc,
+    time::{Duration, Instant},
 };
+
+use drumline_schedule::step::{Loc, Rank, Step};
 
 use super::{
     flags::{Epoch, Flags},
     history::History,
-    layout::Layout,
+    layout::Place,
     message::{Description, Header},
+    plan::Plan,
 };
 use crate::error::Cause;
 
-/// Runs a schedule: what happened goes in, what to do comes out.
+/// Runs schedules, one call after another: what happened goes in, what to do comes out.
 ///
 /// It holds no buffer, no socket, no shared memory and no clock. [`Machine::poll`] says what to
 /// do next; the `on_` methods say what has happened. A run of `Recv` steps is posted together,
 /// so that messages may arrive in any order of peers; every other step waits for the receives
-/// before it. An operation that is staged in pieces runs the schedule once for every piece.
+/// before it. A long operation runs the schedule on one window after another, in turns; where the
+/// algorithm is [pipelined](drumline_schedule::Pipeline), several windows are under way in a turn.
 #[derive(Debug)]
 pub(crate) struct Machine {
+    plan: Arc<Plan>,
     description: Description,
     /// The calls before this one.
     history: History,
-    schedule: Arc<Schedule>,
-    element_bytes: usize,
-    layout: Layout,
     /// Bytes from the start of this rank's arena to its data, where that is registered.
     registered: Option<u64>,
-    deadline: Instant,
+    /// How long the call may take.
+    timeout: Duration,
+    /// When it is given up. `None` before anybody has looked at the clock: a call that needs no
+    /// waiting never does.
+    deadline: Option<Instant>,
+    turn: usize,
     stage: Stage,
     /// Receives that were posted and are not complete.
     receiving: usize,
     /// Whether the message of the `RecvReduce` at hand has been asked for.
     staged: bool,
-    /// By rank.
+    /// By rank; of use where `is_touched`.
     peers: Vec<PeerProgress>,
+    /// Whether anything was noted of peers in this call.
+    is_touched: bool,
+    /// Whether the transport knows of this call.
+    is_begun: bool,
     flags: Flags,
 }
 
@@ -50,12 +60,12 @@ enum Stage {
     Step(usize),
 }
 
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 struct PeerProgress {
-    /// Messages handed to the transport and receives completed, in all pieces so far.
+    /// Messages handed to the transport, receives completed, and messages that have left their
+    /// source.
     sent: u32,
     received: u32,
-    /// Messages of this piece that have left their source.
     flushed: usize,
     /// Payload bytes of the receives that were posted and are not complete, oldest first.
     expected: VecDeque<u64>,
@@ -69,65 +79,132 @@ struct PeerProgress {
 #[derive(Debug, PartialEq)]
 pub(crate) enum Action<'a> {
     /// Post a message. `src` must stay as it is until [`Machine::on_sent`].
-    Send { to: Rank, header: Header, src: Loc },
+    Send { to: Rank, header: Header, src: Place },
     /// Put the payload of the next message from `from` into `dst`.
-    Receive { from: Rank, dst: Loc },
+    Receive { from: Rank, dst: Place },
     /// Carry out a local step, or one on shared memory. A `RecvReduce` finds its message at
     /// [`Machine::staging`].
-    Compute(&'a Step),
+    Compute(Computation<'a>),
     /// Tell the neighbours in shared memory what is being called.
-    Announce(Header),
+    Announce(Notice),
     /// Raise this rank's count of posts.
     Post,
     /// Look at a neighbour's count of posts and tell [`Machine::on_posted`].
     Watch(Rank),
-    /// The next piece begins: the buffers have this layout now.
-    Window(&'a Layout),
     /// Nothing, until something happens.
     Wait,
     /// The collective is complete.
     Done,
 }
 
+/// A step other than a message.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Computation<'a> {
+    pub(crate) step: &'a Step,
+    /// How it combines many inputs: a stack program.
+    pub(crate) merges: &'a [usize],
+    /// The window that it works on.
+    pub(crate) window: usize,
+}
+
+/// What a rank tells its neighbours in shared memory of a piece.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Notice {
+    /// How many pieces of posting operations came before it. Slots and announcements take turns
+    /// by it.
+    pub(crate) piece: u64,
+    pub(crate) header: Header,
+    pub(crate) digest: u64,
+    /// Whether slots lie in the lines of announcements.
+    pub(crate) in_line: bool,
+}
+
 impl Machine {
-    #[allow(clippy::too_many_arguments, reason = "each is a thing of its own")]
-    pub(crate) fn new(
-        description: Description,
-        history: History,
-        schedule: Arc<Schedule>,
-        element_bytes: usize,
-        layout: Layout,
-        registered: Option<u64>,
-        mut flags: Flags,
-        deadline: Instant,
-    ) -> Machine {
-        flags.peers.iter_mut().for_each(|peer| peer.met = false);
-        let peers = vec![PeerProgress::default(); schedule.world_size];
-        let stage = Machine::beginning(&schedule);
+    /// A machine that has nothing to do.
+    pub(crate) fn new(flags: Flags) -> Machine {
+        let plan = Arc::new(Plan::idle());
         Machine {
-            description,
-            history,
-            schedule,
-            element_bytes,
-            layout,
-            registered,
-            deadline,
-            stage,
+            description: plan.description(0),
+            history: History::default(),
+            plan,
+            registered: None,
+            timeout: Duration::ZERO,
+            deadline: None,
+            turn: 0,
+            stage: Stage::Step(0),
             receiving: 0,
             staged: false,
-            peers,
+            peers: Vec::new(),
+            is_touched: false,
+            is_begun: false,
             flags,
         }
     }
 
-    fn beginning(schedule: &Schedule) -> Stage {
-        if schedule.posts() > 0 { Stage::Entry } else { Stage::Step(0) }
+    /// A call begins, the one of that number. `registered` is where its data lies, if it is.
+    /// It is given up after `timeout`, counted from `now` or from when somebody looks at the clock.
+    pub(crate) fn begin(
+        &mut self,
+        plan: &Arc<Plan>,
+        sequence: u64,
+        registered: Option<u64>,
+        timeout: Duration,
+        now: Option<Instant>,
+    ) {
+        if !Arc::ptr_eq(&self.plan, plan) {
+            self.plan = plan.clone();
+        }
+        self.description = plan.description(sequence);
+        self.registered = registered;
+        self.turn = 0;
+        self.timeout = timeout;
+        self.deadline = now.map(|now| now + timeout);
+        self.receiving = 0;
+        self.staged = false;
+        self.is_begun = false;
+        if std::mem::take(&mut self.is_touched) {
+            self.peers.iter_mut().for_each(PeerProgress::clear);
+        }
+        if plan.uses_messages {
+            self.touch();
+        }
+        self.flags.peers.iter_mut().for_each(|peer| peer.met = false);
+        self.stage = self.beginning();
     }
 
-    /// What the next operation goes on with.
-    pub(crate) fn finish(mut self) -> (History, Flags) {
+    /// The call is over.
+    pub(crate) fn end(&mut self) {
         self.history.push(self.description);
-        (self.history, self.flags)
+    }
+
+    /// What is going to be noted of peers.
+    fn touch(&mut self) {
+        self.is_touched = true;
+        if self.peers.len() < self.plan.schedule.world_size {
+            self.peers.resize_with(self.plan.schedule.world_size, PeerProgress::default);
+        }
+    }
+
+    fn beginning(&self) -> Stage {
+        if self.plan.posts > 0 { Stage::Entry } else { Stage::Step(0) }
+    }
+
+    /// Whether this is the first that the transport hears of the call.
+    pub(crate) fn is_new(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_begun, true)
+    }
+
+    /// Whether the call sends or receives.
+    pub(crate) fn uses_messages(&self) -> bool {
+        self.plan.uses_messages
+    }
+
+    pub(crate) fn history(&self) -> &History {
+        &self.history
+    }
+
+    pub(crate) fn flags_mut(&mut self) -> (&mut Flags, &History) {
+        (&mut self.flags, &self.history)
     }
 
     /// Where the message of a `RecvReduce` into `dst` is put before it is combined.
@@ -137,43 +214,61 @@ impl Machine {
         Loc::scratch(STAGING, dst.span)
     }
 
-    pub(crate) fn deadline(&self) -> Instant {
+    /// How long the call may take.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// When the call is given up; it is `now`.
+    pub(crate) fn deadline(&mut self, now: Instant) -> Instant {
+        *self.deadline.get_or_insert(now + self.timeout)
+    }
+
+    /// When the call is given up, if anybody has looked at the clock.
+    pub(crate) fn known_deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
     /// Nothing is given up before then.
     pub(crate) fn extend(&mut self, deadline: Instant) {
-        self.deadline = self.deadline.max(deadline);
+        self.deadline = self.deadline.max(Some(deadline));
     }
 
     pub(crate) fn description(&self) -> &Description {
         &self.description
     }
 
-    /// How many pieces of posting operations came before the one at hand. Slots and
-    /// announcements take turns by it.
-    pub(crate) fn piece(&self) -> u64 {
-        self.flags.epoch.pieces
-    }
-
     /// The next thing to do. Call again after each action other than `Wait`.
     pub(crate) fn poll(&mut self) -> Action<'_> {
-        let index = match self.stage {
-            Stage::Entry => return self.enter(),
-            Stage::Step(index) => index,
+        let (index, window) = loop {
+            let index = match self.stage {
+                Stage::Entry => return self.enter(),
+                Stage::Step(index) => index,
+            };
+            if index >= self.plan.schedule.steps.len() {
+                match self.end_of_turn() {
+                    Some(end) => return end,
+                    None => continue,
+                }
+            }
+            match self.window(index) {
+                Some(window) if !self.is_passed(index, window) => break (index, window),
+                _ => self.stage = Stage::Step(index + 1),
+            }
         };
-        let Some(step) = self.schedule.steps.get(index) else { return self.end_of_piece() };
+        let step = &self.plan.schedule.steps[index];
         if self.receiving > 0 && !matches!(step, Step::Recv { .. }) {
             return Action::Wait;
         }
+        let place = |loc| Place { loc, window };
         match *step {
             Step::Recv { from, dst } => {
                 self.stage = Stage::Step(index + 1);
-                self.expect(from, dst)
+                self.expect(from, place(dst))
             }
             Step::RecvReduce { from, dst, .. } if !self.staged => {
                 self.staged = true;
-                self.expect(from, Machine::staging(dst))
+                self.expect(from, place(Machine::staging(dst)))
             }
             Step::RecvReduce { .. }
             | Step::Reduce { .. }
@@ -181,33 +276,48 @@ impl Machine {
             | Step::Copy { .. } => {
                 self.staged = false;
                 self.stage = Stage::Step(index + 1);
-                Action::Compute(&self.schedule.steps[index])
+                let (step, merges) = (&self.plan.schedule.steps[index], self.plan.merges(index));
+                Action::Compute(Computation { step, merges, window })
             }
             Step::Send { to, src } => {
                 self.stage = Stage::Step(index + 1);
+                let src = place(src);
                 let payload = self.bytes(src);
                 let peer = &mut self.peers[to];
                 let header = Header { description: self.description, part: peer.sent, payload };
                 peer.sent += 1;
                 Action::Send { to, header, src }
             }
-            Step::Flush { to, upto } if self.peers[to].flushed < upto => Action::Wait,
-            Step::Flush { .. } => {
-                self.stage = Stage::Step(index + 1);
-                self.poll()
-            }
+            Step::Flush { .. } => Action::Wait,
             Step::Post => {
                 self.stage = Stage::Step(index + 1);
                 Action::Post
             }
-            Step::Wait { peer, upto } if !self.has_posted(peer, self.level(upto)) => {
-                Action::Watch(peer)
-            }
-            Step::Wait { .. } => {
-                self.stage = Stage::Step(index + 1);
-                self.poll()
-            }
+            Step::Wait { peer, .. } => Action::Watch(peer),
         }
+    }
+
+    /// Whether a step that only waits has nothing to wait for. Messages that have left need not wait
+    /// for others to come: so receives from several peers go on beside each other.
+    fn is_passed(&self, index: usize, window: usize) -> bool {
+        match self.plan.schedule.steps[index] {
+            Step::Flush { to, upto } => self.is_flushed(to, upto, window),
+            Step::Wait { peer, upto } => {
+                self.receiving == 0 && self.has_posted(peer, self.level(upto))
+            }
+            _ => false,
+        }
+    }
+
+    /// The window that a step works on in this turn.
+    fn window(&self, step: usize) -> Option<usize> {
+        self.plan.pipeline.window(step, self.turn, self.plan.windows)
+    }
+
+    fn is_flushed(&self, to: Rank, upto: usize, window: usize) -> bool {
+        let Plan { pipeline, schedule, windows, .. } = &*self.plan;
+        let upto = pipeline.posted(schedule, to, upto, window, *windows);
+        self.peers[to].flushed >= upto
     }
 
     /// Waits until nobody uses the slots of the piece before the last one any more: that is so
@@ -222,40 +332,44 @@ impl Machine {
             return Action::Watch(peer);
         }
         self.stage = Stage::Step(0);
-        Action::Announce(Header {
-            description: self.description,
-            part: 0,
-            payload: self.registered.unwrap_or(u64::MAX),
+        let payload = self.registered.unwrap_or(u64::MAX);
+        Action::Announce(Notice {
+            piece: self.flags.epoch.pieces,
+            header: Header { description: self.description, part: 0, payload },
+            digest: self.digest(),
+            in_line: self.plan.in_line,
         })
     }
 
-    fn end_of_piece(&mut self) -> Action<'_> {
+    /// Goes on to the next turn, unless there is something to wait for or nothing left to do.
+    fn end_of_turn(&mut self) -> Option<Action<'static>> {
+        let turns = self.plan.pipeline.turns(self.plan.windows);
+        if self.turn == turns {
+            return Some(Action::Done);
+        }
         if self.receiving > 0 {
-            return Action::Wait;
+            return Some(Action::Wait);
         }
-        let posts = self.schedule.posts() as u64;
-        if posts > 0 {
-            self.flags.next_piece(posts, self.description);
+        if self.plan.posts > 0 {
+            self.flags.next_piece(self.plan.posts, self.description, self.digest());
         }
-        if !self.layout.advance() {
-            // Nothing is left to run.
-            self.stage = Stage::Step(usize::MAX);
-            return Action::Done;
+        self.turn += 1;
+        if self.turn == turns {
+            return Some(Action::Done);
         }
-        self.peers.iter_mut().for_each(|peer| peer.flushed = 0);
-        self.stage = Machine::beginning(&self.schedule);
-        Action::Window(&self.layout)
+        self.stage = self.beginning();
+        None
     }
 
-    fn expect(&mut self, from: Rank, dst: Loc) -> Action<'_> {
+    fn expect(&mut self, from: Rank, dst: Place) -> Action<'_> {
         self.receiving += 1;
         let payload = self.bytes(dst);
         self.peers[from].expected.push_back(payload);
         Action::Receive { from, dst }
     }
 
-    fn bytes(&self, loc: Loc) -> u64 {
-        (self.layout.len(loc) * self.element_bytes) as u64
+    fn bytes(&self, place: Place) -> u64 {
+        (self.plan.layout.len(place) * self.plan.element_bytes) as u64
     }
 
     /// A message to `to` has left its source.
@@ -268,6 +382,7 @@ impl Machine {
     /// different operations may wait for each other for ever.
     pub(crate) fn on_header(&mut self, from: Rank, header: Header) -> Result<(), Cause> {
         self.compare(from, header.description)?;
+        self.touch();
         self.peers[from].header = Some(header);
         Ok(())
     }
@@ -301,7 +416,7 @@ impl Machine {
     ///
     /// `false` means that it is not this operation's turn: the peer runs ahead.
     pub(crate) fn admits(&self, from: Rank) -> Result<bool, Cause> {
-        let peer = &self.peers[from];
+        let Some(peer) = self.peers.get(from) else { return Ok(false) };
         let (Some(header), Some(&expected)) = (&peer.header, peer.expected.front()) else {
             return Ok(false);
         };
@@ -310,13 +425,13 @@ impl Machine {
             return Err(Cause::mismatch(from, theirs, Some(self.description)));
         }
         if header.part == peer.received && header.payload != expected && theirs.is_by_pair() {
-            let elements = |bytes: u64| bytes / self.element_bytes.max(1) as u64;
+            let elements = |bytes: u64| bytes / self.plan.element_bytes.max(1) as u64;
             return Err(Cause::Mismatch {
                 peer: from,
                 theirs: format!(
                     "{theirs:?} with {} elements for rank {}",
                     elements(header.payload),
-                    self.schedule.rank
+                    self.plan.schedule.rank
                 ),
                 ours: format!(
                     "{:?} with {} elements from rank {from}",
@@ -327,7 +442,8 @@ impl Machine {
         }
         if header.part != peer.received || header.payload != expected {
             let problem = format!(
-                "sent message {} of {} bytes where message {} of {expected} bytes belongs",
+                "sent message {} of {} bytes where message {} of {expected} bytes belongs; is \
+                 DRUMLINE_WINDOW_BYTES the same on all ranks?",
                 header.part, header.payload, peer.received
             );
             return Err(protocol(from, &problem));
@@ -349,19 +465,47 @@ impl Machine {
         self.flags.peers.iter().map(|peer| peer.rank)
     }
 
-    /// The neighbours whose announcements have not been compared yet.
-    pub(crate) fn strangers(&self) -> impl Iterator<Item = Rank> {
-        self.flags.peers.iter().filter(|peer| !peer.met).map(|peer| peer.rank)
+    /// One of them.
+    pub(super) fn neighbour(&self, index: usize) -> Option<Rank> {
+        self.flags.peers.get(index).map(|peer| peer.rank)
     }
 
-    /// The piece of which a neighbour that has posted so often has made an announcement that
-    /// should be compared: hand it to [`Machine::on_announced`] before [`Machine::on_posted`].
-    pub(crate) fn news(&self, peer: Rank, posted: u64) -> Option<u64> {
+    /// The piece in whose line a neighbour is to be looked at next, and the count of posts from
+    /// which on its announcement there is to be compared, if it has not been.
+    pub(crate) fn looks_at(&self, peer: Rank) -> (u64, Option<u64>) {
         let Epoch { base, pieces, previous } = self.flags.epoch;
-        let known = self.flags.peers.iter().find(|known| known.rank == peer)?;
+        let Some(known) = self.flags.of(peer) else { return (pieces, None) };
         match previous {
-            Some(previous) if !known.met_before => (posted > previous.base).then_some(pieces - 1),
-            _ => (posted > base && !known.met).then_some(pieces),
+            Some(previous) if !known.met_before => (pieces - 1, Some(previous.base)),
+            _ => (pieces, (!known.met).then_some(base)),
+        }
+    }
+
+    /// What this rank has announced, or would, for that piece: this one or the one before.
+    fn digest(&self) -> u64 {
+        self.plan.digest(self.description.sequence())
+    }
+
+    /// Whether a neighbour's announcement in the line of that piece is this rank's own call. If so,
+    /// that is noted; else its description is to be [compared](Machine::on_announced).
+    pub(crate) fn agrees(&mut self, peer: Rank, piece: u64, digest: u64) -> bool {
+        let is_same = match self.flags.epoch.previous {
+            Some(previous) if piece < self.flags.epoch.pieces => digest == previous.digest,
+            _ => digest == self.digest() && self.plan.posts > 0,
+        };
+        if is_same {
+            self.on_met(peer, piece);
+        }
+        is_same
+    }
+
+    fn on_met(&mut self, peer: Rank, piece: u64) {
+        let is_before = piece < self.flags.epoch.pieces;
+        if let Some(known) = self.flags.of_mut(peer) {
+            match is_before {
+                true => known.met_before = true,
+                false => known.met = true,
+            }
         }
     }
 
@@ -378,21 +522,16 @@ impl Machine {
                 let ours = Some(previous.description);
                 return Err(Cause::mismatch(peer, header.description, ours));
             }
-            let mut known = self.flags.peers.iter_mut();
-            if let Some(known) = known.find(|known| known.rank == peer) {
-                known.met_before = true;
-            }
+            self.on_met(peer, piece);
             return Ok(());
         }
         // A rank whose operations need no shared memory for a while may be behind.
         if header.description.sequence() <= self.description.sequence() {
             self.compare(peer, header.description)?;
-        } else if self.schedule.posts() > 0 {
+        } else if self.plan.posts > 0 {
             return Err(Cause::mismatch(peer, header.description, Some(self.description)));
         }
-        if let Some(known) = self.flags.peers.iter_mut().find(|known| known.rank == peer) {
-            known.met = true;
-        }
+        self.on_met(peer, piece);
         Ok(())
     }
 
@@ -405,8 +544,7 @@ impl Machine {
     /// Whether a neighbour is known to have come so far, in the same call. (It may have been seen
     /// there while this rank was still in the call before.)
     fn has_posted(&self, peer: Rank, level: u64) -> bool {
-        let mut known = self.flags.peers.iter();
-        known.any(|known| known.rank == peer && known.posted >= level && known.met)
+        self.flags.of(peer).is_some_and(|known| known.posted >= level && known.met)
     }
 
     fn level(&self, upto: usize) -> u64 {
@@ -426,7 +564,7 @@ impl Machine {
             },
             Stage::Step(index) => {
                 // The waits that follow each other are one wait for several.
-                let waits = self.schedule.steps.get(index..).unwrap_or_default().iter();
+                let waits = self.plan.schedule.steps.get(index..).unwrap_or_default().iter();
                 let waits = waits.map_while(|step| match *step {
                     Step::Wait { peer, upto } => Some((peer, upto)),
                     _ => None,
@@ -447,7 +585,7 @@ impl Machine {
                 let late = self.flags.peers.iter().find(|peer| peer.posted < level);
                 late.map(|late| (late.rank, level)).or_else(|| self.flags.owed())
             }
-            Stage::Step(index) => match *self.schedule.steps.get(index)? {
+            Stage::Step(index) => match *self.plan.schedule.steps.get(index)? {
                 Step::Wait { peer, upto } if self.receiving == 0 => Some((peer, self.level(upto))),
                 _ => None,
             },
@@ -456,21 +594,24 @@ impl Machine {
 
     /// `peer` has left the group in good order.
     pub(crate) fn on_left(&mut self, peer: Rank) {
+        self.touch();
         self.peers[peer].left = true;
     }
 
     /// It is `now`, and nothing can be done: an error if that will stay so.
-    pub(crate) fn on_stuck(&self, now: Instant) -> Result<(), Cause> {
-        let any_left = self.peers.iter().any(|peer| peer.left);
-        if !any_left && now < self.deadline {
+    pub(crate) fn on_stuck(&mut self, now: Instant) -> Result<(), Cause> {
+        let deadline = self.deadline(now);
+        let has_left = |peer: &Rank| self.peers.get(*peer).is_some_and(|peer| peer.left);
+        let any_left = self.is_touched && self.peers.iter().any(|peer| peer.left);
+        if !any_left && now < deadline {
             return Ok(());
         }
         let waiting_for = self.awaited();
-        match waiting_for.iter().find(|peer| self.peers[**peer].left) {
+        match waiting_for.iter().find(|peer| has_left(peer)) {
             // What it posted before it left is enough if that is all that was missing.
             Some(_) if self.can_go_on() => Ok(()),
             Some(&peer) => Err(Cause::PeerLeft { peer }),
-            None if now < self.deadline => Ok(()),
+            None if now < deadline => Ok(()),
             None => Err(Cause::Timeout { waiting_for }),
         }
     }
@@ -478,7 +619,7 @@ impl Machine {
     /// Whether the post that this rank waits for has been seen.
     fn can_go_on(&self) -> bool {
         self.watching().is_some_and(|(peer, level)| {
-            self.flags.peers.iter().any(|known| known.rank == peer && known.posted >= level)
+            self.flags.of(peer).is_some_and(|known| known.posted >= level)
         })
     }
 
@@ -486,7 +627,7 @@ impl Machine {
     pub(crate) fn awaited(&self) -> Vec<Rank> {
         let watched = self.awaited_posts();
         let awaited = |rank: &Rank| self.awaits_message(*rank) || watched.contains(rank);
-        (0..self.peers.len()).filter(awaited).collect()
+        (0..self.plan.schedule.world_size).filter(awaited).collect()
     }
 
     /// Whether nothing goes on without that peer.
@@ -496,17 +637,28 @@ impl Machine {
 
     /// Whether a message from that peer is missing, or one to it has not left.
     fn awaits_message(&self, rank: Rank) -> bool {
-        let Stage::Step(index) = self.stage else { return !self.peers[rank].expected.is_empty() };
-        let is_flushed = match self.schedule.steps.get(index) {
-            Some(Step::Flush { to, upto }) => *to != rank || self.peers[rank].flushed >= *upto,
+        let Some(peer) = self.peers.get(rank) else { return false };
+        let Stage::Step(index) = self.stage else { return !peer.expected.is_empty() };
+        let is_flushed = match (self.plan.schedule.steps.get(index), self.window(index)) {
+            (Some(&Step::Flush { to, upto }), Some(window)) if to == rank => {
+                self.is_flushed(to, upto, window)
+            }
             _ => true,
         };
-        !self.peers[rank].expected.is_empty() || !is_flushed
+        !peer.expected.is_empty() || !is_flushed
     }
 
     /// The neighbours whose posts are all that is missing.
     fn awaited_posts(&self) -> Vec<Rank> {
         if self.receiving == 0 { self.watched() } else { vec![] }
+    }
+}
+
+impl PeerProgress {
+    fn clear(&mut self) {
+        self.expected.clear();
+        let expected = std::mem::take(&mut self.expected);
+        *self = PeerProgress { expected, ..PeerProgress::default() };
     }
 }
 

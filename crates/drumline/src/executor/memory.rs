@@ -1,25 +1,26 @@
 //! The buffers of one operation, by the names that a schedule gives them.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
-use drumline_kernels::{Element, Source, Target, copy, reduce_tree, reduce_tree_with};
-use drumline_schedule::{
-    Schedule,
-    step::{Buffer, Loc, Side, Step},
-    tree::{Node, merges},
+use std::{
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
 };
 
-use super::{layout::Layout, machine::Machine};
+use drumline_kernels::{Element, Source, Target, copy, fetch, reduce_tree, reduce_tree_with};
+use drumline_schedule::step::{Buffer, Loc, Side, Step};
+
+use super::{
+    layout::Place,
+    machine::{Computation, Machine},
+    plan::Plan,
+};
 use crate::{error::Cause, host::Host, operator::Combine, work::panic_text};
 
 /// Bytes for a transport, and local steps for the executor; the element type is hidden.
 pub(crate) trait Memory {
-    fn bytes(&self, loc: Loc) -> &[u8];
-    fn bytes_mut(&mut self, loc: Loc) -> &mut [u8];
-    /// Carries out a step other than a message. Places of peers lie in `host`.
-    fn compute(&mut self, step: &Step, host: Option<&Host>) -> Result<(), Cause>;
-    /// Goes on with another window of the buffers.
-    fn show(&mut self, layout: &Layout);
+    fn bytes(&self, place: Place) -> &[u8];
+    fn bytes_mut(&mut self, place: Place) -> &mut [u8];
+    /// Carries out a step. Places of peers lie in `host`.
+    fn compute(&mut self, computation: Computation<'_>, host: Option<&Host>) -> Result<(), Cause>;
 }
 
 /// The caller's buffers and the working memory of one call.
@@ -29,34 +30,15 @@ pub(crate) trait Memory {
 #[derive(Debug)]
 pub(crate) struct Buffers<T, D, I> {
     op: Combine<T>,
-    /// How many ranks have a part in what is finished.
-    contributions: usize,
-    layout: Layout,
-    data: D,
-    input: I,
-    scratch: Scratch,
-}
-
-/// The parts of all scratch slots that a schedule names, behind each other in one block.
-#[derive(Debug)]
-struct Scratch {
-    slots: Vec<Slot>,
-    memory: Block,
-}
-
-#[derive(Debug)]
-struct Slot {
-    id: usize,
-    /// What the schedule names of it.
-    places: Vec<Loc>,
-    /// The first element of the slot that is backed, in the window at hand.
-    first: usize,
-    /// Where in the block it lies, in elements.
-    at: usize,
+    /// Once they are laid out.
+    plan: Option<Arc<Plan>>,
+    pub(crate) data: D,
+    pub(crate) input: I,
+    scratch: Block,
 }
 
 /// Memory that every element type can lie in.
-pub(super) type Block = Vec<Word>;
+type Block = Vec<Word>;
 
 /// As large as the largest element, and aligned like the most aligned.
 type Word = [u64; 2];
@@ -66,84 +48,41 @@ type Word = [u64; 2];
 #[derive(Debug, Default)]
 pub(crate) struct Pool(Block);
 
-impl Scratch {
-    /// Room for what `schedule` names, in any window. It holds left-overs.
-    fn new<T: Element>(schedule: &Schedule, layout: &Layout, pool: &mut Pool) -> Scratch {
-        let staging = schedule.steps.iter().filter_map(|step| match step {
-            Step::RecvReduce { dst, .. } => Some(Machine::staging(*dst)),
-            _ => None,
-        });
-        let named = schedule.steps.iter().flat_map(|step| step.reads().chain(step.writes()));
-        let mut slots: Vec<Slot> = Vec::new();
-        for loc in named.chain(staging) {
-            let Buffer::Scratch(id) = loc.buffer else { continue };
-            match slots.iter_mut().find(|slot| slot.id == id) {
-                Some(slot) => slot.places.push(loc),
-                None => slots.push(Slot { id, places: vec![loc], first: 0, at: 0 }),
-            }
-        }
-        let mut end = 0;
-        let last = layout.last();
-        for slot in &mut slots {
-            let hull = slot.hull(layout);
-            (slot.first, slot.at) = (hull.start, end);
-            // In a shorter window, borders of blocks may lie further apart by one.
-            let len = hull.len().max(slot.hull(&last).len());
-            // Slots begin on cache lines of their own.
-            end += (len * size_of::<T>()).next_multiple_of(64) / size_of::<T>();
-        }
-        let mut memory = std::mem::take(&mut pool.0);
-        let words = (end * size_of::<T>()).div_ceil(size_of::<Word>());
-        if memory.len() < words {
-            memory.resize(words, [0; 2]);
-        }
-        Scratch { slots, memory }
-    }
-}
-
-impl Slot {
-    /// The elements of the slot that the schedule names.
-    fn hull(&self, layout: &Layout) -> std::ops::Range<usize> {
-        let ranges = self.places.iter().map(|loc| layout.resolve(*loc));
-        let hull =
-            ranges.reduce(|hull, range| hull.start.min(range.start)..hull.end.max(range.end));
-        hull.unwrap_or(0..0)
-    }
-}
-
 /// All of a rank's own places at once: raw operands, so that a step can name several.
 #[derive(Clone, Copy)]
 struct Places<'a, T> {
-    layout: &'a Layout,
+    plan: &'a Plan,
+    window: usize,
     data: Target<'a, T>,
     input: Source<'a, T>,
     scratch: Target<'a, T>,
-    slots: &'a [Slot],
     host: Option<&'a Host>,
 }
 
 impl<'a, T: Element> Places<'a, T> {
     fn source(&self, loc: Loc) -> Result<Source<'a, T>, Cause> {
         match (loc.peer, loc.buffer) {
-            (None, Buffer::Input) => Ok(self.input.slice(self.layout.resolve(loc))),
+            (None, Buffer::Input) => {
+                let place = Place { loc, window: self.window };
+                Ok(self.input.slice(self.plan.layout.resolve(place)))
+            }
             _ => Ok(self.target(loc)?.as_source()),
         }
     }
 
     fn target(&self, loc: Loc) -> Result<Target<'a, T>, Cause> {
-        let range = self.layout.resolve(loc);
+        let place = Place { loc, window: self.window };
+        if let (None, Buffer::Scratch(id)) = (loc.peer, loc.buffer) {
+            return Ok(self.scratch.slice(self.plan.in_scratch(id, place)));
+        }
+        let range = self.plan.layout.resolve(place);
         let Some(peer) = loc.peer else {
             return Ok(match loc.buffer {
                 Buffer::Data => self.data.slice(range),
-                Buffer::Scratch(id) => {
-                    let Some(slot) = self.slots.iter().find(|slot| slot.id == id) else {
-                        unreachable!("the layout covers every slot that the schedule names");
-                    };
-                    let start = slot.at + range.start - slot.first;
-                    self.scratch.slice(start..start + range.len())
-                }
                 Buffer::Slot => self.host().own_slot(range),
-                Buffer::Input => unreachable!("no schedule writes to the input"),
+                Buffer::Input | Buffer::Scratch(_) => {
+                    unreachable!("no schedule writes to the input, and scratch is resolved above")
+                }
             });
         };
         match loc.buffer {
@@ -164,88 +103,90 @@ impl<'a, T: Element> Places<'a, T> {
 }
 
 impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
-    /// Lays out the working memory that `schedule` needs.
-    pub(crate) fn new(
-        schedule: &Schedule,
-        layout: Layout,
-        op: Combine<T>,
-        data: D,
-        input: I,
-        pool: &mut Pool,
-    ) -> Buffers<T, D, I> {
-        let scratch = Scratch::new::<T>(schedule, &layout, pool);
-        let contributions = schedule.contributions();
-        Buffers { op, contributions, layout, data, input, scratch }
+    /// Buffers of a call that has not begun.
+    pub(crate) fn new(op: Combine<T>, data: D, input: I) -> Buffers<T, D, I> {
+        Buffers { op, plan: None, data, input, scratch: Block::default() }
     }
 
-    /// Gives the working memory back, and the caller's.
-    pub(crate) fn recycle(self, pool: &mut Pool) -> (D, I) {
-        pool.0 = self.scratch.memory;
-        (self.data, self.input)
+    /// Makes room for the working memory that the call needs. It holds left-overs.
+    pub(crate) fn lay_out(&mut self, plan: &Arc<Plan>, pool: &mut Pool) {
+        self.scratch = std::mem::take(&mut pool.0);
+        let words = (plan.scratch_len() * plan.element_bytes).div_ceil(size_of::<Word>());
+        if self.scratch.len() < words {
+            self.scratch.resize(words, [0; 2]);
+        }
+        self.plan = Some(plan.clone());
     }
 
-    pub(crate) fn data(&self) -> &D {
-        &self.data
-    }
-
-    fn places<'a>(&'a mut self, host: Option<&'a Host>) -> Places<'a, T> {
-        Places {
-            layout: &self.layout,
-            data: Target::from(self.data.as_mut()),
-            input: Source::from(self.input.as_ref()),
-            scratch: Target::from(bytemuck::cast_slice_mut(&mut self.scratch.memory)),
-            slots: &self.scratch.slots,
-            host,
+    /// Gives the working memory back.
+    pub(crate) fn release(&mut self, pool: &mut Pool) {
+        if self.plan.take().is_some() {
+            pool.0 = std::mem::take(&mut self.scratch);
         }
     }
 
-    /// Where `loc` lies in the block of scratch, in elements.
-    fn in_scratch(&self, id: usize, loc: Loc) -> std::ops::Range<usize> {
-        let range = self.layout.resolve(loc);
-        let Some(slot) = self.scratch.slots.iter().find(|slot| slot.id == id) else {
-            unreachable!("the layout covers every slot that the schedule names");
+    pub(crate) fn op(&self) -> &Combine<T> {
+        &self.op
+    }
+
+    /// The operator and both buffers.
+    pub(crate) fn parts(&mut self) -> (&Combine<T>, &mut D, &mut I) {
+        (&self.op, &mut self.data, &mut self.input)
+    }
+
+    /// The operator, and what it works on in a window.
+    fn places<'a>(
+        &'a mut self,
+        window: usize,
+        host: Option<&'a Host>,
+    ) -> (&'a Combine<T>, Places<'a, T>) {
+        let places = Places {
+            plan: laid_out(&self.plan),
+            window,
+            data: Target::from(self.data.as_mut()),
+            input: Source::from(self.input.as_ref()),
+            scratch: Target::from(bytemuck::cast_slice_mut(&mut self.scratch)),
+            host,
         };
-        let start = slot.at + range.start - slot.first;
-        start..start + range.len()
+        (&self.op, places)
     }
 }
 
+fn laid_out(plan: &Option<Arc<Plan>>) -> &Plan {
+    let Some(plan) = plan else { unreachable!("memory is asked for after it was laid out") };
+    plan
+}
+
 impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T, D, I> {
-    fn bytes(&self, loc: Loc) -> &[u8] {
-        bytemuck::cast_slice(match loc.buffer {
-            Buffer::Data => &self.data.as_ref()[self.layout.resolve(loc)],
-            Buffer::Input => &self.input.as_ref()[self.layout.resolve(loc)],
+    fn bytes(&self, place: Place) -> &[u8] {
+        let plan = laid_out(&self.plan);
+        bytemuck::cast_slice(match place.loc.buffer {
+            Buffer::Data => &self.data.as_ref()[plan.layout.resolve(place)],
+            Buffer::Input => &self.input.as_ref()[plan.layout.resolve(place)],
             Buffer::Scratch(id) => {
-                let range = self.in_scratch(id, loc);
-                &bytemuck::cast_slice::<Word, T>(&self.scratch.memory)[range]
+                &bytemuck::cast_slice::<Word, T>(&self.scratch)[plan.in_scratch(id, place)]
             }
             Buffer::Slot => unreachable!("messages never touch shared memory"),
         })
     }
 
-    fn bytes_mut(&mut self, loc: Loc) -> &mut [u8] {
-        bytemuck::cast_slice_mut(match loc.buffer {
-            Buffer::Data => &mut self.data.as_mut()[self.layout.resolve(loc)],
+    fn bytes_mut(&mut self, place: Place) -> &mut [u8] {
+        let plan = laid_out(&self.plan);
+        bytemuck::cast_slice_mut(match place.loc.buffer {
+            Buffer::Data => &mut self.data.as_mut()[plan.layout.resolve(place)],
             Buffer::Scratch(id) => {
-                let range = self.in_scratch(id, loc);
-                &mut bytemuck::cast_slice_mut::<Word, T>(&mut self.scratch.memory)[range]
+                let range = plan.in_scratch(id, place);
+                &mut bytemuck::cast_slice_mut::<Word, T>(&mut self.scratch)[range]
             }
             Buffer::Input => unreachable!("no schedule writes to the input"),
             Buffer::Slot => unreachable!("messages never touch shared memory"),
         })
     }
 
-    fn show(&mut self, layout: &Layout) {
-        self.layout.clone_from(layout);
-        for slot in &mut self.scratch.slots {
-            slot.first = slot.hull(layout).start;
-        }
-    }
-
-    fn compute(&mut self, step: &Step, host: Option<&Host>) -> Result<(), Cause> {
-        let (op, ranks) = (self.op.clone(), self.contributions);
-        let finish = |finish: bool| finish.then_some(ranks);
-        let places = self.places(host);
+    fn compute(&mut self, computation: Computation<'_>, host: Option<&Host>) -> Result<(), Cause> {
+        let Computation { step, merges, window } = computation;
+        let (op, places) = self.places(window, host);
+        let finish = |finish: bool| finish.then_some(places.plan.contributions);
         match step {
             Step::RecvReduce { dst, side, finish: last, .. } => {
                 let arrived = places.source(Machine::staging(*dst))?;
@@ -255,13 +196,23 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
                 op.pair(places.target(*dst)?, places.source(*src)?, *side, finish(*last))?;
             }
             Step::ReduceTree { dsts, srcs, finish: last } => {
-                let into: Vec<_> =
-                    dsts.iter().map(|dst| places.target(*dst)).collect::<Result<_, _>>()?;
-                let from: Vec<_> =
-                    srcs.iter().map(|(_, src)| places.source(*src)).collect::<Result<_, _>>()?;
-                op.tree(&into, &from, &tree_of(srcs), finish(*last))?;
+                let into = dsts.iter().map(|dst| places.target(*dst));
+                let from = srcs.iter().map(|(_, src)| places.source(*src));
+                let combine = |into: &[_], from: &[_]| op.tree(into, from, merges, finish(*last));
+                let nothing = Target::from(&mut [][..]);
+                listed(nothing, into, |into| {
+                    listed(nothing.as_source(), from, |from| combine(into, from))
+                })?;
             }
-            Step::Copy { dst, src } => copy(places.target(*dst)?, places.source(*src)?),
+            Step::Copy { dst, src } => match host {
+                // Nobody else reads it. (What lies in a line is too short to be taken over.)
+                Some(host)
+                    if src.peer.is_some() && src.buffer == Buffer::Slot && host.is_pair() =>
+                {
+                    fetch(places.target(*dst)?, places.target(*src)?);
+                }
+                _ => copy(places.target(*dst)?, places.source(*src)?),
+            },
             Step::Send { .. }
             | Step::Recv { .. }
             | Step::Flush { .. }
@@ -270,6 +221,26 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
         }
         Ok(())
     }
+}
+
+/// Up to this many operands are listed without asking for memory.
+const FEW: usize = 8;
+
+/// Hands a list of operands over.
+fn listed<T: Copy, R>(
+    empty: T,
+    operands: impl ExactSizeIterator<Item = Result<T, Cause>>,
+    with: impl FnOnce(&[T]) -> Result<R, Cause>,
+) -> Result<R, Cause> {
+    let len = operands.len();
+    if len > FEW {
+        return with(&operands.collect::<Result<Vec<T>, Cause>>()?);
+    }
+    let mut list = [empty; FEW];
+    for (place, operand) in list.iter_mut().zip(operands) {
+        *place = operand?;
+    }
+    with(&list[..len])
 }
 
 impl<T: Element> Combine<T> {
@@ -310,14 +281,4 @@ impl<T: Element> Combine<T> {
             }
         }
     }
-}
-
-/// The stack program that sums `srcs`.
-fn tree_of(srcs: &[(Node, Loc)]) -> Vec<usize> {
-    let nodes: Vec<Node> = srcs.iter().map(|(node, _)| *node).collect();
-    let root = Node { lo: nodes[0].lo, len: nodes.iter().map(|node| node.len).sum() };
-    let Some(merges) = merges(root, &nodes) else {
-        unreachable!("the inputs of a ReduceTree tile a node");
-    };
-    merges
 }

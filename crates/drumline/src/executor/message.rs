@@ -216,6 +216,31 @@ impl Description {
         self.splits == BY_PAIR
     }
 
+    /// Of no call.
+    pub(super) const NONE: Description = Description {
+        group: 0,
+        sequence: 0,
+        operation: 0,
+        reduce_op: 0,
+        dtype: 0,
+        root: NO_ROOT,
+        count: 0,
+        splits: EVEN,
+        custom: 0,
+        algorithm: [0; 8],
+        name: OwnName(""),
+    };
+
+    /// The same of the call of that number.
+    pub(super) fn numbered(self, sequence: u64) -> Description {
+        Description { sequence, ..self }
+    }
+
+    /// What stands for it where there is no room for it.
+    pub(super) fn digest(self) -> u64 {
+        xxh3_64(&Header { description: self, part: 0, payload: 0 }.encode())
+    }
+
     pub(crate) fn sequence(&self) -> u64 {
         self.sequence
     }

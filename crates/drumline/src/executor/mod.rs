@@ -11,20 +11,25 @@ mod layout;
 mod machine;
 mod memory;
 mod message;
+mod now;
+mod plan;
+mod scratch;
 #[cfg(test)]
 mod tests;
-
-use std::time::Instant;
 
 use drumline_kernels::with_ieee_rounding;
 
 pub(crate) use flags::Flags;
 pub(crate) use history::History;
-pub(crate) use layout::Layout;
-pub(crate) use machine::{Action, Machine};
+pub(crate) use layout::{Layout, Place};
+pub(crate) use machine::{Action, Machine, Notice};
 pub(crate) use memory::{Buffers, Memory, Pool};
 pub use message::Operation;
 pub(crate) use message::{Description, Header, array};
+pub(crate) use now::Now;
+pub(crate) use plan::{Plan, Shape};
+
+use drumline_shm::Announcement;
 
 use crate::{error::Cause, host::Host, transport::Transport};
 
@@ -39,26 +44,38 @@ pub(crate) enum Progress {
     Stuck,
 }
 
-/// Does everything that can be done at time `now` without waiting.
+/// Whether a rank that lacks a neighbour's post looks for it again and again, for a short while.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Spin {
+    Yes,
+    No,
+}
+
+/// Does everything that can be done at time `now` without waiting, other than for what neighbours
+/// in shared memory are about to post.
 pub(crate) fn drive(
     machine: &mut Machine,
     transport: &mut dyn Transport,
     mut host: Option<&mut Host>,
     memory: &mut dyn Memory,
-    now: Instant,
+    now: &Now,
+    spin: Spin,
 ) -> Result<Progress, Cause> {
     with_ieee_rounding(|| {
+        if machine.uses_messages() && machine.is_new() {
+            transport.begin(machine)?;
+        }
         loop {
-            let piece = machine.piece();
             match (machine.poll(), &mut host) {
                 (Action::Send { to, header, src }, _) => transport.send(to, header, src),
                 (Action::Receive { from, dst }, _) => transport.receive(from, dst),
                 (Action::Compute(step), host) => memory.compute(step, host.as_deref())?,
-                (Action::Window(layout), _) => memory.show(layout),
-                (Action::Announce(header), Some(host)) => host.announce(piece, &header),
+                (Action::Announce(notice), Some(host)) => host.announce(&notice),
                 (Action::Post, Some(host)) => host.post(),
                 (Action::Watch(peer), Some(host)) => {
-                    if !look(machine, host, peer)? {
+                    let is_there = look(machine, host, peer)?
+                        || (spin == Spin::Yes && host.spin(machine) && look(machine, host, peer)?);
+                    if !is_there {
                         break;
                     }
                 }
@@ -69,10 +86,14 @@ pub(crate) fn drive(
                 }
             }
         }
+        if machine.is_new() {
+            transport.begin(machine)?;
+        }
+        let now = now.get();
         if transport.progress(machine, memory, now)? {
             return Ok(Progress::Moved);
         }
-        if now >= machine.deadline() {
+        if now >= machine.deadline(now) {
             // If this process was stopped, what came meanwhile has not been heard.
             transport.wait(now, now);
             if transport.progress(machine, memory, now)? {
@@ -82,8 +103,10 @@ pub(crate) fn drive(
         if let Some(host) = host {
             // Neighbours that are not awaited may have called something else, and what they
             // posted before they left counts.
-            for peer in machine.neighbours().collect::<Vec<_>>() {
+            let mut index = 0;
+            while let Some(peer) = machine.neighbour(index) {
                 look(machine, host, peer)?;
+                index += 1;
             }
         }
         machine.on_stuck(now)?;
@@ -93,11 +116,17 @@ pub(crate) fn drive(
 
 /// Looks how far a neighbour has come, and at what it announced. Whether the machine can go on.
 fn look(machine: &mut Machine, host: &mut Host, peer: usize) -> Result<bool, Cause> {
-    let posted = host.posted(peer);
-    while let Some(piece) = machine.news(peer, posted) {
-        let header = host.announcement(peer, piece)?;
-        machine.on_announced(peer, piece, header)?;
-        host.set_data_of(peer, header.payload);
+    loop {
+        let (piece, to_compare) = machine.looks_at(peer);
+        let posted = host.posted(peer, piece);
+        if to_compare.is_none_or(|base| posted <= base) {
+            return Ok(machine.on_posted(peer, posted));
+        }
+        let Announcement { digest, place } = host.announcement(peer, piece);
+        if !machine.agrees(peer, piece, digest) {
+            machine.on_announced(peer, piece, host.description(peer, piece)?)?;
+        }
+        host.set_data_of(peer, place);
+        machine.on_posted(peer, posted);
     }
-    Ok(machine.on_posted(peer, posted))
 }

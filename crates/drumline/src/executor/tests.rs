@@ -9,7 +9,7 @@ use std::{
 
 use drumline_schedule::{
     ALGORITHMS, Algorithm, Blocks, Collective, Counts, MemoryUse, Topology,
-    step::{Buffer, Loc, Rank},
+    step::{Buffer, Rank},
 };
 use proptest::prelude::*;
 
@@ -43,8 +43,8 @@ impl Network {
 struct Port {
     rank: Rank,
     network: Arc<Mutex<Network>>,
-    posted: VecDeque<(Rank, Header, Loc)>,
-    places: HashMap<Rank, VecDeque<Loc>>,
+    posted: VecDeque<(Rank, Header, Place)>,
+    places: HashMap<Rank, VecDeque<Place>>,
     /// Peers whose next header the machine knows.
     announced: Vec<Rank>,
 }
@@ -77,11 +77,11 @@ impl Transport for Port {
         Ok(())
     }
 
-    fn send(&mut self, to: Rank, header: Header, src: Loc) {
+    fn send(&mut self, to: Rank, header: Header, src: Place) {
         self.posted.push_back((to, header, src));
     }
 
-    fn receive(&mut self, from: Rank, dst: Loc) {
+    fn receive(&mut self, from: Rank, dst: Place) {
         self.places.entry(from).or_default().push_back(dst);
     }
 
@@ -149,6 +149,8 @@ struct Plan {
     algorithm: &'static Algorithm,
     root: Rank,
     len: usize,
+    /// Elements of a window, where there may be several.
+    window: usize,
 }
 
 /// The elements of a buffer.
@@ -168,7 +170,6 @@ fn contribution(plan: usize, rank: Rank, index: usize) -> i64 {
 /// the seed, so ranks run ahead of each other. What each rank holds after each operation.
 fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>>, Cause> {
     let network = Arc::new(Mutex::new(Network { random: seed, ..Network::default() }));
-    let deadline = Instant::now() + Duration::from_secs(3600);
 
     let own = |rank| {
         plans.iter().enumerate().map(move |(at, plan)| {
@@ -202,10 +203,12 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
                     let has_input = plan.algorithm.collective.has_input();
                     let input: &[i64] = if has_input { input } else { &[] };
                     let layout = Layout::new(&schedule, Counts::Even(plan.len), None);
+                    let layout = match plan.algorithm.is_pipelined() {
+                        true => layout.in_windows_of(plan.window),
+                        false => layout,
+                    };
                     let op = Combine::Builtin(ReduceOp::Sum);
-                    let pool = &mut Pool::default();
-                    let data = &mut data[..];
-                    let buffers = Buffers::new(&schedule, layout.clone(), op, data, input, pool);
+                    let mut buffers = Buffers::new(op, &mut data[..], input);
                     let description = Description::new(
                         1,
                         at as u64,
@@ -214,34 +217,39 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
                         plan.len,
                         plan.algorithm.name,
                     );
-                    let machine = Machine::new(
+                    let laid = super::Plan::new(Shape {
+                        schedule: Arc::new(schedule),
                         description,
-                        History::default(),
-                        Arc::new(schedule),
-                        size_of::<i64>(),
                         layout,
-                        None,
-                        Flags::default(),
-                        deadline,
-                    );
-                    (machine, buffers)
+                        element_bytes: size_of::<i64>(),
+                        wide: false,
+                    });
+                    let laid = Arc::new(laid);
+                    buffers.lay_out(&laid, &mut Pool::default());
+                    (laid, buffers)
                 })
                 .collect();
-            (Port::new(rank, &network), operations)
+            (Port::new(rank, &network), Machine::new(Flags::default()), operations)
         })
         .collect();
 
-    let now = Instant::now();
+    let now = Now::at(Instant::now());
+    let mut begun = vec![None; world_size];
     let mut turns = 0;
     loop {
-        let busy: Vec<Rank> = (0..world_size).filter(|&rank| !ranks[rank].1.is_empty()).collect();
+        let busy: Vec<Rank> = (0..world_size).filter(|&rank| !ranks[rank].2.is_empty()).collect();
         if busy.is_empty() {
             break;
         }
         let rank = busy[network.lock().unwrap().next(busy.len())];
-        let (port, operations) = &mut ranks[rank];
-        let (machine, buffers) = &mut operations[0];
-        if drive(machine, port, None, buffers, now)? == Progress::Done {
+        let (port, machine, operations) = &mut ranks[rank];
+        let at = plans.len() - operations.len();
+        let (laid, buffers) = &mut operations[0];
+        if begun[rank].replace(at) != Some(at) {
+            machine.begin(laid, at as u64, None, Duration::from_secs(3600), now.known());
+        }
+        if drive(machine, port, None, buffers, &now, Spin::No)? == Progress::Done {
+            machine.end();
             operations.pop_front();
             port.announced.clear();
         }
@@ -290,15 +298,16 @@ proptest! {
     #[test]
     fn every_interleaving_gives_the_same_result(
         world_size in 1_usize..9,
-        picks in prop::collection::vec((0_usize..64, 0_usize..64, 0_usize..40), 1..5),
+        picks in prop::collection::vec(
+            (0_usize..64, 0_usize..64, 0_usize..40, 0_usize..40), 1..5),
         seed: u64,
     ) {
         let over_links = |row: &&Algorithm| row.memory == MemoryUse::Private;
         let links: Vec<_> = ALGORITHMS.iter().filter(over_links).collect();
-        let plan = |&(row, root, len): &(usize, usize, usize)| {
+        let plan = |&(row, root, len, window): &(usize, usize, usize, usize)| {
             let algorithm = links[row % links.len()];
             let len = if algorithm.collective == Collective::Barrier { 0 } else { len };
-            Plan { algorithm, root: root % world_size, len }
+            Plan { algorithm, root: root % world_size, len, window }
         };
         let plans: Vec<Plan> = picks.iter().map(plan).collect();
         let results = run(world_size, &plans, seed).unwrap();
@@ -312,17 +321,27 @@ proptest! {
 }
 
 /// A machine of rank 0 of two that has posted an all-reduce of four elements, call number 5.
-fn waiting_machine(history: History) -> (Machine, Header) {
+fn waiting_machine(before: Option<Description>) -> (Machine, Header) {
     let doubling = Algorithm::find(Collective::AllReduce, "doubling").unwrap();
     let schedule = Arc::new(doubling.schedule(&Topology::flat(2), 0, 0).unwrap());
-    let description = description(5, 4);
-    let layout = Layout::new(&schedule, Counts::Even(4), None);
-    let flags = Flags::default();
-    let deadline = Instant::now() + Duration::from_secs(60);
-    let mut machine =
-        Machine::new(description, history, schedule, 4, layout, None, flags, deadline);
+    let plan = |description, len| {
+        Arc::new(super::Plan::new(Shape {
+            schedule: schedule.clone(),
+            description,
+            layout: Layout::new(&schedule, Counts::Even(len), None),
+            element_bytes: 4,
+            wide: false,
+        }))
+    };
+    let mut machine = Machine::new(Flags::default());
+    let limit = Duration::from_secs(60);
+    if let Some(before) = before {
+        machine.begin(&plan(before, 0), before.sequence(), None, limit, None);
+        machine.end();
+    }
+    machine.begin(&plan(description(0, 4), 4), 5, None, limit, Some(Instant::now()));
     while machine.poll() != Action::Wait {}
-    (machine, Header { description, part: 0, payload: 16 })
+    (machine, Header { description: description(5, 4), part: 0, payload: 16 })
 }
 
 fn description(sequence: u64, count: usize) -> Description {
@@ -332,13 +351,13 @@ fn description(sequence: u64, count: usize) -> Description {
 
 #[test]
 fn only_the_message_that_belongs_here_is_admitted() {
-    let (mut machine, header) = waiting_machine(History::default());
+    let (mut machine, header) = waiting_machine(None);
     assert_eq!(machine.admits(1), Ok(false), "nothing has arrived yet");
     machine.on_header(1, header).unwrap();
     assert_eq!(machine.admits(1), Ok(true));
 
     for (part, payload) in [(1, 16), (0, 12), (0, u64::MAX)] {
-        let (mut machine, header) = waiting_machine(History::default());
+        let (mut machine, header) = waiting_machine(None);
         machine.on_header(1, Header { part, payload, ..header }).unwrap();
         assert!(matches!(machine.admits(1), Err(Cause::Protocol { peer: 1, .. })));
     }
@@ -346,9 +365,7 @@ fn only_the_message_that_belongs_here_is_admitted() {
 
 #[test]
 fn a_peer_that_is_elsewhere_is_found_out_by_its_header() {
-    let mut history = History::default();
-    history.push(description(4, 7));
-    let (mut machine, header) = waiting_machine(history);
+    let (mut machine, header) = waiting_machine(Some(description(4, 7)));
 
     let other = Header { description: description(5, 3), ..header };
     let told = machine.on_header(1, other).unwrap_err().to_string();
@@ -366,8 +383,9 @@ fn a_peer_that_is_elsewhere_is_found_out_by_its_header() {
 
 #[test]
 fn time_is_handed_in() {
-    let (machine, _) = waiting_machine(History::default());
-    assert_eq!(machine.on_stuck(machine.deadline() - Duration::from_nanos(1)), Ok(()));
-    let late = machine.on_stuck(machine.deadline()).unwrap_err();
+    let (mut machine, _) = waiting_machine(None);
+    let deadline = machine.known_deadline().unwrap();
+    assert_eq!(machine.on_stuck(deadline - Duration::from_nanos(1)), Ok(()));
+    let late = machine.on_stuck(deadline).unwrap_err();
     assert_eq!(late, Cause::Timeout { waiting_for: vec![1] });
 }

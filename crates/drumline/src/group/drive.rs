@@ -26,7 +26,7 @@ use crate::{
     Explanation, Result,
     call::Call,
     engine::{self, Advance, Engine},
-    executor::Progress,
+    executor::{Now, Progress, Spin},
     interrupt,
     lane::{Job, Lane, Operation},
     transport::{Point, Waker},
@@ -49,7 +49,7 @@ pub(crate) struct Driven {
     /// What was submitted and is not in the lane yet, so that nobody who submits waits for the
     /// operation that runs.
     inbox: Mutex<Inbox>,
-    /// Whether sends or receives are in the inbox.
+    /// Whether anything is in the inbox.
     has_mail: AtomicBool,
     /// Ends the sleep of whoever drives the lane.
     waker: Waker,
@@ -188,18 +188,25 @@ impl Driven {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// To be called after the lane was unlocked. Whoever finds it locked has told its news before:
+    /// all of them exchange one word, in which one comes after the other.
     fn has_news(&self) -> bool {
-        let inbox = self.inbox();
-        !inbox.jobs.is_empty()
-            || !inbox.points.is_empty()
-            || self.aborted.load(Ordering::SeqCst)
-            || self.has_callers()
+        let has_mail =
+            self.has_mail.compare_exchange(false, false, Ordering::SeqCst, Ordering::SeqCst);
+        has_mail.is_err() || self.aborted.load(Ordering::SeqCst) || self.has_callers()
     }
 
     /// Peers of other hosts have come: whoever drives the lane lets them in, or, if nobody does,
     /// the engine.
     pub(crate) fn on_callers(&self) {
         self.has_callers.store(true, Ordering::SeqCst);
+        self.tell_leavers();
+    }
+
+    /// Orders what was told before with [`Driven::has_news`]: either that finds it, or whoever
+    /// tells it finds the lane unlocked.
+    fn tell_leavers(&self) {
+        self.has_mail.fetch_or(false, Ordering::SeqCst);
     }
 
     /// Whether peers of other hosts have come that nobody has looked at.
@@ -215,6 +222,7 @@ impl Driven {
         let mut inbox = self.inbox();
         inbox.jobs.push(job);
         let first = inbox.jobs.len() == 1;
+        self.has_mail.swap(true, Ordering::SeqCst);
         drop(inbox);
         self.announce(engine, first);
     }
@@ -227,7 +235,7 @@ impl Driven {
         let mut inbox = self.inbox();
         inbox.points.push(point);
         let first = inbox.points.len() == 1;
-        self.has_mail.store(true, Ordering::SeqCst);
+        self.has_mail.swap(true, Ordering::SeqCst);
         drop(inbox);
         self.announce(engine, first);
     }
@@ -242,9 +250,15 @@ impl Driven {
     }
 
     fn empty_inbox(&self, lane: &mut Lane) {
-        let jobs = std::mem::take(&mut self.inbox().jobs);
+        if !self.has_mail.load(Ordering::SeqCst) {
+            return;
+        }
+        let mut inbox = self.inbox();
+        self.has_mail.store(false, Ordering::SeqCst);
+        let Inbox { jobs, points } = std::mem::take(&mut *inbox);
+        drop(inbox);
         jobs.into_iter().for_each(|job| lane.submit(job));
-        self.take_mail(lane);
+        points.into_iter().for_each(|point| lane.post(point));
     }
 
     /// Sends and receives do not wait for the operation that runs.
@@ -253,7 +267,7 @@ impl Driven {
             return;
         }
         let mut inbox = self.inbox();
-        self.has_mail.store(false, Ordering::SeqCst);
+        self.has_mail.store(!inbox.jobs.is_empty(), Ordering::SeqCst);
         let points = std::mem::take(&mut inbox.points);
         drop(inbox);
         points.into_iter().for_each(|point| lane.post(point));
@@ -265,27 +279,29 @@ impl Driven {
             lane.look(now);
         }
         self.empty_inbox(lane);
-        lane.progress(now)
+        lane.progress(now, Spin::Yes)
     }
 
     /// Runs an operation on the caller's thread, after those that were called before.
     pub(super) fn run(self: &Arc<Self>, operation: &mut dyn Operation) -> Result<()> {
         let mut lane = self.drive();
         self.empty_inbox(&mut lane);
-        let mut now = Instant::now();
         while lane.has_jobs() {
-            let progress = self.beside(&mut lane, now, Lane::progress);
+            let progress = self
+                .beside(&mut lane, &Now::unread(), |lane, now| lane.progress(now.get(), Spin::Yes));
             // Receives may be stuck for long after the last job has ended.
             if progress == Progress::Stuck && lane.has_jobs() {
                 self.sleep_interruptibly(&mut lane);
             }
-            now = Instant::now();
         }
         let mut result = Ok(Progress::Moved);
         loop {
-            let progress = self.beside(&mut lane, now, |lane, now| {
-                let points = lane.progress_points(now);
-                result = lane.step(operation, now);
+            let progress = self.beside(&mut lane, &Now::unread(), |lane, now| {
+                let points = match lane.has_points() {
+                    true => lane.progress_points(now.get()),
+                    false => Progress::Done,
+                };
+                result = lane.step(operation, now, Spin::Yes);
                 match (&result, points) {
                     (Ok(Progress::Stuck), Progress::Moved) => Progress::Moved,
                     (Ok(progress), _) => *progress,
@@ -297,9 +313,7 @@ impl Driven {
                 Progress::Moved => {}
                 Progress::Stuck => self.sleep_interruptibly(&mut lane),
             }
-            now = Instant::now();
         }
-        lane.add_busy(now.elapsed());
         result.map(drop)
     }
 
@@ -314,11 +328,11 @@ impl Driven {
     fn beside(
         &self,
         lane: &mut Lane,
-        now: Instant,
-        turn: impl FnOnce(&mut Lane, Instant) -> Progress,
+        now: &Now,
+        turn: impl FnOnce(&mut Lane, &Now) -> Progress,
     ) -> Progress {
         if lane.has_points() {
-            lane.look(now);
+            lane.look(now.get());
         }
         self.take_mail(lane);
         turn(lane, now)
@@ -392,7 +406,7 @@ impl Driven {
         self.has_callers.store(false, Ordering::SeqCst);
         lane.look(now);
         self.empty_inbox(&mut lane);
-        match lane.progress(now) {
+        match lane.progress(now, Spin::No) {
             Progress::Done => Advance::Idle(lane.look_again_at()),
             Progress::Moved => Advance::Moved,
             Progress::Stuck => match lane.prepare_sleep(now) {
@@ -404,10 +418,8 @@ impl Driven {
 
     /// See [`ProcessGroup::abort`](super::ProcessGroup::abort).
     pub(super) fn abort(self: &Arc<Self>) {
-        // Under the lock of the inbox, so that whoever leaves the lane finds it there.
-        let inbox = self.inbox();
         self.aborted.store(true, Ordering::SeqCst);
-        drop(inbox);
+        self.tell_leavers();
         self.waker.wake();
         // If nobody drives it, the peers hear of it from here.
         if let Some(mut lane) = self.try_drive() {

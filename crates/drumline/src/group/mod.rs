@@ -171,7 +171,8 @@ impl ProcessGroup {
         ProcessGroup { timeout: Some(timeout), ..self.clone() }
     }
 
-    /// Time that operations of the group have taken on this rank, waiting for others included.
+    /// Time that operations of the group have taken on this rank, waiting for others included. Of
+    /// short ones that need not wait for long, one in 64 is timed and counts for all.
     ///
     /// ```
     /// # let group = drumline::ProcessGroup::alone();

@@ -9,6 +9,7 @@ use super::{Lane, Running};
 use crate::{
     Config,
     error::Cause,
+    executor::{Machine, Now},
     transport::{Seeker, Waits},
 };
 
@@ -27,54 +28,57 @@ pub(super) struct Patience {
     warned: bool,
 }
 
+/// How long peers are told before anything is made of it, in a call that takes `limit` at most.
+fn lead(limit: Duration, config: &Config) -> Duration {
+    config.warn_after.min(limit) / 2
+}
+
 impl Patience {
     /// Of a call that takes `limit` at most.
     pub(super) fn new(now: Instant, limit: Duration, config: &Config) -> Patience {
-        let lead = config.warn_after.min(limit) / 2;
+        let lead = lead(limit, config);
         Patience { lead, tell_at: now + lead, told: Vec::new(), warn_at: None, warned: false }
-    }
-
-    /// Whether people were told that this call waits.
-    pub(super) fn warned(&self) -> bool {
-        self.warned
     }
 
     fn has_told(&self) -> bool {
         self.warn_at.is_some()
     }
+
+    /// Whom this rank awaits, if that is news to its peers.
+    fn untold(&self, machine: &Machine) -> Option<Vec<Rank>> {
+        let awaited = machine.awaited();
+        (awaited != self.told && !awaited.is_empty()).then_some(awaited)
+    }
 }
 
 impl Running {
     /// When there is something to say even if no peer moves.
-    pub(super) fn due(&self) -> Instant {
-        let Patience { tell_at, warn_at, warned, .. } = &self.patience;
-        let untold = !self.patience.has_told() || self.untold().is_some();
+    pub(super) fn due(&self, machine: &Machine) -> Option<Instant> {
+        let patience = self.patience.as_ref()?;
+        let Patience { tell_at, warn_at, warned, .. } = patience;
+        let untold = !patience.has_told() || patience.untold(machine).is_some();
         let tell = untold.then_some(*tell_at);
         let warn = warn_at.filter(|_| !warned);
-        tell.into_iter().chain(warn).fold(self.machine.deadline(), Instant::min)
-    }
-
-    /// Whom this rank awaits, if that is news to its peers.
-    fn untold(&self) -> Option<Vec<Rank>> {
-        let awaited = self.machine.awaited();
-        (awaited != self.patience.told && !awaited.is_empty()).then_some(awaited)
+        tell.into_iter().chain(warn).chain(machine.known_deadline()).min()
     }
 }
 
 impl Lane {
-    /// An operation waits: tells peers for whom, and people who is late.
-    pub(super) fn be_patient(&mut self, running: &mut Running, now: Instant) {
-        if now >= running.patience.tell_at || running.patience.has_told() {
+    /// The operation that runs waits: tells peers for whom, and people who is late.
+    pub(super) fn be_patient(&mut self, now: Instant) {
+        let Some(mut running) = self.running.take() else { return };
+        let started = *running.started.get_or_insert(now);
+        let machine = &self.machine;
+        let new = || Patience::new(started, machine.timeout(), &self.config);
+        let mut patience = running.patience.take().unwrap_or_else(new);
+        if now >= patience.tell_at || patience.has_told() {
             // Whoever is named by others is asked whom it awaits itself.
-            let sequence = running.machine.description().sequence();
-            let roots = self.roots(running.machine.awaited(), sequence);
+            let roots = self.roots(machine.awaited(), machine.description().sequence());
             self.transport.want(&roots);
         }
-        if now >= running.patience.tell_at {
-            let untold = running.untold();
-            let patience = &mut running.patience;
-            if let Some(ranks) = untold {
-                let waits = Waits { call: *running.machine.description(), ranks };
+        if now >= patience.tell_at {
+            if let Some(ranks) = patience.untold(machine) {
+                let waits = Waits { call: *machine.description(), ranks };
                 self.transport.tell(&waits);
                 patience.told = waits.ranks;
                 patience.tell_at = now + patience.lead;
@@ -82,7 +86,6 @@ impl Lane {
             let rest = self.config.warn_after.saturating_sub(patience.lead);
             patience.warn_at.get_or_insert(now + rest);
         }
-        let Running { machine, started, patience, .. } = running;
         if !patience.warned && patience.warn_at.is_some_and(|warn_at| now >= warn_at) {
             patience.warned = true;
             let awaited = machine.awaited();
@@ -96,26 +99,40 @@ impl Lane {
                 "{} has been waiting for {:.1?}: the late ranks are stopped, slow or in another \
                  call; it is given up after {:.1?} (DRUMLINE_TIMEOUT_S)",
                 machine.description(),
-                now.saturating_duration_since(*started),
-                machine.deadline().saturating_duration_since(*started)
+                now.saturating_duration_since(started),
+                machine.timeout()
             );
         }
+        running.patience = Some(patience);
+        self.running = Some(running);
     }
 
     /// The time limit has passed. Whether that is this rank's own fault, who was stopped: then it
     /// waits a little for what its peers say.
-    pub(super) fn was_stopped(&mut self, running: &mut Running, now: Instant) -> bool {
-        if running.patience.has_told() {
+    pub(super) fn was_stopped(&mut self, now: Instant) -> bool {
+        let patience = self.running.as_ref().and_then(|running| running.patience.as_ref());
+        if patience.is_some_and(Patience::has_told) {
             return false;
         }
-        running.machine.extend(now + running.patience.lead);
+        let lead = lead(self.machine.timeout(), &self.config);
+        self.machine.extend(now + lead);
         true
     }
 
-    /// An operation is complete: peers that believe it waits hear that it does not.
-    pub(super) fn tell_end(&mut self, running: &Running) {
-        if !running.patience.told.is_empty() {
-            let call = *running.machine.description();
+    /// The operation is complete: peers that believe it waits hear that it does not, and so do
+    /// people who were told.
+    pub(super) fn tell_end(&mut self, now: &Now) {
+        let Some(Running { started, patience: Some(patience), .. }) = &self.running else { return };
+        let call = *self.machine.description();
+        if patience.warned {
+            let started = started.unwrap_or(now.get());
+            tracing::warn!(
+                group = self.member.name,
+                "{call} has gone on after {:.1?}",
+                now.get().saturating_duration_since(started)
+            );
+        }
+        if !patience.told.is_empty() {
             self.transport.tell(&Waits { call, ranks: Vec::new() });
         }
     }
@@ -133,6 +150,17 @@ impl Lane {
 
     pub(super) fn roots(&self, awaited: Vec<Rank>, sequence: u64) -> Vec<Rank> {
         let seeker = Seeker { rank: self.member.rank, sequence };
-        seeker.roots(awaited, &self.transport.told())
+        let mut told = self.transport.told();
+        told.extend(self.own_waits().map(|waits| (self.member.rank, waits)));
+        seeker.roots(awaited, &told)
+    }
+
+    /// For whom the operation that runs waits, if this rank has told so.
+    fn own_waits(&self) -> Option<Waits> {
+        let patience = self.running.as_ref()?.patience.as_ref()?;
+        let machine = &self.machine;
+        patience
+            .has_told()
+            .then(|| Waits { call: *machine.description(), ranks: machine.awaited() })
     }
 }

@@ -60,6 +60,9 @@ impl Lane {
             _ if !self.has_points() => moved,
             Ok(Ok(more)) => {
                 self.watch_points(now);
+                if !moved && !more {
+                    self.ask_for_whom();
+                }
                 moved || more
             }
             Ok(Err(cause)) => {
@@ -93,6 +96,7 @@ impl Lane {
         }
         if !self.has_points() {
             self.points_due = None;
+            self.points_late.clear();
         }
     }
 
@@ -131,12 +135,21 @@ impl Lane {
     pub(super) fn poison_points(&mut self, by: &Arc<CollectiveError>) {
         self.points = 0;
         self.points_due = None;
+        self.points_late.clear();
         complete_poisoned(self.transport.take_points(), by);
     }
 
     /// Number of the first collective that is not over.
     fn first_unfinished(&self) -> u64 {
         self.sequence - u64::from(self.running.is_some())
+    }
+
+    /// Whoever is named by late ranks, and by those that they name, is asked whom it awaits itself.
+    fn ask_for_whom(&mut self) {
+        if !self.points_late.is_empty() {
+            let roots = self.roots(self.points_late.clone(), self.first_unfinished());
+            self.transport.want(&roots);
+        }
     }
 
     /// Warns of late peers, and gives up after the deadline.
@@ -147,6 +160,8 @@ impl Lane {
         let (timeout_of_group, warn_after) = (self.config.timeout, self.config.warn_after);
         let mut due: Option<Instant> = None;
         let (mut late, mut expired) = (Late::default(), Late::default());
+        // All that were late before, too.
+        let mut waiting = Late::default();
         let member = &self.member;
         self.transport.for_each_point(&mut |point| {
             let waited = now.saturating_duration_since(point.started);
@@ -170,8 +185,12 @@ impl Lane {
                 false => point.started + warn_after.min(timeout),
             };
             due = Some(due.map_or(next, |due| due.min(next)));
+            if point.warned {
+                waiting.add(point, member);
+            }
         });
         self.points_due = due;
+        self.points_late = waiting.ranks.into_iter().collect();
         if !expired.ranks.is_empty() {
             let waiting_for = expired.ranks.into_iter().collect();
             let cause = self.trace(Cause::Timeout { waiting_for }, self.first_unfinished());

@@ -86,7 +86,7 @@ pub(crate) fn open(address: &Address, deadline: Instant) -> io::Result<Stream> {
         }
     };
     stream.set_nonblocking(true)?;
-    stream.set_nodelay()?;
+    stream.tune()?;
     Ok(stream)
 }
 

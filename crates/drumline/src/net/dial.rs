@@ -71,7 +71,7 @@ impl Dial {
         if stream.local_addr()? == peer {
             return Err(io::Error::from(ErrorKind::ConnectionRefused).into());
         }
-        self.stream.set_nodelay()?;
+        self.stream.tune()?;
         if let Some(suspicion) = self.stream.suspicion(self.has_secret) {
             return Err(CallError::Refused(suspicion));
         }

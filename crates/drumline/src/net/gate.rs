@@ -67,7 +67,7 @@ impl Listener {
             Listener::Unix(listener) => Stream::Unix(listener.accept()?.0),
         };
         stream.set_nonblocking(true)?;
-        stream.set_nodelay()?;
+        stream.tune()?;
         Ok(stream)
     }
 }

@@ -38,12 +38,22 @@ impl Stream {
         either!(self, stream => stream.shutdown(how))
     }
 
-    /// Sends small messages at once, as Unix sockets always do.
-    pub(crate) fn set_nodelay(&self) -> io::Result<()> {
-        match self {
-            Stream::Tcp(stream) => stream.set_nodelay(true),
-            Stream::Unix(_) => Ok(()),
+    /// Sends small messages at once, as Unix sockets always do, and at full speed where the
+    /// connection does not leave this host.
+    ///
+    /// The congestion control that the administrator chose is for lines. Where there is none, one
+    /// that paces what it sends by what it has measured (bbr) can only lose time. `reno` does not
+    /// pace, is in every kernel, and open to every user.
+    pub(crate) fn tune(&self) -> io::Result<()> {
+        let Stream::Tcp(stream) = self else { return Ok(()) };
+        stream.set_nodelay(true)?;
+        if let (Ok(peer), Ok(own)) = (stream.peer_addr(), stream.local_addr())
+            && peer.ip() == own.ip()
+            && let Err(error) = sockopt::set_tcp_congestion(stream, "reno")
+        {
+            tracing::debug!(%error, "the connection keeps its congestion control");
         }
+        Ok(())
     }
 
     /// The address at the other end of a TCP connection.

@@ -5,12 +5,12 @@ use std::{
     io::{self, IoSlice, Read as _, Write as _},
 };
 
-use drumline_schedule::step::{Loc, Rank};
+use drumline_schedule::step::Rank;
 
 use super::{Waits, later::Later, streams::Duplex, wire::Control};
 use crate::{
     error::Cause,
-    executor::{Header, Machine, Memory},
+    executor::{Header, Machine, Memory, Place},
     net::stream::is_silence,
 };
 
@@ -21,7 +21,7 @@ pub(super) struct DataLink<S> {
     stream: Later<S>,
     outgoing: VecDeque<Outgoing>,
     /// Places for messages that were asked for, the first for the one that comes next.
-    places: VecDeque<Loc>,
+    places: VecDeque<Place>,
     incoming: Incoming,
     /// Why the stream carries no more, once that is so. Not an error by itself: the control
     /// connection tells whether the peer left, failed or died.
@@ -33,7 +33,7 @@ pub(super) struct DataLink<S> {
 #[derive(Debug)]
 struct Outgoing {
     header: [u8; Header::BYTES],
-    src: Loc,
+    src: Place,
     /// Bytes written, of header and payload together.
     written: usize,
 }
@@ -45,7 +45,7 @@ enum Incoming {
     /// The header is there; its payload waits in the stream until the machine admits it.
     Held(Header),
     /// `have` bytes of the payload are in their place.
-    Payload { dst: Loc, have: usize },
+    Payload { dst: Place, have: usize },
 }
 
 const NOTHING: Incoming = Incoming::Header { bytes: [0; Header::BYTES], have: 0 };
@@ -78,11 +78,11 @@ impl<S: Duplex> DataLink<S> {
         !self.outgoing.is_empty() || !self.places.is_empty()
     }
 
-    pub(super) fn send(&mut self, header: Header, src: Loc) {
+    pub(super) fn send(&mut self, header: Header, src: Place) {
         self.outgoing.push_back(Outgoing { header: header.encode(), src, written: 0 });
     }
 
-    pub(super) fn receive(&mut self, dst: Loc) {
+    pub(super) fn receive(&mut self, dst: Place) {
         self.places.push_back(dst);
         // It may be there already; looking costs no more than asking.
         self.ready = true;

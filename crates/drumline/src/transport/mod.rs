@@ -13,7 +13,7 @@ mod wire;
 
 use std::{collections::BTreeMap, time::Instant};
 
-use drumline_schedule::step::{Loc, Rank};
+use drumline_schedule::step::Rank;
 
 pub(crate) use far::{Far, Lingering};
 pub(crate) use peer::Bundle;
@@ -26,7 +26,7 @@ pub(crate) use waits::{Seeker, Waits};
 
 use crate::{
     error::{Cause, CollectiveError},
-    executor::{Header, History, Machine, Memory},
+    executor::{Header, History, Machine, Memory, Place},
 };
 
 /// Carries the messages of one group, in order between any two ranks.
@@ -38,10 +38,10 @@ pub(crate) trait Transport: Send + std::fmt::Debug {
     fn begin(&mut self, machine: &mut Machine) -> Result<(), Cause>;
 
     /// Posts a message.
-    fn send(&mut self, to: Rank, header: Header, src: Loc);
+    fn send(&mut self, to: Rank, header: Header, src: Place);
 
     /// Names the place for the next message from `from` that has none yet.
-    fn receive(&mut self, from: Rank, dst: Loc);
+    fn receive(&mut self, from: Rank, dst: Place);
 
     /// Moves what can be moved at time `now` and tells `machine`; whether anything moved.
     fn progress(

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline_schedule::step::{Loc, Rank};
+use drumline_schedule::step::Rank;
 use drumline_shm::PidFd;
 use rustix::{
     buffer::spare_capacity,
@@ -26,7 +26,7 @@ use super::{
 use crate::{
     Error, Result, engine,
     error::{Cause, CollectiveError},
-    executor::{Header, History, Machine, Memory},
+    executor::{Header, History, Machine, Memory, Place},
     net::stream::Stream,
 };
 
@@ -226,11 +226,11 @@ impl Transport for Sockets {
         self.streams.begin(machine)
     }
 
-    fn send(&mut self, to: Rank, header: Header, src: Loc) {
+    fn send(&mut self, to: Rank, header: Header, src: Place) {
         self.streams.send(to, header, src);
     }
 
-    fn receive(&mut self, from: Rank, dst: Loc) {
+    fn receive(&mut self, from: Rank, dst: Place) {
         self.streams.receive(from, dst);
     }
 

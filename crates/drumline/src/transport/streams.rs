@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline_schedule::step::{Loc, Rank};
+use drumline_schedule::step::Rank;
 
 use super::{
     Waits,
@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     error::{Cause, CollectiveError},
-    executor::{Header, History, Machine, Memory},
+    executor::{Header, History, Machine, Memory, Place},
 };
 
 /// How long a broken stream may wait for the control stream to say why.
@@ -217,11 +217,11 @@ impl<S: Duplex> Streams<S> {
         self.peers.values_mut().try_for_each(|peer| peer.data.begin(machine))
     }
 
-    pub(crate) fn send(&mut self, to: Rank, header: Header, src: Loc) {
+    pub(crate) fn send(&mut self, to: Rank, header: Header, src: Place) {
         self.used(to).data.send(header, src);
     }
 
-    pub(crate) fn receive(&mut self, from: Rank, dst: Loc) {
+    pub(crate) fn receive(&mut self, from: Rank, dst: Place) {
         self.used(from).data.receive(dst);
     }
 

@@ -40,8 +40,9 @@ impl Seeker {
     /// The ranks for whom those that this rank awaits wait in the end, by what all have `told`.
     ///
     /// Somebody who waits is passed over, unless whom it awaits is past that call: what it lacks
-    /// is on its way, so it has stopped since. Where all wait for each other there is no root,
-    /// and the answer is `awaited` itself.
+    /// is on its way, so it has stopped since. This rank is never a root. It may be on the way to
+    /// one: whom a message waits for may wait for this rank in a collective, and that for others.
+    /// Where all wait for each other there is no root, and the answer is `awaited` itself.
     pub(crate) fn roots(self, awaited: Vec<Rank>, told: &BTreeMap<Rank, Waits>) -> Vec<Rank> {
         let is_past = |rank: Rank, sequence| match rank == self.rank {
             true => self.sequence > sequence,
@@ -53,7 +54,7 @@ impl Seeker {
                 waits.ranks.iter().copied().filter(move |rank| !is_past(*rank, sequence))
             })
         };
-        let mut seen = BTreeSet::from([self.rank]);
+        let mut seen = BTreeSet::new();
         let mut roots = BTreeSet::new();
         let mut next = awaited.clone();
         while let Some(rank) = next.pop() {
@@ -62,7 +63,7 @@ impl Seeker {
             }
             let before = next.len();
             next.extend(awaited_by(rank));
-            if next.len() == before {
+            if next.len() == before && rank != self.rank {
                 roots.insert(rank);
             }
         }
@@ -106,6 +107,14 @@ mod tests {
     #[test]
     fn those_that_wait_for_the_seeker_add_nobody() {
         assert_eq!(SELF.roots(vec![1, 2], &told(&[(1, 7, &[0])])), [2]);
+    }
+
+    #[test]
+    fn chains_through_the_seeker_go_on_with_those_that_it_awaits_itself() {
+        let said = [(1, 7, &[0][..]), (0, 7, &[2])];
+        assert_eq!(SELF.roots(vec![1], &told(&said)), [2]);
+        // Not if it is past the call that the other one says it waits in.
+        assert_eq!(SELF.roots(vec![1], &told(&[(1, 6, &[0]), (0, 7, &[2])])), [1]);
     }
 
     #[test]

@@ -190,11 +190,8 @@ impl ProcessGroup {
         F: FnOnce(B) -> R + Send + 'static,
     {
         let (promise, work) = Work::of(&self.inner);
-        self.submit_and(call, buffer, input, move |result, buffer: Option<B>| {
-            promise.complete(result.map(|()| match buffer {
-                Some(buffer) => then(buffer),
-                None => unreachable!("an operation that has ended gives its buffer back"),
-            }));
+        self.submit_and(call, buffer, input, move |result, buffer: B| {
+            promise.complete(result.map(|()| then(buffer)));
         });
         work
     }
@@ -204,7 +201,7 @@ impl ProcessGroup {
     where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
-        F: FnOnce(Result<()>, Option<B>) + Send + 'static,
+        F: FnOnce(Result<()>, B) + Send + 'static,
     {
         let on: CallOn<T, B, Vec<T>> = CallOn::new(self.limited(call), buffer, input);
         self.inner.submit(Box::new(Owned { on, end }));
@@ -230,7 +227,7 @@ impl<T, B, F> Job for Owned<T, B, F>
 where
     T: Element,
     B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
-    F: FnOnce(Result<()>, Option<B>) + Send,
+    F: FnOnce(Result<()>, B) + Send,
 {
     fn operation(&mut self) -> &mut dyn Operation {
         &mut self.on

@@ -14,7 +14,7 @@ impl ProcessGroup {
         &self,
         buffer: B,
         op: impl Into<Operator<T>>,
-        end: impl FnOnce(Result<()>, Option<B>) + Send + 'static,
+        end: impl FnOnce(Result<()>, B) + Send + 'static,
     ) where
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
@@ -31,9 +31,7 @@ impl ProcessGroup {
     ) {
         let all = vec![T::zeroed(); own.len() * self.world_size()];
         let call = call::<T>(Kind::AllGather, own.len());
-        self.submit_and(call, all, own, |result, all: Option<Vec<T>>| {
-            end(result.map(|()| all.unwrap_or_default()));
-        });
+        self.submit_and(call, all, own, |result, all: Vec<T>| end(result.map(|()| all)));
     }
 
     /// Drives the group on this thread until `done` or `deadline`. `false`: somebody else drives

@@ -1,0 +1,144 @@
+//! A call laid out.
+
+use std::{ops::Range, sync::Arc};
+
+use drumline_schedule::{
+    Collective, Counts, MemoryUse, Pipeline, Schedule,
+    step::{Buffer, Loc, Step},
+    tree::{Node, merges},
+};
+use drumline_shm::PAYLOAD_BYTES;
+
+use super::{
+    layout::{Layout, Place},
+    message::Description,
+    scratch::Scratch,
+};
+
+/// Everything that follows from the shape of a call: worked out when a group first makes such a
+/// call, and kept. What is left for each call is in the [`Machine`](super::Machine) and in the caller's buffers.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) schedule: Arc<Schedule>,
+    /// As the call is told to peers: of call number 0.
+    description: Description,
+    digest: u64,
+    pub(super) layout: Layout,
+    pub(super) windows: usize,
+    pub(super) pipeline: Pipeline,
+    pub(super) element_bytes: usize,
+    /// Whether narrow floats are widened for the whole operation.
+    pub(crate) wide: bool,
+    /// Whether peers reach the caller's data.
+    pub(crate) registered: bool,
+    /// How often the schedule posts.
+    pub(super) posts: u64,
+    pub(super) uses_messages: bool,
+    /// Whether slots are so short that they lie in the lines of announcements.
+    pub(super) in_line: bool,
+    /// Whether this rank gets a result.
+    pub(crate) writes: bool,
+    /// How many ranks have a part in what is finished.
+    pub(super) contributions: usize,
+    /// For each step that combines many inputs, how: a stack program. Empty for the others.
+    merges: Vec<Vec<usize>>,
+    scratch: Scratch,
+}
+
+/// What a [`Plan`] is made of.
+#[derive(Debug)]
+pub(crate) struct Shape {
+    pub(crate) schedule: Arc<Schedule>,
+    pub(crate) description: Description,
+    pub(crate) layout: Layout,
+    /// Bytes of the elements that travel.
+    pub(crate) element_bytes: usize,
+    pub(crate) wide: bool,
+}
+
+impl Plan {
+    pub(crate) fn new(shape: Shape) -> Plan {
+        let Shape { schedule, description, layout, element_bytes, wide } = shape;
+        let windows = layout.windows();
+        let pipeline = if windows > 1 { Pipeline::of(&schedule) } else { Pipeline::default() };
+        let is_data = |loc: Loc| loc.buffer == Buffer::Data;
+        let slot_bytes = layout.slot_len() * element_bytes;
+        Plan {
+            description,
+            digest: description.digest(),
+            element_bytes,
+            wide,
+            registered: schedule.memory == MemoryUse::Registered,
+            posts: schedule.posts() as u64,
+            uses_messages: schedule.uses_messages(),
+            in_line: schedule.memory == MemoryUse::Staged && slot_bytes <= PAYLOAD_BYTES,
+            writes: schedule.steps.iter().any(|step| step.writes().any(is_data)),
+            contributions: schedule.contributions(),
+            merges: schedule.steps.iter().map(merges_of).collect(),
+            scratch: Scratch::new(&schedule, &layout, pipeline.scratch_copies(), element_bytes),
+            layout,
+            windows,
+            pipeline,
+            schedule,
+        }
+    }
+
+    /// The plan of doing nothing.
+    pub(super) fn idle() -> Plan {
+        let schedule = Schedule {
+            collective: Collective::Barrier,
+            algorithm: "none",
+            world_size: 1,
+            rank: 0,
+            root: 0,
+            memory: MemoryUse::Private,
+            uneven: false,
+            steps: Vec::new(),
+        };
+        Plan::new(Shape {
+            layout: Layout::new(&schedule, Counts::Even(0), None),
+            schedule: Arc::new(schedule),
+            description: Description::NONE,
+            element_bytes: 1,
+            wide: false,
+        })
+    }
+
+    /// The call, of that number.
+    pub(super) fn description(&self, sequence: u64) -> Description {
+        self.description.numbered(sequence)
+    }
+
+    /// What stands for [`Plan::description`] where there is no room for it. Equal for ranks that
+    /// make the same call; for others only by a chance of one in 2^64.
+    pub(super) fn digest(&self, sequence: u64) -> u64 {
+        // An odd factor: no two numbers of one plan have the same digest.
+        self.digest ^ sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    /// How many elements of working memory the call needs.
+    pub(super) fn scratch_len(&self) -> usize {
+        self.scratch.len()
+    }
+
+    /// Where a place of the scratch slot `id` lies in it.
+    pub(super) fn in_scratch(&self, id: usize, place: Place) -> Range<usize> {
+        self.scratch.resolve(id, place, &self.layout)
+    }
+
+    /// How the step with that index combines its inputs.
+    pub(super) fn merges(&self, index: usize) -> &[usize] {
+        &self.merges[index]
+    }
+}
+
+/// The stack program of a step that sums many inputs.
+fn merges_of(step: &Step) -> Vec<usize> {
+    let Step::ReduceTree { srcs, .. } = step else { return Vec::new() };
+    let nodes: Vec<Node> = srcs.iter().map(|(node, _)| *node).collect();
+    let root = Node { lo: nodes[0].lo, len: nodes.iter().map(|node| node.len).sum() };
+    let Some(merges) = merges(root, &nodes) else {
+        unreachable!("the inputs of a ReduceTree tile a node");
+    };
+    merges
+}
