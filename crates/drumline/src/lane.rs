@@ -81,6 +81,8 @@ pub(crate) struct Lane {
     points: usize,
     /// When the oldest of them is to be looked at.
     points_due: Option<Instant>,
+    /// Whether some have waited for so long that it is found out for whom.
+    points_followed: bool,
     /// Whether neighbours have been told to ring the doorbell.
     asleep: bool,
     state: State,
@@ -134,6 +136,7 @@ impl Lane {
             running: None,
             points: 0,
             points_due: None,
+            points_followed: false,
             asleep: false,
             state: State::Open,
             busy: Duration::ZERO,

@@ -65,10 +65,8 @@ impl Lane {
     /// An operation waits: tells peers for whom, and people who is late.
     pub(super) fn be_patient(&mut self, running: &mut Running, now: Instant) {
         if now >= running.patience.tell_at || running.patience.has_told() {
-            // Whoever is named by others is asked whom it awaits itself.
             let sequence = running.machine.description().sequence();
-            let roots = self.roots(running.machine.awaited(), sequence);
-            self.transport.want(&roots);
+            self.follow(running.machine.awaited(), sequence);
         }
         if now >= running.patience.tell_at {
             let untold = running.untold();
@@ -86,7 +84,7 @@ impl Lane {
         if !patience.warned && patience.warn_at.is_some_and(|warn_at| now >= warn_at) {
             patience.warned = true;
             let awaited = machine.awaited();
-            let late = self.roots(awaited.clone(), machine.description().sequence());
+            let late = self.follow(awaited.clone(), machine.description().sequence());
             self.recorder.mark("late", format_args!("{late:?}"));
             tracing::warn!(
                 group = self.member.name,
@@ -131,7 +129,15 @@ impl Lane {
         }
     }
 
-    pub(super) fn roots(&self, awaited: Vec<Rank>, sequence: u64) -> Vec<Rank> {
+    /// For whom this rank waits in the end, as far as it knows. Whoever is named by others is
+    /// called, to say whom it awaits itself.
+    pub(super) fn follow(&mut self, awaited: Vec<Rank>, sequence: u64) -> Vec<Rank> {
+        let roots = self.roots(awaited, sequence);
+        self.transport.want(&roots);
+        roots
+    }
+
+    fn roots(&self, awaited: Vec<Rank>, sequence: u64) -> Vec<Rank> {
         let seeker = Seeker { rank: self.member.rank, sequence };
         seeker.roots(awaited, &self.transport.told())
     }
