@@ -75,7 +75,8 @@ soak:
 	cargo run --locked --release -p drumline-sim -- --seeds $(SEEDS)
 
 nightly:
-	cargo test --locked -p drumline-conformance --features nightly
+	cargo test --locked --release -p drumline-conformance --features nightly
+	cargo test --locked --release -p drumline-sim --features nightly --test suite
 
 schedules:
 	cargo run --locked -p drumline-schedule --example draw
