@@ -82,7 +82,8 @@ soak-python: python-package
 	DRUMLINE_SOAK=1 $(PYTHON_VENV)/bin/python -m pytest python/tests/test_soak.py
 
 nightly:
-	cargo test --locked -p drumline-conformance --features nightly
+	cargo test --locked --release -p drumline-conformance --features nightly
+	cargo test --locked --release -p drumline-sim --features nightly --test suite
 
 schedules:
 	cargo run --locked -p drumline-schedule --example draw

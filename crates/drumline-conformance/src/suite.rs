@@ -16,7 +16,7 @@ pub enum Extent {
     Small,
     /// Every operation and form at sizes that take other ways, too: many pieces, many messages.
     Large,
-    /// Every combination of all of them.
+    /// Every combination of all of them. Here every rank is a root; elsewhere the first and the last.
     All,
 }
 
@@ -38,7 +38,12 @@ pub fn cases(extent: Extent, world_size: usize) -> Vec<Case> {
             }
         }
     };
-    for kind in kinds(ReduceOp::Sum, world_size) {
+    let mut roots = match extent {
+        Extent::All => (0..world_size).collect(),
+        _ => vec![0, world_size - 1],
+    };
+    roots.dedup();
+    for kind in kinds(ReduceOp::Sum, &roots) {
         match extent {
             Extent::Large if kind.has_blocks() => add(kind, DType::F32, LONG / world_size),
             Extent::Large => add(kind, DType::F32, LONG),
@@ -55,7 +60,7 @@ pub fn cases(extent: Extent, world_size: usize) -> Vec<Case> {
             for op in ReduceOp::ALL.into_iter().filter(|op| op.supports(dtype)) {
                 let reducing = |kind: &Kind| kind.reduce_op().is_some();
                 // Once for each type is enough where nothing is reduced.
-                let kinds = kinds(op, world_size).into_iter();
+                let kinds = kinds(op, &roots).into_iter();
                 kinds
                     .filter(|kind| reducing(kind) || op == ReduceOp::Sum)
                     .for_each(|kind| add(kind, dtype, size));
@@ -65,8 +70,8 @@ pub fn cases(extent: Extent, world_size: usize) -> Vec<Case> {
     cases
 }
 
-/// Every collective, rooted ones at the first and the last rank.
-fn kinds(op: ReduceOp, world_size: usize) -> Vec<Kind> {
+/// Every collective, rooted ones at each of `roots`.
+fn kinds(op: ReduceOp, roots: &[usize]) -> Vec<Kind> {
     let mut kinds = vec![
         Kind::AllReduce(op),
         Kind::ReduceScatter(op),
@@ -76,9 +81,7 @@ fn kinds(op: ReduceOp, world_size: usize) -> Vec<Kind> {
         Kind::AllToAll,
         Kind::Barrier,
     ];
-    let mut roots = vec![0, world_size - 1];
-    roots.dedup();
-    for root in roots {
+    for &root in roots {
         kinds.extend([
             Kind::Reduce(op, root),
             Kind::Broadcast(root),

@@ -1,4 +1,6 @@
 //! A job that is larger than those of seeds, and in which nothing goes wrong: does it scale?
+//!
+//! Its ranks meet in the store, then carry out their tasks, then close their group.
 
 use std::time::Duration;
 
@@ -14,14 +16,13 @@ use crate::{
     call::Call,
     network::Quality,
     plan::{Group, Instruction, MS, Plan, TIMEOUT, WARN_AFTER},
+    rendezvous,
     simulation::Simulation,
 };
 
-/// What all ranks of a [`large`](run) job do, before they close the group.
+/// What all ranks of a [`large`](run) job do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// Nothing.
-    Nothing,
     /// They meet.
     Barrier,
     /// They add so many `f32`.
@@ -34,6 +35,8 @@ pub enum Task {
 /// What a large job was like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
+    /// How many requests of theirs the store has carried out until all were ready.
+    pub requests: u64,
     /// How many pairs of ranks of different hosts were connected.
     pub bundles: usize,
     /// How many things happened.
@@ -47,27 +50,35 @@ pub struct Summary {
 /// # Errors
 ///
 /// What is wrong: an error, a wrong result, or somebody hangs.
-pub fn run(hosts: usize, ranks_per_host: usize, task: Task, seed: u64) -> Result<Summary, String> {
+pub fn run(
+    hosts: usize,
+    ranks_per_host: usize,
+    tasks: &[Task],
+    seed: u64,
+) -> Result<Summary, String> {
     let world_size = hosts * ranks_per_host;
     let host_of: Vec<usize> = (0..world_size).map(|rank| rank / ranks_per_host).collect();
     let topology = Topology::placed(host_of.clone());
-    let mut case = Case { kind: Kind::Barrier, dtype: DType::U8, elements: 0, uneven: false, seed };
-    if let Task::AllReduce { elements } = task {
-        let kind = Kind::AllReduce(ReduceOp::Sum);
-        case = Case { kind, dtype: DType::F32, elements, ..case };
-    }
-    let call = Call { group: 0, case, registered: false };
-    let calls = if task == Task::Nothing { vec![] } else { vec![call] };
+    let call = |task: &Task| {
+        let (kind, dtype, elements) = match *task {
+            Task::Barrier => (Kind::Barrier, DType::U8, 0),
+            Task::AllReduce { elements } => (Kind::AllReduce(ReduceOp::Sum), DType::F32, elements),
+        };
+        let case = Case { kind, dtype, elements, uneven: false, seed };
+        Call { group: 0, case, registered: false }
+    };
+    let calls: Vec<Call> = tasks.iter().map(call).collect();
     let each = (0..calls.len()).map(|call| Instruction::Call { call, blocking: true });
     let script: Vec<_> = each.chain([Instruction::Close { group: 0 }]).collect();
     // What every rank would find for itself, and takes a while at this size.
-    let all_reduce = match task {
-        Task::AllReduce { elements } => {
-            let f32 = ElementKind { bytes: 4, sum_bytes: 4 };
-            choose(Collective::AllReduce, &topology, elements, f32, &Prices::TCP)
-        }
-        _ => None,
-    };
+    let longest = tasks.iter().filter_map(|task| match *task {
+        Task::AllReduce { elements } => Some(elements),
+        Task::Barrier => None,
+    });
+    let all_reduce = longest.max().and_then(|elements| {
+        let f32 = ElementKind { bytes: 4, sum_bytes: 4 };
+        choose(Collective::AllReduce, &topology, elements, f32, &Prices::TCP)
+    });
     let config = Config {
         all_reduce: all_reduce.map(|algorithm| algorithm.name.to_owned()),
         timeout: Duration::from_nanos(TIMEOUT),
@@ -99,18 +110,24 @@ pub fn run(hosts: usize, ranks_per_host: usize, task: Task, seed: u64) -> Result
         near,
         far: Quality { latency_ns: 20_000, jitter_ns: MS / 10, ..near },
     };
+    let meeting = rendezvous::run_undisturbed(&mut Rng::with_seed(!seed), &plan)?;
     let simulation = Simulation::run(Rng::with_seed(seed), plan, false)?;
     simulation.check_complete()?;
     let group = &simulation.plan.groups[0];
     // All get the same.
-    let expected = simulation.plan.calls.first().map(|call| call.case.expected(0, &group.topology));
+    let calls = simulation.plan.calls.iter();
+    let expected: Vec<Vec<u8>> = calls.map(|call| call.case.expected(0, &group.topology)).collect();
     for process in &simulation.processes {
         for record in &process.records {
-            if record.call().is_some() && record.bytes() != expected.as_ref() {
+            if record.call().is_some_and(|call| record.bytes() != Some(&expected[call])) {
                 return Err(format!("rank {} has a wrong result", process.rank));
             }
         }
     }
-    let (bundles, events) = (simulation.bundles.len(), simulation.events);
-    Ok(Summary { bundles, events, virtual_ns: simulation.now })
+    Ok(Summary {
+        requests: meeting.requests,
+        bundles: simulation.bundles.len(),
+        events: meeting.events + simulation.events,
+        virtual_ns: meeting.virtual_ns + simulation.now,
+    })
 }

@@ -6,6 +6,8 @@ use drumline::{Cause, CollectiveError, Error, internals::Side};
 use drumline_launch::{Ending, supervisor::Verdict};
 
 use crate::{
+    message::Messages,
+    network::Nanos,
     plan::{FaultKind, MS, TIMEOUT, WARN_AFTER},
     process::{Process, Record, What},
     simulation::Simulation,
@@ -64,7 +66,7 @@ impl Simulation {
         match &record.error {
             None => self.check_result(process, record).map_err(|bad| format!("{what}: {bad}")),
             Some(error) => self
-                .check_error(process, record.group, error)
+                .check_error(process, record.group, record.ended, error)
                 .map_err(|bad| format!("{what}: {bad}: {error}")),
         }
     }
@@ -122,7 +124,13 @@ impl Simulation {
     }
 
     /// Whether an error may be, and blames whom it should.
-    fn check_error(&self, process: &Process, group: usize, error: &Error) -> Result<(), String> {
+    fn check_error(
+        &self,
+        process: &Process,
+        group: usize,
+        at: Nanos,
+        error: &Error,
+    ) -> Result<(), String> {
         let Some((victim, fault)) = self.struck() else {
             return Err("an error although nothing is wrong".to_owned());
         };
@@ -198,14 +206,16 @@ impl Simulation {
         }
         let slow_or_other = matches!(fault, FaultKind::Slow(_) | FaultKind::Mismatch { .. });
         let late = named.iter().copied().chain(late_in(&error.to_string()));
-        let waited = |it| self.waited_elsewhere(it, group) || self.waited_for_message(it, group);
+        let began = self.began(error, group, at);
+        let waited =
+            |it| self.waited_elsewhere(it, group) || self.waited_for_message(it, group, began);
         if slow_or_other && chain && late.into_iter().any(waited) {
             return Ok(());
         }
         // Who omits a call, and then waits for a message of a rank that is in that call, cannot know
         // better.
         let omits = matches!(fault, FaultKind::Mismatch { with: None, .. });
-        if omits && chain && rank == victim && !self.plan.messages.is_empty() {
+        if omits && chain && rank == victim && self.has_messages(victim, group) {
             return Ok(());
         }
         let told_by_victim = match &error.cause {
@@ -225,6 +235,20 @@ impl Simulation {
         match own_view || named.iter().any(|rank| guilty.contains(rank)) {
             true => Ok(()),
             false => Err(format!("blames {named:?} where {guilty:?} are at fault")),
+        }
+    }
+
+    /// When the failure was that an error of this moment tells of.
+    fn began(&self, error: &CollectiveError, group: usize, at: Nanos) -> Nanos {
+        let Cause::Reported { by, .. } = &error.cause else { return at };
+        let records = self.processes[*by].records.iter().filter(|it| it.group == group);
+        let mut failures = records.filter_map(|it| match &it.error {
+            Some(Error::Collective(error)) => Some((error, it.ended)),
+            _ => None,
+        });
+        match failures.next() {
+            Some((error, ended)) if ended < at => self.began(error, group, ended),
+            _ => at,
         }
     }
 
@@ -275,21 +299,31 @@ impl Simulation {
         self.plan.groups.len() > 1 && (killed || process.records.iter().any(long))
     }
 
-    /// Whether a rank has waited for a message. What ranks tell each other is in which collective
+    /// Whether a rank waited for a message then. What ranks tell each other is in which collective
     /// they wait, and for whom; so nobody can know for whom this one did.
-    fn waited_for_message(&self, rank: usize, group: usize) -> bool {
+    fn waited_for_message(&self, rank: usize, group: usize, at: Nanos) -> bool {
         let process = &self.processes[rank];
         let long = |it: &Record| {
             it.group == group
                 && matches!(it.what, What::Message { .. })
                 && it.ended - it.started >= WARN_AFTER / 2
+                && (it.started..=it.ended + WARN_AFTER).contains(&at)
         };
         // What it waits for when its process ends is in no record.
         let to_the_end = process.ended.as_ref().is_some_and(|(ended, _)| {
-            let mut abandoned = process.abandoned.iter();
-            abandoned.any(|(of, started)| *of == group && ended - started >= WARN_AFTER / 2)
+            process.abandoned.iter().any(|(of, started)| {
+                *of == group
+                    && ended - started >= WARN_AFTER / 2
+                    && (*started..=*ended + WARN_AFTER).contains(&at)
+            })
         });
         to_the_end || process.records.iter().any(long)
+    }
+
+    /// Whether a rank sends or receives any in that group.
+    fn has_messages(&self, rank: usize, group: usize) -> bool {
+        let takes_part = |it: &Messages| it.to == rank || it.from.contains(&rank);
+        self.plan.messages.iter().any(|it| it.group == group && takes_part(it))
     }
 
     /// Whether the victim omits the last call, and so leaves while all others wait for it.
@@ -392,7 +426,12 @@ impl Simulation {
     fn check_warnings(&self) -> Result<(), String> {
         let Some((victim, FaultKind::Slow(_))) = self.struck() else { return Ok(()) };
         for process in self.processes.iter().filter(|it| it.rank != victim) {
-            for record in process.records.iter().filter(|it| it.blocking && it.call().is_some()) {
+            let waits = |it: &&Record| match it.what {
+                What::Call { .. } => it.blocking,
+                What::Message { .. } => true,
+                What::End => false,
+            };
+            for record in process.records.iter().filter(waits) {
                 let waited = record.ended - record.started > WARN_AFTER + 100 * MS;
                 let said = |warning: &crate::warnings::Warning| {
                     warning.rank == process.rank && warning.group == record.group.to_string()
@@ -411,7 +450,7 @@ impl Simulation {
             let to_blame = |rank: &usize| {
                 *rank == victim
                     || self.waited_elsewhere(*rank, group)
-                    || self.waited_for_message(*rank, group)
+                    || self.waited_for_message(*rank, group, warning.at)
             };
             // What came to its end while the victim was stopped did not wait for it: the network is
             // slow.
@@ -422,9 +461,6 @@ impl Simulation {
                     && (warning.at..stopped.end).contains(&it.ended)
             });
             let waits = meanwhile && !by_itself;
-            // A warning of a message follows what others tell only as far as they are connected.
-            let of_message = self.waited_for_message(warning.rank, group);
-            let waits = waits && !of_message;
             if warning.rank != victim && waits && !warning.late.iter().all(to_blame) {
                 return Err(format!("only rank {victim} is late: {warning:?}"));
             }

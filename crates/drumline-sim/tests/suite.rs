@@ -28,7 +28,11 @@ fn run(job: &Job<'_>) {
 }
 
 fn suite(place: Place, sum_order: SumOrder) {
-    for (world_size, extent) in WORLDS {
+    suite_of(&WORLDS, place, sum_order);
+}
+
+fn suite_of(worlds: &[(usize, Extent)], place: Place, sum_order: SumOrder) {
+    for &(world_size, extent) in worlds {
         let job = Job {
             world_size,
             place,
@@ -85,4 +89,14 @@ fn every_operation_on_longer_buffers() {
             run(&Job { world_size, place, sum_order, all_reduce, form, cases: &cases });
         }
     }
+}
+
+#[test]
+#[cfg_attr(not(feature = "nightly"), ignore = "takes days: --features nightly")]
+fn everything() {
+    let worlds = WORLDS.map(|(world_size, _)| (world_size, Extent::All));
+    for place in [Place::OneHost, Place::Hosts(2), Place::Flat] {
+        suite_of(&worlds, place, SumOrder::Rank);
+    }
+    suite_of(&worlds, Place::Hosts(3), SumOrder::Placement);
 }

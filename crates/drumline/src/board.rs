@@ -5,15 +5,21 @@
 //! ticket/r = a number of its own ────────▶ waits until all have come
 //! waits for admitted/NUMBER ◀───────────── a name for this life of the group
 //! takes its keys back
-//!      ... and all go on under keys of this life ...
+//!      ... and all go on under keys of this life, subject by subject ...
+//! card/r = its word ─────────────────────▶ waits for all words
+//! waits for card/all ◀──────────────────── the words of all, as one value
+//! takes its word back
 //! ```
 //!
 //! A ticket is good for one attempt, and whoever gives up takes it back. Rank 0 writes the life onto
-//! the ticket that it admits, in one step with looking at it: so nobody is admitted who has gone. So an attempt that failed
-//! leaves nothing behind and shifts nothing: ranks need not have tried equally often to meet.
+//! the ticket that it admits, in one step with looking at it: so nobody is admitted who has gone. So an
+//! attempt that failed leaves nothing behind and shifts nothing: ranks need not have tried equally
+//! often to meet.
+//!
+//! So a rank asks the store some 30 times to be connected, rank 0 twice more for every rank, however
+//! many there are; nobody but rank 0 waits for more than one key.
 
 use std::{
-    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -59,6 +65,8 @@ impl Subject {
     const ALL: [Subject; 5] =
         [Subject::Card, Subject::Address, Subject::Segment, Subject::Host, Subject::Prices];
 
+    const LAST: Subject = Subject::Prices;
+
     fn name(self) -> &'static str {
         match self {
             Subject::Card => "card",
@@ -70,9 +78,12 @@ impl Subject {
     }
 }
 
-/// How the word of a rank begins that has something to tell, and of one that has failed.
-const TOLD: u8 = b'+';
+/// How a roll begins that has the words of all, and one that has an error in their place.
+const COMPLETE: u8 = b'+';
 const FAILED: u8 = b'-';
+
+/// How often rank 0 looks whether one of those has failed for whom it waits.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// How much of an error is told to others.
 const FAILURE_CHARS_MAX: usize = 1000;
@@ -116,52 +127,58 @@ impl Board {
         self.prefix.as_bytes()
     }
 
-    /// Leaves this rank's word on `subject` for the others.
-    pub(crate) fn post(&self, subject: Subject, word: &[u8]) -> Result<()> {
-        self.store.set(&self.key(subject, self.member.rank), &[&[TOLD], word].concat())
-    }
-
-    /// Waits for rank `rank`'s word on `subject`.
+    /// Says `word` on `subject`, and returns what all ranks say, by rank. All must come to it.
     ///
     /// # Errors
     ///
-    /// [`Error::Connect`] when that rank has failed, with its error, or tells nothing in time.
-    pub(crate) fn read(&self, subject: Subject, rank: Rank) -> Result<Vec<u8>> {
-        let key = self.key(subject, rank);
+    /// [`Error::Connect`] when a rank has failed, with its error, or tells nothing in time.
+    pub(crate) fn all_gather(&self, subject: Subject, word: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let Membership { rank, world_size, .. } = self.member;
+        if world_size == 1 {
+            return Ok(vec![word.to_vec()]);
+        }
+        if rank == 0 {
+            return self.call_roll(subject, word);
+        }
+        let own = self.word_key(subject, rank);
+        self.store.set(&own, word)?;
+        let all = self.hear_roll(subject)?;
+        // Rank 0 has seen it.
+        take_back(&*self.store, [own].into_iter());
+        Ok(all)
+    }
+
+    /// Rank 0 waits for the words of all others.
+    fn call_roll(&self, subject: Subject, own: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let keys: Vec<String> =
+            (1..self.member.world_size).map(|rank| self.word_key(subject, rank)).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let open = record(&self.recorder, &[&self.roll_key(subject)]);
+        loop {
+            let left = left_until(self.deadline);
+            match self.store.wait(&keys, left.min(LOOK_EVERY)) {
+                Ok(()) => break,
+                // Whoever has failed says nothing any more.
+                Err(Error::StoreTimeout { .. }) if left > LOOK_EVERY => self.check()?,
+                Err(Error::StoreTimeout { .. }) => return Err(self.name_the_silent(subject)),
+                Err(error) => return Err(error),
+            }
+        }
+        drop(open);
+        let words = self.store.multi_get(&keys)?;
+        let all: Vec<Vec<u8>> = [own.to_vec()].into_iter().chain(words).collect();
+        let roll = self.store.compare_set(&self.roll_key(subject), b"", &encode(&all))?;
+        self.decode(&roll)
+    }
+
+    fn hear_roll(&self, subject: Subject) -> Result<Vec<Vec<u8>>> {
+        let key = self.roll_key(subject);
         let _open = record(&self.recorder, &[&key]);
         match self.store.wait(&[&key], left_until(self.deadline)) {
-            Ok(()) => {}
-            Err(Error::StoreTimeout { .. }) => {
-                let subject = subject.name();
-                let problem = format!(
-                    "it has come, but did not tell its {subject} in time; is it stopped or dead?"
-                );
-                return Err(self.member.about(rank, &problem));
-            }
-            Err(error) => return Err(error),
+            Ok(()) => self.decode(&self.store.get(&key)?),
+            Err(Error::StoreTimeout { .. }) => Err(self.name_the_silent(subject)),
+            Err(error) => Err(error),
         }
-        let word = self.store.get(&key)?;
-        match word.split_first() {
-            Some((&TOLD, word)) => Ok(word.to_vec()),
-            Some((&FAILED, error)) => {
-                let error = String::from_utf8_lossy(error);
-                Err(self.member.about(rank, &format!("it has failed: {error}")))
-            }
-            _ => Err(self.member.about(rank, "it left a word that this release cannot read")),
-        }
-    }
-
-    /// Waits for the words of all `ranks` on `subject`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Board::read`].
-    pub(crate) fn read_all(
-        &self,
-        subject: Subject,
-        ranks: impl IntoIterator<Item = Rank>,
-    ) -> Result<BTreeMap<Rank, Vec<u8>>> {
-        ranks.into_iter().map(|rank| Ok((rank, self.read(subject, rank)?))).collect()
     }
 
     /// Looks whether some rank has failed, without waiting for anybody.
@@ -170,31 +187,29 @@ impl Board {
     ///
     /// [`Error::Connect`], with that rank's error.
     pub(crate) fn check(&self) -> Result<()> {
-        if !self.store.check(&[&self.gone_key()])? {
-            return Ok(());
+        // One that has failed has left its error on every subject.
+        let key = self.roll_key(Subject::LAST);
+        match self.store.check(&[&key])? {
+            true => self.decode(&self.store.get(&key)?).map(drop),
+            false => Ok(()),
         }
-        // One that has failed has left a word on every subject.
-        for rank in 0..self.member.world_size {
-            if self.store.check(&[&self.key(Subject::Host, rank)])? {
-                self.read(Subject::Host, rank)?;
-            }
-        }
-        Ok(())
     }
 
     /// This rank could not be connected: nobody is to wait for it.
     pub(crate) fn fail(&self, error: &Error) {
+        self.fail_for(1, error);
+    }
+
+    /// The same, for so many ranks.
+    fn fail_for(&self, ranks: usize, error: &Error) {
+        let rank = (self.member.rank as u32).to_le_bytes();
         let text: String = error.to_string().chars().take(FAILURE_CHARS_MAX).collect();
-        let word = [&[FAILED], text.as_bytes()].concat();
-        let own = |subject| self.key(subject, self.member.rank);
+        let roll = [&[FAILED], &rank[..], text.as_bytes()].concat();
         let told = Subject::ALL.into_iter().try_for_each(|subject| {
-            match self.store.check(&[&own(subject)])? {
-                true => Ok(()),
-                false => self.store.set(&own(subject), &word),
-            }
+            self.store.compare_set(&self.roll_key(subject), b"", &roll).map(drop)
         });
         match told {
-            Ok(()) => self.leave(),
+            Ok(()) => self.leave_for(ranks),
             // The others lose the store as well.
             Err(error) => tracing::debug!(%error, "cannot tell the others of a failure"),
         }
@@ -202,16 +217,66 @@ impl Board {
 
     /// This rank has read all that it needs. The last one that says so wipes the board.
     pub(crate) fn leave(&self) {
+        self.leave_for(1);
+    }
+
+    fn leave_for(&self, ranks: usize) {
         let gone = self.gone_key();
-        match self.store.add(&gone, 1) {
+        match self.store.add(&gone, ranks as i64) {
             Ok(count) if count == self.member.world_size as i64 => {
-                let ranks = 0..self.member.world_size;
-                let all = ranks.flat_map(|rank| Subject::ALL.map(|it| self.key(it, rank)));
-                take_back(&*self.store, all.chain([gone]));
+                // Where somebody has failed, words are left that nobody has seen.
+                let ranks = if self.check().is_err() { 1..self.member.world_size } else { 0..0 };
+                let words = |subject| ranks.clone().map(move |rank| self.word_key(subject, rank));
+                let rolls = Subject::ALL.into_iter().map(|subject| self.roll_key(subject));
+                let words = Subject::ALL.into_iter().flat_map(words);
+                take_back(&*self.store, words.chain(rolls).chain([gone]));
             }
             Ok(_) => {}
             Err(error) => tracing::debug!(%error, "cannot leave the board in the store"),
         }
+    }
+
+    /// Why there is no roll: some have said nothing, or rank 0 has called none.
+    fn name_the_silent(&self, subject: Subject) -> Error {
+        let Membership { rank, world_size, .. } = self.member;
+        let keys: Vec<String> = (1..world_size)
+            .filter(|other| *other != rank)
+            .map(|rank| self.word_key(subject, rank))
+            .collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let silent = match self.store.wait(&keys, Duration::ZERO) {
+            Err(Error::StoreTimeout { keys, .. }) => {
+                let rank = |key: &String| key.rsplit('/').next()?.parse().ok();
+                keys.iter().filter_map(rank).take(RANKS_NAMED_MAX).collect()
+            }
+            _ => vec![0],
+        };
+        let silent: Vec<String> =
+            silent.into_iter().map(|rank| self.member.global.who(rank)).collect();
+        self.member.error(format!(
+            "{}: came, but told no {} in time; stopped or dead?",
+            silent.join(", "),
+            subject.name()
+        ))
+    }
+
+    /// The words of a roll.
+    fn decode(&self, roll: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let words = match roll.split_first() {
+            Some((&COMPLETE, words)) => split(words),
+            Some((&FAILED, failure)) => match failure.split_first_chunk() {
+                Some((rank, text)) => {
+                    let text = String::from_utf8_lossy(text);
+                    let rank = u32::from_le_bytes(*rank) as Rank;
+                    return Err(self.member.about(rank, &format!("it has failed: {text}")));
+                }
+                None => None,
+            },
+            _ => None,
+        };
+        words.filter(|words| words.len() == self.member.world_size).ok_or_else(|| {
+            self.member.about(0, "it left what this release cannot read; do all ranks run one?")
+        })
     }
 
     /// How many ranks have left or failed.
@@ -219,9 +284,36 @@ impl Board {
         format!("{}/gone", self.prefix)
     }
 
-    fn key(&self, subject: Subject, rank: Rank) -> String {
+    fn word_key(&self, subject: Subject, rank: Rank) -> String {
         format!("{}/{}/{rank}", self.prefix, subject.name())
     }
+
+    /// Where all words are, or an error: whichever is there first.
+    fn roll_key(&self, subject: Subject) -> String {
+        format!("{}/{}/all", self.prefix, subject.name())
+    }
+}
+
+/// Each word behind its length.
+fn encode(words: &[Vec<u8>]) -> Vec<u8> {
+    let mut roll = vec![COMPLETE];
+    for word in words {
+        roll.extend((word.len() as u32).to_le_bytes());
+        roll.extend(word);
+    }
+    roll
+}
+
+/// What [`encode`] has put together, without its first byte.
+fn split(mut roll: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let mut words = Vec::new();
+    while !roll.is_empty() {
+        let (length, rest) = roll.split_first_chunk()?;
+        let (word, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+        words.push(word.to_vec());
+        roll = rest;
+    }
+    Some(words)
 }
 
 /// One rank's attempt to join.
@@ -246,10 +338,8 @@ impl Attempt<'_> {
         let (joining, ticket) =
             (self.joining_key(self.member.rank), self.ticket_key(self.member.rank));
         let admitted = self.admitted_key(&self.ticket);
-        let came = self
-            .store
-            .set(&joining, self.member.name.as_bytes())
-            .and_then(|()| self.store.set(&ticket, self.ticket.as_bytes()));
+        let name = self.member.name.as_bytes();
+        let came = self.store.multi_set(&[(&joining, name), (&ticket, self.ticket.as_bytes())]);
         let life = came.and_then(|()| match self.member.rank {
             0 => self.admit_all(),
             _ => self.be_admitted(&admitted),
@@ -263,21 +353,25 @@ impl Attempt<'_> {
         let keys: Vec<String> =
             (0..self.member.world_size).map(|rank| self.ticket_key(rank)).collect();
         self.wait(&keys.iter().map(String::as_str).collect::<Vec<_>>())?;
+        let life = self.ticket.as_bytes();
+        let mut admitted = Vec::new();
         for key in &keys[1..] {
-            let ticket = match self.store.check(&[key])? {
-                true => self.store.get(key)?,
-                false => WITHDRAWN.to_vec(),
-            };
-            let life = self.ticket.as_bytes();
+            // What no ticket says, so nothing is replaced: what it says, or this if it has gone.
+            let ticket = self.store.compare_set(key, WITHDRAWN, WITHDRAWN)?;
             if ticket == WITHDRAWN || self.store.compare_set(key, &ticket, life)? != life {
-                let error = self.member.error(
-                    "one of the ranks gave up just when the last one came; try again".to_owned(),
-                );
-                self.board(&self.ticket).fail(&error);
-                return Err(error);
+                break;
             }
-            let admitted = self.admitted_key(&String::from_utf8_lossy(&ticket));
-            self.store.set(&admitted, life)?;
+            admitted.push(self.admitted_key(&String::from_utf8_lossy(&ticket)));
+        }
+        let pairs: Vec<(&str, &[u8])> = admitted.iter().map(|key| (key.as_str(), life)).collect();
+        self.store.multi_set(&pairs)?;
+        if admitted.len() < keys.len() - 1 {
+            let error = self.member.error(
+                "one of the ranks gave up just when the last one came; try again".to_owned(),
+            );
+            // The others never hear of this life.
+            self.board(&self.ticket).fail_for(keys.len() - admitted.len(), &error);
+            return Err(error);
         }
         Ok(self.ticket.clone())
     }
@@ -336,11 +430,18 @@ impl Attempt<'_> {
 
     /// Who has not come, and what they do instead.
     fn missing(&self) -> Option<String> {
-        let is_missing =
-            |rank: &Rank| matches!(self.store.check(&[&self.ticket_key(*rank)]), Ok(false));
-        let missing = (0..self.member.world_size).filter(is_missing).take(RANKS_NAMED_MAX);
+        let keys: Vec<String> =
+            (0..self.member.world_size).map(|rank| self.ticket_key(rank)).collect();
+        let keys: Vec<&str> = keys.iter().map(String::as_str).collect();
+        let missing = match self.store.wait(&keys, Duration::ZERO) {
+            Err(Error::StoreTimeout { keys, .. }) => keys,
+            _ => Vec::new(),
+        };
+        let missing = missing.iter().filter_map(|key| key.rsplit('/').next()?.parse().ok());
+        let missing = missing.take(RANKS_NAMED_MAX);
         let mut told: Vec<String> = Vec::new();
         for rank in missing {
+            let rank: Rank = rank;
             let key = self.joining_key(rank);
             let elsewhere = match self.store.check(&[&key]) {
                 Ok(true) => self.store.get(&key).ok(),

@@ -86,8 +86,8 @@ pub(crate) struct Lane {
     points: usize,
     /// When the oldest of them is to be looked at.
     points_due: Option<Instant>,
-    /// Whom those of them wait for that have been waiting for long.
-    points_late: Vec<Rank>,
+    /// Whether some have waited for so long that it is found out for whom.
+    points_followed: bool,
     /// Whether neighbours have been told to ring the doorbell.
     asleep: bool,
     state: State,
@@ -154,7 +154,7 @@ impl Lane {
             running: None,
             points: 0,
             points_due: None,
-            points_late: Vec::new(),
+            points_followed: false,
             asleep: false,
             state: State::Open,
             busy: Duration::ZERO,

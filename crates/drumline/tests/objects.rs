@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use common::{everywhere, failure, world_with};
 use drumline::{Config, Error, ProcessGroup, ReduceOp};
-use serde::{Deserialize, Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer, de::DeserializeOwned};
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 enum Note {
@@ -56,6 +56,71 @@ fn objects_of_all_kinds_arrive_everywhere() {
                 group.destroy().unwrap();
             });
         }
+    });
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Settings {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    rate: Option<f32>,
+    steps: u32,
+    #[serde(default)]
+    note: Option<String>,
+    #[serde(flatten)]
+    rest: BTreeMap<String, Choice>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Choice {
+    Number(i64),
+    Text(String),
+    List(Vec<Choice>),
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind")]
+enum Schedule {
+    Constant,
+    Steps { every: u32, factor: f64 },
+}
+
+/// What can only be read with what is read to tell its type; and what other formats lose.
+#[test]
+fn objects_of_any_type_of_serdes_travel() {
+    fn check<T>(group: &ProcessGroup, objects: [T; 2])
+    where
+        T: Clone + std::fmt::Debug + PartialEq + Sync + Serialize + DeserializeOwned,
+    {
+        let [own, other] = [group.rank(), 1 - group.rank()].map(|rank| objects[rank].clone());
+        assert_eq!(group.all_gather_object(&own).unwrap(), objects);
+        let mut list = if group.rank() == 1 { objects.clone() } else { [own.clone(), own.clone()] };
+        group.broadcast_object_list(&mut list, 1).unwrap();
+        assert_eq!(list, objects);
+        let parts = (group.rank() == 0).then_some(&objects[..]);
+        assert_eq!(group.scatter_object_list(parts, 0).unwrap(), own);
+        std::thread::scope(|threads| {
+            threads.spawn(|| group.send_object(&own, 1 - group.rank(), 3).unwrap());
+            assert_eq!(group.recv_object::<T>(1 - group.rank(), 3).unwrap(), other);
+        });
+    }
+    everywhere(|config| {
+        world_with(2, config, |group| {
+            let number = |number: f64| serde_json::json!({ "a": [number, null, "x"], "b": true });
+            check(&group, [number(1.0), number(-2.5)]);
+            let choices = [Choice::Text("x".into()), Choice::Number(-3)];
+            let rest = [("list".to_owned(), Choice::List(choices.to_vec()))].into();
+            let settings = Settings { rate: None, steps: 0, note: None, rest };
+            check(&group, [settings.clone(), Settings { rate: Some(0.5), ..settings }]);
+            check(&group, choices);
+            check(&group, [Schedule::Constant, Schedule::Steps { every: 3, factor: 0.5 }]);
+            check(&group, [("é".to_owned(), 'x', u128::MAX), (String::new(), '\0', 1)]);
+            // Each in an order of its own.
+            let map = |from: u32| (from..from + 100).map(|it| (it, f64::from(it))).collect();
+            check::<std::collections::HashMap<u32, f64>>(&group, [map(0), map(7)]);
+            let nested = [Some(None), Some(Some(()))];
+            assert_eq!(group.all_gather_object(&nested[group.rank()]).unwrap(), nested);
+        });
     });
 }
 
@@ -137,8 +202,8 @@ fn what_goes_wrong_on_one_rank_is_told_on_all_and_the_group_goes_on() {
         check(group.all_gather_object(&Moody(me)), 1, &["all_gather_object: rank 1", reason]);
 
         let long = "x".repeat(if me == 2 { 999 } else { 3 });
-        check(group.gather_object(&long, 0), 2, &["1001 bytes", "1000", "OBJECT_BYTES_MAX"]);
-        assert_eq!(group.all_gather_object(&"x".repeat(998)).unwrap()[2].len(), 998);
+        check(group.gather_object(&long, 0), 2, &["1002 bytes", "1000", "OBJECT_BYTES_MAX"]);
+        assert_eq!(group.all_gather_object(&"x".repeat(997)).unwrap()[2].len(), 997);
 
         let parts = (me == 1).then_some(&[1_u8, 2][..]);
         let reason = if me == 1 { "2 objects for 3 ranks" } else { "could not describe" };
@@ -155,7 +220,7 @@ fn what_goes_wrong_on_one_rank_is_told_on_all_and_the_group_goes_on() {
         }
         match group.broadcast_object(&mut Lopsided, 0) {
             Ok(()) => assert_eq!(me, 0),
-            result => check(result, 0, &["sent 2 bytes", "Lopsided", "1 bytes are left"]),
+            result => check(result, 0, &["sent 4 bytes", "Lopsided", "do all ranks use one type?"]),
         }
         let mut list = vec![0_u8; if me == 0 { 2 } else { 3 }];
         match group.broadcast_object_list(&mut list, 0) {
@@ -177,14 +242,14 @@ fn no_rank_allocates_more_than_it_wants_to() {
         let group =
             world.new_group(&[0, 1], &drumline::GroupOptions::default().config(config)).unwrap();
         // All know of the least limit ...
-        check(group.broadcast_object(&mut "y".repeat(100), 1), 1, &["101 bytes", "at most 100"]);
+        check(group.broadcast_object(&mut "y".repeat(100), 1), 1, &["102 bytes", "at most 100"]);
         // ... but for a message: what is too long never travels.
         let result = match group.rank() {
             0 => group.recv_object::<String>(1, 0).map(drop),
             _ => group.send_object(&"y".repeat(100), 0, 0),
         };
         let text = failure(result.unwrap_err()).to_string();
-        assert!(text.contains("send_object(tag 0) of 109 bytes"), "{text}");
+        assert!(text.contains("send_object(tag 0) of 111 bytes"), "{text}");
         assert!(text.contains("recv_object(from 1, tag 0) of at most 108 bytes"), "{text}");
     });
 }
@@ -213,7 +278,7 @@ fn an_object_is_not_taken_for_elements() {
             _ => group.send_object(&[1_u8, 2, 3], 0, 4),
         };
         let text = failure(result.unwrap_err()).to_string();
-        assert!(text.contains("send_object(tag 4) of 11 bytes"), "{text}");
+        assert!(text.contains("send_object(tag 4) of 13 bytes"), "{text}");
         assert!(text.contains("recv(from 1, tag 4) of 3 u8"), "{text}");
     });
 }

@@ -15,6 +15,7 @@ mod phone;
 mod plan;
 mod programs;
 mod script;
+mod start_up;
 mod waiting;
 mod world;
 
@@ -43,6 +44,8 @@ use crate::{
 pub(crate) struct Meeting {
     /// Whether the job can begin.
     pub(crate) complete: bool,
+    /// How many requests the store has carried out.
+    pub(crate) requests: u64,
     pub(crate) events: u64,
     pub(crate) virtual_ns: Nanos,
 }
@@ -54,14 +57,13 @@ pub(crate) struct Meeting {
 /// What is wrong.
 pub(crate) fn run(rng: &mut Rng, job: &crate::plan::Plan, trace: bool) -> Result<Meeting, String> {
     let plan = Plan::new(rng, job);
-    let mut start = StartUp::new(rng.fork(), &plan, trace);
-    start.run_to_end()?;
-    start.check()?;
-    Ok(Meeting {
-        complete: start.struck.is_none(),
-        events: start.events,
-        virtual_ns: start.world.now(),
-    })
+    StartUp::new(rng.fork(), &plan, trace).run()
+}
+
+/// The same, where nobody else uses the store and nothing goes wrong.
+pub(crate) fn run_undisturbed(rng: &mut Rng, job: &crate::plan::Plan) -> Result<Meeting, String> {
+    let plan = Plan::undisturbed(rng, job);
+    StartUp::new(rng.fork(), &plan, false).run()
 }
 
 struct StartUp<'p> {
@@ -114,6 +116,17 @@ impl<'p> StartUp<'p> {
             struck: None,
             events: 0,
         }
+    }
+
+    fn run(mut self) -> Result<Meeting, String> {
+        self.run_to_end()?;
+        self.check()?;
+        Ok(Meeting {
+            complete: self.struck.is_none(),
+            requests: self.host.requests,
+            events: self.events,
+            virtual_ns: self.world.now(),
+        })
     }
 
     fn schedule(&mut self, at: Nanos, event: Event) {
@@ -296,12 +309,11 @@ impl<'p> StartUp<'p> {
     fn is_missing(&self, key: &Bytes) -> bool {
         let name = String::from_utf8_lossy(&key.0);
         let name = name.rsplit('/').next().unwrap_or_default();
-        let rank = if name == "token" { Ok(0) } else { name.parse::<usize>() };
-        rank.is_ok_and(|rank| {
-            self.clients.get(rank).is_some_and(|client| {
-                let all = client.outcomes.len() == client.script.ops.len();
-                !all || client.outcomes.iter().any(|outcome| *outcome != Outcome::Done)
-            })
+        // What has no number comes from rank 0.
+        let rank = name.parse::<usize>().unwrap_or(0);
+        self.clients.get(rank).is_some_and(|client| {
+            let all = client.outcomes.len() == client.script.ops.len();
+            !all || client.outcomes.iter().any(|outcome| *outcome != Outcome::Done)
         })
     }
 }

@@ -35,7 +35,7 @@ impl Phone {
                 Err(_) => self.unsent.clear(),
             }
         }
-        let mut bytes = [0; 512];
+        let mut bytes = [0; 4096];
         loop {
             match self.stream.read(&mut bytes) {
                 Ok(0) => return true,

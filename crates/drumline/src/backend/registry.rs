@@ -51,9 +51,8 @@ impl Factory {
     ) -> Result<(Arc<dyn Backend>, Recorder)> {
         let phase = recorder.phase("connect");
         let own = format!("backend:{}", self.name);
-        board.post(Subject::Card, own.as_bytes())?;
-        for rank in 0..member.world_size {
-            if board.read(Subject::Card, rank)? != own.as_bytes() {
+        for (rank, card) in board.all_gather(Subject::Card, own.as_bytes())?.iter().enumerate() {
+            if card != own.as_bytes() {
                 let problem = format!("it does not use backend {:?}, as this rank does", self.name);
                 return Err(member.about(rank, &problem));
             }

@@ -277,14 +277,14 @@ impl ProcessGroup {
         prices: &PriceList,
     ) -> Result<ProcessGroup> {
         let Some(peer) = probe::peer(topology) else { return Ok(self) };
+        let mut measured = String::new();
         if self.rank() == 0 {
-            let measured = probe::ask(&self, peer, prices)?;
-            board.post(Subject::Prices, measured.to_string().as_bytes())?;
+            measured = probe::ask(&self, peer, prices)?.to_string();
         } else if self.rank() == peer {
             probe::answer(&self, 0)?;
         }
-        let told = board.read(Subject::Prices, 0)?;
-        let told: PriceList = String::from_utf8_lossy(&told).parse().map_err(|error| {
+        let told = board.all_gather(Subject::Prices, measured.as_bytes())?;
+        let told: PriceList = String::from_utf8_lossy(&told[0]).parse().map_err(|error| {
             self.inner.member.about(0, &format!("it has measured what is no price: {error}"))
         })?;
         if let Carrier::Lane(driven) = &self.inner.carrier {
@@ -366,12 +366,12 @@ fn share_memory(
     };
     // First everybody says whether it has a segment: a rank without one hands nothing over.
     let word = made.as_ref().map_or_else(String::clone, |_| READY.to_owned());
-    board.post(Subject::Segment, word.as_bytes())?;
+    let words = board.all_gather(Subject::Segment, word.as_bytes())?;
     let mut shared = made;
     for (rank, _) in &near {
-        let theirs = board.read(Subject::Segment, *rank)?;
+        let theirs = &words[*rank];
         if theirs != READY.as_bytes() {
-            let theirs = String::from_utf8_lossy(&theirs);
+            let theirs = String::from_utf8_lossy(theirs);
             shared = shared.and_then(|_| Err(format!("rank {rank} has no segment: {theirs}")));
         }
     }
@@ -384,9 +384,8 @@ fn share_memory(
     let host = near.iter().map(|(rank, _)| *rank).chain([member.rank]).min();
     let host = host.unwrap_or(member.rank);
     let word = shared.as_ref().map_or_else(|_| "private".to_owned(), |_| host.to_string());
-    board.post(Subject::Host, format!("{word} {prices}").as_bytes())?;
-    let told = board.read_all(Subject::Host, 0..member.world_size)?;
-    let told = told.into_iter().map(|(rank, word)| {
+    let told = board.all_gather(Subject::Host, format!("{word} {prices}").as_bytes())?;
+    let told = told.into_iter().enumerate().map(|(rank, word)| {
         let word = String::from_utf8_lossy(&word);
         let (host, theirs) = word.split_once(' ').unwrap_or((&word, ""));
         match theirs == prices {

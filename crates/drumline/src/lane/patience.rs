@@ -68,17 +68,15 @@ impl Lane {
     pub(super) fn be_patient(&mut self, now: Instant) {
         let Some(mut running) = self.running.take() else { return };
         let started = *running.started.get_or_insert(now);
-        let machine = &self.machine;
-        let new = || Patience::new(started, machine.timeout(), &self.config);
+        let call = *self.machine.description();
+        let new = || Patience::new(started, self.machine.timeout(), &self.config);
         let mut patience = running.patience.take().unwrap_or_else(new);
         if now >= patience.tell_at || patience.has_told() {
-            // Whoever is named by others is asked whom it awaits itself.
-            let roots = self.roots(machine.awaited(), machine.description().sequence());
-            self.transport.want(&roots);
+            self.follow(self.machine.awaited(), call.sequence());
         }
         if now >= patience.tell_at {
-            if let Some(ranks) = patience.untold(machine) {
-                let waits = Waits { call: *machine.description(), ranks };
+            if let Some(ranks) = patience.untold(&self.machine) {
+                let waits = Waits { call, ranks };
                 self.transport.tell(&waits);
                 patience.told = waits.ranks;
                 patience.tell_at = now + patience.lead;
@@ -88,19 +86,18 @@ impl Lane {
         }
         if !patience.warned && patience.warn_at.is_some_and(|warn_at| now >= warn_at) {
             patience.warned = true;
-            let awaited = machine.awaited();
-            let late = self.roots(awaited.clone(), machine.description().sequence());
+            let awaited = self.machine.awaited();
+            let late = self.follow(awaited.clone(), call.sequence());
             self.recorder.mark("late", format_args!("{late:?}"));
             tracing::warn!(
                 group = self.member.name,
                 rank = self.member.rank,
                 ?late,
                 ?awaited,
-                "{} has been waiting for {:.1?}: the late ranks are stopped, slow or in another \
+                "{call} has been waiting for {:.1?}: the late ranks are stopped, slow or in another \
                  call; it is given up after {:.1?} (DRUMLINE_TIMEOUT_S)",
-                machine.description(),
                 now.saturating_duration_since(started),
-                machine.timeout()
+                self.machine.timeout()
             );
         }
         running.patience = Some(patience);
@@ -148,7 +145,15 @@ impl Lane {
         }
     }
 
-    pub(super) fn roots(&self, awaited: Vec<Rank>, sequence: u64) -> Vec<Rank> {
+    /// For whom this rank waits in the end, as far as it knows. Whoever is named by others is
+    /// called, to say whom it awaits itself.
+    pub(super) fn follow(&mut self, awaited: Vec<Rank>, sequence: u64) -> Vec<Rank> {
+        let roots = self.roots(awaited, sequence);
+        self.transport.want(&roots);
+        roots
+    }
+
+    fn roots(&self, awaited: Vec<Rank>, sequence: u64) -> Vec<Rank> {
         let seeker = Seeker { rank: self.member.rank, sequence };
         let mut told = self.transport.told();
         told.extend(self.own_waits().map(|waits| (self.member.rank, waits)));

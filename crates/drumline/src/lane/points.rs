@@ -1,12 +1,15 @@
 //! Sends and receives of a lane.
 
 use std::{
-    collections::BTreeSet, panic::AssertUnwindSafe, panic::catch_unwind, sync::Arc, time::Instant,
+    collections::BTreeSet,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 use super::{Lane, State};
 use crate::{
-    Cause, CollectiveError, Error,
+    Cause, CollectiveError, Config, Error,
     executor::Progress,
     trace::{Category, What},
     transport::{Ended, Outcome, Point, PointCall, mesh::Membership},
@@ -34,9 +37,8 @@ impl Lane {
             ..What::default()
         }));
         self.points += 1;
-        let timeout = point.timeout.unwrap_or(self.config.timeout);
         let started = point.started;
-        let due = started + self.config.warn_after.min(timeout);
+        let due = Limits::of(&point, &self.config).next(&point, started);
         self.points_due = Some(self.points_due.map_or(due, |known| known.min(due)));
         let mut ended = Vec::new();
         self.transport.post(point, &mut ended);
@@ -60,9 +62,6 @@ impl Lane {
             _ if !self.has_points() => moved,
             Ok(Ok(more)) => {
                 self.watch_points(now);
-                if !moved && !more {
-                    self.ask_for_whom();
-                }
                 moved || more
             }
             Ok(Err(cause)) => {
@@ -95,8 +94,7 @@ impl Lane {
             point.complete(result);
         }
         if !self.has_points() {
-            self.points_due = None;
-            self.points_late.clear();
+            (self.points_due, self.points_followed) = (None, false);
         }
     }
 
@@ -134,8 +132,7 @@ impl Lane {
     /// The group has failed: ends all sends and receives.
     pub(super) fn poison_points(&mut self, by: &Arc<CollectiveError>) {
         self.points = 0;
-        self.points_due = None;
-        self.points_late.clear();
+        (self.points_due, self.points_followed) = (None, false);
         complete_poisoned(self.transport.take_points(), by);
     }
 
@@ -144,76 +141,100 @@ impl Lane {
         self.sequence - u64::from(self.running.is_some())
     }
 
-    /// Whoever is named by late ranks, and by those that they name, is asked whom it awaits itself.
-    fn ask_for_whom(&mut self) {
-        if !self.points_late.is_empty() {
-            let roots = self.roots(self.points_late.clone(), self.first_unfinished());
-            self.transport.want(&roots);
-        }
-    }
-
-    /// Warns of late peers, and gives up after the deadline.
+    /// Finds out who is late, warns, and gives up after the deadline.
     fn watch_points(&mut self, now: Instant) {
-        if self.points_due.is_none_or(|due| now < due) {
+        if !self.points_followed && self.points_due.is_none_or(|due| now < due) {
             return;
         }
-        let (timeout_of_group, warn_after) = (self.config.timeout, self.config.warn_after);
         let mut due: Option<Instant> = None;
-        let (mut late, mut expired) = (Late::default(), Late::default());
-        // All that were late before, too.
-        let mut waiting = Late::default();
-        let member = &self.member;
+        let [mut followed, mut late, mut expired] = [const { Late::NOBODY }; 3];
+        let (member, config) = (&self.member, &self.config);
         self.transport.for_each_point(&mut |point| {
+            let limits = Limits::of(point, config);
             let waited = now.saturating_duration_since(point.started);
-            let timeout = point.timeout.unwrap_or(timeout_of_group);
-            let give_up_at = point.give_up_at.unwrap_or(point.started + timeout);
-            if now < give_up_at {
-                if waited >= warn_after && !point.warned {
+            if now < limits.give_up_at(point) {
+                if waited >= config.warn_after && !point.warned {
                     point.warned = true;
                     late.add(point, member);
+                } else if limits.follows(point, now) {
+                    followed.add(point, member);
                 }
-            } else if point.warned || warn_after >= timeout {
+            } else if point.warned || config.warn_after >= limits.timeout {
                 expired.add(point, member);
             } else {
                 // Nobody has looked since the time to warn: this rank was stopped itself, and
                 // hears first what the others say.
                 point.warned = true;
-                point.give_up_at = Some(now + warn_after / 2);
+                point.give_up_at = Some(now + limits.lead);
             }
-            let next = match point.warned {
-                true => point.give_up_at.unwrap_or(point.started + timeout),
-                false => point.started + warn_after.min(timeout),
-            };
+            let next = limits.next(point, now);
             due = Some(due.map_or(next, |due| due.min(next)));
-            if point.warned {
-                waiting.add(point, member);
-            }
         });
-        self.points_due = due;
-        self.points_late = waiting.ranks.into_iter().collect();
+        (self.points_due, self.points_followed) = (due, followed.count > 0);
+        let sequence = self.first_unfinished();
         if !expired.ranks.is_empty() {
             let waiting_for = expired.ranks.into_iter().collect();
-            let cause = self.trace(Cause::Timeout { waiting_for }, self.first_unfinished());
-            self.fail_points(cause, now);
-        } else if let Some((call, started)) = late.oldest {
+            let cause = self.trace(Cause::Timeout { waiting_for }, sequence);
+            return self.fail_points(cause, now);
+        }
+        if !followed.ranks.is_empty() {
+            self.follow(followed.ranks.into_iter().collect(), sequence);
+        }
+        if let Some((call, started)) = late.oldest {
             let awaited: Vec<_> = late.ranks.into_iter().collect();
+            let roots = self.follow(awaited.clone(), sequence);
             tracing::warn!(
                 group = self.member.name,
                 rank = self.member.rank,
-                late = ?self.roots(awaited.clone(), self.first_unfinished()),
+                late = ?roots,
                 ?awaited,
                 "{call} and {} other sends and receives have been waiting for {:.1?}: the late \
                  ranks are stopped, slow or in another call; they are given up after \
-                 {timeout_of_group:.1?} (DRUMLINE_TIMEOUT_S)",
+                 {:.1?} (DRUMLINE_TIMEOUT_S)",
                 late.count - 1,
                 now.saturating_duration_since(started),
+                self.config.timeout,
             );
         }
     }
 }
 
+/// How long a send or receive may wait.
+#[derive(Clone, Copy)]
+struct Limits {
+    /// How long before a warning, and before it is given up, it is found out who is late.
+    lead: Duration,
+    warn_after: Duration,
+    timeout: Duration,
+}
+
+impl Limits {
+    fn of(point: &Point, config: &Config) -> Limits {
+        let timeout = point.timeout.unwrap_or(config.timeout);
+        let warn_after = config.warn_after.min(timeout);
+        Limits { lead: warn_after / 2, warn_after, timeout }
+    }
+
+    fn give_up_at(self, point: &Point) -> Instant {
+        point.give_up_at.unwrap_or(point.started + self.timeout)
+    }
+
+    /// Whether it is to be found out now who is late.
+    fn follows(self, point: &Point, now: Instant) -> bool {
+        let warns_soon = !point.warned && now >= point.started + self.lead;
+        warns_soon || now + self.lead >= self.give_up_at(point)
+    }
+
+    /// When there is something to do next.
+    fn next(self, point: &Point, now: Instant) -> Instant {
+        let give_up_at = self.give_up_at(point);
+        let moments =
+            [point.started + self.lead, point.started + self.warn_after, give_up_at - self.lead];
+        moments.into_iter().find(|at| *at > now).unwrap_or(give_up_at)
+    }
+}
+
 /// Sends and receives that wait for too long.
-#[derive(Default)]
 struct Late {
     ranks: BTreeSet<usize>,
     count: usize,
@@ -221,6 +242,8 @@ struct Late {
 }
 
 impl Late {
+    const NOBODY: Late = Late { ranks: BTreeSet::new(), count: 0, oldest: None };
+
     fn add(&mut self, point: &Point, member: &Membership) {
         match point.call.peer {
             Some(peer) => drop(self.ranks.insert(peer)),

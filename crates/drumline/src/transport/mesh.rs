@@ -77,21 +77,20 @@ pub(crate) fn connect(
         false => None,
     };
     let own = Card::of_this_process(unix.as_ref().map(|(name, _)| name.clone()))?;
-    board.post(Subject::Card, own.to_string().as_bytes())?;
-    let others = (0..member.world_size).filter(|&rank| rank != member.rank);
-    let parse = |(rank, text): (Rank, Vec<u8>)| match Card::parse(&text) {
+    let cards = board.all_gather(Subject::Card, own.to_string().as_bytes())?;
+    let others = cards.iter().enumerate().filter(|(rank, _)| *rank != member.rank);
+    let parse = |(rank, text): (Rank, &Vec<u8>)| match Card::parse(text) {
         Ok(card) => Ok((rank, card)),
         Err(problem) => Err(member.about(rank, &problem)),
     };
-    let cards = board.read_all(Subject::Card, others)?.into_iter().map(parse);
-    let cards = cards.collect::<Result<BTreeMap<_, _>>>()?;
+    let cards = others.map(parse).collect::<Result<BTreeMap<_, _>>>()?;
     let (near, far): (BTreeMap<Rank, Card>, BTreeMap<Rank, Card>) =
         cards.into_iter().partition(|(_, card)| card.is_near(&own));
     tell(member, &near, &far);
 
-    let gates = match far.is_empty() {
-        true => Vec::new(),
-        false => open_gates(member, board, config, &own, &far)?,
+    let far = match far.is_empty() {
+        true => None,
+        false => Some(prepare_far(member, board, config, &own, &far)?),
     };
     let near = match unix {
         Some((_, listener)) if !near.is_empty() => {
@@ -99,23 +98,17 @@ pub(crate) fn connect(
         }
         _ => Vec::new(),
     };
-    if far.is_empty() {
-        return Ok(Mesh { near, far: None });
-    }
-    let addresses = board.read_all(Subject::Address, far.into_keys())?.into_iter();
-    let addresses = addresses.map(|(rank, text)| Ok((rank, parse_addresses(member, rank, &text)?)));
-    let far = Far::new(member, config, addresses.collect::<Result<_>>()?, gates)?;
-    Ok(Mesh { near, far: Some(far) })
+    Ok(Mesh { near, far })
 }
 
-/// Listens for peers that are not near, and tells them where.
-fn open_gates(
+/// Listens for peers that are not near, tells them where, and hears where they do.
+fn prepare_far(
     member: &Membership,
     board: &Board,
     config: &Config,
     own: &Card,
     far: &BTreeMap<Rank, Card>,
-) -> Result<Vec<Gate>> {
+) -> Result<Far> {
     let elsewhere = far.iter().filter(|(_, card)| !card.is_same_network(own));
     let elsewhere: Vec<Rank> = elsewhere.map(|(rank, _)| *rank).collect();
     if config.port_range.is_some() {
@@ -130,8 +123,10 @@ fn open_gates(
         addresses.push(address.to_string());
         gates.push(member.gate(listener, 0, config)?);
     }
-    board.post(Subject::Address, addresses.join(" ").as_bytes())?;
-    Ok(gates)
+    let told = board.all_gather(Subject::Address, addresses.join(" ").as_bytes())?;
+    let addresses =
+        far.keys().map(|rank| Ok((*rank, parse_addresses(member, *rank, &told[*rank])?)));
+    Far::new(member, config, addresses.collect::<Result<_>>()?, gates)
 }
 
 /// Connects with the peers of this host, which do the same.

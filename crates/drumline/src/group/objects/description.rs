@@ -41,23 +41,69 @@ fn as_borrowed(name: &str) -> String {
     name
 }
 
-pub(super) fn encode<T: Serialize + ?Sized>(object: &T) -> Result<Vec<u8>, String> {
-    postcard::to_allocvec(object)
-        .map_err(|error| format!("cannot describe its {}: {error}", type_name::<T>()))
+/// How an object is described: the first byte.
+const COMPACT: u8 = 0;
+const SELF_DESCRIBING: u8 = 1;
+
+/// Describes an object that is read as a `D`. In postcard's format if a `D` that was read from it
+/// is described alike; else, say where fields are skipped or the type is only known by what is
+/// read, in one that tells what everything is.
+pub(super) fn encode<T, D>(object: &T) -> Result<Vec<u8>, String>
+where
+    T: Serialize + ?Sized,
+    D: Serialize + DeserializeOwned,
+{
+    match postcard::to_extend(object, vec![COMPACT]) {
+        Ok(bytes) if is_exact::<D>(&bytes[1..]) => Ok(bytes),
+        _ => encode_for_anyone(object),
+    }
 }
 
-pub(super) fn decode<T: DeserializeOwned>(call: Call, from: Rank, bytes: &[u8]) -> Result<T> {
+/// Describes an object of which it is not known as what it is read.
+pub(super) fn encode_for_anyone<T: Serialize + ?Sized>(object: &T) -> Result<Vec<u8>, String> {
+    let mut bytes = vec![SELF_DESCRIBING];
+    ciborium::into_writer(object, &mut bytes)
+        .map_err(|error| format!("cannot describe its {}: {error}", type_name::<T>()))?;
+    Ok(bytes)
+}
+
+/// Whether nothing is lost by reading `bytes` as a `D`, but for an order that does not matter.
+fn is_exact<D: Serialize + DeserializeOwned>(bytes: &[u8]) -> bool {
+    let census = |bytes: &[u8]| {
+        bytes.iter().fold([0_usize; 256], |mut counts, byte| {
+            counts[usize::from(*byte)] += 1;
+            counts
+        })
+    };
+    match postcard::take_from_bytes::<D>(bytes) {
+        Ok((object, [])) => {
+            postcard::to_allocvec(&object).is_ok_and(|again| census(&again) == census(bytes))
+        }
+        _ => false,
+    }
+}
+
+pub(super) fn decode<T: DeserializeOwned>(call: Call, from: Rank, description: &[u8]) -> Result<T> {
     let wanted = type_name::<T>();
-    let problem = match postcard::take_from_bytes(bytes) {
+    let read = match description.split_first() {
+        Some((&COMPACT, bytes)) => {
+            postcard::take_from_bytes(bytes).map_err(|error| error.to_string())
+        }
+        Some((&SELF_DESCRIBING, mut bytes)) => ciborium::from_reader(&mut bytes)
+            .map(|object| (object, bytes))
+            .map_err(|error| error.to_string()),
+        _ => Err("they have no known format".to_owned()),
+    };
+    let problem = match read {
         Ok((object, [])) => return Ok(object),
         Ok((_, rest)) => format!("{} bytes are left over", rest.len()),
-        Err(error) => error.to_string(),
+        Err(problem) => problem,
     };
     Err(call.error(
         from,
         format!(
             "sent {} bytes that are no {wanted}: {problem}; do all ranks use one type?",
-            bytes.len()
+            description.len()
         ),
     ))
 }

@@ -10,7 +10,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use super::{
     Call,
     agreement::check_length,
-    description::{decode, encode, type_digest},
+    description::{decode, encode_for_anyone, type_digest},
 };
 use crate::{
     ProcessGroup, Result, Work,
@@ -20,7 +20,8 @@ use crate::{
 
 impl ProcessGroup {
     /// Sends an object to rank `to`, which must receive it with [`ProcessGroup::recv_object`] as the
-    /// same type. (A `str` in it is received as a `String`, a slice as a `Vec`.)
+    /// same type. (A `str` in it is received as a `String`, a slice as a `Vec`; an `Option` that holds
+    /// `None` or `()` as `None`, since it is sent in CBOR, which does not tell them apart.)
     /// Blocks and keeps the order as [`ProcessGroup::send`] does.
     ///
     /// ```
@@ -50,7 +51,8 @@ impl ProcessGroup {
         T: Serialize + ?Sized,
     {
         let call = Call { operation: "send_object", root: self.rank() };
-        let bytes = encode(object).map_err(|problem| call.error(self.rank(), problem))?;
+        let bytes =
+            encode_for_anyone(object).map_err(|problem| call.error(self.rank(), problem))?;
         check_length(call, self.rank(), bytes.len() as u64, self.object_bytes_max())?;
         let bytes = [&type_digest::<T>().to_le_bytes(), &bytes[..]].concat();
         let content = Content::Object { bytes: bytes.len() };

@@ -1,9 +1,10 @@
 //! Objects of any type that serde knows, instead of elements.
 //!
 //! They travel in [postcard](https://docs.rs/postcard)'s format: numbers and texts, one behind the
-//! other. Nothing in it is ever executed. It carries no types, and an `i32` that is read as a `u32`
-//! would be another number: therefore all ranks must use one type, and a digest of its name
-//! travels along.
+//! other. It carries no types, and an `i32` that is read as a `u32` would be another number: therefore
+//! all ranks must use one type, and a digest of its name travels along. What cannot be read from that
+//! (`serde_json::Value`, an `untagged` enum, skipped fields) travels in CBOR, which tells what
+//! everything is. Nothing in either is ever executed.
 
 mod agreement;
 mod description;
@@ -55,7 +56,7 @@ impl ProcessGroup {
         T: Serialize + DeserializeOwned,
     {
         let call = Call { operation: "broadcast_object", root };
-        if let Some(received) = self.broadcast_one::<T, T>(call, || encode(object))? {
+        if let Some(received) = self.broadcast_one::<T, T>(call, || encode::<T, T>(object))? {
             *object = received;
         }
         Ok(())
@@ -79,7 +80,9 @@ impl ProcessGroup {
         T: Serialize + DeserializeOwned,
     {
         let call = Call { operation: "broadcast_object_list", root };
-        let Some(received) = self.broadcast_one::<T, Vec<T>>(call, || encode(&*objects))? else {
+        let Some(received) =
+            self.broadcast_one::<T, Vec<T>>(call, || encode::<[T], Vec<T>>(objects))?
+        else {
             return Ok(());
         };
         if received.len() != objects.len() {
@@ -115,7 +118,7 @@ impl ProcessGroup {
         T: Serialize + DeserializeOwned,
     {
         let call = Call { operation: "all_gather_object", root: 0 };
-        let own = encode(object);
+        let own = encode::<T, T>(object);
         let lengths = self.agree::<T>(call, &own)?;
         let mut all = vec![0; lengths.iter().sum()];
         self.all_gather_v(&own.unwrap_or_default(), &mut all, &lengths)?;
@@ -149,7 +152,7 @@ impl ProcessGroup {
     {
         let call = Call { operation: "gather_object", root };
         self.check_rank(call.operation, root)?;
-        let own = encode(object);
+        let own = encode::<T, T>(object);
         let lengths = self.agree::<T>(call, &own)?;
         let is_root = self.rank() == root;
         let mut all = vec![0; if is_root { lengths.iter().sum() } else { 0 }];
@@ -222,12 +225,15 @@ impl ProcessGroup {
     }
 
     /// The description of one object for every rank.
-    fn describe_parts<T: Serialize>(&self, objects: &[T]) -> Result<Vec<Vec<u8>>, String> {
+    fn describe_parts<T>(&self, objects: &[T]) -> Result<Vec<Vec<u8>>, String>
+    where
+        T: Serialize + DeserializeOwned,
+    {
         if objects.len() != self.world_size() {
             let (given, wanted) = (objects.len(), self.world_size());
             return Err(format!("passes {given} objects for {wanted} ranks"));
         }
-        objects.iter().map(encode).collect()
+        objects.iter().map(encode::<T, T>).collect()
     }
 }
 
