@@ -20,17 +20,19 @@ import torch.distributed as dist  # noqa: E402
 import drumline  # noqa: E402
 from drumline import DistributedDataParallel  # noqa: E402
 
+# OpenMP's threads do not survive the fork of a rank, which would wait for them.
+torch.set_num_threads(1)
 
-def connect(rank, world_size, directory, kind="drumline"):
+
+def connect(rank, world_size, directory, kind="drumline", **options):
     """A group, and how it is left."""
-    torch.set_num_threads(1)
     path = f"{directory}/{kind}"
     if kind == "plain":
         store = drumline.FileStore(path, world_size)
         drumline.init_process_group(store=store, rank=rank, world_size=world_size)
         return drumline.destroy_process_group
     store = dist.FileStore(path, world_size)
-    dist.init_process_group(kind, store=store, rank=rank, world_size=world_size)
+    dist.init_process_group(kind, store=store, rank=rank, world_size=world_size, **options)
     return dist.destroy_process_group
 
 

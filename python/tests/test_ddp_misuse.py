@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from datetime import timedelta
 
 import pytest
 from ranks import run_and_see
@@ -87,20 +88,19 @@ def test_a_rank_that_dies_in_backward_is_named_on_the_others():
 
 
 def is_late(rank, world_size, directory):
-    from datetime import timedelta
-
-    import torch.distributed as dist
-
-    store = dist.FileStore(f"{directory}/store", world_size)
-    limit = timedelta(seconds=1)
-    dist.init_process_group(
-        "gloo", store=store, rank=rank, world_size=world_size, timeout=limit
-    )
-    model = DistributedDataParallel(network())
-    outputs = model(torch.ones(4, 12))
+    connect(rank, world_size, directory, "gloo", timeout=timedelta(seconds=2))
+    outputs = DistributedDataParallel(network())(torch.ones(4, 12))
     if rank == 1:
-        time.sleep(2.5)
-    outputs.sum().backward()
+        wait_for(f"{directory}/over")
+    try:
+        outputs.sum().backward()
+    finally:
+        open(f"{directory}/over", "w").close()
+
+
+def wait_for(path):
+    while not os.path.exists(path):
+        time.sleep(0.01)
 
 
 def test_a_rank_that_comes_too_late_is_named():
@@ -155,12 +155,11 @@ def interrupted(rank, world_size, directory):
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
     else:
         # Comes when the other has been interrupted, and tells of it.
-        while not os.path.exists(f"{directory}/interrupted"):
-            time.sleep(0.01)
+        wait_for(f"{directory}/over")
     try:
         outputs.sum().backward()
     finally:
-        open(f"{directory}/interrupted", "w").close()
+        open(f"{directory}/over", "w").close()
 
 
 def test_control_c_ends_a_backward_and_the_others_hear_of_it():

@@ -7,6 +7,13 @@ Works with every torch from 2.4 on, and with any process group: drumline's own, 
 backend, beside which the ranks connect by themselves.
 """
 
+try:
+    import torch as _torch  # noqa: F401
+except ImportError as _error:
+    raise ImportError(
+        "drumline's DistributedDataParallel and SyncBatchNorm need torch: pip install 'drumline[torch]'"
+    ) from _error
+
 from drumline.ddp.hooks import bf16_compress, fp16_compress
 from drumline.ddp.module import DistributedDataParallel
 from drumline.ddp.power_sgd import PowerSGDState, power_sgd
