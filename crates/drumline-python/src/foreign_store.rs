@@ -2,7 +2,10 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::{Duration, Instant},
 };
 
@@ -27,15 +30,19 @@ pub(crate) fn any_store(object: &Bound<'_, PyAny>) -> PyResult<Arc<dyn Store>> {
         name: object.get_type().name()?.to_string(),
         object: object.clone().unbind(),
         timeout: Mutex::new(DEFAULT_TIMEOUT),
+        lacks_compare_set: AtomicBool::new(false),
     }))
 }
 
 /// Calls the methods of a Python object. What it lacks is made of what it has: `check` of a short
-/// `wait`, `compare_set` of `check`, `get` and `set`, which is not atomic then.
+/// `wait`, `compare_set` of `add`, `check`, `get` and `set`: a key gets its first value once, but
+/// later ones are not atomic.
 struct ForeignStore {
     name: String,
     object: Py<PyAny>,
     timeout: Mutex<Duration>,
+    /// Known since it was tried.
+    lacks_compare_set: AtomicBool,
 }
 
 /// How long a store is asked for a key that may not be there, if it has no other way to tell.
@@ -82,6 +89,12 @@ impl ForeignStore {
     }
 }
 
+/// Where those are counted who want to be the first to give a key a value, in a store without
+/// `compare_set`.
+fn claim_of(key: &str) -> String {
+    format!("{key}/claims")
+}
+
 fn is_lacking(py: Python<'_>, raised: &PyErr) -> bool {
     raised.is_instance_of::<PyNotImplementedError>(py)
         || raised.is_instance_of::<PyAttributeError>(py)
@@ -115,7 +128,10 @@ impl Store for ForeignStore {
         if let Some(result) = set {
             return result;
         }
-        match self.check(&[key])? {
+        self.lacks_compare_set.store(true, Relaxed);
+        // Of all who want to be the first, one counts to 1. The others wait for its value.
+        let somebody_was_first = expected.is_empty() && self.add(&claim_of(key), 1)? > 1;
+        match somebody_was_first || self.check(&[key])? {
             true => match self.get(key)? {
                 value if value != expected => return Ok(value),
                 _ => {}
@@ -170,7 +186,13 @@ impl Store for ForeignStore {
         let deleted = self.attempt(&format!("delete_key {key}"), |store| {
             store.call_method1("delete_key", (key,))?.extract()
         });
-        deleted.unwrap_or(Ok(false))
+        let deleted = deleted.unwrap_or(Ok(false))?;
+        if deleted && self.lacks_compare_set.load(Relaxed) {
+            let _ = self.attempt("delete_key", |store| {
+                store.call_method1("delete_key", (claim_of(key),)).map(drop)
+            });
+        }
+        Ok(deleted)
     }
 
     fn append(&self, key: &str, value: &[u8]) -> Result<()> {
@@ -234,6 +256,7 @@ impl Store for ForeignStore {
             name: self.name.clone(),
             object,
             timeout: Mutex::new(self.timeout()),
+            lacks_compare_set: AtomicBool::new(self.lacks_compare_set.load(Relaxed)),
         }))
     }
 }
