@@ -13,6 +13,16 @@ use crate::{
 };
 
 /// Which algorithm a call takes, and why. Printed, it is a table.
+///
+/// ```
+/// use drumline::{Candidate, Collective, DType, Explanation, ProcessGroup};
+///
+/// let group = ProcessGroup::alone();
+/// let explanation: Explanation = group.explain(Collective::AllReduce, 1000, DType::F32, false)?;
+/// for Candidate { .. } in &explanation.candidates {}
+/// println!("{explanation}");
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
     /// The name of the algorithm, or of the backend that carries the group.

@@ -132,6 +132,16 @@ impl DistributedSamplerBuilder {
 
     /// Whether to leave out the samples that do not divide evenly, instead of repeating some.
     /// `false` unless set.
+    ///
+    /// ```
+    /// use drumline::sampler::{DistributedSampler, DistributedSamplerBuilder, Indices};
+    ///
+    /// let settings: DistributedSamplerBuilder = DistributedSampler::builder(5, 2, 0).shuffle(false);
+    /// let sampler = settings.drop_last(true).build()?;
+    /// let indices: Indices = sampler.iter();
+    /// assert_eq!(indices.collect::<Vec<_>>(), [0, 2]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn drop_last(mut self, drop_last: bool) -> Self {
         self.drop_last = drop_last;
         self

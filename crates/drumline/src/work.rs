@@ -302,6 +302,15 @@ impl<B> IntoFuture for Work<B> {
 }
 
 /// The future of a [`Work`]. The operation goes on whether or not it is polled.
+///
+/// ```
+/// use drumline::{ProcessGroup, ReduceOp, Work, WorkFuture};
+///
+/// let group = ProcessGroup::alone();
+/// let work: Work<Vec<u32>> = group.all_reduce_async(vec![1, 2], ReduceOp::Sum);
+/// let sum: WorkFuture<Vec<u32>> = work.into_future(); // what .await begins with
+/// # drop(sum);
+/// ```
 #[must_use = "futures do nothing unless they are awaited"]
 pub struct WorkFuture<B> {
     completion: Arc<Completion<B>>,

@@ -2,6 +2,22 @@ use std::fmt;
 
 /// Tensors that a rank has not brought in a step of an
 /// [`AsyncReduce`](crate::async_reduce::AsyncReduce).
+///
+/// ```
+/// use drumline::{
+///     Error, ProcessGroup,
+///     async_reduce::{AsyncReduceOptions, MissingTensors, TensorRegistry},
+/// };
+///
+/// let mut tensors = TensorRegistry::new();
+/// tensors.register::<f32>("weight", 3)?;
+/// let mut reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
+/// let Err(Error::NotBrought { missing, .. }) = reduce.synchronize() else { panic!() };
+/// let first: &MissingTensors = &missing[0];
+/// assert_eq!((first.rank, &first.tensors[..]), (0, &["weight".to_owned()][..]));
+/// # reduce.stop()?;
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MissingTensors {

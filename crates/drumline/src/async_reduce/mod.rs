@@ -214,6 +214,21 @@ impl AsyncReduce {
 
     /// Copies `gradient` to its tensor's place and brings it. Returns at once.
     ///
+    /// ```
+    /// use drumline::{ProcessGroup, async_reduce::{AsyncReduce, AsyncReduceOptions, TensorRegistry}};
+    ///
+    /// let mut tensors = TensorRegistry::new();
+    /// tensors.register::<f32>("bias", 2)?;
+    /// let group = ProcessGroup::alone();
+    /// let mut reduce: AsyncReduce = tensors.freeze(&group, &AsyncReduceOptions::default())?;
+    /// reduce.async_reduce_from("bias", &[1.0_f32, 2.0])?;
+    /// reduce.synchronize()?;
+    /// assert_eq!(reduce.gradient::<f32>("bias")?, [1.0, 2.0]);
+    /// assert_eq!(reduce.counts().steps, 1);
+    /// # reduce.stop()?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`AsyncReduce::async_reduce`], and where type or length are not those of the tensor.
@@ -259,6 +274,18 @@ impl AsyncReduce {
     /// Brings all tensors that were not brought in this step, as they lie in their places, and
     /// [synchronizes](AsyncReduce::synchronize).
     ///
+    /// ```
+    /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
+    /// # let mut tensors = TensorRegistry::new();
+    /// # tensors.register::<f32>("bias", 2)?;
+    /// # let mut reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
+    /// reduce.gradient_mut::<f32>("bias")?.fill(1.5);
+    /// reduce.sync_grad()?;
+    /// assert_eq!(reduce.gradient::<f32>("bias")?, [1.5, 1.5]);
+    /// # reduce.stop()?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`AsyncReduce::synchronize`].
@@ -273,6 +300,20 @@ impl AsyncReduce {
     /// The whole buffer, between steps, where all tensors are of one type: for optimizers that work
     /// on all of them at once. Between tensors there may be zeros; [`AsyncReduce::place`] says
     /// where each lies.
+    ///
+    /// ```
+    /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
+    /// # let mut tensors = TensorRegistry::new();
+    /// # tensors.register::<f32>("bias", 2)?;
+    /// # let mut reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
+    /// let place = reduce.place("bias")?;
+    /// let first = place.bytes.start / size_of::<f32>();
+    /// reduce.fused::<f32>()?[first..first + place.len].fill(2.5);
+    /// assert_eq!(reduce.gradient::<f32>("bias")?, [2.5, 2.5]);
+    /// assert!(reduce.as_mut_ptr().is_aligned());
+    /// # reduce.stop()?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

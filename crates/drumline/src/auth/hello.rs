@@ -28,6 +28,12 @@ pub struct Hello {
 }
 
 /// What a connection is for.
+///
+/// ```
+/// use drumline::auth::Channel;
+///
+/// assert_eq!(Channel::ALL.map(|channel| channel as u8), [0, 1, 2, 3]);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Channel {
     /// Leave-taking and failures: read whenever its owner waits, never held up by data.

@@ -61,6 +61,21 @@ impl Secret {
 
     /// The bytes of a file, without the end of its last line.
     ///
+    /// ```
+    /// use std::{fs, os::unix::fs::PermissionsExt};
+    ///
+    /// use drumline::auth::Secret;
+    ///
+    /// # let directory = tempfile::tempdir()?;
+    /// let path = directory.path().join("secret");
+    /// fs::write(&path, "a line that nobody else knows\n")?;
+    /// fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+    /// let secret = Secret::from_file(&path)?;
+    /// assert_eq!(secret.expose(), b"a line that nobody else knows");
+    /// assert!((Secret::BYTES_MIN..=Secret::BYTES_MAX).contains(&secret.expose().len()));
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidSetting`] if the file cannot be read, if it is open to every user of this

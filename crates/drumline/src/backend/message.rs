@@ -9,6 +9,12 @@ pub const LABEL_BYTES: usize = 40;
 
 /// What a message holds: type and number of elements, or an object. It travels with the message;
 /// the library compares it with what the receiver expects.
+///
+/// ```
+/// use drumline::backend::{LABEL_BYTES, Label};
+///
+/// assert_eq!(Label([0; LABEL_BYTES]).0.len(), 40);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Label(pub [u8; LABEL_BYTES]);
 

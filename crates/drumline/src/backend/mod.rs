@@ -92,6 +92,18 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// Everything, unless a backend says otherwise.
     ///
     /// What is not supported is refused before any rank hears of it, and the group goes on.
+    ///
+    /// ```
+    /// use drumline::{DType, backend::Operation};
+    ///
+    /// /// Of a backend that knows no scans of complex numbers.
+    /// fn supports(operation: Operation, dtype: DType) -> bool {
+    ///     !operation.name().contains("scan") || !dtype.name().starts_with("complex")
+    /// }
+    /// for operation in Operation::ALL {
+    ///     assert!(supports(operation, DType::F32));
+    /// }
+    /// ```
     fn supports(&self, operation: Operation, dtype: DType, operator: Option<&str>) -> bool {
         let _ = (operation, dtype, operator);
         true
@@ -103,6 +115,56 @@ pub trait Backend: fmt::Debug + Send + Sync {
     }
 
     /// Sends a message. It may return as soon as it needs the bytes no longer.
+    ///
+    /// ```
+    /// use std::{collections::VecDeque, sync::Mutex, time::Instant};
+    ///
+    /// use drumline::{
+    ///     Cause, CollectiveError,
+    ///     backend::{Arrived, Backend, Outgoing, Request, Wanted},
+    /// };
+    ///
+    /// /// Carries messages of a rank to itself.
+    /// #[derive(Debug, Default)]
+    /// struct Mirror(Mutex<VecDeque<(u64, Arrived)>>);
+    ///
+    /// impl Backend for Mirror {
+    ///     fn has_messages(&self) -> bool {
+    ///         true
+    ///     }
+    ///
+    ///     fn send(&self, message: &Outgoing<'_>) -> Result<(), Cause> {
+    ///         let bytes = message.bytes.to_vec();
+    ///         let arrived = Arrived { from: message.to, label: message.label, bytes };
+    ///         self.0.lock().unwrap().push_back((message.tag, arrived));
+    ///         Ok(())
+    ///     }
+    ///
+    ///     fn recv(&self, wanted: &Wanted) -> Result<Arrived, Cause> {
+    ///         let mut messages = self.0.lock().unwrap();
+    ///         let at = messages.iter().position(|(tag, _)| *tag == wanted.tag);
+    ///         let problem = || Cause::Backend { problem: "nothing was sent".to_owned() };
+    ///         at.and_then(|at| messages.remove(at)).map(|(_, message)| message).ok_or_else(problem)
+    ///     }
+    /// #
+    /// #   fn collective(&self, _: &mut Request<'_>) -> Result<(), Cause> {
+    /// #       Ok(())
+    /// #   }
+    /// #   fn abort(&self, _: &CollectiveError) {}
+    /// #   fn shutdown(&self, _: Instant) -> Result<(), Cause> {
+    /// #       Ok(())
+    /// #   }
+    /// }
+    /// # use std::sync::Arc;
+    /// # drumline::register_backend("mirror", |_| Ok(Arc::new(Mirror::default())))?;
+    /// # let config = drumline::Config { backend: Some("mirror".into()), ..Default::default() };
+    /// # let group = drumline::ProcessGroup::local_world_with(1, &config)?.remove(0);
+    /// # group.send(&[1_u8, 2], 0, 7)?;
+    /// # let mut received = [0_u8; 2];
+    /// # group.recv(&mut received, 0, 7)?;
+    /// # assert_eq!(received, [1, 2]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -19,6 +19,12 @@ use crate::{
 };
 
 /// The name of the library's own transports.
+///
+/// ```
+/// use drumline::backend::{BUILT_IN, backends};
+///
+/// assert!(backends().iter().any(|name| name == BUILT_IN));
+/// ```
 pub const BUILT_IN: &str = "drumline";
 
 /// Stands for the best backend for the memory at hand: that of the CPU has one.

@@ -44,6 +44,15 @@ pub struct Request<'a> {
 
 impl Request<'_> {
     /// What this rank brings: the input, or the data where the operation works in place.
+    ///
+    /// ```
+    /// use drumline::backend::Request;
+    ///
+    /// /// What a backend sends first.
+    /// fn bytes_to_send(request: &Request<'_>) -> usize {
+    ///     request.contribution().len()
+    /// }
+    /// ```
     pub fn contribution(&self) -> &[u8] {
         match self.call.operation() {
             Operation::AllReduce
@@ -58,6 +67,33 @@ impl Request<'_> {
 }
 
 /// What is called, other than the buffers.
+///
+/// ```
+/// use std::time::Instant;
+///
+/// use drumline::backend::{Call, Signature};
+///
+/// /// What a rank tells the others before it moves anything.
+/// fn describe(call: &Call<'_>) -> [u8; Signature::BYTES] {
+///     assert!(call.deadline() > Instant::now(), "call {} is late", call.sequence());
+///     call.signature().to_bytes()
+/// }
+///
+/// /// Where what this rank sends to `rank` lies, and what it gets from there.
+/// fn way(call: &Call<'_>, rank: usize) -> (std::ops::Range<usize>, std::ops::Range<usize>) {
+///     (call.input_block(rank), call.data_block(rank))
+/// }
+///
+/// /// What others have told: must it be equal?
+/// fn agrees(call: &Call<'_>, theirs: &[u8; Signature::BYTES]) -> bool {
+///     Signature::from_bytes(theirs) == Some(call.signature())
+/// }
+///
+/// /// Whether this rank has the result of a reduction.
+/// fn has_result(call: &Call<'_>) -> bool {
+///     call.operator().is_some() && (call.root().is_none() || call.is_root())
+/// }
+/// ```
 #[derive(Clone, Copy)]
 pub struct Call<'a> {
     pub(crate) call: &'a call::Call,

@@ -70,6 +70,17 @@ pub struct Found {
 }
 
 /// A file that [`CheckpointDirectory::newest`] could not use.
+///
+/// ```
+/// use drumline::checkpoint::{Found, Skipped};
+///
+/// fn tell(found: &Found) {
+///     println!("goes on after step {} from {}", found.step, found.path.display());
+///     for Skipped { path, problem, .. } in &found.skipped {
+///         println!("not from {}: {problem}", path.display());
+///     }
+/// }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Skipped {
@@ -90,6 +101,15 @@ impl CheckpointDirectory {
     }
 
     /// Keeps so many files. While one is written there is one more.
+    ///
+    /// ```
+    /// use std::num::NonZeroUsize;
+    ///
+    /// use drumline::checkpoint::CheckpointDirectory;
+    ///
+    /// let directory = CheckpointDirectory::new("out").keep(NonZeroUsize::MIN);
+    /// assert!(directory.path_of(1200).ends_with("step-00001200.safetensors"));
+    /// ```
     #[must_use]
     pub fn keep(mut self, files: NonZeroUsize) -> Self {
         self.keep = files;

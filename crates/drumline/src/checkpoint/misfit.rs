@@ -4,6 +4,14 @@ use super::Checkpoint;
 use crate::ddp::ParameterSpec;
 
 /// How the tensors of a checkpoint differ from those that a model has. See [`Checkpoint::check`].
+///
+/// ```
+/// use drumline::{DType, checkpoint::{Checkpoint, Misfit}, ddp::ParameterSpec};
+///
+/// let wanted = ParameterSpec::new("bias", [2], DType::F32);
+/// let misfit: Misfit = Checkpoint::default().check("", [wanted.clone()]).unwrap_err();
+/// assert_eq!(misfit.missing, [wanted]);
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Misfit {

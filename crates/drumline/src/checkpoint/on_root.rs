@@ -22,6 +22,22 @@ impl Checkpoint {
     /// [`Checkpoint::write`] on rank 0, which alone calls `make`. All ranks learn whether it
     /// is done.
     ///
+    /// ```
+    /// use drumline::{Error, ProcessGroup, checkpoint::{Checkpoint, Tensor}};
+    ///
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// let path = directory.path().join("model.safetensors");
+    /// let group = ProcessGroup::alone();
+    /// Checkpoint::write_on_root(&group, &path, || {
+    ///     let mut checkpoint = Checkpoint::default();
+    ///     checkpoint.insert(Tensor::from_values("weight", [2], &[1.0_f32, 2.0])?);
+    ///     Ok::<_, Error>(checkpoint)
+    /// })?;
+    /// let checkpoint = Checkpoint::read_on_root(&group, &path)?;
+    /// assert_eq!(checkpoint.tensor("weight").unwrap().shape(), [2]);
+    /// # Ok::<_, Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`Checkpoint::write`], what `make` says, and what the group says when a rank fails.
@@ -83,6 +99,16 @@ impl CheckpointDirectory {
 
     /// The checkpoint that [`newest`](Self::newest) finds on rank 0, which each rank reads by
     /// itself. For files too large to be sent around, where all ranks see one directory.
+    ///
+    /// ```
+    /// use drumline::{ProcessGroup, checkpoint::CheckpointDirectory};
+    ///
+    /// # let temporary = tempfile::tempdir().unwrap();
+    /// # let out = temporary.path().join("out");
+    /// let directory = CheckpointDirectory::new(&out);
+    /// assert!(directory.newest_on_all(&ProcessGroup::alone())?.is_none());
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

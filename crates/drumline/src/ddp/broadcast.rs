@@ -61,6 +61,27 @@ impl<'g> Broadcast<'g> {
     }
 
     /// Rank 0: the next tensor.
+    ///
+    /// ```
+    /// use drumline::{ProcessGroup, ddp::Broadcast};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let mut weight = [group.rank() as f32; 3];
+    ///             let mut broadcast = Broadcast::new(&group, size_of_val(&weight));
+    ///             match broadcast.is_source() {
+    ///                 true => broadcast.put(&weight).unwrap(),
+    ///                 false => broadcast.take(&mut weight).unwrap(),
+    ///             }
+    ///             broadcast.finish().unwrap();
+    ///             assert_eq!(weight, [0.0; 3]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn put<T: Element>(&mut self, values: &[T]) -> Result<()> {
         if self.group.world_size() == 1 {
             return Ok(());

@@ -1,6 +1,13 @@
 use std::fmt;
 
 /// Why the gradient of one parameter could not be averaged, and where.
+///
+/// ```
+/// use drumline::ddp::{FaultKind, GradientFault};
+///
+/// let fault = GradientFault::new("layer1.weight", FaultKind::Unused, vec![0, 3]);
+/// assert_eq!(fault.ranks, [0, 3]);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct GradientFault {

@@ -83,6 +83,17 @@ impl Reducer {
     }
 
     /// Ends the step and starts the next one. Returns what was left open.
+    ///
+    /// ```
+    /// use drumline::{DType, ddp::{AlreadyReady, Bucket, Reducer, Unfinished}};
+    ///
+    /// let mut reducer = Reducer::new(&[Bucket { dtype: DType::F32, parameters: vec![1, 0] }]);
+    /// reducer.ready(1).unwrap();
+    /// assert_eq!(reducer.ready(1), Err(AlreadyReady));
+    /// assert!(reducer.is_ready(1));
+    /// assert_eq!(reducer.missing(), [0]);
+    /// assert_eq!(reducer.finish(), Unfinished { missing: vec![0], buckets: 0..1 });
+    /// ```
     pub fn finish(&mut self) -> Unfinished {
         let missing = self.missing();
         let buckets = self.next_launch..self.sizes.len();

@@ -31,6 +31,12 @@ impl ParameterSpec {
     }
 
     /// Dtype and shape as messages show them: `f32[10, 128]`.
+    ///
+    /// ```
+    /// use drumline::{DType, ddp::ParameterSpec};
+    ///
+    /// assert_eq!(ParameterSpec::new("weight", [10, 128], DType::F32).type_name(), "f32[10, 128]");
+    /// ```
     pub fn type_name(&self) -> String {
         format!("{}{:?}", self.dtype, self.shape)
     }

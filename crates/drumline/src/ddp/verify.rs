@@ -10,6 +10,22 @@ use crate::{Error, ProcessGroup, Result};
 /// equal. When they are not, the first difference is found by bisection, in log2(tensors) more
 /// gathers of one integer, however large model and world are.
 ///
+/// ```
+/// use drumline::{DType, ProcessGroup, ddp::{DdpOptions, ParameterSpec, verify_model}};
+///
+/// std::thread::scope(|threads| {
+///     for group in ProcessGroup::local_world(2)? {
+///         threads.spawn(move || {
+///             let weight = ParameterSpec::new("weight", [10 + group.rank()], DType::F32);
+///             let differs = verify_model(&group, &[weight], &[], &DdpOptions::default());
+///             assert!(differs.unwrap_err().to_string().contains("f32[11]"));
+///         });
+///     }
+///     Ok::<_, drumline::Error>(())
+/// })?;
+/// # Ok::<_, drumline::Error>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`Error::ModelMismatch`], the same on every rank, naming the first tensor that differs, the

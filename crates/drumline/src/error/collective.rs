@@ -31,6 +31,24 @@ impl CollectiveError {
     }
 
     /// The rank at fault, by its number in the group, where there is one to name.
+    ///
+    /// ```
+    /// use drumline::{Error, ProcessGroup};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             if group.rank() == 1 {
+    ///                 return group.abort();
+    ///             }
+    ///             let Err(Error::Collective(error)) = group.barrier() else { panic!() };
+    ///             assert_eq!(error.culprit(), Some(1));
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn culprit(&self) -> Option<Rank> {
         match &self.cause {
             Cause::Aborted | Cause::Panicked { .. } => Some(self.rank),

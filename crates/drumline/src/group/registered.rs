@@ -40,6 +40,16 @@ impl ProcessGroup {
     /// It may outlive the group. It comes from this rank's part of the shared memory, whose size
     /// is [`Config::registered_bytes_max`](crate::Config::registered_bytes_max).
     ///
+    /// ```
+    /// use drumline::{ProcessGroup, ReduceOp, RegisteredBuffer};
+    ///
+    /// let group = ProcessGroup::alone();
+    /// let mut sums: RegisteredBuffer<f32> = group.alloc_registered(1000)?;
+    /// sums[7] = 1.5;
+    /// group.all_reduce(&mut sums, ReduceOp::Sum)?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::Memory`] says how much was asked for and how much there is.

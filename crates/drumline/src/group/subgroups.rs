@@ -59,6 +59,24 @@ impl GroupOptions {
     }
 
     /// Sets [`GroupOptions::keep_order`].
+    ///
+    /// ```
+    /// use drumline::{GroupOptions, ProcessGroup};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for world in ProcessGroup::local_world(3)? {
+    ///         threads.spawn(move || {
+    ///             if world.rank() != 1 {
+    ///                 let options = GroupOptions::default().keep_order();
+    ///                 let group = world.new_group(&[2, 0], &options).unwrap();
+    ///                 assert_eq!(group.global_rank(0), Some(2));
+    ///             }
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     #[must_use]
     pub fn keep_order(mut self) -> Self {
         self.keep_order = true;

@@ -102,7 +102,7 @@ pub(crate) fn addresses_of(text: &str, towards: Option<SocketAddr>) -> Result<Ve
     Ok(chosen.into_iter().filter_map(address).collect())
 }
 
-const SETTING: &str = "DRUMLINE_SOCKET_IFNAME";
+const SETTING: &str = "DRUMLINE_SOCKET_IFNAME, GLOO_SOCKET_IFNAME";
 
 /// The address of this host on the route to `place`: other hosts on the way can reach it there,
 /// and on one host it is loopback. (A host's own name often resolves to something useless.)

@@ -20,6 +20,17 @@ impl Plan {
     /// Opens what the plan asks for and waits for the others, at most for [`Config::timeout`].
     /// Nothing is read from the environment.
     ///
+    /// ```
+    /// use drumline::{Config, rendezvous::Plan, store::Store as _};
+    ///
+    /// // Port 0: nobody else must know it.
+    /// let plan = Plan::parse("tcp://127.0.0.1:0?rank=0&world_size=1", &|_| None)?;
+    /// let meeting = plan.meet(&Config::default())?;
+    /// meeting.store.set("key", b"value")?;
+    /// assert!(meeting.leave(std::time::Duration::ZERO));
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidSetting`] if the store is no safe place to meet and nobody has said that it

@@ -64,6 +64,29 @@ pub struct RankSummary {
 
 /// Sums up what the ranks in `dir` did.
 ///
+/// ```
+/// use drumline::{
+///     Config, ProcessGroup,
+///     trace::{Merged, OperationSummary, RankSummary, Summary, Trace, merge, summarize},
+/// };
+///
+/// # let directory = tempfile::tempdir()?;
+/// # let traces = directory.path().join("traces");
+/// let config = Config { trace: Some(Trace::to(&traces)), ..Config::default() };
+/// for group in ProcessGroup::local_world_with(1, &config)? {
+///     group.barrier()?;
+///     group.destroy()?;
+/// }
+/// let Summary { operations, ranks, .. } = summarize(&traces)?;
+/// let calls = |it: &OperationSummary| (it.name == "barrier").then_some(it.calls);
+/// assert_eq!(operations.iter().find_map(calls), Some(1));
+/// let waited: Vec<_> = ranks.iter().map(|it: &RankSummary| it.waiting).collect();
+/// assert_eq!(waited.len(), 1);
+/// let merged: Merged = merge(&traces, &traces.join("trace.json"))?;
+/// assert_eq!(merged.ranks, [0]);
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 ///
 /// As [`merge`](super::merge()).

@@ -6,6 +6,16 @@ use std::{
 };
 
 /// What a [`GradientReducer`](super::GradientReducer) has done so far.
+///
+/// ```
+/// use drumline::ddp::ReducerStats;
+///
+/// /// How much of the communication training had to wait for.
+/// fn exposed(stats: &ReducerStats) -> f64 {
+///     stats.exposed.as_secs_f64() / stats.communication.as_secs_f64().max(f64::MIN_POSITIVE)
+/// }
+/// assert_eq!(exposed(&ReducerStats::default()), 0.0);
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReducerStats {
@@ -58,6 +68,15 @@ pub struct BucketTimes {
 
 impl Timeline {
     /// The part of the communication that backward did not hide.
+    ///
+    /// ```
+    /// use drumline::ddp::{BucketTimes, Timeline};
+    ///
+    /// fn tell(timeline: &Timeline) {
+    ///     let bytes: usize = timeline.buckets.iter().map(|bucket: &BucketTimes| bucket.bytes).sum();
+    ///     println!("{bytes} bytes, of which backward did not hide {} us", timeline.exposed_us());
+    /// }
+    /// ```
     pub fn exposed_us(&self) -> u64 {
         self.done_us.saturating_sub(self.backward_us)
     }

@@ -7,6 +7,27 @@ use super::protocol::{Key, READY, Request, STOP_WAITING, WAIT_CANCELED};
 ///
 /// The server knows no deadlines. A client whose time is over cancels its wait, and then asks for
 /// each key whether it is missing, unless the wait has come to its end meanwhile.
+///
+/// ```
+/// use drumline::store::tcp::{
+///     protocol::{Key, NOT_READY, READY, Request, STOP_WAITING, WAIT_CANCELED},
+///     wait::{Next, UnexpectedReply, Wait},
+/// };
+///
+/// let keys = vec![Key(b"/here"), Key(b"/missing")];
+/// let mut wait = Wait::new(keys.clone());
+/// assert_eq!(wait.request(), &Request::Wait(keys.clone()));
+/// assert!(wait.is_waiting());
+/// assert_eq!(wait.give_up(), Request::CancelWait());
+/// let checks = keys.iter().map(|key| Request::Check(vec![*key])).collect();
+/// assert_eq!(wait.on_reply(WAIT_CANCELED), Ok(Next::Send(checks)));
+/// assert_eq!(wait.on_reply(READY), Ok(Next::Listen));
+/// assert_eq!(wait.on_reply(NOT_READY), Ok(Next::Over(vec![Key(b"/missing")])));
+///
+/// let mut wait = Wait::by(Request::Fetch(keys.clone()), keys);
+/// assert!(wait.is_answered_by(STOP_WAITING));
+/// assert_eq!(wait.on_reply(WAIT_CANCELED), Err(UnexpectedReply));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Wait<'k> {
     request: Request<'k>,

@@ -11,10 +11,11 @@ use std::{
 use proptest::prelude::*;
 
 use super::{
-    exchange::{CHUNK_BYTES, WAITING_MAX},
-    frame::Offer,
+    by_tag::ByTag,
+    exchange::{CHUNK_BYTES, Exchange, WAITING_MAX},
     *,
 };
+use crate::transport::streams::Duplex;
 
 /// One end of two byte pipes. How much moves in one call is up to the seed.
 #[derive(Debug)]
