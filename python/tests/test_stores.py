@@ -96,6 +96,36 @@ class OnlyTheNeedful:
         self._store.wait(keys, timeout)
 
 
+class BothLookFirst(OnlyTheNeedful):
+    """Whether there is a key two callers always know before either goes on."""
+
+    def __init__(self, store):
+        super().__init__(store)
+        self._both = threading.Barrier(2)
+
+    def wait(self, keys, timeout):
+        try:
+            super().wait(keys, timeout)
+        finally:
+            self._both.wait(60)
+
+
+def test_two_that_make_a_key_agree_on_it_though_the_store_cannot_compare():
+    store = BothLookFirst(drumline.HashStore())
+    for turn in range(5):
+        agreed = []
+
+        def make(value, key=f"leader {turn}", agreed=agreed):
+            agreed.append(drumline.PrefixStore("a", store).compare_set(key, "", value))
+
+        threads = [threading.Thread(target=make, args=(value,)) for value in "xy"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert agreed in ([b"x"] * 2, [b"y"] * 2), agreed
+
+
 @pytest.mark.parametrize(
     "kind", ["torch file", "torch prefix", "torch tcp", "file", "tcp", "python"]
 )

@@ -31,7 +31,8 @@ pub(crate) fn any_store(object: &Bound<'_, PyAny>) -> PyResult<Arc<dyn Store>> {
 }
 
 /// Calls the methods of a Python object. What it lacks is made of what it has: `check` of a short
-/// `wait`, `compare_set` of `check`, `get` and `set`, which is not atomic then.
+/// `wait`, and `compare_set` of `add`, which says who is the first to make a key. (To replace a value
+/// is not atomic then.)
 struct ForeignStore {
     name: String,
     object: Py<PyAny>,
@@ -115,13 +116,16 @@ impl Store for ForeignStore {
         if let Some(result) = set {
             return result;
         }
-        match self.check(&[key])? {
-            true => match self.get(key)? {
-                value if value != expected => return Ok(value),
-                _ => {}
-            },
-            false if !expected.is_empty() => return Ok(expected.to_vec()),
-            false => {}
+        if self.check(&[key])? {
+            let value = self.get(key)?;
+            if value != expected {
+                return Ok(value);
+            }
+        } else if !expected.is_empty() {
+            return Ok(expected.to_vec());
+        } else if self.add(&format!("{key}/makers"), 1)? > 1 {
+            // Somebody else is about to make it.
+            return self.get(key);
         }
         self.set(key, desired)?;
         Ok(desired.to_vec())
