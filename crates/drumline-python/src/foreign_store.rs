@@ -169,7 +169,7 @@ impl Store for ForeignStore {
         self.call("num_keys", |store| store.call_method0("num_keys")?.extract())
     }
 
-    /// Keys that a store cannot delete stay in it.
+    /// Keys that a store cannot delete stay in it: then it serves one group of each name.
     fn delete_key(&self, key: &str) -> Result<bool> {
         let deleted = self.attempt(&format!("delete_key {key}"), |store| {
             store.call_method1("delete_key", (key,))?.extract()
