@@ -7,7 +7,7 @@ ARGS ?=
 OUT ?= runs/fashion-mnist
 
 .PHONY: help train test format lint unit model docs python python-package python-release python-suite \
-        gpt wheel sdist bench bench-torch soak soak-python nightly schedules simulate torch torch-venv clean
+        gpt wheel wheel-aarch64 sdist bench bench-torch soak soak-python nightly schedules simulate torch torch-venv clean
 
 # What is tested beside the defaults.
 FEATURES := --features drumline/ndarray
@@ -157,6 +157,16 @@ bench-torch: torch python-release
 wheel: $(PYTHON_VENV)/installed
 	rm -f target/wheels/drumline-*.whl
 	$(PYTHON_VENV)/bin/maturin build --locked --release --out target/wheels
+
+# For another processor, with zig of PyPI as linker. Needs its standard library: by `rustup target add
+# aarch64-unknown-linux-gnu`, or made anew by a nightly compiler that has rust-src: BUILD_STD=1.
+comma := ,
+CROSS := aarch64-unknown-linux-gnu
+wheel-aarch64: export PATH := $(CURDIR)/$(PYTHON_VENV)/bin:$(PATH)
+wheel-aarch64: $(PYTHON_VENV)/installed
+	$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) ziglang
+	$(if $(BUILD_STD),RUSTUP_TOOLCHAIN=nightly CARGO_UNSTABLE_BUILD_STD=std$(comma)panic_abort) \
+	maturin build --locked --release --target $(CROSS) --zig --out target/wheels-aarch64
 
 python-release: wheel
 	$(INSTALL) target/wheels/drumline-*.whl

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
+import sys
 import tempfile
 import time
 import traceback
@@ -35,7 +37,8 @@ def run_and_see(
         for rank in range(world_size):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
-                target=_report, args=(theirs, function, rank, world_size, directory, args)
+                target=_report,
+                args=(theirs, function, rank, world_size, directory, args, limit_s),
             )
             process.start()
             theirs.close()
@@ -65,7 +68,11 @@ def _outcome(pipe: Any, process: Any, until: float) -> tuple[str, Any]:
     return outcome
 
 
-def _report(pipe: Any, function: Any, rank: int, world_size: int, directory: str, args: Any) -> None:
+def _report(
+    pipe: Any, function: Any, rank: int, world_size: int, directory: str, args: Any, limit_s: float
+) -> None:
+    # Where it hangs, if it does.
+    faulthandler.dump_traceback_later(0.9 * limit_s, file=sys.__stderr__)
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
     try:
         pipe.send(("returned", function(rank, world_size, directory, *args)))

@@ -69,7 +69,8 @@ def through(rank, world_size, directory, kind, port):
         "python": lambda: OnlyTheNeedful(dist.FileStore(f"{directory}/s", world_size)),
     }[kind]()
     sums = []
-    for _ in range(2):  # again, in the same store
+    # Again, in the same store. One that cannot delete keys serves one group of a name.
+    for _ in range(1 if kind == "python" else 2):
         with drumline.init_process_group(store=store, rank=rank, world_size=world_size) as group:
             data = np.array([rank + 1])
             group.all_reduce(data)
@@ -96,6 +97,36 @@ class OnlyTheNeedful:
         self._store.wait(keys, timeout)
 
 
+class BothLookFirst(OnlyTheNeedful):
+    """Whether there is a key two callers always know before either goes on."""
+
+    def __init__(self, store):
+        super().__init__(store)
+        self._both = threading.Barrier(2)
+
+    def wait(self, keys, timeout):
+        try:
+            super().wait(keys, timeout)
+        finally:
+            self._both.wait(60)
+
+
+def test_two_that_make_a_key_agree_on_it_though_the_store_cannot_compare():
+    store = BothLookFirst(drumline.HashStore())
+    for turn in range(5):
+        agreed = []
+
+        def make(value, key=f"leader {turn}", agreed=agreed):
+            agreed.append(drumline.PrefixStore("a", store).compare_set(key, "", value))
+
+        threads = [threading.Thread(target=make, args=(value,)) for value in "xy"]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+        assert agreed in ([b"x"] * 2, [b"y"] * 2), agreed
+
+
 @pytest.mark.parametrize(
     "kind", ["torch file", "torch prefix", "torch tcp", "file", "tcp", "python"]
 )
@@ -103,7 +134,7 @@ def test_groups_meet_in_any_store(kind):
     if "torch" in kind:
         pytest.importorskip("torch")
     master = drumline.TCPStore("127.0.0.1", 0, is_master=True)
-    assert run(2, through, kind, master.port) == [[3, 3]] * 2
+    assert run(2, through, kind, master.port) == [[3] * (1 if kind == "python" else 2)] * 2
 
 
 def test_a_store_in_the_process_serves_threads():

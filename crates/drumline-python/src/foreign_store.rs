@@ -2,10 +2,7 @@
 
 use std::{
     fmt,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -30,19 +27,16 @@ pub(crate) fn any_store(object: &Bound<'_, PyAny>) -> PyResult<Arc<dyn Store>> {
         name: object.get_type().name()?.to_string(),
         object: object.clone().unbind(),
         timeout: Mutex::new(DEFAULT_TIMEOUT),
-        lacks_compare_set: AtomicBool::new(false),
     }))
 }
 
 /// Calls the methods of a Python object. What it lacks is made of what it has: `check` of a short
-/// `wait`, `compare_set` of `add`, `check`, `get` and `set`: a key gets its first value once, but
-/// later ones are not atomic.
+/// `wait`, and `compare_set` of `add`, which says who is the first to make a key. (To replace a value
+/// is not atomic then.)
 struct ForeignStore {
     name: String,
     object: Py<PyAny>,
     timeout: Mutex<Duration>,
-    /// Known since it was tried.
-    lacks_compare_set: AtomicBool,
 }
 
 /// How long a store is asked for a key that may not be there, if it has no other way to tell.
@@ -89,12 +83,6 @@ impl ForeignStore {
     }
 }
 
-/// Where those are counted who want to be the first to give a key a value, in a store without
-/// `compare_set`.
-fn claim_of(key: &str) -> String {
-    format!("{key}/claims")
-}
-
 fn is_lacking(py: Python<'_>, raised: &PyErr) -> bool {
     raised.is_instance_of::<PyNotImplementedError>(py)
         || raised.is_instance_of::<PyAttributeError>(py)
@@ -128,16 +116,16 @@ impl Store for ForeignStore {
         if let Some(result) = set {
             return result;
         }
-        self.lacks_compare_set.store(true, Relaxed);
-        // Of all who want to be the first, one counts to 1. The others wait for its value.
-        let somebody_was_first = expected.is_empty() && self.add(&claim_of(key), 1)? > 1;
-        match somebody_was_first || self.check(&[key])? {
-            true => match self.get(key)? {
-                value if value != expected => return Ok(value),
-                _ => {}
-            },
-            false if !expected.is_empty() => return Ok(expected.to_vec()),
-            false => {}
+        if self.check(&[key])? {
+            let value = self.get(key)?;
+            if value != expected {
+                return Ok(value);
+            }
+        } else if !expected.is_empty() {
+            return Ok(expected.to_vec());
+        } else if self.add(&format!("{key}/makers"), 1)? > 1 {
+            // Somebody else is about to make it.
+            return self.get(key);
         }
         self.set(key, desired)?;
         Ok(desired.to_vec())
@@ -181,18 +169,12 @@ impl Store for ForeignStore {
         self.call("num_keys", |store| store.call_method0("num_keys")?.extract())
     }
 
-    /// Keys that a store cannot delete stay in it.
+    /// Keys that a store cannot delete stay in it: then it serves one group of each name.
     fn delete_key(&self, key: &str) -> Result<bool> {
         let deleted = self.attempt(&format!("delete_key {key}"), |store| {
             store.call_method1("delete_key", (key,))?.extract()
         });
-        let deleted = deleted.unwrap_or(Ok(false))?;
-        if deleted && self.lacks_compare_set.load(Relaxed) {
-            let _ = self.attempt("delete_key", |store| {
-                store.call_method1("delete_key", (claim_of(key),)).map(drop)
-            });
-        }
-        Ok(deleted)
+        deleted.unwrap_or(Ok(false))
     }
 
     fn append(&self, key: &str, value: &[u8]) -> Result<()> {
@@ -256,7 +238,6 @@ impl Store for ForeignStore {
             name: self.name.clone(),
             object,
             timeout: Mutex::new(self.timeout()),
-            lacks_compare_set: AtomicBool::new(self.lacks_compare_set.load(Relaxed)),
         }))
     }
 }

@@ -3,7 +3,7 @@
 use std::{
     os::fd::{AsFd, OwnedFd},
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
@@ -45,18 +45,31 @@ struct Door {
 }
 
 /// The engine of this process. A fork of a process that has one starts its own: the thread of the
-/// other is not there.
+/// other is not there. (Nor may it need a lock, which another thread may have held at the fork.)
 ///
 /// # Errors
 ///
 /// When its thread cannot be started.
 pub(crate) fn get() -> Result<&'static Engine> {
-    static ENGINE: Mutex<Option<(Pid, Result<&'static Engine>)>> = Mutex::new(None);
+    static FIRST: OnceLock<Box<Generation>> = OnceLock::new();
     let process = getpid();
-    let mut engine = ENGINE.lock().unwrap_or_else(PoisonError::into_inner);
-    match &*engine {
-        Some((whose, started)) if *whose == process => started.clone(),
-        _ => engine.insert((process, Engine::start())).1.clone(),
+    let mut generation = FIRST.get_or_init(|| Generation::of(process));
+    while generation.process != process {
+        generation = generation.next.get_or_init(|| Generation::of(process));
+    }
+    generation.engine.clone()
+}
+
+/// The engine of a process; `next` is that of its fork.
+struct Generation {
+    process: Pid,
+    engine: Result<&'static Engine>,
+    next: OnceLock<Box<Generation>>,
+}
+
+impl Generation {
+    fn of(process: Pid) -> Box<Generation> {
+        Box::new(Generation { process, engine: Engine::start(), next: OnceLock::new() })
     }
 }
 
