@@ -460,7 +460,13 @@ impl Simulation {
                     && it.started <= warning.at
                     && (warning.at..stopped.end).contains(&it.ended)
             });
-            let waits = meanwhile && !by_itself;
+            // What is received from any rank may come from each.
+            let from_any = self.processes[warning.rank].records.iter().any(|it| {
+                it.group == group
+                    && matches!(it.what, What::Message { side: Side::ReceiveFromAny, .. })
+                    && (it.started..=it.ended).contains(&warning.at)
+            });
+            let waits = meanwhile && !by_itself && !from_any;
             if warning.rank != victim && waits && !warning.late.iter().all(to_blame) {
                 return Err(format!("only rank {victim} is late: {warning:?}"));
             }
