@@ -61,8 +61,8 @@ pub(crate) struct Process {
     pub(crate) next_look: Option<Nanos>,
     pub(crate) killed: Arc<AtomicU64>,
     pub(crate) ended: Option<(Nanos, Ending)>,
-    /// Messages that were under way when it ended: in which group, since when.
-    pub(crate) abandoned: Vec<(usize, Nanos)>,
+    /// Messages that were under way when it ended: in which group, which side, since when.
+    pub(crate) abandoned: Vec<(usize, Side, Nanos)>,
 }
 
 /// A member of a group, and whether anybody drives it at the moment.
@@ -184,7 +184,7 @@ impl Process {
         self.doing = Doing::Next;
         for (group, lane) in self.lanes.iter_mut().enumerate() {
             lane.unfinished.clear();
-            let posted = lane.posted.drain(..).map(|(_, _, started, _)| (group, started));
+            let posted = lane.posted.drain(..).map(|(_, side, started, _)| (group, side, started));
             self.abandoned.extend(posted);
             lane.member = None;
         }

@@ -311,7 +311,7 @@ impl Simulation {
         };
         // What it waits for when its process ends is in no record.
         let to_the_end = process.ended.as_ref().is_some_and(|(ended, _)| {
-            process.abandoned.iter().any(|(of, started)| {
+            process.abandoned.iter().any(|(of, _, started)| {
                 *of == group
                     && ended - started >= WARN_AFTER / 2
                     && (*started..=*ended + WARN_AFTER).contains(&at)
@@ -461,11 +461,17 @@ impl Simulation {
                     && (warning.at..stopped.end).contains(&it.ended)
             });
             // What is received from any rank may come from each.
-            let from_any = self.processes[warning.rank].records.iter().any(|it| {
-                it.group == group
-                    && matches!(it.what, What::Message { side: Side::ReceiveFromAny, .. })
-                    && (it.started..=it.ended).contains(&warning.at)
-            });
+            let of_any = |of: usize, side: &Side| of == group && *side == Side::ReceiveFromAny;
+            let warned = &self.processes[warning.rank];
+            let from_any = warned.records.iter().any(|it| match &it.what {
+                What::Message { side, .. } => {
+                    of_any(it.group, side) && (it.started..=it.ended).contains(&warning.at)
+                }
+                _ => false,
+            }) || warned
+                .abandoned
+                .iter()
+                .any(|(of, side, started)| of_any(*of, side) && *started <= warning.at);
             let waits = meanwhile && !by_itself && !from_any;
             if warning.rank != victim && waits && !warning.late.iter().all(to_blame) {
                 return Err(format!("only rank {victim} is late: {warning:?}"));

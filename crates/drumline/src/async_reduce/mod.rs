@@ -107,6 +107,18 @@ pub struct AsyncReduce {
 }
 
 /// Where a tensor lies in the fused buffer.
+///
+/// ```
+/// use drumline::{DType, ProcessGroup, async_reduce::{AsyncReduceOptions, Place, TensorRegistry}};
+///
+/// let mut tensors = TensorRegistry::new();
+/// tensors.register::<f32>("weight", 3)?;
+/// let world = ProcessGroup::local_world(1)?;
+/// let reduce = tensors.freeze(&world[0], &AsyncReduceOptions::default())?;
+/// let place: Place = reduce.place("weight")?;
+/// assert_eq!((place.bytes.len(), place.len, place.dtype), (12, 3, DType::F32));
+/// # Ok::<(), drumline::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Place {

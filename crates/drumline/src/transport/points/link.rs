@@ -23,7 +23,7 @@ pub(in crate::transport) struct PointLink<S> {
     exchange: Exchange,
     incoming: Incoming,
     outgoing: Option<Outgoing>,
-    /// Why the stream carries no more, once that is so; see [`DataLink`](super::link::DataLink).
+    /// Why the stream carries no more, once that is so; see [`DataLink`](crate::transport::link::DataLink).
     broken: Option<String>,
     /// Whether there may be something to read.
     ready: bool,
