@@ -35,7 +35,7 @@ for epoch in range(4):
     print(f"epoch {epoch}: loss {total / 20:.3f}", flush=True)
 
 with torch.no_grad():
-    total = sum(it.double().sum().item() for it in model.parameters())
+    total = sum((it.double().sum().item() for it in model.parameters()), 0.0)
 print(f"parameters {total.hex()}", flush=True)
 model.reducer.stop()
 dist.destroy_process_group()

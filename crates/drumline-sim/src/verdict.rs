@@ -400,7 +400,15 @@ impl Simulation {
                 let process = &self.processes[rank];
                 let by_itself = matches!(process.ended, Some((_, Ending::Code(0 | 1))));
                 let gave_up = !self.plan.goes_on && process.lanes.iter().any(|lane| lane.failed);
-                if by_itself && !gave_up && !process.lanes[group].failed {
+                // Connections of others may have come since.
+                let left_before = process.records.iter().any(|it| {
+                    it.group == group
+                        && matches!(it.what, What::End)
+                        && it.error.is_none()
+                        && self.fault.as_ref().is_some_and(|(struck, _)| it.ended <= *struck)
+                });
+                let has_heard = left_before || process.lanes[group].failed;
+                if by_itself && !gave_up && !has_heard {
                     return Err(format!(
                         "rank {} has not heard that rank {victim} failed in group {group}",
                         process.rank
