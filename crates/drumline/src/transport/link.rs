@@ -25,7 +25,7 @@ pub(super) struct DataLink<S> {
     incoming: Incoming,
     /// Why the stream carries no more, once that is so. Not an error by itself: the control
     /// connection tells whether the peer left, failed or died.
-    broken: Option<String>,
+    broken: Option<Broken>,
     /// Whether there may be something to read: so until a read finds nothing.
     ready: bool,
 }
@@ -175,8 +175,8 @@ impl<S: Duplex> DataLink<S> {
         Ok(())
     }
 
-    pub(super) fn broken(&self) -> Option<&str> {
-        self.broken.as_deref()
+    pub(super) fn broken(&self) -> Option<&Broken> {
+        self.broken.as_ref()
     }
 
     /// Writes what the stream takes; whether anything moved.
@@ -284,18 +284,37 @@ impl<S: Duplex> DataLink<S> {
     }
 }
 
+/// Why a stream carries no more.
+#[derive(Debug)]
+pub(super) enum Broken {
+    /// The peer has closed it.
+    Closed,
+    Failed(io::Error),
+}
+
+impl Broken {
+    /// What that says of the peer, if its control connection says nothing.
+    pub(super) fn cause(&self, peer: Rank) -> Cause {
+        match self {
+            Broken::Failed(error) if is_silence(error) => Cause::HostSilent { peer },
+            Broken::Failed(error) => Cause::Disconnected { peer, problem: error.to_string() },
+            Broken::Closed => Cause::Disconnected { peer, problem: "it was closed".to_owned() },
+        }
+    }
+}
+
 /// How many bytes moved, or `None` when none will move now.
-pub(super) fn outcome(result: io::Result<usize>, broken: &mut Option<String>) -> Option<usize> {
+pub(super) fn outcome(result: io::Result<usize>, broken: &mut Option<Broken>) -> Option<usize> {
     match result {
         Ok(0) => {
-            *broken = Some("it was closed".to_owned());
+            *broken = Some(Broken::Closed);
             None
         }
         Ok(bytes) => Some(bytes),
         Err(error) if error.kind() == io::ErrorKind::Interrupted => Some(0),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => None,
         Err(error) => {
-            *broken = Some(error.to_string());
+            *broken = Some(Broken::Failed(error));
             None
         }
     }

@@ -354,11 +354,10 @@ impl<S: Duplex> Streams<S> {
             let since = *peer.broken_since.get_or_insert(now);
             let awaited = |machine: &Machine| machine.awaits(peer.rank);
             let data = data.filter(|_| machine.as_deref().is_some_and(awaited));
-            if let Some(problem) = data.or(points)
+            if let Some(broken) = data.or(points)
                 && now >= since + GRACE
             {
-                let problem = problem.to_owned();
-                return Err(Cause::Disconnected { peer: peer.rank, problem });
+                return Err(broken.cause(peer.rank));
             }
         }
         // A receive from any rank, and nobody is left to send. If some cannot be reached, one of

@@ -12,7 +12,11 @@ use super::{
 };
 use crate::{
     error::Cause,
-    transport::{later::Later, link::outcome, streams::Duplex},
+    transport::{
+        later::Later,
+        link::{Broken, outcome},
+        streams::Duplex,
+    },
 };
 
 /// The messages to and from one peer, over a non-blocking stream.
@@ -24,7 +28,7 @@ pub(in crate::transport) struct PointLink<S> {
     incoming: Incoming,
     outgoing: Option<Outgoing>,
     /// Why the stream carries no more, once that is so; see [`DataLink`](crate::transport::link::DataLink).
-    broken: Option<String>,
+    broken: Option<Broken>,
     /// Whether there may be something to read.
     ready: bool,
 }
@@ -99,8 +103,8 @@ impl<S: Duplex> PointLink<S> {
         }
     }
 
-    pub(in crate::transport) fn broken(&self) -> Option<&str> {
-        self.broken.as_deref()
+    pub(in crate::transport) fn broken(&self) -> Option<&Broken> {
+        self.broken.as_ref()
     }
 
     /// Whether sends or receives wait for the peer.
