@@ -18,7 +18,7 @@ use fastrand::Rng;
 
 use crate::{
     network::{Nanos, Stream},
-    plan::{Instruction, Plan, TIMEOUT},
+    plan::{Instruction, Plan},
 };
 
 /// What every process can see.
@@ -262,7 +262,7 @@ impl Process {
         if lane.asleep_until.is_none() && !is_complete(member) {
             let progress = member.progress(world.instant());
             if progress == Progress::Stuck {
-                lane.fall_asleep(world, None);
+                lane.fall_asleep(world);
             }
         }
         let lane = &self.lanes[group];
@@ -386,7 +386,7 @@ impl Process {
                     Ok(Progress::Done) => Ok(()),
                     Ok(Progress::Moved) => return false,
                     Ok(Progress::Stuck) => {
-                        lane.fall_asleep(world, None);
+                        lane.fall_asleep(world);
                         return false;
                     }
                     Err(error) => Err(error),
@@ -399,8 +399,8 @@ impl Process {
                 self.record(world, group, What::of_call(call, collective), started, true, result);
             }
             Doing::Closing { started, .. } => {
-                let (begun, now) = (world.epoch.instant(*started), world.instant());
                 let started = *started;
+                let (begun, now) = (world.epoch.instant(started), world.instant());
                 let result = match lane.closing_since {
                     None => member.close().and_then(|()| member.closed(begun, now)),
                     Some(_) => member.closed(begun, now),
@@ -412,7 +412,7 @@ impl Process {
                         Ok(())
                     }
                     Ok(false) => {
-                        lane.fall_asleep(world, Some(started + TIMEOUT));
+                        lane.fall_asleep(world);
                         return false;
                     }
                     Err(error) => Err(error),
@@ -496,9 +496,8 @@ impl Lane {
     }
 
     /// Sleeps until there is news, or until the member or the caller wants to look again.
-    fn fall_asleep(&mut self, world: &World<'_>, until: Option<Nanos>) {
+    fn fall_asleep(&mut self, world: &World<'_>) {
         let Some(member) = &mut self.member else { return };
-        let own = member.prepare_sleep(world.instant()).map(|at| world.epoch.nanos(at));
-        self.asleep_until = own.into_iter().chain(until).min();
+        self.asleep_until = member.prepare_sleep(world.instant()).map(|at| world.epoch.nanos(at));
     }
 }

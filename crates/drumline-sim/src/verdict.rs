@@ -176,6 +176,14 @@ impl Simulation {
             | Cause::HostSilent { peer }
             | Cause::Unreachable { peer, .. }
             | Cause::Disconnected { peer, .. } => vec![*peer],
+            Cause::NobodyLeft { left, unreachable } => {
+                let stays = |it: &usize| self.processes[*it].lanes[group].closing_since.is_none();
+                if left.iter().any(stays) {
+                    return Err("says that a rank has left that has not".to_owned());
+                }
+                let ended = unreachable.iter().map(|(peer, _)| *peer);
+                left.iter().copied().chain(ended).collect()
+            }
             Cause::Protocol { .. } => return Err("a protocol error".to_owned()),
             Cause::Reported { culprit: Some(culprit), .. } => vec![*culprit],
             Cause::Reported { culprit: None, text, .. } => {
@@ -226,9 +234,8 @@ impl Simulation {
         if named.iter().any(|it| self.could_tell_nobody(*it, group, error)) {
             return Ok(());
         }
-        // Nobody is left to send, of whom one is named.
-        let text = error.to_string();
-        if text.contains("(from any, ") && text.contains("has closed the group") {
+        // Some have left, and so have not sent.
+        if error.to_string().contains("nobody is left to send") {
             return Ok(());
         }
         let own_view = matches!(fault, FaultKind::Mismatch { .. }) && told_by_victim;

@@ -91,6 +91,7 @@ pub(crate) struct Lane {
     /// Whether neighbours have been told to ring the doorbell.
     asleep: bool,
     state: State,
+    closing: Option<Closing>,
     /// Whether a panic ends the group.
     forsaken: bool,
     /// Time in operations.
@@ -103,6 +104,24 @@ enum State {
     /// This rank has said goodbye.
     Left,
     Failed(Arc<CollectiveError>),
+}
+
+/// This rank has said goodbye and waits for the others'.
+#[derive(Clone, Copy, Debug)]
+struct Closing {
+    give_up_at: Instant,
+    /// How long before that it looks who is late: a rank that did not was stopped itself, and hears
+    /// first what the others say.
+    lead: Duration,
+    has_looked: bool,
+}
+
+impl Closing {
+    /// When there is something to do even if no peer moves; it is `now`.
+    fn due(&self, now: Instant) -> Instant {
+        let look_at = self.give_up_at - self.lead;
+        if now < look_at { look_at } else { self.give_up_at }
+    }
 }
 
 /// The operation that the machine works on.
@@ -157,6 +176,7 @@ impl Lane {
             points_followed: false,
             asleep: false,
             state: State::Open,
+            closing: None,
             busy: Duration::ZERO,
             recorder,
         }
@@ -467,7 +487,8 @@ impl Lane {
     fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let running = self.running.as_ref().and_then(|running| running.due(&self.machine));
         let transport = self.transport.next_deadline(now);
-        running.into_iter().chain(self.points_due).chain(transport).min()
+        let closing = self.closing.map(|closing| closing.due(now));
+        running.into_iter().chain(self.points_due).chain(transport).chain(closing).min()
     }
 
     /// Hears what has happened meanwhile, without waiting. Wake-ups are forgotten by this: what
@@ -553,7 +574,15 @@ impl Lane {
 
     /// Whether all ranks have left, after [`Lane::close`] at `started`.
     pub(crate) fn closed(&mut self, started: Instant, now: Instant) -> Result<bool> {
-        let deadline = started + self.config.timeout;
+        let lead = self.config.warn_after.min(self.config.timeout) / 2;
+        let give_up_at = started + self.config.timeout;
+        let new = Closing { give_up_at, lead, has_looked: false };
+        let closing = self.closing.get_or_insert(new);
+        if now >= closing.give_up_at && !closing.has_looked {
+            closing.give_up_at = now + lead;
+        }
+        closing.has_looked |= now + lead >= closing.give_up_at;
+        let expired = now >= closing.give_up_at;
         let cause = match self.transport.still_present(self.machine.history()) {
             Ok(present) if present.is_empty() => {
                 let (flags, history) = self.machine.flags_mut();
@@ -568,9 +597,7 @@ impl Lane {
                 }
             }
             Ok(_) if self.aborted.load(Ordering::SeqCst) => Cause::Aborted,
-            Ok(waiting_for) if now >= deadline => {
-                self.trace(Cause::Timeout { waiting_for }, self.sequence)
-            }
+            Ok(waiting_for) if expired => self.trace(Cause::Timeout { waiting_for }, self.sequence),
             Ok(_) => return Ok(false),
             Err(cause) => cause,
         };

@@ -9,7 +9,7 @@ use std::{
     io::Write,
     net::TcpStream,
     sync::{
-        Arc,
+        Arc, Barrier,
         atomic::{AtomicUsize, Ordering},
     },
     time::Duration,
@@ -227,6 +227,23 @@ fn a_root_is_told_that_its_receiver_has_left() {
         let mut data = vec![0_u8; 1 << 20];
         let error = (0..1000).find_map(|_| group.broadcast(&mut data, 0).err());
         Some(failure(error.expect("a thousand broadcasts to nobody succeeded")))
+    });
+    let failure = told.into_iter().flatten().next().unwrap();
+    assert_eq!(failure.cause, Cause::PeerLeft { peer: 1 }, "{failure}");
+}
+
+#[test]
+fn what_is_sent_to_a_rank_that_has_left_unconnected_is_not_lost_unsaid() {
+    let config = Config { shared_memory: false, unix_sockets: false, ..Config::default() };
+    let left = Barrier::new(2);
+    let told = world_with(2, &config, |group| {
+        if group.rank() == 1 {
+            group.destroy().unwrap();
+            left.wait();
+            return None;
+        }
+        left.wait();
+        Some(failure(group.broadcast(&mut [7_u8; 10], 0).unwrap_err()))
     });
     let failure = told.into_iter().flatten().next().unwrap();
     assert_eq!(failure.cause, Cause::PeerLeft { peer: 1 }, "{failure}");

@@ -455,7 +455,12 @@ fn a_receive_from_any_rank_fails_when_nobody_is_left() {
                 return;
             }
             let failure = failure(group.recv_any(&mut [0_u8], 0).unwrap_err());
-            assert!(matches!(failure.cause, Cause::PeerLeft { .. }), "{failure}");
+            let Cause::NobodyLeft { mut left, unreachable } = failure.cause else {
+                panic!("{failure}");
+            };
+            left.extend(unreachable.into_iter().map(|(rank, _)| rank));
+            left.sort_unstable();
+            assert_eq!(left, [1, 2]);
         });
     });
 }

@@ -95,6 +95,13 @@ pub enum Cause {
         /// Who.
         peer: Rank,
     },
+    /// A receive from any rank, when there is nobody any more whose message it could be.
+    NobodyLeft {
+        /// The ranks that have closed the group in good order.
+        left: Vec<Rank>,
+        /// Those that could not be connected, where and why. They have left before that, or ended.
+        unreachable: Vec<(Rank, String)>,
+    },
     /// The peer's host does not answer: it has crashed, or the network between is broken. A
     /// process that is stopped or slow on a living host is not silent in this sense.
     HostSilent {
@@ -170,6 +177,10 @@ impl Cause {
             | Cause::Disconnected { peer, .. }
             | Cause::Unreachable { peer, .. }
             | Cause::Protocol { peer, .. } => vec![*peer],
+            Cause::NobodyLeft { left, unreachable } if unreachable.is_empty() => left.clone(),
+            Cause::NobodyLeft { unreachable, .. } => {
+                unreachable.iter().map(|(peer, _)| *peer).collect()
+            }
             Cause::Reported { culprit, .. } => culprit.iter().copied().collect(),
             Cause::Timeout { waiting_for } => waiting_for.clone(),
             Cause::Mismatch { .. }
@@ -207,6 +218,15 @@ impl fmt::Display for Cause {
                 "rank {peer} has closed the group and will not take part; it made fewer calls \
                  than this rank"
             ),
+            Cause::NobodyLeft { left, unreachable } => {
+                f.write_str("nobody is left to send")?;
+                if !left.is_empty() {
+                    write!(f, "; {} closed the group", Ranks(left))?;
+                }
+                unreachable.iter().try_for_each(|(peer, problem)| {
+                    write!(f, "; cannot connect to rank {peer} {problem}")
+                })
+            }
             Cause::HostSilent { peer } => write!(
                 f,
                 "the host of rank {peer} does not answer; it has crashed or was switched off, or \
@@ -234,16 +254,26 @@ impl fmt::Display for Cause {
             ),
             Cause::Timeout { waiting_for } => write!(
                 f,
-                "the time limit has passed without an answer from rank{} {}; they are stuck, \
+                "the time limit has passed without an answer from {}; they are stuck, \
                  slow or in another call (DRUMLINE_TIMEOUT_S is the limit of calls without one of \
                  their own)",
-                if waiting_for.len() == 1 { "" } else { "s" },
-                waiting_for.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+                Ranks(waiting_for)
             ),
             Cause::Protocol { peer, problem } => write!(
                 f,
                 "rank {peer} {problem}; do all ranks run the same release of the program?"
             ),
         }
+    }
+}
+
+/// `rank 1`, or `ranks 1, 2`.
+struct Ranks<'a>(&'a [Rank]);
+
+impl fmt::Display for Ranks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numbers: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        let s = if numbers.len() == 1 { "" } else { "s" };
+        write!(f, "rank{s} {}", numbers.join(", "))
     }
 }

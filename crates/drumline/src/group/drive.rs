@@ -354,13 +354,13 @@ impl Driven {
             }
         }
         lane.close()?;
-        let until = started + timeout;
+        let enough = (patience == Patience::Enough).then_some(started + timeout);
         while !lane.closed(started, Instant::now())? {
-            if patience == Patience::Enough && Instant::now() >= until {
+            if enough.is_some_and(|until| Instant::now() >= until) {
                 tracing::debug!("left a group that other ranks have not closed yet");
                 return Ok(());
             }
-            lane.sleep_until(until, Instant::now());
+            lane.sleep(enough);
         }
         Ok(())
     }

@@ -109,11 +109,10 @@ impl<S: Duplex> Peer<S> {
         match self.bond {
             // The rest of a call that crossed with what was agreed on.
             Bond::Agreed => return false,
-            // The peer, who is the lower one, waits for this rank's.
-            Bond::Called | Bond::Offered { .. }
-                if is_higher && !matches!(farewell, Some(Control::Abort { .. })) =>
-            {
+            // The peer, who is the lower one, waits for this rank's, or has them already.
+            Bond::Called | Bond::Offered { .. } if is_higher => {
                 self.aside = Some(streams);
+                farewell.into_iter().for_each(|word| self.say_aside(word));
                 return false;
             }
             Bond::Called | Bond::Offered { .. } | Bond::Unreachable(_) => {}
@@ -195,7 +194,12 @@ impl<S: Duplex> Peer<S> {
             }
         }
         self.control.say(word);
-        // Who waits on its own streams hears it there. (A goodbye it finds on this rank's.)
+        self.say_aside(word);
+    }
+
+    /// Who still waits on its own streams hears of a failure there. (A goodbye it finds on this
+    /// rank's.)
+    fn say_aside(&mut self, word: &Control) {
         if let (Control::Abort { .. }, Some(Bundle { control, .. })) = (word, &mut self.aside)
             && let Err(error) = control.write_all(&word.encode())
         {
@@ -211,6 +215,44 @@ impl<S: Duplex> Peer<S> {
             }
             Bond::Unreachable(_) => true,
             Bond::Called | Bond::Offered { .. } => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Read, net::Shutdown, os::unix::net::UnixStream};
+
+    use super::*;
+
+    impl Duplex for UnixStream {
+        fn end(&mut self) -> std::io::Result<()> {
+            self.shutdown(Shutdown::Write)
+        }
+    }
+
+    fn bundles() -> [Bundle<UnixStream>; 2] {
+        let [control, data, points] = [(); 3].map(|()| UnixStream::pair().unwrap());
+        [
+            Bundle { control: control.0, data: data.0, points: points.0 },
+            Bundle { control: control.1, data: data.1, points: points.1 },
+        ]
+    }
+
+    /// The lower rank may have taken the higher one's streams, before that one knows that they are
+    /// open: if it has called, too, it can hear why the other one failed on these or those.
+    #[test]
+    fn a_failure_is_told_on_both_sets_of_streams_when_calls_cross() {
+        let word = Control::Abort { culprit: Some(1), text: "out of order".to_owned() };
+        let [[own, own_far], [theirs, theirs_far]] = [bundles(), bundles()];
+        let mut peer = Peer::called(0);
+        assert!(!peer.take(theirs, true, Some(&word)));
+        assert!(peer.offer(own, Some(&word)));
+        drop(peer);
+        for mut far in [own_far, theirs_far] {
+            let mut heard = Vec::new();
+            far.control.read_to_end(&mut heard).unwrap();
+            assert_eq!(Control::take(&mut heard), Ok(Some(word.clone())));
         }
     }
 }

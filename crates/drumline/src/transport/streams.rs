@@ -234,6 +234,10 @@ impl<S: Duplex> Streams<S> {
     ) -> Result<bool, Cause> {
         let mut moved = self.agree();
         for peer in self.peers.values_mut() {
+            // It has had all that it wanted. What is written now would be lost unsaid.
+            if peer.data.wants_to_write() && *peer.control.state() == PeerState::Left {
+                return Err(Cause::PeerLeft { peer: peer.rank });
+            }
             moved |= peer.data.write(machine, memory)?;
             moved |= peer.data.read(machine, memory)?;
         }
@@ -360,18 +364,25 @@ impl<S: Duplex> Streams<S> {
                 return Err(broken.cause(peer.rank));
             }
         }
-        // A receive from any rank, and nobody is left to send. If some cannot be reached, one of
-        // them might have.
-        match self.peers.last_key_value() {
-            Some((_, last)) if self.desk.awaits_any() && self.peers.values().all(Peer::is_gone) => {
-                let unreachable = self.peers.values().find_map(|peer| match &peer.bond {
-                    Bond::Unreachable(cause) => Some(cause.clone()),
-                    _ => None,
-                });
-                Err(unreachable.unwrap_or(Cause::PeerLeft { peer: last.rank }))
-            }
-            _ => Ok(()),
+        let all_gone = !self.peers.is_empty() && self.peers.values().all(Peer::is_gone);
+        match self.desk.awaits_any() && all_gone {
+            true => Err(self.nobody_left()),
+            false => Ok(()),
         }
+    }
+
+    /// A receive from any rank, and nobody is left to send.
+    fn nobody_left(&self) -> Cause {
+        let (mut left, mut unreachable) = (Vec::new(), Vec::new());
+        for Peer { rank, bond, .. } in self.peers.values() {
+            match bond {
+                Bond::Unreachable(Cause::Unreachable { problem, .. }) => {
+                    unreachable.push((*rank, problem.clone()));
+                }
+                _ => left.push(*rank),
+            }
+        }
+        Cause::NobodyLeft { left, unreachable }
     }
 
     /// When there is something to say even if nothing arrives.
