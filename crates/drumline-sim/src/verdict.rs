@@ -177,7 +177,10 @@ impl Simulation {
             | Cause::Unreachable { peer, .. }
             | Cause::Disconnected { peer, .. } => vec![*peer],
             Cause::NobodyLeft { left, unreachable } => {
-                let stays = |it: &usize| self.processes[*it].lanes[group].closing_since.is_none();
+                let stays = |it: &usize| {
+                    let process = &self.processes[*it];
+                    process.ended.is_none() && process.lanes[group].closing_since.is_none()
+                };
                 if left.iter().any(stays) {
                     return Err("says that a rank has left that has not".to_owned());
                 }
