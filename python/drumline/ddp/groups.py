@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 from typing import Any
@@ -12,6 +11,7 @@ import torch.distributed as dist
 
 from drumline import _core, _exit, default
 from drumline.groups import ProcessGroup
+from drumline.torch.store import master_of
 
 _connected: weakref.WeakKeyDictionary[Any, _core.Group] = weakref.WeakKeyDictionary()
 
@@ -71,14 +71,4 @@ def _connect(process_group: Any) -> _core.Group:
     name = f"ddp/{getattr(process_group, 'group_name', 'world')}"
     ranks = dist.get_process_group_ranks(process_group)
     settings = {"timeout": timeout.total_seconds()}
-    return _core.Group.connect(name, store, process_group.rank(), ranks, _master(store), settings)
-
-
-def _master(store: Any) -> tuple[str, int] | None:
-    """Where the store is, if it is on a host: the way there leads to the other hosts."""
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    if isinstance(store, dist.TCPStore):
-        return store.host, store.port
-    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
-    return (address, int(port)) if address and port.isdigit() else None
+    return _core.Group.connect(name, store, process_group.rank(), ranks, master_of(store), settings)

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +18,7 @@ from drumline.torch.arguments import checked_tag, only
 from drumline.torch.barrier import MonitoredBarrier
 from drumline.torch.collectives import Collectives
 from drumline.torch.operation import PER_GROUP
+from drumline.torch.store import master_of
 from drumline.torch.tensors import Staging
 from drumline.torch.work import DrumlineWork, as_dist_error, patch_holder
 
@@ -46,20 +46,10 @@ def connect(
     """A backend for ``ranks``, numbers in the job, of which this is number ``rank``."""
     settings: dict[str, Any] = {"timeout": timeout.total_seconds()}
     try:
-        group = Group.connect(name, store, rank, ranks, _master(store), settings)
+        group = Group.connect(name, store, rank, ranks, master_of(store), settings)
     except _core.DrumlineError as error:
         raise as_dist_error(error) from None
     return DrumlineBackend(group, store, timeout, ranks)
-
-
-def _master(store: dist.Store) -> tuple[str, int] | None:
-    """Where the store is, if it is on a host: the way there leads to the other hosts."""
-    while isinstance(store, dist.PrefixStore):
-        store = store.underlying_store
-    if isinstance(store, dist.TCPStore):
-        return store.host, store.port
-    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
-    return (address, int(port)) if address and port.isdigit() else None
 
 
 class DrumlineBackend(Collectives):

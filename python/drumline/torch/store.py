@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -92,3 +93,13 @@ def _as_torch(call: Any) -> Any:
         return call()
     except _core.StoreError as error:
         raise dist.DistStoreError(str(error)) from None
+
+
+def master_of(store: dist.Store) -> tuple[str, int] | None:
+    """Where the store is, if it is on a host: the way there leads to the other hosts."""
+    while isinstance(store, dist.PrefixStore):
+        store = store.underlying_store
+    if isinstance(store, dist.TCPStore):
+        return store.host, store.port
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
+    return (address, int(port)) if address and port.isdigit() else None
