@@ -466,6 +466,23 @@ fn a_receive_from_any_rank_fails_when_nobody_is_left() {
 }
 
 #[test]
+fn a_receive_from_any_rank_may_be_of_this_one_although_all_others_have_left() {
+    everywhere(|config| {
+        world_with(2, config, |group| {
+            if group.rank() == 1 {
+                return;
+            }
+            let received = group.recv_any_async(vec![0_u8], 0).unwrap();
+            let Err(received) = received.wait_timeout(Duration::from_millis(300)) else {
+                panic!("nobody has sent anything");
+            };
+            group.send(&[7_u8], 0, 0).unwrap();
+            assert_eq!(received.wait().unwrap(), (vec![7], 0));
+        });
+    });
+}
+
+#[test]
 fn a_receive_from_any_rank_that_takes_too_long_names_all() {
     let config = Config { timeout: Duration::from_secs(2), ..Config::default() };
     let given_up = Barrier::new(3);

@@ -29,7 +29,8 @@ use crate::{
     executor::{Header, History, Machine, Memory, Place},
 };
 
-/// How long a broken stream may wait for the control stream to say why.
+/// How long a broken stream may wait for the control stream to say why; and a receive from any rank,
+/// when all others have left, for this rank's own message.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// A stream of bytes in both directions that never blocks.
@@ -74,6 +75,8 @@ pub(crate) struct Streams<S> {
     /// Whom this rank has last said that it waits for.
     waits: Option<Waits>,
     desk: Desk,
+    /// Since when nobody but this rank itself could send what is received from any.
+    alone_since: Option<Instant>,
     /// Which peer is looked at first for a receive from any: each has its turn.
     first: Rank,
 }
@@ -96,6 +99,7 @@ impl<S: Duplex> Streams<S> {
             farewell: None,
             waits: None,
             desk: Desk::default(),
+            alone_since: None,
             first: 0,
         }
     }
@@ -365,7 +369,11 @@ impl<S: Duplex> Streams<S> {
             }
         }
         let all_gone = !self.peers.is_empty() && self.peers.values().all(Peer::is_gone);
-        match self.desk.awaits_any() && all_gone {
+        if !(all_gone && self.desk.awaits_any()) {
+            self.alone_since = None;
+            return Ok(());
+        }
+        match now >= *self.alone_since.get_or_insert(now) + GRACE {
             true => Err(self.nobody_left()),
             false => Ok(()),
         }
@@ -388,6 +396,7 @@ impl<S: Duplex> Streams<S> {
     /// When there is something to say even if nothing arrives.
     pub(crate) fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let graces = self.peers.values().filter_map(|peer| peer.broken_since);
+        let graces = graces.chain(self.alone_since);
         graces.map(|since| since + GRACE).filter(|until| *until > now).min()
     }
 
