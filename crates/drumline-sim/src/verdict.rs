@@ -7,7 +7,6 @@ use drumline_launch::{Ending, supervisor::Verdict};
 
 use crate::{
     message::Messages,
-    network::Nanos,
     plan::{FaultKind, MS, TIMEOUT, WARN_AFTER},
     process::{Process, Record, What},
     simulation::Simulation,
@@ -66,7 +65,7 @@ impl Simulation {
         match &record.error {
             None => self.check_result(process, record).map_err(|bad| format!("{what}: {bad}")),
             Some(error) => self
-                .check_error(process, record.group, record.ended, error)
+                .check_error(process, record.group, error)
                 .map_err(|bad| format!("{what}: {bad}: {error}")),
         }
     }
@@ -124,13 +123,7 @@ impl Simulation {
     }
 
     /// Whether an error may be, and blames whom it should.
-    fn check_error(
-        &self,
-        process: &Process,
-        group: usize,
-        at: Nanos,
-        error: &Error,
-    ) -> Result<(), String> {
+    fn check_error(&self, process: &Process, group: usize, error: &Error) -> Result<(), String> {
         let Some((victim, fault)) = self.struck() else {
             return Err("an error although nothing is wrong".to_owned());
         };
@@ -217,14 +210,11 @@ impl Simulation {
         }
         let slow_or_other = matches!(fault, FaultKind::Slow(_) | FaultKind::Mismatch { .. });
         let late = named.iter().copied().chain(late_in(&error.to_string()));
-        let began = self.began(error, group, at);
-        let waited =
-            |it| self.waited_elsewhere(it, group) || self.waited_for_message(it, group, began);
-        if slow_or_other && chain && late.into_iter().any(waited) {
+        if slow_or_other && chain && late.into_iter().any(|it| self.waited_elsewhere(it, group)) {
             return Ok(());
         }
-        // Who omits a call, and then waits for a message of a rank that is in that call, cannot know
-        // better.
+        // Who omits a call, and then waits for a message of a rank that waits for it in that call, cannot
+        // know better.
         let omits = matches!(fault, FaultKind::Mismatch { with: None, .. });
         if omits && chain && rank == victim && self.has_messages(victim, group) {
             return Ok(());
@@ -245,20 +235,6 @@ impl Simulation {
         match own_view || named.iter().any(|rank| guilty.contains(rank)) {
             true => Ok(()),
             false => Err(format!("blames {named:?} where {guilty:?} are at fault")),
-        }
-    }
-
-    /// When the failure was that an error of this moment tells of.
-    fn began(&self, error: &CollectiveError, group: usize, at: Nanos) -> Nanos {
-        let Cause::Reported { by, .. } = &error.cause else { return at };
-        let records = self.processes[*by].records.iter().filter(|it| it.group == group);
-        let mut failures = records.filter_map(|it| match &it.error {
-            Some(Error::Collective(error)) => Some((error, it.ended)),
-            _ => None,
-        });
-        match failures.next() {
-            Some((error, ended)) if ended < at => self.began(error, group, ended),
-            _ => at,
         }
     }
 
@@ -307,27 +283,6 @@ impl Simulation {
         // The call in which a process is killed is in no record.
         let killed = matches!(process.ended, Some((_, Ending::Signal { .. })));
         self.plan.groups.len() > 1 && (killed || process.records.iter().any(long))
-    }
-
-    /// Whether a rank waited for a message then. What ranks tell each other is in which collective
-    /// they wait, and for whom; so nobody can know for whom this one did.
-    fn waited_for_message(&self, rank: usize, group: usize, at: Nanos) -> bool {
-        let process = &self.processes[rank];
-        let long = |it: &Record| {
-            it.group == group
-                && matches!(it.what, What::Message { .. })
-                && it.ended - it.started >= WARN_AFTER / 2
-                && (it.started..=it.ended + WARN_AFTER).contains(&at)
-        };
-        // What it waits for when its process ends is in no record.
-        let to_the_end = process.ended.as_ref().is_some_and(|(ended, _)| {
-            process.abandoned.iter().any(|(of, _, started)| {
-                *of == group
-                    && ended - started >= WARN_AFTER / 2
-                    && (*started..=*ended + WARN_AFTER).contains(&at)
-            })
-        });
-        to_the_end || process.records.iter().any(long)
     }
 
     /// Whether a rank sends or receives any in that group.
@@ -465,11 +420,7 @@ impl Simulation {
             let meanwhile =
                 stopped.contains(&warning.at) && warning.at - WARN_AFTER >= stopped.start;
             let group = warning.group.parse().map_err(|_| "a warning of an unknown group")?;
-            let to_blame = |rank: &usize| {
-                *rank == victim
-                    || self.waited_elsewhere(*rank, group)
-                    || self.waited_for_message(*rank, group, warning.at)
-            };
+            let to_blame = |rank: &usize| *rank == victim || self.waited_elsewhere(*rank, group);
             // What came to its end while the victim was stopped did not wait for it: the network is
             // slow.
             let by_itself = self.processes[warning.rank].records.iter().any(|it| {

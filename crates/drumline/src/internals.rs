@@ -12,7 +12,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use drumline_schedule::{Collective, Counts, Topology, step::Rank};
@@ -527,12 +527,16 @@ impl<S: Connection> Connections for Shared<S> {
         self.lock().streams.want(ranks.iter().copied());
     }
 
-    fn tell(&mut self, waits: &Waits) {
-        self.lock().streams.tell(waits);
+    fn tell(&mut self, waits: &Waits, now: Instant) {
+        self.lock().streams.tell(waits, now);
     }
 
-    fn told(&self) -> BTreeMap<Rank, Waits> {
-        self.lock().streams.told()
+    fn told(&mut self, now: Instant, answer: Duration) -> BTreeMap<Rank, Waits> {
+        self.lock().streams.told(now, answer)
+    }
+
+    fn has_left(&self, rank: Rank) -> bool {
+        self.lock().streams.has_left(rank)
     }
 
     fn next_deadline(&self, now: Instant) -> Option<Instant> {

@@ -9,7 +9,7 @@ mod plans;
 mod points;
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{BTreeSet, HashMap, VecDeque},
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use patience::Patience;
+use patience::{Patience, Told};
 use plans::Plans;
 
 use drumline_schedule::{Algorithm, Schedule, Topology, price::Prices, step::Rank};
@@ -33,7 +33,7 @@ use crate::{
     explain::{Explanation, Situation},
     host::Host,
     trace::{Category, Open, Recorder, What},
-    transport::{Connections, mesh::Membership},
+    transport::{Connections, Lack, mesh::Membership},
     work::{panic_text, shielded},
 };
 
@@ -88,6 +88,11 @@ pub(crate) struct Lane {
     points_due: Option<Instant>,
     /// Whether some have waited for so long that it is found out for whom.
     points_followed: bool,
+    /// With whom those are that have waited for long, when they were last looked at.
+    points_awaited: BTreeSet<Rank>,
+    points_looked_at: Option<Instant>,
+    /// What peers believe of this rank's waiting, if they believe that it waits.
+    told: Option<Told>,
     /// Whether neighbours have been told to ring the doorbell.
     asleep: bool,
     state: State,
@@ -174,6 +179,9 @@ impl Lane {
             points: 0,
             points_due: None,
             points_followed: false,
+            points_awaited: BTreeSet::new(),
+            points_looked_at: None,
+            told: None,
             asleep: false,
             state: State::Open,
             closing: None,
@@ -317,8 +325,9 @@ impl Lane {
         };
         match result {
             Ok(Progress::Done) => {
-                self.tell_end(now);
+                self.note_end(now);
                 self.end(operation, now);
+                self.retract(now);
                 Ok(Progress::Done)
             }
             Ok(Progress::Moved) => Ok(Progress::Moved),
@@ -331,7 +340,7 @@ impl Lane {
                 Ok(Progress::Stuck)
             }
             Err(cause) => {
-                let cause = self.trace(cause, self.sequence - 1);
+                let cause = self.trace(cause, Lack::Call(self.sequence - 1), now.get());
                 let description = self.machine.description().to_string();
                 let started = self.running.as_ref().and_then(|running| running.started);
                 let elapsed = now.get().saturating_duration_since(started.unwrap_or(now.get()));
@@ -468,6 +477,7 @@ impl Lane {
         tracing::debug!("{failure}");
         self.recorder.mark("failed", &failure);
         self.transport.abort(&failure);
+        self.told = None;
         self.state = State::Failed(failure.clone());
         self.poison_points(&failure);
         Error::Collective(failure)
@@ -488,7 +498,8 @@ impl Lane {
         let running = self.running.as_ref().and_then(|running| running.due(&self.machine));
         let transport = self.transport.next_deadline(now);
         let closing = self.closing.map(|closing| closing.due(now));
-        running.into_iter().chain(self.points_due).chain(transport).chain(closing).min()
+        let own = [running, self.points_due, self.tell_due(), closing];
+        own.into_iter().flatten().chain(transport).min()
     }
 
     /// Hears what has happened meanwhile, without waiting. Wake-ups are forgotten by this: what
@@ -597,7 +608,9 @@ impl Lane {
                 }
             }
             Ok(_) if self.aborted.load(Ordering::SeqCst) => Cause::Aborted,
-            Ok(waiting_for) if expired => self.trace(Cause::Timeout { waiting_for }, self.sequence),
+            Ok(waiting_for) if expired => {
+                self.trace(Cause::Timeout { waiting_for }, Lack::Call(self.sequence), now)
+            }
             Ok(_) => return Ok(false),
             Err(cause) => cause,
         };

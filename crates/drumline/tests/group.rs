@@ -310,20 +310,41 @@ fn a_deadline_names_the_ranks_that_did_not_answer() {
     assert!(told.iter().all(|failure| failure.culprit() == Some(2)), "{told:?}");
 }
 
-/// In a tree rank 1 waits for 0, which waits for 2, which waits for 3. Rank 1 loses patience first.
+/// In a tree rank 1 waits for 0, which waits for 2, which waits for 3.
 #[test]
 fn a_deadline_names_the_root_of_a_chain() {
+    rank_1_waits_for_3_in_the_end("chain", |group, _| {
+        group.all_reduce(&mut [1.0_f32], ReduceOp::Sum)
+    });
+}
+
+/// The same, but rank 0 has not come to the call, because it waits for a message of rank 2, which waits
+/// for 3 to take one.
+#[test]
+fn a_deadline_names_the_root_of_a_chain_of_calls_and_messages() {
+    rank_1_waits_for_3_in_the_end("messages", |group, rank| match rank {
+        0 => group.recv(&mut [0.0_f32], 2, 7),
+        2 => group.send(&[1.0_f32], 3, 7),
+        _ => group.all_reduce(&mut [1.0_f32], ReduceOp::Sum),
+    });
+}
+
+/// Rank 1 waits for 0, which waits for 2, which waits for 3, and loses patience first.
+fn rank_1_waits_for_3_in_the_end(
+    name: &str,
+    call: impl Fn(&ProcessGroup, usize) -> drumline::Result<()> + Sync,
+) {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let gave_up = AtomicUsize::new(0);
     let told = common::on_threads((0..4).collect(), |rank| {
         let config = Config {
-            // Long enough to connect on a busy machine.
-            timeout: Duration::from_secs(if rank == 1 { 4 } else { 60 }),
-            warn_after: Duration::from_secs(1),
+            // Long enough to connect, and to answer, on a busy machine.
+            timeout: Duration::from_secs(if rank == 1 { 6 } else { 60 }),
+            warn_after: Duration::from_secs(2),
             shared_memory: false,
             ..with_algorithm("binomial")
         };
-        let group = ProcessGroup::connect("chain", store.clone(), rank, 4, &config).unwrap();
+        let group = ProcessGroup::connect(name, store.clone(), rank, 4, &config).unwrap();
         if rank == 3 {
             // Alive, but in no call until the others have given up.
             while gave_up.load(Ordering::SeqCst) < 3 {
@@ -331,7 +352,7 @@ fn a_deadline_names_the_root_of_a_chain() {
             }
             return None;
         }
-        let error = group.all_reduce(&mut [1.0_f32], ReduceOp::Sum).unwrap_err();
+        let error = call(&group, rank).unwrap_err();
         gave_up.fetch_add(1, Ordering::SeqCst);
         Some(failure(error))
     });

@@ -10,18 +10,24 @@ use crate::{
     Config,
     error::Cause,
     executor::{Machine, Now},
-    transport::{Seeker, Waits},
+    transport::{InCall, Lack, Seeker, Waits},
 };
 
-/// What has been said of one call's waiting.
+/// What peers believe of this rank's waiting.
+#[derive(Debug)]
+pub(super) struct Told {
+    waits: Waits,
+    /// Since when, or when they were last told so again.
+    at: Instant,
+}
+
+/// How long a call has waited, and what was said of it.
 #[derive(Debug)]
 pub(super) struct Patience {
     /// How long peers are told before anything is made of it.
     lead: Duration,
-    /// When peers are told next, if there is something to tell.
+    /// When its waiting is worth a word.
     tell_at: Instant,
-    /// Whom peers believe that this rank awaits.
-    told: Vec<Rank>,
     /// When people are told. Not before peers have had time to answer: a rank that was stopped
     /// itself hears first what they say.
     warn_at: Option<Instant>,
@@ -37,17 +43,11 @@ impl Patience {
     /// Of a call that takes `limit` at most.
     pub(super) fn new(now: Instant, limit: Duration, config: &Config) -> Patience {
         let lead = lead(limit, config);
-        Patience { lead, tell_at: now + lead, told: Vec::new(), warn_at: None, warned: false }
+        Patience { lead, tell_at: now + lead, warn_at: None, warned: false }
     }
 
     fn has_told(&self) -> bool {
         self.warn_at.is_some()
-    }
-
-    /// Whom this rank awaits, if that is news to its peers.
-    fn untold(&self, machine: &Machine) -> Option<Vec<Rank>> {
-        let awaited = machine.awaited();
-        (awaited != self.told && !awaited.is_empty()).then_some(awaited)
     }
 }
 
@@ -55,10 +55,8 @@ impl Running {
     /// When there is something to say even if no peer moves.
     pub(super) fn due(&self, machine: &Machine) -> Option<Instant> {
         let patience = self.patience.as_ref()?;
-        let Patience { tell_at, warn_at, warned, .. } = patience;
-        let untold = !patience.has_told() || patience.untold(machine).is_some();
-        let tell = untold.then_some(*tell_at);
-        let warn = warn_at.filter(|_| !warned);
+        let tell = (!patience.has_told()).then_some(patience.tell_at);
+        let warn = patience.warn_at.filter(|_| !patience.warned);
         tell.into_iter().chain(warn).chain(machine.known_deadline()).min()
     }
 }
@@ -66,28 +64,22 @@ impl Running {
 impl Lane {
     /// The operation that runs waits: tells peers for whom, and people who is late.
     pub(super) fn be_patient(&mut self, now: Instant) {
-        let Some(mut running) = self.running.take() else { return };
+        let Some(running) = &mut self.running else { return };
         let started = *running.started.get_or_insert(now);
-        let call = *self.machine.description();
         let new = || Patience::new(started, self.machine.timeout(), &self.config);
-        let mut patience = running.patience.take().unwrap_or_else(new);
-        if now >= patience.tell_at || patience.has_told() {
-            self.follow(self.machine.awaited(), call.sequence());
+        let patience = running.patience.get_or_insert_with(new);
+        if now < patience.tell_at && !patience.has_told() {
+            return;
         }
-        if now >= patience.tell_at {
-            if let Some(ranks) = patience.untold(&self.machine) {
-                let waits = Waits { call, ranks };
-                self.transport.tell(&waits);
-                patience.told = waits.ranks;
-                patience.tell_at = now + patience.lead;
-            }
-            let rest = self.config.warn_after.saturating_sub(patience.lead);
-            patience.warn_at.get_or_insert(now + rest);
-        }
-        if !patience.warned && patience.warn_at.is_some_and(|warn_at| now >= warn_at) {
-            patience.warned = true;
-            let awaited = self.machine.awaited();
-            let late = self.follow(awaited.clone(), call.sequence());
+        let rest = self.config.warn_after.saturating_sub(patience.lead);
+        let warn_at = *patience.warn_at.get_or_insert(now + rest);
+        let warns = !patience.warned && now >= warn_at;
+        patience.warned |= warns;
+        self.tell(now);
+        let call = *self.machine.description();
+        let awaited = self.machine.awaited();
+        let late = self.follow(Lack::Call(call.sequence()), &awaited, now);
+        if warns {
             self.recorder.mark("late", format_args!("{late:?}"));
             tracing::warn!(
                 group = self.member.name,
@@ -100,8 +92,6 @@ impl Lane {
                 self.machine.timeout()
             );
         }
-        running.patience = Some(patience);
-        self.running = Some(running);
     }
 
     /// The time limit has passed. Whether that is this rank's own fault, who was stopped: then it
@@ -116,30 +106,88 @@ impl Lane {
         true
     }
 
-    /// The operation is complete: peers that believe it waits hear that it does not, and so do
-    /// people who were told.
-    pub(super) fn tell_end(&mut self, now: &Now) {
+    /// The operation is about to end well: people who were told that it waits hear of it.
+    pub(super) fn note_end(&self, now: &Now) {
         let Some(Running { started, patience: Some(patience), .. }) = &self.running else { return };
-        let call = *self.machine.description();
         if patience.warned {
             let started = started.unwrap_or(now.get());
             tracing::warn!(
                 group = self.member.name,
-                "{call} has gone on after {:.1?}",
+                "{} has gone on after {:.1?}",
+                self.machine.description(),
                 now.get().saturating_duration_since(started)
             );
         }
-        if !patience.told.is_empty() {
-            self.transport.tell(&Waits { call, ranks: Vec::new() });
+    }
+
+    /// A call is over: peers that believe that this rank waits in it hear that it does not.
+    pub(super) fn retract(&mut self, now: &Now) {
+        if self.told.as_ref().is_some_and(|told| told.waits.call.is_some()) {
+            self.tell_at_once(self.waits(), now.get());
         }
     }
 
-    /// Names the roots of a time-out in the place of those that this rank awaits, in the call of
-    /// that number or before it.
-    pub(super) fn trace(&self, cause: Cause, sequence: u64) -> Cause {
+    /// For whom this rank has waited for long: for their parts in the call that runs, and for
+    /// messages.
+    fn waits(&self) -> Waits {
+        let patience = self.running.as_ref().and_then(|running| running.patience.as_ref());
+        let ranks = match patience.is_some_and(Patience::has_told) {
+            true => self.machine.awaited(),
+            false => Vec::new(),
+        };
+        let call = *self.machine.description();
+        Waits {
+            sequence: self.first_unfinished(),
+            call: (!ranks.is_empty()).then_some(InCall { call, ranks }),
+            messages: self.points_awaited.iter().copied().collect(),
+        }
+    }
+
+    /// Tells peers for whom this rank waits, if that is news, or if it is time to ask again whether
+    /// they listen.
+    pub(super) fn tell(&mut self, now: Instant) {
+        let waits = self.waits();
+        let is_due = match &self.told {
+            None => waits.is_any(),
+            Some(_) if !waits.is_any() => true,
+            Some(told) => now >= self.tell_again_at(told, &waits),
+        };
+        if is_due {
+            self.tell_at_once(waits, now);
+        }
+    }
+
+    fn tell_at_once(&mut self, waits: Waits, now: Instant) {
+        self.transport.tell(&waits, now);
+        self.told = waits.is_any().then_some(Told { waits, at: now });
+    }
+
+    fn tell_again_at(&self, told: &Told, waits: &Waits) -> Instant {
+        told.at + if told.waits.differs(waits) { self.news_after() } else { self.answer_within() }
+    }
+
+    /// How long peers have to answer, before they are told again.
+    fn answer_within(&self) -> Duration {
+        // One that stops is asked, and found silent, in less time than a warning takes.
+        lead(self.config.timeout, &self.config) * 3 / 4
+    }
+
+    /// How long news waits for more of it.
+    pub(super) fn news_after(&self) -> Duration {
+        lead(self.config.timeout, &self.config) / 8
+    }
+
+    /// When there is more to tell even if no peer moves.
+    pub(super) fn tell_due(&self) -> Option<Instant> {
+        let told = self.told.as_ref()?;
+        Some(self.tell_again_at(told, &self.waits()))
+    }
+
+    /// Names the roots of a time-out in the place of those that this rank awaits.
+    pub(super) fn trace(&mut self, cause: Cause, lack: Lack, now: Instant) -> Cause {
         match cause {
             Cause::Timeout { waiting_for } => {
-                Cause::Timeout { waiting_for: self.roots(waiting_for, sequence) }
+                Cause::Timeout { waiting_for: self.roots(lack, &waiting_for, now) }
             }
             cause => cause,
         }
@@ -147,25 +195,15 @@ impl Lane {
 
     /// For whom this rank waits in the end, as far as it knows. Whoever is named by others is
     /// called, to say whom it awaits itself.
-    pub(super) fn follow(&mut self, awaited: Vec<Rank>, sequence: u64) -> Vec<Rank> {
-        let roots = self.roots(awaited, sequence);
+    pub(super) fn follow(&mut self, lack: Lack, awaited: &[Rank], now: Instant) -> Vec<Rank> {
+        let roots = self.roots(lack, awaited, now);
         self.transport.want(&roots);
         roots
     }
 
-    fn roots(&self, awaited: Vec<Rank>, sequence: u64) -> Vec<Rank> {
-        let seeker = Seeker { rank: self.member.rank, sequence };
-        let mut told = self.transport.told();
-        told.extend(self.own_waits().map(|waits| (self.member.rank, waits)));
-        seeker.roots(awaited, &told)
-    }
-
-    /// For whom the operation that runs waits, if this rank has told so.
-    fn own_waits(&self) -> Option<Waits> {
-        let patience = self.running.as_ref()?.patience.as_ref()?;
-        let machine = &self.machine;
-        patience
-            .has_told()
-            .then(|| Waits { call: *machine.description(), ranks: machine.awaited() })
+    fn roots(&mut self, lack: Lack, awaited: &[Rank], now: Instant) -> Vec<Rank> {
+        let mut told = self.transport.told(now, self.answer_within());
+        told.insert(self.member.rank, self.waits());
+        Seeker { rank: self.member.rank, told: &told }.roots(lack, awaited)
     }
 }

@@ -7,12 +7,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use drumline_schedule::step::Rank;
+
 use super::{Lane, State};
 use crate::{
     Cause, CollectiveError, Config, Error,
     executor::Progress,
     trace::{Category, What},
-    transport::{Ended, Outcome, Point, PointCall, mesh::Membership},
+    transport::{Ended, Lack, Outcome, Point, PointCall, mesh::Membership},
     work::panic_text,
 };
 
@@ -82,6 +84,7 @@ impl Lane {
     }
 
     fn settle(&mut self, ended: Vec<Ended>, now: Instant) {
+        let any = !ended.is_empty();
         for Ended { point, outcome } in ended {
             self.points = self.points.saturating_sub(1);
             let result = match outcome {
@@ -94,8 +97,20 @@ impl Lane {
             point.complete(result);
         }
         if !self.has_points() {
-            (self.points_due, self.points_followed) = (None, false);
+            self.forget_points();
+            if self.told.is_some() {
+                self.tell(now);
+            }
+        } else if any && !self.points_awaited.is_empty() {
+            // Perhaps one of those is awaited no more.
+            let look_at = self.points_looked_at.map(|at| at + self.news_after());
+            self.points_due = self.points_due.into_iter().chain(look_at).min();
         }
+    }
+
+    fn forget_points(&mut self) {
+        (self.points_due, self.points_followed) = (None, false);
+        self.points_awaited.clear();
     }
 
     /// Poisons the group because of one send or receive.
@@ -132,35 +147,42 @@ impl Lane {
     /// The group has failed: ends all sends and receives.
     pub(super) fn poison_points(&mut self, by: &Arc<CollectiveError>) {
         self.points = 0;
-        (self.points_due, self.points_followed) = (None, false);
+        self.forget_points();
         complete_poisoned(self.transport.take_points(), by);
     }
 
     /// Number of the first collective that is not over.
-    fn first_unfinished(&self) -> u64 {
+    pub(super) fn first_unfinished(&self) -> u64 {
         self.sequence - u64::from(self.running.is_some())
     }
 
     /// Finds out who is late, warns, and gives up after the deadline.
     fn watch_points(&mut self, now: Instant) {
         if !self.points_followed && self.points_due.is_none_or(|due| now < due) {
+            if self.told.is_some() {
+                self.tell(now);
+            }
             return;
         }
+        self.points_looked_at = Some(now);
         let mut due: Option<Instant> = None;
-        let [mut followed, mut late, mut expired] = [const { Late::NOBODY }; 3];
-        let (member, config) = (&self.member, &self.config);
+        let [mut long, mut followed, mut late, mut expired] = [const { Late::NOBODY }; 4];
+        let config = &self.config;
         self.transport.for_each_point(&mut |point| {
             let limits = Limits::of(point, config);
             let waited = now.saturating_duration_since(point.started);
+            if waited >= limits.lead {
+                long.add(point);
+            }
             if now < limits.give_up_at(point) {
                 if waited >= config.warn_after && !point.warned {
                     point.warned = true;
-                    late.add(point, member);
+                    late.add(point);
                 } else if limits.follows(point, now) {
-                    followed.add(point, member);
+                    followed.add(point);
                 }
             } else if point.warned || config.warn_after >= limits.timeout {
-                expired.add(point, member);
+                expired.add(point);
             } else {
                 // Nobody has looked since the time to warn: this rank was stopped itself, and
                 // hears first what the others say.
@@ -171,18 +193,22 @@ impl Lane {
             due = Some(due.map_or(next, |due| due.min(next)));
         });
         (self.points_due, self.points_followed) = (due, followed.count > 0);
-        let sequence = self.first_unfinished();
-        if !expired.ranks.is_empty() {
-            let waiting_for = expired.ranks.into_iter().collect();
-            let cause = self.trace(Cause::Timeout { waiting_for }, sequence);
+        // Who waits for a message to itself waits for nobody else.
+        let others = long.ranks(self).into_iter().filter(|rank| *rank != self.member.rank);
+        self.points_awaited = others.collect();
+        self.tell(now);
+        if expired.count > 0 {
+            let waiting_for = expired.ranks(self);
+            let cause = self.trace(Cause::Timeout { waiting_for }, Lack::Message, now);
             return self.fail_points(cause, now);
         }
-        if !followed.ranks.is_empty() {
-            self.follow(followed.ranks.into_iter().collect(), sequence);
+        if followed.count > 0 {
+            let awaited = followed.ranks(self);
+            self.follow(Lack::Message, &awaited, now);
         }
         if let Some((call, started)) = late.oldest {
-            let awaited: Vec<_> = late.ranks.into_iter().collect();
-            let roots = self.follow(awaited.clone(), sequence);
+            let awaited = late.ranks(self);
+            let roots = self.follow(Lack::Message, &awaited, now);
             tracing::warn!(
                 group = self.member.name,
                 rank = self.member.rank,
@@ -236,18 +262,29 @@ impl Limits {
 
 /// Sends and receives that wait for too long.
 struct Late {
-    ranks: BTreeSet<usize>,
+    named: BTreeSet<Rank>,
+    /// Whether one of them receives from any rank.
+    from_any: bool,
     count: usize,
     oldest: Option<(PointCall, Instant)>,
 }
 
 impl Late {
-    const NOBODY: Late = Late { ranks: BTreeSet::new(), count: 0, oldest: None };
+    const NOBODY: Late = Late { named: BTreeSet::new(), from_any: false, count: 0, oldest: None };
 
-    fn add(&mut self, point: &Point, member: &Membership) {
+    /// Who is awaited: for a receive from any rank all others that have not left.
+    fn ranks(&self, lane: &Lane) -> Vec<Rank> {
+        let Membership { rank, world_size, .. } = lane.member;
+        let others = (0..if self.from_any { world_size } else { 0 })
+            .filter(|other| *other != rank && !lane.transport.has_left(*other));
+        let ranks: BTreeSet<Rank> = self.named.iter().copied().chain(others).collect();
+        ranks.into_iter().collect()
+    }
+
+    fn add(&mut self, point: &Point) {
         match point.call.peer {
-            Some(peer) => drop(self.ranks.insert(peer)),
-            None => self.ranks.extend((0..member.world_size).filter(|&rank| rank != member.rank)),
+            Some(peer) => drop(self.named.insert(peer)),
+            None => self.from_any = true,
         }
         self.count += 1;
         if self.oldest.is_none_or(|(_, started)| point.started < started) {

@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     io::{self, IoSlice, Read as _, Write as _},
+    time::{Duration, Instant},
 };
 
 use drumline_schedule::step::Rank;
@@ -334,6 +335,8 @@ pub(super) struct ControlLink<S> {
     /// How many beats, and words about waiting, went out since the peer was last heard.
     beats: u32,
     unanswered: u32,
+    /// When the first of them went out that asks for an answer.
+    asked: Option<Instant>,
     /// What it last said of its waiting.
     waits: Option<Waits>,
 }
@@ -360,6 +363,7 @@ impl<S: Duplex> ControlLink<S> {
             ready: true,
             beats: 0,
             unanswered: 0,
+            asked: None,
             waits: None,
         }
     }
@@ -412,6 +416,19 @@ impl<S: Duplex> ControlLink<S> {
         }
     }
 
+    /// The same; from `now` on an answer is expected.
+    pub(super) fn ask(&mut self, waits: &Waits, now: Instant) {
+        self.tell(waits);
+        self.asked.get_or_insert(now);
+    }
+
+    /// What the peer last said of its waiting, unless it has left what it was asked unanswered for
+    /// longer than `answer`: whoever waits listens, so it has been stopped since.
+    pub(super) fn waits_now(&self, now: Instant, answer: Duration) -> Option<&Waits> {
+        let is_silent = |asked| now.saturating_duration_since(asked) > answer;
+        self.waits().filter(|_| !self.asked.is_some_and(is_silent))
+    }
+
     /// What the peer last said of its waiting.
     pub(super) fn waits(&self) -> Option<&Waits> {
         self.waits.as_ref().filter(|_| self.state == PeerState::Present)
@@ -438,7 +455,7 @@ impl<S: Duplex> ControlLink<S> {
             match self.stream.read(&mut chunk) {
                 Ok(0) => self.state = PeerState::Lost(Cause::PeerExited { peer: self.peer }),
                 Ok(bytes) => {
-                    (self.beats, self.unanswered) = (0, 0);
+                    (self.beats, self.unanswered, self.asked) = (0, 0, None);
                     self.arrived.extend_from_slice(&chunk[..bytes]);
                     while self.state == PeerState::Present && self.interpret() {}
                 }

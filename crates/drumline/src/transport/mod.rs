@@ -11,7 +11,10 @@ mod streams;
 mod waits;
 mod wire;
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use drumline_schedule::step::Rank;
 
@@ -22,7 +25,7 @@ pub(crate) use sockets::{Sockets, Waker};
 pub(crate) use streams::Streams;
 #[cfg(feature = "internals")]
 pub(crate) use streams::{Duplex, StreamKind};
-pub(crate) use waits::{Seeker, Waits};
+pub(crate) use waits::{InCall, Lack, Seeker, Waits};
 
 use crate::{
     error::{Cause, CollectiveError},
@@ -96,11 +99,15 @@ pub(crate) trait Connections: Transport {
     /// Connects with these ranks, too, so as to hear whom they wait for.
     fn want(&mut self, ranks: &[Rank]);
 
-    /// Tells all connected peers whom this rank waits for.
-    fn tell(&mut self, waits: &Waits);
+    /// Tells all connected peers whom this rank waits for; it is `now`. Those that listen answer.
+    fn tell(&mut self, waits: &Waits, now: Instant);
 
-    /// What peers have said of whom they wait for, as far as it was heard.
-    fn told(&self) -> BTreeMap<Rank, Waits>;
+    /// What peers have said of whom they wait for, as far as it was heard; but those that have left
+    /// what they were told unanswered for longer than `answer`.
+    fn told(&mut self, now: Instant, answer: Duration) -> BTreeMap<Rank, Waits>;
+
+    /// Whether a peer is known to have left the group in good order.
+    fn has_left(&self, rank: Rank) -> bool;
 
     /// When to [look](Transport::wait) although nothing is under way and nothing arrives.
     fn idle_deadline(&self) -> Option<Instant> {

@@ -332,12 +332,16 @@ impl Connections for Sockets {
         }
     }
 
-    fn tell(&mut self, waits: &Waits) {
-        self.streams.tell(waits);
+    fn tell(&mut self, waits: &Waits, now: Instant) {
+        self.streams.tell(waits, now);
     }
 
-    fn told(&self) -> BTreeMap<Rank, Waits> {
-        self.streams.told()
+    fn told(&mut self, now: Instant, answer: Duration) -> BTreeMap<Rank, Waits> {
+        self.streams.told(now, answer)
+    }
+
+    fn has_left(&self, rank: Rank) -> bool {
+        self.streams.has_left(rank)
     }
 
     fn idle_deadline(&self) -> Option<Instant> {

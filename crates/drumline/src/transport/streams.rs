@@ -337,8 +337,9 @@ impl<S: Duplex> Streams<S> {
                 }
             }
             peer.control.read();
-            if let (Some(machine), Some(waits)) = (&machine, peer.control.waits()) {
-                machine.on_waits(peer.rank, waits.call)?;
+            let in_call = peer.control.waits().and_then(|waits| waits.call.as_ref());
+            if let (Some(machine), Some(in_call)) = (&machine, in_call) {
+                machine.on_waits(peer.rank, in_call.call)?;
             }
             // What stands on a broken stream and is waited for.
             let data = peer.data.broken();
@@ -400,17 +401,32 @@ impl<S: Duplex> Streams<S> {
         graces.map(|since| since + GRACE).filter(|until| *until > now).min()
     }
 
-    /// Tells all peers whom this rank waits for, also those that will be connected later.
-    pub(crate) fn tell(&mut self, waits: &Waits) {
-        let agreed = self.peers.values_mut().filter(|peer| peer.is_agreed());
-        agreed.for_each(|peer| peer.control.tell(waits));
-        self.waits = (!waits.ranks.is_empty()).then(|| waits.clone());
+    /// Tells all peers whom this rank waits for, also those that will be connected later. What is no
+    /// news is for those that may answer.
+    pub(crate) fn tell(&mut self, waits: &Waits, now: Instant) {
+        let is_news = self.waits.as_ref().is_none_or(|told| told.differs(waits));
+        for peer in self.peers.values_mut().filter(|peer| peer.is_agreed()) {
+            if is_news || *peer.control.state() == PeerState::Present {
+                peer.control.ask(waits, now);
+            }
+        }
+        self.waits = waits.is_any().then(|| waits.clone());
     }
 
-    /// What peers have said of whom they wait for.
-    pub(crate) fn told(&self) -> BTreeMap<Rank, Waits> {
-        let told = |peer: &Peer<S>| Some((peer.rank, peer.control.waits()?.clone()));
-        self.peers.values().filter_map(told).collect()
+    /// What peers have said of whom they wait for, but those that have left what they were told
+    /// unanswered for longer than `answer`.
+    pub(crate) fn told(&mut self, now: Instant, answer: Duration) -> BTreeMap<Rank, Waits> {
+        let agreed = self.peers.values_mut().filter(|peer| peer.is_agreed());
+        let told = |peer: &mut Peer<S>| {
+            peer.control.read();
+            Some((peer.rank, peer.control.waits_now(now, answer)?.clone()))
+        };
+        agreed.filter_map(told).collect()
+    }
+
+    /// Whether a peer has said goodbye.
+    pub(crate) fn has_left(&self, rank: Rank) -> bool {
+        self.peers.get(&rank).is_some_and(|peer| *peer.control.state() == PeerState::Left)
     }
 
     pub(crate) fn abort(&mut self, failure: &CollectiveError) {

@@ -2,7 +2,7 @@
 
 use drumline_schedule::step::Rank;
 
-use super::Waits;
+use super::{Waits, waits::InCall};
 use crate::executor::{Header, array};
 
 /// A message on a control connection: one byte of kind, three zero bytes, the length of the
@@ -17,9 +17,11 @@ pub(super) enum Control {
     /// The sender's operation failed. The body is the rank at fault (`u32::MAX`: none) and a
     /// text for people.
     Abort { culprit: Option<Rank>, text: String },
-    /// The sender waits. The body is the header of a message of the call that it is in, with zeros
-    /// for what only messages have, and four bytes for each rank that it awaits: none if the call
-    /// is over, and not all if they are too many.
+    /// The sender waits, or does so no more. The body is the number of its first call that is not
+    /// over (8 bytes), how many ranks it awaits in a call (4 bytes), and if there are any the header
+    /// of a message of that call, with zeros for what only messages have, and these ranks. The rest
+    /// are the ranks for whose messages it waits. A rank takes four bytes; where they are too many,
+    /// some are left out.
     Waits(Waits),
 }
 
@@ -33,7 +35,10 @@ impl Control {
     const FRONT_BYTES: usize = 8;
     /// Longer texts are cut by the sender and refused by the receiver.
     const BODY_BYTES_MAX: usize = 4096;
-    const AWAITED_MAX: usize = (Control::BODY_BYTES_MAX - Header::BYTES) / 4;
+    /// What comes before the ranks and the header in what a waiting rank says.
+    const COUNTS_BYTES: usize = 12;
+    const AWAITED_MAX: usize =
+        (Control::BODY_BYTES_MAX - Control::COUNTS_BYTES - Header::BYTES) / 4;
 
     pub(super) fn encode(&self) -> Vec<u8> {
         let (kind, body) = match self {
@@ -46,13 +51,7 @@ impl Control {
                 body.truncate(Control::BODY_BYTES_MAX);
                 (ABORT, body)
             }
-            Control::Waits(Waits { call, ranks }) => {
-                let header = Header { description: *call, part: 0, payload: 0 };
-                let mut body = header.encode().to_vec();
-                let ranks = ranks.iter().take(Control::AWAITED_MAX);
-                body.extend(ranks.flat_map(|rank| (*rank as u32).to_le_bytes()));
-                (WAITS, body)
-            }
+            Control::Waits(waits) => (WAITS, encode_waits(waits)),
         };
         let mut bytes = vec![kind, 0, 0, 0];
         bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
@@ -84,18 +83,49 @@ impl Control {
                     text: String::from_utf8_lossy(&body[4..]).into_owned(),
                 }))
             }
-            WAITS if len >= Header::BYTES && len.is_multiple_of(4) => {
-                let header = Header::decode(&array(body, 0));
-                let header = header.ok_or("a control message about no call")?;
-                let ranks = (Header::BYTES..len).step_by(4);
-                Ok(Some(Control::Waits(Waits {
-                    call: header.description,
-                    ranks: ranks.map(|at| u32::from_le_bytes(array(body, at)) as Rank).collect(),
-                })))
+            WAITS if len >= Control::COUNTS_BYTES && len.is_multiple_of(4) => {
+                decode_waits(body).map(|waits| Some(Control::Waits(waits)))
             }
             kind => Err(format!("a control message of unknown kind {kind}")),
         }
     }
+}
+
+fn encode_waits(waits: &Waits) -> Vec<u8> {
+    let in_call = waits.call.iter().flat_map(|call| &call.ranks).take(Control::AWAITED_MAX);
+    let in_call: Vec<Rank> = in_call.copied().collect();
+    let mut body = waits.sequence.to_le_bytes().to_vec();
+    body.extend_from_slice(&(in_call.len() as u32).to_le_bytes());
+    if let (Some(InCall { call, .. }), false) = (&waits.call, in_call.is_empty()) {
+        let header = Header { description: *call, part: 0, payload: 0 };
+        body.extend_from_slice(&header.encode());
+    }
+    let messages = waits.messages.iter().take(Control::AWAITED_MAX - in_call.len());
+    body.extend(in_call.iter().chain(messages).flat_map(|rank| (*rank as u32).to_le_bytes()));
+    body
+}
+
+/// `body` holds the counts, and its length is a multiple of four.
+fn decode_waits(body: &[u8]) -> Result<Waits, String> {
+    let sequence = u64::from_le_bytes(array(body, 0));
+    let in_call = u32::from_le_bytes(array(body, 8)) as usize;
+    let rest = &body[Control::COUNTS_BYTES..];
+    let ranks = |bytes: &[u8]| -> Vec<Rank> {
+        let ranks = (0..bytes.len()).step_by(4);
+        ranks.map(|at| u32::from_le_bytes(array(bytes, at)) as Rank).collect()
+    };
+    if in_call == 0 {
+        return Ok(Waits { sequence, call: None, messages: ranks(rest) });
+    }
+    let header = rest.get(..Header::BYTES).and_then(|bytes| Header::decode(&array(bytes, 0)));
+    let header = header.ok_or("a control message about no call")?;
+    let rest = &rest[Header::BYTES..];
+    let (awaited, messages) = in_call
+        .checked_mul(4)
+        .and_then(|bytes| rest.split_at_checked(bytes))
+        .ok_or_else(|| format!("a control message with less than {in_call} ranks"))?;
+    let call = InCall { call: header.description, ranks: ranks(awaited) };
+    Ok(Waits { sequence, call: Some(call), messages: ranks(messages) })
 }
 
 #[cfg(test)]
@@ -106,9 +136,10 @@ mod tests {
         executor::{Description, Operation},
     };
 
-    fn waits(ranks: Vec<Rank>) -> Control {
+    fn waits(ranks: Vec<Rank>, messages: Vec<Rank>) -> Control {
         let call = Description::new(7, 3, Operation::Barrier, DType::U8, 0, "direct");
-        Control::Waits(Waits { call, ranks })
+        let call = (!ranks.is_empty()).then_some(InCall { call, ranks });
+        Control::Waits(Waits { sequence: 3, call, messages })
     }
 
     #[test]
@@ -116,8 +147,10 @@ mod tests {
         let messages = [
             Control::Abort { culprit: Some(2), text: "rank 2 stumbled".to_owned() },
             Control::Abort { culprit: None, text: String::new() },
-            waits(vec![1, 70_000]),
-            waits(vec![]),
+            waits(vec![1, 70_000], vec![]),
+            waits(vec![1], vec![3, 70_000]),
+            waits(vec![], vec![2]),
+            waits(vec![], vec![]),
             Control::Goodbye,
         ];
         let bytes: Vec<u8> = messages.iter().flat_map(Control::encode).collect();
@@ -135,11 +168,43 @@ mod tests {
         let long = Control::Abort { culprit: None, text: "é".repeat(4096) };
         let mut bytes = long.encode();
         assert!(matches!(Control::take(&mut bytes), Ok(Some(Control::Abort { .. }))));
-        let mut bytes = waits((0..2000).collect()).encode();
-        let Ok(Some(Control::Waits(some))) = Control::take(&mut bytes) else { panic!() };
-        assert_eq!(some.ranks, (0..1008).collect::<Vec<_>>());
-        assert!(Control::take(&mut vec![4, 0, 0, 0, 0, 0, 0, 0]).is_err());
-        assert!(Control::take(&mut [&[4, 0, 0, 0, 64, 0, 0, 0][..], &[0; 64]].concat()).is_err());
+        let cut = |ranks, messages| {
+            let mut bytes = waits(ranks, messages).encode();
+            let Ok(Some(Control::Waits(some))) = Control::take(&mut bytes) else { panic!() };
+            (some.call.map(|call| call.ranks).unwrap_or_default(), some.messages)
+        };
+        let up_to = |count| (0..count).collect::<Vec<_>>();
+        assert_eq!(cut(up_to(2000), vec![7]), (up_to(1005), vec![]));
+        assert_eq!(cut(up_to(1000), up_to(2000)), (up_to(1000), up_to(5)));
+        assert_eq!(cut(vec![], up_to(2000)), (vec![], up_to(1005)));
+    }
+
+    #[test]
+    fn words_about_waiting_that_make_no_sense_are_refused() {
+        let Control::Waits(sensible) = waits(vec![1, 2], vec![3]) else { panic!() };
+        let sensible = encode_waits(&sensible);
+        let take = |body: &[u8]| {
+            let front = [&[4, 0, 0, 0][..], &(body.len() as u32).to_le_bytes()].concat();
+            Control::take(&mut [&front[..], body].concat())
+        };
+        assert!(take(&sensible).is_ok());
+        let with = |at: usize, byte: u8| {
+            let mut body = sensible.clone();
+            body[at] = byte;
+            body
+        };
+        // Cut short in the counts, in the header, in the ranks.
+        for length in [0, 8, 11, 12, 74, 76, 80, 83, 85] {
+            assert!(take(&sensible[..length]).is_err(), "{length}");
+        }
+        // Of more ranks than there are; of no call.
+        assert!(take(&with(8, 4)).is_err());
+        assert!(take(&with(11, 0xff)).is_err());
+        assert!(take(&with(12, 0)).is_err());
+    }
+
+    #[test]
+    fn other_messages_that_make_no_sense_are_refused() {
         assert!(Control::take(&mut vec![2, 0, 0, 0, 1, 16, 0, 0]).is_err());
         assert!(Control::take(&mut vec![9, 0, 0, 0, 0, 0, 0, 0]).is_err());
     }
