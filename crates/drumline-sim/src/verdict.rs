@@ -208,9 +208,8 @@ impl Simulation {
         if chain && self.victim_leaves_early() {
             return Err("waits in vain for a rank that has left".to_owned());
         }
-        let slow_or_other = matches!(fault, FaultKind::Slow(_) | FaultKind::Mismatch { .. });
         let late = named.iter().copied().chain(late_in(&error.to_string()));
-        if slow_or_other && chain && late.into_iter().any(|it| self.waited_elsewhere(it, group)) {
+        if chain && late.into_iter().any(|it| self.waited_elsewhere(it, group)) {
             return Ok(());
         }
         // Who omits a call, and then waits for a message of a rank that waits for it in that call, cannot
