@@ -7,6 +7,7 @@ use drumline_launch::{Ending, supervisor::Verdict};
 
 use crate::{
     message::Messages,
+    network::Nanos,
     plan::{FaultKind, MS, TIMEOUT, WARN_AFTER},
     process::{Process, Record, What},
     simulation::Simulation,
@@ -53,11 +54,7 @@ impl Simulation {
             Some((victim, FaultKind::Slow(time))) if victim == process.rank => time,
             _ => 0,
         };
-        // Its time begins when those before it in its group have ended.
-        let before = process.records.iter().filter(|it| {
-            it.group == record.group && it.started <= record.started && it.ended < record.ended
-        });
-        let began = before.map(|it| it.ended).chain([record.started]).max().unwrap_or_default();
+        let began = process.began(record);
         if record.blocking && record.ended - began > TIMEOUT * 11 / 10 + stopped + 100 * MS {
             let took = (record.ended - began) as f64 / 1e9;
             return Err(format!("{what}: took {took:.3} s, more than the time limit"));
@@ -404,7 +401,12 @@ impl Simulation {
                 What::End => false,
             };
             for record in process.records.iter().filter(waits) {
-                let waited = record.ended - record.started > WARN_AFTER + 100 * MS;
+                // Messages do not wait for their turn.
+                let began = match record.what {
+                    What::Call { .. } => process.began(record),
+                    _ => record.started,
+                };
+                let waited = record.ended - began > WARN_AFTER + 100 * MS;
                 let said = |warning: &crate::warnings::Warning| {
                     warning.rank == process.rank && warning.group == record.group.to_string()
                 };
@@ -468,6 +470,16 @@ impl Simulation {
             }
         }
         Ok(())
+    }
+}
+
+impl Process {
+    /// When its time began: when those before it in its group had ended.
+    fn began(&self, record: &Record) -> Nanos {
+        let before = self.records.iter().filter(|it| {
+            it.group == record.group && it.started <= record.started && it.ended < record.ended
+        });
+        before.map(|it| it.ended).chain([record.started]).max().unwrap_or_default()
     }
 }
 

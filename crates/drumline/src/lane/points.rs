@@ -272,12 +272,17 @@ struct Late {
 impl Late {
     const NOBODY: Late = Late { named: BTreeSet::new(), from_any: false, count: 0, oldest: None };
 
-    /// Who is awaited: for a receive from any rank all others that have not left.
+    /// Who is awaited: for a receive from any rank all others, but for those that have left if some
+    /// have not.
     fn ranks(&self, lane: &Lane) -> Vec<Rank> {
-        let Membership { rank, world_size, .. } = lane.member;
-        let others = (0..if self.from_any { world_size } else { 0 })
-            .filter(|other| *other != rank && !lane.transport.has_left(*other));
-        let ranks: BTreeSet<Rank> = self.named.iter().copied().chain(others).collect();
+        let mut ranks = self.named.clone();
+        if self.from_any {
+            let Membership { rank, world_size, .. } = lane.member;
+            let others = (0..world_size).filter(|other| *other != rank);
+            let (left, present): (Vec<_>, Vec<_>) =
+                others.partition(|other| lane.transport.has_left(*other));
+            ranks.extend(if present.is_empty() { left } else { present });
+        }
         ranks.into_iter().collect()
     }
 
