@@ -505,3 +505,31 @@ const UNANSWERED_MAX: u32 = 32;
 
 /// Beats that fit any connection's buffers beside other messages.
 const BEATS_MAX: u32 = 4096;
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    #[test]
+    fn who_says_that_it_waits_and_does_not_answer_has_stopped() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        let mut link = ControlLink::new(1);
+        link.connect(ours);
+        let waits = Waits { sequence: 3, call: None, messages: vec![2] };
+        theirs.write_all(&Control::Waits(waits.clone()).encode()).unwrap();
+        link.read();
+        let (asked, answer) = (Instant::now(), Duration::from_secs(1));
+        assert_eq!(link.waits_now(asked + 9 * answer, answer), Some(&waits), "nobody has asked");
+        link.ask(&waits, asked);
+        assert_eq!(link.waits_now(asked + answer, answer), Some(&waits), "there is time");
+        link.ask(&waits, asked + answer);
+        assert_eq!(link.waits_now(asked + 2 * answer, answer), None);
+        theirs.write_all(&Control::Beat.encode()).unwrap();
+        link.on_readable();
+        link.read();
+        assert_eq!(link.waits_now(asked + 2 * answer, answer), Some(&waits), "it has answered");
+    }
+}

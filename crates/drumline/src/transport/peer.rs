@@ -221,15 +221,9 @@ impl<S: Duplex> Peer<S> {
 
 #[cfg(test)]
 mod tests {
-    use std::{io::Read, net::Shutdown, os::unix::net::UnixStream};
+    use std::{io::Read, os::unix::net::UnixStream};
 
     use super::*;
-
-    impl Duplex for UnixStream {
-        fn end(&mut self) -> std::io::Result<()> {
-            self.shutdown(Shutdown::Write)
-        }
-    }
 
     fn bundles() -> [Bundle<UnixStream>; 2] {
         let [control, data, points] = [(); 3].map(|()| UnixStream::pair().unwrap());

@@ -39,6 +39,13 @@ pub(crate) trait Duplex: Read + Write + Send + fmt::Debug {
     fn end(&mut self) -> io::Result<()>;
 }
 
+#[cfg(test)]
+impl Duplex for std::os::unix::net::UnixStream {
+    fn end(&mut self) -> io::Result<()> {
+        self.shutdown(std::net::Shutdown::Write)
+    }
+}
+
 /// What a stream is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum StreamKind {
