@@ -1,5 +1,7 @@
 //! A segment in the address space of this process.
 
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+use std::arch::asm;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
@@ -8,7 +10,7 @@ use drumline_kernels::{Element, Source, Target};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::error::{Error, Result};
-use crate::flag::Flags;
+use crate::flag::{Flags, payload_offset};
 use crate::layout::Layout;
 
 /// A whole segment, mapped to be read and written until this is dropped.
@@ -72,6 +74,21 @@ impl Mapping {
         // SAFETY: `FLAGS` lies within every segment and is aligned to 64 bytes as the base is to
         // a page. Atomics have no invalid bytes and may be shared, with other processes too.
         unsafe { &*self.address(Layout::FLAGS.start).cast::<Flags>() }
+    }
+
+    /// Asks for the line of one parity to be this core's own, as it is about to be written. A wish.
+    #[inline]
+    pub(crate) fn claim(&self, parity: usize) {
+        let line = self.address(Layout::FLAGS.start + payload_offset(parity));
+        // The intrinsic would become a prefetch for reading on a baseline target.
+        #[cfg(all(target_arch = "x86_64", not(miri)))]
+        // SAFETY: a prefetch changes nothing but caches, whatever the address; processors without
+        // this one take it for a `nop`.
+        unsafe {
+            asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
+        }
+        #[cfg(not(all(target_arch = "x86_64", not(miri))))]
+        let _ = line;
     }
 
     /// Makes the pages of `bytes` of the segment present, so that the first operation does not

@@ -33,6 +33,14 @@ impl Parity {
         if sequence.is_multiple_of(2) { Parity::Even } else { Parity::Odd }
     }
 
+    /// That of the operation before this one, and of the one behind it.
+    pub const fn other(self) -> Parity {
+        match self {
+            Parity::Even => Parity::Odd,
+            Parity::Odd => Parity::Even,
+        }
+    }
+
     pub(crate) const fn index(self) -> usize {
         self as usize
     }
@@ -137,6 +145,13 @@ impl Segment {
         let peers = peers.into_iter().map(PeerSegment::flags_and_doorbell);
         self.flags().post_and_wake(parity.index(), count, peers);
         count
+    }
+
+    /// Fetches the line of a parity for writing, ahead of time: else the next announcement there
+    /// waits until peers that have read the line have let go of it.
+    #[inline]
+    pub fn claim(&self, parity: Parity) {
+        self.arena.mapping().claim(parity.index());
     }
 
     #[inline]

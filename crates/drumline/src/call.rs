@@ -62,7 +62,11 @@ impl Call {
     /// Whether the other call is carried out in the same way: it differs in its time limit at most.
     pub(crate) fn is_like(&self, other: &Call) -> bool {
         let Call { operation, operator, root, dtype, counts, parts, timeout: _ } = self;
-        let lengths = (counts, parts) == (&other.counts, &other.parts);
+        // Most calls have no parts. To compare nothing with nothing at an address that is none costs
+        // as much as all else that is compared: 50 ns on a processor with masked loads.
+        let same_parts =
+            parts.len() == other.parts.len() && (parts.is_empty() || *parts == other.parts);
+        let lengths = same_parts && *counts == other.counts;
         let rest = (*operation, *operator, *root, *dtype);
         lengths && rest == (other.operation, other.operator, other.root, other.dtype)
     }

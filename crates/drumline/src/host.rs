@@ -108,6 +108,12 @@ impl Host {
         self.segment.post_and_wake(self.parity, self.neighbours.iter().map(|it| &it.segment));
     }
 
+    /// An operation is complete: neighbours have read what this rank said in the one before, in the
+    /// line that the next one will use.
+    pub(crate) fn prepare_next(&self) {
+        self.segment.claim(self.parity.other());
+    }
+
     /// What a neighbour has announced for a piece. It must have posted in that piece.
     pub(crate) fn announcement(&self, peer: Rank, piece: u64) -> Announcement {
         self.neighbour(peer).segment.announcement(Parity::of(piece))

@@ -79,7 +79,12 @@ pub(crate) fn drive(
                         break;
                     }
                 }
-                (Action::Done, _) => return Ok(Progress::Done),
+                (Action::Done, host) => {
+                    if let Some(host) = host {
+                        host.prepare_next();
+                    }
+                    return Ok(Progress::Done);
+                }
                 (Action::Wait, _) => break,
                 (Action::Announce(_) | Action::Post | Action::Watch(_), None) => {
                     unreachable!("shared memory is used only where there is some")

@@ -164,8 +164,8 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// As [`ProcessGroup::send`]. A rank that leaves is no error while others are there. Once all
-    /// others have left it is one: what a rank sends to itself and receives in this way, it sends
-    /// first.
+    /// others have left it is one ([`Cause::NobodyLeft`](crate::Cause::NobodyLeft)), after the two
+    /// seconds that this rank has to send to itself.
     pub fn recv_any<T: Element>(&self, data: &mut [T], tag: u64) -> Result<Rank> {
         let (received, from) = self.recv_any_async::<T, _>(data.to_vec(), tag)?.wait()?;
         data.copy_from_slice(&received);
