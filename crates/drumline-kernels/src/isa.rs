@@ -10,14 +10,14 @@ pub struct Isa {
 
 /// What a kernel is compiled for.
 pub trait Features {
-    /// Whether the conversions between `f16` and `f32` of F16C are there.
-    const F16C: bool;
+    /// Whether AVX2 is there, and the conversions between `f16` and `f32` of F16C.
+    const AVX2: bool;
 }
 
 pub(crate) struct Plain;
 
 impl Features for Plain {
-    const F16C: bool = false;
+    const AVX2: bool = false;
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -25,7 +25,7 @@ pub(crate) struct Avx2;
 
 #[cfg(target_arch = "x86_64")]
 impl Features for Avx2 {
-    const F16C: bool = true;
+    const AVX2: bool = true;
 }
 
 /// Code that is worth compiling more than once. `run`, and all that it calls, must be
