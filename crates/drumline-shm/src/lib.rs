@@ -116,4 +116,4 @@ pub use layout::SegmentSize;
 pub use peer::PeerSegment;
 pub use process::{Credentials, PidFd};
 pub use segment::{Handles, Parity, Segment, SleepGuard, Waker};
-pub use spin::{spin, spin_limit};
+pub use spin::{SpinLimit, spin, spin_limit};

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 
 use drumline_kernels::copy;
 use drumline_shm::{
-    Announcement, Credentials, Parity, PeerSegment, PidFd, Segment, SegmentSize, handover, spin,
-    spin_limit,
+    Announcement, Credentials, Parity, PeerSegment, PidFd, Segment, SegmentSize, SpinLimit,
+    handover, spin, spin_limit,
 };
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
@@ -64,8 +64,8 @@ impl Rank {
         digest
     }
 
-    /// Waits until the peer has posted `count` times: spins for `limit` pauses, then sleeps.
-    fn await_post(&self, count: u64, limit: u32) {
+    /// Waits until the peer has posted `count` times: spins up to `limit`, then sleeps.
+    fn await_post(&self, count: u64, limit: SpinLimit) {
         let posted = || self.peer.last_posted() >= count;
         while !spin(limit, posted) {
             let asleep = self.own.prepare_sleep();
@@ -107,14 +107,17 @@ fn assert_ended_well(mut child: Child) {
     assert!(child.wait().unwrap().success(), "the other process failed");
 }
 
+const AT_ONCE: SpinLimit = SpinLimit { looks: 0, yields: 0 };
+
 /// Whether to sleep at once in a round: the same numbers on every run, others on each side.
-fn limits(seed: u64, spinning: u32) -> impl FnMut() -> u32 {
+fn limits(seed: u64, spinning: SpinLimit) -> impl FnMut() -> SpinLimit {
     let mut state = seed;
     move || {
         state ^= state << 13;
         state ^= state >> 7;
         state ^= state << 17;
-        if state.is_multiple_of(8) { 0 } else { (state >> 32) as u32 % (2 * spinning) }
+        let looks = (state >> 32) as u32 % (2 * spinning.looks);
+        if state.is_multiple_of(8) { AT_ONCE } else { SpinLimit { looks, ..spinning } }
     }
 }
 
@@ -178,7 +181,7 @@ fn ping_pong(rounds: u64) {
         rank.announce(round << 40);
         rank.post();
         let limit = limit();
-        slept += u64::from(limit == 0);
+        slept += u64::from(limit == AT_ONCE);
         rank.await_post(round, limit);
         assert_eq!(rank.announced(round), round << 40);
     }

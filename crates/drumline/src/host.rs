@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, ops::Range};
 
 use drumline_kernels::{Element, Target};
 use drumline_schedule::step::Rank;
-use drumline_shm::{Announcement, Arena, Parity, PeerSegment, Segment};
+use drumline_shm::{Announcement, Arena, Parity, PeerSegment, Segment, SpinLimit};
 
 use crate::{
     error::Cause,
@@ -23,7 +23,7 @@ pub(crate) struct Host {
     /// Whether slots lie in the lines of announcements.
     in_line: bool,
     /// How often a wait looks again before it sleeps.
-    spins_max: u32,
+    spins_max: SpinLimit,
     slot_bytes_max: usize,
 }
 
