@@ -107,6 +107,7 @@ fn assert_ended_well(mut child: Child) {
     assert!(child.wait().unwrap().success(), "the other process failed");
 }
 
+const AWAKE: SpinLimit = SpinLimit { looks: u32::MAX, yields: 0 };
 const AT_ONCE: SpinLimit = SpinLimit { looks: 0, yields: 0 };
 
 /// Whether to sleep at once in a round: the same numbers on every run, others on each side.
@@ -150,7 +151,7 @@ fn other_process() {
         // Writes to the parent's buffer all the time, and does not see that it was taken back.
         ("scribble", _) => {
             let rank = Rank::meet(stream);
-            rank.await_post(1, 0);
+            rank.await_post(1, AT_ONCE);
             let offset = rank.announced(1) as usize;
             for turn in 1_i64.. {
                 copy(rank.peer.arena(offset, 5000).unwrap(), (&[turn; 5000][..]).into());
@@ -208,7 +209,7 @@ fn a_killed_sleeper_is_noticed_in_the_same_poll() {
     let (mut child, stream) = start("sleep");
     let process = PidFd::of_peer(&stream).unwrap();
     let rank = Rank::meet(stream);
-    rank.await_post(1, 0);
+    rank.await_post(1, AT_ONCE);
     assert!(!process.has_exited().unwrap());
     assert_eq!(Credentials::of_peer(&rank.stream).unwrap().pid, Some(child.id()));
 
@@ -238,12 +239,12 @@ fn a_slow_process_cannot_write_to_a_detached_buffer() {
     rank.post();
 
     while rank.peer.last_posted() < 100 {
-        rank.await_post(rank.peer.last_posted() + 1, u32::MAX);
+        rank.await_post(rank.peer.last_posted() + 1, AWAKE);
     }
     rank.own.arena().detach(&mut buffer).unwrap();
     let taken_back = buffer.to_vec();
     assert!(taken_back.iter().all(|value| *value >= 1), "what was written before is gone");
-    rank.await_post(rank.peer.last_posted() + 100, u32::MAX);
+    rank.await_post(rank.peer.last_posted() + 100, AWAKE);
     assert_eq!(*buffer, taken_back, "a late write came through");
     rank.post();
     assert_ended_well(child);

@@ -571,6 +571,11 @@ impl Lane {
         }
     }
 
+    /// Whether this rank has failed, and a peer that is just being connected has not heard why.
+    pub(crate) fn owes_word(&self) -> bool {
+        matches!(self.state, State::Failed(_)) && self.transport.owes_word()
+    }
+
     /// Begins to close the group: call [`Lane::closed`] until it says so.
     pub(crate) fn close(&mut self) -> Result<()> {
         self.check_open("destroy")?;

@@ -32,6 +32,10 @@ use crate::{
     transport::{Point, Waker},
 };
 
+/// How long a rank that has failed waits for connections to be made, at most. Those to hosts that
+/// answer take a few milliseconds.
+const WORD_WITHIN: Duration = Duration::from_millis(200);
+
 /// What was submitted and is not in the lane yet.
 #[derive(Default)]
 struct Inbox {
@@ -57,6 +61,7 @@ pub(crate) struct Driven {
     /// Whether peers of other hosts have come that nobody has looked at.
     has_callers: AtomicBool,
     aborted: Arc<AtomicBool>,
+    has_said_why: AtomicBool,
     /// Whether a panic has taken the last handle of the group.
     forsaken: AtomicBool,
 }
@@ -133,6 +138,7 @@ impl Driven {
             readiness,
             has_callers: AtomicBool::new(false),
             aborted,
+            has_said_why: AtomicBool::new(false),
             forsaken: AtomicBool::new(false),
         })
     }
@@ -314,7 +320,20 @@ impl Driven {
                 Progress::Stuck => self.sleep_interruptibly(&mut lane),
             }
         }
+        self.say_why(&mut lane);
         result.map(drop)
+    }
+
+    /// Peers that are just being connected hear why this rank has failed: it may be about to exit,
+    /// and they would blame it for that.
+    fn say_why(&self, lane: &mut Lane) {
+        if !lane.owes_word() || self.has_said_why.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let until = Instant::now() + WORD_WITHIN;
+        while lane.owes_word() && Instant::now() < until {
+            lane.sleep_until(until, Instant::now());
+        }
     }
 
     fn sleep_interruptibly(&self, lane: &mut Lane) {
@@ -355,14 +374,21 @@ impl Driven {
         }
         lane.close()?;
         let enough = (patience == Patience::Enough).then_some(started + timeout);
-        while !lane.closed(started, Instant::now())? {
+        loop {
+            match lane.closed(started, Instant::now()) {
+                Ok(true) => return Ok(()),
+                Ok(false) => {}
+                Err(error) => {
+                    self.say_why(&mut lane);
+                    return Err(error);
+                }
+            }
             if enough.is_some_and(|until| Instant::now() >= until) {
                 tracing::debug!("left a group that other ranks have not closed yet");
                 return Ok(());
             }
             lane.sleep(enough);
         }
-        Ok(())
     }
 
     /// Time in operations.
@@ -382,6 +408,7 @@ impl Driven {
             let now = Instant::now();
             let progress = self.turn(&mut lane, now);
             if done() || deadline.is_some_and(|deadline| now >= deadline) {
+                self.say_why(&mut lane);
                 return true;
             }
             if self.wanted.load(Ordering::SeqCst) > 0 || progress == Progress::Done {
@@ -424,6 +451,7 @@ impl Driven {
         // If nobody drives it, the peers hear of it from here.
         if let Some(mut lane) = self.try_drive() {
             self.turn(&mut lane, Instant::now());
+            self.say_why(&mut lane);
         }
     }
 }

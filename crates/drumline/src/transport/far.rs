@@ -122,6 +122,11 @@ impl Far {
         self.epoll.clone()
     }
 
+    /// Whether calls are under way.
+    pub(super) fn is_calling(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
     /// When there is something to do even if nothing arrives.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let gates = self.gates.iter().filter_map(Gate::deadline);

@@ -109,6 +109,12 @@ pub(crate) trait Connections: Transport {
     /// Whether a peer is known to have left the group in good order.
     fn has_left(&self, rank: Rank) -> bool;
 
+    /// Whether a peer that is just being connected has not heard yet that this rank takes part no
+    /// more.
+    fn owes_word(&self) -> bool {
+        false
+    }
+
     /// When to [look](Transport::wait) although nothing is under way and nothing arrives.
     fn idle_deadline(&self) -> Option<Instant> {
         None

@@ -344,6 +344,10 @@ impl Connections for Sockets {
         self.streams.has_left(rank)
     }
 
+    fn owes_word(&self) -> bool {
+        self.streams.farewell().is_some() && self.far.as_ref().is_some_and(Far::is_calling)
+    }
+
     fn idle_deadline(&self) -> Option<Instant> {
         self.far.as_ref().and_then(Far::deadline)
     }
