@@ -590,7 +590,7 @@ impl Lane {
 
     /// Whether all ranks have left, after [`Lane::close`] at `started`.
     pub(crate) fn closed(&mut self, started: Instant, now: Instant) -> Result<bool> {
-        let lead = self.config.warn_after.min(self.config.timeout) / 2;
+        let lead = patience::lead(self.config.timeout, &self.config);
         let give_up_at = started + self.config.timeout;
         let new = Closing { give_up_at, lead, has_looked: false };
         let closing = self.closing.get_or_insert(new);

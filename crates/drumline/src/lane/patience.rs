@@ -35,7 +35,7 @@ pub(super) struct Patience {
 }
 
 /// How long peers are told before anything is made of it, in a call that takes `limit` at most.
-fn lead(limit: Duration, config: &Config) -> Duration {
+pub(super) fn lead(limit: Duration, config: &Config) -> Duration {
     config.warn_after.min(limit) / 2
 }
 
