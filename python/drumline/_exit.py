@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import sys
 import weakref
 
 from drumline import _core
+
+_log = logging.getLogger(__name__)
+
+# How long callbacks that are running, or whose operations have just ended, may take.
+_PATIENCE_S = 5.0
 
 _groups: weakref.WeakSet[_core.Group | _core.AsyncReduce] = weakref.WeakSet()
 
@@ -30,3 +36,5 @@ def _at_exit() -> None:
             group.forget()
         elif not group.is_destroyed:
             group.drop()
+    if failed is None and not _core.wait_for_callbacks(_PATIENCE_S):
+        _log.warning("the interpreter ends before callbacks have returned, after %s s", _PATIENCE_S)

@@ -200,3 +200,6 @@ if __name__ == "__main__":
             if dist.get_rank() == 0:
                 print(f"{backend} {name}: {json.dumps(result)}", flush=True)
         dist.destroy_process_group()
+    # Threads of gloo's outlive its groups; one that wants the interpreter at its end aborts this.
+    sys.stdout.flush()
+    os._exit(0)

@@ -22,6 +22,22 @@ def unmodified() -> None:
     dist.all_reduce(torch.ones(2), async_op=True)
 
 
+def callbacks() -> None:
+    """Ends while callbacks run, each of which wants the interpreter again."""
+    import torch
+    import torch.distributed as dist
+
+    def callback(future) -> None:
+        for _ in range(100):
+            time.sleep(0.001)
+        print("told", flush=True)
+
+    dist.init_process_group("drumline")
+    for _ in range(4):
+        dist.all_reduce(torch.ones(2), async_op=True).get_future().then(callback)
+    dist.destroy_process_group()
+
+
 def own_api() -> None:
     import numpy as np
 
@@ -61,4 +77,4 @@ def waits() -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    {f.__name__: f for f in (unmodified, own_api, one_raises, waits)}[sys.argv[1]]()
+    {f.__name__: f for f in (unmodified, callbacks, own_api, one_raises, waits)}[sys.argv[1]]()

@@ -40,6 +40,12 @@ def test_a_script_needs_nothing_but_the_name_and_may_just_end(launcher, backends
     assert "Error" not in errors and "panic" not in errors, errors
 
 
+def test_the_interpreter_ends_when_callbacks_have_returned():
+    pytest.importorskip("torch")
+    out, errors = launch("drumline run", "callbacks")
+    assert out.count("told") == 8 and errors == "", out + errors
+
+
 def test_the_direct_api_needs_no_torch():
     out, errors = launch("drumline run", "own_api")
     assert out.count("sum [3] False") == 2, out

@@ -39,6 +39,7 @@ mod _core {
         memory::supports,
         sampler::Sampler,
         store::Store,
+        tellers::wait_for_callbacks,
         work::Work,
     };
 

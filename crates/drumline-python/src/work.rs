@@ -12,7 +12,7 @@ use crate::{
     error::raise,
     memory::Buffer,
     signals::{LOOK_EVERY, on_main_thread},
-    tellers,
+    tellers::Promise,
 };
 
 /// What an operation gives back, to be brought to its place.
@@ -236,8 +236,8 @@ impl Shared {
     }
 
     fn tell_at_the_end(self: &Arc<Self>, pending: Box<dyn Pending>) {
-        let shared = self.clone();
-        let tell = move |outcome| tellers::run(move || shared.end(outcome));
+        let (shared, promise) = (self.clone(), Promise::new());
+        let tell = move |outcome| promise.keep(move || shared.end(outcome));
         if let Err(error) = pending.on_complete(Box::new(tell)) {
             self.end(Err(error));
         }
