@@ -335,12 +335,12 @@ impl Lane {
                 self.be_patient(now.get());
                 Ok(Progress::Stuck)
             }
-            Err(Cause::Timeout { .. }) if self.was_stopped(now.get()) => {
+            Err(Cause::Timeout { waiting_for }) if self.looks_again(&waiting_for, now.get()) => {
                 self.be_patient(now.get());
                 Ok(Progress::Stuck)
             }
             Err(cause) => {
-                let cause = self.trace(cause, Lack::Call(self.sequence - 1), now.get());
+                let cause = self.trace(cause, Lack::Call, now.get());
                 let description = self.machine.description().to_string();
                 let started = self.running.as_ref().and_then(|running| running.started);
                 let elapsed = now.get().saturating_duration_since(started.unwrap_or(now.get()));
@@ -614,7 +614,7 @@ impl Lane {
             }
             Ok(_) if self.aborted.load(Ordering::SeqCst) => Cause::Aborted,
             Ok(waiting_for) if expired => {
-                self.trace(Cause::Timeout { waiting_for }, Lack::Call(self.sequence), now)
+                self.trace(Cause::Timeout { waiting_for }, Lack::Call, now)
             }
             Ok(_) => return Ok(false),
             Err(cause) => cause,

@@ -32,6 +32,8 @@ pub(super) struct Patience {
     /// itself hears first what they say.
     warn_at: Option<Instant>,
     warned: bool,
+    /// Whether more time was given because all seemed to wait for each other.
+    looked_again: bool,
 }
 
 /// How long peers are told before anything is made of it, in a call that takes `limit` at most.
@@ -43,7 +45,7 @@ impl Patience {
     /// Of a call that takes `limit` at most.
     pub(super) fn new(now: Instant, limit: Duration, config: &Config) -> Patience {
         let lead = lead(limit, config);
-        Patience { lead, tell_at: now + lead, warn_at: None, warned: false }
+        Patience { lead, tell_at: now + lead, warn_at: None, warned: false, looked_again: false }
     }
 
     fn has_told(&self) -> bool {
@@ -78,7 +80,7 @@ impl Lane {
         self.tell(now);
         let call = *self.machine.description();
         let awaited = self.machine.awaited();
-        let late = self.follow(Lack::Call(call.sequence()), &awaited, now);
+        let late = self.follow(Lack::Call, &awaited, now);
         if warns {
             self.recorder.mark("late", format_args!("{late:?}"));
             tracing::warn!(
@@ -94,15 +96,27 @@ impl Lane {
         }
     }
 
-    /// The time limit has passed. Whether that is this rank's own fault, who was stopped: then it
-    /// waits a little for what its peers say.
-    pub(super) fn was_stopped(&mut self, now: Instant) -> bool {
+    /// The time limit has passed for a call that awaits these. Whether it is too early to name
+    /// anybody: then it waits a little for what its peers say.
+    ///
+    /// That is so if this rank was stopped itself, and if all wait for each other: unless they do
+    /// for ever, one has gone on, and those that it has met just now have not said so yet.
+    pub(super) fn looks_again(&mut self, awaited: &[Rank], now: Instant) -> bool {
         let patience = self.running.as_ref().and_then(|running| running.patience.as_ref());
-        if patience.is_some_and(Patience::has_told) {
-            return false;
+        let until = match patience {
+            Some(Patience { looked_again: true, .. }) => return false,
+            Some(patience) if patience.has_told() => {
+                if !self.ends(Lack::Call, awaited, now).is_empty() {
+                    return false;
+                }
+                now + 2 * self.news_after()
+            }
+            _ => now + lead(self.machine.timeout(), &self.config),
+        };
+        if let Some(patience) = self.running.as_mut().and_then(|it| it.patience.as_mut()) {
+            patience.looked_again = patience.has_told();
         }
-        let lead = lead(self.machine.timeout(), &self.config);
-        self.machine.extend(now + lead);
+        self.machine.extend(until);
         true
     }
 
@@ -137,7 +151,6 @@ impl Lane {
         };
         let call = *self.machine.description();
         Waits {
-            sequence: self.first_unfinished(),
             call: (!ranks.is_empty()).then_some(InCall { call, ranks }),
             messages: self.points_awaited.iter().copied().collect(),
         }
@@ -163,7 +176,7 @@ impl Lane {
     }
 
     fn tell_again_at(&self, told: &Told, waits: &Waits) -> Instant {
-        told.at + if told.waits.differs(waits) { self.news_after() } else { self.answer_within() }
+        told.at + if told.waits != *waits { self.news_after() } else { self.answer_within() }
     }
 
     /// How long peers have to answer, before they are told again.
@@ -201,7 +214,13 @@ impl Lane {
         roots
     }
 
+    /// Where all wait for each other, the awaited.
     fn roots(&mut self, lack: Lack, awaited: &[Rank], now: Instant) -> Vec<Rank> {
+        let ends = self.ends(lack, awaited, now);
+        if ends.is_empty() { awaited.to_vec() } else { ends }
+    }
+
+    fn ends(&mut self, lack: Lack, awaited: &[Rank], now: Instant) -> Vec<Rank> {
         let mut told = self.transport.told(now, self.answer_within());
         told.insert(self.member.rank, self.waits());
         Seeker { rank: self.member.rank, told: &told }.roots(lack, awaited)

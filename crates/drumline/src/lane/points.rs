@@ -151,11 +151,6 @@ impl Lane {
         complete_poisoned(self.transport.take_points(), by);
     }
 
-    /// Number of the first collective that is not over.
-    pub(super) fn first_unfinished(&self) -> u64 {
-        self.sequence - u64::from(self.running.is_some())
-    }
-
     /// Finds out who is late, warns, and gives up after the deadline.
     fn watch_points(&mut self, now: Instant) {
         if !self.points_followed && self.points_due.is_none_or(|due| now < due) {

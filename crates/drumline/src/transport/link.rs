@@ -518,7 +518,7 @@ mod tests {
         ours.set_nonblocking(true).unwrap();
         let mut link = ControlLink::new(1);
         link.connect(ours);
-        let waits = Waits { sequence: 3, call: None, messages: vec![2] };
+        let waits = Waits { call: None, messages: vec![2] };
         theirs.write_all(&Control::Waits(waits.clone()).encode()).unwrap();
         link.read();
         let (asked, answer) = (Instant::now(), Duration::from_secs(1));

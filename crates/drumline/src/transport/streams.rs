@@ -411,7 +411,7 @@ impl<S: Duplex> Streams<S> {
     /// Tells all peers whom this rank waits for, also those that will be connected later. What is no
     /// news is for those that may answer.
     pub(crate) fn tell(&mut self, waits: &Waits, now: Instant) {
-        let is_news = self.waits.as_ref().is_none_or(|told| told.differs(waits));
+        let is_news = self.waits.as_ref().is_none_or(|told| told != waits);
         for peer in self.peers.values_mut().filter(|peer| peer.is_agreed()) {
             if is_news || *peer.control.state() == PeerState::Present {
                 peer.control.ask(waits, now);

@@ -12,10 +12,8 @@ use drumline_schedule::step::Rank;
 use crate::executor::Description;
 
 /// What a rank last said of its waiting, of what has lasted for long.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Waits {
-    /// Number of its first call that is not over.
-    pub(crate) sequence: u64,
     /// Where it waits in a call.
     pub(crate) call: Option<InCall>,
     /// Who is to send it messages, or to take those that it sends.
@@ -34,23 +32,13 @@ impl Waits {
     pub(crate) fn is_any(&self) -> bool {
         self.call.is_some() || !self.messages.is_empty()
     }
-
-    /// Whether somebody who was told the one would learn something new from the other.
-    pub(crate) fn differs(&self, other: &Waits) -> bool {
-        (&self.call, &self.messages) != (&other.call, &other.messages)
-    }
-
-    /// Whether the rank that says so has done its part of the call of that number.
-    fn is_past(&self, sequence: u64) -> bool {
-        self.sequence > sequence
-    }
 }
 
 /// What a rank is awaited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Lack {
-    /// Its part in the call of that number.
-    Call(u64),
+    /// Its part in a call.
+    Call,
     /// A message from it, or that it takes one.
     Message,
 }
@@ -59,32 +47,27 @@ pub(crate) enum Lack {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seeker<'a> {
     pub(crate) rank: Rank,
-    /// What all ranks have said, this one among them.
+    /// What all ranks have said, this one among them, but for those that have stopped since.
     pub(crate) told: &'a BTreeMap<Rank, Waits>,
 }
 
 impl Seeker<'_> {
-    /// The ranks for whom those that this rank awaits wait in the end.
+    /// The ranks for whom those that this rank awaits wait in the end; nobody where all wait for
+    /// each other.
     ///
-    /// Somebody who waits is passed over, unless whom it awaits in a call is past that call: what
-    /// it lacks is on its way, so it has stopped since. (Who waits for a message and has stopped
-    /// since is not in `told`, because it does not answer.) This rank is never a root. It may be on
-    /// the way to one: whom a message waits for may wait for this rank in a call, and that for
-    /// others.
+    /// This rank is never a root. It may be on the way to one: whom a message waits for may wait
+    /// for this rank in a call, and that for others.
     ///
     /// A message may have been posted long before anybody needs it, so where all wait for each
     /// other there may be one who does not really: it is the root if messages are left out of
-    /// account. If that is nobody, either, the answer is `awaited` itself.
+    /// account.
     pub(crate) fn roots(self, lack: Lack, awaited: &[Rank]) -> Vec<Rank> {
         let all = self.ends(lack, awaited, |rank, lack| self.awaited_by(rank, lack));
         let roots = match all.is_empty() {
             true => self.ends(lack, awaited, |rank, _| self.awaited_in_call(rank)),
             false => all,
         };
-        match roots.is_empty() {
-            true => awaited.to_vec(),
-            false => roots.into_iter().collect(),
-        }
+        roots.into_iter().collect()
     }
 
     /// The ends of all chains that begin with `awaited`, but for this rank.
@@ -123,11 +106,8 @@ impl Seeker<'_> {
 
     fn awaited_in_call(self, rank: Rank) -> Vec<(Rank, Lack)> {
         let in_call = self.told.get(&rank).and_then(|waits| waits.call.as_ref());
-        let Some(InCall { call, ranks }) = in_call else { return Vec::new() };
-        let sequence = call.sequence();
-        let is_past = |rank| self.told.get(rank).is_some_and(|waits| waits.is_past(sequence));
-        let ranks = ranks.iter().filter(|rank| !is_past(rank));
-        ranks.map(|rank| (*rank, Lack::Call(sequence))).collect()
+        let ranks = in_call.into_iter().flat_map(|in_call| &in_call.ranks);
+        ranks.map(|rank| (*rank, Lack::Call)).collect()
     }
 }
 
@@ -138,25 +118,25 @@ mod tests {
     use super::*;
     use crate::{DType, executor::Operation};
 
-    /// What a rank says that is in the call of that number, or before it, and awaits these there.
-    fn calls(sequence: u64, ranks: &[Rank]) -> Waits {
-        let call = Description::new(1, sequence, Operation::Barrier, DType::U8, 0, "tree");
-        let in_call = (!ranks.is_empty()).then(|| InCall { call, ranks: ranks.to_vec() });
-        Waits { sequence, call: in_call, messages: Vec::new() }
+    /// What a rank says that awaits these in a call.
+    fn calls(ranks: &[Rank]) -> Waits {
+        let call = Description::new(1, 7, Operation::Barrier, DType::U8, 0, "tree");
+        let call = Some(InCall { call, ranks: ranks.to_vec() });
+        Waits { call, messages: Vec::new() }
     }
 
     /// And of one that waits for messages with these.
-    fn messages(sequence: u64, ranks: &[Rank]) -> Waits {
-        Waits { sequence, call: None, messages: ranks.to_vec() }
+    fn messages(ranks: &[Rank]) -> Waits {
+        Waits { call: None, messages: ranks.to_vec() }
     }
 
-    fn both(in_call: Waits, ranks: &[Rank]) -> Waits {
-        Waits { messages: ranks.to_vec(), ..in_call }
+    fn both(in_call: &[Rank], messages: &[Rank]) -> Waits {
+        Waits { messages: messages.to_vec(), ..calls(in_call) }
     }
 
-    /// For whom rank 0 waits in the end that awaits these in call 7.
+    /// For whom rank 0 waits in the end that awaits these in a call.
     fn in_call(awaited: &[Rank], told: &[(Rank, Waits)]) -> Vec<Rank> {
-        roots(Lack::Call(7), awaited, told)
+        roots(Lack::Call, awaited, told)
     }
 
     /// The same, of messages.
@@ -165,20 +145,22 @@ mod tests {
     }
 
     fn roots(lack: Lack, awaited: &[Rank], told: &[(Rank, Waits)]) -> Vec<Rank> {
-        let mut all = BTreeMap::from([(0, calls(7, &[]))]);
+        let mut all = BTreeMap::from([(0, Waits::default())]);
         all.extend(told.iter().cloned());
         Seeker { rank: 0, told: &all }.roots(lack, awaited)
     }
 
+    const NOBODY: [Rank; 0] = [];
+
     #[test]
     fn whoever_has_said_nothing_is_the_root() {
         assert_eq!(in_call(&[1, 2], &[]), [1, 2]);
-        assert_eq!(for_messages(&[1, 2], &[(1, calls(7, &[]))]), [1, 2]);
+        assert_eq!(for_messages(&[1, 2], &[(1, Waits::default())]), [1, 2]);
     }
 
     #[test]
     fn chains_are_followed_to_their_end_through_calls_too() {
-        let said = [(1, calls(7, &[2])), (2, calls(6, &[3, 4])), (4, calls(6, &[3]))];
+        let said = [(1, calls(&[2])), (2, calls(&[3, 4])), (4, calls(&[3]))];
         assert_eq!(in_call(&[1], &said), [3]);
         assert_eq!(in_call(&[1, 5], &said), [3, 5]);
         assert_eq!(for_messages(&[1], &said), [3]);
@@ -187,14 +169,14 @@ mod tests {
     #[test]
     fn chains_are_followed_through_messages_too() {
         // 1 awaits a message of 2, which is in a call with 3, which awaits one of 4.
-        let said = [(1, messages(7, &[2])), (2, calls(6, &[3])), (3, messages(6, &[4]))];
+        let said = [(1, messages(&[2])), (2, calls(&[3])), (3, messages(&[4]))];
         assert_eq!(in_call(&[1], &said), [4]);
         assert_eq!(for_messages(&[1], &said), [4]);
     }
 
     #[test]
     fn a_part_in_a_call_waits_for_no_message_once_it_has_begun() {
-        let said = [(1, both(calls(7, &[2]), &[3]))];
+        let said = [(1, both(&[2], &[3]))];
         assert_eq!(in_call(&[1], &said), [2]);
         // A message may wait for both.
         assert_eq!(for_messages(&[1], &said), [2, 3]);
@@ -202,45 +184,40 @@ mod tests {
 
     #[test]
     fn those_that_wait_for_the_seeker_add_nobody() {
-        assert_eq!(in_call(&[1, 2], &[(1, calls(7, &[0]))]), [2]);
-        assert_eq!(in_call(&[1, 2], &[(1, messages(7, &[0]))]), [2]);
+        assert_eq!(in_call(&[1, 2], &[(1, calls(&[0]))]), [2]);
+        assert_eq!(in_call(&[1, 2], &[(1, messages(&[0]))]), [2]);
     }
 
     #[test]
     fn chains_through_the_seeker_go_on_with_those_that_it_awaits_itself() {
-        assert_eq!(in_call(&[1], &[(1, calls(7, &[0])), (0, calls(7, &[2]))]), [2]);
-        assert_eq!(for_messages(&[1], &[(1, calls(7, &[0])), (0, messages(7, &[1, 2]))]), [2]);
-        // Not if it is past the call that the other one says it waits in.
-        assert_eq!(in_call(&[1], &[(1, calls(6, &[0])), (0, calls(7, &[2]))]), [1]);
+        assert_eq!(in_call(&[1], &[(1, calls(&[0])), (0, calls(&[2]))]), [2]);
+        assert_eq!(for_messages(&[1], &[(1, calls(&[0])), (0, messages(&[1, 2]))]), [2]);
     }
 
     #[test]
-    fn in_a_circle_the_awaited_are_named() {
-        let said = [(1, calls(7, &[2])), (2, calls(7, &[1]))];
-        assert_eq!(in_call(&[1], &said), [1]);
-        assert_eq!(in_call(&[2], &[(2, calls(7, &[0]))]), [2]);
-        let said = [(1, messages(7, &[2])), (2, messages(7, &[1]))];
+    fn in_a_circle_nobody_is_the_root() {
+        let said = [(1, calls(&[2])), (2, calls(&[1]))];
+        assert_eq!(in_call(&[1], &said), NOBODY);
+        assert_eq!(in_call(&[2], &[(2, calls(&[0]))]), NOBODY);
+    }
+
+    #[test]
+    fn in_a_circle_of_messages_whoever_is_awaited_in_a_call_is_the_root() {
+        let said = [(1, messages(&[2])), (2, messages(&[1]))];
         assert_eq!(in_call(&[1], &said), [1]);
         assert_eq!(for_messages(&[2], &said), [2]);
+        // 3 has done another call than the others, and goes on with messages.
+        let said = [(1, calls(&[3])), (3, messages(&[1, 2])), (2, messages(&[1, 3]))];
+        assert_eq!(for_messages(&[1, 3], &said), [3]);
+        assert_eq!(in_call(&[3], &said), [3]);
     }
 
     #[test]
     fn a_receive_posted_early_does_not_excuse_whoever_is_late_in_a_call() {
         // 2 will get a message from 1 after the call, in which 1 waits for it.
-        let said = [(1, calls(7, &[2])), (2, messages(7, &[1]))];
+        let said = [(1, calls(&[2])), (2, messages(&[1]))];
         assert_eq!(in_call(&[1], &said), [2]);
         assert_eq!(for_messages(&[1], &said), [2]);
-    }
-
-    #[test]
-    fn whoever_waits_for_what_was_sent_has_stopped_since() {
-        // Rank 2, and then this one, are beyond the call that rank 1 says it waits in.
-        assert_eq!(in_call(&[1], &[(1, calls(6, &[2])), (2, calls(7, &[1]))]), [1]);
-        assert_eq!(in_call(&[1], &[(1, calls(6, &[2])), (2, calls(7, &[]))]), [1]);
-        assert_eq!(in_call(&[1], &[(1, calls(6, &[2])), (2, messages(7, &[3]))]), [1]);
-        assert_eq!(in_call(&[1], &[(1, calls(6, &[0]))]), [1]);
-        // Rank 3 is not.
-        assert_eq!(in_call(&[1], &[(1, calls(6, &[2, 3])), (2, calls(7, &[1]))]), [3]);
     }
 
     proptest! {
@@ -265,7 +242,7 @@ mod tests {
             let mut expected = BTreeSet::new();
             awaited.iter().for_each(|rank| reach(*rank, &said, &mut expected));
             let waits = |(&rank, to): (&Rank, &Vec<Rank>)| {
-                (rank, if in_calls[rank] { calls(7, to) } else { messages(7, to) })
+                (rank, if in_calls[rank] { calls(to) } else { messages(to) })
             };
             let said: Vec<_> = said.iter().map(waits).collect();
             let expected: Vec<_> = expected.into_iter().collect();

@@ -17,11 +17,10 @@ pub(super) enum Control {
     /// The sender's operation failed. The body is the rank at fault (`u32::MAX`: none) and a
     /// text for people.
     Abort { culprit: Option<Rank>, text: String },
-    /// The sender waits, or does so no more. The body is the number of its first call that is not
-    /// over (8 bytes), how many ranks it awaits in a call (4 bytes), and if there are any the header
-    /// of a message of that call, with zeros for what only messages have, and these ranks. The rest
-    /// are the ranks for whose messages it waits. A rank takes four bytes; where they are too many,
-    /// some are left out.
+    /// The sender waits, or does so no more. The body is how many ranks it awaits in a call (4
+    /// bytes), and if there are any the header of a message of that call, with zeros for what only
+    /// messages have, and these ranks. The rest are the ranks for whose messages it waits. A rank
+    /// takes four bytes; where they are too many, some are left out.
     Waits(Waits),
 }
 
@@ -36,9 +35,8 @@ impl Control {
     /// Longer texts are cut by the sender and refused by the receiver.
     const BODY_BYTES_MAX: usize = 4096;
     /// What comes before the ranks and the header in what a waiting rank says.
-    const COUNTS_BYTES: usize = 12;
-    const AWAITED_MAX: usize =
-        (Control::BODY_BYTES_MAX - Control::COUNTS_BYTES - Header::BYTES) / 4;
+    const COUNT_BYTES: usize = 4;
+    const AWAITED_MAX: usize = (Control::BODY_BYTES_MAX - Control::COUNT_BYTES - Header::BYTES) / 4;
 
     pub(super) fn encode(&self) -> Vec<u8> {
         let (kind, body) = match self {
@@ -83,7 +81,7 @@ impl Control {
                     text: String::from_utf8_lossy(&body[4..]).into_owned(),
                 }))
             }
-            WAITS if len >= Control::COUNTS_BYTES && len.is_multiple_of(4) => {
+            WAITS if len >= Control::COUNT_BYTES && len.is_multiple_of(4) => {
                 decode_waits(body).map(|waits| Some(Control::Waits(waits)))
             }
             kind => Err(format!("a control message of unknown kind {kind}")),
@@ -94,8 +92,7 @@ impl Control {
 fn encode_waits(waits: &Waits) -> Vec<u8> {
     let in_call = waits.call.iter().flat_map(|call| &call.ranks).take(Control::AWAITED_MAX);
     let in_call: Vec<Rank> = in_call.copied().collect();
-    let mut body = waits.sequence.to_le_bytes().to_vec();
-    body.extend_from_slice(&(in_call.len() as u32).to_le_bytes());
+    let mut body = (in_call.len() as u32).to_le_bytes().to_vec();
     if let (Some(InCall { call, .. }), false) = (&waits.call, in_call.is_empty()) {
         let header = Header { description: *call, part: 0, payload: 0 };
         body.extend_from_slice(&header.encode());
@@ -105,17 +102,16 @@ fn encode_waits(waits: &Waits) -> Vec<u8> {
     body
 }
 
-/// `body` holds the counts, and its length is a multiple of four.
+/// `body` holds the count, and its length is a multiple of four.
 fn decode_waits(body: &[u8]) -> Result<Waits, String> {
-    let sequence = u64::from_le_bytes(array(body, 0));
-    let in_call = u32::from_le_bytes(array(body, 8)) as usize;
-    let rest = &body[Control::COUNTS_BYTES..];
+    let in_call = u32::from_le_bytes(array(body, 0)) as usize;
+    let rest = &body[Control::COUNT_BYTES..];
     let ranks = |bytes: &[u8]| -> Vec<Rank> {
         let ranks = (0..bytes.len()).step_by(4);
         ranks.map(|at| u32::from_le_bytes(array(bytes, at)) as Rank).collect()
     };
     if in_call == 0 {
-        return Ok(Waits { sequence, call: None, messages: ranks(rest) });
+        return Ok(Waits { call: None, messages: ranks(rest) });
     }
     let header = rest.get(..Header::BYTES).and_then(|bytes| Header::decode(&array(bytes, 0)));
     let header = header.ok_or("a control message about no call")?;
@@ -125,7 +121,7 @@ fn decode_waits(body: &[u8]) -> Result<Waits, String> {
         .and_then(|bytes| rest.split_at_checked(bytes))
         .ok_or_else(|| format!("a control message with less than {in_call} ranks"))?;
     let call = InCall { call: header.description, ranks: ranks(awaited) };
-    Ok(Waits { sequence, call: Some(call), messages: ranks(messages) })
+    Ok(Waits { call: Some(call), messages: ranks(messages) })
 }
 
 #[cfg(test)]
@@ -139,7 +135,7 @@ mod tests {
     fn waits(ranks: Vec<Rank>, messages: Vec<Rank>) -> Control {
         let call = Description::new(7, 3, Operation::Barrier, DType::U8, 0, "direct");
         let call = (!ranks.is_empty()).then_some(InCall { call, ranks });
-        Control::Waits(Waits { sequence: 3, call, messages })
+        Control::Waits(Waits { call, messages })
     }
 
     #[test]
@@ -174,9 +170,9 @@ mod tests {
             (some.call.map(|call| call.ranks).unwrap_or_default(), some.messages)
         };
         let up_to = |count| (0..count).collect::<Vec<_>>();
-        assert_eq!(cut(up_to(2000), vec![7]), (up_to(1005), vec![]));
-        assert_eq!(cut(up_to(1000), up_to(2000)), (up_to(1000), up_to(5)));
-        assert_eq!(cut(vec![], up_to(2000)), (vec![], up_to(1005)));
+        assert_eq!(cut(up_to(2000), vec![7]), (up_to(1007), vec![]));
+        assert_eq!(cut(up_to(1000), up_to(2000)), (up_to(1000), up_to(7)));
+        assert_eq!(cut(vec![], up_to(2000)), (vec![], up_to(1007)));
     }
 
     #[test]
@@ -193,14 +189,14 @@ mod tests {
             body[at] = byte;
             body
         };
-        // Cut short in the counts, in the header, in the ranks.
-        for length in [0, 8, 11, 12, 74, 76, 80, 83, 85] {
+        // Cut short in the count, in the header, in the ranks.
+        for length in [0, 3, 4, 66, 68, 72, 75, 77] {
             assert!(take(&sensible[..length]).is_err(), "{length}");
         }
         // Of more ranks than there are; of no call.
-        assert!(take(&with(8, 4)).is_err());
-        assert!(take(&with(11, 0xff)).is_err());
-        assert!(take(&with(12, 0)).is_err());
+        assert!(take(&with(0, 4)).is_err());
+        assert!(take(&with(3, 0xff)).is_err());
+        assert!(take(&with(4, 0)).is_err());
     }
 
     #[test]
