@@ -40,10 +40,9 @@ mod training;
 
 use crate::algorithm::{Algorithm, Collective, MemoryUse};
 use crate::error::Error;
-use crate::extent::Blocks;
 use crate::price::{ElementKind, PriceList};
 use crate::schedule::Schedule;
-use crate::step::{Buffer, Rank};
+use crate::step::Rank;
 use crate::topology::Topology;
 
 use engine::Engine;
@@ -72,7 +71,7 @@ impl Cluster {
     pub fn new(topology: Topology, prices: PriceList) -> Cluster {
         let most = topology.ranks_by_host().iter().map(Vec::len).max().unwrap_or(1);
         let machines = topology.clone();
-        Cluster { topology, machines, prices, cores_per_host: most, slot_bytes: 256 << 10 }
+        Cluster { topology, machines, prices, cores_per_host: most, slot_bytes: 1 << 20 }
     }
 
     /// All of `ranks` on one host, without shared memory.
@@ -185,11 +184,7 @@ fn piece(cluster: &Cluster, schedule: &Schedule, elements: usize, kind: ElementK
     if schedule.memory != MemoryUse::Staged {
         return elements;
     }
-    let blocks = match schedule.collective.blocks(Buffer::Slot, schedule.rank, schedule.root) {
-        Blocks::All => schedule.world_size,
-        Blocks::One | Blocks::None => 1,
-    };
-    elements.min((cluster.slot_bytes / kind.bytes.max(1) / blocks).max(1))
+    elements.min(schedule.piece(cluster.slot_bytes / kind.bytes.max(1)))
 }
 
 /// Steps, with the places that they name: what a schedule takes to be made.

@@ -5,7 +5,7 @@ use std::fmt;
 use std::ops::Range;
 
 use crate::algorithm::{Collective, MemoryUse};
-use crate::extent::Counts;
+use crate::extent::{Blocks, Counts};
 use crate::step::{Buffer, Loc, Rank, Side, Span, Step};
 use crate::tree::{Node, merges};
 
@@ -61,6 +61,25 @@ impl Schedule {
             matches!(step, Step::Send { .. } | Step::Recv { .. } | Step::RecvReduce { .. })
         };
         self.steps.iter().any(is_message)
+    }
+
+    /// Blocks of a staging slot. Its owner's own block, which nobody fetches, is not among them.
+    pub fn slot_blocks(&self) -> usize {
+        match self.collective.blocks(Buffer::Slot, self.rank, self.root) {
+            Blocks::All => self.world_size.saturating_sub(1).max(1),
+            Blocks::One | Blocks::None => 1,
+        }
+    }
+
+    /// How many elements of each block are worked on at once, where slots have room for `slot`
+    /// elements: at least one.
+    ///
+    /// Half of what fits: pieces that stay in a core's own cache from one to the next are the
+    /// fastest. Where everything goes one way, an eighth: one side lays a piece out while the other
+    /// fetches the one before, and no place is used again soon.
+    pub fn piece(&self, slot: usize) -> usize {
+        let pieces = if self.collective.has_root() { 8 } else { 2 };
+        (slot / pieces / self.slot_blocks()).max(1)
     }
 
     /// How many ranks have a part in the value that this rank finishes: of a scan, those up to its

@@ -18,12 +18,12 @@ pub struct SegmentSize {
 }
 
 impl SegmentSize {
-    /// Slots of 256 KiB and an arena of half the memory of this host.
+    /// Slots of 1 MiB and an arena of half the memory of this host.
     pub fn of_host() -> SegmentSize {
         let info = rustix::system::sysinfo();
         let memory = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
         let half = usize::try_from(memory / 2).unwrap_or(usize::MAX);
-        SegmentSize { slot_bytes: 256 << 10, arena_bytes: half.min(ARENA_BYTES_MAX) }
+        SegmentSize { slot_bytes: 1 << 20, arena_bytes: half.min(ARENA_BYTES_MAX) }
     }
 }
 

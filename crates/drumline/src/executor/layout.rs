@@ -12,8 +12,12 @@ use drumline_schedule::{
 /// Staging slots are small, so a long operation through shared memory is done piece by piece: the
 /// schedule runs once for every window. Over links it is, too, so that what arrives is worked on
 /// while it is in the cache. A window is a window of every block, cut short where the
-/// block ends. A block of a slot begins where it would if all were as long as the longest window,
-/// so that neighbours find it.
+/// block ends.
+///
+/// A block of a slot begins where it would if all were as long as the longest window, so that
+/// neighbours find it. There is no room for the owner's own block, which nobody fetches, and the
+/// one of the rank behind the owner comes first: so two ranks that exchange slots write exactly
+/// where they have just read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     collective: Collective,
@@ -42,11 +46,8 @@ impl Layout {
     pub(crate) fn new(schedule: &Schedule, counts: Counts, slot: Option<usize>) -> Layout {
         let Schedule { collective, world_size, rank, root, .. } = *schedule;
         let longest = counts.longest();
-        let slot_blocks = match collective.blocks(Buffer::Slot, rank, root) {
-            Blocks::All => world_size,
-            Blocks::One | Blocks::None => 1,
-        };
-        let piece = slot.map_or(longest, |slot| longest.min((slot / slot_blocks).max(1)));
+        let slot_blocks = schedule.slot_blocks();
+        let piece = slot.map_or(longest, |slot| longest.min(schedule.piece(slot)));
         Layout { collective, world_size, rank, root, counts, longest, piece, slot_blocks }
     }
 
@@ -101,9 +102,13 @@ impl Layout {
                 let start = self.counts.resolve_in_all(block, buffer, self.world_size).start;
                 moved(self.shown(buffer, span.first, window), start)
             }
-            (Blocks::All, Buffer::Slot | Buffer::Scratch(_)) => {
-                let start = span.first * self.piece;
-                start..start + self.shown(buffer, span.first, window).len()
+            (Blocks::All, Buffer::Scratch(_)) => {
+                moved(0..self.shown(buffer, span.first, window).len(), span.first * self.piece)
+            }
+            (Blocks::All, Buffer::Slot) => {
+                debug_assert_ne!(span.first, owner, "nobody fetches the owner's own block");
+                let ahead = (span.first + self.world_size - owner - 1) % self.world_size;
+                moved(0..self.shown(buffer, span.first, window).len(), ahead * self.piece)
             }
         }
     }
@@ -123,10 +128,28 @@ impl Layout {
 
 #[cfg(test)]
 mod tests {
-    use drumline_schedule::{ALGORITHMS, Algorithm, Borders, MemoryUse, Topology};
+    use drumline_schedule::{ALGORITHMS, Algorithm, Borders, MemoryUse, Topology, step::Step};
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn of_two_ranks_each_lays_out_where_it_has_read() {
+        let topology = Topology::hosts(&[2]);
+        for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll] {
+            let row = Algorithm::find(collective, "shm").unwrap();
+            for schedule in row.schedules(&topology, 0).unwrap() {
+                let layout = Layout::new(&schedule, Counts::Even(24), Some(32));
+                let in_slots = |locs: Vec<Loc>| -> Vec<Range<usize>> {
+                    let slots = locs.into_iter().filter(|loc| loc.buffer == Buffer::Slot);
+                    slots.map(|loc| layout.resolve(Place { loc, window: 0 })).collect()
+                };
+                let laid_out = in_slots(schedule.steps.iter().flat_map(Step::writes).collect());
+                let read = in_slots(schedule.steps.iter().flat_map(Step::reads).collect());
+                assert_eq!((laid_out.len(), &laid_out), (1, &read), "{collective}");
+            }
+        }
+    }
 
     proptest! {
         /// The windows of a place tile what it is as a whole, and what neighbours find in a slot is
