@@ -17,37 +17,46 @@ pub fn copy<T: Pod>(dst: Target<'_, T>, src: Source<'_, T>) {
     unsafe { std::ptr::copy(src.as_ptr(), dst.as_mut_ptr(), src.len()) };
 }
 
-/// Copies `src` to `dst`, and has this core take the lines of `src` over: a word of each is written
-/// back as it was read.
-///
-/// For memory that one process fills and another empties, again and again. Between two cores, lines
-/// that are only read remain half with their writer, which has to ask for them when it writes again;
-/// measured, that takes up to six times as long as to hand them to and fro. The two must not
-/// overlap. Nobody else may write to `src` meanwhile: words would be lost.
+/// Copies `src` to `dst`, and [takes over](take_over) the lines of `src`. The two must not overlap.
 ///
 /// # Panics
 ///
 /// When the lengths differ.
 pub fn fetch<T: Pod>(dst: Target<'_, T>, src: Target<'_, T>) {
     same_length(dst.len(), src.len());
+    // Few enough to be in the first cache still when they are taken over.
     let line = (LINE_BYTES / size_of::<T>().max(1)).max(1);
-    let (stride, len) = (LINES * line, src.len());
+    let (stride, len) = (16 * line, src.len());
     let whole = len - len % stride;
     for start in (0..whole).step_by(stride) {
+        // Of one length, so that no call is needed to copy it.
         let part = start..start + stride;
         copy(dst.slice(part.clone()), src.as_source().slice(part.clone()));
-        for at in part.step_by(line) {
-            let word: [T; 1] = src.as_source().load(at);
-            src.store(at, word);
-        }
+        take_over(src.slice(part));
     }
     copy(dst.slice(whole..len), src.as_source().slice(whole..len));
+    take_over(src.slice(whole..len));
+}
+
+/// Has this core take over lines that it has read: a word of each is written back.
+///
+/// For memory that one process fills and another empties, again and again. Between two cores, lines
+/// that are only read remain half with their writer, which has to ask for them when it writes again;
+/// measured, that takes up to six times as long as to hand them to and fro. Nobody else may write to
+/// the memory meanwhile: words would be lost.
+#[inline]
+pub fn take_over<T: Pod>(memory: Target<'_, T>) {
+    let line = (LINE_BYTES / size_of::<T>().max(1)).max(1);
+    for at in (0..memory.len()).step_by(line) {
+        let word = memory.slice(at..at + 1).as_mut_ptr();
+        // SAFETY: the contract of the operand: one aligned element is valid for reads and writes.
+        // Volatile, because a compiler sees that nothing changes, and would leave it out.
+        unsafe { word.write_volatile(word.read_volatile()) };
+    }
 }
 
 /// Bytes of a line of the cache.
 const LINE_BYTES: usize = 64;
-/// Lines that are fetched before they are taken over.
-const LINES: usize = 16;
 
 /// Writes the elements of `src` to `dst` in the type in which partial results are kept. Always
 /// exact. A [`Bool`](crate::Bool) comes out as 0 or 1.

@@ -45,7 +45,7 @@ mod reduce;
 mod rounding;
 
 pub use boolean::Bool;
-pub use convert::{copy, fetch, narrow, scale, widen};
+pub use convert::{copy, fetch, narrow, scale, take_over, widen};
 pub use dtype::DType;
 pub use element::Element;
 pub use error::UnknownName;

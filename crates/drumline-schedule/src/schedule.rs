@@ -74,11 +74,10 @@ impl Schedule {
     /// How many elements of each block are worked on at once, where slots have room for `slot`
     /// elements: at least one.
     ///
-    /// Half of what fits: pieces that stay in a core's own cache from one to the next are the
-    /// fastest. Where everything goes one way, an eighth: one side lays a piece out while the other
-    /// fetches the one before, and no place is used again soon.
+    /// Where everything goes one way, an eighth of what fits: one side lays a piece out while the
+    /// other fetches the one before. Elsewhere both work all the time.
     pub fn piece(&self, slot: usize) -> usize {
-        let pieces = if self.collective.has_root() { 8 } else { 2 };
+        let pieces = if self.collective.has_root() { 8 } else { 1 };
         (slot / pieces / self.slot_blocks()).max(1)
     }
 

@@ -96,6 +96,23 @@ pub use self::{
 use crate::{Error, Result};
 
 /// Named tensors and lines of text.
+///
+/// ```
+/// use drumline::checkpoint::{Checkpoint, Tensor};
+///
+/// let mut checkpoint = Checkpoint::default();
+/// checkpoint.insert(Tensor::from_values("model.bias", [2], &[0.5_f32, -1.0])?);
+/// checkpoint.metadata.insert("epoch".into(), "3".into());
+///
+/// let path = std::env::temp_dir().join(format!("drumline-doc-{}", std::process::id()));
+/// checkpoint.write(&path)?;
+/// let read = Checkpoint::read(&path)?;
+/// assert_eq!(read.digest(), checkpoint.digest());
+/// let (name, bias) = read.section("model.").next().expect("one tensor");
+/// assert_eq!((name, bias.shape(), bias.values::<f32>()?), ("bias", &[2][..], vec![0.5, -1.0]));
+/// # std::fs::remove_file(&path).expect("it was written");
+/// # Ok::<(), drumline::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Checkpoint {
     tensors: BTreeMap<String, Tensor>,

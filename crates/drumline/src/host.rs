@@ -20,8 +20,6 @@ pub(crate) struct Host {
     neighbours: Vec<Neighbour>,
     /// Which announcements, and slots, the piece at hand uses.
     parity: Parity,
-    /// Where in slots its data begins, in bytes.
-    slot_start: usize,
     /// Whether slots lie in the lines of announcements.
     in_line: bool,
     /// How often a wait looks again before it sleeps.
@@ -46,7 +44,6 @@ impl Host {
             segment,
             neighbours: neighbours.into_iter().map(neighbour).collect(),
             parity: Parity::Even,
-            slot_start: 0,
             in_line: false,
             spins_max: drumline_shm::spin_limit(ranks_here),
             slot_bytes_max,
@@ -82,6 +79,12 @@ impl Host {
         self.neighbours.len() == 1
     }
 
+    /// Whether what this rank reads of a neighbour's slot may be taken over: nobody else reads it,
+    /// and it is no part of an announcement.
+    pub(crate) fn may_take_over(&self) -> bool {
+        self.is_pair() && !self.in_line
+    }
+
     fn find(&self, rank: Rank) -> Option<&Neighbour> {
         let index = self.neighbours.binary_search_by_key(&rank, |it| it.rank).ok()?;
         self.neighbours.get(index)
@@ -101,8 +104,8 @@ impl Host {
 
     /// Writes this rank's announcement of a piece.
     pub(crate) fn announce(&mut self, notice: &Notice) {
-        let Notice { piece, header, digest, slot_start, in_line } = notice;
-        (self.parity, self.slot_start, self.in_line) = (Parity::of(*piece), *slot_start, *in_line);
+        let Notice { piece, header, digest, in_line } = notice;
+        (self.parity, self.in_line) = (Parity::of(*piece), *in_line);
         let announcement = Announcement { digest: *digest, place: header.payload };
         self.segment.announce(self.parity, announcement, &header.encode());
     }
@@ -163,18 +166,12 @@ impl Host {
         if self.is_pair() { Parity::Even } else { self.parity }
     }
 
-    /// Where elements of the piece at hand lie in a slot.
-    fn in_slot<T>(&self, range: Range<usize>) -> Range<usize> {
-        let start = self.slot_start / size_of::<T>();
-        start + range.start..start + range.end
-    }
-
     /// Elements of this rank's own staging slot.
     pub(crate) fn own_slot<T: Element>(&self, range: Range<usize>) -> Target<'_, T> {
         let slot = match self.swapped() {
             _ if self.in_line => self.segment.payload(self.parity, range),
-            Some(peer) => peer.segment.slot_mut(Parity::Even, self.in_slot::<T>(range)),
-            None => self.segment.slot(self.slot_parity(), self.in_slot::<T>(range)),
+            Some(peer) => peer.segment.slot_mut(Parity::Even, range),
+            None => self.segment.slot(self.slot_parity(), range),
         };
         match slot {
             Ok(target) => target,
@@ -190,8 +187,8 @@ impl Host {
     ) -> Result<Target<'_, T>, Cause> {
         self.of(peer, |it| match self.swapped() {
             _ if self.in_line => it.segment.payload(self.parity, range),
-            Some(_) => self.segment.slot(Parity::Even, self.in_slot::<T>(range)),
-            None => it.segment.slot_mut(self.slot_parity(), self.in_slot::<T>(range)),
+            Some(_) => self.segment.slot(Parity::Even, range),
+            None => it.segment.slot_mut(self.slot_parity(), range),
         })
     }
 

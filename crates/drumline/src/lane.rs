@@ -413,7 +413,6 @@ impl Lane {
             schedule,
             description: call.describe(self.member.digest, 0, choice.algorithm.name),
             layout,
-            slot_room: slot_bytes.unwrap_or(0),
             element_bytes: choice.element_bytes,
             wide: choice.wide,
         }))

@@ -12,6 +12,22 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Why something did not happen, who is at fault, and what to do next.
 ///
 /// Errors can be cloned, because a process group repeats the one that broke it.
+///
+/// ```
+/// use drumline::{Error, ProcessGroup, ReduceOp};
+///
+/// let [group] = ProcessGroup::local_world(1)?.try_into().expect("one rank");
+/// // An argument that cannot be used: nothing has happened, and the group goes on.
+/// let error = group.broadcast(&mut [1.0_f32], 3).unwrap_err();
+/// assert!(matches!(error, Error::InvalidArgument { operation: "broadcast", .. }));
+/// group.all_reduce(&mut [1.0_f32], ReduceOp::Sum)?;
+///
+/// // A failure poisons the group: later calls repeat it.
+/// group.abort();
+/// let later = group.barrier().unwrap_err();
+/// assert!(matches!(&later, Error::Poisoned { attempted: "barrier", .. }), "{later}");
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

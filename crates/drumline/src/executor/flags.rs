@@ -19,8 +19,6 @@ pub(super) struct Epoch {
     pub(super) base: u64,
     /// How many pieces came before.
     pub(super) pieces: u64,
-    /// Where in a slot this piece may begin, and where the next one may: in bytes.
-    pub(super) slot_from: [usize; 2],
     /// The piece before, if there was one.
     pub(super) previous: Option<Previous>,
 }
@@ -52,18 +50,11 @@ impl Flags {
         Flags { epoch: Epoch::default(), peers }
     }
 
-    pub(super) fn next_piece(
-        &mut self,
-        posts: u64,
-        slot_next: usize,
-        description: Description,
-        digest: u64,
-    ) {
-        let Epoch { base, pieces, slot_from: [_, other], .. } = self.epoch;
+    pub(super) fn next_piece(&mut self, posts: u64, description: Description, digest: u64) {
+        let Epoch { base, pieces, .. } = self.epoch;
         self.epoch = Epoch {
             base: base + posts,
             pieces: pieces + 1,
-            slot_from: [other, slot_next],
             previous: Some(Previous { base, description, digest }),
         };
         for peer in &mut self.peers {
@@ -82,7 +73,7 @@ impl Flags {
     /// Announcements that nobody has looked at, after all neighbours have left: (rank, piece,
     /// what this rank called there).
     pub(crate) fn left_over(&self) -> impl Iterator<Item = (Rank, u64, Option<Description>)> {
-        let Epoch { base, pieces, previous, .. } = self.epoch;
+        let Epoch { base, pieces, previous } = self.epoch;
         self.peers.iter().filter_map(move |peer| match previous {
             // One that left before that call has announced nothing, and had nothing to give.
             Some(previous) if !peer.met_before && peer.posted > previous.base => {

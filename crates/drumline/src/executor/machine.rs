@@ -115,8 +115,6 @@ pub(crate) struct Notice {
     pub(crate) piece: u64,
     pub(crate) header: Header,
     pub(crate) digest: u64,
-    /// Where its part of a slot begins, in bytes.
-    pub(crate) slot_start: usize,
     /// Whether slots lie in the lines of announcements.
     pub(crate) in_line: bool,
 }
@@ -339,7 +337,6 @@ impl Machine {
             piece: self.flags.epoch.pieces,
             header: Header { description: self.description, part: 0, payload },
             digest: self.digest(),
-            slot_start: self.plan.slot_place(self.flags.epoch.slot_from[0]).0,
             in_line: self.plan.in_line,
         })
     }
@@ -354,8 +351,7 @@ impl Machine {
             return Some(Action::Wait);
         }
         if self.plan.posts > 0 {
-            let (_, slot_next) = self.plan.slot_place(self.flags.epoch.slot_from[0]);
-            self.flags.next_piece(self.plan.posts, slot_next, self.description, self.digest());
+            self.flags.next_piece(self.plan.posts, self.description, self.digest());
         }
         self.turn += 1;
         if self.turn == turns {
@@ -477,7 +473,7 @@ impl Machine {
     /// The piece in whose line a neighbour is to be looked at next, and the count of posts from
     /// which on its announcement there is to be compared, if it has not been.
     pub(crate) fn looks_at(&self, peer: Rank) -> (u64, Option<u64>) {
-        let Epoch { base, pieces, previous, .. } = self.flags.epoch;
+        let Epoch { base, pieces, previous } = self.flags.epoch;
         let Some(known) = self.flags.of(peer) else { return (pieces, None) };
         match previous {
             Some(previous) if !known.met_before => (pieces - 1, Some(previous.base)),

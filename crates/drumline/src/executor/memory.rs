@@ -5,7 +5,9 @@ use std::{
     sync::Arc,
 };
 
-use drumline_kernels::{Element, Source, Target, copy, fetch, reduce_tree, reduce_tree_with};
+use drumline_kernels::{
+    Element, Source, Target, copy, fetch, reduce_tree, reduce_tree_with, take_over,
+};
 use drumline_schedule::step::{Buffer, Loc, Side, Step};
 
 use super::{
@@ -203,12 +205,17 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
                 listed(nothing, into, |into| {
                     listed(nothing.as_source(), from, |from| combine(into, from))
                 })?;
+                // What comes one way: nothing will be laid out where it was read.
+                if host.is_some_and(Host::may_take_over)
+                    && places.plan.schedule.collective.has_root()
+                {
+                    for (_, src) in srcs.iter().filter(|(_, src)| is_slot_of_peer(src)) {
+                        take_over(places.target(*src)?);
+                    }
+                }
             }
             Step::Copy { dst, src } => match host {
-                // Nobody else reads it. (What lies in a line is too short to be taken over.)
-                Some(host)
-                    if src.peer.is_some() && src.buffer == Buffer::Slot && host.is_pair() =>
-                {
+                Some(host) if is_slot_of_peer(src) && host.may_take_over() => {
                     fetch(places.target(*dst)?, places.target(*src)?);
                 }
                 _ => copy(places.target(*dst)?, places.source(*src)?),
@@ -221,6 +228,10 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
         }
         Ok(())
     }
+}
+
+fn is_slot_of_peer(loc: &Loc) -> bool {
+    loc.peer.is_some() && loc.buffer == Buffer::Slot
 }
 
 /// Up to this many operands are listed without asking for memory.

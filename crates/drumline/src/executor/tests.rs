@@ -221,7 +221,6 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
                         schedule: Arc::new(schedule),
                         description,
                         layout,
-                        slot_room: 0,
                         element_bytes: size_of::<i64>(),
                         wide: false,
                     });
@@ -330,7 +329,6 @@ fn waiting_machine(before: Option<Description>) -> (Machine, Header) {
             schedule: schedule.clone(),
             description,
             layout: Layout::new(&schedule, Counts::Even(len), None),
-            slot_room: 0,
             element_bytes: 4,
             wide: false,
         }))
