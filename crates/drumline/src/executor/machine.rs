@@ -12,6 +12,7 @@ use super::{
     flags::{Epoch, Flags},
     history::History,
     layout::Place,
+    local::Local,
     message::{Description, Header},
     plan::Plan,
 };
@@ -100,9 +101,7 @@ pub(crate) enum Action<'a> {
 /// A step other than a message.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Computation<'a> {
-    pub(crate) step: &'a Step,
-    /// How it combines many inputs: a stack program.
-    pub(crate) merges: &'a [usize],
+    pub(crate) local: &'a Local,
     /// The window that it works on.
     pub(crate) window: usize,
 }
@@ -276,8 +275,7 @@ impl Machine {
             | Step::Copy { .. } => {
                 self.staged = false;
                 self.stage = Stage::Step(index + 1);
-                let (step, merges) = (&self.plan.schedule.steps[index], self.plan.merges(index));
-                Action::Compute(Computation { step, merges, window })
+                Action::Compute(Computation { local: self.plan.local(index), window })
             }
             Step::Send { to, src } => {
                 self.stage = Stage::Step(index + 1);

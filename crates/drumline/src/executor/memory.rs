@@ -1,6 +1,7 @@
 //! The buffers of one operation, by the names that a schedule gives them.
 
 use std::{
+    ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
 };
@@ -8,11 +9,12 @@ use std::{
 use drumline_kernels::{
     Element, Source, Target, copy, fetch, reduce_tree, reduce_tree_with, take_over,
 };
-use drumline_schedule::step::{Buffer, Loc, Side, Step};
+use drumline_schedule::step::{Buffer, Loc};
 
 use super::{
     layout::Place,
-    machine::{Computation, Machine},
+    local::{Local, Operand},
+    machine::Computation,
     plan::Plan,
 };
 use crate::{error::Cause, host::Host, operator::Combine, work::panic_text};
@@ -62,38 +64,35 @@ struct Places<'a, T> {
 }
 
 impl<'a, T: Element> Places<'a, T> {
-    fn source(&self, loc: Loc) -> Result<Source<'a, T>, Cause> {
-        match (loc.peer, loc.buffer) {
-            (None, Buffer::Input) => {
-                let place = Place { loc, window: self.window };
-                Ok(self.input.slice(self.plan.layout.resolve(place)))
-            }
-            _ => Ok(self.target(loc)?.as_source()),
+    fn source(&self, operand: &Operand) -> Result<Source<'a, T>, Cause> {
+        match (operand.loc.peer, operand.loc.buffer) {
+            (None, Buffer::Input) => Ok(self.input.slice(self.range(operand))),
+            _ => Ok(self.target(operand)?.as_source()),
         }
     }
 
-    fn target(&self, loc: Loc) -> Result<Target<'a, T>, Cause> {
-        let place = Place { loc, window: self.window };
-        if let (None, Buffer::Scratch(id)) = (loc.peer, loc.buffer) {
-            return Ok(self.scratch.slice(self.plan.in_scratch(id, place)));
-        }
-        let range = self.plan.layout.resolve(place);
-        let Some(peer) = loc.peer else {
-            return Ok(match loc.buffer {
+    fn target(&self, operand: &Operand) -> Result<Target<'a, T>, Cause> {
+        let range = self.range(operand);
+        let Loc { peer, buffer, .. } = operand.loc;
+        let Some(peer) = peer else {
+            return Ok(match buffer {
                 Buffer::Data => self.data.slice(range),
+                Buffer::Scratch(_) => self.scratch.slice(range),
                 Buffer::Slot => self.host().own_slot(range),
-                Buffer::Input | Buffer::Scratch(_) => {
-                    unreachable!("no schedule writes to the input, and scratch is resolved above")
-                }
+                Buffer::Input => unreachable!("no schedule writes to the input"),
             });
         };
-        match loc.buffer {
+        match buffer {
             Buffer::Slot => self.host().slot_of(peer, range),
             Buffer::Data => self.host().data_of(peer, range),
             Buffer::Scratch(_) | Buffer::Input => {
                 unreachable!("no schedule names a peer's private memory")
             }
         }
+    }
+
+    fn range(&self, operand: &Operand) -> Range<usize> {
+        self.plan.range(operand, self.window)
     }
 
     fn host(&self) -> &'a Host {
@@ -163,10 +162,10 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
     fn bytes(&self, place: Place) -> &[u8] {
         let plan = laid_out(&self.plan);
         bytemuck::cast_slice(match place.loc.buffer {
-            Buffer::Data => &self.data.as_ref()[plan.layout.resolve(place)],
-            Buffer::Input => &self.input.as_ref()[plan.layout.resolve(place)],
-            Buffer::Scratch(id) => {
-                &bytemuck::cast_slice::<Word, T>(&self.scratch)[plan.in_scratch(id, place)]
+            Buffer::Data => &self.data.as_ref()[plan.resolve(place)],
+            Buffer::Input => &self.input.as_ref()[plan.resolve(place)],
+            Buffer::Scratch(_) => {
+                &bytemuck::cast_slice::<Word, T>(&self.scratch)[plan.resolve(place)]
             }
             Buffer::Slot => unreachable!("messages never touch shared memory"),
         })
@@ -175,9 +174,9 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
     fn bytes_mut(&mut self, place: Place) -> &mut [u8] {
         let plan = laid_out(&self.plan);
         bytemuck::cast_slice_mut(match place.loc.buffer {
-            Buffer::Data => &mut self.data.as_mut()[plan.layout.resolve(place)],
-            Buffer::Scratch(id) => {
-                let range = plan.in_scratch(id, place);
+            Buffer::Data => &mut self.data.as_mut()[plan.resolve(place)],
+            Buffer::Scratch(_) => {
+                let range = plan.resolve(place);
                 &mut bytemuck::cast_slice_mut::<Word, T>(&mut self.scratch)[range]
             }
             Buffer::Input => unreachable!("no schedule writes to the input"),
@@ -186,52 +185,31 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
     }
 
     fn compute(&mut self, computation: Computation<'_>, host: Option<&Host>) -> Result<(), Cause> {
-        let Computation { step, merges, window } = computation;
+        let Computation { local, window } = computation;
         let (op, places) = self.places(window, host);
-        let finish = |finish: bool| finish.then_some(places.plan.contributions);
-        match step {
-            Step::RecvReduce { dst, side, finish: last, .. } => {
-                let arrived = places.source(Machine::staging(*dst))?;
-                op.pair(places.target(*dst)?, arrived, *side, finish(*last))?;
+        let takes_over = |src: &Operand| src.is_slot_of_peer() && host.is_some_and(Host::may_take_over);
+        match local {
+            Local::Copy { dst, src } if takes_over(src) => {
+                fetch(places.target(dst)?, places.target(src)?);
             }
-            Step::Reduce { dst, src, side, finish: last } => {
-                op.pair(places.target(*dst)?, places.source(*src)?, *side, finish(*last))?;
-            }
-            Step::ReduceTree { dsts, srcs, finish: last } => {
-                let into = dsts.iter().map(|dst| places.target(*dst));
-                let from = srcs.iter().map(|(_, src)| places.source(*src));
-                let combine = |into: &[_], from: &[_]| op.tree(into, from, merges, finish(*last));
+            Local::Copy { dst, src } => copy(places.target(dst)?, places.source(src)?),
+            Local::Combine { dsts, srcs, merges, finish } => {
+                let into = dsts.iter().map(|dst| places.target(dst));
+                let from = srcs.iter().map(|src| places.source(src));
                 let nothing = Target::from(&mut [][..]);
                 listed(nothing, into, |into| {
-                    listed(nothing.as_source(), from, |from| combine(into, from))
+                    listed(nothing.as_source(), from, |from| op.tree(into, from, merges, *finish))
                 })?;
                 // What comes one way: nothing will be laid out where it was read.
-                if host.is_some_and(Host::may_take_over)
-                    && places.plan.schedule.collective.has_root()
-                {
-                    for (_, src) in srcs.iter().filter(|(_, src)| is_slot_of_peer(src)) {
-                        take_over(places.target(*src)?);
+                if places.plan.schedule.collective.has_root() {
+                    for src in srcs.iter().filter(|src| takes_over(src)) {
+                        take_over(places.target(src)?);
                     }
                 }
             }
-            Step::Copy { dst, src } => match host {
-                Some(host) if is_slot_of_peer(src) && host.may_take_over() => {
-                    fetch(places.target(*dst)?, places.target(*src)?);
-                }
-                _ => copy(places.target(*dst)?, places.source(*src)?),
-            },
-            Step::Send { .. }
-            | Step::Recv { .. }
-            | Step::Flush { .. }
-            | Step::Post
-            | Step::Wait { .. } => unreachable!("these are the machine's business"),
         }
         Ok(())
     }
-}
-
-fn is_slot_of_peer(loc: &Loc) -> bool {
-    loc.peer.is_some() && loc.buffer == Buffer::Slot
 }
 
 /// Up to this many operands are listed without asking for memory.
@@ -255,21 +233,6 @@ fn listed<T: Copy, R>(
 }
 
 impl<T: Element> Combine<T> {
-    /// Combines what has come into `dst`.
-    fn pair(
-        &self,
-        dst: Target<'_, T>,
-        incoming: Source<'_, T>,
-        side: Side,
-        finish: Option<usize>,
-    ) -> Result<(), Cause> {
-        let srcs = match side {
-            Side::Left => [incoming, dst.as_source()],
-            Side::Right => [dst.as_source(), incoming],
-        };
-        self.tree(&[dst], &srcs, &[0, 1], finish)
-    }
-
     /// Combines all sources by a stack program. A function of the caller's may panic; then the
     /// operation fails as it does when a peer is lost, and nobody is left waiting.
     pub(crate) fn tree(

@@ -8,6 +8,7 @@
 mod flags;
 mod history;
 mod layout;
+mod local;
 mod machine;
 mod memory;
 mod message;

@@ -4,13 +4,13 @@ use std::{ops::Range, sync::Arc};
 
 use drumline_schedule::{
     Collective, Counts, MemoryUse, Pipeline, Schedule,
-    step::{Buffer, Loc, Step},
-    tree::{Node, merges},
+    step::{Buffer, Loc},
 };
 use drumline_shm::PAYLOAD_BYTES;
 
 use super::{
     layout::{Layout, Place},
+    local::{Local, Operand},
     message::Description,
     scratch::Scratch,
 };
@@ -38,10 +38,8 @@ pub(crate) struct Plan {
     pub(super) in_line: bool,
     /// Whether this rank gets a result.
     pub(crate) writes: bool,
-    /// How many ranks have a part in what is finished.
-    pub(super) contributions: usize,
-    /// For each step that combines many inputs, how: a stack program. Empty for the others.
-    merges: Vec<Vec<usize>>,
+    /// What each step does by itself.
+    locals: Vec<Option<Local>>,
     scratch: Scratch,
 }
 
@@ -63,7 +61,8 @@ impl Plan {
         let pipeline = if windows > 1 { Pipeline::of(&schedule) } else { Pipeline::default() };
         let is_data = |loc: Loc| loc.buffer == Buffer::Data;
         let slot_bytes = layout.slot_len() * element_bytes;
-        Plan {
+        let contributions = schedule.contributions();
+        let mut plan = Plan {
             description,
             digest: description.digest(),
             element_bytes,
@@ -73,14 +72,20 @@ impl Plan {
             uses_messages: schedule.uses_messages(),
             in_line: schedule.memory == MemoryUse::Staged && slot_bytes <= PAYLOAD_BYTES,
             writes: schedule.steps.iter().any(|step| step.writes().any(is_data)),
-            contributions: schedule.contributions(),
-            merges: schedule.steps.iter().map(merges_of).collect(),
+            locals: Vec::new(),
             scratch: Scratch::new(&schedule, &layout, pipeline.scratch_copies(), element_bytes),
             layout,
             windows,
             pipeline,
             schedule,
-        }
+        };
+        let operand = |loc| Operand {
+            loc,
+            range: (windows == 1).then(|| plan.resolve(Place { loc, window: 0 })),
+        };
+        let steps = &plan.schedule.steps;
+        plan.locals = steps.iter().map(|it| Local::of(it, contributions, operand)).collect();
+        plan
     }
 
     /// The plan of doing nothing.
@@ -121,24 +126,27 @@ impl Plan {
         self.scratch.len()
     }
 
-    /// Where a place of the scratch slot `id` lies in it.
-    pub(super) fn in_scratch(&self, id: usize, place: Place) -> Range<usize> {
-        self.scratch.resolve(id, place, &self.layout)
+    /// Where a place lies in its buffer.
+    pub(super) fn resolve(&self, place: Place) -> Range<usize> {
+        match (place.loc.peer, place.loc.buffer) {
+            (None, Buffer::Scratch(id)) => self.scratch.resolve(id, place, &self.layout),
+            _ => self.layout.resolve(place),
+        }
     }
 
-    /// How the step with that index combines its inputs.
-    pub(super) fn merges(&self, index: usize) -> &[usize] {
-        &self.merges[index]
+    /// Where an operand lies in its buffer, in that window.
+    pub(super) fn range(&self, operand: &Operand, window: usize) -> Range<usize> {
+        match &operand.range {
+            Some(range) => range.clone(),
+            None => self.resolve(Place { loc: operand.loc, window }),
+        }
     }
-}
 
-/// The stack program of a step that sums many inputs.
-fn merges_of(step: &Step) -> Vec<usize> {
-    let Step::ReduceTree { srcs, .. } = step else { return Vec::new() };
-    let nodes: Vec<Node> = srcs.iter().map(|(node, _)| *node).collect();
-    let root = Node { lo: nodes[0].lo, len: nodes.iter().map(|node| node.len).sum() };
-    let Some(merges) = merges(root, &nodes) else {
-        unreachable!("the inputs of a ReduceTree tile a node");
-    };
-    merges
+    /// What the step with that index does by itself.
+    pub(super) fn local(&self, index: usize) -> &Local {
+        let Some(local) = &self.locals[index] else {
+            unreachable!("messages and waits are the machine's business");
+        };
+        local
+    }
 }
