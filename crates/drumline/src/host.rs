@@ -103,11 +103,11 @@ impl Host {
     }
 
     /// Writes this rank's announcement of a piece.
-    pub(crate) fn announce(&mut self, notice: &Notice) {
-        let Notice { piece, header, digest, in_line } = notice;
-        (self.parity, self.in_line) = (Parity::of(*piece), *in_line);
-        let announcement = Announcement { digest: *digest, place: header.payload };
-        self.segment.announce(self.parity, announcement, &header.encode());
+    pub(crate) fn announce(&mut self, notice: &Notice<'_>) {
+        let Notice { piece, call, sequence, place, digest, in_line } = *notice;
+        (self.parity, self.in_line) = (Parity::of(piece), in_line);
+        let announcement = Announcement { digest, place };
+        self.segment.announce(self.parity, announcement, &call.header(sequence, place));
     }
 
     pub(crate) fn post(&self) {
@@ -145,12 +145,12 @@ impl Host {
             flags.on_posted(neighbour.rank, neighbour.segment.last_posted());
         }
         for (peer, piece, ours) in flags.left_over() {
-            let theirs = self.description(peer, piece)?.description;
-            match ours {
-                Some(ours) if theirs == ours => {}
-                Some(ours) => return Err(Cause::mismatch(peer, theirs, Some(ours))),
-                None => return Err(history.explain(peer, theirs)),
+            if ours.is_some_and(|ours| ours.digest == self.announcement(peer, piece).digest) {
+                continue;
             }
+            let theirs = self.description(peer, piece)?.description;
+            let sequence = ours.map_or(theirs.sequence(), |ours| ours.sequence);
+            return Err(Cause::mismatch(peer, theirs, history.find(sequence)));
         }
         Ok(())
     }

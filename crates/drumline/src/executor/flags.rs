@@ -2,8 +2,6 @@
 
 use drumline_schedule::step::Rank;
 
-use super::message::Description;
-
 /// What a rank knows of the shared memory of its host: how often everybody has posted.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flags {
@@ -24,13 +22,13 @@ pub(super) struct Epoch {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Previous {
+pub(crate) struct Previous {
     /// Every rank's posts before it.
     pub(super) base: u64,
-    /// The call that it was a piece of.
-    pub(super) description: Description,
+    /// The number of the call that it was a piece of.
+    pub(crate) sequence: u64,
     /// What this rank has announced.
-    pub(super) digest: u64,
+    pub(crate) digest: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -50,12 +48,12 @@ impl Flags {
         Flags { epoch: Epoch::default(), peers }
     }
 
-    pub(super) fn next_piece(&mut self, posts: u64, description: Description, digest: u64) {
+    pub(super) fn next_piece(&mut self, posts: u64, sequence: u64, digest: u64) {
         let Epoch { base, pieces, .. } = self.epoch;
         self.epoch = Epoch {
             base: base + posts,
             pieces: pieces + 1,
-            previous: Some(Previous { base, description, digest }),
+            previous: Some(Previous { base, sequence, digest }),
         };
         for peer in &mut self.peers {
             peer.met_before = std::mem::take(&mut peer.met);
@@ -72,12 +70,12 @@ impl Flags {
 
     /// Announcements that nobody has looked at, after all neighbours have left: (rank, piece,
     /// what this rank called there).
-    pub(crate) fn left_over(&self) -> impl Iterator<Item = (Rank, u64, Option<Description>)> {
+    pub(crate) fn left_over(&self) -> impl Iterator<Item = (Rank, u64, Option<Previous>)> {
         let Epoch { base, pieces, previous } = self.epoch;
         self.peers.iter().filter_map(move |peer| match previous {
             // One that left before that call has announced nothing, and had nothing to give.
             Some(previous) if !peer.met_before && peer.posted > previous.base => {
-                Some((peer.rank, pieces - 1, Some(previous.description)))
+                Some((peer.rank, pieces - 1, Some(previous)))
             }
             _ if peer.posted > base => Some((peer.rank, pieces, None)),
             _ => None,

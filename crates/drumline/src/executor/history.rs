@@ -34,7 +34,8 @@ impl History {
         Cause::mismatch(peer, theirs, self.find(theirs.sequence()))
     }
 
-    fn find(&self, sequence: u64) -> Option<Description> {
+    /// The call of that number, if it is not too long ago.
+    pub(crate) fn find(&self, sequence: u64) -> Option<Description> {
         self.0.iter().find(|ours| ours.sequence() == sequence).copied()
     }
 }

@@ -13,7 +13,7 @@ use super::{
     history::History,
     layout::Place,
     local::Local,
-    message::{Description, Header},
+    message::{Description, Frame, Header},
     plan::Plan,
 };
 use crate::error::Cause;
@@ -28,7 +28,8 @@ use crate::error::Cause;
 #[derive(Debug)]
 pub(crate) struct Machine {
     plan: Arc<Plan>,
-    description: Description,
+    /// The number of the call.
+    sequence: u64,
     /// The calls before this one.
     history: History,
     /// Bytes from the start of this rank's arena to its data, where that is registered.
@@ -87,7 +88,7 @@ pub(crate) enum Action<'a> {
     /// [`Machine::staging`].
     Compute(Computation<'a>),
     /// Tell the neighbours in shared memory what is being called.
-    Announce(Notice),
+    Announce(Notice<'a>),
     /// Raise this rank's count of posts.
     Post,
     /// Look at a neighbour's count of posts and tell [`Machine::on_posted`].
@@ -108,11 +109,15 @@ pub(crate) struct Computation<'a> {
 
 /// What a rank tells its neighbours in shared memory of a piece.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) struct Notice {
+pub(crate) struct Notice<'a> {
     /// How many pieces of posting operations came before it. Slots and announcements take turns
     /// by it.
     pub(crate) piece: u64,
-    pub(crate) header: Header,
+    pub(crate) call: &'a Frame,
+    /// The number of the call.
+    pub(crate) sequence: u64,
+    /// Where this rank's data lies, if it is registered.
+    pub(crate) place: u64,
     pub(crate) digest: u64,
     /// Whether slots lie in the lines of announcements.
     pub(crate) in_line: bool,
@@ -123,7 +128,7 @@ impl Machine {
     pub(crate) fn new(flags: Flags) -> Machine {
         let plan = Arc::new(Plan::idle());
         Machine {
-            description: plan.description(0),
+            sequence: 0,
             history: History::default(),
             plan,
             registered: None,
@@ -153,7 +158,7 @@ impl Machine {
         if !Arc::ptr_eq(&self.plan, plan) {
             self.plan = plan.clone();
         }
-        self.description = plan.description(sequence);
+        self.sequence = sequence;
         self.registered = registered;
         self.turn = 0;
         self.timeout = timeout;
@@ -173,7 +178,7 @@ impl Machine {
 
     /// The call is over.
     pub(crate) fn end(&mut self) {
-        self.history.push(self.description);
+        self.history.push(self.description());
     }
 
     /// What is going to be noted of peers.
@@ -233,25 +238,22 @@ impl Machine {
         self.deadline = self.deadline.max(Some(deadline));
     }
 
-    pub(crate) fn description(&self) -> &Description {
-        &self.description
+    pub(crate) fn description(&self) -> Description {
+        self.plan.description(self.sequence)
     }
 
     /// The next thing to do. Call again after each action other than `Wait`.
     pub(crate) fn poll(&mut self) -> Action<'_> {
         let (index, window) = loop {
-            let index = match self.stage {
-                Stage::Entry => return self.enter(),
-                Stage::Step(index) => index,
-            };
-            if index >= self.plan.schedule.steps.len() {
+            let Stage::Step(index) = self.stage else { return self.enter() };
+            let Some(step) = self.plan.schedule.steps.get(index) else {
                 match self.end_of_turn() {
                     Some(end) => return end,
                     None => continue,
                 }
-            }
+            };
             match self.window(index) {
-                Some(window) if !self.is_passed(index, window) => break (index, window),
+                Some(window) if !self.is_passed(step, window) => break (index, window),
                 _ => self.stage = Stage::Step(index + 1),
             }
         };
@@ -280,9 +282,9 @@ impl Machine {
             Step::Send { to, src } => {
                 self.stage = Stage::Step(index + 1);
                 let src = place(src);
-                let payload = self.bytes(src);
+                let (description, payload) = (self.description(), self.bytes(src));
                 let peer = &mut self.peers[to];
-                let header = Header { description: self.description, part: peer.sent, payload };
+                let header = Header { description, part: peer.sent, payload };
                 peer.sent += 1;
                 Action::Send { to, header, src }
             }
@@ -297,8 +299,8 @@ impl Machine {
 
     /// Whether a step that only waits has nothing to wait for. Messages that have left need not wait
     /// for others to come: so receives from several peers go on beside each other.
-    fn is_passed(&self, index: usize, window: usize) -> bool {
-        match self.plan.schedule.steps[index] {
+    fn is_passed(&self, step: &Step, window: usize) -> bool {
+        match *step {
             Step::Flush { to, upto } => self.is_flushed(to, upto, window),
             Step::Wait { peer, upto } => {
                 self.receiving == 0 && self.has_posted(peer, self.level(upto))
@@ -330,10 +332,11 @@ impl Machine {
             return Action::Watch(peer);
         }
         self.stage = Stage::Step(0);
-        let payload = self.registered.unwrap_or(u64::MAX);
         Action::Announce(Notice {
             piece: self.flags.epoch.pieces,
-            header: Header { description: self.description, part: 0, payload },
+            call: &self.plan.frame,
+            sequence: self.sequence,
+            place: self.registered.unwrap_or(u64::MAX),
             digest: self.digest(),
             in_line: self.plan.in_line,
         })
@@ -349,7 +352,7 @@ impl Machine {
             return Some(Action::Wait);
         }
         if self.plan.posts > 0 {
-            self.flags.next_piece(self.plan.posts, self.description, self.digest());
+            self.flags.next_piece(self.plan.posts, self.sequence, self.digest());
         }
         self.turn += 1;
         if self.turn == turns {
@@ -386,7 +389,7 @@ impl Machine {
     }
 
     fn compare(&self, peer: Rank, theirs: Description) -> Result<(), Cause> {
-        let ours = self.description;
+        let ours = self.description();
         if theirs.group() != ours.group() {
             return Err(protocol(peer, "sent a message of another group"));
         }
@@ -402,9 +405,7 @@ impl Machine {
     /// A peer waits in a call. Ranks that run different operations may wait for each other for
     /// ever without a message between them.
     pub(crate) fn on_waits(&self, peer: Rank, theirs: Description) -> Result<(), Cause> {
-        match theirs.group() == self.description.group()
-            && theirs.sequence() < self.description.sequence()
-        {
+        match theirs.group() == self.description().group() && theirs.sequence() < self.sequence {
             true => self.history.compare(peer, theirs),
             false => self.compare(peer, theirs),
         }
@@ -419,8 +420,8 @@ impl Machine {
             return Ok(false);
         };
         let theirs = header.description;
-        if theirs.sequence() != self.description.sequence() {
-            return Err(Cause::mismatch(from, theirs, Some(self.description)));
+        if theirs.sequence() != self.sequence {
+            return Err(Cause::mismatch(from, theirs, Some(self.description())));
         }
         if header.part == peer.received && header.payload != expected && theirs.is_by_pair() {
             let elements = |bytes: u64| bytes / self.plan.element_bytes.max(1) as u64;
@@ -433,7 +434,7 @@ impl Machine {
                 ),
                 ours: format!(
                     "{:?} with {} elements from rank {from}",
-                    self.description,
+                    self.description(),
                     elements(expected)
                 ),
             });
@@ -481,7 +482,7 @@ impl Machine {
 
     /// What this rank has announced, or would, for that piece: this one or the one before.
     fn digest(&self) -> u64 {
-        self.plan.digest(self.description.sequence())
+        self.plan.digest(self.sequence)
     }
 
     /// Whether a neighbour's announcement in the line of that piece is this rank's own call. If so,
@@ -516,18 +517,17 @@ impl Machine {
     ) -> Result<(), Cause> {
         if piece < self.flags.epoch.pieces {
             let Some(previous) = self.flags.epoch.previous else { return Ok(()) };
-            if header.description != previous.description {
-                let ours = Some(previous.description);
-                return Err(Cause::mismatch(peer, header.description, ours));
-            }
-            self.on_met(peer, piece);
-            return Ok(());
+            let ours = match previous.sequence == self.sequence {
+                true => Some(self.description()),
+                false => self.history.find(previous.sequence),
+            };
+            return Err(Cause::mismatch(peer, header.description, ours));
         }
         // A rank whose operations need no shared memory for a while may be behind.
-        if header.description.sequence() <= self.description.sequence() {
+        if header.description.sequence() <= self.sequence {
             self.compare(peer, header.description)?;
         } else if self.plan.posts > 0 {
-            return Err(Cause::mismatch(peer, header.description, Some(self.description)));
+            return Err(Cause::mismatch(peer, header.description, Some(self.description())));
         }
         self.on_met(peer, piece);
         Ok(())

@@ -187,7 +187,8 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
     fn compute(&mut self, computation: Computation<'_>, host: Option<&Host>) -> Result<(), Cause> {
         let Computation { local, window } = computation;
         let (op, places) = self.places(window, host);
-        let takes_over = |src: &Operand| src.is_slot_of_peer() && host.is_some_and(Host::may_take_over);
+        let takes_over =
+            |src: &Operand| src.is_slot_of_peer() && host.is_some_and(Host::may_take_over);
         match local {
             Local::Copy { dst, src } if takes_over(src) => {
                 fetch(places.target(dst)?, places.target(src)?);

@@ -352,6 +352,24 @@ impl Header {
     }
 }
 
+/// The bytes of the headers of one kind of call: they differ in the call's number and in the payload.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Frame([u8; Header::BYTES]);
+
+impl Frame {
+    pub(super) fn of(description: Description) -> Frame {
+        Frame(Header { description, part: 0, payload: 0 }.encode())
+    }
+
+    /// The header of the call with that number, as [`Header::encode`] would have it.
+    pub(crate) fn header(&self, sequence: u64, payload: u64) -> [u8; Header::BYTES] {
+        let mut bytes = self.0;
+        bytes[16..24].copy_from_slice(&sequence.to_le_bytes());
+        bytes[48..56].copy_from_slice(&payload.to_le_bytes());
+        bytes
+    }
+}
+
 /// `N` bytes from position `at` of a message of fixed size.
 pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     std::array::from_fn(|i| bytes[at + i])
@@ -444,6 +462,14 @@ mod tests {
         let shown = |name| format!("all_reduce(custom{name} {digest:08x}) of 10 f32 [doubling]");
         assert_eq!(named("gcd").description.to_string(), shown(" gcd"));
         assert_eq!(arrived.description.to_string(), shown(""));
+    }
+
+    #[test]
+    fn frames_stand_for_all_calls_of_a_kind() {
+        let Header { description, payload, .. } = header();
+        let frame = Frame::of(description.numbered(0));
+        let whole = Header { description: description.numbered(9), part: 0, payload };
+        assert_eq!(frame.header(9, payload), whole.encode());
     }
 
     #[test]

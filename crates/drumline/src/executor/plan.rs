@@ -11,7 +11,7 @@ use drumline_shm::PAYLOAD_BYTES;
 use super::{
     layout::{Layout, Place},
     local::{Local, Operand},
-    message::Description,
+    message::{Description, Frame},
     scratch::Scratch,
 };
 
@@ -22,6 +22,7 @@ pub(crate) struct Plan {
     pub(crate) schedule: Arc<Schedule>,
     /// As the call is told to peers: of call number 0.
     description: Description,
+    pub(super) frame: Frame,
     digest: u64,
     pub(super) layout: Layout,
     pub(super) windows: usize,
@@ -64,6 +65,7 @@ impl Plan {
         let contributions = schedule.contributions();
         let mut plan = Plan {
             description,
+            frame: Frame::of(description),
             digest: description.digest(),
             element_bytes,
             wide,

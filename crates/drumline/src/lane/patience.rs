@@ -78,7 +78,7 @@ impl Lane {
         let warns = !patience.warned && now >= warn_at;
         patience.warned |= warns;
         self.tell(now);
-        let call = *self.machine.description();
+        let call = self.machine.description();
         let awaited = self.machine.awaited();
         let late = self.follow(Lack::Call, &awaited, now);
         if warns {
@@ -149,7 +149,7 @@ impl Lane {
             true => self.machine.awaited(),
             false => Vec::new(),
         };
-        let call = *self.machine.description();
+        let call = self.machine.description();
         Waits {
             call: (!ranks.is_empty()).then_some(InCall { call, ranks }),
             messages: self.points_awaited.iter().copied().collect(),
