@@ -23,6 +23,16 @@ pub fn copy<T: Pod>(dst: Target<'_, T>, src: Source<'_, T>) {
 ///
 /// When the lengths differ.
 pub fn fetch<T: Pod>(dst: Target<'_, T>, src: Target<'_, T>) {
+    fetch_by(dst, src, copy);
+}
+
+/// Fetches with a copy of the caller's.
+#[inline(always)]
+pub(crate) fn fetch_by<T: Pod>(
+    dst: Target<'_, T>,
+    src: Target<'_, T>,
+    copy: impl Fn(Target<'_, T>, Source<'_, T>),
+) {
     same_length(dst.len(), src.len());
     // Few enough to be in the first cache still when they are taken over.
     let line = (LINE_BYTES / size_of::<T>().max(1)).max(1);
@@ -56,7 +66,7 @@ pub fn take_over<T: Pod>(memory: Target<'_, T>) {
 }
 
 /// Bytes of a line of the cache.
-const LINE_BYTES: usize = 64;
+pub(crate) const LINE_BYTES: usize = 64;
 
 /// Writes the elements of `src` to `dst` in the type in which partial results are kept. Always
 /// exact. A [`Bool`](crate::Bool) comes out as 0 or 1.

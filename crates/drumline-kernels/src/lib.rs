@@ -41,6 +41,7 @@ mod kernels;
 mod lanes;
 mod op;
 mod operand;
+mod past_cache;
 mod reduce;
 mod rounding;
 
@@ -54,5 +55,6 @@ pub use half::{bf16, f16};
 pub use num_complex::Complex;
 pub use op::ReduceOp;
 pub use operand::{Source, Target};
+pub use past_cache::{copy_past_cache, fetch_past_cache};
 pub use reduce::{combine, reduce_tree, reduce_tree_with};
 pub use rounding::with_ieee_rounding;

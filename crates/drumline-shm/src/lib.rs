@@ -96,6 +96,7 @@
 #![cfg(all(target_os = "linux", not(loom)))]
 
 mod arena;
+mod cache;
 mod detach;
 mod doorbell;
 mod error;
@@ -110,6 +111,7 @@ mod segment;
 mod spin;
 
 pub use arena::{Arena, Registered};
+pub use cache::cache_bytes;
 pub use error::{Error, Result};
 pub use flag::{Announcement, PAYLOAD_BYTES};
 pub use layout::SegmentSize;

@@ -25,6 +25,8 @@ pub(crate) struct Host {
     /// How often a wait looks again before it sleeps.
     spins_max: SpinLimit,
     slot_bytes_max: usize,
+    /// What of the cache is left for each rank, if all of them use it.
+    cache_bytes: usize,
 }
 
 #[derive(Debug)]
@@ -47,14 +49,15 @@ impl Host {
             in_line: false,
             spins_max: drumline_shm::spin_limit(ranks_here),
             slot_bytes_max,
+            cache_bytes: drumline_shm::cache_bytes() / ranks_here,
         }
     }
 
     /// Uses only so many bytes of every slot, on all ranks alike, so that short operations are
-    /// done in pieces, too.
+    /// done in pieces and past the cache, too.
     #[cfg(feature = "internals")]
     pub(crate) fn with_slots_of(self, slot_bytes_max: usize) -> Host {
-        Host { slot_bytes_max, ..self }
+        Host { slot_bytes_max, cache_bytes: slot_bytes_max, ..self }
     }
 
     /// Where registered buffers of this rank lie.
@@ -66,6 +69,11 @@ impl Host {
     pub(crate) fn slot_bytes(&self) -> usize {
         let of_neighbours = self.neighbours.iter().map(|it| it.segment.slot_bytes());
         of_neighbours.chain([self.slot_bytes_max]).min().unwrap_or(0)
+    }
+
+    /// What is longer is not found in the cache again.
+    pub(crate) fn cache_bytes(&self) -> usize {
+        self.cache_bytes
     }
 
     /// What a machine knows that has done nothing yet.

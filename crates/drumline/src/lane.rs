@@ -415,6 +415,7 @@ impl Lane {
             layout,
             element_bytes: choice.element_bytes,
             wide: choice.wide,
+            cache_bytes: self.host.as_ref().map(Host::cache_bytes),
         }))
     }
 

@@ -1,8 +1,8 @@
 //! Widening and narrowing, against the formats' definitions.
 
 use drumline_kernels::{
-    Bool, Element, F8E4M3, F8E5M2, ReduceOp, Source, Target, bf16, copy, f16, fetch, narrow, scale,
-    widen,
+    Bool, Element, F8E4M3, F8E5M2, ReduceOp, Source, Target, bf16, copy, copy_past_cache, f16,
+    fetch, fetch_past_cache, narrow, scale, widen,
 };
 
 use crate::format::{BF16, E4M3, E5M2, F16, Format, two_to};
@@ -217,10 +217,36 @@ fn what_is_fetched_is_copied_and_stays_as_it_was() {
             let (mut src, mut dst) = (original.clone(), vec![value(1 << 20); len]);
             fetch(Target::from(&mut dst[..]), Target::from(&mut src[offset..]));
             assert_eq!((&src, &dst[..]), (&original, &original[offset..]));
+            dst.fill(value(1 << 20));
+            fetch_past_cache(Target::from(&mut dst[..]), Target::from(&mut src[offset..]));
+            assert_eq!((&src, &dst[..]), (&original, &original[offset..]));
         }
     }
     check(|i| i as u8 ^ (i >> 8) as u8);
     check(|i| i as u64 * 0x1_0001);
+}
+
+/// Of all lengths and at all places in a line, and not an element more.
+#[test]
+fn what_is_copied_past_the_cache_is_copied() {
+    fn check<T: Copy + PartialEq + std::fmt::Debug + bytemuck::Pod>(value: fn(usize) -> T) {
+        let step = if cfg!(miri) { 97 } else { 1 };
+        let src: Vec<T> = (0..600).map(value).collect();
+        for (len, at) in (0..500).step_by(step).flat_map(|len| (0..70).map(move |at| (len, at))) {
+            let mut dst = vec![value(1 << 20); at + len + 3];
+            copy_past_cache(
+                Target::from(&mut dst[at..at + len]),
+                Source::from(&src[at / 2..at / 2 + len]),
+            );
+            assert_eq!(dst[at..at + len], src[at / 2..at / 2 + len]);
+            let around = dst[..at].iter().chain(&dst[at + len..]);
+            assert!(around.copied().all(|it| it == value(1 << 20)), "{len} elements at {at}");
+        }
+    }
+    check(|i| i as u8 ^ (i >> 8) as u8);
+    check(|i| (i as u32).wrapping_mul(0x1_0001));
+    check(|i| [i as u64, !(i as u64)]);
+    check(|i| [i as u8, 1, 2]);
 }
 
 #[test]

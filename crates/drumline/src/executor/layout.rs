@@ -120,6 +120,16 @@ impl Layout {
         border(window)..border(window + 1)
     }
 
+    /// Elements of this rank's buffers, together.
+    pub(super) fn buffers_len(&self) -> usize {
+        let len = |buffer| match self.collective.blocks(buffer, self.rank, self.root) {
+            Blocks::None => 0,
+            Blocks::One => self.counts.block(buffer, self.rank),
+            Blocks::All => self.counts.resolve_in_all(Span::WHOLE, buffer, self.world_size).len(),
+        };
+        len(Buffer::Data) + len(Buffer::Input)
+    }
+
     /// How many elements a place stands for.
     pub(crate) fn len(&self, place: Place) -> usize {
         self.resolve(place).len()

@@ -38,6 +38,10 @@ impl Operand {
     pub(crate) fn is_slot_of_peer(&self) -> bool {
         self.loc.peer.is_some() && self.loc.buffer == Buffer::Slot
     }
+
+    pub(crate) fn is_own_data(&self) -> bool {
+        self.loc.peer.is_none() && self.loc.buffer == Buffer::Data
+    }
 }
 
 impl Local {

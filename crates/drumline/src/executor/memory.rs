@@ -7,7 +7,8 @@ use std::{
 };
 
 use drumline_kernels::{
-    Element, Source, Target, copy, fetch, reduce_tree, reduce_tree_with, take_over,
+    Element, Source, Target, copy, copy_past_cache, fetch, fetch_past_cache, reduce_tree,
+    reduce_tree_with, take_over,
 };
 use drumline_schedule::step::{Buffer, Loc};
 
@@ -190,10 +191,15 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
         let takes_over =
             |src: &Operand| src.is_slot_of_peer() && host.is_some_and(Host::may_take_over);
         match local {
-            Local::Copy { dst, src } if takes_over(src) => {
-                fetch(places.target(dst)?, places.target(src)?);
+            Local::Copy { dst, src } => {
+                let into = places.target(dst)?;
+                match (takes_over(src), places.plan.passes_cache && dst.is_own_data()) {
+                    (true, true) => fetch_past_cache(into, places.target(src)?),
+                    (true, false) => fetch(into, places.target(src)?),
+                    (false, true) => copy_past_cache(into, places.source(src)?),
+                    (false, false) => copy(into, places.source(src)?),
+                }
             }
-            Local::Copy { dst, src } => copy(places.target(dst)?, places.source(src)?),
             Local::Combine { dsts, srcs, merges, finish } => {
                 let into = dsts.iter().map(|dst| places.target(dst));
                 let from = srcs.iter().map(|src| places.source(src));

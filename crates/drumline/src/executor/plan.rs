@@ -37,6 +37,8 @@ pub(crate) struct Plan {
     pub(super) uses_messages: bool,
     /// Whether slots are so short that they lie in the lines of announcements.
     pub(super) in_line: bool,
+    /// Whether the caller's buffers are too long to be found in the cache afterwards.
+    pub(super) passes_cache: bool,
     /// Whether this rank gets a result.
     pub(crate) writes: bool,
     /// What each step does by itself.
@@ -53,11 +55,13 @@ pub(crate) struct Shape {
     /// Bytes of the elements that travel.
     pub(crate) element_bytes: usize,
     pub(crate) wide: bool,
+    /// What of the cache is this rank's, where ranks share memory.
+    pub(crate) cache_bytes: Option<usize>,
 }
 
 impl Plan {
     pub(crate) fn new(shape: Shape) -> Plan {
-        let Shape { schedule, description, layout, element_bytes, wide } = shape;
+        let Shape { schedule, description, layout, element_bytes, wide, cache_bytes } = shape;
         let windows = layout.windows();
         let pipeline = if windows > 1 { Pipeline::of(&schedule) } else { Pipeline::default() };
         let is_data = |loc: Loc| loc.buffer == Buffer::Data;
@@ -73,6 +77,8 @@ impl Plan {
             posts: schedule.posts() as u64,
             uses_messages: schedule.uses_messages(),
             in_line: schedule.memory == MemoryUse::Staged && slot_bytes <= PAYLOAD_BYTES,
+            passes_cache: cache_bytes
+                .is_some_and(|cache| layout.buffers_len() * element_bytes >= cache),
             writes: schedule.steps.iter().any(|step| step.writes().any(is_data)),
             locals: Vec::new(),
             scratch: Scratch::new(&schedule, &layout, pipeline.scratch_copies(), element_bytes),
@@ -108,6 +114,7 @@ impl Plan {
             description: Description::NONE,
             element_bytes: 1,
             wide: false,
+            cache_bytes: None,
         })
     }
 

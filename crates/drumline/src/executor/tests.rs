@@ -223,6 +223,7 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
                         layout,
                         element_bytes: size_of::<i64>(),
                         wide: false,
+                        cache_bytes: None,
                     });
                     let laid = Arc::new(laid);
                     buffers.lay_out(&laid, &mut Pool::default());
@@ -331,6 +332,7 @@ fn waiting_machine(before: Option<Description>) -> (Machine, Header) {
             layout: Layout::new(&schedule, Counts::Even(len), None),
             element_bytes: 4,
             wide: false,
+            cache_bytes: None,
         }))
     };
     let mut machine = Machine::new(Flags::default());
