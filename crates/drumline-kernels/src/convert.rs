@@ -23,20 +23,20 @@ pub fn copy<T: Pod>(dst: Target<'_, T>, src: Source<'_, T>) {
 ///
 /// When the lengths differ.
 pub fn fetch<T: Pod>(dst: Target<'_, T>, src: Target<'_, T>) {
-    fetch_by(dst, src, copy);
+    // Few enough to be in the first cache still when they are taken over.
+    fetch_by::<T, 16>(dst, src, copy);
 }
 
-/// Fetches with a copy of the caller's.
+/// Fetches with a copy of the caller's, so many lines at a time.
 #[inline(always)]
-pub(crate) fn fetch_by<T: Pod>(
+pub(crate) fn fetch_by<T: Pod, const LINES: usize>(
     dst: Target<'_, T>,
     src: Target<'_, T>,
     copy: impl Fn(Target<'_, T>, Source<'_, T>),
 ) {
     same_length(dst.len(), src.len());
-    // Few enough to be in the first cache still when they are taken over.
     let line = (LINE_BYTES / size_of::<T>().max(1)).max(1);
-    let (stride, len) = (16 * line, src.len());
+    let (stride, len) = (LINES * line, src.len());
     let whole = len - len % stride;
     for start in (0..whole).step_by(stride) {
         // Of one length, so that no call is needed to copy it.

@@ -40,7 +40,8 @@ pub fn copy_past_cache<T: Pod>(dst: Target<'_, T>, src: Source<'_, T>) {
 ///
 /// When the lengths differ.
 pub fn fetch_past_cache<T: Pod>(dst: Target<'_, T>, src: Target<'_, T>) {
-    fetch_by(dst, src, lines::copy);
+    // Lines that go past the cache leave more of it to those that are taken over.
+    fetch_by::<T, 64>(dst, src, lines::copy);
     lines::fence();
 }
 

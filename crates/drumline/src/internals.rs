@@ -23,7 +23,7 @@ use crate::{
     Config, DType, Element, ReduceOp, RegisteredBuffer, Result,
     call::Call,
     error::{Cause, CollectiveError},
-    executor::{self, Header, History, Machine, Memory, Now, Place, Spin},
+    executor::{self, Header, History, Machine, Memory, Now, Spin, Stretch},
     host::Host,
     lane::{Job, Lane, Operation},
     operation::{CallOn, Request},
@@ -458,11 +458,11 @@ impl<S: Connection> Transport for Shared<S> {
         self.lock().streams.begin(machine)
     }
 
-    fn send(&mut self, to: Rank, header: Header, src: Place) {
+    fn send(&mut self, to: Rank, header: Header, src: Stretch) {
         self.lock().streams.send(to, header, src);
     }
 
-    fn receive(&mut self, from: Rank, dst: Place) {
+    fn receive(&mut self, from: Rank, dst: Stretch) {
         self.lock().streams.receive(from, dst);
     }
 

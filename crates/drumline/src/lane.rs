@@ -46,7 +46,7 @@ pub(crate) trait Operation {
     /// Takes registered data back from neighbours that may still write to it.
     fn detach(&mut self, host: &Host);
     /// Lays out what the plan needs.
-    fn prepare(&mut self, plan: &Arc<Plan>, pool: &mut Pool);
+    fn prepare(&mut self, plan: &Plan, pool: &mut Pool);
     /// The buffers, once prepared.
     fn memory(&mut self) -> &mut dyn Memory;
     /// Gives the working memory back. The result is in the caller's buffers afterwards.

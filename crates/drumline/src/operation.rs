@@ -1,6 +1,6 @@
 //! A collective together with its buffers.
 
-use std::{borrow::Cow, sync::Arc};
+use std::borrow::Cow;
 
 use drumline_kernels::{Element, Source, Target, narrow, scale, widen, with_ieee_rounding};
 use drumline_schedule::{
@@ -201,7 +201,7 @@ where
         }
     }
 
-    fn prepare(&mut self, plan: &Arc<Plan>, pool: &mut Pool) {
+    fn prepare(&mut self, plan: &Plan, pool: &mut Pool) {
         let Schedule { collective, rank, root, .. } = *plan.schedule;
         self.keep_unscaled(collective, rank, root);
         self.contribute();

@@ -40,6 +40,20 @@ pub(crate) struct Place {
     pub(crate) window: usize,
 }
 
+/// Elements of one of this rank's own buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stretch {
+    pub(crate) buffer: Buffer,
+    pub(crate) first: usize,
+    pub(crate) len: usize,
+}
+
+impl Stretch {
+    pub(crate) fn range(self) -> Range<usize> {
+        self.first..self.first + self.len
+    }
+}
+
 impl Layout {
     /// The buffers of `schedule`'s rank; a staging slot has room for `slot` elements. `None` is for
     /// operations that stage nothing.
@@ -128,11 +142,6 @@ impl Layout {
             Blocks::All => self.counts.resolve_in_all(Span::WHOLE, buffer, self.world_size).len(),
         };
         len(Buffer::Data) + len(Buffer::Input)
-    }
-
-    /// How many elements a place stands for.
-    pub(crate) fn len(&self, place: Place) -> usize {
-        self.resolve(place).len()
     }
 }
 

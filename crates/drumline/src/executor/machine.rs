@@ -11,7 +11,7 @@ use drumline_schedule::step::{Loc, Rank, Step};
 use super::{
     flags::{Epoch, Flags},
     history::History,
-    layout::Place,
+    layout::{Place, Stretch},
     local::Local,
     message::{Description, Frame, Header},
     plan::Plan,
@@ -78,12 +78,12 @@ struct PeerProgress {
 }
 
 /// What the machine wants done.
-#[derive(Debug, PartialEq)]
+#[derive(Debug)]
 pub(crate) enum Action<'a> {
     /// Post a message. `src` must stay as it is until [`Machine::on_sent`].
-    Send { to: Rank, header: Header, src: Place },
+    Send { to: Rank, header: Header, src: Stretch },
     /// Put the payload of the next message from `from` into `dst`.
-    Receive { from: Rank, dst: Place },
+    Receive { from: Rank, dst: Stretch },
     /// Carry out a local step, or one on shared memory. A `RecvReduce` finds its message at
     /// [`Machine::staging`].
     Compute(Computation<'a>),
@@ -100,8 +100,9 @@ pub(crate) enum Action<'a> {
 }
 
 /// A step other than a message.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Computation<'a> {
+    pub(crate) plan: &'a Plan,
     pub(crate) local: &'a Local,
     /// The window that it works on.
     pub(crate) window: usize,
@@ -261,15 +262,17 @@ impl Machine {
         if self.receiving > 0 && !matches!(step, Step::Recv { .. }) {
             return Action::Wait;
         }
-        let place = |loc| Place { loc, window };
+        let stretch = |loc| self.plan.stretch(Place { loc, window });
         match *step {
             Step::Recv { from, dst } => {
                 self.stage = Stage::Step(index + 1);
-                self.expect(from, place(dst))
+                let dst = stretch(dst);
+                self.expect(from, dst)
             }
             Step::RecvReduce { from, dst, .. } if !self.staged => {
                 self.staged = true;
-                self.expect(from, place(Machine::staging(dst)))
+                let dst = stretch(Machine::staging(dst));
+                self.expect(from, dst)
             }
             Step::RecvReduce { .. }
             | Step::Reduce { .. }
@@ -277,11 +280,15 @@ impl Machine {
             | Step::Copy { .. } => {
                 self.staged = false;
                 self.stage = Stage::Step(index + 1);
-                Action::Compute(Computation { local: self.plan.local(index), window })
+                Action::Compute(Computation {
+                    plan: &self.plan,
+                    local: self.plan.local(index),
+                    window,
+                })
             }
             Step::Send { to, src } => {
                 self.stage = Stage::Step(index + 1);
-                let src = place(src);
+                let src = stretch(src);
                 let (description, payload) = (self.description(), self.bytes(src));
                 let peer = &mut self.peers[to];
                 let header = Header { description, part: peer.sent, payload };
@@ -362,15 +369,15 @@ impl Machine {
         None
     }
 
-    fn expect(&mut self, from: Rank, dst: Place) -> Action<'_> {
+    fn expect(&mut self, from: Rank, dst: Stretch) -> Action<'_> {
         self.receiving += 1;
         let payload = self.bytes(dst);
         self.peers[from].expected.push_back(payload);
         Action::Receive { from, dst }
     }
 
-    fn bytes(&self, place: Place) -> u64 {
-        (self.plan.layout.len(place) * self.plan.element_bytes) as u64
+    fn bytes(&self, stretch: Stretch) -> u64 {
+        (stretch.len * self.plan.element_bytes) as u64
     }
 
     /// A message to `to` has left its source.

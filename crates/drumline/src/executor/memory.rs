@@ -3,7 +3,6 @@
 use std::{
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::Arc,
 };
 
 use drumline_kernels::{
@@ -13,7 +12,7 @@ use drumline_kernels::{
 use drumline_schedule::step::{Buffer, Loc};
 
 use super::{
-    layout::Place,
+    layout::Stretch,
     local::{Local, Operand},
     machine::Computation,
     plan::Plan,
@@ -22,8 +21,8 @@ use crate::{error::Cause, host::Host, operator::Combine, work::panic_text};
 
 /// Bytes for a transport, and local steps for the executor; the element type is hidden.
 pub(crate) trait Memory {
-    fn bytes(&self, place: Place) -> &[u8];
-    fn bytes_mut(&mut self, place: Place) -> &mut [u8];
+    fn bytes(&self, stretch: Stretch) -> &[u8];
+    fn bytes_mut(&mut self, stretch: Stretch) -> &mut [u8];
     /// Carries out a step. Places of peers lie in `host`.
     fn compute(&mut self, computation: Computation<'_>, host: Option<&Host>) -> Result<(), Cause>;
 }
@@ -35,8 +34,6 @@ pub(crate) trait Memory {
 #[derive(Debug)]
 pub(crate) struct Buffers<T, D, I> {
     op: Combine<T>,
-    /// Once they are laid out.
-    plan: Option<Arc<Plan>>,
     pub(crate) data: D,
     pub(crate) input: I,
     scratch: Block,
@@ -107,22 +104,24 @@ impl<'a, T: Element> Places<'a, T> {
 impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
     /// Buffers of a call that has not begun.
     pub(crate) fn new(op: Combine<T>, data: D, input: I) -> Buffers<T, D, I> {
-        Buffers { op, plan: None, data, input, scratch: Block::default() }
+        Buffers { op, data, input, scratch: Block::default() }
     }
 
     /// Makes room for the working memory that the call needs. It holds left-overs.
-    pub(crate) fn lay_out(&mut self, plan: &Arc<Plan>, pool: &mut Pool) {
+    pub(crate) fn lay_out(&mut self, plan: &Plan, pool: &mut Pool) {
+        let words = plan.scratch_bytes().div_ceil(size_of::<Word>());
+        if words == 0 {
+            return;
+        }
         self.scratch = std::mem::take(&mut pool.0);
-        let words = (plan.scratch_len() * plan.element_bytes).div_ceil(size_of::<Word>());
         if self.scratch.len() < words {
             self.scratch.resize(words, [0; 2]);
         }
-        self.plan = Some(plan.clone());
     }
 
     /// Gives the working memory back.
     pub(crate) fn release(&mut self, pool: &mut Pool) {
-        if self.plan.take().is_some() {
+        if !self.scratch.is_empty() {
             pool.0 = std::mem::take(&mut self.scratch);
         }
     }
@@ -139,11 +138,12 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
     /// The operator, and what it works on in a window.
     fn places<'a>(
         &'a mut self,
+        plan: &'a Plan,
         window: usize,
         host: Option<&'a Host>,
     ) -> (&'a Combine<T>, Places<'a, T>) {
         let places = Places {
-            plan: laid_out(&self.plan),
+            plan,
             window,
             data: Target::from(self.data.as_mut()),
             input: Source::from(self.input.as_ref()),
@@ -154,31 +154,21 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
     }
 }
 
-fn laid_out(plan: &Option<Arc<Plan>>) -> &Plan {
-    let Some(plan) = plan else { unreachable!("memory is asked for after it was laid out") };
-    plan
-}
-
 impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T, D, I> {
-    fn bytes(&self, place: Place) -> &[u8] {
-        let plan = laid_out(&self.plan);
-        bytemuck::cast_slice(match place.loc.buffer {
-            Buffer::Data => &self.data.as_ref()[plan.resolve(place)],
-            Buffer::Input => &self.input.as_ref()[plan.resolve(place)],
-            Buffer::Scratch(_) => {
-                &bytemuck::cast_slice::<Word, T>(&self.scratch)[plan.resolve(place)]
-            }
+    fn bytes(&self, stretch: Stretch) -> &[u8] {
+        bytemuck::cast_slice(match stretch.buffer {
+            Buffer::Data => &self.data.as_ref()[stretch.range()],
+            Buffer::Input => &self.input.as_ref()[stretch.range()],
+            Buffer::Scratch(_) => &bytemuck::cast_slice::<Word, T>(&self.scratch)[stretch.range()],
             Buffer::Slot => unreachable!("messages never touch shared memory"),
         })
     }
 
-    fn bytes_mut(&mut self, place: Place) -> &mut [u8] {
-        let plan = laid_out(&self.plan);
-        bytemuck::cast_slice_mut(match place.loc.buffer {
-            Buffer::Data => &mut self.data.as_mut()[plan.resolve(place)],
+    fn bytes_mut(&mut self, stretch: Stretch) -> &mut [u8] {
+        bytemuck::cast_slice_mut(match stretch.buffer {
+            Buffer::Data => &mut self.data.as_mut()[stretch.range()],
             Buffer::Scratch(_) => {
-                let range = plan.resolve(place);
-                &mut bytemuck::cast_slice_mut::<Word, T>(&mut self.scratch)[range]
+                &mut bytemuck::cast_slice_mut::<Word, T>(&mut self.scratch)[stretch.range()]
             }
             Buffer::Input => unreachable!("no schedule writes to the input"),
             Buffer::Slot => unreachable!("messages never touch shared memory"),
@@ -186,14 +176,14 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
     }
 
     fn compute(&mut self, computation: Computation<'_>, host: Option<&Host>) -> Result<(), Cause> {
-        let Computation { local, window } = computation;
-        let (op, places) = self.places(window, host);
+        let Computation { plan, local, window } = computation;
+        let (op, places) = self.places(plan, window, host);
         let takes_over =
             |src: &Operand| src.is_slot_of_peer() && host.is_some_and(Host::may_take_over);
         match local {
             Local::Copy { dst, src } => {
                 let into = places.target(dst)?;
-                match (takes_over(src), places.plan.passes_cache && dst.is_own_data()) {
+                match (takes_over(src), plan.passes_cache && dst.is_own_data()) {
                     (true, true) => fetch_past_cache(into, places.target(src)?),
                     (true, false) => fetch(into, places.target(src)?),
                     (false, true) => copy_past_cache(into, places.source(src)?),
@@ -208,7 +198,7 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
                     listed(nothing.as_source(), from, |from| op.tree(into, from, merges, *finish))
                 })?;
                 // What comes one way: nothing will be laid out where it was read.
-                if places.plan.schedule.collective.has_root() {
+                if plan.schedule.collective.has_root() {
                     for src in srcs.iter().filter(|src| takes_over(src)) {
                         take_over(places.target(src)?);
                     }

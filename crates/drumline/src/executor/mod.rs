@@ -22,7 +22,7 @@ use drumline_kernels::with_ieee_rounding;
 
 pub(crate) use flags::Flags;
 pub(crate) use history::History;
-pub(crate) use layout::{Layout, Place};
+pub(crate) use layout::{Layout, Stretch};
 pub(crate) use machine::{Action, Machine, Notice};
 pub(crate) use memory::{Buffers, Memory, Pool};
 pub use message::Operation;

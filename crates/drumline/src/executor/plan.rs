@@ -9,7 +9,7 @@ use drumline_schedule::{
 use drumline_shm::PAYLOAD_BYTES;
 
 use super::{
-    layout::{Layout, Place},
+    layout::{Layout, Place, Stretch},
     local::{Local, Operand},
     message::{Description, Frame},
     scratch::Scratch,
@@ -130,9 +130,9 @@ impl Plan {
         self.digest ^ sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
-    /// How many elements of working memory the call needs.
-    pub(super) fn scratch_len(&self) -> usize {
-        self.scratch.len()
+    /// How many bytes of working memory the call needs.
+    pub(super) fn scratch_bytes(&self) -> usize {
+        self.scratch.len() * self.element_bytes
     }
 
     /// Where a place lies in its buffer.
@@ -141,6 +141,12 @@ impl Plan {
             (None, Buffer::Scratch(id)) => self.scratch.resolve(id, place, &self.layout),
             _ => self.layout.resolve(place),
         }
+    }
+
+    /// The same of this rank's own buffers, for a message.
+    pub(super) fn stretch(&self, place: Place) -> Stretch {
+        let Range { start: first, end } = self.resolve(place);
+        Stretch { buffer: place.loc.buffer, first, len: end - first }
     }
 
     /// Where an operand lies in its buffer, in that window.

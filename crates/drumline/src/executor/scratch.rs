@@ -139,7 +139,7 @@ mod tests {
                         for &loc in &slot.places {
                             let place = Place { loc, window };
                             let range = scratch.resolve(slot.id, place, &layout);
-                            prop_assert_eq!(range.len(), layout.len(place));
+                            prop_assert_eq!(range.len(), layout.resolve(place).len());
                             prop_assert!(copy + slot.at <= range.start && range.end <= copy + end);
                             prop_assert!(range.end <= scratch.len());
                         }

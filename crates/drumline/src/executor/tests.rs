@@ -43,8 +43,8 @@ impl Network {
 struct Port {
     rank: Rank,
     network: Arc<Mutex<Network>>,
-    posted: VecDeque<(Rank, Header, Place)>,
-    places: HashMap<Rank, VecDeque<Place>>,
+    posted: VecDeque<(Rank, Header, Stretch)>,
+    places: HashMap<Rank, VecDeque<Stretch>>,
     /// Peers whose next header the machine knows.
     announced: Vec<Rank>,
 }
@@ -77,11 +77,11 @@ impl Transport for Port {
         Ok(())
     }
 
-    fn send(&mut self, to: Rank, header: Header, src: Place) {
+    fn send(&mut self, to: Rank, header: Header, src: Stretch) {
         self.posted.push_back((to, header, src));
     }
 
-    fn receive(&mut self, from: Rank, dst: Place) {
+    fn receive(&mut self, from: Rank, dst: Stretch) {
         self.places.entry(from).or_default().push_back(dst);
     }
 
@@ -342,7 +342,7 @@ fn waiting_machine(before: Option<Description>) -> (Machine, Header) {
         machine.end();
     }
     machine.begin(&plan(description(0, 4), 4), 5, None, limit, Some(Instant::now()));
-    while machine.poll() != Action::Wait {}
+    while !matches!(machine.poll(), Action::Wait) {}
     (machine, Header { description: description(5, 4), part: 0, payload: 16 })
 }
 

@@ -11,7 +11,7 @@ use drumline_schedule::step::Rank;
 use super::{Waits, later::Later, streams::Duplex, wire::Control};
 use crate::{
     error::Cause,
-    executor::{Header, Machine, Memory, Place},
+    executor::{Header, Machine, Memory, Stretch},
     net::stream::is_silence,
 };
 
@@ -22,7 +22,7 @@ pub(super) struct DataLink<S> {
     stream: Later<S>,
     outgoing: VecDeque<Outgoing>,
     /// Places for messages that were asked for, the first for the one that comes next.
-    places: VecDeque<Place>,
+    places: VecDeque<Stretch>,
     incoming: Incoming,
     /// Why the stream carries no more, once that is so. Not an error by itself: the control
     /// connection tells whether the peer left, failed or died.
@@ -34,7 +34,7 @@ pub(super) struct DataLink<S> {
 #[derive(Debug)]
 struct Outgoing {
     header: [u8; Header::BYTES],
-    src: Place,
+    src: Stretch,
     /// Bytes written, of header and payload together.
     written: usize,
 }
@@ -46,7 +46,7 @@ enum Incoming {
     /// The header is there; its payload waits in the stream until the machine admits it.
     Held(Header),
     /// `have` bytes of the payload are in their place.
-    Payload { dst: Place, have: usize },
+    Payload { dst: Stretch, have: usize },
 }
 
 const NOTHING: Incoming = Incoming::Header { bytes: [0; Header::BYTES], have: 0 };
@@ -79,11 +79,11 @@ impl<S: Duplex> DataLink<S> {
         !self.outgoing.is_empty() || !self.places.is_empty()
     }
 
-    pub(super) fn send(&mut self, header: Header, src: Place) {
+    pub(super) fn send(&mut self, header: Header, src: Stretch) {
         self.outgoing.push_back(Outgoing { header: header.encode(), src, written: 0 });
     }
 
-    pub(super) fn receive(&mut self, dst: Place) {
+    pub(super) fn receive(&mut self, dst: Stretch) {
         self.places.push_back(dst);
         // It may be there already; looking costs no more than asking.
         self.ready = true;

@@ -29,7 +29,7 @@ pub(crate) use waits::{InCall, Lack, Seeker, Waits};
 
 use crate::{
     error::{Cause, CollectiveError},
-    executor::{Header, History, Machine, Memory, Place},
+    executor::{Header, History, Machine, Memory, Stretch},
 };
 
 /// Carries the messages of one group, in order between any two ranks.
@@ -41,10 +41,10 @@ pub(crate) trait Transport: Send + std::fmt::Debug {
     fn begin(&mut self, machine: &mut Machine) -> Result<(), Cause>;
 
     /// Posts a message.
-    fn send(&mut self, to: Rank, header: Header, src: Place);
+    fn send(&mut self, to: Rank, header: Header, src: Stretch);
 
     /// Names the place for the next message from `from` that has none yet.
-    fn receive(&mut self, from: Rank, dst: Place);
+    fn receive(&mut self, from: Rank, dst: Stretch);
 
     /// Moves what can be moved at time `now` and tells `machine`; whether anything moved.
     fn progress(

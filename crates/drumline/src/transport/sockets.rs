@@ -26,7 +26,7 @@ use super::{
 use crate::{
     Error, Result, engine,
     error::{Cause, CollectiveError},
-    executor::{Header, History, Machine, Memory, Place},
+    executor::{Header, History, Machine, Memory, Stretch},
     net::stream::Stream,
 };
 
@@ -226,11 +226,11 @@ impl Transport for Sockets {
         self.streams.begin(machine)
     }
 
-    fn send(&mut self, to: Rank, header: Header, src: Place) {
+    fn send(&mut self, to: Rank, header: Header, src: Stretch) {
         self.streams.send(to, header, src);
     }
 
-    fn receive(&mut self, from: Rank, dst: Place) {
+    fn receive(&mut self, from: Rank, dst: Stretch) {
         self.streams.receive(from, dst);
     }
 

@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     error::{Cause, CollectiveError},
-    executor::{Header, History, Machine, Memory, Place},
+    executor::{Header, History, Machine, Memory, Stretch},
 };
 
 /// How long a broken stream may wait for the control stream to say why; and a receive from any rank,
@@ -228,11 +228,11 @@ impl<S: Duplex> Streams<S> {
         self.peers.values_mut().try_for_each(|peer| peer.data.begin(machine))
     }
 
-    pub(crate) fn send(&mut self, to: Rank, header: Header, src: Place) {
+    pub(crate) fn send(&mut self, to: Rank, header: Header, src: Stretch) {
         self.used(to).data.send(header, src);
     }
 
-    pub(crate) fn receive(&mut self, from: Rank, dst: Place) {
+    pub(crate) fn receive(&mut self, from: Rank, dst: Stretch) {
         self.used(from).data.receive(dst);
     }
 
