@@ -1,6 +1,6 @@
 //! What must hold after every job, whatever went wrong in it.
 
-use std::collections::BTreeSet;
+use std::{cell::OnceCell, collections::BTreeSet, sync::Arc};
 
 use drumline::{Cause, CollectiveError, Error, internals::Side};
 use drumline_launch::{Ending, supervisor::Verdict};
@@ -13,14 +13,18 @@ use crate::{
     simulation::Simulation,
 };
 
+/// What a call must give each rank, once anybody has asked.
+type Answers = OnceCell<Vec<Arc<Vec<u8>>>>;
+
 impl Simulation {
     /// # Errors
     ///
     /// The first thing that is wrong.
     pub(crate) fn check(&self) -> Result<(), String> {
+        let answers: Vec<_> = self.plan.calls.iter().map(|_| OnceCell::new()).collect();
         for process in &self.processes {
             for record in &process.records {
-                self.check_record(process, record)
+                self.check_record(process, record, &answers)
                     .map_err(|problem| format!("rank {}: {problem}", process.rank))?;
             }
             self.check_poison(process)?;
@@ -37,7 +41,12 @@ impl Simulation {
         (always || self.fault.is_some()).then_some((fault.victim, fault.kind))
     }
 
-    fn check_record(&self, process: &Process, record: &Record) -> Result<(), String> {
+    fn check_record(
+        &self,
+        process: &Process,
+        record: &Record,
+        answers: &[Answers],
+    ) -> Result<(), String> {
         let what = match &record.what {
             What::Call { index, .. } => format!("{:?}", self.plan.calls[*index]),
             What::Message { index, side, .. } => {
@@ -60,14 +69,21 @@ impl Simulation {
             return Err(format!("{what}: took {took:.3} s, more than the time limit"));
         }
         match &record.error {
-            None => self.check_result(process, record).map_err(|bad| format!("{what}: {bad}")),
+            None => {
+                self.check_result(process, record, answers).map_err(|bad| format!("{what}: {bad}"))
+            }
             Some(error) => self
                 .check_error(process, record.group, error)
                 .map_err(|bad| format!("{what}: {bad}: {error}")),
         }
     }
 
-    fn check_result(&self, process: &Process, record: &Record) -> Result<(), String> {
+    fn check_result(
+        &self,
+        process: &Process,
+        record: &Record,
+        answers: &[Answers],
+    ) -> Result<(), String> {
         if let What::Message { index, side, peer, bytes } = &record.what {
             return self.check_message(process, *index, *side, *peer, bytes);
         }
@@ -81,8 +97,8 @@ impl Simulation {
             return Ok(());
         }
         let topology = &self.plan.groups[record.group].topology;
-        let expected = case.expected(process.rank, topology);
-        match case.agree(bytes, &expected) {
+        let answers = answers[index].get_or_init(|| case.answers(topology));
+        match case.agree(bytes, &answers[process.rank]) {
             true => Ok(()),
             false => Err("wrong result".to_owned()),
         }
