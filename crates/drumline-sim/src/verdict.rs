@@ -73,7 +73,7 @@ impl Simulation {
                 self.check_result(process, record, answers).map_err(|bad| format!("{what}: {bad}"))
             }
             Some(error) => self
-                .check_error(process, record.group, error)
+                .check_error(process, record, error)
                 .map_err(|bad| format!("{what}: {bad}: {error}")),
         }
     }
@@ -136,7 +136,8 @@ impl Simulation {
     }
 
     /// Whether an error may be, and blames whom it should.
-    fn check_error(&self, process: &Process, group: usize, error: &Error) -> Result<(), String> {
+    fn check_error(&self, process: &Process, record: &Record, error: &Error) -> Result<(), String> {
+        let group = record.group;
         let Some((victim, fault)) = self.struck() else {
             return Err("an error although nothing is wrong".to_owned());
         };
@@ -183,15 +184,10 @@ impl Simulation {
             | Cause::Unreachable { peer, .. }
             | Cause::Disconnected { peer, .. } => vec![*peer],
             Cause::NobodyLeft { left, unreachable } => {
-                let stays = |it: &usize| {
-                    let process = &self.processes[*it];
-                    process.ended.is_none() && process.lanes[group].closing_since.is_none()
-                };
-                if left.iter().any(stays) {
-                    return Err("says that a rank has left that has not".to_owned());
-                }
                 let ended = unreachable.iter().map(|(peer, _)| *peer);
-                left.iter().copied().chain(ended).collect()
+                let gone: Vec<usize> = left.iter().copied().chain(ended).collect();
+                self.check_nobody_left(process, record, &gone)?;
+                gone
             }
             Cause::Protocol { .. } => return Err("a protocol error".to_owned()),
             Cause::Reported { culprit: Some(culprit), .. } => vec![*culprit],
@@ -239,14 +235,62 @@ impl Simulation {
         if named.iter().any(|it| self.could_tell_nobody(*it, group, error)) {
             return Ok(());
         }
-        // Some have left, and so have not sent.
-        if error.to_string().contains("nobody is left to send") {
-            return Ok(());
-        }
         let own_view = matches!(fault, FaultKind::Mismatch { .. }) && told_by_victim;
         match own_view || named.iter().any(|rank| guilty.contains(rank)) {
             true => Ok(()),
             false => Err(format!("blames {named:?} where {guilty:?} are at fault")),
+        }
+    }
+
+    /// Whether a receive from any rank is right to fail because all others are gone, which are these.
+    ///
+    /// Who leaves in good order has sent all that it was to send. So one of those whose messages
+    /// are missing must have failed, and ended before it could tell, or be cut off.
+    fn check_nobody_left(
+        &self,
+        process: &Process,
+        record: &Record,
+        gone: &[usize],
+    ) -> Result<(), String> {
+        let Record { group, ended: at, .. } = *record;
+        let others = (0..self.plan.world_size).filter(|it| *it != process.rank);
+        if !others.eq(gone.iter().copied().collect::<BTreeSet<_>>()) {
+            return Err(format!("only {gone:?} are gone"));
+        }
+        let is_cut_off = |rank: usize| match self.struck() {
+            Some((victim, FaultKind::SilentHost(_))) => {
+                self.plan.same_host(rank, victim) != self.plan.same_host(process.rank, victim)
+            }
+            _ => false,
+        };
+        let is_gone = |rank: &usize| {
+            let Process { ended, lanes, .. } = &self.processes[*rank];
+            let moments = [lanes[group].closing_since, ended.map(|(at, _)| at)];
+            is_cut_off(*rank) || moments.into_iter().flatten().any(|since| since <= at)
+        };
+        if let Some(stays) = gone.iter().find(|rank| !is_gone(rank)) {
+            return Err(format!("rank {stays} is still there"));
+        }
+        let came = |index: usize, from: usize| {
+            process.records.iter().any(|it| match it.what {
+                What::Message { index: of, peer, .. } => {
+                    it.error.is_none() && (of, peer) == (index, Some(from))
+                }
+                _ => false,
+            })
+        };
+        let has_failed = |rank: usize| {
+            let Process { ended, lanes, .. } = &self.processes[rank];
+            let in_trouble = !matches!(ended, Some((_, Ending::Code(0))) | None);
+            lanes[group].failed || in_trouble || is_cut_off(rank)
+        };
+        let messages = self.plan.messages.iter().enumerate();
+        let mut missing = messages
+            .filter(|(_, it)| (it.group, it.to, it.any) == (group, process.rank, true))
+            .flat_map(|(index, it)| it.from.iter().filter(move |from| !came(index, **from)));
+        match missing.any(|from| has_failed(*from)) {
+            true => Ok(()),
+            false => Err("says that nobody is left to send although all have sent".to_owned()),
         }
     }
 
