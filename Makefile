@@ -24,7 +24,7 @@ help:
 	@echo 'make test       formatting, lints, documentation, and all tests'
 	@echo 'make bench      measure beside MPI and gloo; writes the tables of docs/performance.md'
 	@echo 'make soak       what takes long: 100,000 simulated jobs, hundreds of kills, every resume'
-	@echo 'make nightly    every case of the conformance suite, with every size: hours'
+	@echo 'make nightly    every case of the conformance suite, with every size: an hour or two; PART=3/24'
 	@echo 'make schedules  draw docs/schedules anew'
 	@echo 'make simulate   measure this machine, and write what replays say beside it'
 	@echo 'make python     build the Python package and run its tests, with torch if it is there'
@@ -81,9 +81,14 @@ soak:
 soak-python: python-package
 	DRUMLINE_SOAK=1 $(PYTHON_VENV)/bin/python -m pytest python/tests/test_soak.py
 
+# All of it, or one of so many parts that each have something of everything: make nightly PART=3/24
+PART ?= 1/1
+
+nightly: export DRUMLINE_PART := $(PART)
 nightly:
-	cargo test --locked --release -p drumline-conformance --features nightly
-	cargo test --locked --release -p drumline-sim --features nightly --test suite
+	cargo test --locked --release -p drumline-conformance -p drumline-sim \
+	    --features drumline-conformance/nightly,drumline-sim/nightly \
+	    --test transports --test programs --test suite -- everything programs_of
 
 schedules:
 	cargo run --locked -p drumline-schedule --example draw

@@ -28,6 +28,7 @@
 mod case;
 pub mod on_group;
 mod oracle;
+mod part;
 mod program;
 pub mod same_bits;
 pub mod suite;
@@ -36,6 +37,7 @@ mod wait;
 mod world;
 
 pub use case::{Buffers, Case, Kind};
+pub use part::Part;
 pub use program::Program;
-pub use suite::{Extent, run};
+pub use suite::{Extent, run, run_part};
 pub use world::{Threads, World};

@@ -5,7 +5,7 @@ use drumline::{Element, ProcessGroup, Result};
 use drumline_schedule::Topology;
 
 use crate::{
-    Case, Kind,
+    Buffers, Case, Kind,
     value::{by_type, read_all},
     wait::Wait,
 };
@@ -35,22 +35,31 @@ impl Form {
             Form::OutOfPlace => matches!(kind, Kind::AllReduce(_) | Kind::Reduce(..)),
         }
     }
+
+    /// What `rank` has before: out of place all it brings is in a buffer of its own.
+    pub fn buffers(self, case: &Case, rank: usize, world_size: usize) -> Buffers {
+        let Buffers { data, input } = case.buffers(rank, world_size);
+        match self {
+            Form::OutOfPlace => Buffers { data: vec![0xa5; data.len()], input: data },
+            _ => Buffers { data, input },
+        }
+    }
 }
 
-/// Makes the call on this rank and compares what comes out.
+/// Makes the call on this rank and compares what comes out with the answer.
 ///
 /// # Errors
 ///
 /// What the call said, or what is wrong with its result.
-pub fn check(case: &Case, form: Form, group: &ProcessGroup) -> Result<(), String> {
+pub fn check(case: &Case, form: Form, group: &ProcessGroup, answer: &[u8]) -> Result<(), String> {
     perform(case, form, group)
-        .and_then(|found| compare(case, group.rank(), group.world_size(), &found))
+        .and_then(|found| agree(case, &found, answer))
         .map_err(|problem| format!("{case:?}, {form:?}: {problem}"))
 }
 
 /// Makes the call on this rank. Returns the buffer of the result.
 pub(crate) fn perform(case: &Case, form: Form, group: &ProcessGroup) -> Result<Vec<u8>, String> {
-    let buffers = case.buffers(group.rank(), group.world_size());
+    let buffers = form.buffers(case, group.rank(), group.world_size());
     match form {
         Form::Async => begin(case, false, group)?(Wait::Blocking),
         _ => by_type!(case.dtype, at_once(case, form, group, &buffers.data, &buffers.input))
@@ -65,8 +74,11 @@ pub(crate) fn compare(
     world_size: usize,
     found: &[u8],
 ) -> Result<(), String> {
-    let expected = case.expected(rank, &Topology::flat(world_size));
-    match case.agree(found, &expected) {
+    agree(case, found, &case.expected(rank, &Topology::flat(world_size)))
+}
+
+fn agree(case: &Case, found: &[u8], answer: &[u8]) -> Result<(), String> {
+    match case.agree(found, answer) {
         true => Ok(()),
         false => Err("wrong result".to_owned()),
     }
@@ -122,7 +134,7 @@ fn at_once<T: Element + Pod>(
             blocking(case, group, &mut registered, &input)?;
             data = registered.to_vec();
         }
-        Form::OutOfPlace => data = out_of_place(case, group, data)?,
+        Form::OutOfPlace => data = out_of_place(case, group, &input, data)?,
         Form::Blocking | Form::Async => blocking(case, group, &mut data, &input)?,
     }
     Ok(bytemuck::cast_slice(&data).to_vec())
@@ -199,23 +211,23 @@ where
     Ok(Box::new(|wait| wait.of(work)))
 }
 
+/// Where a rank gets nothing, its input counts: that must be as it was.
 fn out_of_place<T: Element + Pod>(
     case: &Case,
     group: &ProcessGroup,
-    input: Vec<T>,
+    input: &[T],
+    mut output: Vec<T>,
 ) -> Result<Vec<T>> {
     match case.kind {
-        Kind::AllReduce(op) => {
-            let mut output = vec![T::zeroed(); input.len()];
-            group.all_reduce_into(&input, &mut output, op)?;
-            Ok(output)
+        Kind::AllReduce(op) => group.all_reduce_into(input, &mut output, op)?,
+        Kind::Reduce(op, root) if group.rank() == root => {
+            group.reduce_into(input, &mut output, op, root)?;
         }
         Kind::Reduce(op, root) => {
-            let is_root = group.rank() == root;
-            let mut output = vec![T::zeroed(); if is_root { input.len() } else { 0 }];
-            group.reduce_into(&input, &mut output, op, root)?;
-            Ok(if is_root { output } else { input })
+            group.reduce_into(input, &mut [], op, root)?;
+            output.copy_from_slice(input);
         }
-        _ => Ok(input),
+        kind => unreachable!("{kind:?} has no form out of place"),
     }
+    Ok(output)
 }

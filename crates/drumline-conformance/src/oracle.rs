@@ -1,6 +1,9 @@
 //! What collectives must give, computed one element at a time.
 
-use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::{
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    sync::Arc,
+};
 
 use drumline::{ReduceOp, SumOrder};
 use drumline_schedule::Topology;
@@ -12,48 +15,76 @@ use crate::{
 };
 
 impl Case {
+    /// What each rank must have in the buffer for the result after. What several ranks get is there
+    /// once.
+    pub fn answers(&self, topology: &Topology) -> Vec<Arc<Vec<u8>>> {
+        let ranks = topology.world_size;
+        let counts = self.counts(ranks);
+        let total = counts.iter().sum();
+        let each = |answer: &dyn Fn(usize) -> Vec<u8>| -> Vec<Arc<Vec<u8>>> {
+            (0..ranks).map(|rank| Arc::new(answer(rank))).collect()
+        };
+        let all = |answer: Vec<u8>| {
+            let answer = Arc::new(answer);
+            vec![answer; ranks]
+        };
+        let only = |root: usize, answer: &dyn Fn() -> Vec<u8>| {
+            each(&|rank| if rank == root { answer() } else { vec![] })
+        };
+        let inputs = |elements: usize| -> Vec<Vec<u8>> {
+            (0..ranks).map(|rank| self.contribution(rank, elements)).collect()
+        };
+        // The block of a long buffer that comes behind these blocks.
+        let block = |all: &[u8], before: &[usize], len: usize| {
+            let before = before.iter().sum::<usize>() * self.dtype.size();
+            all[before..before + len * self.dtype.size()].to_vec()
+        };
+        let blocks = |all: &[u8]| each(&|rank| block(all, &counts[..rank], counts[rank]));
+        let gathered =
+            || (0..ranks).flat_map(|rank| self.contribution(rank, counts[rank])).collect();
+        // Prefixes are always in the order of ranks, that of all ranks, too.
+        let of_first =
+            |op, inputs: &[Vec<u8>]| self.reduced(op, &Topology::flat(inputs.len()), inputs);
+        match self.kind {
+            Kind::AllReduce(op) => all(self.reduced(op, topology, &inputs(self.elements))),
+            Kind::Reduce(op, root) => {
+                let mut answers = inputs(self.elements);
+                answers[root] = self.reduced(op, topology, &answers);
+                answers.into_iter().map(Arc::new).collect()
+            }
+            Kind::ReduceScatter(op) => blocks(&self.reduced(op, topology, &inputs(total))),
+            Kind::Scan(op) => {
+                let inputs = inputs(self.elements);
+                each(&|rank| of_first(op, &inputs[..=rank]))
+            }
+            Kind::ExclusiveScan(op) => {
+                let inputs = inputs(self.elements);
+                each(&|rank| match rank {
+                    0 => inputs[0].clone(),
+                    _ => of_first(op, &inputs[..rank]),
+                })
+            }
+            Kind::Broadcast(root) => all(self.contribution(root, self.elements)),
+            Kind::AllGather => all(gathered()),
+            Kind::Gather(root) => only(root, &gathered),
+            Kind::Scatter(root) => blocks(&self.contribution(root, total)),
+            Kind::AllToAll => {
+                let sent: Vec<_> =
+                    (0..ranks).map(|rank| self.counts_by_pair(rank, ranks).0).collect();
+                let of = |rank: usize| self.contribution(rank, sent[rank].iter().sum());
+                let inputs: Vec<_> = (0..ranks).map(of).collect();
+                let from = |from: usize, to: usize| {
+                    block(&inputs[from], &sent[from][..to], sent[from][to])
+                };
+                each(&|rank| (0..ranks).flat_map(|it| from(it, rank)).collect())
+            }
+            Kind::Barrier => all(vec![]),
+        }
+    }
+
     /// What `rank` must have in the buffer for the result after.
     pub fn expected(&self, rank: usize, topology: &Topology) -> Vec<u8> {
-        let ranks = topology.world_size;
-        let size = self.dtype.size();
-        let unchanged = || self.contribution(rank, self.elements);
-        // The block of a long buffer that comes behind blocks of these lengths.
-        let block = |all: &[u8], before: usize, len: usize| {
-            all[before * size..(before + len) * size].to_vec()
-        };
-        let behind = |rank: usize| (0..rank).map(|it| self.count(it)).sum::<usize>();
-        let total = behind(ranks);
-        // Prefixes are always in the order of ranks, that of all ranks, too.
-        let of_first = |ranks, op| self.reduced(op, &Topology::flat(ranks), self.elements);
-        match self.kind {
-            Kind::AllReduce(op) => self.reduced(op, topology, self.elements),
-            Kind::Reduce(op, root) if rank == root => self.reduced(op, topology, self.elements),
-            Kind::Reduce(..) => unchanged(),
-            Kind::ReduceScatter(op) => {
-                let all = self.reduced(op, topology, total);
-                block(&all, behind(rank), self.count(rank))
-            }
-            Kind::Scan(op) => of_first(rank + 1, op),
-            Kind::ExclusiveScan(_) if rank == 0 => unchanged(),
-            Kind::ExclusiveScan(op) => of_first(rank, op),
-            Kind::Broadcast(root) => self.contribution(root, self.elements),
-            Kind::Gather(root) if rank != root => vec![],
-            Kind::AllGather | Kind::Gather(_) => {
-                (0..ranks).flat_map(|from| self.contribution(from, self.count(from))).collect()
-            }
-            Kind::Scatter(root) => {
-                block(&self.contribution(root, total), behind(rank), self.count(rank))
-            }
-            Kind::AllToAll => {
-                let from = |from: usize| {
-                    let before: usize = (0..rank).map(|to| self.count_between(from, to)).sum();
-                    let len = self.count_between(from, rank);
-                    block(&self.contribution(from, before + len), before, len)
-                };
-                (0..ranks).flat_map(from).collect()
-            }
-            Kind::Barrier => vec![],
-        }
+        self.answers(topology)[rank].to_vec()
     }
 
     /// Whether the two are the same result: payloads and signs of NaN are nobody's business.
@@ -76,18 +107,20 @@ impl Case {
         by_type!(self.dtype, of(result))
     }
 
-    /// What the operator makes of the contributions of these ranks.
-    fn reduced(&self, op: ReduceOp, topology: &Topology, elements: usize) -> Vec<u8> {
+    /// What the operator makes of these inputs of all ranks.
+    fn reduced(&self, op: ReduceOp, topology: &Topology, inputs: &[Vec<u8>]) -> Vec<u8> {
         fn reduce<T: Value>(op: ReduceOp, inputs: &[Vec<u8>], hosts: &[Vec<usize>]) -> Vec<u8> {
             let inputs: Vec<Vec<T>> = inputs.iter().map(|bytes| read_all(bytes)).collect();
-            let mut result = Vec::new();
+            let mut result = Vec::with_capacity(size_of_val(&inputs[0][..]));
+            let (mut on_host, mut of_hosts) = (Vec::new(), Vec::new());
             for at in 0..inputs[0].len() {
-                let of_host = |host: &Vec<usize>| {
-                    let values: Vec<_> =
-                        host.iter().map(|&rank| inputs[rank][at].widen()).collect();
-                    tree::<T>(op, &values)
-                };
-                let sum = tree::<T>(op, &hosts.iter().map(of_host).collect::<Vec<_>>());
+                of_hosts.clear();
+                for host in hosts {
+                    on_host.clear();
+                    on_host.extend(host.iter().map(|&rank| inputs[rank][at].widen()));
+                    of_hosts.push(tree::<T>(op, &on_host));
+                }
+                let sum = tree::<T>(op, &of_hosts);
                 let sum = match op {
                     ReduceOp::Avg => T::divide(sum, inputs.len() as u32),
                     _ => sum,
@@ -96,13 +129,11 @@ impl Case {
             }
             result
         }
-        let ranks = 0..topology.world_size;
-        let inputs: Vec<_> = ranks.clone().map(|rank| self.contribution(rank, elements)).collect();
         let hosts = match topology.order {
-            SumOrder::Rank => vec![ranks.collect()],
+            SumOrder::Rank => vec![(0..topology.world_size).collect()],
             SumOrder::Placement => topology.ranks_by_host().to_vec(),
         };
-        by_type!(self.dtype, reduce(op, &inputs, &hosts))
+        by_type!(self.dtype, reduce(op, inputs, &hosts))
     }
 }
 
@@ -122,5 +153,9 @@ fn tree<T: Value>(op: ReduceOp, values: &[T::Wide]) -> T::Wide {
 }
 
 pub(crate) fn random<T: Value>(mut rng: Rng, elements: usize) -> Vec<u8> {
-    (0..elements).flat_map(|_| bytemuck::bytes_of(&T::random(&mut rng)).to_vec()).collect()
+    let mut bytes = Vec::with_capacity(elements * size_of::<T>());
+    for _ in 0..elements {
+        bytes.extend_from_slice(bytemuck::bytes_of(&T::random(&mut rng)));
+    }
+    bytes
 }

@@ -1,9 +1,16 @@
 //! Which cases there are.
 
+use std::{
+    collections::HashSet,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
+
 use drumline::{DType, ReduceOp};
+use drumline_schedule::Topology;
+use fastrand::Rng;
 
 use crate::{
-    Case, Kind, World,
+    Case, Kind, Part, World,
     on_group::{Form, check},
 };
 
@@ -16,7 +23,8 @@ pub enum Extent {
     Small,
     /// Every operation and form at sizes that take other ways, too: many pieces, many messages.
     Large,
-    /// Every combination of all of them. Here every rank is a root; elsewhere the first and the last.
+    /// Every combination of operation, type, operator, root, form and size but the longest; and of
+    /// that every pair of all others. Here every rank is a root; elsewhere the first and the last.
     All,
 }
 
@@ -27,47 +35,108 @@ pub const SIZES: [usize; 6] = [0, 1, 7, 1023, 1024, 1025];
 /// Longer than slots and socket buffers, and odd.
 pub const LONG: usize = (1 << 20) + 3;
 
-/// Every case of an extent for groups of this size.
-pub fn cases(extent: Extent, world_size: usize) -> Vec<Case> {
-    let mut cases = Vec::new();
-    let mut add = |kind: Kind, dtype, elements: usize| {
-        for uneven in [false, true] {
-            if !uneven || kind.has_blocks() {
-                let seed = cases.len() as u64;
-                cases.push(Case { kind, dtype, elements, uneven, seed });
-            }
-        }
-    };
-    let mut roots = match extent {
-        Extent::All => (0..world_size).collect(),
+/// How many ranks there are in groups of any size.
+pub const WORLD_SIZES: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16];
+
+/// A case, and how it is called.
+pub type Call = (Case, Form);
+
+/// Every call of an extent in groups of this size.
+pub fn calls(extent: Extent, world_size: usize) -> Vec<Call> {
+    let two_roots = match world_size {
+        1 => vec![0],
         _ => vec![0, world_size - 1],
     };
-    roots.dedup();
-    for kind in kinds(ReduceOp::Sum, &roots) {
-        match extent {
-            Extent::Large if kind.has_blocks() => add(kind, DType::F32, LONG / world_size),
-            Extent::Large => add(kind, DType::F32, LONG),
-            _ => SIZES.iter().for_each(|size| add(kind, DType::F32, *size)),
+    let sums = &[(DType::F32, ReduceOp::Sum)][..];
+    let mut list = List { world_size, calls: Vec::new() };
+    match extent {
+        Extent::Sizes => list.cross(&SIZES, sums, &two_roots),
+        Extent::Small => {
+            list.cross(&SIZES, sums, &two_roots);
+            list.cross(&[7], &all_types(), &two_roots);
+        }
+        Extent::Large => list.cross(&[LONG], sums, &two_roots),
+        Extent::All => {
+            let all_roots: Vec<usize> = (0..world_size).collect();
+            list.cross(&[LONG], &all_types(), &all_roots);
+            let mut calls = std::mem::take(&mut list.calls);
+            keep_pairs(&mut calls);
+            list.calls = calls;
+            list.cross(&SIZES, &all_types(), &all_roots);
         }
     }
-    let sizes: &[usize] = match extent {
-        Extent::Small => &[7],
-        Extent::Sizes | Extent::Large => &[],
-        Extent::All => &[0, 1, 7, 1023, 1024, 1025, LONG],
-    };
-    for &size in sizes {
-        for dtype in DType::ALL {
-            for op in ReduceOp::ALL.into_iter().filter(|op| op.supports(dtype)) {
-                let reducing = |kind: &Kind| kind.reduce_op().is_some();
-                // Once for each type is enough where nothing is reduced.
-                let kinds = kinds(op, &roots).into_iter();
-                kinds
-                    .filter(|kind| reducing(kind) || op == ReduceOp::Sum)
-                    .for_each(|kind| add(kind, dtype, size));
+    list.calls
+}
+
+/// Every type with every operator that it has.
+fn all_types() -> Vec<(DType, ReduceOp)> {
+    let of = |dtype| ReduceOp::ALL.into_iter().map(move |op| (dtype, op));
+    let all = DType::ALL.into_iter().flat_map(of);
+    all.filter(|(dtype, op)| op.supports(*dtype)).collect()
+}
+
+struct List {
+    world_size: usize,
+    calls: Vec<Call>,
+}
+
+impl List {
+    /// Adds every collective in each of these sizes, types and roots, and in every form.
+    fn cross(&mut self, sizes: &[usize], types: &[(DType, ReduceOp)], roots: &[usize]) {
+        for &size in sizes {
+            for &(dtype, op) in types {
+                // Once for each type is enough where nothing is reduced, and once where there are
+                // no elements.
+                let kinds = kinds(op, roots).into_iter().filter(|kind| match kind {
+                    Kind::Barrier => (dtype, op) == types[0],
+                    kind => kind.reduce_op().is_some() || op == ReduceOp::Sum,
+                });
+                kinds.for_each(|kind| self.add(kind, dtype, size));
             }
         }
     }
-    cases
+
+    fn add(&mut self, kind: Kind, dtype: DType, size: usize) {
+        // A long buffer of all blocks is long enough.
+        let elements = match kind.has_blocks() && size == LONG {
+            true => size.div_ceil(self.world_size),
+            false => size,
+        };
+        for uneven in [false, true] {
+            if !uneven || kind.has_blocks() {
+                let seed = self.calls.len() as u64;
+                let case = Case { kind, dtype, elements, uneven, seed };
+                let forms = Form::ALL.into_iter().filter(|form| form.is_of(kind));
+                self.calls.extend(forms.map(|form| (case, form)));
+            }
+        }
+    }
+}
+
+/// Keeps so many calls that each pair of values of two of their parts is still there.
+fn keep_pairs(calls: &mut Vec<Call>) {
+    // Neighbours in the list have most of their values in common.
+    Rng::with_seed(0).shuffle(calls);
+    let mut seen = HashSet::new();
+    calls.retain(|call| {
+        let values = values(call);
+        let pairs = (1..values.len()).flat_map(|b| (0..b).map(move |a| (a, b)));
+        let pair = |(a, b): (usize, usize)| (a, values[a].clone(), b, values[b].clone());
+        pairs.fold(false, |any, at| seen.insert(pair(at)) | any)
+    });
+}
+
+/// What a call is made of, other than its size.
+pub fn values((case, form): &Call) -> [String; 6] {
+    let Case { kind, dtype, uneven, .. } = case;
+    [
+        format!("{:?}", kind.collective()),
+        format!("{dtype:?}"),
+        format!("{:?}", kind.reduce_op()),
+        format!("root {:?}", kind.root()),
+        format!("uneven {uneven}"),
+        format!("{form:?}"),
+    ]
 }
 
 /// Every collective, rooted ones at each of `roots`.
@@ -92,23 +161,48 @@ fn kinds(op: ReduceOp, roots: &[usize]) -> Vec<Kind> {
     kinds
 }
 
-/// Carries out the cases of `extent` in groups of these sizes, each in every form.
+/// Carries out the calls of `extent` in groups of these sizes.
 ///
 /// # Errors
 ///
-/// What the first case that fails says.
+/// What the first one that fails says.
 pub fn run(world: &dyn World, world_sizes: &[usize], extent: Extent) -> Result<(), String> {
+    run_part(world, world_sizes, extent, Part::WHOLE)
+}
+
+/// Carries out a part of the calls of `extent` in groups of each of these sizes.
+///
+/// # Errors
+///
+/// What the first one that fails says.
+pub fn run_part(
+    world: &dyn World,
+    world_sizes: &[usize],
+    extent: Extent,
+    part: Part,
+) -> Result<(), String> {
     for &world_size in world_sizes {
-        let cases = cases(extent, world_size);
+        let calls = part.of(calls(extent, world_size));
+        let answers: Vec<_> = calls.iter().map(|_| Mutex::new(Weak::new())).collect();
         let all = |group: &drumline::ProcessGroup| {
-            for case in &cases {
-                for form in Form::ALL.into_iter().filter(|form| form.is_of(case.kind)) {
-                    check(case, form, group)?;
-                }
+            for ((case, form), answers) in calls.iter().zip(&answers) {
+                check(case, *form, group, &once(case, world_size, answers)[group.rank()])?;
             }
             Ok(())
         };
         world.run(world_size, &all).map_err(|problem| format!("{}: {problem}", world.name()))?;
     }
     Ok(())
+}
+
+/// What a case must give, worked out by the first rank that asks and kept until no rank needs it.
+type Answers = Vec<Arc<Vec<u8>>>;
+
+fn once(case: &Case, world_size: usize, known: &Mutex<Weak<Answers>>) -> Arc<Answers> {
+    let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+    known.upgrade().unwrap_or_else(|| {
+        let answers = Arc::new(case.answers(&Topology::flat(world_size)));
+        *known = Arc::downgrade(&answers);
+        answers
+    })
 }

@@ -2,8 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::collections::HashSet;
+
 use drumline::{DType, ReduceOp, SumOrder};
-use drumline_conformance::{Case, Extent, Kind, suite};
+use drumline_conformance::{
+    Case, Extent, Kind, Part,
+    suite::{self, Call},
+};
 use drumline_schedule::Topology;
 
 fn case(kind: Kind, dtype: DType) -> Case {
@@ -77,13 +82,55 @@ fn blocks_of_all_ranks_meet() {
 #[test]
 fn no_case_stands_for_nothing() {
     for world_size in [1, 2, 16] {
-        let small = suite::cases(Extent::Small, world_size);
+        let small = suite::calls(Extent::Small, world_size);
         for dtype in DType::ALL {
             for op in ReduceOp::ALL.into_iter().filter(|op| op.supports(dtype)) {
-                let covers = |case: &Case| case.dtype == dtype && case.kind.reduce_op() == Some(op);
+                let covers =
+                    |(case, _): &Call| case.dtype == dtype && case.kind.reduce_op() == Some(op);
                 assert!(small.iter().any(covers), "{op} of {dtype}");
             }
         }
-        assert!(small.iter().any(|case| case.uneven && case.elements > 1000));
+        assert!(small.iter().any(|(case, _)| case.uneven && case.elements > 1000));
+    }
+}
+
+/// Each two values that stand together at a size where all do stand together in long calls.
+#[test]
+fn long_calls_have_every_pair_of_values() {
+    for world_size in suite::WORLD_SIZES {
+        let all = suite::calls(Extent::All, world_size);
+        let of_size = |fits: fn(usize) -> bool| -> Vec<&Call> {
+            all.iter().filter(|(case, _)| fits(case.elements)).collect()
+        };
+        let (long, short) = (of_size(|size| size > suite::LONG / 17), of_size(|size| size == 7));
+        let pairs = |calls: &[&Call]| -> HashSet<(String, String)> {
+            let of = |call: &&Call| {
+                let values = suite::values(call);
+                let pairs = values.iter().flat_map(|a| values.iter().map(move |b| (a, b)));
+                pairs.map(|(a, b)| (a.clone(), b.clone())).collect::<Vec<_>>()
+            };
+            calls.iter().flat_map(of).collect()
+        };
+        let missing: Vec<_> = pairs(&short).difference(&pairs(&long)).cloned().collect();
+        assert_eq!(missing, [], "{world_size} ranks");
+        println!("{world_size} ranks: {} calls, {} of them long", all.len(), long.len());
+        assert!(short.len() > 10 * long.len() && all.len() > 60 * long.len());
+    }
+}
+
+#[test]
+fn parts_are_of_one_size_and_make_up_the_whole() {
+    let list: Vec<usize> = (0..1_000).collect();
+    let mut all = Vec::new();
+    for number in 1..=24 {
+        let part: Part = format!("{number}/24").parse().unwrap();
+        let items = part.of(list.clone());
+        assert!((41..=42).contains(&items.len()));
+        all.extend(items);
+    }
+    all.sort_unstable();
+    assert_eq!(all, list);
+    for wrong in ["0/3", "4/3", "3", "a/3", ""] {
+        assert!(wrong.parse::<Part>().is_err(), "{wrong}");
     }
 }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use drumline_conformance::{Program, Threads};
+use drumline_conformance::{Part, Program, Threads};
 
 /// The seed of one program, to run it alone and see what it does.
 const SEED: &str = "DRUMLINE_PROGRAM";
@@ -30,6 +30,9 @@ fn programs_of_groups_calls_and_messages_give_what_the_oracle_gives() {
     match std::env::var(SEED).map(|seed| seed.parse()) {
         Ok(Ok(seed)) => run([seed].into_iter(), true),
         Ok(Err(error)) => panic!("{SEED} is the number of a program: {error}"),
-        Err(_) => run(0..PROGRAMS, false),
+        Err(_) => {
+            let part = Part::from_env().unwrap_or_else(|problem| panic!("{problem}"));
+            run(part.of((0..PROGRAMS).collect()).into_iter(), false);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! Calls of collectives, as the plan has them.
 
 use drumline::internals::Order;
-use drumline_conformance::{Buffers, Case, Kind};
+use drumline_conformance::{Buffers, Case, Kind, on_group::Form};
 use drumline_schedule::{Borders, Counts};
 
 /// A collective, as all ranks of a group should call it.
@@ -9,11 +9,16 @@ use drumline_schedule::{Borders, Counts};
 pub(crate) struct Call {
     pub(crate) group: usize,
     pub(crate) case: Case,
-    /// Whether the data lies in memory that neighbours reach.
-    pub(crate) registered: bool,
+    /// Where the data lies. Whether the call blocks is up to each rank.
+    pub(crate) form: Form,
 }
 
 impl Call {
+    /// What `rank` has before.
+    pub(crate) fn buffers(&self, rank: usize, world_size: usize) -> Buffers {
+        self.form.buffers(&self.case, rank, world_size)
+    }
+
     /// What `rank` calls, on buffers that hold this before.
     pub(crate) fn order<'a>(
         &self,
@@ -21,7 +26,7 @@ impl Call {
         world_size: usize,
         buffers: &'a Buffers,
     ) -> Order<'a> {
-        let Call { case, registered, .. } = *self;
+        let Call { case, form, .. } = *self;
         Order {
             collective: case.kind.collective(),
             reduce_op: case.kind.reduce_op(),
@@ -30,7 +35,7 @@ impl Call {
             counts: counts(&case, rank, world_size),
             data: &buffers.data,
             input: &buffers.input,
-            registered,
+            registered: form == Form::Registered,
         }
     }
 }

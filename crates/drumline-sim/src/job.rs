@@ -28,7 +28,8 @@ pub enum Place {
     Flat,
 }
 
-/// Collectives that all ranks of one group call, one after another.
+/// Collectives that all ranks of one group call, one after another: in several groups if they are
+/// many or long.
 #[derive(Clone, Debug)]
 pub struct Job<'a> {
     /// How many ranks there are.
@@ -39,7 +40,7 @@ pub struct Job<'a> {
     pub sum_order: SumOrder,
     /// The algorithm of all-reduces; see [`Config::all_reduce`].
     pub all_reduce: Option<&'a str>,
-    /// How all calls are made. Asynchronous ones are all under way at the same time.
+    /// How all calls are made. Asynchronous ones of a group are all under way at the same time.
     pub form: Form,
     /// What is called.
     pub cases: &'a [Case],
@@ -52,11 +53,10 @@ impl Job<'_> {
     ///
     /// The first thing that is wrong.
     pub fn run(&self) -> Result<Summary, String> {
-        self.simulate(|simulation| Summary {
-            fault: false,
-            events: simulation.events,
-            virtual_ns: simulation.now,
-        })
+        let of_groups = self.simulate(|simulation| (simulation.events, simulation.now))?;
+        let (events, times): (Vec<u64>, Vec<u64>) = of_groups.into_iter().unzip();
+        let (events, virtual_ns) = (events.iter().sum(), times.iter().sum());
+        Ok(Summary { fault: false, events, virtual_ns })
     }
 
     /// Runs the job and compares every result with the oracle's. Returns the digest of every
@@ -66,23 +66,51 @@ impl Job<'_> {
     ///
     /// The first thing that is wrong.
     pub fn digests(&self) -> Result<Vec<(Case, u64)>, String> {
-        self.simulate(|simulation| {
+        let of_groups = self.simulate(|simulation| {
             let records = simulation.processes.iter().flat_map(|process| &process.records);
             let digest = |record: &Record| {
                 let case = simulation.plan.calls[record.call()?].case;
                 Some((case, case.digest(record.bytes()?)))
             };
-            records.filter_map(digest).collect()
-        })
+            records.filter_map(digest).collect::<Vec<_>>()
+        })?;
+        Ok(of_groups.into_iter().flatten().collect())
     }
 
-    fn simulate<R>(&self, look: impl FnOnce(&Simulation) -> R) -> Result<R, String> {
-        let job = || {
-            let simulation = Simulation::run(Rng::with_seed(0), self.plan(), false)?;
+    fn simulate<R>(&self, look: impl Fn(&Simulation) -> R) -> Result<Vec<R>, String> {
+        let job = |cases: &[Case]| {
+            let simulation = Simulation::run(Rng::with_seed(0), self.plan(cases), false)?;
             simulation.check()?;
             Ok(look(&simulation))
         };
-        caught(job).map_err(|problem| format!("{}: {problem}", self.name()))
+        let named = |problem| format!("{}: {problem}", self.name());
+        let groups = self.groups().into_iter();
+        groups.map(|cases| caught(|| job(cases)).map_err(named)).collect()
+    }
+
+    /// The cases of each group. All buffers of a group are kept to its end, to see whether somebody
+    /// still writes to them.
+    fn groups(&self) -> Vec<&[Case]> {
+        let mut groups = Vec::new();
+        let mut rest = self.cases;
+        while !rest.is_empty() {
+            let mut bytes = 0;
+            let fits = |case: &&Case| {
+                bytes += self.bytes(case);
+                bytes <= GROUP_BYTES
+            };
+            let count = rest.iter().take(GROUP_CALLS).take_while(fits).count().max(1);
+            let (group, others) = rest.split_at(count);
+            groups.push(group);
+            rest = others;
+        }
+        groups
+    }
+
+    /// What one buffer of a rank takes at most.
+    fn bytes(&self, case: &Case) -> usize {
+        let blocks = if case.kind.has_blocks() { self.world_size } else { 1 };
+        case.elements * case.dtype.size() * blocks
     }
 
     /// Who runs it, and how.
@@ -115,24 +143,25 @@ impl Job<'_> {
         (0..self.world_size).map(|rank| rank * hosts / self.world_size).collect()
     }
 
-    fn plan(&self) -> Plan {
+    fn plan(&self, cases: &[Case]) -> Plan {
+        let longest = cases.iter().map(|case| self.bytes(case)).max().unwrap_or(0);
+        let piece_bytes = (longest / PIECES_MAX).next_multiple_of(PIECE_BYTES).max(PIECE_BYTES);
         let config = Config {
             timeout: Duration::from_nanos(TIMEOUT),
             warn_after: Duration::from_nanos(WARN_AFTER),
             all_reduce: self.all_reduce.map(str::to_owned),
             sum_order: self.sum_order,
-            window_bytes: WINDOW_BYTES,
+            window_bytes: piece_bytes,
             ..Config::default()
         };
-        let slot_bytes = self.shares_memory().then_some(SLOT_BYTES);
-        let cases = self.cases.iter().filter(|case| self.form.is_of(case.kind));
-        let registered = self.form == Form::Registered;
-        let calls: Vec<_> = cases.map(|&case| Call { group: 0, case, registered }).collect();
+        let slot_bytes = self.shares_memory().then_some(piece_bytes);
+        let cases = cases.iter().filter(|case| self.form.is_of(case.kind));
+        let calls: Vec<_> = cases.map(|&case| Call { group: 0, case, form: self.form }).collect();
         let blocking = self.form != Form::Async;
         let call = |call| Instruction::Call { call, blocking };
         let end = [Instruction::Wait { group: 0 }, Instruction::Close { group: 0 }];
         let script: Vec<_> = (0..calls.len()).map(call).chain(end).collect();
-        let (topology, arena_bytes) = (self.topology(), 64 << 20);
+        let (topology, arena_bytes) = (self.topology(), 2 * GROUP_BYTES);
         Plan {
             world_size: self.world_size,
             host_of: self.hosts(),
@@ -149,11 +178,16 @@ impl Job<'_> {
     }
 }
 
-/// Blocks of 1,024 `f32` just fit.
-const SLOT_BYTES: usize = 4096;
+/// How many calls are made in a group at most, and how long the buffers of a rank are that hold
+/// their results, unless it is a single call.
+const GROUP_CALLS: usize = 300;
+const GROUP_BYTES: usize = 32 << 20;
 
-/// The longest cases take several windows.
-const WINDOW_BYTES: usize = 4096;
+/// Slots and windows: blocks of 1,024 `f32` just fit.
+const PIECE_BYTES: usize = 4096;
+
+/// Longer buffers take no more windows and slots than about so many: these are larger.
+const PIECES_MAX: usize = 32;
 
 /// Messages are torn, but not for long: how bytes may come late is up to the seeds.
 const NETWORK: Quality = Quality {

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use drumline::{Config, DType, ReduceOp};
-use drumline_conformance::{Case, Kind};
+use drumline_conformance::{Case, Kind, on_group::Form};
 use drumline_schedule::{
     Collective, Topology,
     price::{ElementKind, Prices, choose},
@@ -65,7 +65,7 @@ pub fn run(
             Task::AllReduce { elements } => (Kind::AllReduce(ReduceOp::Sum), DType::F32, elements),
         };
         let case = Case { kind, dtype, elements, uneven: false, seed };
-        Call { group: 0, case, registered: false }
+        Call { group: 0, case, form: Form::Blocking }
     };
     let calls: Vec<Call> = tasks.iter().map(call).collect();
     let each = (0..calls.len()).map(|call| Instruction::Call { call, blocking: true });

@@ -18,7 +18,7 @@ pub(crate) struct Messages {
     pub(crate) to: usize,
     tag: u64,
     /// Whether they are received as they come.
-    any: bool,
+    pub(crate) any: bool,
     /// Its data are what is sent.
     case: Case,
     /// They come before the planned call with this index.

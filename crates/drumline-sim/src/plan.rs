@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use drumline::{Config, DType, ReduceOp, SumOrder, internals::Side};
-use drumline_conformance::{Case, Kind};
+use drumline_conformance::{Case, Kind, on_group::Form};
 use drumline_schedule::{ALGORITHMS, Algorithm, Collective, MemoryUse, Topology};
 use fastrand::Rng;
 
@@ -275,7 +275,7 @@ fn call(rng: &mut Rng, world_size: usize, groups: &[Group]) -> Call {
         _ => dtype,
     };
     let case = Case { kind, dtype, elements, uneven, seed: rng.u64(..) };
-    Call { group: index, case, registered }
+    Call { group: index, case, form: if registered { Form::Registered } else { Form::Blocking } }
 }
 
 type Altered = (usize, usize, Option<usize>);
@@ -347,7 +347,7 @@ fn another(rng: &mut Rng, call: Call, world_size: usize) -> Option<Call> {
         (5, Kind::AllToAll | Kind::AllGather) => Case { uneven: !case.uneven, ..case },
         (3, Kind::AllReduce(_)) => {
             let barrier = Case { dtype: DType::U8, elements: 0, ..is(Kind::Barrier) };
-            return Some(Call { case: barrier, registered: false, ..call });
+            return Some(Call { case: barrier, form: Form::Blocking, ..call });
         }
         (_, Kind::Barrier) => Case { elements: 3, ..is(Kind::Broadcast(0)) },
         (4, _) if dtype.size() > 2 => Case { dtype, ..case },

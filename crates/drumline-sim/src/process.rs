@@ -347,7 +347,7 @@ impl Process {
             }
             Instruction::Call { call: index, blocking } => {
                 let call = &world.plan.calls[index];
-                let buffers = call.case.buffers(self.rank, world.plan.world_size);
+                let buffers = call.buffers(self.rank, world.plan.world_size);
                 let order = call.order(self.rank, world.plan.world_size, &buffers);
                 let group = call.group;
                 let lane = &mut self.lanes[group];

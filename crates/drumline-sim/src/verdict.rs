@@ -1,6 +1,6 @@
 //! What must hold after every job, whatever went wrong in it.
 
-use std::collections::BTreeSet;
+use std::{cell::OnceCell, collections::BTreeSet, sync::Arc};
 
 use drumline::{Cause, CollectiveError, Error, internals::Side};
 use drumline_launch::{Ending, supervisor::Verdict};
@@ -13,14 +13,18 @@ use crate::{
     simulation::Simulation,
 };
 
+/// What a call must give each rank, once anybody has asked.
+type Answers = OnceCell<Vec<Arc<Vec<u8>>>>;
+
 impl Simulation {
     /// # Errors
     ///
     /// The first thing that is wrong.
     pub(crate) fn check(&self) -> Result<(), String> {
+        let answers: Vec<_> = self.plan.calls.iter().map(|_| OnceCell::new()).collect();
         for process in &self.processes {
             for record in &process.records {
-                self.check_record(process, record)
+                self.check_record(process, record, &answers)
                     .map_err(|problem| format!("rank {}: {problem}", process.rank))?;
             }
             self.check_poison(process)?;
@@ -37,7 +41,12 @@ impl Simulation {
         (always || self.fault.is_some()).then_some((fault.victim, fault.kind))
     }
 
-    fn check_record(&self, process: &Process, record: &Record) -> Result<(), String> {
+    fn check_record(
+        &self,
+        process: &Process,
+        record: &Record,
+        answers: &[Answers],
+    ) -> Result<(), String> {
         let what = match &record.what {
             What::Call { index, .. } => format!("{:?}", self.plan.calls[*index]),
             What::Message { index, side, .. } => {
@@ -60,14 +69,21 @@ impl Simulation {
             return Err(format!("{what}: took {took:.3} s, more than the time limit"));
         }
         match &record.error {
-            None => self.check_result(process, record).map_err(|bad| format!("{what}: {bad}")),
+            None => {
+                self.check_result(process, record, answers).map_err(|bad| format!("{what}: {bad}"))
+            }
             Some(error) => self
-                .check_error(process, record.group, error)
+                .check_error(process, record, error)
                 .map_err(|bad| format!("{what}: {bad}: {error}")),
         }
     }
 
-    fn check_result(&self, process: &Process, record: &Record) -> Result<(), String> {
+    fn check_result(
+        &self,
+        process: &Process,
+        record: &Record,
+        answers: &[Answers],
+    ) -> Result<(), String> {
         if let What::Message { index, side, peer, bytes } = &record.what {
             return self.check_message(process, *index, *side, *peer, bytes);
         }
@@ -81,8 +97,8 @@ impl Simulation {
             return Ok(());
         }
         let topology = &self.plan.groups[record.group].topology;
-        let expected = case.expected(process.rank, topology);
-        match case.agree(bytes, &expected) {
+        let answers = answers[index].get_or_init(|| case.answers(topology));
+        match case.agree(bytes, &answers[process.rank]) {
             true => Ok(()),
             false => Err("wrong result".to_owned()),
         }
@@ -120,7 +136,8 @@ impl Simulation {
     }
 
     /// Whether an error may be, and blames whom it should.
-    fn check_error(&self, process: &Process, group: usize, error: &Error) -> Result<(), String> {
+    fn check_error(&self, process: &Process, record: &Record, error: &Error) -> Result<(), String> {
+        let group = record.group;
         let Some((victim, fault)) = self.struck() else {
             return Err("an error although nothing is wrong".to_owned());
         };
@@ -167,15 +184,10 @@ impl Simulation {
             | Cause::Unreachable { peer, .. }
             | Cause::Disconnected { peer, .. } => vec![*peer],
             Cause::NobodyLeft { left, unreachable } => {
-                let stays = |it: &usize| {
-                    let process = &self.processes[*it];
-                    process.ended.is_none() && process.lanes[group].closing_since.is_none()
-                };
-                if left.iter().any(stays) {
-                    return Err("says that a rank has left that has not".to_owned());
-                }
                 let ended = unreachable.iter().map(|(peer, _)| *peer);
-                left.iter().copied().chain(ended).collect()
+                let gone: Vec<usize> = left.iter().copied().chain(ended).collect();
+                self.check_nobody_left(process, record, &gone)?;
+                gone
             }
             Cause::Protocol { .. } => return Err("a protocol error".to_owned()),
             Cause::Reported { culprit: Some(culprit), .. } => vec![*culprit],
@@ -223,14 +235,62 @@ impl Simulation {
         if named.iter().any(|it| self.could_tell_nobody(*it, group, error)) {
             return Ok(());
         }
-        // Some have left, and so have not sent.
-        if error.to_string().contains("nobody is left to send") {
-            return Ok(());
-        }
         let own_view = matches!(fault, FaultKind::Mismatch { .. }) && told_by_victim;
         match own_view || named.iter().any(|rank| guilty.contains(rank)) {
             true => Ok(()),
             false => Err(format!("blames {named:?} where {guilty:?} are at fault")),
+        }
+    }
+
+    /// Whether a receive from any rank is right to fail because all others are gone, which are these.
+    ///
+    /// Who leaves in good order has sent all that it was to send. So one of those whose messages
+    /// are missing must have failed, and ended before it could tell, or be cut off.
+    fn check_nobody_left(
+        &self,
+        process: &Process,
+        record: &Record,
+        gone: &[usize],
+    ) -> Result<(), String> {
+        let Record { group, ended: at, .. } = *record;
+        let others = (0..self.plan.world_size).filter(|it| *it != process.rank);
+        if !others.eq(gone.iter().copied().collect::<BTreeSet<_>>()) {
+            return Err(format!("only {gone:?} are gone"));
+        }
+        let is_cut_off = |rank: usize| match self.struck() {
+            Some((victim, FaultKind::SilentHost(_))) => {
+                self.plan.same_host(rank, victim) != self.plan.same_host(process.rank, victim)
+            }
+            _ => false,
+        };
+        let is_gone = |rank: &usize| {
+            let Process { ended, lanes, .. } = &self.processes[*rank];
+            let moments = [lanes[group].closing_since, ended.map(|(at, _)| at)];
+            is_cut_off(*rank) || moments.into_iter().flatten().any(|since| since <= at)
+        };
+        if let Some(stays) = gone.iter().find(|rank| !is_gone(rank)) {
+            return Err(format!("rank {stays} is still there"));
+        }
+        let came = |index: usize, from: usize| {
+            process.records.iter().any(|it| match it.what {
+                What::Message { index: of, peer, .. } => {
+                    it.error.is_none() && (of, peer) == (index, Some(from))
+                }
+                _ => false,
+            })
+        };
+        let has_failed = |rank: usize| {
+            let Process { ended, lanes, .. } = &self.processes[rank];
+            let in_trouble = !matches!(ended, Some((_, Ending::Code(0))) | None);
+            lanes[group].failed || in_trouble || is_cut_off(rank)
+        };
+        let messages = self.plan.messages.iter().enumerate();
+        let mut missing = messages
+            .filter(|(_, it)| (it.group, it.to, it.any) == (group, process.rank, true))
+            .flat_map(|(index, it)| it.from.iter().filter(move |from| !came(index, **from)));
+        match missing.any(|from| has_failed(*from)) {
+            true => Ok(()),
+            false => Err("says that nobody is left to send although all have sent".to_owned()),
         }
     }
 

@@ -1,9 +1,13 @@
 //! The conformance suite on simulated transports: unchanged cases, nothing goes wrong.
 
-#![allow(clippy::panic)]
+#![allow(clippy::panic, clippy::unwrap_used)]
 
 use drumline::SumOrder;
-use drumline_conformance::{Case, Extent, on_group::Form, suite::cases};
+use drumline_conformance::{
+    Case, Extent, Part,
+    on_group::Form,
+    suite::{Call, WORLD_SIZES, calls},
+};
 use drumline_schedule::ALGORITHMS;
 use drumline_sim::{Job, Place};
 
@@ -21,26 +25,15 @@ const WORLDS: [(usize, Extent); 10] = [
     (16, Extent::Sizes),
 ];
 
-fn run(job: &Job<'_>) {
-    if let Err(problem) = job.run() {
-        panic!("{problem}");
+fn suite(place: Place, sum_order: SumOrder) {
+    for (world_size, extent) in WORLDS {
+        run(&calls(extent, world_size), world_size, place, sum_order);
     }
 }
 
-fn suite(place: Place, sum_order: SumOrder) {
-    suite_of(&WORLDS, place, sum_order);
-}
-
-fn suite_of(worlds: &[(usize, Extent)], place: Place, sum_order: SumOrder) {
-    for &(world_size, extent) in worlds {
-        let job = Job {
-            world_size,
-            place,
-            sum_order,
-            all_reduce: None,
-            form: Form::Blocking,
-            cases: &[],
-        };
+fn run(calls: &[Call], world_size: usize, place: Place, sum_order: SumOrder) {
+    for form in Form::ALL {
+        let job = Job { world_size, place, sum_order, all_reduce: None, form, cases: &[] };
         // Where hosts hold ranks that are no node of the tree, there is no algorithm that sums
         // blocks by placement.
         let serves = |collective| {
@@ -48,12 +41,13 @@ fn suite_of(worlds: &[(usize, Extent)], place: Place, sum_order: SumOrder) {
             let mut rows = ALGORITHMS.iter().filter(|row| row.collective == collective);
             rows.any(|row| (row.applies)(&topology))
         };
-        let cases = cases(extent, world_size).into_iter();
-        let cases: Vec<_> = cases.filter(|case| serves(case.kind.collective())).collect();
-        for form in [Form::Blocking, Form::Async, Form::Registered] {
-            if form != Form::Registered || job.shares_memory() {
-                run(&Job { form, cases: &cases, ..job.clone() });
-            }
+        let is_possible = form != Form::Registered || job.shares_memory();
+        let cases = calls
+            .iter()
+            .filter(|(case, of)| *of == form && is_possible && serves(case.kind.collective()));
+        let cases: Vec<Case> = cases.map(|(case, _)| *case).collect();
+        if let Err(problem) = (Job { cases: &cases, ..job }).run() {
+            panic!("{problem}");
         }
     }
 }
@@ -81,22 +75,27 @@ fn every_case_without_shared_memory() {
 /// More than one message, slot, and way through shared memory.
 #[test]
 fn every_operation_on_longer_buffers() {
-    let shorter = |case: Case| Case { elements: case.elements / 50, ..case };
+    let shorter = |(case, form): Call| (Case { elements: case.elements / 50, ..case }, form);
     for (place, world_size) in [(Place::OneHost, 3), (Place::Hosts(2), 4), (Place::Flat, 3)] {
-        let cases: Vec<_> = cases(Extent::Large, world_size).into_iter().map(shorter).collect();
-        let (sum_order, all_reduce) = (SumOrder::Rank, None);
-        for form in [Form::Blocking, Form::Async] {
-            run(&Job { world_size, place, sum_order, all_reduce, form, cases: &cases });
-        }
+        let calls: Vec<Call> = calls(Extent::Large, world_size).into_iter().map(shorter).collect();
+        run(&calls, world_size, place, SumOrder::Rank);
     }
 }
 
 #[test]
-#[cfg_attr(not(feature = "nightly"), ignore = "takes days: --features nightly")]
+#[cfg_attr(not(feature = "nightly"), ignore = "takes an hour: --features nightly")]
 fn everything() {
-    let worlds = WORLDS.map(|(world_size, _)| (world_size, Extent::All));
-    for place in [Place::OneHost, Place::Hosts(2), Place::Flat] {
-        suite_of(&worlds, place, SumOrder::Rank);
+    let part = Part::from_env().unwrap();
+    let places = [
+        (Place::OneHost, SumOrder::Rank),
+        (Place::Hosts(2), SumOrder::Rank),
+        (Place::Flat, SumOrder::Rank),
+        (Place::Hosts(3), SumOrder::Placement),
+    ];
+    for world_size in WORLD_SIZES {
+        for (place, sum_order) in places {
+            let calls = part.of(calls(Extent::All, world_size));
+            run(&calls, world_size, place, sum_order);
+        }
     }
-    suite_of(&worlds, Place::Hosts(3), SumOrder::Placement);
 }

@@ -170,7 +170,12 @@ impl<S: Connection> Member<S> {
             let initial = elements(order.data);
             let mut data = RegisteredBuffer::<T>::allocate(arena, initial.len())?;
             data.copy_from_slice(&initial);
-            Ok(Prepared(Box::new(CallOn::new(request, data, elements(order.input)))))
+            let mut input = elements(order.input);
+            if order.is_out_of_place() {
+                // As `all_reduce_into` and `reduce_into` do.
+                data.copy_from_slice(&std::mem::take(&mut input));
+            }
+            Ok(Prepared(Box::new(CallOn::new(request, data, input))))
         }
         let arena = self.arena.as_ref().filter(|_| order.registered);
         match order.dtype {
@@ -360,10 +365,18 @@ pub struct Order<'a> {
     pub counts: Counts,
     /// The bytes of the buffer that holds the result in the end.
     pub data: &'a [u8],
-    /// The bytes of the buffer that is only read, where there is one.
+    /// The bytes of the buffer that is only read, where there is one: if the collective works in
+    /// place, it is called out of place.
     pub input: &'a [u8],
     /// Whether the data lies in memory that neighbours reach.
     pub registered: bool,
+}
+
+impl Order<'_> {
+    fn is_out_of_place(&self) -> bool {
+        let in_place = matches!(self.collective, Collective::AllReduce | Collective::Reduce);
+        in_place && !self.input.is_empty()
+    }
 }
 
 /// A collective with its buffers, of any type.

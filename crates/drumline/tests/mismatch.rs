@@ -195,6 +195,31 @@ fn a_rank_that_is_missing_is_named() {
     });
 }
 
+/// Its own call needs nobody's answer, another rank waits in another call, and no message of a call is
+/// under way between the two.
+#[test]
+fn a_rank_that_waits_for_a_message_only_learns_that_ranks_disagree() {
+    let soon = Config { warn_after: Duration::from_secs(1), ..Config::default() };
+    everywhere_with(&soon, |config| {
+        let told = world_with(3, config, |group| {
+            let result = match group.rank() {
+                0 => group
+                    .gather(&[1_f32; 4], &mut [], 2)
+                    .and_then(|()| group.recv(&mut [0_u8], 1, 0)),
+                1 => group.broadcast(&mut [1_f32; 4], 2),
+                _ => group.recv(&mut [0_u8], 0, 0),
+            };
+            failure(result.unwrap_err())
+        });
+        for failure in told {
+            let text = failure.to_string();
+            for call in ["gather(root 2) of 4 f32", "broadcast(root 2) of 4 f32"] {
+                assert!(text.contains(call), "rank {}: {text}", failure.rank);
+            }
+        }
+    });
+}
+
 // ---- Monitored barrier ----
 
 #[test]

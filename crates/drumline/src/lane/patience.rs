@@ -196,6 +196,16 @@ impl Lane {
         Some(self.tell_again_at(told, &self.waits()))
     }
 
+    /// Compares the calls in which peers say that they wait with those that this rank has made. Of use
+    /// where it waits for messages only: in a call each word of theirs is compared as it comes.
+    pub(super) fn compare_waits(&mut self, now: Instant) -> Result<(), Cause> {
+        let told = self.transport.told(now, self.answer_within());
+        let mut in_calls =
+            told.iter().filter_map(|(peer, waits)| Some((*peer, waits.call.as_ref()?)));
+        let history = self.machine.history();
+        in_calls.try_for_each(|(peer, in_call)| history.compare(peer, in_call.call))
+    }
+
     /// Names the roots of a time-out in the place of those that this rank awaits.
     pub(super) fn trace(&mut self, cause: Cause, lack: Lack, now: Instant) -> Cause {
         match cause {

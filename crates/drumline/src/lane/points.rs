@@ -192,6 +192,11 @@ impl Lane {
         let others = long.ranks(self).into_iter().filter(|rank| *rank != self.member.rank);
         self.points_awaited = others.collect();
         self.tell(now);
+        if followed.count + expired.count > 0
+            && let Err(mismatch) = self.compare_waits(now)
+        {
+            return self.fail_points(mismatch, now);
+        }
         if expired.count > 0 {
             let waiting_for = expired.ranks(self);
             let cause = self.trace(Cause::Timeout { waiting_for }, Lack::Message, now);
