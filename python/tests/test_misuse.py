@@ -11,12 +11,15 @@ from datetime import timedelta
 import numpy as np
 import pytest
 from ranks import run, run_and_see
+from torch_versions import needs_backends
 
 import drumline
 
 torch = pytest.importorskip("torch")
 import torch._dynamo  # noqa: E402, F401 (DDP imports it, for seconds: once, for all forks)
 import torch.distributed as dist  # noqa: E402
+
+pytestmark = needs_backends
 
 
 def connect(rank, world_size, directory, name="store", **options):

@@ -10,9 +10,12 @@ from datetime import timedelta
 
 import pytest
 from ranks import run
+from torch_versions import needs_backends
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+
+pytestmark = needs_backends
 
 
 def connect(rank, world_size, directory, name="drumline", **options):
@@ -254,18 +257,6 @@ def instead_of_gloo(rank, world_size, directory):
 def test_drumline_takes_the_place_of_gloo(monkeypatch):
     monkeypatch.setenv("DRUMLINE_REPLACE_GLOO", "1")
     assert run(2, instead_of_gloo) == [[2, 2]] * 2
-
-
-def test_an_older_torch_is_told_what_it_lacks_and_is_not_harmed(monkeypatch):
-    from drumline.torch.register import autoload, register
-
-    monkeypatch.setattr(torch, "__version__", "2.13.1+cpu")
-    with pytest.raises(ImportError, match="needs torch 2.14 or newer, and this is 2.13.1"):
-        register()
-    autoload()
-    monkeypatch.setenv("DRUMLINE_REPLACE_GLOO", "1")
-    with pytest.warns(UserWarning, match="cannot take the place of gloo: .*2.14"):
-        autoload()
 
 
 def waits_in_a_callback(rank, world_size, directory):

@@ -154,6 +154,11 @@ class Reducer:
         """Raises where gradients cannot be averaged any more."""
         if self._failure is not None:
             raise RuntimeError(f"gradients cannot be averaged: {self._failure}")
+        if self.group.is_destroyed:
+            raise RuntimeError(
+                f"gradients cannot be averaged: group {self.group.name!r} has been destroyed. Make a group, "
+                "and wrap the module anew"
+            )
         if self.is_pending:
             raise RuntimeError(
                 "nobody has waited for the averages of the last backward: call finalize_backward() of the "
@@ -240,6 +245,9 @@ class Reducer:
             used_anywhere = self._buckets.synchronize(used)
         except _core.NotBroughtError as error:
             raise _core.NotBroughtError(f"backward, {error}. {_UNUSED}") from None
+        except _core.CollectiveError as error:
+            text = f"backward, {error}. Look at what the ranks that are named here have printed"
+            raise type(error)(text) from None
         if self._calls is None:
             self._calls = step.came
         self._take(used_anywhere)
