@@ -7,6 +7,7 @@ import dataclasses
 import gc
 import os
 import pickle
+import time
 import warnings
 from typing import Any
 
@@ -438,14 +439,21 @@ def cycles(rank, world_size, directory):
             dist.barrier()
             before = resources()
     dist.barrier()
-    after = resources()
+    # The last connections are closed in the background.
+    until = time.monotonic() + 10
+    while more(after := resources(), before) and time.monotonic() < until:
+        time.sleep(0.01)
     leave()
     return before, after
 
 
+def more(after, before):
+    return any(now > then for now, then in zip(after, before, strict=True))
+
+
 def test_wrappers_leave_nothing_behind():
     for before, after in run(2, cycles):
-        assert before == after
+        assert not more(after, before), (before, after)
 
 
 def elsewhere(rank, world_size, directory):
