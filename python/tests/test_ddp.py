@@ -464,6 +464,12 @@ def elsewhere(rank, world_size, directory):
             model = DistributedDataParallel(torch.nn.Linear(2, 2), device_ids=[rank])
             model(torch.ones(1, 2)).sum().backward()
             model.reducer.stop()
+    with pytest.raises(TypeError, match="wraps a module.* str"):
+        DistributedDataParallel("model")
+    with pytest.raises(TypeError, match="process group is one of torch's.*'gloo'"):
+        DistributedDataParallel(torch.nn.Linear(2, 2), process_group="gloo")
+    with pytest.raises(ValueError, match="bucket_cap_mb.* -1"):
+        DistributedDataParallel(torch.nn.Linear(2, 2), bucket_cap_mb=-1)
     with pytest.raises(ValueError, match="single element"):
         DistributedDataParallel(torch.nn.Linear(2, 2), device_ids=[0, 1])
     with pytest.raises(TypeError, match="UninitializedParameter"):

@@ -384,6 +384,24 @@ def test_the_group_may_change_or_be_a_mesh():
     assert third == [[2.0], [2.0]]
 
 
+def spread(rank, world_size, directory):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import distribute_tensor
+
+    leave = connect(rank, world_size, directory, "gloo")
+    module = torch.nn.Linear(2, 2)
+    mesh = init_device_mesh("cpu", (world_size,))
+    module.weight = torch.nn.Parameter(distribute_tensor(module.weight.detach(), mesh))
+    with pytest.raises(TypeError, match="weight is a DTensor.*FSDP2"):
+        DistributedDataParallel(module)
+    leave()
+
+
+def test_parameters_that_lie_on_several_ranks_are_refused_by_name():
+    pytest.importorskip("torch.distributed.tensor", reason="this torch has it elsewhere")
+    run(1, spread)
+
+
 def hooks_and_optimizers(rank, world_size, directory):
     leave = connect(rank, world_size, directory, "gloo")
     x = torch.full((4, 12), rank + 1.0)
@@ -393,6 +411,8 @@ def hooks_and_optimizers(rank, world_size, directory):
         model._register_builtin_comm_hook(kind)
         model(x).sum().backward()
         seen.append((gradients(model), model._get_ddp_logging_data()["comm_hook"]))
+    with pytest.raises(NotImplementedError, match="overlap_with_ddp"):
+        assert model._has_rebuilt_buckets
     with pytest.raises(NotImplementedError, match="call step"):
         model._register_fused_optim(torch.optim.SGD, lr=0.1)
     from torch.distributed.optim import _apply_optimizer_in_backward

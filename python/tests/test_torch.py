@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 from ranks import run
-from torch_versions import needs_backends
+from torch_versions import needs_backends, needs_split
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
@@ -165,10 +165,6 @@ def groups(rank, world_size, directory):
         tensor = torch.tensor([rank + 1.0])
         dist.all_reduce(tensor, group=pair)
         seen.append(tensor.item())
-    halves = dist.split_group(split_ranks=[[0, 1], [2]])
-    tensor = torch.tensor([rank + 1.0])
-    dist.all_reduce(tensor, group=halves)
-    seen.append(tensor.item())
     dist.monitored_barrier(timeout=timedelta(seconds=60))
     objects = [None] * world_size
     dist.all_gather_object(objects, {"rank": rank})
@@ -214,13 +210,29 @@ def test_groups_of_some_ranks(level, monkeypatch):
         if rank != 1:
             assert seen.pop(0) == 4.0
         assert seen == [
-            3.0,
             [{"rank": r} for r in range(3)],
             [[], [6], [6, 6]],
             [[0, 1, 2], [0, 0, 1, 1, 2, 2]],
             [[3 * rank], [6 * rank, 6 * rank + 3]],
             (rank - 1) % 3,
         ]
+
+
+def halves(rank, world_size, directory):
+    connect(rank, world_size, directory)
+    half = dist.split_group(split_ranks=[[0, 1], [2]])
+    tensor = torch.tensor([rank + 1.0])
+    dist.all_reduce(tensor, group=half)
+    dist.destroy_process_group()
+    return tensor.item()
+
+
+@needs_split
+@pytest.mark.parametrize("level", ["OFF", "DETAIL"])
+def test_groups_may_be_split(level, monkeypatch):
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", level)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert run(3, halves) == [3.0] * 3
 
 
 def forked(rank, world_size, directory):

@@ -7,12 +7,16 @@ import pytest
 from drumline.torch.register import too_old
 
 try:
-    import torch  # noqa: F401
+    import torch
 
+    VERSION = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
     WHY_NOT = too_old()
 except ImportError:
-    WHY_NOT = "torch is not installed"
+    VERSION, WHY_NOT = (0, 0), "torch is not installed"
 
 HAS_BACKENDS = not WHY_NOT
 
+needs_split = pytest.mark.skipif(
+    VERSION < (2, 15), reason="split_group of torch 2.14 wants an accelerator"
+)
 needs_backends = pytest.mark.skipif(not HAS_BACKENDS, reason=WHY_NOT or "torch has backends")

@@ -13,8 +13,15 @@ from torch._utils import _get_device_index
 
 def check_parameters(module: torch.nn.Module) -> None:
     """Raises where there is nothing to train, or no memory for it yet."""
+    if not isinstance(module, torch.nn.Module):
+        raise TypeError(f"DistributedDataParallel wraps a module, and this is a {type(module).__name__}")
     parameters = list(module.parameters())
-    for parameter in parameters:
+    for name, parameter in module.named_parameters():
+        if hasattr(parameter, "placements"):
+            raise TypeError(
+                f"parameter {name} is a DTensor, which lies on several ranks: use torch's FSDP2 or "
+                "DistributedDataParallel, on the backend drumline"
+            )
         if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
             raise TypeError(
                 "torch.nn.parameter.UninitializedParameter is not supported: run a batch through "

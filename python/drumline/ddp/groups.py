@@ -29,6 +29,11 @@ def group_of(process_group: Any, device_mesh: Any = None) -> Any:
             )
         return device_mesh.get_group(mesh_dim=0)
     if process_group is not None:
+        if not hasattr(process_group, "rank"):
+            raise TypeError(
+                f"a process group is one of torch's or drumline's, and this is {process_group!r:.80}: take "
+                "what init_process_group or new_group has made"
+            )
         return process_group
     if dist.is_available() and dist.is_initialized():
         return dist.group.WORLD

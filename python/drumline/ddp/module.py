@@ -113,6 +113,8 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         self.gradient_as_bucket_view = gradient_as_bucket_view
         self.mixed_precision, self._precision = mixed_precision, Precision.like_torch(mixed_precision)
         cap_mb = max(bucket_cap_mb_list) if bucket_cap_mb_list else bucket_cap_mb
+        if cap_mb is not None and cap_mb < 0:
+            raise ValueError(f"bucket_cap_mb is at least 0, and this is {cap_mb}")
         self.bucket_bytes = _DEFAULT_BUCKET_BYTES if cap_mb is None else int(cap_mb * (1 << 20))
         self.parameters_to_ignore = (
             set(getattr(module, "_ddp_params_and_buffers_to_ignore", ())) - delayed

@@ -165,6 +165,13 @@ class TorchMethods(Joinable):
     def _register_fused_optim(self, optim: Any, *args: Any, **kwargs: Any) -> None:
         raise NotImplementedError(_STEPS_IN_BACKWARD)
 
+    @property
+    def _has_rebuilt_buckets(self) -> bool:
+        raise NotImplementedError(
+            "this is a hook for buckets that stay the same, as of "
+            "ZeroRedundancyOptimizer(overlap_with_ddp=True): step after backward, without overlap_with_ddp"
+        )
+
     def _set_sparse_metadata(self, global_unique_ids: Any) -> None:
         raise NotImplementedError(
             "drumline's DistributedDataParallel takes no sparse gradients: use torch's on the backend "
