@@ -386,7 +386,11 @@ def test_the_group_may_change_or_be_a_mesh():
 
 def spread(rank, world_size, directory):
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import distribute_tensor
+
+    try:
+        from torch.distributed.tensor import distribute_tensor
+    except ImportError:  # torch 2.4
+        from torch.distributed._tensor import distribute_tensor
 
     leave = connect(rank, world_size, directory, "gloo")
     module = torch.nn.Linear(2, 2)
@@ -398,7 +402,6 @@ def spread(rank, world_size, directory):
 
 
 def test_parameters_that_lie_on_several_ranks_are_refused_by_name():
-    pytest.importorskip("torch.distributed.tensor", reason="this torch has it elsewhere")
     run(1, spread)
 
 
