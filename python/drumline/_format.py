@@ -160,8 +160,12 @@ def _array(contents: _Contents, name: str, shape: list[int], length: int) -> Any
 
 
 def _tensor(contents: _Contents, name: str, shape: list[int], length: int) -> Any:
-    import torch
-
+    try:
+        import torch
+    except ImportError:
+        raise FormatError(
+            "a torch tensor has come, and torch is not installed here: install it, or send numpy arrays"
+        ) from None
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise FormatError(f"torch has no element type {name!r:.80}")

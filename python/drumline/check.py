@@ -1,7 +1,7 @@
 """``python -m drumline.check``: what works on this machine.
 
 Runs ``drumline check``, and then tries the package: an operation between two processes on arrays of
-numpy's, and as torch's backend if torch is there.
+numpy's, and, if torch is there, a step of training and torch's backend.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import drumline
+from drumline.torch.register import too_old
 
 
 def main() -> int:
@@ -26,7 +27,11 @@ def main() -> int:
     try:
         import torch
     except ImportError:
-        print("torch is not installed: its backend was not tried")
+        print("torch is not installed: DistributedDataParallel and the backend were not tried")
+        return failed
+    failed |= _try(f"2 processes train with torch {torch.__version__}", _on_ddp)
+    if why := too_old():
+        print(f"the backend was not tried: {why}")
         return failed
     failed |= _try(f"2 processes as backend of torch {torch.__version__}", _on_torch)
     return failed
@@ -50,6 +55,19 @@ def _on_numpy(rank: int, directory: str) -> None:
     group.all_reduce(data)
     _must_be_3(data)
     group.destroy()
+
+
+def _on_ddp(rank: int, directory: str) -> None:
+    import torch
+
+    from drumline.ddp import DistributedDataParallel
+
+    drumline.init_process_group()
+    model = DistributedDataParallel(torch.nn.Linear(2, 1, bias=False))
+    model(torch.full((1, 2), 2.0 * rank + 2.0)).sum().backward()
+    _must_be_3(model.module.weight.grad)
+    model.reducer.stop()
+    drumline.destroy_process_group()
 
 
 def _on_torch(rank: int, directory: str) -> None:

@@ -67,8 +67,10 @@ def is_initialized() -> bool:
 def _of(group: ProcessGroup | None) -> ProcessGroup:
     if group is not None:
         return group
-    if _world is None or _world.is_destroyed:
+    if _world is None:
         raise ValueError("there is no group yet: call init_process_group() first")
+    if _world.is_destroyed:
+        raise ValueError("the group has been destroyed: call init_process_group() for another one")
     return _world
 
 

@@ -164,7 +164,7 @@ class ProcessGroup(Objects):
         """Reduces the ``data`` of all ranks into that of rank ``dst``; others' stays as it is."""
         staging, (name, factor) = staging_for(data), _operator(op)
         memory = staging.write(data) if self.rank == dst else staging.read(data)
-        return _ended(self._group.reduce(memory, name, factor, dst, async_op), staging)
+        return _ended(self._group.reduce(memory, name, factor, _rank(dst), async_op), staging)
 
     def scan(
         self, data: Any, op: Op = "sum", exclusive: bool = False, async_op: bool = False
@@ -177,7 +177,7 @@ class ProcessGroup(Objects):
     def broadcast(self, data: Any, src: int, async_op: bool = False) -> Work | None:
         """Gives every rank the ``data`` of rank ``src``, in place."""
         staging = staging_for(data)
-        return _ended(self._group.broadcast(staging.write(data), src, async_op), staging)
+        return _ended(self._group.broadcast(staging.write(data), _rank(src), async_op), staging)
 
     def all_gather(self, outputs: Any, data: Any, async_op: bool = False) -> Work | None:
         """Gathers the ``data`` of all ranks.
@@ -204,7 +204,7 @@ class ProcessGroup(Objects):
         staging = staging_for(data)
         filled = _each(outputs, staging.write)
         lengths = None if counts is None else list(counts)
-        handle = self._group.gather(staging.read(data), filled, dst, lengths, async_op)
+        handle = self._group.gather(staging.read(data), filled, _rank(dst), lengths, async_op)
         return _ended(handle, staging)
 
     def scatter(
@@ -219,7 +219,7 @@ class ProcessGroup(Objects):
         staging = staging_for(output)
         read = _each(inputs, staging.read)
         lengths = None if counts is None else list(counts)
-        handle = self._group.scatter(read, staging.write(output), src, lengths, async_op)
+        handle = self._group.scatter(read, staging.write(output), _rank(src), lengths, async_op)
         return _ended(handle, staging)
 
     def reduce_scatter(
@@ -258,7 +258,7 @@ class ProcessGroup(Objects):
     def isend(self, data: Any, dst: int, tag: int = 0) -> Work:
         """`send` in the background."""
         staging = staging_for(data)
-        return Work(self._group.send(staging.read(data), dst, tag), staging)
+        return Work(self._group.send(staging.read(data), _rank(dst), tag), staging)
 
     def recv(self, data: Any, src: int | None = None, tag: int = 0) -> int:
         """Receives into ``data``, from any rank without ``src``. Returns who has sent it."""
@@ -270,14 +270,26 @@ class ProcessGroup(Objects):
     def irecv(self, data: Any, src: int | None = None, tag: int = 0) -> Work:
         """`recv` in the background."""
         staging = staging_for(data)
-        return Work(self._group.recv(staging.write(data), src, tag), staging)
+        source = None if src is None else _rank(src)
+        return Work(self._group.recv(staging.write(data), source, tag), staging)
 
 
 Op = str | tuple[str, Any]
 
 
 def _operator(op: Op) -> tuple[str, Any]:
-    return (op, None) if isinstance(op, str) else op
+    if isinstance(op, str):
+        return op, None
+    if not (isinstance(op, tuple) and len(op) == 2):
+        raise ValueError(f'an operator is a name or ("premul_sum", factor), and this is {op!r:.80}')
+    return op
+
+
+def _rank(number: int) -> int:
+    """A rank of the caller's, which the core takes without a sign."""
+    if number < 0:
+        raise ValueError(f"a rank is at least 0, and this is {number}")
+    return number
 
 
 def _each(arrays: Any, take: Any) -> list[Memory]:

@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch_versions import needs_backends
 
 pytest.importorskip("torch")
+pytestmark = needs_backends
 
 PROGRAM = str(Path(__file__).with_name("clients.py"))
 CLIENTS = re.findall(r"^@client\ndef (\w+)", Path(PROGRAM).read_text(), re.MULTILINE)

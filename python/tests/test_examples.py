@@ -8,8 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch_versions import needs_backends
 
 pytest.importorskip("torch")
+pytestmark = needs_backends
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples" / "python"

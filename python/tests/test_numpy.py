@@ -149,6 +149,8 @@ def refused(rank, world_size, directory):
     wrong = {
         "no operator": lambda: group.all_reduce(np.zeros(2), "mean"),
         "no max": lambda: group.all_reduce(np.zeros(2, complex), "max"),
+        "no factor": lambda: group.all_reduce(np.zeros(2), ("premul_sum",)),
+        "below 0": lambda: group.isend(np.zeros(2), -1),
         "no such rank": lambda: group.broadcast(np.zeros(2), 7),
         "objects": lambda: group.all_reduce(np.array([object()])),
         "no array": lambda: group.all_reduce([1.0, 2.0]),

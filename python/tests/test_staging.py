@@ -11,6 +11,7 @@ import warnings
 
 import pytest
 from ranks import run
+from torch_versions import needs_backends
 
 torch = pytest.importorskip("torch")
 import torch._C._distributed_c10d as c10d  # noqa: E402
@@ -100,6 +101,7 @@ def staged(rank, world_size, directory):
     return seen
 
 
+@needs_backends
 def test_kernels_before_and_after_an_operation_keep_their_order():
     expected = [[3] * 4, [0] * 2, [10] * 2]
     assert run(2, staged) == [{False: expected, True: expected}] * 2

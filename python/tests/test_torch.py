@@ -10,9 +10,12 @@ from datetime import timedelta
 
 import pytest
 from ranks import run
+from torch_versions import needs_backends, needs_split
 
 torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
+
+pytestmark = needs_backends
 
 
 def connect(rank, world_size, directory, name="drumline", **options):
@@ -162,10 +165,6 @@ def groups(rank, world_size, directory):
         tensor = torch.tensor([rank + 1.0])
         dist.all_reduce(tensor, group=pair)
         seen.append(tensor.item())
-    halves = dist.split_group(split_ranks=[[0, 1], [2]])
-    tensor = torch.tensor([rank + 1.0])
-    dist.all_reduce(tensor, group=halves)
-    seen.append(tensor.item())
     dist.monitored_barrier(timeout=timedelta(seconds=60))
     objects = [None] * world_size
     dist.all_gather_object(objects, {"rank": rank})
@@ -211,13 +210,29 @@ def test_groups_of_some_ranks(level, monkeypatch):
         if rank != 1:
             assert seen.pop(0) == 4.0
         assert seen == [
-            3.0,
             [{"rank": r} for r in range(3)],
             [[], [6], [6, 6]],
             [[0, 1, 2], [0, 0, 1, 1, 2, 2]],
             [[3 * rank], [6 * rank, 6 * rank + 3]],
             (rank - 1) % 3,
         ]
+
+
+def halves(rank, world_size, directory):
+    connect(rank, world_size, directory)
+    half = dist.split_group(split_ranks=[[0, 1], [2]])
+    tensor = torch.tensor([rank + 1.0])
+    dist.all_reduce(tensor, group=half)
+    dist.destroy_process_group()
+    return tensor.item()
+
+
+@needs_split
+@pytest.mark.parametrize("level", ["OFF", "DETAIL"])
+def test_groups_may_be_split(level, monkeypatch):
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", level)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    assert run(3, halves) == [3.0] * 3
 
 
 def forked(rank, world_size, directory):
@@ -254,18 +269,6 @@ def instead_of_gloo(rank, world_size, directory):
 def test_drumline_takes_the_place_of_gloo(monkeypatch):
     monkeypatch.setenv("DRUMLINE_REPLACE_GLOO", "1")
     assert run(2, instead_of_gloo) == [[2, 2]] * 2
-
-
-def test_an_older_torch_is_told_what_it_lacks_and_is_not_harmed(monkeypatch):
-    from drumline.torch.register import autoload, register
-
-    monkeypatch.setattr(torch, "__version__", "2.13.1+cpu")
-    with pytest.raises(ImportError, match="needs torch 2.14 or newer, and this is 2.13.1"):
-        register()
-    autoload()
-    monkeypatch.setenv("DRUMLINE_REPLACE_GLOO", "1")
-    with pytest.warns(UserWarning, match="cannot take the place of gloo: .*2.14"):
-        autoload()
 
 
 def waits_in_a_callback(rank, world_size, directory):

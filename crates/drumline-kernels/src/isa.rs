@@ -5,6 +5,7 @@
 #[derive(Clone, Copy, Debug)]
 pub struct Isa {
     /// Only ever true where the processor was asked.
+    #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "nothing depends on it"))]
     avx2: bool,
 }
 

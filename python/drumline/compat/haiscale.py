@@ -82,7 +82,7 @@ class DistributedDataParallel(ddp.DistributedDataParallel):
         super().__init__(
             module,
             device_ids,
-            broadcast_buffers=broadcast_buffers,
+            forward_sync_buffers=broadcast_buffers,
             process_group=process_group,
             find_unused_parameters=find_unused_parameters,
         )

@@ -19,6 +19,9 @@ from drumline.ddp.module import DistributedDataParallel
 from drumline.ddp.power_sgd import PowerSGDState, power_sgd
 from drumline.ddp.reducer import Reducer
 from drumline.ddp.sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
+from drumline.torch.register import autoload as _autoload
+
+_autoload()
 
 __all__ = [
     "DistributedDataParallel",

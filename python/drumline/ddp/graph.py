@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -48,15 +48,20 @@ def parameters_reached(outputs: Any) -> set[int]:
     return reached
 
 
-def moved(value: Any, device: Any) -> Any:
-    """Nested inputs with all tensors on ``device``."""
+def mapped(value: Any, function: Callable[[Any], Any]) -> Any:
+    """Nested inputs with ``function`` of all their tensors."""
     if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
+        return function(value)
     if isinstance(value, tuple):
-        items = [moved(item, device) for item in value]
+        items = [mapped(item, function) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
     if isinstance(value, list):
-        return [moved(item, device) for item in value]
+        return [mapped(item, function) for item in value]
     if isinstance(value, dict):
-        return type(value)((key, moved(item, device)) for key, item in value.items())
+        return type(value)((key, mapped(item, function)) for key, item in value.items())
     return value
+
+
+def moved(value: Any, device: Any) -> Any:
+    """Nested inputs with all tensors on ``device``."""
+    return mapped(value, lambda tensor: tensor.to(device, non_blocking=True))

@@ -16,6 +16,35 @@ from drumline.torch.store import master_of
 _connected: weakref.WeakKeyDictionary[Any, _core.Group] = weakref.WeakKeyDictionary()
 
 
+def group_of(process_group: Any, device_mesh: Any = None) -> Any:
+    """The group that is meant, torch's or drumline's: this one, that of a mesh of one dimension, or that
+    of the whole job."""
+    if device_mesh is not None:
+        if process_group is not None:
+            raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
+        if device_mesh.ndim != 1:
+            raise RuntimeError(
+                f"Only 1D device mesh is supported, but got {device_mesh}: take one dimension of it, as "
+                f"device_mesh[{(device_mesh.mesh_dim_names or ('its name',))[0]!r}]"
+            )
+        return device_mesh.get_group(mesh_dim=0)
+    if process_group is not None:
+        if not hasattr(process_group, "rank"):
+            raise TypeError(
+                f"a process group is one of torch's or drumline's, and this is {process_group!r:.80}: take "
+                "what init_process_group or new_group has made"
+            )
+        return process_group
+    if dist.is_available() and dist.is_initialized():
+        return dist.group.WORLD
+    if default.is_initialized():
+        return default._of(None)
+    raise RuntimeError(
+        "there is no process group: call torch.distributed.init_process_group or "
+        "drumline.init_process_group first"
+    )
+
+
 def core_group(process_group: Any = None) -> _core.Group:
     """The group itself if it is drumline's, by whatever name; beside any other, one with the same
     ranks that has met in its store.
@@ -23,16 +52,7 @@ def core_group(process_group: Any = None) -> _core.Group:
     Without ``process_group``, that of the whole job: torch's, or that of
     `drumline.init_process_group`. The first call for a foreign group is a collective.
     """
-    if process_group is None:
-        if dist.is_available() and dist.is_initialized():
-            process_group = dist.group.WORLD
-        elif default.is_initialized():
-            process_group = default._of(None)
-        else:
-            raise RuntimeError(
-                "there is no process group: call torch.distributed.init_process_group or "
-                "drumline.init_process_group first"
-            )
+    process_group = group_of(process_group)
     if isinstance(process_group, ProcessGroup):
         return process_group._group
     own = _own(process_group)

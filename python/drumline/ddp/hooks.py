@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from drumline import _core
-from drumline.ddp.buckets import SharedBuckets, put, tensor_at
+from drumline.ddp.buckets import put, tensor_at
 from drumline.ddp.reducer import Buckets, Reducer
 from drumline.torch.tensors import CODE
 
@@ -20,10 +20,11 @@ class Compress:
     """Gradients travel as another type. Sums are formed in float32 and rounded once."""
 
     dtype: Any
+    name: str
 
 
-fp16_compress = Compress(torch.float16)
-bf16_compress = Compress(torch.bfloat16)
+fp16_compress = Compress(torch.float16, "fp16_compress")
+bf16_compress = Compress(torch.bfloat16, "bf16_compress")
 
 # Buckets for functions have torch's lengths.
 _BUCKET_BYTES = 25 << 20
@@ -31,7 +32,7 @@ _FIRST_BUCKET_BYTES = 1 << 20
 
 
 def buckets_for(
-    reducer: Reducer, bucket_bytes: int, state: object, hook: Any
+    reducer: Reducer, state: object, hook: Any
 ) -> Callable[[], Buckets] | None:
     """What makes the buckets that go with a hook. None: those that are there."""
     hook = _OF_TORCH.get(_name_in_torch(hook), hook)
@@ -39,9 +40,7 @@ def buckets_for(
         return None
     if isinstance(hook, Compress):
         wire = hook.dtype
-        return lambda: SharedBuckets(
-            reducer.group, reducer.names, reducer.parameters, bucket_bytes, reducer.has_marks, wire
-        )
+        return lambda: reducer.shared_buckets(wire)
     if not callable(hook):
         raise TypeError("a communication hook must be callable")
     return lambda: HookBuckets(reducer, state, hook)

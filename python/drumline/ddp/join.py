@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
+from torch.distributed.algorithms.join import JoinHook
 
 from drumline import _core
 from drumline.ddp.reducer import Reducer
@@ -14,13 +15,25 @@ from drumline.torch.tensors import CODE
 _ENDED, _SYNCS, _ACCUMULATES = 0, 1, 2
 
 
-class Joined:
-    """All ranks say before each forward whether they have data."""
+class Joined(JoinHook):
+    """All ranks say before each forward whether they have data; those that have none left do what
+    the others do.
+
+    ``sync_buffers`` is what a forward does first. ``end`` is called when all ranks have ended, with
+    the number of one that went on longest.
+    """
 
     def __init__(
-        self, group: _core.Group, reducer: Reducer, divide_by_initial: bool, throw: bool
+        self,
+        group: _core.Group,
+        reducer: Reducer,
+        sync_buffers: Callable[[], None],
+        end: Callable[[int], None],
+        divide_by_initial: bool = True,
+        throw: bool = False,
     ) -> None:
         self._group, self._reducer = group, reducer
+        self._sync_buffers, self._end = sync_buffers, end
         self._divide_by_initial, self._throw = divide_by_initial, throw
         self.first_active = 0
         """Whose buffers all take."""
@@ -29,21 +42,28 @@ class Joined:
         """This rank has data."""
         self._ask(_SYNCS if syncs else _ACCUMULATES)
 
-    def shadow(self, sync_buffers: Callable[[], None], take: Callable[[int], None]) -> None:
-        """This rank has ended: does what the others do until they have, too. Then all take the
-        parameters of one that went on longest."""
-        last_active = self._group.rank
-        while True:
-            said = self._ask(_ENDED)
-            if not any(said):
-                break
-            last_active = self.first_active
-            sync_buffers()
-            if _SYNCS in said:
-                self._reducer.shadow()
-        # Who ended last has seen nobody active, and so names itself.
-        ends = self._gather(-1 if last_active != self._group.rank else last_active)
-        take(max(ends))
+    def main_hook(self) -> None:
+        """This rank has ended, and others have not: does what they do in one step. torch's `Join` calls
+        it, which has asked before whether there are any."""
+        self._shadow(self._ask(_ENDED))
+
+    def post_hook(self, is_last_joiner: bool) -> None:
+        """All have ended."""
+        self._reducer.scale = None
+        self._end(max(self._gather(self._group.rank if is_last_joiner else -1)))
+
+    def shadow(self) -> None:
+        """`main_hook` until all ranks have ended, and `post_hook`, without torch's `Join`."""
+        is_last_joiner = True
+        while any(said := self._ask(_ENDED)):
+            is_last_joiner = False
+            self._shadow(said)
+        self.post_hook(is_last_joiner)
+
+    def _shadow(self, said: list[int]) -> None:
+        self._sync_buffers()
+        if _SYNCS in said:
+            self._reducer.shadow()
 
     def _ask(self, own: int) -> list[int]:
         said = self._gather(own)

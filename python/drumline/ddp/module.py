@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import functools
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._utils import _get_device_index
+from torch.distributed.algorithms.join import Join, Joinable
 
 from drumline.ddp import states
+from drumline.ddp.arguments import check_parameters, delayed_names, place
 from drumline.ddp.graph import moved
-from drumline.ddp.groups import core_group
+from drumline.ddp.groups import core_group, group_of
 from drumline.ddp.hooks import Compress, buckets_for
 from drumline.ddp.join import Joined
+from drumline.ddp.precision import Precision
 from drumline.ddp.reducer import Reducer
+from drumline.ddp.torch_methods import TorchMethods, refuse_optimizers_in_backward
 
 _DEFAULT_BUCKET_BYTES = 4 << 20
 
 
-class DistributedDataParallel(torch.nn.Module):
+class DistributedDataParallel(torch.nn.Module, TorchMethods):
     """Trains the same module on all ranks, each on its own share of the data.
 
     What torch's class of this name does, on `AsyncReduce` of drumline's core: gradients are views into
@@ -40,7 +41,8 @@ class DistributedDataParallel(torch.nn.Module):
         device_ids: at most one GPU. The module and its inputs are moved there. On a machine without
             GPUs it means the CPU, with a warning. None for modules on several devices.
         output_device, dim, check_reduction: taken and not needed.
-        broadcast_buffers: rank 0's buffers for all before each forward, while gradients are enabled.
+        broadcast_buffers: rank 0's buffers for all at the beginning, and before each forward while
+            gradients are enabled. None, as True.
         init_sync: compare ranks, and take rank 0's values.
         process_group: drumline's, or torch's of any backend; None for that of the whole job.
         bucket_cap_mb: gradients shorter than so many MiB share buckets of that length. 4 unless set.
@@ -48,6 +50,15 @@ class DistributedDataParallel(torch.nn.Module):
             nobody uses keeps its gradient.
         gradient_as_bucket_view: gradients are views in any case.
         static_graph: the same parameters are used in every backward, equally often.
+        delay_all_reduce_named_params, param_to_hook_all_reduce: both or none. These parameters are
+            averaged when they are ready, as all others: there is no order to be kept.
+        mixed_precision: torch's ``_MixedPrecision``. Forward and backward run on casts of parameters and
+            inputs; parameters and gradients keep their type.
+        device_mesh: of one dimension, in the place of a process group.
+        bucket_cap_mb_list: the largest number counts.
+        skip_all_reduce_unused_params, batched_grad_copy, lazy_bucket_allocation: taken and not needed.
+        forward_sync_buffers: rank 0's buffers before each forward, as ``broadcast_buffers``, which it
+            replaces; at the beginning they are rank 0's in any case.
 
     Example::
 
@@ -64,7 +75,7 @@ class DistributedDataParallel(torch.nn.Module):
         device_ids: Sequence[Any] | None = None,
         output_device: Any = None,
         dim: int = 0,
-        broadcast_buffers: bool = True,
+        broadcast_buffers: bool | None = None,
         init_sync: bool = True,
         process_group: Any = None,
         bucket_cap_mb: float | None = None,
@@ -72,35 +83,57 @@ class DistributedDataParallel(torch.nn.Module):
         check_reduction: bool = False,
         gradient_as_bucket_view: bool = False,
         static_graph: bool = False,
+        delay_all_reduce_named_params: Iterable[tuple[str, Any]] | None = None,
+        param_to_hook_all_reduce: Any = None,
+        mixed_precision: Any = None,
+        device_mesh: Any = None,
+        skip_all_reduce_unused_params: bool = False,
+        bucket_cap_mb_list: Sequence[float] | None = None,
+        batched_grad_copy: bool = False,
+        forward_sync_buffers: bool | None = None,
+        lazy_bucket_allocation: bool = False,
     ) -> None:
         super().__init__()
+        Joinable.__init__(self)
         check_parameters(module)
+        delayed = delayed_names(module, delay_all_reduce_named_params, param_to_hook_all_reduce)
+        group = group_of(process_group, device_mesh)
         device = place(module, device_ids)
         self.module = module
         self.device_ids = None if device is None else [device]
         self.device = device or next(module.parameters()).device
+        self.device_type = self.device.type
+        self.is_multi_device_module = len({it.device for it in module.parameters()}) > 1
         self.output_device, self.dim = output_device or device, dim
-        self.broadcast_buffers = broadcast_buffers
+        self._shares_buffers = forward_sync_buffers is not None or broadcast_buffers is not False
+        self.forward_sync_buffers = (
+            self._shares_buffers if forward_sync_buffers is None else forward_sync_buffers
+        )
         self.find_unused_parameters, self.static_graph = find_unused_parameters, static_graph
         self.gradient_as_bucket_view = gradient_as_bucket_view
-        self.bucket_bytes = (
-            _DEFAULT_BUCKET_BYTES if bucket_cap_mb is None else int(bucket_cap_mb * (1 << 20))
+        self.mixed_precision, self._precision = mixed_precision, Precision.like_torch(mixed_precision)
+        cap_mb = max(bucket_cap_mb_list) if bucket_cap_mb_list else bucket_cap_mb
+        if cap_mb is not None and cap_mb < 0:
+            raise ValueError(f"bucket_cap_mb is at least 0, and this is {cap_mb}")
+        self.bucket_bytes = _DEFAULT_BUCKET_BYTES if cap_mb is None else int(cap_mb * (1 << 20))
+        self.parameters_to_ignore = (
+            set(getattr(module, "_ddp_params_and_buffers_to_ignore", ())) - delayed
         )
-        self.parameters_to_ignore = list(
-            getattr(module, "_ddp_params_and_buffers_to_ignore", [])
-        )
-        self._connect(process_group, init_sync)
+        self._buffer_hook = None
+        self._precision.cast_buffers(self._buffers_in_use().values())
+        self._connect(group, init_sync)
 
     def _connect(self, process_group: Any, init_sync: bool) -> None:
         self.process_group = process_group
         self._group = core_group(process_group)
         self._joined: Joined | None = None
-        parameters = states.parameters_of(self.module, self.parameters_to_ignore)
+        self._has_joined, self._has_begun, self._hook_name = False, False, ""
+        parameters = self._parameters_in_use()
         if init_sync:
-            buffers = states.buffers_of(self.module, self.parameters_to_ignore)
+            buffers = self._buffers_in_use() if self._shares_buffers else {}
             ignores_unused = self.find_unused_parameters or self.static_graph
             states.verify(self._group, parameters, buffers, self.bucket_bytes, ignores_unused)
-            states.broadcast(self._group, self._tensors())
+            states.broadcast(self._group, [*parameters.values(), *buffers.values()])
         self.reducer = Reducer(
             self._group,
             {name: it for name, it in parameters.items() if it.requires_grad},
@@ -108,61 +141,78 @@ class DistributedDataParallel(torch.nn.Module):
             find_unused=self.find_unused_parameters,
             static_graph=self.static_graph,
             by_forward=True,
+            wire=self._precision.reduction,
         )
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward; buffers first, if gradients are enabled."""
         is_training = torch.is_grad_enabled()
         if is_training:
-            if self.reducer.sync_grad:
-                self.reducer.check()
-            if self._joined is not None:
-                self._joined.begin_forward(self.reducer.sync_grad)
-            if self.broadcast_buffers:
-                self._sync_buffers()
+            self._before_forward()
         if self.device_ids:
             inputs, kwargs = moved(inputs, self.device), moved(kwargs, self.device)
-        outputs = self.module(*inputs, **kwargs)
+        if self.mixed_precision is None:
+            outputs = self.module(*inputs, **kwargs)
+        else:
+            parameters = self._parameters_in_use()
+            outputs = self._precision.call(self.module, parameters, inputs, kwargs)
         if is_training:
-            if self.reducer.sync_grad:
-                self.reducer.expect(outputs)
-                if self.find_unused_parameters:
-                    self.reducer.filter_unused_parameters(outputs)
-            else:
-                self.reducer.expect_nothing()
+            self._after_forward(outputs)
         return outputs
 
-    def _tensors(self) -> list[Any]:
-        """All parameters and buffers that ranks have in common."""
-        parameters = states.parameters_of(self.module, self.parameters_to_ignore)
-        buffers = states.buffers_of(self.module, self.parameters_to_ignore)
-        return [*parameters.values(), *buffers.values()]
+    def _before_forward(self) -> None:
+        if self.reducer.sync_grad:
+            self.reducer.check()
+        if not self._has_begun:
+            refuse_optimizers_in_backward(self._parameters_in_use())
+            self._has_begun = True
+        if self._joined is not None and self._join_config.enable:
+            work = Join.notify_join_context(self)
+            if work is not None:
+                work.wait()
+            self._joined.begin_forward(self.reducer.sync_grad)
+        if self._buffer_hook is None or self._buffer_hook[2]:
+            self._sync_buffers()
+        self.reducer.times.mark("forward")
+
+    def _after_forward(self, outputs: Any) -> None:
+        if self._buffer_hook is not None and not self._buffer_hook[2]:
+            self._sync_buffers()
+        if not self.reducer.sync_grad:
+            self.reducer.expect_nothing()
+            return
+        self.reducer.expect(outputs)
+        if self.find_unused_parameters:
+            self.reducer.filter_unused_parameters(outputs)
+
+    def _parameters_in_use(self) -> dict[str, Any]:
+        return states.parameters_of(self.module, self.parameters_to_ignore)
+
+    def _buffers_in_use(self) -> dict[str, Any]:
+        return states.buffers_of(self.module, self.parameters_to_ignore)
 
     def _sync_buffers(self) -> None:
-        buffers = states.buffers_of(self.module, self.parameters_to_ignore)
-        if buffers:
+        buffers = self._buffers_in_use() if self.forward_sync_buffers else {}
+        if not buffers:
+            return
+        if self._buffer_hook is None:
             source = 0 if self._joined is None else self._joined.first_active
             states.broadcast(self._group, buffers.values(), source)
+            return
+        hook, state, _ = self._buffer_hook
+        for future in hook(state, buffers) or ():
+            future.wait()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Forward and backward in here add gradients up on this rank; neither gradients nor buffers
         travel. The next backward averages the sum."""
-        before = self.reducer.sync_grad, self.broadcast_buffers
-        self.reducer.sync_grad = self.broadcast_buffers = False
+        before = self.reducer.sync_grad, self.forward_sync_buffers
+        self.reducer.sync_grad = self.forward_sync_buffers = False
         try:
             yield
         finally:
-            self.reducer.sync_grad, self.broadcast_buffers = before
-
-    @property
-    def require_backward_grad_sync(self) -> bool:
-        """torch's name of ``reducer.sync_grad``."""
-        return self.reducer.sync_grad
-
-    @require_backward_grad_sync.setter
-    def require_backward_grad_sync(self, value: bool) -> None:
-        self.reducer.sync_grad = value
+            self.reducer.sync_grad, self.forward_sync_buffers = before
 
     @contextmanager
     def join(
@@ -177,21 +227,42 @@ class DistributedDataParallel(torch.nn.Module):
 
         Averages are over all ranks, or, without ``divide_by_initial_world_size``, over those that
         have data. ``throw_on_early_termination``: RuntimeError on all ranks when the first has ended.
+
+        torch's `Join([model, optimizer])` does the same for several at once.
         """
         if not enable:
             yield
             return
-        self._joined = Joined(
-            self._group, self.reducer, divide_by_initial_world_size, throw_on_early_termination
-        )
+        joined = self._join(divide_by_initial_world_size, throw_on_early_termination)
+        # Nobody else counts the ranks.
+        self._join_config = self._join_config._replace(enable=True, is_first_joinable=False)
         try:
             yield
-            self._joined.shadow(
-                lambda: self._sync_buffers() if self.broadcast_buffers else None,
-                lambda root: states.broadcast(self._group, self._tensors(), root),
-            )
+            joined.shadow()
         finally:
-            self._joined = None
+            self._leave_join()
+
+    def join_hook(self, **kwargs: Any) -> Joined:
+        """What torch's `Join` calls on a rank that has ended. Takes ``divide_by_initial_world_size``."""
+        _ = self.join_process_group  # raises if `Join` cannot count ranks in it
+        return self._join(kwargs.get("divide_by_initial_world_size", True), throw=False)
+
+    def _join(self, divide_by_initial: bool, throw: bool) -> Joined:
+        self._has_joined = True
+        self._joined = Joined(
+            self._group, self.reducer, self._sync_buffers, self._end_join, divide_by_initial, throw
+        )
+        return self._joined
+
+    def _end_join(self, root: int) -> None:
+        buffers = self._buffers_in_use() if self._shares_buffers else {}
+        tensors = [*self._parameters_in_use().values(), *buffers.values()]
+        states.broadcast(self._group, tensors, root)
+        self._leave_join()
+
+    def _leave_join(self) -> None:
+        self._joined = None
+        self._join_config = self._join_config._replace(enable=False)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any] | Compress) -> None:
         """Replaces the averaging of gradients. A collective, once, before the first backward.
@@ -201,9 +272,13 @@ class DistributedDataParallel(torch.nn.Module):
         reduced ``bucket.buffer()``, as torch has it: it is called for one bucket after the other, in the
         same order on all ranks.
         """
-        make = buckets_for(self.reducer, self.bucket_bytes, state, hook)
+        make = buckets_for(self.reducer, state, hook)
         if make is not None:
             self.reducer.replace_buckets(make)
+        if isinstance(hook, Compress):
+            self._hook_name = hook.name
+        else:
+            self._hook_name = getattr(hook, "__name__", str(hook))
 
     @staticmethod
     def _set_params_and_buffers_to_ignore_for_model(
@@ -221,43 +296,4 @@ class DistributedDataParallel(torch.nn.Module):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """On the group of the whole job; a collective."""
         super().__setstate__(state)
-        self._connect(None, init_sync=True)
-
-
-def check_parameters(module: torch.nn.Module) -> None:
-    """Raises where there is nothing to train, or no memory for it yet."""
-    parameters = list(module.parameters())
-    for parameter in parameters:
-        if isinstance(parameter, torch.nn.parameter.UninitializedParameter):
-            raise TypeError(
-                "torch.nn.parameter.UninitializedParameter is not supported: run a batch through "
-                "lazy modules first"
-            )
-    if not any(parameter.requires_grad for parameter in parameters):
-        raise RuntimeError(
-            "DistributedDataParallel is not needed when a module doesn't have any parameters that "
-            "require a gradient"
-        )
-
-
-def place(module: torch.nn.Module, device_ids: Sequence[Any] | None) -> Any:
-    """The one device of the module, where it is moved to. None: the module stays where it is."""
-    if not device_ids:
-        return None
-    if len(device_ids) > 1:
-        raise ValueError("device_ids can only be None or contain a single element.")
-    if not isinstance(device_ids[0], int) and torch.device(device_ids[0]).type == "cpu":
-        return None
-    if not torch.cuda.is_available():
-        _say_once(f"device_ids={list(device_ids)} means the CPU: this machine has no GPU")
-        return None
-    if len({parameter.device for parameter in module.parameters()}) > 1:
-        raise ValueError("device_ids must be None for a module on several devices")
-    device = torch.device("cuda", _get_device_index(device_ids[0], True))
-    module.to(device)
-    return device
-
-
-@functools.cache
-def _say_once(text: str) -> None:
-    warnings.warn(text, stacklevel=4)
+        self._connect(group_of(None), init_sync=True)

@@ -9,8 +9,10 @@ from typing import Any, Protocol
 import torch
 
 from drumline import _core
+from drumline.ddp.autograd import End, calling
 from drumline.ddp.buckets import SharedBuckets
 from drumline.ddp.graph import functions_of, parameters_reached
+from drumline.ddp.times import Times
 
 _STOP_PATIENCE_S = 5.0
 
@@ -40,7 +42,7 @@ class Reducer:
     ``static_graph``: the first backward finds out how many gradients each parameter gets, and the
     later ones rely on it. ``sync_backward=False``: `synchronize` waits, not the end of backward.
     ``by_forward``: only what goes through the outputs of an `expect`ed forward is averaged;
-    otherwise every backward is, while `sync_grad`.
+    otherwise every backward is, while `sync_grad`. ``wire``: the type in which gradients travel.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Reducer:
         static_graph: bool = False,
         sync_backward: bool = True,
         by_forward: bool = False,
+        wire: Any = None,
     ) -> None:
         self.sync_grad = True
         """Whether gradients are averaged; without, they add up on each rank."""
@@ -61,11 +64,15 @@ class Reducer:
         self.group, self.bucket_bytes = group, bucket_bytes
         self.has_marks = marks or find_unused or static_graph
         self.scale: float | None = None
-        self._find_unused, self._static_graph = find_unused, static_graph
-        self._sync_backward, self._by_forward = sync_backward, by_forward
-        self._buckets: Buckets = SharedBuckets(
-            group, self.names, self.parameters, bucket_bytes, self.has_marks
-        )
+        self.sync_backward = sync_backward
+        self.times = Times()
+        self.steps = 0
+        """Backward passes that were averaged."""
+        self.unused_bytes = 0
+        """Of the parameters that no rank has used in the last one, as far as there are marks."""
+        self._find_unused, self._by_forward = find_unused, by_forward
+        self._make: Callable[[], Buckets] = lambda: self.shared_buckets(wire)
+        self._buckets: Buckets = self._make()
         # How many gradients a parameter gets in a backward; not known yet of a static graph.
         self._calls: list[int] | None = None if static_graph else [1] * len(self.names)
         self._used = [False] * len(self.names)
@@ -77,11 +84,23 @@ class Reducer:
         self._step: _Step | None = None
         self._failure: str | None = None
         handles = [
-            parameter.register_post_accumulate_grad_hook(_calling(self, "_on_gradient", index))
+            parameter.register_post_accumulate_grad_hook(calling(self, "_on_gradient", index))
             for index, parameter in enumerate(self.parameters)
         ]
         self._finalizer = weakref.finalize(self, _dispose, handles, [self._buckets])
         self._finalizer.atexit = False
+
+    def shared_buckets(self, wire: Any = None) -> Buckets:
+        """Buckets in memory that ranks share; gradients travel as another type, if they become shorter
+        by it. A collective."""
+        return SharedBuckets(
+            self.group, self.names, self.parameters, self.bucket_bytes, self.has_marks, wire
+        )
+
+    def set_static_graph(self) -> None:
+        """As with ``static_graph``, from the next backward on. A collective."""
+        self.has_marks, self._calls = True, None
+        self.replace_buckets(self._make)
 
     def replace_buckets(self, make: Callable[[], Buckets]) -> None:
         """Moves gradients to other buckets, between steps. A collective."""
@@ -89,7 +108,7 @@ class Reducer:
             raise RuntimeError("buckets cannot be replaced in the middle of a backward")
         _, _, (handles, _), _ = self._finalizer.detach()  # type: ignore[misc]
         self._buckets.leave(_STOP_PATIENCE_S)
-        self._buckets = make()
+        self._make, self._buckets = make, make()
         self._finalizer = weakref.finalize(self, _dispose, handles, [self._buckets])
         self._finalizer.atexit = False
 
@@ -114,6 +133,11 @@ class Reducer:
         ]
         self._tolerant = True
 
+    @property
+    def is_pending(self) -> bool:
+        """Whether there are averages that `synchronize` is to wait for."""
+        return self._step is not None and not self._is_running
+
     def synchronize(self) -> None:
         """Waits for all averages of a backward, where its end has not."""
         if self._step is not None:
@@ -130,13 +154,23 @@ class Reducer:
         """Raises where gradients cannot be averaged any more."""
         if self._failure is not None:
             raise RuntimeError(f"gradients cannot be averaged: {self._failure}")
+        if self.group.is_destroyed:
+            raise RuntimeError(
+                f"gradients cannot be averaged: group {self.group.name!r} has been destroyed. Make a group, "
+                "and wrap the module anew"
+            )
+        if self.is_pending:
+            raise RuntimeError(
+                "nobody has waited for the averages of the last backward: call finalize_backward() of the "
+                "wrapper, or synchronize() of the reducer, after every backward"
+            )
 
     def shadow(self) -> None:
-        """Takes part in a backward of the other ranks without gradients."""
+        """Takes part in a backward of the other ranks without gradients, and gets their averages."""
         self.check()
         for index in range(len(self.names)):
             self._buckets.bring_zeros(index)
-        self._buckets.synchronize([False] * len(self.names))
+        self._take(self._buckets.synchronize([not self.has_marks] * len(self.names)))
 
     # From here on: backward.
 
@@ -147,8 +181,9 @@ class Reducer:
         """Waits for the end of the backward that runs, the outermost one if they are nested."""
         if not self._is_running:
             self._is_running = True
+            self.times.mark("backward")
             # Nobody else keeps it: it is to be dropped when backward drops it.
-            torch.autograd.Variable._execution_engine.queue_callback(_End(self))
+            torch.autograd.Variable._execution_engine.queue_callback(End(self._on_end, self._on_failure))
 
     def _on_gradient(self, index: int, _parameter: Any) -> None:
         self._used[index] = True
@@ -159,6 +194,7 @@ class Reducer:
         step = self._step
         if step is None:
             self.check()
+            self.times.mark("gradient")
             step = self._step = _Step(len(self.names), self._calls)
             if self._calls is not None:
                 idle = [i for i, calls in enumerate(self._calls) if calls == 0]
@@ -186,7 +222,7 @@ class Reducer:
     def _on_end(self) -> None:
         """Backward has ended well."""
         self._is_running = False
-        if self._step is not None and self._sync_backward:
+        if self._step is not None and self.sync_backward:
             self._finish(self._step)
 
     def _on_failure(self) -> None:
@@ -204,19 +240,33 @@ class Reducer:
                     self._bring_unused(step, index)
         used, self._used = self._used, [False] * len(self.names)
         self._step, self._unreached, self._tolerant = None, [], self._find_unused
+        self.times.mark("gradients")
         try:
             used_anywhere = self._buckets.synchronize(used)
         except _core.NotBroughtError as error:
             raise _core.NotBroughtError(f"backward, {error}. {_UNUSED}") from None
+        except _core.CollectiveError as error:
+            text = f"backward, {error}. Look at what the ranks that are named here have printed"
+            raise type(error)(text) from None
         if self._calls is None:
             self._calls = step.came
-        for index, is_used in enumerate(used_anywhere):
+        self._take(used_anywhere)
+        for index, gradient in step.before.items():
+            if not used_anywhere[index]:
+                self.parameters[index].grad.copy_(gradient)
+        self.steps += 1
+        self.times.end_step()
+
+    def _take(self, used: Sequence[bool]) -> None:
+        """Makes averages the gradients of the parameters that were used."""
+        gradients, self.unused_bytes = [], 0
+        for index, (parameter, is_used) in enumerate(zip(self.parameters, used, strict=True)):
             if is_used:
                 self._buckets.take(index)
-            elif index in step.before:
-                self.parameters[index].grad.copy_(step.before[index])
-        if self.scale is not None:
-            gradients = [it.grad for it in self.parameters if it.grad is not None]
+                gradients.append(parameter.grad)
+            elif self.has_marks:
+                self.unused_bytes += parameter.nbytes
+        if gradients and self.scale is not None:
             torch._foreach_mul_(gradients, self.scale)
 
     def _too_often(self, index: int) -> str:
@@ -247,34 +297,6 @@ class _Step:
         self.is_brought = [False] * count
         # Gradients of parameters that this rank did not use.
         self.before: dict[int, Any] = {}
-
-
-class _End:
-    """What autograd calls when backward has ended. It drops it uncalled when backward has raised."""
-
-    def __init__(self, reducer: Reducer) -> None:
-        self._reducer: Reducer | None = reducer
-
-    def __call__(self) -> None:
-        reducer, self._reducer = self._reducer, None
-        if reducer is not None:
-            reducer._on_end()
-
-    def __del__(self) -> None:
-        if self._reducer is not None:
-            self._reducer._on_failure()
-
-
-def _calling(reducer: Reducer, method: str, *args: Any) -> Callable[..., None]:
-    """Calls a method of the reducer for as long as there is one: a hook keeps nothing alive."""
-    reference = weakref.ref(reducer)
-
-    def hook(*more: Any) -> None:
-        living = reference()
-        if living is not None:
-            getattr(living, method)(*args, *more)
-
-    return hook
 
 
 def _dispose(handles: list[Any], buckets: list[Buckets]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from contextlib import suppress
 from typing import Any
 
 NAME = "drumline"
@@ -15,18 +16,12 @@ def register() -> None:
 
     Entry point ``torch.distributed.backends``. Raises ImportError if torch is too old.
     """
-    import torch
     import torch.distributed as dist
 
     if not dist.is_available():
         raise ImportError("this torch was built without torch.distributed")
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version < TORCH_MIN:
-        raise ImportError(
-            f"drumline as a backend needs torch 2.14 or newer, and this is {torch.__version__}: "
-            "older ones have no backends in Python. The direct API (drumline.init_process_group) "
-            "and drumline's own DistributedDataParallel do without."
-        )
+    if why := too_old():
+        raise ImportError(why)
     for name in _names():
         if dist.Backend._plugins.get(name.upper(), _NONE).creator_fn is not _create:
             dist.Backend.register_backend(
@@ -34,16 +29,43 @@ def register() -> None:
             )
 
 
-def autoload() -> None:
-    """The same for the end of ``import torch``, where an error would harm everybody.
+def too_old() -> str:
+    """Why this torch cannot have the backend, and what it can have; nothing if it is new enough."""
+    import torch
 
-    Entry point ``torch.backends``.
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version >= TORCH_MIN:
+        return ""
+    return (
+        f"drumline as a backend needs torch 2.14 or newer, and this is {torch.__version__}: older ones "
+        "have no backends in Python. drumline.DistributedDataParallel does without, on a group of gloo "
+        "or of drumline.init_process_group, and so does all else of drumline's own."
+    )
+
+
+def autoload() -> None:
+    """The same for the end of ``import torch``, where an error would harm everybody: who asks for the
+    backend hears of it.
+
+    Entry point ``torch.backends``, which torch 2.4 does not know: there, `drumline.ddp` calls it.
     """
     try:
         register()
     except Exception as error:  # a broken backend must not break torch
+        with suppress(Exception):
+            _refuse(str(error))
         if _replaces_gloo():
             warnings.warn(f"drumline cannot take the place of gloo: {error}", stacklevel=2)
+
+
+def _refuse(why: str) -> None:
+    """Has `init_process_group` say why there is no such backend."""
+    import torch.distributed as dist
+
+    def create(*_: Any) -> Any:
+        raise ImportError(why)
+
+    dist.Backend.register_backend(NAME, create, extended_api=True, devices=["cpu", "cuda"])
 
 
 def _names() -> list[str]:

@@ -1,0 +1,193 @@
+"""What torch's class has beside, and programs and libraries call."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.join import Joinable
+
+from drumline.ddp import hooks
+from drumline.ddp.groups import core_group
+from drumline.ddp.logging_data import logging_data
+from drumline.ddp.reducer import Reducer
+from drumline.groups import ProcessGroup
+
+
+class TorchMethods(Joinable):
+    """Methods and attributes of torch's DistributedDataParallel that are no part of training itself.
+
+    Those with a leading underscore are torch's own secret, and are here for who calls them anyhow.
+    """
+
+    module: Any
+    device: Any
+    process_group: Any
+    reducer: Reducer
+    static_graph: bool
+    find_unused_parameters: bool
+    forward_sync_buffers: bool
+    register_comm_hook: Callable[..., None]
+    _connect: Callable[..., None]
+    _join_config: Any
+    _buffers_in_use: Callable[[], dict[str, Any]]
+    _buffer_hook: tuple[Callable[..., Any], object, bool] | None
+
+    @property
+    def require_backward_grad_sync(self) -> bool:
+        """torch's name of ``reducer.sync_grad``."""
+        return self.reducer.sync_grad
+
+    @require_backward_grad_sync.setter
+    def require_backward_grad_sync(self, value: bool) -> None:
+        self.reducer.sync_grad = value
+
+    @property
+    def broadcast_buffers(self) -> bool:
+        """The older name of ``forward_sync_buffers``."""
+        return self.forward_sync_buffers
+
+    @broadcast_buffers.setter
+    def broadcast_buffers(self, value: bool) -> None:
+        self.forward_sync_buffers = value
+
+    def will_sync_module_buffers(self) -> bool:
+        """Whether a forward now would take rank 0's buffers."""
+        is_training = torch.is_grad_enabled()
+        return is_training and self.forward_sync_buffers and bool(self._buffers_in_use())
+
+    # For torch.distributed.algorithms.Join.
+
+    @property
+    def join_device(self) -> Any:
+        """Where `Join` counts ranks."""
+        return self.device
+
+    @property
+    def join_process_group(self) -> Any:
+        """The group in which `Join` counts ranks, which is one of torch's."""
+        if isinstance(self.process_group, ProcessGroup):
+            raise TypeError(
+                "torch's Join counts ranks in a process group of torch's, and this model is on one of "
+                "drumline.init_process_group: use model.join() instead, or call "
+                "torch.distributed.init_process_group before the model is wrapped"
+            )
+        return self.process_group
+
+    # The end of a backward, by hand.
+
+    @property
+    def require_manual_backward_finalization(self) -> bool:
+        """Whether `finalize_backward` waits for averages, and not the end of backward."""
+        return not self.reducer.sync_backward
+
+    @require_manual_backward_finalization.setter
+    def require_manual_backward_finalization(self, required: bool) -> None:
+        self.reducer.sync_backward = not required
+
+    @property
+    def should_finalize_after_backward(self) -> bool:
+        """Whether `finalize_backward` is to be called when backward has returned, and not inside of it."""
+        return self.require_manual_backward_finalization
+
+    def finalize_backward(self) -> None:
+        """Waits for the averages, if `require_manual_backward_finalization`."""
+        if not self.require_manual_backward_finalization:
+            raise RuntimeError(
+                "backward waits for its averages by itself: finalize_backward() is for a model with "
+                "require_manual_backward_finalization = True"
+            )
+        if not self.reducer.is_pending:
+            raise RuntimeError(
+                "finalize_backward() has nothing to wait for: call it once after each backward through "
+                "the model's outputs, and not under no_sync()"
+            )
+        self.reducer.synchronize()
+
+    # Not public in torch.
+
+    def _check_reducer_finalized(self) -> None:
+        """Raises if gradients are not averaged, or cannot be any more."""
+        self.reducer.check()
+
+    def _set_static_graph(self) -> None:
+        """As ``static_graph=True``. A collective, between two steps."""
+        if self.static_graph:
+            warnings.warn("static_graph is set already", stacklevel=2)
+            return
+        self.reducer.set_static_graph()
+        self.static_graph = True
+
+    def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
+        """``BuiltinCommHookType.ALLREDUCE`` or ``FP16_COMPRESS``."""
+        name = getattr(comm_hook_type, "name", str(comm_hook_type))
+        if name == "FP16_COMPRESS":
+            self.register_comm_hook(None, hooks.fp16_compress)
+        elif name != "ALLREDUCE":
+            raise ValueError(f"the hooks are ALLREDUCE and FP16_COMPRESS, and this is {name}")
+
+    def _register_buffer_comm_hook(
+        self, state: object, hook: Callable[..., Any], comm_hook_location: Any = None
+    ) -> None:
+        """``hook(state, buffers)``, with a dict by name, in the place of rank 0's values for all. It may
+        return futures, which are waited for at once.
+
+        It runs after forward, or before with ``_BufferCommHookLocation.PRE_FORWARD``.
+        """
+        if not callable(hook):
+            raise TypeError(f"a hook for buffers is callable, and this is a {type(hook).__name__}")
+        is_before = getattr(comm_hook_location, "name", None) == "PRE_FORWARD"
+        self._buffer_hook = hook, state, is_before
+
+    def _update_process_group(self, new_process_group: Any) -> None:
+        """Goes on in another group. A collective of its members; of the old group nobody is asked, so it
+        may have failed. Who is not a member goes on as before. A communication hook is to be registered anew."""
+        if new_process_group is dist.GroupMember.NON_GROUP_MEMBER:
+            return
+        core_group(new_process_group)  # raises while the old one is still there
+        self._connect(new_process_group, init_sync=False)
+
+    def _get_ddp_logging_data(self) -> dict[str, Any]:
+        """What is set and what was measured, under torch's names as far as there is the same here."""
+        return logging_data(self)
+
+    def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
+        """Taken and not needed: all steps are measured."""
+        if sample_rate < 1:
+            raise ValueError(f"a sample rate is at least 1, and this is {sample_rate}")
+
+    def _set_ddp_sink_clone(self, val: bool) -> None:
+        """Taken and not needed: outputs are never copied."""
+
+    def _register_fused_optim(self, optim: Any, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError(_STEPS_IN_BACKWARD)
+
+    @property
+    def _has_rebuilt_buckets(self) -> bool:
+        raise NotImplementedError(
+            "this is a hook for buckets that stay the same, as of "
+            "ZeroRedundancyOptimizer(overlap_with_ddp=True): step after backward, without overlap_with_ddp"
+        )
+
+    def _set_sparse_metadata(self, global_unique_ids: Any) -> None:
+        raise NotImplementedError(
+            "drumline's DistributedDataParallel takes no sparse gradients: use torch's on the backend "
+            "drumline, or sparse=False"
+        )
+
+
+_STEPS_IN_BACKWARD = (
+    "drumline's DistributedDataParallel has no optimizers inside of backward, where gradients are not "
+    "averaged yet: call step() after backward, or use torch's DistributedDataParallel on the backend "
+    "drumline"
+)
+
+
+def refuse_optimizers_in_backward(parameters: dict[str, Any]) -> None:
+    """Raises for what ``_apply_optimizer_in_backward`` has prepared: it would step too early."""
+    for name, parameter in parameters.items():
+        if hasattr(parameter, "_in_backward_optimizers"):
+            raise NotImplementedError(f"parameter {name}: {_STEPS_IN_BACKWARD}")

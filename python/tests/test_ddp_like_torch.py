@@ -1,0 +1,437 @@
+"""What torch's DistributedDataParallel takes and has, drumline's takes and has as well."""
+
+from __future__ import annotations
+
+import inspect
+import types
+
+import pytest
+from ranks import run
+from test_ddp import Checkpointed, Odd, bits, connect, gradients, network
+from torch_versions import needs_backends
+
+torch = pytest.importorskip("torch")
+import torch.distributed as dist  # noqa: E402
+from torch.distributed.algorithms.join import Join  # noqa: E402
+
+from drumline import DistributedDataParallel  # noqa: E402
+
+TorchDDP = torch.nn.parallel.DistributedDataParallel
+
+# The reasons are in docs/python.md.
+ABSENT = {
+    # Several devices per process, which torch has no more.
+    "gather", "scatter", "to_kwargs", "use_side_stream_for_tensor_copies",
+    # Buckets and copies of torch's reducer.
+    "broadcast_bucket_size", "bucket_bytes_cap", "bucket_bytes_cap_default", "bucket_bytes_cap_list",
+    "batched_grad_copy", "lazy_bucket_allocation", "skip_all_reduce_unused_params",
+    "modules_buffers", "named_module_buffers",
+    # Says what the forward before has done. Here a forward looks at what is now.
+    "require_forward_param_sync",
+    # C++'s, for `_get_ddp_logging_data`.
+    "logger",
+}  # fmt: skip
+
+
+def names(rank, world_size, directory):
+    leave = connect(rank, world_size, directory, "gloo")
+    ours, theirs = DistributedDataParallel(network()), TorchDDP(network())
+    public = {name for name in dir(theirs) if not name.startswith("_")}
+    out = public - set(dir(ours))
+    leave()
+    return out
+
+
+def test_arguments_and_names_are_torchs():
+    taken = [it.name for it in inspect.signature(DistributedDataParallel).parameters.values()]
+    theirs = [it.name for it in inspect.signature(TorchDDP).parameters.values()]
+    # Older ones lack some.
+    assert [name for name in taken if name in theirs] == theirs
+    [missing] = run(1, names)
+    assert missing <= ABSENT
+
+
+def train_unevenly(model, optimizer, rank, context):
+    with context:
+        for step in range(2 + 2 * rank):
+            x = torch.randn(4, 12, generator=torch.Generator().manual_seed(10 * rank + step))
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    return torch.cat([it.detach().reshape(-1) for it in model.parameters()])
+
+
+def joins(rank, world_size, directory, kind):
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    leave = connect(rank, world_size, directory, kind)
+    out = []
+    for by_initial in (True, False):
+        options = {"lr": 0.1, "momentum": 0.9}
+        model = DistributedDataParallel(network())
+        # A part of the optimizer is on the rank that ends first.
+        zero = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, **options)
+        both = Join([model, zero], divide_by_initial_world_size=by_initial)
+        ours = train_unevenly(model, zero, rank, both)
+        model(torch.ones(2, 12)).sum().backward()  # ranks are not counted any more
+        model.reducer.stop()
+        # Under torch's Join, a rank that has ended steps with its last gradients; so, one optimizer.
+        reference = TorchDDP(network())
+        whole = torch.optim.SGD(reference.parameters(), **options)
+        context = reference.join(divide_by_initial_world_size=by_initial)
+        theirs = train_unevenly(reference, whole, rank, context)
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+        out.append(ours.tolist())
+    # Two models, of which the second has most to do.
+    first, second = DistributedDataParallel(network()), DistributedDataParallel(Odd())
+    with Join([first, second]):
+        for _ in range(1 + rank):
+            first(torch.ones(2, 12)).sum().backward()
+            second(torch.ones(2, 4)).sum().backward()
+    out.append((bits(first), bits(second)))
+    with Join([first], enable=False):
+        first(torch.ones(2, 12)).sum().backward()
+    with pytest.raises(RuntimeError, match="exhausted") as raised:
+        with Join([first], throw_on_early_termination=True):
+            for _ in range(1 + rank):
+                first(torch.ones(2, 12)).sum().backward()
+    leave()
+    return out, str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["gloo", pytest.param("drumline", marks=needs_backends)])
+def test_torchs_join_takes_models_and_optimizers(kind):
+    (first, early), (second, late) = run(2, joins, kind)
+    assert first == second
+    assert first[0] != first[1]
+    assert "Rank 0" in early and "at least one rank" in late
+
+
+def joins_without_torch(rank, world_size, directory):
+    leave = connect(rank, world_size, directory, "plain")
+    model = DistributedDataParallel(network())
+    with pytest.raises(TypeError, match=r"model\.join\(\)"):
+        Join([model])
+    with model.join():
+        for _ in range(1 + rank):
+            model(torch.ones(2, 12)).sum().backward()
+    leave()
+    return bits(model)
+
+
+def test_join_without_a_group_of_torchs_names_what_there_is():
+    first, second = run(2, joins_without_torch)
+    assert first == second
+
+
+class Precise(torch.nn.Module):
+    """Says in which type it runs. Two names for one weight, a buffer of each kind, a frozen part."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.first = torch.nn.Linear(8, 8)
+        self.second = torch.nn.Linear(8, 8)
+        self.second.weight = self.first.weight
+        self.frozen = torch.nn.Parameter(torch.ones(8), requires_grad=False)
+        self.idle = torch.nn.Linear(8, 8)
+        self.register_buffer("scale", torch.ones(8))
+        self.register_buffer("count", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x):
+        self.seen = x.dtype, self.first.weight.dtype, self.second.weight.dtype, self.scale.dtype
+        return self.second(self.first(x).relu()) * self.frozen
+
+
+def in_short(rank, world_size, directory):
+    leave = connect(rank, world_size, directory, "gloo")
+    batches = torch.randn(world_size, 5, 8, generator=torch.Generator().manual_seed(4))
+    out = []
+    for reduced, buffers, options in (
+        (None, torch.bfloat16, {"find_unused_parameters": True}),
+        (torch.float32, None, {"static_graph": True}),
+        (torch.float16, None, {"find_unused_parameters": True}),
+    ):
+        config = types.SimpleNamespace(
+            param_dtype=torch.bfloat16, reduce_dtype=reduced, buffer_dtype=buffers
+        )
+        module = Precise()
+        model = DistributedDataParallel(module, mixed_precision=config, **options)
+        outputs = model(batches[rank])
+        assert outputs.dtype is torch.bfloat16
+        outputs.float().square().sum().backward()
+        assert all(it.dtype is torch.float32 for it in module.parameters())
+        assert module.count.dtype is torch.int64
+        # Each rank's gradients, on casts of the parameters; then their average in its type.
+        summed = [0.0] * 4
+        for batch in batches:
+            plain = Precise().to(torch.bfloat16)
+            plain(batch.to(torch.bfloat16)).float().square().sum().backward()
+            several = [plain.first.weight, plain.first.bias, plain.second.bias]
+            for index, parameter in enumerate(several):
+                summed[index] = summed[index] + parameter.grad.float()
+        ours = [module.first.weight, module.first.bias, module.second.bias]
+        for parameter, whole in zip(ours, summed, strict=False):
+            assert parameter.grad.dtype is torch.float32
+            mean = (whole / world_size).to(reduced or torch.bfloat16).float()
+            torch.testing.assert_close(parameter.grad, mean)
+        assert module.idle.weight.grad is None
+        out.append((module.seen, gradients(model)))
+        model.reducer.stop()
+    with pytest.raises(TypeError, match="param_dtype.* str"):
+        DistributedDataParallel(Precise(), mixed_precision="bf16")
+    leave()
+    return out
+
+
+def test_mixed_precision_runs_on_casts_and_reduces_in_its_type():
+    first, second = run(2, in_short)
+    assert first == second
+    short, whole = torch.bfloat16, torch.float32
+    assert [seen for seen, _ in first] == [(short,) * 4] + [(short, short, short, whole)] * 2
+
+
+def delayed(rank, world_size, directory):
+    leave = connect(rank, world_size, directory, "gloo")
+    out = []
+    for is_delayed in (False, True):
+        module = network()
+        options = {}
+        if is_delayed:
+            options = {
+                "delay_all_reduce_named_params": [("0.weight", module[0].weight)],
+                "param_to_hook_all_reduce": module[3].weight,
+            }
+        model = DistributedDataParallel(module, **options)
+        model(torch.full((4, 12), rank + 1.0)).square().sum().backward()
+        out.append(gradients(model))
+    with pytest.raises(ValueError, match="same time"):
+        DistributedDataParallel(network(), param_to_hook_all_reduce=module[0].weight)
+    with pytest.raises(ValueError, match="no .*7.weight"):
+        DistributedDataParallel(
+            module,
+            delay_all_reduce_named_params=[("7.weight", module[0].weight)],
+            param_to_hook_all_reduce=module[0].weight,
+        )
+    leave()
+    return out
+
+
+def test_delayed_parameters_are_averaged_like_others():
+    first, second = run(2, delayed)
+    assert first == second and first[0] == first[1]
+
+
+def logged(rank, world_size, directory):
+    leave = connect(rank, world_size, directory, "gloo")
+    tables = []
+    for wrapper in (DistributedDataParallel, TorchDDP):
+        model = wrapper(Odd(), find_unused_parameters=True)
+        for _ in range(3):
+            model(torch.ones(2, 4), extra=False).sum().backward()
+        model._set_ddp_runtime_logging_sample_rate(1)
+        tables.append(model._get_ddp_logging_data())
+        with pytest.raises(ValueError):
+            model._set_ddp_runtime_logging_sample_rate(0)
+    leave()
+    return tables
+
+
+def test_logging_data_has_torchs_names_and_values():
+    for ours, theirs in run(2, logged):
+        only_if_set = {"comm_hook", "static_graph", "join_uneven_inputs"}
+        assert ours.keys() - theirs.keys() <= only_if_set
+        for name in ours.keys() & theirs.keys():
+            value = ours[name]
+            assert type(value) is type(theirs[name]), name
+            # torch counts forwards, has buckets of its own length, and once counted twice.
+            others = "iteration", "bucket_cap_bytes", "unused_parameter_size"
+            if not name.endswith("_time") and name not in others:
+                assert value == theirs[name], name
+        assert ours["iteration"] == 3 and ours["unused_parameter_size"] == 4 * (16 + 4)
+        parts = "forward_compute", "backward_compute", "backward_comm"
+        assert all(ours[f"{prefix}{it}_time"] > 0 for it in parts for prefix in ("", "avg_"))
+        overlap = ours["backward_compute_comm_overlap_time"]
+        assert 0 <= overlap <= min(ours["backward_compute_time"], ours["backward_comm_time"])
+
+
+def set_later(rank, world_size, directory):
+    leave = connect(rank, world_size, directory, "gloo")
+    x = torch.full((3, 4), rank + 1.0, requires_grad=True)
+    seen = []
+    for later in (False, True):
+        model = DistributedDataParallel(Checkpointed(), static_graph=not later)
+        if later:
+            model._set_static_graph()
+            with pytest.warns(UserWarning, match="static_graph"):
+                model._set_static_graph()
+        for _ in range(2):
+            model.zero_grad()
+            model(x).sum().backward()
+            seen.append(gradients(model))
+    leave()
+    return seen
+
+
+def test_a_graph_may_be_said_to_be_static_later():
+    first, second = run(2, set_later)
+    assert first == second and first[:2] == first[2:] and first[0][0] is not None
+
+
+class Counting(torch.nn.Module):
+    def __init__(self, rank):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+        self.register_buffer("count", torch.full((1,), float(rank)))
+
+    def forward(self, x):
+        self.count += 1
+        return self.layer(x)
+
+
+def buffers(rank, world_size, directory):
+    leave = connect(rank, world_size, directory, "gloo")
+    x = torch.ones(1, 2)
+
+    def summed(state, named):
+        state.append(list(named))
+        return [dist.all_reduce(it, async_op=True).get_future() for it in named.values()]
+
+    where = torch.nn.parallel.distributed._BufferCommHookLocation
+    out = []
+    for location in (where.PRE_FORWARD, where.POST_FORWARD):
+        model, state = DistributedDataParallel(Counting(rank), broadcast_buffers=True), []
+        model._register_buffer_comm_hook(state, summed, location)
+        model(x).sum().backward()
+        out.append((model.module.count.item(), state))
+    # Whose buffers there are at the beginning, and at the first forward.
+    for options in ({}, {"broadcast_buffers": False}, {"forward_sync_buffers": False}):
+        model = DistributedDataParallel(Counting(10.0 + rank), **options)
+        begin = model.module.count.item()
+        model.module.count.fill_(20.0 + rank)
+        assert model.will_sync_module_buffers() == (not options) == model.broadcast_buffers
+        model(x).sum().backward()
+        out.append((begin, model.module.count.item()))
+    leave()
+    return out
+
+
+def test_buffers_travel_by_a_hook_or_not_at_all():
+    first, second = run(2, buffers)
+    assert first[:2] == second[:2] == [(1.0, [["count"]]), (2.0, [["count"]])]
+    assert first[2:] == [(10.0, 21.0)] * 3
+    assert second[2:] == [(10.0, 21.0), (11.0, 22.0), (10.0, 22.0)]
+
+
+def by_hand(rank, world_size, directory):
+    leave = connect(rank, world_size, directory, "gloo")
+    model = DistributedDataParallel(torch.nn.Linear(2, 2, bias=False))
+    x = torch.full((1, 2), rank + 1.0)
+    with pytest.raises(RuntimeError, match="by itself"):
+        model.finalize_backward()
+    model.require_manual_backward_finalization = True
+    with pytest.raises(RuntimeError, match="nothing to wait for"):
+        model.finalize_backward()
+    for _ in range(2):
+        model.zero_grad()
+        model(x).sum().backward()
+        assert model.should_finalize_after_backward
+        model.finalize_backward()
+    averaged = model.module.weight.grad.unique().tolist()
+    model(x).sum().backward()
+    with pytest.raises(RuntimeError, match=r"nobody has waited .*finalize_backward\(\)"):
+        model(x)
+    model.finalize_backward()
+    model._check_reducer_finalized()
+    leave()
+    return averaged
+
+
+def test_a_backward_may_be_finalized_by_hand():
+    assert run(2, by_hand) == [[1.5]] * 2
+
+
+def other_groups(rank, world_size, directory):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    leave = connect(rank, world_size, directory, "gloo")
+    model = DistributedDataParallel(torch.nn.Linear(2, 2, bias=False))
+    x = torch.full((1, 2), rank + 1.0)
+    model(x).sum().backward()
+    out = [model.module.weight.grad.unique().tolist()]
+    pair = dist.new_group([0, 1])
+    model._update_process_group(pair)
+    model.zero_grad()
+    if rank < 2:
+        model(x).sum().backward()
+        out.append(model.module.weight.grad.unique().tolist())
+    mesh = init_device_mesh("cpu", (world_size,), mesh_dim_names=("data",))
+    meshed = DistributedDataParallel(torch.nn.Linear(2, 2, bias=False), device_mesh=mesh)
+    meshed(x).sum().backward()
+    out.append(meshed.module.weight.grad.unique().tolist())
+    with pytest.raises(RuntimeError, match="both process_group and device_mesh"):
+        DistributedDataParallel(network(), process_group=dist.group.WORLD, device_mesh=mesh)
+    grid = init_device_mesh("cpu", (1, world_size), mesh_dim_names=("one", "data"))
+    with pytest.raises(RuntimeError, match=r"device_mesh\['one'\]"):
+        DistributedDataParallel(network(), device_mesh=grid)
+    leave()
+    return out
+
+
+def test_the_group_may_change_or_be_a_mesh():
+    first, second, third = run(3, other_groups)
+    assert first == second == [[2.0], [1.5], [2.0]]
+    assert third == [[2.0], [2.0]]
+
+
+def spread(rank, world_size, directory):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    try:
+        from torch.distributed.tensor import distribute_tensor
+    except ImportError:  # torch 2.4
+        from torch.distributed._tensor import distribute_tensor
+
+    leave = connect(rank, world_size, directory, "gloo")
+    module = torch.nn.Linear(2, 2)
+    mesh = init_device_mesh("cpu", (world_size,))
+    module.weight = torch.nn.Parameter(distribute_tensor(module.weight.detach(), mesh))
+    with pytest.raises(TypeError, match="weight is a DTensor.*FSDP2"):
+        DistributedDataParallel(module)
+    leave()
+
+
+def test_parameters_that_lie_on_several_ranks_are_refused_by_name():
+    run(1, spread)
+
+
+def hooks_and_optimizers(rank, world_size, directory):
+    leave = connect(rank, world_size, directory, "gloo")
+    x = torch.full((4, 12), rank + 1.0)
+    seen = []
+    for kind in (dist.BuiltinCommHookType.ALLREDUCE, dist.BuiltinCommHookType.FP16_COMPRESS):
+        model = DistributedDataParallel(network())
+        model._register_builtin_comm_hook(kind)
+        model(x).sum().backward()
+        seen.append((gradients(model), model._get_ddp_logging_data()["comm_hook"]))
+    with pytest.raises(NotImplementedError, match="overlap_with_ddp"):
+        assert model._has_rebuilt_buckets
+    with pytest.raises(NotImplementedError, match="call step"):
+        model._register_fused_optim(torch.optim.SGD, lr=0.1)
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    eager = network()
+    _apply_optimizer_in_backward(torch.optim.SGD, eager.parameters(), {"lr": 0.1})
+    with pytest.raises(NotImplementedError, match="parameter 0.weight: .*not averaged yet"):
+        DistributedDataParallel(eager)(x)
+    leave()
+    return seen
+
+
+def test_hooks_of_cpp_and_optimizers_that_would_step_too_early():
+    first, second = run(2, hooks_and_optimizers)
+    assert first == second
+    (exact, _), (short, name) = first
+    assert exact != short and "fp16" in name.lower()
+    for one, other in zip(exact, short, strict=True):
+        torch.testing.assert_close(torch.tensor(one), torch.tensor(other), rtol=1e-2, atol=1e-2)
