@@ -34,6 +34,29 @@ use crate::{
 /// Every rank must wrap, run backward and synchronise buffers the same number of times, in the
 /// same order. Rank 0's parameters win when wrapping; after that equal gradients and equal
 /// optimizers keep the ranks equal, bit for bit.
+///
+/// ```
+/// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
+/// use drumline::ProcessGroup;
+/// use drumline_burn::DistributedDataParallel;
+///
+/// std::thread::scope(|threads| {
+///     for group in ProcessGroup::local_world(2)? {
+///         threads.spawn(move || {
+///             let device = Device::flex().autodiff();
+///             let model = LinearConfig::new(2, 1).init(&device); // random
+///             let (ddp, model) = DistributedDataParallel::wrap(model, &group).unwrap();
+///             let batch = Tensor::<2>::ones([4, 2], &device) * (1 + group.rank()) as f32;
+///             let loss = model.forward(batch).mean();
+///             let gradients = ddp.backward(loss, &model).unwrap(); // instead of loss.backward()
+///             let weight = gradients.get::<2>(model.weight.id).unwrap();
+///             assert_eq!(weight.to_data().to_vec::<f32>().unwrap(), [1.5; 2]); // of both ranks
+///         });
+///     }
+///     Ok::<_, drumline_burn::Error>(())
+/// })?;
+/// # Ok::<_, drumline_burn::Error>(())
+/// ```
 pub struct DistributedDataParallel {
     group: ProcessGroup,
     slots: Slots,
@@ -56,6 +79,27 @@ impl DistributedDataParallel {
     /// themselves, or are on another device than the CPU) are averaged after backward instead of
     /// during it; a warning names them. The factors of a LoRA adapter do get taps.
     ///
+    /// ```
+    /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
+    /// use drumline::ProcessGroup;
+    /// use drumline_burn::{DistributedDataParallel, parameters_digest};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let device = Device::flex().autodiff();
+    ///             let model = LinearConfig::new(2, 1).init(&device); // random
+    ///             let (_ddp, model) = DistributedDataParallel::wrap(model, &group).unwrap();
+    ///             let mut digests = [0; 2];
+    ///             group.all_gather(&[parameters_digest(&model).unwrap()], &mut digests).unwrap();
+    ///             assert_eq!(digests[0], digests[1]); // rank 0's values, on both
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline_burn::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline_burn::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// The ranks hold different models, or a parameter cannot be averaged; the error names it.
@@ -64,6 +108,21 @@ impl DistributedDataParallel {
     }
 
     /// [`wrap`](Self::wrap) with other bucket sizes, or another policy for unused parameters.
+    ///
+    /// ```
+    /// # use burn::{nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
+    /// # use drumline::ProcessGroup;
+    /// # use drumline_burn::{DdpOptions, DistributedDataParallel, UnusedParameters};
+    /// # let device = Device::flex().autodiff();
+    /// # let model: Linear = LinearConfig::new(2, 1).init(&device);
+    /// # let group = ProcessGroup::alone();
+    /// let options = DdpOptions::default().unused_parameters(UnusedParameters::Ignore);
+    /// let (ddp, model) = DistributedDataParallel::wrap_with(model, &group, &options)?;
+    /// // A loss that the bias has no part in.
+    /// let gradients = ddp.backward(model.weight.val().sum(), &model)?;
+    /// assert_eq!(gradients.len(), 1);
+    /// # Ok::<_, drumline_burn::Error>(())
+    /// ```
     pub fn wrap_with<M: Module>(
         model: M,
         group: &ProcessGroup,
@@ -107,6 +166,22 @@ impl DistributedDataParallel {
     /// Gradients leave for the other ranks while backward still computes the rest. What comes
     /// back has the same bits on every rank; hand it to the optimizer. (`loss.backward()` itself
     /// still works, and gives this rank's own gradients.)
+    ///
+    /// ```
+    /// # use burn::{nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
+    /// # use drumline::ProcessGroup;
+    /// # use drumline_burn::DistributedDataParallel;
+    /// # let device = Device::flex().autodiff();
+    /// # let model: Linear = LinearConfig::new(2, 1).init(&device);
+    /// # let group = ProcessGroup::alone();
+    /// let (ddp, model) = DistributedDataParallel::wrap(model, &group)?;
+    /// let loss = model.forward(Tensor::<2>::ones([4, 2], &device)).mean();
+    /// assert_eq!(ddp.backward(loss, &model)?.len(), 2); // of weight and bias
+    ///
+    /// let error = ddp.backward(model.weight.val().sum(), &model).unwrap_err().to_string();
+    /// assert!(error.contains("parameter `bias` got no gradient"), "{error}");
+    /// # Ok::<_, drumline_burn::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -220,6 +295,31 @@ impl DistributedDataParallel {
     /// forward for what torch does with `broadcast_buffers=True`. Evaluation itself communicates
     /// nothing, so one rank may evaluate alone. A model without buffers costs nothing.
     ///
+    /// ```
+    /// use burn::{module::Module, nn::BatchNormConfig, tensor::{Device, Tensor}};
+    /// use drumline::ProcessGroup;
+    /// use drumline_burn::{DistributedDataParallel, Error, parameters_digest};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let device = Device::flex().autodiff();
+    ///             let norm = BatchNormConfig::new(1).init(&device);
+    ///             let (ddp, norm) = DistributedDataParallel::wrap(norm, &group).unwrap();
+    ///             let batch = Tensor::<3>::ones([2, 1, 2], &device) * group.rank() as f32;
+    ///             norm.forward(batch); // changes the running mean, on each rank to another one
+    ///             let norm = ddp.sync_buffers(norm).unwrap();
+    ///             let mut digests = [0; 2];
+    ///             group.all_gather(&[parameters_digest(&norm).unwrap()], &mut digests).unwrap();
+    ///             assert_eq!(digests[0], digests[1]);
+    ///             assert!(matches!(ddp.sync_buffers(norm.valid()), Err(Error::NotTraining)));
+    ///         });
+    ///     }
+    ///     Ok::<_, Error>(())
+    /// })?;
+    /// # Ok::<_, drumline_burn::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::NotTraining`] for a model in validation mode; nothing is sent. Or the
@@ -238,11 +338,54 @@ impl DistributedDataParallel {
     /// same model with and without taps; only for going on without this handle, or for wrapping
     /// again. A model with reparameterizations of its own keeps them, and keeps the taps too,
     /// which do nothing any more: burn cannot take off the ones without the others.
+    ///
+    /// ```
+    /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
+    /// use drumline::ProcessGroup;
+    /// use drumline_burn::{DistributedDataParallel, Error};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let device = Device::flex().autodiff();
+    ///             let model = LinearConfig::new(2, 1).init(&device); // random
+    ///             let (ddp, model) = DistributedDataParallel::wrap(model, &group).unwrap();
+    ///             let again = DistributedDataParallel::wrap(model.clone(), &group);
+    ///             assert!(matches!(again, Err(Error::AlreadyWrapped { .. })));
+    ///             let model = ddp.unwrap(model);
+    ///             assert!(DistributedDataParallel::wrap(model, &group).is_ok());
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline_burn::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline_burn::Error>(())
+    /// ```
     pub fn unwrap<M: Module>(self, model: M) -> M {
         if self.is_reparameterized { model } else { model.materialize() }
     }
 
     /// How much was communicated so far, and how much of that backward did not hide.
+    ///
+    /// ```
+    /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
+    /// use drumline::ProcessGroup;
+    /// use drumline_burn::DistributedDataParallel;
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let device = Device::flex().autodiff();
+    ///             let model = LinearConfig::new(2, 1).init(&device); // random
+    ///             let (ddp, model) = DistributedDataParallel::wrap(model, &group).unwrap();
+    ///             let loss = model.forward(Tensor::<2>::ones([4, 2], &device)).mean();
+    ///             ddp.backward(loss, &model).unwrap();
+    ///             assert_eq!((ddp.stats().steps, ddp.stats().bytes), (1, 12)); // 3 x f32
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline_burn::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline_burn::Error>(())
+    /// ```
     pub fn stats(&self) -> ReducerStats {
         let mut stats = self.reducer.stats();
         stats.steps = self.steps.load(Ordering::Relaxed);
@@ -251,11 +394,46 @@ impl DistributedDataParallel {
 
     /// When each bucket of the last step left and came back, since backward began. It can be
     /// printed. Empty in a world of one.
+    ///
+    /// ```
+    /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
+    /// use drumline::ProcessGroup;
+    /// use drumline_burn::DistributedDataParallel;
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let device = Device::flex().autodiff();
+    ///             let model = LinearConfig::new(2, 1).init(&device); // random
+    ///             let (ddp, model) = DistributedDataParallel::wrap(model, &group).unwrap();
+    ///             let loss = model.forward(Tensor::<2>::ones([4, 2], &device)).mean();
+    ///             ddp.backward(loss, &model).unwrap();
+    ///             let timeline = ddp.timeline();
+    ///             assert_eq!((timeline.step, timeline.buckets[0].bytes), (1, 12));
+    ///             println!("{timeline}");
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline_burn::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline_burn::Error>(())
+    /// ```
     pub fn timeline(&self) -> Timeline {
         self.reducer.timeline()
     }
 
     /// The group that gradients are averaged over.
+    ///
+    /// ```
+    /// # use burn::{nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
+    /// # use drumline::ProcessGroup;
+    /// # use drumline_burn::DistributedDataParallel;
+    /// # let device = Device::flex().autodiff();
+    /// # let model: Linear = LinearConfig::new(2, 1).init(&device);
+    /// # let group = ProcessGroup::alone();
+    /// let (ddp, _model) = DistributedDataParallel::wrap(model, &group)?;
+    /// assert_eq!(ddp.group().world_size(), 1);
+    /// # Ok::<_, drumline_burn::Error>(())
+    /// ```
     pub fn group(&self) -> &ProcessGroup {
         &self.group
     }

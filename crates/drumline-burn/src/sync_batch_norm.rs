@@ -84,6 +84,16 @@ pub struct SyncBatchNorm {
 }
 
 /// Makes a [`SyncBatchNorm`].
+///
+/// ```
+/// # use burn::tensor::{Device, Tensor};
+/// # use drumline::ProcessGroup;
+/// # use drumline_burn::SyncBatchNormConfig;
+/// # let device = Device::flex().autodiff();
+/// let config = SyncBatchNormConfig::new(16).with_momentum(0.01);
+/// let norm = config.init(&ProcessGroup::alone(), &device);
+/// assert_eq!((norm.momentum, norm.epsilon, norm.gamma.dims()), (0.01, 1e-5, [16]));
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SyncBatchNormConfig {
@@ -97,11 +107,24 @@ pub struct SyncBatchNormConfig {
 
 impl SyncBatchNormConfig {
     /// A layer for so many channels.
+    ///
+    /// ```
+    /// use drumline_burn::SyncBatchNormConfig;
+    ///
+    /// let config = SyncBatchNormConfig::new(16);
+    /// assert_eq!((config.num_features, config.epsilon, config.momentum), (16, 1e-5, 0.1));
+    /// ```
     pub fn new(num_features: usize) -> Self {
         Self { num_features, epsilon: 1e-5, momentum: 0.1 }
     }
 
     /// Sets [`SyncBatchNormConfig::epsilon`].
+    ///
+    /// ```
+    /// use drumline_burn::SyncBatchNormConfig;
+    ///
+    /// assert_eq!(SyncBatchNormConfig::new(16).with_epsilon(1e-3).epsilon, 1e-3);
+    /// ```
     #[must_use]
     pub fn with_epsilon(mut self, epsilon: f64) -> Self {
         self.epsilon = epsilon;
@@ -109,6 +132,12 @@ impl SyncBatchNormConfig {
     }
 
     /// Sets [`SyncBatchNormConfig::momentum`].
+    ///
+    /// ```
+    /// use drumline_burn::SyncBatchNormConfig;
+    ///
+    /// assert_eq!(SyncBatchNormConfig::new(16).with_momentum(0.01).momentum, 0.01);
+    /// ```
     #[must_use]
     pub fn with_momentum(mut self, momentum: f64) -> Self {
         self.momentum = momentum;
@@ -116,6 +145,20 @@ impl SyncBatchNormConfig {
     }
 
     /// The layer. `group` must serve normalisation only.
+    ///
+    /// ```
+    /// # use burn::tensor::{Device, Tensor};
+    /// # use drumline::ProcessGroup;
+    /// # use drumline_burn::SyncBatchNormConfig;
+    /// # let device = Device::flex().autodiff();
+    /// use drumline::GroupOptions;
+    ///
+    /// let world = ProcessGroup::alone();
+    /// let own = world.new_group(&world.ranks(), &GroupOptions::default().name("normalisation"))?;
+    /// let norm = SyncBatchNormConfig::new(2).init(&own, &device);
+    /// assert_eq!(norm.beta.dims(), [2]);
+    /// # Ok::<_, drumline_burn::Error>(())
+    /// ```
     ///
     /// # Panics
     ///
@@ -129,6 +172,15 @@ impl SyncBatchNormConfig {
 
 impl SyncBatchNorm {
     /// The layer with the values of `norm`. `group` must serve normalisation only.
+    ///
+    /// ```
+    /// use burn::{nn::BatchNormConfig, tensor::Device};
+    /// use drumline::ProcessGroup;
+    /// use drumline_burn::SyncBatchNorm;
+    ///
+    /// let norm = BatchNormConfig::new(2).with_momentum(0.25).init(&Device::flex());
+    /// assert_eq!(SyncBatchNorm::from_batch_norm(norm, &ProcessGroup::alone()).momentum, 0.25);
+    /// ```
     pub fn from_batch_norm(norm: BatchNorm, group: &ProcessGroup) -> Self {
         let BatchNorm { gamma, beta, training, running_mean, running_var, momentum, epsilon } =
             norm;

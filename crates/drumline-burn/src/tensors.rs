@@ -12,6 +12,16 @@ use drumline::{
 use crate::{Error, Result};
 
 /// A tensor of a model, by the path of the field that holds it: `encoder.0.weight`.
+///
+/// ```
+/// use burn::{nn::LinearConfig, tensor::Device};
+/// use drumline_burn::{NamedTensor, named_tensors};
+///
+/// let model = LinearConfig::new(3, 2).init(&Device::flex());
+/// let NamedTensor { name, shape, .. } = &named_tensors(&model)?[0];
+/// assert_eq!((&name[..], &shape[..]), ("weight", &[3, 2][..]));
+/// # Ok::<_, drumline_burn::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct NamedTensor {
     /// The path. Does not depend on whether the model is wrapped.
@@ -23,6 +33,16 @@ pub struct NamedTensor {
 }
 
 /// The elements of a tensor. Integers of all widths come as `i64`, booleans as 0 and 1.
+///
+/// ```
+/// use burn::{nn::LinearConfig, tensor::Device};
+/// use drumline_burn::{TensorValues, named_tensors};
+///
+/// let model = LinearConfig::new(3, 2).init(&Device::flex());
+/// let TensorValues::F32(weight) = &named_tensors(&model)?[0].values else { panic!() };
+/// assert_eq!(weight.len(), 6);
+/// # Ok::<_, drumline_burn::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum TensorValues {
@@ -38,6 +58,17 @@ pub enum TensorValues {
 
 impl NamedTensor {
     /// A tensor from raw native-endian elements, as a file holds them.
+    ///
+    /// ```
+    /// use drumline::DType;
+    /// use drumline_burn::{NamedTensor, TensorValues};
+    ///
+    /// let bytes: Vec<u8> = [0.5_f32, -1.0].iter().flat_map(|it| it.to_ne_bytes()).collect();
+    /// let bias = NamedTensor::from_bytes("bias", [2], DType::F32, &bytes)?;
+    /// assert_eq!(bias.values, TensorValues::F32(vec![0.5, -1.0]));
+    /// assert!(NamedTensor::from_bytes("bias", [3], DType::F32, &bytes).is_err());
+    /// # Ok::<_, drumline_burn::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -60,6 +91,15 @@ impl NamedTensor {
     }
 
     /// Name, shape and dtype without the elements.
+    ///
+    /// ```
+    /// use burn::{nn::LinearConfig, tensor::Device};
+    /// use drumline_burn::named_tensors;
+    ///
+    /// let model = LinearConfig::new(3, 2).init(&Device::flex());
+    /// assert_eq!(named_tensors(&model)?[1].spec().to_string(), "`bias` f32[2]");
+    /// # Ok::<_, drumline_burn::Error>(())
+    /// ```
     pub fn spec(&self) -> ParameterSpec {
         ParameterSpec::new(self.name.clone(), self.shape.clone(), self.values.dtype())
     }
@@ -67,6 +107,13 @@ impl NamedTensor {
 
 impl TensorValues {
     /// The dtype in which they travel.
+    ///
+    /// ```
+    /// use drumline::DType;
+    /// use drumline_burn::TensorValues;
+    ///
+    /// assert_eq!(TensorValues::I64(vec![7]).dtype(), DType::I64);
+    /// ```
     pub fn dtype(&self) -> DType {
         match self {
             TensorValues::F32(_) => DType::F32,
@@ -77,6 +124,12 @@ impl TensorValues {
     }
 
     /// The elements as native-endian bytes.
+    ///
+    /// ```
+    /// use drumline_burn::TensorValues;
+    ///
+    /// assert_eq!(TensorValues::F32(vec![0.5]).as_bytes(), 0.5_f32.to_ne_bytes());
+    /// ```
     pub fn as_bytes(&self) -> &[u8] {
         match self {
             TensorValues::F32(values) => bytemuck::cast_slice(values),
@@ -158,6 +211,21 @@ pub fn named_tensors<M: Module>(model: &M) -> Result<Vec<NamedTensor>> {
 
 /// Puts `tensors` into a model: the reverse of [`named_tensors`]. Their order does not matter.
 ///
+/// ```
+/// use burn::{nn::LinearConfig, tensor::Device};
+/// use drumline_burn::{load_named_tensors, named_tensors, parameters_digest};
+///
+/// let model = LinearConfig::new(3, 2).init(&Device::flex());
+/// let saved = named_tensors(&model)?;
+/// let other = LinearConfig::new(3, 2).init(&Device::flex()); // random
+/// let loaded = load_named_tensors(other.clone(), saved.clone())?;
+/// assert_eq!(parameters_digest(&loaded)?, parameters_digest(&model)?);
+///
+/// let error = load_named_tensors(other, saved[..1].to_vec()).unwrap_err().to_string();
+/// assert!(error.contains("`bias` f32[2] is missing"), "{error}");
+/// # Ok::<_, drumline_burn::Error>(())
+/// ```
+///
 /// # Errors
 ///
 /// Not exactly the model's tensors, with the same shapes and dtypes. Then nothing was loaded.
@@ -194,6 +262,17 @@ pub fn load_named_tensors<M: Module>(model: M, mut tensors: Vec<NamedTensor>) ->
 ///
 /// Buffers drift apart between ranks in training; call
 /// [`sync_buffers`](crate::DistributedDataParallel::sync_buffers) first.
+///
+/// ```
+/// use burn::{nn::LinearConfig, tensor::Device};
+/// use drumline_burn::parameters_digest;
+///
+/// let model = LinearConfig::new(3, 2).init(&Device::flex());
+/// let other = LinearConfig::new(3, 2).init(&Device::flex()); // random
+/// assert_eq!(parameters_digest(&model)?, parameters_digest(&model.clone())?);
+/// assert_ne!(parameters_digest(&model)?, parameters_digest(&other)?);
+/// # Ok::<_, drumline_burn::Error>(())
+/// ```
 pub fn parameters_digest<M: Module>(model: &M) -> Result<u64> {
     let mut digest = StateDigest::default();
     visit(model, |tensor| {

@@ -36,6 +36,13 @@ impl Bool {
     pub const TRUE: Bool = Bool(1);
 
     /// The truth value.
+    ///
+    /// ```
+    /// use drumline_kernels::Bool;
+    ///
+    /// let received: Bool = bytemuck::cast(7_u8); // torch sums the bytes of `bool`
+    /// assert!(received.get() && !Bool::FALSE.get());
+    /// ```
     #[inline(always)]
     pub const fn get(self) -> bool {
         self.0 != 0

@@ -5,6 +5,15 @@ use crate::{Element, Source, Target};
 
 /// Copies `src` to `dst`. The two may overlap in any way.
 ///
+/// ```
+/// use drumline_kernels::{Target, copy};
+///
+/// let mut data = [1, 2, 3, 4];
+/// let all = Target::from(&mut data[..]);
+/// copy(all.slice(1..4), all.slice(0..3).as_source()); // they overlap
+/// assert_eq!(data, [1, 1, 2, 3]);
+/// ```
+///
 /// # Panics
 ///
 /// When the lengths differ.
@@ -18,6 +27,14 @@ pub fn copy<T: Pod>(dst: Target<'_, T>, src: Source<'_, T>) {
 }
 
 /// Copies `src` to `dst`, and [takes over](take_over) the lines of `src`. The two must not overlap.
+///
+/// ```
+/// use drumline_kernels::fetch;
+///
+/// let (mut slot, mut data) = ([7_u8; 100], [0; 100]);
+/// fetch((&mut data[..]).into(), (&mut slot[..]).into());
+/// assert_eq!((data, slot), ([7; 100], [7; 100]));
+/// ```
 ///
 /// # Panics
 ///
@@ -54,6 +71,14 @@ pub(crate) fn fetch_by<T: Pod, const LINES: usize>(
 /// that are only read remain half with their writer, which has to ask for them when it writes again;
 /// measured, that takes up to six times as long as to hand them to and fro. Nobody else may write to
 /// the memory meanwhile: words would be lost.
+///
+/// ```
+/// use drumline_kernels::take_over;
+///
+/// let mut slot = [7_u64; 100];
+/// take_over((&mut slot[..]).into());
+/// assert_eq!(slot, [7; 100]); // written back as it was
+/// ```
 #[inline]
 pub fn take_over<T: Pod>(memory: Target<'_, T>) {
     let line = (LINE_BYTES / size_of::<T>().max(1)).max(1);
@@ -104,6 +129,17 @@ pub fn widen<'a, T: Element>(dst: impl Into<Target<'a, T::Accumulator>>, src: So
 /// stays one.
 ///
 /// See [`widen`].
+///
+/// ```
+/// use drumline_kernels::{F8E4M3, bf16, narrow};
+///
+/// let sums = [1.0_f32, 1e9];
+/// let (mut of_8_bits, mut of_16_bits) = ([F8E4M3::ZERO; 2], [bf16::ZERO; 2]);
+/// narrow((&mut of_8_bits[..]).into(), &sums[..]);
+/// narrow((&mut of_16_bits[..]).into(), &sums[..]);
+/// assert_eq!(of_8_bits, [F8E4M3::ONE, F8E4M3::MAX]); // which has no infinity
+/// assert_eq!(of_16_bits, sums.map(bf16::from_f32));
+/// ```
 ///
 /// # Panics
 ///

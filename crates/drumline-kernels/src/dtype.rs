@@ -84,6 +84,13 @@ impl DType {
     ];
 
     /// The type whose code (`dtype as u8`) travels in messages, if there is one.
+    ///
+    /// ```
+    /// use drumline_kernels::DType;
+    ///
+    /// assert_eq!(DType::from_code(DType::F16 as u8), Some(DType::F16));
+    /// assert_eq!(DType::from_code(0), None);
+    /// ```
     pub const fn from_code(code: u8) -> Option<DType> {
         match (code as usize).checked_sub(1) {
             Some(index) if index < DType::ALL.len() => Some(DType::ALL[index]),
@@ -92,6 +99,13 @@ impl DType {
     }
 
     /// Bytes per element.
+    ///
+    /// ```
+    /// use drumline_kernels::DType;
+    ///
+    /// assert_eq!(DType::Bf16.size(), 2);
+    /// assert_eq!(DType::Complex64.size(), 8); // two `f32`
+    /// ```
     pub const fn size(self) -> usize {
         match self {
             DType::U8 | DType::I8 | DType::Bool | DType::F8E4M3 | DType::F8E5M2 => 1,
@@ -103,6 +117,13 @@ impl DType {
     }
 
     /// The name that Rust gives the type (`f32` and so on), or the field where Rust has none.
+    ///
+    /// ```
+    /// use drumline_kernels::DType;
+    ///
+    /// assert_eq!([DType::F32, DType::Complex64].map(DType::name), ["f32", "complex64"]);
+    /// assert_eq!("complex64".parse(), Ok(DType::Complex64));
+    /// ```
     pub const fn name(self) -> &'static str {
         match self {
             DType::U8 => "u8",
@@ -127,6 +148,13 @@ impl DType {
 
     /// The type in which partial results are kept: [`DType::F32`] for floats of 16 and 8
     /// bits, every other type itself.
+    ///
+    /// ```
+    /// use drumline_kernels::DType;
+    ///
+    /// assert_eq!(DType::F8E5M2.accumulator(), DType::F32);
+    /// assert_eq!(DType::I8.accumulator(), DType::I8); // it wraps
+    /// ```
     pub const fn accumulator(self) -> DType {
         match self {
             DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2 => DType::F32,
@@ -135,6 +163,13 @@ impl DType {
     }
 
     /// Whether this is a real floating-point type.
+    ///
+    /// ```
+    /// use drumline_kernels::DType;
+    ///
+    /// assert!(DType::Bf16.is_float() && !DType::I32.is_float());
+    /// assert!(!DType::Complex64.is_float()); // it is not real
+    /// ```
     pub const fn is_float(self) -> bool {
         matches!(self.class(), Class::Float)
     }

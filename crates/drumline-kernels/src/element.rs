@@ -9,6 +9,16 @@ use crate::{Bool, DType, F8E4M3, F8E5M2};
 /// A Rust type that a collective can carry.
 ///
 /// The set of types is part of the wire format, and closed.
+///
+/// ```
+/// use drumline_kernels::{DType, Element, f16};
+///
+/// /// What a buffer takes while it is summed.
+/// fn bytes_to_sum<T: Element>(buffer: &[T]) -> usize {
+///     buffer.len() * size_of::<T::Accumulator>()
+/// }
+/// assert_eq!((f16::DTYPE, bytes_to_sum(&[f16::ONE; 3])), (DType::F16, 12));
+/// ```
 pub trait Element:
     Kernels<Wide = <Self as Element>::Accumulator> + Send + Sync + PartialEq + Debug
 {

@@ -2,6 +2,14 @@ use std::fmt;
 
 /// A name that is none of those which [`DType`](crate::DType) or [`ReduceOp`](crate::ReduceOp)
 /// give.
+///
+/// ```
+/// use drumline_kernels::{ReduceOp, UnknownName};
+///
+/// let error: UnknownName = "mean".parse::<ReduceOp>().unwrap_err();
+/// let text = "there is no reduce operator \"mean\"; it is one of sum, avg";
+/// assert!(error.to_string().starts_with(text));
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownName {
     kind: &'static str,

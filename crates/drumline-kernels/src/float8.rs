@@ -89,22 +89,51 @@ macro_rules! floats {
             pub const NAN: $name = $name(0x7f);
 
             /// The number that a code stands for.
+            ///
+            /// ```
+            /// use drumline_kernels::{F8E4M3, F8E5M2};
+            ///
+            /// assert_eq!(F8E4M3::from_bits(0x38), F8E4M3::ONE);
+            /// assert_eq!(F8E5M2::from_bits(0x3c), F8E5M2::ONE);
+            /// ```
             pub const fn from_bits(bits: u8) -> $name {
                 $name(bits)
             }
 
             /// The code.
+            ///
+            /// ```
+            /// use drumline_kernels::{F8E4M3, F8E5M2};
+            ///
+            /// assert_eq!((F8E4M3::MAX.to_bits(), F8E5M2::MAX.to_bits()), (0x7e, 0x7b));
+            /// assert_eq!(F8E4M3::MIN.to_bits(), 0xfe); // the sign is the highest bit
+            /// ```
             pub const fn to_bits(self) -> u8 {
                 self.0
             }
 
             /// The nearest number; of two that are equally near, the even one.
+            ///
+            /// ```
+            /// use drumline_kernels::{F8E4M3, F8E5M2};
+            ///
+            /// assert_eq!(F8E4M3::from_f32(1.07).to_f32(), 1.125); // steps of 1/8
+            /// assert_eq!(F8E5M2::from_f32(1.07).to_f32(), 1.0); // steps of 1/4
+            /// assert!(F8E4M3::from_f32(f32::NAN).is_nan());
+            /// ```
             #[inline(always)]
             pub const fn from_f32(x: f32) -> $name {
                 $name($format.encode(x) as u8)
             }
 
             /// The same number. Always exact.
+            ///
+            /// ```
+            /// use drumline_kernels::{F8E4M3, F8E5M2};
+            ///
+            /// assert_eq!(F8E4M3::MIN_POSITIVE_SUBNORMAL.to_f32(), 1.0 / 512.0);
+            /// assert_eq!(F8E5M2::INFINITY.to_f32(), f32::INFINITY);
+            /// ```
             #[inline(always)]
             pub const fn to_f32(self) -> f32 {
                 $format.decode(self.0 as u32)
@@ -121,6 +150,13 @@ macro_rules! floats {
             }
 
             /// Whether this is not a number.
+            ///
+            /// ```
+            /// use drumline_kernels::{F8E4M3, F8E5M2};
+            ///
+            /// assert!(F8E4M3::NAN.is_nan() && !F8E4M3::MAX.is_nan());
+            /// assert!(!F8E5M2::INFINITY.is_nan());
+            /// ```
             pub const fn is_nan(self) -> bool {
                 self.to_f32().is_nan()
             }

@@ -4,6 +4,9 @@
 //! other processes map too. Nothing knows of messages or time. The order in which inputs are
 //! added comes from the caller ([`reduce_tree`]), so that all algorithms give the same bits.
 //!
+//! It serves `drumline`, which hands the types and [`ReduceOp`] on to its users; who trains needs
+//! no more of it.
+//!
 //! ```
 //! use drumline_kernels::{ReduceOp, Source, Target, combine};
 //!

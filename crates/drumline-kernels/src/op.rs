@@ -18,6 +18,15 @@ use crate::{DType, UnknownName};
 ///
 /// All operators commute, bit for bit, payloads of NaN apart. Those for which
 /// [`order_free`](ReduceOp::order_free) holds are associative too.
+///
+/// ```
+/// use drumline_kernels::{ReduceOp, combine};
+///
+/// let mut data = [1.0_f32, f32::NAN, 0.0];
+/// combine(ReduceOp::Min, (&mut data[..]).into(), (&[2.0, 3.0, -0.0][..]).into(), None);
+/// assert_eq!(data[0], 1.0);
+/// assert!(data[1].is_nan() && data[2].is_sign_negative());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -54,6 +63,13 @@ impl ReduceOp {
     ];
 
     /// The operator whose code (`op as u8`) travels in messages, if there is one.
+    ///
+    /// ```
+    /// use drumline_kernels::ReduceOp;
+    ///
+    /// assert_eq!(ReduceOp::from_code(ReduceOp::Max as u8), Some(ReduceOp::Max));
+    /// assert_eq!(ReduceOp::from_code(0), None);
+    /// ```
     pub const fn from_code(code: u8) -> Option<ReduceOp> {
         match (code as usize).checked_sub(1) {
             Some(index) if index < ReduceOp::ALL.len() => Some(ReduceOp::ALL[index]),
@@ -62,6 +78,13 @@ impl ReduceOp {
     }
 
     /// Its name in messages: `sum` and so on.
+    ///
+    /// ```
+    /// use drumline_kernels::ReduceOp;
+    ///
+    /// assert_eq!(ReduceOp::Product.name(), "product");
+    /// assert_eq!("product".parse(), Ok(ReduceOp::Product));
+    /// ```
     pub const fn name(self) -> &'static str {
         match self {
             ReduceOp::Sum => "sum",
@@ -99,6 +122,14 @@ impl ReduceOp {
     /// Whether every order and grouping of the inputs gives the same bits, so that an algorithm
     /// need not keep the canonical tree: all operators on integers and bool, minimum and maximum
     /// on floating-point numbers.
+    ///
+    /// ```
+    /// use drumline_kernels::{DType, ReduceOp};
+    ///
+    /// assert!(ReduceOp::Max.order_free(DType::F32));
+    /// assert!(ReduceOp::Sum.order_free(DType::I32)); // it wraps in any order
+    /// assert!(!ReduceOp::Sum.order_free(DType::F32)); // it rounds
+    /// ```
     pub const fn order_free(self, dtype: DType) -> bool {
         match self {
             ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Product => {

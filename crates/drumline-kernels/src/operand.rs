@@ -51,6 +51,15 @@ pub struct Target<'a, T> {
 impl<'a, T: Pod> Source<'a, T> {
     /// The `len` elements at `ptr`.
     ///
+    /// ```
+    /// use drumline_kernels::Source;
+    ///
+    /// let mapped = [1.0_f32, 2.0];
+    /// // SAFETY: two aligned elements that nobody in this process writes to.
+    /// let source = unsafe { Source::from_raw(mapped.as_ptr(), mapped.len()) };
+    /// assert_eq!(source.len(), 2);
+    /// ```
+    ///
     /// # Safety
     ///
     /// Until the end of `'a`:
@@ -68,6 +77,16 @@ impl<'a, T: Pod> Source<'a, T> {
 impl<'a, T: Pod> Target<'a, T> {
     /// The `len` elements at `ptr`.
     ///
+    /// ```
+    /// use drumline_kernels::{Target, copy};
+    ///
+    /// let mut mapped = [1.0_f32, 2.0];
+    /// // SAFETY: two aligned elements that nobody else in this process touches.
+    /// let target = unsafe { Target::from_raw(mapped.as_mut_ptr(), mapped.len()) };
+    /// copy(target, (&[3.0, 4.0][..]).into());
+    /// assert_eq!(mapped, [3.0, 4.0]);
+    /// ```
+    ///
     /// # Safety
     ///
     /// Until the end of `'a`:
@@ -83,6 +102,15 @@ impl<'a, T: Pod> Target<'a, T> {
     }
 
     /// The same elements, to be read.
+    ///
+    /// ```
+    /// use drumline_kernels::{ReduceOp, Target, combine};
+    ///
+    /// let mut data = [1, 2];
+    /// let target = Target::from(&mut data[..]);
+    /// combine(ReduceOp::Sum, target, target.as_source(), None); // in place, with itself
+    /// assert_eq!(data, [2, 4]);
+    /// ```
     pub const fn as_source(self) -> Source<'a, T> {
         Source { ptr: self.ptr, len: self.len, life: PhantomData }
     }
@@ -118,16 +146,38 @@ macro_rules! operand {
     ($name:ident) => {
         impl<'a, T> $name<'a, T> {
             /// Number of elements.
+            ///
+            /// ```
+            /// use drumline_kernels::{Source, Target};
+            ///
+            /// assert_eq!(Source::from(&[1.0_f32, 2.0][..]).len(), 2);
+            /// assert_eq!(Target::from(&mut [1.0_f32][..]).len(), 1);
+            /// ```
             pub const fn len(&self) -> usize {
                 self.len
             }
 
             /// Whether there are no elements.
+            ///
+            /// ```
+            /// use drumline_kernels::Source;
+            ///
+            /// let source = Source::from(&[1, 2][..]);
+            /// assert!(!source.is_empty() && source.slice(2..2).is_empty());
+            /// ```
             pub const fn is_empty(&self) -> bool {
                 self.len == 0
             }
 
             /// The elements in `range`.
+            ///
+            /// ```
+            /// use drumline_kernels::{Target, copy};
+            ///
+            /// let mut data = [1, 2, 3];
+            /// copy(Target::from(&mut data[..]).slice(1..3), (&[8, 9][..]).into());
+            /// assert_eq!(data, [1, 8, 9]);
+            /// ```
             ///
             /// # Panics
             ///

@@ -15,6 +15,14 @@ use crate::{Element, ReduceOp, Source, Target};
 /// the two inputs of two ranks, and for more use [`reduce_tree`], or keep the partial results
 /// [widened](crate::widen).
 ///
+/// ```
+/// use drumline_kernels::{ReduceOp, combine};
+///
+/// let mut data = [1, -6];
+/// combine(ReduceOp::Avg, (&mut data[..]).into(), (&[2, 1][..]).into(), Some(2));
+/// assert_eq!(data, [1, -2]); // rounded towards zero
+/// ```
+///
 /// # Panics
 ///
 /// When the lengths differ, when `finish` is 0 or more than `u32::MAX`, or when the type does

@@ -8,6 +8,14 @@
 /// caller's mode is back afterwards, also when `f` panics.
 ///
 /// On targets other than x86-64 and AArch64 this only calls `f`.
+///
+/// ```
+/// use drumline_kernels::with_ieee_rounding;
+///
+/// // Whatever mode audio code has set on this thread.
+/// let tiny = std::hint::black_box(f32::MIN_POSITIVE);
+/// assert!(with_ieee_rounding(|| tiny / 2.0) > 0.0); // not flushed to zero
+/// ```
 pub fn with_ieee_rounding<R>(f: impl FnOnce() -> R) -> R {
     let _restore = Restore::new();
     f()

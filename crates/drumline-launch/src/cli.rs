@@ -4,7 +4,7 @@ use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, thread, time::Duratio
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::{EXEC_SUBCOMMAND, Job, SimulateOptions, bench, supervisor::Policy};
+use crate::{Job, bench, simulate, supervisor::Policy, worker::EXEC_SUBCOMMAND};
 
 /// Synchronous data-parallel training: run it, measure it, find out what went wrong.
 #[derive(Debug, Parser)]
@@ -35,7 +35,7 @@ pub(crate) enum Command {
     Bench(Box<bench::Options>),
 
     /// Say what collectives and training would take on a cluster that need not be there
-    Simulate(Box<SimulateOptions>),
+    Simulate(Box<simulate::Options>),
 
     #[command(name = EXEC_SUBCOMMAND, hide = true)]
     ExecWorker {

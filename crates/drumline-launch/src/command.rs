@@ -18,6 +18,14 @@ use crate::{
 ///
 /// `itself` is what calls this function again when more arguments are put behind it, for every rank
 /// that is started. Empty: the binary of this process.
+///
+/// ```
+/// use drumline_launch::main;
+///
+/// let drumline = |argument: &str| main(["drumline".into(), argument.into()], []);
+/// assert_eq!(drumline("--version"), 0);
+/// assert_eq!(drumline("rum"), 2); // there is no such command, and it says so
+/// ```
 pub fn main(
     arguments: impl IntoIterator<Item = OsString>,
     itself: impl IntoIterator<Item = OsString>,
@@ -47,14 +55,14 @@ pub fn main(
         }
         Command::Simulate(options) => {
             log_to_stderr();
-            crate::simulate(&options)
+            crate::simulate::simulate(&options)
         }
         Command::Trace(TraceCommand::Merge { dir, out }) => {
             crate::trace::merge(&dir, out.as_deref()).map(|()| 0)
         }
         Command::Trace(TraceCommand::Summary { dir }) => crate::trace::summary(&dir).map(|()| 0),
         Command::ExecWorker { launcher, program, command } => {
-            Err(crate::exec_as_worker(launcher, &program, &command))
+            Err(worker::exec_as_worker(launcher, &program, &command))
         }
     };
     match outcome {

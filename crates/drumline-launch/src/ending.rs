@@ -3,6 +3,13 @@
 use std::fmt;
 
 /// How a process ended: by itself, or by a signal.
+///
+/// ```
+/// use drumline_launch::Ending;
+///
+/// assert_eq!(Ending::Code(3).to_string(), "exit code 3");
+/// assert_eq!(Ending::Signal { number: 9, core_dumped: false }.to_string(), "SIGKILL");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// It called `exit` with this code, 0 to 255.
@@ -18,12 +25,25 @@ pub enum Ending {
 
 impl Ending {
     /// Whether the process ended well.
+    ///
+    /// ```
+    /// use drumline_launch::Ending;
+    ///
+    /// assert!(Ending::Code(0).is_success() && !Ending::Code(3).is_success());
+    /// ```
     pub fn is_success(self) -> bool {
         self == Ending::Code(0)
     }
 
     /// The exit code by which a launcher passes this ending on: as a shell does, 128 + number for
     /// a signal.
+    ///
+    /// ```
+    /// use drumline_launch::Ending;
+    ///
+    /// assert_eq!(Ending::Code(3).exit_code(), 3);
+    /// assert_eq!(Ending::Signal { number: 9, core_dumped: false }.exit_code(), 137);
+    /// ```
     pub fn exit_code(self) -> u8 {
         match self {
             Ending::Code(code) => u8::try_from(code).unwrap_or(1),
@@ -36,6 +56,14 @@ impl Ending {
     /// A rank that loses a peer exits with an error or aborts. It does not run into a bad address,
     /// and the kernel does not kill it. So when several ranks end at about the same time, such an
     /// ending is the likelier origin.
+    ///
+    /// ```
+    /// use drumline_launch::Ending;
+    ///
+    /// let by = |number| Ending::Signal { number, core_dumped: false };
+    /// assert!(by(11).is_never_a_reaction()); // SIGSEGV
+    /// assert!(!by(6).is_never_a_reaction()); // SIGABRT: its peer may have gone before
+    /// ```
     pub fn is_never_a_reaction(self) -> bool {
         use signal_hook::consts::{SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS, SIGXCPU};
         let signals = [SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV, SIGSYS, SIGXCPU];

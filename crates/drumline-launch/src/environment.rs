@@ -8,7 +8,7 @@ use crate::Job;
 /// How many terminal columns a worker's line may fill, set when the launcher's stderr is a
 /// terminal: a worker whose own stderr is a pipe may then still draw a progress bar, by ending
 /// each update with `\r`.
-pub const TERMINAL_COLUMNS: &str = "DRUMLINE_TERMINAL_COLUMNS";
+pub(crate) const TERMINAL_COLUMNS: &str = "DRUMLINE_TERMINAL_COLUMNS";
 
 /// What belongs to an outer launcher, or to the job that this one is not.
 pub(crate) const NOT_INHERITED: [&str; 4] =
@@ -16,7 +16,7 @@ pub(crate) const NOT_INHERITED: [&str; 4] =
 
 /// What the workers of a job have in common beside the [`Job`].
 #[derive(Clone, Debug)]
-pub struct Rendezvous {
+pub(crate) struct Rendezvous {
     /// Where the launcher's store listens.
     pub store: Endpoint,
     /// The file with the secret that the store asks for, unless the environment tells it already.
@@ -32,7 +32,7 @@ pub struct Rendezvous {
 /// `user_set_omp` says whether the user chose `OMP_NUM_THREADS`; without a choice workers that
 /// share a host get one thread each, as under torchrun, because each would otherwise start as
 /// many as there are cores.
-pub fn worker(
+pub(crate) fn worker(
     job: &Job,
     rendezvous: &Rendezvous,
     rank: usize,

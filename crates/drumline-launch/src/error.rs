@@ -4,7 +4,14 @@ use std::{io, path::PathBuf};
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a job could not be started or watched. What its ranks do wrong is not an error of the
-/// launcher: it is the outcome of [`run`](crate::run).
+/// launcher: it is the exit code of `drumline run`.
+///
+/// ```
+/// use drumline_launch::Error;
+///
+/// let error = Error::ProgramNotFound { program: "trian".into(), hint: "is it in PATH?".into() };
+/// assert_eq!(error.to_string(), "program trian not found: is it in PATH?");
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -67,6 +74,14 @@ pub enum Error {
 impl Error {
     /// The exit code for this error: 2 for bad usage, 126 and 127 as a shell for programs that
     /// cannot be run, else 1.
+    ///
+    /// ```
+    /// use drumline_launch::Error;
+    ///
+    /// let not_found = Error::ProgramNotFound { program: "trian".into(), hint: String::new() };
+    /// assert_eq!(not_found.exit_code(), 127);
+    /// assert_eq!(Error::Bench("0 ranks".into()).exit_code(), 2);
+    /// ```
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::ProgramNotFound { .. } => 127,

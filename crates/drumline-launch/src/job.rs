@@ -29,7 +29,7 @@ use crate::{
 
 /// What to run, how often, and how to end it.
 #[derive(Clone, Debug)]
-pub struct Job {
+pub(crate) struct Job {
     /// The program, as one would write it in a shell.
     pub program: OsString,
     /// Its arguments.
@@ -47,7 +47,7 @@ pub struct Job {
 
 impl Job {
     /// `nproc_per_node` copies of `program`, everything else left to its default.
-    pub fn new(program: impl Into<OsString>, nproc_per_node: NonZeroUsize) -> Job {
+    pub(crate) fn new(program: impl Into<OsString>, nproc_per_node: NonZeroUsize) -> Job {
         Job {
             program: program.into(),
             arguments: Vec::new(),
@@ -70,7 +70,7 @@ impl Job {
 ///
 /// The program cannot be run, the port is taken, or a system call fails. No worker is left then
 /// either.
-pub fn run(job: &Job) -> Result<u8> {
+pub(crate) fn run(job: &Job) -> Result<u8> {
     let ranks = job.nproc_per_node.get();
     let program = program::resolve(&job.program, std::env::var_os("PATH"))?;
     let secret = JobSecret::for_workers()?;

@@ -13,13 +13,17 @@
 //! 3
 //! ```
 //!
+//! It is the library behind the command `drumline`, which other programs can be too ([`main`]): the
+//! Python package is, and programs with backends of their own have them [checked](check()). The
+//! simulator drives the [`supervisor`].
+//!
 //! # What a worker gets
 //!
 //! - A fresh secret, in a file in memory that is open in every worker
 //!   (`DRUMLINE_SECRET_FILE=/proc/self/fd/N`), and a store that asks for it (`DRUMLINE_STORE`), on
 //!   an abstract Unix socket. A `DRUMLINE_SECRET` or `DRUMLINE_SECRET_FILE` in the launcher's own
 //!   environment is used instead of a fresh one.
-//! - The environment of torchrun ([`environment`]), and a store for programs that run torch at
+//! - The environment of torchrun, and a store for programs that run torch at
 //!   `MASTER_ADDR:MASTER_PORT`, on loopback. It cannot authenticate; `--no-torch-store` does without
 //!   it, and then the job listens on no TCP port at all.
 //! - An empty stdin. Its stdout and stderr are pipes; whole lines come out at the launcher's stdout
@@ -42,18 +46,18 @@
 //!
 //! # Inside
 //!
-//! [`supervisor`] decides, without processes and without a clock. [`run`] is the thin shell around
+//! The [`supervisor`] decides, without processes and without a clock. A thin shell is around
 //! it: one thread that starts the workers and waits for them, for signals and for deadlines at
 //! once, and two threads per worker that print its output.
 
 #![forbid(unsafe_code)]
 
-pub mod bench;
+mod bench;
 mod check;
 mod cli;
 mod command;
 mod ending;
-pub mod environment;
+mod environment;
 mod error;
 mod events;
 mod job;
@@ -65,18 +69,17 @@ mod secret;
 mod signals;
 mod simulate;
 pub mod supervisor;
-pub mod trace;
+mod trace;
 mod worker;
 
 pub use check::check;
 pub use command::main;
 pub use ending::Ending;
 pub use error::{Error, Result};
-pub use job::{Job, run};
-pub use simulate::{Options as SimulateOptions, simulate};
-pub use worker::{EXEC_SUBCOMMAND, exec_as_worker};
 
 use std::io::{self, Write};
+
+use job::{Job, run};
 
 /// Not print!, which panics when stdout is closed. A reader that has seen enough is no error.
 fn print(text: &str) -> Result<()> {

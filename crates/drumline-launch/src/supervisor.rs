@@ -41,6 +41,19 @@ pub use rustix::process::Signal;
 use crate::Ending;
 
 /// How long workers may take to end.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use drumline_launch::{Ending, supervisor::{Event, Policy, Supervisor}};
+///
+/// let policy = Policy { kill_after: Duration::from_secs(2), ..Policy::default() };
+/// let mut supervisor = Supervisor::new(2, policy);
+/// let at = Duration::from_millis;
+/// supervisor.handle(at(0), Event::Exited(&[(1, Ending::Code(3))]));
+/// supervisor.handle(at(100), Event::Tick); // SIGTERM for the other one
+/// assert_eq!(supervisor.deadline(), Some(at(2_000))); // SIGKILL
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// From the first failure to SIGKILL for the other workers, which get SIGTERM after 100 ms.
@@ -58,6 +71,16 @@ impl Default for Policy {
 }
 
 /// Something that happened.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use drumline_launch::supervisor::{Event, Order, Policy, Signal, Supervisor};
+///
+/// let mut supervisor = Supervisor::new(2, Policy::default());
+/// let orders = supervisor.handle(Duration::ZERO, Event::Signal(Signal::INT)); // Ctrl-C
+/// assert_eq!(orders, [0, 1].map(|worker| Order { worker, signal: Signal::INT }));
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub enum Event<'a> {
     /// These workers exited since the last event, in this order.
@@ -69,6 +92,17 @@ pub enum Event<'a> {
 }
 
 /// Send `signal` to a worker, which has not exited.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use drumline_launch::{Ending, supervisor::{Event, Order, Policy, Signal, Supervisor}};
+///
+/// let mut supervisor = Supervisor::new(2, Policy::default());
+/// supervisor.handle(Duration::ZERO, Event::Exited(&[(0, Ending::Code(0))]));
+/// let orders = supervisor.handle(Duration::ZERO, Event::Signal(Signal::TERM));
+/// assert_eq!(orders, [Order { worker: 1, signal: Signal::TERM }]); // the other one has gone
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Order {
     /// The worker's index: its local rank.
@@ -78,6 +112,19 @@ pub struct Order {
 }
 
 /// How the job went.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use drumline_launch::{Ending, supervisor::{Event, Policy, Signal, Supervisor, Verdict}};
+///
+/// let mut supervisor = Supervisor::new(2, Policy::default());
+/// let at = Duration::from_secs;
+/// supervisor.handle(at(1), Event::Signal(Signal::TERM));
+/// let ends = [0, 1].map(|worker| (worker, Ending::Code(0)));
+/// supervisor.handle(at(2), Event::Exited(&ends));
+/// assert_eq!(supervisor.verdict(), Some(Verdict::Stopped(Signal::TERM)));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// All workers exited with code 0.
@@ -92,6 +139,18 @@ pub enum Verdict {
 }
 
 /// The end of one worker.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use drumline_launch::{Ending, supervisor::{Event, Exit, Policy, Supervisor}};
+///
+/// let mut supervisor = Supervisor::new(2, Policy::default());
+/// let at = Duration::from_secs;
+/// supervisor.handle(at(7), Event::Exited(&[(1, Ending::Code(0))]));
+/// let wanted = Exit { ending: Ending::Code(0), at: at(7), told: None };
+/// assert!(supervisor.exits().eq([None, Some(wanted)]));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Exit {
     /// How it ended.
@@ -109,6 +168,19 @@ pub(crate) fn ends_a_job(signal: Signal) -> bool {
 }
 
 /// The state machine: see the [module](self).
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use drumline_launch::{Ending, supervisor::{Event, Policy, Supervisor, Verdict}};
+///
+/// let mut supervisor = Supervisor::new(2, Policy::default());
+/// let at = Duration::from_secs;
+/// let crash = Ending::Signal { number: 11, core_dumped: false };
+/// supervisor.handle(at(3), Event::Exited(&[(0, Ending::Code(1)), (1, crash)]));
+/// // Rank 0 has only lost its peer.
+/// assert_eq!(supervisor.verdict(), Some(Verdict::Failed { worker: 1 }));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Supervisor {
     policy: Policy,
@@ -149,6 +221,13 @@ const ECHO: Duration = Duration::from_millis(100);
 
 impl Supervisor {
     /// Watches `workers` running processes.
+    ///
+    /// ```
+    /// use drumline_launch::supervisor::{Policy, Supervisor};
+    ///
+    /// let supervisor = Supervisor::new(4, Policy::default());
+    /// assert_eq!((supervisor.exits().len(), supervisor.verdict()), (4, None)); // all run
+    /// ```
     pub fn new(workers: usize, policy: Policy) -> Self {
         Supervisor {
             policy,
@@ -162,6 +241,19 @@ impl Supervisor {
     /// Takes in what happened at `now`, a time that never runs backwards, and says what to do.
     ///
     /// Nothing has to be done any more once there is a [`verdict`](Self::verdict).
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use drumline_launch::{Ending, supervisor::{Event, Order, Policy, Signal, Supervisor}};
+    ///
+    /// let mut supervisor = Supervisor::new(2, Policy::default());
+    /// let at = Duration::from_millis;
+    /// let orders = supervisor.handle(at(0), Event::Exited(&[(1, Ending::Code(3))]));
+    /// assert!(orders.is_empty()); // for a moment, rank 0 may find out by itself
+    /// let orders = supervisor.handle(at(100), Event::Tick);
+    /// assert_eq!(orders, [Order { worker: 0, signal: Signal::TERM }]);
+    /// ```
     pub fn handle(&mut self, now: Duration, event: Event<'_>) -> Vec<Order> {
         if self.verdict().is_some() {
             return Vec::new();
@@ -187,6 +279,18 @@ impl Supervisor {
     }
 
     /// When the next [`Event::Tick`] is due, if ever.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use drumline_launch::{Ending, supervisor::{Event, Policy, Supervisor}};
+    ///
+    /// let mut supervisor = Supervisor::new(2, Policy::default());
+    /// let at = Duration::from_secs;
+    /// assert_eq!(supervisor.deadline(), None); // a job may run for ever
+    /// supervisor.handle(at(9), Event::Exited(&[(1, Ending::Code(3))]));
+    /// assert_eq!(supervisor.deadline(), Some(at(9) + Duration::from_millis(100)));
+    /// ```
     pub fn deadline(&self) -> Option<Duration> {
         match self.phase {
             Phase::Failing { tell_at: deadline, .. }
@@ -197,12 +301,36 @@ impl Supervisor {
     }
 
     /// How the job went, as soon as it is over.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use drumline_launch::{Ending, supervisor::{Event, Policy, Supervisor, Verdict}};
+    ///
+    /// let mut supervisor = Supervisor::new(2, Policy::default());
+    /// let at = Duration::from_secs;
+    /// supervisor.handle(at(1), Event::Exited(&[(0, Ending::Code(0))]));
+    /// assert_eq!(supervisor.verdict(), None); // rank 1 still runs
+    /// supervisor.handle(at(2), Event::Exited(&[(1, Ending::Code(0))]));
+    /// assert_eq!(supervisor.verdict(), Some(Verdict::Success));
+    /// ```
     pub fn verdict(&self) -> Option<Verdict> {
         let over = self.phase == Phase::GivenUp || self.workers.iter().all(|w| w.exit.is_some());
         over.then_some(self.cause.unwrap_or(Verdict::Success))
     }
 
     /// The end of each worker, `None` for those that have not exited.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use drumline_launch::{Ending, supervisor::{Event, Policy, Supervisor}};
+    ///
+    /// let mut supervisor = Supervisor::new(2, Policy::default());
+    /// supervisor.handle(Duration::ZERO, Event::Exited(&[(0, Ending::Code(3))]));
+    /// let endings: Vec<_> = supervisor.exits().map(|exit| exit.map(|exit| exit.ending)).collect();
+    /// assert_eq!(endings, [Some(Ending::Code(3)), None]);
+    /// ```
     pub fn exits(&self) -> impl ExactSizeIterator<Item = Option<Exit>> {
         self.workers.iter().map(|worker| worker.exit)
     }

@@ -10,7 +10,7 @@ use crate::{Error, Result, print};
 /// # Errors
 ///
 /// [`Error::Trace`] when a file cannot be read or written.
-pub fn merge(dir: &Path, out: Option<&Path>) -> Result<()> {
+pub(crate) fn merge(dir: &Path, out: Option<&Path>) -> Result<()> {
     let default = dir.join("trace.json");
     let out = out.unwrap_or(&default);
     let merged = drumline::trace::merge(dir, out).map_err(Error::Trace)?;
@@ -27,7 +27,7 @@ pub fn merge(dir: &Path, out: Option<&Path>) -> Result<()> {
 /// # Errors
 ///
 /// As [`merge`].
-pub fn summary(dir: &Path) -> Result<()> {
+pub(crate) fn summary(dir: &Path) -> Result<()> {
     let summary = drumline::trace::summarize(dir).map_err(Error::Trace)?;
     print(&summary.to_string())
 }

@@ -30,7 +30,7 @@ use crate::{Ending, Error, Result, environment::NOT_INHERITED};
 /// The first argument with which [`run`](crate::run) executes its own binary for each worker,
 /// which then has to call [`exec_as_worker`]. The others are the process number of the launcher,
 /// `--`, the program's path, its name, and its arguments.
-pub const EXEC_SUBCOMMAND: &str = "exec-worker";
+pub(crate) const EXEC_SUBCOMMAND: &str = "exec-worker";
 
 /// What the launcher starts to have [`EXEC_SUBCOMMAND`] carried out: a program with arguments.
 static ITSELF: OnceLock<Vec<OsString>> = OnceLock::new();
@@ -168,7 +168,7 @@ impl Drop for Worker {
 /// it when the process `launcher` dies. Returns only if something fails.
 ///
 /// For the `main` of a binary that calls [`run`](crate::run): see [`EXEC_SUBCOMMAND`].
-pub fn exec_as_worker(launcher: i32, program: &OsStr, command: &[OsString]) -> Error {
+pub(crate) fn exec_as_worker(launcher: i32, program: &OsStr, command: &[OsString]) -> Error {
     let (name, arguments) = match command.split_first() {
         Some((name, arguments)) => (name.as_os_str(), arguments),
         None => (program, command),

@@ -34,6 +34,14 @@ pub use direct::DIRECT_MAX_RANKS;
 pub use table::ALGORITHMS;
 
 /// An operation that all ranks of a group take part in.
+///
+/// ```
+/// use drumline_schedule::{ALGORITHMS, Collective};
+///
+/// let names = ALGORITHMS.iter().filter(|row| row.collective == Collective::Barrier);
+/// assert!(names.map(|row| row.name).any(|name| name == "dissemination"));
+/// assert_eq!(Collective::AllReduce.to_string(), "all_reduce");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Collective {
     /// Every rank gets the sum of all ranks.
@@ -66,6 +74,13 @@ pub enum Collective {
 impl Collective {
     /// Whether what a rank contributes lies in a [`Buffer::Input`](crate::step::Buffer::Input).
     /// Otherwise it lies in the data, where the result is going to be.
+    ///
+    /// ```
+    /// use drumline_schedule::Collective;
+    ///
+    /// assert!(Collective::AllGather.has_input());
+    /// assert!(!Collective::AllReduce.has_input()); // in place
+    /// ```
     pub fn has_input(self) -> bool {
         match self {
             Collective::AllGather
@@ -83,6 +98,12 @@ impl Collective {
     }
 
     /// Whether one rank has a part of its own.
+    ///
+    /// ```
+    /// use drumline_schedule::Collective;
+    ///
+    /// assert!(Collective::Broadcast.has_root() && !Collective::AllGather.has_root());
+    /// ```
     pub fn has_root(self) -> bool {
         matches!(
             self,
@@ -110,6 +131,17 @@ impl fmt::Display for Collective {
 }
 
 /// One way to perform a collective.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, MemoryUse, Topology, check};
+///
+/// let halving: &Algorithm = Algorithm::find(Collective::AllReduce, "halving")?;
+/// assert_eq!(halving.memory, MemoryUse::Private);
+/// // What the table says of its price is what its steps do.
+/// let world = Topology::flat(6);
+/// assert_eq!(check::check(halving, &world, 0, 60).unwrap(), (halving.cost)(&world, 0, 60));
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Algorithm {
     /// What it performs.
@@ -137,6 +169,16 @@ pub struct Algorithm {
 }
 
 /// Which memory the ranks of a host share.
+///
+/// ```
+/// use drumline_schedule::{ALGORITHMS, Collective, MemoryUse, Topology};
+///
+/// // What two ranks of one host can take that share no memory.
+/// let world = Topology::hosts(&[2]);
+/// let rows = ALGORITHMS.iter().filter(|row| row.collective == Collective::AllReduce);
+/// let rows = rows.filter(|row| row.memory == MemoryUse::Private && (row.applies)(&world));
+/// assert!(rows.map(|row| row.name).any(|name| name == "doubling"));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MemoryUse {
     /// None: ranks send each other messages.
@@ -149,6 +191,15 @@ pub enum MemoryUse {
 }
 
 /// What an operation costs.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Cost, Topology};
+///
+/// let doubling = Algorithm::find(Collective::AllReduce, "doubling")?;
+/// let Cost { rounds, elements, .. } = (doubling.cost)(&Topology::flat(8), 0, 1_000);
+/// assert_eq!((rounds, elements), (3, 3_000)); // everything, three times
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Cost {
     /// Messages and posts in the longest chain of which each can only be sent after the one
@@ -175,12 +226,27 @@ impl fmt::Display for Cost {
 }
 
 /// Serves every topology.
+///
+/// ```
+/// use drumline_schedule::{Topology, algorithm};
+///
+/// assert!(algorithm::any(&Topology::flat(1)) && algorithm::any(&Topology::hosts(&[3, 5])));
+/// ```
 pub fn any(_topology: &Topology) -> bool {
     true
 }
 
 impl Algorithm {
     /// The row of [`ALGORITHMS`] with this name.
+    ///
+    /// ```
+    /// use drumline_schedule::{Algorithm, Collective};
+    ///
+    /// assert_eq!(Algorithm::find(Collective::AllGather, "bruck")?.name, "bruck");
+    /// let error = Algorithm::find(Collective::AllGather, "brook").unwrap_err().to_string();
+    /// assert!(error.contains("all_gather has no algorithm \"brook\"") && error.contains("bruck"));
+    /// # Ok::<_, drumline_schedule::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -195,6 +261,16 @@ impl Algorithm {
     }
 
     /// What `rank` does, ready to run. Collectives without a root take any rank as `root`.
+    ///
+    /// ```
+    /// use drumline_schedule::{Algorithm, Collective, Topology, step::Step};
+    ///
+    /// let binomial = Algorithm::find(Collective::Broadcast, "binomial")?;
+    /// let schedule = binomial.schedule(&Topology::flat(2), 1, 0)?;
+    /// assert!(matches!(schedule.steps[0], Step::Recv { from: 0, .. }));
+    /// assert!(binomial.schedule(&Topology::flat(2), 2, 0).is_err()); // there is no rank 2
+    /// # Ok::<_, drumline_schedule::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -223,6 +299,16 @@ impl Algorithm {
     }
 
     /// The schedules of all ranks.
+    ///
+    /// ```
+    /// use drumline_schedule::{Algorithm, Collective, Topology};
+    ///
+    /// let binomial = Algorithm::find(Collective::Broadcast, "binomial")?;
+    /// let schedules = binomial.schedules(&Topology::flat(5), 3)?;
+    /// assert!(schedules.iter().map(|schedule| schedule.rank).eq(0..5));
+    /// assert!(schedules.iter().all(|schedule| schedule.root == 3));
+    /// # Ok::<_, drumline_schedule::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

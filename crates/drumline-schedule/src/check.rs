@@ -87,6 +87,15 @@ const OPERATIONS: usize = 3;
 
 /// Checks an algorithm when every block has so many elements, and returns what it costs.
 ///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Topology, check};
+///
+/// let doubling = Algorithm::find(Collective::AllReduce, "doubling")?;
+/// let cost = check::check(doubling, &Topology::flat(5), 0, 10).unwrap();
+/// assert!(cost.rounds >= 3); // 5 ranks hear of each other
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
+///
 /// # Errors
 ///
 /// The first fault found; [`Error`] when the root is not in the topology.
@@ -109,6 +118,16 @@ pub fn check(
 /// Checks an algorithm on blocks of different lengths, and returns what it costs: `counts` says how
 /// each rank, in order, knows them.
 ///
+/// ```
+/// use drumline_schedule::{Algorithm, Borders, Collective, Counts, Topology, check};
+///
+/// let direct = Algorithm::find(Collective::AllGather, "direct")?;
+/// let counts = vec![Counts::ByRank(Borders::new(&[2, 0, 5]).unwrap()); 3];
+/// let cost = check::check_uneven(direct, &Topology::flat(3), 0, &counts).unwrap();
+/// assert_eq!(cost.elements, 10); // rank 2 sends its five to both others
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
+///
 /// # Errors
 ///
 /// The first fault found; [`CheckError::NotUneven`] where the algorithm does not serve such blocks.
@@ -127,6 +146,17 @@ pub fn check_uneven(
 
 /// Checks schedules, one for each rank in order, and returns what they cost when every block has
 /// so many elements. The formula is not looked at.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Topology, check};
+///
+/// let world = Topology::flat(3);
+/// let mut schedules = Algorithm::find(Collective::Broadcast, "binomial")?.schedules(&world, 0)?;
+/// assert!(check::check_schedules(&world, &schedules, 10).is_ok());
+/// schedules[2].steps.clear(); // rank 2 does not listen
+/// assert!(check::check_schedules(&world, &schedules, 10).is_err());
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
 ///
 /// # Errors
 ///
@@ -216,6 +246,18 @@ pub(crate) fn check_form<'a>(
 }
 
 /// What is wrong with an algorithm. Steps are counted as the printed schedule counts them.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Cost, Topology, check::{CheckError, check}};
+///
+/// let boastful = Algorithm {
+///     cost: |_, _, _| Cost::default(), // "it costs nothing"
+///     ..*Algorithm::find(Collective::AllReduce, "doubling")?
+/// };
+/// let error = check(&boastful, &Topology::flat(2), 0, 10).unwrap_err();
+/// assert!(matches!(error, CheckError::Cost { measured, .. } if measured.elements == 10));
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckError {
@@ -410,6 +452,20 @@ pub enum CheckError {
 }
 
 /// A rank that is stuck.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Topology};
+/// use drumline_schedule::check::{CheckError, Wait, check_schedules};
+///
+/// let world = Topology::flat(2);
+/// let mut schedules = Algorithm::find(Collective::Broadcast, "binomial")?.schedules(&world, 0)?;
+/// schedules[0].steps.clear(); // the root says nothing
+/// let error = check_schedules(&world, &schedules, 10).unwrap_err();
+/// let CheckError::Deadlock { waits } = error else { panic!("{error}") };
+/// let Wait { rank, on, .. } = waits[0];
+/// assert_eq!((rank, on), (1, 0));
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wait {
     /// Who waits.

@@ -2,6 +2,15 @@ use crate::algorithm::Collective;
 use crate::step::Rank;
 
 /// What can be wrong with a request for a schedule.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Error, Topology};
+///
+/// let doubling = Algorithm::find(Collective::AllReduce, "doubling")?;
+/// let error = doubling.schedule(&Topology::flat(2), 5, 0).unwrap_err();
+/// assert_eq!(error, Error::RankOutOfRange { rank: 5, world_size: 2 });
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

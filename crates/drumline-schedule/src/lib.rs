@@ -37,6 +37,10 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! It serves `drumline`, which runs schedules, chooses among them, and hands [`Collective`],
+//! [`SumOrder`] and [`PriceList`](price::PriceList) on to its users; `drumline simulate`, which
+//! [replays](replay) them; and whoever writes an algorithm.
+//!
 //! Where to read on: the verbs in [`step`], the order in [`tree`], the table in [`algorithm`],
 //! which row to take over links in [`price`]. A new algorithm is a row of the table, or a value of
 //! type [`Algorithm`] of your own; [`check`] finds what is wrong with it. `docs/schedules` shows

@@ -29,6 +29,17 @@ use crate::schedule::Schedule;
 use crate::step::{Buffer, Loc, Rank, Span, Step};
 
 /// How many windows each step of a schedule lags behind, and what follows from it.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Pipeline, Topology};
+///
+/// let direct = Algorithm::find(Collective::AllReduce, "direct")?;
+/// let schedule = direct.schedule(&Topology::flat(3), 0, 0)?;
+/// let pipeline = Pipeline::of(&schedule);
+/// assert_eq!(pipeline.turns(10), 12); // the last window ends two turns after it began
+/// assert_eq!(pipeline.window(0, 4, 10), Some(4)); // the first step does not lag
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pipeline {
     /// By step. Empty: no step lags, so a window is done before the next one begins.
@@ -41,6 +52,14 @@ pub struct Pipeline {
 
 impl Algorithm {
     /// Whether windows of long data may be under way at once.
+    ///
+    /// ```
+    /// use drumline_schedule::{Algorithm, Collective};
+    ///
+    /// let row = |name| Algorithm::find(Collective::AllReduce, name);
+    /// assert!(row("direct")?.is_pipelined() && !row("halving")?.is_pipelined());
+    /// # Ok::<_, drumline_schedule::Error>(())
+    /// ```
     pub fn is_pipelined(&self) -> bool {
         is_pipelined(self.collective, self.memory, self.name)
     }
@@ -53,6 +72,15 @@ fn is_pipelined(collective: Collective, memory: MemoryUse, name: &str) -> bool {
 
 impl Pipeline {
     /// The pipeline of a schedule; of most, one in which nothing lags.
+    ///
+    /// ```
+    /// use drumline_schedule::{Algorithm, Collective, Pipeline, Topology};
+    ///
+    /// let binomial = Algorithm::find(Collective::AllReduce, "binomial")?;
+    /// let pipeline = Pipeline::of(&binomial.schedule(&Topology::flat(3), 0, 0)?);
+    /// assert_eq!(pipeline, Pipeline::default()); // one window after another
+    /// # Ok::<_, drumline_schedule::Error>(())
+    /// ```
     pub fn of(schedule: &Schedule) -> Pipeline {
         if !is_pipelined(schedule.collective, schedule.memory, schedule.algorithm) {
             return Pipeline::default();
@@ -89,16 +117,44 @@ impl Pipeline {
     }
 
     /// How many windows need scratch of their own at once.
+    ///
+    /// ```
+    /// use drumline_schedule::Pipeline;
+    ///
+    /// assert_eq!(Pipeline::default().scratch_copies(), 1); // where nothing lags
+    /// ```
     pub fn scratch_copies(&self) -> usize {
         self.scratch + 1
     }
 
     /// How many turns it takes to bring so many windows to their end.
+    ///
+    /// ```
+    /// use drumline_schedule::{Algorithm, Collective, Pipeline, Topology};
+    ///
+    /// let direct = Algorithm::find(Collective::AllReduce, "direct")?;
+    /// let schedule = direct.schedule(&Topology::flat(3), 0, 0)?;
+    /// let pipeline = Pipeline::of(&schedule);
+    /// assert_eq!((pipeline.turns(10), Pipeline::default().turns(10)), (12, 10));
+    /// # Ok::<_, drumline_schedule::Error>(())
+    /// ```
     pub fn turns(&self, windows: usize) -> usize {
         windows + self.depth
     }
 
     /// The window, of so many, that a step works on in a turn, if there is one.
+    ///
+    /// ```
+    /// use drumline_schedule::{Algorithm, Collective, Pipeline, Topology};
+    ///
+    /// let direct = Algorithm::find(Collective::AllReduce, "direct")?;
+    /// let schedule = direct.schedule(&Topology::flat(3), 0, 0)?;
+    /// let pipeline = Pipeline::of(&schedule);
+    /// let last = schedule.steps.len() - 1;
+    /// assert_eq!(pipeline.window(last, 0, 10), None); // it lags
+    /// assert_eq!(pipeline.window(last, 11, 10), Some(9));
+    /// # Ok::<_, drumline_schedule::Error>(())
+    /// ```
     pub fn window(&self, step: usize, turn: usize, windows: usize) -> Option<usize> {
         turn.checked_sub(self.lag(step)).filter(|window| *window < windows)
     }
@@ -109,6 +165,18 @@ impl Pipeline {
 
     /// How many messages a rank has posted to `to`, of all windows together, once it has
     /// posted the first `upto` of those of `window`.
+    ///
+    /// ```
+    /// use drumline_schedule::{Algorithm, Collective, Pipeline, Topology};
+    ///
+    /// let direct = Algorithm::find(Collective::AllReduce, "direct")?;
+    /// let schedule = direct.schedule(&Topology::flat(3), 0, 0)?;
+    /// let pipeline = Pipeline::of(&schedule);
+    /// // Of one window as many as the schedule says; of ten, later ones were posted meanwhile.
+    /// assert_eq!(pipeline.posted(&schedule, 1, 1, 0, 1), 1);
+    /// assert!(pipeline.posted(&schedule, 1, 2, 5, 10) > 2);
+    /// # Ok::<_, drumline_schedule::Error>(())
+    /// ```
     pub fn posted(
         &self,
         schedule: &Schedule,
@@ -138,6 +206,19 @@ impl Pipeline {
 
     /// The same in one piece: a schedule without windows that does what this one does with so
     /// many, where the data can be cut into so many alike. For the checker.
+    ///
+    /// ```
+    /// use drumline_schedule::{Algorithm, Collective, Pipeline, Topology, check};
+    ///
+    /// let world = Topology::flat(3);
+    /// let direct = Algorithm::find(Collective::AllReduce, "direct")?;
+    /// let schedules = direct.schedules(&world, 0)?;
+    /// let unroll = |schedule| Pipeline::of(schedule).unrolled(schedule, 4);
+    /// let unrolled: Vec<_> = schedules.iter().map(unroll).collect();
+    /// // Windows do not get in each other's way.
+    /// check::check_schedules(&world, &unrolled, 24).unwrap();
+    /// # Ok::<_, drumline_schedule::Error>(())
+    /// ```
     pub fn unrolled(&self, schedule: &Schedule, windows: usize) -> Schedule {
         let steps = (0..self.turns(windows)).flat_map(|turn| {
             schedule.steps.iter().enumerate().filter_map(move |(index, step)| {

@@ -13,6 +13,14 @@ use crate::algorithm::{ALGORITHMS, Algorithm, Collective, Cost, MemoryUse};
 use crate::topology::Topology;
 
 /// What the parts of a [`Cost`] cost, in picoseconds.
+///
+/// ```
+/// use drumline_schedule::{Cost, price::Prices};
+///
+/// let prices = Prices { round_ps: 10, message_ps: 1, byte_ps: 2, combined_byte_ps: 3 };
+/// let cost = Cost { rounds: 2, messages: 4, elements: 5, ..Cost::default() };
+/// assert_eq!(prices.of(cost, 4), 2 * 10 + 4 * 1 + 5 * 4 * 2);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Prices {
     /// A round: from a send to what the receiver does next.
@@ -54,6 +62,13 @@ impl Prices {
 }
 
 /// What has to be known of an element type.
+///
+/// ```
+/// use drumline_schedule::price::ElementKind;
+///
+/// let bf16 = ElementKind { bytes: 2, sum_bytes: 4 };
+/// assert!(bf16.sum_bytes > bf16.bytes); // partial sums travel as f32
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ElementKind {
     /// Its width.
@@ -65,7 +80,7 @@ pub struct ElementKind {
 
 impl ElementKind {
     /// The width of what an algorithm sends.
-    pub fn travelling(self, row: &Algorithm) -> usize {
+    pub(crate) fn travelling(self, row: &Algorithm) -> usize {
         if row.partial_sums_travel { self.sum_bytes } else { self.bytes }
     }
 }
@@ -96,6 +111,16 @@ pub fn choose(
 }
 
 /// The algorithms that [`choose`] chooses from, each with its price in picoseconds.
+///
+/// ```
+/// use drumline_schedule::{Collective, Topology, price::{ElementKind, Prices, candidates, choose}};
+///
+/// let (world, f32) = (Topology::flat(8), ElementKind { bytes: 4, sum_bytes: 4 });
+/// let priced = candidates(Collective::AllReduce, &world, 1_000, f32, &Prices::TCP);
+/// let cheapest = priced.min_by_key(|(_, price_ps)| *price_ps).unwrap().0;
+/// let chosen = choose(Collective::AllReduce, &world, 1_000, f32, &Prices::TCP).unwrap();
+/// assert_eq!(cheapest.name, chosen.name);
+/// ```
 pub fn candidates(
     collective: Collective,
     topology: &Topology,
@@ -114,6 +139,15 @@ pub fn candidates(
 
 /// The choices for all lengths, made once for a group: one for each power of two, which stands
 /// for the lengths up to the next.
+///
+/// ```
+/// use drumline_schedule::{Collective, Topology, price::{Choices, ElementKind, Prices}};
+///
+/// let (world, f32) = (Topology::flat(8), ElementKind { bytes: 4, sum_bytes: 4 });
+/// let choices = Choices::new(Collective::AllReduce, &world, f32, &Prices::TCP).unwrap();
+/// assert_eq!(choices.algorithm(2).name, "doubling");
+/// assert_eq!(choices.algorithm(1 << 20).name, "direct");
+/// ```
 #[derive(Clone, Debug)]
 pub struct Choices {
     by_log2: Vec<&'static Algorithm>,
@@ -124,6 +158,15 @@ impl Choices {
     const CLASSES: u32 = 40;
 
     /// `None` where no algorithm serves.
+    ///
+    /// ```
+    /// use drumline_schedule::{Collective, Topology, price::{Choices, ElementKind, Prices}};
+    ///
+    /// let (world, f32) = (Topology::flat(8), ElementKind { bytes: 4, sum_bytes: 4 });
+    /// let choices = Choices::new(Collective::AllReduce, &world, f32, &Prices::TCP).unwrap();
+    /// // Lengths up to the next power of two are one class.
+    /// assert_eq!(choices.algorithm(1024).name, choices.algorithm(2047).name);
+    /// ```
     pub fn new(
         collective: Collective,
         topology: &Topology,
@@ -136,6 +179,14 @@ impl Choices {
     }
 
     /// The algorithm when every rank contributes `elements`.
+    ///
+    /// ```
+    /// use drumline_schedule::{Collective, Topology, price::{Choices, ElementKind, Prices}};
+    ///
+    /// let (world, f32) = (Topology::flat(8), ElementKind { bytes: 4, sum_bytes: 4 });
+    /// let choices = Choices::new(Collective::AllReduce, &world, f32, &Prices::TCP).unwrap();
+    /// assert_eq!(choices.algorithm(0).name, choices.algorithm(1).name);
+    /// ```
     pub fn algorithm(&self, elements: usize) -> &'static Algorithm {
         let class = elements.max(1).ilog2().min(Choices::CLASSES - 1);
         self.by_log2[class as usize]

@@ -51,6 +51,15 @@ use program::Program;
 pub use training::{Step, Training};
 
 /// Hosts of one kind.
+///
+/// ```
+/// use drumline_schedule::{Topology, price::PriceList, replay::Cluster};
+///
+/// // Four ranks on each of two hosts that have two cores.
+/// let hosts = Topology::hosts(&[4, 4]);
+/// let cluster = Cluster { cores_per_host: 2, ..Cluster::new(hosts, PriceList::default()) };
+/// assert_eq!((cluster.machines.world_size, cluster.slot_bytes), (8, 1 << 20));
+/// ```
 #[derive(Clone, Debug)]
 pub struct Cluster {
     /// The hosts, as algorithms know them: ranks of one host share memory.
@@ -68,6 +77,13 @@ pub struct Cluster {
 
 impl Cluster {
     /// With a core for every rank.
+    ///
+    /// ```
+    /// use drumline_schedule::{Topology, price::PriceList, replay::Cluster};
+    ///
+    /// let cluster = Cluster::new(Topology::hosts(&[4, 2]), PriceList::default());
+    /// assert_eq!(cluster.cores_per_host, 4);
+    /// ```
     pub fn new(topology: Topology, prices: PriceList) -> Cluster {
         let most = topology.ranks_by_host().iter().map(Vec::len).max().unwrap_or(1);
         let machines = topology.clone();
@@ -75,6 +91,13 @@ impl Cluster {
     }
 
     /// All of `ranks` on one host, without shared memory.
+    ///
+    /// ```
+    /// use drumline_schedule::{price::PriceList, replay::Cluster};
+    ///
+    /// let cluster = Cluster::one_host_apart(3, PriceList::default());
+    /// assert!(cluster.machines.is_one_host() && !cluster.topology.is_one_host());
+    /// ```
     pub fn one_host_apart(ranks: usize, prices: PriceList) -> Cluster {
         let machines = Topology::hosts(&[ranks]);
         Cluster { topology: Topology::flat(ranks), ..Cluster::new(machines, prices) }
@@ -82,6 +105,19 @@ impl Cluster {
 }
 
 /// What all ranks do together.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Topology, price::{ElementKind, PriceList}};
+/// use drumline_schedule::replay::{Cluster, Operation, replay};
+///
+/// let cluster = Cluster::new(Topology::hosts(&[2, 2]), PriceList::default());
+/// let algorithm = Algorithm::find(Collective::AllReduce, "doubling")?;
+/// let kind = ElementKind { bytes: 4, sum_bytes: 4 };
+/// let operation = Operation { algorithm, root: 0, elements: 1_000, kind };
+/// let longer = Operation { elements: 2_000, ..operation };
+/// assert!(replay(&cluster, &operation)?.time_ps < replay(&cluster, &longer)?.time_ps);
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
     /// How.
@@ -95,6 +131,20 @@ pub struct Operation {
 }
 
 /// How an operation went.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Topology, price::{ElementKind, PriceList}};
+/// use drumline_schedule::replay::{Cluster, Operation, Outcome, replay};
+///
+/// let cluster = Cluster::new(Topology::hosts(&[2, 2]), PriceList::default());
+/// let algorithm = Algorithm::find(Collective::AllReduce, "doubling")?;
+/// let kind = ElementKind { bytes: 4, sum_bytes: 4 };
+/// let operation = Operation { algorithm, root: 0, elements: 1_000, kind };
+/// let Outcome { rounds, line_bytes, .. } = replay(&cluster, &operation)?;
+/// assert_eq!(rounds, 2);
+/// assert_eq!(line_bytes, 2 * 4_000); // what the two ranks of a host send to the other
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
     /// From the call of all ranks to the end of the last one.
@@ -111,6 +161,18 @@ pub struct Outcome {
 }
 
 /// How an [`Outcome`] was found.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Topology, price::{ElementKind, PriceList}};
+/// use drumline_schedule::replay::{Cluster, Method, Operation, replay};
+///
+/// let cluster = Cluster::new(Topology::hosts(&[2, 2]), PriceList::default());
+/// let algorithm = Algorithm::find(Collective::AllReduce, "doubling")?;
+/// let kind = ElementKind { bytes: 4, sum_bytes: 4 };
+/// let operation = Operation { algorithm, root: 0, elements: 1_000, kind };
+/// assert_eq!(replay(&cluster, &operation)?.method, Method::Replay);
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// Every step of every rank was replayed.
@@ -130,6 +192,20 @@ const STEPS_MAX: usize = 20_000_000;
 const PIECES: [usize; 2] = [8, 16];
 
 /// Replays an operation.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Topology, price::{ElementKind, PriceList}};
+/// use drumline_schedule::replay::{Cluster, Operation, replay};
+///
+/// let cluster = Cluster::new(Topology::hosts(&[2, 2]), PriceList::default());
+/// let algorithm = Algorithm::find(Collective::AllReduce, "doubling")?;
+/// let kind = ElementKind { bytes: 4, sum_bytes: 4 };
+/// let operation = Operation { algorithm, root: 0, elements: 1_000, kind };
+/// assert_eq!(replay(&cluster, &operation)?, replay(&cluster, &operation)?); // the same everywhere
+/// let nowhere = Operation { root: 4, ..operation };
+/// assert!(replay(&cluster, &nowhere).is_err());
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
 ///
 /// # Errors
 ///

@@ -51,11 +51,30 @@ pub struct Schedule {
 impl Schedule {
     /// How often this rank posts: the same number on every rank. Whoever counts posts from one
     /// operation to the next adds this many.
+    ///
+    /// ```
+    /// use drumline_schedule::{Algorithm, Collective, Topology};
+    ///
+    /// let row = Algorithm::find(Collective::AllReduce, "doubling")?;
+    /// let schedule = row.schedule(&Topology::flat(3), 0, 0)?;
+    /// assert_eq!(schedule.posts(), 0); // it shares no memory
+    /// # Ok::<_, drumline_schedule::Error>(())
+    /// ```
     pub fn posts(&self) -> usize {
         self.steps.iter().filter(|step| matches!(step, Step::Post)).count()
     }
 
     /// Whether this rank sends or receives.
+    ///
+    /// ```
+    /// use drumline_schedule::{Algorithm, Collective, Topology};
+    ///
+    /// let row = Algorithm::find(Collective::AllReduce, "doubling")?;
+    /// let schedule = row.schedule(&Topology::flat(2), 0, 0)?;
+    /// assert!(schedule.uses_messages());
+    /// assert!(!row.schedule(&Topology::flat(1), 0, 0)?.uses_messages()); // alone
+    /// # Ok::<_, drumline_schedule::Error>(())
+    /// ```
     pub fn uses_messages(&self) -> bool {
         let is_message = |step: &Step| {
             matches!(step, Step::Send { .. } | Step::Recv { .. } | Step::RecvReduce { .. })
@@ -64,6 +83,15 @@ impl Schedule {
     }
 
     /// Blocks of a staging slot. Its owner's own block, which nobody fetches, is not among them.
+    ///
+    /// ```
+    /// use drumline_schedule::{Algorithm, Collective, Topology};
+    ///
+    /// let row = Algorithm::find(Collective::AllReduce, "doubling")?;
+    /// let schedule = row.schedule(&Topology::flat(3), 0, 0)?;
+    /// assert_eq!(schedule.slot_blocks(), 1);
+    /// # Ok::<_, drumline_schedule::Error>(())
+    /// ```
     pub fn slot_blocks(&self) -> usize {
         match self.collective.blocks(Buffer::Slot, self.rank, self.root) {
             Blocks::All => self.world_size.saturating_sub(1).max(1),
@@ -76,6 +104,15 @@ impl Schedule {
     ///
     /// Where everything goes one way, an eighth of what fits: one side lays a piece out while the
     /// other fetches the one before. Elsewhere both work all the time.
+    ///
+    /// ```
+    /// use drumline_schedule::{Algorithm, Collective, Topology};
+    ///
+    /// let row = Algorithm::find(Collective::AllReduce, "doubling")?;
+    /// let schedule = row.schedule(&Topology::flat(3), 0, 0)?;
+    /// assert_eq!(schedule.piece(1_000), 1_000);
+    /// # Ok::<_, drumline_schedule::Error>(())
+    /// ```
     pub fn piece(&self, slot: usize) -> usize {
         let pieces = if self.collective.has_root() { 8 } else { 1 };
         (slot / pieces / self.slot_blocks()).max(1)
@@ -83,6 +120,15 @@ impl Schedule {
 
     /// How many ranks have a part in the value that this rank finishes: of a scan, those up to its
     /// own.
+    ///
+    /// ```
+    /// use drumline_schedule::{Algorithm, Collective, Topology};
+    ///
+    /// let row = Algorithm::find(Collective::Scan, "doubling")?;
+    /// let schedule = row.schedule(&Topology::flat(4), 2, 0)?;
+    /// assert_eq!(schedule.contributions(), 3); // of ranks 0, 1 and 2
+    /// # Ok::<_, drumline_schedule::Error>(())
+    /// ```
     pub fn contributions(&self) -> usize {
         match self.collective {
             Collective::Scan => self.rank + 1,
@@ -92,6 +138,15 @@ impl Schedule {
     }
 
     /// The memory that each scratch slot needs: the smallest range that holds every span named.
+    ///
+    /// ```
+    /// use drumline_schedule::{Algorithm, Collective, Counts, Topology};
+    ///
+    /// let row = Algorithm::find(Collective::AllReduce, "doubling")?;
+    /// let schedule = row.schedule(&Topology::flat(2), 0, 0)?;
+    /// assert_eq!(schedule.scratch(&Counts::Even(10))[&0], 0..10);
+    /// # Ok::<_, drumline_schedule::Error>(())
+    /// ```
     pub fn scratch(&self, counts: &Counts) -> BTreeMap<usize, Range<usize>> {
         let mut slots: BTreeMap<usize, Range<usize>> = BTreeMap::new();
         for loc in self.steps.iter().flat_map(|step| step.reads().chain(step.writes())) {
@@ -105,6 +160,15 @@ impl Schedule {
     }
 
     /// Messages and elements that this rank sends.
+    ///
+    /// ```
+    /// use drumline_schedule::{Algorithm, Collective, Counts, Topology};
+    ///
+    /// let row = Algorithm::find(Collective::AllReduce, "doubling")?;
+    /// let schedule = row.schedule(&Topology::flat(4), 0, 0)?;
+    /// assert_eq!(schedule.sent(&Counts::Even(10)), (2, 20)); // messages, elements
+    /// # Ok::<_, drumline_schedule::Error>(())
+    /// ```
     pub fn sent(&self, counts: &Counts) -> (usize, usize) {
         let lengths = self.steps.iter().filter_map(|step| match step {
             Step::Send { src, .. } => Some(self.resolve(*src, counts).len()),
@@ -114,6 +178,15 @@ impl Schedule {
     }
 
     /// Elements that this rank reads from and writes to the memory of peers.
+    ///
+    /// ```
+    /// use drumline_schedule::{Algorithm, Collective, Counts, Topology};
+    ///
+    /// let row = Algorithm::find(Collective::AllReduce, "doubling")?;
+    /// let schedule = row.schedule(&Topology::flat(4), 0, 0)?;
+    /// assert_eq!(schedule.shared(&Counts::Even(10)), 0); // all goes over links
+    /// # Ok::<_, drumline_schedule::Error>(())
+    /// ```
     pub fn shared(&self, counts: &Counts) -> usize {
         let locs = self.steps.iter().flat_map(|step| step.reads().chain(step.writes()));
         let shared = locs.filter(|loc| loc.peer.is_some());

@@ -48,6 +48,13 @@ pub type Rank = usize;
 /// `n` elements is `n * i / of .. n * (i + 1) / of`, so blocks differ by at most one element
 /// and may be empty. A buffer that has a block for every rank may be cut at other
 /// [borders](crate::Borders).
+///
+/// ```
+/// use drumline_schedule::step::Span;
+///
+/// let third = Span::block(2, 3);
+/// assert_eq!([9, 10, 1].map(|len| third.resolve(len)), [6..9, 6..10, 0..1]);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Span {
     /// Index of the first block.
@@ -66,11 +73,24 @@ impl Span {
     pub const EMPTY: Span = Span { first: 0, count: 0, of: 1 };
 
     /// Block `index` of `of`.
+    ///
+    /// ```
+    /// use drumline_schedule::step::Span;
+    ///
+    /// assert_eq!(Span::block(2, 5), Span { first: 2, count: 1, of: 5 });
+    /// ```
     pub const fn block(index: usize, of: usize) -> Span {
         Span { first: index, count: 1, of }
     }
 
     /// The elements of a buffer of `len` elements that this span covers.
+    ///
+    /// ```
+    /// use drumline_schedule::step::Span;
+    ///
+    /// assert_eq!(Span::WHOLE.resolve(10), 0..10);
+    /// assert_eq!(Span { first: 1, count: 2, of: 4 }.resolve(10), 2..7);
+    /// ```
     pub fn resolve(self, len: usize) -> Range<usize> {
         if self == Span::WHOLE {
             return 0..len; // without a division, for what must be quick
@@ -84,6 +104,14 @@ impl Span {
     }
 
     /// Whether there is a length at which the two spans of one buffer share an element.
+    ///
+    /// ```
+    /// use drumline_schedule::step::Span;
+    ///
+    /// assert!(Span::block(0, 2).overlaps(Span::block(1, 3)));
+    /// assert!(!Span::block(0, 2).overlaps(Span::block(1, 2)));
+    /// assert!(!Span::EMPTY.overlaps(Span::WHOLE));
+    /// ```
     pub fn overlaps(self, other: Span) -> bool {
         // As fractions of the buffer; borders are rounded down from these, so spans that are
         // disjoint here are disjoint at every length.
@@ -98,6 +126,14 @@ impl Span {
 }
 
 /// A buffer of a rank. [`Collective::blocks`](crate::Collective::blocks) says how long each is.
+///
+/// ```
+/// use drumline_schedule::step::{Buffer, Loc, Span};
+///
+/// let loc = Loc::scratch(1, Span::WHOLE);
+/// assert_eq!(loc.buffer, Buffer::Scratch(1));
+/// assert!(!loc.shares_buffer(Loc::scratch(0, Span::WHOLE)));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Buffer {
     /// What the operation works on in place and leaves its result in.
@@ -113,6 +149,14 @@ pub enum Buffer {
 }
 
 /// A span of a buffer.
+///
+/// ```
+/// use drumline_schedule::step::{Buffer, Loc, Span};
+///
+/// // The second half of what rank 3 lays out for its neighbours.
+/// let loc = Loc::slot(Span::block(1, 2)).of(3);
+/// assert_eq!((loc.peer, loc.buffer), (Some(3), Buffer::Slot));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Loc {
     /// Whose memory: `None` is the rank's own, `Some` that of a peer on the same host.
@@ -125,42 +169,103 @@ pub struct Loc {
 
 impl Loc {
     /// A span of [`Buffer::Data`].
+    ///
+    /// ```
+    /// use drumline_schedule::step::{Buffer, Loc, Span};
+    ///
+    /// let loc = Loc::data(Span::WHOLE);
+    /// assert_eq!((loc.peer, loc.buffer), (None, Buffer::Data));
+    /// ```
     pub const fn data(span: Span) -> Loc {
         Loc { peer: None, buffer: Buffer::Data, span }
     }
 
     /// A span of [`Buffer::Input`].
+    ///
+    /// ```
+    /// use drumline_schedule::step::{Buffer, Loc, Span};
+    ///
+    /// let loc = Loc::input(Span::WHOLE);
+    /// assert_eq!((loc.peer, loc.buffer), (None, Buffer::Input));
+    /// ```
     pub const fn input(span: Span) -> Loc {
         Loc { peer: None, buffer: Buffer::Input, span }
     }
 
     /// A span of scratch slot `slot`.
+    ///
+    /// ```
+    /// use drumline_schedule::step::{Buffer, Loc, Span};
+    ///
+    /// assert_eq!(Loc::scratch(2, Span::WHOLE).buffer, Buffer::Scratch(2));
+    /// ```
     pub const fn scratch(slot: usize, span: Span) -> Loc {
         Loc { peer: None, buffer: Buffer::Scratch(slot), span }
     }
 
     /// A span of [`Buffer::Slot`].
+    ///
+    /// ```
+    /// use drumline_schedule::step::{Buffer, Loc, Span};
+    ///
+    /// let loc = Loc::slot(Span::WHOLE);
+    /// assert_eq!((loc.peer, loc.buffer), (None, Buffer::Slot));
+    /// ```
     pub const fn slot(span: Span) -> Loc {
         Loc { peer: None, buffer: Buffer::Slot, span }
     }
 
     /// The same place in the memory of `peer`, which shares the host.
+    ///
+    /// ```
+    /// use drumline_schedule::step::{Loc, Span};
+    ///
+    /// let (mine, yours) = (Loc::slot(Span::WHOLE), Loc::slot(Span::WHOLE).of(1));
+    /// assert!(yours.peer == Some(1) && !mine.overlaps(yours));
+    /// ```
     pub const fn of(self, peer: Rank) -> Loc {
         Loc { peer: Some(peer), ..self }
     }
 
     /// Whether the two lie in the same buffer of the same rank.
+    ///
+    /// ```
+    /// use drumline_schedule::step::{Loc, Span};
+    ///
+    /// let [first, second] = [0, 1].map(|half| Loc::data(Span::block(half, 2)));
+    /// assert!(first.shares_buffer(second) && !first.overlaps(second));
+    /// assert!(!first.shares_buffer(first.of(1)));
+    /// ```
     pub fn shares_buffer(self, other: Loc) -> bool {
         self.peer == other.peer && self.buffer == other.buffer
     }
 
     /// Whether there is a length at which the two share an element.
+    ///
+    /// ```
+    /// use drumline_schedule::step::{Loc, Span};
+    ///
+    /// let half = Loc::data(Span::block(0, 2));
+    /// assert!(half.overlaps(Loc::data(Span::WHOLE)));
+    /// assert!(!half.overlaps(Loc::input(Span::WHOLE)));
+    /// ```
     pub fn overlaps(self, other: Loc) -> bool {
         self.shares_buffer(other) && self.span.overlaps(other.span)
     }
 }
 
 /// Which operand of a combination the incoming value is. Lower ranks stand on the left.
+///
+/// ```
+/// use drumline_schedule::step::{Loc, Side, Span, Step};
+///
+/// /// What rank 1 does with a message of rank `from`: lower ranks stand on the left.
+/// fn add(from: usize) -> Step {
+///     let side = if from < 1 { Side::Left } else { Side::Right };
+///     Step::RecvReduce { from, dst: Loc::data(Span::WHOLE), side, finish: true }
+/// }
+/// assert_eq!(add(0).to_string(), "recv+   data = finish((message of rank 0) + data)");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
     /// `incoming + dst`
@@ -173,6 +278,15 @@ pub enum Side {
 ///
 /// A combining verb with `finish` set completes the sum of all ranks: the operator's last
 /// touch (the division of an average) is applied to its result.
+///
+/// ```
+/// use drumline_schedule::step::{Loc, Span, Step};
+///
+/// let (data, input) = (Loc::data(Span::block(1, 3)), Loc::input(Span::WHOLE));
+/// let steps = [Step::Copy { dst: data, src: input }, Step::Send { to: 2, src: data }];
+/// assert_eq!(steps.map(|step| step.to_string().split(' ').next().map(str::to_owned)),
+///     [Some("copy".to_owned()), Some("send".to_owned())]);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Post a message. Never blocks; `src` may be read until a [`Step::Flush`] covers it.
@@ -255,6 +369,14 @@ pub enum Step {
 
 impl Step {
     /// The places that this step writes.
+    ///
+    /// ```
+    /// use drumline_schedule::step::{Loc, Span, Step};
+    ///
+    /// let (data, input) = (Loc::data(Span::WHOLE), Loc::input(Span::WHOLE));
+    /// let copy = Step::Copy { dst: data, src: input };
+    /// assert!(copy.writes().eq([data]) && Step::Post.writes().next().is_none());
+    /// ```
     pub fn writes(&self) -> impl Iterator<Item = Loc> {
         let (one, many) = match self {
             Step::Recv { dst, .. }
@@ -270,6 +392,14 @@ impl Step {
     }
 
     /// The places that this step reads, a combination's own `dst` left out.
+    ///
+    /// ```
+    /// use drumline_schedule::step::{Loc, Span, Step};
+    ///
+    /// let (data, input) = (Loc::data(Span::WHOLE), Loc::input(Span::WHOLE));
+    /// let copy = Step::Copy { dst: data, src: input };
+    /// assert!(copy.reads().eq([input]));
+    /// ```
     pub fn reads(&self) -> impl Iterator<Item = Loc> {
         let (one, many) = match self {
             Step::Send { src, .. } | Step::Reduce { src, .. } | Step::Copy { src, .. } => {
@@ -286,6 +416,13 @@ impl Step {
     }
 
     /// The rank at the other end of a message or of a wait.
+    ///
+    /// ```
+    /// use drumline_schedule::step::{Loc, Span, Step};
+    ///
+    /// let send = Step::Send { to: 2, src: Loc::data(Span::WHOLE) };
+    /// assert_eq!((send.peer(), Step::Post.peer()), (Some(2), None));
+    /// ```
     pub fn peer(&self) -> Option<Rank> {
         match self {
             Step::Send { to, .. } | Step::Flush { to, .. } => Some(*to),

@@ -37,6 +37,16 @@ pub struct Topology {
 
 /// The order in which every reduction of a group adds, whatever the algorithm. It is a property
 /// of the group: ranks of one group must agree on it, and another order may give other bits.
+///
+/// ```
+/// use drumline_schedule::{SumOrder, Topology};
+///
+/// // Ranks dealt out to two hosts in turn: (0 + 1) + (2 + 3), or (0 + 2) + (1 + 3)?
+/// let dealt = Topology::placed(["a", "b", "a", "b"]);
+/// assert_eq!(dealt.order, SumOrder::Rank); // unless said otherwise
+/// assert!(!dealt.clone().sums_by_placement());
+/// assert!(!dealt.with_order(SumOrder::Placement).sums_by_rank());
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum SumOrder {
     /// The [`tree`](crate::tree) over all ranks. Results do not depend on where ranks run.
@@ -49,17 +59,35 @@ pub enum SumOrder {
 
 impl Topology {
     /// `world_size` ranks, all equally far from one another, none on the host of another.
+    ///
+    /// ```
+    /// use drumline_schedule::Topology;
+    ///
+    /// assert_eq!(Topology::flat(3).ranks_by_host(), [[0], [1], [2]]);
+    /// ```
     pub fn flat(world_size: usize) -> Topology {
         Topology::placed(0..world_size)
     }
 
     /// Consecutive ranks on hosts of these sizes.
+    ///
+    /// ```
+    /// use drumline_schedule::Topology;
+    ///
+    /// assert_eq!(Topology::hosts(&[2, 1]).ranks_by_host(), [vec![0, 1], vec![2]]);
+    /// ```
     pub fn hosts(sizes: &[usize]) -> Topology {
         let hosts = sizes.iter().enumerate();
         Topology::placed(hosts.flat_map(|(host, &size)| std::iter::repeat_n(host, size)))
     }
 
     /// The host of each rank, by any name.
+    ///
+    /// ```
+    /// use drumline_schedule::Topology;
+    ///
+    /// assert_eq!(Topology::placed(["a", "b", "a"]).ranks_by_host(), [vec![0, 2], vec![1]]);
+    /// ```
     pub fn placed<H: Eq + Hash>(hosts: impl IntoIterator<Item = H>) -> Topology {
         let mut known: HashMap<H, usize> = HashMap::new();
         let mut ranks_by_host: Vec<Vec<Rank>> = vec![];
@@ -76,36 +104,83 @@ impl Topology {
     }
 
     /// The same ranks with another order of sums.
+    ///
+    /// ```
+    /// use drumline_schedule::{SumOrder, Topology};
+    ///
+    /// let world = Topology::flat(3).with_order(SumOrder::Placement);
+    /// assert_eq!((world.order, world.world_size), (SumOrder::Placement, 3));
+    /// ```
     pub fn with_order(self, order: SumOrder) -> Topology {
         Topology { order, ..self }
     }
 
     /// The ranks of each host, ascending; hosts come in the order of their lowest ranks.
+    ///
+    /// ```
+    /// use drumline_schedule::Topology;
+    ///
+    /// let largest = Topology::hosts(&[4, 2]).ranks_by_host().iter().map(Vec::len).max();
+    /// assert_eq!(largest, Some(4));
+    /// ```
     pub fn ranks_by_host(&self) -> &[Vec<Rank>] {
         &self.ranks_by_host
     }
 
     /// The index of a rank's host in [`Topology::ranks_by_host`].
+    ///
+    /// ```
+    /// use drumline_schedule::Topology;
+    ///
+    /// assert_eq!([0, 3, 4].map(|rank| Topology::hosts(&[4, 2]).host_of(rank)), [0, 0, 1]);
+    /// ```
     pub fn host_of(&self, rank: Rank) -> usize {
         self.host_of[rank]
     }
 
     /// The ranks that share memory with `rank`, itself included, ascending.
+    ///
+    /// ```
+    /// use drumline_schedule::Topology;
+    ///
+    /// assert_eq!(Topology::hosts(&[4, 2]).neighbours(4), [4, 5]);
+    /// ```
     pub fn neighbours(&self, rank: Rank) -> &[Rank] {
         &self.ranks_by_host[self.host_of[rank]]
     }
 
     /// Whether all ranks share one host.
+    ///
+    /// ```
+    /// use drumline_schedule::Topology;
+    ///
+    /// assert!(Topology::hosts(&[4]).is_one_host() && !Topology::flat(4).is_one_host());
+    /// ```
     pub fn is_one_host(&self) -> bool {
         self.ranks_by_host.len() == 1
     }
 
     /// Whether the tree over all ranks gives the sums that are wanted.
+    ///
+    /// ```
+    /// use drumline_schedule::{SumOrder, Topology};
+    ///
+    /// let placed = |sizes: &[usize]| Topology::hosts(sizes).with_order(SumOrder::Placement);
+    /// assert!(placed(&[4, 2]).sums_by_rank()); // the hosts are nodes of the tree of ranks
+    /// assert!(!placed(&[3, 3]).sums_by_rank());
+    /// ```
     pub fn sums_by_rank(&self) -> bool {
         self.order == SumOrder::Rank || self.orders_agree()
     }
 
     /// Whether the tree over hosts, of trees over their ranks, gives the sums that are wanted.
+    ///
+    /// ```
+    /// use drumline_schedule::Topology;
+    ///
+    /// assert!(Topology::hosts(&[4, 4]).sums_by_placement());
+    /// assert!(!Topology::hosts(&[3, 3]).sums_by_placement());
+    /// ```
     pub fn sums_by_placement(&self) -> bool {
         self.order == SumOrder::Placement || self.orders_agree()
     }

@@ -8,6 +8,14 @@
 use crate::step::Rank;
 
 /// The node of the tree that sums ranks `lo..lo + len`.
+///
+/// ```
+/// use drumline_schedule::tree::Node;
+///
+/// // (0 + 1) + 2
+/// let (left, right) = Node::root(3).children().unwrap();
+/// assert_eq!((left, right), (Node { lo: 0, len: 2 }, Node::leaf(2)));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Node {
     /// Lowest rank.
@@ -18,16 +26,35 @@ pub struct Node {
 
 impl Node {
     /// The value of one rank.
+    ///
+    /// ```
+    /// use drumline_schedule::tree::Node;
+    ///
+    /// assert_eq!((Node::leaf(4).len, Node::leaf(4).children()), (1, None));
+    /// ```
     pub const fn leaf(rank: Rank) -> Node {
         Node { lo: rank, len: 1 }
     }
 
     /// The sum of all ranks.
+    ///
+    /// ```
+    /// use drumline_schedule::tree::Node;
+    ///
+    /// assert_eq!(Node::root(1), Node::leaf(0));
+    /// ```
     pub const fn root(world_size: usize) -> Node {
         Node { lo: 0, len: world_size }
     }
 
     /// The two nodes that this one is the sum of, or `None` for a leaf.
+    ///
+    /// ```
+    /// use drumline_schedule::tree::Node;
+    ///
+    /// let lengths = Node::root(7).children().map(|(left, right)| (left.len, right.len));
+    /// assert_eq!(lengths, Some((4, 3))); // a power of two on the left
+    /// ```
     pub fn children(self) -> Option<(Node, Node)> {
         if self.len < 2 {
             return None;

@@ -23,6 +23,17 @@ use crate::ranges::Ranges;
 ///
 /// Clones are the same arena. It stays mapped until the segment, all clones and all buffers are
 /// dropped.
+///
+/// ```
+/// # use drumline_shm::{Arena, Segment, SegmentSize};
+/// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+/// # let own = Segment::create(size)?;
+/// let arena: &Arena = own.arena();
+/// let buffer = arena.allocate::<f32>(1000)?;
+/// assert_eq!(arena.offset_of(&buffer[1..]), arena.offset_of(&buffer).map(|start| start + 4));
+/// assert_eq!(arena.offset_of(&[0.0_f32]), None); // it lies elsewhere
+/// # Ok::<(), drumline_shm::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Arena(Arc<Shared>);
 
@@ -64,6 +75,18 @@ impl Arena {
     /// A buffer of `len` zeros, whose memory is there. It begins on a page and shares no page
     /// with another buffer.
     ///
+    /// ```
+    /// # use drumline_shm::{Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// let mut buffer = own.arena().allocate::<u64>(3)?;
+    /// assert_eq!(*buffer, [0; 3]);
+    /// buffer[1] = 7; // it is a slice
+    /// let error = own.arena().allocate::<u64>(1 << 20).unwrap_err().to_string();
+    /// assert!(error.contains("no room for a registered buffer of 8388608 bytes"), "{error}");
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::ArenaFull`] says how much was asked for, used and allowed; [`Error::Os`] when
@@ -88,6 +111,16 @@ impl Arena {
     /// Where `data` begins, in bytes from the start of the arena: what peers pass to
     /// [`PeerSegment::arena`](crate::PeerSegment::arena). `None` when it lies elsewhere, or when
     /// a part of it was detached.
+    ///
+    /// ```
+    /// # use drumline_shm::{Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// let (one, other) = (own.arena().allocate::<u8>(1)?, own.arena().allocate::<u8>(1)?);
+    /// let [one, other] = [&one, &other].map(|it| own.arena().offset_of(it).unwrap());
+    /// assert!(one.abs_diff(other) >= own.arena().page_bytes());
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     pub fn offset_of<T: Element>(&self, data: &[T]) -> Option<usize> {
         let shared = &*self.0;
         let bytes = shared.bytes_of(data)?;
@@ -108,6 +141,21 @@ impl Arena {
     /// process. What peers write to these pages from now on, nobody sees, and the pages are never
     /// given out again. That includes what else the buffer has on the first and the last page: it
     /// is not to be lent to peers at that time. See the crate's documentation for why this is sound.
+    ///
+    /// ```
+    /// # use drumline_shm::{PeerSegment, Segment, SegmentSize};
+    /// # use drumline_kernels::copy;
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
+    /// let mut buffer = own.arena().allocate::<i32>(2)?;
+    /// let offset = own.arena().offset_of(&buffer).unwrap();
+    /// own.arena().detach(&mut buffer)?;
+    /// copy(peer.arena(offset, 2)?, (&[7, 7][..]).into()); // a late write
+    /// assert_eq!(*buffer, [0, 0]); // is not seen
+    /// assert_eq!(own.arena().offset_of(&buffer), None);
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -144,11 +192,27 @@ impl Arena {
     }
 
     /// Bytes of a page, which no two buffers share.
+    ///
+    /// ```
+    /// # use drumline_shm::{Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// assert!(own.arena().page_bytes().is_power_of_two());
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     pub fn page_bytes(&self) -> usize {
         self.0.page_bytes
     }
 
     /// Bytes of the arena.
+    ///
+    /// ```
+    /// # use drumline_shm::{Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// assert_eq!(own.arena().bytes(), 1 << 20);
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     pub fn bytes(&self) -> usize {
         self.0.mapping.layout().arena().len()
     }
@@ -242,6 +306,16 @@ impl Shared {
 /// A buffer in a rank's arena, which the rank's peers can read and write without a copy.
 ///
 /// A slice in every respect. It keeps the arena mapped, and goes back to it when dropped.
+///
+/// ```
+/// # use drumline_shm::{Registered, Segment, SegmentSize};
+/// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+/// # let own = Segment::create(size)?;
+/// let buffer: Registered<f32> = own.arena().allocate(3)?;
+/// drop(own); // the memory stays mapped for it
+/// assert_eq!(buffer.iter().sum::<f32>(), 0.0);
+/// # Ok::<(), drumline_shm::Error>(())
+/// ```
 pub struct Registered<T: Element> {
     arena: Arena,
     /// Bytes of the arena, in whole pages.
@@ -253,6 +327,15 @@ pub struct Registered<T: Element> {
 
 impl<T: Element> Registered<T> {
     /// The arena that this buffer lies in.
+    ///
+    /// ```
+    /// # use drumline_shm::{Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// let buffer = own.arena().allocate::<u8>(100)?;
+    /// assert!(buffer.arena().offset_of(&buffer).is_some());
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     pub fn arena(&self) -> &Arena {
         &self.arena
     }
@@ -260,6 +343,18 @@ impl<T: Element> Registered<T> {
     /// Cuts the buffer at element `at`, without a copy: keeps what lies before, and returns the
     /// rest. `None`, and nothing has changed, where `at` lies beyond the end or inside of a page:
     /// no two buffers share a page, because a page is what [`Arena::detach`] takes back.
+    ///
+    /// ```
+    /// # use drumline_shm::{Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// let page = own.arena().page_bytes();
+    /// let mut first = own.arena().allocate::<u8>(3 * page)?;
+    /// let rest = first.split_off(page).expect("it is the border of a page");
+    /// assert_eq!((first.len(), rest.len()), (page, 2 * page));
+    /// assert!(first.split_off(page / 2).is_none());
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     #[must_use = "what is cut off goes back to the arena when it is dropped"]
     pub fn split_off(&mut self, at: usize) -> Option<Registered<T>> {
         let bytes = at.checked_mul(size_of::<T>())?;
@@ -279,6 +374,21 @@ impl<T: Element> Registered<T> {
     }
 
     /// Joins a buffer to the end of this one, without a copy.
+    ///
+    /// ```
+    /// # use drumline_shm::{Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// let page = own.arena().page_bytes();
+    /// let mut first = own.arena().allocate::<u8>(3 * page)?;
+    /// let mut middle = first.split_off(page).unwrap();
+    /// let last = middle.split_off(page).unwrap();
+    /// let last = first.append(last).unwrap_err(); // something lies between the two
+    /// first.append(middle).unwrap();
+    /// first.append(last).unwrap();
+    /// assert_eq!(first.len(), 3 * page);
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -1,6 +1,15 @@
 use std::io;
 
 /// What can go wrong with shared memory.
+///
+/// ```
+/// use drumline_shm::{Error, Parity, Segment, SegmentSize};
+///
+/// let own = Segment::create(SegmentSize { slot_bytes: 1 << 16, arena_bytes: 0 })?;
+/// let error = own.slot::<u8>(Parity::Even, 0..(1 << 16) + 1).unwrap_err();
+/// assert!(matches!(error, Error::OutOfRange { end: 65_537, bytes: 65_536, .. }), "{error}");
+/// # Ok::<(), drumline_shm::Error>(())
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

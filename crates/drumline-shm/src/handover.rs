@@ -44,6 +44,19 @@ const MESSAGE: [u8; 8] = *b"DRUMFDS\n";
 
 /// Sends the descriptors of a segment, if the process at the other end may have them.
 ///
+/// ```
+/// # use std::{os::unix::net::UnixStream, time::{Duration, Instant}};
+/// use drumline_shm::{PeerSegment, Segment, SegmentSize, handover};
+///
+/// let (to, from) = UnixStream::pair()?; // of two processes: connected
+/// let deadline = Instant::now() + Duration::from_secs(5);
+/// let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 0 })?;
+/// handover::send(&to, &own.handles()?, deadline)?;
+/// let peer = PeerSegment::map(handover::receive(&from, deadline)?)?;
+/// assert_eq!(peer.slot_bytes(), own.slot_bytes());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`Error::Stranger`] for a process of another user, [`Error::Timeout`], [`Error::Closed`], or
@@ -75,6 +88,18 @@ pub fn send(stream: &UnixStream, handles: &Handles, deadline: Instant) -> Result
 
 /// Receives the descriptors of a peer's segment, and takes nothing else out of the stream. They
 /// are not checked yet: [`PeerSegment::map`](crate::PeerSegment::map) does that.
+///
+/// ```
+/// # use std::{os::unix::net::UnixStream, time::{Duration, Instant}};
+/// use drumline_shm::handover;
+///
+/// let (to, from) = UnixStream::pair()?; // of two processes: connected
+/// let deadline = Instant::now() + Duration::from_secs(5);
+/// std::io::Write::write_all(&mut &to, b"something else")?;
+/// let error = handover::receive(&from, deadline).unwrap_err().to_string();
+/// assert!(error.starts_with("refused a message that a peer handed over"), "{error}");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 ///

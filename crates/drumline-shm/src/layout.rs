@@ -9,6 +9,14 @@ use crate::flag::{FLAGS_BYTES, PAYLOAD_BYTES, payload_offset};
 ///
 /// Sizes are rounded up to 64 KiB. No page of the arena takes memory before a buffer is allocated
 /// there, so an arena may be much larger than what will be used.
+///
+/// ```
+/// use drumline_shm::{Segment, SegmentSize};
+///
+/// let own = Segment::create(SegmentSize { slot_bytes: 1000, arena_bytes: 0 })?;
+/// assert_eq!(own.slot_bytes(), 64 << 10); // rounded up
+/// # Ok::<(), drumline_shm::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentSize {
     /// Bytes of each of the two staging slots, from 1 byte to 1 GiB.
@@ -19,6 +27,13 @@ pub struct SegmentSize {
 
 impl SegmentSize {
     /// Slots of 1 MiB and an arena of half the memory of this host.
+    ///
+    /// ```
+    /// use drumline_shm::SegmentSize;
+    ///
+    /// let size = SegmentSize::of_host();
+    /// assert!(size.slot_bytes == 1 << 20 && size.arena_bytes > size.slot_bytes);
+    /// ```
     pub fn of_host() -> SegmentSize {
         let info = rustix::system::sysinfo();
         let memory = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));

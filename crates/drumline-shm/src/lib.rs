@@ -4,6 +4,9 @@
 //! over to its peers ([`handover`]), and maps theirs ([`PeerSegment`]). Then each writes where
 //! it may, posts, and sleeps until the others have posted.
 //!
+//! It serves `drumline` alone, whose users meet it as
+//! `ProcessGroup::alloc_registered`.
+//!
 //! ```
 //! use drumline_kernels::copy;
 //! use drumline_shm::{Announcement, Parity, PeerSegment, Segment, SegmentSize};

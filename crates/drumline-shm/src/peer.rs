@@ -19,6 +19,16 @@ use crate::segment::{Handles, Parity};
 /// The segment of another rank, mapped here, and that rank's doorbell.
 ///
 /// It can move to another thread, but not be shared between threads.
+///
+/// ```
+/// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
+/// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+/// # let own = Segment::create(size)?;
+/// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
+/// own.post(Parity::Even);
+/// assert_eq!(peer.last_posted(), 1);
+/// # Ok::<(), drumline_shm::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct PeerSegment {
     mapping: Mapping,
@@ -29,6 +39,17 @@ pub struct PeerSegment {
 impl PeerSegment {
     /// Maps what a peer handed over, once it has been checked: the memory is a memfd that can
     /// neither shrink nor grow, its size is what its header says, and ringing cannot block.
+    ///
+    /// ```
+    /// use drumline_shm::{Handles, PeerSegment, Segment, SegmentSize};
+    ///
+    /// let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 0 })?;
+    /// assert!(PeerSegment::map(own.handles()?).is_ok());
+    ///
+    /// let Handles { memory, doorbell } = own.handles()?; // mixed up
+    /// assert!(PeerSegment::map(Handles { memory: doorbell, doorbell: memory }).is_err());
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -44,29 +65,88 @@ impl PeerSegment {
 
     /// The peer's count of posts in its line of a parity. What it wrote before that post may be
     /// read now.
+    ///
+    /// ```
+    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
+    /// own.post(Parity::Even);
+    /// own.post(Parity::Odd);
+    /// assert_eq!((peer.posted(Parity::Even), peer.posted(Parity::Odd)), (1, 2));
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     #[inline]
     pub fn posted(&self, parity: Parity) -> u64 {
         self.mapping.flags().posted(parity.index())
     }
 
     /// The peer's count of posts, in whichever line. What it wrote before that post may be read now.
+    ///
+    /// ```
+    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
+    /// own.post(Parity::Even);
+    /// own.post(Parity::Odd);
+    /// assert_eq!(peer.last_posted(), 2);
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     pub fn last_posted(&self) -> u64 {
         self.posted(Parity::Even).max(self.posted(Parity::Odd))
     }
 
     /// What the peer announced for a parity. It is whole if the protocol of the callers says that
     /// the peer does not announce meanwhile; else it may be a mixture.
+    ///
+    /// ```
+    /// # use drumline_shm::{Announcement, Parity, PeerSegment, Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
+    /// own.announce(Parity::Even, Announcement { digest: 7, place: 0 }, &[0; 64]);
+    /// own.post(Parity::Even);
+    /// assert_eq!(peer.announcement(Parity::Even).digest, 7);
+    /// assert_eq!(peer.announcement(Parity::Odd), Announcement::default());
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     #[inline]
     pub fn announcement(&self, parity: Parity) -> Announcement {
         self.mapping.flags().announcement(parity.index())
     }
 
     /// A copy of what that announcement stands for.
+    ///
+    /// ```
+    /// # use drumline_shm::{Announcement, Parity, PeerSegment, Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
+    /// own.announce(Parity::Even, Announcement::default(), &[b'x'; 64]);
+    /// own.post(Parity::Even);
+    /// assert_eq!(peer.description(Parity::Even), [b'x'; 64]);
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     pub fn description(&self, parity: Parity) -> [u8; DESCRIPTION_BYTES] {
         self.mapping.flags().description(parity.index())
     }
 
     /// Elements `elements` of the payload in the peer's line of a parity.
+    ///
+    /// ```
+    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
+    /// # use drumline_kernels::copy;
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
+    /// copy(own.payload(Parity::Even, 0..2)?, (&[3_i64, 4][..]).into());
+    /// own.post(Parity::Even);
+    /// let mut received = [0_i64; 2];
+    /// copy((&mut received[..]).into(), peer.payload(Parity::Even, 0..2)?.as_source());
+    /// assert_eq!(received, [3, 4]);
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -81,11 +161,34 @@ impl PeerSegment {
     }
 
     /// Bytes of each staging slot of the peer.
+    ///
+    /// ```
+    /// # use drumline_shm::{PeerSegment, Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
+    /// assert_eq!(peer.slot_bytes(), own.slot_bytes());
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     pub fn slot_bytes(&self) -> usize {
         self.mapping.layout().slot(0).len()
     }
 
     /// Elements `elements` of the peer's staging slot of a parity, to be read.
+    ///
+    /// ```
+    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
+    /// # use drumline_kernels::copy;
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
+    /// copy(own.slot(Parity::Even, 0..2)?, (&[3.0_f32, 4.0][..]).into());
+    /// own.post(Parity::Even);
+    /// let mut received = [0.0_f32; 2];
+    /// copy((&mut received[..]).into(), peer.slot(Parity::Even, 0..2)?);
+    /// assert_eq!(received, [3.0, 4.0]);
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -99,6 +202,19 @@ impl PeerSegment {
     }
 
     /// Elements `elements` of the peer's staging slot of a parity, to be written.
+    ///
+    /// ```
+    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
+    /// # use drumline_kernels::copy;
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
+    /// copy(peer.slot_mut(Parity::Even, 1..2)?, (&[5_u8][..]).into());
+    /// let mut mine = [9_u8; 2];
+    /// copy((&mut mine[..]).into(), own.slot(Parity::Even, 0..2)?.as_source());
+    /// assert_eq!(mine, [0, 5]);
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -116,6 +232,20 @@ impl PeerSegment {
     ///
     /// The peer tells the offset of a registered buffer, and with it lends the buffer until it
     /// has been told that all are done. Outside that time it must not be written.
+    ///
+    /// ```
+    /// # use drumline_shm::{PeerSegment, Segment, SegmentSize};
+    /// # use drumline_kernels::copy;
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
+    /// let buffer = own.arena().allocate::<f32>(2)?;
+    /// let offset = own.arena().offset_of(&buffer).unwrap(); // told to the peer
+    /// copy(peer.arena(offset, 2)?, (&[3.0_f32, 4.0][..]).into());
+    /// assert_eq!(*buffer, [3.0, 4.0]);
+    /// assert!(peer.arena::<f32>(offset + 1, 1).is_err()); // no place for an f32
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

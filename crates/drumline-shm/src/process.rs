@@ -12,6 +12,17 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use crate::error::{Error, Result};
 
 /// What the kernel says of the process that connected a Unix socket, or that listened on it.
+///
+/// ```
+/// # use std::os::unix::net::UnixStream;
+/// use drumline_shm::Credentials;
+///
+/// let (one, _other) = UnixStream::pair()?;
+/// let Credentials { pid, uid, .. } = Credentials::of_peer(&one)?;
+/// assert_eq!(pid, Some(std::process::id())); // both ends are ours
+/// assert!(Credentials { pid, uid, gid: 0 }.check().is_ok());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
     /// Its process, or `None` when that lives in another PID namespace.
@@ -26,6 +37,15 @@ impl Credentials {
     /// Those of the process at the other end. They are of the time when it connected or began to
     /// listen.
     ///
+    /// ```
+    /// # use std::os::unix::net::UnixStream;
+    /// use drumline_shm::Credentials;
+    ///
+    /// let (one, other) = UnixStream::pair()?;
+    /// assert_eq!(Credentials::of_peer(&one)?, Credentials::of_peer(&other)?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::Os`] when the kernel does not know them.
@@ -36,6 +56,19 @@ impl Credentials {
     }
 
     /// Whether memory may be shared with that process: it runs as our own user, or as root.
+    ///
+    /// ```
+    /// # use std::os::unix::net::UnixStream;
+    /// use drumline_shm::Credentials;
+    ///
+    /// let (one, _other) = UnixStream::pair()?;
+    /// let ours = Credentials::of_peer(&one)?;
+    /// ours.check()?;
+    /// let stranger = Credentials { uid: ours.uid + 1, ..ours };
+    /// let error = stranger.check().unwrap_err().to_string();
+    /// assert!(error.contains("only processes of the same user"), "{error}");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -56,6 +89,18 @@ impl Credentials {
 ///
 /// Its descriptor becomes readable when the process has exited, so that it can be polled
 /// together with sockets and doorbells.
+///
+/// ```
+/// # use std::os::unix::net::UnixStream;
+/// use drumline_shm::PidFd;
+/// use rustix::event::{PollFd, PollFlags, Timespec, poll};
+///
+/// let (one, _other) = UnixStream::pair()?;
+/// let process = PidFd::of_peer(&one)?; // this process itself, which lives
+/// let mut list = [PollFd::new(&process, PollFlags::IN)]; // and sockets, and doorbells
+/// assert_eq!(poll(&mut list, Some(&Timespec::default()))?, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct PidFd(OwnedFd);
 
@@ -64,6 +109,15 @@ impl PidFd {
     ///
     /// Linux 6.5 and newer know that process itself. Older ones know its number, which has to be
     /// looked up; a process that has closed the socket by then is not looked up at all.
+    ///
+    /// ```
+    /// # use std::os::unix::net::UnixStream;
+    /// use drumline_shm::PidFd;
+    ///
+    /// let (one, _other) = UnixStream::pair()?;
+    /// assert!(!PidFd::of_peer(&one)?.has_exited()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -97,6 +151,16 @@ impl PidFd {
     }
 
     /// Whether the process has exited, reaped or not.
+    ///
+    /// ```
+    /// # use std::os::unix::net::UnixStream;
+    /// use drumline_shm::PidFd;
+    ///
+    /// let (one, _other) = UnixStream::pair()?;
+    /// let process = PidFd::of_peer(&one)?;
+    /// assert!(!process.has_exited()?); // it is this one
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     ///
     /// # Errors
     ///

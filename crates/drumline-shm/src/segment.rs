@@ -19,6 +19,12 @@ use crate::mapping::Mapping;
 use crate::peer::PeerSegment;
 
 /// Which of two places an operation uses: operations of a group take turns.
+///
+/// ```
+/// use drumline_shm::Parity;
+///
+/// assert_eq!([0, 1, 2].map(Parity::of), [Parity::Even, Parity::Odd, Parity::Even]);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Parity {
     /// Operations 0, 2, 4, ...
@@ -29,11 +35,23 @@ pub enum Parity {
 
 impl Parity {
     /// The parity of a sequence number.
+    ///
+    /// ```
+    /// use drumline_shm::Parity;
+    ///
+    /// assert_eq!(Parity::of(7), Parity::Odd);
+    /// ```
     pub const fn of(sequence: u64) -> Parity {
         if sequence.is_multiple_of(2) { Parity::Even } else { Parity::Odd }
     }
 
     /// That of the operation before this one, and of the one behind it.
+    ///
+    /// ```
+    /// use drumline_shm::Parity;
+    ///
+    /// assert_eq!(Parity::of(7).other(), Parity::of(8));
+    /// ```
     pub const fn other(self) -> Parity {
         match self {
             Parity::Even => Parity::Odd,
@@ -50,6 +68,15 @@ impl Parity {
 /// or [`PeerSegment::map`].
 ///
 /// [`handover::send`]: crate::handover::send
+///
+/// ```
+/// use drumline_shm::{Handles, PeerSegment, Segment, SegmentSize};
+///
+/// let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 0 })?;
+/// let Handles { memory, doorbell } = own.handles()?; // two descriptors, for another process
+/// assert_eq!(PeerSegment::map(Handles { memory, doorbell })?.last_posted(), 0);
+/// # Ok::<(), drumline_shm::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Handles {
     /// The memory: a sealed memfd.
@@ -78,6 +105,15 @@ pub struct Segment {
 impl Segment {
     /// Makes a segment. Lines and slots take memory at once, the arena when it is used.
     ///
+    /// ```
+    /// use drumline_shm::{Segment, SegmentSize};
+    ///
+    /// let own = Segment::create(SegmentSize { slot_bytes: 1 << 16, arena_bytes: 1 << 32 })?;
+    /// assert_eq!(own.arena().bytes(), 1 << 32); // which takes no memory yet
+    /// assert!(Segment::create(SegmentSize { slot_bytes: 2 << 30, arena_bytes: 0 }).is_err());
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::Size`] when `size` is beyond the caps or the process's file size limit, and
@@ -96,6 +132,16 @@ impl Segment {
 
     /// New descriptors of the memory and the doorbell.
     ///
+    /// ```
+    /// use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
+    ///
+    /// let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 0 })?;
+    /// let peers = [PeerSegment::map(own.handles()?)?, PeerSegment::map(own.handles()?)?];
+    /// own.post(Parity::Even);
+    /// assert!(peers.iter().all(|peer| peer.last_posted() == 1));
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// When the process has no descriptor left.
@@ -104,17 +150,48 @@ impl Segment {
     }
 
     /// Where registered buffers come from. Clones may go to other threads.
+    ///
+    /// ```
+    /// # use drumline_shm::{Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// let arena = own.arena().clone();
+    /// let buffer = std::thread::spawn(move || arena.allocate::<f32>(3)).join().unwrap()?;
+    /// assert!(own.arena().offset_of(&buffer).is_some());
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     pub fn arena(&self) -> &Arena {
         &self.arena
     }
 
     /// Bytes of each staging slot.
+    ///
+    /// ```
+    /// # use drumline_shm::{Parity, Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// assert_eq!(own.slot_bytes(), 64 << 10); // 4096 were asked for
+    /// assert!(own.slot::<f32>(Parity::Even, 0..own.slot_bytes() / 4).is_ok());
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     pub fn slot_bytes(&self) -> usize {
         self.arena.mapping().layout().slot(0).len()
     }
 
     /// Writes the announcement of a parity and what it stands for, for peers to read after the
     /// next post.
+    ///
+    /// ```
+    /// # use drumline_shm::{Announcement, Parity, PeerSegment, Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
+    /// own.announce(Parity::Even, Announcement { digest: 7, place: 0 }, &[1; 64]);
+    /// own.post(Parity::Even);
+    /// assert_eq!(peer.announcement(Parity::Even).digest, 7);
+    /// assert_eq!(peer.description(Parity::Even), [1; 64]);
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     #[inline]
     pub fn announce(
         &self,
@@ -127,6 +204,16 @@ impl Segment {
 
     /// Counts one more post, in the line of a parity, without waking anybody, and returns the
     /// count. Peers that see it see everything that this rank wrote before.
+    ///
+    /// ```
+    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
+    /// assert_eq!([own.post(Parity::Even), own.post(Parity::Odd)], [1, 2]);
+    /// assert_eq!(peer.posted(Parity::Odd), 2);
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     pub fn post(&self, parity: Parity) -> u64 {
         let count = self.count();
         self.flags().post(parity.index(), count);
@@ -135,6 +222,27 @@ impl Segment {
 
     /// Counts one more post, in the line of a parity, wakes those of `peers` that sleep, and
     /// returns the count.
+    ///
+    /// ```
+    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
+    /// use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    ///
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
+    /// # let neighbour = Segment::create(size)?;
+    /// let rang = |owner: &Segment| {
+    ///     let mut list = [PollFd::from_borrowed_fd(owner.doorbell(), PollFlags::IN)];
+    ///     poll(&mut list, Some(&Timespec::default())).map(|ready| ready == 1)
+    /// };
+    /// neighbour.post_and_wake(Parity::Even, [&peer]);
+    /// assert!(!rang(&own)?); // it does not sleep
+    /// let asleep = own.prepare_sleep();
+    /// neighbour.post_and_wake(Parity::Odd, [&peer]);
+    /// assert!(rang(&own)?);
+    /// # drop(asleep);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     #[inline]
     pub fn post_and_wake<'a>(
         &self,
@@ -149,6 +257,17 @@ impl Segment {
 
     /// Fetches the line of a parity for writing, ahead of time: else the next announcement there
     /// waits until peers that have read the line have let go of it.
+    ///
+    /// ```
+    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
+    /// own.claim(Parity::Even); // while nobody waits for this rank
+    /// own.post(Parity::Even);
+    /// assert_eq!(peer.posted(Parity::Even), 1);
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     #[inline]
     pub fn claim(&self, parity: Parity) {
         self.arena.mapping().claim(parity.index());
@@ -161,12 +280,32 @@ impl Segment {
     }
 
     /// How often this rank has posted.
+    ///
+    /// ```
+    /// # use drumline_shm::{Parity, Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// own.post(Parity::Even);
+    /// own.post(Parity::Odd);
+    /// assert_eq!(own.posted(), 2); // in whichever line
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     pub fn posted(&self) -> u64 {
         self.posted.get()
     }
 
     /// Elements `elements` of the payload in this rank's line of a parity, which has room for
     /// [`PAYLOAD_BYTES`](crate::PAYLOAD_BYTES).
+    ///
+    /// ```
+    /// # use drumline_kernels::copy;
+    /// # use drumline_shm::{Parity, Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// copy(own.payload(Parity::Even, 0..5)?, (&[1.0_f64; 5][..]).into()); // 40 bytes
+    /// assert!(own.payload::<f64>(Parity::Even, 0..6).is_err());
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -181,6 +320,18 @@ impl Segment {
     }
 
     /// Elements `elements` of this rank's staging slot of a parity.
+    ///
+    /// ```
+    /// # use drumline_kernels::copy;
+    /// # use drumline_shm::{Parity, Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// copy(own.slot(Parity::Odd, 0..3)?, (&[1.0_f32, 2.0, 3.0][..]).into());
+    /// let mut staged = [0.0_f32; 2];
+    /// copy((&mut staged[..]).into(), own.slot(Parity::Odd, 1..3)?.as_source());
+    /// assert_eq!(staged, [2.0, 3.0]);
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -224,21 +375,86 @@ impl Segment {
 
     /// From now on, posts of peers ring the doorbell: for a sleep that no guard can stand around,
     /// because another thread sleeps. See [`Segment::prepare_sleep`] for what to do then.
+    ///
+    /// ```
+    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
+    /// use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    ///
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
+    /// # let neighbour = Segment::create(size)?;
+    /// let rang = |owner: &Segment| {
+    ///     let mut list = [PollFd::from_borrowed_fd(owner.doorbell(), PollFlags::IN)];
+    ///     poll(&mut list, Some(&Timespec::default())).map(|ready| ready == 1)
+    /// };
+    /// own.begin_sleep(); // then look again at all that is awaited
+    /// neighbour.post_and_wake(Parity::Even, [&peer]);
+    /// assert!(rang(&own)?);
+    /// own.end_sleep();
+    /// assert!(!rang(&own)?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn begin_sleep(&self) {
         std::mem::forget(self.flags().prepare_sleep(&*self.doorbell));
     }
 
     /// Undoes one [`Segment::begin_sleep`].
+    ///
+    /// ```
+    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
+    /// use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    ///
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
+    /// # let neighbour = Segment::create(size)?;
+    /// let rang = |owner: &Segment| {
+    ///     let mut list = [PollFd::from_borrowed_fd(owner.doorbell(), PollFlags::IN)];
+    ///     poll(&mut list, Some(&Timespec::default())).map(|ready| ready == 1)
+    /// };
+    /// own.begin_sleep();
+    /// own.end_sleep();
+    /// neighbour.post_and_wake(Parity::Even, [&peer]);
+    /// assert!(!rang(&own)?); // no more
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn end_sleep(&self) {
         self.flags().end_sleep(&*self.doorbell);
     }
 
     /// Readable when it was rung.
+    ///
+    /// ```
+    /// # use drumline_shm::{Segment, SegmentSize};
+    /// use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    ///
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// let mut list = [PollFd::from_borrowed_fd(own.doorbell(), PollFlags::IN)];
+    /// assert_eq!(poll(&mut list, Some(&Timespec::default()))?, 0);
+    /// own.waker().wake();
+    /// assert_eq!(poll(&mut list, None)?, 1);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn doorbell(&self) -> BorrowedFd<'_> {
         self.doorbell.as_fd()
     }
 
     /// Something that wakes this rank from other threads of its process.
+    ///
+    /// ```
+    /// # use drumline_shm::{Segment, SegmentSize};
+    /// use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    ///
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// let waker = own.waker();
+    /// std::thread::spawn(move || waker.wake());
+    /// let mut list = [PollFd::from_borrowed_fd(own.doorbell(), PollFlags::IN)];
+    /// poll(&mut list, None)?; // sleeps until then
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn waker(&self) -> Waker {
         Waker(Arc::clone(&self.doorbell))
     }
@@ -251,6 +467,22 @@ impl Segment {
 
 /// While it lives, posts of peers ring this rank's doorbell. Its descriptor is the doorbell, to
 /// be polled for reading.
+///
+/// ```
+/// # use drumline_shm::{SleepGuard, Segment, SegmentSize};
+/// use rustix::event::{PollFd, PollFlags, Timespec, poll};
+///
+/// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+/// # let own = Segment::create(size)?;
+/// let asleep: SleepGuard<'_> = own.prepare_sleep();
+/// own.waker().wake();
+/// let mut list = [PollFd::new(&asleep, PollFlags::IN)];
+/// assert_eq!(poll(&mut list, None)?, 1);
+/// drop(asleep); // awake, and the ring is forgotten
+/// let mut list = [PollFd::from_borrowed_fd(own.doorbell(), PollFlags::IN)];
+/// assert_eq!(poll(&mut list, Some(&Timespec::default()))?, 0);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "the rank is awake again when the guard is dropped"]
 pub struct SleepGuard<'a> {
@@ -266,11 +498,36 @@ impl AsFd for SleepGuard<'_> {
 
 /// Wakes a rank from any thread of its own process: store what the rank should find when it
 /// looks (say, that it is to abort), then [`wake`](Waker::wake).
+///
+/// ```
+/// # use drumline_shm::{Waker, Segment, SegmentSize};
+/// use rustix::event::{PollFd, PollFlags, Timespec, poll};
+///
+/// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+/// # let own = Segment::create(size)?;
+/// let waker: Waker = own.waker();
+/// std::thread::spawn(move || waker.wake()).join().unwrap();
+/// let mut list = [PollFd::from_borrowed_fd(own.doorbell(), PollFlags::IN)];
+/// assert_eq!(poll(&mut list, None)?, 1);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<EventFd>);
 
 impl Waker {
     /// Ends the rank's sleep, or its next one if it is awake.
+    ///
+    /// ```
+    /// # use drumline_shm::{Segment, SegmentSize};
+    /// use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    ///
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// own.waker().wake(); // before it sleeps
+    /// let mut list = [PollFd::from_borrowed_fd(own.doorbell(), PollFlags::IN)];
+    /// assert_eq!(poll(&mut list, None)?, 1); // so it does not
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
     pub fn wake(&self) {
         self.0.ring();
     }

@@ -4,6 +4,14 @@ use std::hint::spin_loop;
 use std::thread::{available_parallelism, yield_now};
 
 /// How long a rank looks before it sleeps.
+///
+/// ```
+/// use drumline_shm::{SpinLimit, spin};
+///
+/// let mut looks = 0;
+/// spin(SpinLimit { looks: 3, yields: 2 }, || { looks += 1; false });
+/// assert_eq!(looks, 3 + 2 + 1); // and once more at the end
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpinLimit {
     /// How often it looks again, after the first few times with a pause in between.
@@ -57,6 +65,13 @@ const EAGER: u32 = 100;
 ///
 /// Cores are those that this process may use: its affinity mask and the quotas of its control
 /// groups count. That takes some system calls; keep the answer.
+///
+/// ```
+/// use drumline_shm::spin_limit;
+///
+/// let (alone, crowded) = (spin_limit(1), spin_limit(1_000_000));
+/// assert!(alone.looks > crowded.looks && crowded.yields > alone.yields);
+/// ```
 pub fn spin_limit(local_ranks: usize) -> SpinLimit {
     limit(local_ranks, available_parallelism().map_or(1, |cores| cores.get()))
 }

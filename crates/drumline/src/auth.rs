@@ -22,13 +22,31 @@
 //! | let us sign texts for it to guess the secret at home | an answerer signs nothing for who has not proven itself |
 //! | find the secret out byte by byte | proofs are compared in constant time |
 //!
+//! ```
+//! use std::time::Duration;
+//!
+//! use drumline::{auth::Secret, store::{Store, TcpStore}};
+//!
+//! let secret = Secret::random()?;
+//! let host = TcpStore::host_secured(&"tcp://127.0.0.1:0".parse().unwrap(), &secret)?;
+//! let endpoint = host.name().parse().unwrap();
+//! let patience = Duration::from_secs(5);
+//! TcpStore::connect_secured(&endpoint, &secret, patience)?.set("key", b"value")?;
+//! let stranger = TcpStore::connect_secured(&endpoint, &Secret::random()?, patience);
+//! assert!(stranger.unwrap_err().to_string().contains("secret"));
+//! # Ok::<_, drumline::Error>(())
+//! ```
+//!
 //! What follows the handshake is neither encrypted nor signed: who can change packets on the
 //! wire can still take an authenticated connection over. That takes TLS or a network of one's own.
 
-mod handshake;
-mod hello;
+#[cfg_attr(not(feature = "internals"), allow(unreachable_pub))]
+pub(crate) mod handshake;
+#[cfg_attr(not(feature = "internals"), allow(unreachable_pub))]
+pub(crate) mod hello;
 mod secret;
 
-pub use handshake::{Expected, Handshake, Nonce, Refusal};
-pub use hello::{Channel, Hello};
 pub use secret::Secret;
+
+pub(crate) use handshake::{Expected, Handshake, Nonce, Refusal};
+pub(crate) use hello::{Channel, Hello};

@@ -133,6 +133,21 @@ impl Default for Config {
 impl Config {
     /// Reads the `DRUMLINE_*` variables of the environment.
     ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use drumline::Config;
+    ///
+    /// // As the job's environment says, but for what this program knows better.
+    /// let config = Config { timeout: Duration::from_secs(60), ..Config::from_env()? };
+    /// # let is_ours = |name: &str| name.starts_with("DRUMLINE_") || name == "GLOO_SOCKET_IFNAME";
+    /// # if !std::env::vars_os().any(|(name, _)| is_ours(&name.to_string_lossy())) {
+    /// assert_eq!(config.bind_addresses, Config::default().bind_addresses); // where nothing is set
+    /// assert_eq!(Config::from_env()?, Config::default());
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidSetting`] names the variable that cannot be understood.

@@ -34,6 +34,19 @@ pub struct Explanation {
 }
 
 /// An algorithm that might have been taken.
+///
+/// ```
+/// use drumline::{Candidate, Collective, DType, ProcessGroup};
+///
+/// let group = ProcessGroup::alone();
+/// let explanation = group.explain(Collective::AllReduce, 1000, DType::F32, false)?;
+/// let taken: &Candidate =
+///     explanation.candidates.iter().find(|it| it.algorithm == explanation.algorithm).unwrap();
+/// assert_eq!(taken.problem, None);
+/// // Two ranks at least make a hierarchy of hosts.
+/// assert!(explanation.candidates.iter().any(|it| it.problem.is_some()));
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
     /// Its name.

@@ -35,6 +35,27 @@ use crate::{
 
 pub use self::messages::{MessageOrder, Posted, Side};
 
+/// How two ends of a connection come to trust each other.
+pub mod handshake {
+    pub use crate::auth::{handshake::*, hello::*};
+}
+
+/// The TCP store without sockets.
+pub mod store {
+    /// The bytes of requests and replies.
+    pub mod protocol {
+        pub use crate::store::tcp::protocol::*;
+    }
+    /// The server.
+    pub mod server {
+        pub use crate::store::tcp::server::*;
+    }
+    /// A client that waits.
+    pub mod wait {
+        pub use crate::store::tcp::wait::*;
+    }
+}
+
 /// A stream of bytes in both directions that never blocks.
 pub trait Connection: Read + Write + Send + fmt::Debug + 'static {
     /// Nothing more will be written.

@@ -41,6 +41,24 @@ impl<T> Operator<T> {
     /// It gives the bits of multiplying the data before a call with [`ReduceOp::Sum`]: products are
     /// rounded to `T`, integers wrap. Ranks may pass different factors, say the share of the
     /// samples that each has seen. `bool` has no multiples.
+    ///
+    /// ```
+    /// use drumline::{Operator, ProcessGroup};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             // Each rank's share of the samples: one quarter, and three.
+    ///             let share = [0.25_f32, 0.75][group.rank()];
+    ///             let mut mean_loss = [4.0 * (1 + group.rank()) as f32];
+    ///             group.all_reduce(&mut mean_loss, Operator::premul_sum(share)).unwrap();
+    ///             assert_eq!(mean_loss, [7.0]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn premul_sum(factor: T) -> Operator<T> {
         Operator { factor: Some(factor), combine: Combine::Builtin(ReduceOp::Sum) }
     }

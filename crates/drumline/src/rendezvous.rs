@@ -72,6 +72,16 @@ pub use self::{
 /// connected, and ranks that meet in a file at once. The timeout also becomes the store's [`Store::timeout`]. Where `config` has no
 /// secret, that of the environment is taken, as [`Secret::from_env`] reads it.
 ///
+/// ```
+/// use drumline::{Config, rendezvous::rendezvous};
+///
+/// let job = rendezvous("tcp://127.0.0.1:0?rank=0&world_size=1", &Config::default())?;
+/// assert_eq!((job.rank, job.world_size), (0, 1));
+/// let error = rendezvous("tcp://127.0.0.1", &Config::default()).unwrap_err().to_string();
+/// assert!(error.contains("rank") && error.contains("world_size"), "{error}"); // what is missing
+/// # Ok::<_, drumline::Error>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`Error::InvalidSetting`] if the URL or the environment is wrong; nothing has been opened then.
@@ -99,11 +109,32 @@ pub fn rendezvous(url: &str, config: &Config) -> Result<Rendezvous> {
 /// Whether a launcher started this process: `RANK` and `WORLD_SIZE` are set.
 ///
 /// A program that also runs alone asks this before it uses `env://`.
+///
+/// ```
+/// use drumline::{Config, ProcessGroup, init_process_group, is_launched};
+///
+/// let group = match is_launched() {
+///     true => init_process_group("env://", &Config::from_env()?)?,
+///     false => ProcessGroup::alone(),
+/// };
+/// assert!(is_launched() || group.world_size() == 1);
+/// # Ok::<_, drumline::Error>(())
+/// ```
 pub fn is_launched() -> bool {
     env::var_os("RANK").is_some() && env::var_os("WORLD_SIZE").is_some()
 }
 
 /// A place in a job, and the store that its processes share.
+///
+/// ```
+/// use drumline::{Config, rendezvous::{Rendezvous, rendezvous}};
+///
+/// let url = "tcp://127.0.0.1:0?rank=0&world_size=1";
+/// let Rendezvous { store, rank, .. } = rendezvous(url, &Config::default())?;
+/// store.set(&format!("ready/{rank}"), b"")?;
+/// assert!(store.check(&["ready/0"])?);
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Rendezvous {
     /// The shared store. On the rank that hosts it, the server lives as long as this, its clones
@@ -181,6 +212,16 @@ impl Rendezvous {
     ///
     /// Dropping a `Rendezvous` does not wait. That is right after an error, when the others are to
     /// notice.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use drumline::{Config, rendezvous::rendezvous};
+    ///
+    /// let job = rendezvous("tcp://127.0.0.1:0?rank=0&world_size=1", &Config::default())?;
+    /// assert!(job.leave(Duration::from_secs(30))); // here, there are no others
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn leave(self, patience: Duration) -> bool {
         let Some(tcp) = &self.tcp else { return true };
         if self.claimed && self.rank > 0 {

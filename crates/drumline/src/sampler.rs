@@ -39,6 +39,19 @@ use crate::{Error, Result};
 /// with their own rank. When the samples do not divide evenly, the first ones of the order are
 /// repeated at its end; with [`drop_last`](DistributedSamplerBuilder::drop_last) the last ones are
 /// left out instead.
+///
+/// ```
+/// use drumline::sampler::DistributedSampler;
+///
+/// // Three ranks, seven samples: the first two come once more, so that all ranks have three.
+/// let of_rank = |rank| -> drumline::Result<Vec<usize>> {
+///     let sampler: DistributedSampler =
+///         DistributedSampler::builder(7, 3, rank).shuffle(false).build()?;
+///     Ok(sampler.iter().collect())
+/// };
+/// assert_eq!([of_rank(0)?, of_rank(1)?, of_rank(2)?], [[0, 3, 6], [1, 4, 0], [2, 5, 1]]);
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct DistributedSampler {
     options: DistributedSamplerBuilder,
@@ -48,6 +61,15 @@ pub struct DistributedSampler {
 }
 
 /// The settings of a [`DistributedSampler`], made by [`DistributedSampler::builder`].
+///
+/// ```
+/// use drumline::sampler::{DistributedSampler, DistributedSamplerBuilder};
+///
+/// let settings: DistributedSamplerBuilder = DistributedSampler::builder(100, 4, 0).seed(7);
+/// assert_eq!(settings.clone().build()?.len(), 25);
+/// assert_eq!(settings.drop_last(true).build()?.state().seed, 7);
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct DistributedSamplerBuilder {
@@ -61,6 +83,15 @@ pub struct DistributedSamplerBuilder {
 
 impl DistributedSampler {
     /// Starts a sampler over `samples` samples for one rank: shuffled with seed 0, padded.
+    ///
+    /// ```
+    /// use drumline::sampler::DistributedSampler;
+    ///
+    /// let sampler = DistributedSampler::builder(10, 4, 1).build()?;
+    /// assert_eq!(sampler.len(), 3); // ceil(10 / 4)
+    /// assert!(DistributedSampler::builder(10, 4, 4).build().is_err()); // ranks count from 0
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn builder(samples: usize, world_size: usize, rank: usize) -> DistributedSamplerBuilder {
         DistributedSamplerBuilder {
             samples,
@@ -74,6 +105,18 @@ impl DistributedSampler {
 
     /// Chooses the order of one epoch and goes to its start; call it before each, or every epoch
     /// has the order of the first.
+    ///
+    /// ```
+    /// use drumline::sampler::DistributedSampler;
+    ///
+    /// let mut sampler = DistributedSampler::builder(100, 1, 0).build()?;
+    /// let first: Vec<usize> = sampler.iter().collect();
+    /// sampler.set_epoch(1);
+    /// assert_ne!(sampler.iter().collect::<Vec<_>>(), first);
+    /// sampler.set_epoch(0);
+    /// assert_eq!(sampler.iter().collect::<Vec<_>>(), first);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn set_epoch(&mut self, epoch: u64) {
         self.epoch = epoch;
         self.consumed = 0;
@@ -82,11 +125,31 @@ impl DistributedSampler {
     /// Notes that each rank has used `indices` more of its own, so that
     /// [`state`](Self::state) tells where to go on. Call it after every step with the size of
     /// this rank's batch. More than are left count as all of them.
+    ///
+    /// ```
+    /// use drumline::sampler::DistributedSampler;
+    ///
+    /// let mut sampler = DistributedSampler::builder(10, 2, 0).shuffle(false).build()?;
+    /// sampler.advance(2); // one batch
+    /// assert_eq!(sampler.iter().collect::<Vec<_>>(), [4, 6, 8]);
+    /// assert_eq!(sampler.state().consumed, 4); // on both ranks
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn advance(&mut self, indices: usize) {
         self.consumed += indices.min(self.len()) * self.options.world_size;
     }
 
     /// How many indices are left for each rank in this epoch. Of a whole epoch: at least one.
+    ///
+    /// ```
+    /// use drumline::sampler::DistributedSampler;
+    ///
+    /// let mut sampler = DistributedSampler::builder(10, 4, 0).build()?;
+    /// assert_eq!(sampler.len(), 3);
+    /// sampler.advance(2);
+    /// assert_eq!(sampler.len(), 1);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     #[allow(clippy::len_without_is_empty)] // An epoch that is over has no further use.
     pub fn len(&self) -> usize {
         let DistributedSamplerBuilder { samples, world_size, drop_last, .. } = self.options;
@@ -95,6 +158,17 @@ impl DistributedSampler {
     }
 
     /// This rank's indices that are left in this epoch, in the order of their use.
+    ///
+    /// ```
+    /// use drumline::sampler::DistributedSampler;
+    ///
+    /// let sampler = DistributedSampler::builder(4, 1, 0).seed(3).build()?;
+    /// let mut indices: Vec<usize> = sampler.iter().collect();
+    /// assert_eq!(indices, sampler.iter().collect::<Vec<_>>()); // the order of this epoch
+    /// indices.sort();
+    /// assert_eq!(indices, [0, 1, 2, 3]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn iter(&self) -> Indices {
         let DistributedSamplerBuilder { samples, world_size, rank, shuffle, seed, .. } =
             self.options;
@@ -118,6 +192,14 @@ impl IntoIterator for &DistributedSampler {
 
 impl DistributedSamplerBuilder {
     /// Whether each epoch has a random order. `true` unless set.
+    ///
+    /// ```
+    /// use drumline::sampler::DistributedSampler;
+    ///
+    /// let sampler = DistributedSampler::builder(6, 2, 1).shuffle(false).build()?;
+    /// assert_eq!(sampler.iter().collect::<Vec<_>>(), [1, 3, 5]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn shuffle(mut self, shuffle: bool) -> Self {
         self.shuffle = shuffle;
         self
@@ -125,6 +207,17 @@ impl DistributedSamplerBuilder {
 
     /// Where the random orders start; must be the same on all ranks. Like torch's generator it
     /// uses the low 32 bits of seed + epoch. 0 unless set.
+    ///
+    /// ```
+    /// use drumline::sampler::DistributedSampler;
+    ///
+    /// let order = |seed| -> drumline::Result<Vec<usize>> {
+    ///     Ok(DistributedSampler::builder(100, 1, 0).seed(seed).build()?.iter().collect())
+    /// };
+    /// assert_eq!(order(1)?, order(1)?);
+    /// assert_ne!(order(1)?, order(2)?);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
@@ -148,6 +241,13 @@ impl DistributedSamplerBuilder {
     }
 
     /// Checks the settings and makes the sampler, at epoch 0.
+    ///
+    /// ```
+    /// use drumline::sampler::DistributedSampler;
+    ///
+    /// let error = DistributedSampler::builder(3, 4, 0).drop_last(true).build().unwrap_err();
+    /// assert!(error.to_string().contains("drop_last would drop all 3 samples"));
+    /// ```
     ///
     /// # Errors
     ///
@@ -183,6 +283,16 @@ impl DistributedSamplerBuilder {
 }
 
 /// The indices of one rank in one epoch, from [`DistributedSampler::iter`].
+///
+/// ```
+/// use drumline::sampler::{DistributedSampler, Indices};
+///
+/// let mut indices: Indices =
+///     DistributedSampler::builder(5, 2, 0).shuffle(false).build()?.iter();
+/// assert_eq!(indices.len(), 3);
+/// assert_eq!((indices.next(), indices.len()), (Some(0), 2));
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Indices {
     /// A permutation of `0..samples`, the same on all ranks. None: the identity.
@@ -212,6 +322,14 @@ impl ExactSizeIterator for Indices {}
 /// A [`DistributedSampler`] repeats samples so that no rank runs out of steps, which counts some
 /// twice. Evaluation has no steps to keep together, so here the shares differ in length by at most
 /// one, and may be empty. They are contiguous.
+///
+/// ```
+/// use drumline::sampler::evaluation_shard;
+///
+/// let shards = [0, 1, 2].map(|rank| evaluation_shard(7, 3, rank).unwrap());
+/// assert_eq!(shards, [0..3, 3..5, 5..7]);
+/// assert!(evaluation_shard(7, 3, 3).is_err()); // ranks count from 0
+/// ```
 ///
 /// # Errors
 ///

@@ -29,6 +29,21 @@ use crate::{Element, Error, Result};
 /// Runs `call` on the elements of `view` in the order of its indices, in place or on a copy that is
 /// copied back, also if the call fails.
 ///
+/// ```
+/// use drumline::{ProcessGroup, ReduceOp, views};
+/// use ndarray::array;
+///
+/// let group = ProcessGroup::alone();
+/// let mut matrix = array![[1, 2], [3, 4]];
+/// views::on_slice(matrix.column_mut(1), |column| {
+///     assert_eq!(column, [2, 4]);
+///     column.fill(7);
+///     group.all_reduce(column, ReduceOp::Sum)
+/// })?;
+/// assert_eq!(matrix, array![[1, 7], [3, 7]]);
+/// # Ok::<_, drumline::Error>(())
+/// ```
+///
 /// # Errors
 ///
 /// What `call` says.
@@ -46,6 +61,17 @@ pub fn on_slice<T: Element, D: Dimension, R>(
 }
 
 /// The elements of `view` in the order of its indices: borrowed if they lie like that, or copied.
+///
+/// ```
+/// use std::borrow::Cow;
+///
+/// use drumline::views::as_slice;
+/// use ndarray::array;
+///
+/// let matrix = array![[1, 2], [3, 4]];
+/// assert!(matches!(as_slice(&matrix.view()), Cow::Borrowed([1, 2, 3, 4])));
+/// assert_eq!(as_slice(&matrix.t())[..], [1, 3, 2, 4]); // copied
+/// ```
 pub fn as_slice<'a, T: Element, D: Dimension>(view: &'a ArrayView<'_, T, D>) -> Cow<'a, [T]> {
     match view.as_slice() {
         Some(slice) => Cow::Borrowed(slice),
@@ -54,6 +80,17 @@ pub fn as_slice<'a, T: Element, D: Dimension>(view: &'a ArrayView<'_, T, D>) -> 
 }
 
 /// The elements of `view`, which lie side by side in the order of its indices.
+///
+/// ```
+/// use drumline::views::as_slice_mut;
+/// use ndarray::array;
+///
+/// let mut matrix = array![[1, 2], [3, 4]];
+/// assert_eq!(as_slice_mut(&mut matrix.row_mut(1))?, [3, 4]);
+/// let error = as_slice_mut(&mut matrix.column_mut(1)).unwrap_err().to_string();
+/// assert!(error.contains("do not lie side by side"), "{error}");
+/// # Ok::<_, drumline::Error>(())
+/// ```
 ///
 /// # Errors
 ///

@@ -18,7 +18,8 @@ use std::{
 use common::{everywhere, world_with};
 use drumline::{
     Cause, CollectiveError, Config, Error, ProcessGroup, ReduceOp,
-    auth::{Channel, Hello, Nonce, Secret},
+    auth::Secret,
+    internals::handshake::{Channel, Hello, Nonce},
     store::{HashStore, Store},
 };
 

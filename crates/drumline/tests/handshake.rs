@@ -2,7 +2,10 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use drumline::auth::{Channel, Expected, Handshake, Hello, Nonce, Refusal, Secret};
+use drumline::{
+    auth::Secret,
+    internals::handshake::{Channel, Expected, Handshake, Hello, Nonce, Refusal},
+};
 use proptest::prelude::*;
 
 const PROOF_BYTES: usize = 32;

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use drumline::store::tcp::{
+use drumline::internals::store::{
     protocol::{
         ASK_EXTENSIONS, Decoded, EXTENSIONS, KEY_BYTES_MAX, Key, MAGIC, ProtocolError, Request,
         VALUE_BYTES_MAX, Value, decode,

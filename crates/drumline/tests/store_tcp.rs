@@ -13,15 +13,12 @@ use std::{
 use drumline::{
     Endpoint, Error,
     auth::Secret,
+    internals::store::protocol::{
+        ASK_EXTENSIONS, EXTENSIONS, KEY_BYTES_MAX, Key, MAGIC, Request, VALUE_BYTES_MAX, Value,
+    },
     store::{
         Store,
-        tcp::{
-            Door, TcpStore, TcpStoreServer,
-            protocol::{
-                ASK_EXTENSIONS, EXTENSIONS, KEY_BYTES_MAX, Key, MAGIC, Request, VALUE_BYTES_MAX,
-                Value,
-            },
-        },
+        tcp::{Door, TcpStore, TcpStoreServer},
     },
 };
 
@@ -225,7 +222,7 @@ fn a_client_that_does_not_read_is_closed() {
     let store = host();
     store.set("big", &vec![1; VALUE_BYTES_MAX]).unwrap();
     let mut greedy = connect_raw(store.address().unwrap());
-    let get = encoded(&Request::Get(drumline::store::tcp::protocol::Key(b"/big")));
+    let get = encoded(&Request::Get(Key(b"/big")));
     greedy.write_all(&encoded(&Request::Validate(MAGIC))).unwrap();
     // What sockets buffer is small beside this.
     let _ = greedy.write_all(&get.repeat(64));

@@ -41,8 +41,8 @@ use std::{
 use drumline::{
     Cause, CollectiveError, Result,
     backend::{
-        Arrived, Backend, BackendOptions, LABEL_BYTES, Label, Operation, Outgoing, Request,
-        Signature, Wanted, register_backend,
+        Arrived, Backend, BackendOptions, Label, Operation, Outgoing, Request, Signature, Wanted,
+        register_backend,
     },
 };
 use hub::TOKEN_BYTES;
@@ -260,7 +260,7 @@ impl Backend for Rank {
             }
             (None, _) => return Err(Cause::Timeout { waiting_for: ranks }),
         };
-        let Some((label, bytes)) = frame.body.split_first_chunk::<LABEL_BYTES>() else {
+        let Some((label, bytes)) = frame.body.split_first_chunk::<{ Label::BYTES }>() else {
             let problem = "sent a message without a label".to_owned();
             return Err(Cause::Protocol { peer: frame.rank, problem });
         };

@@ -33,7 +33,7 @@ use std::{ffi::OsString, fs::File};
 
 use drumline::is_launched;
 
-pub use self::options::Options;
+pub(crate) use self::options::Options;
 use crate::{Error, Job, Result, run};
 
 /// Measures what `options` ask for, and prints it. Under a launcher this process is one of the
@@ -44,7 +44,7 @@ use crate::{Error, Job, Result, run};
 /// # Errors
 ///
 /// [`Error::Bench`] says what cannot be measured, or which file cannot be written.
-pub fn bench(options: &Options, arguments: Vec<OsString>) -> Result<u8> {
+pub(crate) fn bench(options: &Options, arguments: Vec<OsString>) -> Result<u8> {
     if is_launched() {
         return session::measure(options);
     }

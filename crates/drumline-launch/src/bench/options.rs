@@ -35,7 +35,7 @@ Sizes are those of the longest buffer that a rank has.";
 /// Time collectives, and verify every result
 #[derive(Args, Clone, Debug)]
 #[command(after_help = EXAMPLES)]
-pub struct Options {
+pub(crate) struct Options {
     /// What to time, with commas between several, or `all`
     #[arg(value_name = "OPERATIONS", default_value = "all_reduce", value_parser = list::<Operation>)]
     pub(super) operations: List<Operation>,

@@ -45,6 +45,12 @@ const CPU: &str = "cpu";
 /// Tries everything out and prints it, as JSON if asked for. The exit code: 1 if something of the
 /// library's own does not work.
 ///
+/// ```
+/// // A program that has registered a backend of its own has a column for it.
+/// assert_eq!(drumline_launch::check(false)?, 0);
+/// # Ok::<_, drumline_launch::Error>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`Error::Check`] when a setting in the environment is wrong.

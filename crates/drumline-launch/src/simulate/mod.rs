@@ -12,7 +12,7 @@ mod training;
 
 use std::{fs, io::Write as _, path::Path, time::Duration};
 
-pub use options::Options;
+pub(crate) use options::Options;
 
 use crate::{Error, Result, print};
 
@@ -28,7 +28,7 @@ const AFTER_MEASURING: &str = "\
 ///
 /// [`Error::Simulate`] for options and files that cannot be understood; what the library said where
 /// something is measured.
-pub fn simulate(options: &Options) -> Result<u8> {
+pub(crate) fn simulate(options: &Options) -> Result<u8> {
     let budget = Duration::from_millis(options.measure_ms);
     if let Some(path) = &options.measure {
         let prices = calibrate::calibrate(budget, &mut |line| {

@@ -22,7 +22,7 @@ A cluster file has lines `name = number`: hosts, nproc_per_node, cores_per_host,
 /// What to simulate, and on what.
 #[derive(Clone, Debug, Args)]
 #[command(after_help = HELP)]
-pub struct Options {
+pub(crate) struct Options {
     /// A file that describes the cluster
     #[arg(long, value_name = "FILE")]
     pub cluster: Option<PathBuf>,

@@ -8,6 +8,15 @@ use crate::tree::Node;
 /// The largest world in which all ranks may send to each other within one operation. A rank
 /// holds `2 (p - 1)` messages then, and all together some `2 p^2`: beyond this, what bookkeeping
 /// costs outweighs the rounds that are saved, and blocks get too short for the wire.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Topology, algorithm::DIRECT_MAX_RANKS};
+///
+/// let direct = Algorithm::find(Collective::AllReduce, "direct")?;
+/// assert!((direct.applies)(&Topology::flat(DIRECT_MAX_RANKS)));
+/// assert!(!(direct.applies)(&Topology::flat(DIRECT_MAX_RANKS + 1)));
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
 pub const DIRECT_MAX_RANKS: usize = 256;
 
 pub(super) fn serves(topology: &Topology) -> bool {

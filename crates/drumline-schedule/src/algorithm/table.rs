@@ -7,6 +7,16 @@ use super::{
 use crate::topology::Topology;
 
 /// Every algorithm there is.
+///
+/// ```
+/// use drumline_schedule::{ALGORITHMS, Topology, check};
+///
+/// // Every row that serves three ranks is right.
+/// let world = Topology::flat(3);
+/// for row in ALGORITHMS.iter().filter(|row| (row.applies)(&world)) {
+///     check::check(row, &world, 0, 7).unwrap();
+/// }
+/// ```
 pub static ALGORITHMS: &[Algorithm] = &[
     Algorithm {
         collective: Collective::AllReduce,

@@ -9,6 +9,20 @@ use crate::topology::Topology;
 use crate::tree::{Node, merges};
 
 /// What an executor relies on, step by step, without looking at other ranks.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Topology};
+/// use drumline_schedule::check::{CheckError, Rule, check_schedules};
+///
+/// use drumline_schedule::step::{Loc, Span, Step};
+///
+/// let world = Topology::flat(2);
+/// let mut schedules = Algorithm::find(Collective::AllGather, "bruck")?.schedules(&world, 0)?;
+/// schedules[0].steps.push(Step::Recv { from: 1, dst: Loc::input(Span::WHOLE) });
+/// let error = check_schedules(&world, &schedules, 10).unwrap_err();
+/// assert!(matches!(error, CheckError::Form { rank: 0, rule: Rule::InputWritten, .. }), "{error}");
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rule {

@@ -10,6 +10,36 @@ use crate::step::{Buffer, Rank};
 
 /// Two accesses to one element of shared memory, at least one of which writes. Nothing orders
 /// them: no chain of steps, messages and posts leads from one to the other.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Cost, MemoryUse, Topology, algorithm};
+/// use drumline_schedule::check::{CheckError, Race, check};
+/// use drumline_schedule::step::{Loc, Span, Step};
+///
+/// // Rank 1 takes what rank 0 lays out, and does not wait for it.
+/// let hasty = Algorithm {
+///     collective: Collective::Broadcast,
+///     name: "hasty",
+///     memory: MemoryUse::Staged,
+///     generate: |_, rank, _| {
+///         let (data, slot) = (Loc::data(Span::WHOLE), Loc::slot(Span::WHOLE));
+///         match rank {
+///             0 => vec![Step::Copy { dst: slot, src: data }, Step::Post],
+///             _ => vec![Step::Post, Step::Copy { dst: data, src: slot.of(0) }],
+///         }
+///     },
+///     cost: |_, _, _| Cost::default(),
+///     applies: algorithm::any,
+///     needs: "",
+///     partial_sums_travel: false,
+///     uneven: false,
+/// };
+/// let error = check(&hasty, &Topology::hosts(&[2]), 0, 10).unwrap_err();
+/// let CheckError::Race(race) = error else { panic!("{error}") };
+/// let Race { owner, late, early, .. } = *race;
+/// assert_eq!(owner, 0);
+/// assert!(late.writes != early.writes);
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "race for element {element} of {buffer:?} of rank {owner}:\n  {late}\n  {early}\nand nothing \
@@ -29,6 +59,16 @@ pub struct Race {
 }
 
 /// An access to shared memory.
+///
+/// ```
+/// use drumline_schedule::check::Access;
+///
+/// // What a Race shows two of.
+/// let access = Access { rank: 1, operation: 0, step: Some(3), writes: true };
+/// assert_eq!(access.to_string(), "rank 1 writes it at step 3 of operation 0");
+/// let of_user = Access { step: None, writes: false, ..access };
+/// assert_eq!(of_user.to_string(), "the user of rank 1 reads it after operation 0");
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
     /// Who accesses.

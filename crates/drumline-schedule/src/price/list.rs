@@ -51,6 +51,14 @@ pub struct PriceList {
 }
 
 /// The figures of connections between two ranks.
+///
+/// ```
+/// use drumline_schedule::price::{Link, PriceList};
+///
+/// let Link { round_ps: near, .. } = PriceList::default().near;
+/// let Link { round_ps: far, .. } = PriceList::default().far;
+/// assert!(near < far);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Link {
     /// From a send to what the receiver does next, if the message is empty.
@@ -62,6 +70,13 @@ pub struct Link {
 }
 
 /// The price of a byte, where the data stays in the caches and where it does not.
+///
+/// ```
+/// use drumline_schedule::price::Rate;
+///
+/// let copy = Rate { cached_fs: 20_000, memory_fs: 100_000 }; // 50 GB/s, and 10
+/// assert_eq!(copy.of(1 << 10, 1 << 20), 20_000);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rate {
     /// In the caches.
@@ -72,6 +87,13 @@ pub struct Rate {
 
 impl Rate {
     /// The price of a byte, in femtoseconds, of data of which so many bytes stay in caches.
+    ///
+    /// ```
+    /// use drumline_schedule::price::Rate;
+    ///
+    /// let rate = Rate { cached_fs: 10, memory_fs: 30 };
+    /// assert_eq!(rate.of(2_000, 1_000), 20); // half of it stays in the caches
+    /// ```
     pub fn of(self, bytes: u64, cache_bytes: u64) -> u64 {
         let cached = u128::from(bytes.min(cache_bytes));
         let beyond = u128::from(bytes) - cached;
@@ -110,6 +132,14 @@ const TCP_BYTE: Rate = Rate { cached_fs: 150_000, memory_fs: 300_000 };
 impl PriceList {
     /// What to choose algorithms over links by: one host's sockets, or the lines between hosts, which
     /// the ranks of a host share.
+    ///
+    /// ```
+    /// use drumline_schedule::{Topology, price::PriceList};
+    ///
+    /// let list = PriceList::default();
+    /// let [near, far] = [&[2][..], &[1, 1]].map(|hosts| list.links(&Topology::hosts(hosts)));
+    /// assert_eq!((near.round_ps, far.round_ps), (list.near.round_ps, list.far.round_ps));
+    /// ```
     pub fn links(&self, topology: &Topology) -> Prices {
         let (link, wire_fs) = match topology.is_one_host() {
             true => (self.near, 0),
@@ -127,12 +157,26 @@ impl PriceList {
     }
 
     /// Changes the figure of that name; `false` if there is none.
+    ///
+    /// ```
+    /// use drumline_schedule::price::PriceList;
+    ///
+    /// let mut list = PriceList::default();
+    /// assert!(list.set("far.round_ps", 20_000_000) && !list.set("far.round", 0));
+    /// assert_eq!(list.far.round_ps, 20_000_000);
+    /// ```
     pub fn set(&mut self, name: &str, value: u64) -> bool {
         let field = FIELDS.iter().find(|field| field.name == name);
         field.map(|field| *(field.of)(self) = value).is_some()
     }
 
     /// The names of all figures.
+    ///
+    /// ```
+    /// use drumline_schedule::price::PriceList;
+    ///
+    /// assert!(PriceList::names().any(|name| name == "far.byte.memory_fs"));
+    /// ```
     pub fn names() -> impl Iterator<Item = &'static str> {
         FIELDS.iter().map(|field| field.name)
     }
@@ -194,6 +238,14 @@ impl std::str::FromStr for PriceList {
 }
 
 /// A line of a text as [`PriceList`]'s.
+///
+/// ```
+/// use drumline_schedule::price::{Entry, entries};
+///
+/// let entry: Entry<'_> = entries("# a comment\nhosts = 1_6")?[0];
+/// assert_eq!(entry, Entry { line: 2, name: "hosts", value: 16 });
+/// # Ok::<_, drumline_schedule::price::ParseError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
     /// Its number, from 1.
@@ -205,6 +257,15 @@ pub struct Entry<'a> {
 }
 
 /// What is wrong with a line of such a text.
+///
+/// ```
+/// use drumline_schedule::price::{ParseError, PriceList};
+///
+/// let error = "call_ps = 1\npost_ps = soon".parse::<PriceList>().unwrap_err();
+/// let ParseError { line, problem } = error;
+/// assert_eq!(line, 2);
+/// assert!(problem.contains("a whole number"), "{problem}");
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {problem}")]
 pub struct ParseError {
@@ -218,6 +279,16 @@ pub struct ParseError {
 const VALUE_MAX: u64 = 3_600_000_000_000_000;
 
 /// The lines of such a text, whatever their names.
+///
+/// ```
+/// use drumline_schedule::price::entries;
+///
+/// let list = entries("call_ps = 1  # a picosecond\n\nhosts = 16")?;
+/// let lines: Vec<_> = list.iter().map(|entry| (entry.line, entry.name)).collect();
+/// assert_eq!(lines, [(1, "call_ps"), (3, "hosts")]);
+/// assert!(entries("hosts = 16\nhosts = 17").is_err()); // twice
+/// # Ok::<_, drumline_schedule::price::ParseError>(())
+/// ```
 ///
 /// # Errors
 ///
@@ -247,6 +318,13 @@ pub fn entries(text: &str) -> Result<Vec<Entry<'_>>, ParseError> {
 }
 
 /// The error for a name that is none.
+///
+/// ```
+/// use drumline_schedule::price::unknown;
+///
+/// let error = unknown(7, "far.round").to_string();
+/// assert!(error.starts_with("line 7: \"far.round\" is no price; there is call_ps"));
+/// ```
 pub fn unknown(line: usize, name: &str) -> ParseError {
     let names: Vec<&str> = PriceList::names().collect();
     ParseError { line, problem: format!("{name:?} is no price; there is {}", names.join(", ")) }

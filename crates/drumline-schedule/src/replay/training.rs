@@ -1,6 +1,17 @@
 //! A step of data-parallel training: buckets of gradients leave while backward goes on.
 
 /// What a step computes and sends.
+///
+/// ```
+/// use drumline_schedule::replay::Training;
+///
+/// let training = Training {
+///     gradient_bytes: 100, forward_ps: 500, backward_ps: 1_000,
+///     first_bucket_bytes: 10, bucket_bytes: 45,
+/// };
+/// let step = training.step(|_bytes| 0); // a network that takes no time
+/// assert_eq!((step.time_ps, step.exposed_ps, step.buckets), (1_500, 0, 3));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Training {
     /// Bytes of all gradients.
@@ -16,6 +27,17 @@ pub struct Training {
 }
 
 /// How a step goes.
+///
+/// ```
+/// use drumline_schedule::replay::{Step, Training};
+///
+/// let training = Training {
+///     gradient_bytes: 100, forward_ps: 500, backward_ps: 1_000,
+///     first_bucket_bytes: 10, bucket_bytes: 45,
+/// };
+/// let Step { time_ps, exposed_ps, .. } = training.step(|bytes| 100 * bytes);
+/// assert_eq!(time_ps - exposed_ps, 1_500); // what it computes
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// All of it.
@@ -30,6 +52,13 @@ pub struct Step {
 
 impl Step {
     /// Which part of its time the step computes: what a single rank would need, by what this needs.
+    ///
+    /// ```
+    /// use drumline_schedule::replay::Step;
+    ///
+    /// let step = Step { time_ps: 100, communication_ps: 60, exposed_ps: 25, buckets: 4 };
+    /// assert_eq!(step.efficiency(), 0.75);
+    /// ```
     pub fn efficiency(&self) -> f64 {
         (self.time_ps - self.exposed_ps) as f64 / self.time_ps.max(1) as f64
     }

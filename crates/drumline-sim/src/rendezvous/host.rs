@@ -5,9 +5,9 @@ use std::{
     io::{ErrorKind, Read as _, Write as _},
 };
 
-use drumline::{
-    internals::Connection as _,
-    store::tcp::{
+use drumline::internals::{
+    Connection as _,
+    store::{
         protocol::{MAGIC, Request},
         server::{ConnectionId, Server},
     },

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use drumline::store::tcp::{
+use drumline::internals::store::{
     protocol::{
         ASK_EXTENSIONS, Decoded, EXTENSIONS, Key, MAGIC, NOT_READY, READY, Request, STOP_WAITING,
         Value, WAIT_CANCELED, decode,

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use drumline::store::tcp::protocol::{Request, WAIT_CANCELED};
+use drumline::internals::store::protocol::{Request, WAIT_CANCELED};
 
 use crate::network::{Nanos, Quality};
 

@@ -3,7 +3,7 @@
 
 use std::slice;
 
-use drumline::store::tcp::{
+use drumline::internals::store::{
     protocol::{Key, Request, STOP_WAITING},
     wait::{Next, Wait},
 };

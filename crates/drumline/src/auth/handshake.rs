@@ -15,7 +15,8 @@ use crate::{Error, Result};
 /// connection after a [`Refusal`], as soon as the output is written.
 ///
 /// ```
-/// use drumline::auth::{Channel, Expected, Handshake, Hello, Nonce, Secret};
+/// use drumline::auth::Secret;
+/// use drumline::internals::handshake::{Channel, Expected, Handshake, Hello, Nonce};
 ///
 /// let secret = Some(Secret::new(*b"sixteen bytes at least")?);
 /// let hello = |rank| Hello { channel: Channel::Data, rank, world_size: 2, group: 7 };
@@ -61,7 +62,7 @@ pub struct Nonce(pub [u8; 32]);
 /// Why a handshake failed: what is wrong with the other end.
 ///
 /// ```
-/// use drumline::auth::{Expected, Handshake, Hello, Nonce, Refusal};
+/// use drumline::internals::handshake::{Expected, Handshake, Hello, Nonce, Refusal};
 ///
 /// let (ours, expected) = (Hello::STORE, Expected::STORE);
 /// let mut answerer = Handshake::answer(ours, expected, None, Nonce::random()?);
@@ -229,6 +230,7 @@ impl Handshake {
     }
 
     /// Whether both ends have proven themselves and all is written.
+    #[cfg(feature = "internals")]
     pub fn is_done(&self) -> bool {
         matches!(self.stage, Stage::Done(_)) && self.output.is_empty()
     }

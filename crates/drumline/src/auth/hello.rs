@@ -30,7 +30,7 @@ pub struct Hello {
 /// What a connection is for.
 ///
 /// ```
-/// use drumline::auth::Channel;
+/// use drumline::internals::handshake::Channel;
 ///
 /// assert_eq!(Channel::ALL.map(|channel| channel as u8), [0, 1, 2, 3]);
 /// ```

@@ -40,6 +40,15 @@ impl Secret {
 
     /// A secret of these bytes.
     ///
+    /// ```
+    /// use drumline::auth::Secret;
+    ///
+    /// let secret = Secret::new("what my scheduler has handed out")?;
+    /// assert_eq!(secret.expose().len(), 32);
+    /// assert!(Secret::new([0; Secret::BYTES_MIN - 1]).is_err());
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidSetting`] unless there are [`Secret::BYTES_MIN`] to [`Secret::BYTES_MAX`].
@@ -48,6 +57,17 @@ impl Secret {
     }
 
     /// A fresh secret: 32 random bytes of the system's, as 64 hexadecimal digits.
+    ///
+    /// ```
+    /// use drumline::{Config, auth::Secret};
+    ///
+    /// // What `drumline run` does for every job.
+    /// let secret = Secret::random()?;
+    /// assert_eq!(secret.expose().len(), 64);
+    /// assert_ne!(secret, Secret::random()?);
+    /// let config = Config { secret: Some(secret), ..Config::default() };
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -123,6 +143,18 @@ impl Secret {
     /// The secret of the environment: the text of `DRUMLINE_SECRET`, or the content of the file
     /// that `DRUMLINE_SECRET_FILE` names; `None` if neither is set.
     ///
+    /// ```
+    /// use drumline::auth::Secret;
+    ///
+    /// // The job's secret, or one of our own if we are alone.
+    /// let secret = match Secret::from_env()? {
+    ///     Some(secret) => secret,
+    ///     None => Secret::random()?,
+    /// };
+    /// assert!(secret.expose().len() >= Secret::BYTES_MIN);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidSetting`] if both are set, or as [`Secret::from_file`].
@@ -160,6 +192,15 @@ impl Secret {
     }
 
     /// The bytes themselves: to hand them to a process of the job, and for nothing else.
+    ///
+    /// ```
+    /// use drumline::auth::Secret;
+    ///
+    /// let secret = Secret::random()?;
+    /// let handed_on = Secret::new(secret.expose())?; // in the process that it was handed on to
+    /// assert_eq!(handed_on, secret);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn expose(&self) -> &[u8] {
         &self.0
     }

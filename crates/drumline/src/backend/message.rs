@@ -4,19 +4,24 @@ use std::{fmt, time::Instant};
 
 use drumline_schedule::step::Rank;
 
-/// Length of a [`Label`] as it travels.
-pub const LABEL_BYTES: usize = 40;
-
 /// What a message holds: type and number of elements, or an object. It travels with the message;
 /// the library compares it with what the receiver expects.
 ///
 /// ```
-/// use drumline::backend::{LABEL_BYTES, Label};
+/// use drumline::backend::Label;
 ///
-/// assert_eq!(Label([0; LABEL_BYTES]).0.len(), 40);
+/// // A backend carries it beside the bytes, and looks at neither.
+/// let label = Label([7; Label::BYTES]);
+/// let wire = [&label.0[..], b"bytes"].concat();
+/// assert_eq!(wire.split_first_chunk().map(|(label, _)| Label(*label)), Some(label));
 /// ```
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Label(pub [u8; LABEL_BYTES]);
+pub struct Label(pub [u8; Label::BYTES]);
+
+impl Label {
+    /// Its length as it travels.
+    pub const BYTES: usize = 40;
+}
 
 impl fmt::Debug for Label {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -25,6 +30,27 @@ impl fmt::Debug for Label {
 }
 
 /// A message to be sent.
+///
+/// ```
+/// use std::{collections::VecDeque, sync::Mutex};
+///
+/// use drumline::backend::{Arrived, Label, Outgoing};
+///
+/// /// [`Backend::send`](drumline::backend::Backend::send) to this rank itself.
+/// fn send(message: &Outgoing<'_>, queue: &Mutex<VecDeque<(u64, Arrived)>>) {
+///     let bytes = message.bytes.to_vec(); // they are lent until this returns
+///     let arrived = Arrived { from: message.to, label: message.label, bytes };
+///     queue.lock().unwrap().push_back((message.tag, arrived));
+/// }
+/// # let deadline = std::time::Instant::now();
+/// # let label = Label([1; Label::BYTES]);
+/// # let message = Outgoing { to: 0, tag: 7, label, bytes: b"pi", deadline };
+/// # let queue = Mutex::default();
+/// # send(&message, &queue);
+/// # let (tag, arrived) = queue.into_inner().unwrap().pop_front().unwrap();
+/// # assert_eq!((tag, arrived.from, arrived.label), (7, 0, label));
+/// # assert_eq!(arrived.bytes, b"pi");
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing<'a> {
     /// To whom; this rank itself, perhaps.
@@ -40,6 +66,20 @@ pub struct Outgoing<'a> {
 }
 
 /// A message to be received.
+///
+/// ```
+/// use drumline::backend::{Arrived, Wanted};
+///
+/// /// Whether a message with this tag is one that a receive waits for.
+/// fn is_wanted(wanted: &Wanted, tag: u64, arrived: &Arrived) -> bool {
+///     wanted.tag == tag && wanted.from.is_none_or(|from| from == arrived.from)
+/// }
+/// # use drumline::backend::Label;
+/// # let arrived = Arrived { from: 2, label: Label([0; Label::BYTES]), bytes: vec![] };
+/// # let wanted = |from| Wanted { from, tag: 7, deadline: std::time::Instant::now() };
+/// # let fits = |from, tag| is_wanted(&wanted(from), tag, &arrived);
+/// # assert!(fits(None, 7) && fits(Some(2), 7) && !fits(Some(1), 7) && !fits(None, 8));
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
     /// From whom; from whoever sends first, if it does not matter.
@@ -51,6 +91,19 @@ pub struct Wanted {
 }
 
 /// A message that has been received.
+///
+/// ```
+/// use drumline::backend::{Arrived, Label};
+///
+/// /// A message as it has come from rank `from`: its label, and the bytes behind it.
+/// fn read(from: usize, frame: &[u8]) -> Option<Arrived> {
+///     let (label, bytes) = frame.split_first_chunk()?;
+///     Some(Arrived { from, label: Label(*label), bytes: bytes.to_vec() })
+/// }
+/// let arrived = read(3, &[5; Label::BYTES + 2]).expect("it is long enough");
+/// assert_eq!((arrived.from, arrived.label), (3, Label([5; Label::BYTES])));
+/// assert_eq!(arrived.bytes, [5, 5]);
+/// ```
 #[derive(Clone, Debug)]
 pub struct Arrived {
     /// Who has sent it.

@@ -61,7 +61,7 @@ use std::{fmt, sync::Arc, time::Instant};
 use drumline_schedule::step::Rank;
 
 pub use self::{
-    message::{Arrived, LABEL_BYTES, Label, Outgoing, Wanted},
+    message::{Arrived, Label, Outgoing, Wanted},
     registry::{BUILT_IN, backends, is_backend_available, register_backend},
     request::{Call, Request, Signature},
 };
@@ -78,8 +78,66 @@ use crate::{Cause, CollectiveError, Config, DType, Error, store::Store};
 /// A method that panics fails its operation with [`Cause::Panicked`], and harms no other group.
 /// Who drops the last handle of a group leaves it: that is where a backend takes leave of its
 /// peers, if it was not shut down.
+///
+/// ```
+/// use std::{sync::Arc, time::Instant};
+///
+/// use drumline::{
+///     Cause, CollectiveError, Config, ProcessGroup,
+///     backend::{Backend, Request, register_backend},
+/// };
+///
+/// /// Groups of one rank: what a rank gets is what it brings.
+/// #[derive(Debug)]
+/// struct Alone;
+///
+/// impl Backend for Alone {
+///     fn collective(&self, request: &mut Request<'_>) -> Result<(), Cause> {
+///         if !request.input.is_empty() {
+///             request.data.copy_from_slice(request.input);
+///         }
+///         Ok(())
+///     }
+///
+///     fn abort(&self, _: &CollectiveError) {}
+///
+///     fn shutdown(&self, _: Instant) -> Result<(), Cause> {
+///         Ok(())
+///     }
+/// }
+///
+/// register_backend("alone", |_| Ok(Arc::new(Alone)))?;
+/// let config = Config { backend: Some("alone".into()), ..Config::default() };
+/// let group = ProcessGroup::local_world_with(1, &config)?.remove(0);
+/// let mut gathered = [0; 2];
+/// group.all_gather(&[3, 4], &mut gathered)?;
+/// assert_eq!(gathered, [3, 4]);
+/// # Ok::<_, drumline::Error>(())
+/// ```
 pub trait Backend: fmt::Debug + Send + Sync {
     /// Carries out one collective. The table of [`Request`] says what its buffers hold.
+    ///
+    /// ```
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, backend::{Operation, Request}};
+    ///
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     match request.call.operation() {
+    ///         Operation::Barrier => Ok(()),
+    ///         other => Err(Cause::Backend { problem: format!("it has no {}", other.name()) }),
+    ///     }
+    /// }
+    /// # for group in carried_by(collective, 1)? {
+    /// group.barrier()?;
+    /// let error = group.broadcast(&mut [1_u8], 0).unwrap_err().to_string();
+    /// assert!(error.contains("the backend says: it has no broadcast"), "{error}");
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -110,6 +168,24 @@ pub trait Backend: fmt::Debug + Send + Sync {
     }
 
     /// Whether [`Backend::send`] and [`Backend::recv`] are there.
+    ///
+    /// ```
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, backend::Request};
+    ///
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     Ok(()) // and no messages, as nothing else is said
+    /// }
+    /// # for group in carried_by(collective, 1)? {
+    /// let error = group.send(&[1_u8], 0, 7).unwrap_err().to_string();
+    /// assert_eq!(error, r#"send: backend "example" carries no messages from rank to rank"#);
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     fn has_messages(&self) -> bool {
         false
     }
@@ -177,6 +253,42 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// Waits for a message. Those of one rank with one tag come in the order in which they were
     /// sent; those that nobody asks for yet do not hold up others.
     ///
+    /// ```
+    /// # use std::{sync::Arc, time::Instant};
+    /// # use drumline::{CollectiveError, Config, ProcessGroup};
+    /// # use drumline::backend::{Request, register_backend};
+    /// use drumline::{Cause, backend::{Arrived, Backend, Wanted}};
+    ///
+    /// /// A backend to which nothing ever comes.
+    /// #[derive(Debug)]
+    /// struct Deaf;
+    ///
+    /// impl Backend for Deaf {
+    ///     fn has_messages(&self) -> bool {
+    ///         true
+    ///     }
+    ///
+    ///     fn recv(&self, wanted: &Wanted) -> Result<Arrived, Cause> {
+    ///         // When `wanted.deadline` has passed: who has not sent.
+    ///         Err(Cause::Timeout { waiting_for: wanted.from.into_iter().collect() })
+    ///     }
+    /// #
+    /// #   fn collective(&self, _: &mut Request<'_>) -> Result<(), Cause> {
+    /// #       Ok(())
+    /// #   }
+    /// #   fn abort(&self, _: &CollectiveError) {}
+    /// #   fn shutdown(&self, _: Instant) -> Result<(), Cause> {
+    /// #       Ok(())
+    /// #   }
+    /// }
+    /// # register_backend("deaf", |_| Ok(Arc::new(Deaf)))?;
+    /// # let config = Config { backend: Some("deaf".into()), ..Config::default() };
+    /// # let group = ProcessGroup::local_world_with(1, &config)?.remove(0);
+    /// let error = group.recv(&mut [0_u8], 0, 7).unwrap_err().to_string();
+    /// assert!(error.contains("without an answer from rank 0"), "{error}");
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`Backend::collective`].
@@ -187,9 +299,70 @@ pub trait Backend: fmt::Debug + Send + Sync {
 
     /// The group has failed on this rank. Tells the peers why, and makes calls that are under way
     /// return. Does not wait.
+    ///
+    /// ```
+    /// # use std::{sync::Arc, time::Instant};
+    /// # use drumline::{CollectiveError, Config, ProcessGroup};
+    /// # use drumline::backend::{Request, register_backend};
+    /// use std::sync::Mutex;
+    ///
+    /// use drumline::{Cause, backend::Backend};
+    ///
+    /// #[derive(Debug, Default)]
+    /// struct Line(Mutex<Vec<String>>);
+    ///
+    /// impl Backend for Line {
+    ///     fn abort(&self, failure: &CollectiveError) {
+    ///         self.0.lock().unwrap().push(failure.cause.to_string()); // for all peers
+    ///     }
+    /// #
+    /// #   fn collective(&self, _: &mut Request<'_>) -> Result<(), Cause> {
+    /// #       Ok(())
+    /// #   }
+    /// #   fn shutdown(&self, _: Instant) -> Result<(), Cause> {
+    /// #       Ok(())
+    /// #   }
+    /// }
+    /// # let line = Arc::new(Line::default());
+    /// # let lent = line.clone();
+    /// # register_backend("line", move |_| Ok(lent.clone()))?;
+    /// # let config = Config { backend: Some("line".into()), ..Config::default() };
+    /// # let group = ProcessGroup::local_world_with(1, &config)?.remove(0);
+    /// group.abort();
+    /// assert_eq!(line.0.lock().unwrap()[..], ["this rank has aborted the group"]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     fn abort(&self, failure: &CollectiveError);
 
     /// Returns when all ranks have called it. No call comes afterwards.
+    ///
+    /// ```
+    /// # use std::{sync::Arc, time::Instant};
+    /// # use drumline::{CollectiveError, Config, ProcessGroup};
+    /// # use drumline::backend::{Request, register_backend};
+    /// use drumline::{Cause, backend::Backend};
+    ///
+    /// #[derive(Debug)]
+    /// struct Unwilling;
+    ///
+    /// impl Backend for Unwilling {
+    ///     fn shutdown(&self, deadline: Instant) -> Result<(), Cause> {
+    ///         assert!(deadline > Instant::now()); // until then it waits for the others
+    ///         Err(Cause::PeerExited { peer: 0 })
+    ///     }
+    /// #
+    /// #   fn collective(&self, _: &mut Request<'_>) -> Result<(), Cause> {
+    /// #       Ok(())
+    /// #   }
+    /// #   fn abort(&self, _: &CollectiveError) {}
+    /// }
+    /// # register_backend("unwilling", |_| Ok(Arc::new(Unwilling)))?;
+    /// # let config = Config { backend: Some("unwilling".into()), ..Config::default() };
+    /// # let group = ProcessGroup::local_world_with(1, &config)?.remove(0);
+    /// let error = group.destroy().unwrap_err().to_string();
+    /// assert!(error.contains("the process of rank 0 has ended"), "{error}");
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -200,6 +373,23 @@ pub trait Backend: fmt::Debug + Send + Sync {
 const NO_MESSAGES: &str = "it carries no messages from rank to rank";
 
 /// What a backend is made from, once for every group and rank.
+///
+/// ```
+/// use drumline::{Config, ProcessGroup, backend::{BackendOptions, register_backend}};
+///
+/// register_backend("meeting", |options: &BackendOptions| {
+///     // Each rank says where it listens, and hears where its neighbour does.
+///     let key = |rank| format!("address/{rank}");
+///     options.store.set(&key(options.rank), format!("port {}", options.rank).as_bytes())?;
+///     let neighbour = options.store.get(&key((options.rank + 1) % options.world_size))?;
+///     let neighbour = String::from_utf8_lossy(&neighbour).into_owned();
+///     Err(options.error(format!("it cannot connect to {neighbour}")))
+/// })?;
+/// let config = Config { backend: Some("meeting".into()), ..Config::default() };
+/// let error = ProcessGroup::local_world_with(2, &config).unwrap_err().to_string();
+/// assert!(error.contains("rank 0: it cannot connect to port 1"), "{error}");
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct BackendOptions {
@@ -222,11 +412,13 @@ impl BackendOptions {
     /// What keeps this rank from being connected.
     ///
     /// ```
-    /// use drumline::backend::{Backend, BackendOptions};
+    /// use drumline::{Config, ProcessGroup, backend::register_backend};
     ///
-    /// fn refuse(options: &BackendOptions) -> drumline::Result<std::sync::Arc<dyn Backend>> {
-    ///     Err(options.error("there is no fabric on this host".to_owned()))
-    /// }
+    /// register_backend("fabric", |options| Err(options.error("no fabric here".to_owned())))?;
+    /// let config = Config { backend: Some("fabric".into()), ..Config::default() };
+    /// let error = ProcessGroup::local_world_with(1, &config).unwrap_err().to_string();
+    /// assert_eq!(error, r#"group "local", rank 0: no fabric here"#);
+    /// # Ok::<_, drumline::Error>(())
     /// ```
     pub fn error(&self, problem: String) -> Error {
         Error::Connect { group: self.name.clone(), rank: self.rank, problem }

@@ -98,6 +98,16 @@ fn registry() -> MutexGuard<'static, BTreeMap<String, Factory>> {
 ///
 /// See the [module](super) for an example.
 ///
+/// ```
+/// use drumline::{Error, backend::{backends, is_backend_available}, register_backend};
+///
+/// register_backend("Fabric", |options| Err(options.error("no fabric on this host".to_owned())))?;
+/// assert!(is_backend_available("fabric") && backends().contains(&"fabric".to_owned()));
+/// let taken = register_backend("drumline", |_| unreachable!()).unwrap_err();
+/// assert!(matches!(taken, Error::InvalidArgument { .. }));
+/// # Ok::<_, drumline::Error>(())
+/// ```
+///
 /// # Errors
 ///
 /// [`Error::InvalidArgument`] for a name that is empty or taken by the library itself.

@@ -56,6 +56,19 @@ pub struct CheckpointDirectory {
 }
 
 /// A checkpoint in a [`CheckpointDirectory`].
+///
+/// ```
+/// # use drumline::checkpoint::{Checkpoint, CheckpointDirectory, Found};
+/// # let temporary = tempfile::tempdir().unwrap();
+/// let directory = CheckpointDirectory::new(temporary.path());
+/// directory.save(100, &Checkpoint::default())?;
+/// std::fs::write(directory.path_of(200), "cut sho").unwrap();
+///
+/// let Found { step, checkpoint, skipped, .. } = directory.newest()?.expect("there is one");
+/// assert_eq!((step, checkpoint), (100, Checkpoint::default()));
+/// assert_eq!(skipped[0].path, directory.path_of(200));
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Found {
@@ -72,14 +85,17 @@ pub struct Found {
 /// A file that [`CheckpointDirectory::newest`] could not use.
 ///
 /// ```
-/// use drumline::checkpoint::{Found, Skipped};
+/// # use drumline::checkpoint::{Checkpoint, CheckpointDirectory, Skipped};
+/// # let temporary = tempfile::tempdir().unwrap();
+/// let directory = CheckpointDirectory::new(temporary.path());
+/// directory.save(100, &Checkpoint::default())?;
+/// std::fs::write(directory.path_of(200), "cut sho").unwrap();
 ///
-/// fn tell(found: &Found) {
-///     println!("goes on after step {} from {}", found.step, found.path.display());
-///     for Skipped { path, problem, .. } in &found.skipped {
-///         println!("not from {}: {problem}", path.display());
-///     }
-/// }
+/// let skipped: Vec<Skipped> = directory.newest()?.expect("there is one").skipped;
+/// assert_eq!(skipped.len(), 1);
+/// assert!(skipped[0].path.ends_with("step-00000200.safetensors"));
+/// println!("not from {}: {}", skipped[0].path.display(), skipped[0].problem);
+/// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -95,6 +111,16 @@ const SUFFIX: &str = ".safetensors";
 
 impl CheckpointDirectory {
     /// Checkpoints at `path`, which need not exist yet; the last three are kept. Touches no disk.
+    ///
+    /// ```
+    /// # use drumline::checkpoint::CheckpointDirectory;
+    /// # let temporary = tempfile::tempdir().unwrap();
+    /// # let out = temporary.path().join("out");
+    /// let directory = CheckpointDirectory::new(&out);
+    /// assert!(!out.exists());
+    /// assert_eq!(directory.newest()?, None); // that is no error: training begins
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn new(path: impl Into<PathBuf>) -> Self {
         const KEEP: NonZeroUsize = NonZeroUsize::MIN.saturating_add(2);
         Self { path: path.into(), keep: KEEP }
@@ -117,16 +143,41 @@ impl CheckpointDirectory {
     }
 
     /// Where it is.
+    ///
+    /// ```
+    /// use drumline::checkpoint::CheckpointDirectory;
+    ///
+    /// assert_eq!(CheckpointDirectory::new("runs/7").path(), "runs/7");
+    /// ```
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// The file of a step.
+    ///
+    /// ```
+    /// use drumline::checkpoint::CheckpointDirectory;
+    ///
+    /// let path = CheckpointDirectory::new("runs/7").path_of(1200);
+    /// assert_eq!(path, std::path::Path::new("runs/7/step-00001200.safetensors"));
+    /// ```
     pub fn path_of(&self, step: u64) -> PathBuf {
         self.path.join(file_name(step))
     }
 
     /// The steps of which there is a file, whole or not, in order. None if there is no directory.
+    ///
+    /// ```
+    /// # use drumline::checkpoint::{Checkpoint, CheckpointDirectory};
+    /// # let temporary = tempfile::tempdir().unwrap();
+    /// # let out = temporary.path().join("out");
+    /// let directory = CheckpointDirectory::new(&out);
+    /// directory.prepare()?;
+    /// directory.save(200, &Checkpoint::default())?;
+    /// directory.save(1000, &Checkpoint::default())?;
+    /// assert_eq!(directory.steps()?, [200, 1000]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -138,6 +189,19 @@ impl CheckpointDirectory {
     /// Makes the directory if it is missing, and makes sure that files can be written there.
     ///
     /// Call it before training, so that hours of work are not lost for want of a permission.
+    ///
+    /// ```
+    /// # use drumline::checkpoint::CheckpointDirectory;
+    /// # let temporary = tempfile::tempdir().unwrap();
+    /// # let out = temporary.path().join("out");
+    /// let directory = CheckpointDirectory::new(&out);
+    /// directory.prepare()?;
+    /// assert!(out.is_dir());
+    ///
+    /// std::fs::write(out.join("file"), "").unwrap();
+    /// assert!(CheckpointDirectory::new(out.join("file")).prepare().is_err()); // no directory
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -152,6 +216,22 @@ impl CheckpointDirectory {
     /// and are deleted as well. So are unfinished files that a process left behind when it died;
     /// never those of a process that still writes.
     ///
+    /// ```
+    /// # use drumline::checkpoint::{Checkpoint, CheckpointDirectory};
+    /// # let temporary = tempfile::tempdir().unwrap();
+    /// # let out = temporary.path().join("out");
+    /// let directory = CheckpointDirectory::new(&out);
+    /// directory.prepare()?;
+    /// for step in [1, 2, 3, 4] {
+    ///     directory.save(step, &Checkpoint::default())?;
+    /// }
+    /// assert_eq!(directory.steps()?, [2, 3, 4]); // three are kept
+    ///
+    /// directory.save(3, &Checkpoint::default())?; // trained from step 2 once more
+    /// assert_eq!(directory.steps()?, [2, 3]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::Checkpoint`] when it cannot be written; then all files are as they were. Or when a
@@ -165,6 +245,22 @@ impl CheckpointDirectory {
     ///
     /// Files that are cut short, damaged or unreadable are skipped; the result and a warning name
     /// them.
+    ///
+    /// ```
+    /// # use drumline::checkpoint::{Checkpoint, CheckpointDirectory};
+    /// # let temporary = tempfile::tempdir().unwrap();
+    /// # let out = temporary.path().join("out");
+    /// let directory = CheckpointDirectory::new(&out);
+    /// directory.prepare()?;
+    /// assert_eq!(directory.newest()?, None);
+    /// directory.save(100, &Checkpoint::default())?;
+    /// assert_eq!(directory.newest()?.map(|found| found.step), Some(100));
+    ///
+    /// std::fs::write(directory.path_of(100), "damaged").unwrap();
+    /// let error = directory.newest().unwrap_err().to_string();
+    /// assert!(error.contains("holds no whole checkpoint"), "{error}");
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

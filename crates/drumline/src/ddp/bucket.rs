@@ -3,11 +3,11 @@ use crate::{DType, Error, Result};
 
 /// Gradients that travel in one all-reduce.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bucket {
+pub(crate) struct Bucket {
     /// The dtype of all its members.
-    pub dtype: DType,
+    pub(crate) dtype: DType,
     /// The indices of its members, in the order in which they are packed.
-    pub parameters: Vec<usize>,
+    pub(crate) parameters: Vec<usize>,
 }
 
 /// Divides `parameters` into buckets, in the order in which they are expected to become ready.
@@ -21,20 +21,7 @@ pub struct Bucket {
 /// # Errors
 ///
 /// `order` is not a permutation of the indices.
-///
-/// ```
-/// use drumline::DType;
-/// use drumline::ddp::{DdpOptions, ParameterSpec, plan_buckets};
-///
-/// let layer = |name| ParameterSpec::new(name, [100], DType::F32); // 400 bytes
-/// let parameters = [layer("a"), layer("b"), layer("c"), layer("d")];
-/// let options = DdpOptions::default().first_bucket_bytes(1).bucket_bytes(500);
-/// let buckets = plan_buckets(&parameters, [3, 2, 1, 0], &options)?;
-/// let members: Vec<_> = buckets.iter().map(|bucket| bucket.parameters.clone()).collect();
-/// assert_eq!(members, [vec![3], vec![2, 1], vec![0]]);
-/// # Ok::<(), drumline::Error>(())
-/// ```
-pub fn plan_buckets(
+pub(crate) fn plan_buckets(
     parameters: &[ParameterSpec],
     order: impl IntoIterator<Item = usize>,
     options: &DdpOptions,

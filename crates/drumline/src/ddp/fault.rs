@@ -20,6 +20,24 @@ pub struct GradientFault {
 }
 
 /// What can be wrong with a gradient.
+///
+/// ```
+/// use drumline::{
+///     DType, Error, ProcessGroup,
+///     ddp::{DdpOptions, FaultKind, GradientReducer, ParameterSpec},
+/// };
+///
+/// let weight = ParameterSpec::new("weight", [2], DType::F32);
+/// let reducer =
+///     GradientReducer::new(vec![weight], &DdpOptions::default(), &ProcessGroup::alone())?;
+/// let Err(Error::Gradients { faults, .. }) = reducer.finish() else { panic!() };
+/// assert_eq!(faults[0].kind, FaultKind::Unused);
+///
+/// reducer.submit(0, [1.0_f32; 3][..].into()); // the weight has two elements
+/// let Err(Error::Gradients { faults, .. }) = reducer.finish() else { panic!() };
+/// assert_eq!(faults[0].kind, FaultKind::WrongType);
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -46,6 +64,14 @@ impl FaultKind {
 
 impl GradientFault {
     /// `kind` happened to `parameter` on `ranks`.
+    ///
+    /// ```
+    /// use drumline::ddp::{FaultKind, GradientFault};
+    ///
+    /// let fault = GradientFault::new("bias", FaultKind::Twice, vec![0, 3]);
+    /// let text = "parameter `bias` got two gradients in one step on ranks 0, 3";
+    /// assert_eq!(fault.to_string(), text);
+    /// ```
     pub fn new(parameter: impl Into<String>, kind: FaultKind, ranks: Vec<usize>) -> Self {
         Self { parameter: parameter.into(), kind, ranks }
     }

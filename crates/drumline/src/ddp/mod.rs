@@ -8,9 +8,7 @@
 //! |---|---|
 //! | do all ranks hold the same model? | [`verify_model`]: an error that names parameter and rank, on every rank |
 //! | rank 0's values win | [`Broadcast`]: tensors in chunks of bounded memory |
-//! | which gradients travel together | [`plan_buckets`]: pure |
-//! | which bucket may leave now | [`Reducer`]: a state machine without I/O |
-//! | average during backward | [`GradientReducer`]: bucket memory and a communication thread |
+//! | average during backward, in buckets | [`GradientReducer`]: hooks never wait for the network |
 //! | are the ranks still in step? | [`StateDigest`]: one number to compare |
 //!
 //! A user of burn wants `drumline-burn`, where this is ten lines. By hand it looks like this:
@@ -51,13 +49,14 @@ mod spec;
 mod verify;
 
 pub use broadcast::Broadcast;
-pub use bucket::{Bucket, plan_buckets};
 pub use digest::StateDigest;
 pub use fault::{FaultKind, GradientFault};
 pub use gradient_reducer::{
     Averaged, BucketTimes, GradientReducer, ReducerStats, Timeline, Values, ValuesMut,
 };
 pub use options::{DdpOptions, UnusedParameters};
-pub use reducer::{AlreadyReady, Reducer, Unfinished};
 pub use spec::ParameterSpec;
 pub use verify::verify_model;
+
+pub(crate) use bucket::{Bucket, plan_buckets};
+use reducer::{Reducer, Unfinished};

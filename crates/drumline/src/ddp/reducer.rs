@@ -7,19 +7,8 @@ use super::Bucket;
 /// Every rank must launch the same buckets in the same order, whatever order its gradients come
 /// in. So a bucket is launched when all its members are ready *and* all buckets before it were
 /// launched.
-///
-/// ```
-/// use drumline::DType;
-/// use drumline::ddp::{Bucket, Reducer};
-///
-/// let bucket = |parameters: &[usize]| Bucket { dtype: DType::F32, parameters: parameters.into() };
-/// let mut reducer = Reducer::new(&[bucket(&[2, 1]), bucket(&[0])]);
-/// assert_eq!(reducer.ready(0), Ok(0..0)); // bucket 1 is full, but waits for bucket 0
-/// assert_eq!(reducer.ready(2), Ok(0..0));
-/// assert_eq!(reducer.ready(1), Ok(0..2)); // both leave, in order
-/// ```
 #[derive(Clone, Debug)]
-pub struct Reducer {
+pub(super) struct Reducer {
     /// The size of each bucket.
     sizes: Vec<usize>,
     /// How many members of each bucket are not ready yet.
@@ -33,21 +22,21 @@ pub struct Reducer {
 
 /// The parameter was ready already in this step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AlreadyReady;
+pub(super) struct AlreadyReady;
 
 /// What was open at the end of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unfinished {
+pub(super) struct Unfinished {
     /// The parameters that never became ready, by index.
-    pub missing: Vec<usize>,
+    pub(super) missing: Vec<usize>,
     /// The buckets that were not launched.
-    pub buckets: Range<usize>,
+    pub(super) buckets: Range<usize>,
 }
 
 impl Reducer {
     /// A reducer at the start of a step. `buckets` hold each parameter exactly once, as
     /// [`plan_buckets`](super::plan_buckets) makes them.
-    pub fn new(buckets: &[Bucket]) -> Self {
+    pub(super) fn new(buckets: &[Bucket]) -> Self {
         let sizes: Vec<usize> = buckets.iter().map(|bucket| bucket.parameters.len()).collect();
         let mut bucket_of = vec![0; sizes.iter().sum()];
         for (number, bucket) in buckets.iter().enumerate() {
@@ -60,7 +49,7 @@ impl Reducer {
     }
 
     /// The gradient of `parameter` is final. Returns the buckets to launch now, in this order.
-    pub fn ready(&mut self, parameter: usize) -> Result<Range<usize>, AlreadyReady> {
+    pub(super) fn ready(&mut self, parameter: usize) -> Result<Range<usize>, AlreadyReady> {
         if std::mem::replace(&mut self.is_ready[parameter], true) {
             return Err(AlreadyReady);
         }
@@ -73,28 +62,17 @@ impl Reducer {
     }
 
     /// Whether the gradient of `parameter` is final.
-    pub fn is_ready(&self, parameter: usize) -> bool {
+    pub(super) fn is_ready(&self, parameter: usize) -> bool {
         self.is_ready[parameter]
     }
 
     /// The parameters that are not ready yet, by index.
-    pub fn missing(&self) -> Vec<usize> {
+    pub(super) fn missing(&self) -> Vec<usize> {
         (0..self.is_ready.len()).filter(|&parameter| !self.is_ready[parameter]).collect()
     }
 
     /// Ends the step and starts the next one. Returns what was left open.
-    ///
-    /// ```
-    /// use drumline::{DType, ddp::{AlreadyReady, Bucket, Reducer, Unfinished}};
-    ///
-    /// let mut reducer = Reducer::new(&[Bucket { dtype: DType::F32, parameters: vec![1, 0] }]);
-    /// reducer.ready(1).unwrap();
-    /// assert_eq!(reducer.ready(1), Err(AlreadyReady));
-    /// assert!(reducer.is_ready(1));
-    /// assert_eq!(reducer.missing(), [0]);
-    /// assert_eq!(reducer.finish(), Unfinished { missing: vec![0], buckets: 0..1 });
-    /// ```
-    pub fn finish(&mut self) -> Unfinished {
+    pub(super) fn finish(&mut self) -> Unfinished {
         let missing = self.missing();
         let buckets = self.next_launch..self.sizes.len();
         self.pending.clone_from(&self.sizes);

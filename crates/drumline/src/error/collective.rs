@@ -5,6 +5,18 @@ use drumline_schedule::step::Rank;
 use crate::{executor::Description, membership::GlobalRanks};
 
 /// A collective operation that failed, and who is at fault.
+///
+/// ```
+/// use drumline::{Cause, CollectiveError, Error, ProcessGroup};
+///
+/// let group = ProcessGroup::alone();
+/// group.barrier()?;
+/// group.abort();
+/// let Err(Error::Poisoned { by, .. }) = group.barrier() else { panic!() };
+/// let CollectiveError { group, rank, sequence, cause, .. } = &*by;
+/// assert_eq!((&group[..], *rank, cause), ("alone", 0, &Cause::Aborted));
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct CollectiveError {
@@ -26,6 +38,29 @@ pub struct CollectiveError {
 
 impl CollectiveError {
     /// What the group's rank `rank` is called in the whole job.
+    ///
+    /// ```
+    /// use drumline::{Error, GroupOptions, ProcessGroup};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for world in ProcessGroup::local_world(3)? {
+    ///         threads.spawn(move || {
+    ///             if world.rank() == 0 {
+    ///                 return;
+    ///             }
+    ///             let pair = world.new_group(&[1, 2], &GroupOptions::default()).unwrap();
+    ///             if pair.rank() == 1 {
+    ///                 return pair.abort();
+    ///             }
+    ///             let Err(Error::Collective(error)) = pair.barrier() else { panic!() };
+    ///             let culprit = error.culprit().unwrap();
+    ///             assert_eq!((culprit, error.global_rank(culprit)), (1, 2));
+    ///         });
+    ///     }
+    ///     Ok::<_, Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn global_rank(&self, rank: Rank) -> Rank {
         self.global.of(rank)
     }
@@ -82,6 +117,32 @@ impl fmt::Display for CollectiveError {
 impl std::error::Error for CollectiveError {}
 
 /// Why a collective failed.
+///
+/// ```
+/// use drumline::{Cause, Error, ProcessGroup, ReduceOp};
+///
+/// std::thread::scope(|threads| {
+///     for group in ProcessGroup::local_world(2)? {
+///         threads.spawn(move || {
+///             let called = match group.rank() {
+///                 0 => group.all_reduce(&mut [1.0_f32; 8], ReduceOp::Sum),
+///                 _ => group.all_reduce(&mut [1.0_f32; 9], ReduceOp::Sum),
+///             };
+///             let Err(Error::Collective(error)) = called else { panic!() };
+///             match &error.cause {
+///                 Cause::Mismatch { peer, theirs, ours } => {
+///                     assert_ne!(*peer, group.rank());
+///                     assert!(theirs.contains("of 8 f32") != ours.contains("of 8 f32"));
+///                 }
+///                 Cause::Reported { by, .. } => assert_ne!(*by, group.rank()), // it saw it first
+///                 other => panic!("{other}"),
+///             }
+///         });
+///     }
+///     Ok::<_, drumline::Error>(())
+/// })?;
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Cause {

@@ -26,6 +26,16 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::{DType, operator::OperatorKind};
 
 /// What a collective call does, in the code that travels.
+///
+/// ```
+/// use drumline::backend::Operation;
+///
+/// /// Of a backend that cannot scan.
+/// fn is_supported(operation: Operation) -> bool {
+///     !matches!(operation, Operation::Scan | Operation::ExclusiveScan)
+/// }
+/// assert_eq!(Operation::ALL.into_iter().filter(|it| is_supported(*it)).count(), 10);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -74,6 +84,13 @@ impl Operation {
     ];
 
     /// As functions are called: `all_reduce`.
+    ///
+    /// ```
+    /// use drumline::backend::Operation;
+    ///
+    /// assert_eq!(Operation::AllReduce.name(), "all_reduce");
+    /// assert_eq!(Operation::ExclusiveScan.name(), "exclusive_scan");
+    /// ```
     pub const fn name(self) -> &'static str {
         match self {
             Operation::AllReduce => "all_reduce",

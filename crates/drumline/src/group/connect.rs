@@ -56,6 +56,22 @@ impl ProcessGroup {
     /// All ranks of a group in this process: for tests and examples. Each must be used from a
     /// thread of its own.
     ///
+    /// ```
+    /// use drumline::{ProcessGroup, ReduceOp};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(3)? {
+    ///         threads.spawn(move || {
+    ///             let mut sum = [group.rank() as u64];
+    ///             group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+    ///             assert_eq!(sum, [3]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] for a world of none; [`Error::Io`] or [`Error::Connect`] when
@@ -65,6 +81,15 @@ impl ProcessGroup {
     }
 
     /// Like [`ProcessGroup::local_world`], with settings.
+    ///
+    /// ```
+    /// use drumline::{Config, ProcessGroup};
+    ///
+    /// let config = Config { shared_memory: false, ..Config::default() }; // over sockets
+    /// let ranks = ProcessGroup::local_world_with(2, &config)?;
+    /// assert!(ranks.iter().all(|group| !group.shares_memory()));
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -99,6 +124,24 @@ impl ProcessGroup {
     /// Blocks until all `world_size` ranks have called it with the same `name`. Destroying a
     /// group and connecting again under the same name is fine as long as all ranks do so; so is
     /// connecting again after a failure. Connections and shared memory are new each time.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use drumline::{Config, ProcessGroup, store::HashStore};
+    ///
+    /// let store = Arc::new(HashStore::new()); // of processes: a TcpStore or a FileStore
+    /// std::thread::scope(|threads| {
+    ///     for rank in 0..2 {
+    ///         let store = store.clone();
+    ///         threads.spawn(move || {
+    ///             let config = Config::default();
+    ///             let group = ProcessGroup::connect("world", store, rank, 2, &config).unwrap();
+    ///             group.barrier().unwrap();
+    ///         });
+    ///     }
+    /// });
+    /// ```
     ///
     /// # Errors
     ///

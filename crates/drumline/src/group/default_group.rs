@@ -44,6 +44,18 @@ pub fn default_group() -> Result<ProcessGroup> {
 
 /// Whether this process has a group of [`init_process_group`](crate::init_process_group) that is
 /// not destroyed. See [`default_group`].
+///
+/// ```
+/// use drumline::{Config, init_process_group, is_initialized};
+///
+/// assert!(!is_initialized());
+/// let url = "tcp://127.0.0.1:0?rank=0&world_size=1";
+/// let group = init_process_group(url, &Config::default())?;
+/// assert!(is_initialized());
+/// group.destroy()?;
+/// assert!(!is_initialized());
+/// # Ok::<_, drumline::Error>(())
+/// ```
 pub fn is_initialized() -> bool {
     !living(&mut worlds()).is_empty()
 }

@@ -38,6 +38,14 @@ pub struct GroupOptions {
 
 impl GroupOptions {
     /// Sets [`GroupOptions::name`].
+    ///
+    /// ```
+    /// # use drumline::{GroupOptions, ProcessGroup};
+    /// let world = ProcessGroup::alone();
+    /// let group = world.new_group(&[0], &GroupOptions::default().name("evaluation"))?;
+    /// assert_eq!(group.name(), "alone/evaluation[0]");
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = Some(name.into());
@@ -45,6 +53,15 @@ impl GroupOptions {
     }
 
     /// Sets [`GroupOptions::timeout`].
+    ///
+    /// ```
+    /// # use drumline::{GroupOptions, ProcessGroup};
+    /// let world = ProcessGroup::alone();
+    /// let minute = std::time::Duration::from_secs(60);
+    /// let group = world.new_group(&[0], &GroupOptions::default().timeout(minute))?;
+    /// assert_eq!(group.config().timeout, minute);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -52,6 +69,15 @@ impl GroupOptions {
     }
 
     /// Sets [`GroupOptions::config`].
+    ///
+    /// ```
+    /// use drumline::{Config, GroupOptions, ProcessGroup};
+    ///
+    /// let config = Config { object_bytes_max: 1 << 10, ..Config::default() };
+    /// let group = ProcessGroup::alone().new_group(&[0], &GroupOptions::default().config(config))?;
+    /// assert_eq!(group.config().object_bytes_max, 1 << 10);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     #[must_use]
     pub fn config(mut self, config: Config) -> Self {
         self.config = Some(config);

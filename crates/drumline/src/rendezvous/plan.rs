@@ -6,6 +6,15 @@ use super::settings::{
 use crate::{Endpoint, Result};
 
 /// What a URL and an environment ask for, before anything is opened.
+///
+/// ```
+/// use drumline::{Endpoint, rendezvous::{Plan, StoreHost}};
+///
+/// let plan = Plan::parse("tcp://node-0:4000?rank=1&world_size=2", &|_| None)?;
+/// let store = Endpoint::Tcp { host: "node-0".into(), port: 4000 };
+/// assert_eq!(plan, Plan { store, host: StoreHost::RankZero, rank: 1, world_size: 2 });
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Where the store is. Port 0 (let the system choose) only if nobody else must know it.
@@ -19,6 +28,21 @@ pub struct Plan {
 }
 
 /// Who hosts the store of a job.
+///
+/// ```
+/// use drumline::rendezvous::{Plan, StoreHost};
+///
+/// let of_torchrun = |name: &str| match name {
+///     "RANK" => Some("0".to_owned()),
+///     "WORLD_SIZE" => Some("2".to_owned()),
+///     "MASTER_ADDR" => Some("node-0".to_owned()),
+///     "MASTER_PORT" => Some("29500".to_owned()),
+///     "TORCHELASTIC_USE_AGENT_STORE" => Some("True".to_owned()),
+///     _ => None,
+/// };
+/// assert_eq!(Plan::parse("env://", &of_torchrun)?.host, StoreHost::Launcher);
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreHost {
     /// The process of rank 0.
@@ -128,6 +152,15 @@ impl Plan {
     }
 
     /// Whether this process hosts the store.
+    ///
+    /// ```
+    /// use drumline::rendezvous::Plan;
+    ///
+    /// let plan = |url| Plan::parse(url, &|_| None);
+    /// assert!(plan("tcp://node-0:4000?rank=0&world_size=2")?.hosts_store());
+    /// assert!(!plan("tcp://node-0:4000?rank=1&world_size=2")?.hosts_store());
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn hosts_store(&self) -> bool {
         self.rank == 0 && self.host == StoreHost::RankZero
     }

@@ -58,6 +58,17 @@ pub struct SamplerState {
 
 impl DistributedSampler {
     /// Where the ranks are, as far as [`advance`](Self::advance) was told. The same on all ranks.
+    ///
+    /// ```
+    /// use drumline::sampler::DistributedSampler;
+    ///
+    /// let mut sampler = DistributedSampler::builder(1500, 2, 0).seed(7).build()?;
+    /// sampler.set_epoch(3);
+    /// sampler.advance(64);
+    /// let text = sampler.state().to_string(); // for the metadata of a checkpoint
+    /// assert_eq!(text, "epoch=3 consumed=128 samples=1500 seed=7 shuffle=1 drop_last=0");
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn state(&self) -> SamplerState {
         let DistributedSamplerBuilder { samples, seed, shuffle, drop_last, .. } = self.options;
         let (epoch, consumed) = (self.epoch, self.consumed);
@@ -66,6 +77,21 @@ impl DistributedSampler {
 
     /// Goes on where a sampler over the same data with the same settings was, which may have been
     /// one of another number of ranks.
+    ///
+    /// ```
+    /// use drumline::sampler::DistributedSampler;
+    ///
+    /// let mut before = DistributedSampler::builder(10, 1, 0).seed(7).build()?;
+    /// before.advance(6);
+    ///
+    /// let mut sampler = DistributedSampler::builder(10, 1, 0).seed(7).build()?;
+    /// sampler.resume(&before.state())?;
+    /// assert_eq!(sampler.iter().collect::<Vec<_>>(), before.iter().collect::<Vec<_>>());
+    ///
+    /// let mut other = DistributedSampler::builder(10, 1, 0).seed(8).build()?;
+    /// assert!(other.resume(&before.state()).unwrap_err().to_string().contains("seed"));
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///

@@ -39,6 +39,14 @@ const NAME: &str = "hash";
 
 impl HashStore {
     /// An empty store of at most [`BYTES_MAX`].
+    ///
+    /// ```
+    /// use drumline::store::{HashStore, Store};
+    ///
+    /// let store = HashStore::new();
+    /// assert!(!store.check(&["key"])?);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn new() -> HashStore {
         HashStore::with_limit(BYTES_MAX)
     }

@@ -42,9 +42,22 @@ use crate::Result;
 pub use self::{file::FileStore, hash::HashStore, prefix::PrefixStore, tcp::TcpStore};
 
 /// How long [`Store::get`] waits unless told otherwise, as in torch.
+///
+/// ```
+/// use drumline::store::{DEFAULT_TIMEOUT, HashStore, Store};
+///
+/// assert_eq!(HashStore::new().timeout(), DEFAULT_TIMEOUT);
+/// assert_eq!(DEFAULT_TIMEOUT.as_secs(), 300);
+/// ```
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// How many bytes a store holds unless it was opened with another limit: 1 GiB.
+///
+/// ```
+/// use drumline::{Config, store::BYTES_MAX};
+///
+/// assert_eq!(Config::default().store_bytes_max, BYTES_MAX);
+/// ```
 pub const BYTES_MAX: usize = 1 << 30;
 
 /// A small shared map from text keys to bytes, with waiting.
@@ -55,6 +68,22 @@ pub const BYTES_MAX: usize = 1 << 30;
 /// A key can have a value, and a queue beside it. [`wait`](Store::wait) and
 /// [`check`](Store::check) look for either; all other methods mean the value, unless they have
 /// `queue` in their name.
+///
+/// ```
+/// use std::{sync::Arc, time::Duration};
+///
+/// use drumline::{Result, store::{HashStore, Store}};
+///
+/// /// Whoever comes first leads; the others hear who it is.
+/// fn elect(store: &dyn Store, name: &str) -> Result<Vec<u8>> {
+///     store.compare_set("leader", b"", name.as_bytes())
+/// }
+///
+/// let store: Arc<dyn Store> = Arc::new(HashStore::new()); // or any other
+/// assert_eq!(elect(&*store, "rank 3")?, b"rank 3");
+/// assert_eq!(elect(&*store, "rank 5")?, b"rank 3");
+/// # Ok::<_, drumline::Error>(())
+/// ```
 ///
 /// # Errors
 ///

@@ -18,6 +18,25 @@ use super::{
 use crate::Result;
 
 /// What has been merged.
+///
+/// ```
+/// # use drumline::{Config, ProcessGroup, trace::Trace};
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let dir = directory.path().join("trace");
+/// # let config = Config { trace: Some(Trace::to(&dir)), ..Config::default() };
+/// # for group in ProcessGroup::local_world_with(1, &config)? {
+/// #     for _ in 0..3 {
+/// #         group.broadcast(&mut [0_u8; 100], 0)?;
+/// #     }
+/// #     group.destroy()?;
+/// # }
+/// use drumline::trace::{Merged, merge};
+///
+/// let Merged { ranks, events, notes, .. } = merge(&dir, &dir.join("trace.json"))?;
+/// assert_eq!(ranks, [0]);
+/// assert!(events >= 3 && notes.is_empty());
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Merged {
@@ -33,6 +52,27 @@ pub struct Merged {
 /// other. Arrows lead through the parts of a collective, from the first rank to the last.
 ///
 /// `out` is whole or not there. Memory does not depend on the length of the files.
+///
+/// ```
+/// # use drumline::{Config, ProcessGroup, trace::Trace};
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let dir = directory.path().join("trace");
+/// # let config = Config { trace: Some(Trace::to(&dir)), ..Config::default() };
+/// # for group in ProcessGroup::local_world_with(1, &config)? {
+/// #     for _ in 0..3 {
+/// #         group.broadcast(&mut [0_u8; 100], 0)?;
+/// #     }
+/// #     group.destroy()?;
+/// # }
+/// use drumline::trace::merge;
+///
+/// let out = dir.join("trace.json"); // for ui.perfetto.dev
+/// let merged = merge(&dir, &out)?;
+/// let text = std::fs::read_to_string(&out).unwrap();
+/// assert_eq!(text.matches(r#""name":"broadcast""#).count(), 3);
+/// assert!(merge(&dir.join("elsewhere"), &out).is_err());
+/// # Ok::<_, drumline::Error>(())
+/// ```
 ///
 /// # Errors
 ///

@@ -80,6 +80,22 @@ pub(crate) use recorder::{Category, Open, Recorder, What};
 pub use summary::{OperationSummary, RankSummary, Summary, summarize};
 
 /// Where a rank writes what it does.
+///
+/// ```
+/// use drumline::{Config, ProcessGroup, trace::Trace};
+///
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let dir = directory.path().join("trace");
+/// let mut trace = Trace::to(&dir);
+/// trace.bytes_max = 1 << 20;
+/// let config = Config { trace: Some(trace), ..Config::default() };
+/// for group in ProcessGroup::local_world_with(1, &config)? {
+///     group.barrier()?;
+///     group.destroy()?;
+/// }
+/// assert!(dir.join("rank-0.json").exists());
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
     /// The directory, which belongs to one run: files of an earlier one are replaced. It is made
@@ -97,6 +113,14 @@ pub struct Trace {
 
 impl Trace {
     /// A trace in `dir`.
+    ///
+    /// ```
+    /// use drumline::trace::Trace;
+    ///
+    /// let trace = Trace::to("runs/7/trace");
+    /// assert_eq!(trace.dir, std::path::Path::new("runs/7/trace"));
+    /// assert_eq!(trace.bytes_max, 256 << 20);
+    /// ```
     pub fn to(dir: impl Into<PathBuf>) -> Trace {
         Trace { dir: dir.into(), bytes_max: 256 << 20, rank: None }
     }

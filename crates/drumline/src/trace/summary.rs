@@ -12,6 +12,25 @@ use super::{
 use crate::Result;
 
 /// What all ranks did; prints as two tables.
+///
+/// ```
+/// # use drumline::{Config, ProcessGroup, trace::Trace};
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let dir = directory.path().join("trace");
+/// # let config = Config { trace: Some(Trace::to(&dir)), ..Config::default() };
+/// # for group in ProcessGroup::local_world_with(1, &config)? {
+/// #     for _ in 0..3 {
+/// #         group.broadcast(&mut [0_u8; 100], 0)?;
+/// #     }
+/// #     group.destroy()?;
+/// # }
+/// use drumline::trace::{Summary, summarize};
+///
+/// let summary: Summary = summarize(&dir)?;
+/// assert_eq!(summary.ranks.len(), 1);
+/// assert!(summary.to_string().contains("broadcast")); // two tables
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
@@ -29,6 +48,26 @@ pub struct Summary {
 }
 
 /// All operations of one name.
+///
+/// ```
+/// # use drumline::{Config, ProcessGroup, trace::Trace};
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let dir = directory.path().join("trace");
+/// # let config = Config { trace: Some(Trace::to(&dir)), ..Config::default() };
+/// # for group in ProcessGroup::local_world_with(1, &config)? {
+/// #     for _ in 0..3 {
+/// #         group.broadcast(&mut [0_u8; 100], 0)?;
+/// #     }
+/// #     group.destroy()?;
+/// # }
+/// use drumline::trace::{OperationSummary, summarize};
+///
+/// let summary = summarize(&dir)?;
+/// let broadcasts: &OperationSummary = summary.operation("broadcast").expect("there were some");
+/// assert_eq!((broadcasts.calls, broadcasts.bytes), (3, 300));
+/// assert!(broadcasts.median <= broadcasts.max && broadcasts.max <= broadcasts.total);
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OperationSummary {
@@ -49,6 +88,26 @@ pub struct OperationSummary {
 }
 
 /// What one rank did.
+///
+/// ```
+/// # use drumline::{Config, ProcessGroup, trace::Trace};
+/// # let directory = tempfile::tempdir().unwrap();
+/// # let dir = directory.path().join("trace");
+/// # let config = Config { trace: Some(Trace::to(&dir)), ..Config::default() };
+/// # for group in ProcessGroup::local_world_with(1, &config)? {
+/// #     for _ in 0..3 {
+/// #         group.broadcast(&mut [0_u8; 100], 0)?;
+/// #     }
+/// #     group.destroy()?;
+/// # }
+/// use drumline::trace::{RankSummary, summarize};
+///
+/// // For whom did the others wait longest?
+/// let summary = summarize(&dir)?;
+/// let slowest: &RankSummary = summary.ranks.iter().max_by_key(|it| it.awaited).expect("one rank");
+/// assert_eq!((slowest.rank, slowest.last), (0, 0)); // alone, nobody waits
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RankSummary {
@@ -207,6 +266,23 @@ impl Operation {
 
 impl Summary {
     /// The operations with this name.
+    ///
+    /// ```
+    /// # use drumline::{Config, ProcessGroup, trace::Trace};
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// # let dir = directory.path().join("trace");
+    /// # let config = Config { trace: Some(Trace::to(&dir)), ..Config::default() };
+    /// # for group in ProcessGroup::local_world_with(1, &config)? {
+    /// #     for _ in 0..3 {
+    /// #         group.broadcast(&mut [0_u8; 100], 0)?;
+    /// #     }
+    /// #     group.destroy()?;
+    /// # }
+    /// let summary = drumline::trace::summarize(&dir)?;
+    /// assert_eq!(summary.operation("broadcast").map(|it| it.calls), Some(3));
+    /// assert!(summary.operation("all_reduce").is_none());
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn operation(&self, name: &str) -> Option<&OperationSummary> {
         self.operations.iter().find(|operation| operation.name == name)
     }

@@ -8,10 +8,8 @@ use std::{
 
 use drumline::{
     Config, ProcessGroup, Result,
-    store::{
-        HashStore, Store,
-        tcp::protocol::{Decoded, decode},
-    },
+    internals::store::protocol::{Decoded, decode},
+    store::{HashStore, Store},
 };
 
 use super::*;

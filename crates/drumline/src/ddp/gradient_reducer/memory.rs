@@ -13,6 +13,13 @@ use crate::{DType, Element, ProcessGroup, ReduceOp, RegisteredBuffer, Result, Wo
 type Buffer<T> = RegisteredBuffer<T>;
 
 /// Borrowed elements of a gradient, row-major.
+///
+/// ```
+/// use drumline::ddp::Values;
+///
+/// let gradient = vec![1.0_f64, 2.0];
+/// assert_eq!(Values::from(&gradient[..]), Values::F64(&[1.0, 2.0]));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Values<'a> {
@@ -24,6 +31,14 @@ pub enum Values<'a> {
 
 impl<'a> Values<'a> {
     /// The elements, if they are `T`.
+    ///
+    /// ```
+    /// use drumline::ddp::Values;
+    ///
+    /// let average = Values::F32(&[0.5, 4.0]);
+    /// assert_eq!(average.as_slice::<f32>(), Some(&[0.5, 4.0][..]));
+    /// assert_eq!(average.as_slice::<f64>(), None);
+    /// ```
     pub fn as_slice<T: Element>(self) -> Option<&'a [T]> {
         match self {
             Values::F32(values) if T::DTYPE == DType::F32 => Some(bytemuck::cast_slice(values)),
@@ -46,6 +61,20 @@ impl<'a> From<&'a [f64]> for Values<'a> {
 }
 
 /// The place of a gradient in its bucket: as many elements as the parameter has, row-major.
+///
+/// ```
+/// use drumline::ddp::ValuesMut;
+///
+/// /// Writes the transpose of a 2 x 2 gradient to its place.
+/// fn fill(place: ValuesMut<'_>, [[a, b], [c, d]]: [[f32; 2]; 2]) -> bool {
+///     let ValuesMut::F32(place) = place else { return false };
+///     place.copy_from_slice(&[a, c, b, d]);
+///     true
+/// }
+/// let mut place = [0.0; 4];
+/// assert!(fill(ValuesMut::F32(&mut place), [[1.0, 2.0], [3.0, 4.0]]));
+/// assert_eq!(place, [1.0, 3.0, 2.0, 4.0]);
+/// ```
 #[derive(Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ValuesMut<'a> {

@@ -13,7 +13,7 @@ use self::{
     plan::{Plan, check_trainable},
     step::Step,
 };
-use super::{Bucket, DdpOptions, FaultKind, GradientFault, ParameterSpec};
+use super::{DdpOptions, FaultKind, GradientFault, ParameterSpec};
 use crate::{Element, Error, ProcessGroup, Result};
 
 pub use self::{
@@ -51,6 +51,28 @@ pub use self::{
 /// peer waits in vain, all ranks see an average above zero in the same step, exchange what
 /// happened, and every rank returns the same [`Error::Gradients`]. The next step may go on as if
 /// nothing had happened.
+///
+/// ```
+/// use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+///
+/// std::thread::scope(|threads| {
+///     for group in ProcessGroup::local_world(2)? {
+///         threads.spawn(move || {
+///             let bias = ParameterSpec::new("bias", [1], DType::F32);
+///             let options = DdpOptions::default();
+///             let reducer = GradientReducer::new(vec![bias], &options, &group).unwrap();
+///             for step in 0..3 {
+///                 let gradient = [group.rank() as f32 + step as f32]; // what backward has found
+///                 reducer.submit(0, gradient[..].into());
+///                 let averaged = reducer.finish().unwrap();
+///                 assert_eq!(averaged.get::<f32>(0), Some(&[0.5 + step as f32][..]));
+///             }
+///         });
+///     }
+///     Ok::<_, drumline::Error>(())
+/// })?;
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct GradientReducer {
     parameters: Vec<ParameterSpec>,
@@ -62,6 +84,19 @@ pub struct GradientReducer {
 impl GradientReducer {
     /// A reducer for the gradients of `parameters`, which must be equal on all ranks
     /// ([`verify_model`](super::verify_model) checks that).
+    ///
+    /// ```
+    /// use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    ///
+    /// let group = ProcessGroup::alone();
+    /// let reducer = |dtype| {
+    ///     let weight = ParameterSpec::new("weight", [2, 3], dtype);
+    ///     GradientReducer::new(vec![weight], &DdpOptions::default(), &group)
+    /// };
+    /// assert_eq!(reducer(DType::F64)?.missing(), [0]);
+    /// assert!(reducer(DType::I64).unwrap_err().to_string().contains("weight")); // no gradient
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -79,6 +114,24 @@ impl GradientReducer {
 
     /// Backward begins: the zero of the step's [`Timeline`]. Unless called, that is the moment of
     /// the first gradient.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// reducer.begin_backward();
+    /// let begun = std::time::Instant::now();
+    /// while begun.elapsed().as_micros() < 50 {} // backward works on the loss
+    /// reducer.submit(0, [1.0_f32, 2.0][..].into());
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// drop(reducer.finish()?);
+    /// assert!(reducer.timeline().buckets[0].first_us >= 50);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn begin_backward(&self) {
         self.lock().start_clock();
     }
@@ -87,12 +140,48 @@ impl GradientReducer {
     ///
     /// For gradient hooks: copies the values, never waits for a peer, never panics. Whatever is
     /// wrong comes out of [`GradientReducer::finish`].
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// // In the order of backward.
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// reducer.submit(0, [1.0_f32, 2.0][..].into());
+    /// assert_eq!(reducer.finish()?.get::<f32>(0), Some(&[1.0, 2.0][..]));
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn submit(&self, parameter: usize, gradient: Values<'_>) {
         self.submit_with(parameter, |place| place.copy_from(gradient));
     }
 
     /// Like [`GradientReducer::submit`], for gradients that are not row-major: `fill` writes
     /// them to their place, or returns false if they do not fit.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// use drumline::ddp::ValuesMut;
+    ///
+    /// let every_second = [1.0_f32, 0.0, 2.0, 0.0];
+    /// reducer.submit_with(0, |place| {
+    ///     let ValuesMut::F32(place) = place else { return false };
+    ///     place.iter_mut().zip(every_second.iter().step_by(2)).for_each(|(to, from)| *to = *from);
+    ///     true
+    /// });
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// assert_eq!(reducer.finish()?.get::<f32>(0), Some(&[1.0, 2.0][..]));
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn submit_with(&self, parameter: usize, fill: impl FnOnce(ValuesMut<'_>) -> bool) {
         if let Some(mut step) = self.open(parameter) {
             step.submit(parameter, fill);
@@ -101,6 +190,25 @@ impl GradientReducer {
 
     /// Adds a gradient to this rank's share of the step, and sends nothing: the step goes on with
     /// another backward. `fill` is as in [`GradientReducer::submit_with`].
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// use drumline::ddp::Values;
+    ///
+    /// for micro_batch in [1.0, 2.0] {
+    ///     reducer.accumulate(1, |place| place.copy_from(Values::F32(&[micro_batch])));
+    /// }
+    /// reducer.submit(0, [1.0_f32, 2.0][..].into()); // the last backward
+    /// reducer.submit(1, [4.0_f32][..].into());
+    /// assert_eq!(reducer.finish()?.get::<f32>(1), Some(&[7.0][..]));
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn accumulate(&self, parameter: usize, fill: impl FnOnce(ValuesMut<'_>) -> bool) {
         if let Some(mut step) = self.open(parameter) {
             step.write(parameter, fill);
@@ -108,16 +216,61 @@ impl GradientReducer {
     }
 
     /// Whether gradients of this step were submitted or accumulated.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// assert!(!reducer.has_gradients());
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// assert!(reducer.has_gradients());
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn has_gradients(&self) -> bool {
         self.lock().has_gradients()
     }
 
     /// The parameters whose gradient was not submitted yet in this step, by index.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// assert_eq!(reducer.missing(), [0]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn missing(&self) -> Vec<usize> {
         self.lock().missing()
     }
 
     /// Ends the step: launches what is left, waits for the averages and lends them out.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// let error = reducer.finish().unwrap_err().to_string();
+    /// assert!(error.contains("parameter `weight` got no gradient on rank 0"), "{error}");
+    ///
+    /// reducer.submit(0, [1.0_f32, 2.0][..].into()); // the next step
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// assert_eq!(reducer.finish()?.get::<f32>(1), Some(&[3.0][..]));
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -131,6 +284,29 @@ impl GradientReducer {
     /// others have. `None` when no rank has any; until then, the averages over *all* ranks, with
     /// zeros for those that shadow. (Dividing by the number of ranks that were there at first is
     /// what torch's `join` does too.)
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let bias = ParameterSpec::new("bias", [1], DType::F32);
+    ///             let options = DdpOptions::default();
+    ///             let reducer = GradientReducer::new(vec![bias], &options, &group).unwrap();
+    ///             if group.rank() == 0 {
+    ///                 reducer.submit(0, [3.0_f32][..].into()); // one batch more than rank 1 has
+    ///                 assert_eq!(reducer.finish().unwrap().get::<f32>(0), Some(&[1.5][..]));
+    ///             }
+    ///             while let Some(averaged) = reducer.shadow().unwrap() {
+    ///                 // Rank 1, in that step.
+    ///                 assert_eq!(averaged.get::<f32>(0), Some(&[1.5][..]));
+    ///             }
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
@@ -161,17 +337,52 @@ impl GradientReducer {
     }
 
     /// How much was communicated so far, and how much of that backward did not hide.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// reducer.submit(0, [1.0_f32, 2.0][..].into());
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// drop(reducer.finish()?);
+    /// let stats = reducer.stats();
+    /// assert_eq!((stats.steps, stats.bytes), (1, 12));
+    /// assert_eq!(stats.buckets_launched_early, 1); // before `finish`: backward went on meanwhile
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn stats(&self) -> ReducerStats {
         self.lock().stats
     }
 
     /// When the buckets of the last finished step travelled. Empty before the first.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// reducer.submit(0, [1.0_f32, 2.0][..].into());
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// drop(reducer.finish()?);
+    /// let timeline = reducer.timeline();
+    /// assert_eq!((timeline.step, timeline.buckets.len()), (1, 1));
+    /// println!("{timeline}");
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn timeline(&self) -> Timeline {
         self.lock().timeline.clone()
     }
 
     /// The buckets of the next step, in launch order.
-    pub fn buckets(&self) -> Vec<Bucket> {
+    #[cfg(test)]
+    fn buckets(&self) -> Vec<super::Bucket> {
         self.lock().plan.buckets.clone()
     }
 
@@ -257,6 +468,24 @@ enum Reduced {
 }
 
 /// The averaged gradients of one step. Gives the memory back when dropped.
+///
+/// ```
+/// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+/// # let group = ProcessGroup::alone();
+/// # let parameters = vec![
+/// #     ParameterSpec::new("weight", [2], DType::F32),
+/// #     ParameterSpec::new("bias", [1], DType::F32),
+/// # ];
+/// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+/// use drumline::ddp::Averaged;
+///
+/// reducer.submit(0, [1.0_f32, 2.0][..].into());
+/// reducer.submit(1, [3.0_f32][..].into());
+/// let averaged: Averaged<'_> = reducer.finish()?;
+/// let all = (0..2).filter_map(|parameter| averaged.get::<f32>(parameter)).flatten();
+/// assert_eq!(all.map(|it| it * it).sum::<f32>(), 14.0); // the norm, squared
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct Averaged<'a> {
     reducer: &'a GradientReducer,
@@ -267,6 +496,22 @@ pub struct Averaged<'a> {
 impl Averaged<'_> {
     /// The average of a parameter's gradient; `None` if no rank has used it
     /// ([`UnusedParameters::Ignore`](super::UnusedParameters)), or there is no such parameter.
+    ///
+    /// ```
+    /// use drumline::{
+    ///     DType, ProcessGroup,
+    ///     ddp::{DdpOptions, GradientReducer, ParameterSpec, UnusedParameters, Values},
+    /// };
+    ///
+    /// let parameters = ["used", "unused"].map(|name| ParameterSpec::new(name, [1], DType::F32));
+    /// let options = DdpOptions::default().unused_parameters(UnusedParameters::Ignore);
+    /// let reducer = GradientReducer::new(parameters.into(), &options, &ProcessGroup::alone())?;
+    /// reducer.submit(0, [3.0_f32][..].into());
+    /// let averaged = reducer.finish()?;
+    /// assert_eq!(averaged.values(0), Some(Values::F32(&[3.0])));
+    /// assert_eq!(averaged.values(1), None); // an optimizer leaves it alone
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn values(&self, parameter: usize) -> Option<Values<'_>> {
         let slot = self.plan.slots.get(parameter)?;
         let memory = self.memory[slot.bucket].as_ref()?;
@@ -274,6 +519,22 @@ impl Averaged<'_> {
     }
 
     /// The average of a parameter's gradient, if its elements are `T`.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// reducer.submit(0, [1.0_f32, 2.0][..].into());
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// let averaged = reducer.finish()?;
+    /// assert_eq!(averaged.get::<f32>(0), Some(&[1.0, 2.0][..]));
+    /// assert_eq!(averaged.get::<f64>(0), None);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
     pub fn get<T: Element>(&self, parameter: usize) -> Option<&[T]> {
         self.values(parameter)?.as_slice()
     }

@@ -5,7 +5,10 @@ use std::thread;
 use proptest::prelude::*;
 
 use super::*;
-use crate::{DType, ReduceOp, ddp::UnusedParameters};
+use crate::{
+    DType, ReduceOp,
+    ddp::{Bucket, UnusedParameters},
+};
 
 fn specs(elements: &[usize], dtype: DType) -> Vec<ParameterSpec> {
     let name = |i| format!("p{i}");

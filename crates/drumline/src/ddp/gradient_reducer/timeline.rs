@@ -37,6 +37,23 @@ pub struct ReducerStats {
 ///
 /// Prints as a table with a drawing: `.` while gradients of the bucket come in, `|` while it
 /// waits for the buckets before it, `#` from its launch to its return.
+///
+/// ```
+/// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+/// use drumline::ddp::Timeline;
+///
+/// let layers = ["first", "last"].map(|name| ParameterSpec::new(name, [256], DType::F32));
+/// let options = DdpOptions::default().first_bucket_bytes(1).bucket_bytes(1);
+/// let reducer = GradientReducer::new(layers.into(), &options, &ProcessGroup::alone())?;
+/// for layer in [1, 0] {
+///     reducer.submit(layer, [1.0_f32; 256][..].into()); // backward
+/// }
+/// drop(reducer.finish()?);
+/// let Timeline { buckets, backward_us, done_us, .. } = reducer.timeline();
+/// assert_eq!(buckets.iter().map(|bucket| bucket.bytes).collect::<Vec<_>>(), [1024, 1024]);
+/// assert!(buckets[0].launched_us <= buckets[1].launched_us && backward_us <= done_us);
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Timeline {
@@ -51,6 +68,24 @@ pub struct Timeline {
 }
 
 /// When one bucket travelled, in microseconds since backward began.
+///
+/// ```
+/// use drumline::ddp::BucketTimes;
+///
+/// /// How long a bucket waited, full, for those before it.
+/// fn held_up_us(times: &BucketTimes) -> u64 {
+///     times.launched_us - times.ready_us
+/// }
+/// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+/// # let bias = ParameterSpec::new("bias", [1], DType::F32);
+/// # let group = ProcessGroup::alone();
+/// # let reducer = GradientReducer::new(vec![bias], &DdpOptions::default(), &group)?;
+/// # reducer.submit(0, [1.0_f32][..].into());
+/// # drop(reducer.finish()?);
+/// let times = reducer.timeline().buckets[0];
+/// assert!(held_up_us(&times) <= times.done_us);
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BucketTimes {
@@ -70,12 +105,15 @@ impl Timeline {
     /// The part of the communication that backward did not hide.
     ///
     /// ```
-    /// use drumline::ddp::{BucketTimes, Timeline};
-    ///
-    /// fn tell(timeline: &Timeline) {
-    ///     let bytes: usize = timeline.buckets.iter().map(|bucket: &BucketTimes| bucket.bytes).sum();
-    ///     println!("{bytes} bytes, of which backward did not hide {} us", timeline.exposed_us());
-    /// }
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let bias = ParameterSpec::new("bias", [1], DType::F32);
+    /// # let group = ProcessGroup::alone();
+    /// # let reducer = GradientReducer::new(vec![bias], &DdpOptions::default(), &group)?;
+    /// # reducer.submit(0, [1.0_f32][..].into());
+    /// # drop(reducer.finish()?);
+    /// let timeline = reducer.timeline();
+    /// assert_eq!(timeline.exposed_us(), timeline.done_us - timeline.backward_us);
+    /// # Ok::<_, drumline::Error>(())
     /// ```
     pub fn exposed_us(&self) -> u64 {
         self.done_us.saturating_sub(self.backward_us)

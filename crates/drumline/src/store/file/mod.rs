@@ -68,6 +68,18 @@ impl FileStore {
     /// Opens the store in the file at `path`, or creates it, for `world_size` processes: the last
     /// of them deletes it. With a `world_size` of 0 the file is never deleted.
     ///
+    /// ```
+    /// use drumline::store::{FileStore, Store};
+    ///
+    /// # let directory = tempfile::tempdir().unwrap();
+    /// let path = directory.path().join("store");
+    /// let store = FileStore::open(&path, 1)?;
+    /// store.set("key", b"value")?;
+    /// drop(store); // the last process
+    /// assert!(!path.exists());
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
     /// # Errors
     ///
     /// [`Error::Io`] if the file cannot be opened or created. [`Error::Store`] if something else

@@ -1,8 +1,7 @@
 //! A store for ranks on any number of hosts, compatible with PyTorch's `TCPStore`.
 //!
 //! One process hosts the server, the others are its clients; torch processes may be either. The
-//! server is a state machine ([`server`]) over the bytes of [`protocol`], driven by one thread
-//! ([`TcpStoreServer`]).
+//! server has one thread, however many clients there are ([`TcpStoreServer`]).
 //!
 //! ```
 //! use std::time::Duration;
@@ -30,9 +29,12 @@ mod client;
 mod connection;
 mod door;
 mod host;
-pub mod protocol;
-pub mod server;
-pub mod wait;
+#[cfg_attr(not(feature = "internals"), allow(unreachable_pub))]
+pub(crate) mod protocol;
+#[cfg_attr(not(feature = "internals"), allow(unreachable_pub))]
+pub(crate) mod server;
+#[cfg_attr(not(feature = "internals"), allow(unreachable_pub))]
+pub(crate) mod wait;
 
 use std::{
     io::ErrorKind,
@@ -64,6 +66,19 @@ const WORKERS_POLL: Duration = Duration::from_millis(10);
 ///
 /// Dropping the handle of the host ends the store for everyone: see
 /// [`TcpStore::wait_for_departure`].
+///
+/// ```
+/// use drumline::store::{Store, tcp::TcpStore};
+///
+/// let host = TcpStore::host("127.0.0.1", 0)?;
+/// let address = host.address().expect("it is no Unix socket");
+/// let client =
+///     TcpStore::connect("127.0.0.1", address.port(), std::time::Duration::from_secs(5))?;
+/// client.set("key", b"value")?;
+/// drop(host);
+/// assert!(client.get("key").is_err()); // the host has taken everything with it
+/// # Ok::<_, drumline::Error>(())
+/// ```
 #[derive(Debug)]
 pub struct TcpStore {
     /// The [`Endpoint`], for messages.

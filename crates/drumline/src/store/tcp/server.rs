@@ -6,8 +6,8 @@
 //! what [`Server::output`] holds, and closes what [`Server::take_refused`] names.
 //!
 //! ```
-//! use drumline::store::tcp::protocol::{MAGIC, Request};
-//! use drumline::store::tcp::server::Server;
+//! use drumline::internals::store::protocol::{MAGIC, Request};
+//! use drumline::internals::store::server::Server;
 //!
 //! let mut server = Server::default();
 //! let connection = server.connect();
@@ -49,7 +49,7 @@ pub struct ConnectionId(pub(super) u64);
 /// All keys, queues, connections and waits of one store.
 ///
 /// ```
-/// use drumline::store::tcp::{
+/// use drumline::internals::store::{
 ///     protocol::{
 ///         ASK_EXTENSIONS, EXTENSIONS, Key, KEYS_STORED_MAX, MAGIC, NOT_READY, READY, Request,
 ///         STOP_WAITING, Value, WAIT_CANCELED,
@@ -106,10 +106,11 @@ pub struct Server {
 /// What a server keeps for its connections, beside keys and queues. Nothing of it outlives them.
 ///
 /// ```
-/// use drumline::store::tcp::server::{Load, Server};
+/// use drumline::internals::store::server::{Load, Server};
 ///
 /// assert_eq!(Server::default().load(), Load::default());
 /// ```
+#[cfg(feature = "internals")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
     /// Connections.
@@ -282,6 +283,7 @@ impl Server {
     }
 
     /// What it keeps for connections now.
+    #[cfg(feature = "internals")]
     pub fn load(&self) -> Load {
         let sum = |of: fn(&Connection) -> usize| self.connections.values().map(of).sum();
         Load {

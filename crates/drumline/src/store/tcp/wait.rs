@@ -9,7 +9,7 @@ use super::protocol::{Key, READY, Request, STOP_WAITING, WAIT_CANCELED};
 /// each key whether it is missing, unless the wait has come to its end meanwhile.
 ///
 /// ```
-/// use drumline::store::tcp::{
+/// use drumline::internals::store::{
 ///     protocol::{Key, NOT_READY, READY, Request, STOP_WAITING, WAIT_CANCELED},
 ///     wait::{Next, UnexpectedReply, Wait},
 /// };
