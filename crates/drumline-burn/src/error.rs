@@ -2,6 +2,19 @@
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a model cannot be trained data-parallel, or a step failed.
+///
+/// ```
+/// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
+/// use drumline::ProcessGroup;
+/// use drumline_burn::{DistributedDataParallel, Error};
+///
+/// let device = Device::flex().autodiff();
+/// let model = LinearConfig::new(2, 1).init(&device);
+/// let (ddp, model) = DistributedDataParallel::wrap(model, &ProcessGroup::alone())?;
+/// let loss = model.forward(Tensor::<2>::ones([4, 2], &device)).mean().detach();
+/// assert!(matches!(ddp.backward(loss, &model), Err(Error::LossWithoutGradient)));
+/// # Ok::<_, Error>(())
+/// ```
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

@@ -64,7 +64,7 @@ impl Job {
 /// signal that stopped the launcher.
 ///
 /// No worker is left when this returns. The calling binary must answer to
-/// [`EXEC_SUBCOMMAND`](crate::EXEC_SUBCOMMAND).
+/// [`EXEC_SUBCOMMAND`](crate::worker::EXEC_SUBCOMMAND).
 ///
 /// # Errors
 ///
