@@ -62,8 +62,8 @@ model:
 
 # Peers that cannot be installed are left out, and it says so.
 bench: torch
-	cargo build --release --locked -p drumline-launch
-	cargo build --release --locked -p drumline --examples
+	cargo build --profile release-lto --locked -p drumline-launch
+	cargo build --profile release-lto --locked -p drumline --example async_reduce_speed
 	$(PYTHON) -m unittest discover --quiet --start-directory bench
 	$(PYTHON) bench/bench.py --rounds $(ROUNDS) --only '$(ONLY)' --page docs/performance.md
 

@@ -15,7 +15,7 @@ from page import Figure, Goal, Ratio
 from peers import HERE, Absent, Peers, quiet
 
 ROOT = HERE.parent
-DRUMLINE = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release/drumline"
+DRUMLINE = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "release-lto/drumline"
 K, M = 1 << 10, 1 << 20
 PEERS = Peers()
 
