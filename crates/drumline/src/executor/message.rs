@@ -20,7 +20,7 @@
 
 use std::fmt;
 
-use drumline_schedule::{Collective, Counts};
+use drumline_schedule::{ALGORITHMS, Collective, Counts, MemoryUse};
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{DType, operator::OperatorKind};
@@ -161,11 +161,23 @@ const NO_ROOT: u32 = u32::MAX;
 
 /// What `splits` says where every block has the same number of elements.
 const EVEN: u32 = 0;
+/// The name of an algorithm as it travels: cut, with its last letter at the end, so that all differ.
+fn short(name: &str) -> [u8; 8] {
+    let mut short = [0; 8];
+    for (to, from) in short.iter_mut().zip(name.bytes()) {
+        *to = from;
+    }
+    if let (true, Some(last)) = (name.len() > short.len(), name.bytes().last()) {
+        short[7] = last;
+    }
+    short
+}
+
 /// What it says where only the two ends of a message know how long it is.
 const BY_PAIR: u32 = u32::MAX;
 
 impl Description {
-    /// `count` elements of `dtype` in every block. `algorithm` is cut to 8 bytes.
+    /// `count` elements of `dtype` in every block.
     pub(crate) fn new(
         group: u64,
         sequence: u64,
@@ -174,10 +186,6 @@ impl Description {
         count: usize,
         algorithm: &str,
     ) -> Description {
-        let mut short = [0; 8];
-        for (to, from) in short.iter_mut().zip(algorithm.bytes()) {
-            *to = from;
-        }
         Description {
             group,
             sequence,
@@ -188,7 +196,7 @@ impl Description {
             count: count as u64,
             splits: EVEN,
             custom: 0,
-            algorithm: short,
+            algorithm: short(algorithm),
             name: OwnName::default(),
         }
     }
@@ -298,8 +306,14 @@ impl fmt::Display for Description {
                 digest => write!(f, " in blocks #{digest:08x}")?,
             }
         }
-        let name = self.algorithm.split(|byte| *byte == 0).next().unwrap_or_default();
-        write!(f, " [{}]", name.escape_ascii())
+        let cut = self.algorithm.split(|byte| *byte == 0).next().unwrap_or_default();
+        match ALGORITHMS.iter().find(|row| short(row.name) == self.algorithm) {
+            Some(row) if row.memory == MemoryUse::Registered => {
+                write!(f, " in registered memory [{}]", row.name)
+            }
+            Some(row) => write!(f, " [{}]", row.name),
+            None => write!(f, " [{}]", cut.escape_ascii()),
+        }
     }
 }
 
@@ -394,7 +408,7 @@ pub(crate) fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
 
 #[cfg(test)]
 mod tests {
-    use drumline_schedule::Borders;
+    use drumline_schedule::{Algorithm, Borders};
 
     use super::*;
     use crate::ReduceOp;
@@ -438,8 +452,22 @@ mod tests {
     }
 
     #[test]
+    fn algorithms_are_told_apart_by_what_travels_of_their_names() {
+        for (at, row) in ALGORITHMS.iter().enumerate() {
+            let same = |other: &&Algorithm| short(other.name) == short(row.name);
+            assert!(ALGORITHMS[..at].iter().filter(same).all(|other| other.name == row.name));
+        }
+    }
+
+    #[test]
     fn descriptions_read_like_calls() {
         assert_eq!(header().description.to_string(), "all_reduce(avg) of 10 f32 [doubling]");
+        let push = |name| Description::new(0, 0, Operation::AllReduce, DType::U8, 3, name);
+        assert_eq!(
+            push("hierarchical-push").to_string(),
+            "all_reduce of 3 u8 in registered memory [hierarchical-push]"
+        );
+        assert_eq!(push("of a backend").to_string(), "all_reduce of 3 u8 [of a bad]");
         let broadcast =
             Description::new(0, 0, Operation::Broadcast, DType::U8, 3, "binomial").with_root(2);
         assert_eq!(broadcast.to_string(), "broadcast(root 2) of 3 u8 [binomial]");

@@ -17,7 +17,7 @@ pub(super) struct Card {
     pub(super) unix: Option<String>,
 }
 
-const VERSION: &str = "2";
+const VERSION: &str = "3";
 const NO_NAME: &str = "-";
 
 impl Card {
@@ -93,7 +93,7 @@ mod tests {
         for card in [card(), Card { unix: None, ..card() }] {
             assert_eq!(Card::parse(card.to_string().as_bytes()), Ok(card));
         }
-        for bad in [&b""[..], b"1 a b 0 c", b"2 a b many c", b"2 a b 0", b"\xff"] {
+        for bad in [&b""[..], b"2 a b 0 c", b"3 a b many c", b"3 a b 0", b"\xff"] {
             assert!(Card::parse(bad).unwrap_err().contains("same one"));
         }
     }
