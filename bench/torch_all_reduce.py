@@ -1,8 +1,9 @@
-"""Times dist.all_reduce on drumline and on gloo, in turns, in the same processes.
+"""Times dist.all_reduce on drumline, there also of tensors of `alloc_registered`, and on gloo, in turns, in
+the same processes.
 
     drumline run --nproc-per-node 2 -- python bench/torch_all_reduce.py [--rounds 9] [--sizes 4,67108864]
 
-A round times every backend once for each size, one after the other (A B A B), so that both meet the same
+A round times every way once for each size, one after the other (A B A B), so that both meet the same
 moods of the machine. Buffers are rewritten before each call, as training does, and every result is
 checked. A call's time is that of the rank that took longest, from a barrier on; a round's figure is the
 median of its calls. Drumline must have been built for release: `make bench-torch`.
@@ -18,23 +19,28 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-BACKENDS = ["drumline", "gloo"]
-# Of one backend and size in a round.
+import drumline
+
+WAYS = ["drumline", "registered", "gloo"]
+# Of one way and size in a round.
 TURN_S, CALLS_MIN, CALLS_MAX, WARM_UP = 0.4, 5, 2000, 5
 # What `docs/performance.md` and the issues ask for, by size: how many times as fast.
 GOALS = {4: 3.0, 64 << 20: 8.0}
 
 
 class Case:
-    """One size on one backend, with the buffer that all calls use."""
+    """One size in one way, with the buffer that all calls use."""
 
-    def __init__(self, size: int, group: Any) -> None:
+    def __init__(self, size: int, way: str, group: Any) -> None:
         self.group = group
         ranks, rank = dist.get_world_size(), dist.get_rank()
         pattern = torch.arange(max(size // 4, 1)) % 5
         self.values = (pattern + rank).float()
         self.expected = (pattern * ranks + sum(range(ranks))).float()
-        self.data = torch.empty_like(self.values)
+        if way == "registered":
+            self.data = drumline.alloc_registered(self.values.shape, self.values.dtype, group)
+        else:
+            self.data = torch.empty_like(self.values)
 
     def once(self) -> float:
         """Seconds of a call on this rank."""
@@ -84,23 +90,26 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("drumline")
-    groups = {backend: dist.new_group(backend=backend) for backend in BACKENDS}
+    groups = {
+        way: dist.new_group(backend="gloo" if way == "gloo" else "drumline") for way in WAYS
+    }
     if dist.get_rank() == 0:
         ranks = dist.get_world_size()
         print(f"dist.all_reduce of f32, {ranks} ranks, torch {torch.__version__}, {args.rounds} rounds\n")
-        print("| bytes | " + " | ".join(BACKENDS) + " | times as fast | goal |")
-        print("|--:" * (len(BACKENDS) + 3) + "|")
+        print("| bytes | " + " | ".join([*WAYS, "times as fast", "registered", "goal"]) + " |")
+        print("|--:" * (len(WAYS) + 4) + "|")
     for size in map(int, args.sizes.split(",")):
-        cases = {backend: Case(size, group) for backend, group in groups.items()}
-        rounds: dict[str, list[float]] = {backend: [] for backend in BACKENDS}
+        cases = {way: Case(size, way, group) for way, group in groups.items()}
+        rounds: dict[str, list[float]] = {way: [] for way in WAYS}
         for _ in range(args.rounds):
-            for backend, case in cases.items():
-                rounds[backend].append(case.turn())
+            for way, case in cases.items():
+                rounds[way].append(case.turn())
         if dist.get_rank() == 0:
-            ours, theirs = (statistics.median(rounds[backend]) for backend in BACKENDS)
-            cells = [figure(rounds[backend]) for backend in BACKENDS]
-            goal = f"{GOALS[size]:g}" if size in GOALS else ""
-            print(f"| {size} | {' | '.join(cells)} | {theirs / ours:.1f} | {goal} |", flush=True)
+            ours, registered, theirs = (statistics.median(rounds[way]) for way in WAYS)
+            cells = [figure(rounds[way]) for way in WAYS]
+            cells += [f"{theirs / ours:.1f}", f"{theirs / registered:.1f}"]
+            cells += [f"{GOALS[size]:g}" if size in GOALS else ""]
+            print(f"| {size} | {' | '.join(cells)} |", flush=True)
     dist.destroy_process_group()
 
 

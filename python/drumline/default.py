@@ -6,10 +6,14 @@ operation does. Ranks are numbers in the group.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from drumline import _core
+from drumline._registered import Shape, zeros
 from drumline.groups import Op, ProcessGroup, Seconds, Work, seconds
 from drumline.stores import Store, core_of
 
@@ -98,6 +102,27 @@ def get_rank(group: ProcessGroup | None = None) -> int:
 def get_world_size(group: ProcessGroup | None = None) -> int:
     """How many ranks there are."""
     return _of(group).world_size
+
+
+def alloc_registered(shape: Shape, dtype: Any = np.float32, group: Any = None) -> Any:
+    """`ProcessGroup.alloc_registered`, for a group of drumline's or one of torch's on drumline.
+
+    Without ``group``, for that of `init_process_group`, else for that of torch's.
+    """
+    is_ours = isinstance(group, ProcessGroup)
+    if group is None:
+        is_ours = _world is not None or "torch" not in sys.modules
+    if is_ours:
+        return _of(group).alloc_registered(shape, dtype)
+    from drumline.ddp.groups import group_of, own_group
+
+    core = own_group(group_of(group))
+    if core is None:
+        raise ValueError(
+            "this group of torch's is not on the backend drumline, whose memory is asked for "
+            "(TORCH_DISTRIBUTED_DEBUG=DETAIL hides it, too)"
+        )
+    return zeros(core, shape, dtype)
 
 
 def all_reduce(

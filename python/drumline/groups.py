@@ -16,9 +16,12 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from drumline import _core, _exit
 from drumline._arrays import Memory, Staging, staging_for
 from drumline._objects import Objects
+from drumline._registered import Shape, zeros
 
 Seconds = float | timedelta
 
@@ -153,6 +156,19 @@ class ProcessGroup(Objects):
 
     def __repr__(self) -> str:
         return repr(self._group)
+
+    def alloc_registered(self, shape: Shape, dtype: Any = np.float32) -> Any:
+        """Zeros in memory that the ranks of a host share: a numpy array, or a torch tensor if ``dtype`` is
+        torch's.
+
+        Collectives of this group on it, or on a part of it that lies side by side, work straight in the
+        memory of all ranks, in one pass over it; so all ranks pass such memory to a call, or none. Apart
+        from that it is like any other, and may outlive the group.
+
+        Raises DrumlineError when there is no room: the setting ``registered_bytes_max`` says how much
+        there is.
+        """
+        return zeros(self._group, shape, dtype)
 
     def all_reduce(self, data: Any, op: Op = "sum", async_op: bool = False) -> Work | None:
         """Reduces the ``data`` of all ranks, in place, to the same bits everywhere."""

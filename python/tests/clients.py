@@ -102,6 +102,15 @@ def fsdp2():
 
 
 @client
+def fsdp2_in_memory_of_the_group():
+    from torch.distributed.fsdp import fully_shard
+
+    module = fully_shard(model())
+    module.set_allocate_memory_from_process_group_for_comm(True)
+    return train(module)
+
+
+@client
 def fsdp1():
     from torch.distributed.fsdp import FullyShardedDataParallel
 

@@ -11,7 +11,8 @@ torch = pytest.importorskip("torch")
 
 import drumline  # noqa: E402
 from drumline import _core  # noqa: E402
-from drumline.ddp.buckets import storage_of, tensor_at  # noqa: E402
+from drumline._registered import storage_of  # noqa: E402
+from drumline.ddp.buckets import tensor_at  # noqa: E402
 
 CODES = dict(_core.DTYPES)
 TYPES = {

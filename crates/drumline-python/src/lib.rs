@@ -15,6 +15,7 @@ mod group;
 mod launch;
 mod memory;
 mod operations;
+mod registered;
 mod sampler;
 mod signals;
 mod store;
@@ -37,6 +38,7 @@ mod _core {
         group::Group,
         launch::main,
         memory::supports,
+        registered::Registered,
         sampler::Sampler,
         store::Store,
         tellers::wait_for_callbacks,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from drumline import _core, _exit
+from drumline._registered import storage_of
 from drumline.torch.tensors import CODE
 
 _MARKS = "(which parameters were used)"
@@ -136,18 +136,6 @@ def put(name: str, parameter: Any, place: Any, is_view: bool) -> None:
         place.copy_(gradient)
         if is_view:
             parameter.grad = place
-
-
-def storage_of(engine: _core.AsyncReduce) -> Any:
-    """The memory of the core as a storage of torch's, which keeps it where it is."""
-    address, length = engine.memory
-
-    class Memory(ctypes.c_char * length):  # type: ignore[misc]
-        engine: Any = None
-
-    memory = Memory.from_address(address)
-    memory.engine = engine
-    return torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
 
 
 def tensor_at(storage: Any, offset: int, dtype: Any, like: Any) -> Any:

@@ -55,7 +55,7 @@ def core_group(process_group: Any = None) -> _core.Group:
     process_group = group_of(process_group)
     if isinstance(process_group, ProcessGroup):
         return process_group._group
-    own = _own(process_group)
+    own = own_group(process_group)
     if own is not None:
         return own
     beside = _connected.get(process_group)
@@ -65,8 +65,8 @@ def core_group(process_group: Any = None) -> _core.Group:
     return beside
 
 
-def _own(process_group: Any) -> _core.Group | None:
-    """The group behind drumline's backend of torch's."""
+def own_group(process_group: Any) -> _core.Group | None:
+    """The group behind drumline's backend of torch's, if it is one."""
     module = sys.modules.get("drumline.torch.backend")
     backend = _backend(process_group)
     if module is None or not isinstance(backend, module.DrumlineBackend):
