@@ -497,7 +497,6 @@ mod tests {
         let world = Topology::hosts(&[3]);
         for (collective, name) in [
             (Collective::AllReduce, "shm-oneshot"),
-            (Collective::AllReduce, "shm-twoshot"),
             (Collective::AllReduce, "hierarchical"),
             (Collective::Broadcast, "shm"),
             (Collective::Reduce, "shm"),

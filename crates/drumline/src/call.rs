@@ -124,6 +124,9 @@ pub(crate) struct Choice {
 /// each rank reads only its part. A constant and not a measurement, so that all ranks agree.
 const ONE_SHOT_BYTES: usize = 32 * 1024;
 
+/// The same for elements that are widened to be combined, which takes longer than to read them.
+const ONE_SHOT_NARROW_BYTES: usize = 8 * 1024;
+
 /// Up to this many bytes a copy to a slot is faster than a second round of posts.
 const STAGED_BYTES: usize = 2 * 1024;
 
@@ -193,7 +196,12 @@ pub(crate) fn choose(
                 && (row.applies)(topology)
                 && (few_connections(topology) || !topology.sums_by_rank())
         };
-        ALGORITHMS.iter().filter(fits).min_by_key(|row| preference(row, bytes, topology))
+        // With two ranks, reading one whole slot is as much as reading half and copying half.
+        let one_shot = match narrow {
+            true => bytes <= ONE_SHOT_NARROW_BYTES,
+            false => bytes <= ONE_SHOT_BYTES || topology.world_size == 2,
+        };
+        ALGORITHMS.iter().filter(fits).min_by_key(|row| preference(row, bytes, one_shot))
     });
     match shared {
         Some(algorithm) => Ok(finish(algorithm)),
@@ -210,9 +218,7 @@ fn few_connections(topology: &Topology) -> bool {
 }
 
 /// The place of an algorithm among those that use shared memory: the lowest is taken.
-fn preference(row: &Algorithm, bytes: usize, topology: &Topology) -> u8 {
-    // With two ranks, reading one whole slot is as much as reading half and copying half.
-    let one_shot = bytes <= ONE_SHOT_BYTES || topology.world_size == 2;
+fn preference(row: &Algorithm, bytes: usize, one_shot: bool) -> u8 {
     match (row.memory, row.name) {
         (MemoryUse::Registered, _) if bytes > STAGED_BYTES => 0,
         (MemoryUse::Registered, _) => 4,

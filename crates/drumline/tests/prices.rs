@@ -126,16 +126,18 @@ fn prices_decide_over_links() {
 fn an_explanation_names_every_candidate() {
     let texts = on_ranks(&[PriceSource::Default, PriceSource::Default], false, |group| {
         let group = group.unwrap();
-        let explain = |registered| {
-            group.explain(Collective::AllReduce, 1 << 20, DType::Bf16, registered).unwrap()
+        let explain = |elements, dtype, registered| {
+            group.explain(Collective::AllReduce, elements, dtype, registered).unwrap()
         };
-        let staged = explain(false);
-        assert_eq!(staged.algorithm, "shm-oneshot");
+        let staged = explain(1 << 20, DType::F32, false);
+        assert_eq!(staged.algorithm, "shm-oneshot"); // two ranks
+        assert_eq!(explain(1 << 20, DType::Bf16, false).algorithm, "shm-twoshot");
+        assert_eq!(explain(4 << 10, DType::Bf16, false).algorithm, "shm-oneshot");
         let push = staged.candidates.iter().find(|it| it.algorithm == "shm-push").unwrap();
         assert_eq!(push.problem.as_deref(), Some("the buffer is not registered"));
         let doubling = staged.candidates.iter().find(|it| it.algorithm == "doubling").unwrap();
         assert!(doubling.price.is_some() && doubling.problem.is_none());
-        assert_eq!(explain(true).algorithm, "shm-push");
+        assert_eq!(explain(1 << 20, DType::Bf16, true).algorithm, "shm-push");
         assert!(group.explain(Collective::Barrier, 0, DType::U8, false).is_ok());
         staged.to_string()
     });

@@ -44,13 +44,13 @@ pub(super) fn oneshot_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     Cost { rounds, combined: of_peers, shared_elements: of_peers, ..Cost::default() }
 }
 
-/// Block `i` belongs to rank `i`. Everyone lays its data out, sums its block of what all have
-/// laid out, lays the sum out where its block was, and fetches the sums of the others.
+/// Block `i` belongs to rank `i`. Everyone lays the blocks of the others out, sums its own with what
+/// they have laid out of it, lays the sum out in its place, and fetches the sums of the others.
 ///
 /// ```text
-///   rank 0   a0 a1 a2 |            | s0 a1 a2 |            | s0 s1 s2
-///   rank 1   b0 b1 b2 | post, wait | b0 s1 b2 | post, wait | s0 s1 s2    si = ai + bi + ci
-///   rank 2   c0 c1 c2 |            | c0 c1 s2 |            | s0 s1 s2
+///   rank 0    . a1 a2 |            | s0 a1 a2 |            | s0 s1 s2
+///   rank 1   b0  . b2 | post, wait | b0 s1 b2 | post, wait | s0 s1 s2    si = ai + bi + ci
+///   rank 2   c0 c1  . |            | c0 c1 s2 |            | s0 s1 s2
 /// ```
 ///
 /// See [`twoshot_cost`]. Block `i` of the slots is touched by rank `i` alone between the posts.
@@ -60,24 +60,26 @@ pub(super) fn twoshot(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step>
     if p == 1 {
         return vec![];
     }
-    let block = |peer: Rank| Span::block(peer, p);
-    let slot_of = |owner: Rank, span: Span| match owner == rank {
-        true => Loc::slot(span),
-        false => Loc::slot(span).of(owner),
-    };
+    let own = Span::block(rank, p);
+    let below = Span { first: 0, count: rank, of: p };
+    let above = Span { first: rank + 1, count: p - rank - 1, of: p };
+    let of_others = [below, above].into_iter().filter(|span| span.count > 0);
+    let lay_out = |span| Step::Copy { dst: Loc::slot(span), src: Loc::data(span) };
+    let own_of = |peer: Rank| if peer == rank { Loc::data(own) } else { Loc::slot(own).of(peer) };
 
-    let mut steps = vec![Step::Copy { dst: SLOT, src: DATA }, Step::Post];
+    let mut steps: Vec<Step> = of_others.map(lay_out).collect();
+    steps.push(Step::Post);
     steps.extend(wait_for_others(p, rank, 1));
     steps.push(Step::ReduceTree {
-        dsts: vec![Loc::slot(block(rank)), Loc::data(block(rank))],
-        srcs: leaves(p, |peer| slot_of(peer, block(rank))),
+        dsts: vec![Loc::slot(own), Loc::data(own)],
+        srcs: leaves(p, own_of),
         finish: true,
     });
     steps.push(Step::Post);
     for peer in others(p, rank) {
-        let block = block(peer);
+        let block = Span::block(peer, p);
         steps.push(Step::Wait { peer, upto: 2 });
-        steps.push(Step::Copy { dst: Loc::data(block), src: slot_of(peer, block) });
+        steps.push(Step::Copy { dst: Loc::data(block), src: Loc::slot(block).of(peer) });
     }
     steps
 }
