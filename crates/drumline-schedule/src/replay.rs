@@ -7,9 +7,10 @@
 //! |---|---|---|
 //! | send, receive | half of `message_ps` and of `byte` at each end, `round_ps` between | the line out of the sender's host and that into the receiver's, if these are two |
 //! | reduce, copy | `combine`, `copy` and `slot_byte_fs` for each byte | the memory of the host |
-//! | post | `post_ps` until a neighbour sees it; `wake_ps` where ranks outnumber cores | |
+//! | post | `post_ps` until a neighbour sees it | |
 //!
-//! Whatever a rank does takes a core of its host while it does it. Each shared thing serves in the
+//! Whatever a rank does takes a core of its host while it does it, and so does to go on after a wait. A
+//! core takes `switch_ps` to change from one rank to another. Each shared thing serves in the
 //! order of asking. A message streams: its receiver begins when it begins to arrive, and is not done
 //! before its last byte is there. The network between the hosts' lines is never the narrowest place.
 //!

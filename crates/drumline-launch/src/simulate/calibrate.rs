@@ -25,8 +25,8 @@ fn fits() -> Vec<Fit> {
     vec![
         Fit { name: "call_ps", run: Run { ranks: 1, ..two(Way::Staged, 8, None) } },
         Fit { name: "post_ps", run: two(Way::Staged, 0, None) },
-        // More ranks than cores: who waits must sleep.
-        Fit { name: "wake_ps", run: Run { ranks: 2 * cores(), ..two(Way::Staged, 0, None) } },
+        // More ranks than cores.
+        Fit { name: "switch_ps", run: Run { ranks: 2 * cores(), ..two(Way::Staged, 0, None) } },
         Fit { name: "combine.cached_fs", run: two(Way::Registered, 256 << 10, None) },
         Fit { name: "combine.memory_fs", run: two(Way::Registered, 32 << 20, None) },
         Fit { name: "slot_byte_fs", run: two(Way::Staged, 128 << 10, oneshot) },

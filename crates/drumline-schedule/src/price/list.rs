@@ -30,8 +30,8 @@ pub struct PriceList {
     pub call_ps: u64,
     /// Through shared memory: from a rank's post to what a neighbour that waits for it does next.
     pub post_ps: u64,
-    /// The same where a host has more ranks than cores, so that who waits sleeps.
-    pub wake_ps: u64,
+    /// A core changes from one rank to another, where a host has more ranks than cores.
+    pub switch_ps: u64,
     /// Sockets between ranks of one host.
     pub near: Link,
     /// TCP between hosts.
@@ -110,7 +110,7 @@ impl Default for PriceList {
         PriceList {
             call_ps: 700_000,
             post_ps: 310_000,
-            wake_ps: 6_000_000,
+            switch_ps: 2_500_000,
             near: Link {
                 round_ps: 2_500_000,
                 message_ps: 1_250_000,
@@ -194,7 +194,7 @@ struct Field {
 const FIELDS: &[Field] = &[
     Field { name: "call_ps", of: |it| &mut it.call_ps, about: "a call, beside its steps" },
     Field { name: "post_ps", of: |it| &mut it.post_ps, about: "shared memory: from a post to who waits for it" },
-    Field { name: "wake_ps", of: |it| &mut it.wake_ps, about: "the same with more ranks than cores" },
+    Field { name: "switch_ps", of: |it| &mut it.switch_ps, about: "a core changes from one rank to another" },
     Field { name: "near.round_ps", of: |it| &mut it.near.round_ps, about: "sockets of one host: an empty message" },
     Field { name: "near.message_ps", of: |it| &mut it.near.message_ps, about: "work for a message, both ends together" },
     Field { name: "near.byte.cached_fs", of: |it| &mut it.near.byte.cached_fs, about: "work for a byte in the caches, both ends together" },

@@ -67,12 +67,18 @@ struct Walker {
     posts: Vec<(u64, u32)>,
     /// Who waits for the next post.
     waiting: Vec<u32>,
+    /// Whether it has waited for a post: another rank may have its core.
+    asleep: bool,
+    /// Until when it has gone on without a look at the others.
+    busy_until: u64,
 }
 
 /// Whether a rank can go on at the same moment.
 enum Turn {
     Now,
     At(u64),
+    /// And nobody comes in between: it has its core.
+    OnCore(u64),
     /// It is called when something happens.
     Blocked,
 }
@@ -90,7 +96,7 @@ impl<'a> Engine<'a> {
         };
         for rank in 0..engine.ranks.len() {
             let (_, end) = engine.hosts.work(rank, 0, cluster.prices.call_ps);
-            engine.push(end, Event::Go(rank as u32));
+            engine.go(rank, end);
         }
         engine
     }
@@ -125,10 +131,16 @@ impl<'a> Engine<'a> {
 
     /// The rank does what it can do now.
     fn go(&mut self, rank: Rank, now: u64) {
+        // Something may have happened while it worked.
+        let mut now = now.max(self.ranks[rank].busy_until);
         loop {
             match self.step(rank, now) {
                 Turn::Now => {}
                 Turn::At(at) if at <= now => {}
+                Turn::OnCore(at) => {
+                    now = at;
+                    self.ranks[rank].busy_until = at;
+                }
                 Turn::At(at) => return self.push(at, Event::Go(rank as u32)),
                 Turn::Blocked => return,
             }
@@ -136,7 +148,7 @@ impl<'a> Engine<'a> {
     }
 
     fn step(&mut self, rank: Rank, now: u64) -> Turn {
-        if let Some(turn) = self.enter(rank) {
+        if let Some(turn) = self.enter(rank, now) {
             return turn;
         }
         let Some(op) = self.ranks[rank].next_op() else { return self.end_of_piece(rank, now) };
@@ -146,7 +158,7 @@ impl<'a> Engine<'a> {
                 walker.op += 1;
                 let (start, end) = self.hosts.work(rank, now, core_ps);
                 match memory_bytes {
-                    0 => Turn::At(end),
+                    0 => Turn::OnCore(end),
                     _ => Turn::At(end.max(self.hosts.memory(rank, start, memory_bytes))),
                 }
             }
@@ -161,7 +173,7 @@ impl<'a> Engine<'a> {
             }
             Op::Post => {
                 walker.op += 1;
-                let seen = now.saturating_add(self.hosts.post_ps(rank));
+                let seen = now.saturating_add(self.cluster.prices.post_ps);
                 walker.posts.push((seen, walker.depth + 1));
                 for waiter in std::mem::take(&mut walker.waiting) {
                     self.push(seen, Event::Go(waiter));
@@ -170,7 +182,7 @@ impl<'a> Engine<'a> {
             }
             Op::Wait { peer, upto } => {
                 let number = walker.piece * walker.program.posts + upto as usize;
-                let turn = self.seen(rank, peer, number);
+                let turn = self.seen(rank, peer, number, now);
                 if !matches!(turn, Turn::Blocked) {
                     self.ranks[rank].op += 1;
                 }
@@ -180,7 +192,7 @@ impl<'a> Engine<'a> {
     }
 
     /// Before a piece: each neighbour has begun with the one before.
-    fn enter(&mut self, rank: Rank) -> Option<Turn> {
+    fn enter(&mut self, rank: Rank, now: u64) -> Option<Turn> {
         let Walker { piece, entered, op, .. } = self.ranks[rank];
         let posts = self.ranks[rank].program.posts;
         let neighbours = self.cluster.topology.neighbours(rank);
@@ -190,7 +202,7 @@ impl<'a> Engine<'a> {
         let peer = neighbours[entered];
         let turn = match peer == rank {
             true => Turn::Now,
-            false => self.seen(rank, peer as u32, (piece - 1) * posts + 1),
+            false => self.seen(rank, peer as u32, (piece - 1) * posts + 1, now),
         };
         if !matches!(turn, Turn::Blocked) {
             let walker = &mut self.ranks[rank];
@@ -202,14 +214,23 @@ impl<'a> Engine<'a> {
     }
 
     /// Waits for post `number` of `peer`, counted from 1 and over all pieces.
-    fn seen(&mut self, rank: Rank, peer: u32, number: usize) -> Turn {
-        match self.ranks[peer as usize].posts.get(number - 1) {
-            Some(&(seen, depth)) => {
+    fn seen(&mut self, rank: Rank, peer: u32, number: usize, now: u64) -> Turn {
+        match self.ranks[peer as usize].posts.get(number - 1).copied() {
+            Some((seen, depth)) if seen <= now => {
                 let walker = &mut self.ranks[rank];
                 walker.depth = walker.depth.max(depth);
-                Turn::At(seen)
+                match std::mem::take(&mut walker.asleep) {
+                    true => Turn::OnCore(self.hosts.work(rank, now, 0).1),
+                    false => Turn::Now,
+                }
+            }
+            Some((seen, _)) => {
+                self.ranks[rank].asleep = true;
+                self.push(seen, Event::Go(rank as u32));
+                Turn::Blocked
             }
             None => {
+                self.ranks[rank].asleep = true;
                 self.ranks[peer as usize].waiting.push(rank as u32);
                 Turn::Blocked
             }
@@ -317,6 +338,8 @@ impl Walker {
             left: vec![],
             posts: vec![],
             waiting: vec![],
+            asleep: false,
+            busy_until: 0,
         }
     }
 

@@ -56,14 +56,19 @@ impl<'a> Hosts<'a> {
         Hosts { machines, prices, hosts: machines.ranks_by_host().iter().map(host).collect() }
     }
 
-    /// From when to when `rank` works, if it could begin at `now`.
+    /// From when to when `rank` works, if it could begin at `now`. A core that ran another one has to
+    /// change first.
     pub(super) fn work(&mut self, rank: Rank, now: u64, ps: u64) -> (u64, u64) {
         let cores = &mut self.hosts[self.machines.host_of(rank)].cores;
         // Its own core first, if that is free.
         let free =
             cores.iter_mut().min_by_key(|core| (core.free_at.max(now), core.last != Some(rank)));
         let Some(core) = free else { return (now, now.saturating_add(ps)) };
-        let start = core.free_at.max(now);
+        let change_ps = match core.last {
+            Some(last) if last != rank => self.prices.switch_ps,
+            _ => 0,
+        };
+        let start = core.free_at.max(now).saturating_add(change_ps);
         *core = Core { free_at: start.saturating_add(ps), last: Some(rank) };
         (start, core.free_at)
     }
@@ -85,14 +90,6 @@ impl<'a> Hosts<'a> {
     pub(super) fn line_in(&mut self, rank: Rank, now: u64, bytes: u64) -> (u64, u64) {
         let ps = of_bytes(bytes, self.prices.nic_byte_fs);
         self.hosts[self.machines.host_of(rank)].line_in.serve(now, ps)
-    }
-
-    /// From a post of `rank` to what its neighbours do next.
-    pub(super) fn post_ps(&self, rank: Rank) -> u64 {
-        match self.hosts[self.machines.host_of(rank)].cores.is_empty() {
-            true => self.prices.post_ps,
-            false => self.prices.wake_ps,
-        }
     }
 
     /// What left the host from which the most left.
