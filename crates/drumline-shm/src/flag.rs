@@ -79,13 +79,23 @@ struct Line<T>(T);
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Flags {
-    /// How many guards of the owner's say that it sleeps or is about to.
-    sleeping: Line<AtomicU32>,
+    /// Whether the owner runs, and where.
+    owner: Line<Owner>,
     /// What the owner says, by parity.
     said: [Line<Said>; 2],
     /// What its digests stand for, by parity. In words, because atomics of a whole line do not
     /// exist: a reader that comes too early sees a mixture.
     described: [Line<[AtomicU64; 8]>; 2],
+}
+
+/// One line.
+#[derive(Debug)]
+#[repr(C)]
+struct Owner {
+    /// How many guards of the owner's say that it sleeps or is about to.
+    sleeping: AtomicU32,
+    /// The core on which it last waited, plus one. 0: it has not said.
+    core: AtomicU32,
 }
 
 /// One line.
@@ -125,7 +135,7 @@ impl Flags {
         };
         let described = || Line(std::array::from_fn(|_| words()));
         Flags {
-            sleeping: Line(AtomicU32::new(0)),
+            owner: Line(Owner { sleeping: AtomicU32::new(0), core: AtomicU32::new(0) }),
             said: [Line(said()), Line(said())],
             described: [described(), described()],
         }
@@ -194,25 +204,37 @@ impl Flags {
         self.post(parity, count);
         fence(Ordering::SeqCst);
         for (flags, bell) in peers {
-            if flags.sleeping.0.load(Ordering::Relaxed) != 0 {
+            if flags.owner.0.sleeping.load(Ordering::Relaxed) != 0 {
                 bell.ring();
             }
         }
     }
 
+    /// Says on which core the owner runs. All peers keep the line, so it is written only with news.
+    pub(crate) fn set_core(&self, core: u32) {
+        if self.core() != core {
+            self.owner.0.core.store(core, Ordering::Relaxed);
+        }
+    }
+
+    /// On which core the owner runs, as it last said.
+    pub(crate) fn core(&self) -> u32 {
+        self.owner.0.core.load(Ordering::Relaxed)
+    }
+
     /// Says that the owner is about to sleep on `bell`. To be called before the last look at
     /// what is awaited.
     pub(crate) fn prepare_sleep<'a, B: Doorbell>(&'a self, bell: &'a B) -> Asleep<'a, B> {
-        let guards = self.sleeping.0.load(Ordering::Relaxed).wrapping_add(1);
-        self.sleeping.0.store(guards, Ordering::Relaxed);
+        let guards = self.owner.0.sleeping.load(Ordering::Relaxed).wrapping_add(1);
+        self.owner.0.sleeping.store(guards, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         Asleep { flags: self, bell }
     }
 
     /// Undoes one [`Flags::prepare_sleep`]: what the guard does when it is dropped.
     pub(crate) fn end_sleep<B: Doorbell>(&self, bell: &B) {
-        let guards = self.sleeping.0.load(Ordering::Relaxed).wrapping_sub(1);
-        self.sleeping.0.store(guards, Ordering::Relaxed);
+        let guards = self.owner.0.sleeping.load(Ordering::Relaxed).wrapping_sub(1);
+        self.owner.0.sleeping.store(guards, Ordering::Relaxed);
         // A guard around this one may still go to sleep: what has been rung is its business too.
         if guards == 0 {
             bell.drain();

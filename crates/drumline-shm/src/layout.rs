@@ -43,7 +43,7 @@ impl SegmentSize {
 }
 
 const MAGIC: [u8; 8] = *b"DRUMSHM\n";
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 /// Bytes of line 0.
 pub(crate) const HEADER_BYTES: usize = 64;
 

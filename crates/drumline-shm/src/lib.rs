@@ -40,7 +40,7 @@
 //!
 //! ```text
 //!     0  "DRUMSHM\n"  version u32  0 u32  slot bytes u64  arena bytes u64  zeros    line 0
-//!    64  sleeping: not 0 while the owner sleeps or is about to, u32                 line 1
+//!    64  sleeping: not 0 while the owner sleeps or is about to, u32  core u32       line 1
 //!   128  posted u64  digest u64  place u64  payload 40 bytes, of even operations    line 2
 //!   192  the same of odd operations                                                 line 3
 //!   256  description of even operations, 64 bytes of the caller's                   line 4
@@ -121,4 +121,4 @@ pub use layout::SegmentSize;
 pub use peer::PeerSegment;
 pub use process::{Credentials, PidFd};
 pub use segment::{Handles, Parity, Segment, SleepGuard, Waker};
-pub use spin::{SpinLimit, spin, spin_limit};
+pub use spin::{Core, SpinLimit, spin, spin_limit};

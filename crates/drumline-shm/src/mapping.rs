@@ -110,10 +110,14 @@ impl Mapping {
         offset: usize,
         len: usize,
     ) -> Result<Target<'_, T>> {
-        let end = offset as u128 + len as u128 * size_of::<T>() as u128;
-        if end > part.len() as u128 {
-            let (start, bytes) = (offset as u128, part.len());
-            return Err(Error::OutOfRange { what, start, end, bytes });
+        let end = len.checked_mul(size_of::<T>()).and_then(|bytes| offset.checked_add(bytes));
+        if end.is_none_or(|end| end > part.len()) {
+            return Err(out_of_range(
+                what,
+                part.len(),
+                offset,
+                len as u128 * size_of::<T>() as u128,
+            ));
         }
         if !offset.is_multiple_of(align_of::<T>()) {
             return Err(Error::Misaligned { offset, align: align_of::<T>() });
@@ -166,6 +170,12 @@ impl Mapping {
     ) -> Result<Source<'_, T>> {
         Ok(self.slot(parity, elements)?.as_source())
     }
+}
+
+#[cold]
+fn out_of_range(what: &'static str, bytes: usize, offset: usize, len: u128) -> Error {
+    let start = offset as u128;
+    Error::OutOfRange { what, start, end: start + len, bytes }
 }
 
 impl Drop for Mapping {

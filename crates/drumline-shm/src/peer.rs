@@ -15,6 +15,7 @@ use crate::flag::{Announcement, DESCRIPTION_BYTES, Flags};
 use crate::layout::{HEADER_BYTES, Layout};
 use crate::mapping::Mapping;
 use crate::segment::{Handles, Parity};
+use crate::spin::Core;
 
 /// The segment of another rank, mapped here, and that rank's doorbell.
 ///
@@ -95,6 +96,22 @@ impl PeerSegment {
     /// ```
     pub fn last_posted(&self) -> u64 {
         self.posted(Parity::Even).max(self.posted(Parity::Odd))
+    }
+
+    /// Whether the peer ran on that core when it last [said](crate::Segment::stand_here) where it does.
+    ///
+    /// ```
+    /// # use drumline_shm::{PeerSegment, Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let [own, other] = [Segment::create(size)?, Segment::create(size)?];
+    /// # let peer = PeerSegment::map(other.handles()?)?;
+    /// let core = own.stand_here();
+    /// assert!(!peer.stands_on(core)); // it has not said anything
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
+    #[inline]
+    pub fn stands_on(&self, core: Core) -> bool {
+        self.mapping.flags().core() == core.number()
     }
 
     /// What the peer announced for a parity. It is whole if the protocol of the callers says that

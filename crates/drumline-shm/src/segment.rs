@@ -17,6 +17,7 @@ use crate::flag::{Announcement, Asleep, DESCRIPTION_BYTES, Doorbell, Flags};
 use crate::layout::{Layout, SegmentSize};
 use crate::mapping::Mapping;
 use crate::peer::PeerSegment;
+use crate::spin::Core;
 
 /// Which of two places an operation uses: operations of a group take turns.
 ///
@@ -421,6 +422,23 @@ impl Segment {
     /// ```
     pub fn end_sleep(&self) {
         self.flags().end_sleep(&*self.doorbell);
+    }
+
+    /// Tells peers on which core this thread runs.
+    ///
+    /// ```
+    /// # use drumline_shm::{PeerSegment, Segment, SegmentSize};
+    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
+    /// # let own = Segment::create(size)?;
+    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
+    /// let core = own.stand_here();
+    /// assert!(peer.stands_on(core));
+    /// # Ok::<(), drumline_shm::Error>(())
+    /// ```
+    pub fn stand_here(&self) -> Core {
+        let core = Core::here();
+        self.flags().set_core(core.number());
+        core
     }
 
     /// Readable when it was rung.

@@ -67,7 +67,7 @@ impl Rank {
     /// Waits until the peer has posted `count` times: spins up to `limit`, then sleeps.
     fn await_post(&self, count: u64, limit: SpinLimit) {
         let posted = || self.peer.last_posted() >= count;
-        while !spin(limit, posted) {
+        while !spin(limit, posted, || true) {
             let asleep = self.own.prepare_sleep();
             if !posted() {
                 let mut wakers =

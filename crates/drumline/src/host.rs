@@ -9,14 +9,15 @@ use drumline_shm::{Announcement, Arena, Parity, PeerSegment, Segment, SpinLimit}
 
 use crate::{
     error::Cause,
-    executor::{Flags, Header, History, Machine, Notice},
+    executor::{Flags, Header, History, Machine, Notice, Seat, Seats},
 };
 
 /// This rank's segment and those of its neighbours: the ranks of the group on the same host.
 #[derive(Debug)]
 pub(crate) struct Host {
     segment: Segment,
-    /// In the order of their ranks.
+    seats: Seats,
+    /// By seat.
     neighbours: Vec<Neighbour>,
     /// Which announcements, and slots, the piece at hand uses.
     parity: Parity,
@@ -44,6 +45,7 @@ impl Host {
         let slot_bytes_max = segment.slot_bytes();
         Host {
             segment,
+            seats: Seats::of(&neighbours.keys().copied().collect::<Vec<_>>()),
             neighbours: neighbours.into_iter().map(neighbour).collect(),
             parity: Parity::Even,
             in_line: false,
@@ -93,21 +95,13 @@ impl Host {
         self.is_pair() && !self.in_line
     }
 
-    fn find(&self, rank: Rank) -> Option<&Neighbour> {
-        let index = self.neighbours.binary_search_by_key(&rank, |it| it.rank).ok()?;
-        self.neighbours.get(index)
-    }
-
-    fn neighbour(&self, rank: Rank) -> &Neighbour {
-        let Some(neighbour) = self.find(rank) else {
-            unreachable!("only neighbours are watched, and named by schedules");
-        };
-        neighbour
+    fn at(&self, seat: Seat) -> &Neighbour {
+        &self.neighbours[seat.0]
     }
 
     /// How often a neighbour has posted, as it says in its line for that piece.
-    pub(crate) fn posted(&self, peer: Rank, piece: u64) -> u64 {
-        self.neighbour(peer).segment.posted(Parity::of(piece))
+    pub(crate) fn posted(&self, seat: Seat, piece: u64) -> u64 {
+        self.at(seat).segment.posted(Parity::of(piece))
     }
 
     /// Writes this rank's announcement of a piece.
@@ -129,36 +123,35 @@ impl Host {
     }
 
     /// What a neighbour has announced for a piece. It must have posted in that piece.
-    pub(crate) fn announcement(&self, peer: Rank, piece: u64) -> Announcement {
-        self.neighbour(peer).segment.announcement(Parity::of(piece))
+    pub(crate) fn announcement(&self, seat: Seat, piece: u64) -> Announcement {
+        self.at(seat).segment.announcement(Parity::of(piece))
     }
 
     /// What that announcement stands for.
-    pub(crate) fn description(&self, peer: Rank, piece: u64) -> Result<Header, Cause> {
+    pub(crate) fn description(&self, seat: Seat, piece: u64) -> Result<Header, Cause> {
+        let &Neighbour { rank: peer, ref segment, .. } = self.at(seat);
         let problem = || "wrote something that is no announcement".to_owned();
-        let line = self.neighbour(peer).segment.description(Parity::of(piece));
-        Header::decode(&line).ok_or_else(|| Cause::Protocol { peer, problem: problem() })
+        Header::decode(&segment.description(Parity::of(piece)))
+            .ok_or_else(|| Cause::Protocol { peer, problem: problem() })
     }
 
     /// A neighbour's data lies there in its arena, as it announced last.
-    pub(crate) fn set_data_of(&mut self, peer: Rank, place: u64) {
-        if let Some(neighbour) = self.neighbours.iter_mut().find(|it| it.rank == peer) {
-            neighbour.data = place;
-        }
+    pub(crate) fn set_data_of(&mut self, seat: Seat, place: u64) {
+        self.neighbours[seat.0].data = place;
     }
 
     /// Neighbours that have left: what they have announced and this rank has not taken part in.
     pub(crate) fn left_over(&self, flags: &mut Flags, history: &History) -> Result<(), Cause> {
-        for neighbour in &self.neighbours {
-            flags.on_posted(neighbour.rank, neighbour.segment.last_posted());
+        for (seat, neighbour) in self.neighbours.iter().enumerate() {
+            flags.on_posted(Seat(seat), neighbour.segment.last_posted());
         }
-        for (peer, piece, ours) in flags.left_over() {
-            if ours.is_some_and(|ours| ours.digest == self.announcement(peer, piece).digest) {
+        for (seat, piece, ours) in flags.left_over() {
+            if ours.is_some_and(|ours| ours.digest == self.announcement(seat, piece).digest) {
                 continue;
             }
-            let theirs = self.description(peer, piece)?.description;
+            let theirs = self.description(seat, piece)?.description;
             let sequence = ours.map_or(theirs.sequence(), |ours| ours.sequence);
-            return Err(Cause::mismatch(peer, theirs, history.find(sequence)));
+            return Err(Cause::mismatch(self.at(seat).rank, theirs, history.find(sequence)));
         }
         Ok(())
     }
@@ -218,28 +211,41 @@ impl Host {
         peer: Rank,
         place: impl FnOnce(&'a Neighbour) -> drumline_shm::Result<R>,
     ) -> Result<R, Cause> {
-        place(self.neighbour(peer)).map_err(|error| Cause::Protocol {
-            peer,
-            problem: format!("announced a buffer that cannot be: {error}"),
-        })
+        let Some(seat) = self.seats.find(peer) else {
+            unreachable!("schedules name memory of neighbours only");
+        };
+        place(self.at(seat)).map_err(|error| impossible(peer, error))
     }
 
-    /// Looks at what the machine waits for in shared memory, for a short while. Whether it is
-    /// worth going on.
-    pub(crate) fn spin(&self, machine: &Machine) -> bool {
-        let Some((peer, level)) = machine.watching() else { return false };
-        let (neighbour, parity) = (self.neighbour(peer), Parity::of(machine.looks_at(peer).0));
-        drumline_shm::spin(self.spins_max, || neighbour.segment.posted(parity) >= level)
+    /// Waits for a neighbour's post for a short while. Whether it is there.
+    pub(crate) fn spin(&self, machine: &Machine, seat: Seat, level: u64) -> bool {
+        let (neighbour, parity) = (self.at(seat), Parity::of(machine.looks_at(seat).0));
+        let is_there = || neighbour.segment.posted(parity) >= level;
+        drumline_shm::spin(self.spins_max, is_there, || self.is_in_the_way(machine))
+    }
+
+    /// Tells neighbours on which core this rank is.
+    pub(crate) fn stand_here(&self) {
+        self.segment.stand_here();
+    }
+
+    /// Whether a neighbour that is awaited would run on the very core that this rank is on.
+    fn is_in_the_way(&self, machine: &Machine) -> bool {
+        let core = self.segment.stand_here();
+        machine.watched().any(|(seat, level)| {
+            self.at(seat).segment.stands_on(core)
+                && self.posted(seat, machine.looks_at(seat).0) < level
+        })
     }
 
     /// Whether a neighbour has posted what the machine waits for, or has called something that
     /// has not been compared yet.
     pub(crate) fn has_news(&self, machine: &Machine) -> bool {
-        let posted = |peer| self.posted(peer, machine.looks_at(peer).0);
-        let awaited = machine.watching().is_some_and(|(peer, level)| posted(peer) >= level);
-        let is_news = |peer: Rank| {
-            let (_, to_compare) = machine.looks_at(peer);
-            to_compare.is_some_and(|base| posted(peer) > base)
+        let posted = |seat| self.posted(seat, machine.looks_at(seat).0);
+        let awaited = machine.watching().is_some_and(|(seat, level)| posted(seat) >= level);
+        let is_news = |seat: Seat| {
+            let (_, to_compare) = machine.looks_at(seat);
+            to_compare.is_some_and(|base| posted(seat) > base)
         };
         awaited || machine.neighbours().any(is_news)
     }
@@ -252,4 +258,9 @@ impl Host {
     pub(crate) fn end_sleep(&self) {
         self.segment.end_sleep();
     }
+}
+
+#[cold]
+fn impossible(peer: Rank, error: drumline_shm::Error) -> Cause {
+    Cause::Protocol { peer, problem: format!("announced a buffer that cannot be: {error}") }
 }

@@ -388,6 +388,10 @@ impl Lane {
             None if sequence.is_multiple_of(TIMED.into()) => (Some(now.get()), TIMED),
             known => (known, 1),
         };
+        if let (Some(_), Some(host)) = (started, &self.host) {
+            // A rank that is always last never waits, and would not say it then.
+            host.stand_here();
+        }
         operation.prepare(plan, &mut self.pool);
         let registered = registered.filter(|_| plan.registered);
         self.machine.begin(plan, sequence, registered, limit, started);

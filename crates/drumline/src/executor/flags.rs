@@ -6,8 +6,42 @@ use drumline_schedule::step::Rank;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flags {
     pub(super) epoch: Epoch,
-    /// The ranks that share memory with this one, in their order, and how far each has come.
+    pub(super) seats: Seats,
+    /// The ranks that share memory with this one, by seat, and how far each has come.
     pub(super) peers: Vec<Neighbour>,
+}
+
+/// One of the ranks that share memory with this one, counted in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Seat(pub(crate) usize);
+
+/// Where each of them is found: schedules name ranks, and that is looked up several times in every
+/// operation.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seats {
+    first: Rank,
+    /// From the first of them to the last, who mostly follow each other.
+    by_rank: Vec<Option<Seat>>,
+}
+
+impl Seats {
+    /// Of these ranks, in their order.
+    pub(crate) fn of(neighbours: &[Rank]) -> Seats {
+        let [first, .., last] = neighbours else {
+            let by_rank = neighbours.iter().map(|_| Some(Seat(0))).collect();
+            return Seats { first: neighbours.first().copied().unwrap_or(0), by_rank };
+        };
+        let mut by_rank = vec![None; last - first + 1];
+        for (seat, rank) in neighbours.iter().enumerate() {
+            by_rank[rank - first] = Some(Seat(seat));
+        }
+        Seats { first: *first, by_rank }
+    }
+
+    #[inline]
+    pub(crate) fn find(&self, rank: Rank) -> Option<Seat> {
+        *self.by_rank.get(rank.wrapping_sub(self.first))?
+    }
 }
 
 /// How far the shared-memory operations of a group have come: the same on all ranks of a host.
@@ -43,9 +77,10 @@ pub(super) struct Neighbour {
 impl Flags {
     pub(crate) fn new(neighbours: impl IntoIterator<Item = Rank>) -> Flags {
         let neighbour = |rank| Neighbour { rank, posted: 0, met: false, met_before: true };
-        let mut peers: Vec<_> = neighbours.into_iter().map(neighbour).collect();
-        peers.sort_unstable_by_key(|peer| peer.rank);
-        Flags { epoch: Epoch::default(), peers }
+        let mut ranks: Vec<Rank> = neighbours.into_iter().collect();
+        ranks.sort_unstable();
+        let seats = Seats::of(&ranks);
+        Flags { epoch: Epoch::default(), seats, peers: ranks.into_iter().map(neighbour).collect() }
     }
 
     pub(super) fn next_piece(&mut self, posts: u64, sequence: u64, digest: u64) {
@@ -62,40 +97,55 @@ impl Flags {
 
     /// A neighbour whose announcement of the piece before has not been compared, and its count
     /// of posts from which on it can be.
-    pub(super) fn owed(&self) -> Option<(Rank, u64)> {
+    pub(super) fn owed(&self) -> Option<(Seat, u64)> {
         let previous = self.epoch.previous?;
-        let owed = self.peers.iter().find(|peer| !peer.met_before)?;
-        Some((owed.rank, previous.base + 1))
+        let owed = self.peers.iter().position(|peer| !peer.met_before)?;
+        Some((Seat(owed), previous.base + 1))
     }
 
-    /// Announcements that nobody has looked at, after all neighbours have left: (rank, piece,
+    /// Announcements that nobody has looked at, after all neighbours have left: (whose, piece,
     /// what this rank called there).
-    pub(crate) fn left_over(&self) -> impl Iterator<Item = (Rank, u64, Option<Previous>)> {
+    pub(crate) fn left_over(&self) -> impl Iterator<Item = (Seat, u64, Option<Previous>)> {
         let Epoch { base, pieces, previous } = self.epoch;
-        self.peers.iter().filter_map(move |peer| match previous {
+        self.peers.iter().enumerate().filter_map(move |(seat, peer)| match previous {
             // One that left before that call has announced nothing, and had nothing to give.
             Some(previous) if !peer.met_before && peer.posted > previous.base => {
-                Some((peer.rank, pieces - 1, Some(previous)))
+                Some((Seat(seat), pieces - 1, Some(previous)))
             }
-            _ if peer.posted > base => Some((peer.rank, pieces, None)),
+            _ if peer.posted > base => Some((Seat(seat), pieces, None)),
             _ => None,
         })
     }
 
-    /// A neighbour has posted so often.
-    pub(crate) fn on_posted(&mut self, peer: Rank, posted: u64) {
-        if let Some(known) = self.of_mut(peer) {
-            known.posted = known.posted.max(posted);
+    /// A neighbour has posted so often, as it says in one of its lines. Returns what is known now.
+    pub(crate) fn on_posted(&mut self, seat: Seat, posted: u64) -> u64 {
+        let known = self.of_mut(seat);
+        known.posted = known.posted.max(posted);
+        known.posted
+    }
+
+    pub(super) fn of(&self, seat: Seat) -> &Neighbour {
+        &self.peers[seat.0]
+    }
+
+    pub(super) fn of_mut(&mut self, seat: Seat) -> &mut Neighbour {
+        &mut self.peers[seat.0]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_neighbour_has_a_seat_and_nobody_else() {
+        for neighbours in [&[][..], &[0], &[7], &[0, 1, 3], &[5, 6, 40]] {
+            let seats = Seats::of(neighbours);
+            let found = |rank: Rank| seats.find(rank).map(|Seat(seat)| neighbours[seat]);
+            for rank in 0..50 {
+                let expected = neighbours.contains(&rank).then_some(rank);
+                assert_eq!(found(rank), expected, "{rank} of {neighbours:?}");
+            }
         }
-    }
-
-    pub(super) fn of(&self, peer: Rank) -> Option<&Neighbour> {
-        let index = self.peers.binary_search_by_key(&peer, |known| known.rank).ok()?;
-        self.peers.get(index)
-    }
-
-    pub(super) fn of_mut(&mut self, peer: Rank) -> Option<&mut Neighbour> {
-        let index = self.peers.binary_search_by_key(&peer, |known| known.rank).ok()?;
-        self.peers.get_mut(index)
     }
 }

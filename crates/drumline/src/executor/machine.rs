@@ -9,7 +9,7 @@ use std::{
 use drumline_schedule::step::{Loc, Rank, Step};
 
 use super::{
-    flags::{Epoch, Flags},
+    flags::{Epoch, Flags, Seat},
     history::History,
     layout::{Place, Stretch},
     local::Local,
@@ -91,8 +91,9 @@ pub(crate) enum Action<'a> {
     Announce(Notice<'a>),
     /// Raise this rank's count of posts.
     Post,
-    /// Look at a neighbour's count of posts and tell [`Machine::on_posted`].
-    Watch(Rank),
+    /// Look at a neighbour's count of posts and tell [`Machine::on_posted`]. Nothing goes on before
+    /// it has come so far.
+    Watch(Seat, u64),
     /// Nothing, until something happens.
     Wait,
     /// The collective is complete.
@@ -244,18 +245,22 @@ impl Machine {
     }
 
     /// The next thing to do. Call again after each action other than `Wait`.
+    //
+    // Functions that are rarely needed stay functions: where they are inlined, what they work with is
+    // fetched in every turn of the loops here, which was a third of a short operation.
     pub(crate) fn poll(&mut self) -> Action<'_> {
         let (index, window) = loop {
-            let Stage::Step(index) = self.stage else { return self.enter() };
-            let Some(step) = self.plan.schedule.steps.get(index) else {
-                match self.end_of_turn() {
-                    Some(end) => return end,
-                    None => continue,
+            let Stage::Step(from) = self.stage else { return self.enter() };
+            let next = self.next_step(from);
+            let steps = self.plan.schedule.steps.len();
+            self.stage = Stage::Step(next.map_or(steps, |(index, _)| index));
+            match next {
+                Some(next) => break next,
+                None => {
+                    if let Some(end) = self.end_of_turn() {
+                        return end;
+                    }
                 }
-            };
-            match self.window(index) {
-                Some(window) if !self.is_passed(step, window) => break (index, window),
-                _ => self.stage = Stage::Step(index + 1),
             }
         };
         let step = &self.plan.schedule.steps[index];
@@ -289,19 +294,25 @@ impl Machine {
             Step::Send { to, src } => {
                 self.stage = Stage::Step(index + 1);
                 let src = stretch(src);
-                let (description, payload) = (self.description(), self.bytes(src));
-                let peer = &mut self.peers[to];
-                let header = Header { description, part: peer.sent, payload };
-                peer.sent += 1;
-                Action::Send { to, header, src }
+                self.send(to, src)
             }
             Step::Flush { .. } => Action::Wait,
             Step::Post => {
                 self.stage = Stage::Step(index + 1);
                 Action::Post
             }
-            Step::Wait { peer, .. } => Action::Watch(peer),
+            Step::Wait { peer, upto } => Action::Watch(self.seat(peer), self.level(upto)),
         }
+    }
+
+    /// The first step from there on in which there is something to do or to wait for in this turn, and
+    /// the window that it works on.
+    fn next_step(&self, from: usize) -> Option<(usize, usize)> {
+        let steps = self.plan.schedule.steps.get(from..).unwrap_or_default();
+        steps.iter().zip(from..).find_map(|(step, index)| {
+            let window = self.window(index)?;
+            (!self.is_passed(step, window)).then_some((index, window))
+        })
     }
 
     /// Whether a step that only waits has nothing to wait for. Messages that have left need not wait
@@ -310,7 +321,7 @@ impl Machine {
         match *step {
             Step::Flush { to, upto } => self.is_flushed(to, upto, window),
             Step::Wait { peer, upto } => {
-                self.receiving == 0 && self.has_posted(peer, self.level(upto))
+                self.receiving == 0 && self.has_posted(self.seat(peer), self.level(upto))
             }
             _ => false,
         }
@@ -321,6 +332,7 @@ impl Machine {
         self.plan.pipeline.window(step, self.turn, self.plan.windows)
     }
 
+    #[inline(never)]
     fn is_flushed(&self, to: Rank, upto: usize, window: usize) -> bool {
         let Plan { pipeline, schedule, windows, .. } = &*self.plan;
         let upto = pipeline.posted(schedule, to, upto, window, *windows);
@@ -329,14 +341,10 @@ impl Machine {
 
     /// Waits until nobody uses the slots of the piece before the last one any more: that is so
     /// once everybody has posted in the last one.
+    #[inline(never)]
     fn enter(&mut self) -> Action<'_> {
-        if let Some(previous) = self.flags.epoch.previous
-            && let Some(late) = self.flags.peers.iter().find(|peer| peer.posted <= previous.base)
-        {
-            return Action::Watch(late.rank);
-        }
-        if let Some((peer, _)) = self.flags.owed() {
-            return Action::Watch(peer);
+        if let Some((seat, level)) = self.awaited_at_entry() {
+            return Action::Watch(seat, level);
         }
         self.stage = Stage::Step(0);
         Action::Announce(Notice {
@@ -350,6 +358,7 @@ impl Machine {
     }
 
     /// Goes on to the next turn, unless there is something to wait for or nothing left to do.
+    #[inline(never)]
     fn end_of_turn(&mut self) -> Option<Action<'static>> {
         let turns = self.plan.pipeline.turns(self.plan.windows);
         if self.turn == turns {
@@ -369,6 +378,16 @@ impl Machine {
         None
     }
 
+    #[inline(never)]
+    fn send(&mut self, to: Rank, src: Stretch) -> Action<'_> {
+        let (description, payload) = (self.description(), self.bytes(src));
+        let peer = &mut self.peers[to];
+        let header = Header { description, part: peer.sent, payload };
+        peer.sent += 1;
+        Action::Send { to, header, src }
+    }
+
+    #[inline(never)]
     fn expect(&mut self, from: Rank, dst: Stretch) -> Action<'_> {
         self.receiving += 1;
         let payload = self.bytes(dst);
@@ -467,20 +486,22 @@ impl Machine {
     }
 
     /// The ranks that share memory with this one.
-    pub(crate) fn neighbours(&self) -> impl Iterator<Item = Rank> {
-        self.flags.peers.iter().map(|peer| peer.rank)
+    pub(crate) fn neighbours(&self) -> impl Iterator<Item = Seat> + use<> {
+        (0..self.flags.peers.len()).map(Seat)
     }
 
-    /// One of them.
-    pub(super) fn neighbour(&self, index: usize) -> Option<Rank> {
-        self.flags.peers.get(index).map(|peer| peer.rank)
+    fn seat(&self, neighbour: Rank) -> Seat {
+        let Some(seat) = self.flags.seats.find(neighbour) else {
+            unreachable!("only neighbours are watched");
+        };
+        seat
     }
 
     /// The piece in whose line a neighbour is to be looked at next, and the count of posts from
     /// which on its announcement there is to be compared, if it has not been.
-    pub(crate) fn looks_at(&self, peer: Rank) -> (u64, Option<u64>) {
+    pub(crate) fn looks_at(&self, seat: Seat) -> (u64, Option<u64>) {
         let Epoch { base, pieces, previous } = self.flags.epoch;
-        let Some(known) = self.flags.of(peer) else { return (pieces, None) };
+        let known = self.flags.of(seat);
         match previous {
             Some(previous) if !known.met_before => (pieces - 1, Some(previous.base)),
             _ => (pieces, (!known.met).then_some(base)),
@@ -494,34 +515,35 @@ impl Machine {
 
     /// Whether a neighbour's announcement in the line of that piece is this rank's own call. If so,
     /// that is noted; else its description is to be [compared](Machine::on_announced).
-    pub(crate) fn agrees(&mut self, peer: Rank, piece: u64, digest: u64) -> bool {
+    pub(crate) fn agrees(&mut self, seat: Seat, piece: u64, digest: u64) -> bool {
         let is_same = match self.flags.epoch.previous {
             Some(previous) if piece < self.flags.epoch.pieces => digest == previous.digest,
             _ => digest == self.digest() && self.plan.posts > 0,
         };
         if is_same {
-            self.on_met(peer, piece);
+            self.on_met(seat, piece);
         }
         is_same
     }
 
-    fn on_met(&mut self, peer: Rank, piece: u64) {
+    fn on_met(&mut self, seat: Seat, piece: u64) {
         let is_before = piece < self.flags.epoch.pieces;
-        if let Some(known) = self.flags.of_mut(peer) {
-            match is_before {
-                true => known.met_before = true,
-                false => known.met = true,
-            }
+        let known = self.flags.of_mut(seat);
+        match is_before {
+            true => known.met_before = true,
+            false => known.met = true,
         }
     }
 
     /// What a neighbour says it calls, in the line of that piece.
+    #[cold]
     pub(crate) fn on_announced(
         &mut self,
-        peer: Rank,
+        seat: Seat,
         piece: u64,
         header: Header,
     ) -> Result<(), Cause> {
+        let peer = self.flags.of(seat).rank;
         if piece < self.flags.epoch.pieces {
             let Some(previous) = self.flags.epoch.previous else { return Ok(()) };
             let ours = match previous.sequence == self.sequence {
@@ -536,62 +558,61 @@ impl Machine {
         } else if self.plan.posts > 0 {
             return Err(Cause::mismatch(peer, header.description, Some(self.description())));
         }
-        self.on_met(peer, piece);
+        self.on_met(seat, piece);
         Ok(())
     }
 
-    /// A neighbour has posted so often. Whether that lets this rank go on.
-    pub(crate) fn on_posted(&mut self, peer: Rank, posted: u64) -> bool {
-        self.flags.on_posted(peer, posted);
-        self.watching().is_none_or(|(awaited, level)| awaited != peer || posted >= level)
+    /// A neighbour has posted so often, as it says in one of its lines. Returns what is known now.
+    pub(crate) fn on_posted(&mut self, seat: Seat, posted: u64) -> u64 {
+        self.flags.on_posted(seat, posted)
     }
 
     /// Whether a neighbour is known to have come so far, in the same call. (It may have been seen
     /// there while this rank was still in the call before.)
-    fn has_posted(&self, peer: Rank, level: u64) -> bool {
-        self.flags.of(peer).is_some_and(|known| known.posted >= level && known.met)
+    fn has_posted(&self, seat: Seat, level: u64) -> bool {
+        let known = self.flags.of(seat);
+        known.posted >= level && known.met
     }
 
     fn level(&self, upto: usize) -> u64 {
         self.flags.epoch.base + upto as u64
     }
 
-    /// The neighbours whose posts are missing.
-    fn watched(&self) -> Vec<Rank> {
-        let behind = |level: u64| {
-            let late = self.flags.peers.iter().filter(move |peer| peer.posted < level);
-            late.map(|peer| peer.rank).collect::<Vec<_>>()
+    /// The neighbours whose posts are missing, as far as is known, and the counts to look for.
+    pub(crate) fn watched(&self) -> impl Iterator<Item = (Seat, u64)> {
+        let steps = match self.stage {
+            Stage::Entry => None,
+            Stage::Step(index) => self.plan.schedule.steps.get(index..),
         };
-        match self.stage {
-            Stage::Entry => match self.flags.epoch.previous {
-                Some(previous) => behind(previous.base + 1),
-                None => vec![],
-            },
-            Stage::Step(index) => {
-                // The waits that follow each other are one wait for several.
-                let waits = self.plan.schedule.steps.get(index..).unwrap_or_default().iter();
-                let waits = waits.map_while(|step| match *step {
-                    Step::Wait { peer, upto } => Some((peer, upto)),
-                    _ => None,
-                });
-                waits
-                    .filter(|&(peer, upto)| !self.has_posted(peer, self.level(upto)))
-                    .map(|(peer, _)| peer)
-                    .collect()
-            }
-        }
+        // The waits that follow each other are one wait for several.
+        let waits = steps.unwrap_or_default().iter().map_while(|step| match *step {
+            Step::Wait { peer, upto } => Some((self.seat(peer), self.level(upto))),
+            _ => None,
+        });
+        let is_entry = self.stage == Stage::Entry;
+        let late = self.late_at_entry().filter(move |_| is_entry);
+        late.chain(waits.filter(|&(seat, level)| !self.has_posted(seat, level)))
+    }
+
+    /// The neighbours that have not posted in the last piece, as far as is known.
+    fn late_at_entry(&self) -> impl Iterator<Item = (Seat, u64)> {
+        let level = self.flags.epoch.previous.map_or(0, |previous| previous.base + 1);
+        let is_late = move |seat: &Seat| self.flags.of(*seat).posted < level;
+        self.neighbours().filter(is_late).map(move |seat| (seat, level))
+    }
+
+    fn awaited_at_entry(&self) -> Option<(Seat, u64)> {
+        self.late_at_entry().next().or_else(|| self.flags.owed())
     }
 
     /// The neighbour whose next post would let this rank go on, and the count to look for.
-    pub(crate) fn watching(&self) -> Option<(Rank, u64)> {
+    pub(crate) fn watching(&self) -> Option<(Seat, u64)> {
         match self.stage {
-            Stage::Entry => {
-                let level = self.flags.epoch.previous?.base + 1;
-                let late = self.flags.peers.iter().find(|peer| peer.posted < level);
-                late.map(|late| (late.rank, level)).or_else(|| self.flags.owed())
-            }
+            Stage::Entry => self.awaited_at_entry(),
             Stage::Step(index) => match *self.plan.schedule.steps.get(index)? {
-                Step::Wait { peer, upto } if self.receiving == 0 => Some((peer, self.level(upto))),
+                Step::Wait { peer, upto } if self.receiving == 0 => {
+                    Some((self.seat(peer), self.level(upto)))
+                }
                 _ => None,
             },
         }
@@ -623,9 +644,7 @@ impl Machine {
 
     /// Whether the post that this rank waits for has been seen.
     fn can_go_on(&self) -> bool {
-        self.watching().is_some_and(|(peer, level)| {
-            self.flags.of(peer).is_some_and(|known| known.posted >= level)
-        })
+        self.watching().is_some_and(|(seat, level)| self.flags.of(seat).posted >= level)
     }
 
     /// The peers without whom nothing goes on.
@@ -655,7 +674,8 @@ impl Machine {
 
     /// The neighbours whose posts are all that is missing.
     fn awaited_posts(&self) -> Vec<Rank> {
-        if self.receiving == 0 { self.watched() } else { vec![] }
+        let watched = self.watched().map(|(seat, _)| self.flags.of(seat).rank);
+        if self.receiving == 0 { watched.collect() } else { vec![] }
     }
 }
 

@@ -62,6 +62,7 @@ struct Places<'a, T> {
 }
 
 impl<'a, T: Element> Places<'a, T> {
+    #[inline]
     fn source(&self, operand: &Operand) -> Result<Source<'a, T>, Cause> {
         match (operand.loc.peer, operand.loc.buffer) {
             (None, Buffer::Input) => Ok(self.input.slice(self.range(operand))),
@@ -69,6 +70,7 @@ impl<'a, T: Element> Places<'a, T> {
         }
     }
 
+    #[inline]
     fn target(&self, operand: &Operand) -> Result<Target<'a, T>, Cause> {
         let range = self.range(operand);
         let Loc { peer, buffer, .. } = operand.loc;
@@ -191,12 +193,23 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
                 }
             }
             Local::Combine { dsts, srcs, merges, finish } => {
-                let into = dsts.iter().map(|dst| places.target(dst));
-                let from = srcs.iter().map(|src| places.source(src));
-                let nothing = Target::from(&mut [][..]);
-                listed(nothing, into, |into| {
-                    listed(nothing.as_source(), from, |from| op.tree(into, from, merges, *finish))
-                })?;
+                match (&dsts[..], &srcs[..]) {
+                    // As between two ranks: what is short takes no longer than lists would.
+                    ([dst], [a, b]) => {
+                        let from = [places.source(a)?, places.source(b)?];
+                        op.tree(&[places.target(dst)?], &from, merges, *finish)?;
+                    }
+                    _ => {
+                        let into = dsts.iter().map(|dst| places.target(dst));
+                        let from = srcs.iter().map(|src| places.source(src));
+                        let nothing = Target::from(&mut [][..]);
+                        listed(nothing, into, |into| {
+                            listed(nothing.as_source(), from, |from| {
+                                op.tree(into, from, merges, *finish)
+                            })
+                        })?;
+                    }
+                }
                 // What comes one way: nothing will be laid out where it was read.
                 if plan.schedule.collective.has_root() {
                     for src in srcs.iter().filter(|src| takes_over(src)) {

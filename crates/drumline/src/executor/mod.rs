@@ -20,7 +20,7 @@ mod tests;
 
 use drumline_kernels::with_ieee_rounding;
 
-pub(crate) use flags::Flags;
+pub(crate) use flags::{Flags, Seat, Seats};
 pub(crate) use history::History;
 pub(crate) use layout::{Layout, Stretch};
 pub(crate) use machine::{Action, Machine, Notice};
@@ -67,72 +67,93 @@ pub(crate) fn drive(
             transport.begin(machine)?;
         }
         loop {
-            match (machine.poll(), &mut host) {
-                (Action::Send { to, header, src }, _) => transport.send(to, header, src),
-                (Action::Receive { from, dst }, _) => transport.receive(from, dst),
-                (Action::Compute(step), host) => memory.compute(step, host.as_deref())?,
-                (Action::Announce(notice), Some(host)) => host.announce(&notice),
-                (Action::Post, Some(host)) => host.post(),
-                (Action::Watch(peer), Some(host)) => {
-                    let is_there = look(machine, host, peer)?
-                        || (spin == Spin::Yes && host.spin(machine) && look(machine, host, peer)?);
+            match machine.poll() {
+                Action::Send { to, header, src } => transport.send(to, header, src),
+                Action::Receive { from, dst } => transport.receive(from, dst),
+                Action::Compute(step) => memory.compute(step, host.as_deref())?,
+                Action::Announce(notice) => shared(&mut host).announce(&notice),
+                Action::Post => shared(&mut host).post(),
+                Action::Watch(seat, level) => {
+                    let host = shared(&mut host);
+                    let is_there = look(machine, host, seat)? >= level
+                        || spin == Spin::Yes
+                            && host.spin(machine, seat, level)
+                            && look(machine, host, seat)? >= level;
                     if !is_there {
                         break;
                     }
                 }
-                (Action::Done, host) => {
+                Action::Done => {
                     if let Some(host) = host {
                         host.prepare_next();
                     }
                     return Ok(Progress::Done);
                 }
-                (Action::Wait, _) => break,
-                (Action::Announce(_) | Action::Post | Action::Watch(_), None) => {
-                    unreachable!("shared memory is used only where there is some")
-                }
+                Action::Wait => break,
             }
         }
-        if machine.is_new() {
-            transport.begin(machine)?;
-        }
-        let now = now.get();
-        if transport.progress(machine, memory, now)? {
-            return Ok(Progress::Moved);
-        }
-        if now >= machine.deadline(now) {
-            // If this process was stopped, what came meanwhile has not been heard.
-            transport.wait(now, now);
-            if transport.progress(machine, memory, now)? {
-                return Ok(Progress::Moved);
-            }
-        }
-        if let Some(host) = host {
-            // Neighbours that are not awaited may have called something else, and what they
-            // posted before they left counts.
-            let mut index = 0;
-            while let Some(peer) = machine.neighbour(index) {
-                look(machine, host, peer)?;
-                index += 1;
-            }
-        }
-        machine.on_stuck(now)?;
-        Ok(Progress::Stuck)
+        when_stuck(machine, transport, host, memory, now)
     })
 }
 
-/// Looks how far a neighbour has come, and at what it announced. Whether the machine can go on.
-fn look(machine: &mut Machine, host: &mut Host, peer: usize) -> Result<bool, Cause> {
+/// Looks at everything else that may have happened, once nothing can be done.
+#[inline(never)]
+fn when_stuck(
+    machine: &mut Machine,
+    transport: &mut dyn Transport,
+    host: Option<&mut Host>,
+    memory: &mut dyn Memory,
+    now: &Now,
+) -> Result<Progress, Cause> {
+    if machine.is_new() {
+        transport.begin(machine)?;
+    }
+    let now = now.get();
+    if transport.progress(machine, memory, now)? {
+        return Ok(Progress::Moved);
+    }
+    if now >= machine.deadline(now) {
+        // If this process was stopped, what came meanwhile has not been heard.
+        transport.wait(now, now);
+        if transport.progress(machine, memory, now)? {
+            return Ok(Progress::Moved);
+        }
+    }
+    if let Some(host) = host {
+        // Neighbours that are not awaited may have called something else, and what they
+        // posted before they left counts.
+        for seat in machine.neighbours() {
+            look(machine, host, seat)?;
+        }
+    }
+    machine.on_stuck(now)?;
+    Ok(Progress::Stuck)
+}
+
+fn shared<'a>(host: &'a mut Option<&mut Host>) -> &'a mut Host {
+    match host {
+        Some(host) => host,
+        None => unreachable!("shared memory is used only where there is some"),
+    }
+}
+
+/// Looks how far a neighbour has come, and at what it announced. Returns its count of posts, as far as
+/// is known: a line that is not up to date may be the last that was looked at.
+fn look(machine: &mut Machine, host: &mut Host, seat: Seat) -> Result<u64, Cause> {
     loop {
-        let (piece, to_compare) = machine.looks_at(peer);
-        let posted = host.posted(peer, piece);
+        let (piece, to_compare) = machine.looks_at(seat);
+        let posted = host.posted(seat, piece);
+        let known = machine.on_posted(seat, posted);
         if to_compare.is_none_or(|base| posted <= base) {
-            return Ok(machine.on_posted(peer, posted));
+            return Ok(known);
         }
-        let Announcement { digest, place } = host.announcement(peer, piece);
-        if !machine.agrees(peer, piece, digest) {
-            machine.on_announced(peer, piece, host.description(peer, piece)?)?;
+        let Announcement { digest, place } = host.announcement(seat, piece);
+        if !machine.agrees(seat, piece, digest) {
+            machine.on_announced(seat, piece, host.description(seat, piece)?)?;
         }
-        host.set_data_of(peer, place);
-        machine.on_posted(peer, posted);
+        host.set_data_of(seat, place);
+        if machine.looks_at(seat).0 == piece {
+            return Ok(known);
+        }
     }
 }
