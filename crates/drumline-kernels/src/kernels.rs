@@ -175,6 +175,26 @@ impl<const BLOCK: usize, B: Blocks> Kernel for Walk<BLOCK, B> {
     }
 }
 
+/// A copy of operands that do not overlap.
+pub(crate) fn copy_by_lines(isa: Isa, dst: Target<'_, u8>, src: Source<'_, u8>) {
+    isa.run(Walk::<COPY_BLOCK, _> { len: src.len(), blocks: Lines { dst, src } });
+}
+
+/// Two lines of the cache.
+const COPY_BLOCK: usize = 128;
+
+struct Lines<'a> {
+    dst: Target<'a, u8>,
+    src: Source<'a, u8>,
+}
+
+impl Blocks for Lines<'_> {
+    #[inline(always)]
+    fn block<F: Features, const N: usize>(&mut self, at: usize) {
+        self.dst.store::<N>(at, self.src.load(at));
+    }
+}
+
 struct Widen<'a, T: Lanes> {
     dst: Target<'a, T::Wide>,
     src: Source<'a, T>,

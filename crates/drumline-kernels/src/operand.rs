@@ -119,6 +119,11 @@ impl<'a, T: Pod> Target<'a, T> {
         self.ptr
     }
 
+    /// The same memory as bytes.
+    pub(crate) const fn as_bytes(self) -> Target<'a, u8> {
+        Target { ptr: self.ptr.cast(), len: self.len * size_of::<T>(), life: PhantomData }
+    }
+
     /// Writes the `N` elements from `at` on.
     #[inline(always)]
     pub(crate) fn store<const N: usize>(self, at: usize, values: [T; N]) {
@@ -128,9 +133,14 @@ impl<'a, T: Pod> Target<'a, T> {
     }
 }
 
-impl<T: Pod> Source<'_, T> {
+impl<'a, T: Pod> Source<'a, T> {
     pub(crate) const fn as_ptr(self) -> *const T {
         self.ptr
+    }
+
+    /// The same memory as bytes.
+    pub(crate) const fn as_bytes(self) -> Source<'a, u8> {
+        Source { ptr: self.ptr.cast(), len: self.len * size_of::<T>(), life: PhantomData }
     }
 
     /// Reads the `N` elements from `at` on.

@@ -249,13 +249,38 @@ fn what_is_copied_past_the_cache_is_copied() {
     check(|i| [i as u8, 1, 2]);
 }
 
+/// What is short, what is long and what lies between them is copied in different ways.
+#[test]
+fn a_copy_of_any_length_and_place_is_whole_and_not_an_element_more() {
+    fn check<T: Copy + PartialEq + std::fmt::Debug + bytemuck::Pod>(value: fn(usize) -> T) {
+        let (step, long) = if cfg!(miri) { (311, 5 << 10) } else { (7, (2 << 20) + 3) };
+        let lengths = (0..5_000).step_by(step).chain([long / size_of::<T>()]);
+        for (len, at) in lengths.flat_map(|len| [0, 1, 16, 63].map(|at| (len, at))) {
+            let src: Vec<T> = (0..at / 2 + len).map(value).collect();
+            let mut dst = vec![value(1 << 20); at + len + 3];
+            copy(Target::from(&mut dst[at..at + len]), Source::from(&src[at / 2..]));
+            assert!(dst[at..at + len] == src[at / 2..], "{len} elements at {at}");
+            let around = dst[..at].iter().chain(&dst[at + len..]);
+            assert!(around.copied().all(|it| it == value(1 << 20)), "{len} elements at {at}");
+        }
+    }
+    check(|i| i as u8 ^ (i >> 8) as u8);
+    check(|i| (i as u32).wrapping_mul(0x1_0001));
+    check(|i| [i as u8, 1, 2]);
+}
+
 #[test]
 fn a_copy_may_overlap() {
-    let mut data: Vec<u16> = (0..100).collect();
-    let target = Target::from(&mut data[..]);
-    copy(target.slice(1..100), target.as_source().slice(0..99));
-    assert_eq!(data[..3], [0, 0, 1]);
-    assert_eq!(data[99], 98);
+    for (len, by) in [(100, 1), (4_000, 1), (4_000, 40), (4_000, 2_000), (4_000, 3_999)] {
+        let data: Vec<u16> = (0..len as u16).collect();
+        let (mut up, mut down) = (data.clone(), data.clone());
+        let target = Target::from(&mut up[..]);
+        copy(target.slice(by..len), target.as_source().slice(0..len - by));
+        assert_eq!((&up[..by], &up[by..]), (&data[..by], &data[..len - by]));
+        let target = Target::from(&mut down[..]);
+        copy(target.slice(0..len - by), target.as_source().slice(by..len));
+        assert_eq!((&down[..len - by], &down[len - by..]), (&data[by..], &data[len - by..]));
+    }
 }
 
 #[test]

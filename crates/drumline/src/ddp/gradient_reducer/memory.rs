@@ -6,6 +6,8 @@ use std::{
     time::Instant,
 };
 
+use drumline_kernels::copy;
+
 use super::super::Bucket;
 use crate::{DType, Element, ProcessGroup, ReduceOp, RegisteredBuffer, Result, Work};
 
@@ -98,10 +100,10 @@ impl ValuesMut<'_> {
     pub fn copy_from(self, values: Values<'_>) -> bool {
         match (self, values) {
             (ValuesMut::F32(target), Values::F32(values)) if target.len() == values.len() => {
-                target.copy_from_slice(values);
+                copy(target.into(), values.into());
             }
             (ValuesMut::F64(target), Values::F64(values)) if target.len() == values.len() => {
-                target.copy_from_slice(values);
+                copy(target.into(), values.into());
             }
             _ => return false,
         }

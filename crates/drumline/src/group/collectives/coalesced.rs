@@ -4,6 +4,8 @@
 
 use drumline_schedule::step::Rank;
 
+use drumline_kernels::copy;
+
 use super::{
     ProcessGroup, call,
     lists::{concat, deal_out, lengths},
@@ -250,7 +252,7 @@ fn deal_out_by_rank<T: Element>(mut all: &[T], parts: &[usize], outputs: &mut [i
     while !all.is_empty() {
         for (&len, output) in parts.iter().zip(outputs.iter_mut()) {
             let (block, rest) = all.split_at(len);
-            output.as_mut()[place * len..][..len].copy_from_slice(block);
+            copy((&mut output.as_mut()[place * len..][..len]).into(), block.into());
             all = rest;
         }
         place += 1;

@@ -2,6 +2,7 @@
 //!
 //! The buffers are copied to lie behind each other, and back.
 
+use drumline_kernels::copy;
 use drumline_schedule::step::Rank;
 
 use super::{ProcessGroup, call, call_of};
@@ -371,7 +372,7 @@ pub(super) fn deal_out<T: Element>(mut all: &[T], buffers: &mut [impl AsMut<[T]>
     for buffer in buffers {
         let buffer = buffer.as_mut();
         let (own, rest) = all.split_at(buffer.len());
-        buffer.copy_from_slice(own);
+        copy(buffer.into(), own.into());
         all = rest;
     }
 }

@@ -7,6 +7,7 @@
 //! elements accumulate in.
 
 use bytemuck::Zeroable;
+use drumline_kernels::copy;
 use drumline_schedule::step::Rank;
 
 use super::{
@@ -201,7 +202,10 @@ impl ProcessGroup {
         self.run(call, buffers[root_buffer], &[])?;
         let (before, at_and_behind) = buffers.split_at_mut(root_buffer);
         if let [source, behind @ ..] = at_and_behind {
-            before.iter_mut().chain(behind).for_each(|buffer| buffer.copy_from_slice(source));
+            before
+                .iter_mut()
+                .chain(behind)
+                .for_each(|buffer| copy((&mut **buffer).into(), (&**source).into()));
         }
         Ok(())
     }
@@ -233,7 +237,7 @@ impl ProcessGroup {
         let call = call::<T>(Kind::Broadcast, len).rooted(root).in_parts(parts);
         let source = buffers[root_buffer].as_ref().to_vec();
         Ok(self.submit_then(call, source, Vec::new(), move |data: Vec<T>| {
-            buffers.iter_mut().for_each(|buffer| buffer.as_mut().copy_from_slice(&data));
+            buffers.iter_mut().for_each(|buffer| copy(buffer.as_mut().into(), data[..].into()));
             buffers
         }))
     }
@@ -271,7 +275,7 @@ impl ProcessGroup {
         let (call, own) = self.gather_of_members(inputs, outputs)?;
         if let [first, others @ ..] = outputs {
             self.run(call, first, &own)?;
-            others.iter_mut().for_each(|other| other.copy_from_slice(first));
+            others.iter_mut().for_each(|other| copy((&mut **other).into(), (&**first).into()));
         }
         Ok(())
     }
@@ -300,7 +304,7 @@ impl ProcessGroup {
         let (call, own) = self.gather_of_members(inputs, &outputs)?;
         let all = vec![T::zeroed(); own.len() * self.world_size()];
         Ok(self.submit_then(call, all, own, move |all: Vec<T>| {
-            outputs.iter_mut().for_each(|output| output.as_mut().copy_from_slice(&all));
+            outputs.iter_mut().for_each(|output| copy(output.as_mut().into(), all[..].into()));
             outputs
         }))
     }

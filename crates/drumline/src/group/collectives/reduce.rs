@@ -1,5 +1,6 @@
 //! Collectives that reduce: all_reduce, reduce, reduce_scatter.
 
+use drumline_kernels::copy;
 use drumline_schedule::step::Rank;
 
 use super::{ProcessGroup, call, call_of};
@@ -86,7 +87,7 @@ impl ProcessGroup {
         op: impl Into<Operator<T>>,
     ) -> Result<()> {
         self.check_len("all_reduce_into", "the output", output.len(), input.len())?;
-        output.copy_from_slice(input);
+        copy(output.into(), input.into());
         self.all_reduce(output, op)
     }
 
@@ -113,7 +114,7 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         self.check_len("all_reduce_into", "the output", output.as_ref().len(), input.len())?;
-        output.as_mut().copy_from_slice(input);
+        copy(output.as_mut().into(), input.into());
         Ok(self.all_reduce_async(output, op))
     }
 
@@ -212,7 +213,7 @@ impl ProcessGroup {
         self.check_rank("reduce_into", root)?;
         if self.rank() == root {
             self.check_len("reduce_into", "the output", output.len(), input.len())?;
-            output.copy_from_slice(input);
+            copy(output.into(), input.into());
             return self.reduce(output, op, root);
         }
         self.check_len(
