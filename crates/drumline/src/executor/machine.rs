@@ -247,7 +247,7 @@ impl Machine {
     /// The next thing to do. Call again after each action other than `Wait`.
     //
     // Functions that are rarely needed stay functions: where they are inlined, what they work with is
-    // fetched in every turn of the loops here, which was a third of a short operation.
+    // fetched in every turn of the loops here, which was a tenth of a short operation.
     pub(crate) fn poll(&mut self) -> Action<'_> {
         let (index, window) = loop {
             let Stage::Step(from) = self.stage else { return self.enter() };
