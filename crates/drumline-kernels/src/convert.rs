@@ -7,8 +7,8 @@ use crate::{Element, Source, Target};
 /// Copies `src` to `dst`. The two may overlap in any way.
 ///
 /// Not by `memmove` where that may take `rep movsb`: on AMD's Zen 3, which has it, some versions of glibc copy by
-/// it from 2 KiB to the size of the second cache, and where `dst` lies 1 to 63 bytes further in its page than
-/// `src` in its own, a copy then takes 15 times as long (measured, glibc 2.36: 3 GB/s, not 45). Memory
+/// it from 2 KiB to 512 KiB, and where `dst` lies 1 to 31 bytes further in its page than
+/// `src` in its own, a copy then takes 15 times as long or longer (measured, glibc 2.36: 2 to 3 GB/s, not 45). Memory
 /// that `malloc` has mapped begins at byte 16 of a page, and slots at byte 0.
 ///
 /// ```

@@ -27,15 +27,14 @@ pub(crate) struct Seats {
 impl Seats {
     /// Of these ranks, in their order.
     pub(crate) fn of(neighbours: &[Rank]) -> Seats {
-        let [first, .., last] = neighbours else {
-            let by_rank = neighbours.iter().map(|_| Some(Seat(0))).collect();
-            return Seats { first: neighbours.first().copied().unwrap_or(0), by_rank };
+        let [Some(&first), Some(last)] = [neighbours.first(), neighbours.last()] else {
+            return Seats::default();
         };
         let mut by_rank = vec![None; last - first + 1];
         for (seat, rank) in neighbours.iter().enumerate() {
             by_rank[rank - first] = Some(Seat(seat));
         }
-        Seats { first: *first, by_rank }
+        Seats { first, by_rank }
     }
 
     #[inline]
