@@ -37,7 +37,7 @@ use crate::step::{Buffer, Loc, Rank, Span, Step};
 /// let schedule = direct.schedule(&Topology::flat(3), 0, 0)?;
 /// let pipeline = Pipeline::of(&schedule);
 /// assert_eq!(pipeline.turns(10), 12); // the last window ends two turns after it began
-/// assert_eq!(pipeline.window(0, 4, 10), Some(4)); // the first step does not lag
+/// assert_eq!(pipeline.lag(0), 0); // the first step does not lag
 /// # Ok::<_, drumline_schedule::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -143,23 +143,23 @@ impl Pipeline {
     }
 
     /// The window, of so many, that a step works on in a turn, if there is one.
+    fn window(&self, step: usize, turn: usize, windows: usize) -> Option<usize> {
+        turn.checked_sub(self.lag(step)).filter(|window| *window < windows)
+    }
+
+    /// How many windows a step is behind: in turn `t` it works on window `t - lag`, if there is one.
     ///
     /// ```
     /// use drumline_schedule::{Algorithm, Collective, Pipeline, Topology};
     ///
     /// let direct = Algorithm::find(Collective::AllReduce, "direct")?;
     /// let schedule = direct.schedule(&Topology::flat(3), 0, 0)?;
-    /// let pipeline = Pipeline::of(&schedule);
     /// let last = schedule.steps.len() - 1;
-    /// assert_eq!(pipeline.window(last, 0, 10), None); // it lags
-    /// assert_eq!(pipeline.window(last, 11, 10), Some(9));
+    /// assert_eq!(Pipeline::of(&schedule).lag(last), 2);
+    /// assert_eq!(Pipeline::default().lag(last), 0); // where nothing lags
     /// # Ok::<_, drumline_schedule::Error>(())
     /// ```
-    pub fn window(&self, step: usize, turn: usize, windows: usize) -> Option<usize> {
-        turn.checked_sub(self.lag(step)).filter(|window| *window < windows)
-    }
-
-    fn lag(&self, step: usize) -> usize {
+    pub fn lag(&self, step: usize) -> usize {
         self.lags.get(step).copied().unwrap_or(0)
     }
 

@@ -78,6 +78,11 @@ impl Host {
         self.cache_bytes
     }
 
+    /// Where each neighbour is found.
+    pub(crate) fn seats(&self) -> &Seats {
+        &self.seats
+    }
+
     /// What a machine knows that has done nothing yet.
     pub(crate) fn flags(&self) -> Flags {
         Flags::new(self.neighbours.iter().map(|it| it.rank))
@@ -174,47 +179,29 @@ impl Host {
             Some(peer) => peer.segment.slot_mut(Parity::Even, range),
             None => self.segment.slot(self.slot_parity(), range),
         };
-        match slot {
-            Ok(target) => target,
-            Err(error) => unreachable!("pieces fit their slots: {error}"),
-        }
+        fitting(slot)
     }
 
     /// Elements of a neighbour's staging slot.
-    pub(crate) fn slot_of<T: Element>(
-        &self,
-        peer: Rank,
-        range: Range<usize>,
-    ) -> Result<Target<'_, T>, Cause> {
-        self.of(peer, |it| match self.swapped() {
-            _ if self.in_line => it.segment.payload(self.parity, range),
+    pub(crate) fn slot_of<T: Element>(&self, seat: Seat, range: Range<usize>) -> Target<'_, T> {
+        let peer = self.at(seat);
+        fitting(match self.swapped() {
+            _ if self.in_line => peer.segment.payload(self.parity, range),
             Some(_) => self.segment.slot(Parity::Even, range),
-            None => it.segment.slot_mut(self.slot_parity(), range),
+            None => peer.segment.slot_mut(self.slot_parity(), range),
         })
     }
 
     /// Elements of a neighbour's registered data.
     pub(crate) fn data_of<T: Element>(
         &self,
-        peer: Rank,
+        seat: Seat,
         range: Range<usize>,
     ) -> Result<Target<'_, T>, Cause> {
-        self.of(peer, |it| {
-            // A place beyond the arena, or one that overflows, is refused by the segment.
-            let start = (it.data as usize).saturating_add(range.start * size_of::<T>());
-            it.segment.arena(start, range.len())
-        })
-    }
-
-    fn of<'a, R>(
-        &'a self,
-        peer: Rank,
-        place: impl FnOnce(&'a Neighbour) -> drumline_shm::Result<R>,
-    ) -> Result<R, Cause> {
-        let Some(seat) = self.seats.find(peer) else {
-            unreachable!("schedules name memory of neighbours only");
-        };
-        place(self.at(seat)).map_err(|error| impossible(peer, error))
+        let Neighbour { rank, ref segment, data } = *self.at(seat);
+        // A place beyond the arena, or one that overflows, is refused by the segment.
+        let start = (data as usize).saturating_add(range.start * size_of::<T>());
+        segment.arena(start, range.len()).map_err(|error| impossible(rank, error))
     }
 
     /// Waits for a neighbour's post for a short while. Whether it is there.
@@ -257,6 +244,14 @@ impl Host {
 
     pub(crate) fn end_sleep(&self) {
         self.segment.end_sleep();
+    }
+}
+
+/// A part of a slot.
+fn fitting<'a, T>(slot: drumline_shm::Result<Target<'a, T>>) -> Target<'a, T> {
+    match slot {
+        Ok(target) => target,
+        Err(error) => unreachable!("pieces fit the slots of all ranks: {error}"),
     }
 }
 

@@ -28,7 +28,7 @@ use crate::{
     backend::Reduce,
     call::{self, Call, OverLinks},
     executor::{
-        self, Flags, Layout, Machine, Memory, Now, Plan, Pool, Progress, Shape, Spin, drive,
+        self, Flags, Layout, Machine, Memory, Now, Plan, Pool, Progress, Seats, Shape, Spin, drive,
     },
     explain::{Explanation, Situation},
     host::Host,
@@ -413,8 +413,10 @@ impl Lane {
             true => layout.in_windows_of_bytes(self.config.window_bytes, choice.element_bytes),
             false => layout,
         };
+        let alone = Seats::default();
         Ok(Plan::new(Shape {
             schedule,
+            seats: self.host.as_ref().map_or(&alone, Host::seats),
             description: call.describe(self.member.digest, 0, choice.algorithm.name),
             layout,
             element_bytes: choice.element_bytes,

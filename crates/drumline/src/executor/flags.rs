@@ -6,7 +6,6 @@ use drumline_schedule::step::Rank;
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flags {
     pub(super) epoch: Epoch,
-    pub(super) seats: Seats,
     /// The ranks that share memory with this one, by seat, and how far each has come.
     pub(super) peers: Vec<Neighbour>,
 }
@@ -15,8 +14,7 @@ pub(crate) struct Flags {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Seat(pub(crate) usize);
 
-/// Where each of them is found: schedules name ranks, and that is looked up several times in every
-/// operation.
+/// Where each of them is found: schedules name ranks.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Seats {
     first: Rank,
@@ -68,18 +66,17 @@ pub(crate) struct Previous {
 pub(super) struct Neighbour {
     pub(super) rank: Rank,
     pub(super) posted: u64,
-    /// Whether its announcement of this piece has been compared, and that of the piece before.
-    pub(super) met: bool,
-    pub(super) met_before: bool,
+    /// Of how many pieces its announcements have been compared: of all before this one, or all but
+    /// one, and maybe of this one, too.
+    met: u64,
 }
 
 impl Flags {
     pub(crate) fn new(neighbours: impl IntoIterator<Item = Rank>) -> Flags {
-        let neighbour = |rank| Neighbour { rank, posted: 0, met: false, met_before: true };
+        let neighbour = |rank| Neighbour { rank, posted: 0, met: 0 };
         let mut ranks: Vec<Rank> = neighbours.into_iter().collect();
         ranks.sort_unstable();
-        let seats = Seats::of(&ranks);
-        Flags { epoch: Epoch::default(), seats, peers: ranks.into_iter().map(neighbour).collect() }
+        Flags { epoch: Epoch::default(), peers: ranks.into_iter().map(neighbour).collect() }
     }
 
     pub(super) fn next_piece(&mut self, posts: u64, sequence: u64, digest: u64) {
@@ -89,16 +86,34 @@ impl Flags {
             pieces: pieces + 1,
             previous: Some(Previous { base, sequence, digest }),
         };
-        for peer in &mut self.peers {
-            peer.met_before = std::mem::take(&mut peer.met);
-        }
+    }
+
+    /// A neighbour's announcement of a piece has been compared: of this one, or of the one before.
+    pub(super) fn on_met(&mut self, seat: Seat, piece: u64) {
+        self.of_mut(seat).met = piece + 1;
+    }
+
+    /// What was compared with a call that posted nothing is to be compared with the next one.
+    pub(super) fn forget_met(&mut self) {
+        let pieces = self.epoch.pieces;
+        self.peers.iter_mut().for_each(|peer| peer.met = peer.met.min(pieces));
+    }
+
+    /// Whether a neighbour's announcement of this piece has been compared.
+    pub(super) fn has_met(&self, seat: Seat) -> bool {
+        self.of(seat).met > self.epoch.pieces
+    }
+
+    /// Whether that of the piece before has been.
+    pub(super) fn has_met_before(&self, seat: Seat) -> bool {
+        self.of(seat).met >= self.epoch.pieces
     }
 
     /// A neighbour whose announcement of the piece before has not been compared, and its count
     /// of posts from which on it can be.
     pub(super) fn owed(&self) -> Option<(Seat, u64)> {
         let previous = self.epoch.previous?;
-        let owed = self.peers.iter().position(|peer| !peer.met_before)?;
+        let owed = self.peers.iter().position(|peer| peer.met < self.epoch.pieces)?;
         Some((Seat(owed), previous.base + 1))
     }
 
@@ -108,7 +123,7 @@ impl Flags {
         let Epoch { base, pieces, previous } = self.epoch;
         self.peers.iter().enumerate().filter_map(move |(seat, peer)| match previous {
             // One that left before that call has announced nothing, and had nothing to give.
-            Some(previous) if !peer.met_before && peer.posted > previous.base => {
+            Some(previous) if peer.met < pieces && peer.posted > previous.base => {
                 Some((Seat(seat), pieces - 1, Some(previous)))
             }
             _ if peer.posted > base => Some((Seat(seat), pieces, None)),

@@ -1,24 +1,30 @@
 //! What a group has called before.
 
-use std::collections::VecDeque;
-
 use drumline_schedule::step::Rank;
 
 use super::message::Description;
 use crate::error::Cause;
 
-/// The last calls of a group, to explain messages that come too late.
-#[derive(Debug, Default)]
-pub(crate) struct History(VecDeque<Description>);
+/// The last calls of a group, to explain messages that come too late: each in the place that its
+/// number leads to.
+#[derive(Debug)]
+pub(crate) struct History([Description; History::CALLS]);
+
+impl Default for History {
+    fn default() -> History {
+        History([Description::NONE; History::CALLS])
+    }
+}
 
 impl History {
-    const CALLS_MAX: usize = 64;
+    const CALLS: usize = 64;
 
     pub(crate) fn push(&mut self, description: Description) {
-        if self.0.len() == History::CALLS_MAX {
-            self.0.pop_front();
-        }
-        self.0.push_back(description);
+        self.0[History::place(description.sequence())] = description;
+    }
+
+    fn place(sequence: u64) -> usize {
+        (sequence % History::CALLS as u64) as usize
     }
 
     /// `peer` is still in `theirs`, a call that this rank has completed without it.
@@ -36,6 +42,7 @@ impl History {
 
     /// The call of that number, if it is not too long ago.
     pub(crate) fn find(&self, sequence: u64) -> Option<Description> {
-        self.0.iter().find(|ours| ours.sequence() == sequence).copied()
+        let kept = self.0[History::place(sequence)];
+        (kept != Description::NONE && kept.sequence() == sequence).then_some(kept)
     }
 }

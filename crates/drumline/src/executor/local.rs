@@ -3,14 +3,14 @@
 use std::ops::Range;
 
 use drumline_schedule::{
-    step::{Buffer, Loc, Side, Step},
+    step::{Buffer, Loc, Rank},
     tree::{Node, merges},
 };
 
-use super::machine::Machine;
+use super::flags::Seat;
 
 /// A step that moves or combines elements in memory.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub(crate) enum Local {
     Copy {
         dst: Operand,
@@ -27,68 +27,69 @@ pub(crate) enum Local {
 }
 
 /// A place that a step reads or writes.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Debug)]
 pub(crate) struct Operand {
-    pub(crate) loc: Loc,
-    /// Where it lies in its buffer, if it lies there in all windows.
-    pub(super) range: Option<Range<usize>>,
+    pub(crate) area: Area,
+    pub(super) extent: Extent,
 }
 
-impl Operand {
-    pub(crate) fn is_slot_of_peer(&self) -> bool {
-        self.loc.peer.is_some() && self.loc.buffer == Buffer::Slot
-    }
-
-    pub(crate) fn is_own_data(&self) -> bool {
-        self.loc.peer.is_none() && self.loc.buffer == Buffer::Data
-    }
+/// What a place lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Area {
+    Data,
+    Input,
+    Scratch,
+    Slot,
+    SlotOf(Seat),
+    DataOf(Seat),
 }
 
-impl Local {
-    /// What a step does by itself, if anything, once its message has arrived, if it takes one.
-    /// `contributions` of ranks make a result; `operand` knows where a place lies.
-    pub(super) fn of(
-        step: &Step,
-        contributions: usize,
-        operand: impl Fn(Loc) -> Operand,
-    ) -> Option<Local> {
-        let finish = |last: bool| last.then_some(contributions);
-        let pair = |dst: Loc, src: Loc, side: Side, last: bool| Local::Combine {
-            dsts: vec![operand(dst)],
-            srcs: match side {
-                Side::Left => vec![operand(src), operand(dst)],
-                Side::Right => vec![operand(dst), operand(src)],
-            },
-            merges: vec![0, 1],
-            finish: finish(last),
-        };
-        match step {
-            Step::RecvReduce { dst, side, finish, .. } => {
-                Some(pair(*dst, Machine::staging(*dst), *side, *finish))
+/// Where in that it lies.
+#[derive(Debug)]
+pub(super) enum Extent {
+    /// There in all windows.
+    Fixed(Range<usize>),
+    /// To be found anew in each.
+    Moving(Loc),
+}
+
+impl Area {
+    /// Neighbours are found by `seat`.
+    pub(super) fn of(loc: Loc, seat: impl Fn(Rank) -> Seat) -> Area {
+        match (loc.peer.map(seat), loc.buffer) {
+            (None, Buffer::Data) => Area::Data,
+            (None, Buffer::Input) => Area::Input,
+            (None, Buffer::Scratch(_)) => Area::Scratch,
+            (None, Buffer::Slot) => Area::Slot,
+            (Some(seat), Buffer::Slot) => Area::SlotOf(seat),
+            (Some(seat), Buffer::Data) => Area::DataOf(seat),
+            (Some(_), Buffer::Scratch(_) | Buffer::Input) => {
+                unreachable!("no schedule names a peer's private memory")
             }
-            Step::Reduce { dst, src, side, finish } => Some(pair(*dst, *src, *side, *finish)),
-            Step::ReduceTree { dsts, srcs, finish: last } => Some(Local::Combine {
-                dsts: dsts.iter().map(|dst| operand(*dst)).collect(),
-                srcs: srcs.iter().map(|(_, src)| operand(*src)).collect(),
-                merges: stack_program(srcs),
-                finish: finish(*last),
-            }),
-            Step::Copy { dst, src } => Some(Local::Copy { dst: operand(*dst), src: operand(*src) }),
-            Step::Send { .. }
-            | Step::Recv { .. }
-            | Step::Flush { .. }
-            | Step::Post
-            | Step::Wait { .. } => None,
         }
     }
 }
 
-/// How the inputs of a tree are combined.
-fn stack_program(srcs: &[(Node, Loc)]) -> Vec<usize> {
-    let nodes: Vec<Node> = srcs.iter().map(|(node, _)| *node).collect();
-    let root = Node { lo: nodes[0].lo, len: nodes.iter().map(|node| node.len).sum() };
-    let Some(merges) = merges(root, &nodes) else {
-        unreachable!("the inputs of a ReduceTree tile a node");
-    };
-    merges
+impl Local {
+    /// Combines two.
+    pub(super) fn pair(dst: Operand, srcs: [Operand; 2], finish: Option<usize>) -> Local {
+        Local::Combine { dsts: vec![dst], srcs: srcs.into(), merges: vec![0, 1], finish }
+    }
+
+    /// Combines the inputs of a tree.
+    pub(super) fn tree(
+        dsts: &[Loc],
+        srcs: &[(Node, Loc)],
+        finish: Option<usize>,
+        operand: impl Fn(Loc) -> Operand,
+    ) -> Local {
+        let nodes: Vec<Node> = srcs.iter().map(|(node, _)| *node).collect();
+        let root = Node { lo: nodes[0].lo, len: nodes.iter().map(|node| node.len).sum() };
+        let Some(merges) = merges(root, &nodes) else {
+            unreachable!("the inputs of a ReduceTree tile a node");
+        };
+        let dsts = dsts.iter().map(|dst| operand(*dst)).collect();
+        let srcs = srcs.iter().map(|(_, src)| operand(*src)).collect();
+        Local::Combine { dsts, srcs, merges, finish }
+    }
 }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline_schedule::step::{Loc, Rank, Step};
+use drumline_schedule::step::Rank;
 
 use super::{
     flags::{Epoch, Flags, Seat},
@@ -15,6 +15,7 @@ use super::{
     local::Local,
     message::{Description, Frame, Header},
     plan::Plan,
+    task::{Index, Task, Verb},
 };
 use crate::error::Cause;
 
@@ -43,8 +44,6 @@ pub(crate) struct Machine {
     stage: Stage,
     /// Receives that were posted and are not complete.
     receiving: usize,
-    /// Whether the message of the `RecvReduce` at hand has been asked for.
-    staged: bool,
     /// By rank; of use where `is_touched`.
     peers: Vec<PeerProgress>,
     /// Whether anything was noted of peers in this call.
@@ -58,8 +57,8 @@ pub(crate) struct Machine {
 enum Stage {
     /// The slots that this piece uses may still be in use.
     Entry,
-    /// Index of the step to run next.
-    Step(usize),
+    /// Index of the task to do next.
+    Task(usize),
 }
 
 #[derive(Debug, Default)]
@@ -78,17 +77,17 @@ struct PeerProgress {
 }
 
 /// What the machine wants done.
-#[derive(Debug)]
-pub(crate) enum Action<'a> {
-    /// Post a message. `src` must stay as it is until [`Machine::on_sent`].
-    Send { to: Rank, header: Header, src: Stretch },
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Action {
+    /// Post a message with [such a header](Machine::header). `src` must stay as it is until
+    /// [`Machine::on_sent`].
+    Send { to: Rank, part: u32, src: Stretch },
     /// Put the payload of the next message from `from` into `dst`.
     Receive { from: Rank, dst: Stretch },
-    /// Carry out a local step, or one on shared memory. A `RecvReduce` finds its message at
-    /// [`Machine::staging`].
-    Compute(Computation<'a>),
-    /// Tell the neighbours in shared memory what is being called.
-    Announce(Notice<'a>),
+    /// Do [that](Machine::computation) in memory, in that window.
+    Compute(Index, usize),
+    /// Tell the neighbours in shared memory [what is being called](Machine::notice).
+    Announce,
     /// Raise this rank's count of posts.
     Post,
     /// Look at a neighbour's count of posts and tell [`Machine::on_posted`]. Nothing goes on before
@@ -137,9 +136,8 @@ impl Machine {
             timeout: Duration::ZERO,
             deadline: None,
             turn: 0,
-            stage: Stage::Step(0),
+            stage: Stage::Task(0),
             receiving: 0,
-            staged: false,
             peers: Vec::new(),
             is_touched: false,
             is_begun: false,
@@ -157,6 +155,9 @@ impl Machine {
         timeout: Duration,
         now: Option<Instant>,
     ) {
+        if self.plan.posts == 0 {
+            self.flags.forget_met();
+        }
         if !Arc::ptr_eq(&self.plan, plan) {
             self.plan = plan.clone();
         }
@@ -166,7 +167,6 @@ impl Machine {
         self.timeout = timeout;
         self.deadline = now.map(|now| now + timeout);
         self.receiving = 0;
-        self.staged = false;
         self.is_begun = false;
         if std::mem::take(&mut self.is_touched) {
             self.peers.iter_mut().for_each(PeerProgress::clear);
@@ -174,7 +174,6 @@ impl Machine {
         if plan.uses_messages {
             self.touch();
         }
-        self.flags.peers.iter_mut().for_each(|peer| peer.met = false);
         self.stage = self.beginning();
     }
 
@@ -192,7 +191,7 @@ impl Machine {
     }
 
     fn beginning(&self) -> Stage {
-        if self.plan.posts > 0 { Stage::Entry } else { Stage::Step(0) }
+        if self.plan.posts > 0 { Stage::Entry } else { Stage::Task(0) }
     }
 
     /// Whether this is the first that the transport hears of the call.
@@ -211,13 +210,6 @@ impl Machine {
 
     pub(crate) fn flags_mut(&mut self) -> (&mut Flags, &History) {
         (&mut self.flags, &self.history)
-    }
-
-    /// Where the message of a `RecvReduce` into `dst` is put before it is combined.
-    ///
-    /// Whole messages are staged; combining while they arrive would save a pass over memory.
-    pub(crate) fn staging(dst: Loc) -> Loc {
-        Loc::scratch(STAGING, dst.span)
     }
 
     /// How long the call may take.
@@ -248,88 +240,53 @@ impl Machine {
     //
     // Functions that are rarely needed stay functions: where they are inlined, what they work with is
     // fetched in every turn of the loops here, which was a tenth of a short operation.
-    pub(crate) fn poll(&mut self) -> Action<'_> {
-        let (index, window) = loop {
-            let Stage::Step(from) = self.stage else { return self.enter() };
-            let next = self.next_step(from);
-            let steps = self.plan.schedule.steps.len();
-            self.stage = Stage::Step(next.map_or(steps, |(index, _)| index));
-            match next {
-                Some(next) => break next,
-                None => {
-                    if let Some(end) = self.end_of_turn() {
-                        return end;
-                    }
+    pub(crate) fn poll(&mut self) -> Action {
+        loop {
+            let Stage::Task(index) = self.stage else { return self.enter() };
+            let Some(&task) = self.plan.tasks.list().get(index) else {
+                match self.end_of_turn() {
+                    Some(end) => return end,
+                    None => continue,
                 }
-            }
-        };
-        let step = &self.plan.schedule.steps[index];
-        if self.receiving > 0 && !matches!(step, Step::Recv { .. }) {
-            return Action::Wait;
-        }
-        let stretch = |loc| self.plan.stretch(Place { loc, window });
-        match *step {
-            Step::Recv { from, dst } => {
-                self.stage = Stage::Step(index + 1);
-                let dst = stretch(dst);
-                self.expect(from, dst)
-            }
-            Step::RecvReduce { from, dst, .. } if !self.staged => {
-                self.staged = true;
-                let dst = stretch(Machine::staging(dst));
-                self.expect(from, dst)
-            }
-            Step::RecvReduce { .. }
-            | Step::Reduce { .. }
-            | Step::ReduceTree { .. }
-            | Step::Copy { .. } => {
-                self.staged = false;
-                self.stage = Stage::Step(index + 1);
-                Action::Compute(Computation {
-                    plan: &self.plan,
-                    local: self.plan.local(index),
-                    window,
-                })
-            }
-            Step::Send { to, src } => {
-                self.stage = Stage::Step(index + 1);
-                let src = stretch(src);
-                self.send(to, src)
-            }
-            Step::Flush { .. } => Action::Wait,
-            Step::Post => {
-                self.stage = Stage::Step(index + 1);
-                Action::Post
-            }
-            Step::Wait { peer, upto } => Action::Watch(self.seat(peer), self.level(upto)),
+            };
+            let next = Stage::Task(index + 1);
+            let Some(window) = self.window(task) else {
+                self.stage = next;
+                continue;
+            };
+            let is_held_up = self.receiving > 0 && self.is_held_up(task.verb);
+            let action = match task.verb {
+                _ if is_held_up => return Action::Wait,
+                Verb::Flush { to, upto } if !self.is_flushed(to, upto, window) => {
+                    return Action::Wait;
+                }
+                Verb::Wait { seat, upto } if !self.has_posted(seat, self.level(upto)) => {
+                    return Action::Watch(seat, self.level(upto));
+                }
+                Verb::Flush { .. } | Verb::Wait { .. } => {
+                    self.stage = next;
+                    continue;
+                }
+                Verb::Post => Action::Post,
+                Verb::Compute(local) => Action::Compute(local, window),
+                Verb::Send { to, src } => self.send(to, Place { loc: src, window }),
+                Verb::Receive { from, dst } => self.expect(from, Place { loc: dst, window }),
+            };
+            self.stage = next;
+            return action;
         }
     }
 
-    /// The first step from there on in which there is something to do or to wait for in this turn, and
-    /// the window that it works on.
-    fn next_step(&self, from: usize) -> Option<(usize, usize)> {
-        let steps = self.plan.schedule.steps.get(from..).unwrap_or_default();
-        steps.iter().zip(from..).find_map(|(step, index)| {
-            let window = self.window(index)?;
-            (!self.is_passed(step, window)).then_some((index, window))
-        })
+    /// Whether something must wait for messages that were to come before it. Others from elsewhere
+    /// need not, and what has left need not: so receives from several peers go on beside each other.
+    #[inline(never)]
+    fn is_held_up(&self, verb: Verb) -> bool {
+        !matches!(verb, Verb::Receive { .. } | Verb::Flush { .. })
     }
 
-    /// Whether a step that only waits has nothing to wait for. Messages that have left need not wait
-    /// for others to come: so receives from several peers go on beside each other.
-    fn is_passed(&self, step: &Step, window: usize) -> bool {
-        match *step {
-            Step::Flush { to, upto } => self.is_flushed(to, upto, window),
-            Step::Wait { peer, upto } => {
-                self.receiving == 0 && self.has_posted(self.seat(peer), self.level(upto))
-            }
-            _ => false,
-        }
-    }
-
-    /// The window that a step works on in this turn.
-    fn window(&self, step: usize) -> Option<usize> {
-        self.plan.pipeline.window(step, self.turn, self.plan.windows)
+    /// The window that a task works on in this turn, if there is one.
+    fn window(&self, task: Task) -> Option<usize> {
+        self.turn.checked_sub(task.lag).filter(|window| *window < self.plan.windows)
     }
 
     #[inline(never)]
@@ -342,24 +299,34 @@ impl Machine {
     /// Waits until nobody uses the slots of the piece before the last one any more: that is so
     /// once everybody has posted in the last one.
     #[inline(never)]
-    fn enter(&mut self) -> Action<'_> {
+    fn enter(&mut self) -> Action {
         if let Some((seat, level)) = self.awaited_at_entry() {
             return Action::Watch(seat, level);
         }
-        self.stage = Stage::Step(0);
-        Action::Announce(Notice {
+        self.stage = Stage::Task(0);
+        Action::Announce
+    }
+
+    /// What there is to announce.
+    pub(crate) fn notice(&self) -> Notice<'_> {
+        Notice {
             piece: self.flags.epoch.pieces,
             call: &self.plan.frame,
             sequence: self.sequence,
             place: self.registered.unwrap_or(u64::MAX),
             digest: self.digest(),
             in_line: self.plan.in_line,
-        })
+        }
+    }
+
+    /// What there is to do in memory.
+    pub(crate) fn computation(&self, local: Index, window: usize) -> Computation<'_> {
+        Computation { plan: &self.plan, local: self.plan.tasks.local(local), window }
     }
 
     /// Goes on to the next turn, unless there is something to wait for or nothing left to do.
     #[inline(never)]
-    fn end_of_turn(&mut self) -> Option<Action<'static>> {
+    fn end_of_turn(&mut self) -> Option<Action> {
         let turns = self.plan.pipeline.turns(self.plan.windows);
         if self.turn == turns {
             return Some(Action::Done);
@@ -379,24 +346,23 @@ impl Machine {
     }
 
     #[inline(never)]
-    fn send(&mut self, to: Rank, src: Stretch) -> Action<'_> {
-        let (description, payload) = (self.description(), self.bytes(src));
+    fn send(&mut self, to: Rank, src: Place) -> Action {
         let peer = &mut self.peers[to];
-        let header = Header { description, part: peer.sent, payload };
         peer.sent += 1;
-        Action::Send { to, header, src }
+        Action::Send { to, part: peer.sent - 1, src: self.plan.stretch(src) }
+    }
+
+    /// What goes ahead of a message.
+    pub(crate) fn header(&self, part: u32, src: Stretch) -> Header {
+        Header { description: self.description(), part, payload: self.plan.bytes(src) }
     }
 
     #[inline(never)]
-    fn expect(&mut self, from: Rank, dst: Stretch) -> Action<'_> {
+    fn expect(&mut self, from: Rank, dst: Place) -> Action {
+        let dst = self.plan.stretch(dst);
         self.receiving += 1;
-        let payload = self.bytes(dst);
-        self.peers[from].expected.push_back(payload);
+        self.peers[from].expected.push_back(self.plan.bytes(dst));
         Action::Receive { from, dst }
-    }
-
-    fn bytes(&self, stretch: Stretch) -> u64 {
-        (stretch.len * self.plan.element_bytes) as u64
     }
 
     /// A message to `to` has left its source.
@@ -490,21 +456,13 @@ impl Machine {
         (0..self.flags.peers.len()).map(Seat)
     }
 
-    fn seat(&self, neighbour: Rank) -> Seat {
-        let Some(seat) = self.flags.seats.find(neighbour) else {
-            unreachable!("only neighbours are watched");
-        };
-        seat
-    }
-
     /// The piece in whose line a neighbour is to be looked at next, and the count of posts from
     /// which on its announcement there is to be compared, if it has not been.
     pub(crate) fn looks_at(&self, seat: Seat) -> (u64, Option<u64>) {
         let Epoch { base, pieces, previous } = self.flags.epoch;
-        let known = self.flags.of(seat);
         match previous {
-            Some(previous) if !known.met_before => (pieces - 1, Some(previous.base)),
-            _ => (pieces, (!known.met).then_some(base)),
+            Some(previous) if !self.flags.has_met_before(seat) => (pieces - 1, Some(previous.base)),
+            _ => (pieces, (!self.flags.has_met(seat)).then_some(base)),
         }
     }
 
@@ -521,18 +479,9 @@ impl Machine {
             _ => digest == self.digest() && self.plan.posts > 0,
         };
         if is_same {
-            self.on_met(seat, piece);
+            self.flags.on_met(seat, piece);
         }
         is_same
-    }
-
-    fn on_met(&mut self, seat: Seat, piece: u64) {
-        let is_before = piece < self.flags.epoch.pieces;
-        let known = self.flags.of_mut(seat);
-        match is_before {
-            true => known.met_before = true,
-            false => known.met = true,
-        }
     }
 
     /// What a neighbour says it calls, in the line of that piece.
@@ -558,7 +507,7 @@ impl Machine {
         } else if self.plan.posts > 0 {
             return Err(Cause::mismatch(peer, header.description, Some(self.description())));
         }
-        self.on_met(seat, piece);
+        self.flags.on_met(seat, piece);
         Ok(())
     }
 
@@ -570,23 +519,22 @@ impl Machine {
     /// Whether a neighbour is known to have come so far, in the same call. (It may have been seen
     /// there while this rank was still in the call before.)
     fn has_posted(&self, seat: Seat, level: u64) -> bool {
-        let known = self.flags.of(seat);
-        known.posted >= level && known.met
+        self.flags.of(seat).posted >= level && self.flags.has_met(seat)
     }
 
-    fn level(&self, upto: usize) -> u64 {
-        self.flags.epoch.base + upto as u64
+    fn level(&self, upto: u64) -> u64 {
+        self.flags.epoch.base + upto
     }
 
     /// The neighbours whose posts are missing, as far as is known, and the counts to look for.
     pub(crate) fn watched(&self) -> impl Iterator<Item = (Seat, u64)> {
-        let steps = match self.stage {
+        let tasks = match self.stage {
             Stage::Entry => None,
-            Stage::Step(index) => self.plan.schedule.steps.get(index..),
+            Stage::Task(index) => self.plan.tasks.list().get(index..),
         };
         // The waits that follow each other are one wait for several.
-        let waits = steps.unwrap_or_default().iter().map_while(|step| match *step {
-            Step::Wait { peer, upto } => Some((self.seat(peer), self.level(upto))),
+        let waits = tasks.unwrap_or_default().iter().map_while(|task| match task.verb {
+            Verb::Wait { seat, upto } => Some((seat, self.level(upto))),
             _ => None,
         });
         let is_entry = self.stage == Stage::Entry;
@@ -609,10 +557,8 @@ impl Machine {
     pub(crate) fn watching(&self) -> Option<(Seat, u64)> {
         match self.stage {
             Stage::Entry => self.awaited_at_entry(),
-            Stage::Step(index) => match *self.plan.schedule.steps.get(index)? {
-                Step::Wait { peer, upto } if self.receiving == 0 => {
-                    Some((self.seat(peer), self.level(upto)))
-                }
+            Stage::Task(index) => match self.plan.tasks.list().get(index)?.verb {
+                Verb::Wait { seat, upto } if self.receiving == 0 => Some((seat, self.level(upto))),
                 _ => None,
             },
         }
@@ -662,14 +608,14 @@ impl Machine {
     /// Whether a message from that peer is missing, or one to it has not left.
     fn awaits_message(&self, rank: Rank) -> bool {
         let Some(peer) = self.peers.get(rank) else { return false };
-        let Stage::Step(index) = self.stage else { return !peer.expected.is_empty() };
-        let is_flushed = match (self.plan.schedule.steps.get(index), self.window(index)) {
-            (Some(&Step::Flush { to, upto }), Some(window)) if to == rank => {
+        let Stage::Task(index) = self.stage else { return !peer.expected.is_empty() };
+        let is_flushed = |&task: &Task| match (task.verb, self.window(task)) {
+            (Verb::Flush { to, upto }, Some(window)) if to == rank => {
                 self.is_flushed(to, upto, window)
             }
             _ => true,
         };
-        !peer.expected.is_empty() || !is_flushed
+        !peer.expected.is_empty() || !self.plan.tasks.list().get(index).is_none_or(is_flushed)
     }
 
     /// The neighbours whose posts are all that is missing.
@@ -686,9 +632,6 @@ impl PeerProgress {
         *self = PeerProgress { expected, ..PeerProgress::default() };
     }
 }
-
-/// The scratch slot that no algorithm uses.
-pub(super) const STAGING: usize = usize::MAX;
 
 fn protocol(peer: Rank, problem: &str) -> Cause {
     Cause::Protocol { peer, problem: problem.to_owned() }

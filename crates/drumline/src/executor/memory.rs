@@ -9,11 +9,11 @@ use drumline_kernels::{
     Element, Source, Target, copy, copy_past_cache, fetch, fetch_past_cache, reduce_tree,
     reduce_tree_with, take_over,
 };
-use drumline_schedule::step::{Buffer, Loc};
+use drumline_schedule::step::Buffer;
 
 use super::{
     layout::Stretch,
-    local::{Local, Operand},
+    local::{Area, Local, Operand},
     machine::Computation,
     plan::Plan,
 };
@@ -62,33 +62,25 @@ struct Places<'a, T> {
 }
 
 impl<'a, T: Element> Places<'a, T> {
-    #[inline]
+    #[inline(always)]
     fn source(&self, operand: &Operand) -> Result<Source<'a, T>, Cause> {
-        match (operand.loc.peer, operand.loc.buffer) {
-            (None, Buffer::Input) => Ok(self.input.slice(self.range(operand))),
+        match operand.area {
+            Area::Input => Ok(self.input.slice(self.range(operand))),
             _ => Ok(self.target(operand)?.as_source()),
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn target(&self, operand: &Operand) -> Result<Target<'a, T>, Cause> {
         let range = self.range(operand);
-        let Loc { peer, buffer, .. } = operand.loc;
-        let Some(peer) = peer else {
-            return Ok(match buffer {
-                Buffer::Data => self.data.slice(range),
-                Buffer::Scratch(_) => self.scratch.slice(range),
-                Buffer::Slot => self.host().own_slot(range),
-                Buffer::Input => unreachable!("no schedule writes to the input"),
-            });
-        };
-        match buffer {
-            Buffer::Slot => self.host().slot_of(peer, range),
-            Buffer::Data => self.host().data_of(peer, range),
-            Buffer::Scratch(_) | Buffer::Input => {
-                unreachable!("no schedule names a peer's private memory")
-            }
-        }
+        Ok(match operand.area {
+            Area::Data => self.data.slice(range),
+            Area::Scratch => self.scratch.slice(range),
+            Area::Slot => self.host().own_slot(range),
+            Area::SlotOf(seat) => self.host().slot_of(seat, range),
+            Area::DataOf(seat) => self.host().data_of(seat, range)?,
+            Area::Input => unreachable!("no schedule writes to the input"),
+        })
     }
 
     fn range(&self, operand: &Operand) -> Range<usize> {
@@ -180,12 +172,13 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
     fn compute(&mut self, computation: Computation<'_>, host: Option<&Host>) -> Result<(), Cause> {
         let Computation { plan, local, window } = computation;
         let (op, places) = self.places(plan, window, host);
-        let takes_over =
-            |src: &Operand| src.is_slot_of_peer() && host.is_some_and(Host::may_take_over);
+        let takes_over = |src: &Operand| {
+            matches!(src.area, Area::SlotOf(_)) && host.is_some_and(Host::may_take_over)
+        };
         match local {
             Local::Copy { dst, src } => {
                 let into = places.target(dst)?;
-                match (takes_over(src), plan.passes_cache && dst.is_own_data()) {
+                match (takes_over(src), plan.passes_cache && dst.area == Area::Data) {
                     (true, true) => fetch_past_cache(into, places.target(src)?),
                     (true, false) => fetch(into, places.target(src)?),
                     (false, true) => copy_past_cache(into, places.source(src)?),

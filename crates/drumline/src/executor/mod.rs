@@ -15,6 +15,7 @@ mod message;
 mod now;
 mod plan;
 mod scratch;
+mod task;
 #[cfg(test)]
 mod tests;
 
@@ -68,10 +69,14 @@ pub(crate) fn drive(
         }
         loop {
             match machine.poll() {
-                Action::Send { to, header, src } => transport.send(to, header, src),
+                Action::Send { to, part, src } => {
+                    transport.send(to, machine.header(part, src), src);
+                }
                 Action::Receive { from, dst } => transport.receive(from, dst),
-                Action::Compute(step) => memory.compute(step, host.as_deref())?,
-                Action::Announce(notice) => shared(&mut host).announce(&notice),
+                Action::Compute(local, window) => {
+                    memory.compute(machine.computation(local, window), host.as_deref())?;
+                }
+                Action::Announce => shared(&mut host).announce(&machine.notice()),
                 Action::Post => shared(&mut host).post(),
                 Action::Watch(seat, level) => {
                     let host = shared(&mut host);

@@ -4,15 +4,17 @@ use std::{ops::Range, sync::Arc};
 
 use drumline_schedule::{
     Collective, Counts, MemoryUse, Pipeline, Schedule,
-    step::{Buffer, Loc},
+    step::{Buffer, Loc, Rank},
 };
 use drumline_shm::PAYLOAD_BYTES;
 
 use super::{
+    flags::Seats,
     layout::{Layout, Place, Stretch},
-    local::{Local, Operand},
+    local::{Area, Extent, Operand},
     message::{Description, Frame},
     scratch::Scratch,
+    task::Tasks,
 };
 
 /// Everything that follows from the shape of a call: worked out when a group first makes such a
@@ -41,15 +43,16 @@ pub(crate) struct Plan {
     pub(super) passes_cache: bool,
     /// Whether this rank gets a result.
     pub(crate) writes: bool,
-    /// What each step does by itself.
-    locals: Vec<Option<Local>>,
+    pub(super) tasks: Tasks,
     scratch: Scratch,
 }
 
 /// What a [`Plan`] is made of.
 #[derive(Debug)]
-pub(crate) struct Shape {
+pub(crate) struct Shape<'a> {
     pub(crate) schedule: Arc<Schedule>,
+    /// Where its neighbours are found.
+    pub(crate) seats: &'a Seats,
     pub(crate) description: Description,
     pub(crate) layout: Layout,
     /// Bytes of the elements that travel.
@@ -60,13 +63,13 @@ pub(crate) struct Shape {
 }
 
 impl Plan {
-    pub(crate) fn new(shape: Shape) -> Plan {
-        let Shape { schedule, description, layout, element_bytes, wide, cache_bytes } = shape;
+    pub(crate) fn new(shape: Shape<'_>) -> Plan {
+        let Shape { schedule, seats, description, layout, element_bytes, wide, cache_bytes } =
+            shape;
         let windows = layout.windows();
         let pipeline = if windows > 1 { Pipeline::of(&schedule) } else { Pipeline::default() };
         let is_data = |loc: Loc| loc.buffer == Buffer::Data;
         let slot_bytes = layout.slot_len() * element_bytes;
-        let contributions = schedule.contributions();
         let mut plan = Plan {
             description,
             frame: Frame::of(description),
@@ -80,19 +83,27 @@ impl Plan {
             passes_cache: cache_bytes
                 .is_some_and(|cache| layout.buffers_len() * element_bytes >= cache),
             writes: schedule.steps.iter().any(|step| step.writes().any(is_data)),
-            locals: Vec::new(),
+            tasks: Tasks::default(),
             scratch: Scratch::new(&schedule, &layout, pipeline.scratch_copies(), element_bytes),
             layout,
             windows,
             pipeline,
             schedule,
         };
-        let operand = |loc| Operand {
-            loc,
-            range: (windows == 1).then(|| plan.resolve(Place { loc, window: 0 })),
+        let seat = |neighbour: Rank| {
+            let Some(seat) = seats.find(neighbour) else {
+                unreachable!("schedules wait for neighbours only, and name no other peer's memory");
+            };
+            seat
         };
-        let steps = &plan.schedule.steps;
-        plan.locals = steps.iter().map(|it| Local::of(it, contributions, operand)).collect();
+        let operand = |loc| Operand {
+            area: Area::of(loc, seat),
+            extent: match windows {
+                1 => Extent::Fixed(plan.resolve(Place { loc, window: 0 })),
+                _ => Extent::Moving(loc),
+            },
+        };
+        plan.tasks = Tasks::of(&plan.schedule, &plan.pipeline, operand, seat);
         plan
     }
 
@@ -111,6 +122,7 @@ impl Plan {
         Plan::new(Shape {
             layout: Layout::new(&schedule, Counts::Even(0), None),
             schedule: Arc::new(schedule),
+            seats: &Seats::default(),
             description: Description::NONE,
             element_bytes: 1,
             wide: false,
@@ -149,19 +161,16 @@ impl Plan {
         Stretch { buffer: place.loc.buffer, first, len: end - first }
     }
 
-    /// Where an operand lies in its buffer, in that window.
-    pub(super) fn range(&self, operand: &Operand, window: usize) -> Range<usize> {
-        match &operand.range {
-            Some(range) => range.clone(),
-            None => self.resolve(Place { loc: operand.loc, window }),
-        }
+    /// What a message weighs.
+    pub(super) fn bytes(&self, stretch: Stretch) -> u64 {
+        (stretch.len * self.element_bytes) as u64
     }
 
-    /// What the step with that index does by itself.
-    pub(super) fn local(&self, index: usize) -> &Local {
-        let Some(local) = &self.locals[index] else {
-            unreachable!("messages and waits are the machine's business");
-        };
-        local
+    /// Where an operand lies in its buffer, in that window.
+    pub(super) fn range(&self, operand: &Operand, window: usize) -> Range<usize> {
+        match operand.extent {
+            Extent::Fixed(ref range) => range.clone(),
+            Extent::Moving(loc) => self.resolve(Place { loc, window }),
+        }
     }
 }

@@ -7,10 +7,14 @@ use drumline_schedule::{
     step::{Buffer, Loc, Step},
 };
 
-use super::{
-    layout::{Layout, Place},
-    machine::Machine,
-};
+use super::layout::{Layout, Place};
+
+/// Where a message that is to be combined into `dst` is put before: in a slot that no algorithm uses.
+///
+/// Whole messages are put there; to combine them while they arrive would save a pass over memory.
+pub(super) fn staging(dst: Loc) -> Loc {
+    Loc::scratch(usize::MAX, dst.span)
+}
 
 /// The parts of all scratch slots that a schedule names, behind each other in one block; once for
 /// every window that needs its own at a time. In elements.
@@ -42,7 +46,7 @@ impl Scratch {
         element_bytes: usize,
     ) -> Scratch {
         let staging = schedule.steps.iter().filter_map(|step| match step {
-            Step::RecvReduce { dst, .. } => Some(Machine::staging(*dst)),
+            Step::RecvReduce { dst, .. } => Some(staging(*dst)),
             _ => None,
         });
         let named = schedule.steps.iter().flat_map(|step| step.reads().chain(step.writes()));

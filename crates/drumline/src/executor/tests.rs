@@ -219,6 +219,7 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
                     );
                     let laid = super::Plan::new(Shape {
                         schedule: Arc::new(schedule),
+                        seats: &Seats::default(),
                         description,
                         layout,
                         element_bytes: size_of::<i64>(),
@@ -328,6 +329,7 @@ fn waiting_machine(before: Option<Description>) -> (Machine, Header) {
     let plan = |description, len| {
         Arc::new(super::Plan::new(Shape {
             schedule: schedule.clone(),
+            seats: &Seats::default(),
             description,
             layout: Layout::new(&schedule, Counts::Even(len), None),
             element_bytes: 4,
