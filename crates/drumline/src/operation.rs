@@ -73,13 +73,12 @@ impl<T, I: AsRef<[T]>> AsRef<[T]> for Contribution<T, I> {
 }
 
 /// Multiplies what this rank contributes: the input where there is one, else the data, in place.
-fn contribute<T, D, I>(factor: Option<T>, data: &mut D, input: &mut Contribution<T, I>)
+fn contribute<T, D, I>(factor: T, data: &mut D, input: &mut Contribution<T, I>)
 where
     T: Element,
     D: AsMut<[T]>,
     I: AsRef<[T]>,
 {
-    let Some(factor) = factor else { return };
     with_ieee_rounding(|| {
         if input.callers.as_ref().is_empty() {
             return scale(Target::from(data.as_mut()), factor);
@@ -113,19 +112,20 @@ where
         &self.buffers.data
     }
 
-    /// Keeps the data, if it is going to be multiplied although this rank gets no result.
-    fn keep_unscaled(&mut self, collective: Collective, rank: Rank, root: Rank) {
-        if self.factor.is_some() && gets_nothing(collective, rank, root) {
-            self.unscaled = Some(self.buffers.data.as_ref().to_vec());
+    /// Multiplies what this rank contributes. The data is kept as it was, if this rank gets no result.
+    fn contribute(&mut self, collective: Collective, rank: Rank, root: Rank) {
+        let Some(factor) = self.factor else { return };
+        let Buffers { data, input, .. } = &mut self.buffers;
+        if gets_nothing(collective, rank, root) {
+            self.unscaled = Some(data.as_ref().to_vec());
         }
-    }
-
-    /// The caller's data, and what is contributed.
-    fn contribute(&mut self) {
-        contribute(self.factor, &mut self.buffers.data, &mut self.buffers.input);
+        contribute(factor, data, input);
     }
 
     fn restore_unscaled(&mut self) {
+        if self.factor.is_none() {
+            return;
+        }
         self.buffers.input.scaled = None;
         if let Some(unscaled) = self.unscaled.take() {
             self.buffers.data.as_mut().copy_from_slice(&unscaled);
@@ -203,8 +203,7 @@ where
 
     fn prepare(&mut self, plan: &Plan, pool: &mut Pool) {
         let Schedule { collective, rank, root, .. } = *plan.schedule;
-        self.keep_unscaled(collective, rank, root);
-        self.contribute();
+        self.contribute(collective, rank, root);
         match self.buffers.op() {
             Combine::Builtin(op) if plan.wide => {
                 let op = Combine::Builtin(*op);
@@ -237,8 +236,7 @@ where
 
     fn on_bytes(&mut self, rank: Rank, carry_out: &mut OnBytes<'_>) -> Result<(), Cause> {
         let root = self.call.root.unwrap_or(0);
-        self.keep_unscaled(self.call.operation.collective(), rank, root);
-        self.contribute();
+        self.contribute(self.call.operation.collective(), rank, root);
         let (op, data, input) = self.buffers.parts();
         let result = carry_out(
             bytemuck::cast_slice_mut(data.as_mut()),

@@ -17,7 +17,12 @@ use super::{
     machine::Computation,
     plan::Plan,
 };
-use crate::{error::Cause, host::Host, operator::Combine, work::panic_text};
+use crate::{
+    error::Cause,
+    host::Host,
+    operator::{Combine, Function},
+    work::panic_text,
+};
 
 /// Bytes for a transport, and local steps for the executor; the element type is hidden.
 pub(crate) trait Memory {
@@ -251,11 +256,22 @@ impl<T: Element> Combine<T> {
                 Ok(())
             }
             Combine::Custom { name, function } => {
-                let combine = || reduce_tree_with(&**function, dsts, srcs, merges);
-                catch_unwind(AssertUnwindSafe(combine)).map_err(|panic| Cause::Panicked {
-                    text: format!("the operator {name:?}: {}", panic_text(&*panic)),
-                })
+                by_function(name, &**function, dsts, srcs, merges)
             }
         }
     }
+}
+
+#[inline(never)]
+fn by_function<T: Element>(
+    name: &str,
+    function: &Function<T>,
+    dsts: &[Target<'_, T>],
+    srcs: &[Source<'_, T>],
+    merges: &[usize],
+) -> Result<(), Cause> {
+    let combine = || reduce_tree_with(function, dsts, srcs, merges);
+    catch_unwind(AssertUnwindSafe(combine)).map_err(|panic| Cause::Panicked {
+        text: format!("the operator {name:?}: {}", panic_text(&*panic)),
+    })
 }

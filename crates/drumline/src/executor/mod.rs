@@ -145,20 +145,15 @@ fn shared<'a>(host: &'a mut Option<&mut Host>) -> &'a mut Host {
 /// Looks how far a neighbour has come, and at what it announced. Returns its count of posts, as far as
 /// is known: a line that is not up to date may be the last that was looked at.
 fn look(machine: &mut Machine, host: &mut Host, seat: Seat) -> Result<u64, Cause> {
-    loop {
-        let (piece, to_compare) = machine.looks_at(seat);
-        let posted = host.posted(seat, piece);
-        let known = machine.on_posted(seat, posted);
-        if to_compare.is_none_or(|base| posted <= base) {
-            return Ok(known);
-        }
+    let (piece, to_compare) = machine.looks_at(seat);
+    let posted = host.posted(seat, piece);
+    let known = machine.on_posted(seat, posted);
+    if to_compare.is_some_and(|base| posted > base) {
         let Announcement { digest, place } = host.announcement(seat, piece);
         if !machine.agrees(seat, piece, digest) {
             machine.on_announced(seat, piece, host.description(seat, piece)?)?;
         }
         host.set_data_of(seat, place);
-        if machine.looks_at(seat).0 == piece {
-            return Ok(known);
-        }
     }
+    Ok(known)
 }

@@ -255,10 +255,18 @@ impl Driven {
         }
     }
 
+    fn has_mail(&self) -> bool {
+        self.has_mail.load(Ordering::SeqCst)
+    }
+
     fn empty_inbox(&self, lane: &mut Lane) {
-        if !self.has_mail.load(Ordering::SeqCst) {
-            return;
+        if self.has_mail() {
+            self.take_all(lane);
         }
+    }
+
+    #[inline(never)]
+    fn take_all(&self, lane: &mut Lane) {
         let mut inbox = self.inbox();
         self.has_mail.store(false, Ordering::SeqCst);
         let Inbox { jobs, points } = std::mem::take(&mut *inbox);
@@ -268,10 +276,8 @@ impl Driven {
     }
 
     /// Sends and receives do not wait for the operation that runs.
-    fn take_mail(&self, lane: &mut Lane) {
-        if !self.has_mail.load(Ordering::SeqCst) {
-            return;
-        }
+    #[inline(never)]
+    fn take_points(&self, lane: &mut Lane) {
         let mut inbox = self.inbox();
         self.has_mail.store(!inbox.jobs.is_empty(), Ordering::SeqCst);
         let points = std::mem::take(&mut inbox.points);
@@ -327,9 +333,13 @@ impl Driven {
     /// Peers that are just being connected hear why this rank has failed: it may be about to exit,
     /// and they would blame it for that.
     fn say_why(&self, lane: &mut Lane) {
-        if !lane.owes_word() || self.has_said_why.swap(true, Ordering::SeqCst) {
-            return;
+        if lane.owes_word() && !self.has_said_why.swap(true, Ordering::SeqCst) {
+            Driven::wait_for_word(lane);
         }
+    }
+
+    #[inline(never)]
+    fn wait_for_word(lane: &mut Lane) {
         let until = Instant::now() + WORD_WITHIN;
         while lane.owes_word() && Instant::now() < until {
             lane.sleep_until(until, Instant::now());
@@ -353,7 +363,9 @@ impl Driven {
         if lane.has_points() {
             lane.look(now.get());
         }
-        self.take_mail(lane);
+        if self.has_mail() {
+            self.take_points(lane);
+        }
         turn(lane, now)
     }
 
