@@ -124,13 +124,8 @@ impl Arena {
     pub fn offset_of<T: Element>(&self, data: &[T]) -> Option<usize> {
         let shared = &*self.0;
         let bytes = shared.bytes_of(data)?;
-        if shared.any_detached.load(Ordering::Relaxed) {
-            let pages = shared.whole_pages(&bytes);
-            if !shared.pages().detached.within(&pages).is_empty() {
-                return None;
-            }
-        }
-        Some(bytes.start)
+        let is_detached = shared.any_detached.load(Ordering::Relaxed) && shared.is_detached(&bytes);
+        (!is_detached).then_some(bytes.start)
     }
 
     /// Takes `data` back from peers that may still write to it: for buffers of an operation that
@@ -244,6 +239,11 @@ impl Shared {
         let start = data.as_ptr().addr().checked_sub(self.address(0).addr())?;
         let end = start.checked_add(size_of_val(data))?;
         (end <= arena.len()).then_some(start..end)
+    }
+
+    /// Whether a part of these bytes was detached.
+    fn is_detached(&self, bytes: &Range<usize>) -> bool {
+        !self.pages().detached.within(&self.whole_pages(bytes)).is_empty()
     }
 
     fn whole_pages(&self, bytes: &Range<usize>) -> Range<usize> {

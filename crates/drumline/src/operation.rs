@@ -113,8 +113,7 @@ where
     }
 
     /// Multiplies what this rank contributes. The data is kept as it was, if this rank gets no result.
-    fn contribute(&mut self, collective: Collective, rank: Rank, root: Rank) {
-        let Some(factor) = self.factor else { return };
+    fn contribute(&mut self, factor: T, collective: Collective, rank: Rank, root: Rank) {
         let Buffers { data, input, .. } = &mut self.buffers;
         if gets_nothing(collective, rank, root) {
             self.unscaled = Some(data.as_ref().to_vec());
@@ -202,8 +201,10 @@ where
     }
 
     fn prepare(&mut self, plan: &Plan, pool: &mut Pool) {
-        let Schedule { collective, rank, root, .. } = *plan.schedule;
-        self.contribute(collective, rank, root);
+        if let Some(factor) = self.factor {
+            let Schedule { collective, rank, root, .. } = *plan.schedule;
+            self.contribute(factor, collective, rank, root);
+        }
         match self.buffers.op() {
             Combine::Builtin(op) if plan.wide => {
                 let op = Combine::Builtin(*op);
@@ -236,7 +237,9 @@ where
 
     fn on_bytes(&mut self, rank: Rank, carry_out: &mut OnBytes<'_>) -> Result<(), Cause> {
         let root = self.call.root.unwrap_or(0);
-        self.contribute(self.call.operation.collective(), rank, root);
+        if let Some(factor) = self.factor {
+            self.contribute(factor, self.call.operation.collective(), rank, root);
+        }
         let (op, data, input) = self.buffers.parts();
         let result = carry_out(
             bytemuck::cast_slice_mut(data.as_mut()),

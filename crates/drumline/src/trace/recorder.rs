@@ -76,6 +76,8 @@ struct Opened {
     group: Arc<str>,
     what: What,
     started: Instant,
+    /// If not when this is dropped.
+    ended: Option<Instant>,
 }
 
 impl Recorder {
@@ -175,7 +177,8 @@ impl Recorder {
             Category::Collective | Category::Message | Category::Bucket => self.track,
         };
         let (session, group) = (self.session.clone(), self.group.clone());
-        Open(Some(Box::new(Opened { span, session, track, group, what, started })))
+        let opened = Opened { span, session, track, group, what, started, ended: None };
+        Open(Some(Box::new(opened)))
     }
 
     /// Something has happened to the group.
@@ -204,21 +207,18 @@ impl Open {
 impl Open {
     /// It has ended at `ended`.
     pub(crate) fn end_at(mut self, ended: Instant) {
-        self.end(|| ended);
-    }
-
-    fn end(&mut self, ended: impl FnOnce() -> Instant) {
-        if let Some(opened) = self.0.take() {
-            let Opened { session, track, group, what, started, .. } = *opened;
-            if let Some(session) = session {
-                session.0.record(track, group, what, started, ended());
-            }
+        if let Some(opened) = &mut self.0 {
+            opened.ended = Some(ended);
         }
     }
 }
 
-impl Drop for Open {
+impl Drop for Opened {
     fn drop(&mut self) {
-        self.end(Instant::now);
+        if let Some(session) = &self.session {
+            let what = std::mem::take(&mut self.what);
+            let ended = self.ended.unwrap_or_else(Instant::now);
+            session.0.record(self.track, self.group.clone(), what, self.started, ended);
+        }
     }
 }
