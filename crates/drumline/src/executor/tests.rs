@@ -322,28 +322,30 @@ proptest! {
     }
 }
 
-/// A machine of rank 0 of two that has posted an all-reduce of four elements, call number 5.
-fn waiting_machine(before: Option<Description>) -> (Machine, Header) {
+/// An all-reduce of rank 0 of two, over links.
+fn doubling(description: Description, len: usize) -> Arc<super::Plan> {
     let doubling = Algorithm::find(Collective::AllReduce, "doubling").unwrap();
     let schedule = Arc::new(doubling.schedule(&Topology::flat(2), 0, 0).unwrap());
-    let plan = |description, len| {
-        Arc::new(super::Plan::new(Shape {
-            schedule: schedule.clone(),
-            seats: &Seats::default(),
-            description,
-            layout: Layout::new(&schedule, Counts::Even(len), None),
-            element_bytes: 4,
-            wide: false,
-            cache_bytes: None,
-        }))
-    };
+    Arc::new(super::Plan::new(Shape {
+        seats: &Seats::default(),
+        description,
+        layout: Layout::new(&schedule, Counts::Even(len), None),
+        schedule,
+        element_bytes: 4,
+        wide: false,
+        cache_bytes: None,
+    }))
+}
+
+/// A machine of rank 0 of two that has posted an all-reduce of four elements, call number 5.
+fn waiting_machine(before: Option<Description>) -> (Machine, Header) {
     let mut machine = Machine::new(Flags::default());
     let limit = Duration::from_secs(60);
     if let Some(before) = before {
-        machine.begin(&plan(before, 0), before.sequence(), None, limit, None);
+        machine.begin(&doubling(before, 0), before.sequence(), None, limit, None);
         machine.end();
     }
-    machine.begin(&plan(description(0, 4), 4), 5, None, limit, Some(Instant::now()));
+    machine.begin(&doubling(description(0, 4), 4), 5, None, limit, Some(Instant::now()));
     while !matches!(machine.poll(), Action::Wait) {}
     (machine, Header { description: description(5, 4), part: 0, payload: 16 })
 }
@@ -383,6 +385,23 @@ fn a_peer_that_is_elsewhere_is_found_out_by_its_header() {
     machine.on_header(1, Header { description: description(6, 3), ..header }).unwrap();
     let told = machine.admits(1).unwrap_err().to_string();
     assert!(told.contains("rank 1 called #6"), "{told}");
+}
+
+#[test]
+fn an_announcement_seen_in_a_call_without_posts_is_compared_with_the_next_call() {
+    let plan = doubling(description(0, 4), 4);
+    let mut machine = Machine::new(Flags::new([1]));
+    let limit = Duration::from_secs(60);
+    machine.begin(&plan, 5, None, limit, None);
+    assert_eq!(machine.looks_at(Seat(0)), (0, Some(0)));
+    let ahead = Header { description: description(6, 3), part: 0, payload: 0 };
+    machine.on_announced(Seat(0), 0, ahead).unwrap();
+    assert_eq!(machine.looks_at(Seat(0)), (0, None), "once is enough in one call");
+    machine.end();
+    machine.begin(&plan, 6, None, limit, None);
+    assert_eq!(machine.looks_at(Seat(0)), (0, Some(0)));
+    let told = machine.on_announced(Seat(0), 0, ahead).unwrap_err().to_string();
+    assert!(told.contains("#6 all_reduce(sum) of 3") && told.contains("of 4"), "{told}");
 }
 
 #[test]

@@ -202,9 +202,7 @@ impl Open {
         let opened = self.0.as_ref()?;
         Some(opened.span.clone().entered())
     }
-}
 
-impl Open {
     /// It has ended at `ended`.
     pub(crate) fn end_at(mut self, ended: Instant) {
         if let Some(opened) = &mut self.0 {
