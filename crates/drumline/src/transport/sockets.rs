@@ -10,7 +10,7 @@ use std::{
 };
 
 use drumline_schedule::step::Rank;
-use drumline_shm::PidFd;
+use drumline_shm::{PidFd, SpinLimit, spin};
 use rustix::{
     buffer::spare_capacity,
     event::{EventfdFlags, Timespec, epoll, eventfd},
@@ -189,6 +189,20 @@ impl Sockets {
         }
     }
 
+    /// Waits for so long at most for something to happen, and adds it to `events`; whether anything
+    /// has.
+    fn has_events(&self, events: &mut Vec<epoll::Event>, longest: Duration) -> bool {
+        // A day at a time keeps the conversion from overflowing.
+        let longest = longest.min(Duration::from_secs(86_400));
+        let timeout =
+            Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
+        match epoll::wait(&self.epoll, spare_capacity(events), Some(&timeout)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => tracing::warn!(%error, "cannot wait for peers"),
+        }
+        !events.is_empty()
+    }
+
     fn on_event(&mut self, key: u64, now: Instant) {
         match key {
             WAKER => self.waker.drain(),
@@ -278,14 +292,13 @@ impl Transport for Sockets {
         let until = self.beat(now).map_or(until, |next| until.min(next));
         let far = self.far.as_ref().and_then(Far::deadline);
         let until = far.map_or(until, |far| until.min(far));
-        // A day at a time keeps the conversion from overflowing.
-        let left = until.saturating_duration_since(now).min(Duration::from_secs(86_400));
-        let timeout =
-            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
         let mut events = Vec::with_capacity(EVENTS_MAX);
-        match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&timeout)) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => tracing::warn!(%error, "cannot wait for peers"),
+        // Sleeping and being woken takes far longer than what is awaited, if that is on its way.
+        if until > now && self.streams.is_pending() {
+            spin(SPIN, || self.has_events(&mut events, Duration::ZERO), || false);
+        }
+        if events.is_empty() {
+            self.has_events(&mut events, until.saturating_duration_since(now));
         }
         let now = if until > now { Instant::now() } else { now };
         for event in events {
@@ -298,6 +311,10 @@ impl Transport for Sockets {
 }
 
 const NOTHING: [epoll::EventFlags; STREAMS.len()] = [epoll::EventFlags::empty(); STREAMS.len()];
+
+/// How a rank looks for messages before it sleeps: some 50 us if nobody else wants its core. The
+/// peer may be about to send from that very core, so each look leaves it.
+const SPIN: SpinLimit = SpinLimit { looks: 1, yields: 100 };
 
 /// How often a rank that waits makes other hosts answer.
 const BEAT_EVERY: Duration = Duration::from_millis(100);

@@ -196,6 +196,12 @@ impl<S: Duplex> Streams<S> {
         })
     }
 
+    /// Whether messages are under way, or awaited.
+    pub(crate) fn is_pending(&self) -> bool {
+        let is_pending = |peer: &Peer<S>| peer.data.is_pending() || peer.points.is_pending();
+        self.desk.awaits_any() || self.peers.values().any(is_pending)
+    }
+
     /// There is something to read on a stream.
     pub(crate) fn on_readable(&mut self, rank: Rank, kind: StreamKind) {
         let Some(peer) = self.peers.get_mut(&rank) else { return };
