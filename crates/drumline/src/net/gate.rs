@@ -265,17 +265,23 @@ impl Gate {
     fn hear(&mut self, id: u64) -> Option<Arrival> {
         let guest = self.guests.get_mut(&id)?;
         let heard = guest.hear();
-        if heard == Ok(false) {
+        if matches!(heard, Ok(false)) {
             return None;
         }
         let guest = self.guests.remove(&id)?;
-        let left = epoll::delete(&self.epoll, &guest.stream).map_err(|error| error.to_string());
-        match heard.and(left) {
+        let taken_out = epoll::delete(&self.epoll, &guest.stream)
+            .map_err(|error| Farewell::Refused(error.to_string()));
+        match heard.and(taken_out) {
             Ok(()) => {
                 let hello = guest.handshake.peer().copied();
                 Some(Arrival { stream: guest.stream, hello })
             }
-            Err(reason) => {
+            Err(Farewell::Left(reason)) => {
+                // A peer that is closing the group again, or whoever looks which ports are open.
+                tracing::debug!(peer = guest.stream.peer(), reason, "a connection came and went");
+                None
+            }
+            Err(Farewell::Refused(reason)) => {
                 self.warn(&guest.stream, &reason);
                 None
             }
@@ -304,23 +310,35 @@ impl AsFd for Gate {
     }
 }
 
+/// Why a guest does not become a peer.
+enum Farewell {
+    /// It went away.
+    Left(String),
+    /// What it said is wrong.
+    Refused(String),
+}
+
 impl Guest {
-    /// Reads on and answers; whether the handshake is done. An error says what is wrong with it.
-    fn hear(&mut self) -> Result<bool, String> {
+    /// Reads on and answers; whether the handshake is done.
+    fn hear(&mut self) -> Result<bool, Farewell> {
+        let left = |error: io::Error| Farewell::Left(error.to_string());
         let mut bytes = [0; Hello::BYTES];
         while self.handshake.wanted() > 0 {
             let wanted = self.handshake.wanted().min(bytes.len());
             let heard = match self.stream.read(&mut bytes[..wanted]) {
-                Ok(0) => return Err("it left before it had proven itself".to_owned()),
+                Ok(0) => {
+                    let reason = "it left before it had proven itself".to_owned();
+                    return Err(Farewell::Left(reason));
+                }
                 Ok(count) => self.handshake.receive(&bytes[..count]),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
                 Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => return Err(error.to_string()),
+                Err(error) => return Err(left(error)),
             };
             // These few bytes always fit the empty send buffer of a fresh connection.
             let answered = self.stream.write_all(&self.handshake.take_output());
-            heard.map_err(|refusal| refusal.to_string())?;
-            answered.map_err(|error| error.to_string())?;
+            heard.map_err(|refusal| Farewell::Refused(refusal.to_string()))?;
+            answered.map_err(left)?;
         }
         Ok(true)
     }
