@@ -6,13 +6,17 @@
 //! | step | takes | waits for |
 //! |---|---|---|
 //! | send, receive | half of `message_ps` and of `byte` at each end, `round_ps` between | the line out of the sender's host and that into the receiver's, if these are two |
-//! | reduce, copy | `combine`, `copy` and `slot_byte_fs` for each byte | the memory of the host |
+//! | reduce, copy | `touch_ps` for each place, `combine`, `copy` and `slot_byte_fs` for each byte | the memory of the host |
 //! | post | `post_ps` until a neighbour sees it | |
 //!
 //! Whatever a rank does takes a core of its host while it does it, and so does to go on after a wait. A
-//! core takes `switch_ps` to change from one rank to another. Each shared thing serves in the
-//! order of asking. A message streams: its receiver begins when it begins to arrive, and is not done
-//! before its last byte is there. The network between the hosts' lines is never the narrowest place.
+//! rank keeps to its core unless another one would be free a millisecond sooner. A core takes `switch_ps` to change from
+//! one rank to another, and goes on with the one that it has if both could. Each shared thing serves
+//! in the order of asking. A message streams: its receiver begins when it begins to arrive, and is not
+//! done before its last byte is there. The network between the hosts' lines is never the narrowest place.
+//!
+//! Of the buffers that the ranks of a core work on, as much as `cache_bytes` stays in the caches; each byte
+//! beyond is moved from memory or to it, which is what `memory_fs` is more than `cached_fs`.
 //!
 //! Events are taken in the order of time, and all times are integers: the same question has the same
 //! answer everywhere.
@@ -212,6 +216,47 @@ const PIECES: [usize; 2] = [8, 16];
 ///
 /// As [`Algorithm::schedule`]; the root is no rank, or the algorithm does not serve the ranks.
 pub fn replay(cluster: &Cluster, operation: &Operation) -> Result<Outcome, Error> {
+    replay_calls(cluster, operation, ALONE)
+}
+
+/// Replays an operation that is called again and again, as in a benchmark: its time is that of a call
+/// behind others. Ranks do not begin such a call together, and cores have run other ranks before. Of
+/// long operations, which go in many pieces, it is what [`replay`] says.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Topology, price::{ElementKind, PriceList}};
+/// use drumline_schedule::replay::{Cluster, Operation, replay, replay_in_a_row};
+///
+/// // Four ranks that share two cores.
+/// let hosts = Cluster::new(Topology::hosts(&[4]), PriceList::default());
+/// let cluster = Cluster { cores_per_host: 2, ..hosts };
+/// let algorithm = Algorithm::find(Collective::AllReduce, "shm-oneshot")?;
+/// let kind = ElementKind { bytes: 4, sum_bytes: 4 };
+/// let operation = Operation { algorithm, root: 0, elements: 2, kind };
+/// // Each core changes once a call; a call alone has it change back, too.
+/// let [once, again] = [replay(&cluster, &operation)?, replay_in_a_row(&cluster, &operation)?];
+/// assert!(again.time_ps < once.time_ps);
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// Those of [`replay`].
+pub fn replay_in_a_row(cluster: &Cluster, operation: &Operation) -> Result<Outcome, Error> {
+    replay_calls(cluster, operation, IN_A_ROW)
+}
+
+/// How many calls are replayed, and how many of the first do not count.
+#[derive(Clone, Copy)]
+struct Calls {
+    before: usize,
+    all: usize,
+}
+
+const ALONE: Calls = Calls { before: 0, all: 1 };
+const IN_A_ROW: Calls = Calls { before: 2, all: 8 };
+
+fn replay_calls(cluster: &Cluster, operation: &Operation, calls: Calls) -> Result<Outcome, Error> {
     let Operation { algorithm, root, elements, kind } = *operation;
     let first = algorithm.schedule(&cluster.topology, 0, root)?;
     let piece = piece(cluster, &first, elements, kind);
@@ -221,11 +266,11 @@ pub fn replay(cluster: &Cluster, operation: &Operation) -> Result<Outcome, Error
         return Ok(formula(cluster, operation));
     }
     if pieces <= PIECES[1] {
-        return run(cluster, operation, elements, piece);
+        return run(cluster, operation, elements, piece, calls);
     }
     let [short, long] = [
-        run(cluster, operation, PIECES[0] * piece, piece)?,
-        run(cluster, operation, PIECES[1] * piece, piece)?,
+        run(cluster, operation, PIECES[0] * piece, piece, ALONE)?,
+        run(cluster, operation, PIECES[1] * piece, piece, ALONE)?,
     ];
     let rest = (elements - PIECES[1] * piece) as u128;
     let span = ((PIECES[1] - PIECES[0]) * piece) as u128;
@@ -246,6 +291,7 @@ fn run(
     operation: &Operation,
     elements: usize,
     piece: usize,
+    calls: Calls,
 ) -> Result<Outcome, Error> {
     let Operation { algorithm, root, kind, .. } = *operation;
     let bytes = kind.travelling(algorithm);
@@ -253,7 +299,8 @@ fn run(
         let schedule = algorithm.schedule(&cluster.topology, rank, root)?;
         Ok(Program::of(cluster, &schedule, operation.elements, elements, piece, bytes))
     });
-    Ok(Engine::new(cluster, programs.collect::<Result<_, Error>>()?).run())
+    let engine = Engine::new(cluster, programs.collect::<Result<_, Error>>()?, calls.all);
+    Ok(engine.run(calls.before))
 }
 
 /// The elements of a block that are worked on at once.

@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use drumline_schedule::price::{ElementKind, Link, PriceList, Rate};
-use drumline_schedule::replay::{Cluster, Method, Operation, Outcome, line_bound, replay};
+use drumline_schedule::replay::{
+    Cluster, Method, Operation, Outcome, line_bound, replay, replay_in_a_row,
+};
 use drumline_schedule::{ALGORITHMS, Algorithm, Collective, MemoryUse, Topology};
 use proptest::prelude::*;
 
@@ -138,11 +140,67 @@ fn ranks_share_the_cores_and_the_memory_of_their_host() {
     assert!(of(4, &narrow) >= 4 * 4 * 400, "{}", of(4, &narrow));
 }
 
+/// Of calls in a row, only those changes of ranks are paid that cannot be spared: a core goes on with
+/// the rank that it has until that one waits.
+#[test]
+fn a_core_changes_ranks_as_seldom_as_it_can() {
+    let prices = PriceList { switch_ps: 1_000, ..free() };
+    let row = find(Collective::AllReduce, "shm-oneshot");
+    let of = |ranks, cores_per_host| {
+        let cluster = Cluster::new(Topology::hosts(&[ranks]), prices.clone());
+        let operation = Operation { algorithm: row, root: 0, elements: 2, kind: F32 };
+        replay_in_a_row(&Cluster { cores_per_host, ..cluster }, &operation).unwrap().time_ps
+    };
+    // All ranks post, and then all look: whoever looks last may post for the next call.
+    assert_eq!([of(2, 2), of(2, 1), of(4, 2), of(3, 2)], [0, 1_000, 1_000, 1_000]);
+    assert_eq!([of(4, 1), of(8, 1), of(8, 4)], [3_000, 7_000, 1_000]);
+    // Two cores that change at different times wait for each other now and then.
+    assert!((3_000..4_000).contains(&of(8, 2)), "{}", of(8, 2));
+}
+
+/// Where every call begins and ends for all ranks at once, it is the same alone and in a row.
+#[test]
+fn a_call_in_a_row_is_one_call() {
+    let copy = Rate { cached_fs: 1_000, memory_fs: 1_000 };
+    let prices = PriceList { copy, call_ps: 50, nic_byte_fs: 2_000, ..free() };
+    let on = |hosts: &[usize], cores_per_host| {
+        let cluster = Cluster::new(Topology::hosts(hosts), prices.clone());
+        Cluster { cores_per_host, ..cluster }
+    };
+    for (name, cluster) in [
+        ("shm", on(&[4], 1)),
+        ("shm", on(&[4], 2)),
+        ("shm", on(&[4], 4)),
+        ("direct", on(&[1, 1, 1], 1)),
+    ] {
+        let algorithm = find(Collective::AllGather, name);
+        let operation = Operation { algorithm, root: 0, elements: 100, kind: F32 };
+        let once = replay(&cluster, &operation).unwrap();
+        let again = replay_in_a_row(&cluster, &operation).unwrap();
+        let of = |outcome: Outcome| (outcome.time_ps, outcome.rounds, outcome.line_bytes);
+        assert_eq!(of(once), of(again), "{name}, {} cores", cluster.cores_per_host);
+    }
+}
+
+/// Each place costs a touch: one that is copied has two.
+#[test]
+fn places_are_paid_for_however_short_they_are() {
+    let prices = PriceList { touch_ps: 100, ..free() };
+    let alone = Cluster::new(Topology::hosts(&[1]), prices.clone());
+    let two = Cluster::new(Topology::hosts(&[2]), prices);
+    let row = find(Collective::AllReduce, "shm-oneshot");
+    let [of_one, short, long] = [(&alone, 1), (&two, 1), (&two, 1_000)]
+        .map(|(cluster, elements)| time(cluster, row, elements).time_ps);
+    // A copy to the slot; two slots, or one and the data, into the data.
+    assert_eq!([of_one, short, long], [0, 200 + 300, 200 + 300]);
+}
+
 /// Long operations go in pieces; many pieces are not all replayed.
 #[test]
 fn pieces_take_turns_and_the_rest_is_reckoned() {
     let row = find(Collective::AllReduce, "shm-twoshot");
-    let cluster = Cluster::new(Topology::hosts(&[4]), PriceList::default());
+    let prices = PriceList { cache_bytes: 0, ..PriceList::default() };
+    let cluster = Cluster::new(Topology::hosts(&[4]), prices);
     let of = |pieces: usize| time(&cluster, row, pieces * (64 << 10));
     assert_eq!(of(16).method, Method::Replay);
     assert_eq!(of(1_000).method, Method::Pieces);

@@ -6,9 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline_schedule::{Algorithm, price::PriceList, replay::replay};
+use drumline_schedule::{
+    Algorithm,
+    price::{PriceList, Rate},
+    replay::replay_in_a_row,
+};
 
-use super::measure::{Run, Way, cores};
+use super::measure::{Found, Run, Way, cores, measure_all};
 use crate::{Error, Result};
 
 /// A price, and a run that it decides.
@@ -21,60 +25,67 @@ struct Fit {
 /// prices that stand before it. Those which depend on each other are found in turns.
 fn fits() -> Vec<Fit> {
     let two = |way, bytes: usize, algorithm| Run { ranks: 2, way, elements: bytes / 4, algorithm };
-    let (direct, oneshot) = (Some("direct"), Some("shm-oneshot"));
+    // More ranks than cores.
+    let crowded = |way, bytes: usize| Run { ranks: 2 * cores(), ..two(way, bytes, None) };
+    let (direct, doubling) = (Some("direct"), Some("doubling"));
     vec![
         Fit { name: "call_ps", run: Run { ranks: 1, ..two(Way::Staged, 8, None) } },
         Fit { name: "post_ps", run: two(Way::Staged, 0, None) },
-        // More ranks than cores.
-        Fit { name: "switch_ps", run: Run { ranks: 2 * cores(), ..two(Way::Staged, 0, None) } },
+        Fit { name: "touch_ps", run: two(Way::Staged, 8, None) },
+        Fit { name: "switch_ps", run: crowded(Way::Staged, 0) },
         Fit { name: "combine.cached_fs", run: two(Way::Registered, 256 << 10, None) },
         Fit { name: "combine.memory_fs", run: two(Way::Registered, 32 << 20, None) },
-        Fit { name: "slot_byte_fs", run: two(Way::Staged, 128 << 10, oneshot) },
-        Fit { name: "near.round_ps", run: two(Way::Unix, 8, Some("doubling")) },
+        Fit { name: "cache_bytes", run: two(Way::Registered, 16 << 20, None) },
+        Fit { name: "slot_byte_fs", run: two(Way::Staged, 128 << 10, Some("shm-oneshot")) },
+        // A message costs waiting and work. Two ranks tell what it is together; where ranks wait
+        // for a core, it is mostly work.
+        Fit { name: "near.round_ps", run: two(Way::Unix, 8, doubling) },
+        Fit { name: "near.message_ps", run: crowded(Way::Unix, 8) },
         Fit { name: "near.byte.cached_fs", run: two(Way::Unix, 512 << 10, direct) },
         Fit { name: "near.byte.memory_fs", run: two(Way::Unix, 32 << 20, direct) },
-        Fit { name: "far.round_ps", run: two(Way::Tcp, 8, Some("doubling")) },
+        Fit { name: "far.round_ps", run: two(Way::Tcp, 8, doubling) },
+        Fit { name: "far.message_ps", run: crowded(Way::Tcp, 8) },
         Fit { name: "far.byte.cached_fs", run: two(Way::Tcp, 512 << 10, direct) },
         Fit { name: "far.byte.memory_fs", run: two(Way::Tcp, 32 << 20, direct) },
     ]
 }
 
 /// How often the fits are gone through.
-const TURNS: usize = 4;
+const TURNS: usize = 6;
 
-/// Which part of the time of a short message is work at its ends; the rest is waiting. It cannot be
-/// told apart with two ranks.
-const WORK_SHARE: u64 = 3;
-
-/// Measures this machine, each run for so long, and tells of it line by line. Where other programs run,
-/// longer finds more moments in which all ranks have a core.
+/// Measures this machine, each run for about so long, and tells of it line by line; in the same passes
+/// what is to be measured beside. Where other programs run, longer finds more moments in which all
+/// ranks have a core.
 ///
 /// # Errors
 ///
 /// What the library said.
-pub(super) fn calibrate(budget: Duration, tell: &mut dyn FnMut(&str)) -> Result<PriceList> {
-    let mut prices = PriceList::default();
-    copies(&mut prices);
-    let mut measured = Vec::new();
-    for fit in fits() {
-        let found = fit.run.measure(budget).map_err(Error::Measure)?;
-        let Run { ranks, way, elements, .. } = fit.run;
+pub(super) fn calibrate(
+    beside: &[Run],
+    budget: Duration,
+    tell: &mut dyn FnMut(&str),
+) -> Result<(PriceList, Vec<Found>)> {
+    let fits = fits();
+    let runs: Vec<Run> = fits.iter().map(|fit| fit.run).chain(beside.iter().copied()).collect();
+    let before = Copies::measure();
+    let mut found = measure_all(&runs, budget).map_err(Error::Measure)?;
+    let beside = found.split_off(fits.len());
+    for (Run { ranks, way, elements, .. }, Found { algorithm, time }) in runs.iter().zip(&found) {
         tell(&format!(
-            "{ranks} ranks, {}, {} bytes, {}: {:.2} us",
+            "{ranks} ranks, {}, {} bytes, {algorithm}: {:.2} us",
             way.name(),
             4 * elements,
-            found.algorithm,
-            found.time.as_secs_f64() * 1e6
+            time.as_secs_f64() * 1e6
         ));
-        let ps = found.time.as_nanos() as u64 * 1_000;
-        measured.push((fit, found.algorithm, ps));
     }
+    let mut prices = PriceList::default();
+    before.fastest(Copies::measure()).set(&mut prices);
     for _ in 0..TURNS {
-        for (fit, algorithm, ps) in &measured {
-            settle(&mut prices, fit, algorithm, *ps)?;
+        for (fit, found) in fits.iter().zip(&found) {
+            settle(&mut prices, fit, &found.algorithm, found.time.as_nanos() as u64 * 1_000)?;
         }
     }
-    Ok(prices)
+    Ok((prices, beside))
 }
 
 /// Sets a price to the value with which the replay of its run takes so long, or as near as it comes.
@@ -84,14 +95,15 @@ fn settle(prices: &mut PriceList, fit: &Fit, algorithm: &str, ps: u64) -> Result
     let time_with = |value: u64| {
         let mut prices = prices.clone();
         set(&mut prices, fit.name, value);
-        let outcome = replay(&fit.run.cluster(&prices), &fit.run.operation(algorithm));
+        let outcome = replay_in_a_row(&fit.run.cluster(&prices), &fit.run.operation(algorithm));
         outcome.map(|outcome| outcome.time_ps).map_err(problem)
     };
-    // The smallest value that takes at least as long.
+    // The smallest value that takes at least as long; of caches, at most as long.
     let (mut low, mut high) = (0, VALUE_MAX);
+    let rises = time_with(low)? < time_with(high)?;
     while low < high {
         let middle = low + (high - low) / 2;
-        match time_with(middle)? < ps {
+        match (time_with(middle)? < ps) == rises {
             true => low = middle + 1,
             false => high = middle,
         }
@@ -100,38 +112,70 @@ fn settle(prices: &mut PriceList, fit: &Fit, algorithm: &str, ps: u64) -> Result
     Ok(())
 }
 
-/// A millisecond; a megabyte a second.
+/// A millisecond; a megabyte a second; a gigabyte.
 const VALUE_MAX: u64 = 1_000_000_000;
 
-/// A round of a link stands for what a message takes, of which a part is work.
+/// Work for a message is taken out of what it costs altogether, and no memory is faster than caches.
 fn set(prices: &mut PriceList, name: &str, value: u64) {
     let link = match name {
-        "near.round_ps" => &mut prices.near,
-        "far.round_ps" => &mut prices.far,
+        "combine.memory_fs" => return set_memory(&mut prices.combine, value),
+        "near.byte.memory_fs" => return set_memory(&mut prices.near.byte, value),
+        "far.byte.memory_fs" => return set_memory(&mut prices.far.byte, value),
+        "near.message_ps" => &mut prices.near,
+        "far.message_ps" => &mut prices.far,
         _ => {
             prices.set(name, value);
             return;
         }
     };
-    link.message_ps = value / WORK_SHARE;
-    link.round_ps = value - link.message_ps;
+    let whole_ps = link.round_ps + link.message_ps;
+    link.message_ps = value.min(whole_ps);
+    link.round_ps = whole_ps - link.message_ps;
 }
 
-/// What memory does: copies by one thread, and by as many as there are cores.
-fn copies(prices: &mut PriceList) {
-    const CACHED: usize = 128 << 10;
-    const LARGE: usize = 32 << 20;
-    prices.copy.cached_fs = copied_byte_fs(CACHED, 200);
-    prices.copy.memory_fs = copied_byte_fs(LARGE, 1).max(prices.copy.cached_fs);
-    let threads = cores();
-    let together: Vec<u64> = thread::scope(|scope| {
-        let copying: Vec<_> =
-            (0..threads).map(|_| scope.spawn(|| copied_byte_fs(LARGE, 1))).collect();
-        copying.into_iter().filter_map(|thread| thread.join().ok()).collect()
-    });
-    let mean = together.iter().sum::<u64>() / together.len().max(1) as u64;
-    // Each byte is read, and fetched to be overwritten, and written.
-    prices.memory_byte_fs = (mean / 3 / threads as u64).max(1);
+fn set_memory(rate: &mut Rate, value: u64) {
+    rate.memory_fs = value.max(rate.cached_fs);
+}
+
+/// What copies of a byte take, in femtoseconds.
+struct Copies {
+    /// In the caches.
+    cached: u64,
+    /// In memory, by one thread.
+    alone: u64,
+    /// By as many as there are cores.
+    together: u64,
+}
+
+impl Copies {
+    fn measure() -> Copies {
+        const CACHED: usize = 128 << 10;
+        const LARGE: usize = 32 << 20;
+        let together: Vec<u64> = thread::scope(|scope| {
+            let copying: Vec<_> =
+                (0..cores()).map(|_| scope.spawn(|| copied_byte_fs(LARGE, 1))).collect();
+            copying.into_iter().filter_map(|thread| thread.join().ok()).collect()
+        });
+        Copies {
+            cached: copied_byte_fs(CACHED, 200),
+            alone: copied_byte_fs(LARGE, 1),
+            together: together.iter().sum::<u64>() / together.len().max(1) as u64,
+        }
+    }
+
+    fn fastest(self, other: Copies) -> Copies {
+        Copies {
+            cached: self.cached.min(other.cached),
+            alone: self.alone.min(other.alone),
+            together: self.together.min(other.together),
+        }
+    }
+
+    fn set(&self, prices: &mut PriceList) {
+        prices.copy = Rate { cached_fs: self.cached, memory_fs: self.alone.max(self.cached) };
+        // Each byte is read, and fetched to be overwritten, and written.
+        prices.memory_byte_fs = (self.together / 3 / cores() as u64).max(1);
+    }
 }
 
 /// Femtoseconds for a byte that is copied, the fastest of some rounds.
@@ -151,7 +195,7 @@ fn copied_byte_fs(bytes: usize, copies: usize) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use drumline_schedule::price::{Link, Rate};
+    use drumline_schedule::price::Link;
 
     use super::*;
 
@@ -160,28 +204,54 @@ mod tests {
     fn fits_find_the_prices_of_a_machine_that_is_replayed() {
         let byte = Rate { cached_fs: 220_000, memory_fs: 420_000 };
         let near = Link { round_ps: 3_000_000, message_ps: 1_500_000, byte };
-        let truth = PriceList { near, post_ps: 230_000, call_ps: 910_000, ..PriceList::default() };
+        let truth = PriceList {
+            near,
+            post_ps: 230_000,
+            call_ps: 910_000,
+            touch_ps: 20_000,
+            switch_ps: 3_100_000,
+            cache_bytes: 10_000_000,
+            ..PriceList::default()
+        };
         let mut found = PriceList {
             copy: truth.copy,
+            combine: truth.combine,
             memory_byte_fs: truth.memory_byte_fs,
             ..PriceList::default()
         };
-        let wanted = ["call_ps", "post_ps", "near.round_ps", "near.byte.cached_fs"];
-        for fit in fits().iter().filter(|fit| wanted.contains(&fit.name)) {
-            let name = match (fit.run.algorithm, fit.run.elements) {
-                (Some(name), _) => name,
-                (None, 0) => "shm",
-                (None, _) => "shm-oneshot",
+        let wanted = [
+            "call_ps",
+            "post_ps",
+            "touch_ps",
+            "switch_ps",
+            "cache_bytes",
+            "near.round_ps",
+            "near.message_ps",
+            "near.byte.cached_fs",
+        ];
+        let fits: Vec<Fit> = fits().into_iter().filter(|fit| wanted.contains(&fit.name)).collect();
+        for fit in fits.iter().cycle().take(TURNS * fits.len()) {
+            let name = match (fit.run.algorithm, fit.run.elements, fit.run.way) {
+                (Some(name), ..) => name,
+                (None, 0, _) => "shm",
+                (None, _, Way::Unix) => "doubling",
+                (None, _, Way::Registered) => "shm-push",
+                (None, ..) => "shm-oneshot",
             };
             let algorithm = Algorithm::find(fit.run.collective(), name).unwrap();
             let cluster = fit.run.cluster(&truth);
-            let ps = replay(&cluster, &fit.run.operation(algorithm)).unwrap().time_ps;
+            let ps = replay_in_a_row(&cluster, &fit.run.operation(algorithm)).unwrap().time_ps;
             settle(&mut found, fit, name, ps).unwrap();
         }
-        let near = |one: u64, other: u64| one.abs_diff(other) <= other / 1_000;
-        assert!(near(found.call_ps, truth.call_ps), "{found}");
-        assert!(near(found.post_ps, truth.post_ps), "{found}");
-        assert!(near(found.near.round_ps, truth.near.round_ps), "{found}");
-        assert!(near(found.near.byte.cached_fs, truth.near.byte.cached_fs), "{found}");
+        for name in wanted {
+            let [found, truth] = [&found, &truth].map(|prices| value_of(prices, name));
+            assert!(found.abs_diff(truth) <= truth / 100, "{name}: {found}, and not {truth}");
+        }
+    }
+
+    fn value_of(prices: &PriceList, name: &str) -> u64 {
+        let text = prices.to_string();
+        let entries = drumline_schedule::price::entries(&text).unwrap();
+        entries.iter().find(|entry| entry.name == name).unwrap().value
     }
 }

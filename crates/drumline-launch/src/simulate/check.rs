@@ -2,11 +2,12 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use drumline_schedule::{Algorithm, price::PriceList, replay::replay};
+use drumline_schedule::{Algorithm, price::PriceList, replay::replay_in_a_row};
 
 use super::{
+    calibrate::calibrate,
     collectives::size,
-    measure::{Run, Way},
+    measure::{Found, Run, Way, measure_all},
 };
 use crate::{Error, Result};
 
@@ -14,47 +15,61 @@ const RANKS: [usize; 5] = [2, 3, 4, 6, 8];
 const WAYS: [Way; 4] = [Way::Staged, Way::Registered, Way::Unix, Way::Tcp];
 const BYTES: [usize; 5] = [8, 4 << 10, 64 << 10, 1 << 20, 16 << 20];
 
-/// For each row.
-const BUDGET: Duration = Duration::from_millis(120);
-
 /// What a replay may be off.
 const GOAL_PERCENT: f64 = 20.0;
 
-/// The table, of up to so many ranks.
-pub(super) fn check(prices: &PriceList, ranks_max: usize) -> Result<String> {
+/// The table, of up to so many ranks, each row measured for about so long; on the prices of this
+/// machine unless there are others.
+///
+/// # Errors
+///
+/// What the library said.
+pub(super) fn check(
+    prices: Option<PriceList>,
+    ranks_max: usize,
+    budget: Duration,
+) -> Result<String> {
+    let runs: Vec<Run> = runs(ranks_max).collect();
+    let (prices, found) = match prices {
+        Some(prices) => (prices, measure_all(&runs, budget).map_err(Error::Measure)?),
+        None => calibrate(&runs, budget, &mut |_| {})?,
+    };
     let mut text = format!(
         "{:>6} {:>11} {:>8}  {:<16}{:>13}{:>13}{:>9}\n",
         "ranks", "over", "bytes", "all_reduce", "measured us", "replayed us", "error"
     );
     let mut errors: Vec<f64> = Vec::new();
-    for ranks in RANKS.into_iter().filter(|ranks| *ranks <= ranks_max) {
-        for way in WAYS {
-            for bytes in BYTES {
-                let run = Run { ranks, way, elements: bytes / 4, algorithm: None };
-                let found = run.measure(BUDGET).map_err(Error::Measure)?;
-                let measured = found.time.as_secs_f64() * 1e6;
-                let replayed = replayed_us(&run, &found.algorithm, prices)?;
-                let percent = 100.0 * (replayed / measured - 1.0);
-                errors.push(percent.abs());
-                let _ = writeln!(
-                    text,
-                    "{ranks:>6} {:>11} {:>8}  {:<16}{measured:>13.2}{replayed:>13.2}{:>9}",
-                    way.name(),
-                    size(bytes),
-                    found.algorithm,
-                    format!("{percent:+.0} %"),
-                );
-            }
-        }
+    for (run, Found { algorithm, time }) in runs.iter().zip(found) {
+        let Run { ranks, way, elements, .. } = *run;
+        let measured = time.as_secs_f64() * 1e6;
+        let replayed = replayed_us(run, &algorithm, &prices)?;
+        let percent = 100.0 * (replayed / measured - 1.0);
+        errors.push(percent.abs());
+        let _ = writeln!(
+            text,
+            "{ranks:>6} {:>11} {:>8}  {algorithm:<16}{measured:>13.2}{replayed:>13.2}{:>9}",
+            way.name(),
+            size(4 * elements),
+            format!("{percent:+.0} %"),
+        );
     }
     text.push_str(&summary(errors));
     Ok(text)
 }
 
+fn runs(ranks_max: usize) -> impl Iterator<Item = Run> {
+    let ranks = RANKS.into_iter().filter(move |ranks| *ranks <= ranks_max);
+    let ways = ranks.flat_map(|ranks| WAYS.map(|way| (ranks, way)));
+    ways.flat_map(|(ranks, way)| {
+        BYTES.map(|bytes| Run { ranks, way, elements: bytes / 4, algorithm: None })
+    })
+}
+
 fn replayed_us(run: &Run, algorithm: &str, prices: &PriceList) -> Result<f64> {
     let problem = |error: drumline_schedule::Error| Error::Simulate { problem: error.to_string() };
     let algorithm = Algorithm::find(run.collective(), algorithm).map_err(problem)?;
-    let outcome = replay(&run.cluster(prices), &run.operation(algorithm)).map_err(problem)?;
+    let outcome =
+        replay_in_a_row(&run.cluster(prices), &run.operation(algorithm)).map_err(problem)?;
     Ok(outcome.time_ps as f64 / 1e6)
 }
 

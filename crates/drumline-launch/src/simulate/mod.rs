@@ -31,7 +31,7 @@ const AFTER_MEASURING: &str = "\
 pub(crate) fn simulate(options: &Options) -> Result<u8> {
     let budget = Duration::from_millis(options.measure_ms);
     if let Some(path) = &options.measure {
-        let prices = calibrate::calibrate(budget, &mut |line| {
+        let (prices, _) = calibrate::calibrate(&[], budget, &mut |line| {
             let _ = writeln!(std::io::stderr(), "{line}");
         })?;
         write(path, &format!("{AFTER_MEASURING}{prices}"))?;
@@ -39,11 +39,9 @@ pub(crate) fn simulate(options: &Options) -> Result<u8> {
         return Ok(0);
     }
     if options.check {
-        let prices = match &options.cluster {
-            Some(path) => cluster::read(path)?.prices,
-            None => calibrate::calibrate(budget, &mut |_| {})?,
-        };
-        print(&check::check(&prices, options.check_ranks_max)?)?;
+        let prices = options.cluster.as_ref().map(|path| cluster::read(path)).transpose()?;
+        let prices = prices.map(|cluster| cluster.prices);
+        print(&check::check(prices, options.check_ranks_max, budget)?)?;
         return Ok(0);
     }
     let described = cluster::describe(options)?;

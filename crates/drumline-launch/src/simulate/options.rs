@@ -95,7 +95,7 @@ pub(crate) struct Options {
     #[arg(long, conflicts_with_all = ["hosts", "svg"])]
     pub check: bool,
 
-    /// For how long each run of --measure goes on, in milliseconds
+    /// For how long each run of --measure and --check goes on, in milliseconds
     #[arg(long, hide = true, default_value_t = 600)]
     pub measure_ms: u64,
 

@@ -30,6 +30,8 @@ pub struct PriceList {
     pub call_ps: u64,
     /// Through shared memory: from a rank's post to what a neighbour that waits for it does next.
     pub post_ps: u64,
+    /// A place that a step reads or writes, beside its bytes.
+    pub touch_ps: u64,
     /// A core changes from one rank to another, where a host has more ranks than cores.
     pub switch_ps: u64,
     /// Sockets between ranks of one host.
@@ -103,26 +105,27 @@ impl Rate {
     }
 }
 
-/// The links are [`Prices::TCP`]. The others were measured on two cores of a virtual machine (AMD
-/// EPYC, 2026-11-21), in the state in which the cores share a cache.
+/// What lies between hosts is [`Prices::TCP`]. The others were measured on two cores of a virtual machine (AMD
+/// EPYC, 2026-11-22), in the state in which the cores share a cache.
 impl Default for PriceList {
     fn default() -> PriceList {
         PriceList {
-            call_ps: 700_000,
-            post_ps: 310_000,
-            switch_ps: 2_500_000,
+            call_ps: 90_000,
+            post_ps: 80_000,
+            touch_ps: 14_000,
+            switch_ps: 2_150_000,
             near: Link {
-                round_ps: 2_500_000,
-                message_ps: 1_250_000,
-                byte: Rate { cached_fs: 154_000, memory_fs: 336_000 },
+                round_ps: 1_400_000,
+                message_ps: 2_800_000,
+                byte: Rate { cached_fs: 156_000, memory_fs: 270_000 },
             },
             far: Link { round_ps: 7_000_000, message_ps: 2_000_000, byte: TCP_BYTE },
             nic_byte_fs: 80_000,
-            copy: Rate { cached_fs: 21_000, memory_fs: 110_000 },
-            combine: Rate { cached_fs: 20_500, memory_fs: 100_000 },
-            slot_byte_fs: 14_700,
-            cache_bytes: 1 << 20,
-            memory_byte_fs: 19_500,
+            copy: Rate { cached_fs: 23_000, memory_fs: 118_000 },
+            combine: Rate { cached_fs: 30_000, memory_fs: 118_000 },
+            slot_byte_fs: 1_000,
+            cache_bytes: 12_600_000,
+            memory_byte_fs: 18_100,
         }
     }
 }
@@ -194,6 +197,7 @@ struct Field {
 const FIELDS: &[Field] = &[
     Field { name: "call_ps", of: |it| &mut it.call_ps, about: "a call, beside its steps" },
     Field { name: "post_ps", of: |it| &mut it.post_ps, about: "shared memory: from a post to who waits for it" },
+    Field { name: "touch_ps", of: |it| &mut it.touch_ps, about: "a place that a step reads or writes" },
     Field { name: "switch_ps", of: |it| &mut it.switch_ps, about: "a core changes from one rank to another" },
     Field { name: "near.round_ps", of: |it| &mut it.near.round_ps, about: "sockets of one host: an empty message" },
     Field { name: "near.message_ps", of: |it| &mut it.near.message_ps, about: "work for a message, both ends together" },
@@ -339,9 +343,10 @@ mod tests {
     #[test]
     fn links_between_hosts_are_shared_by_their_ranks() {
         let list = PriceList { nic_byte_fs: 320_000, ..PriceList::default() };
-        assert_eq!(PriceList::default().links(&Topology::flat(4)), Prices::TCP);
+        let tcp = Prices { combined_byte_ps: 118, ..Prices::TCP };
+        assert_eq!(PriceList::default().links(&Topology::flat(4)), tcp);
         let byte_ps = |hosts: &[usize]| list.links(&Topology::hosts(hosts)).byte_ps;
-        assert_eq!([byte_ps(&[1, 1]), byte_ps(&[4, 8]), byte_ps(&[8])], [320, 8 * 320, 336]);
+        assert_eq!([byte_ps(&[1, 1]), byte_ps(&[4, 8]), byte_ps(&[8])], [320, 8 * 320, 270]);
     }
 
     #[test]

@@ -18,7 +18,8 @@ pub(super) struct Engine<'a> {
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     /// How many came up so far.
     count: u64,
-    end: u64,
+    /// When the last rank had ended each call.
+    ends: Vec<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -45,6 +46,8 @@ struct Message {
 /// One rank.
 struct Walker {
     program: Program,
+    call: usize,
+    /// Of this call.
     piece: usize,
     op: usize,
     /// How many neighbours it has looked at, at the beginning of a piece.
@@ -67,10 +70,19 @@ struct Walker {
     posts: Vec<(u64, u32)>,
     /// Who waits for the next post.
     waiting: Vec<u32>,
-    /// Whether it has waited for a post: another rank may have its core.
-    asleep: bool,
+    grip: Grip,
     /// Until when it has gone on without a look at the others.
     busy_until: u64,
+}
+
+/// Whether a rank has its core, where others share it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Grip {
+    Has,
+    /// It waits for a post: another one may have it.
+    Waits,
+    /// The same, and whoever has the core was asked to go on first.
+    LetPass,
 }
 
 /// Whether a rank can go on at the same moment.
@@ -84,7 +96,8 @@ enum Turn {
 }
 
 impl<'a> Engine<'a> {
-    pub(super) fn new(cluster: &'a Cluster, programs: Vec<Program>) -> Engine<'a> {
+    /// Every rank makes so many calls, one right after the other.
+    pub(super) fn new(cluster: &'a Cluster, programs: Vec<Program>, calls: usize) -> Engine<'a> {
         let ranks: Vec<Walker> = programs.into_iter().map(Walker::new).collect();
         let mut engine = Engine {
             cluster,
@@ -92,7 +105,7 @@ impl<'a> Engine<'a> {
             ranks,
             events: BinaryHeap::new(),
             count: 0,
-            end: 0,
+            ends: vec![0; calls],
         };
         for rank in 0..engine.ranks.len() {
             let (_, end) = engine.hosts.work(rank, 0, cluster.prices.call_ps);
@@ -101,7 +114,8 @@ impl<'a> Engine<'a> {
         engine
     }
 
-    pub(super) fn run(mut self) -> Outcome {
+    /// Its time is what each call takes behind the first `before`.
+    pub(super) fn run(mut self, before: usize) -> Outcome {
         while let Some(Reverse((now, _, event))) = self.events.pop() {
             match event {
                 Event::Go(rank) => self.go(rank as Rank, now),
@@ -115,9 +129,11 @@ impl<'a> Engine<'a> {
             }
         }
         let depth = self.ranks.iter().map(|rank| rank.depth).max().unwrap_or(0);
+        let end_of = |calls: usize| calls.checked_sub(1).map_or(0, |last| self.ends[last]);
+        let calls = self.ends.len();
         Outcome {
-            time_ps: self.end,
-            line_bytes: self.hosts.line_bytes(),
+            time_ps: (end_of(calls) - end_of(before)) / (calls - before) as u64,
+            line_bytes: self.hosts.line_bytes() / calls as u64,
             rounds: depth as usize,
             events: self.count,
             method: Method::Replay,
@@ -151,7 +167,13 @@ impl<'a> Engine<'a> {
         if let Some(turn) = self.enter(rank, now) {
             return turn;
         }
-        let Some(op) = self.ranks[rank].next_op() else { return self.end_of_piece(rank, now) };
+        let op = self.ranks[rank].next_op();
+        if !matches!(op, Some(Op::Wait { .. }))
+            && let Some(turn) = self.take_core(rank, now)
+        {
+            return turn;
+        }
+        let Some(op) = op else { return self.end_of_piece(rank, now) };
         let walker = &mut self.ranks[rank];
         match op {
             Op::Work { core_ps, memory_bytes } => {
@@ -181,7 +203,7 @@ impl<'a> Engine<'a> {
                 Turn::Now
             }
             Op::Wait { peer, upto } => {
-                let number = walker.piece * walker.program.posts + upto as usize;
+                let number = walker.pieces_begun() * walker.program.posts + upto as usize;
                 let turn = self.seen(rank, peer, number, now);
                 if !matches!(turn, Turn::Blocked) {
                     self.ranks[rank].op += 1;
@@ -193,10 +215,10 @@ impl<'a> Engine<'a> {
 
     /// Before a piece: each neighbour has begun with the one before.
     fn enter(&mut self, rank: Rank, now: u64) -> Option<Turn> {
-        let Walker { piece, entered, op, .. } = self.ranks[rank];
-        let posts = self.ranks[rank].program.posts;
+        let walker = &self.ranks[rank];
+        let (piece, posts, entered) = (walker.pieces_begun(), walker.program.posts, walker.entered);
         let neighbours = self.cluster.topology.neighbours(rank);
-        if op > 0 || piece == 0 || posts == 0 || entered == neighbours.len() {
+        if walker.op > 0 || piece == 0 || posts == 0 || entered == neighbours.len() {
             return None;
         }
         let peer = neighbours[entered];
@@ -219,20 +241,37 @@ impl<'a> Engine<'a> {
             Some((seen, depth)) if seen <= now => {
                 let walker = &mut self.ranks[rank];
                 walker.depth = walker.depth.max(depth);
-                match std::mem::take(&mut walker.asleep) {
-                    true => Turn::OnCore(self.hosts.work(rank, now, 0).1),
-                    false => Turn::Now,
-                }
+                Turn::Now
             }
             Some((seen, _)) => {
-                self.ranks[rank].asleep = true;
+                self.ranks[rank].grip = Grip::Waits;
                 self.push(seen, Event::Go(rank as u32));
                 Turn::Blocked
             }
             None => {
-                self.ranks[rank].asleep = true;
+                self.ranks[rank].grip = Grip::Waits;
                 self.ranks[peer as usize].waiting.push(rank as u32);
                 Turn::Blocked
+            }
+        }
+    }
+
+    /// A rank that has waited goes on: not for a look at a post only, which whoever has the core does
+    /// not leave it for, but for what comes behind.
+    fn take_core(&mut self, rank: Rank, now: u64) -> Option<Turn> {
+        let grip = self.ranks[rank].grip;
+        let waits = |rank: Rank| self.ranks[rank].grip != Grip::Has;
+        match grip {
+            Grip::Has => None,
+            // If both can go on, no core has to change.
+            Grip::Waits if self.hosts.in_place_of(rank).is_some_and(waits) => {
+                self.ranks[rank].grip = Grip::LetPass;
+                self.push(now, Event::Go(rank as u32));
+                Some(Turn::Blocked)
+            }
+            Grip::Waits | Grip::LetPass => {
+                self.ranks[rank].grip = Grip::Has;
+                Some(Turn::OnCore(self.hosts.work(rank, now, 0).1))
             }
         }
     }
@@ -296,19 +335,26 @@ impl<'a> Engine<'a> {
 
     fn end_of_piece(&mut self, rank: Rank, now: u64) -> Turn {
         let walker = &mut self.ranks[rank];
-        if walker.piece + 1 >= walker.program.pieces {
-            self.end = self.end.max(now);
-            return Turn::Blocked;
-        }
         walker.piece += 1;
         (walker.op, walker.entered) = (0, 0);
         walker.left.clear();
-        Turn::Now
+        if walker.piece < walker.program.pieces {
+            return Turn::Now;
+        }
+        let end = &mut self.ends[walker.call];
+        *end = now.max(*end);
+        if walker.call + 1 == self.ends.len() {
+            return Turn::Blocked;
+        }
+        walker.call += 1;
+        (walker.piece, walker.depth) = (0, 0);
+        Turn::OnCore(self.hosts.work(rank, now, self.cluster.prices.call_ps).1)
     }
 
     /// What an end does for the bytes of a message.
     fn half_of_bytes(&self, rank: Rank, link: Link, bytes: u64) -> u64 {
-        let working_bytes = self.ranks[rank].program.working_bytes;
+        // The kernel has them once more.
+        let working_bytes = self.ranks[rank].program.working_bytes.saturating_mul(2);
         of_bytes(bytes, link.byte.of(working_bytes, self.cluster.prices.cache_bytes)) / 2
     }
 
@@ -326,6 +372,7 @@ impl Walker {
     fn new(program: Program) -> Walker {
         Walker {
             program,
+            call: 0,
             piece: 0,
             op: 0,
             entered: 0,
@@ -338,9 +385,14 @@ impl Walker {
             left: vec![],
             posts: vec![],
             waiting: vec![],
-            asleep: false,
+            grip: Grip::Has,
             busy_until: 0,
         }
+    }
+
+    /// Of all calls, but for the piece at hand.
+    fn pieces_begun(&self) -> usize {
+        self.call * self.program.pieces + self.piece
     }
 
     fn ops(&self) -> &[Op] {

@@ -1,5 +1,7 @@
 //! What the ranks of a host share: cores, memory, and its line in both directions.
 
+use std::collections::HashMap;
+
 use super::Cluster;
 use crate::price::PriceList;
 use crate::step::Rank;
@@ -16,6 +18,8 @@ pub(super) struct Hosts<'a> {
 struct Host {
     /// None where every rank has its own.
     cores: Vec<Core>,
+    /// Where each rank ran last, once it has.
+    core_of: HashMap<Rank, usize>,
     memory: Queue,
     line_out: Queue,
     line_in: Queue,
@@ -59,11 +63,18 @@ impl<'a> Hosts<'a> {
     /// From when to when `rank` works, if it could begin at `now`. A core that ran another one has to
     /// change first.
     pub(super) fn work(&mut self, rank: Rank, now: u64, ps: u64) -> (u64, u64) {
-        let cores = &mut self.hosts[self.machines.host_of(rank)].cores;
-        // Its own core first, if that is free.
-        let free =
-            cores.iter_mut().min_by_key(|core| (core.free_at.max(now), core.last != Some(rank)));
-        let Some(core) = free else { return (now, now.saturating_add(ps)) };
+        let Host { cores, core_of, .. } = &mut self.hosts[self.machines.host_of(rank)];
+        // The first to come are dealt out.
+        let own = core_of.get(&rank).copied().unwrap_or(core_of.len() % cores.len().max(1));
+        let begins = |index: usize| {
+            let patience_ps = if index == own { 0 } else { PATIENCE_PS };
+            cores[index].free_at.max(now).saturating_add(patience_ps)
+        };
+        let Some(index) = (0..cores.len()).min_by_key(|index| begins(*index)) else {
+            return (now, now.saturating_add(ps));
+        };
+        core_of.insert(rank, index);
+        let core = &mut cores[index];
         let change_ps = match core.last {
             Some(last) if last != rank => self.prices.switch_ps,
             _ => 0,
@@ -71,6 +82,12 @@ impl<'a> Hosts<'a> {
         let start = core.free_at.max(now).saturating_add(change_ps);
         *core = Core { free_at: start.saturating_add(ps), last: Some(rank) };
         (start, core.free_at)
+    }
+
+    /// Who ran last on the core of `rank`, if that was another one.
+    pub(super) fn in_place_of(&self, rank: Rank) -> Option<Rank> {
+        let Host { cores, core_of, .. } = &self.hosts[self.machines.host_of(rank)];
+        cores.get(*core_of.get(&rank)?)?.last.filter(|last| *last != rank)
     }
 
     /// When so many bytes of the memory of `rank`'s host have been moved.
@@ -97,6 +114,10 @@ impl<'a> Hosts<'a> {
         self.hosts.iter().map(|host| host.bytes_out).max().unwrap_or(0)
     }
 }
+
+/// How much longer a rank waits for its own core than for another one. Kernels let cores share
+/// their load some milliseconds after it has come.
+const PATIENCE_PS: u64 = 1_000_000_000;
 
 /// Picoseconds.
 pub(super) fn of_bytes(bytes: u64, byte_fs: u64) -> u64 {

@@ -5,7 +5,6 @@ use std::collections::{HashMap, HashSet};
 use super::Cluster;
 use super::hosts::of_bytes;
 use crate::extent::{Blocks, Counts};
-use crate::price::Rate;
 use crate::schedule::Schedule;
 use crate::step::{Buffer, Loc, Rank, Step};
 
@@ -17,7 +16,7 @@ pub(super) struct Program {
     pub(super) last: Vec<Op>,
     /// How many pieces there are.
     pub(super) pieces: usize,
-    /// Bytes that all ranks of its core work on.
+    /// Bytes that the ranks of a core work on.
     pub(super) working_bytes: u64,
     /// How often it posts in a piece.
     pub(super) posts: usize,
@@ -85,7 +84,7 @@ struct Pricing<'a> {
     /// Of a block, of which a piece is a part.
     elements: usize,
     element_bytes: u64,
-    /// Bytes that all ranks of a core work on.
+    /// Bytes that the ranks of a core work on.
     working_bytes: u64,
 }
 
@@ -102,12 +101,13 @@ impl<'a> Pricing<'a> {
             Blocks::One => 1,
             Blocks::All => world_size,
         };
-        let ranks = cluster.machines.neighbours(rank).len();
-        let ranks_per_core = ranks.div_ceil(cluster.cores_per_host.max(1));
-        let blocks = blocks(Buffer::Data) + blocks(Buffer::Input);
-        let working = blocks as u64 * elements as u64 * (element_bytes * ranks_per_core) as u64;
         let element_bytes = element_bytes as u64;
-        Pricing { cluster, schedule, elements, element_bytes, working_bytes: working }
+        let blocks = (blocks(Buffer::Data) + blocks(Buffer::Input)) as u64;
+        let of_rank = (blocks * element_bytes).saturating_mul(elements as u64);
+        let ranks = cluster.machines.neighbours(rank).len().max(1);
+        let cores = cluster.cores_per_host.clamp(1, ranks);
+        let working_bytes = of_rank.saturating_mul(ranks as u64) / cores as u64;
+        Pricing { cluster, schedule, elements, element_bytes, working_bytes }
     }
 
     /// The steps on blocks of so many elements.
@@ -173,30 +173,24 @@ impl<'a> Pricing<'a> {
         touched: &mut Touched,
     ) -> Op {
         let prices = &self.cluster.prices;
-        let places = || reads.iter().chain(writes);
-        let mean = |rate: Rate| {
-            let rates = places().map(|place| self.rate(rate, place, touched));
-            rates.sum::<u64>() / places().count().max(1) as u64
-        };
         let fetched = reads.iter().filter(|place| is_slot(place) && place.peer.is_some());
-        let byte_fs = combined as u64 * mean(prices.combine)
-            + halves as u64 * mean(prices.copy) / 2
+        let byte_fs = combined as u64 * prices.combine.cached_fs
+            + halves as u64 * prices.copy.cached_fs / 2
             + fetched.count() as u64 * prices.slot_byte_fs;
         // What is written is read before, or fetched to be overwritten.
         let fetches = reads.iter().chain(writes.iter().filter(|place| !reads.contains(place)));
         let moved = fetches.chain(writes).map(|place| self.uncached(place, len, touched));
-        Op::Work { core_ps: of_bytes(len, byte_fs), memory_bytes: moved.sum() }
+        let memory_bytes = moved.sum();
+        // A byte that is copied, or combined into another, is moved three times.
+        let rate = if combined > 0 { prices.combine } else { prices.copy };
+        let moved_fs = rate.memory_fs.saturating_sub(rate.cached_fs) / 3;
+        let touch_ps = (reads.len() + writes.len()) as u64 * prices.touch_ps;
+        let core_ps = touch_ps + of_bytes(len, byte_fs) + of_bytes(memory_bytes, moved_fs);
+        Op::Work { core_ps, memory_bytes }
     }
 
-    /// Slots are short, and stay in the caches. So does what was touched in this piece.
-    fn rate(&self, rate: Rate, place: &Loc, touched: &Touched) -> u64 {
-        match is_slot(place) {
-            true => rate.cached_fs,
-            false => rate.of(self.working(place, touched), self.cluster.prices.cache_bytes),
-        }
-    }
-
-    /// How many of `len` bytes are not in the caches.
+    /// How many of `len` bytes are not in the caches. Slots are short, and stay there; so does what was
+    /// touched in this piece.
     fn uncached(&self, place: &Loc, len: u64, touched: &Touched) -> u64 {
         let working = self.working(place, touched);
         let beyond = working.saturating_sub(self.cluster.prices.cache_bytes);
