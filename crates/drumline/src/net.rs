@@ -7,6 +7,7 @@
 //! | [`gate`] | a listener that admits only who proves itself |
 //! | [`call`] | the other side of a gate |
 //! | [`dial`] | the same, without blocking |
+//! | [`pacing`] | the congestion control of what stays on this host |
 //! | [`interface`] | addresses of this machine's network interfaces |
 
 pub(crate) mod call;
@@ -14,6 +15,7 @@ pub(crate) mod dial;
 mod endpoint;
 pub(crate) mod gate;
 pub(crate) mod interface;
+mod pacing;
 pub(crate) mod stream;
 #[cfg(test)]
 mod tests;

@@ -13,6 +13,7 @@ use rustix::{
 
 use super::{
     call::{CallError, shake},
+    pacing,
     stream::Stream,
 };
 use crate::auth::Handshake;
@@ -38,6 +39,7 @@ impl Dial {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+        pacing::begin_without(&socket);
         match connect(&socket, &address) {
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
             Err(error) => return Err(error.into()),

@@ -18,7 +18,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::stream::Stream;
+use super::{pacing, stream::Stream};
 use crate::auth::{Expected, Handshake, Hello, Nonce, Secret};
 
 /// A socket that listens.
@@ -35,7 +35,9 @@ const BACKLOG: i32 = 4096;
 impl Listener {
     /// Listens on exactly this address.
     pub(crate) fn tcp(address: SocketAddr) -> io::Result<Listener> {
-        Listener::ready(Listener::Tcp(TcpListener::bind(address)?))
+        let listener = TcpListener::bind(address)?;
+        pacing::begin_without(&listener);
+        Listener::ready(Listener::Tcp(listener))
     }
 
     /// Listens on an abstract Unix socket.

@@ -12,6 +12,8 @@ use std::{
 
 use rustix::{net::sockopt, process::geteuid};
 
+use super::pacing;
+
 /// A connection to another process.
 #[derive(Debug)]
 pub(crate) enum Stream {
@@ -38,22 +40,11 @@ impl Stream {
         either!(self, stream => stream.shutdown(how))
     }
 
-    /// Sends small messages at once, as Unix sockets always do, and at full speed where the
-    /// connection does not leave this host.
-    ///
-    /// The congestion control that the administrator chose is for lines. Where there is none, one
-    /// that paces what it sends by what it has measured (bbr) can only lose time. `reno` does not
-    /// pace, is in every kernel, and open to every user.
+    /// Once it is connected: small messages leave at once, as they always do over Unix sockets.
     pub(crate) fn tune(&self) -> io::Result<()> {
         let Stream::Tcp(stream) = self else { return Ok(()) };
-        stream.set_nodelay(true)?;
-        if let (Ok(peer), Ok(own)) = (stream.peer_addr(), stream.local_addr())
-            && peer.ip() == own.ip()
-            && let Err(error) = sockopt::set_tcp_congestion(stream, "reno")
-        {
-            tracing::debug!(%error, "the connection keeps its congestion control");
-        }
-        Ok(())
+        pacing::settle(stream);
+        stream.set_nodelay(true)
     }
 
     /// The address at the other end of a TCP connection.
