@@ -21,26 +21,26 @@ const RANKS: [usize; 5] = [2, 3, 4, 6, 8];
 /// machine of 2 cores (AMD EPYC, 2026-11-22).
 #[rustfmt::skip]
 const MEASURED: &[(Way, usize, [&str; 2], [f64; 5])] = &[
-    (Way::Staged, 8, ["shm-oneshot", "shm-oneshot"], [0.24, 2.69, 2.73, 5.68, 9.64]),
-    (Way::Staged, 4_096, ["shm-oneshot", "shm-oneshot"], [0.50, 3.52, 3.83, 8.10, 12.49]),
-    (Way::Staged, 65_536, ["shm-oneshot", "shm-twoshot"], [3.70, 15.68, 14.75, 33.86, 46.07]),
-    (Way::Staged, 1_048_576, ["shm-oneshot", "shm-twoshot"], [54.57, 106.8, 106.0, 204.5, 302.0]),
-    (Way::Staged, 16_777_216, ["shm-oneshot", "shm-twoshot"], [1_723.0, 3_462.0, 4_521.0, 7_689.0, 11_186.0]),
-    (Way::Registered, 8, ["shm-oneshot", "shm-oneshot"], [0.24, 2.70, 2.77, 5.67, 8.89]),
-    (Way::Registered, 4_096, ["shm-push", "shm-push"], [0.38, 5.19, 5.28, 11.27, 16.61]),
-    (Way::Registered, 65_536, ["shm-push", "shm-push"], [1.76, 8.35, 8.48, 17.45, 24.99]),
-    (Way::Registered, 1_048_576, ["shm-push", "shm-push"], [21.60, 57.13, 50.74, 115.1, 145.0]),
-    (Way::Registered, 16_777_216, ["shm-push", "shm-push"], [610.0, 1_281.0, 1_986.0, 3_642.0, 5_171.0]),
-    (Way::Unix, 8, ["doubling", "doubling"], [4.32, 21.82, 23.55, 55.85, 86.88]),
-    (Way::Unix, 4_096, ["doubling", "doubling"], [5.72, 26.12, 29.24, 72.16, 103.0]),
-    (Way::Unix, 65_536, ["doubling", "direct"], [15.91, 74.66, 91.04, 220.9, 374.9]),
-    (Way::Unix, 1_048_576, ["direct", "direct"], [184.2, 604.6, 650.9, 1_213.0, 1_660.0]),
-    (Way::Unix, 16_777_216, ["direct", "direct"], [4_590.0, 12_265.0, 14_043.0, 24_666.0, 41_159.0]),
-    (Way::Tcp, 8, ["doubling", "doubling"], [7.91, 39.22, 39.59, 90.29, 88.55]),
-    (Way::Tcp, 4_096, ["doubling", "doubling"], [8.58, 36.33, 43.99, 96.40, 218.4]),
-    (Way::Tcp, 65_536, ["doubling", "direct"], [23.02, 97.00, 114.5, 343.9, 621.9]),
-    (Way::Tcp, 1_048_576, ["direct", "direct"], [181.8, 600.8, 759.5, 2_247.0, 4_158.0]),
-    (Way::Tcp, 16_777_216, ["direct", "direct"], [4_360.0, 12_036.0, 16_331.0, 32_982.0, 68_292.0]),
+    (Way::Staged, 8, ["shm-oneshot", "shm-oneshot"], [0.23, 2.69, 2.73, 5.64, 8.68]),
+    (Way::Staged, 4_096, ["shm-oneshot", "shm-oneshot"], [0.50, 3.52, 3.81, 8.00, 12.49]),
+    (Way::Staged, 65_536, ["shm-oneshot", "shm-twoshot"], [3.47, 15.44, 14.75, 31.64, 43.14]),
+    (Way::Staged, 1_048_576, ["shm-oneshot", "shm-twoshot"], [54.12, 106.8, 106.0, 204.5, 302.0]),
+    (Way::Staged, 16_777_216, ["shm-oneshot", "shm-twoshot"], [1_720.0, 3_411.0, 4_398.0, 7_538.0, 10_482.0]),
+    (Way::Registered, 8, ["shm-oneshot", "shm-oneshot"], [0.24, 2.70, 2.77, 5.67, 8.74]),
+    (Way::Registered, 4_096, ["shm-push", "shm-push"], [0.38, 5.19, 5.28, 11.19, 16.04]),
+    (Way::Registered, 65_536, ["shm-push", "shm-push"], [1.75, 8.29, 8.38, 16.85, 24.06]),
+    (Way::Registered, 1_048_576, ["shm-push", "shm-push"], [21.24, 54.88, 50.74, 106.8, 139.1]),
+    (Way::Registered, 16_777_216, ["shm-push", "shm-push"], [513.7, 1_239.0, 1_511.0, 3_430.0, 4_733.0]),
+    (Way::Unix, 8, ["doubling", "doubling"], [4.32, 21.82, 23.46, 55.85, 86.88]),
+    (Way::Unix, 4_096, ["doubling", "doubling"], [5.69, 26.12, 29.24, 66.92, 99.40]),
+    (Way::Unix, 65_536, ["doubling", "direct"], [15.56, 74.50, 91.04, 211.0, 374.9]),
+    (Way::Unix, 1_048_576, ["direct", "direct"], [184.2, 597.7, 584.3, 1_164.0, 1_660.0]),
+    (Way::Unix, 16_777_216, ["direct", "direct"], [4_590.0, 12_179.0, 13_789.0, 24_666.0, 39_309.0]),
+    (Way::Tcp, 8, ["doubling", "doubling"], [7.83, 30.74, 37.77, 91.63, 141.5]),
+    (Way::Tcp, 4_096, ["doubling", "doubling"], [8.65, 40.41, 43.99, 99.01, 178.6]),
+    (Way::Tcp, 65_536, ["doubling", "direct"], [22.97, 98.23, 145.8, 311.1, 766.5]),
+    (Way::Tcp, 1_048_576, ["direct", "direct"], [190.5, 605.9, 621.4, 1_501.0, 2_432.0]),
+    (Way::Tcp, 16_777_216, ["direct", "direct"], [4_483.0, 11_088.0, 15_229.0, 28_751.0, 45_748.0]),
 ];
 
 /// What TCP on loopback took; the built-in `far` is for what lies between hosts.
@@ -78,8 +78,8 @@ fn most_is_within_a_fifth() {
             assert!(percent.abs() < 60.0, "{way:?}, {ranks} ranks, {bytes}: {percent:+.0} %");
         }
     }
-    // Of long messages over TCP the kernel's buffers do not stay in caches, and 64 KiB in slots move
-    // between the caches of cores; the model has neither.
+    // The model has one cache for each core: in slots of 64 KiB it is too fast, in buffers that just
+    // fit into what all cores share, too slow.
     println!("{good:?} of {all}, by ranks");
-    assert!(good.iter().sum::<usize>() >= 75, "{good:?} of {all}, by ranks");
+    assert!(good.iter().sum::<usize>() >= 80, "{good:?} of {all}, by ranks");
 }

@@ -40,13 +40,13 @@ fn fits() -> Vec<Fit> {
         // A message costs waiting and work. Two ranks tell what it is together; where ranks wait
         // for a core, it is mostly work.
         Fit { name: "near.round_ps", run: two(Way::Unix, 8, doubling) },
-        Fit { name: "near.message_ps", run: crowded(Way::Unix, 8) },
         Fit { name: "near.byte.cached_fs", run: two(Way::Unix, 512 << 10, direct) },
         Fit { name: "near.byte.memory_fs", run: two(Way::Unix, 32 << 20, direct) },
+        Fit { name: "near.message_ps", run: crowded(Way::Unix, 8) },
         Fit { name: "far.round_ps", run: two(Way::Tcp, 8, doubling) },
-        Fit { name: "far.message_ps", run: crowded(Way::Tcp, 8) },
         Fit { name: "far.byte.cached_fs", run: two(Way::Tcp, 512 << 10, direct) },
         Fit { name: "far.byte.memory_fs", run: two(Way::Tcp, 32 << 20, direct) },
+        Fit { name: "far.message_ps", run: crowded(Way::Tcp, 8) },
     ]
 }
 

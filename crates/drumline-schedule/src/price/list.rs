@@ -115,8 +115,8 @@ impl Default for PriceList {
             touch_ps: 14_000,
             switch_ps: 2_150_000,
             near: Link {
-                round_ps: 1_400_000,
-                message_ps: 2_800_000,
+                round_ps: 1_350_000,
+                message_ps: 2_900_000,
                 byte: Rate { cached_fs: 156_000, memory_fs: 270_000 },
             },
             far: Link { round_ps: 7_000_000, message_ps: 2_000_000, byte: TCP_BYTE },
