@@ -7,7 +7,7 @@ ARGS ?=
 OUT ?= runs/fashion-mnist
 
 .PHONY: help train test format lint unit model docs python python-package python-release python-suite \
-        gpt wheel wheel-aarch64 sdist bench bench-torch soak soak-python nightly schedules simulate torch torch-venv clean
+        gpt wheel wheel-aarch64 sdist bench bench-torch bench-step soak soak-python nightly schedules simulate torch torch-venv clean
 
 # What is tested beside the defaults.
 FEATURES := --features drumline/ndarray
@@ -31,6 +31,7 @@ help:
 	@echo 'make python-suite  the whole of PyTorch'\''s own suite on drumline, at 2, 3 and 4 ranks'
 	@echo 'make gpt        train a small GPT on Moby-Dick with torch, on NPROC=$(NPROC) processes'
 	@echo 'make bench-torch  time dist.all_reduce on drumline and on gloo'
+	@echo 'make bench-step   time a training step of DDP in torch, on drumline and on gloo'
 	@echo 'make wheel      a wheel for pip, in target/wheels; make sdist: the source for one'
 	@echo 'make torch-venv install torch, so that the tests of the stores talk with it'
 	@echo 'make clean      remove everything that was built; runs are kept'
@@ -158,6 +159,9 @@ gpt: torch python-release
 bench-torch: torch python-release
 	GLOO_SOCKET_IFNAME=lo $(PYTHON_VENV)/bin/drumline run --nproc-per-node 2 -- \
 	    $(PYTHON_VENV)/bin/python bench/torch_all_reduce.py $(ARGS)
+
+bench-step: torch python-release
+	GLOO_SOCKET_IFNAME=lo $(PYTHON_VENV)/bin/python bench/ddp_step.py $(ARGS)
 
 wheel: $(PYTHON_VENV)/installed
 	rm -f target/wheels/drumline-*.whl
