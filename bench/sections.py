@@ -226,6 +226,18 @@ def collectives() -> Section:
     )
 
 
+def in_a_row(ranks: int) -> list[Turn]:
+    """8 B in IMB's way."""
+    name = lambda _: f"{ranks} ranks, 8 B in a row"
+    arguments = ["all_reduce", *sizes_of([8]), "--place", "in", "--buffers", "all", "--untouched"]
+    loop = lambda: PEERS.mpi("openmpi", ranks, "untouched", TURN_MS, ["all_reduce:8"], 45)
+    return [
+        ours(SHARED, [*arguments, "--nproc-per-node", str(ranks)], name, average="mean"),
+        theirs("Intel MPI", "impi", lambda: PEERS.imb("impi", ranks, [8], 45), name),
+        theirs("Open MPI", "openmpi", loop, name, average="mean"),
+    ]
+
+
 def crowded() -> Section:
     """Sizes and ranks of one round are programs of their own, with limits of their own."""
     turns: list[Turn] = []
@@ -237,13 +249,15 @@ def crowded() -> Section:
         arguments += ["--nproc-per-node", str(ranks)]
         turns.append(ours(SHARED, arguments, name, average="mean"))
         turns += mpis(ranks, cases, name, "mean")
+        turns += in_a_row(ranks)
     intel = Ratio("Intel MPI / staged", ("Intel MPI",), "staged")
     openmpi = Ratio("Open MPI / staged", ("Open MPI",), "staged")
-    rows = tuple(f"{ranks} ranks, {size_name(size)}" for ranks in (4, 8) for size in sizes)
+    rows = tuple(f"{ranks} ranks, {size}" for ranks in (4, 8) for size in ("8 B", "1 MiB", "8 B in a row"))
     return Section(
         "crowded",
         f"all_reduce with more ranks than the {os.cpu_count()} cores, buffers rewritten",
-        "Means, not medians: where ranks spin, most calls are fast and some wait for a rank that has no core.",
+        "Means, not medians: where ranks spin, most calls are fast and some wait for a rank that has no core. "
+        "*In a row* is IMB's way: calls one after another without a barrier between them, Intel MPI by IMB-MPI1.",
         tuple(turns),
         (intel, openmpi),
         (Goal(intel, rows, 2.0), Goal(openmpi, rows, 2.0)),

@@ -100,6 +100,7 @@
 
 mod arena;
 mod cache;
+mod cores;
 mod detach;
 mod doorbell;
 mod error;
@@ -115,10 +116,11 @@ mod spin;
 
 pub use arena::{Arena, Registered};
 pub use cache::cache_bytes;
+pub use cores::{Core, Cores};
 pub use error::{Error, Result};
 pub use flag::{Announcement, PAYLOAD_BYTES};
 pub use layout::SegmentSize;
 pub use peer::PeerSegment;
 pub use process::{Credentials, PidFd};
 pub use segment::{Handles, Parity, Segment, SleepGuard, Waker};
-pub use spin::{Core, SpinLimit, spin, spin_limit};
+pub use spin::{SpinLimit, spin, spin_limit};

@@ -9,13 +9,13 @@ use drumline_kernels::{Element, Source, Target};
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
 
+use crate::cores::Core;
 use crate::doorbell::EventFd;
 use crate::error::{Error, Result};
 use crate::flag::{Announcement, DESCRIPTION_BYTES, Flags};
 use crate::layout::{HEADER_BYTES, Layout};
 use crate::mapping::Mapping;
 use crate::segment::{Handles, Parity};
-use crate::spin::Core;
 
 /// The segment of another rank, mapped here, and that rank's doorbell.
 ///

@@ -11,13 +11,13 @@ use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 
 use crate::arena::Arena;
+use crate::cores::Core;
 use crate::doorbell::EventFd;
 use crate::error::{Error, Result};
 use crate::flag::{Announcement, Asleep, DESCRIPTION_BYTES, Doorbell, Flags};
 use crate::layout::{Layout, SegmentSize};
 use crate::mapping::Mapping;
 use crate::peer::PeerSegment;
-use crate::spin::Core;
 
 /// Which of two places an operation uses: operations of a group take turns.
 ///

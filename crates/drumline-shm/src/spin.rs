@@ -3,8 +3,6 @@
 use std::hint::spin_loop;
 use std::thread::{available_parallelism, yield_now};
 
-use rustix::thread::sched_getcpu;
-
 /// How long a rank looks before it sleeps.
 ///
 /// ```
@@ -21,32 +19,6 @@ pub struct SpinLimit {
     pub looks: u32,
     /// How often it then leaves its core to whoever is there before it looks as often again.
     pub yields: u32,
-}
-
-/// A core of this host.
-///
-/// ```
-/// use drumline_shm::{Core, PeerSegment, Segment, SegmentSize};
-///
-/// let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 0 })?;
-/// let peer = PeerSegment::map(own.handles()?)?; // as another process has it
-/// let core: Core = own.stand_here();
-/// assert!(peer.stands_on(core));
-/// # Ok::<(), drumline_shm::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Core(u32);
-
-impl Core {
-    /// The one on which this thread runs.
-    pub(crate) fn here() -> Core {
-        Core(sched_getcpu() as u32)
-    }
-
-    /// Never 0.
-    pub(crate) fn number(self) -> u32 {
-        self.0.wrapping_add(1)
-    }
 }
 
 /// Looks at `is_there` until it becomes true, but not beyond `limit`. Returns whether it did.

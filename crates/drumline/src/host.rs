@@ -1,11 +1,16 @@
 //! The memory that the ranks of one host share: this rank's segment, and those of its
 //! neighbours.
 
-use std::{collections::BTreeMap, ops::Range};
+use std::{
+    collections::BTreeMap,
+    io,
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use drumline_kernels::{Element, Target};
 use drumline_schedule::step::Rank;
-use drumline_shm::{Announcement, Arena, Parity, PeerSegment, Segment, SpinLimit};
+use drumline_shm::{Announcement, Arena, Core, Cores, Parity, PeerSegment, Segment, SpinLimit};
 
 use crate::{
     error::Cause,
@@ -25,6 +30,8 @@ pub(crate) struct Host {
     in_line: bool,
     /// How often a wait looks again before it sleeps.
     spins_max: SpinLimit,
+    /// When to look again whether ranks stand as they should.
+    spread_due: Option<Instant>,
     slot_bytes_max: usize,
     /// What of the cache is left for each rank, if all of them use it.
     cache_bytes: usize,
@@ -50,6 +57,7 @@ impl Host {
             parity: Parity::Even,
             in_line: false,
             spins_max: drumline_shm::spin_limit(ranks_here),
+            spread_due: None,
             slot_bytes_max,
             cache_bytes: drumline_shm::cache_bytes() / ranks_here,
         }
@@ -216,6 +224,48 @@ impl Host {
         self.segment.stand_here();
     }
 
+    /// Where ranks outnumber the cores, the last one on a core that has too many goes to where there
+    /// are fewest; this is `rank`, and it is `now`.
+    ///
+    /// Ranks leave their cores to each other and hardly ever sleep, so to the kernel a core with three of
+    /// them is as busy as one with one: it leaves them like that for a tenth of a second and more,
+    /// and short operations take twice as long.
+    pub(crate) fn spread_out(&mut self, rank: Rank, now: Instant) {
+        let is_crowded = self.spins_max.yields > 0;
+        if !is_crowded || self.spread_due.is_some_and(|due| now < due) {
+            return;
+        }
+        self.spread_due = Some(now + SPREAD);
+        let own = self.segment.stand_here();
+        if self.on(own).any(|it| it.rank > rank) {
+            return;
+        }
+        match self.go_from(own) {
+            Ok(false) => {}
+            Ok(true) => {
+                self.segment.stand_here();
+            }
+            Err(error) => tracing::debug!(%error, "cannot go to another core"),
+        }
+    }
+
+    /// Whether this rank has gone to a core with fewer ranks.
+    fn go_from(&self, own: Core) -> io::Result<bool> {
+        let cores = Cores::of_this_thread()?;
+        let ranks_on = |core: &Core| self.on(*core).count();
+        let fewest = cores.iter().min_by_key(ranks_on);
+        let Some(core) = fewest.filter(|core| ranks_on(core) < ranks_on(&own)) else {
+            return Ok(false);
+        };
+        cores.go_to(core)?;
+        Ok(true)
+    }
+
+    /// The neighbours on that core.
+    fn on(&self, core: Core) -> impl Iterator<Item = &Neighbour> {
+        self.neighbours.iter().filter(move |it| it.segment.stands_on(core))
+    }
+
     /// Whether a neighbour that is awaited would run on the very core that this rank is on.
     fn is_in_the_way(&self, machine: &Machine) -> bool {
         let core = self.segment.stand_here();
@@ -247,6 +297,9 @@ impl Host {
     }
 }
 
+/// How long a rank stays where it is, at least. To go takes some 10 us.
+const SPREAD: Duration = Duration::from_millis(1);
+
 /// A part of a slot.
 fn fitting<'a, T>(slot: drumline_shm::Result<Target<'a, T>>) -> Target<'a, T> {
     match slot {
@@ -258,4 +311,43 @@ fn fitting<'a, T>(slot: drumline_shm::Result<Target<'a, T>>) -> Target<'a, T> {
 #[cold]
 fn impossible(peer: Rank, error: drumline_shm::Error) -> Cause {
     Cause::Protocol { peer, problem: format!("announced a buffer that cannot be: {error}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use drumline_shm::SegmentSize;
+
+    use super::*;
+
+    /// All ranks stand on one core, and two of them go to the other.
+    #[test]
+    fn ranks_that_met_on_a_core_spread_out() {
+        const RANKS: usize = 4;
+        let cores = Cores::of_this_thread().unwrap();
+        let pair: Vec<Core> = cores.iter().take(2).collect();
+        let [first, second] = pair[..] else { return };
+        let size = SegmentSize { slot_bytes: 4096, arena_bytes: 0 };
+        let segments: Vec<Segment> = (0..RANKS).map(|_| Segment::create(size).unwrap()).collect();
+        let map = |rank: usize| PeerSegment::map(segments[rank].handles().unwrap()).unwrap();
+        let neighbours: Vec<BTreeMap<Rank, PeerSegment>> = (0..RANKS)
+            .map(|rank| (0..RANKS).filter(|it| *it != rank).map(|it| (it, map(it))).collect())
+            .collect();
+        let hosts = segments.into_iter().zip(neighbours).map(|(segment, neighbours)| Host {
+            spins_max: SpinLimit { looks: 1, yields: 1 },
+            ..Host::new(segment, neighbours)
+        });
+        let mut hosts: Vec<Host> = hosts.collect();
+        cores.go_to(first).unwrap();
+        hosts.iter().for_each(Host::stand_here);
+        let mut stood = vec![];
+        // The last one first, as the others wait for it to go.
+        for rank in (0..RANKS).rev() {
+            cores.go_to(first).unwrap();
+            hosts[rank].spread_out(rank, Instant::now());
+            stood.push(hosts[rank].segment.stand_here() == second);
+        }
+        // Of more cores, each is as empty as the second.
+        let expected = [true, cores.iter().count() == 2, false, false];
+        assert_eq!(stood, expected, "by rank, from the last one");
+    }
 }

@@ -437,6 +437,10 @@ impl Lane {
         let ended = if patience.is_none() { Instant::now() } else { now.get() };
         let time = ended.saturating_duration_since(started);
         self.busy += if patience.is_none() { time * stands_for } else { time };
+        // Neighbours have just said where they stand.
+        if let Some(host) = &mut self.host {
+            host.spread_out(self.member.rank, ended);
+        }
     }
 
     /// The schedule of `call` for this rank; made once.
