@@ -302,8 +302,11 @@ fn a_program_brings_its_own_store_and_scheme() {
 /// the kernel writes them.
 fn established() -> Vec<(String, u16)> {
     let table = fs::read_to_string("/proc/self/net/tcp").unwrap();
-    let connections = table.lines().filter(|line| line.split_whitespace().nth(3) == Some("01"));
-    let local = connections.filter_map(|line| line.split_whitespace().nth(1)?.split_once(':'));
+    let words = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+    let connections = words.filter(|words| words.get(3) == Some(&"01"));
+    // While others come and go, the kernel may list one twice.
+    let ends: BTreeSet<(&str, &str)> = connections.map(|words| (words[1], words[2])).collect();
+    let local = ends.into_iter().filter_map(|(local, _)| local.split_once(':'));
     local.map(|(ip, port)| (ip.to_owned(), u16::from_str_radix(port, 16).unwrap())).collect()
 }
 
