@@ -98,7 +98,7 @@ mod tests {
         for (op, merges) in ops.flat_map(|op| programs.map(|merges| (op, merges))) {
             let srcs: Vec<_> = inputs.iter().map(|input| Source::from(&input[..])).collect();
             let divisor = (op == ReduceOp::Avg).then_some(3);
-            let reduction = Reduction { op, merges, depth: 4, divisor };
+            let reduction = Reduction { op, merges, divisor };
             let results = [Isa::PLAIN, Isa::best()].map(|isa| {
                 let mut result = random::<T>(10);
                 T::reduce_kernel(

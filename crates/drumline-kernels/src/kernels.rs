@@ -9,6 +9,7 @@ use num_complex::Complex;
 use crate::arithmetic::{And, Arithmetic, Max, Min, Operator, Or, Product, Sum, Xor};
 use crate::isa::{Features, Isa, Kernel};
 use crate::lanes::Lanes;
+use crate::reduce::depth;
 use crate::{Bool, F8E4M3, F8E5M2, ReduceOp, Source, Target};
 
 /// What is to be computed from the inputs, whatever their type.
@@ -18,8 +19,6 @@ pub struct Reduction<'a> {
     /// After input `i` has been pushed, the two topmost partial results are combined
     /// `merges[i]` times; one is left in the end.
     pub(crate) merges: &'a [usize],
-    /// The largest number of partial results that wait at a time.
-    pub(crate) depth: usize,
     /// What an average is divided by.
     pub(crate) divisor: Option<u32>,
 }
@@ -108,15 +107,19 @@ fn by_shape<T: Lanes, O: Operator<T::Wide>>(
     dsts: &[Target<'_, T>],
     srcs: &[Source<'_, T>],
 ) {
-    let &Reduction { merges, depth, divisor, .. } = reduction;
+    let &Reduction { merges, divisor, .. } = reduction;
     let op = PhantomData::<O>;
-    // The only program for two inputs, and the canonical one for four.
+    // The only program for two inputs, and the canonical ones for four and eight.
     match (srcs, merges) {
-        (&[a, b], _) => few(isa, Few { dsts, srcs: [a, b], divisor, op }),
+        (&[a, b], [0, 1]) => few(isa, Few { dsts, srcs: [a, b], divisor, op }),
         (&[a, b, c, d], [0, 1, 0, 2]) => few(isa, Few { dsts, srcs: [a, b, c, d], divisor, op }),
+        (&[a, b, c, d, e, f, g, h], [0, 1, 0, 2, 0, 1, 0, 3]) => {
+            few(isa, Few { dsts, srcs: [a, b, c, d, e, f, g, h], divisor, op })
+        }
         _ => {
             let on_stack = &mut [[T::Wide::zeroed(); MANY_BLOCK]; DEPTH_ON_STACK];
             let mut on_heap;
+            let depth = depth(merges);
             let waiting = if depth <= DEPTH_ON_STACK {
                 &mut on_stack[..]
             } else {

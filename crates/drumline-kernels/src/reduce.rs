@@ -71,12 +71,12 @@ pub fn reduce_tree<T: Element>(
 ) {
     let dtype = T::DTYPE;
     assert!(op.supports(dtype), "{dtype} has no {op}");
-    let depth = check(dsts, srcs, merges);
+    check(dsts, srcs, merges);
     let ranks = finish.map(|ranks| u32::try_from(ranks).unwrap_or(0));
     assert_ne!(ranks, Some(0), "a number of ranks is between 1 and 2^32 - 1");
     let divisor = ranks.filter(|_| op == ReduceOp::Avg);
 
-    T::reduce_kernel(Isa::best(), &Reduction { op, merges, depth, divisor }, dsts, srcs);
+    T::reduce_kernel(Isa::best(), &Reduction { op, merges, divisor }, dsts, srcs);
 }
 
 /// [`reduce_tree`] with a function in place of an operator. It gets the partial result of the
@@ -105,7 +105,8 @@ pub fn reduce_tree_with<T: Pod>(
     srcs: &[Source<'_, T>],
     merges: &[usize],
 ) {
-    let mut waiting = Vec::with_capacity(check(dsts, srcs, merges));
+    check(dsts, srcs, merges);
+    let mut waiting = Vec::with_capacity(depth(merges));
     for at in 0..srcs[0].len() {
         for (src, &merges) in srcs.iter().zip(merges) {
             let [input] = src.load(at);
@@ -120,22 +121,16 @@ pub fn reduce_tree_with<T: Pod>(
     }
 }
 
-/// Sees to it that operands and program fit together. The largest number of partial results that
-/// wait at a time.
-fn check<T>(dsts: &[Target<'_, T>], srcs: &[Source<'_, T>], merges: &[usize]) -> usize {
+/// Sees to it that operands and program are of the same length.
+fn check<T>(dsts: &[Target<'_, T>], srcs: &[Source<'_, T>], merges: &[usize]) {
     assert_eq!(srcs.len(), merges.len(), "one number of merges for each input");
-    let depth = depth(merges);
     let len = srcs[0].len();
     let equal = srcs.iter().all(|src| src.len() == len) && dsts.iter().all(|dst| dst.len() == len);
     assert!(equal, "operands of a reduction differ in length");
-    depth
 }
 
-/// The largest number of partial results that wait at a time.
-fn depth(merges: &[usize]) -> usize {
-    if merges == [0, 1] {
-        return 1; // at once, for what must be quick
-    }
+/// The largest number of partial results that wait at a time in a program. It must leave one.
+pub(crate) fn depth(merges: &[usize]) -> usize {
     let mut waiting: usize = 0;
     let mut most = 1;
     for &merges in merges {

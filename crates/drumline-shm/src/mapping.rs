@@ -103,6 +103,7 @@ impl Mapping {
     ///
     /// The handles that call this are not `Sync`: all operands that are made through one mapping
     /// stay on one thread.
+    #[inline]
     pub(crate) fn target<T: Element>(
         &self,
         what: &'static str,
@@ -142,6 +143,7 @@ impl Mapping {
     }
 
     /// Elements `elements` of the payload in the line of a parity.
+    #[inline]
     pub(crate) fn payload<T: Element>(
         &self,
         parity: usize,
@@ -150,6 +152,7 @@ impl Mapping {
         self.elements("line", Layout::payload(parity), elements)
     }
 
+    #[inline]
     fn elements<T: Element>(
         &self,
         what: &'static str,

@@ -14,7 +14,7 @@ use drumline_shm::{Announcement, Arena, Core, Cores, Parity, PeerSegment, Segmen
 
 use crate::{
     error::Cause,
-    executor::{Flags, Header, History, Machine, Notice, Seat, Seats},
+    executor::{Awaited, Flags, Header, History, Machine, Notice, Seat, Seats},
 };
 
 /// This rank's segment and those of its neighbours: the ranks of the group on the same host.
@@ -24,10 +24,9 @@ pub(crate) struct Host {
     seats: Seats,
     /// By seat.
     neighbours: Vec<Neighbour>,
-    /// Which announcements, and slots, the piece at hand uses.
+    /// Which announcements the piece at hand uses.
     parity: Parity,
-    /// Whether slots lie in the lines of announcements.
-    in_line: bool,
+    slots: Slots,
     /// How often a wait looks again before it sleeps.
     spins_max: SpinLimit,
     /// When to look again whether ranks stand as they should.
@@ -35,6 +34,17 @@ pub(crate) struct Host {
     slot_bytes_max: usize,
     /// What of the cache is left for each rank, if all of them use it.
     cache_bytes: usize,
+}
+
+/// Where the slots lie that the piece at hand uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Slots {
+    /// In the lines of announcements.
+    InLine,
+    /// Each in its owner's segment.
+    Own(Parity),
+    /// Two ranks use each other's.
+    Swapped,
 }
 
 #[derive(Debug)]
@@ -55,7 +65,7 @@ impl Host {
             seats: Seats::of(&neighbours.keys().copied().collect::<Vec<_>>()),
             neighbours: neighbours.into_iter().map(neighbour).collect(),
             parity: Parity::Even,
-            in_line: false,
+            slots: Slots::InLine,
             spins_max: drumline_shm::spin_limit(ranks_here),
             spread_due: None,
             slot_bytes_max,
@@ -105,9 +115,10 @@ impl Host {
     /// Whether what this rank reads of a neighbour's slot may be taken over: nobody else reads it,
     /// and it is no part of an announcement.
     pub(crate) fn may_take_over(&self) -> bool {
-        self.is_pair() && !self.in_line
+        self.is_pair() && self.slots != Slots::InLine
     }
 
+    #[inline]
     fn at(&self, seat: Seat) -> &Neighbour {
         &self.neighbours[seat.0]
     }
@@ -117,10 +128,39 @@ impl Host {
         self.at(seat).segment.posted(Parity::of(piece))
     }
 
+    /// How often a neighbour has posted, if it is often enough and in this rank's own call. Then its
+    /// data lies where it says.
+    #[inline]
+    pub(crate) fn find(&mut self, seat: Seat, awaited: Awaited) -> Option<u64> {
+        let Awaited { piece, level, digest } = awaited;
+        let Neighbour { segment, data, .. } = &mut self.neighbours[seat.0];
+        let posted = segment.posted(Parity::of(piece));
+        if posted < level {
+            return None;
+        }
+        let announcement = segment.announcement(Parity::of(piece));
+        if announcement.digest != digest {
+            return None;
+        }
+        *data = announcement.place;
+        Some(posted)
+    }
+
+    /// What a neighbour has announced for a piece. It must have posted in that piece.
+    pub(crate) fn announcement(&self, seat: Seat, piece: u64) -> Announcement {
+        self.at(seat).segment.announcement(Parity::of(piece))
+    }
+
     /// Writes this rank's announcement of a piece.
     pub(crate) fn announce(&mut self, notice: &Notice<'_>) {
         let Notice { piece, call, sequence, place, digest, in_line } = *notice;
-        (self.parity, self.in_line) = (Parity::of(piece), in_line);
+        self.parity = Parity::of(piece);
+        self.slots = match (in_line, self.is_pair(), self.parity) {
+            (true, _, _) => Slots::InLine,
+            (false, true, Parity::Odd) => Slots::Swapped,
+            (false, true, Parity::Even) => Slots::Own(Parity::Even),
+            (false, false, parity) => Slots::Own(parity),
+        };
         let announcement = Announcement { digest, place };
         self.segment.announce(self.parity, announcement, &call.header(sequence, place));
     }
@@ -133,11 +173,6 @@ impl Host {
     /// line that the next one will use.
     pub(crate) fn prepare_next(&self) {
         self.segment.claim(self.parity.other());
-    }
-
-    /// What a neighbour has announced for a piece. It must have posted in that piece.
-    pub(crate) fn announcement(&self, seat: Seat, piece: u64) -> Announcement {
-        self.at(seat).segment.announcement(Parity::of(piece))
     }
 
     /// What that announcement stands for.
@@ -169,34 +204,22 @@ impl Host {
         Ok(())
     }
 
-    /// The neighbour with whom this rank has swapped slots for the piece at hand.
-    fn swapped(&self) -> Option<&Neighbour> {
-        let is_swapped = self.is_pair() && self.parity == Parity::Odd;
-        self.neighbours.first().filter(|_| is_swapped)
-    }
-
-    /// Which of the slots of a segment the piece at hand uses.
-    fn slot_parity(&self) -> Parity {
-        if self.is_pair() { Parity::Even } else { self.parity }
-    }
-
     /// Elements of this rank's own staging slot.
     pub(crate) fn own_slot<T: Element>(&self, range: Range<usize>) -> Target<'_, T> {
-        let slot = match self.swapped() {
-            _ if self.in_line => self.segment.payload(self.parity, range),
-            Some(peer) => peer.segment.slot_mut(Parity::Even, range),
-            None => self.segment.slot(self.slot_parity(), range),
-        };
-        fitting(slot)
+        fitting(match self.slots {
+            Slots::InLine => self.segment.payload(self.parity, range),
+            Slots::Own(parity) => self.segment.slot(parity, range),
+            Slots::Swapped => self.at(Seat(0)).segment.slot_mut(Parity::Even, range),
+        })
     }
 
     /// Elements of a neighbour's staging slot.
     pub(crate) fn slot_of<T: Element>(&self, seat: Seat, range: Range<usize>) -> Target<'_, T> {
-        let peer = self.at(seat);
-        fitting(match self.swapped() {
-            _ if self.in_line => peer.segment.payload(self.parity, range),
-            Some(_) => self.segment.slot(Parity::Even, range),
-            None => peer.segment.slot_mut(self.slot_parity(), range),
+        let peer = &self.at(seat).segment;
+        fitting(match self.slots {
+            Slots::InLine => peer.payload(self.parity, range),
+            Slots::Own(parity) => peer.slot_mut(parity, range),
+            Slots::Swapped => self.segment.slot(Parity::Even, range),
         })
     }
 

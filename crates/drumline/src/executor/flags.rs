@@ -138,6 +138,28 @@ impl Flags {
         known.posted
     }
 
+    /// Whether a neighbour is known to have posted so often in the call at hand, or `find` finds that
+    /// it has: how often then.
+    #[inline]
+    pub(super) fn meets(
+        &mut self,
+        seat: Seat,
+        level: u64,
+        find: impl FnOnce() -> Option<u64>,
+    ) -> bool {
+        let pieces = self.epoch.pieces;
+        let known = self.of_mut(seat);
+        if known.met > pieces && known.posted >= level {
+            return true;
+        }
+        // What was announced before this piece is to be compared first.
+        let found = if known.met >= pieces { find() } else { None };
+        if let Some(posted) = found {
+            (known.met, known.posted) = (pieces + 1, known.posted.max(posted));
+        }
+        found.is_some()
+    }
+
     pub(super) fn of(&self, seat: Seat) -> &Neighbour {
         &self.peers[seat.0]
     }

@@ -90,9 +90,9 @@ pub(crate) enum Action {
     Announce,
     /// Raise this rank's count of posts.
     Post,
-    /// Look at a neighbour's count of posts and tell [`Machine::on_posted`]. Nothing goes on before
-    /// it has come so far.
-    Watch(Seat, u64),
+    /// Look for the posts of neighbours that are [missing](Machine::missing), if any are, and tell
+    /// [`Machine::on_posted`]. Nothing goes on without them.
+    Watch,
     /// Nothing, until something happens.
     Wait,
     /// The collective is complete.
@@ -106,6 +106,17 @@ pub(crate) struct Computation<'a> {
     pub(crate) local: &'a Local,
     /// The window that it works on.
     pub(crate) window: usize,
+}
+
+/// What a rank looks for in a neighbour's line.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Awaited {
+    /// How many pieces came before: whose line it is.
+    pub(crate) piece: u64,
+    /// So many posts at least.
+    pub(crate) level: u64,
+    /// What stands for this rank's own call.
+    pub(crate) digest: u64,
 }
 
 /// What a rank tells its neighbours in shared memory of a piece.
@@ -260,10 +271,8 @@ impl Machine {
                 Verb::Flush { to, upto } if !self.is_flushed(to, upto, window) => {
                     return Action::Wait;
                 }
-                Verb::Wait { seat, upto } if !self.has_posted(seat, self.level(upto)) => {
-                    return Action::Watch(seat, self.level(upto));
-                }
-                Verb::Flush { .. } | Verb::Wait { .. } => {
+                Verb::Wait { .. } => return Action::Watch,
+                Verb::Flush { .. } => {
                     self.stage = next;
                     continue;
                 }
@@ -300,11 +309,42 @@ impl Machine {
     /// once everybody has posted in the last one.
     #[inline(never)]
     fn enter(&mut self) -> Action {
-        if let Some((seat, level)) = self.awaited_at_entry() {
-            return Action::Watch(seat, level);
+        if self.awaited_at_entry().is_some() {
+            return Action::Watch;
         }
         self.stage = Stage::Task(0);
         Action::Announce
+    }
+
+    /// Goes past the waits for posts that are there. The neighbour whose post is the first that is
+    /// missing, and its count to look for, if nothing goes on without it.
+    ///
+    /// `find` says how often a neighbour has posted if its line shows what is awaited.
+    //
+    // Whatever else there is to do for a wait is done where a post is missing.
+    pub(crate) fn missing(
+        &mut self,
+        mut find: impl FnMut(Seat, Awaited) -> Option<u64>,
+    ) -> Option<(Seat, u64)> {
+        let Stage::Task(first) = self.stage else { return self.awaited_at_entry() };
+        let Epoch { base, pieces, .. } = self.flags.epoch;
+        let digest = self.digest();
+        let mut missing = None;
+        let mut index = first;
+        while let Some(&task) = self.plan.tasks.list().get(index)
+            && let Verb::Wait { seat, upto } = task.verb
+        {
+            let awaited = Awaited { piece: pieces, level: base + upto, digest };
+            if self.window(task).is_some()
+                && !self.flags.meets(seat, awaited.level, || find(seat, awaited))
+            {
+                missing = Some((seat, awaited.level));
+                break;
+            }
+            index += 1;
+        }
+        self.stage = Stage::Task(index);
+        missing
     }
 
     /// What there is to announce.

@@ -198,14 +198,15 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
                         op.tree(&[places.target(dst)?], &from, merges, *finish)?;
                     }
                     _ => {
-                        let into = dsts.iter().map(|dst| places.target(dst));
-                        let from = srcs.iter().map(|src| places.source(src));
                         let nothing = Target::from(&mut [][..]);
-                        listed(nothing, into, |into| {
-                            listed(nothing.as_source(), from, |from| {
-                                op.tree(into, from, merges, *finish)
-                            })
-                        })?;
+                        let (mut into, mut from) = (List::of(nothing), List::of(nothing.into()));
+                        for dst in dsts {
+                            into.push(places.target(dst)?);
+                        }
+                        for src in srcs {
+                            from.push(places.source(src)?);
+                        }
+                        op.tree(into.all(), from.all(), merges, *finish)?;
                     }
                 }
                 // What comes one way: nothing will be laid out where it was read.
@@ -220,24 +221,42 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
     }
 }
 
-/// Up to this many operands are listed without asking for memory.
+/// Operands in their order. A few are listed without asking for memory.
+struct List<T> {
+    few: [T; FEW],
+    /// All of them, where they are not few.
+    many: Vec<T>,
+    len: usize,
+}
+
 const FEW: usize = 8;
 
-/// Hands a list of operands over.
-fn listed<T: Copy, R>(
-    empty: T,
-    operands: impl ExactSizeIterator<Item = Result<T, Cause>>,
-    with: impl FnOnce(&[T]) -> Result<R, Cause>,
-) -> Result<R, Cause> {
-    let len = operands.len();
-    if len > FEW {
-        return with(&operands.collect::<Result<Vec<T>, Cause>>()?);
+impl<T: Copy> List<T> {
+    /// None yet; `nothing` stands where there is none.
+    fn of(nothing: T) -> List<T> {
+        List { few: [nothing; FEW], many: Vec::new(), len: 0 }
     }
-    let mut list = [empty; FEW];
-    for (place, operand) in list.iter_mut().zip(operands) {
-        *place = operand?;
+
+    #[inline]
+    fn push(&mut self, operand: T) {
+        match self.few.get_mut(self.len) {
+            Some(place) => *place = operand,
+            None => self.push_behind(operand),
+        }
+        self.len += 1;
     }
-    with(&list[..len])
+
+    #[inline(never)]
+    fn push_behind(&mut self, operand: T) {
+        if self.many.is_empty() {
+            self.many.extend(self.few);
+        }
+        self.many.push(operand);
+    }
+
+    fn all(&self) -> &[T] {
+        if self.len > FEW { &self.many } else { &self.few[..self.len] }
+    }
 }
 
 impl<T: Element> Combine<T> {

@@ -24,7 +24,7 @@ use drumline_kernels::with_ieee_rounding;
 pub(crate) use flags::{Flags, Seat, Seats};
 pub(crate) use history::History;
 pub(crate) use layout::{Layout, Stretch};
-pub(crate) use machine::{Action, Machine, Notice};
+pub(crate) use machine::{Action, Awaited, Machine, Notice};
 pub(crate) use memory::{Buffers, Memory, Pool};
 pub use message::Operation;
 pub(crate) use message::{Description, Header, array};
@@ -78,13 +78,8 @@ pub(crate) fn drive(
                 }
                 Action::Announce => shared(&mut host).announce(&machine.notice()),
                 Action::Post => shared(&mut host).post(),
-                Action::Watch(seat, level) => {
-                    let host = shared(&mut host);
-                    let is_there = look(machine, host, seat)? >= level
-                        || spin == Spin::Yes
-                            && host.spin(machine, seat, level)
-                            && look(machine, host, seat)? >= level;
-                    if !is_there {
+                Action::Watch => {
+                    if !meet(machine, shared(&mut host), spin)? {
                         break;
                     }
                 }
@@ -140,6 +135,20 @@ fn shared<'a>(host: &'a mut Option<&mut Host>) -> &'a mut Host {
         Some(host) => host,
         None => unreachable!("shared memory is used only where there is some"),
     }
+}
+
+/// Looks at one neighbour after another for the posts that are awaited. Whether all are there.
+fn meet(machine: &mut Machine, host: &mut Host, spin: Spin) -> Result<bool, Cause> {
+    while let Some((seat, level)) = machine.missing(|seat, awaited| host.find(seat, awaited)) {
+        let is_there = look(machine, host, seat)? >= level
+            || spin == Spin::Yes
+                && host.spin(machine, seat, level)
+                && look(machine, host, seat)? >= level;
+        if !is_there {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// Looks how far a neighbour has come, and at what it announced. Returns its count of posts, as far as
