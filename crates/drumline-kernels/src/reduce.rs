@@ -121,9 +121,10 @@ pub fn reduce_tree_with<T: Pod>(
     }
 }
 
-/// Sees to it that operands and program are of the same length.
+/// Sees to it that there are inputs, and that operands and program are of the same length.
 fn check<T>(dsts: &[Target<'_, T>], srcs: &[Source<'_, T>], merges: &[usize]) {
     assert_eq!(srcs.len(), merges.len(), "one number of merges for each input");
+    assert!(!srcs.is_empty(), "the merges must leave one result: there are no inputs");
     let len = srcs[0].len();
     let equal = srcs.iter().all(|src| src.len() == len) && dsts.iter().all(|dst| dst.len() == len);
     assert!(equal, "operands of a reduction differ in length");
