@@ -92,8 +92,13 @@ mod tests {
 
     fn check<T: Element>() {
         let inputs: Vec<Vec<T>> = (0..9).map(random).collect();
-        let programs: [&[usize]; 4] =
-            [&[0, 1], &[0, 1, 1], &[0, 1, 0, 2], &[0, 1, 0, 2, 0, 1, 0, 3, 1]];
+        let programs: [&[usize]; 5] = [
+            &[0, 1],
+            &[0, 1, 1],
+            &[0, 1, 0, 2],
+            &[0, 1, 0, 2, 0, 1, 0, 3],
+            &[0, 1, 0, 2, 0, 1, 0, 3, 1],
+        ];
         let ops = ReduceOp::ALL.into_iter().filter(|op| op.supports(T::DTYPE));
         for (op, merges) in ops.flat_map(|op| programs.map(|merges| (op, merges))) {
             let srcs: Vec<_> = inputs.iter().map(|input| Source::from(&input[..])).collect();

@@ -294,3 +294,17 @@ fn by_function<T: Element>(
         text: format!("the operator {name:?}: {}", panic_text(&*panic)),
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_keep_their_order_whether_they_are_short_or_long() {
+        let mut list = List::of(usize::MAX);
+        for len in 0..3 * FEW {
+            assert_eq!(list.all(), (0..len).collect::<Vec<_>>());
+            list.push(len);
+        }
+    }
+}
