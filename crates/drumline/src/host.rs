@@ -157,9 +157,8 @@ impl Host {
         self.parity = Parity::of(piece);
         self.slots = match (in_line, self.is_pair(), self.parity) {
             (true, _, _) => Slots::InLine,
-            (false, true, Parity::Odd) => Slots::Swapped,
-            (false, true, Parity::Even) => Slots::Own(Parity::Even),
-            (false, false, parity) => Slots::Own(parity),
+            (_, true, Parity::Odd) => Slots::Swapped,
+            (_, _, parity) => Slots::Own(parity),
         };
         let announcement = Announcement { digest, place };
         self.segment.announce(self.parity, announcement, &call.header(sequence, place));
