@@ -110,12 +110,10 @@ fn by_shape<T: Lanes, O: Operator<T::Wide>>(
     let &Reduction { merges, divisor, .. } = reduction;
     let op = PhantomData::<O>;
     // The only program for two inputs, and the canonical ones for four and eight.
-    match (srcs, merges) {
-        (&[a, b], [0, 1]) => few(isa, Few { dsts, srcs: [a, b], divisor, op }),
-        (&[a, b, c, d], [0, 1, 0, 2]) => few(isa, Few { dsts, srcs: [a, b, c, d], divisor, op }),
-        (&[a, b, c, d, e, f, g, h], [0, 1, 0, 2, 0, 1, 0, 3]) => {
-            few(isa, Few { dsts, srcs: [a, b, c, d, e, f, g, h], divisor, op })
-        }
+    match merges {
+        [0, 1] => few::<T, O, 2>(isa, divisor, dsts, srcs),
+        [0, 1, 0, 2] => few::<T, O, 4>(isa, divisor, dsts, srcs),
+        [0, 1, 0, 2, 0, 1, 0, 3] => few::<T, O, 8>(isa, divisor, dsts, srcs),
         _ => {
             let on_stack = &mut [[T::Wide::zeroed(); MANY_BLOCK]; DEPTH_ON_STACK];
             let mut on_heap;
@@ -132,11 +130,18 @@ fn by_shape<T: Lanes, O: Operator<T::Wide>>(
     }
 }
 
+#[inline]
 fn few<T: Lanes, O: Operator<T::Wide>, const INPUTS: usize>(
     isa: Isa,
-    blocks: Few<'_, T, O, INPUTS>,
+    divisor: Option<u32>,
+    dsts: &[Target<'_, T>],
+    srcs: &[Source<'_, T>],
 ) {
-    isa.run(Walk::<BLOCK, _> { len: blocks.srcs[0].len(), blocks });
+    let Ok(srcs) = srcs.try_into() else {
+        unreachable!("a program has a number for each input");
+    };
+    let blocks = Few::<T, O, INPUTS> { dsts, srcs, divisor, op: PhantomData };
+    isa.run(Walk::<BLOCK, _> { len: srcs[0].len(), blocks });
 }
 
 /// Elements that are loaded before any is stored: with `f32`, one line of the cache.
@@ -241,7 +246,7 @@ impl<T: Lanes, O: Operator<T::Wide>> Blocks for Scale<'_, T, O> {
 /// The tree over few inputs, a power of two, all of them in registers.
 struct Few<'a, T: Lanes, O, const INPUTS: usize> {
     dsts: &'a [Target<'a, T>],
-    srcs: [Source<'a, T>; INPUTS],
+    srcs: &'a [Source<'a, T>; INPUTS],
     divisor: Option<u32>,
     op: PhantomData<O>,
 }
@@ -250,7 +255,7 @@ impl<T: Lanes, O: Operator<T::Wide>, const INPUTS: usize> Blocks for Few<'_, T, 
     #[inline(always)]
     fn block<F: Features, const N: usize>(&mut self, at: usize) {
         let mut partial = [[T::Wide::zeroed(); N]; INPUTS];
-        for (partial, src) in partial.iter_mut().zip(&self.srcs) {
+        for (partial, src) in partial.iter_mut().zip(self.srcs) {
             *partial = T::widen::<F, N>(src.load(at));
         }
         let mut width = INPUTS;

@@ -10,7 +10,7 @@ use drumline_kernels::{Element, Source, Target};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::error::{Error, Result};
-use crate::flag::{Flags, payload_offset};
+use crate::flag::{Flags, PAYLOAD_BYTES, payload_offset};
 use crate::layout::Layout;
 
 /// A whole segment, mapped to be read and written until this is dropped.
@@ -149,7 +149,16 @@ impl Mapping {
         parity: usize,
         elements: Range<usize>,
     ) -> Result<Target<'_, T>> {
-        self.elements("line", Layout::payload(parity), elements)
+        const { assert!(align_of::<T>() <= 8, "payloads are aligned to 8 bytes") };
+        let Range { start, end } = elements;
+        let line = Layout::payload(parity);
+        if start > end || end > PAYLOAD_BYTES / size_of::<T>() {
+            return self.elements("line", line, elements);
+        }
+        let address = self.address(line.start + start * size_of::<T>()).cast::<T>();
+        // SAFETY: as in `target`. The elements lie within the payload, and where it begins is
+        // aligned to 8 bytes, which is enough for `T`.
+        Ok(unsafe { Target::from_raw(address, end - start) })
     }
 
     #[inline]

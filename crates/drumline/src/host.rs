@@ -24,9 +24,8 @@ pub(crate) struct Host {
     seats: Seats,
     /// By seat.
     neighbours: Vec<Neighbour>,
-    /// Which announcements the piece at hand uses.
+    /// Which announcements and slots the piece at hand uses.
     parity: Parity,
-    slots: Slots,
     /// How often a wait looks again before it sleeps.
     spins_max: SpinLimit,
     /// When to look again whether ranks stand as they should.
@@ -34,17 +33,6 @@ pub(crate) struct Host {
     slot_bytes_max: usize,
     /// What of the cache is left for each rank, if all of them use it.
     cache_bytes: usize,
-}
-
-/// Where the slots lie that the piece at hand uses.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Slots {
-    /// In the lines of announcements.
-    InLine,
-    /// Each in its owner's segment.
-    Own(Parity),
-    /// Two ranks use each other's.
-    Swapped,
 }
 
 #[derive(Debug)]
@@ -65,7 +53,6 @@ impl Host {
             seats: Seats::of(&neighbours.keys().copied().collect::<Vec<_>>()),
             neighbours: neighbours.into_iter().map(neighbour).collect(),
             parity: Parity::Even,
-            slots: Slots::InLine,
             spins_max: drumline_shm::spin_limit(ranks_here),
             spread_due: None,
             slot_bytes_max,
@@ -107,15 +94,9 @@ impl Host {
     }
 
     /// Whether this rank and a neighbour have the host to themselves. They
-    /// [exchange](drumline_schedule::step) their slots.
+    /// [exchange](drumline_schedule::step) their slots, and nobody else reads those.
     pub(crate) fn is_pair(&self) -> bool {
         self.neighbours.len() == 1
-    }
-
-    /// Whether what this rank reads of a neighbour's slot may be taken over: nobody else reads it,
-    /// and it is no part of an announcement.
-    pub(crate) fn may_take_over(&self) -> bool {
-        self.is_pair() && self.slots != Slots::InLine
     }
 
     #[inline]
@@ -153,13 +134,8 @@ impl Host {
 
     /// Writes this rank's announcement of a piece.
     pub(crate) fn announce(&mut self, notice: &Notice<'_>) {
-        let Notice { piece, call, sequence, place, digest, in_line } = *notice;
+        let Notice { piece, call, sequence, place, digest } = *notice;
         self.parity = Parity::of(piece);
-        self.slots = match (in_line, self.is_pair(), self.parity) {
-            (true, _, _) => Slots::InLine,
-            (_, true, Parity::Odd) => Slots::Swapped,
-            (_, _, parity) => Slots::Own(parity),
-        };
         let announcement = Announcement { digest, place };
         self.segment.announce(self.parity, announcement, &call.header(sequence, place));
     }
@@ -203,23 +179,37 @@ impl Host {
         Ok(())
     }
 
+    /// Elements in the line of this rank's announcement.
+    #[inline]
+    pub(crate) fn own_line<T: Element>(&self, range: Range<usize>) -> Target<'_, T> {
+        fitting(self.segment.payload(self.parity, range))
+    }
+
+    /// Elements in the line of a neighbour's announcement.
+    #[inline]
+    pub(crate) fn line_of<T: Element>(&self, seat: Seat, range: Range<usize>) -> Target<'_, T> {
+        fitting(self.at(seat).segment.payload(self.parity, range))
+    }
+
     /// Elements of this rank's own staging slot.
     pub(crate) fn own_slot<T: Element>(&self, range: Range<usize>) -> Target<'_, T> {
-        fitting(match self.slots {
-            Slots::InLine => self.segment.payload(self.parity, range),
-            Slots::Own(parity) => self.segment.slot(parity, range),
-            Slots::Swapped => self.at(Seat(0)).segment.slot_mut(Parity::Even, range),
+        fitting(match self.are_slots_swapped() {
+            false => self.segment.slot(self.parity, range),
+            true => self.at(Seat(0)).segment.slot_mut(Parity::Even, range),
         })
     }
 
     /// Elements of a neighbour's staging slot.
     pub(crate) fn slot_of<T: Element>(&self, seat: Seat, range: Range<usize>) -> Target<'_, T> {
-        let peer = &self.at(seat).segment;
-        fitting(match self.slots {
-            Slots::InLine => peer.payload(self.parity, range),
-            Slots::Own(parity) => peer.slot_mut(parity, range),
-            Slots::Swapped => self.segment.slot(Parity::Even, range),
+        fitting(match self.are_slots_swapped() {
+            false => self.at(seat).segment.slot_mut(self.parity, range),
+            true => self.segment.slot(Parity::Even, range),
         })
+    }
+
+    /// Whether the two ranks of a pair use each other's slots, as they do in every other piece.
+    fn are_slots_swapped(&self) -> bool {
+        self.is_pair() && self.parity == Parity::Odd
     }
 
     /// Elements of a neighbour's registered data.

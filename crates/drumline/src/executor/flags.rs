@@ -109,12 +109,14 @@ impl Flags {
         self.of(seat).met >= self.epoch.pieces
     }
 
-    /// A neighbour whose announcement of the piece before has not been compared, and its count
-    /// of posts from which on it can be.
+    /// A neighbour of which it is not known that it has posted in the piece before, or whose
+    /// announcement there has not been compared, and its count of posts from which on it can be.
     pub(super) fn owed(&self) -> Option<(Seat, u64)> {
-        let previous = self.epoch.previous?;
-        let owed = self.peers.iter().position(|peer| peer.met < self.epoch.pieces)?;
-        Some((Seat(owed), previous.base + 1))
+        let Epoch { pieces, previous, .. } = self.epoch;
+        let level = previous?.base + 1;
+        let is_owed = |peer: &Neighbour| peer.posted < level || peer.met < pieces;
+        let owed = self.peers.iter().position(is_owed)?;
+        Some((Seat(owed), level))
     }
 
     /// Announcements that nobody has looked at, after all neighbours have left: (whose, piece,

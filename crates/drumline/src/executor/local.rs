@@ -39,9 +39,21 @@ pub(crate) enum Area {
     Data,
     Input,
     Scratch,
+    /// In the line of an announcement.
+    Line,
+    LineOf(Seat),
     Slot,
     SlotOf(Seat),
     DataOf(Seat),
+}
+
+/// Where staging slots lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Slots {
+    /// In the lines of announcements.
+    InLine,
+    /// In memory of their own.
+    Apart,
 }
 
 /// Where in that it lies.
@@ -55,8 +67,10 @@ pub(super) enum Extent {
 
 impl Area {
     /// Neighbours are found by `seat`.
-    pub(super) fn of(loc: Loc, seat: impl Fn(Rank) -> Seat) -> Area {
+    pub(super) fn of(loc: Loc, slots: Slots, seat: impl Fn(Rank) -> Seat) -> Area {
         match (loc.peer.map(seat), loc.buffer) {
+            (None, Buffer::Slot) if slots == Slots::InLine => Area::Line,
+            (Some(seat), Buffer::Slot) if slots == Slots::InLine => Area::LineOf(seat),
             (None, Buffer::Data) => Area::Data,
             (None, Buffer::Input) => Area::Input,
             (None, Buffer::Scratch(_)) => Area::Scratch,

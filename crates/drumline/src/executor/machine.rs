@@ -131,8 +131,6 @@ pub(crate) struct Notice<'a> {
     /// Where this rank's data lies, if it is registered.
     pub(crate) place: u64,
     pub(crate) digest: u64,
-    /// Whether slots lie in the lines of announcements.
-    pub(crate) in_line: bool,
 }
 
 impl Machine {
@@ -254,7 +252,7 @@ impl Machine {
     pub(crate) fn poll(&mut self) -> Action {
         loop {
             let Stage::Task(index) = self.stage else { return self.enter() };
-            let Some(&task) = self.plan.tasks.list().get(index) else {
+            let Some(task) = self.plan.tasks.list().get(index) else {
                 match self.end_of_turn() {
                     Some(end) => return end,
                     None => continue,
@@ -294,8 +292,8 @@ impl Machine {
     }
 
     /// The window that a task works on in this turn, if there is one.
-    fn window(&self, task: Task) -> Option<usize> {
-        self.turn.checked_sub(task.lag).filter(|window| *window < self.plan.windows)
+    fn window(&self, task: &Task) -> Option<usize> {
+        task.window(self.turn, self.plan.windows)
     }
 
     #[inline(never)]
@@ -309,7 +307,7 @@ impl Machine {
     /// once everybody has posted in the last one.
     #[inline(never)]
     fn enter(&mut self) -> Action {
-        if self.awaited_at_entry().is_some() {
+        if self.flags.owed().is_some() {
             return Action::Watch;
         }
         self.stage = Stage::Task(0);
@@ -326,16 +324,16 @@ impl Machine {
         &mut self,
         mut find: impl FnMut(Seat, Awaited) -> Option<u64>,
     ) -> Option<(Seat, u64)> {
-        let Stage::Task(first) = self.stage else { return self.awaited_at_entry() };
-        let Epoch { base, pieces, .. } = self.flags.epoch;
-        let digest = self.digest();
+        let Stage::Task(first) = self.stage else { return self.flags.owed() };
+        let Epoch { base, pieces: piece, .. } = self.flags.epoch;
+        let (digest, turn) = (self.digest(), self.turn);
+        let Plan { tasks, windows, .. } = &*self.plan;
         let mut missing = None;
         let mut index = first;
-        while let Some(&task) = self.plan.tasks.list().get(index)
-            && let Verb::Wait { seat, upto } = task.verb
-        {
-            let awaited = Awaited { piece: pieces, level: base + upto, digest };
-            if self.window(task).is_some()
+        for task in tasks.list().iter().skip(first) {
+            let Verb::Wait { seat, upto } = task.verb else { break };
+            let awaited = Awaited { piece, level: base + upto, digest };
+            if task.window(turn, *windows).is_some()
                 && !self.flags.meets(seat, awaited.level, || find(seat, awaited))
             {
                 missing = Some((seat, awaited.level));
@@ -355,7 +353,6 @@ impl Machine {
             sequence: self.sequence,
             place: self.registered.unwrap_or(u64::MAX),
             digest: self.digest(),
-            in_line: self.plan.in_line,
         }
     }
 
@@ -589,14 +586,10 @@ impl Machine {
         self.neighbours().filter(is_late).map(move |seat| (seat, level))
     }
 
-    fn awaited_at_entry(&self) -> Option<(Seat, u64)> {
-        self.late_at_entry().next().or_else(|| self.flags.owed())
-    }
-
     /// The neighbour whose next post would let this rank go on, and the count to look for.
     pub(crate) fn watching(&self) -> Option<(Seat, u64)> {
         match self.stage {
-            Stage::Entry => self.awaited_at_entry(),
+            Stage::Entry => self.flags.owed(),
             Stage::Task(index) => match self.plan.tasks.list().get(index)?.verb {
                 Verb::Wait { seat, upto } if self.receiving == 0 => Some((seat, self.level(upto))),
                 _ => None,
@@ -649,7 +642,7 @@ impl Machine {
     fn awaits_message(&self, rank: Rank) -> bool {
         let Some(peer) = self.peers.get(rank) else { return false };
         let Stage::Task(index) = self.stage else { return !peer.expected.is_empty() };
-        let is_flushed = |&task: &Task| match (task.verb, self.window(task)) {
+        let is_flushed = |task: &Task| match (task.verb, self.window(task)) {
             (Verb::Flush { to, upto }, Some(window)) if to == rank => {
                 self.is_flushed(to, upto, window)
             }

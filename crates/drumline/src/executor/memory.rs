@@ -10,6 +10,7 @@ use drumline_kernels::{
     reduce_tree_with, take_over,
 };
 use drumline_schedule::step::Buffer;
+use smallvec::SmallVec;
 
 use super::{
     layout::Stretch,
@@ -23,6 +24,9 @@ use crate::{
     operator::{Combine, Function},
     work::panic_text,
 };
+
+/// Operands in their order. A few are listed without asking for memory.
+type Operands<T> = SmallVec<[T; 8]>;
 
 /// Bytes for a transport, and local steps for the executor; the element type is hidden.
 pub(crate) trait Memory {
@@ -81,6 +85,8 @@ impl<'a, T: Element> Places<'a, T> {
         Ok(match operand.area {
             Area::Data => self.data.slice(range),
             Area::Scratch => self.scratch.slice(range),
+            Area::Line => self.host().own_line(range),
+            Area::LineOf(seat) => self.host().line_of(seat, range),
             Area::Slot => self.host().own_slot(range),
             Area::SlotOf(seat) => self.host().slot_of(seat, range),
             Area::DataOf(seat) => self.host().data_of(seat, range)?,
@@ -177,9 +183,8 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
     fn compute(&mut self, computation: Computation<'_>, host: Option<&Host>) -> Result<(), Cause> {
         let Computation { plan, local, window } = computation;
         let (op, places) = self.places(plan, window, host);
-        let takes_over = |src: &Operand| {
-            matches!(src.area, Area::SlotOf(_)) && host.is_some_and(Host::may_take_over)
-        };
+        let takes_over =
+            |src: &Operand| matches!(src.area, Area::SlotOf(_)) && host.is_some_and(Host::is_pair);
         match local {
             Local::Copy { dst, src } => {
                 let into = places.target(dst)?;
@@ -191,24 +196,15 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
                 }
             }
             Local::Combine { dsts, srcs, merges, finish } => {
-                match (&dsts[..], &srcs[..]) {
-                    // As between two ranks: what is short takes no longer than lists would.
-                    ([dst], [a, b]) => {
-                        let from = [places.source(a)?, places.source(b)?];
-                        op.tree(&[places.target(dst)?], &from, merges, *finish)?;
-                    }
-                    _ => {
-                        let nothing = Target::from(&mut [][..]);
-                        let (mut into, mut from) = (List::of(nothing), List::of(nothing.into()));
-                        for dst in dsts {
-                            into.push(places.target(dst)?);
-                        }
-                        for src in srcs {
-                            from.push(places.source(src)?);
-                        }
-                        op.tree(into.all(), from.all(), merges, *finish)?;
-                    }
+                let mut into: Operands<Target<'_, T>> = SmallVec::new();
+                for dst in dsts {
+                    into.push(places.target(dst)?);
                 }
+                let mut from: Operands<Source<'_, T>> = SmallVec::new();
+                for src in srcs {
+                    from.push(places.source(src)?);
+                }
+                op.tree(&into, &from, merges, *finish)?;
                 // What comes one way: nothing will be laid out where it was read.
                 if plan.schedule.collective.has_root() {
                     for src in srcs.iter().filter(|src| takes_over(src)) {
@@ -218,44 +214,6 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
             }
         }
         Ok(())
-    }
-}
-
-/// Operands in their order. A few are listed without asking for memory.
-struct List<T> {
-    few: [T; FEW],
-    /// All of them, where they are not few.
-    many: Vec<T>,
-    len: usize,
-}
-
-const FEW: usize = 8;
-
-impl<T: Copy> List<T> {
-    /// None yet; `nothing` stands where there is none.
-    fn of(nothing: T) -> List<T> {
-        List { few: [nothing; FEW], many: Vec::new(), len: 0 }
-    }
-
-    #[inline]
-    fn push(&mut self, operand: T) {
-        match self.few.get_mut(self.len) {
-            Some(place) => *place = operand,
-            None => self.push_behind(operand),
-        }
-        self.len += 1;
-    }
-
-    #[inline(never)]
-    fn push_behind(&mut self, operand: T) {
-        if self.many.is_empty() {
-            self.many.extend(self.few);
-        }
-        self.many.push(operand);
-    }
-
-    fn all(&self) -> &[T] {
-        if self.len > FEW { &self.many } else { &self.few[..self.len] }
     }
 }
 
@@ -293,18 +251,4 @@ fn by_function<T: Element>(
     catch_unwind(AssertUnwindSafe(combine)).map_err(|panic| Cause::Panicked {
         text: format!("the operator {name:?}: {}", panic_text(&*panic)),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lists_keep_their_order_whether_they_are_short_or_long() {
-        let mut list = List::of(usize::MAX);
-        for len in 0..3 * FEW {
-            assert_eq!(list.all(), (0..len).collect::<Vec<_>>());
-            list.push(len);
-        }
-    }
 }

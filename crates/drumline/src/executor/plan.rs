@@ -11,7 +11,7 @@ use drumline_shm::PAYLOAD_BYTES;
 use super::{
     flags::Seats,
     layout::{Layout, Place, Stretch},
-    local::{Area, Extent, Operand},
+    local::{Area, Extent, Operand, Slots},
     message::{Description, Frame},
     scratch::Scratch,
     task::Tasks,
@@ -37,8 +37,6 @@ pub(crate) struct Plan {
     /// How often the schedule posts.
     pub(super) posts: u64,
     pub(super) uses_messages: bool,
-    /// Whether slots are so short that they lie in the lines of announcements.
-    pub(super) in_line: bool,
     /// Whether the caller's buffers are too long to be found in the cache afterwards.
     pub(super) passes_cache: bool,
     /// Whether this rank gets a result.
@@ -69,7 +67,11 @@ impl Plan {
         let windows = layout.windows();
         let pipeline = if windows > 1 { Pipeline::of(&schedule) } else { Pipeline::default() };
         let is_data = |loc: Loc| loc.buffer == Buffer::Data;
-        let slot_bytes = layout.slot_len() * element_bytes;
+        // What is short travels in the lines of announcements.
+        let slots = match layout.slot_len() * element_bytes <= PAYLOAD_BYTES {
+            true => Slots::InLine,
+            false => Slots::Apart,
+        };
         let mut plan = Plan {
             description,
             frame: Frame::of(description),
@@ -79,7 +81,6 @@ impl Plan {
             registered: schedule.memory == MemoryUse::Registered,
             posts: schedule.posts() as u64,
             uses_messages: schedule.uses_messages(),
-            in_line: schedule.memory == MemoryUse::Staged && slot_bytes <= PAYLOAD_BYTES,
             passes_cache: cache_bytes
                 .is_some_and(|cache| layout.buffers_len() * element_bytes >= cache),
             writes: schedule.steps.iter().any(|step| step.writes().any(is_data)),
@@ -97,7 +98,7 @@ impl Plan {
             seat
         };
         let operand = |loc| Operand {
-            area: Area::of(loc, seat),
+            area: Area::of(loc, slots, seat),
             extent: match windows {
                 1 => Extent::Fixed(plan.resolve(Place { loc, window: 0 })),
                 _ => Extent::Moving(loc),

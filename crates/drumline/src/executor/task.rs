@@ -51,6 +51,14 @@ pub(super) enum Verb {
     },
 }
 
+impl Task {
+    /// The window that it works on in that turn, if there is one.
+    #[inline]
+    pub(super) fn window(&self, turn: usize, windows: usize) -> Option<usize> {
+        turn.checked_sub(self.lag).filter(|window| *window < windows)
+    }
+}
+
 /// Where a [`Local`] is kept.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Index(usize);

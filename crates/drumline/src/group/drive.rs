@@ -159,17 +159,25 @@ impl Driven {
     }
 
     /// Waits for the lane, to make a blocking call.
+    #[inline]
     fn drive(self: &Arc<Self>) -> Driver<'_> {
         if let Some(driver) = self.try_drive() {
             return driver;
         }
+        self.driver(self.take_over())
+    }
+
+    /// Waits for the lane, which somebody else drives.
+    #[cold]
+    fn take_over(&self) -> MutexGuard<'_, Lane> {
         self.wanted.fetch_add(1, Ordering::SeqCst);
         self.waker.wake();
         let lane = self.lane.lock().unwrap_or_else(|lane| self.recover(lane));
         self.wanted.fetch_sub(1, Ordering::SeqCst);
-        self.driver(lane)
+        lane
     }
 
+    #[inline]
     fn try_drive(self: &Arc<Self>) -> Option<Driver<'_>> {
         match self.lane.try_lock() {
             Ok(lane) => Some(self.driver(lane)),
@@ -178,11 +186,13 @@ impl Driven {
         }
     }
 
+    #[inline]
     fn driver<'a>(self: &'a Arc<Self>, mut lane: MutexGuard<'a, Lane>) -> Driver<'a> {
         lane.wake_up();
         Driver { lane, rest: Rest { group: self, busy: false } }
     }
 
+    #[cold]
     fn recover<'a>(&self, poisoned: PoisonError<MutexGuard<'a, Lane>>) -> MutexGuard<'a, Lane> {
         self.lane.clear_poison();
         let mut lane = poisoned.into_inner();
