@@ -1,6 +1,8 @@
 //! The variables that tell a worker who it is: those of torchrun, so that a program which runs
 //! under one launcher runs under the other, and where drumline's own ranks meet.
 
+use std::{num::NonZeroUsize, thread::available_parallelism};
+
 use drumline::Endpoint;
 
 use crate::Job;
@@ -27,16 +29,58 @@ pub(crate) struct Rendezvous {
     pub run_id: String,
 }
 
+/// What the user has chosen for the workers, and what there is to choose by.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Chosen {
+    /// Whether `OMP_NUM_THREADS` is set. Without a choice workers that share a host get one thread
+    /// each, as under torchrun, because each would otherwise start as many as there are cores.
+    omp: bool,
+    /// `GLIBC_TUNABLES`.
+    tunables: String,
+    /// How many cores the workers may use.
+    cores: usize,
+}
+
+impl Chosen {
+    /// In the launcher's own environment.
+    pub(crate) fn here() -> Chosen {
+        let tunables = std::env::var_os("GLIBC_TUNABLES").unwrap_or_default();
+        Chosen {
+            omp: std::env::var_os("OMP_NUM_THREADS").is_some(),
+            tunables: tunables.to_string_lossy().into_owned(),
+            cores: available_parallelism().map_or(1, NonZeroUsize::get),
+        }
+    }
+
+    /// Whether workers get `OMP_NUM_THREADS`.
+    pub(crate) fn limits_omp(&self, job: &Job) -> bool {
+        job.nproc_per_node.get() > 1 && !self.omp
+    }
+
+    /// The tunables with one more, where workers outnumber the cores and the user has not chosen.
+    ///
+    /// Restartable sequences, which glibc registers for every thread, make each switch from one
+    /// process to another a tenth dearer: the kernel writes to the memory of the one that
+    /// comes. Ranks that share cores switch in every short operation.
+    fn without_sequences(&self, job: &Job) -> Option<String> {
+        let Chosen { tunables, cores, .. } = self;
+        let is_crowded = job.nproc_per_node.get() > *cores;
+        match tunables.contains(SEQUENCES) {
+            false if is_crowded && tunables.is_empty() => Some(format!("{SEQUENCES}=0")),
+            false if is_crowded => Some(format!("{tunables}:{SEQUENCES}=0")),
+            _ => None,
+        }
+    }
+}
+
+const SEQUENCES: &str = "glibc.pthread.rseq";
+
 /// The variables of the worker with this `rank`, which replace inherited ones.
-///
-/// `user_set_omp` says whether the user chose `OMP_NUM_THREADS`; without a choice workers that
-/// share a host get one thread each, as under torchrun, because each would otherwise start as
-/// many as there are cores.
 pub(crate) fn worker(
     job: &Job,
     rendezvous: &Rendezvous,
     rank: usize,
-    user_set_omp: bool,
+    chosen: &Chosen,
 ) -> Vec<(&'static str, String)> {
     let rank = rank.to_string();
     let world_size = job.nproc_per_node.to_string();
@@ -66,24 +110,22 @@ pub(crate) fn worker(
             ("TORCHELASTIC_USE_AGENT_STORE", "True".into()),
         ]);
     }
-    if limits_omp(job, user_set_omp) {
+    if chosen.limits_omp(job) {
         variables.push(("OMP_NUM_THREADS", "1".into()));
+    }
+    if let Some(tunables) = chosen.without_sequences(job) {
+        variables.push(("GLIBC_TUNABLES", tunables));
     }
     variables
 }
 
-/// Whether [`worker`] sets `OMP_NUM_THREADS`.
-pub(crate) fn limits_omp(job: &Job, user_set_omp: bool) -> bool {
-    job.nproc_per_node.get() > 1 && !user_set_omp
-}
-
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeMap, num::NonZeroUsize};
+    use std::collections::BTreeMap;
 
     use super::*;
 
-    fn variables(ranks: usize, rank: usize, user_set_omp: bool) -> BTreeMap<&'static str, String> {
+    fn variables(ranks: usize, rank: usize, chosen: &Chosen) -> BTreeMap<&'static str, String> {
         let job = Job::new("train", NonZeroUsize::new(ranks).unwrap());
         let rendezvous = Rendezvous {
             store: Endpoint::Unix("drumline-run-a1".into()),
@@ -93,11 +135,11 @@ mod tests {
         };
         let without_torch = Rendezvous { master_port: None, ..rendezvous.clone() };
         let named = |name| {
-            let list = worker(&job, &without_torch, rank, user_set_omp);
+            let list = worker(&job, &without_torch, rank, chosen);
             list.iter().any(|(known, _)| *known == name)
         };
         assert!(named("DRUMLINE_STORE") && !NOT_INHERITED.into_iter().any(named));
-        let list = worker(&job, &rendezvous, rank, user_set_omp);
+        let list = worker(&job, &rendezvous, rank, chosen);
         let map: BTreeMap<_, _> = list.iter().cloned().collect();
         assert_eq!(map.len(), list.len(), "a variable is set twice");
         map
@@ -125,12 +167,28 @@ mod tests {
             ("TORCHELASTIC_USE_AGENT_STORE", "True"),
             ("WORLD_SIZE", "3"),
         ];
-        assert_eq!(variables(3, 2, false), expected.map(|(k, v)| (k, v.to_owned())).into());
+        let chosen = Chosen { cores: 3, ..Chosen::default() };
+        assert_eq!(variables(3, 2, &chosen), expected.map(|(k, v)| (k, v.to_owned())).into());
     }
 
     #[test]
     fn omp_threads_are_the_users_choice_and_a_lone_worker_may_use_all_cores() {
-        assert!(!variables(3, 0, true).contains_key("OMP_NUM_THREADS"));
-        assert!(!variables(1, 0, false).contains_key("OMP_NUM_THREADS"));
+        let (none, omp) = (Chosen::default(), Chosen { omp: true, ..Chosen::default() });
+        assert!(variables(3, 0, &none).contains_key("OMP_NUM_THREADS"));
+        assert!(!variables(3, 0, &omp).contains_key("OMP_NUM_THREADS"));
+        assert!(!variables(1, 0, &none).contains_key("OMP_NUM_THREADS"));
+    }
+
+    #[test]
+    fn ranks_that_share_cores_do_without_restartable_sequences_unless_the_user_says_otherwise() {
+        let of = |ranks, tunables: &str| {
+            let chosen = Chosen { tunables: tunables.to_owned(), cores: 2, ..Chosen::default() };
+            variables(ranks, 0, &chosen).remove("GLIBC_TUNABLES")
+        };
+        assert_eq!(of(2, ""), None);
+        assert_eq!(of(3, "").as_deref(), Some("glibc.pthread.rseq=0"));
+        let both = "glibc.malloc.check=3:glibc.pthread.rseq=0";
+        assert_eq!(of(3, "glibc.malloc.check=3").as_deref(), Some(both));
+        assert_eq!(of(3, "glibc.pthread.rseq=1"), None);
     }
 }

@@ -16,7 +16,7 @@ use rustix::process::Signal;
 use crate::{
     Result,
     ending::{signal_exit_code, signal_name},
-    environment::{self, Rendezvous},
+    environment::{self, Chosen, Rendezvous},
     events::{Events, Source},
     output::Console,
     program,
@@ -90,8 +90,8 @@ pub(crate) fn run(job: &Job) -> Result<u8> {
         master_port: torch_store.as_ref().and_then(|store| Some(store.address()?.port())),
         run_id,
     };
-    let user_set_omp = std::env::var_os("OMP_NUM_THREADS").is_some();
-    if environment::limits_omp(job, user_set_omp) {
+    let chosen = Chosen::here();
+    if chosen.limits_omp(job) {
         tracing::info!("OMP_NUM_THREADS is not set: {ranks} ranks get 1 thread each");
     }
 
@@ -104,7 +104,7 @@ pub(crate) fn run(job: &Job) -> Result<u8> {
     let started = Instant::now();
     let mut workers = Vec::with_capacity(ranks);
     for rank in 0..ranks {
-        let variables = environment::worker(job, &rendezvous, rank, user_set_omp);
+        let variables = environment::worker(job, &rendezvous, rank, &chosen);
         let variables = variables.into_iter().chain(columns.clone());
         let (worker, streams) = Worker::spawn(&program, &job.program, &job.arguments, variables)?;
         events.add(worker.pidfd(), Source::Worker(rank))?;
