@@ -224,11 +224,11 @@ impl Host {
         segment.arena(start, range.len()).map_err(|error| impossible(rank, error))
     }
 
-    /// Waits for a neighbour's post for a short while. Whether it is there.
-    pub(crate) fn spin(&self, machine: &Machine, seat: Seat, level: u64) -> bool {
+    /// Waits for a neighbour's post for a short while.
+    pub(crate) fn spin(&self, machine: &Machine, seat: Seat, level: u64) {
         let (neighbour, parity) = (self.at(seat), Parity::of(machine.looks_at(seat).0));
         let is_there = || neighbour.segment.posted(parity) >= level;
-        drumline_shm::spin(self.spins_max, is_there, || self.is_in_the_way(machine))
+        drumline_shm::spin(self.spins_max, is_there, || self.is_in_the_way(machine));
     }
 
     /// Tells neighbours on which core this rank is.

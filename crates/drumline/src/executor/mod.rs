@@ -140,11 +140,10 @@ fn shared<'a>(host: &'a mut Option<&mut Host>) -> &'a mut Host {
 /// Looks at one neighbour after another for the posts that are awaited. Whether all are there.
 fn meet(machine: &mut Machine, host: &mut Host, spin: Spin) -> Result<bool, Cause> {
     while let Some((seat, level)) = machine.missing(|seat, awaited| host.find(seat, awaited)) {
-        let is_there = look(machine, host, seat)? >= level
-            || spin == Spin::Yes
-                && host.spin(machine, seat, level)
-                && look(machine, host, seat)? >= level;
-        if !is_there {
+        if spin == Spin::Yes {
+            host.spin(machine, seat, level);
+        }
+        if look(machine, host, seat)? < level {
             return Ok(false);
         }
     }

@@ -42,6 +42,7 @@ impl Plans {
         Some(Index(self.last))
     }
 
+    #[inline]
     fn is_at(&self, place: usize, call: &Call, registered: bool) -> bool {
         self.kept[place]
             .as_ref()

@@ -162,9 +162,9 @@ impl ProcessGroup {
 
     /// The call with the time limit of this handle, unless it has its own.
     fn limited<T>(&self, call: impl Into<Request<T>>) -> Request<T> {
-        let Request { call, operator } = call.into();
-        let timeout = call.timeout.or(self.timeout);
-        Request { call: Call { timeout, ..call }, operator }
+        let mut request = call.into();
+        request.call.timeout = request.call.timeout.or(self.timeout);
+        request
     }
 
     fn submit<T, B>(&self, call: impl Into<Request<T>>, buffer: B, input: Vec<T>) -> Work<B>
