@@ -78,8 +78,9 @@ pub(crate) enum TraceCommand {
 
 const RUN_HELP: &str = "\
 Each rank gets the environment of torchrun: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT \
-and so on. If one fails, the others are ended, and its exit code is returned (128 + n after \
-signal n).
+and so on. What is not set yet is set, too: OMP_NUM_THREADS=1 for several ranks, and for more ranks \
+than usable cores glibc.pthread.rseq=0 in GLIBC_TUNABLES, which makes switches between them cheaper. \
+If one fails, the others are ended, and its exit code is returned (128 + n after signal n).
 
 Example:
   drumline run --nproc-per-node 2 -- ./train --epochs 3";
