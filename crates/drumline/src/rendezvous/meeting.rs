@@ -83,6 +83,8 @@ impl Plan {
                     ));
                 }
                 Ok(Claim::Complete { .. } | Claim::OtherSize) | Err(_) => {
+                    // A host that leaves waits for a moment in which nobody is connected.
+                    drop(tcp);
                     thread::sleep(
                         JOIN_PAUSE.min(deadline.saturating_duration_since(Instant::now())),
                     );
