@@ -6,7 +6,7 @@
 //! | step | takes | waits for |
 //! |---|---|---|
 //! | send, receive | half of `message_ps` and of `byte` at each end, `round_ps` between | the line out of the sender's host and that into the receiver's, if these are two |
-//! | reduce, copy | `touch_ps` for each place, `combine`, `copy` and `slot_byte_fs` for each byte | the memory of the host |
+//! | reduce, copy | `touch_ps` for each place, `combine`, `copy` and `slot_byte_fs` or `shared_slot_byte_fs` for each byte | the memory of the host |
 //! | post | `post_ps` until a neighbour sees it | |
 //!
 //! Whatever a rank does takes a core of its host while it does it, and so does to go on after a wait. A

@@ -78,8 +78,8 @@ fn most_is_within_a_fifth() {
             assert!(percent.abs() < 60.0, "{way:?}, {ranks} ranks, {bytes}: {percent:+.0} %");
         }
     }
-    // The model has one cache for each core: in slots of 64 KiB it is too fast, in buffers that just
-    // fit into what all cores share, too slow.
+    // The model has one cache for each core: where buffers just fit into what all cores share, it is too
+    // slow.
     println!("{good:?} of {all}, by ranks");
-    assert!(good.iter().sum::<usize>() >= 80, "{good:?} of {all}, by ranks");
+    assert!(good.iter().sum::<usize>() >= 84, "{good:?} of {all}, by ranks");
 }

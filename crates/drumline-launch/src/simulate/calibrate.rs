@@ -25,8 +25,9 @@ struct Fit {
 /// prices that stand before it. Those which depend on each other are found in turns.
 fn fits() -> Vec<Fit> {
     let two = |way, bytes: usize, algorithm| Run { ranks: 2, way, elements: bytes / 4, algorithm };
-    // More ranks than cores.
-    let crowded = |way, bytes: usize| Run { ranks: 2 * cores(), ..two(way, bytes, None) };
+    // More ranks than cores, and than two.
+    let ranks = (2 * cores()).max(4);
+    let crowded = |way, bytes: usize| Run { ranks, ..two(way, bytes, None) };
     let (direct, doubling) = (Some("direct"), Some("doubling"));
     vec![
         Fit { name: "call_ps", run: Run { ranks: 1, ..two(Way::Staged, 8, None) } },
@@ -37,6 +38,7 @@ fn fits() -> Vec<Fit> {
         Fit { name: "combine.memory_fs", run: two(Way::Registered, 32 << 20, None) },
         Fit { name: "cache_bytes", run: two(Way::Registered, 16 << 20, None) },
         Fit { name: "slot_byte_fs", run: two(Way::Staged, 128 << 10, Some("shm-oneshot")) },
+        Fit { name: "shared_slot_byte_fs", run: crowded(Way::Staged, 256 << 10) },
         // A message costs waiting and work. Two ranks tell what it is together; where ranks wait
         // for a core, it is mostly work.
         Fit { name: "near.round_ps", run: two(Way::Unix, 8, doubling) },

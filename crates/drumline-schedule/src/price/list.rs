@@ -44,8 +44,11 @@ pub struct PriceList {
     pub copy: Rate,
     /// A byte that is combined into another.
     pub combine: Rate,
-    /// What a byte costs more that is fetched from a neighbour's slot, out of its cache.
+    /// What a byte costs more that is fetched from a neighbour's slot, out of its cache, by one of two
+    /// ranks, which swap their slots.
     pub slot_byte_fs: u64,
+    /// The same where more ranks share a host: slots stay half with their owners.
+    pub shared_slot_byte_fs: u64,
     /// Buffers of so many bytes, of all ranks of a core together, stay in its caches.
     pub cache_bytes: u64,
     /// A byte to or from the memory of a host, shared by its ranks.
@@ -124,6 +127,7 @@ impl Default for PriceList {
             copy: Rate { cached_fs: 23_000, memory_fs: 118_000 },
             combine: Rate { cached_fs: 30_000, memory_fs: 118_000 },
             slot_byte_fs: 1_000,
+            shared_slot_byte_fs: 10_000,
             cache_bytes: 12_600_000,
             memory_byte_fs: 18_100,
         }
@@ -213,6 +217,7 @@ const FIELDS: &[Field] = &[
     Field { name: "combine.cached_fs", of: |it| &mut it.combine.cached_fs, about: "a byte combined in the caches" },
     Field { name: "combine.memory_fs", of: |it| &mut it.combine.memory_fs, about: "a byte combined in memory" },
     Field { name: "slot_byte_fs", of: |it| &mut it.slot_byte_fs, about: "more for a byte fetched from a neighbour's slot" },
+    Field { name: "shared_slot_byte_fs", of: |it| &mut it.shared_slot_byte_fs, about: "the same where more than two ranks share a host" },
     Field { name: "cache_bytes", of: |it| &mut it.cache_bytes, about: "what stays in the caches of a core" },
     Field { name: "memory_byte_fs", of: |it| &mut it.memory_byte_fs, about: "a byte to or from a host's memory" },
 ];

@@ -86,6 +86,8 @@ struct Pricing<'a> {
     element_bytes: u64,
     /// Bytes that the ranks of a core work on.
     working_bytes: u64,
+    /// Whether two ranks have their host to themselves, and swap their slots.
+    swaps_slots: bool,
 }
 
 impl<'a> Pricing<'a> {
@@ -107,7 +109,8 @@ impl<'a> Pricing<'a> {
         let ranks = cluster.machines.neighbours(rank).len().max(1);
         let cores = cluster.cores_per_host.clamp(1, ranks);
         let working_bytes = of_rank.saturating_mul(ranks as u64) / cores as u64;
-        Pricing { cluster, schedule, elements, element_bytes, working_bytes }
+        let swaps_slots = ranks == 2;
+        Pricing { cluster, schedule, elements, element_bytes, working_bytes, swaps_slots }
     }
 
     /// The steps on blocks of so many elements.
@@ -132,16 +135,16 @@ impl<'a> Pricing<'a> {
                 Step::Recv { from, .. } => ops.push(Op::Recv { from: number(*from) }),
                 Step::RecvReduce { from, dst, .. } => {
                     ops.push(Op::RecvAlone { from: number(*from) });
-                    ops.push(self.work(&[*dst], &[*dst], bytes(*dst), (1, 0), &mut touched));
+                    ops.push(self.work(&[*dst], &[*dst], bytes(*dst), (2, 0), &mut touched));
                 }
                 Step::Reduce { dst, src, .. } => {
                     let reads = [*dst, *src];
-                    ops.push(self.work(&reads, &[*dst], bytes(*dst), (1, 0), &mut touched));
+                    ops.push(self.work(&reads, &[*dst], bytes(*dst), (2, 0), &mut touched));
                 }
                 Step::ReduceTree { dsts, srcs, .. } => {
                     let reads: Vec<Loc> = srcs.iter().map(|(_, loc)| *loc).collect();
                     let len = dsts.first().map_or(0, |dst| bytes(*dst));
-                    let parts = (reads.len().saturating_sub(1), dsts.len().saturating_sub(1));
+                    let parts = (reads.len(), dsts.len().saturating_sub(1));
                     ops.push(self.work(&reads, dsts, len, parts, &mut touched));
                 }
                 // A copy reads and writes, where one more destination only writes.
@@ -162,21 +165,23 @@ impl<'a> Pricing<'a> {
         ops
     }
 
-    /// Reads and writes `len` bytes in each of these places: as many as `combined` are added to
-    /// another, and `halves` count for half of a copy each.
+    /// Reads and writes `len` bytes in each of these places: `combined` are read to be added up, and
+    /// `copied` are read or written beside. Each counts for half of a pair that is combined, or copied.
     fn work(
         &self,
         reads: &[Loc],
         writes: &[Loc],
         len: u64,
-        (combined, halves): (usize, usize),
+        (combined, copied): (usize, usize),
         touched: &mut Touched,
     ) -> Op {
         let prices = &self.cluster.prices;
         let fetched = reads.iter().filter(|place| is_slot(place) && place.peer.is_some());
-        let byte_fs = combined as u64 * prices.combine.cached_fs
-            + halves as u64 * prices.copy.cached_fs / 2
-            + fetched.count() as u64 * prices.slot_byte_fs;
+        let fetched_fs =
+            if self.swaps_slots { prices.slot_byte_fs } else { prices.shared_slot_byte_fs };
+        let byte_fs = combined as u64 * prices.combine.cached_fs / 2
+            + copied as u64 * prices.copy.cached_fs / 2
+            + fetched.count() as u64 * fetched_fs;
         // What is written is read before, or fetched to be overwritten.
         let fetches = reads.iter().chain(writes.iter().filter(|place| !reads.contains(place)));
         let moved = fetches.chain(writes).map(|place| self.uncached(place, len, touched));
