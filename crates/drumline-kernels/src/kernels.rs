@@ -108,7 +108,6 @@ fn by_shape<T: Lanes, O: Operator<T::Wide>>(
     srcs: &[Source<'_, T>],
 ) {
     let &Reduction { merges, divisor, .. } = reduction;
-    let op = PhantomData::<O>;
     // The only program for two inputs, and the canonical ones for four and eight.
     match merges {
         [0, 1] => few::<T, O, 2>(isa, divisor, dsts, srcs),
@@ -124,6 +123,7 @@ fn by_shape<T: Lanes, O: Operator<T::Wide>>(
                 on_heap = vec![[T::Wide::zeroed(); MANY_BLOCK]; depth];
                 &mut on_heap[..]
             };
+            let op = PhantomData::<O>;
             let blocks = Many { dsts, srcs, merges, divisor, waiting, op };
             isa.run(Walk::<MANY_BLOCK, _> { len: srcs[0].len(), blocks });
         }

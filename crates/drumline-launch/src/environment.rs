@@ -29,7 +29,8 @@ pub(crate) struct Rendezvous {
     pub run_id: String,
 }
 
-/// What the user has chosen for the workers, and what there is to choose by.
+/// What the user has chosen for the workers, and how many cores there are for them: by that the launcher
+/// chooses the rest.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Chosen {
     /// Whether `OMP_NUM_THREADS` is set. Without a choice workers that share a host get one thread

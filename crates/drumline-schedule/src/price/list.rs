@@ -109,7 +109,8 @@ impl Rate {
 }
 
 /// What lies between hosts is [`Prices::TCP`]. The others were measured on two cores of a virtual machine (AMD
-/// EPYC, 2026-11-22), in the state in which the cores share a cache.
+/// EPYC, 2026-11-22), in the state in which the cores share a cache; that of shared slots is the one with which
+/// most of what was measured there is replayed well.
 impl Default for PriceList {
     fn default() -> PriceList {
         PriceList {

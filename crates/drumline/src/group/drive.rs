@@ -164,12 +164,12 @@ impl Driven {
         if let Some(driver) = self.try_drive() {
             return driver;
         }
-        self.driver(self.take_over())
+        self.driver(self.wait_for_lane())
     }
 
     /// Waits for the lane, which somebody else drives.
     #[cold]
-    fn take_over(&self) -> MutexGuard<'_, Lane> {
+    fn wait_for_lane(&self) -> MutexGuard<'_, Lane> {
         self.wanted.fetch_add(1, Ordering::SeqCst);
         self.waker.wake();
         let lane = self.lane.lock().unwrap_or_else(|lane| self.recover(lane));
