@@ -69,10 +69,19 @@ pub fn calls(extent: Extent, world_size: usize) -> Vec<Call> {
 }
 
 /// Every type with every operator that it has.
+//
+// In loops: of `flat_map` and `filter` rustc 1.95 makes a look into a table of types by the type of an
+// iterator that is not there, which crashes.
 fn all_types() -> Vec<(DType, ReduceOp)> {
-    let of = |dtype| ReduceOp::ALL.into_iter().map(move |op| (dtype, op));
-    let all = DType::ALL.into_iter().flat_map(of);
-    all.filter(|(dtype, op)| op.supports(*dtype)).collect()
+    let mut all = Vec::new();
+    for dtype in DType::ALL {
+        for op in ReduceOp::ALL {
+            if op.supports(dtype) {
+                all.push((dtype, op));
+            }
+        }
+    }
+    all
 }
 
 struct List {

@@ -15,6 +15,7 @@ mod doubling;
 mod gather;
 mod halving;
 mod hierarchical;
+mod push;
 mod rooted;
 mod scan;
 mod shared;
@@ -351,7 +352,7 @@ mod tests {
         let error = Algorithm::find(Collective::Broadcast, "ring").unwrap_err();
         assert_eq!(
             error.to_string(),
-            r#"broadcast has no algorithm "ring": use one of binomial, shm"#
+            r#"broadcast has no algorithm "ring": use one of binomial, shm, shm-push"#
         );
     }
 

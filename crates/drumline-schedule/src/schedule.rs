@@ -118,21 +118,21 @@ impl Schedule {
         (slot / pieces / self.slot_blocks()).max(1)
     }
 
-    /// How many ranks have a part in the value that this rank finishes: of a scan, those up to its
-    /// own.
+    /// How many ranks have a part in the finished value that rank `owner` gets: of a scan, those up to
+    /// its own.
     ///
     /// ```
     /// use drumline_schedule::{Algorithm, Collective, Topology};
     ///
     /// let row = Algorithm::find(Collective::Scan, "doubling")?;
     /// let schedule = row.schedule(&Topology::flat(4), 2, 0)?;
-    /// assert_eq!(schedule.contributions(), 3); // of ranks 0, 1 and 2
+    /// assert_eq!(schedule.contributions(2), 3); // of ranks 0, 1 and 2
     /// # Ok::<_, drumline_schedule::Error>(())
     /// ```
-    pub fn contributions(&self) -> usize {
+    pub fn contributions(&self, owner: Rank) -> usize {
         match self.collective {
-            Collective::Scan => self.rank + 1,
-            Collective::ExclusiveScan => self.rank,
+            Collective::Scan => owner + 1,
+            Collective::ExclusiveScan => owner,
             _ => self.world_size,
         }
     }

@@ -127,8 +127,20 @@ const ONE_SHOT_BYTES: usize = 32 * 1024;
 /// The same for elements that are widened to be combined, which takes longer than to read them.
 const ONE_SHOT_NARROW_BYTES: usize = 8 * 1024;
 
-/// Up to this many bytes a copy to a slot is faster than a second round of posts.
-const STAGED_BYTES: usize = 2 * 1024;
+/// Whether blocks of so many bytes are so long that to work on registered data is faster than to copy
+/// to slots, which takes a round of posts less. Constants again.
+fn is_worth_pushing(collective: Collective, ranks: usize, bytes: usize) -> bool {
+    const KIB: usize = 1024;
+    bytes
+        > match collective {
+            Collective::AllReduce => 2 * KIB,
+            Collective::Broadcast => 2 * KIB * ranks * ranks,
+            // What others have read since is slow to be written to, unless it has left their caches.
+            Collective::AllGather => 512 * KIB * ranks,
+            Collective::AllToAll => 512 * KIB,
+            _ => 2 * KIB * ranks,
+        }
+}
 
 /// Chooses the algorithm of a call whose data is `registered`, or is not.
 ///
@@ -201,7 +213,8 @@ pub(crate) fn choose(
             true => bytes <= ONE_SHOT_NARROW_BYTES,
             false => bytes <= ONE_SHOT_BYTES || topology.world_size == 2,
         };
-        ALGORITHMS.iter().filter(fits).min_by_key(|row| preference(row, bytes, one_shot))
+        let push = is_worth_pushing(collective, topology.world_size, bytes);
+        ALGORITHMS.iter().filter(fits).min_by_key(|row| preference(row, push, one_shot))
     });
     match shared {
         Some(algorithm) => Ok(finish(algorithm)),
@@ -218,9 +231,9 @@ fn few_connections(topology: &Topology) -> bool {
 }
 
 /// The place of an algorithm among those that use shared memory: the lowest is taken.
-fn preference(row: &Algorithm, bytes: usize, one_shot: bool) -> u8 {
+fn preference(row: &Algorithm, push: bool, one_shot: bool) -> u8 {
     match (row.memory, row.name) {
-        (MemoryUse::Registered, _) if bytes > STAGED_BYTES => 0,
+        (MemoryUse::Registered, _) if push => 0,
         (MemoryUse::Registered, _) => 4,
         (_, "shm-oneshot") if one_shot => 1,
         (_, "shm-oneshot") => 3,

@@ -47,6 +47,8 @@ pub(crate) struct CallOn<T: Element, D, I> {
     /// What this rank's data were before they were multiplied, where the operation leaves them as
     /// they are.
     unscaled: Option<Vec<T>>,
+    /// Whether the data goes through slots even where it is registered.
+    staged: bool,
 }
 
 #[derive(Debug)]
@@ -99,7 +101,12 @@ where
         let Request { call, operator: Operator { factor, combine } } = request.into();
         let input = Contribution { callers: input, scaled: None };
         let buffers = Buffers::new(combine, data, input);
-        CallOn { call, factor, buffers, wide: None, unscaled: None }
+        CallOn { call, factor, buffers, wide: None, unscaled: None, staged: false }
+    }
+
+    /// Through slots even where the data is registered: that of other ranks is not.
+    pub(crate) fn staged(self) -> CallOn<T, D, I> {
+        CallOn { staged: true, ..self }
     }
 
     /// The caller's buffer.
@@ -188,8 +195,8 @@ where
     }
 
     fn registered(&self, host: &Host) -> Option<u64> {
-        let offset = host.arena().offset_of(self.data().as_ref())?;
-        Some(offset as u64)
+        let lent = (!self.staged).then(|| self.data().as_ref())?;
+        host.arena().offset_of(lent).map(|offset| offset as u64)
     }
 
     fn detach(&mut self, host: &Host) {

@@ -8,7 +8,7 @@ mod common;
 use std::fmt::Debug;
 
 use common::{everywhere, world_with};
-use drumline::{Element, ProcessGroup, ReduceOp};
+use drumline::{Collective, DType, Element, ProcessGroup, ReduceOp};
 use half::{bf16, f16};
 
 /// What `rank` has at `index`: different everywhere, and exact in `f16`.
@@ -480,6 +480,82 @@ fn members_are_gathered_and_told() {
                 let buffers = vec![own(0), own(1)];
                 let work = group.broadcast_multi_async(buffers, root, 1).unwrap();
                 assert_eq!(work.wait().unwrap(), [told.clone(), told]);
+            });
+        }
+    });
+}
+
+/// Ordinary buffers go through slots, which the tests above look at by definition.
+#[test]
+fn registered_buffers_get_what_ordinary_ones_get() {
+    fn expect_same(
+        group: &ProcessGroup,
+        data: &[f64],
+        call: impl Fn(&ProcessGroup, &mut [f64]) -> drumline::Result<()>,
+    ) {
+        let mut ordinary = data.to_vec();
+        call(group, &mut ordinary).unwrap();
+        let mut registered = group.alloc_registered(data.len()).unwrap();
+        registered.copy_from_slice(data);
+        // Twice: what one call leaves behind must not be seen by the next.
+        for _ in 0..2 {
+            registered.copy_from_slice(data);
+            call(group, &mut registered).unwrap();
+            assert!(*registered == ordinary);
+        }
+    }
+    everywhere(|config| {
+        for world_size in [1, 2, 3, 4] {
+            world_with(world_size, config, |group| {
+                for len in [0, 5, 3_000, 300_001] {
+                    let float = |value: i64| value as f64 / 7.0;
+                    let own: Vec<f64> = values(group.rank(), len).into_iter().map(float).collect();
+                    let all: Vec<f64> =
+                        own.iter().cycle().take(len * world_size).copied().collect();
+                    for root in roots(&group) {
+                        expect_same(&group, &own, |group, data| group.broadcast(data, root));
+                        expect_same(&group, &own, |group, data| {
+                            group.reduce(data, ReduceOp::Avg, root)
+                        });
+                        expect_same(&group, &own, |group, data| {
+                            let is_root = group.rank() == root;
+                            let output = if is_root { data } else { &mut [] };
+                            group.reduce_into(&own, output, ReduceOp::Sum, root)
+                        });
+                        let brought = if group.rank() == root { &all[..] } else { &[] };
+                        expect_same(&group, &own, |group, data| group.scatter(brought, data, root));
+                    }
+                    for op in [ReduceOp::Avg, ReduceOp::Sum, ReduceOp::Max] {
+                        expect_same(&group, &own, |group, data| group.all_reduce(data, op));
+                        expect_same(&group, &own, |group, data| group.scan(data, op));
+                        expect_same(&group, &own, |group, data| group.exclusive_scan(data, op));
+                        expect_same(&group, &own, |group, data| {
+                            group.reduce_scatter(&all, data, op)
+                        });
+                    }
+                    expect_same(&group, &all, |group, data| group.all_gather(&own, data));
+                    expect_same(&group, &all, |group, data| group.all_to_all(&all, data));
+                    let counts = counts(&group, len);
+                    let block = &own[..counts[group.rank()]];
+                    expect_same(&group, &all[..counts.iter().sum()], |group, data| {
+                        group.all_gather_v(block, data, &counts)
+                    });
+                }
+                let explained = |collective| {
+                    group.explain(collective, 300_001, DType::F64, true).unwrap().algorithm
+                };
+                for collective in [
+                    Collective::Broadcast,
+                    Collective::Reduce,
+                    Collective::AllGather,
+                    Collective::AllToAll,
+                    Collective::Scan,
+                    Collective::ExclusiveScan,
+                ] {
+                    let is_pushed = explained(collective) == "shm-push";
+                    assert_eq!(is_pushed, group.shares_memory(), "{collective}");
+                }
+                group.destroy().unwrap();
             });
         }
     });

@@ -1,6 +1,6 @@
 //! All-reduce through memory that the ranks of one host share.
 //!
-//! In every algorithm here and beside it (`shared_rooted`, `shared_blocks`) each rank posts
+//! In every algorithm here and beside it (`shared_rooted`, `shared_blocks`, `push`) each rank posts
 //! equally often, as [`step`](crate::step) demands.
 
 use super::Cost;
@@ -95,49 +95,6 @@ pub(super) fn twoshot_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
             shared_elements: n + (p - 2) * n.div_ceil(p),
             ..Cost::default()
         },
-    }
-}
-
-/// Block `i` belongs to rank `i`, who sums it out of everyone's data and into everyone's data, in
-/// one pass.
-///
-/// ```text
-///   rank 0   a0 a1 a2 |            | rank 0 sums a0, b0, c0 into all |            | s0 s1 s2
-///   rank 1   b0 b1 b2 | post, wait | rank 1 sums a1, b1, c1 into all | post, wait | s0 s1 s2
-///   rank 2   c0 c1 c2 |            | rank 2 sums a2, b2, c2 into all |            | s0 s1 s2
-/// ```
-///
-/// See [`push_cost`]. Nothing is copied. It works in place because block `i` of all data is
-/// touched by rank `i` alone between the posts.
-pub(super) fn push(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
-    let p = topology.world_size;
-    if p == 1 {
-        return vec![];
-    }
-    let block = Loc::data(Span::block(rank, p));
-    let block_of = |owner: Rank| if owner == rank { block } else { block.of(owner) };
-
-    let mut steps = vec![Step::Post];
-    steps.extend(wait_for_others(p, rank, 1));
-    steps.push(Step::ReduceTree {
-        dsts: (0..p).map(block_of).collect(),
-        srcs: leaves(p, block_of),
-        finish: true,
-    });
-    steps.push(Step::Post);
-    steps.extend(wait_for_others(p, rank, 2));
-    steps
-}
-
-/// 2 rounds. A rank reads its block from each of its `p - 1` peers, combines it and writes it to
-/// each of them; the largest block has `ceil(n / p)` elements.
-pub(super) fn push_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
-    match topology.world_size {
-        1 => Cost::default(),
-        p => {
-            let of_peers = (p - 1) * n.div_ceil(p);
-            Cost { rounds: 2, combined: of_peers, shared_elements: 2 * of_peers, ..Cost::default() }
-        }
     }
 }
 

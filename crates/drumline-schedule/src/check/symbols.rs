@@ -265,7 +265,7 @@ impl<'a> Symbols<'a> {
                 self.expressions.leaf(operation, rank, element)
             }
             Collective::Scan | Collective::ExclusiveScan => {
-                let ranks = self.schedules[rank].contributions();
+                let ranks = self.schedules[rank].contributions(rank);
                 let sum = self.expressions.prefix(ranks, operation, element);
                 finished(&mut self.expressions, sum, ranks)
             }

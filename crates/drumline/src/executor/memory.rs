@@ -188,7 +188,8 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
         match local {
             Local::Copy { dst, src } => {
                 let into = places.target(dst)?;
-                match (takes_over(src), plan.passes_cache && dst.area == Area::Data) {
+                let is_callers = matches!(dst.area, Area::Data | Area::DataOf(_));
+                match (takes_over(src), plan.passes_cache && is_callers) {
                     (true, true) => fetch_past_cache(into, places.target(src)?),
                     (true, false) => fetch(into, places.target(src)?),
                     (false, true) => copy_past_cache(into, places.source(src)?),

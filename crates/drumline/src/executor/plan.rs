@@ -66,7 +66,7 @@ impl Plan {
             shape;
         let windows = layout.windows();
         let pipeline = if windows > 1 { Pipeline::of(&schedule) } else { Pipeline::default() };
-        let is_data = |loc: Loc| loc.buffer == Buffer::Data;
+        let is_data = |loc: Loc| loc.peer.is_none() && loc.buffer == Buffer::Data;
         // What is short travels in the lines of announcements.
         let slots = match layout.slot_len() * element_bytes <= PAYLOAD_BYTES {
             true => Slots::InLine,

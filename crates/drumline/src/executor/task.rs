@@ -72,14 +72,16 @@ impl Tasks {
         seat: impl Fn(Rank) -> Seat,
     ) -> Tasks {
         let mut tasks = Tasks::default();
-        let contributions = schedule.contributions();
-        let finish = |last: bool| last.then_some(contributions);
+        // A rank may complete what is another's.
+        let finish = |last: bool, dst: Loc| {
+            last.then(|| schedule.contributions(dst.peer.unwrap_or(schedule.rank)))
+        };
         let pair = |dst: Loc, src: Loc, side: Side, last: bool| {
             let srcs = match side {
                 Side::Left => [src, dst],
                 Side::Right => [dst, src],
             };
-            Local::pair(operand(dst), srcs.map(&operand), finish(last))
+            Local::pair(operand(dst), srcs.map(&operand), finish(last, dst))
         };
         for (index, step) in schedule.steps.iter().enumerate() {
             let verb = match *step {
@@ -92,7 +94,7 @@ impl Tasks {
                 }
                 Step::Reduce { dst, src, side, finish } => tasks.keep(pair(dst, src, side, finish)),
                 Step::ReduceTree { ref dsts, ref srcs, finish: last } => {
-                    tasks.keep(Local::tree(dsts, srcs, finish(last), &operand))
+                    tasks.keep(Local::tree(dsts, srcs, finish(last, dsts[0]), &operand))
                 }
                 Step::Copy { dst, src } => {
                     tasks.keep(Local::Copy { dst: operand(dst), src: operand(src) })

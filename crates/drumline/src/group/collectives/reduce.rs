@@ -4,7 +4,7 @@ use drumline_kernels::copy;
 use drumline_schedule::step::Rank;
 
 use super::{ProcessGroup, call, call_of};
-use crate::{Element, Operator, Result, Work, executor::Operation as Kind};
+use crate::{Element, Operator, Result, Work, executor::Operation as Kind, operation::CallOn};
 
 impl ProcessGroup {
     /// Reduces `data` over all ranks, in place: afterwards it is the same on every rank.
@@ -214,7 +214,10 @@ impl ProcessGroup {
         if self.rank() == root {
             self.check_len("reduce_into", "the output", output.len(), input.len())?;
             copy(output.into(), input.into());
-            return self.reduce(output, op, root);
+            let call = call::<T>(Kind::Reduce, output.len()).rooted(root).reducing(op);
+            // The others have no output that could be registered, too.
+            let operation = CallOn::<T, _, _>::new(self.limited(call), output, &[]);
+            return self.inner.run(&mut operation.staged());
         }
         self.check_len(
             "reduce_into",

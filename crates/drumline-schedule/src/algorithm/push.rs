@@ -1,0 +1,208 @@
+//! Through registered data, which all ranks of one host may write to: nothing is laid out.
+//!
+//! Ranks post when their data is open, and again when they are done with that of others. Between the
+//! posts each rank works on a part that is its own in all memory: so algorithms work in place.
+//!
+//! Inputs are not open, only data is: that can be taken back from ranks that are late when an
+//! operation has failed, what its caller may be reading cannot. So reduce_scatter goes through slots; so
+//! do gather, as one rank alone has data, and scatter, as its root would copy all by itself.
+
+use super::Cost;
+use super::shared::{leaves, others, wait_for_others};
+use crate::step::{Loc, Rank, Span, Step};
+use crate::topology::Topology;
+use crate::tree::Node;
+
+/// Block `i` belongs to rank `i`, who sums it out of everyone's data and into everyone's data, in
+/// one pass.
+///
+/// ```text
+///   rank 0   a0 a1 a2 |            | rank 0 sums a0, b0, c0 into all |            | s0 s1 s2
+///   rank 1   b0 b1 b2 | post, wait | rank 1 sums a1, b1, c1 into all | post, wait | s0 s1 s2
+///   rank 2   c0 c1 c2 |            | rank 2 sums a2, b2, c2 into all |            | s0 s1 s2
+/// ```
+///
+/// See [`all_reduce_cost`].
+pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let part = Part::of(topology, rank);
+    let dsts = (0..part.ranks).map(|owner| part.in_data_of(owner)).collect();
+    part.between_posts(vec![Step::ReduceTree { dsts, srcs: part.leaves(), finish: true }])
+}
+
+/// 2 rounds. A rank reads its block from each of its `p - 1` peers, combines it and writes it to
+/// each of them; the largest block has `ceil(n / p)` elements.
+pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    let peers = topology.world_size - 1;
+    cost(topology, n, peers, |_| 2 * peers)
+}
+
+/// As [`all_reduce`], into the root's data alone.
+///
+/// See [`reduce_cost`].
+pub(super) fn reduce(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
+    let part = Part::of(topology, rank);
+    let dsts = vec![part.in_data_of(root)];
+    part.between_posts(vec![Step::ReduceTree { dsts, srcs: part.leaves(), finish: true }])
+}
+
+/// 2 rounds. A rank reads its block from each of its `p - 1` peers, combines it and writes it to
+/// the root.
+pub(super) fn reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
+    let peers = topology.world_size - 1;
+    cost(topology, n, peers, |rank| peers + usize::from(rank != root))
+}
+
+/// Block `i` belongs to rank `i`, who copies it out of the root's data into everyone's.
+///
+/// See [`broadcast_cost`].
+pub(super) fn broadcast(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
+    let part = Part::of(topology, rank);
+    let fetch = Step::Copy { dst: part.own, src: part.in_data_of(root) };
+    let hand_out = others(part.ranks, rank)
+        .filter(|peer| *peer != root)
+        .map(|peer| Step::Copy { dst: part.own.of(peer), src: part.own });
+    part.between_posts((rank != root).then_some(fetch).into_iter().chain(hand_out).collect())
+}
+
+/// 2 rounds. A rank reads its block from the root, and writes it to all other peers.
+pub(super) fn broadcast_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    let peers = topology.world_size - 1;
+    cost(topology, n, 0, |_| peers)
+}
+
+/// Block `i` belongs to rank `i`, who sums it for every rank in turn: for the last one first, since
+/// nobody else's sum needs what that one brought.
+///
+/// See [`scan_cost`].
+pub(super) fn scan(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let part = Part::of(topology, rank);
+    let sum = |last: Rank| part.sum_into(last, last + 1);
+    part.between_posts((1..part.ranks).rev().map(sum).collect())
+}
+
+/// 2 rounds. A rank reads its block of all ranks up to each one, combines it, and writes it there.
+pub(super) fn scan_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    let p = topology.world_size;
+    let written = |rank: Rank| p - 1 - usize::from(rank > 0);
+    cost(topology, n, (1..p).sum(), |rank| {
+        (1..p).map(|last| last + usize::from(last < rank)).sum::<usize>() + written(rank)
+    })
+}
+
+/// As [`scan`], for every rank without its own data.
+pub(super) fn exclusive_scan(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let part = Part::of(topology, rank);
+    let sum = |owner: Rank| part.sum_into(owner, owner);
+    part.between_posts((1..part.ranks).rev().map(sum).collect())
+}
+
+/// 2 rounds. A rank reads its block of all ranks below each one, combines it, and writes it there.
+pub(super) fn exclusive_scan_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    let p = topology.world_size;
+    let written = |rank: Rank| p - 1 - usize::from(rank > 0);
+    cost(topology, n, (1..p).map(|owner| owner - 1).sum(), |rank| {
+        (1..p).map(|owner| owner - usize::from(rank < owner)).sum::<usize>() + written(rank)
+    })
+}
+
+/// Everyone copies what it brings into everyone's data.
+///
+/// See [`all_gather_cost`].
+pub(super) fn all_gather(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let p = topology.world_size;
+    let (own, input) = (Loc::data(Span::block(rank, p)), Loc::input(Span::WHOLE));
+    let mut steps = vec![Step::Copy { dst: own, src: input }];
+    steps.extend(others(p, rank).map(|peer| Step::Copy { dst: own.of(peer), src: input }));
+    between_posts(p, rank, steps)
+}
+
+/// 2 rounds. A rank writes its `n` elements to each of its `p - 1` peers.
+pub(super) fn all_gather_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    match topology.world_size {
+        1 => Cost::default(),
+        p => Cost { rounds: 2, shared_elements: (p - 1) * n, ..Cost::default() },
+    }
+}
+
+/// Everyone copies each block that it brings into the data of the rank that it is for.
+///
+/// See [`all_to_all_cost`].
+pub(super) fn all_to_all(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let p = topology.world_size;
+    let own = Loc::data(Span::block(rank, p));
+    let brought = |peer| Loc::input(Span::block(peer, p));
+    let mut steps = vec![Step::Copy { dst: own, src: brought(rank) }];
+    steps.extend(others(p, rank).map(|peer| Step::Copy { dst: own.of(peer), src: brought(peer) }));
+    between_posts(p, rank, steps)
+}
+
+/// 2 rounds. A rank writes a block of `n` elements to each of its `p - 1` peers.
+pub(super) fn all_to_all_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
+    all_gather_cost(topology, root, n)
+}
+
+/// Block `i` of all data, which rank `i` works on.
+struct Part {
+    ranks: usize,
+    rank: Rank,
+    /// In the rank's own data.
+    own: Loc,
+}
+
+impl Part {
+    fn of(topology: &Topology, rank: Rank) -> Part {
+        let ranks = topology.world_size;
+        Part { ranks, rank, own: Loc::data(Span::block(rank, ranks)) }
+    }
+
+    fn in_data_of(&self, owner: Rank) -> Loc {
+        if owner == self.rank { self.own } else { self.own.of(owner) }
+    }
+
+    fn leaves(&self) -> Vec<(Node, Loc)> {
+        leaves(self.ranks, |owner| self.in_data_of(owner))
+    }
+
+    /// Sums what the first `count` ranks bring, at least one, into the data of `owner`.
+    fn sum_into(&self, owner: Rank, count: usize) -> Step {
+        let dst = self.in_data_of(owner);
+        match count {
+            // Nothing is added, so there is nothing to finish.
+            1 => Step::Copy { dst, src: self.in_data_of(0) },
+            _ => {
+                let srcs = leaves(count, |rank| self.in_data_of(rank));
+                Step::ReduceTree { dsts: vec![dst], srcs, finish: true }
+            }
+        }
+    }
+
+    /// Alone, there is nothing to do.
+    fn between_posts(&self, steps: Vec<Step>) -> Vec<Step> {
+        match self.ranks {
+            1 => vec![],
+            ranks => between_posts(ranks, self.rank, steps),
+        }
+    }
+}
+
+/// `steps` while all data is open.
+fn between_posts(p: usize, rank: Rank, steps: Vec<Step>) -> Vec<Step> {
+    if p == 1 {
+        return steps;
+    }
+    let open = [Step::Post].into_iter().chain(wait_for_others(p, rank, 1));
+    let done = [Step::Post].into_iter().chain(wait_for_others(p, rank, 2));
+    open.chain(steps).chain(done).collect()
+}
+
+/// 2 rounds, in which of each element of its block of `n` a rank makes so many combinations, and
+/// accesses to the memory of peers.
+fn cost(topology: &Topology, n: usize, combined: usize, shared: impl Fn(Rank) -> usize) -> Cost {
+    let p = topology.world_size;
+    if p == 1 {
+        return Cost::default();
+    }
+    let block = |rank: Rank| Span::block(rank, p).resolve(n).len();
+    let shared_elements = (0..p).map(|rank| block(rank) * shared(rank)).max().unwrap_or(0);
+    Cost { rounds: 2, combined: combined * n.div_ceil(p), shared_elements, ..Cost::default() }
+}
