@@ -268,6 +268,35 @@ def crowded() -> Section:
     )
 
 
+def throughput() -> Section:
+    """What more ranks than cores lose."""
+    sizes = [M, 4 * M, 16 * M, 64 * M]
+    arguments = ["all_reduce", *sizes_of(sizes), "--place", "in", "--buffers", "all", "--untouched"]
+    arguments += ["--rounds", "1", "--time", f"{TURN_MS}ms", "--nproc-per-node"]
+    name = lambda size, kind: f"{size_name(size)}, {kind}"
+
+    def turn(ranks: int) -> Turn:
+        column = f"{ranks} ranks"
+
+        def run() -> list[Figure]:
+            rows = drumline([*arguments, str(ranks)], 60)
+            return [Figure(name(row["size"], way(row)), column, row["time_us"] / ranks) for row in rows]
+
+        return Turn((column,), frozenset(), run)
+
+    ratio = Ratio("2 ranks / 8 ranks", ("2 ranks",), "8 ranks")
+    rows = tuple(name(size, kind) for kind in SHARED for size in sizes)
+    return Section(
+        "throughput",
+        f"all_reduce of 8 ranks on the {os.cpu_count()} cores beside that of 2",
+        "Calls in a row. What an operation takes, divided by the ranks: the time for the buffer of each.",
+        (turn(2), turn(8)),
+        (ratio,),
+        (Goal(ratio, rows, 0.5),),
+        rounds_max=3,
+    )
+
+
 def narrow() -> Section:
     turns = []
     for dtype, size in (("bf16", 16 * M), ("f32", 32 * M)):
@@ -385,4 +414,4 @@ def tensors() -> Section:
     )
 
 
-SECTIONS = [imb, all_reduce, collectives, crowded, narrow, loopback, links, hierarchy, tensors]
+SECTIONS = [imb, all_reduce, collectives, crowded, throughput, narrow, loopback, links, hierarchy, tensors]

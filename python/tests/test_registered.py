@@ -31,15 +31,24 @@ def arrays(rank, world_size, directory):
         part[:] = np.arange(2000) + rank
         group.all_reduce(part, "max")
         group.broadcast(part[:10], 0, async_op=True).wait()
-        return results, part
+        long = group.alloc_registered(50_000)
+        long[:] = np.arange(50_000) + rank
+        group.broadcast(long, world_size - 1)
+        block = np.full(500_000, rank, np.float32)
+        every = group.alloc_registered(world_size * 500_000)
+        group.all_gather(every, block)
+        group.all_gather(every, every[rank * 500_000 :][:500_000])  # from where it goes to
+        return results, part, long, every
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_arrays_are_summed_where_they_are_and_outlive_their_group(world_size):
-    for results, part in run(world_size, arrays):
+    for results, part, long, every in run(world_size, arrays):
         for data in results.values():
             assert (data == sum(range(1, world_size + 1))).all()
         np.testing.assert_array_equal(part, np.arange(2000) + world_size - 1)
+        np.testing.assert_array_equal(long, np.arange(50_000) + world_size - 1)
+        np.testing.assert_array_equal(every, np.arange(world_size).repeat(500_000))
 
 
 def without_shared_memory(rank, world_size, directory):

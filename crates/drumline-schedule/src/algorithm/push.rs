@@ -26,7 +26,8 @@ use crate::tree::Node;
 pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let part = Part::of(topology, rank);
     let dsts = (0..part.ranks).map(|owner| part.in_data_of(owner)).collect();
-    part.between_posts(vec![Step::ReduceTree { dsts, srcs: part.leaves(), finish: true }])
+    let srcs = part.leaves(part.ranks);
+    part.between_posts(vec![Step::ReduceTree { dsts, srcs, finish: true }])
 }
 
 /// 2 rounds. A rank reads its block from each of its `p - 1` peers, combines it and writes it to
@@ -41,8 +42,7 @@ pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
 /// See [`reduce_cost`].
 pub(super) fn reduce(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
     let part = Part::of(topology, rank);
-    let dsts = vec![part.in_data_of(root)];
-    part.between_posts(vec![Step::ReduceTree { dsts, srcs: part.leaves(), finish: true }])
+    part.between_posts(vec![part.sum_into(root, part.ranks)])
 }
 
 /// 2 rounds. A rank reads its block from each of its `p - 1` peers, combines it and writes it to
@@ -75,33 +75,37 @@ pub(super) fn broadcast_cost(topology: &Topology, _root: Rank, n: usize) -> Cost
 ///
 /// See [`scan_cost`].
 pub(super) fn scan(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
-    let part = Part::of(topology, rank);
-    let sum = |last: Rank| part.sum_into(last, last + 1);
-    part.between_posts((1..part.ranks).rev().map(sum).collect())
+    prefixes(topology, rank, 1)
 }
 
 /// 2 rounds. A rank reads its block of all ranks up to each one, combines it, and writes it there.
 pub(super) fn scan_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
-    let p = topology.world_size;
-    let written = |rank: Rank| p - 1 - usize::from(rank > 0);
-    cost(topology, n, (1..p).sum(), |rank| {
-        (1..p).map(|last| last + usize::from(last < rank)).sum::<usize>() + written(rank)
-    })
+    prefixes_cost(topology, n, 1)
 }
 
 /// As [`scan`], for every rank without its own data.
 pub(super) fn exclusive_scan(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
-    let part = Part::of(topology, rank);
-    let sum = |owner: Rank| part.sum_into(owner, owner);
-    part.between_posts((1..part.ranks).rev().map(sum).collect())
+    prefixes(topology, rank, 0)
 }
 
 /// 2 rounds. A rank reads its block of all ranks below each one, combines it, and writes it there.
 pub(super) fn exclusive_scan_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
-    let p = topology.world_size;
-    let written = |rank: Rank| p - 1 - usize::from(rank > 0);
-    cost(topology, n, (1..p).map(|owner| owner - 1).sum(), |rank| {
-        (1..p).map(|owner| owner - usize::from(rank < owner)).sum::<usize>() + written(rank)
+    prefixes_cost(topology, n, 0)
+}
+
+/// Of each rank the sum of those below it, and of so many of its own.
+fn prefixes(topology: &Topology, rank: Rank, own: usize) -> Vec<Step> {
+    let part = Part::of(topology, rank);
+    let sum = |owner: Rank| part.sum_into(owner, owner + own);
+    part.between_posts((1..part.ranks).rev().map(sum).collect())
+}
+
+fn prefixes_cost(topology: &Topology, n: usize, own: usize) -> Cost {
+    let sums = || (1..topology.world_size).map(|owner| (owner, owner + own));
+    let combined = sums().map(|(_, count)| count - 1).sum();
+    cost(topology, n, combined, |rank| {
+        let read = |count: usize| count - usize::from(rank < count);
+        sums().map(|(owner, count)| read(count) + usize::from(owner != rank)).sum()
     })
 }
 
@@ -159,8 +163,9 @@ impl Part {
         if owner == self.rank { self.own } else { self.own.of(owner) }
     }
 
-    fn leaves(&self) -> Vec<(Node, Loc)> {
-        leaves(self.ranks, |owner| self.in_data_of(owner))
+    /// What the first `count` ranks bring.
+    fn leaves(&self, count: usize) -> Vec<(Node, Loc)> {
+        leaves(count, |owner| self.in_data_of(owner))
     }
 
     /// Sums what the first `count` ranks bring, at least one, into the data of `owner`.
@@ -169,10 +174,7 @@ impl Part {
         match count {
             // Nothing is added, so there is nothing to finish.
             1 => Step::Copy { dst, src: self.in_data_of(0) },
-            _ => {
-                let srcs = leaves(count, |rank| self.in_data_of(rank));
-                Step::ReduceTree { dsts: vec![dst], srcs, finish: true }
-            }
+            _ => Step::ReduceTree { dsts: vec![dst], srcs: self.leaves(count), finish: true },
         }
     }
 
