@@ -508,10 +508,11 @@ fn registered_buffers_get_what_ordinary_ones_get() {
         for world_size in [1, 2, 3, 4] {
             world_with(world_size, config, |group| {
                 for len in [0, 5, 3_000, 300_001] {
-                    let float = |value: i64| value as f64 / 7.0;
-                    let own: Vec<f64> = values(group.rank(), len).into_iter().map(float).collect();
-                    let all: Vec<f64> =
-                        own.iter().cycle().take(len * world_size).copied().collect();
+                    let floats = |len| -> Vec<f64> {
+                        values(group.rank(), len).into_iter().map(|it| it as f64 / 7.0).collect()
+                    };
+                    // No block of a rank is like another.
+                    let (own, all) = (floats(len), floats(len * world_size));
                     for root in roots(&group) {
                         expect_same(&group, &own, |group, data| group.broadcast(data, root));
                         expect_same(&group, &own, |group, data| {
