@@ -127,19 +127,17 @@ const ONE_SHOT_BYTES: usize = 32 * 1024;
 /// The same for elements that are widened to be combined, which takes longer than to read them.
 const ONE_SHOT_NARROW_BYTES: usize = 8 * 1024;
 
-/// Whether blocks of so many bytes are so long that to work on registered data is faster than to copy
-/// to slots, which takes a round of posts less. Constants again.
-fn is_worth_pushing(collective: Collective, ranks: usize, bytes: usize) -> bool {
-    const KIB: usize = 1024;
-    bytes
-        > match collective {
-            Collective::AllReduce => 2 * KIB,
-            Collective::Broadcast => 2 * KIB * ranks * ranks,
-            // What others have read since is slow to be written to, unless it has left their caches.
-            Collective::AllGather => 512 * KIB * ranks,
-            Collective::AllToAll => 512 * KIB,
-            _ => 2 * KIB * ranks,
-        }
+/// From how many bytes of a block on it is faster to work on registered data than to copy to slots, which
+/// takes a round of posts less. Constants again, as parts of `long`, which is 1 MiB.
+fn pushed_from(collective: Collective, ranks: usize, long: usize) -> usize {
+    match collective {
+        Collective::AllReduce => long / 512,
+        Collective::Broadcast => long / 512 * ranks * ranks,
+        // What others have read since is slow to be written to, unless it has left their caches.
+        Collective::AllGather => long / 2 * ranks,
+        Collective::AllToAll => long / 2,
+        _ => long / 512 * ranks,
+    }
 }
 
 /// Chooses the algorithm of a call whose data is `registered`, or is not.
@@ -196,7 +194,7 @@ pub(crate) fn choose(
     }
     let bytes = call.counts.longest().saturating_mul(call.dtype.size());
     let uneven = call.is_uneven();
-    let shared = host.and_then(|_| {
+    let shared = host.and_then(|host| {
         let fits = |row: &&Algorithm| {
             row.collective == collective
                 && (row.uneven || !uneven)
@@ -213,7 +211,7 @@ pub(crate) fn choose(
             true => bytes <= ONE_SHOT_NARROW_BYTES,
             false => bytes <= ONE_SHOT_BYTES || topology.world_size == 2,
         };
-        let push = is_worth_pushing(collective, topology.world_size, bytes);
+        let push = bytes > pushed_from(collective, topology.world_size, host.long_bytes());
         ALGORITHMS.iter().filter(fits).min_by_key(|row| preference(row, push, one_shot))
     });
     match shared {

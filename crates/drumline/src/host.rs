@@ -33,7 +33,11 @@ pub(crate) struct Host {
     slot_bytes_max: usize,
     /// What of the cache is left for each rank, if all of them use it.
     cache_bytes: usize,
+    long_bytes: usize,
 }
+
+/// See [`Host::long_bytes`].
+const LONG_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
 struct Neighbour {
@@ -57,14 +61,16 @@ impl Host {
             spread_due: None,
             slot_bytes_max,
             cache_bytes: drumline_shm::cache_bytes() / ranks_here,
+            long_bytes: LONG_BYTES,
         }
     }
 
     /// Uses only so many bytes of every slot, on all ranks alike, so that short operations are
-    /// done in pieces and past the cache, too.
+    /// done in pieces, past the cache and in registered data, too.
     #[cfg(feature = "internals")]
     pub(crate) fn with_slots_of(self, slot_bytes_max: usize) -> Host {
-        Host { slot_bytes_max, cache_bytes: slot_bytes_max, ..self }
+        let [cache_bytes, long_bytes] = [slot_bytes_max; 2];
+        Host { slot_bytes_max, cache_bytes, long_bytes, ..self }
     }
 
     /// Where registered buffers of this rank lie.
@@ -81,6 +87,12 @@ impl Host {
     /// What is longer is not found in the cache again.
     pub(crate) fn cache_bytes(&self) -> usize {
         self.cache_bytes
+    }
+
+    /// By what lengths are reckoned from which on data is worked on where it is registered: the same on
+    /// all ranks.
+    pub(crate) fn long_bytes(&self) -> usize {
+        self.long_bytes
     }
 
     /// Where each neighbour is found.
