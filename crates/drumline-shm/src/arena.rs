@@ -128,14 +128,15 @@ impl Arena {
         (!is_detached).then_some(bytes.start)
     }
 
-    /// Takes `data` back from peers that may still write to it: for buffers of an operation that
-    /// failed while a slow peer was alive. To be called once the group is poisoned, before the
+    /// Takes `data` back from peers that may still write to it, or read it: for buffers of an operation
+    /// that failed while a slow peer was alive. To be called once the group is poisoned, before the
     /// buffer goes back to its owner.
     ///
     /// The values stay where they are, and the whole pages that hold them become private to this
-    /// process. What peers write to these pages from now on, nobody sees, and the pages are never
-    /// given out again. That includes what else the buffer has on the first and the last page: it
-    /// is not to be lent to peers at that time. See the crate's documentation for why this is sound.
+    /// process. What peers write to these pages from now on, nobody sees; what its owner writes, peers do not
+    /// see; and the pages are never given out again. That includes what else the buffer has on the first and
+    /// the last page: it is not to be lent to peers at that time. See the crate's documentation for why this
+    /// is sound.
     ///
     /// ```
     /// # use drumline_shm::{PeerSegment, Segment, SegmentSize};
@@ -145,7 +146,7 @@ impl Arena {
     /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
     /// let mut buffer = own.arena().allocate::<i32>(2)?;
     /// let offset = own.arena().offset_of(&buffer).unwrap();
-    /// own.arena().detach(&mut buffer)?;
+    /// own.arena().detach(&buffer)?;
     /// copy(peer.arena(offset, 2)?, (&[7, 7][..]).into()); // a late write
     /// assert_eq!(*buffer, [0, 0]); // is not seen
     /// assert_eq!(own.arena().offset_of(&buffer), None);
@@ -156,7 +157,7 @@ impl Arena {
     ///
     /// [`Error::NotRegistered`] when `data` is not in this arena, and [`Error::Os`] when there
     /// is no memory for the copy. Then peers can still write to `data`.
-    pub fn detach<T: Element>(&self, data: &mut [T]) -> Result<()> {
+    pub fn detach<T: Element>(&self, data: &[T]) -> Result<()> {
         let shared = &*self.0;
         let bytes = shared.bytes_of(data).ok_or(Error::NotRegistered)?;
         if bytes.is_empty() {
@@ -166,21 +167,10 @@ impl Arena {
         shared.any_detached.store(true, Ordering::Relaxed);
         let arena_start = shared.mapping.layout().arena().start;
         for gap in pages.detached.gaps(&shared.whole_pages(&bytes)) {
-            let inside = gap.start.max(bytes.start)..gap.end.min(bytes.end);
-            let (address, touched) = (shared.address(gap.start), shared.address(inside.start));
+            let (offset, address) = ((arena_start + gap.start) as u64, shared.address(gap.start));
             // SAFETY: `gap` is whole pages of the arena, mapped shared until now, at this offset
-            // of the memory; `inside` holds a byte of each of them, and they belong to `data`,
-            // which is borrowed mutably.
-            unsafe {
-                make_private(
-                    shared.memory.as_fd(),
-                    (arena_start + gap.start) as u64,
-                    address,
-                    gap.len(),
-                    ptr::slice_from_raw_parts_mut(touched, inside.len()),
-                    shared.page_bytes,
-                )
-            }?;
+            // of the memory.
+            unsafe { make_private(shared.memory.as_fd(), offset, address, gap.len()) }?;
             pages.detached.insert(gap);
         }
         Ok(())

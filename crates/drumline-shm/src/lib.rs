@@ -75,7 +75,7 @@
 //! value of an [`Element`](drumline_kernels::Element).
 //!
 //! One thing no check can catch: a peer that writes to a registered buffer at a time when its owner
-//! has not lent it. The owner holds ordinary slices of its buffers, so their values would change
+//! has not lent it, or has lent it to be read. The owner holds ordinary slices of its buffers, so their values would change
 //! behind its back. An owner lends a buffer by telling its offset, and has it back when all peers
 //! have posted that they are done; a peer keeps to that. Who does not is a process of the same
 //! user that could as well write to `/proc/PID/mem`: sharing memory changes nothing about
@@ -83,16 +83,16 @@
 //!
 //! # After a failure: detach
 //!
-//! A peer may be slow, not dead, and write to a buffer long after the operation has failed. Before
+//! A peer may be slow, not dead, and use a buffer long after the operation has failed. Before
 //! the buffer goes back to its owner, [`Arena::detach`] makes it private:
 //!
 //! - The owner's mapping of those pages is replaced, in one step of the kernel's, by a private
-//!   mapping of the same memory, and every page is copied by writing a byte of it with its own
-//!   value. Addresses and values stay, so slices stay valid. A thread of the owner that uses
-//!   another part of the first or last page loses no write.
+//!   mapping of the same memory, and the kernel copies every page as if it had been written. Addresses
+//!   and values stay, so slices stay valid, also those that are only lent to be read. A thread of the owner
+//!   that uses another part of the first or last page loses no write.
 //! - From then on the owner's pages and those of its peers are different memory. Late writes end
-//!   in the memfd, where nobody looks; the range is never allocated again, and
-//!   [`Arena::offset_of`] no longer finds it, so no later operation lends it.
+//!   in the memfd, where nobody looks; late reads find there what the operation was called with; the range
+//!   is never allocated again, and [`Arena::offset_of`] no longer finds it, so no later operation lends it.
 //! - While a page is copied a peer may write it: the copy then has old and new values of the
 //!   failed operation, which promises none.
 

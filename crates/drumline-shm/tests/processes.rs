@@ -234,14 +234,14 @@ fn a_killed_sleeper_is_noticed_in_the_same_poll() {
 fn a_slow_process_cannot_write_to_a_detached_buffer() {
     let (child, stream) = start("scribble");
     let rank = Rank::meet(stream);
-    let mut buffer = rank.own.arena().allocate::<i64>(5000).unwrap();
+    let buffer = rank.own.arena().allocate::<i64>(5000).unwrap();
     rank.announce(rank.own.arena().offset_of(&buffer).unwrap() as u64);
     rank.post();
 
     while rank.peer.last_posted() < 100 {
         rank.await_post(rank.peer.last_posted() + 1, AWAKE);
     }
-    rank.own.arena().detach(&mut buffer).unwrap();
+    rank.own.arena().detach(&buffer).unwrap();
     let taken_back = buffer.to_vec();
     assert!(taken_back.iter().all(|value| *value >= 1), "what was written before is gone");
     rank.await_post(rank.peer.last_posted() + 100, AWAKE);

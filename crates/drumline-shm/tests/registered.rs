@@ -197,7 +197,7 @@ fn late_writes_do_not_reach_a_detached_buffer() {
 
     // The middle, from within one page to within another.
     let middle = PAGE / 8 + 100..3 * PAGE / 8 + 7;
-    own.arena().detach(&mut buffer[middle.clone()]).unwrap();
+    own.arena().detach(&buffer[middle.clone()]).unwrap();
     assert_eq!(*buffer, values, "detaching changed values");
 
     write(&peer, start, &vec![-1; buffer.len()]);
@@ -218,7 +218,7 @@ fn late_writes_do_not_reach_a_detached_buffer() {
 
     // Again, with more: the private values stay, the shared ones are those of now.
     let now = buffer.to_vec();
-    own.arena().detach(&mut buffer).unwrap();
+    own.arena().detach(&buffer).unwrap();
     write(&peer, start, &vec![3; buffer.len()]);
     assert_eq!(*buffer, now);
 
@@ -236,7 +236,7 @@ fn late_writes_do_not_reach_a_detached_buffer() {
     assert_eq!(others.len(), 16 - 5);
     write(&peer, start, &vec![4; 5 * PAGE / 8]);
     assert!(others.iter().all(|other| other.iter().all(|value| *value == 0)));
-    assert!(matches!(own.arena().detach(&mut [1_i64]), Err(Error::NotRegistered)));
+    assert!(matches!(own.arena().detach(&[1_i64]), Err(Error::NotRegistered)));
 }
 
 /// Another thread works on the rest of the first and the last page meanwhile.
