@@ -24,12 +24,13 @@ impl<T: Element> Call<T> {
         mut self,
         py: Python<'_>,
         now: impl FnOnce(&ProcessGroup, &[T], &mut [T]) -> Result<()> + Send,
-        later: impl FnOnce(&ProcessGroup, Vec<T>, Buffer<T>) -> Result<drumline::Work<Buffer<T>>> + Send,
+        later: impl FnOnce(&ProcessGroup, Input<T>, Buffer<T>) -> Result<drumline::Work<Buffer<T>>>
+        + Send,
     ) -> PyResult<Option<Work>> {
         let (group, input) = (self.group, self.input);
         if self.background {
             return py
-                .detach(|| later(&group, input.into_vec(), self.buffer))
+                .detach(|| later(&group, input, self.buffer))
                 .map(|work| Some(Work::of(work)))
                 .map_err(raise);
         }

@@ -111,13 +111,6 @@ impl<T: Element> Input<T> {
     pub(crate) fn joined(inputs: &[Memory]) -> Input<T> {
         Input::Copied(inputs.iter().flat_map(Memory::read::<T>).copied().collect())
     }
-
-    pub(crate) fn into_vec(self) -> Vec<T> {
-        match self {
-            Input::Lent(memory) => memory.read().to_vec(),
-            Input::Copied(elements) => elements,
-        }
-    }
 }
 
 impl<T: Element> AsRef<[T]> for Input<T> {

@@ -47,12 +47,13 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when the lengths do not fit.
-    pub fn all_to_all_async<T, B>(&self, input: Vec<T>, output: B) -> Result<Work<B>>
+    pub fn all_to_all_async<T, I, B>(&self, input: I, output: B) -> Result<Work<B>>
     where
         T: Element,
+        I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let block = self.check_exchange(input.len(), output.as_ref().len())?;
+        let block = self.check_exchange(input.as_ref().len(), output.as_ref().len())?;
         Ok(self.submit(call::<T>(Kind::AllToAll, block), output, input))
     }
 
@@ -105,19 +106,20 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when counts and lengths do not fit on this rank.
-    pub fn all_to_all_v_async<T, B>(
+    pub fn all_to_all_v_async<T, I, B>(
         &self,
-        input: Vec<T>,
+        input: I,
         send_counts: &[usize],
         output: B,
         recv_counts: &[usize],
     ) -> Result<Work<B>>
     where
         T: Element,
+        I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let out = output.as_ref().len();
-        let counts = self.check_pairs(input.len(), send_counts, out, recv_counts)?;
+        let counts = self.check_pairs(input.as_ref().len(), send_counts, out, recv_counts)?;
         Ok(self.submit(call_of::<T>(Kind::AllToAll, counts), output, input))
     }
 

@@ -46,12 +46,13 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit.
-    pub fn all_gather_async<T, B>(&self, input: Vec<T>, output: B) -> Result<Work<B>>
+    pub fn all_gather_async<T, I, B>(&self, input: I, output: B) -> Result<Work<B>>
     where
         T: Element,
+        I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let len = input.len();
+        let len = input.as_ref().len();
         self.check_blocks("all_gather", len, output.as_ref().len(), "an output")?;
         Ok(self.submit(call::<T>(Kind::AllGather, len), output, input))
     }
@@ -101,18 +102,20 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit.
-    pub fn all_gather_v_async<T, B>(
+    pub fn all_gather_v_async<T, I, B>(
         &self,
-        input: Vec<T>,
+        input: I,
         output: B,
         counts: &[usize],
     ) -> Result<Work<B>>
     where
         T: Element,
+        I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let long = output.as_ref().len();
-        let blocks = self.blocks_by_rank("all_gather_v", counts, input.len(), Some(long))?;
+        let blocks =
+            self.blocks_by_rank("all_gather_v", counts, input.as_ref().len(), Some(long))?;
         Ok(self.submit(call_of::<T>(Kind::AllGather, blocks), output, input))
     }
 
@@ -159,12 +162,13 @@ impl ProcessGroup {
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or the
     /// root is no rank.
-    pub fn gather_async<T, B>(&self, input: Vec<T>, output: B, root: Rank) -> Result<Work<B>>
+    pub fn gather_async<T, I, B>(&self, input: I, output: B, root: Rank) -> Result<Work<B>>
     where
         T: Element,
+        I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let (len, long) = (input.len(), output.as_ref().len());
+        let (len, long) = (input.as_ref().len(), output.as_ref().len());
         self.check_at_root("gather", root, len, long, "an output")?;
         Ok(self.submit(call::<T>(Kind::Gather, len).rooted(root), output, input))
     }
@@ -215,19 +219,20 @@ impl ProcessGroup {
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or the
     /// root is no rank.
-    pub fn gather_v_async<T, B>(
+    pub fn gather_v_async<T, I, B>(
         &self,
-        input: Vec<T>,
+        input: I,
         output: B,
         counts: &[usize],
         root: Rank,
     ) -> Result<Work<B>>
     where
         T: Element,
+        I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let long = output.as_ref().len();
-        let blocks = self.blocks_at_root("gather_v", root, counts, input.len(), long)?;
+        let blocks = self.blocks_at_root("gather_v", root, counts, input.as_ref().len(), long)?;
         Ok(self.submit(call_of::<T>(Kind::Gather, blocks).rooted(root), output, input))
     }
 }

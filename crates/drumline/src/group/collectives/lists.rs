@@ -52,17 +52,18 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit.
-    pub fn all_gather_list_async<T, B>(
+    pub fn all_gather_list_async<T, I, B>(
         &self,
-        input: Vec<T>,
+        input: I,
         mut outputs: Vec<B>,
     ) -> Result<Work<Vec<B>>>
     where
         T: Element,
+        I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let counts = lengths(&outputs);
-        let blocks = self.blocks_by_rank("all_gather_list", &counts, input.len(), None)?;
+        let blocks = self.blocks_by_rank("all_gather_list", &counts, input.as_ref().len(), None)?;
         let all = vec![T::zeroed(); counts.iter().sum()];
         let call = call_of::<T>(Kind::AllGather, blocks);
         Ok(self.submit_then(call, all, input, move |all: Vec<T>| {
@@ -124,17 +125,18 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit.
-    pub fn gather_list_async<T, B>(
+    pub fn gather_list_async<T, I, B>(
         &self,
-        input: Vec<T>,
+        input: I,
         mut outputs: Vec<B>,
         root: Rank,
     ) -> Result<Work<Vec<B>>>
     where
         T: Element,
+        I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let len = input.len();
+        let len = input.as_ref().len();
         self.check_list_at_root("gather_list", root, &lengths(&outputs), len)?;
         let all = vec![T::zeroed(); outputs.len() * len];
         let call = call::<T>(Kind::Gather, len).rooted(root);

@@ -167,24 +167,26 @@ impl ProcessGroup {
         request
     }
 
-    fn submit<T, B>(&self, call: impl Into<Request<T>>, buffer: B, input: Vec<T>) -> Work<B>
+    fn submit<T, B, I>(&self, call: impl Into<Request<T>>, buffer: B, input: I) -> Work<B>
     where
         T: Element,
+        I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         self.submit_then(call, buffer, input, |buffer| buffer)
     }
 
     /// Where the operation ends, `then` makes of its buffer what the caller gets back.
-    fn submit_then<T, B, R, F>(
+    fn submit_then<T, B, I, R, F>(
         &self,
         call: impl Into<Request<T>>,
         buffer: B,
-        input: Vec<T>,
+        input: I,
         then: F,
     ) -> Work<R>
     where
         T: Element,
+        I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
         R: Send + 'static,
         F: FnOnce(B) -> R + Send + 'static,
@@ -197,13 +199,14 @@ impl ProcessGroup {
     }
 
     /// Where the operation ends, `end` gets its result and its buffer.
-    fn submit_and<T, B, F>(&self, call: impl Into<Request<T>>, buffer: B, input: Vec<T>, end: F)
+    fn submit_and<T, B, I, F>(&self, call: impl Into<Request<T>>, buffer: B, input: I, end: F)
     where
         T: Element,
+        I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
         F: FnOnce(Result<()>, B) + Send + 'static,
     {
-        let on: CallOn<T, B, Vec<T>> = CallOn::new(self.limited(call), buffer, input);
+        let on = CallOn::new(self.limited(call), buffer, input);
         self.inner.submit(Box::new(Owned { on, end }));
     }
 }
@@ -218,14 +221,15 @@ fn call_of<T: Element>(operation: Kind, counts: Counts) -> Call {
 }
 
 /// An operation that owns its buffers.
-struct Owned<T: Element, B, F> {
-    on: CallOn<T, B, Vec<T>>,
+struct Owned<T: Element, B, I, F> {
+    on: CallOn<T, B, I>,
     end: F,
 }
 
-impl<T, B, F> Job for Owned<T, B, F>
+impl<T, B, I, F> Job for Owned<T, B, I, F>
 where
     T: Element,
+    I: AsRef<[T]> + Send,
     B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     F: FnOnce(Result<()>, B) + Send,
 {

@@ -274,18 +274,19 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit.
-    pub fn reduce_scatter_async<T, B>(
+    pub fn reduce_scatter_async<T, I, B>(
         &self,
-        input: Vec<T>,
+        input: I,
         output: B,
         op: impl Into<Operator<T>>,
     ) -> Result<Work<B>>
     where
         T: Element,
+        I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let len = output.as_ref().len();
-        self.check_blocks("reduce_scatter", len, input.len(), "an input")?;
+        self.check_blocks("reduce_scatter", len, input.as_ref().len(), "an input")?;
         Ok(self.submit(call::<T>(Kind::ReduceScatter, len).reducing(op), output, input))
     }
 
@@ -335,19 +336,21 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit.
-    pub fn reduce_scatter_v_async<T, B>(
+    pub fn reduce_scatter_v_async<T, I, B>(
         &self,
-        input: Vec<T>,
+        input: I,
         counts: &[usize],
         output: B,
         op: impl Into<Operator<T>>,
     ) -> Result<Work<B>>
     where
         T: Element,
+        I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let own = output.as_ref().len();
-        let blocks = self.blocks_by_rank("reduce_scatter_v", counts, own, Some(input.len()))?;
+        let blocks =
+            self.blocks_by_rank("reduce_scatter_v", counts, own, Some(input.as_ref().len()))?;
         let call = call_of::<T>(Kind::ReduceScatter, blocks).reducing(op);
         Ok(self.submit(call, output, input))
     }

@@ -100,13 +100,14 @@ impl ProcessGroup {
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or the
     /// root is no rank.
-    pub fn scatter_async<T, B>(&self, input: Vec<T>, output: B, root: Rank) -> Result<Work<B>>
+    pub fn scatter_async<T, I, B>(&self, input: I, output: B, root: Rank) -> Result<Work<B>>
     where
         T: Element,
+        I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let len = output.as_ref().len();
-        self.check_at_root("scatter", root, len, input.len(), "an input")?;
+        self.check_at_root("scatter", root, len, input.as_ref().len(), "an input")?;
         Ok(self.submit(call::<T>(Kind::Scatter, len).rooted(root), output, input))
     }
 
@@ -156,19 +157,20 @@ impl ProcessGroup {
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or the
     /// root is no rank.
-    pub fn scatter_v_async<T, B>(
+    pub fn scatter_v_async<T, I, B>(
         &self,
-        input: Vec<T>,
+        input: I,
         counts: &[usize],
         output: B,
         root: Rank,
     ) -> Result<Work<B>>
     where
         T: Element,
+        I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let own = output.as_ref().len();
-        let blocks = self.blocks_at_root("scatter_v", root, counts, own, input.len())?;
+        let blocks = self.blocks_at_root("scatter_v", root, counts, own, input.as_ref().len())?;
         Ok(self.submit(call_of::<T>(Kind::Scatter, blocks).rooted(root), output, input))
     }
 }
