@@ -220,8 +220,8 @@ def collectives() -> Section:
     return Section(
         "collectives",
         "Other collectives, 2 ranks of one host, buffers rewritten",
-        "Sizes are those of the longest buffer of a rank. Registered buffers are copied through slots, too, in a "
-        "reduce_scatter, and where they are short.",
+        "Sizes are those of the longest buffer of a rank. Where registered buffers are short, they are copied through "
+        "slots, too.",
         (ours(SHARED, arguments, name), *mpis(2, cases, name), gloo(cases, name)),
         (intel, registered, torch),
         (Goal(intel, rows, 1.0),),

@@ -38,17 +38,29 @@ def arrays(rank, world_size, directory):
         every = group.alloc_registered(world_size * 500_000)
         group.all_gather(every, block)
         group.all_gather(every, every[rank * 500_000 :][:500_000])  # from where it goes to
-        return results, part, long, every
+        mine = []
+        for background in (False, True, rank == 0):  # the last: only one rank goes on meanwhile
+            mine.append(np.empty(500_000, np.float32))
+            work = group.reduce_scatter(mine[-1], every, async_op=background)
+            if background:
+                work.wait()
+            every += 1  # nobody reads it any more
+        whole = np.zeros(len(every), np.float32)
+        group.gather(every[rank * 500_000 :][:500_000], whole if rank == 0 else None)
+        return results, part, long, mine, whole
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_arrays_are_summed_where_they_are_and_outlive_their_group(world_size):
-    for results, part, long, every in run(world_size, arrays):
+    for rank, (results, part, long, mine, whole) in enumerate(run(world_size, arrays)):
         for data in results.values():
             assert (data == sum(range(1, world_size + 1))).all()
         np.testing.assert_array_equal(part, np.arange(2000) + world_size - 1)
         np.testing.assert_array_equal(long, np.arange(50_000) + world_size - 1)
-        np.testing.assert_array_equal(every, np.arange(world_size).repeat(500_000))
+        for number, block in enumerate(mine):
+            assert (block == world_size * (rank + number)).all()
+        if rank == 0:
+            np.testing.assert_array_equal(whole, 3 + np.arange(world_size).repeat(500_000))
 
 
 def without_shared_memory(rank, world_size, directory):

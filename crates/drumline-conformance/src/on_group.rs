@@ -129,10 +129,14 @@ fn at_once<T: Element + Pod>(
     let (mut data, input) = (read_all::<T>(data), read_all::<T>(input));
     match form {
         Form::Registered => {
-            let mut registered = group.alloc_registered::<T>(data.len())?;
-            registered.copy_from_slice(&data);
-            blocking(case, group, &mut registered, &input)?;
-            data = registered.to_vec();
+            let registered = |elements: &[T]| {
+                let mut buffer = group.alloc_registered::<T>(elements.len())?;
+                buffer.copy_from_slice(elements);
+                Ok::<_, drumline::Error>(buffer)
+            };
+            let mut result = registered(&data)?;
+            blocking(case, group, &mut result, &registered(&input)?)?;
+            data = result.to_vec();
         }
         Form::OutOfPlace => data = out_of_place(case, group, &input, data)?,
         Form::Blocking | Form::Async => blocking(case, group, &mut data, &input)?,

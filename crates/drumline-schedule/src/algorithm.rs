@@ -15,7 +15,7 @@ mod doubling;
 mod gather;
 mod halving;
 mod hierarchical;
-mod push;
+mod registered;
 mod rooted;
 mod scan;
 mod shared;
@@ -28,7 +28,7 @@ use std::fmt;
 use crate::error::Error;
 use crate::flush;
 use crate::schedule::Schedule;
-use crate::step::{Rank, Step};
+use crate::step::{Buffer, Rank, Step};
 use crate::topology::Topology;
 
 pub use direct::DIRECT_MAX_RANKS;
@@ -95,6 +95,22 @@ impl Collective {
             | Collective::Scan
             | Collective::ExclusiveScan
             | Collective::Barrier => false,
+        }
+    }
+
+    /// The buffer of a rank that others reach where it is registered: the data; or, where the result is
+    /// made by who gets it and is at home with one rank only, what they bring.
+    ///
+    /// ```
+    /// use drumline_schedule::{Collective, step::Buffer};
+    ///
+    /// assert_eq!(Collective::AllReduce.registered_buffer(), Buffer::Data);
+    /// assert_eq!(Collective::ReduceScatter.registered_buffer(), Buffer::Input);
+    /// ```
+    pub fn registered_buffer(self) -> Buffer {
+        match self {
+            Collective::ReduceScatter | Collective::Gather => Buffer::Input,
+            _ => Buffer::Data,
         }
     }
 
@@ -186,8 +202,8 @@ pub enum MemoryUse {
     Private,
     /// [`Buffer::Slot`](crate::step::Buffer::Slot). The users' buffers may lie anywhere.
     Staged,
-    /// [`Buffer::Slot`](crate::step::Buffer::Slot), and every user's
-    /// [`Buffer::Data`](crate::step::Buffer::Data), which is registered with the group for that.
+    /// [`Buffer::Slot`], and of every user the [buffer](Collective::registered_buffer) that is
+    /// registered with the group for that.
     Registered,
 }
 

@@ -3,8 +3,8 @@
 //! # Shared memory
 //!
 //! Ranks on one host can act on each other's memory: a [`Loc`] may name a peer. Its
-//! [`Buffer::Slot`] is open to peers always; its [`Buffer::Data`] only in algorithms that say so
-//! ([`MemoryUse`](crate::MemoryUse)); its input and scratch never. [`Step::Post`] and
+//! [`Buffer::Slot`] is open to peers always; one of the user's buffers only in algorithms that say so
+//! ([`MemoryUse`](crate::MemoryUse)), an input to be read; its scratch never. [`Step::Post`] and
 //! [`Step::Wait`] are what orders the accesses. Whoever runs schedules keeps these rules, and the
 //! [checker](crate::check) supposes that it does:
 //!
@@ -20,7 +20,7 @@
 //!   from one operation that posts to the next they swap them. So a rank lays out what it brings
 //!   where it has just read what its peer brought. Nobody but the reader touches what a rank has
 //!   read of its peer's slot until the next operation.
-//! - Where a peer must not touch data before its owner has called, the owner posts first.
+//! - Where a peer must not touch a buffer before its owner has called, the owner posts first.
 //! - Ranks that call different operations must find out. A description of the call travels beside
 //!   the first post; it is not part of the schedule.
 //!

@@ -451,7 +451,8 @@ impl Process {
 }
 
 impl What {
-    fn of_call(index: usize, collective: Prepared) -> What {
+    fn of_call(index: usize, mut collective: Prepared) -> What {
+        collective.overwrite_input();
         let bytes = collective.bytes().to_vec();
         What::Call { index, buffer: Some((collective, bytes)) }
     }

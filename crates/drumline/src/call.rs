@@ -127,20 +127,24 @@ const ONE_SHOT_BYTES: usize = 32 * 1024;
 /// The same for elements that are widened to be combined, which takes longer than to read them.
 const ONE_SHOT_NARROW_BYTES: usize = 8 * 1024;
 
-/// From how many bytes of a block on it is faster to work on registered data than to copy to slots, which
-/// takes a round of posts less. Constants again, as parts of `long`, which is 1 MiB.
-fn pushed_from(collective: Collective, ranks: usize, long: usize) -> usize {
+/// From how many bytes of a block on it is faster to work where buffers are registered than to copy to slots,
+/// which takes a round of posts less. Constants again, as parts of `long`, which is 1 MiB.
+fn registered_from(collective: Collective, ranks: usize, long: usize) -> usize {
     match collective {
         Collective::AllReduce => long / 512,
         Collective::Broadcast => long / 512 * ranks * ranks,
         // What others have read since is slow to be written to, unless it has left their caches.
         Collective::AllGather => long / 2 * ranks,
         Collective::AllToAll => long / 2,
+        Collective::ReduceScatter => long / 2048 * ranks * ranks,
+        // The root copies all by itself either way, and most of it out of its cache.
+        Collective::Gather if ranks > 2 => long,
         _ => long / 512 * ranks,
     }
 }
 
-/// Chooses the algorithm of a call whose data is `registered`, or is not.
+/// Chooses the algorithm of a call of which the [buffer](Collective::registered_buffer) is `registered`, or is
+/// not.
 ///
 /// # Errors
 ///
@@ -211,7 +215,7 @@ pub(crate) fn choose(
             true => bytes <= ONE_SHOT_NARROW_BYTES,
             false => bytes <= ONE_SHOT_BYTES || topology.world_size == 2,
         };
-        let push = bytes > pushed_from(collective, topology.world_size, host.long_bytes());
+        let push = bytes > registered_from(collective, topology.world_size, host.long_bytes());
         ALGORITHMS.iter().filter(fits).min_by_key(|row| preference(row, push, one_shot))
     });
     match shared {

@@ -43,14 +43,14 @@ const LONG_BYTES: usize = 1 << 20;
 struct Neighbour {
     rank: Rank,
     segment: PeerSegment,
-    /// Where in its arena its data lies, as it announced.
-    data: u64,
+    /// Where in its arena its registered buffer lies, as it announced.
+    place: u64,
 }
 
 impl Host {
     pub(crate) fn new(segment: Segment, neighbours: BTreeMap<Rank, PeerSegment>) -> Host {
         let ranks_here = neighbours.len() + 1;
-        let neighbour = |(rank, segment)| Neighbour { rank, segment, data: u64::MAX };
+        let neighbour = |(rank, segment)| Neighbour { rank, segment, place: u64::MAX };
         let slot_bytes_max = segment.slot_bytes();
         Host {
             segment,
@@ -122,11 +122,11 @@ impl Host {
     }
 
     /// How often a neighbour has posted, if it is often enough and in this rank's own call. Then its
-    /// data lies where it says.
+    /// registered buffer lies where it says.
     #[inline]
     pub(crate) fn find(&mut self, seat: Seat, awaited: Awaited) -> Option<u64> {
         let Awaited { piece, level, digest } = awaited;
-        let Neighbour { segment, data, .. } = &mut self.neighbours[seat.0];
+        let Neighbour { segment, place, .. } = &mut self.neighbours[seat.0];
         let posted = segment.posted(Parity::of(piece));
         if posted < level {
             return None;
@@ -135,7 +135,7 @@ impl Host {
         if announcement.digest != digest {
             return None;
         }
-        *data = announcement.place;
+        *place = announcement.place;
         Some(posted)
     }
 
@@ -170,9 +170,9 @@ impl Host {
             .ok_or_else(|| Cause::Protocol { peer, problem: problem() })
     }
 
-    /// A neighbour's data lies there in its arena, as it announced last.
-    pub(crate) fn set_data_of(&mut self, seat: Seat, place: u64) {
-        self.neighbours[seat.0].data = place;
+    /// A neighbour's registered buffer lies there in its arena, as it announced last.
+    pub(crate) fn set_place_of(&mut self, seat: Seat, place: u64) {
+        self.neighbours[seat.0].place = place;
     }
 
     /// Neighbours that have left: what they have announced and this rank has not taken part in.
@@ -224,15 +224,15 @@ impl Host {
         self.is_pair() && self.parity == Parity::Odd
     }
 
-    /// Elements of a neighbour's registered data.
-    pub(crate) fn data_of<T: Element>(
+    /// Elements of a neighbour's registered buffer.
+    pub(crate) fn registered_of<T: Element>(
         &self,
         seat: Seat,
         range: Range<usize>,
     ) -> Result<Target<'_, T>, Cause> {
-        let Neighbour { rank, ref segment, data } = *self.at(seat);
+        let Neighbour { rank, ref segment, place } = *self.at(seat);
         // A place beyond the arena, or one that overflows, is refused by the segment.
-        let start = (data as usize).saturating_add(range.start * size_of::<T>());
+        let start = (place as usize).saturating_add(range.start * size_of::<T>());
         segment.arena(start, range.len()).map_err(|error| impossible(rank, error))
     }
 

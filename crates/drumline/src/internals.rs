@@ -176,11 +176,6 @@ impl<S: Connection> Member<S> {
     /// When there is no room for a registered buffer.
     pub fn collective(&self, order: &Order<'_>) -> Result<Prepared> {
         fn make<T: Element>(order: &Order<'_>, arena: Option<&Arena>) -> Result<Prepared> {
-            let elements = |bytes: &[u8]| {
-                let mut elements = vec![T::zeroed(); bytes.len() / size_of::<T>()];
-                bytemuck::cast_slice_mut(&mut elements).copy_from_slice(bytes);
-                elements
-            };
             let operation = operation(order.collective);
             let call = Call::new(operation, T::DTYPE, order.counts.clone());
             let call = order.root.into_iter().fold(call, Call::rooted);
@@ -188,14 +183,17 @@ impl<S: Connection> Member<S> {
                 Some(op) => call.reducing(op),
                 None => call.into(),
             };
-            let initial = elements(order.data);
-            let mut data = RegisteredBuffer::<T>::allocate(arena, initial.len())?;
-            data.copy_from_slice(&initial);
-            let mut input = elements(order.input);
-            if order.is_out_of_place() {
+            let buffer = |bytes: &[u8]| {
+                let mut buffer =
+                    RegisteredBuffer::<T>::allocate(arena, bytes.len() / size_of::<T>())?;
+                bytemuck::cast_slice_mut(&mut buffer).copy_from_slice(bytes);
+                Ok::<_, crate::Error>(buffer)
+            };
+            let (data, input) = match order.is_out_of_place() {
                 // As `all_reduce_into` and `reduce_into` do.
-                data.copy_from_slice(&std::mem::take(&mut input));
-            }
+                true => (buffer(order.input)?, buffer(&[])?),
+                false => (buffer(order.data)?, buffer(order.input)?),
+            };
             Ok(Prepared(Box::new(CallOn::new(request, data, input))))
         }
         let arena = self.arena.as_ref().filter(|_| order.registered);
@@ -389,7 +387,7 @@ pub struct Order<'a> {
     /// The bytes of the buffer that is only read, where there is one: if the collective works in
     /// place, it is called out of place.
     pub input: &'a [u8],
-    /// Whether the data lies in memory that neighbours reach.
+    /// Whether both lie in memory that neighbours reach.
     pub registered: bool,
 }
 
@@ -406,9 +404,10 @@ pub struct Prepared(Box<dyn Erased>);
 trait Erased: Send {
     fn operation(&mut self) -> &mut dyn Operation;
     fn bytes(&self) -> &[u8];
+    fn overwrite_input(&mut self);
 }
 
-impl<T: Element> Erased for CallOn<T, RegisteredBuffer<T>, Vec<T>> {
+impl<T: Element> Erased for CallOn<T, RegisteredBuffer<T>, RegisteredBuffer<T>> {
     fn operation(&mut self) -> &mut dyn Operation {
         self
     }
@@ -416,12 +415,21 @@ impl<T: Element> Erased for CallOn<T, RegisteredBuffer<T>, Vec<T>> {
     fn bytes(&self) -> &[u8] {
         bytemuck::cast_slice(self.data())
     }
+
+    fn overwrite_input(&mut self) {
+        self.input_mut().fill(T::zeroed());
+    }
 }
 
 impl Prepared {
     /// The bytes of its data, as they are now.
     pub fn bytes(&self) -> &[u8] {
         self.0.bytes()
+    }
+
+    /// Does what its owner may do once the call has ended.
+    pub fn overwrite_input(&mut self) {
+        self.0.overwrite_input();
     }
 }
 

@@ -41,9 +41,11 @@ use crate::{
 pub(crate) trait Operation {
     /// What is called.
     fn call(&self) -> &Call;
-    /// Where in this rank's arena the data begins, in bytes, if it lies there.
+    /// Where in this rank's arena the [buffer](drumline_schedule::Collective::registered_buffer) begins that
+    /// neighbours may reach, in bytes, if it lies there.
     fn registered(&self, host: &Host) -> Option<u64>;
-    /// Takes registered data back from neighbours that may still write to it.
+    /// Takes that buffer back from neighbours that may still write to it, or read what its owner is about
+    /// to write.
     fn detach(&mut self, host: &Host);
     /// Lays out what the plan needs.
     fn prepare(&mut self, plan: &Plan, pool: &mut Pool);

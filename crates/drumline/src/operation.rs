@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use drumline_kernels::{Element, Source, Target, narrow, scale, widen, with_ieee_rounding};
 use drumline_schedule::{
     Collective, Schedule,
-    step::Rank,
+    step::{Buffer, Rank},
     tree::{Node, merges},
 };
 
@@ -47,7 +47,7 @@ pub(crate) struct CallOn<T: Element, D, I> {
     /// What this rank's data were before they were multiplied, where the operation leaves them as
     /// they are.
     unscaled: Option<Vec<T>>,
-    /// Whether the data goes through slots even where it is registered.
+    /// Whether everything goes through slots even where it is registered.
     staged: bool,
 }
 
@@ -104,7 +104,7 @@ where
         CallOn { call, factor, buffers, wide: None, unscaled: None, staged: false }
     }
 
-    /// Through slots even where the data is registered: that of other ranks is not.
+    /// Through slots even where the buffer is registered: that of other ranks is not.
     pub(crate) fn staged(self) -> CallOn<T, D, I> {
         CallOn { staged: true, ..self }
     }
@@ -117,6 +117,23 @@ where
     /// The caller's buffer, wherever the operation stands.
     pub(crate) fn data(&self) -> &D {
         &self.buffers.data
+    }
+
+    /// The caller's other buffer.
+    #[cfg(feature = "internals")]
+    pub(crate) fn input_mut(&mut self) -> &mut I {
+        &mut self.buffers.input.callers
+    }
+
+    /// What neighbours may reach, if it is registered.
+    fn open_buffer(&self) -> Option<&[T]> {
+        match self.call.operation.collective().registered_buffer() {
+            _ if self.staged => None,
+            // Not the multiples, which are what is brought.
+            Buffer::Input if self.factor.is_some() => None,
+            Buffer::Input => Some(self.buffers.input.callers.as_ref()),
+            _ => Some(self.data().as_ref()),
+        }
     }
 
     /// Multiplies what this rank contributes. The data is kept as it was, if this rank gets no result.
@@ -195,15 +212,15 @@ where
     }
 
     fn registered(&self, host: &Host) -> Option<u64> {
-        let lent = (!self.staged).then(|| self.data().as_ref())?;
-        host.arena().offset_of(lent).map(|offset| offset as u64)
+        host.arena().offset_of(self.open_buffer()?).map(|offset| offset as u64)
     }
 
     fn detach(&mut self, host: &Host) {
-        if self.registered(host).is_some()
-            && let Err(error) = host.arena().detach(self.buffers.data.as_mut())
+        if let Some(open) = self.open_buffer()
+            && host.arena().offset_of(open).is_some()
+            && let Err(error) = host.arena().detach(open)
         {
-            tracing::error!(%error, "a registered buffer may be written to by ranks that are late");
+            tracing::error!(%error, "ranks that are late may still use a registered buffer");
         }
     }
 

@@ -8,7 +8,7 @@ mod common;
 use std::fmt::Debug;
 
 use common::{everywhere, world_with};
-use drumline::{Collective, DType, Element, ProcessGroup, ReduceOp};
+use drumline::{Collective, DType, Element, Operator, ProcessGroup, ReduceOp};
 use half::{bf16, f16};
 
 /// What `rank` has at `index`: different everywhere, and exact in `f16`.
@@ -504,6 +504,25 @@ fn registered_buffers_get_what_ordinary_ones_get() {
             assert!(*registered == ordinary);
         }
     }
+    fn expect_same_of_input(
+        group: &ProcessGroup,
+        input: &[f64],
+        len: usize,
+        call: impl Fn(&ProcessGroup, &[f64], &mut [f64]) -> drumline::Result<()>,
+    ) {
+        let (mut expected, mut result) = (vec![0.0; len], vec![0.0; len]);
+        let mut registered = group.alloc_registered(input.len()).unwrap();
+        for round in 0..2 {
+            let input: Vec<f64> = input.iter().map(|value| value + f64::from(round)).collect();
+            registered.copy_from_slice(&input);
+            call(group, &registered, &mut result).unwrap();
+            // Nobody reads it any more, and nobody has written to it.
+            assert!(*registered == input);
+            registered.fill(f64::NAN);
+            call(group, &input, &mut expected).unwrap();
+            assert!(result == expected);
+        }
+    }
     everywhere(|config| {
         for world_size in [1, 2, 3, 4] {
             world_with(world_size, config, |group| {
@@ -538,9 +557,38 @@ fn registered_buffers_get_what_ordinary_ones_get() {
                     expect_same(&group, &all, |group, data| group.all_to_all(&all, data));
                     let counts = counts(&group, len);
                     let block = &own[..counts[group.rank()]];
-                    expect_same(&group, &all[..counts.iter().sum()], |group, data| {
+                    let sum = counts.iter().sum();
+                    expect_same(&group, &all[..sum], |group, data| {
                         group.all_gather_v(block, data, &counts)
                     });
+                    // These reach what is brought, not what is got.
+                    for op in [ReduceOp::Avg, ReduceOp::Max] {
+                        expect_same_of_input(&group, &all, len, |group, input, data| {
+                            group.reduce_scatter(input, data, op)
+                        });
+                        expect_same_of_input(
+                            &group,
+                            &all[..sum],
+                            block.len(),
+                            |group, input, data| group.reduce_scatter_v(input, &counts, data, op),
+                        );
+                    }
+                    let factor = Operator::premul_sum(0.5 + group.rank() as f64);
+                    expect_same_of_input(&group, &all, len, |group, input, data| {
+                        group.reduce_scatter(input, data, &factor)
+                    });
+                    for root in roots(&group) {
+                        let at_root = |len| if group.rank() == root { len } else { 0 };
+                        expect_same_of_input(
+                            &group,
+                            &own,
+                            at_root(all.len()),
+                            |group, input, data| group.gather(input, data, root),
+                        );
+                        expect_same_of_input(&group, block, at_root(sum), |group, input, data| {
+                            group.gather_v(input, data, &counts, root)
+                        });
+                    }
                 }
                 let explained = |collective| {
                     group.explain(collective, 300_001, DType::F64, true).unwrap().algorithm
@@ -550,11 +598,13 @@ fn registered_buffers_get_what_ordinary_ones_get() {
                     Collective::Reduce,
                     Collective::AllGather,
                     Collective::AllToAll,
+                    Collective::ReduceScatter,
+                    Collective::Gather,
                     Collective::Scan,
                     Collective::ExclusiveScan,
                 ] {
-                    let is_pushed = explained(collective) == "shm-push";
-                    assert_eq!(is_pushed, group.shares_memory(), "{collective}");
+                    let in_place = ["shm-push", "shm-pull"].contains(&&*explained(collective));
+                    assert_eq!(in_place, group.shares_memory(), "{collective}");
                 }
                 group.destroy().unwrap();
             });

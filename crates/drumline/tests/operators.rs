@@ -4,10 +4,18 @@
 
 mod common;
 
+use std::{
+    sync::{
+        Arc, Barrier,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
 use common::{everywhere, failure, world_with};
 use drumline::{
-    Bool, Cause, Complex, DType, Element, Error, F8E4M3, F8E5M2, Operator, ProcessGroup, ReduceOp,
-    bf16, f16,
+    Bool, Cause, Complex, Config, DType, Element, Error, F8E4M3, F8E5M2, Operator, ProcessGroup,
+    ReduceOp, RegisteredBuffer, bf16, f16,
 };
 
 /// Results are compared by the conformance suite. What has no meaning is refused everywhere alike:
@@ -175,6 +183,46 @@ fn a_function_that_panics_fails_the_call_on_every_rank() {
             }
         }
     });
+}
+
+/// Rank 1 is in the middle of its sum when rank 0 runs out of patience and has its buffer back.
+#[test]
+fn what_a_rank_writes_after_it_has_given_up_is_in_nobodys_sum() {
+    const LEN: usize = 30_000;
+    type Buffer = RegisteredBuffer<u32>;
+    fn results(
+        call: impl Fn(&ProcessGroup, &mut Buffer, Operator<u32>) -> drumline::Result<Vec<u32>> + Sync,
+    ) -> Vec<Option<Vec<u32>>> {
+        let given_up = Arc::new((Barrier::new(2), AtomicBool::new(false)));
+        world_with(2, &Config::default(), |group| {
+            let (rank, waits) = (group.rank(), given_up.clone());
+            let operator = Operator::custom("slow", move |left: u32, right| {
+                if rank == 1 && !waits.1.swap(true, Ordering::SeqCst) {
+                    waits.0.wait();
+                }
+                left + right
+            });
+            let mut buffer = group.alloc_registered(2 * LEN).unwrap();
+            buffer.fill(1 + rank as u32);
+            if rank == 1 {
+                return call(&group, &mut buffer, operator).ok();
+            }
+            let hurried = group.within(Duration::from_millis(200));
+            let error = call(&hurried, &mut buffer, operator).unwrap_err();
+            assert_eq!(failure(error).culprit(), Some(1));
+            buffer.fill(1_000);
+            given_up.0.wait();
+            None
+        })
+    }
+    let sums = results(|group, input, operator| {
+        let mut sums = vec![0; LEN];
+        group.reduce_scatter(input, &mut sums, operator).map(|()| sums)
+    });
+    assert_eq!(sums, [None, Some(vec![3; LEN])]);
+    let sums =
+        results(|group, data, operator| group.all_reduce(data, operator).map(|()| data.to_vec()));
+    assert_eq!(sums, [None, Some(vec![3; 2 * LEN])]);
 }
 
 /// Types that collectives carry are known by the names and sizes that their docs give.

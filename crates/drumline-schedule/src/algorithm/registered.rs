@@ -1,11 +1,10 @@
-//! Through registered data, which all ranks of one host may write to: nothing is laid out.
+//! Through registered buffers, which all ranks of one host may reach: nothing is laid out.
 //!
-//! Ranks post when their data is open, and again when they are done with that of others. Between the
-//! posts each rank works on a part that is its own in all memory: so algorithms work in place.
+//! Ranks post when their buffer is open, and again when they are done with those of others. Between the
+//! posts of an operation in place each rank works on a part that is its own in all memory.
 //!
-//! Inputs are not open, only data is: that can be taken back from ranks that are late when an
-//! operation has failed, what its caller may be reading cannot. So reduce_scatter goes through slots; so
-//! do gather, as one rank alone has data, and scatter, as its root would copy all by itself.
+//! Which buffer is open is a matter of the [collective](super::Collective::registered_buffer). Scatter goes
+//! through slots: only its root brings anything, and to write to data it would copy all by itself.
 
 use super::Cost;
 use super::shared::{leaves, others, wait_for_others};
@@ -126,6 +125,49 @@ pub(super) fn all_gather_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
         1 => Cost::default(),
         p => Cost { rounds: 2, shared_elements: (p - 1) * n, ..Cost::default() },
     }
+}
+
+/// Everyone sums what all bring for it, where they have it.
+///
+/// See [`reduce_scatter_cost`].
+pub(super) fn reduce_scatter(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let p = topology.world_size;
+    let (data, own) = (Loc::data(Span::WHOLE), Loc::input(Span::block(rank, p)));
+    if p == 1 {
+        return vec![Step::Copy { dst: data, src: own }];
+    }
+    let srcs = leaves(p, |peer| if peer == rank { own } else { own.of(peer) });
+    between_posts(p, rank, vec![Step::ReduceTree { dsts: vec![data], srcs, finish: true }])
+}
+
+/// 2 rounds. A rank reads a block of `n` elements from each of its `p - 1` peers, and combines them.
+pub(super) fn reduce_scatter_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    let of_peers = (topology.world_size - 1) * n;
+    Cost { combined: of_peers, ..all_gather_cost(topology, 0, n) }
+}
+
+/// The root copies what everyone brings. It posts only when it has done so.
+///
+/// See [`gather_cost`].
+pub(super) fn gather(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
+    let p = topology.world_size;
+    let input = Loc::input(Span::WHOLE);
+    if rank != root {
+        return vec![Step::Post, Step::Wait { peer: root, upto: 1 }];
+    }
+    let block = |owner| Loc::data(Span::block(owner, p));
+    let mut steps = vec![Step::Copy { dst: block(root), src: input }];
+    for peer in others(p, root) {
+        steps.push(Step::Wait { peer, upto: 1 });
+        steps.push(Step::Copy { dst: block(peer), src: input.of(peer) });
+    }
+    steps.extend((p > 1).then_some(Step::Post));
+    steps
+}
+
+/// 2 rounds. The root reads `n` elements from each of its `p - 1` peers.
+pub(super) fn gather_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
+    all_gather_cost(topology, root, n)
 }
 
 /// Everyone copies each block that it brings into the data of the rank that it is for.

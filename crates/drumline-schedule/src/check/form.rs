@@ -50,8 +50,8 @@ pub enum Rule {
     /// An executor sets up what the algorithm declares.
     #[error("an algorithm that uses private memory has no slot, no post and no wait")]
     Undeclared,
-    /// Peers share slots, and data only if the users' buffers are registered.
-    #[error("of a peer's memory only the slot may be named, or registered data")]
+    /// Peers share slots, and one of the users' buffers if those are registered.
+    #[error("of a peer's memory only the slot may be named, or the buffer that is registered")]
     NotShared,
     /// What messages and `Reduce` act on is the rank's own.
     #[error("only `Copy` and `ReduceTree` act on a peer's memory")]
@@ -129,8 +129,10 @@ fn broken_rule(topology: &Topology, schedule: &Schedule, step: &Step) -> Option<
         if let Some(peer) = peer {
             let shared = match buffer {
                 Buffer::Slot => true,
-                Buffer::Data => memory == MemoryUse::Registered,
-                Buffer::Input | Buffer::Scratch(_) => false,
+                Buffer::Data | Buffer::Input => {
+                    memory == MemoryUse::Registered && buffer == collective.registered_buffer()
+                }
+                Buffer::Scratch(_) => false,
             };
             let broken = [
                 (is_peer(peer), Rule::Peer),

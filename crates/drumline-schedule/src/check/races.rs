@@ -75,7 +75,7 @@ pub struct Access {
     pub rank: Rank,
     /// In which of the operations that run back to back.
     pub operation: usize,
-    /// Index of the step; `None` for the user, who writes the data before an operation and reads
+    /// Index of the step; `None` for the user, who writes the buffer before an operation and reads
     /// it after.
     pub step: Option<usize>,
     /// Whether it writes.
@@ -130,6 +130,7 @@ impl Clock {
 }
 
 /// The accesses to a shared buffer that later ones must be ordered with.
+#[derive(Clone)]
 pub(super) struct Touched {
     /// Where spans that any rank names begin and end. Nobody tells elements between two
     /// neighbouring borders apart.

@@ -39,7 +39,7 @@ struct Memory {
     /// Staging slots, which operations that post use in turn. A peer may write to the next one
     /// before its owner has entered, so these survive.
     slots: Vec<Slot>,
-    /// Accesses to the data, where that is registered.
+    /// Accesses to the buffer that is registered, if one is.
     touched: Option<Touched>,
     /// Messages whose source may still be read.
     in_flight: Vec<InFlight>,
@@ -141,9 +141,10 @@ impl<'a> Symbols<'a> {
             .collect();
         let shared = memory != MemoryUse::Private;
         let has_clocks = shared || collective == Collective::Barrier;
-        let (slot_len, data_len) = (longest(Buffer::Slot), longest(Buffer::Data));
-        let slot_borders = borders(schedules, Buffer::Slot, counts);
-        let data_borders = borders(schedules, Buffer::Data, counts);
+        let untouched = |buffer| Touched::new(longest(buffer), borders(schedules, buffer, counts));
+        let slot_len = longest(Buffer::Slot);
+        let (slot, registered) =
+            (untouched(Buffer::Slot), untouched(collective.registered_buffer()));
         let slots_of_rank = match slots {
             Slots::InTurn(slots) => slots,
             Slots::Exchanged => 2,
@@ -151,15 +152,16 @@ impl<'a> Symbols<'a> {
         let ranks = (0..world_size)
             .map(|rank| {
                 let clock = Clock::start(rank, if has_clocks { world_size } else { 0 });
-                let slot = || Slot {
+                let new_slot = || Slot {
                     cells: Cells { start: 0, values: vec![None; slot_len] },
-                    touched: Touched::new(slot_len, slot_borders.clone()),
+                    touched: slot.clone(),
                 };
                 Memory {
                     buffers: HashMap::new(),
-                    slots: (0..if shared { slots_of_rank } else { 0 }).map(|_| slot()).collect(),
-                    touched: (memory == MemoryUse::Registered)
-                        .then(|| Touched::new(data_len, data_borders.clone())),
+                    slots: (0..if shared { slots_of_rank } else { 0 })
+                        .map(|_| new_slot())
+                        .collect(),
+                    touched: (memory == MemoryUse::Registered).then(|| registered.clone()),
                     in_flight: vec![],
                     sent: HashMap::new(),
                     round: 0,
@@ -381,15 +383,28 @@ impl<'a> Symbols<'a> {
             && is_of_pair(self.topology, owner)
             && loc.peer.is_some();
         let by = Access { writes: by.writes || (takes && loc.buffer == Buffer::Slot), ..by };
+        let registered = self.schedules[owner].collective.registered_buffer();
         let touched = match loc.buffer {
             Buffer::Slot => Some(&mut self.ranks[holder].slots[place].touched),
-            Buffer::Data => self.ranks[owner].touched.as_mut(),
-            Buffer::Input | Buffer::Scratch(_) => None,
+            buffer if buffer == registered => self.ranks[owner].touched.as_mut(),
+            _ => None,
         };
         match touched.and_then(|touched| touched.access(by, range, &clock)) {
             None => Ok(()),
             Some((element, early)) => Err(race((owner, loc.buffer, element), by, early)),
         }
+    }
+
+    /// The same by the user, of the whole buffer that may be registered.
+    fn touch_by_user(
+        &mut self,
+        rank: Rank,
+        operation: usize,
+        writes: bool,
+    ) -> Result<(), CheckError> {
+        let user = Access { rank, operation, step: None, writes };
+        let buffer = self.schedules[rank].collective.registered_buffer();
+        self.touch_as(user, Loc { peer: None, buffer, span: Span::WHOLE }, None)
     }
 
     fn combine(
@@ -474,8 +489,7 @@ impl Visitor for Symbols<'_> {
         memory.round = 0;
         memory.combined = 0;
         memory.posts.push(vec![]);
-        let user = Access { rank, operation, step: None, writes: true };
-        self.touch_as(user, Loc::data(Span::WHOLE), None)?;
+        self.touch_by_user(rank, operation, true)?;
         if self.has_clocks {
             let memory = &mut self.ranks[rank];
             memory.entered.push(memory.clock.now(rank));
@@ -625,8 +639,7 @@ impl Visitor for Symbols<'_> {
 
     fn leave(&mut self, rank: Rank, operation: usize) -> Result<(), CheckError> {
         let collective = self.schedules[rank].collective;
-        let user = Access { rank, operation, step: None, writes: false };
-        self.touch_as(user, Loc::data(Span::WHOLE), None)?;
+        self.touch_by_user(rank, operation, false)?;
         let memory = &self.ranks[rank];
         if let Some(&InFlight { to, step: sent_step, .. }) = memory.in_flight.first() {
             return Err(CheckError::NotFlushed { rank, sent_step, to });

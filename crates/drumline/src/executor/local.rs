@@ -44,7 +44,8 @@ pub(crate) enum Area {
     LineOf(Seat),
     Slot,
     SlotOf(Seat),
-    DataOf(Seat),
+    /// The buffer that is registered for the call.
+    RegisteredOf(Seat),
 }
 
 /// Where staging slots lie.
@@ -76,8 +77,8 @@ impl Area {
             (None, Buffer::Scratch(_)) => Area::Scratch,
             (None, Buffer::Slot) => Area::Slot,
             (Some(seat), Buffer::Slot) => Area::SlotOf(seat),
-            (Some(seat), Buffer::Data) => Area::DataOf(seat),
-            (Some(_), Buffer::Scratch(_) | Buffer::Input) => {
+            (Some(seat), Buffer::Data | Buffer::Input) => Area::RegisteredOf(seat),
+            (Some(_), Buffer::Scratch(_)) => {
                 unreachable!("no schedule names a peer's private memory")
             }
         }

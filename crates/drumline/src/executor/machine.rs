@@ -33,7 +33,7 @@ pub(crate) struct Machine {
     sequence: u64,
     /// The calls before this one.
     history: History,
-    /// Bytes from the start of this rank's arena to its data, where that is registered.
+    /// Bytes from the start of this rank's arena to the buffer that is registered for the call, if one is.
     registered: Option<u64>,
     /// How long the call may take.
     timeout: Duration,
@@ -128,7 +128,7 @@ pub(crate) struct Notice<'a> {
     pub(crate) call: &'a Frame,
     /// The number of the call.
     pub(crate) sequence: u64,
-    /// Where this rank's data lies, if it is registered.
+    /// Where this rank's registered buffer lies, if it has one.
     pub(crate) place: u64,
     pub(crate) digest: u64,
 }
@@ -154,7 +154,7 @@ impl Machine {
         }
     }
 
-    /// A call begins, the one of that number. `registered` is where its data lies, if it is.
+    /// A call begins, the one of that number. `registered` is where the buffer lies that neighbours reach.
     /// It is given up after `timeout`, counted from `now` or from when somebody looks at the clock.
     pub(crate) fn begin(
         &mut self,

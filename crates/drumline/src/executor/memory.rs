@@ -89,7 +89,7 @@ impl<'a, T: Element> Places<'a, T> {
             Area::LineOf(seat) => self.host().line_of(seat, range),
             Area::Slot => self.host().own_slot(range),
             Area::SlotOf(seat) => self.host().slot_of(seat, range),
-            Area::DataOf(seat) => self.host().data_of(seat, range)?,
+            Area::RegisteredOf(seat) => self.host().registered_of(seat, range)?,
             Area::Input => unreachable!("no schedule writes to the input"),
         })
     }
@@ -188,7 +188,7 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
         match local {
             Local::Copy { dst, src } => {
                 let into = places.target(dst)?;
-                let is_callers = matches!(dst.area, Area::Data | Area::DataOf(_));
+                let is_callers = matches!(dst.area, Area::Data | Area::RegisteredOf(_));
                 match (takes_over(src), plan.passes_cache && is_callers) {
                     (true, true) => fetch_past_cache(into, places.target(src)?),
                     (true, false) => fetch(into, places.target(src)?),

@@ -161,7 +161,7 @@ fn look(machine: &mut Machine, host: &mut Host, seat: Seat) -> Result<u64, Cause
         if !machine.agrees(seat, piece, digest) {
             machine.on_announced(seat, piece, host.description(seat, piece)?)?;
         }
-        host.set_data_of(seat, place);
+        host.set_place_of(seat, place);
     }
     Ok(known)
 }

@@ -35,10 +35,11 @@ enum Memory<T: Element> {
 }
 
 impl ProcessGroup {
-    /// A buffer of `len` zeros that collectives of this group reach without a copy, if all ranks have
-    /// their results in such buffers: `all_reduce`, `reduce`, `broadcast`, `all_gather`,
-    /// `all_to_all` and scans among the ranks of one host, and `all_reduce` among several. Others,
-    /// and short calls, are copied through slots as from ordinary memory.
+    /// A buffer of `len` zeros that collectives of this group reach without a copy, if all ranks pass
+    /// such buffers: for the results of `all_reduce`, `reduce`, `broadcast`, `all_gather`,
+    /// `all_to_all` and scans, and as inputs of `reduce_scatter` and `gather`, among the ranks of one host; for
+    /// `all_reduce` among several, too. `scatter`, and short calls, are copied through slots as from
+    /// ordinary memory; so is an input that is multiplied before it is summed.
     ///
     /// It may outlive the group. It comes from this rank's part of the shared memory, whose size
     /// is [`Config::registered_bytes_max`](crate::Config::registered_bytes_max).
