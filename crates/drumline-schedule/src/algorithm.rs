@@ -98,8 +98,8 @@ impl Collective {
         }
     }
 
-    /// The buffer of a rank that others reach where it is registered: the data; or, where the result is
-    /// made by who gets it and is at home with one rank only, what they bring.
+    /// The buffer of each rank that others reach where it is registered: the data, where results go to, but
+    /// of a reduce_scatter and a gather what each rank brings.
     ///
     /// ```
     /// use drumline_schedule::{Collective, step::Buffer};
