@@ -65,7 +65,7 @@ impl Algorithm {
     }
 }
 
-fn is_pipelined(collective: Collective, memory: MemoryUse, name: &str) -> bool {
+pub(crate) fn is_pipelined(collective: Collective, memory: MemoryUse, name: &str) -> bool {
     let exchanges = matches!(collective, Collective::AllReduce | Collective::ReduceScatter);
     exchanges && memory == MemoryUse::Private && name == "direct"
 }

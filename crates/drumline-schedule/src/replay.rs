@@ -11,7 +11,8 @@
 //!
 //! Whatever a rank does takes a core of its host while it does it, and so does to go on after a wait. A
 //! rank keeps to its core unless another one would be free a millisecond sooner. A core takes `switch_ps` to change from
-//! one rank to another, and goes on with the one that it has if both could. Each shared thing serves
+//! one rank to another, and goes on with the one that it has if both could. Where an algorithm is
+//! [pipelined](crate::Pipeline), a message counts once for each window of 1 MiB. Each shared thing serves
 //! in the order of asking. A message streams: its receiver begins when it begins to arrive, and is not
 //! done before its last byte is there. The network between the hosts' lines is never the narrowest place.
 //!

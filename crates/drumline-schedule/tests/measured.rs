@@ -81,5 +81,5 @@ fn most_is_within_a_fifth() {
     // The model has one cache for each core: where buffers just fit into what all cores share, it is too
     // slow.
     println!("{good:?} of {all}, by ranks");
-    assert!(good.iter().sum::<usize>() >= 84, "{good:?} of {all}, by ranks");
+    assert!(good.iter().sum::<usize>() >= 85, "{good:?} of {all}, by ranks");
 }

@@ -280,8 +280,7 @@ impl<'a> Engine<'a> {
     fn send(&mut self, rank: Rank, to: u32, bytes: u64, now: u64) -> u64 {
         let (link, near) = self.link(rank, to as Rank);
         let begin_ps = link.message_ps / 2;
-        let (start, end) =
-            self.hosts.work(rank, now, begin_ps + self.half_of_bytes(rank, link, bytes));
+        let (start, end) = self.hosts.work(rank, now, self.half_of_message(rank, link, bytes));
         let walker = &mut self.ranks[rank];
         let mut message =
             Message { from: rank as u32, to, bytes, whole_at: 0, depth: walker.depth + 1 };
@@ -328,8 +327,7 @@ impl<'a> Engine<'a> {
         walker.op += 1;
         let (link, _) = self.link(message.from as Rank, rank);
         let end_ps = link.message_ps - link.message_ps / 2;
-        let work = end_ps + self.half_of_bytes(rank, link, message.bytes);
-        let (_, end) = self.hosts.work(rank, now, work);
+        let (_, end) = self.hosts.work(rank, now, self.half_of_message(rank, link, message.bytes));
         Turn::At(end.max(message.whole_at.saturating_add(end_ps)))
     }
 
@@ -351,11 +349,13 @@ impl<'a> Engine<'a> {
         Turn::OnCore(self.hosts.work(rank, now, self.cluster.prices.call_ps).1)
     }
 
-    /// What an end does for the bytes of a message.
-    fn half_of_bytes(&self, rank: Rank, link: Link, bytes: u64) -> u64 {
+    /// What an end does for a message.
+    fn half_of_message(&self, rank: Rank, link: Link, bytes: u64) -> u64 {
+        let Program { windows, working_bytes, .. } = self.ranks[rank].program;
         // The kernel has them once more.
-        let working_bytes = self.ranks[rank].program.working_bytes.saturating_mul(2);
-        of_bytes(bytes, link.byte.of(working_bytes, self.cluster.prices.cache_bytes)) / 2
+        let byte_fs =
+            link.byte.of(working_bytes.saturating_mul(2), self.cluster.prices.cache_bytes);
+        link.message_ps.saturating_mul(windows) / 2 + of_bytes(bytes, byte_fs) / 2
     }
 
     /// What joins two ranks, and whether they are on one host.

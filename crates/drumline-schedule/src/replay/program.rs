@@ -5,6 +5,7 @@ use std::collections::{HashMap, HashSet};
 use super::Cluster;
 use super::hosts::of_bytes;
 use crate::extent::{Blocks, Counts};
+use crate::pipeline::is_pipelined;
 use crate::schedule::Schedule;
 use crate::step::{Buffer, Loc, Rank, Step};
 
@@ -20,6 +21,8 @@ pub(super) struct Program {
     pub(super) working_bytes: u64,
     /// How often it posts in a piece.
     pub(super) posts: usize,
+    /// In so many messages each one goes: a pipeline sends window by window.
+    pub(super) windows: u64,
 }
 
 /// A step, priced.
@@ -74,9 +77,16 @@ impl Program {
             pieces,
             working_bytes: pricing.working_bytes,
             posts: schedule.posts(),
+            windows: match is_pipelined(schedule.collective, schedule.memory, schedule.algorithm) {
+                true => ((elements * element_bytes) as u64).div_ceil(WINDOW_BYTES).max(1),
+                false => 1,
+            },
         }
     }
 }
+
+/// What the library works on at a time where long data goes over links, unless told otherwise.
+const WINDOW_BYTES: u64 = 1 << 20;
 
 struct Pricing<'a> {
     cluster: &'a Cluster,
