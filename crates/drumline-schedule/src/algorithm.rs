@@ -73,7 +73,7 @@ pub enum Collective {
 }
 
 impl Collective {
-    /// Whether what a rank contributes lies in a [`Buffer::Input`](crate::step::Buffer::Input).
+    /// Whether what a rank contributes lies in a [`Buffer::Input`].
     /// Otherwise it lies in the data, where the result is going to be.
     ///
     /// ```
@@ -200,7 +200,7 @@ pub struct Algorithm {
 pub enum MemoryUse {
     /// None: ranks send each other messages.
     Private,
-    /// [`Buffer::Slot`](crate::step::Buffer::Slot). The users' buffers may lie anywhere.
+    /// [`Buffer::Slot`]. The users' buffers may lie anywhere.
     Staged,
     /// [`Buffer::Slot`], and of every user the [buffer](Collective::registered_buffer) that is
     /// registered with the group for that.
