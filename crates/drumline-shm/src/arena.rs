@@ -14,7 +14,7 @@ use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::retry_on_intr;
 use rustix::mm::{Advice, madvise};
 
-use crate::detach::make_private;
+use crate::detach::{copy_pages, map_privately};
 use crate::error::{Error, Result};
 use crate::mapping::Mapping;
 use crate::ranges::Ranges;
@@ -170,8 +170,11 @@ impl Arena {
             let (offset, address) = ((arena_start + gap.start) as u64, shared.address(gap.start));
             // SAFETY: `gap` is whole pages of the arena, mapped shared until now, at this offset
             // of the memory.
-            unsafe { make_private(shared.memory.as_fd(), offset, address, gap.len()) }?;
+            unsafe { map_privately(shared.memory.as_fd(), offset, address, gap.len()) }?;
+            let bytes = gap.len();
             pages.detached.insert(gap);
+            // SAFETY: they have just been mapped, privately.
+            unsafe { copy_pages(address, bytes) }?;
         }
         Ok(())
     }

@@ -12,7 +12,8 @@ use crate::error::{Error, Result};
 const FAILED: &str = "make a registered buffer private";
 
 /// Replaces `bytes` bytes at `address`, which map `memory` from `offset` on and are shared, by a
-/// private mapping of the same bytes of the same memory, and makes every page of it a copy.
+/// private mapping of the same bytes of the same memory. A page of it shows the shared one until it is
+/// first written: see [`copy_pages`].
 ///
 /// The replacement is one step for everybody in this process: a thread that uses these bytes
 /// finds either the old mapping or the new one, with the same values, and none of its writes is lost.
@@ -22,7 +23,7 @@ const FAILED: &str = "make a registered buffer private";
 ///
 /// `address` and `bytes` are whole pages of a shared mapping of `memory` from `offset` on, which
 /// this process unmaps by address when it is done.
-pub(crate) unsafe fn make_private(
+pub(crate) unsafe fn map_privately(
     memory: BorrowedFd<'_>,
     offset: u64,
     address: *mut u8,
@@ -51,17 +52,15 @@ pub(crate) unsafe fn make_private(
         let _ = unsafe { munmap(private, bytes) };
         return Err(Error::os(FAILED)(error));
     }
-    // SAFETY: they are mapped, since a moment ago.
-    unsafe { copy_pages(address, bytes) }
+    Ok(())
 }
 
-/// A page of a private mapping shows the shared one until it is first written: has the kernel act as
-/// if these had been.
+/// Has the kernel copy pages as if they had been written.
 ///
 /// # Safety
 ///
 /// `address` and `bytes` are whole pages of a private mapping, to be read and written.
-unsafe fn copy_pages(address: *mut u8, bytes: usize) -> Result<()> {
+pub(crate) unsafe fn copy_pages(address: *mut u8, bytes: usize) -> Result<()> {
     // SAFETY: it changes no value.
     match retry_on_intr(|| unsafe { madvise(address.cast(), bytes, Advice::LinuxPopulateWrite) }) {
         Err(Errno::INVAL) => {
