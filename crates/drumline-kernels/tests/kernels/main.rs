@@ -18,5 +18,6 @@ macro_rules! by_type {
 
 mod convert;
 mod format;
+mod lengths;
 mod reduce;
 mod reference;

@@ -1,20 +1,12 @@
 //! Every element type, operator and arrangement of operands, against the definitions.
 
 use drumline_kernels::{
-    Bool, DType, Element, F8E4M3, F8E5M2, ReduceOp, Source, Target, combine, f16, reduce_tree,
+    Bool, DType, F8E4M3, F8E5M2, ReduceOp, Source, Target, combine, f16, reduce_tree,
     reduce_tree_with,
 };
 use proptest::prelude::*;
 
-use crate::reference::{Reference, places, tree};
-
-/// The stack program of the canonical tree over `n` leaves.
-fn canonical(n: usize) -> Vec<usize> {
-    let mut merges: Vec<usize> =
-        (1..=n).map(|count: usize| count.trailing_zeros() as usize).collect();
-    merges[n - 1] += n.count_ones() as usize - 1;
-    merges
-}
+use crate::reference::{Reference, canonical, operators, places, random, tree};
 
 /// What a case looks like, whatever the type.
 #[derive(Clone, Debug)]
@@ -53,19 +45,6 @@ fn cases() -> impl Strategy<Value = Case> {
 fn config() -> ProptestConfig {
     let cases = if cfg!(miri) { 3 } else { 200 };
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
-}
-
-/// SplitMix64.
-fn random(mut x: u64) -> u64 {
-    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-/// The operators that a type has.
-fn operators<T: Element>() -> impl Iterator<Item = ReduceOp> {
-    ReduceOp::ALL.into_iter().filter(|op| op.supports(T::DTYPE))
 }
 
 fn check<T: Reference>(case: &Case) -> Result<(), TestCaseError> {

@@ -187,3 +187,24 @@ pub(crate) fn places() -> impl Iterator<Item = (usize, usize)> {
     let step = if cfg!(miri) { 21 } else { 1 };
     (0..=64).step_by(step).flat_map(|len| [(len, 0), (len, 1), (len, 3)])
 }
+
+/// The stack program of the canonical tree over `n` leaves.
+pub(crate) fn canonical(n: usize) -> Vec<usize> {
+    let mut merges: Vec<usize> =
+        (1..=n).map(|count: usize| count.trailing_zeros() as usize).collect();
+    merges[n - 1] += n.count_ones() as usize - 1;
+    merges
+}
+
+/// SplitMix64.
+pub(crate) fn random(mut x: u64) -> u64 {
+    x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}
+
+/// The operators that a type has.
+pub(crate) fn operators<T: Element>() -> impl Iterator<Item = ReduceOp> {
+    ReduceOp::ALL.into_iter().filter(|op| op.supports(T::DTYPE))
+}
