@@ -98,6 +98,10 @@ impl Connection {
         loop {
             let error = match Connection::try_all(endpoint, secret, deadline) {
                 Ok(established) => return Ok(established),
+                // Patience has run out meanwhile: the attempts before this one say more.
+                Err(error) if hung_up_since.is_some() && is_timeout(&error) => {
+                    return Err(ErrorKind::ConnectionReset.into());
+                }
                 Err(error) => error,
             };
             // Ranks that were started together should not knock together.
@@ -120,13 +124,18 @@ impl Connection {
     pub(super) fn open(server: &Server, deadline: Instant) -> io::Result<Connection> {
         let open = OpenConnection::new(Arc::clone(&server.open));
         let give_up = deadline.min(Instant::now() + HUNG_UP_MAX);
+        let mut has_hung_up = false;
         let stream = loop {
             match Connection::greet(server, deadline) {
                 Ok(stream) => break stream,
                 Err(CallError::HungUp) if Instant::now() + PAUSE_MIN < give_up => {
+                    has_hung_up = true;
                     thread::sleep(PAUSE_MIN);
                 }
                 Err(CallError::HungUp) => return Err(ErrorKind::ConnectionReset.into()),
+                Err(CallError::Io(error)) if has_hung_up && is_timeout(&error) => {
+                    return Err(ErrorKind::ConnectionReset.into());
+                }
                 Err(CallError::Io(error)) => return Err(error),
                 Err(CallError::Refused(reason)) => {
                     return Err(io::Error::new(ErrorKind::PermissionDenied, reason));
@@ -360,6 +369,10 @@ impl Connection {
 /// Something listens there, and ends the connection before it has said anything.
 pub(super) fn is_hang_up(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::TimedOut
 }
 
 /// The server does not want this client, and will not at another attempt.
