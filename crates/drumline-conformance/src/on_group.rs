@@ -1,7 +1,7 @@
 //! Carries cases out with the collectives of a [`ProcessGroup`].
 
 use bytemuck::Pod;
-use drumline::{Element, ProcessGroup, Result};
+use drumline::{Element, ProcessGroup, RegisteredBuffer, Result};
 use drumline_schedule::Topology;
 
 use crate::{
@@ -111,12 +111,17 @@ fn begin_with<T: Element + Pod>(
     let (data, input) = (read_all::<T>(data), read_all::<T>(input));
     Ok(match registered {
         true => {
-            let mut buffer = group.alloc_registered::<T>(data.len())?;
-            buffer.copy_from_slice(&data);
-            to_bytes(asynchronous(case, group, buffer, input)?)
+            let (data, input) = (in_registered(group, &data)?, in_registered(group, &input)?);
+            to_bytes(asynchronous(case, group, data, input)?)
         }
         false => to_bytes(asynchronous(case, group, data, input)?),
     })
+}
+
+fn in_registered<T: Element>(group: &ProcessGroup, elements: &[T]) -> Result<RegisteredBuffer<T>> {
+    let mut buffer = group.alloc_registered(elements.len())?;
+    buffer.copy_from_slice(elements);
+    Ok(buffer)
 }
 
 fn at_once<T: Element + Pod>(
@@ -129,13 +134,8 @@ fn at_once<T: Element + Pod>(
     let (mut data, input) = (read_all::<T>(data), read_all::<T>(input));
     match form {
         Form::Registered => {
-            let registered = |elements: &[T]| {
-                let mut buffer = group.alloc_registered::<T>(elements.len())?;
-                buffer.copy_from_slice(elements);
-                Ok::<_, drumline::Error>(buffer)
-            };
-            let mut result = registered(&data)?;
-            blocking(case, group, &mut result, &registered(&input)?)?;
+            let mut result = in_registered(group, &data)?;
+            blocking(case, group, &mut result, &in_registered(group, &input)?)?;
             data = result.to_vec();
         }
         Form::OutOfPlace => data = out_of_place(case, group, &input, data)?,
@@ -175,14 +175,15 @@ fn blocking<T: Element>(
     }
 }
 
-fn asynchronous<T, B>(
+fn asynchronous<T, B, I>(
     case: &Case,
     group: &ProcessGroup,
     data: B,
-    input: Vec<T>,
+    input: I,
 ) -> Result<UnderWay<B>>
 where
     T: Element,
+    I: AsRef<[T]> + Send + 'static,
     B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
 {
     let counts = || case.counts(group.world_size());

@@ -1,7 +1,7 @@
 //! How a program is drawn.
 
 use drumline::{DType, ReduceOp};
-use drumline_schedule::step::{Buffer, Rank};
+use drumline_schedule::step::Rank;
 use fastrand::Rng;
 
 use super::{Action, Group, Messages, Program};
@@ -141,9 +141,7 @@ impl Draft {
         let uneven = kind.has_blocks() && self.rng.bool();
         let elements = self.elements() / if kind.has_blocks() { size } else { 1 };
         let case = Case { kind, dtype, elements, uneven, seed };
-        // Some ranks may call it in the background, where no input is registered.
-        let of_data = kind.collective().registered_buffer() == Buffer::Data;
-        let registered = kind != Kind::Barrier && of_data && self.rng.u8(0..4) == 0;
+        let registered = kind != Kind::Barrier && self.rng.u8(0..4) == 0;
         Action::Call { group, case, registered }
     }
 
