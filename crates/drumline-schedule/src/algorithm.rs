@@ -15,6 +15,7 @@ mod doubling;
 mod gather;
 mod halving;
 mod hierarchical;
+mod leaders;
 mod registered;
 mod rooted;
 mod scan;

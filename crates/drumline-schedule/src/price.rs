@@ -131,10 +131,32 @@ pub fn candidates(
     let rows = ALGORITHMS.iter().filter(move |row| {
         row.collective == collective && row.memory == MemoryUse::Private && (row.applies)(topology)
     });
-    rows.map(move |row| {
-        let cost = (row.cost)(topology, 0, elements);
-        (row, prices.of(cost, kind.travelling(row)))
-    })
+    rows.map(move |row| (row, price(row, topology, elements, kind, prices)))
+}
+
+/// What `row` costs in picoseconds when every rank contributes `elements`; shared memory is left out.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Topology, price::{ElementKind, Prices, price}};
+///
+/// let (world, f32) = (Topology::hosts(&[4, 4]), ElementKind { bytes: 4, sum_bytes: 4 });
+/// let of = |name, elements| {
+///     let row = Algorithm::find(Collective::AllReduce, name)?;
+///     Ok::<_, drumline_schedule::Error>(price(row, &world, elements, f32, &Prices::TCP))
+/// };
+/// // Leaders exchange short data in one message, and long data by all ranks at once.
+/// assert!(of("hierarchical-doubling", 2)? < of("hierarchical", 2)?);
+/// assert!(of("hierarchical-doubling", 1_000_000)? > of("hierarchical", 1_000_000)?);
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
+pub fn price(
+    row: &Algorithm,
+    topology: &Topology,
+    elements: usize,
+    kind: ElementKind,
+    prices: &Prices,
+) -> u128 {
+    prices.of((row.cost)(topology, 0, elements), kind.travelling(row))
 }
 
 /// The choices for all lengths, made once for a group: one for each power of two, which stands

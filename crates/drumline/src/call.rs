@@ -8,14 +8,13 @@ use std::{
 use drumline_kernels::DType;
 use drumline_schedule::{
     ALGORITHMS, Algorithm, Collective, Counts, MemoryUse, Topology,
-    price::{Choices, ElementKind, Prices},
+    price::{Choices, ElementKind, Prices, price},
     step::Rank,
 };
 
 use crate::{
     Config, Error, Result,
     executor::{Description, Operation},
-    host::Host,
     operation::Request,
     operator::{Operator, OperatorKind},
 };
@@ -144,7 +143,8 @@ fn registered_from(collective: Collective, ranks: usize, long: usize) -> usize {
 }
 
 /// Chooses the algorithm of a call of which the [buffer](Collective::registered_buffer) is `registered`, or is
-/// not.
+/// not. Where ranks of a host share memory, `long_bytes` is [what is long](crate::host::Host::long_bytes)
+/// there.
 ///
 /// # Errors
 ///
@@ -154,7 +154,7 @@ pub(crate) fn choose(
     call: &Call,
     topology: &Topology,
     over_links: &mut OverLinks,
-    host: Option<&Host>,
+    long_bytes: Option<usize>,
     registered: bool,
     config: &Config,
 ) -> Result<Choice> {
@@ -178,7 +178,7 @@ pub(crate) fn choose(
         let problem = match algorithm.memory {
             // Alone, there is nothing to do in any way.
             _ if topology.world_size == 1 => return Ok(finish(algorithm)),
-            MemoryUse::Staged if host.is_none() => "these ranks share no memory",
+            MemoryUse::Staged if long_bytes.is_none() => "these ranks share no memory",
             MemoryUse::Registered if !registered => "this buffer is not registered",
             MemoryUse::Registered if is_wide(algorithm) => {
                 "sums of floats of 16 or 8 bits would be rounded on their way"
@@ -191,14 +191,15 @@ pub(crate) fn choose(
             problem: format!("{name:?} cannot be used here: {problem}"),
         });
     }
-    if call.operation == Operation::MonitoredBarrier && host.is_none_or(|_| !topology.is_one_host())
-    {
+    let all_share = long_bytes.is_some() && topology.is_one_host();
+    if call.operation == Operation::MonitoredBarrier && !all_share {
         // Everybody hears from everybody, and so knows who is missing.
         return Ok(finish(find(collective, "direct")?));
     }
     let bytes = call.counts.longest().saturating_mul(call.dtype.size());
     let uneven = call.is_uneven();
-    let shared = host.and_then(|host| {
+    let by_seats = seats_are_few(topology) || !topology.sums_by_rank();
+    let shared = long_bytes.and_then(|long_bytes| {
         let fits = |row: &&Algorithm| {
             row.collective == collective
                 && (row.uneven || !uneven)
@@ -208,26 +209,40 @@ pub(crate) fn choose(
                     MemoryUse::Registered => registered && !is_wide(row),
                 }
                 && (row.applies)(topology)
-                && (few_connections(topology) || !topology.sums_by_rank())
+                && (by_seats || row.name == AMONG_LEADERS)
         };
         // With two ranks, reading one whole slot is as much as reading half and copying half.
         let one_shot = match narrow {
             true => bytes <= ONE_SHOT_NARROW_BYTES,
             false => bytes <= ONE_SHOT_BYTES || topology.world_size == 2,
         };
-        let push = bytes > registered_from(collective, topology.world_size, host.long_bytes());
-        ALGORITHMS.iter().filter(fits).min_by_key(|row| preference(row, push, one_shot))
+        let push = bytes > registered_from(collective, topology.world_size, long_bytes);
+        // Prices leave shared memory out, and on one host there is nothing else.
+        let price = |row| match topology.is_one_host() {
+            true => 0,
+            false => over_links.price(row, call, topology),
+        };
+        let fitting = ALGORITHMS.iter().filter(fits);
+        fitting.min_by_key(|row| (price(row), preference(row, push, one_shot)))
     });
     match shared {
-        Some(algorithm) => Ok(finish(algorithm)),
-        None => Ok(finish(over_links.algorithm(call, topology)?)),
+        Some(algorithm) if by_seats => Ok(finish(algorithm)),
+        among_leaders => {
+            let links = over_links.algorithm(call, topology)?;
+            let price = |row| over_links.price(row, call, topology);
+            let shared = among_leaders.filter(|row| price(row) < price(links));
+            Ok(finish(shared.unwrap_or(links)))
+        }
     }
 }
+
+/// The algorithm between hosts in which only one rank of each opens connections.
+const AMONG_LEADERS: &str = "hierarchical-doubling";
 
 /// Whether ranks on the same seats of all hosts can be connected, each with each, and open no more
 /// connections than algorithms of `log p` rounds would. (Of the connections
 /// between two ranks each counts for a half.)
-fn few_connections(topology: &Topology) -> bool {
+fn seats_are_few(topology: &Topology) -> bool {
     let hosts = topology.ranks_by_host().len();
     (hosts - 1) / 2 <= topology.world_size.next_power_of_two().ilog2() as usize
 }
@@ -265,6 +280,11 @@ impl OverLinks {
 
     pub(crate) fn prices(&self) -> &Prices {
         &self.prices
+    }
+
+    /// What `call` would cost by `row`. How long that takes in shared memory is left out.
+    fn price(&self, row: &Algorithm, call: &Call, topology: &Topology) -> u128 {
+        price(row, topology, call.counts.longest(), call.element_kind(), &self.prices)
     }
 
     /// The cheapest algorithm for `call`. The topology is always the same one.
@@ -350,11 +370,29 @@ mod tests {
         assert!(!short.is_like(&short.clone().in_parts(vec![1])));
     }
 
+    /// How ranks in shared memory sum `elements` of f32, 8 on each of so many hosts.
+    fn on_hosts(hosts: usize, elements: usize) -> &'static str {
+        let (topology, config) = (Topology::hosts(&vec![8; hosts]), Config::default());
+        let call = call(Operation::AllReduce, DType::F32, elements);
+        let over_links = &mut OverLinks::default();
+        choose(&call, &topology, over_links, Some(1 << 20), false, &config).unwrap().algorithm.name
+    }
+
+    #[test]
+    fn leaders_exchange_short_data_between_hosts() {
+        assert_eq!(on_hosts(1, 1), "shm-oneshot");
+        for hosts in [2, 3, 16] {
+            assert_eq!([1, 1 << 20].map(|n| on_hosts(hosts, n)), [AMONG_LEADERS, "hierarchical"]);
+        }
+        // Too many to be connected seat by seat.
+        assert_eq!([1, 1 << 24].map(|n| on_hosts(125, n)), [AMONG_LEADERS, "halving"]);
+    }
+
     #[test]
     fn hosts_exchange_directly_only_while_they_are_few() {
-        assert!(few_connections(&Topology::hosts(&[8; 16])));
-        assert!(few_connections(&Topology::hosts(&[8])));
-        assert!(!few_connections(&Topology::hosts(&[8; 125])));
+        assert!(seats_are_few(&Topology::hosts(&[8; 16])));
+        assert!(seats_are_few(&Topology::hosts(&[8])));
+        assert!(!seats_are_few(&Topology::hosts(&[8; 125])));
     }
 
     #[test]

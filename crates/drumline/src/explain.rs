@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use drumline_schedule::{
     ALGORITHMS, Algorithm, Collective, Counts, MemoryUse, Topology,
-    price::{Prices, candidates},
+    price::{Prices, price},
 };
 
 use crate::{
@@ -51,7 +51,8 @@ pub struct Explanation {
 pub struct Candidate {
     /// Its name.
     pub algorithm: &'static str,
-    /// What the call would take by the prices of links, if it uses links only and serves these ranks.
+    /// What the call would take by the prices of links, work in shared memory left out; nothing on one
+    /// host that shares memory, and where it does not serve these ranks.
     pub price: Option<Duration>,
     /// Why it cannot be taken; nothing where it can.
     pub problem: Option<String>,
@@ -62,7 +63,7 @@ impl fmt::Display for Explanation {
         writeln!(f, "{}: {}", self.algorithm, self.why)?;
         for Candidate { algorithm, price, problem } in &self.candidates {
             let mark = if self.algorithm == *algorithm { '*' } else { ' ' };
-            write!(f, "{mark} {algorithm:<18}")?;
+            write!(f, "{mark} {algorithm:<22}")?;
             match (price, problem) {
                 (_, Some(problem)) => writeln!(f, "no: {problem}")?,
                 (Some(price), None) => writeln!(f, "{:.1} us", price.as_secs_f64() * 1e6)?,
@@ -147,11 +148,14 @@ impl Situation<'_> {
         let (elements, kind) = (call.counts.longest(), call.element_kind());
         // Lengths up to the next power of two are chosen for alike.
         let class = 1 << elements.max(1).ilog2();
-        let prices: Vec<_> =
-            candidates(collective, self.topology, class, kind, self.prices).collect();
         let price = |row: &Algorithm| {
-            let (_, price) = prices.iter().find(|(priced, _)| priced.name == row.name)?;
-            Some(Duration::from_nanos(u64::try_from(price / 1_000).unwrap_or(u64::MAX)))
+            // Over links alone the class is priced.
+            let elements = if row.memory == MemoryUse::Private { class } else { elements };
+            let sends = row.memory == MemoryUse::Private || !self.topology.is_one_host();
+            (sends && (row.applies)(self.topology)).then(|| {
+                let price = price(row, self.topology, elements, kind, self.prices);
+                Duration::from_nanos(u64::try_from(price / 1_000).unwrap_or(u64::MAX))
+            })
         };
         let rows = ALGORITHMS.iter().filter(|row| row.collective == collective);
         let candidates = rows.map(|row| Candidate {
@@ -166,6 +170,10 @@ impl Situation<'_> {
             MemoryUse::Registered => {
                 "the buffer lies in memory that the ranks of a host share".to_owned()
             }
+            MemoryUse::Staged if !self.topology.is_one_host() => format!(
+                "the ranks of a host share memory, which is faster than links; the lowest price \
+                 between hosts, for {elements} elements"
+            ),
             MemoryUse::Staged => format!(
                 "the ranks of a host share memory, which is faster than links; by the length, {} B",
                 elements * kind.bytes

@@ -210,7 +210,9 @@ impl Lane {
         let host = self.host.as_ref();
         let registered = registered && host.is_some();
         let (topology, over_links) = (&self.topology, &mut self.over_links);
-        let choice = call::choose(call, topology, over_links, host, registered, &self.config)?;
+        let long_bytes = host.map(Host::long_bytes);
+        let choice =
+            call::choose(call, topology, over_links, long_bytes, registered, &self.config)?;
         let situation = Situation {
             topology,
             prices: over_links.prices(),
@@ -406,7 +408,9 @@ impl Lane {
     fn plan(&mut self, call: &Call, registered: bool) -> Result<Plan> {
         let (host, topology) = (self.host.as_ref(), &self.topology);
         let over_links = &mut self.over_links;
-        let choice = call::choose(call, topology, over_links, host, registered, &self.config)?;
+        let long_bytes = host.map(Host::long_bytes);
+        let choice =
+            call::choose(call, topology, over_links, long_bytes, registered, &self.config)?;
         let slot_bytes = choice.staged.then(|| host.map_or(0, Host::slot_bytes));
         let slot = slot_bytes.map(|bytes| bytes / choice.element_bytes);
         let schedule = self.schedule(choice.algorithm, call)?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use drumline_schedule::{ALGORITHMS, Algorithm, MemoryUse, Topology, draw};
+use drumline_schedule::{ALGORITHMS, Algorithm, MemoryUse, SumOrder, Topology, draw};
 
 /// A power of two, and a world size that is none.
 const WORLD_SIZES: [usize; 2] = [4, 5];
@@ -31,12 +31,16 @@ pub(crate) fn files() -> Result<BTreeMap<String, String>, Box<dyn Error>> {
     Ok(files)
 }
 
-/// Hosts of two ranks where the algorithm knows what to do with them, else the simplest world.
+/// Hosts of two ranks where the algorithm knows what to do with them, else the simplest world that it
+/// serves.
 fn topology(algorithm: &Algorithm, world_size: usize) -> Topology {
-    let pairs = Topology::placed((0..world_size).map(|rank| rank / 2));
-    match algorithm.memory {
-        MemoryUse::Private => Topology::flat(world_size),
-        _ if (algorithm.applies)(&pairs) => pairs,
-        _ => Topology::hosts(&[world_size]),
+    if algorithm.memory == MemoryUse::Private {
+        return Topology::flat(world_size);
     }
+    let pairs = Topology::placed((0..world_size).map(|rank| rank / 2));
+    let one_host = Topology::hosts(&[world_size]);
+    let two_hosts = Topology::hosts(&[world_size / 2, world_size.div_ceil(2)]);
+    let two_hosts = two_hosts.with_order(SumOrder::Placement);
+    let simpler = [pairs, one_host].into_iter().find(|world| (algorithm.applies)(world));
+    simpler.unwrap_or(two_hosts)
 }

@@ -1,6 +1,6 @@
 //! All-reduce through memory that the ranks of one host share.
 //!
-//! In every algorithm here and beside it (`shared_rooted`, `shared_blocks`, `push`) each rank posts
+//! In every algorithm here and beside it (`shared_rooted`, `shared_blocks`, `registered`) each rank posts
 //! equally often, as [`step`](crate::step) demands.
 
 use super::Cost;

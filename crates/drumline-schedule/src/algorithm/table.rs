@@ -2,7 +2,8 @@
 
 use super::{
     Algorithm, Collective, MemoryUse, any, binomial, bruck, direct, dissemination, doubling,
-    gather, halving, hierarchical, registered, rooted, scan, shared, shared_blocks, shared_rooted,
+    gather, halving, hierarchical, leaders, registered, rooted, scan, shared, shared_blocks,
+    shared_rooted,
 };
 use crate::topology::Topology;
 
@@ -279,6 +280,18 @@ pub static ALGORITHMS: &[Algorithm] = &[
         cost: hierarchical::staged_cost,
         applies: Topology::sums_by_placement,
         needs: "hosts whose ranks are nodes of the tree of sums, or sums by placement",
+        partial_sums_travel: true,
+        uneven: false,
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "hierarchical-doubling",
+        memory: MemoryUse::Staged,
+        generate: leaders::all_reduce,
+        cost: leaders::all_reduce_cost,
+        applies: leaders::serves,
+        needs: "hosts whose ranks are nodes of the tree of sums, or sums by placement; several of \
+                them, each with several ranks",
         partial_sums_travel: true,
         uneven: false,
     },

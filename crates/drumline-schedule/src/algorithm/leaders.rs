@@ -1,0 +1,91 @@
+//! One rank of each host adds for all of them, and only these leaders talk between hosts.
+
+use super::{Cost, doubling};
+use crate::step::{Loc, Rank, Span, Step};
+use crate::topology::Topology;
+use crate::tree::Node;
+
+const DATA: Loc = Loc::data(Span::WHOLE);
+const SLOT: Loc = Loc::slot(Span::WHOLE);
+
+/// Several hosts, none with one rank only, where hosts may add their own ranks first.
+pub(super) fn serves(topology: &Topology) -> bool {
+    let hosts = topology.ranks_by_host();
+    topology.sums_by_placement() && hosts.len() > 1 && hosts.iter().all(|ranks| ranks.len() > 1)
+}
+
+/// The lowest rank of a host sums what its host has laid out, takes part in recursive
+/// [doubling](super::doubling) among the leaders, and lays the result out for the others.
+///
+/// ```text
+///   host 0   rank 0      a + b = A     A + C        -> data, slot
+///            rank 1   b -> slot          |             slot of 0 -> data
+///                                        |  swapped
+///   host 1   rank 2      c + d = C     A + C        -> data, slot
+///            rank 3   d -> slot                        slot of 2 -> data
+/// ```
+///
+/// See [`all_reduce_cost`]. No chain of messages between hosts can be shorter, and no host sends fewer, so
+/// this is for short data; leaders do all the work, so it is not for long data. Scratch: the length of the
+/// data; twice that where hosts are no power of two.
+pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    let (leader, others) = match topology.neighbours(rank) {
+        [leader, others @ ..] => (*leader, others),
+        [] => return vec![],
+    };
+    if rank != leader {
+        return vec![
+            Step::Copy { dst: SLOT, src: DATA },
+            Step::Post,
+            Step::Wait { peer: leader, upto: 1 },
+            Step::Copy { dst: DATA, src: SLOT.of(leader) },
+        ];
+    }
+    let laid_out = others.iter().map(|&other| SLOT.of(other));
+    let srcs = std::iter::once(DATA).chain(laid_out);
+    let mut steps: Vec<Step> = others.iter().map(|&peer| Step::Wait { peer, upto: 1 }).collect();
+    steps.push(Step::ReduceTree {
+        dsts: vec![DATA],
+        srcs: srcs.enumerate().map(|(seat, src)| (Node::leaf(seat), src)).collect(),
+        finish: false,
+    });
+    steps.extend(among_leaders(topology, topology.host_of(rank)));
+    steps.push(Step::Copy { dst: SLOT, src: DATA });
+    steps.push(Step::Post);
+    steps
+}
+
+/// Doubling, in which each host is a rank.
+fn among_leaders(topology: &Topology, host: usize) -> impl Iterator<Item = Step> {
+    let hosts = topology.ranks_by_host();
+    let doubling = doubling::all_reduce(&Topology::flat(hosts.len()), host, 0);
+    doubling.into_iter().map(|step| match step {
+        Step::Send { to, src } => Step::Send { to: hosts[to][0], src },
+        Step::Recv { from, dst } => Step::Recv { from: hosts[from][0], dst },
+        step => step,
+    })
+}
+
+/// A round on the host before and one after those of doubling among as many ranks as there are hosts.
+/// A leader combines what its host has laid out, and once for each node of the tree over hosts
+/// that its host is in. It reads the `n` elements of each of its host's other ranks.
+pub(super) fn all_reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
+    let hosts = topology.ranks_by_host();
+    let among_leaders = doubling::all_reduce_cost(&Topology::flat(hosts.len()), root, n);
+    let others = |host: usize| hosts[host].len() - 1;
+    let combined = (0..hosts.len()).map(|host| others(host) + depth(Node::root(hosts.len()), host));
+    Cost {
+        rounds: among_leaders.rounds + 2,
+        combined: combined.max().unwrap_or(0) * n,
+        shared_elements: (0..hosts.len()).map(others).max().unwrap_or(0) * n,
+        ..among_leaders
+    }
+}
+
+/// How many nodes stand above a leaf.
+fn depth(node: Node, leaf: usize) -> usize {
+    match node.children() {
+        None => 0,
+        Some((left, right)) => 1 + depth(if leaf < right.lo { left } else { right }, leaf),
+    }
+}
