@@ -32,6 +32,15 @@ fn every_operation_on_long_buffers() {
 }
 
 #[test]
+fn every_operation_over_several_connections() {
+    let [_, _, tcp] = Threads::everywhere();
+    let tcp = tcp.with(|config| config.streams = 3);
+    if let Err(problem) = run_part(&tcp, &[2, 3], Extent::Large, Part::WHOLE) {
+        panic!("{problem}");
+    }
+}
+
+#[test]
 #[cfg_attr(not(feature = "nightly"), ignore = "takes an hour: --features nightly")]
 fn everything() {
     part_everywhere(&WORLD_SIZES, Extent::All, Part::from_env().unwrap());

@@ -5,7 +5,7 @@ use drumline::internals::{Member, PeerStreams};
 
 use crate::{
     network::{Nanos, Quality, SharedPipe, Stream, connect},
-    plan::{FaultKind, MS, SECOND},
+    plan::{FaultKind, Group, MS, SECOND},
     process::World,
     simulation::{Event, Simulation},
 };
@@ -155,7 +155,7 @@ impl Simulation {
             let ends = [(a, &killed[0]), (b, &killed[1])];
             connect(&self.network, ends, quality, &mut self.rng)
         };
-        let (streams, wires) = bundle(group, quality, &mut open);
+        let (streams, wires) = bundle(group, &self.plan.groups[group], quality, &mut open);
         self.wires.entry((a.min(b), a.max(b))).or_default().extend(wires);
         streams
     }
@@ -173,21 +173,30 @@ impl Simulation {
 
 type Ends = ((PeerStreams<Stream>, PeerStreams<Stream>), Vec<Wire>);
 
-/// Three streams between two ranks.
+/// All streams between two ranks.
 pub(crate) fn bundle(
     group: usize,
+    of_plan: &Group,
     quality: Quality,
     open: &mut dyn FnMut(Quality) -> ([Stream; 2], [SharedPipe; 2]),
 ) -> Ends {
     // Words on control connections are few and short: there is always room.
     let spacious = Quality { capacity: 1 << 20, stalls_percent: 0, ..quality };
     let ([control, their_control], control_pipes) = open(spacious);
-    let ([data, their_data], data_pipes) = open(quality);
-    let ([points, their_points], points_pipes) = open(quality);
     let wire = |is_control| move |pipe| Wire { group, is_control, pipe };
-    let others = data_pipes.into_iter().chain(points_pipes).map(wire(false));
-    let wires = control_pipes.into_iter().map(wire(true)).chain(others).collect();
-    let ours = PeerStreams { control, data, points };
-    let theirs = PeerStreams { control: their_control, data: their_data, points: their_points };
+    let mut wires: Vec<Wire> = control_pipes.into_iter().map(wire(true)).collect();
+    let block_bytes = of_plan.block_bytes;
+    let (mut data, mut their_data) = (Vec::new(), Vec::new());
+    for _ in 0..of_plan.config.streams {
+        let ([near, far], pipes) = open(quality);
+        data.push(near);
+        their_data.push(far);
+        wires.extend(pipes.map(wire(false)));
+    }
+    let ([points, their_points], points_pipes) = open(quality);
+    wires.extend(points_pipes.map(wire(false)));
+    let ours = PeerStreams { control, data, block_bytes, points };
+    let theirs =
+        PeerStreams { control: their_control, data: their_data, block_bytes, points: their_points };
     ((ours, theirs), wires)
 }

@@ -152,6 +152,7 @@ impl Job<'_> {
             all_reduce: self.all_reduce.map(str::to_owned),
             sum_order: self.sum_order,
             window_bytes: piece_bytes,
+            streams: 1 + self.world_size % 2,
             ..Config::default()
         };
         let slot_bytes = self.shares_memory().then_some(piece_bytes);
@@ -165,7 +166,7 @@ impl Job<'_> {
         Plan {
             world_size: self.world_size,
             host_of: self.hosts(),
-            groups: vec![Group { topology, config, slot_bytes, arena_bytes }],
+            groups: vec![Group { topology, config, block_bytes: 1000, slot_bytes, arena_bytes }],
             calls,
             messages: vec![],
             scripts: vec![script; self.world_size],

@@ -98,6 +98,7 @@ pub fn run(
         groups: vec![Group {
             topology,
             config,
+            block_bytes: 64 << 10,
             slot_bytes: (ranks_per_host > 1).then_some(64 << 10),
             arena_bytes: 4 << 20,
         }],

@@ -45,6 +45,8 @@ pub(crate) struct Plan {
 pub(crate) struct Group {
     pub(crate) topology: Topology,
     pub(crate) config: Config,
+    /// Bytes that a stream carries before it is the next one's turn, where two ranks have several.
+    pub(crate) block_bytes: usize,
     /// Bytes of the staging slots that are used, where ranks share memory.
     pub(crate) slot_bytes: Option<usize>,
     /// Bytes that each rank has for registered buffers. They are kept to the end of the job, to see
@@ -209,11 +211,14 @@ fn group(rng: &mut Rng, host_of: &[usize]) -> Group {
         sum_order: order,
         // Data are short: a few elements to a window, or all.
         window_bytes: 8 * rng.usize(1..=200),
+        streams: rng.usize(1..=3),
         ..Config::default()
     };
     // Every rank's block of the largest elements must fit a slot.
     let slot_bytes = shares.then(|| world_size * 8 * rng.usize(1..=40));
-    Group { topology, config, slot_bytes, arena_bytes: 4 << 20 }
+    // Headers and short messages are cut, too.
+    let block_bytes = rng.usize(1..=500);
+    Group { topology, config, block_bytes, slot_bytes, arena_bytes: 4 << 20 }
 }
 
 impl Group {

@@ -362,6 +362,7 @@ fn join(
     rng: &mut Rng,
 ) -> Result<Vec<Member<crate::network::Stream>>, String> {
     let text = |error: drumline_shm::Error| error.to_string();
+    let of_plan = &plan.groups[group];
     let members = plan.world_size;
     let mut streams: Vec<Vec<_>> = (0..members).map(|_| Vec::new()).collect();
     for ranks in hosts.values() {
@@ -369,14 +370,13 @@ fn join(
             for &b in &ranks[index + 1..] {
                 let ends = [(a, &killed[a]), (b, &killed[b])];
                 let mut open = |quality| connect(network, ends, quality, rng);
-                let ((to_b, to_a), new) = bundle(group, plan.near, &mut open);
+                let ((to_b, to_a), new) = bundle(group, of_plan, plan.near, &mut open);
                 streams[a].push((b, to_b));
                 streams[b].push((a, to_a));
                 wires.entry((a, b)).or_default().extend(new);
             }
         }
     }
-    let of_plan = &plan.groups[group];
     let slot_bytes = of_plan.slot_bytes.unwrap_or(1);
     let size = SegmentSize { slot_bytes, arena_bytes: of_plan.arena_bytes };
     let segments = (0..members).map(|_| Segment::create(size));

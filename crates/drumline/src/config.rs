@@ -51,6 +51,11 @@ pub struct Config {
     /// its ranks, times the groups over several hosts that these are in, times the interfaces.
     pub port_range: Option<RangeInclusive<u16>>,
 
+    /// How many TCP connections carry the data between two ranks, at most 16, the same on all ranks: block
+    /// by block, each in its turn. Several get more of a network that limits each flow, or that
+    /// spreads flows over several lines. `DRUMLINE_STREAMS`; 1 unless set.
+    pub streams: usize,
+
     /// Whether ranks of one host and user talk over Unix sockets. `DRUMLINE_UNIX_SOCKETS`, 0 or
     /// 1; 1 unless set. Without, they talk over TCP as if on several hosts: to measure or test it.
     pub unix_sockets: bool,
@@ -105,6 +110,9 @@ pub struct Config {
     pub trace: Option<Trace>,
 }
 
+/// The most connections that may carry the data between two ranks.
+pub(crate) const STREAMS_MAX: usize = 16;
+
 impl Default for Config {
     fn default() -> Config {
         Config {
@@ -115,6 +123,7 @@ impl Default for Config {
             bind_addresses: Vec::new(),
             socket_ifname: None,
             port_range: None,
+            streams: 1,
             unix_sockets: true,
             shared_memory: true,
             window_bytes: 1 << 20,
@@ -198,6 +207,16 @@ impl Config {
                     invalid("DRUMLINE_PORT_RANGE", &text, "ports such as 40000-40100")
                 })?;
         }
+        if let Some(text) = variable("DRUMLINE_STREAMS") {
+            config.streams = text
+                .parse()
+                .ok()
+                .filter(|streams| (1..=STREAMS_MAX).contains(streams))
+                .ok_or_else(|| {
+                    let wanted = format!("a number of connections, 1 to {STREAMS_MAX}");
+                    invalid("DRUMLINE_STREAMS", &text, &wanted)
+                })?;
+        }
         config.trace = variable("DRUMLINE_TRACE").filter(|dir| !dir.is_empty()).map(Trace::to);
         if let Some(text) = variable("DRUMLINE_TRACE_BYTES_MAX") {
             let bytes_max = text
@@ -273,6 +292,7 @@ mod tests {
         assert_eq!(prices, PriceSource::Measure);
         let ports = read("DRUMLINE_PORT_RANGE", "40000-40100").unwrap().port_range;
         assert_eq!(ports, Some(40_000..=40_100));
+        assert_eq!(read("DRUMLINE_STREAMS", "4").unwrap().streams, 4);
         let name = read("DRUMLINE_SOCKET_IFNAME", "^docker").unwrap().socket_ifname;
         assert_eq!(name.as_deref(), Some("^docker"));
         let name = read("GLOO_SOCKET_IFNAME", "eth0,eth1").unwrap().socket_ifname;
@@ -296,6 +316,9 @@ mod tests {
     fn what_cannot_be_understood_is_named() {
         for (name, value) in [
             ("DRUMLINE_TIMEOUT_S", "soon"),
+            ("DRUMLINE_STREAMS", "0"),
+            ("DRUMLINE_STREAMS", "17"),
+            ("DRUMLINE_STREAMS", "two"),
             ("DRUMLINE_WARN_AFTER_S", "never"),
             ("DRUMLINE_SHARED_MEMORY", "yes"),
             ("DRUMLINE_WINDOW_BYTES", "1M"),

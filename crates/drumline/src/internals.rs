@@ -28,7 +28,7 @@ use crate::{
     lane::{Job, Lane, Operation},
     operation::{CallOn, Request},
     transport::{
-        self, Bundle, Connections, Duplex, Point, StreamKind, Streams, Transport, Waits,
+        self, Bundle, Connections, Duplex, Point, StreamKind, Streams, Striped, Transport, Waits,
         mesh::Membership,
     },
 };
@@ -109,16 +109,18 @@ pub struct SharedMemory {
 pub struct PeerStreams<S> {
     /// Leave-taking and failures.
     pub control: S,
-    /// Messages of collectives.
-    pub data: S,
+    /// Messages of collectives: at least one stream, in the same order at both ends.
+    pub data: Vec<S>,
+    /// How many bytes each of them carries before the next one's turn: the same at both ends.
+    pub block_bytes: usize,
     /// Messages from rank to rank.
     pub points: S,
 }
 
 impl<S> PeerStreams<S> {
     fn bundle(self) -> Bundle<S> {
-        let PeerStreams { control, data, points } = self;
-        Bundle { control, data, points }
+        let PeerStreams { control, data, block_bytes, points } = self;
+        Bundle { control, data: Striped::in_blocks_of(block_bytes, data), points }
     }
 }
 

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use common::{everywhere, world_with};
+use common::{everywhere, on_threads, world_with};
 use drumline::{
     Cause, CollectiveError, Config, Error, ProcessGroup, ReduceOp,
     auth::Secret,
@@ -486,7 +486,7 @@ fn strangers_at_the_door_hold_up_nobody() {
                     2 => stream.write_all(b"DRUM\x01").unwrap(), // stops in the middle
                     _ => {
                         // A well-formed greeting as rank 1 of 2, of another group.
-                        let channel = [Channel::Control, Channel::Data][stranger / 4 % 2];
+                        let channel = [Channel::Control, Channel::Data(0)][stranger / 4 % 2];
                         let hello = Hello { channel, rank: 1, world_size: 2, group: 42 };
                         let nonce = Nonce::random().unwrap();
                         stream.write_all(&hello.encode(false, &nonce)).unwrap();
@@ -569,6 +569,8 @@ fn peers_on_other_addresses_need_a_secret_and_one_address() {
             Config { bind_addresses: vec!["192.0.2.1".parse().unwrap()], ..Config::default() },
             "DRUMLINE_SECRET: not set",
         ),
+        (Config { streams: 0, ..Config::default() }, "DRUMLINE_STREAMS: 0 connections"),
+        (Config { streams: 17, ..Config::default() }, "there can be 1 to 16"),
     ] {
         let config = Config { unix_sockets: false, timeout: Duration::from_secs(3), ..config };
         let error = ProcessGroup::local_world_with(2, &config).unwrap_err().to_string();
@@ -576,5 +578,20 @@ fn peers_on_other_addresses_need_a_secret_and_one_address() {
         // On one host nothing of this is looked at.
         let config = Config { unix_sockets: true, ..config };
         ProcessGroup::local_world_with(2, &config).unwrap();
+    }
+}
+
+#[test]
+fn ranks_with_other_numbers_of_connections_are_named() {
+    let store: Arc<dyn Store> = Arc::new(HashStore::new());
+    let told = on_threads(vec![(0, 2), (1, 2), (2, 3)], |(rank, streams)| {
+        let config = Config { streams, unix_sockets: false, ..Config::default() };
+        ProcessGroup::connect("streams", store.clone(), rank, 3, &config).unwrap_err().to_string()
+    });
+    for (rank, culprit) in
+        [(0, "rank 2: it sends data over 3"), (2, "rank 0: it sends data over 2")]
+    {
+        assert!(told[rank].contains(culprit), "{}", told[rank]);
+        assert!(told[rank].contains("DRUMLINE_STREAMS"), "{}", told[rank]);
     }
 }

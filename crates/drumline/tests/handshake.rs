@@ -19,7 +19,7 @@ fn ours() -> Option<Secret> {
 }
 
 fn hello(rank: usize) -> Hello {
-    Hello { channel: Channel::Data, rank, world_size: 2, group: 7 }
+    Hello { channel: Channel::Data(0), rank, world_size: 2, group: 7 }
 }
 
 fn expected(rank: usize) -> Expected {
@@ -99,7 +99,7 @@ fn two_ends_of_one_job_meet_however_their_bytes_arrive() {
 
 #[test]
 fn every_channel_is_answered_as_itself_and_the_store_only_by_a_store() {
-    for channel in [Channel::Control, Channel::Data, Channel::Points] {
+    for channel in [Channel::Control, Channel::Data(0), Channel::Data(7), Channel::Points] {
         let hello = Hello { channel, ..hello(1) };
         let mut a = Handshake::call(hello, expected(0), ours(), nonce());
         let [caller, answerer] = talk(&mut a, &mut answerer(ours()), 9, untouched);
@@ -111,7 +111,7 @@ fn every_channel_is_answered_as_itself_and_the_store_only_by_a_store() {
     let [to_store, _] = talk(&mut client, &mut store(), 9, untouched);
     assert_eq!(to_store.met, Some(Hello::STORE));
     let [_, at_store] = talk(&mut caller(ours()), &mut store(), 9, untouched);
-    assert_eq!(at_store.refused, Some(Refusal::UnwantedChannel(Channel::Data)));
+    assert_eq!(at_store.refused, Some(Refusal::UnwantedChannel(Channel::Data(0))));
 }
 
 #[test]
@@ -189,8 +189,8 @@ fn who_does_not_belong_to_the_group_is_told_why() {
 fn another_release_gets_our_version_in_return() {
     let mut b = answerer(ours());
     // The first six bytes of the greeting of version 1.
-    assert!(matches!(b.receive(b"DRUM\x01\0"), Err(Refusal::Version { theirs: 1, ours: 2 })));
-    assert_eq!(b.take_output()[..6], *b"DRUM\x02\0");
+    assert!(matches!(b.receive(b"DRUM\x01\0"), Err(Refusal::Version { theirs: 1, ours: 3 })));
+    assert_eq!(b.take_output()[..6], *b"DRUM\x03\0");
 }
 
 /// Everybody would do as a peer here, so that nothing but the proof can refuse.

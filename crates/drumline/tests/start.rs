@@ -317,6 +317,7 @@ fn connections_are_spread_over_addresses_within_the_ports_allowed() {
         unix_sockets: false,
         bind_addresses: hosts.iter().map(|host| host.parse().unwrap()).collect(),
         port_range: Some(41_000..=41_002),
+        streams: 4,
         ..within(30_000)
     };
     let groups = ProcessGroup::local_world_with(3, &config).unwrap();
@@ -334,9 +335,9 @@ fn connections_are_spread_over_addresses_within_the_ports_allowed() {
         // This end is the one that was listened on; the other end's port is the system's choice.
         here.filter(|(_, port)| (41_000..=41_002).contains(port)).count()
     });
-    // Three pairs of ranks, three connections each.
-    assert_eq!(counts.iter().sum::<usize>(), 9, "{counts:?}");
-    assert!(counts.iter().all(|&count| count >= 3), "{counts:?}");
+    // Three pairs of ranks, four connections for data and two others each.
+    assert_eq!(counts.iter().sum::<usize>(), 18, "{counts:?}");
+    assert!(counts.iter().all(|&count| count >= 6), "{counts:?}");
     on_threads(groups, |group| assert_eq!(sum_of_ranks(&group), 3));
 
     // All ranks listen on each address: one port is too few, whoever comes first.

@@ -136,7 +136,7 @@ fn a_crowd_of_strangers_does_not_disturb_a_store_with_a_secret() {
             let mut stream = connect_raw(address);
             let _ = match stranger % 3 {
                 0 => Ok(()),
-                1 => stream.write_all(b"DRUM\x02\0\x01\x03"),
+                1 => stream.write_all(b"DRUM\x03\0\x01\x02"),
                 _ => stream.write_all(&encoded(&Request::Validate(MAGIC))),
             };
             stream

@@ -19,7 +19,7 @@ use crate::{Error, Result};
 /// use drumline::internals::handshake::{Channel, Expected, Handshake, Hello, Nonce};
 ///
 /// let secret = Some(Secret::new(*b"sixteen bytes at least")?);
-/// let hello = |rank| Hello { channel: Channel::Data, rank, world_size: 2, group: 7 };
+/// let hello = |rank| Hello { channel: Channel::Data(0), rank, world_size: 2, group: 7 };
 /// let expected = |rank| Expected { ranks: rank..rank + 1, world_size: 2, group: 7 };
 /// let mut caller = Handshake::call(hello(1), expected(0), secret.clone(), Nonce::random()?);
 /// let mut answerer = Handshake::answer(hello(0), expected(1), secret, Nonce::random()?);

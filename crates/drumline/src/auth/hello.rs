@@ -32,28 +32,46 @@ pub struct Hello {
 /// ```
 /// use drumline::internals::handshake::Channel;
 ///
-/// assert_eq!(Channel::ALL.map(|channel| channel as u8), [0, 1, 2, 3]);
+/// for channel in [Channel::Control, Channel::Data(0), Channel::Data(3), Channel::Store] {
+///     assert_eq!(Channel::from_code(channel.code()), Some(channel));
+/// }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Channel {
     /// Leave-taking and failures: read whenever its owner waits, never held up by data.
-    Control = 0,
-    /// The messages of collectives.
-    Data = 1,
+    Control,
     /// Messages from one rank to another, outside of collectives.
-    Points = 2,
+    Points,
     /// Requests to a store. Rank, world size and group mean nothing here.
-    Store = 3,
+    Store,
+    /// The messages of collectives; by number, if several connections carry them.
+    Data(u8),
 }
 
+/// That of the first data channel; others follow.
+const DATA_CODE: u8 = 16;
+
 impl Channel {
-    /// All of them.
-    pub const ALL: [Channel; 4] =
-        [Channel::Control, Channel::Data, Channel::Points, Channel::Store];
+    /// What stands for it in a greeting.
+    pub fn code(self) -> u8 {
+        match self {
+            Channel::Control => 0,
+            Channel::Points => 1,
+            Channel::Store => 2,
+            Channel::Data(number) => DATA_CODE.saturating_add(number),
+        }
+    }
+
+    /// The channel that a code stands for.
+    pub fn from_code(code: u8) -> Option<Channel> {
+        let data = || code.checked_sub(DATA_CODE).map(Channel::Data);
+        let named = [Channel::Control, Channel::Points, Channel::Store];
+        named.into_iter().find(|channel| channel.code() == code).or_else(data)
+    }
 }
 
 const MAGIC: [u8; 4] = *b"DRUM";
-const VERSION: u16 = 2;
+const VERSION: u16 = 3;
 const NO_AUTHENTICATION: u8 = 0;
 const SECRET: u8 = 1;
 
@@ -73,7 +91,7 @@ impl Hello {
         bytes[0..4].copy_from_slice(&MAGIC);
         bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
         bytes[6] = if has_secret { SECRET } else { NO_AUTHENTICATION };
-        bytes[7] = self.channel as u8;
+        bytes[7] = self.channel.code();
         bytes[8..12].copy_from_slice(&(self.rank as u32).to_le_bytes());
         bytes[12..16].copy_from_slice(&(self.world_size as u32).to_le_bytes());
         bytes[16..24].copy_from_slice(&self.group.to_le_bytes());
@@ -107,8 +125,7 @@ impl Hello {
             SECRET => true,
             kind => return Err(Refusal::UnknownAuthentication(kind)),
         };
-        let Some(channel) = Channel::ALL.into_iter().find(|channel| *channel as u8 == bytes[7])
-        else {
+        let Some(channel) = Channel::from_code(bytes[7]) else {
             return Err(Refusal::UnknownChannel(bytes[7]));
         };
         let hello = Hello {
@@ -126,14 +143,14 @@ mod tests {
     use super::*;
 
     const HELLO: Hello =
-        Hello { channel: Channel::Data, rank: 3, world_size: 8, group: 0x0102_0304_0506_0708 };
+        Hello { channel: Channel::Data(1), rank: 3, world_size: 8, group: 0x0102_0304_0506_0708 };
 
     #[test]
     fn greetings_survive_the_wire_and_lie_where_the_drawing_says() {
         for has_secret in [false, true] {
             let bytes = HELLO.encode(has_secret, &Nonce([9; 32]));
             assert_eq!(Hello::decode(&bytes), Ok((HELLO, has_secret)));
-            assert_eq!(&bytes[..8], &[b'D', b'R', b'U', b'M', 2, 0, u8::from(has_secret), 1]);
+            assert_eq!(&bytes[..8], &[b'D', b'R', b'U', b'M', 3, 0, u8::from(has_secret), 17]);
             assert_eq!((bytes[8], bytes[12], bytes[16], bytes[24], bytes[55]), (3, 8, 8, 9, 9));
         }
     }

@@ -16,7 +16,7 @@ use rustix::{
     io::Errno,
 };
 
-use super::{Bundle, streams::Duplex, wire::Control};
+use super::{Bundle, peer::Opening, streams::Duplex, wire::Control};
 use crate::{
     Config, Error, Result,
     auth::{Channel, Handshake, Nonce, Secret},
@@ -42,7 +42,9 @@ pub(crate) struct Far {
     epoll: Arc<OwnedFd>,
     calls: BTreeMap<Rank, Call>,
     /// What has come of peers that have not opened all of their streams.
-    arriving: BTreeMap<Rank, [Option<Stream>; CHANNELS.len()]>,
+    arriving: BTreeMap<Rank, Opening<Stream>>,
+    /// How many streams carry the messages of collectives to each peer.
+    data_streams: usize,
     /// How long a call may remain without an answer.
     patience: Duration,
 }
@@ -55,21 +57,18 @@ pub(super) enum Met {
     Unreachable(Rank, Cause),
 }
 
-/// The channels between two ranks, in the order of the fields of a [`Bundle`].
-pub(super) const CHANNELS: [Channel; 3] = [Channel::Control, Channel::Data, Channel::Points];
-
 /// A peer that is being called.
 #[derive(Debug)]
 struct Call {
     began: Instant,
-    /// By channel.
-    lines: [Line; CHANNELS.len()],
+    lines: Vec<(Channel, Line)>,
+    opening: Opening<Stream>,
 }
 
 #[derive(Debug)]
 enum Line {
     Dialling(Box<Dial>),
-    Open(Stream),
+    Open,
     /// The peer has hung up: it may have been crowded by strangers.
     Again {
         at: Instant,
@@ -112,6 +111,7 @@ impl Far {
             epoll: Arc::new(epoll),
             calls: BTreeMap::new(),
             arriving: BTreeMap::new(),
+            data_streams: config.streams,
             patience: PATIENCE_MAX.min(config.timeout / 2),
         })
     }
@@ -136,8 +136,10 @@ impl Far {
 
     /// Begins to call a peer. The result comes from [`Far::progress`].
     pub(super) fn call(&mut self, rank: Rank, now: Instant) {
-        let again = || Line::Again { at: now };
-        self.calls.insert(rank, Call { began: now, lines: [again(), again(), again()] });
+        let channels = Opening::<Stream>::channels(self.data_streams);
+        let lines = channels.map(|channel| (channel, Line::Again { at: now })).collect();
+        let opening = Opening::new(self.data_streams);
+        self.calls.insert(rank, Call { began: now, lines, opening });
     }
 
     /// Goes on with all calls that are still wanted, and hears who comes.
@@ -152,9 +154,9 @@ impl Far {
         for rank in due.map(|(rank, _)| *rank).collect::<Vec<_>>() {
             let Some(mut call) = self.calls.remove(&rank) else { continue };
             match self.go_on(rank, &mut call, now) {
-                Ok(()) => match call.finish() {
-                    Ok(streams) => met.push(Met::Called(rank, streams)),
-                    Err(call) => drop(self.calls.insert(rank, call)),
+                Ok(()) => match call.opening.take() {
+                    Some(streams) => met.push(Met::Called(rank, streams)),
+                    None => drop(self.calls.insert(rank, call)),
                 },
                 Err(cause) => met.push(Met::Unreachable(rank, cause)),
             }
@@ -179,24 +181,23 @@ impl Far {
         }
         for arrival in arrivals {
             let Some(hello) = arrival.hello else { continue };
-            let index = CHANNELS.iter().position(|&channel| channel == hello.channel);
-            let (Some(index), true) = (index, self.addresses.contains_key(&hello.rank)) else {
-                let (rank, channel) = (hello.rank, hello.channel);
+            let (rank, channel) = (hello.rank, hello.channel);
+            let mut opening = self.addresses.contains_key(&rank).then(|| {
+                let arriving = self.arriving.entry(rank);
+                arriving.or_insert_with(|| Opening::new(self.data_streams))
+            });
+            let Some(place) = opening.as_mut().and_then(|opening| opening.place(channel)) else {
                 tracing::warn!(rank, ?channel, "turned a connection away that is not expected");
                 continue;
             };
-            let streams = self.arriving.entry(hello.rank).or_default();
-            streams[index] = Some(arrival.stream);
-            if streams.iter().all(Option::is_some)
-                && let Some([Some(control), Some(data), Some(points)]) =
-                    self.arriving.remove(&hello.rank)
-            {
-                watch(hello.rank, &control);
-                met.push(Met::Came(hello.rank, Bundle { control, data, points }));
+            *place = Some(arrival.stream);
+            if let Some(streams) = opening.and_then(|opening| opening.take()) {
+                self.arriving.remove(&rank);
+                watch(rank, &streams.control);
+                met.push(Met::Came(rank, streams));
             }
         }
-        let keys = events.iter().map(|event| event.data.u64() / CHANNELS.len() as u64);
-        keys.map(|rank| rank as Rank).collect()
+        events.iter().map(|event| event.data.u64() as Rank).collect()
     }
 
     fn go_on(&self, rank: Rank, call: &mut Call, now: Instant) -> Result<(), Cause> {
@@ -204,14 +205,12 @@ impl Far {
         // Spread over what the peer offers, each rank beginning with another one.
         let addresses = addresses.iter().cycle().skip(self.member.rank % addresses.len().max(1));
         let give_up = call.began + self.patience;
-        for (((index, line), channel), address) in
-            call.lines.iter_mut().enumerate().zip(CHANNELS).zip(addresses)
-        {
+        for ((channel, line), address) in call.lines.iter_mut().zip(addresses) {
             let failed = |error: CallError| unreachable(rank, *address, &error);
             if let Line::Again { at } = line
                 && now >= *at
             {
-                let dial = self.dial(rank, *address, index, channel).map_err(failed)?;
+                let dial = self.dial(rank, *address, *channel).map_err(failed)?;
                 *line = Line::Dialling(Box::new(dial));
             }
             let Line::Dialling(dial) = line else { continue };
@@ -222,17 +221,20 @@ impl Far {
                     let _ = epoll::delete(&self.epoll, &**dial);
                     if let Line::Dialling(dial) = std::mem::replace(line, Line::Again { at: now }) {
                         let stream = dial.into_stream();
-                        if channel == Channel::Control {
+                        if *channel == Channel::Control {
                             watch(rank, &stream);
                         }
-                        *line = Line::Open(stream);
+                        if let Some(place) = call.opening.place(*channel) {
+                            *place = Some(stream);
+                        }
+                        *line = Line::Open;
                     }
                 }
                 Ok(false) if dial.is_connecting() && now >= give_up => {
                     return Err(failed(io::Error::from(io::ErrorKind::TimedOut).into()));
                 }
                 Ok(false) if was_connecting && !dial.is_connecting() => {
-                    let key = epoll::EventData::new_u64(key(rank, index));
+                    let key = epoll::EventData::new_u64(rank as u64);
                     epoll::modify(&self.epoll, &**dial, key, epoll::EventFlags::IN)
                         .map_err(|error| failed(io::Error::from(error).into()))?;
                 }
@@ -246,18 +248,12 @@ impl Far {
         Ok(())
     }
 
-    fn dial(
-        &self,
-        rank: Rank,
-        address: SocketAddr,
-        index: usize,
-        channel: Channel,
-    ) -> Result<Dial, CallError> {
+    fn dial(&self, rank: Rank, address: SocketAddr, channel: Channel) -> Result<Dial, CallError> {
         let nonce = Nonce::random().map_err(|error| io::Error::other(error.to_string()))?;
         let (hello, expected) = (self.member.hello(channel), self.member.expect(rank..rank + 1));
         let handshake = Handshake::call(hello, expected, self.secret.clone(), nonce);
         let dial = Dial::begin(address, handshake, self.secret.is_some())?;
-        let key = epoll::EventData::new_u64(key(rank, index));
+        let key = epoll::EventData::new_u64(rank as u64);
         epoll::add(&self.epoll, &dial, key, epoll::EventFlags::OUT).map_err(io::Error::from)?;
         Ok(dial)
     }
@@ -272,27 +268,13 @@ impl AsFd for Far {
 impl Call {
     /// When it is to be looked at even if nothing arrives.
     fn deadline(&self, patience: Duration) -> Option<Instant> {
-        let lines = self.lines.iter().filter_map(|line| match line {
+        let lines = self.lines.iter().filter_map(|(_, line)| match line {
             Line::Dialling(dial) if dial.is_connecting() => Some(self.began + patience),
             Line::Again { at } => Some(*at),
-            Line::Dialling(_) | Line::Open(_) => None,
+            Line::Dialling(_) | Line::Open => None,
         });
         lines.min()
     }
-
-    /// The streams, if all are open.
-    fn finish(self) -> Result<Bundle<Stream>, Call> {
-        match self.lines {
-            [Line::Open(control), Line::Open(data), Line::Open(points)] => {
-                Ok(Bundle { control, data, points })
-            }
-            lines => Err(Call { lines, ..self }),
-        }
-    }
-}
-
-fn key(rank: Rank, index: usize) -> u64 {
-    (rank * CHANNELS.len() + index) as u64
 }
 
 /// Lets the kernel find out that the peer's host is silent.
@@ -338,7 +320,7 @@ impl Lingering {
         for met in self.far.progress(|_| true, now) {
             // Whom this rank was just calling has perhaps begun to wait for it.
             if let Met::Came(rank, mut streams) | Met::Called(rank, mut streams) = met {
-                let ended = [&mut streams.data, &mut streams.points].map(Duplex::end);
+                let ended = [streams.data.end(), streams.points.end()];
                 let told = streams.control.write_all(&self.word.encode());
                 if let Some(error) = ended.into_iter().chain([told]).find_map(Result::err) {
                     tracing::debug!(rank, %error, "called and did not wait for the answer");

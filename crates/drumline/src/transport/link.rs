@@ -8,7 +8,7 @@ use std::{
 
 use drumline_schedule::step::Rank;
 
-use super::{Waits, later::Later, streams::Duplex, wire::Control};
+use super::{Waits, later::Later, streams::Duplex, striped::Striped, wire::Control};
 use crate::{
     error::Cause,
     executor::{Header, Machine, Memory, Stretch},
@@ -19,7 +19,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct DataLink<S> {
     peer: Rank,
-    stream: Later<S>,
+    stream: Later<Striped<S>>,
     outgoing: VecDeque<Outgoing>,
     /// Places for messages that were asked for, the first for the one that comes next.
     places: VecDeque<Stretch>,
@@ -65,12 +65,12 @@ impl<S: Duplex> DataLink<S> {
         }
     }
 
-    pub(super) fn connect(&mut self, stream: S) {
+    pub(super) fn connect(&mut self, stream: Striped<S>) {
         self.stream.set(stream);
         self.ready = true;
     }
 
-    pub(super) fn stream(&self) -> Option<&S> {
+    pub(super) fn stream(&self) -> Option<&Striped<S>> {
         self.stream.get()
     }
 

@@ -19,12 +19,13 @@ use drumline_schedule::step::Rank;
 use rustix::event::{PollFd, PollFlags};
 
 use self::card::Card;
-use super::{Bundle, Far, far::CHANNELS};
+use super::{Bundle, Far, peer::Opening};
 pub(crate) use crate::membership::Membership;
 use crate::{
     Config, Error, Result,
     auth::{Channel, Expected, Handshake, Hello, Nonce, Secret},
     board::{Board, Subject},
+    config::STREAMS_MAX,
     engine,
     net::{
         call::{Address, CallError, open, shake_hands},
@@ -50,8 +51,6 @@ pub(crate) struct Mesh {
     /// How to call the others, if there are any.
     pub(crate) far: Option<Far>,
 }
-
-type Slots = [Option<Stream>; CHANNELS.len()];
 
 /// Exchanges cards through `board`, connects with the peers of this host, and learns how to
 /// reach the others, each of which does the same.
@@ -109,25 +108,35 @@ fn prepare_far(
     own: &Card,
     far: &BTreeMap<Rank, Card>,
 ) -> Result<Far> {
+    if !(1..=STREAMS_MAX).contains(&config.streams) {
+        return Err(Error::InvalidSetting {
+            setting: "DRUMLINE_STREAMS".to_owned(),
+            problem: format!("{} connections; there can be 1 to {STREAMS_MAX}", config.streams),
+        });
+    }
     let elsewhere = far.iter().filter(|(_, card)| !card.is_same_network(own));
     let elsewhere: Vec<Rank> = elsewhere.map(|(rank, _)| *rank).collect();
     if config.port_range.is_some() {
         engine::get()?.end_lingering();
     }
-    let (mut gates, mut addresses) = (Vec::new(), Vec::new());
+    // First how many connections each makes of its data.
+    let (mut gates, mut told) = (Vec::new(), vec![config.streams.to_string()]);
     for ip in addresses_for_peers(config, &elsewhere)? {
         let listener = listen_on(ip, member.rank, config)?;
         let address = listener
             .address()
             .ok_or_else(|| member.error(format!("the system does not tell the port on {ip}")))?;
-        addresses.push(address.to_string());
+        told.push(address.to_string());
         gates.push(member.gate(listener, 0, config)?);
     }
-    let told = board.all_gather(Subject::Address, addresses.join(" ").as_bytes())?;
+    let told = board.all_gather(Subject::Address, told.join(" ").as_bytes())?;
     let addresses =
-        far.keys().map(|rank| Ok((*rank, parse_addresses(member, *rank, &told[*rank])?)));
+        far.keys().map(|rank| Ok((*rank, parse_addresses(member, *rank, &told[*rank], config)?)));
     Far::new(member, config, addresses.collect::<Result<_>>()?, gates)
 }
+
+/// On a host nothing limits one connection but memory.
+const NEAR_STREAMS: usize = 1;
 
 /// Connects with the peers of this host, which do the same.
 fn connect_near(
@@ -138,25 +147,24 @@ fn connect_near(
     listener: Listener,
     deadline: Instant,
 ) -> Result<Vec<Near>> {
-    let mut slots: BTreeMap<Rank, Slots> =
-        near.keys().map(|rank| (*rank, Slots::default())).collect();
+    let mut peers: BTreeMap<Rank, Opening<Stream>> =
+        near.keys().map(|rank| (*rank, Opening::new(NEAR_STREAMS))).collect();
     let caller = Caller { member, secret: &config.secret, deadline };
-    for (rank, slots) in slots.range_mut(..member.rank) {
+    for (rank, opening) in peers.range_mut(..member.rank) {
         let Some(name) = near.get(rank).and_then(|card| card.unix.clone()) else { continue };
         let address = Address::Unix(name);
-        for (slot, channel) in slots.iter_mut().zip(CHANNELS) {
-            *slot = Some(caller.call(*rank, &address, channel)?);
+        for channel in Opening::<Stream>::channels(NEAR_STREAMS) {
+            if let Some(place) = opening.place(channel) {
+                *place = Some(caller.call(*rank, &address, channel)?);
+            }
         }
     }
     let gate = member.gate(listener, member.rank + 1, config)?;
-    accept(member, board, gate, &mut slots, deadline)?;
-    let complete = slots.into_iter().filter_map(|(rank, slots)| match slots {
-        [Some(control), Some(data), Some(points)] => {
-            Some(Near { rank, streams: Bundle { control, data, points } })
-        }
-        _ => None,
-    });
-    Ok(complete.collect())
+    accept(member, board, gate, &mut peers, deadline)?;
+    let near = |(rank, mut opening): (Rank, Opening<Stream>)| {
+        Some(Near { rank, streams: opening.take()? })
+    };
+    Ok(peers.into_iter().filter_map(near).collect())
 }
 
 /// An abstract Unix socket under a name that cannot be foreseen.
@@ -230,11 +238,31 @@ fn listen_on(ip: IpAddr, rank: Rank, config: &Config) -> Result<Listener> {
     })
 }
 
-fn parse_addresses(member: &Membership, rank: Rank, text: &[u8]) -> Result<Vec<SocketAddr>> {
+fn parse_addresses(
+    member: &Membership,
+    rank: Rank,
+    text: &[u8],
+    config: &Config,
+) -> Result<Vec<SocketAddr>> {
     let text = String::from_utf8_lossy(text);
-    let addresses: Result<Vec<SocketAddr>, _> = text.split(' ').map(str::parse).collect();
-    addresses
-        .map_err(|_| member.about(rank, &format!("it published {text:?}, which is no address")))
+    let parse = || {
+        let (streams, addresses) = text.split_once(' ')?;
+        let addresses: Result<_, _> = addresses.split(' ').map(str::parse).collect();
+        Some((streams.parse::<usize>().ok()?, addresses.ok()?))
+    };
+    let Some((streams, addresses)) = parse() else {
+        let problem = format!("it published {text:?}, which is no address");
+        return Err(member.about(rank, &problem));
+    };
+    if streams != config.streams {
+        let own = config.streams;
+        let problem = format!(
+            "it sends data over {streams} connection(s), this rank over {own}: set \
+             DRUMLINE_STREAMS alike on all ranks"
+        );
+        return Err(member.about(rank, &problem));
+    }
+    Ok(addresses)
 }
 
 /// Says once how the ranks are reached.
@@ -328,12 +356,12 @@ fn accept(
     member: &Membership,
     board: &Board,
     mut gate: Gate,
-    slots: &mut BTreeMap<Rank, Slots>,
+    peers: &mut BTreeMap<Rank, Opening<Stream>>,
     deadline: Instant,
 ) -> Result<()> {
     let mut next_look = Instant::now() + LOOK_EVERY;
     loop {
-        let incomplete = slots.iter().filter(|(_, slots)| slots.iter().any(Option::is_none));
+        let incomplete = peers.iter().filter(|(_, opening)| !opening.is_complete());
         let missing: Vec<Rank> = incomplete.map(|(rank, _)| *rank).collect();
         if missing.is_empty() {
             return Ok(());
@@ -356,9 +384,9 @@ fn accept(
             arrivals.map_err(|source| Error::io("cannot accept connections of peers", source))?
         {
             let Some(hello) = arrival.hello else { continue };
-            let index = CHANNELS.iter().position(|&channel| channel == hello.channel);
-            match slots.get_mut(&hello.rank).zip(index).map(|(slots, index)| &mut slots[index]) {
-                Some(slot @ None) => *slot = Some(arrival.stream),
+            let opening = peers.get_mut(&hello.rank);
+            match opening.and_then(|opening| opening.place(hello.channel)) {
+                Some(place @ None) => *place = Some(arrival.stream),
                 _ => tracing::warn!(
                     rank = hello.rank,
                     channel = ?hello.channel,

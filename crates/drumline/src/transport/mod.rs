@@ -8,6 +8,7 @@ mod peer;
 mod points;
 mod sockets;
 mod streams;
+mod striped;
 mod waits;
 mod wire;
 
@@ -25,6 +26,8 @@ pub(crate) use sockets::{Sockets, Waker};
 pub(crate) use streams::Streams;
 #[cfg(feature = "internals")]
 pub(crate) use streams::{Duplex, StreamKind};
+#[cfg(feature = "internals")]
+pub(crate) use striped::Striped;
 pub(crate) use waits::{InCall, Lack, Seeker, Waits};
 
 use crate::{

@@ -1,9 +1,9 @@
-//! One peer: its three streams, and how two ranks agree on which three.
+//! One peer: its streams, and how two ranks agree on which.
 //!
 //! ```text
 //! caller                                          callee
 //! wants the peer
-//! opens three streams ──────────────────────────▶ if it calls, too, and is the higher rank: keeps
+//! opens all streams ────────────────────────────▶ if it calls, too, and is the higher rank: keeps
 //!                                                 them aside, its own will do
 //!                       ◀────────────────── beat  else: takes them; its own, if any, are dropped
 //! may send
@@ -22,9 +22,10 @@ use super::{
     link::{ControlLink, DataLink, PeerState},
     points::PointLink,
     streams::Duplex,
+    striped::Striped,
     wire::Control,
 };
-use crate::error::Cause;
+use crate::{auth::Channel, error::Cause};
 
 /// The streams between two ranks.
 #[derive(Debug)]
@@ -32,9 +33,55 @@ pub(crate) struct Bundle<S> {
     /// Leave-taking and failures.
     pub(crate) control: S,
     /// The messages of collectives.
-    pub(crate) data: S,
+    pub(crate) data: Striped<S>,
     /// Messages from rank to rank, outside of collectives.
     pub(crate) points: S,
+}
+
+/// The same, as they are opened one by one.
+#[derive(Debug)]
+pub(super) struct Opening<S> {
+    control: Option<S>,
+    data: Vec<Option<S>>,
+    points: Option<S>,
+}
+
+impl<S> Opening<S> {
+    /// So many streams are to carry the messages of collectives.
+    pub(super) fn new(data_streams: usize) -> Opening<S> {
+        Opening { control: None, data: (0..data_streams).map(|_| None).collect(), points: None }
+    }
+
+    /// What has to be opened.
+    pub(super) fn channels(data_streams: usize) -> impl Iterator<Item = Channel> {
+        let data = (0..data_streams).filter_map(|number| number.try_into().ok());
+        [Channel::Control, Channel::Points].into_iter().chain(data.map(Channel::Data))
+    }
+
+    /// The place of a channel's stream; `None` if the channel is not one of these.
+    pub(super) fn place(&mut self, channel: Channel) -> Option<&mut Option<S>> {
+        match channel {
+            Channel::Control => Some(&mut self.control),
+            Channel::Points => Some(&mut self.points),
+            Channel::Data(number) => self.data.get_mut(usize::from(number)),
+            Channel::Store => None,
+        }
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
+        let Opening { control, data, points } = self;
+        control.is_some() && points.is_some() && data.iter().all(Option::is_some)
+    }
+
+    /// All of them, if they are open; until then nothing changes.
+    pub(super) fn take(&mut self) -> Option<Bundle<S>> {
+        if !self.is_complete() {
+            return None;
+        }
+        let data: Option<Vec<S>> = self.data.iter_mut().map(Option::take).collect();
+        let (control, points) = (self.control.take()?, self.points.take()?);
+        Some(Bundle { control, data: Striped::new(data?), points })
+    }
 }
 
 /// A peer that is connected, or that somebody wants to reach.
@@ -59,7 +106,7 @@ pub(super) enum Bond<S> {
     /// This rank calls the peer.
     Called,
     /// Its streams to the peer are open. The control stream is in use.
-    Offered { data: S, points: S },
+    Offered { data: Striped<S>, points: S },
     /// Both know which streams they use.
     Agreed,
     /// The call has failed.
@@ -186,10 +233,9 @@ impl<S: Duplex> Peer<S> {
             self.data.end();
             self.points.end();
             if let Bond::Offered { data, points } = &mut self.bond {
-                for stream in [data, points] {
-                    if let Err(error) = stream.end() {
-                        tracing::debug!(peer = self.rank, %error, "stream was closed already");
-                    }
+                let ended = [data.end(), points.end()];
+                if let Some(error) = ended.into_iter().find_map(Result::err) {
+                    tracing::debug!(peer = self.rank, %error, "stream was closed already");
                 }
             }
         }
@@ -228,8 +274,8 @@ mod tests {
     fn bundles() -> [Bundle<UnixStream>; 2] {
         let [control, data, points] = [(); 3].map(|()| UnixStream::pair().unwrap());
         [
-            Bundle { control: control.0, data: data.0, points: points.0 },
-            Bundle { control: control.1, data: data.1, points: points.1 },
+            Bundle { control: control.0, data: Striped::new(vec![data.0]), points: points.0 },
+            Bundle { control: control.1, data: Striped::new(vec![data.1]), points: points.1 },
         ]
     }
 

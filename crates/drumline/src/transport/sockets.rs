@@ -24,7 +24,9 @@ use super::{
     streams::{Duplex, StreamKind},
 };
 use crate::{
-    Error, Result, engine,
+    Error, Result,
+    config::STREAMS_MAX,
+    engine,
     error::{Cause, CollectiveError},
     executor::{Header, History, Machine, Memory, Stretch},
     net::stream::Stream,
@@ -48,18 +50,31 @@ pub(crate) struct Sockets {
     epoll: Arc<OwnedFd>,
     /// When this rank last made the kernels of other hosts answer.
     last_beat: Option<Instant>,
-    /// What the set waits for, by peer and kind of stream.
-    armed: BTreeMap<Rank, [epoll::EventFlags; STREAMS.len()]>,
+    /// What the set waits for, by the number that a stream has in it.
+    armed: BTreeMap<u64, epoll::EventFlags>,
 }
 
 /// Ends a rank's sleep from another thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Waker(Arc<OwnedFd>);
 
-/// The kinds of streams, by the number that each has in the set. A process comes behind them.
-const STREAMS: [StreamKind; 3] = [StreamKind::Control, StreamKind::Data, StreamKind::Points];
-const KINDS: u64 = 4;
-const PROCESS: u64 = 3;
+/// What belongs to one peer has consecutive numbers in the set: its process, and its streams.
+const KINDS: u64 = 32;
+const PROCESS: u64 = 0;
+const CONTROL: u64 = 1;
+const POINTS: u64 = 2;
+const FIRST_DATA: u64 = 3;
+const _: () = assert!(FIRST_DATA + STREAMS_MAX as u64 <= KINDS);
+
+/// The number of a peer's stream.
+fn key(rank: Rank, kind: StreamKind) -> u64 {
+    let kind = match kind {
+        StreamKind::Control => CONTROL,
+        StreamKind::Points => POINTS,
+        StreamKind::Data(number) => FIRST_DATA + number as u64,
+    };
+    rank as u64 * KINDS + kind
+}
 const WAKER: u64 = u64::MAX;
 const DOORBELL: u64 = u64::MAX - 1;
 const FAR: u64 = u64::MAX - 2;
@@ -179,7 +194,7 @@ impl Sockets {
                 Met::Came(rank, bundle) => {
                     if streams.came(rank, bundle) {
                         // Those that were in the set are closed.
-                        armed.remove(&rank);
+                        armed.retain(|key, _| key / KINDS != rank as u64);
                     }
                 }
                 Met::Unreachable(rank, cause) => {
@@ -211,14 +226,18 @@ impl Sockets {
             FAR => self.meet(now),
             _ => {
                 let rank = (key / KINDS) as Rank;
-                match STREAMS.get((key % KINDS) as usize) {
-                    Some(kind) => self.streams.on_readable(rank, *kind),
-                    None => {
+                let kind = match key % KINDS {
+                    PROCESS => {
                         self.streams.on_exit(rank);
                         // Closing a process descriptor takes it out of the set.
                         self.processes.retain(|(of, _)| *of != rank);
+                        return;
                     }
-                }
+                    CONTROL => StreamKind::Control,
+                    POINTS => StreamKind::Points,
+                    data => StreamKind::Data((data - FIRST_DATA) as usize),
+                };
+                self.streams.on_readable(rank, kind);
             }
         }
     }
@@ -276,13 +295,11 @@ impl Transport for Sockets {
             let mut wanted = epoll::EventFlags::empty();
             wanted.set(epoll::EventFlags::IN, interest.readable);
             wanted.set(epoll::EventFlags::OUT, interest.writable);
-            let Some(kind) = STREAMS.iter().position(|kind| *kind == interest.kind) else {
-                continue;
-            };
-            let armed = self.armed.entry(interest.rank).or_insert(NOTHING);
-            if armed[kind] != wanted {
-                armed[kind] = wanted;
-                change(&self.epoll, stream, interest.rank as u64 * KINDS + kind as u64, wanted);
+            let key = key(interest.rank, interest.kind);
+            let armed = self.armed.entry(key).or_insert(epoll::EventFlags::empty());
+            if *armed != wanted {
+                *armed = wanted;
+                change(&self.epoll, stream, key, wanted);
             }
         }
     }
@@ -309,8 +326,6 @@ impl Transport for Sockets {
         }
     }
 }
-
-const NOTHING: [epoll::EventFlags; STREAMS.len()] = [epoll::EventFlags::empty(); STREAMS.len()];
 
 /// How a rank looks for messages before it sleeps: some 50 us if nobody else wants its core. The
 /// peer may be about to send from that very core, so each look leaves it.

@@ -1,5 +1,5 @@
-//! Messages over byte streams: three to every peer, one for control, one for collectives and one
-//! for messages from rank to rank. Peers on other hosts get theirs when they are first used.
+//! Messages over byte streams: to every peer one for control, one for messages from rank to rank, and
+//! one or [several](super::striped) for collectives. Peers on other hosts get theirs when they are first used.
 //!
 //! Failures are told on control streams, which are read whenever their owner waits. A data
 //! stream may be held up behind a message that nobody awaits yet; if it breaks, the control
@@ -22,6 +22,7 @@ use super::{
     link::PeerState,
     peer::{Bond, Bundle, Peer},
     points::{Desk, Ended, Point},
+    striped::Striped,
     wire::Control,
 };
 use crate::{
@@ -51,10 +52,10 @@ impl Duplex for std::os::unix::net::UnixStream {
 pub(crate) enum StreamKind {
     /// Leave-taking and failures.
     Control,
-    /// Messages of collectives.
-    Data,
     /// Messages from rank to rank.
     Points,
+    /// Messages of collectives, on the stream of that number.
+    Data(usize),
 }
 
 /// What a rank that sleeps wants to hear of a stream.
@@ -179,18 +180,18 @@ impl<S: Duplex> Streams<S> {
         let any = self.desk.awaits_any();
         self.peers.values().flat_map(move |Peer { rank, control, data, points, .. }| {
             let present = *control.state() == PeerState::Present;
-            [
-                (StreamKind::Control, control.stream(), present, false),
-                (StreamKind::Data, data.stream(), data.wants_to_read(), data.wants_to_write()),
-                (
-                    StreamKind::Points,
-                    points.stream(),
-                    points.wants_to_read(any),
-                    points.wants_to_write(),
-                ),
-            ]
-            .into_iter()
-            .filter_map(|(kind, stream, readable, writable)| {
+            let to_points = [points.wants_to_read(any), points.wants_to_write()];
+            let to_data = [data.wants_to_read(), data.wants_to_write()];
+            let data = data.stream().into_iter().flat_map(Striped::each);
+            let data = data.map(move |(number, stream, turns)| {
+                let wanted = [0, 1].map(|way| to_data[way] && turns[way]);
+                (StreamKind::Data(number), Some(stream), wanted)
+            });
+            let others = [
+                (StreamKind::Control, control.stream(), [present, false]),
+                (StreamKind::Points, points.stream(), to_points),
+            ];
+            others.into_iter().chain(data).filter_map(|(kind, stream, [readable, writable])| {
                 Some((Interest { rank: *rank, kind, readable, writable }, stream?))
             })
         })
@@ -207,8 +208,8 @@ impl<S: Duplex> Streams<S> {
         let Some(peer) = self.peers.get_mut(&rank) else { return };
         match kind {
             StreamKind::Control => peer.control.on_readable(),
-            StreamKind::Data => peer.data.on_readable(),
             StreamKind::Points => peer.points.on_readable(),
+            StreamKind::Data(_) => peer.data.on_readable(),
         }
     }
 
