@@ -19,10 +19,39 @@ def run(*words: str | int) -> str:
     return quiet([str(word) for word in words], 20)
 
 
+# Connections are told apart by a hash of their two ports: few enough classes to set up, enough that four
+# connections seldom meet in one.
+CLASSES, FIRST_CLASS = 256, 0x100
+
+
+def by_flow(gigabits: int, flow_gigabits: int) -> str:
+    """For `tc -batch`: a class of its own speed for each connection. (The kernel may lack `fq`.)"""
+    hashed = [
+        "40 0 0 34",      # the source port, behind 14 bytes of Ethernet and 20 of IP
+        "7 0 0 0",
+        "40 0 0 36",      # xor the destination port
+        "172 0 0 0",
+        "36 0 0 40503",   # times an odd number, of which the upper bits depend on all
+        "116 0 0 7",
+        f"84 0 0 {CLASSES - 1}",
+        f"4 0 0 {0x10000 + FIRST_CLASS}",
+        "22 0 0 0",
+    ]
+    speed = lambda gigabits: f"rate {gigabits}gbit burst {512 * gigabits}kb quantum 60000"
+    return "\n".join([
+        "qdisc add dev eth0 root handle 1: htb default 1",
+        f"class add dev eth0 parent 1: classid 1:1 htb {speed(gigabits)}",
+        *(f"class add dev eth0 parent 1: classid 1:{minor:x} htb {speed(flow_gigabits)}"
+          for minor in range(FIRST_CLASS, FIRST_CLASS + CLASSES)),
+        f'filter add dev eth0 parent 1: protocol ip bpf bytecode "{len(hashed)},{",".join(hashed)}"',
+    ]) + "\n"
+
+
 class Hosts:
     """Takes root, and `ip` and `tc` of iproute2; else `Absent`. They are removed in the end."""
 
-    def __init__(self, gigabits: int) -> None:
+    def __init__(self, gigabits: int, flow_gigabits: int | None = None) -> None:
+        """With `flow_gigabits`, each connection gets no more than that of the link."""
         if os.geteuid() != 0:
             raise Absent("network namespaces take root")
         self.names = [f"dlbench{os.getpid()}-{host}" for host in (0, 1)]
@@ -38,8 +67,14 @@ class Hosts:
                 run("ip", "-n", name, "link", "set", "eth0", "up")
                 run("ip", "-n", name, "link", "set", "lo", "up")
                 # A bucket of a few milliseconds: less starves a fast link between two ticks.
-                run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate",
-                    f"{gigabits}gbit", "burst", f"{512 * gigabits}kb", "latency", "50ms")
+                if flow_gigabits is None:
+                    run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate",
+                        f"{gigabits}gbit", "burst", f"{512 * gigabits}kb", "latency", "50ms")
+                else:
+                    with tempfile.NamedTemporaryFile("w") as commands:
+                        commands.write(by_flow(gigabits, flow_gigabits))
+                        commands.flush()
+                        run("tc", "-n", name, "-batch", commands.name)
         except Absent:
             self.close()
             raise
@@ -57,8 +92,15 @@ class Hosts:
     def inside(self, host: int) -> list[str]:
         return ["ip", "netns", "exec", self.names[host]]
 
-    def drumline(self, program: pathlib.Path, per_host: int, arguments: list[str], limit_s: float) -> list[dict]:
-        """`drumline bench` with that many ranks on both hosts: its rows."""
+    def drumline(
+        self,
+        program: pathlib.Path,
+        per_host: int,
+        arguments: list[str],
+        limit_s: float,
+        settings: dict[str, str] | None = None,
+    ) -> list[dict]:
+        """`drumline bench` with that many ranks on both hosts, and these variables: its rows."""
         secret = secrets.token_hex(16)
         with tempfile.TemporaryDirectory() as folder:
             kept = pathlib.Path(folder) / "rows.json"
@@ -69,7 +111,7 @@ class Hosts:
                     "RANK": rank, "WORLD_SIZE": 2 * per_host,
                     "LOCAL_RANK": rank % per_host, "LOCAL_WORLD_SIZE": per_host, "GROUP_RANK": host,
                     "MASTER_ADDR": self.addresses[0], "MASTER_PORT": PORT,
-                    "DRUMLINE_SECRET": secret, "DRUMLINE_TIMEOUT_S": limit_s,
+                    "DRUMLINE_SECRET": secret, "DRUMLINE_TIMEOUT_S": limit_s, **(settings or {}),
                 }
                 env = {**os.environ, **{name: str(value) for name, value in variables.items()}}
                 command = [*self.inside(host), str(program), "bench", *arguments, "--json", str(kept)]
@@ -88,8 +130,8 @@ class Hosts:
                 raise Absent("drumline: " + "".join(said).strip()[:300])
             return json.loads(kept.read_text())["rows"]
 
-    def iperf(self, seconds: float) -> float:
-        """Bytes per second in each direction, both at once."""
+    def iperf(self, seconds: float, flows: int = 1) -> float:
+        """Bytes per second in each direction, both at once, of so many connections each."""
         command = Peers.iperf_command()
         server = subprocess.Popen(
             [*self.inside(1), *command, "-s", "-1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -97,7 +139,8 @@ class Hosts:
             for attempt in range(20):
                 time.sleep(0.1)
                 try:
-                    client = [*self.inside(0), *command, "-c", self.addresses[1], "--bidir", "-J"]
+                    client = [*self.inside(0), *command, "-c", self.addresses[1], "--bidir", "-J",
+                              "-P", str(flows)]
                     end = json.loads(quiet([*client, "-t", str(seconds)], seconds + 20))["end"]
                     break
                 except Absent:

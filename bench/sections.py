@@ -244,7 +244,7 @@ def crowded() -> Section:
     """Sizes and ranks of one round are programs of their own, with limits of their own."""
     turns: list[Turn] = []
     sizes = [8, M]
-    for ranks in (4, 8):
+    for ranks in (4, 8, 16):
         name = lambda row, ranks=ranks: f"{ranks} ranks, {size_name(row['size'])}"
         cases = [f"all_reduce:{size}" for size in sizes]
         arguments = ["all_reduce", *sizes_of(sizes), "--place", "in", "--buffers", "all"]
@@ -360,19 +360,22 @@ def links() -> Section:
 
 
 def hierarchy() -> Section:
-    row = "64 MiB"
+    row = size_name(64 * M)
 
-    def run() -> list[Figure]:
-        arguments = ["all_reduce", *sizes_of([64 * M]), "--place", "in", "--transport", "shm,unix",
-                     "--rounds", "1", "-w", "2", "--iters", "3"]
+    def run(size: int, *times: str) -> list[Figure]:
+        arguments = ["all_reduce", *sizes_of([size]), "--place", "in", "--transport", "shm,unix",
+                     "--rounds", "1", "-w", "2", *times]
         with Hosts(1) as hosts:
             rows = hosts.drumline(DRUMLINE, 4, arguments, 150)
-        by_way = {found["transport"].split("+")[0]: found for found in rows}
-        return [
-            Figure(row, "by hosts", by_way["shm"]["p50_us"]),
-            Figure(row, "all with all", by_way["unix"]["p50_us"]),
-            Figure(row, "bound", bound_us(by_way["shm"])),
-        ]
+        titles = {"shm": "by hosts", "unix": "all with all"}
+        by_way = {titles[found["transport"].split("+")[0]]: found for found in rows}
+        figures = [Figure(size_name(size), title, found["p50_us"]) for title, found in by_way.items()]
+        if size_name(size) == row:
+            figures.append(Figure(row, "bound", bound_us(by_way["by hosts"])))
+        return figures
+
+    def both() -> list[Figure]:
+        return run(8, "--time", "300ms") + run(64 * M, "--iters", "3")
 
     times = Ratio("all with all / by hosts", ("all with all",), "by hosts")
     bound = Ratio("bound / by hosts", ("bound",), "by hosts")
@@ -381,10 +384,39 @@ def hierarchy() -> Section:
         "all_reduce between two hosts with 4 ranks each, link of 1 Gb/s",
         "`by hosts` adds on the host first; `all with all` does not share memory; `bound` is a plain "
         "stream of the bytes that a host must send and get.",
-        (Turn(("by hosts", "all with all", "bound"), frozenset(), run),),
+        (Turn(("by hosts", "all with all", "bound"), frozenset(), both),),
         (times, bound),
         (Goal(times, (row,), 2.0), Goal(bound, (row,), 0.9)),
         rounds_max=2,
+    )
+
+
+def flows() -> Section:
+    size, connections = 64 * M, (1, 4)
+    arguments = ["all_reduce", *sizes_of([size]), "--place", "in", "--rounds", "1", "-w", "2", "--time", "500ms"]
+    title = lambda count: f"{count} connections" if count > 1 else "1 connection"
+
+    def turn(count: int) -> Turn:
+        def run() -> list[Figure]:
+            with Hosts(10, 1) as hosts:
+                (figure,) = hosts.drumline(DRUMLINE, 1, arguments, 90, {"DRUMLINE_STREAMS": str(count)})
+            return [Figure(size_name(size), title(count), figure["p50_us"])]
+
+        return Turn((title(count),), frozenset(), run)
+
+    def iperf() -> list[Figure]:
+        with Hosts(10, 1) as hosts:
+            return [Figure(size_name(size), "iperf3", size / hosts.iperf(3, connections[-1]) * 1e6)]
+
+    one, several = map(title, connections)
+    return Section(
+        "flows",
+        "all_reduce between two hosts, link of 10 Gb/s that gives each connection 1 Gb/s",
+        f"`DRUMLINE_STREAMS` 1 and {connections[-1]}; `iperf3` with {connections[-1]} connections in each direction.",
+        (*map(turn, connections), Turn(("iperf3",), frozenset({"iperf3"}), iperf)),
+        (Ratio(f"{one} / {several}", (one,), several), Ratio(f"iperf3 / {several}", ("iperf3",), several)),
+        (),
+        rounds_max=3,
     )
 
 
@@ -414,4 +446,4 @@ def tensors() -> Section:
     )
 
 
-SECTIONS = [imb, all_reduce, collectives, crowded, throughput, narrow, loopback, links, hierarchy, tensors]
+SECTIONS = [imb, all_reduce, collectives, crowded, throughput, narrow, loopback, links, flows, hierarchy, tensors]
