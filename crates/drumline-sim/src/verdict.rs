@@ -194,7 +194,10 @@ impl Simulation {
             Cause::Reported { culprit: None, text, .. } => {
                 // Of a time limit that has passed, only those that did not answer are blamed.
                 let blamed = text.split("without an answer from rank").last().unwrap_or(text);
-                let blamed = blamed.split(';').next().unwrap_or(blamed);
+                let blamed = match blamed.split_once("nobody is left to send; ") {
+                    Some((_, gone)) => gone,
+                    None => blamed.split(';').next().unwrap_or(blamed),
+                };
                 let numbers = blamed.split(|it: char| !it.is_ascii_digit());
                 let ranks = numbers.filter_map(|it| it.parse().ok());
                 ranks.filter(|rank| *rank < self.plan.world_size).collect()
