@@ -108,6 +108,10 @@ pub(crate) struct RunArgs {
     #[arg(long, alias = "shutdown_timeout", value_name = "TIME", default_value = "30s", value_parser = time)]
     shutdown_timeout: Duration,
 
+    /// Bind every rank to the cores of a memory node, local ranks in blocks, as for torchrun
+    #[arg(long, alias = "numa_binding", value_name = "POLICY")]
+    numa_binding: Option<NumaBinding>,
+
     /// Number of machines, as for torchrun; only 1 so far
     #[arg(long, value_name = "N", default_value = "1", value_parser = one_node)]
     nnodes: usize,
@@ -121,10 +125,16 @@ pub(crate) struct RunArgs {
     command: Vec<OsString>,
 }
 
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum NumaBinding {
+    /// Each rank to one node
+    Node,
+}
+
 impl From<RunArgs> for Job {
     fn from(args: RunArgs) -> Job {
         let RunArgs { nproc_per_node, master_port, no_torch_store, .. } = args;
-        let RunArgs { kill_after, shutdown_timeout, .. } = args;
+        let RunArgs { kill_after, shutdown_timeout, numa_binding, .. } = args;
         let mut command = args.command.into_iter();
         Job {
             program: command.next().unwrap_or_default(),
@@ -132,6 +142,7 @@ impl From<RunArgs> for Job {
             nproc_per_node,
             torch_store: (!no_torch_store).then_some(master_port),
             labels_stdout: true,
+            binds_to_nodes: numa_binding.is_some(),
             policy: Policy { kill_after, shutdown_timeout },
         }
     }

@@ -12,9 +12,12 @@ use crate::Job;
 /// each update with `\r`.
 pub(crate) const TERMINAL_COLUMNS: &str = "DRUMLINE_TERMINAL_COLUMNS";
 
+/// That a worker is to be bound to a memory node before it becomes the program.
+pub(crate) const NUMA_BINDING: &str = "DRUMLINE_NUMA_BINDING";
+
 /// What belongs to an outer launcher, or to the job that this one is not.
-pub(crate) const NOT_INHERITED: [&str; 4] =
-    [TERMINAL_COLUMNS, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"];
+pub(crate) const NOT_INHERITED: [&str; 5] =
+    [TERMINAL_COLUMNS, NUMA_BINDING, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"];
 
 /// What the workers of a job have in common beside the [`Job`].
 #[derive(Clone, Debug)]
@@ -110,6 +113,9 @@ pub(crate) fn worker(
             // The store is the launcher's: rank 0 connects to it instead of hosting one.
             ("TORCHELASTIC_USE_AGENT_STORE", "True".into()),
         ]);
+    }
+    if job.binds_to_nodes {
+        variables.push((NUMA_BINDING, "node".into()));
     }
     if chosen.limits_omp(job) {
         variables.push(("OMP_NUM_THREADS", "1".into()));

@@ -41,6 +41,8 @@ pub(crate) struct Job {
     pub torch_store: Option<u16>,
     /// Whether lines of stdout start with their rank. Those of stderr always do.
     pub labels_stdout: bool,
+    /// Whether each worker is to use the cores of one memory node only.
+    pub binds_to_nodes: bool,
     /// How long workers may take to end.
     pub policy: Policy,
 }
@@ -54,6 +56,7 @@ impl Job {
             nproc_per_node,
             torch_store: Some(0),
             labels_stdout: true,
+            binds_to_nodes: false,
             policy: Policy::default(),
         }
     }

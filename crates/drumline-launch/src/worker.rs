@@ -5,6 +5,7 @@
 //! the program. Between fork and exec this would take unsafe code; after exec it does not.
 
 use std::{
+    env,
     ffi::{OsStr, OsString},
     io,
     os::{
@@ -17,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use drumline::bind_to_memory_node;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{
@@ -25,7 +27,10 @@ use rustix::{
     },
 };
 
-use crate::{Ending, Error, Result, environment::NOT_INHERITED};
+use crate::{
+    Ending, Error, Result,
+    environment::{NOT_INHERITED, NUMA_BINDING},
+};
 
 /// The first argument with which [`run`](crate::run) executes its own binary for each worker,
 /// which then has to call [`exec_as_worker`]. The others are the process number of the launcher,
@@ -179,6 +184,14 @@ pub(crate) fn exec_as_worker(launcher: i32, program: &OsStr, command: &[OsString
     // It may have died before it was asked for.
     if getppid().map(Pid::as_raw_pid) != Some(launcher) {
         return Error::system("start a worker")(io::Error::other("the launcher is gone"));
+    }
+    if env::var_os(NUMA_BINDING).is_some() {
+        let number = |name| env::var(name).ok()?.parse().ok();
+        let place = number("LOCAL_RANK").zip(number("LOCAL_WORLD_SIZE"));
+        let bound = place.map_or(Ok(None), |(rank, ranks)| bind_to_memory_node(rank, ranks));
+        if let Err(error) = bound {
+            return Error::system("bind a worker to a memory node")(error);
+        }
     }
     let error = Command::new(program).arg0(name).args(arguments).exec();
     let hint = match error.kind() {

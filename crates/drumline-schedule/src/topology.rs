@@ -6,8 +6,8 @@ use std::hash::Hash;
 use crate::step::Rank;
 use crate::tree::Node;
 
-/// The ranks that run a collective together, which of them share a host, and in which order
-/// they add.
+/// The ranks that run a collective together, which of them share a host, and there a memory node, and in
+/// which order they add.
 ///
 /// ```
 /// use drumline_schedule::{SumOrder, Topology};
@@ -33,6 +33,8 @@ pub struct Topology {
     host_of: Vec<usize>,
     /// Ascending on each host; hosts by their lowest rank.
     ranks_by_host: Vec<Vec<Rank>>,
+    /// The same for memory nodes. A host of which none are known is one.
+    ranks_by_node: Vec<Vec<Rank>>,
 }
 
 /// The order in which every reduction of a group adds, whatever the algorithm. It is a property
@@ -89,18 +91,39 @@ impl Topology {
     /// assert_eq!(Topology::placed(["a", "b", "a"]).ranks_by_host(), [vec![0, 2], vec![1]]);
     /// ```
     pub fn placed<H: Eq + Hash>(hosts: impl IntoIterator<Item = H>) -> Topology {
-        let mut known: HashMap<H, usize> = HashMap::new();
-        let mut ranks_by_host: Vec<Vec<Rank>> = vec![];
-        let mut host_of = vec![];
-        for (rank, name) in hosts.into_iter().enumerate() {
-            let host = *known.entry(name).or_insert(ranks_by_host.len());
-            if host == ranks_by_host.len() {
-                ranks_by_host.push(vec![]);
-            }
-            ranks_by_host[host].push(rank);
-            host_of.push(host);
+        let (host_of, ranks_by_host) = grouped(hosts);
+        Topology {
+            world_size: host_of.len(),
+            order: SumOrder::Rank,
+            host_of,
+            ranks_by_node: ranks_by_host.clone(),
+            ranks_by_host,
         }
-        Topology { world_size: host_of.len(), order: SumOrder::Rank, host_of, ranks_by_host }
+    }
+
+    /// The same ranks with the memory node that each runs on, by any name that it has on its host; `None`
+    /// for a rank that may run on several, which makes its host one node.
+    ///
+    /// ```
+    /// use drumline_schedule::Topology;
+    ///
+    /// let host = Topology::hosts(&[4]);
+    /// let bound = host.clone().with_nodes([Some(0), Some(0), Some(1), Some(1)]);
+    /// assert_eq!(bound.ranks_by_node(), [[0, 1], [2, 3]]);
+    /// let unbound = host.with_nodes([Some(0), Some(0), Some(1), None]);
+    /// assert_eq!(unbound.ranks_by_node(), [[0, 1, 2, 3]]);
+    /// ```
+    pub fn with_nodes<N: Eq + Hash>(self, nodes: impl IntoIterator<Item = Option<N>>) -> Topology {
+        let nodes: Vec<Option<N>> = nodes.into_iter().collect();
+        let node = |rank: Rank| nodes.get(rank).and_then(Option::as_ref);
+        let is_known: Vec<bool> = self
+            .ranks_by_host
+            .iter()
+            .map(|ranks| ranks.iter().all(|&it| node(it).is_some()))
+            .collect();
+        let place = |(rank, &host): (Rank, &usize)| (host, node(rank).filter(|_| is_known[host]));
+        let (_, ranks_by_node) = grouped(self.host_of.iter().enumerate().map(place));
+        Topology { ranks_by_node, ..self }
     }
 
     /// The same ranks with another order of sums.
@@ -125,6 +148,18 @@ impl Topology {
     /// ```
     pub fn ranks_by_host(&self) -> &[Vec<Rank>] {
         &self.ranks_by_host
+    }
+
+    /// The ranks of each memory node, ascending; nodes come in the order of their lowest ranks.
+    ///
+    /// ```
+    /// use drumline_schedule::Topology;
+    ///
+    /// // Nothing else is known of them.
+    /// assert_eq!(Topology::hosts(&[2, 1]).ranks_by_node(), [vec![0, 1], vec![2]]);
+    /// ```
+    pub fn ranks_by_node(&self) -> &[Vec<Rank>] {
+        &self.ranks_by_node
     }
 
     /// The index of a rank's host in [`Topology::ranks_by_host`].
@@ -185,21 +220,56 @@ impl Topology {
         self.order == SumOrder::Placement || self.orders_agree()
     }
 
-    /// Whether the two orders are the same: each host has consecutive ranks, and they are a node
-    /// of the tree over all ranks. Hosts of the same power of two make it so; the last may be
-    /// shorter.
-    fn orders_agree(&self) -> bool {
-        fn agree(sizes: &[usize]) -> bool {
-            let Some((hosts, _)) = Node::root(sizes.len()).children() else { return true };
-            let (left, right) = sizes.split_at(hosts.len);
-            let ranks = Node::root(sizes.iter().sum()).children();
-            ranks.is_some_and(|(ranks, _)| ranks.len == left.iter().sum::<usize>())
-                && agree(left)
-                && agree(right)
-        }
-        let sizes: Vec<usize> = self.ranks_by_host.iter().map(Vec::len).collect();
-        self.host_of.is_sorted() && agree(&sizes)
+    /// Whether the tree over the memory nodes of the one host that there is, of trees over their ranks,
+    /// gives the sums that are wanted.
+    ///
+    /// ```
+    /// use drumline_schedule::Topology;
+    ///
+    /// let host = |nodes: &[usize]| {
+    ///     Topology::hosts(&[nodes.len()]).with_nodes(nodes.iter().map(|&node| Some(node)))
+    /// };
+    /// assert!(host(&[0, 0, 1, 1]).sums_by_node());
+    /// assert!(!host(&[0, 1, 0, 1]).sums_by_node()); // 0 + 1 comes first
+    /// ```
+    pub fn sums_by_node(&self) -> bool {
+        self.is_one_host() && are_of_the_tree(&self.ranks_by_node)
     }
+
+    fn orders_agree(&self) -> bool {
+        are_of_the_tree(&self.ranks_by_host)
+    }
+}
+
+/// The group of each rank, and the ranks of each group, by the names of their groups.
+fn grouped<H: Eq + Hash>(names: impl IntoIterator<Item = H>) -> (Vec<usize>, Vec<Vec<Rank>>) {
+    let mut known: HashMap<H, usize> = HashMap::new();
+    let mut groups: Vec<Vec<Rank>> = vec![];
+    let mut group_of = vec![];
+    for (rank, name) in names.into_iter().enumerate() {
+        let group = *known.entry(name).or_insert(groups.len());
+        if group == groups.len() {
+            groups.push(vec![]);
+        }
+        groups[group].push(rank);
+        group_of.push(group);
+    }
+    (group_of, groups)
+}
+
+/// Whether each group has consecutive ranks, and they are a node of the tree over all ranks. Groups of
+/// the same power of two make it so; the last may be shorter.
+fn are_of_the_tree(groups: &[Vec<Rank>]) -> bool {
+    fn agree(sizes: &[usize]) -> bool {
+        let Some((groups, _)) = Node::root(sizes.len()).children() else { return true };
+        let (left, right) = sizes.split_at(groups.len);
+        let ranks = Node::root(sizes.iter().sum()).children();
+        ranks.is_some_and(|(ranks, _)| ranks.len == left.iter().sum::<usize>())
+            && agree(left)
+            && agree(right)
+    }
+    let sizes: Vec<usize> = groups.iter().map(Vec::len).collect();
+    groups.concat().is_sorted() && agree(&sizes)
 }
 
 #[cfg(test)]

@@ -142,7 +142,7 @@ fn all_algorithms_are_right_for_powers_of_two_up_to_1024() {
 fn partial_sums_travel_where_it_says_so() {
     for algorithm in ALGORITHMS.iter().filter(|row| row.partial_sums_travel) {
         let denied = Algorithm { partial_sums_travel: false, ..*algorithm };
-        let error = check::check(&denied, &Topology::hosts(&[2, 2, 2]), 0, 10);
+        let error = check::check(&denied, &topology(algorithm, 6), 0, 10);
         assert!(matches!(error, Err(CheckError::PartialSum { .. })), "{denied:?}: {error:?}");
     }
 }
@@ -209,15 +209,18 @@ fn served(
     worlds.filter(|&world_size| (algorithm.applies)(&topology(algorithm, world_size)))
 }
 
-/// Ranks that are far from one another; or on hosts of two, or all on one host, where the
-/// algorithm uses memory that they share.
+/// Ranks that are far from one another; or, where the algorithm uses memory that they share, on hosts
+/// of two, or all on one host, with or without memory nodes.
 fn topology(algorithm: &Algorithm, world_size: usize) -> Topology {
-    let pairs = Topology::placed((0..world_size).map(|rank| rank / 2));
-    match algorithm.memory {
-        MemoryUse::Private => Topology::flat(world_size),
-        _ if (algorithm.applies)(&pairs) => pairs,
-        _ => Topology::hosts(&[world_size]),
+    if algorithm.memory == MemoryUse::Private {
+        return Topology::flat(world_size);
     }
+    let pairs = Topology::placed((0..world_size).map(|rank| rank / 2));
+    let one_host = Topology::hosts(&[world_size]);
+    let nodes_of =
+        |ranks: usize| one_host.clone().with_nodes((0..world_size).map(|rank| Some(rank / ranks)));
+    let simpler = [pairs, one_host.clone(), nodes_of(2), nodes_of(4)];
+    simpler.into_iter().find(|world| (algorithm.applies)(world)).unwrap_or(nodes_of(8))
 }
 
 fn roots(collective: Collective, world_size: usize) -> Vec<usize> {

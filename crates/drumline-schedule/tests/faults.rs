@@ -598,7 +598,10 @@ fn worlds(row: &Algorithm) -> Vec<Topology> {
     let flat = [3, 4, 5].map(Topology::flat);
     let dealt = Topology::placed([0, 1, 0, 1, 0]).with_order(SumOrder::Placement);
     let shared = [&[3][..], &[5], &[2, 2], &[2, 2, 1]].map(Topology::hosts);
-    let worlds = flat.into_iter().chain(shared).chain([dealt]);
+    let nodes = [&[0, 0, 1, 1][..], &[0, 0, 1, 1, 2, 2], &[0, 0, 0, 0, 1, 1]].map(|nodes| {
+        Topology::hosts(&[nodes.len()]).with_nodes(nodes.iter().map(|&node| Some(node)))
+    });
+    let worlds = flat.into_iter().chain(shared).chain([dealt]).chain(nodes);
     let differ = |world: &Topology| row.memory != MemoryUse::Private || *world == flat_like(world);
     worlds.filter(|world| (row.applies)(world) && differ(world)).collect()
 }

@@ -47,6 +47,34 @@ fn placements_that_the_order_forbids_are_refused() {
     }
 }
 
+/// Sums of memory nodes cross between them, where the nodes are nodes of the tree.
+#[test]
+fn nodes_are_right_for_all_sizes_that_they_serve() {
+    let all_reduces = || ALGORITHMS.iter().filter(|row| row.collective == Collective::AllReduce);
+    let by_nodes = || all_reduces().filter(|row| row.name.starts_with("shm-nodes"));
+    assert_eq!(by_nodes().count(), 2);
+    let mut served = 0;
+    for sizes in [&[2, 2][..], &[2, 2, 2], &[4, 4, 2], &[4, 3], &[8, 8], &[8, 8, 8, 5], &[16, 16]] {
+        let nodes = sizes.iter().enumerate();
+        let nodes = nodes.flat_map(|(node, &ranks)| std::iter::repeat_n(Some(node), ranks));
+        let world = Topology::hosts(&[sizes.iter().sum()]).with_nodes(nodes);
+        for (row, elements) in by_nodes().flat_map(|row| [0, 1, 7, 500].map(|n| (row, n))) {
+            served += 1;
+            if let Err(error) = check::check(row, &world, 0, elements) {
+                panic!("{}, {sizes:?}, n = {elements}: {error}", row.name);
+            }
+        }
+    }
+    assert_eq!(served, 7 * 2 * 4);
+    for nodes in [&[0, 1, 0, 1][..], &[0, 0, 0, 1, 1, 1], &[0, 0, 1], &[0, 0, 0, 0]] {
+        let world = Topology::hosts(&[nodes.len()]).with_nodes(nodes.iter().map(|&it| Some(it)));
+        for row in by_nodes() {
+            let error = row.schedule(&world, 0, 0).unwrap_err().to_string();
+            assert!(error.contains("needs several memory nodes"), "{error}");
+        }
+    }
+}
+
 /// Whatever says that it serves a topology keeps the order of sums that this has.
 #[test]
 fn algorithms_know_which_topologies_they_serve() {

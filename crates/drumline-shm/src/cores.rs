@@ -52,6 +52,31 @@ impl Cores {
         Ok(Cores(sched_getaffinity(None)?))
     }
 
+    /// Those with these numbers.
+    pub(crate) fn of(numbers: impl IntoIterator<Item = usize>) -> Cores {
+        let mut cores = CpuSet::new();
+        numbers.into_iter().for_each(|core| cores.set(core));
+        Cores(cores)
+    }
+
+    /// Lets this thread, and those that it is going to start, use these cores only.
+    ///
+    /// ```
+    /// use drumline_shm::Cores;
+    ///
+    /// let cores = Cores::of_this_thread()?;
+    /// cores.stay()?;
+    /// assert!(Cores::of_this_thread()?.iter().eq(cores.iter()));
+    /// # Ok::<(), std::io::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of the system call.
+    pub fn stay(&self) -> io::Result<()> {
+        Ok(sched_setaffinity(None, &self.0)?)
+    }
+
     /// In the order of their numbers.
     ///
     /// ```
@@ -63,8 +88,12 @@ impl Cores {
     /// # Ok::<(), drumline_shm::Error>(())
     /// ```
     pub fn iter(&self) -> impl Iterator<Item = Core> {
-        let is_set = |core: &usize| self.0.is_set(*core);
-        (0..CpuSet::MAX_CPU).filter(is_set).map(|core| Core(core as u32))
+        self.numbers().map(|core| Core(core as u32))
+    }
+
+    /// The same, as numbers.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = usize> {
+        (0..CpuSet::MAX_CPU).filter(|&core| self.0.is_set(core))
     }
 
     /// Brings this thread to one of them. It may still use all of them, and the kernel may take it
@@ -85,9 +114,7 @@ impl Cores {
     ///
     /// Those of the system calls.
     pub fn go_to(&self, core: Core) -> io::Result<()> {
-        let mut alone = CpuSet::new();
-        alone.set(core.0 as usize);
-        sched_setaffinity(None, &alone)?;
-        Ok(sched_setaffinity(None, &self.0)?)
+        Cores::of([core.0 as usize]).stay()?;
+        self.stay()
     }
 }

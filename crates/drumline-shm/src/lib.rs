@@ -108,6 +108,7 @@ mod flag;
 pub mod handover;
 mod layout;
 mod mapping;
+mod nodes;
 mod peer;
 mod process;
 mod ranges;

@@ -194,7 +194,9 @@ fn group(rng: &mut Rng, host_of: &[usize]) -> Group {
         true => Topology::placed(host_of.to_vec()),
         false => Topology::flat(world_size),
     };
-    let topology = topology.with_order(order);
+    let ranks_of_a_node = 1 << rng.usize(0..4);
+    let nodes = (0..world_size).map(|rank| Some(rank / ranks_of_a_node));
+    let topology = topology.with_nodes(nodes).with_order(order);
     let shares = topology.ranks_by_host().iter().any(|ranks| ranks.len() > 1);
     let rows = ALGORITHMS.iter().filter(|row| {
         row.collective == Collective::AllReduce

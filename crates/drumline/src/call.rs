@@ -205,7 +205,8 @@ pub(crate) fn choose(
                 && (row.uneven || !uneven)
                 && match row.memory {
                     MemoryUse::Private => false,
-                    MemoryUse::Staged => true,
+                    // On one host nothing has to be widened, which takes longer.
+                    MemoryUse::Staged => !(is_wide(row) && topology.is_one_host()),
                     MemoryUse::Registered => registered && !is_wide(row),
                 }
                 && (row.applies)(topology)
@@ -223,7 +224,8 @@ pub(crate) fn choose(
             false => over_links.price(row, call, topology),
         };
         let fitting = ALGORITHMS.iter().filter(fits);
-        fitting.min_by_key(|row| (price(row), preference(row, push, one_shot)))
+        let is_long = bytes >= long_bytes;
+        fitting.min_by_key(|row| (price(row), preference(row, push, one_shot, is_long)))
     });
     match shared {
         Some(algorithm) if by_seats => Ok(finish(algorithm)),
@@ -248,13 +250,17 @@ fn seats_are_few(topology: &Topology) -> bool {
 }
 
 /// The place of an algorithm among those that use shared memory: the lowest is taken.
-fn preference(row: &Algorithm, push: bool, one_shot: bool) -> u8 {
+fn preference(row: &Algorithm, push: bool, one_shot: bool, is_long: bool) -> u8 {
+    let by_nodes = row.name.starts_with("shm-nodes");
     match (row.memory, row.name) {
-        (MemoryUse::Registered, _) if push => 0,
-        (MemoryUse::Registered, _) => 4,
-        (_, "shm-oneshot") if one_shot => 1,
-        (_, "shm-oneshot") => 3,
-        _ => 2,
+        // Twice the rounds of others.
+        _ if by_nodes && !is_long => u8::MAX,
+        (MemoryUse::Registered, _) if push => u8::from(!by_nodes),
+        (MemoryUse::Registered, _) => 6,
+        _ if by_nodes => 2,
+        (_, "shm-oneshot") if one_shot => 3,
+        (_, "shm-oneshot") => 5,
+        _ => 4,
     }
 }
 
@@ -386,6 +392,26 @@ mod tests {
         }
         // Too many to be connected seat by seat.
         assert_eq!([1, 1 << 24].map(|n| on_hosts(125, n)), [AMONG_LEADERS, "halving"]);
+    }
+
+    #[test]
+    fn memory_nodes_sum_long_data_first() {
+        let config = Config::default();
+        let nodes = Topology::hosts(&[8]).with_nodes((0..8).map(|rank| Some(rank / 4)));
+        let name = |dtype, elements, registered| {
+            let call = call(Operation::AllReduce, dtype, elements);
+            let links = &mut OverLinks::default();
+            let choice = choose(&call, &nodes, links, Some(1 << 20), registered, &config).unwrap();
+            assert!(!choice.wide);
+            choice.algorithm.name
+        };
+        assert_eq!(name(DType::F32, 1 << 18, false), "shm-nodes");
+        assert_eq!(name(DType::F32, 1 << 18, true), "shm-nodes-push");
+        assert_eq!(name(DType::F32, (1 << 18) - 1, false), "shm-twoshot");
+        assert_eq!(name(DType::F32, (1 << 18) - 1, true), "shm-push");
+        // Sums of nodes would have to be wider than what ranks bring.
+        assert_eq!(name(DType::Bf16, 1 << 24, false), "shm-twoshot");
+        assert_eq!(name(DType::Bf16, 1 << 24, true), "shm-push");
     }
 
     #[test]

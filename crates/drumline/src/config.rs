@@ -64,6 +64,11 @@ pub struct Config {
     /// It never changes a result.
     pub shared_memory: bool,
 
+    /// The memory node (NUMA) that this rank is bound to: ranks of a node add among themselves first, where that
+    /// keeps the order of sums. `DRUMLINE_MEMORY_NODE`, a number; unless set, the node that all cores
+    /// belong to which the process may use. It never changes a result.
+    pub memory_node: Option<usize>,
+
     /// How many bytes of its data a rank works on at a time where long data goes over sockets, so
     /// that it sums what has come while more is on its way; the same on all ranks.
     /// `DRUMLINE_WINDOW_BYTES`; 1 MiB unless set. It never changes a result.
@@ -126,6 +131,7 @@ impl Default for Config {
             streams: 1,
             unix_sockets: true,
             shared_memory: true,
+            memory_node: None,
             window_bytes: 1 << 20,
             registered_bytes_max: None,
             object_bytes_max: 256 << 20,
@@ -233,6 +239,11 @@ impl Config {
             };
             text.map(number).transpose()
         };
+        if let Some(text) = variable("DRUMLINE_MEMORY_NODE") {
+            let node =
+                text.parse().map_err(|_| invalid("DRUMLINE_MEMORY_NODE", &text, "a number"))?;
+            config.memory_node = Some(node);
+        }
         config.window_bytes = bytes("DRUMLINE_WINDOW_BYTES")?.unwrap_or(config.window_bytes);
         config.registered_bytes_max = bytes("DRUMLINE_REGISTERED_BYTES_MAX")?;
         config.object_bytes_max =
@@ -303,6 +314,7 @@ mod tests {
         assert_eq!(read("DRUMLINE_WARN_AFTER_S", "2").unwrap().warn_after, Duration::from_secs(2));
         let bytes = read("DRUMLINE_REGISTERED_BYTES_MAX", "4096").unwrap().registered_bytes_max;
         assert_eq!(bytes, Some(4096));
+        assert_eq!(read("DRUMLINE_MEMORY_NODE", "1").unwrap().memory_node, Some(1));
         assert_eq!(read("DRUMLINE_WINDOW_BYTES", "65536").unwrap().window_bytes, 65_536);
         let bytes = read("DRUMLINE_STORE_BYTES_MAX", "4096").unwrap().store_bytes_max;
         assert_eq!(bytes, 4096);
@@ -319,6 +331,7 @@ mod tests {
             ("DRUMLINE_STREAMS", "0"),
             ("DRUMLINE_STREAMS", "17"),
             ("DRUMLINE_STREAMS", "two"),
+            ("DRUMLINE_MEMORY_NODE", "all"),
             ("DRUMLINE_WARN_AFTER_S", "never"),
             ("DRUMLINE_SHARED_MEMORY", "yes"),
             ("DRUMLINE_WINDOW_BYTES", "1M"),

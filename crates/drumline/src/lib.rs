@@ -76,6 +76,7 @@ pub mod internals;
 mod interrupt;
 mod lane;
 mod membership;
+mod memory_node;
 mod net;
 mod operation;
 mod operator;
@@ -103,6 +104,7 @@ pub use group::{
     describe_addresses, init_process_group, init_with_store, is_initialized,
 };
 pub use interrupt::interruptible;
+pub use memory_node::bind_to_memory_node;
 pub use net::Endpoint;
 pub use operator::Operator;
 pub use prices::PriceSource;

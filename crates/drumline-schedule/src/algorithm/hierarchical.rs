@@ -1,7 +1,7 @@
 //! Hosts add their own ranks first, and only sums of hosts travel.
 
 use super::Cost;
-use super::shared::others;
+use super::seats::{Seats, busiest, slices};
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 use crate::tree::Node;
@@ -22,23 +22,23 @@ use crate::tree::Node;
 /// In this form, what ranks bring is laid out in slots, and results are fetched from there. See
 /// [`staged_cost`]. Scratch: a part of a slice for every other host.
 pub(super) fn staged(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
-    let plan = Plan::of(topology, rank);
+    let seats = seats_of(topology, rank);
     if topology.world_size == 1 {
         return vec![];
     }
-    let has_peers = plan.peers().next().is_some();
+    let has_peers = seats.peers().next().is_some();
     let mut steps = vec![];
     if has_peers {
         steps.push(Step::Copy { dst: Loc::slot(Span::WHOLE), src: Loc::data(Span::WHOLE) });
     }
     steps.push(Step::Post);
-    steps.extend(plan.sum_of_slice(Loc::slot));
-    if let Some(slice) = plan.own_slice().filter(|_| has_peers) {
+    steps.extend(sum_of_slice(topology, &seats, Loc::slot));
+    if let Some(slice) = seats.own_slice().filter(|_| has_peers) {
         steps.push(Step::Copy { dst: Loc::slot(slice), src: Loc::data(slice) });
     }
     steps.push(Step::Post);
-    for (seat, peer) in plan.peers().filter(|&(seat, _)| seat < plan.slices) {
-        let slice = plan.slice(seat);
+    for (seat, peer) in seats.peers().filter(|&(seat, _)| seat < seats.slices) {
+        let slice = seats.slice(seat);
         steps.push(Step::Wait { peer, upto: 2 });
         steps.push(Step::Copy { dst: Loc::data(slice), src: Loc::slot(slice).of(peer) });
     }
@@ -59,18 +59,18 @@ pub(super) fn staged_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
 /// The same where the data is registered: it is summed where it lies, and whoever has a slice
 /// writes it to its host's ranks. See [`push_cost`].
 pub(super) fn push(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
-    let plan = Plan::of(topology, rank);
+    let seats = seats_of(topology, rank);
     if topology.world_size == 1 {
         return vec![];
     }
     let mut steps = vec![Step::Post];
-    steps.extend(plan.sum_of_slice(Loc::data));
-    if let Some(slice) = plan.own_slice() {
+    steps.extend(sum_of_slice(topology, &seats, Loc::data));
+    if let Some(slice) = seats.own_slice() {
         let slice = Loc::data(slice);
-        steps.extend(plan.peers().map(|(_, peer)| Step::Copy { dst: slice.of(peer), src: slice }));
+        steps.extend(seats.peers().map(|(_, peer)| Step::Copy { dst: slice.of(peer), src: slice }));
     }
     steps.push(Step::Post);
-    let writers = plan.peers().filter(|&(seat, _)| seat < plan.slices);
+    let writers = seats.peers().filter(|&(seat, _)| seat < seats.slices);
     steps.extend(writers.map(|(_, peer)| Step::Wait { peer, upto: 2 }));
     steps
 }
@@ -100,15 +100,8 @@ fn exchange_cost(topology: &Topology, n: usize) -> Cost {
 
 /// Where hosts differ in size, the rank with the longest slice need not be the busiest.
 fn combined(topology: &Topology, n: usize) -> usize {
-    let (hosts, slices) = (topology.ranks_by_host(), slices(topology));
-    let len = |block: usize, of: usize| Span::block(block, of).resolve(n).len();
-    let of_seat = |host: usize, seat: usize| {
-        let part = seat * hosts.len() + host;
-        (hosts[host].len() - 1) * len(seat, slices)
-            + (hosts.len() - 1) * len(part, slices * hosts.len())
-    };
-    let seats = (0..hosts.len()).flat_map(|host| (0..slices).map(move |seat| (host, seat)));
-    seats.map(|(host, seat)| of_seat(host, seat)).max().unwrap_or(0)
+    let hosts = topology.ranks_by_host();
+    busiest(hosts, n, |ranks, slice, part| (ranks - 1) * slice + (hosts.len() - 1) * part)
 }
 
 /// The numbers that prices depend on.
@@ -124,7 +117,7 @@ struct Shape {
 impl Shape {
     fn of(topology: &Topology, n: usize) -> Shape {
         let sizes = || topology.ranks_by_host().iter().map(Vec::len);
-        let slices = slices(topology);
+        let slices = slices(topology.ranks_by_host());
         Shape {
             hosts: sizes().len(),
             largest: sizes().max().unwrap_or(1),
@@ -134,95 +127,44 @@ impl Shape {
     }
 }
 
-fn slices(topology: &Topology) -> usize {
-    topology.ranks_by_host().iter().map(Vec::len).min().unwrap_or(1)
+fn seats_of(topology: &Topology, rank: Rank) -> Seats<'_> {
+    Seats::of(topology.ranks_by_host(), topology.host_of(rank), rank)
 }
 
-/// Where a rank stands.
-struct Plan<'a> {
-    topology: &'a Topology,
-    slices: usize,
-    host: usize,
-    /// Its place among the ranks of its host.
-    seat: usize,
+/// The sum of the rank's slice over all ranks, in its data; nothing for ranks without a slice. What the
+/// ranks of the host bring is read `from` there. Messages touch private memory only.
+fn sum_of_slice(topology: &Topology, seats: &Seats<'_>, from: fn(Span) -> Loc) -> Vec<Step> {
+    let Some(slice) = seats.own_slice() else { return vec![] };
+    let hosts = topology.ranks_by_host().len();
+    let mut steps = seats.sum_of_group(slice, from, Loc::data(slice), hosts == 1);
+    if hosts > 1 {
+        steps.extend(exchange(seats, hosts));
+    }
+    steps
 }
 
-impl Plan<'_> {
-    fn of(topology: &Topology, rank: Rank) -> Plan<'_> {
-        let ranks = topology.neighbours(rank);
-        Plan {
-            topology,
-            slices: slices(topology),
-            host: topology.host_of(rank),
-            seat: ranks.partition_point(|&other| other < rank),
-        }
-    }
+/// Direct exchange of the slice with the same seat of the other hosts.
+fn exchange(seats: &Seats<'_>, hosts: usize) -> Vec<Step> {
+    let own = seats.part(seats.group);
+    let senders = || (1..hosts).map(|distance| (seats.group + hosts - distance) % hosts);
+    let copy_of = |host: usize| match host == seats.group {
+        true => Loc::data(own),
+        false => Loc::scratch(host, own),
+    };
+    let send =
+        |host: usize, part: Span| Step::Send { to: seats.counterpart(host), src: Loc::data(part) };
+    let recv = |host: usize, dst: Loc| Step::Recv { from: seats.counterpart(host), dst };
 
-    fn slice(&self, seat: usize) -> Span {
-        Span::block(seat, self.slices)
-    }
-
-    fn own_slice(&self) -> Option<Span> {
-        (self.seat < self.slices).then(|| self.slice(self.seat))
-    }
-
-    /// The other ranks of the host, and their seats.
-    fn peers(&self) -> impl Iterator<Item = (usize, Rank)> {
-        let ranks = &self.topology.ranks_by_host()[self.host];
-        others(ranks.len(), self.seat).map(|seat| (seat, ranks[seat]))
-    }
-
-    /// The sum of the rank's slice over all ranks, in its data; nothing for ranks without a slice.
-    /// What the ranks of the host bring is read `from` there. Messages touch private memory only.
-    fn sum_of_slice(&self, from: impl Fn(Span) -> Loc) -> Vec<Step> {
-        let Some(slice) = self.own_slice() else { return vec![] };
-        let hosts = self.topology.ranks_by_host().len();
-        let ranks = &self.topology.ranks_by_host()[self.host];
-
-        let mut steps = vec![];
-        steps.extend(self.peers().map(|(_, peer)| Step::Wait { peer, upto: 1 }));
-        if ranks.len() > 1 {
-            let of_seat = |seat: usize| match seat == self.seat {
-                true => from(slice),
-                false => from(slice).of(ranks[seat]),
-            };
-            steps.push(Step::ReduceTree {
-                dsts: vec![Loc::data(slice)],
-                srcs: (0..ranks.len()).map(|seat| (Node::leaf(seat), of_seat(seat))).collect(),
-                finish: hosts == 1,
-            });
-        }
-        if hosts > 1 {
-            steps.extend(self.exchange(hosts));
-        }
-        steps
-    }
-
-    /// Direct exchange of the slice with the same seat of the other hosts.
-    fn exchange(&self, hosts: usize) -> Vec<Step> {
-        let part = |host: usize| Span::block(self.seat * hosts + host, self.slices * hosts);
-        let own = part(self.host);
-        let on_host = |host: usize| self.topology.ranks_by_host()[host][self.seat];
-        let receivers = || others(hosts, self.host);
-        let senders = || (1..hosts).map(|distance| (self.host + hosts - distance) % hosts);
-        let copy_of = |host: usize| match host == self.host {
-            true => Loc::data(own),
-            false => Loc::scratch(host, own),
-        };
-        let send = |host: usize, part: Span| Step::Send { to: on_host(host), src: Loc::data(part) };
-        let recv = |host: usize, dst: Loc| Step::Recv { from: on_host(host), dst };
-
-        let mut steps = vec![];
-        steps.extend(receivers().map(|host| send(host, part(host))));
-        steps.extend(senders().map(|host| recv(host, copy_of(host))));
-        steps.push(Step::ReduceTree {
-            dsts: vec![Loc::data(own)],
-            // Leaves of the tree over hosts.
-            srcs: (0..hosts).map(|host| (Node::leaf(host), copy_of(host))).collect(),
-            finish: true,
-        });
-        steps.extend(receivers().map(|host| send(host, own)));
-        steps.extend(senders().map(|host| recv(host, Loc::data(part(host)))));
-        steps
-    }
+    let mut steps = vec![];
+    steps.extend(seats.other_groups().map(|host| send(host, seats.part(host))));
+    steps.extend(senders().map(|host| recv(host, copy_of(host))));
+    steps.push(Step::ReduceTree {
+        dsts: vec![Loc::data(own)],
+        // Leaves of the tree over hosts.
+        srcs: (0..hosts).map(|host| (Node::leaf(host), copy_of(host))).collect(),
+        finish: true,
+    });
+    steps.extend(seats.other_groups().map(|host| send(host, own)));
+    steps.extend(senders().map(|host| recv(host, Loc::data(seats.part(host)))));
+    steps
 }

@@ -15,7 +15,7 @@ pub(super) fn serves(topology: &Topology) -> bool {
 }
 
 /// The lowest rank of a host sums what its host has laid out, takes part in recursive
-/// [doubling](super::doubling) among the leaders, and lays the result out for the others.
+/// [`doubling`] among the leaders, and lays the result out for the others.
 ///
 /// ```text
 ///   host 0   rank 0      a + b = A     A + C        -> data, slot

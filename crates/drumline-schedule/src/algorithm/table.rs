@@ -2,7 +2,7 @@
 
 use super::{
     Algorithm, Collective, MemoryUse, any, binomial, bruck, direct, dissemination, doubling,
-    gather, halving, hierarchical, leaders, registered, rooted, scan, shared, shared_blocks,
+    gather, halving, hierarchical, leaders, nodes, registered, rooted, scan, shared, shared_blocks,
     shared_rooted,
 };
 use crate::topology::Topology;
@@ -270,6 +270,28 @@ pub static ALGORITHMS: &[Algorithm] = &[
         applies: Topology::is_one_host,
         needs: "all ranks on one host",
         partial_sums_travel: false,
+        uneven: false,
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "shm-nodes",
+        memory: MemoryUse::Staged,
+        generate: nodes::staged,
+        cost: nodes::staged_cost,
+        applies: nodes::serves,
+        needs: "several memory nodes of one host that are nodes of the tree of sums, each with several ranks",
+        partial_sums_travel: true,
+        uneven: false,
+    },
+    Algorithm {
+        collective: Collective::AllReduce,
+        name: "shm-nodes-push",
+        memory: MemoryUse::Registered,
+        generate: nodes::push,
+        cost: nodes::push_cost,
+        applies: nodes::serves,
+        needs: "several memory nodes of one host that are nodes of the tree of sums, each with several ranks",
+        partial_sums_travel: true,
         uneven: false,
     },
     Algorithm {

@@ -19,6 +19,7 @@ use crate::{
     host::Host,
     lane::Lane,
     membership::GlobalRanks,
+    memory_node,
     net::stream::Stream,
     prices::probe,
     store::{HashStore, Store},
@@ -241,12 +242,11 @@ impl ProcessGroup {
         let Mesh { near, far } = mesh::connect(&member, board, config, deadline)?;
         drop(phase);
         let phase = recorder.phase("share memory");
-        let (segments, hosts) = share_memory(&member, board, &near, config, prices, deadline)?;
+        let (segments, topology) = share_memory(&member, board, &near, config, prices, deadline)?;
         drop(phase);
         // All ranks are here: each has said which host it is on.
         recorder.align(&board.store_of_life(), inquiry)?;
         recorder.join(&member);
-        let topology = Topology::placed(hosts).with_order(config.sum_order);
         let near = near.into_iter().map(|peer| {
             let process = process_of(&peer);
             (peer, process)
@@ -273,6 +273,7 @@ impl ProcessGroup {
             rank = member.rank,
             world_size = member.world_size,
             hosts = topology.ranks_by_host().len(),
+            memory_nodes = topology.ranks_by_node().len(),
             "group is connected"
         );
         Ok((member, topology, sockets, host, recorder))
@@ -385,8 +386,8 @@ fn process_of(peer: &Near) -> Option<PidFd> {
 type Segments = (Segment, BTreeMap<Rank, PeerSegment>);
 
 /// Shares memory with all ranks of this host, or with none of them: then they go on over sockets.
-/// Also returns the host of every rank, by a number that its ranks have in common; a rank that
-/// shares no memory counts as a host of its own. All ranks must choose by the same `prices`.
+/// Also returns where all ranks are; one that shares no memory counts as a host of its own. All ranks must
+/// choose by the same `prices`.
 fn share_memory(
     member: &Membership,
     board: &Board,
@@ -394,7 +395,7 @@ fn share_memory(
     config: &Config,
     prices: &str,
     deadline: Instant,
-) -> Result<(Option<Segments>, Vec<Rank>)> {
+) -> Result<(Option<Segments>, Topology)> {
     let near: Vec<(Rank, &_)> = near
         .iter()
         .filter_map(|peer| match &peer.streams.control {
@@ -427,16 +428,21 @@ fn share_memory(
     let host = near.iter().map(|(rank, _)| *rank).chain([member.rank]).min();
     let host = host.unwrap_or(member.rank);
     let word = shared.as_ref().map_or_else(|_| "private".to_owned(), |_| host.to_string());
-    let told = board.all_gather(Subject::Host, format!("{word} {prices}").as_bytes())?;
+    let node = config.memory_node.or_else(memory_node::of_this_thread);
+    let node = node.map_or_else(|| "any".to_owned(), |node| node.to_string());
+    let told = board.all_gather(Subject::Host, format!("{word} {node} {prices}").as_bytes())?;
     let told = told.into_iter().enumerate().map(|(rank, word)| {
         let word = String::from_utf8_lossy(&word);
-        let (host, theirs) = word.split_once(' ').unwrap_or((&word, ""));
-        match theirs == prices {
-            true => Ok(host.parse::<Rank>().ok()),
-            false => Err(member.about(rank, &other_prices(theirs, prices))),
+        let mut words = word.splitn(3, ' ');
+        let mut number = || words.next()?.parse::<usize>().ok();
+        let place = (number(), number());
+        match words.next().unwrap_or_default() {
+            theirs if theirs == prices => Ok(place),
+            theirs => Err(member.about(rank, &other_prices(theirs, prices))),
         }
     });
-    let told: Vec<Option<Rank>> = told.collect::<Result<_>>()?;
+    let told: Vec<(Option<Rank>, Option<usize>)> = told.collect::<Result<_>>()?;
+    let (told, nodes): (Vec<_>, Vec<_>) = told.into_iter().unzip();
     let complete = near.iter().all(|(rank, _)| told[*rank] == Some(host));
     let shared = shared.and_then(|segments| match complete {
         true => Ok(segments),
@@ -456,8 +462,8 @@ fn share_memory(
         Some(host) if of_host(host) > 1 => host,
         _ => rank,
     };
-    let hosts = (0..member.world_size).map(expected).collect();
-    Ok((shared.ok(), hosts))
+    let topology = Topology::placed((0..member.world_size).map(expected));
+    Ok((shared.ok(), topology.with_nodes(nodes).with_order(config.sum_order)))
 }
 
 /// What is wrong with the prices of a rank.

@@ -1,0 +1,65 @@
+//! Memory nodes (NUMA), and how ranks are dealt out to them.
+
+use std::io;
+
+use drumline_shm::Cores;
+
+/// Binds this thread, and those that it is going to start, to the cores of one memory node of this host. Local
+/// ranks are dealt out in blocks, so that neighbours among the ranks are neighbours in memory, and can
+/// add among themselves first. To be called before memory is used: it comes from the node where it is
+/// used first. `drumline run --numa-binding node` does that for every rank.
+///
+/// Returns the number of the node; `None`, and nothing changes, where there are not several nodes
+/// with cores that may be used, or more nodes than ranks.
+///
+/// ```
+/// // Of torchrun's environment:
+/// let number = |name| std::env::var(name).ok()?.parse().ok();
+/// let rank = number("LOCAL_RANK").unwrap_or(0);
+/// let ranks = number("LOCAL_WORLD_SIZE").unwrap_or(1);
+/// match drumline::bind_to_memory_node(rank, ranks)? {
+///     Some(node) => println!("bound to memory node {node}"),
+///     None => println!("nothing to choose from"),
+/// }
+/// # Ok::<(), std::io::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// Those of the system calls.
+pub fn bind_to_memory_node(
+    local_rank: usize,
+    local_world_size: usize,
+) -> io::Result<Option<usize>> {
+    let nodes = Cores::of_this_thread()?.by_memory_node();
+    let Some(index) = share_of(local_rank, local_world_size, nodes.len()) else { return Ok(None) };
+    let (node, cores) = &nodes[index];
+    cores.stay()?;
+    Ok(Some(*node))
+}
+
+/// The node that a rank gets, of so many.
+fn share_of(local_rank: usize, local_world_size: usize, nodes: usize) -> Option<usize> {
+    let is_choice = nodes > 1 && local_world_size >= nodes && local_rank < local_world_size;
+    is_choice.then(|| local_rank * nodes / local_world_size)
+}
+
+/// The node that this thread is bound to.
+pub(crate) fn of_this_thread() -> Option<usize> {
+    Cores::of_this_thread().ok()?.memory_node()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_are_dealt_out_in_blocks() {
+        let shares = |ranks, nodes| (0..ranks).map(|rank| share_of(rank, ranks, nodes)).collect();
+        let of: [Vec<Option<usize>>; 4] = [shares(4, 2), shares(5, 2), shares(1, 2), shares(2, 1)];
+        assert_eq!(of[0], [0, 0, 1, 1].map(Some));
+        assert_eq!(of[1], [0, 0, 0, 1, 1].map(Some));
+        assert_eq!([&of[2][..], &of[3]], [&[None][..], &[None, None]]);
+        assert_eq!(share_of(4, 4, 2), None);
+    }
+}
