@@ -29,15 +29,16 @@ fn ranks_are_bound_to_nodes_and_sum_by_them() {
     if !with_nodes(dir.path(), &["true"]).is_ok_and(|output| output.status.success()) {
         return println!("skipped: nothing can be mounted here");
     }
-    let run = |program: &[&str]| {
-        let bound = [DRUMLINE, "run", "--numa-binding", "node", "--nproc-per-node", "4", "--"];
-        let output = with_nodes(dir.path(), &[&bound, program].concat()).unwrap();
+    let run = |binding: &[&str], program: &[&str]| {
+        let launcher = [&[DRUMLINE, "run"], binding, &["--nproc-per-node", "4", "--"]].concat();
+        let output = with_nodes(dir.path(), &[&launcher, program].concat()).unwrap();
         let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
         assert!(output.status.success(), "{}{}", text(&output.stdout), text(&output.stderr));
         text(&output.stdout)
     };
 
-    let told = run(&["grep", "Cpus_allowed_list", "/proc/self/status"]);
+    let bound = ["--numa-binding", "node"];
+    let told = run(&bound, &["grep", "Cpus_allowed_list", "/proc/self/status"]);
     let mut told: Vec<&str> = told.lines().collect();
     told.sort_unstable();
     let by_rank = [first, first, second, second].into_iter().enumerate();
@@ -47,9 +48,16 @@ fn ranks_are_bound_to_nodes_and_sum_by_them() {
     // Every result is verified.
     let sizes = ["bench", "all_reduce", "--sizes", "8,1MiB", "--place", "in", "--buffers", "all"];
     let times = ["--rounds", "1", "--iters", "2", "-w", "1", "--explain"];
-    let told = run(&[&[DRUMLINE], &sizes[..], &times].concat());
-    for name in ["shm-oneshot", "shm-nodes", "shm-nodes-push"] {
-        assert!(told.contains(&format!("#   {name}: ")), "{name} is not taken: {told}");
+    let bench = [&[DRUMLINE], &sizes[..], &times].concat();
+    for (binding, names) in [
+        (&bound[..], ["shm-oneshot", "shm-nodes", "shm-nodes-push"]),
+        // Ranks that may run on both.
+        (&[], ["shm-oneshot", "shm-twoshot", "shm-push"]),
+    ] {
+        let told = run(binding, &bench);
+        for name in names {
+            assert!(told.contains(&format!("#   {name}: ")), "{name} is not taken: {told}");
+        }
     }
 }
 

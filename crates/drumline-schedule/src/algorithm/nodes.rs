@@ -117,11 +117,13 @@ fn sums(seats: &Seats<'_>, at: fn(Span) -> Loc, to: impl Fn(&Seats<'_>) -> Vec<L
     let mut steps = seats.sum_of_group(slice, at, at(slice), false);
     steps.push(Step::Post);
     let part = at(seats.part(seats.group));
-    let others = || seats.other_groups().map(|node| (node, seats.counterpart(node)));
-    steps.extend(others().map(|(_, peer)| Step::Wait { peer, upto: 2 }));
-    let mut srcs = vec![(Node::leaf(seats.group), part)];
-    srcs.extend(others().map(|(node, peer)| (Node::leaf(node), part.of(peer))));
-    srcs.sort_by_key(|&(node, _)| node);
+    let counterparts = seats.other_groups().map(|node| seats.counterpart(node));
+    steps.extend(counterparts.map(|peer| Step::Wait { peer, upto: 2 }));
+    let of_node = |node: usize| match node == seats.group {
+        true => part,
+        false => part.of(seats.counterpart(node)),
+    };
+    let srcs = (0..seats.groups.len()).map(|node| (Node::leaf(node), of_node(node))).collect();
     steps.push(Step::ReduceTree { dsts: to(seats), srcs, finish: true });
     steps.push(Step::Post);
     steps

@@ -7,7 +7,8 @@ use crate::tree::Node;
 /// A rank's place. The data is cut into as many slices as the smallest group has ranks; slice `i` is
 /// the business of the ranks on seat `i` of all groups, each of which has a part of it.
 pub(super) struct Seats<'a> {
-    groups: &'a [Vec<Rank>],
+    /// The ranks of each group, ascending.
+    pub(super) groups: &'a [Vec<Rank>],
     /// How many slices there are.
     pub(super) slices: usize,
     /// The group of the rank.

@@ -428,7 +428,8 @@ fn share_memory(
     let host = near.iter().map(|(rank, _)| *rank).chain([member.rank]).min();
     let host = host.unwrap_or(member.rank);
     let word = shared.as_ref().map_or_else(|_| "private".to_owned(), |_| host.to_string());
-    let node = config.memory_node.or_else(memory_node::of_this_thread);
+    // Who shares no memory need not look.
+    let node = wanted.then(|| config.memory_node.or_else(memory_node::of_this_thread)).flatten();
     let node = node.map_or_else(|| "any".to_owned(), |node| node.to_string());
     let told = board.all_gather(Subject::Host, format!("{word} {node} {prices}").as_bytes())?;
     let told = told.into_iter().enumerate().map(|(rank, word)| {
