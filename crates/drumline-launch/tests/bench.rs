@@ -10,12 +10,17 @@ use std::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-fn drumline(arguments: &[&str]) -> Output {
+fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_drumline"));
     for name in ["RANK", "WORLD_SIZE", "RUST_LOG"] {
         command.env_remove(name);
     }
-    command.args(arguments).output().unwrap()
+    command.args(arguments);
+    command
+}
+
+fn drumline(arguments: &[&str]) -> Output {
+    command(arguments).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -119,6 +124,20 @@ fn it_runs_under_a_launcher_too() {
         stdout.contains("[0] reduce_scatter        1020        170       bf16     max"),
         "{stdout}"
     );
+}
+
+/// One that needs registered buffers, which what ranks tell each other between measurements is not in.
+#[test]
+fn an_algorithm_that_was_asked_for_is_measured() {
+    let once = ["bench", "-b", "4K", "-e", "4K", "--iters", "1", "--rounds", "1", "--explain"];
+    let output = command(&once)
+        .args(["--place", "in", "--buffers", "registered"])
+        .env("DRUMLINE_ALL_REDUCE", "shm-push")
+        .output()
+        .unwrap();
+    let stdout = text(&output.stdout);
+    assert!(output.status.success(), "{stdout}{}", text(&output.stderr));
+    assert!(stdout.contains("shm-push: the settings name it"), "{stdout}");
 }
 
 #[test]

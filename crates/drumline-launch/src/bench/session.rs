@@ -25,11 +25,13 @@ const BOUND_SAMPLES: usize = 5;
 
 /// Measures as one of the ranks. Rank 0 prints, and writes files.
 pub(super) fn measure(options: &Options) -> Result<u8> {
-    let config = Config::from_env().map_err(Error::Measure)?;
+    let mut config = Config::from_env().map_err(Error::Measure)?;
+    // For what is measured, and not for the figures that ranks tell each other.
+    let all_reduce = config.all_reduce.take();
     let control = init_process_group("env://", &config).map_err(Error::Measure)?;
     options.check(control.world_size())?;
     // With the addresses that it has found for this rank.
-    let config = control.config().clone();
+    let config = Config { all_reduce, ..control.config().clone() };
     let is_first = control.rank() == 0;
     if is_first {
         create_files(options)?;
