@@ -192,17 +192,12 @@ impl Process {
 
     /// Whether there is anything to do.
     pub(crate) fn has_reason(&self, now: Nanos) -> bool {
-        let own = self.doing.group();
         let program = match self.doing {
             Doing::Next => true,
             Doing::Computing(until) => until <= now,
             Doing::Calling { .. } | Doing::Waiting { .. } | Doing::Closing { .. } => false,
         };
-        program
-            || self.lanes.iter().enumerate().any(|(group, lane)| {
-                let busy = lane.member.as_ref().is_some_and(Member::is_busy);
-                (busy || Some(group) == own) && lane.has_reason(now)
-            })
+        program || self.driven().any(|lane| lane.has_reason(now))
     }
 
     /// Does what can be done now. Returns when there is something to do again even if nothing
@@ -230,24 +225,32 @@ impl Process {
     }
 
     /// When there is something to do even if nothing happens.
-    pub(crate) fn next_step(&self, now: Nanos, rng: &mut Rng) -> Option<Nanos> {
+    fn next_step(&self, now: Nanos, rng: &mut Rng) -> Option<Nanos> {
         if self.ended.is_some() {
             return None;
         }
-        let soon = now + rng.u64(200..20_000);
-        let own = self.doing.group();
-        let lanes = self.lanes.iter().enumerate().filter_map(|(group, lane)| {
-            let busy = lane.member.as_ref().is_some_and(Member::is_busy);
-            (busy || Some(group) == own).then(|| {
-                if lane.has_reason(now) { soon } else { lane.asleep_until.unwrap_or(soon) }
-            })
-        });
+        match self.has_reason(now) {
+            true => Some(now + rng.u64(200..20_000)),
+            false => self.asleep_until().map(|at| at.max(now + 1)),
+        }
+    }
+
+    /// When there is something to do of which there is no [reason](Process::has_reason) yet.
+    pub(crate) fn asleep_until(&self) -> Option<Nanos> {
         let program = match self.doing {
-            Doing::Next => Some(soon),
             Doing::Computing(until) => Some(until),
-            Doing::Calling { .. } | Doing::Waiting { .. } | Doing::Closing { .. } => None,
+            _ => None,
         };
-        lanes.chain(program).min().map(|at| at.max(now + 1))
+        self.driven().filter_map(|lane| lane.asleep_until).chain(program).min()
+    }
+
+    /// The groups that have something to do, and that which the program waits for.
+    fn driven(&self) -> impl Iterator<Item = &Lane> {
+        let own = self.doing.group();
+        let lanes = self.lanes.iter().enumerate().filter(move |(group, lane)| {
+            Some(*group) == own || lane.member.as_ref().is_some_and(Member::is_busy)
+        });
+        lanes.map(|(_, lane)| lane)
     }
 
     /// Brings what a group has to do in the background on. Whether its calls are complete, and its

@@ -197,7 +197,7 @@ impl Simulation {
             return self.look_again(rank, resumes);
         }
         if !process.has_reason(self.now) {
-            if let Some(next) = process.next_step(self.now, &mut self.rng) {
+            if let Some(next) = process.asleep_until() {
                 self.look_again(rank, next);
             }
             return;

@@ -280,9 +280,11 @@ impl<S: Connection> Member<S> {
                 poll(&mut doorbell, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
             })
         };
+        let mut interests = driven.streams.interests();
         !driven.exits.is_empty()
-            || driven.news().next().is_some()
-            || driven.streams.interests().any(|(it, stream)| it.writable && stream.is_writable())
+            || interests.any(|(it, stream)| {
+                it.readable && stream.is_readable() || it.writable && stream.is_writable()
+            })
             || rung()
     }
 
