@@ -245,6 +245,28 @@ impl fmt::Display for Cost {
     }
 }
 
+/// What one rank does in an all-reduce over links.
+#[derive(Clone, Copy, Debug, Default)]
+struct Load {
+    messages: usize,
+    /// Elements.
+    sent: usize,
+    /// Elements.
+    combined: usize,
+}
+
+impl Load {
+    /// The most of each that any rank does.
+    fn most(loads: impl IntoIterator<Item = Load>) -> Cost {
+        loads.into_iter().fold(Cost::default(), |cost, Load { messages, sent, combined }| Cost {
+            messages: cost.messages.max(messages),
+            elements: cost.elements.max(sent),
+            combined: cost.combined.max(combined),
+            ..cost
+        })
+    }
+}
+
 /// Serves every topology.
 ///
 /// ```
@@ -399,7 +421,8 @@ mod tests {
         assert_eq!(
             error.to_string(),
             "the algorithm direct of all_reduce does not serve these 257 ranks: it needs at most 256 \
-             ranks, summed in their order; use one of halving, doubling, gather, binomial, hierarchical, hierarchical-push"
+             ranks, summed in their order; use one of halving, doubling, gather, binomial, \
+             hierarchical-halving, hierarchical-halving-push"
         );
     }
 

@@ -103,6 +103,11 @@ impl Span {
         border(self.first)..border(self.first + self.count)
     }
 
+    /// This span of a block instead of the whole buffer.
+    pub(crate) const fn within(self, block: Span) -> Span {
+        Span { first: block.first * self.of + self.first, of: block.of * self.of, ..self }
+    }
+
     /// Whether there is a length at which the two spans of one buffer share an element.
     ///
     /// ```
@@ -413,6 +418,29 @@ impl Step {
             | Step::Wait { .. } => (None, &[][..]),
         };
         one.into_iter().chain(many.iter().map(|&(_, loc)| loc))
+    }
+
+    /// The same step for other ranks and other places.
+    pub(crate) fn moved(self, rank: impl Fn(Rank) -> Rank, loc: impl Fn(Loc) -> Loc) -> Step {
+        match self {
+            Step::Send { to, src } => Step::Send { to: rank(to), src: loc(src) },
+            Step::Recv { from, dst } => Step::Recv { from: rank(from), dst: loc(dst) },
+            Step::RecvReduce { from, dst, side, finish } => {
+                Step::RecvReduce { from: rank(from), dst: loc(dst), side, finish }
+            }
+            Step::Reduce { dst, src, side, finish } => {
+                Step::Reduce { dst: loc(dst), src: loc(src), side, finish }
+            }
+            Step::ReduceTree { dsts, srcs, finish } => Step::ReduceTree {
+                dsts: dsts.into_iter().map(&loc).collect(),
+                srcs: srcs.into_iter().map(|(node, src)| (node, loc(src))).collect(),
+                finish,
+            },
+            Step::Copy { dst, src } => Step::Copy { dst: loc(dst), src: loc(src) },
+            Step::Flush { to, upto } => Step::Flush { to: rank(to), upto },
+            Step::Post => Step::Post,
+            Step::Wait { peer, upto } => Step::Wait { peer: rank(peer), upto },
+        }
     }
 
     /// The rank at the other end of a message or of a wait.

@@ -226,7 +226,6 @@ fn sixteen_thousand_ranks() {
     let messages = 16_384 * 28;
     assert!((2 * messages..8 * messages).contains(&halving.events), "{}", halving.events);
     assert_eq!(of(Collective::AllToAll, "direct").method, Method::Formula);
-    assert_eq!(of(Collective::AllReduce, "hierarchical-push").method, Method::Formula);
 }
 
 fn rows() -> impl Strategy<Value = (&'static Algorithm, Topology)> {

@@ -198,7 +198,6 @@ pub(crate) fn choose(
     }
     let bytes = call.counts.longest().saturating_mul(call.dtype.size());
     let uneven = call.is_uneven();
-    let by_seats = seats_are_few(topology) || !topology.sums_by_rank();
     let shared = long_bytes.and_then(|long_bytes| {
         let fits = |row: &&Algorithm| {
             row.collective == collective
@@ -210,7 +209,6 @@ pub(crate) fn choose(
                     MemoryUse::Registered => registered && !is_wide(row),
                 }
                 && (row.applies)(topology)
-                && (by_seats || row.name == AMONG_LEADERS)
         };
         // With two ranks, reading one whole slot is as much as reading half and copying half.
         let one_shot = match narrow {
@@ -227,26 +225,11 @@ pub(crate) fn choose(
         let is_long = bytes >= long_bytes;
         fitting.min_by_key(|row| (price(row), preference(row, push, one_shot, is_long)))
     });
-    match shared {
-        Some(algorithm) if by_seats => Ok(finish(algorithm)),
-        among_leaders => {
-            let links = over_links.algorithm(call, topology)?;
-            let price = |row| over_links.price(row, call, topology);
-            let shared = among_leaders.filter(|row| price(row) < price(links));
-            Ok(finish(shared.unwrap_or(links)))
-        }
-    }
-}
-
-/// The algorithm between hosts in which only one rank of each opens connections.
-const AMONG_LEADERS: &str = "hierarchical-doubling";
-
-/// Whether ranks on the same seats of all hosts can be connected, each with each, and open no more
-/// connections than algorithms of `log p` rounds would. (Of the connections
-/// between two ranks each counts for a half.)
-fn seats_are_few(topology: &Topology) -> bool {
-    let hosts = topology.ranks_by_host().len();
-    (hosts - 1) / 2 <= topology.world_size.next_power_of_two().ilog2() as usize
+    let algorithm = match shared {
+        Some(algorithm) => algorithm,
+        None => over_links.algorithm(call, topology)?,
+    };
+    Ok(finish(algorithm))
 }
 
 /// The place of an algorithm among those that use shared memory: the lowest is taken.
@@ -385,13 +368,16 @@ mod tests {
     }
 
     #[test]
-    fn leaders_exchange_short_data_between_hosts() {
+    fn leaders_exchange_short_data_between_hosts_and_seats_long_data() {
         assert_eq!(on_hosts(1, 1), "shm-oneshot");
-        for hosts in [2, 3, 16] {
-            assert_eq!([1, 1 << 20].map(|n| on_hosts(hosts, n)), [AMONG_LEADERS, "hierarchical"]);
+        for hosts in [2, 3, 8] {
+            let names = [1, 1 << 20].map(|elements| on_hosts(hosts, elements));
+            assert_eq!(names, ["hierarchical-doubling", "hierarchical"], "{hosts} hosts");
         }
-        // Too many to be connected seat by seat.
-        assert_eq!([1, 1 << 24].map(|n| on_hosts(125, n)), [AMONG_LEADERS, "halving"]);
+        for hosts in [64, 128, 300] {
+            let names = [1, 1 << 20].map(|elements| on_hosts(hosts, elements));
+            assert_eq!(names, ["hierarchical-doubling", "hierarchical-halving"], "{hosts} hosts");
+        }
     }
 
     #[test]
@@ -412,13 +398,6 @@ mod tests {
         // Sums of nodes would have to be wider than what ranks bring.
         assert_eq!(name(DType::Bf16, 1 << 24, false), "shm-twoshot");
         assert_eq!(name(DType::Bf16, 1 << 24, true), "shm-push");
-    }
-
-    #[test]
-    fn hosts_exchange_directly_only_while_they_are_few() {
-        assert!(seats_are_few(&Topology::hosts(&[8; 16])));
-        assert!(seats_are_few(&Topology::hosts(&[8])));
-        assert!(!seats_are_few(&Topology::hosts(&[8; 125])));
     }
 
     #[test]

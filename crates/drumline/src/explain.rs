@@ -63,7 +63,7 @@ impl fmt::Display for Explanation {
         writeln!(f, "{}: {}", self.algorithm, self.why)?;
         for Candidate { algorithm, price, problem } in &self.candidates {
             let mark = if self.algorithm == *algorithm { '*' } else { ' ' };
-            write!(f, "{mark} {algorithm:<22}")?;
+            write!(f, "{mark} {algorithm:<26}")?;
             match (price, problem) {
                 (_, Some(problem)) => writeln!(f, "no: {problem}")?,
                 (Some(price), None) => writeln!(f, "{:.1} us", price.as_secs_f64() * 1e6)?,

@@ -1,6 +1,6 @@
 //! Direct exchange: everyone talks to everyone.
 
-use super::Cost;
+use super::{Cost, Load};
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 use crate::tree::Node;
@@ -77,6 +77,17 @@ pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
             ..Cost::default()
         },
     }
+}
+
+/// What each of `p` ranks does in an [`all_reduce`] of `part` of `n` elements.
+pub(super) fn loads(p: usize, n: usize, part: Span) -> Vec<Load> {
+    let all = part.resolve(n).len();
+    let peers = p - 1;
+    let load = |rank| {
+        let block = Span::block(rank, p).within(part).resolve(n).len();
+        Load { messages: 2 * peers, sent: all - block + peers * block, combined: peers * block }
+    };
+    (0..p).map(load).collect()
 }
 
 /// Every rank sends each block of its input to the rank that it is for, which sums the `p` copies

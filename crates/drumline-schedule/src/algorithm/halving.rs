@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::Cost;
+use super::{Cost, Load};
 use crate::step::{Loc, Rank, Side, Span, Step};
 use crate::topology::Topology;
 use crate::tree::Node;
@@ -60,22 +60,20 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
 /// It combines its share of each node. The shares are counted by cutting the whole line of the data, for all ranks together.
 pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let p = topology.world_size;
-    let mut census = Census {
-        scale: Scale::new(p),
-        elements: n,
-        messages: vec![0; p],
-        sent: vec![0; p],
-        combined: vec![0; p],
-    };
+    Cost { rounds: rounds(p), ..Load::most(loads(p, n, Span::WHOLE)) }
+}
+
+/// How many rounds `p` ranks need.
+pub(super) fn rounds(p: usize) -> usize {
+    2 * super::doublings(p)
+}
+
+/// What each of `p` ranks does, where `part` of `n` elements is summed.
+pub(super) fn loads(p: usize, n: usize, part: Span) -> Vec<Load> {
+    let loads = vec![Load::default(); p];
+    let mut census = Census { scale: Scale::new(p), elements: n, part, loads };
     census.line(Node::root(p));
-    let most = |counts: &[usize]| counts.iter().max().copied().unwrap_or(0);
-    Cost {
-        rounds: 2 * super::doublings(p),
-        messages: most(&census.messages),
-        elements: most(&census.sent),
-        combined: most(&census.combined),
-        ..Cost::default()
-    }
+    census.loads
 }
 
 /// What one rank has to do with one cell: with `peer`, it keeps the sum of one part and gives
@@ -93,6 +91,9 @@ struct Piece {
     part: Range<usize>,
 }
 
+/// Of so many slices of some data each can be summed for itself: more have no number for all borders.
+pub(super) const SLICES_MAX: usize = 1_000;
+
 /// The data in units. Parts are ranges of units, so all ranks find the same borders.
 struct Scale {
     /// How many make the whole. The parts of blocks of `2^k` ranks are whole units.
@@ -101,9 +102,10 @@ struct Scale {
 
 impl Scale {
     /// Units that make all borders exact, up to some hundred ranks. Beyond that the units, fewer
-    /// than one in `2^40` of the data each, are shared out as evenly as they can be.
+    /// than one in `2^40` of the data each, are shared out as evenly as they can be. They may be
+    /// those of a [slice](SLICES_MAX).
     fn new(world_size: usize) -> Scale {
-        const MOST: usize = 1 << 60;
+        const MOST: usize = 1 << 54;
         let mut units = 1 << world_size.ilog2();
         let mut node = Node::root(world_size);
         while let (false, Some((_, right))) = (node.len.is_power_of_two(), node.children()) {
@@ -118,11 +120,15 @@ impl Scale {
         Scale { units }
     }
 
-    fn data(&self, part: &Range<usize>) -> Loc {
+    fn span(&self, part: &Range<usize>) -> Span {
         // In lowest terms, for readers.
         let factor = gcd(gcd(self.units, part.start), part.len());
         let [first, count, of] = [part.start, part.len(), self.units].map(|units| units / factor);
-        Loc::data(Span { first, count, of })
+        Span { first, count, of }
+    }
+
+    fn data(&self, part: &Range<usize>) -> Loc {
+        Loc::data(self.span(part))
     }
 
     /// What `rank` exchanges at each node above it, the lowest node first. Returns the parts
@@ -198,13 +204,14 @@ fn cut(node: Node, cell: Range<usize>) -> [Range<usize>; 2] {
     [cell.start..border, border..cell.end]
 }
 
-/// What all ranks send.
+/// What all ranks do.
 struct Census {
     scale: Scale,
     elements: usize,
-    messages: Vec<usize>,
-    sent: Vec<usize>,
-    combined: Vec<usize>,
+    /// Which of the elements are summed.
+    part: Span,
+    /// By rank.
+    loads: Vec<Load>,
 }
 
 impl Census {
@@ -215,8 +222,8 @@ impl Census {
         }
         let Some((left, right)) = node.children() else { return vec![] };
         let (left, right) = (self.block_line(left), self.line(right));
-        self.held(&left, |census| &mut census.sent);
-        self.held(&right, |census| &mut census.sent);
+        self.held(&left, |load| &mut load.sent);
+        self.held(&right, |load| &mut load.sent);
 
         let mut line = vec![];
         let mut lefts = left.iter().peekable();
@@ -229,7 +236,7 @@ impl Census {
                 for (rank, part) in ranks.into_iter().zip(parts) {
                     if !part.is_empty() {
                         // One rank sends its value, the other the result.
-                        ranks.iter().for_each(|&rank| self.messages[rank] += 1);
+                        ranks.iter().for_each(|&rank| self.loads[rank].messages += 1);
                         line.push(Piece { rank, part });
                     }
                 }
@@ -239,7 +246,7 @@ impl Census {
                 at = end;
             }
         }
-        self.held(&line, |census| &mut census.combined);
+        self.held(&line, |load| &mut load.combined);
         line
     }
 
@@ -248,26 +255,30 @@ impl Census {
         let all = 0..self.scale.units;
         let line: Vec<Piece> = self.scale.blocks(node, &all).collect();
         for (index, &Piece { rank, .. }) in line.iter().enumerate() {
-            self.messages[rank] += 2 * node.len.ilog2() as usize;
+            self.loads[rank].messages += 2 * node.len.ilog2() as usize;
             let mut blocks = 1;
             while blocks < node.len {
                 let block = Span::block(index * blocks / node.len, blocks);
-                self.sent[rank] += block.resolve(self.elements).len();
+                self.loads[rank].sent += self.len(block);
                 blocks *= 2;
                 let half = Span::block(index * blocks / node.len, blocks);
-                self.combined[rank] += half.resolve(self.elements).len();
+                self.loads[rank].combined += self.len(half);
             }
         }
         line
     }
 
     /// Adds what every rank holds to one of the counts.
-    fn held(&mut self, line: &[Piece], counts: fn(&mut Census) -> &mut Vec<usize>) {
+    fn held(&mut self, line: &[Piece], count: fn(&mut Load) -> &mut usize) {
         for Piece { rank, part } in line {
-            let Loc { span, .. } = self.scale.data(part);
-            let len = span.resolve(self.elements).len();
-            counts(self)[*rank] += len;
+            let len = self.len(self.scale.span(part));
+            *count(&mut self.loads[*rank]) += len;
         }
+    }
+
+    /// The elements of a span of what is summed.
+    fn len(&self, span: Span) -> usize {
+        span.within(self.part).resolve(self.elements).len()
     }
 }
 

@@ -1,15 +1,44 @@
 //! Hosts add their own ranks first, and only sums of hosts travel.
 
-use super::Cost;
-use super::seats::{Seats, busiest, slices};
+use super::direct::DIRECT_MAX_RANKS;
+use super::halving::SLICES_MAX;
+use super::seats::{Seats, slices};
+use super::{Cost, Load, direct, halving};
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
-use crate::tree::Node;
+
+/// How the ranks on one seat of all hosts sum their slice: an all-reduce over links, in which each host
+/// is a rank.
+struct BetweenHosts {
+    generate: fn(&Topology, Rank, Rank) -> Vec<Step>,
+    rounds: fn(usize) -> usize,
+    loads: fn(usize, usize, Span) -> Vec<Load>,
+}
+
+const DIRECT: BetweenHosts = BetweenHosts {
+    generate: direct::all_reduce,
+    rounds: |hosts| if hosts > 1 { 2 } else { 0 },
+    loads: direct::loads,
+};
+
+const HALVING: BetweenHosts =
+    BetweenHosts { generate: halving::all_reduce, rounds: halving::rounds, loads: halving::loads };
+
+/// As many hosts as may send each other messages, each to each, and may add their own ranks first.
+pub(super) fn serves_few(topology: &Topology) -> bool {
+    topology.sums_by_placement() && topology.ranks_by_host().len() <= DIRECT_MAX_RANKS
+}
+
+/// Several hosts that may add their own ranks first, with no more slices than halving can name.
+pub(super) fn serves_several(topology: &Topology) -> bool {
+    let hosts = topology.ranks_by_host();
+    topology.sums_by_placement() && hosts.len() > 1 && slices(hosts) <= SLICES_MAX
+}
 
 /// The data is cut into as many slices as the smallest host has ranks. On every host the rank on
 /// seat `i` sums slice `i` over its host, and shares it out with the ranks on seat `i` of the
-/// other hosts as direct exchange would: each host sums a part of the slice for all. Then all
-/// ranks of the host get the slice.
+/// other hosts as [direct exchange](direct::all_reduce) would: each host sums a part of the slice for
+/// all. Then all ranks of the host get the slice.
 ///
 /// ```text
 ///   host 0   rank 0   a0 a1        A0 A1      A = a + b       s0 s1
@@ -22,6 +51,55 @@ use crate::tree::Node;
 /// In this form, what ranks bring is laid out in slots, and results are fetched from there. See
 /// [`staged_cost`]. Scratch: a part of a slice for every other host.
 pub(super) fn staged(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    through_slots(topology, rank, &DIRECT)
+}
+
+/// With `H` hosts of at most `q` ranks and `L` slices of at most `s = ceil(n / L)` elements: 2
+/// rounds on the host if `q > 1`, and 2 between hosts if `H > 1`. A rank sends `2 (H - 1)`
+/// messages: all of a slice but its own part, and its own part `H - 1` times; the largest part has
+/// `ceil(n / (L H))` elements. It reads its slice from `q - 1` ranks and then the other slices. It
+/// combines its slice of the ranks of its host, and then its part of all hosts.
+pub(super) fn staged_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    through_slots_cost(topology, n, &DIRECT)
+}
+
+/// The same where the data is registered: it is summed where it lies, and whoever has a slice
+/// writes it to its host's ranks. See [`push_cost`].
+pub(super) fn push(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    in_place(topology, rank, &DIRECT)
+}
+
+/// Rounds, messages and elements are those of [`staged_cost`]. A rank reads its slice from `q - 1`
+/// ranks and writes it to as many.
+pub(super) fn push_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    in_place_cost(topology, n, &DIRECT)
+}
+
+/// As [`staged`], between hosts by [halving](halving::all_reduce): for many hosts, of which each is
+/// connected with few others, and sends no more.
+///
+/// See [`staged_halving_cost`].
+pub(super) fn staged_halving(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    through_slots(topology, rank, &HALVING)
+}
+
+/// As [`staged_cost`]; between hosts `2 ceil(log2 H)` rounds, and of the slice what halving sends
+/// and combines in a world of `H` ranks.
+pub(super) fn staged_halving_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    through_slots_cost(topology, n, &HALVING)
+}
+
+/// As [`push`], between hosts by halving. See [`push_halving_cost`].
+pub(super) fn push_halving(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+    in_place(topology, rank, &HALVING)
+}
+
+/// As [`push_cost`], between hosts as [`staged_halving_cost`].
+pub(super) fn push_halving_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
+    in_place_cost(topology, n, &HALVING)
+}
+
+fn through_slots(topology: &Topology, rank: Rank, between: &BetweenHosts) -> Vec<Step> {
     let seats = seats_of(topology, rank);
     if topology.world_size == 1 {
         return vec![];
@@ -32,7 +110,7 @@ pub(super) fn staged(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> 
         steps.push(Step::Copy { dst: Loc::slot(Span::WHOLE), src: Loc::data(Span::WHOLE) });
     }
     steps.push(Step::Post);
-    steps.extend(sum_of_slice(topology, &seats, Loc::slot));
+    steps.extend(sum_of_slice(topology, &seats, Loc::slot, between));
     if let Some(slice) = seats.own_slice().filter(|_| has_peers) {
         steps.push(Step::Copy { dst: Loc::slot(slice), src: Loc::data(slice) });
     }
@@ -45,26 +123,21 @@ pub(super) fn staged(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> 
     steps
 }
 
-/// With `H` hosts of at most `q` ranks and `L` slices of at most `s = ceil(n / L)` elements: 2
-/// rounds on the host if `q > 1`, and 2 between hosts if `H > 1`. A rank sends `2 (H - 1)`
-/// messages: all of a slice but its own part, and its own part `H - 1` times; the largest part has
-/// `ceil(n / (L H))` elements. It reads its slice from `q - 1` ranks and then the other slices. It
-/// combines its slice of the ranks of its host, and then its part of all hosts.
-pub(super) fn staged_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
-    let Shape { largest, slice, .. } = Shape::of(topology, n);
+fn through_slots_cost(topology: &Topology, n: usize, between: &BetweenHosts) -> Cost {
+    let hosts = topology.ranks_by_host();
+    let largest = largest(hosts);
+    let slice = n.div_ceil(slices(hosts));
     let shared_elements = if largest == 1 { 0 } else { n + (largest - 2) * slice };
-    Cost { shared_elements, ..exchange_cost(topology, n) }
+    Cost { shared_elements, ..cost(hosts, n, between) }
 }
 
-/// The same where the data is registered: it is summed where it lies, and whoever has a slice
-/// writes it to its host's ranks. See [`push_cost`].
-pub(super) fn push(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
+fn in_place(topology: &Topology, rank: Rank, between: &BetweenHosts) -> Vec<Step> {
     let seats = seats_of(topology, rank);
     if topology.world_size == 1 {
         return vec![];
     }
     let mut steps = vec![Step::Post];
-    steps.extend(sum_of_slice(topology, &seats, Loc::data));
+    steps.extend(sum_of_slice(topology, &seats, Loc::data, between));
     if let Some(slice) = seats.own_slice() {
         let slice = Loc::data(slice);
         steps.extend(seats.peers().map(|(_, peer)| Step::Copy { dst: slice.of(peer), src: slice }));
@@ -75,56 +148,31 @@ pub(super) fn push(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     steps
 }
 
-/// Rounds, messages and elements are those of [`staged_cost`]. A rank reads its slice from `q - 1`
-/// ranks and writes it to as many.
-pub(super) fn push_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
-    let Shape { largest, slice, .. } = Shape::of(topology, n);
-    Cost { shared_elements: 2 * (largest - 1) * slice, ..exchange_cost(topology, n) }
+fn in_place_cost(topology: &Topology, n: usize, between: &BetweenHosts) -> Cost {
+    let hosts = topology.ranks_by_host();
+    let slice = n.div_ceil(slices(hosts));
+    Cost { shared_elements: 2 * (largest(hosts) - 1) * slice, ..cost(hosts, n, between) }
 }
 
 /// What is the same in both forms.
-fn exchange_cost(topology: &Topology, n: usize) -> Cost {
-    let Shape { hosts, largest, slices, slice } = Shape::of(topology, n);
-    let on_host = if largest > 1 { 2 } else { 0 };
-    match hosts {
-        1 => Cost { rounds: on_host, combined: combined(topology, n), ..Cost::default() },
-        _ => Cost {
-            rounds: on_host + 2,
-            messages: 2 * (hosts - 1),
-            elements: slice + (hosts - 2) * n.div_ceil(slices * hosts),
-            combined: combined(topology, n),
-            ..Cost::default()
-        },
-    }
+fn cost(hosts: &[Vec<Rank>], n: usize, between: &BetweenHosts) -> Cost {
+    let on_host = if largest(hosts) > 1 { 2 } else { 0 };
+    let slices = slices(hosts);
+    let loads = (0..slices).map(|seat| Span::block(seat, slices)).flat_map(|slice| {
+        // Of each host the rank that has the slice.
+        let loads = (between.loads)(hosts.len(), n, slice).into_iter();
+        let len = slice.resolve(n).len();
+        loads.zip(hosts).map(move |(load, ranks)| Load {
+            combined: load.combined + (ranks.len() - 1) * len,
+            ..load
+        })
+    });
+    Cost { rounds: on_host + (between.rounds)(hosts.len()), ..Load::most(loads) }
 }
 
-/// Where hosts differ in size, the rank with the longest slice need not be the busiest.
-fn combined(topology: &Topology, n: usize) -> usize {
-    let hosts = topology.ranks_by_host();
-    busiest(hosts, n, |ranks, slice, part| (ranks - 1) * slice + (hosts.len() - 1) * part)
-}
-
-/// The numbers that prices depend on.
-struct Shape {
-    hosts: usize,
-    /// Ranks of the largest host.
-    largest: usize,
-    slices: usize,
-    /// Elements in the largest slice.
-    slice: usize,
-}
-
-impl Shape {
-    fn of(topology: &Topology, n: usize) -> Shape {
-        let sizes = || topology.ranks_by_host().iter().map(Vec::len);
-        let slices = slices(topology.ranks_by_host());
-        Shape {
-            hosts: sizes().len(),
-            largest: sizes().max().unwrap_or(1),
-            slices,
-            slice: n.div_ceil(slices),
-        }
-    }
+/// Ranks of the largest host.
+fn largest(hosts: &[Vec<Rank>]) -> usize {
+    hosts.iter().map(Vec::len).max().unwrap_or(1)
 }
 
 fn seats_of(topology: &Topology, rank: Rank) -> Seats<'_> {
@@ -133,38 +181,19 @@ fn seats_of(topology: &Topology, rank: Rank) -> Seats<'_> {
 
 /// The sum of the rank's slice over all ranks, in its data; nothing for ranks without a slice. What the
 /// ranks of the host bring is read `from` there. Messages touch private memory only.
-fn sum_of_slice(topology: &Topology, seats: &Seats<'_>, from: fn(Span) -> Loc) -> Vec<Step> {
+fn sum_of_slice(
+    topology: &Topology,
+    seats: &Seats<'_>,
+    from: fn(Span) -> Loc,
+    between: &BetweenHosts,
+) -> Vec<Step> {
     let Some(slice) = seats.own_slice() else { return vec![] };
     let hosts = topology.ranks_by_host().len();
     let mut steps = seats.sum_of_group(slice, from, Loc::data(slice), hosts == 1);
-    if hosts > 1 {
-        steps.extend(exchange(seats, hosts));
-    }
-    steps
-}
-
-/// Direct exchange of the slice with the same seat of the other hosts.
-fn exchange(seats: &Seats<'_>, hosts: usize) -> Vec<Step> {
-    let own = seats.part(seats.group);
-    let senders = || (1..hosts).map(|distance| (seats.group + hosts - distance) % hosts);
-    let copy_of = |host: usize| match host == seats.group {
-        true => Loc::data(own),
-        false => Loc::scratch(host, own),
-    };
-    let send =
-        |host: usize, part: Span| Step::Send { to: seats.counterpart(host), src: Loc::data(part) };
-    let recv = |host: usize, dst: Loc| Step::Recv { from: seats.counterpart(host), dst };
-
-    let mut steps = vec![];
-    steps.extend(seats.other_groups().map(|host| send(host, seats.part(host))));
-    steps.extend(senders().map(|host| recv(host, copy_of(host))));
-    steps.push(Step::ReduceTree {
-        dsts: vec![Loc::data(own)],
-        // Leaves of the tree over hosts.
-        srcs: (0..hosts).map(|host| (Node::leaf(host), copy_of(host))).collect(),
-        finish: true,
-    });
-    steps.extend(seats.other_groups().map(|host| send(host, own)));
-    steps.extend(senders().map(|host| recv(host, Loc::data(seats.part(host)))));
+    let exchange = (between.generate)(&Topology::flat(hosts), seats.group, 0);
+    steps.extend(exchange.into_iter().map(|step| {
+        let of_slice = |loc: Loc| Loc { span: loc.span.within(slice), ..loc };
+        step.moved(|host| seats.counterpart(host), of_slice)
+    }));
     steps
 }

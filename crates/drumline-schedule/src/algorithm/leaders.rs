@@ -59,11 +59,7 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
 fn among_leaders(topology: &Topology, host: usize) -> impl Iterator<Item = Step> {
     let hosts = topology.ranks_by_host();
     let doubling = doubling::all_reduce(&Topology::flat(hosts.len()), host, 0);
-    doubling.into_iter().map(|step| match step {
-        Step::Send { to, src } => Step::Send { to: hosts[to][0], src },
-        Step::Recv { from, dst } => Step::Recv { from: hosts[from][0], dst },
-        step => step,
-    })
+    doubling.into_iter().map(|step| step.moved(|host| hosts[host][0], |loc| loc))
 }
 
 /// A round on the host before and one after those of doubling among as many ranks as there are hosts.

@@ -161,13 +161,16 @@ const NO_ROOT: u32 = u32::MAX;
 
 /// What `splits` says where every block has the same number of elements.
 const EVEN: u32 = 0;
-/// The name of an algorithm as it travels: cut, with its last letter at the end, so that all differ.
+
+/// The name of an algorithm as it travels: cut, with a letter for its length and its last one at the
+/// end, so that all differ.
 fn short(name: &str) -> [u8; 8] {
     let mut short = [0; 8];
     for (to, from) in short.iter_mut().zip(name.bytes()) {
         *to = from;
     }
     if let (true, Some(last)) = (name.len() > short.len(), name.bytes().last()) {
+        short[6] = b'a' + (name.len() % 26) as u8;
         short[7] = last;
     }
     short
@@ -467,7 +470,7 @@ mod tests {
             push("hierarchical-push").to_string(),
             "all_reduce of 3 u8 in registered memory [hierarchical-push]"
         );
-        assert_eq!(push("of a backend").to_string(), "all_reduce of 3 u8 [of a bad]");
+        assert_eq!(push("of a backend").to_string(), "all_reduce of 3 u8 [of a bmd]");
         let broadcast =
             Description::new(0, 0, Operation::Broadcast, DType::U8, 3, "binomial").with_root(2);
         assert_eq!(broadcast.to_string(), "broadcast(root 2) of 3 u8 [binomial]");
