@@ -75,8 +75,8 @@ pub(super) fn push_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     in_place_cost(topology, n, &DIRECT)
 }
 
-/// As [`staged`], between hosts by [halving](halving::all_reduce): for many hosts, of which each is
-/// connected with few others, and sends no more.
+/// As [`staged`], between hosts by [halving](halving::all_reduce): for many hosts. A rank has few others
+/// to talk to, and sends as little, or up to an eighth more where the hosts are no power of two.
 ///
 /// See [`staged_halving_cost`].
 pub(super) fn staged_halving(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
