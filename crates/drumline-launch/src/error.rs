@@ -96,3 +96,9 @@ impl Error {
         |source| Error::System { what: what.into(), source: source.into() }
     }
 }
+
+impl From<drumline::store::Error> for Error {
+    fn from(error: drumline::store::Error) -> Error {
+        drumline::Error::from(error).into()
+    }
+}

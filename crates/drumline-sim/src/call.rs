@@ -1,6 +1,6 @@
 //! Calls of collectives, as the plan has them.
 
-use drumline::internals::Order;
+use crate::member::Order;
 use drumline_conformance::{Buffers, Case, Kind, on_group::Form};
 use drumline_schedule::{Borders, Counts};
 

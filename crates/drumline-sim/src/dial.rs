@@ -1,7 +1,7 @@
 //! How simulated ranks of different hosts open connections: calls take time, cross each other,
 //! reach hosts that are cut off and processes that are stopped or have ended.
 
-use drumline::internals::{Member, PeerStreams};
+use crate::member::{Member, PeerStreams};
 
 use crate::{
     network::{Nanos, Quality, SharedPipe, Stream, connect},
@@ -187,7 +187,7 @@ pub(crate) fn bundle(
     let mut wires: Vec<Wire> = control_pipes.into_iter().map(wire(true)).collect();
     let block_bytes = of_plan.block_bytes;
     let (mut data, mut their_data) = (Vec::new(), Vec::new());
-    for _ in 0..of_plan.config.streams {
+    for _ in 0..of_plan.streams {
         let ([near, far], pipes) = open(quality);
         data.push(near);
         their_data.push(far);

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use drumline::{Config, SumOrder};
 use drumline_conformance::{Case, on_group::Form};
+use drumline_engine::Settings;
+use drumline_schedule::SumOrder;
 use drumline_schedule::Topology;
 use fastrand::Rng;
 
@@ -38,7 +39,7 @@ pub struct Job<'a> {
     pub place: Place,
     /// In which order they sum.
     pub sum_order: SumOrder,
-    /// The algorithm of all-reduces; see [`Config::all_reduce`].
+    /// The algorithm of all-reduces; see [`Settings::all_reduce`].
     pub all_reduce: Option<&'a str>,
     /// How all calls are made. Asynchronous ones of a group are all under way at the same time.
     pub form: Form,
@@ -146,14 +147,12 @@ impl Job<'_> {
     fn plan(&self, cases: &[Case]) -> Plan {
         let longest = cases.iter().map(|case| self.bytes(case)).max().unwrap_or(0);
         let piece_bytes = (longest / PIECES_MAX).next_multiple_of(PIECE_BYTES).max(PIECE_BYTES);
-        let config = Config {
+        let settings = Settings {
             timeout: Duration::from_nanos(TIMEOUT),
             warn_after: Duration::from_nanos(WARN_AFTER),
             all_reduce: self.all_reduce.map(str::to_owned),
-            sum_order: self.sum_order,
             window_bytes: piece_bytes,
-            streams: 1 + self.world_size % 2,
-            ..Config::default()
+            ..Settings::default()
         };
         let slot_bytes = self.shares_memory().then_some(piece_bytes);
         let cases = cases.iter().filter(|case| self.form.is_of(case.kind));
@@ -162,11 +161,19 @@ impl Job<'_> {
         let call = |call| Instruction::Call { call, blocking };
         let end = [Instruction::Wait { group: 0 }, Instruction::Close { group: 0 }];
         let script: Vec<_> = (0..calls.len()).map(call).chain(end).collect();
-        let (topology, arena_bytes) = (self.topology(), 2 * GROUP_BYTES);
+        let group = Group {
+            topology: self.topology(),
+            settings,
+            sum_order: self.sum_order,
+            streams: 1 + self.world_size % 2,
+            block_bytes: 1000,
+            slot_bytes,
+            arena_bytes: 2 * GROUP_BYTES,
+        };
         Plan {
             world_size: self.world_size,
             host_of: self.hosts(),
-            groups: vec![Group { topology, config, block_bytes: 1000, slot_bytes, arena_bytes }],
+            groups: vec![group],
             calls,
             messages: vec![],
             scripts: vec![script; self.world_size],

@@ -4,10 +4,10 @@
 
 use std::time::Duration;
 
-use drumline::{Config, DType, ReduceOp};
 use drumline_conformance::{Case, Kind, on_group::Form};
+use drumline_engine::{DType, ReduceOp, Settings};
 use drumline_schedule::{
-    Collective, Topology,
+    Collective, SumOrder, Topology,
     price::{ElementKind, Prices, choose},
 };
 use fastrand::Rng;
@@ -79,11 +79,11 @@ pub fn run(
         let f32 = ElementKind { bytes: 4, sum_bytes: 4 };
         choose(Collective::AllReduce, &topology, elements, f32, &Prices::TCP)
     });
-    let config = Config {
+    let settings = Settings {
         all_reduce: all_reduce.map(|algorithm| algorithm.name.to_owned()),
         timeout: Duration::from_nanos(TIMEOUT),
         warn_after: Duration::from_nanos(WARN_AFTER),
-        ..Config::default()
+        ..Settings::default()
     };
     let near = Quality {
         latency_ns: 5_000,
@@ -97,7 +97,9 @@ pub fn run(
         host_of,
         groups: vec![Group {
             topology,
-            config,
+            settings,
+            sum_order: SumOrder::Rank,
+            streams: 1,
             block_bytes: 64 << 10,
             slot_bytes: (ranks_per_host > 1).then_some(64 << 10),
             arena_bytes: 4 << 20,

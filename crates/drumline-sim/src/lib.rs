@@ -24,6 +24,7 @@ mod call;
 mod dial;
 mod job;
 pub mod large;
+mod member;
 mod message;
 mod network;
 mod plan;
@@ -101,7 +102,7 @@ fn tell(plan: &plan::Plan) {
     for (at, group) in plan.groups.iter().enumerate() {
         eprintln!(
             "group {at}: all_reduce {:?}, order {:?}, slots of {:?} bytes",
-            group.config.all_reduce, group.config.sum_order, group.slot_bytes
+            group.settings.all_reduce, group.sum_order, group.slot_bytes
         );
     }
     for (at, call) in plan.calls.iter().enumerate() {

@@ -1,9 +1,8 @@
 //! Messages from rank to rank, as the plan has them.
 
-use drumline::{
-    DType,
-    internals::{MessageOrder, Side},
-};
+use drumline_engine::DType;
+
+use crate::member::{MessageOrder, Side};
 use drumline_conformance::{Case, Kind};
 use drumline_schedule::Topology;
 use fastrand::Rng;

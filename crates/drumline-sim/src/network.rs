@@ -9,7 +9,9 @@ use std::{
     },
 };
 
-use drumline::internals::Connection;
+use drumline_engine::transport::Duplex;
+
+use crate::member::Connection;
 use fastrand::Rng;
 
 /// Virtual time, in nanoseconds since the start.
@@ -299,14 +301,16 @@ impl Write for Stream {
     }
 }
 
-impl Connection for Stream {
+impl Duplex for Stream {
     fn end(&mut self) -> io::Result<()> {
         if !self.is_killed() {
             lock(&self.outgoing).finish(&self.network, End::Closed);
         }
         Ok(())
     }
+}
 
+impl Connection for Stream {
     fn is_readable(&self) -> bool {
         lock(&self.incoming).is_readable(self.network.now())
     }

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use drumline::{Config, DType, ReduceOp, SumOrder, internals::Side};
+use drumline_engine::{DType, ReduceOp, Settings};
+use drumline_schedule::SumOrder;
+
+use crate::member::Side;
 use drumline_conformance::{Case, Kind, on_group::Form};
 use drumline_schedule::{ALGORITHMS, Algorithm, Collective, MemoryUse, Topology};
 use fastrand::Rng;
@@ -44,7 +47,10 @@ pub(crate) struct Plan {
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) topology: Topology,
-    pub(crate) config: Config,
+    pub(crate) settings: Settings,
+    pub(crate) sum_order: SumOrder,
+    /// How many streams carry the data of two ranks.
+    pub(crate) streams: usize,
     /// Bytes that a stream carries before it is the next one's turn, where two ranks have several.
     pub(crate) block_bytes: usize,
     /// Bytes of the staging slots that are used, where ranks share memory.
@@ -206,27 +212,34 @@ fn group(rng: &mut Rng, host_of: &[usize]) -> Group {
     });
     let names: Vec<_> = rows.map(|row| row.name.to_owned()).collect();
     let forced = rng.bool().then(|| names[rng.usize(0..names.len())].clone());
-    let config = Config {
+    let settings = Settings {
         timeout: Duration::from_nanos(TIMEOUT),
         warn_after: Duration::from_nanos(WARN_AFTER),
         all_reduce: forced,
-        sum_order: order,
         // Data are short: a few elements to a window, or all.
         window_bytes: 8 * rng.usize(1..=200),
-        streams: rng.usize(1..=3),
-        ..Config::default()
+        ..Settings::default()
     };
+    let streams = rng.usize(1..=3);
     // Every rank's block of the largest elements must fit a slot.
     let slot_bytes = shares.then(|| world_size * 8 * rng.usize(1..=40));
     // Headers and short messages are cut, too.
     let block_bytes = rng.usize(1..=500);
-    Group { topology, config, block_bytes, slot_bytes, arena_bytes: 4 << 20 }
+    Group {
+        topology,
+        settings,
+        sum_order: order,
+        streams,
+        block_bytes,
+        slot_bytes,
+        arena_bytes: 4 << 20,
+    }
 }
 
 impl Group {
     /// Whether every all-reduce must be on registered buffers.
     fn needs_registered(&self) -> bool {
-        self.config.all_reduce.as_ref().is_some_and(|name| {
+        self.settings.all_reduce.as_ref().is_some_and(|name| {
             Algorithm::find(Collective::AllReduce, name)
                 .is_ok_and(|row| row.memory == MemoryUse::Registered)
         })

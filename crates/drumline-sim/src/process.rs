@@ -9,10 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{
-    Error,
-    internals::{Member, Outcome, Posted, Prepared, Progress, Side},
-};
+use drumline_engine::Error;
+
+use crate::member::{Member, Outcome, Posted, Prepared, Progress, Side};
 use drumline_launch::Ending;
 use fastrand::Rng;
 
@@ -435,7 +434,7 @@ impl Process {
         what: What,
         started: Nanos,
         blocking: bool,
-        result: drumline::Result<()>,
+        result: drumline_engine::Result<()>,
     ) {
         world.note(|| match (&result, &what) {
             (Ok(()), What::Call { index, .. }) => {

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::internals::{Identity, Member, PeerStreams, SharedMemory};
+use crate::member::{Identity, Member, PeerStreams, SharedMemory};
 use drumline_launch::{
     Ending,
     supervisor::{Event as Launched, Policy, Signal, Supervisor},
@@ -403,7 +403,7 @@ fn join(
                 neighbours,
                 slot_bytes: of_plan.slot_bytes.unwrap_or(usize::MAX),
             });
-            Member::new(&identity, &of_plan.topology, &of_plan.config, streams, memory)
+            Member::new(&identity, &of_plan.topology, &of_plan.settings, streams, memory)
                 .map_err(text)
         })
         .collect()

@@ -2,7 +2,9 @@
 
 use std::{cell::OnceCell, collections::BTreeSet, sync::Arc};
 
-use drumline::{Cause, CollectiveError, Error, internals::Side};
+use drumline_engine::{Cause, CollectiveError, Error};
+
+use crate::member::Side;
 use drumline_launch::{Ending, supervisor::Verdict};
 
 use crate::{

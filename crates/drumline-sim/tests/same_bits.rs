@@ -3,12 +3,12 @@
 
 #![allow(clippy::panic)]
 
-use drumline::SumOrder;
 use drumline_conformance::{
     Case,
     on_group::Form,
     same_bits::{Digests, WORLD_SIZES, Way, cases, over_real_transports},
 };
+use drumline_schedule::SumOrder;
 use drumline_sim::{Job, Place};
 
 const PLACES: [Place; 3] = [Place::OneHost, Place::Hosts(2), Place::Flat];

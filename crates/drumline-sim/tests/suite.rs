@@ -2,13 +2,13 @@
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
-use drumline::SumOrder;
 use drumline_conformance::{
     Case, Extent, Part,
     on_group::Form,
     suite::{Call, WORLD_SIZES, calls},
 };
 use drumline_schedule::ALGORITHMS;
+use drumline_schedule::SumOrder;
 use drumline_sim::{Job, Place};
 
 /// Every operation, type and operator for few ranks, every size for many.

@@ -61,7 +61,7 @@ struct Settings {
     len: usize,
 }
 
-fn measure(group: ProcessGroup, settings: Settings) -> drumline::Result<()> {
+fn measure(group: ProcessGroup, settings: Settings) -> drumline::train::Result<()> {
     let Settings { warm_up, steps, len } = settings;
     let names: Vec<String> = (0..TENSORS).map(|number| format!("layer{number}.weight")).collect();
     let engine = |bucket_bytes: usize| {
@@ -143,7 +143,7 @@ fn measure(group: ProcessGroup, settings: Settings) -> drumline::Result<()> {
     }
     named.stop()?;
     buckets.stop()?;
-    group.destroy()
+    Ok(group.destroy()?)
 }
 
 fn by_name(
@@ -151,7 +151,7 @@ fn by_name(
     engine: &mut AsyncReduce,
     order: &[&str],
     value: f32,
-) -> drumline::Result<(Duration, f32)> {
+) -> drumline::train::Result<(Duration, f32)> {
     for name in order {
         engine.gradient_mut::<f32>(name)?.fill(value);
     }

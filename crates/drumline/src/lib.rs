@@ -54,62 +54,19 @@
 
 #![forbid(unsafe_code)]
 
-pub mod async_reduce;
-pub mod auth;
-mod available;
-pub mod backend;
-mod board;
-mod call;
-mod callbacks;
-pub mod checkpoint;
-mod config;
-pub mod ddp;
-mod engine;
-mod error;
-mod executor;
-mod explain;
-mod group;
-mod host;
-#[cfg(feature = "internals")]
-#[doc(hidden)]
-pub mod internals;
-mod interrupt;
-mod lane;
-mod membership;
-mod memory_node;
-mod net;
-mod operation;
-mod operator;
-mod prices;
-pub mod rendezvous;
-pub mod sampler;
-pub mod store;
-pub mod trace;
-mod transport;
 #[cfg(feature = "ndarray")]
-pub mod views;
-mod work;
-
-pub use available::{
-    is_available, is_gloo_available, is_mpi_available, is_nccl_available, is_torchelastic_launched,
+pub use drumline_group::views;
+pub use drumline_group::{
+    Bool, Candidate, Cause, Collective, CollectiveError, Complex, Config, DType, Element, Endpoint,
+    Error, Explanation, F8E4M3, F8E5M2, GroupOptions, Operator, PriceList, PriceSource,
+    ProcessGroup, Rank, ReduceOp, RegisteredBuffer, Result, SumOrder, Work, WorkFuture, auth,
+    backend, bf16, bind_to_memory_node, connect_members, default_group, describe_addresses, f16,
+    init_process_group, init_with_store, interruptible, is_available, is_gloo_available,
+    is_initialized, is_launched, is_mpi_available, is_nccl_available, is_torchelastic_launched,
+    register_backend, register_rendezvous_handler, rendezvous, store, trace,
 };
-pub use backend::register_backend;
-pub use config::Config;
-pub use drumline_kernels::{Bool, Complex, DType, Element, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
-pub use drumline_schedule::{Collective, SumOrder, price::PriceList};
-pub use error::{Cause, CollectiveError, Error, Result};
-pub use explain::{Candidate, Explanation};
-pub use group::{
-    GroupOptions, ProcessGroup, RegisteredBuffer, connect_members, default_group,
-    describe_addresses, init_process_group, init_with_store, is_initialized,
-};
-pub use interrupt::interruptible;
-pub use memory_node::bind_to_memory_node;
-pub use net::Endpoint;
-pub use operator::Operator;
-pub use prices::PriceSource;
-pub use rendezvous::{is_launched, register_rendezvous_handler};
-pub use work::{Work, WorkFuture};
+pub use drumline_train as train;
+pub use drumline_train::{async_reduce, checkpoint, ddp, sampler};
 
 /// Runs the README's example of collectives.
 #[cfg(doctest)]

@@ -1,7 +1,8 @@
 //! What is written, and what readers make of files of every kind.
 
-#![allow(clippy::unwrap_used, clippy::panic)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "../../drumline-group/tests/common/mod.rs"]
 mod common;
 
 use std::{

@@ -8,7 +8,7 @@ use std::{
     },
 };
 
-use drumline::internals::store::protocol::{ASK_EXTENSIONS, EXTENSIONS, Key, MAGIC, Request};
+use drumline_store::store::tcp::protocol::{ASK_EXTENSIONS, EXTENSIONS, Key, MAGIC, Request};
 
 use super::{
     phone::Phone,

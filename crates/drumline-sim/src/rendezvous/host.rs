@@ -5,13 +5,12 @@ use std::{
     io::{ErrorKind, Read as _, Write as _},
 };
 
-use drumline::internals::{
-    Connection as _,
-    store::{
-        protocol::{MAGIC, Request},
-        server::{ConnectionId, Server},
-    },
+use drumline_store::store::tcp::{
+    protocol::{MAGIC, Request},
+    server::{ConnectionId, Server},
 };
+
+use crate::member::Connection as _;
 
 use super::{model::Model, world::World};
 use crate::network::{Nanos, Stream};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use drumline::internals::store::{
+use drumline_store::store::tcp::{
     protocol::{
         ASK_EXTENSIONS, Decoded, EXTENSIONS, Key, MAGIC, NOT_READY, READY, Request, STOP_WAITING,
         Value, WAIT_CANCELED, decode,

@@ -5,7 +5,7 @@ use std::{
     io::{ErrorKind, Read as _, Write as _},
 };
 
-use drumline::internals::store::protocol::Request;
+use drumline_store::store::tcp::protocol::Request;
 
 use super::{script::Shape, world::Line};
 use crate::network::Stream;

@@ -1,6 +1,6 @@
 //! Others than ranks who use the store: programs with calls of any kind, and strangers.
 
-use drumline::internals::store::protocol::{Key, MAGIC, Request, Value};
+use drumline_store::store::tcp::protocol::{Key, MAGIC, Request, Value};
 use fastrand::Rng;
 
 use super::{

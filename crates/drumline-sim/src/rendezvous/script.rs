@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use drumline::internals::store::protocol::{Request, WAIT_CANCELED};
+use drumline_store::store::tcp::protocol::{Request, WAIT_CANCELED};
 
 use crate::network::{Nanos, Quality};
 

@@ -6,7 +6,7 @@
 #[cfg(test)]
 mod tests;
 
-use drumline::internals::store::protocol::{Key, NOT_READY, Request, Value};
+use drumline_store::store::tcp::protocol::{Key, NOT_READY, Request, Value};
 use fastrand::Rng;
 
 use super::{

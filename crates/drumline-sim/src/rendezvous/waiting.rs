@@ -3,7 +3,7 @@
 
 use std::slice;
 
-use drumline::internals::store::{
+use drumline_store::store::tcp::{
     protocol::{Key, Request, STOP_WAITING},
     wait::{Next, Wait},
 };

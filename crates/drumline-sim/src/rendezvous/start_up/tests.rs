@@ -7,10 +7,11 @@ use std::{
 };
 
 use drumline::{
-    Config, ProcessGroup, Result,
-    internals::store::protocol::{Decoded, decode},
+    ProcessGroup,
     store::{HashStore, Store},
 };
+use drumline_store::Result;
+use drumline_store::store::tcp::protocol::{Decoded, decode};
 
 use super::*;
 
@@ -179,7 +180,7 @@ fn calls_of(op: &Op) -> Vec<String> {
 
 fn check(far: bool) {
     let shared: Arc<dyn Store> = Arc::new(HashStore::new());
-    let config = Config { unix_sockets: !far, ..Config::default() };
+    let config = drumline::Config { unix_sockets: !far, ..Default::default() };
     let stores: Vec<Recording> = (0..WORLD_SIZE)
         .map(|_| Recording { store: shared.clone(), calls: Arc::default(), ticket: Arc::default() })
         .collect();

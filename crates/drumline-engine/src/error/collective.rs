@@ -1,0 +1,340 @@
+use std::{fmt, time::Duration};
+
+use drumline_schedule::step::Rank;
+
+use crate::{executor::Description, membership::GlobalRanks};
+
+/// A collective operation that failed, and who is at fault.
+///
+/// ```
+/// use drumline::{Cause, CollectiveError, Error, ProcessGroup};
+///
+/// let group = ProcessGroup::alone();
+/// group.barrier()?;
+/// group.abort();
+/// let Err(Error::Poisoned { by, .. }) = group.barrier() else { panic!() };
+/// let CollectiveError { group, rank, sequence, cause, .. } = &*by;
+/// assert_eq!((&group[..], *rank, cause), ("alone", 0, &Cause::Aborted));
+/// # Ok::<_, drumline::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CollectiveError {
+    /// Name of the process group.
+    pub group: String,
+    /// The rank that tells.
+    pub rank: Rank,
+    pub global: GlobalRanks,
+    /// How many collectives the group had called before: the same number on every rank names
+    /// the same call.
+    pub sequence: u64,
+    /// The call as this rank made it: `all_reduce(sum) of 10 f32 [doubling]`.
+    pub operation: String,
+    /// Time since the call began.
+    pub elapsed: Duration,
+    /// What went wrong.
+    pub cause: Cause,
+}
+
+impl CollectiveError {
+    /// What the group's rank `rank` is called in the whole job.
+    ///
+    /// ```
+    /// use drumline::{Error, GroupOptions, ProcessGroup};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for world in ProcessGroup::local_world(3)? {
+    ///         threads.spawn(move || {
+    ///             if world.rank() == 0 {
+    ///                 return;
+    ///             }
+    ///             let pair = world.new_group(&[1, 2], &GroupOptions::default()).unwrap();
+    ///             if pair.rank() == 1 {
+    ///                 return pair.abort();
+    ///             }
+    ///             let Err(Error::Collective(error)) = pair.barrier() else { panic!() };
+    ///             let culprit = error.culprit().unwrap();
+    ///             assert_eq!((culprit, error.global_rank(culprit)), (1, 2));
+    ///         });
+    ///     }
+    ///     Ok::<_, Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn global_rank(&self, rank: Rank) -> Rank {
+        self.global.of(rank)
+    }
+
+    /// The rank at fault, by its number in the group, where there is one to name.
+    ///
+    /// ```
+    /// use drumline::{Error, ProcessGroup};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             if group.rank() == 1 {
+    ///                 return group.abort();
+    ///             }
+    ///             let Err(Error::Collective(error)) = group.barrier() else { panic!() };
+    ///             assert_eq!(error.culprit(), Some(1));
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn culprit(&self) -> Option<Rank> {
+        match &self.cause {
+            Cause::Aborted | Cause::Panicked { .. } => Some(self.rank),
+            cause => match cause.ranks()[..] {
+                [rank] => Some(rank),
+                _ => None,
+            },
+        }
+    }
+}
+
+impl fmt::Display for CollectiveError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let CollectiveError { group, rank, global, sequence, operation, elapsed, cause } = self;
+        write!(
+            f,
+            "group {group:?}, {}: {operation}, call #{sequence}, failed after {elapsed:.1?}: \
+             {cause}",
+            global.who(*rank)
+        )?;
+        let differ = cause.named().into_iter().filter(|&rank| global.of(rank) != rank);
+        let differ: Vec<String> =
+            differ.map(|rank| format!("rank {rank} is global rank {}", global.of(rank))).collect();
+        match differ.is_empty() {
+            true => Ok(()),
+            false => write!(f, " ({})", differ.join(", ")),
+        }
+    }
+}
+
+impl std::error::Error for CollectiveError {}
+
+/// Why a collective failed.
+///
+/// ```
+/// use drumline::{Cause, Error, ProcessGroup, ReduceOp};
+///
+/// std::thread::scope(|threads| {
+///     for group in ProcessGroup::local_world(2)? {
+///         threads.spawn(move || {
+///             let called = match group.rank() {
+///                 0 => group.all_reduce(&mut [1.0_f32; 8], ReduceOp::Sum),
+///                 _ => group.all_reduce(&mut [1.0_f32; 9], ReduceOp::Sum),
+///             };
+///             let Err(Error::Collective(error)) = called else { panic!() };
+///             match &error.cause {
+///                 Cause::Mismatch { peer, theirs, ours } => {
+///                     assert_ne!(*peer, group.rank());
+///                     assert!(theirs.contains("of 8 f32") != ours.contains("of 8 f32"));
+///                 }
+///                 Cause::Reported { by, .. } => assert_ne!(*by, group.rank()), // it saw it first
+///                 other => panic!("{other}"),
+///             }
+///         });
+///     }
+///     Ok::<_, drumline::Error>(())
+/// })?;
+/// # Ok::<_, drumline::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Cause {
+    /// The peer's process has ended without taking leave of the group.
+    PeerExited {
+        /// Who.
+        peer: Rank,
+    },
+    /// The peer has closed the group in good order while this rank still needs it.
+    PeerLeft {
+        /// Who.
+        peer: Rank,
+    },
+    /// A receive from any rank, when there is nobody any more whose message it could be.
+    NobodyLeft {
+        /// The ranks that have closed the group in good order.
+        left: Vec<Rank>,
+        /// Those that could not be connected, where and why. They have left before that, or ended.
+        unreachable: Vec<(Rank, String)>,
+    },
+    /// The peer's host does not answer: it has crashed, or the network between is broken. A
+    /// process that is stopped or slow on a living host is not silent in this sense.
+    HostSilent {
+        /// Whose host.
+        peer: Rank,
+    },
+    /// The connection to a peer broke although its process seems to live.
+    Disconnected {
+        /// Who.
+        peer: Rank,
+        /// What the system said.
+        problem: String,
+    },
+    /// A peer on another host, which this rank needed for the first time, could not be connected.
+    Unreachable {
+        /// Who.
+        peer: Rank,
+        /// At which address, why, and what to do.
+        problem: String,
+    },
+    /// A peer has failed first and says why.
+    Reported {
+        /// Who tells.
+        by: Rank,
+        /// Who is at fault, where the teller knows.
+        culprit: Option<Rank>,
+        /// The teller's own error.
+        text: String,
+    },
+    /// This rank has aborted the group.
+    Aborted,
+    /// A call of this rank has panicked, in the caller's type of buffer or own operator.
+    Panicked {
+        /// What the panic said.
+        text: String,
+    },
+    /// Ranks called different operations.
+    Mismatch {
+        /// The rank whose message revealed it.
+        peer: Rank,
+        /// What that rank called, with its sequence number.
+        theirs: String,
+        /// What this rank called, with its sequence number; empty where it is too long ago.
+        ours: String,
+    },
+    /// The deadline has passed.
+    Timeout {
+        /// The ranks that did not answer. Not those that have said in time that they wait for
+        /// others themselves: these others.
+        waiting_for: Vec<Rank>,
+    },
+    /// The backend of the group has failed in a way of its own. See [`crate::backend`].
+    Backend {
+        /// What it says.
+        problem: String,
+    },
+    /// A peer sent something that no correct peer sends.
+    Protocol {
+        /// Who.
+        peer: Rank,
+        /// What.
+        problem: String,
+    },
+}
+
+impl Cause {
+    /// The other ranks at fault, as far as they are known.
+    pub fn ranks(&self) -> Vec<Rank> {
+        match self {
+            Cause::PeerExited { peer }
+            | Cause::PeerLeft { peer }
+            | Cause::HostSilent { peer }
+            | Cause::Disconnected { peer, .. }
+            | Cause::Unreachable { peer, .. }
+            | Cause::Protocol { peer, .. } => vec![*peer],
+            Cause::NobodyLeft { left, unreachable } if unreachable.is_empty() => left.clone(),
+            Cause::NobodyLeft { unreachable, .. } => {
+                unreachable.iter().map(|(peer, _)| *peer).collect()
+            }
+            Cause::Reported { culprit, .. } => culprit.iter().copied().collect(),
+            Cause::Timeout { waiting_for } => waiting_for.clone(),
+            Cause::Mismatch { .. }
+            | Cause::Aborted
+            | Cause::Panicked { .. }
+            | Cause::Backend { .. } => vec![],
+        }
+    }
+
+    /// The other ranks that the text names, at fault or not.
+    fn named(&self) -> Vec<Rank> {
+        match self {
+            Cause::Mismatch { peer, .. } | Cause::Reported { by: peer, .. } => vec![*peer],
+            cause => cause.ranks(),
+        }
+    }
+
+    /// `peer` called `theirs` where this rank called `ours`, if it still knows what.
+    pub fn mismatch(peer: Rank, theirs: Description, ours: Option<Description>) -> Cause {
+        let ours = ours.map(|ours| format!("{ours:?}")).unwrap_or_default();
+        Cause::Mismatch { peer, theirs: format!("{theirs:?}"), ours }
+    }
+}
+
+impl fmt::Display for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Cause::PeerExited { peer } => write!(
+                f,
+                "the process of rank {peer} has ended; look at what rank {peer} printed last, \
+                 then restart from a checkpoint"
+            ),
+            Cause::PeerLeft { peer } => write!(
+                f,
+                "rank {peer} has closed the group and will not take part; it made fewer calls \
+                 than this rank"
+            ),
+            Cause::NobodyLeft { left, unreachable } => {
+                f.write_str("nobody is left to send")?;
+                if !left.is_empty() {
+                    write!(f, "; {} closed the group", Ranks(left))?;
+                }
+                unreachable.iter().try_for_each(|(peer, problem)| {
+                    write!(f, "; cannot connect to rank {peer} {problem}")
+                })
+            }
+            Cause::HostSilent { peer } => write!(
+                f,
+                "the host of rank {peer} does not answer; it has crashed or was switched off, or \
+                 the network to it is broken"
+            ),
+            Cause::Disconnected { peer, problem } => {
+                write!(f, "the connection to rank {peer} broke: {problem}")
+            }
+            Cause::Unreachable { peer, problem } => {
+                write!(f, "cannot connect to rank {peer} {problem}")
+            }
+            Cause::Reported { by, text, .. } => write!(f, "rank {by} reports: {text}"),
+            Cause::Backend { problem } => write!(f, "the backend says: {problem}"),
+            Cause::Aborted => f.write_str("this rank has aborted the group"),
+            Cause::Panicked { text } => write!(f, "a call of this rank has panicked: {text}"),
+            Cause::Mismatch { peer, theirs, ours } if ours.is_empty() => write!(
+                f,
+                "ranks disagree: rank {peer} called {theirs}, and this rank something else; \
+                 all ranks must make the same calls in the same order"
+            ),
+            Cause::Mismatch { peer, theirs, ours } => write!(
+                f,
+                "ranks disagree: rank {peer} called {theirs}, this rank called {ours}; \
+                 all ranks must make the same calls in the same order"
+            ),
+            Cause::Timeout { waiting_for } => write!(
+                f,
+                "the time limit has passed without an answer from {}; they are stuck, \
+                 slow or in another call (DRUMLINE_TIMEOUT_S is the limit of calls without one of \
+                 their own)",
+                Ranks(waiting_for)
+            ),
+            Cause::Protocol { peer, problem } => write!(
+                f,
+                "rank {peer} {problem}; do all ranks run the same release of the program?"
+            ),
+        }
+    }
+}
+
+/// `rank 1`, or `ranks 1, 2`.
+struct Ranks<'a>(&'a [Rank]);
+
+impl fmt::Display for Ranks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let numbers: Vec<String> = self.0.iter().map(ToString::to_string).collect();
+        let s = if numbers.len() == 1 { "" } else { "s" };
+        write!(f, "rank{s} {}", numbers.join(", "))
+    }
+}

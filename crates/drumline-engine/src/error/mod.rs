@@ -1,0 +1,63 @@
+//! Why a call failed.
+
+mod collective;
+
+use std::{io, sync::Arc};
+
+pub use collective::{Cause, CollectiveError};
+
+/// What every fallible function of this crate returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a call did not happen, which rank is at fault, and what to do next.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// The caller's argument cannot be used. Nothing was sent to any peer.
+    #[error("{operation}: {problem}")]
+    InvalidArgument {
+        /// The function that was called.
+        operation: &'static str,
+        /// What is wrong, and what would be right.
+        problem: String,
+    },
+
+    /// A setting cannot be used here.
+    #[error("{setting}: {problem}")]
+    InvalidSetting {
+        /// The variable or field.
+        setting: String,
+        /// What is wrong, and what would be right.
+        problem: String,
+    },
+
+    /// The system refused what a call needs.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
+
+    /// There is no more memory to register.
+    #[error("{problem} (DRUMLINE_REGISTERED_BYTES_MAX sets the limit)")]
+    Memory {
+        /// How much was asked for, and how much there is.
+        problem: String,
+    },
+
+    /// A collective failed. The group is poisoned: every later call fails.
+    #[error(transparent)]
+    Collective(Arc<CollectiveError>),
+
+    /// A call on a group that another failure has poisoned before this call had ended.
+    #[error(
+        "{attempted} did not happen, because the group is poisoned by an earlier failure: {by}"
+    )]
+    Poisoned {
+        /// The call.
+        attempted: &'static str,
+        /// The failure.
+        by: Arc<CollectiveError>,
+    },
+}

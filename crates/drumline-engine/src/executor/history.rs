@@ -1,0 +1,48 @@
+//! What a group has called before.
+
+use drumline_schedule::step::Rank;
+
+use super::message::Description;
+use crate::error::Cause;
+
+/// The last calls of a group, to explain messages that come too late: each in the place that its
+/// number leads to.
+#[derive(Debug)]
+pub struct History([Description; History::CALLS]);
+
+impl Default for History {
+    fn default() -> History {
+        History([Description::NONE; History::CALLS])
+    }
+}
+
+impl History {
+    const CALLS: usize = 64;
+
+    pub fn push(&mut self, description: Description) {
+        self.0[History::place(description.sequence())] = description;
+    }
+
+    fn place(sequence: u64) -> usize {
+        (sequence % History::CALLS as u64) as usize
+    }
+
+    /// `peer` is still in `theirs`, a call that this rank has completed without it.
+    pub fn compare(&self, peer: Rank, theirs: Description) -> Result<(), Cause> {
+        match self.find(theirs.sequence()) {
+            Some(ours) if ours != theirs => Err(Cause::mismatch(peer, theirs, Some(ours))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Why `peer` sent a message of `theirs`, a call that this rank has completed without it.
+    pub fn explain(&self, peer: Rank, theirs: Description) -> Cause {
+        Cause::mismatch(peer, theirs, self.find(theirs.sequence()))
+    }
+
+    /// The call of that number, if it is not too long ago.
+    pub fn find(&self, sequence: u64) -> Option<Description> {
+        let kept = self.0[History::place(sequence)];
+        (kept != Description::NONE && kept.sequence() == sequence).then_some(kept)
+    }
+}

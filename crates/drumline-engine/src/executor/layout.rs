@@ -1,0 +1,221 @@
+//! Which elements a schedule's symbolic places stand for.
+
+use std::ops::Range;
+
+use drumline_schedule::{
+    Blocks, Collective, Counts, Schedule,
+    step::{Buffer, Loc, Rank, Span},
+};
+
+/// The lengths of one call's buffers, and the windows of them that are worked on.
+///
+/// Staging slots are small, so a long operation through shared memory is done piece by piece: the
+/// schedule runs once for every window. Over links it is, too, so that what arrives is worked on
+/// while it is in the cache. A window is a window of every block, cut short where the
+/// block ends.
+///
+/// A block of a slot begins where it would if all were as long as the longest window, so that
+/// neighbours find it. There is no room for the owner's own block, which nobody fetches, and the
+/// one of the rank behind the owner comes first: so two ranks that exchange slots write exactly
+/// where they have just read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Layout {
+    collective: Collective,
+    world_size: usize,
+    rank: Rank,
+    root: Rank,
+    counts: Counts,
+    /// Elements of the longest block.
+    longest: usize,
+    /// Elements of each block that a window shows, but for the last window.
+    piece: usize,
+    /// Blocks of a staging slot.
+    slot_blocks: usize,
+}
+
+/// What a schedule's place stands for in one window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    pub loc: Loc,
+    pub window: usize,
+}
+
+/// Elements of one of this rank's own buffers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stretch {
+    pub buffer: Buffer,
+    pub first: usize,
+    pub len: usize,
+}
+
+impl Stretch {
+    pub fn range(self) -> Range<usize> {
+        self.first..self.first + self.len
+    }
+}
+
+impl Layout {
+    /// The buffers of `schedule`'s rank; a staging slot has room for `slot` elements. `None` is for
+    /// operations that stage nothing.
+    pub fn new(schedule: &Schedule, counts: Counts, slot: Option<usize>) -> Layout {
+        let Schedule { collective, world_size, rank, root, .. } = *schedule;
+        let longest = counts.longest();
+        let slot_blocks = schedule.slot_blocks();
+        let piece = slot.map_or(longest, |slot| longest.min(schedule.piece(slot)));
+        Layout { collective, world_size, rank, root, counts, longest, piece, slot_blocks }
+    }
+
+    /// The same in windows of so many elements of each block, at least one.
+    pub fn in_windows_of(self, elements: usize) -> Layout {
+        Layout { piece: self.longest.min(elements.max(1)), ..self }
+    }
+
+    /// The same in windows of about so many bytes of what a rank brings. Among many ranks they are
+    /// longer, so that messages stay worth their price: one takes a sixteenth at least.
+    pub fn in_windows_of_bytes(self, bytes: usize, element_bytes: usize) -> Layout {
+        let message = bytes / self.world_size.min(16) / element_bytes;
+        let elements = match self.collective {
+            // One block, of which every rank gets a part.
+            Collective::AllReduce => message * self.world_size,
+            _ => message,
+        };
+        self.in_windows_of(elements)
+    }
+
+    /// The most elements that a staging slot has to hold.
+    pub(crate) fn slot_len(&self) -> usize {
+        self.slot_blocks * self.piece
+    }
+
+    /// How many windows there are: at least one.
+    pub fn windows(&self) -> usize {
+        self.longest.div_ceil(self.piece.max(1)).max(1)
+    }
+
+    /// The elements of its buffer that a place stands for. Scratch and slots hold one window.
+    pub fn resolve(&self, Place { loc, window }: Place) -> Range<usize> {
+        let Loc { buffer, span, .. } = loc;
+        let owner = loc.peer.unwrap_or(self.rank);
+        let moved = |range: Range<usize>, by: usize| range.start + by..range.end + by;
+        match (self.collective.blocks(buffer, owner, self.root), buffer) {
+            (Blocks::None, _) => 0..0,
+            (Blocks::One, Buffer::Scratch(_) | Buffer::Slot) => {
+                span.resolve(self.shown(buffer, owner, window).len())
+            }
+            (Blocks::One, Buffer::Data | Buffer::Input) => {
+                let shown = self.shown(buffer, owner, window);
+                moved(span.resolve(shown.len()), shown.start)
+            }
+            (Blocks::All, Buffer::Data | Buffer::Input) if self.piece == self.longest => {
+                self.counts.resolve_in_all(span, buffer, self.world_size)
+            }
+            _ if span.count == 0 => 0..0,
+            // Staged algorithms name such blocks one by one.
+            (Blocks::All, Buffer::Data | Buffer::Input) => {
+                let block = Span::block(span.first, self.world_size);
+                let start = self.counts.resolve_in_all(block, buffer, self.world_size).start;
+                moved(self.shown(buffer, span.first, window), start)
+            }
+            (Blocks::All, Buffer::Scratch(_)) => {
+                moved(0..self.shown(buffer, span.first, window).len(), span.first * self.piece)
+            }
+            (Blocks::All, Buffer::Slot) => {
+                debug_assert_ne!(span.first, owner, "nobody fetches the owner's own block");
+                let ahead = (span.first + self.world_size - owner - 1) % self.world_size;
+                moved(0..self.shown(buffer, span.first, window).len(), ahead * self.piece)
+            }
+        }
+    }
+
+    /// The elements of that block that the window shows.
+    fn shown(&self, buffer: Buffer, block: Rank, window: usize) -> Range<usize> {
+        let len = self.counts.block(buffer, block);
+        let border = |window: usize| window.saturating_mul(self.piece).min(len);
+        border(window)..border(window + 1)
+    }
+
+    /// Elements of this rank's buffers, together.
+    pub(crate) fn buffers_len(&self) -> usize {
+        let len = |buffer| match self.collective.blocks(buffer, self.rank, self.root) {
+            Blocks::None => 0,
+            Blocks::One => self.counts.block(buffer, self.rank),
+            Blocks::All => self.counts.resolve_in_all(Span::WHOLE, buffer, self.world_size).len(),
+        };
+        len(Buffer::Data) + len(Buffer::Input)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use drumline_schedule::{ALGORITHMS, Algorithm, Borders, MemoryUse, Topology, step::Step};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn of_two_ranks_each_lays_out_where_it_has_read() {
+        let topology = Topology::hosts(&[2]);
+        for collective in [Collective::AllGather, Collective::ReduceScatter, Collective::AllToAll] {
+            let row = Algorithm::find(collective, "shm").unwrap();
+            for schedule in row.schedules(&topology, 0).unwrap() {
+                let layout = Layout::new(&schedule, Counts::Even(24), Some(32));
+                let in_slots = |locs: Vec<Loc>| -> Vec<Range<usize>> {
+                    let slots = locs.into_iter().filter(|loc| loc.buffer == Buffer::Slot);
+                    slots.map(|loc| layout.resolve(Place { loc, window: 0 })).collect()
+                };
+                let laid_out = in_slots(schedule.steps.iter().flat_map(Step::writes).collect());
+                let read = in_slots(schedule.steps.iter().flat_map(Step::reads).collect());
+                assert_eq!((laid_out.len(), &laid_out), (1, &read), "{collective}");
+            }
+        }
+    }
+
+    proptest! {
+        /// The windows of a place tile what it is as a whole, and what neighbours find in a slot is
+        /// what its owner put there, and fits.
+        #[test]
+        fn pieces_tile_the_buffers(
+            row: prop::sample::Index, root: prop::sample::Index, slot in 1_usize..64,
+            counts in prop::collection::vec(0_usize..40, 2..6), even: bool,
+        ) {
+            let world_size = counts.len();
+            let staged = |row: &&Algorithm| {
+                row.memory == MemoryUse::Staged
+                    && (row.applies)(&Topology::hosts(&[world_size]))
+                    && (even || row.uneven)
+            };
+            let rows: Vec<&Algorithm> = ALGORITHMS.iter().filter(staged).collect();
+            let (row, root) = (rows[row.index(rows.len())], root.index(world_size));
+            let counts = match even {
+                true => Counts::Even(counts[0]),
+                false => Counts::ByRank(Borders::new(&counts).unwrap()),
+            };
+            for schedule in row.schedules(&Topology::hosts(&[world_size]), root).unwrap() {
+                let whole = Layout::new(&schedule, counts.clone(), None);
+                for loc in schedule.steps.iter().flat_map(|step| step.reads().chain(step.writes())) {
+                    let layout = Layout::new(&schedule, counts.clone(), Some(slot));
+                    let blocks = match schedule.collective.blocks(Buffer::Slot, 0, root) {
+                        Blocks::All => world_size,
+                        _ => 1,
+                    };
+                    let mut seen = Vec::new();
+                    for window in 0..layout.windows() {
+                        let range = layout.resolve(Place { loc, window });
+                        if loc.buffer == Buffer::Slot {
+                            prop_assert!(range.end <= slot.max(blocks), "beyond the slot");
+                            let owner = loc.peer.unwrap_or(schedule.rank);
+                            let of_owner = Layout { rank: owner, ..layout.clone() };
+                            let own = Place { loc: Loc { peer: None, ..loc }, window };
+                            prop_assert_eq!(&of_owner.resolve(own), &range);
+                        }
+                        seen.extend(range);
+                    }
+                    let cut = loc.span.of != 1 && schedule.blocks(loc) == Blocks::One;
+                    if matches!(loc.buffer, Buffer::Data | Buffer::Input) && !cut {
+                        prop_assert_eq!(seen, whole.resolve(Place { loc, window: 0 }).collect::<Vec<_>>());
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What a rank does by itself, laid out.
+
+use std::ops::Range;
+
+use drumline_schedule::{
+    step::{Buffer, Loc, Rank},
+    tree::{Node, merges},
+};
+
+use super::flags::Seat;
+
+/// A step that moves or combines elements in memory.
+#[derive(Debug)]
+pub enum Local {
+    Copy {
+        dst: Operand,
+        src: Operand,
+    },
+    Combine {
+        dsts: Vec<Operand>,
+        srcs: Vec<Operand>,
+        /// How many sources become one: a stack program.
+        merges: Vec<usize>,
+        /// How many ranks have a part in the result, if it is one.
+        finish: Option<usize>,
+    },
+}
+
+/// A place that a step reads or writes.
+#[derive(Debug)]
+pub struct Operand {
+    pub area: Area,
+    pub(crate) extent: Extent,
+}
+
+/// What a place lies in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Area {
+    Data,
+    Input,
+    Scratch,
+    /// In the line of an announcement.
+    Line,
+    LineOf(Seat),
+    Slot,
+    SlotOf(Seat),
+    /// The buffer that is registered for the call.
+    RegisteredOf(Seat),
+}
+
+/// Where staging slots lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Slots {
+    /// In the lines of announcements.
+    InLine,
+    /// In memory of their own.
+    Apart,
+}
+
+/// Where in that it lies.
+#[derive(Debug)]
+pub(crate) enum Extent {
+    /// There in all windows.
+    Fixed(Range<usize>),
+    /// To be found anew in each.
+    Moving(Loc),
+}
+
+impl Area {
+    /// Neighbours are found by `seat`.
+    pub(crate) fn of(loc: Loc, slots: Slots, seat: impl Fn(Rank) -> Seat) -> Area {
+        match (loc.peer.map(seat), loc.buffer) {
+            (None, Buffer::Slot) if slots == Slots::InLine => Area::Line,
+            (Some(seat), Buffer::Slot) if slots == Slots::InLine => Area::LineOf(seat),
+            (None, Buffer::Data) => Area::Data,
+            (None, Buffer::Input) => Area::Input,
+            (None, Buffer::Scratch(_)) => Area::Scratch,
+            (None, Buffer::Slot) => Area::Slot,
+            (Some(seat), Buffer::Slot) => Area::SlotOf(seat),
+            (Some(seat), Buffer::Data | Buffer::Input) => Area::RegisteredOf(seat),
+            (Some(_), Buffer::Scratch(_)) => {
+                unreachable!("no schedule names a peer's private memory")
+            }
+        }
+    }
+}
+
+impl Local {
+    /// Combines two.
+    pub(crate) fn pair(dst: Operand, srcs: [Operand; 2], finish: Option<usize>) -> Local {
+        Local::Combine { dsts: vec![dst], srcs: srcs.into(), merges: vec![0, 1], finish }
+    }
+
+    /// Combines the inputs of a tree.
+    pub(crate) fn tree(
+        dsts: &[Loc],
+        srcs: &[(Node, Loc)],
+        finish: Option<usize>,
+        operand: impl Fn(Loc) -> Operand,
+    ) -> Local {
+        let nodes: Vec<Node> = srcs.iter().map(|(node, _)| *node).collect();
+        let root = Node { lo: nodes[0].lo, len: nodes.iter().map(|node| node.len).sum() };
+        let Some(merges) = merges(root, &nodes) else {
+            unreachable!("the inputs of a ReduceTree tile a node");
+        };
+        let dsts = dsts.iter().map(|dst| operand(*dst)).collect();
+        let srcs = srcs.iter().map(|(_, src)| operand(*src)).collect();
+        Local::Combine { dsts, srcs, merges, finish }
+    }
+}

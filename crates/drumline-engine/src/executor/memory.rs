@@ -1,0 +1,255 @@
+//! The buffers of one operation, by the names that a schedule gives them.
+
+use std::{
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use drumline_kernels::{
+    Element, Source, Target, copy, copy_past_cache, fetch, fetch_past_cache, reduce_tree,
+    reduce_tree_with, take_over,
+};
+use drumline_schedule::step::Buffer;
+use smallvec::SmallVec;
+
+use super::{
+    layout::Stretch,
+    local::{Area, Local, Operand},
+    machine::Computation,
+    plan::Plan,
+};
+use crate::{
+    error::Cause,
+    host::Host,
+    operator::{Combine, Function},
+    panics::panic_text,
+};
+
+/// Operands in their order. A few are listed without asking for memory.
+type Operands<T> = SmallVec<[T; 8]>;
+
+/// Bytes for a transport, and local steps for the executor; the element type is hidden.
+pub trait Memory {
+    fn bytes(&self, stretch: Stretch) -> &[u8];
+    fn bytes_mut(&mut self, stretch: Stretch) -> &mut [u8];
+    /// Carries out a step. Places of peers lie in `host`.
+    fn compute(&mut self, computation: Computation<'_>, host: Option<&Host>) -> Result<(), Cause>;
+}
+
+/// The caller's buffers and the working memory of one call.
+///
+/// `D` and `I` lend or own the caller's elements: a blocking call lends them, an asynchronous
+/// one owns them.
+#[derive(Debug)]
+pub struct Buffers<T, D, I> {
+    op: Combine<T>,
+    pub data: D,
+    pub input: I,
+    scratch: Block,
+}
+
+/// Memory that every element type can lie in.
+type Block = Vec<Word>;
+
+/// As large as the largest element, and aligned like the most aligned.
+type Word = [u64; 2];
+
+/// Working memory that is kept from call to call, because fresh pages cost more than the
+/// arithmetic on them. It grows to what the largest call needed.
+#[derive(Debug, Default)]
+pub struct Pool(Block);
+
+/// All of a rank's own places at once: raw operands, so that a step can name several.
+#[derive(Clone, Copy)]
+struct Places<'a, T> {
+    plan: &'a Plan,
+    window: usize,
+    data: Target<'a, T>,
+    input: Source<'a, T>,
+    scratch: Target<'a, T>,
+    host: Option<&'a Host>,
+}
+
+impl<'a, T: Element> Places<'a, T> {
+    #[inline(always)]
+    fn source(&self, operand: &Operand) -> Result<Source<'a, T>, Cause> {
+        match operand.area {
+            Area::Input => Ok(self.input.slice(self.range(operand))),
+            _ => Ok(self.target(operand)?.as_source()),
+        }
+    }
+
+    #[inline(always)]
+    fn target(&self, operand: &Operand) -> Result<Target<'a, T>, Cause> {
+        let range = self.range(operand);
+        Ok(match operand.area {
+            Area::Data => self.data.slice(range),
+            Area::Scratch => self.scratch.slice(range),
+            Area::Line => self.host().own_line(range),
+            Area::LineOf(seat) => self.host().line_of(seat, range),
+            Area::Slot => self.host().own_slot(range),
+            Area::SlotOf(seat) => self.host().slot_of(seat, range),
+            Area::RegisteredOf(seat) => self.host().registered_of(seat, range)?,
+            Area::Input => unreachable!("no schedule writes to the input"),
+        })
+    }
+
+    fn range(&self, operand: &Operand) -> Range<usize> {
+        self.plan.range(operand, self.window)
+    }
+
+    fn host(&self) -> &'a Host {
+        let Some(host) = self.host else {
+            unreachable!("shared memory is named only where there is some");
+        };
+        host
+    }
+}
+
+impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
+    /// Buffers of a call that has not begun.
+    pub fn new(op: Combine<T>, data: D, input: I) -> Buffers<T, D, I> {
+        Buffers { op, data, input, scratch: Block::default() }
+    }
+
+    /// Makes room for the working memory that the call needs. It holds left-overs.
+    pub fn lay_out(&mut self, plan: &Plan, pool: &mut Pool) {
+        let words = plan.scratch_bytes().div_ceil(size_of::<Word>());
+        if words == 0 {
+            return;
+        }
+        self.scratch = std::mem::take(&mut pool.0);
+        if self.scratch.len() < words {
+            self.scratch.resize(words, [0; 2]);
+        }
+    }
+
+    /// Gives the working memory back.
+    pub fn release(&mut self, pool: &mut Pool) {
+        if !self.scratch.is_empty() {
+            pool.0 = std::mem::take(&mut self.scratch);
+        }
+    }
+
+    pub fn op(&self) -> &Combine<T> {
+        &self.op
+    }
+
+    /// The operator and both buffers.
+    pub fn parts(&mut self) -> (&Combine<T>, &mut D, &mut I) {
+        (&self.op, &mut self.data, &mut self.input)
+    }
+
+    /// The operator, and what it works on in a window.
+    fn places<'a>(
+        &'a mut self,
+        plan: &'a Plan,
+        window: usize,
+        host: Option<&'a Host>,
+    ) -> (&'a Combine<T>, Places<'a, T>) {
+        let places = Places {
+            plan,
+            window,
+            data: Target::from(self.data.as_mut()),
+            input: Source::from(self.input.as_ref()),
+            scratch: Target::from(bytemuck::cast_slice_mut(&mut self.scratch)),
+            host,
+        };
+        (&self.op, places)
+    }
+}
+
+impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T, D, I> {
+    fn bytes(&self, stretch: Stretch) -> &[u8] {
+        bytemuck::cast_slice(match stretch.buffer {
+            Buffer::Data => &self.data.as_ref()[stretch.range()],
+            Buffer::Input => &self.input.as_ref()[stretch.range()],
+            Buffer::Scratch(_) => &bytemuck::cast_slice::<Word, T>(&self.scratch)[stretch.range()],
+            Buffer::Slot => unreachable!("messages never touch shared memory"),
+        })
+    }
+
+    fn bytes_mut(&mut self, stretch: Stretch) -> &mut [u8] {
+        bytemuck::cast_slice_mut(match stretch.buffer {
+            Buffer::Data => &mut self.data.as_mut()[stretch.range()],
+            Buffer::Scratch(_) => {
+                &mut bytemuck::cast_slice_mut::<Word, T>(&mut self.scratch)[stretch.range()]
+            }
+            Buffer::Input => unreachable!("no schedule writes to the input"),
+            Buffer::Slot => unreachable!("messages never touch shared memory"),
+        })
+    }
+
+    fn compute(&mut self, computation: Computation<'_>, host: Option<&Host>) -> Result<(), Cause> {
+        let Computation { plan, local, window } = computation;
+        let (op, places) = self.places(plan, window, host);
+        let takes_over =
+            |src: &Operand| matches!(src.area, Area::SlotOf(_)) && host.is_some_and(Host::is_pair);
+        match local {
+            Local::Copy { dst, src } => {
+                let into = places.target(dst)?;
+                let is_callers = matches!(dst.area, Area::Data | Area::RegisteredOf(_));
+                match (takes_over(src), plan.passes_cache && is_callers) {
+                    (true, true) => fetch_past_cache(into, places.target(src)?),
+                    (true, false) => fetch(into, places.target(src)?),
+                    (false, true) => copy_past_cache(into, places.source(src)?),
+                    (false, false) => copy(into, places.source(src)?),
+                }
+            }
+            Local::Combine { dsts, srcs, merges, finish } => {
+                let mut into: Operands<Target<'_, T>> = SmallVec::new();
+                for dst in dsts {
+                    into.push(places.target(dst)?);
+                }
+                let mut from: Operands<Source<'_, T>> = SmallVec::new();
+                for src in srcs {
+                    from.push(places.source(src)?);
+                }
+                op.tree(&into, &from, merges, *finish)?;
+                // What comes one way: nothing will be laid out where it was read.
+                if plan.schedule.collective.has_root() {
+                    for src in srcs.iter().filter(|src| takes_over(src)) {
+                        take_over(places.target(src)?);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<T: Element> Combine<T> {
+    /// Combines all sources by a stack program. A function of the caller's may panic; then the
+    /// operation fails as it does when a peer is lost, and nobody is left waiting.
+    pub fn tree(
+        &self,
+        dsts: &[Target<'_, T>],
+        srcs: &[Source<'_, T>],
+        merges: &[usize],
+        finish: Option<usize>,
+    ) -> Result<(), Cause> {
+        match self {
+            Combine::Builtin(op) => {
+                reduce_tree(*op, dsts, srcs, merges, finish);
+                Ok(())
+            }
+            Combine::Custom { name, function } => {
+                by_function(name, &**function, dsts, srcs, merges)
+            }
+        }
+    }
+}
+
+#[inline(never)]
+fn by_function<T: Element>(
+    name: &str,
+    function: &Function<T>,
+    dsts: &[Target<'_, T>],
+    srcs: &[Source<'_, T>],
+    merges: &[usize],
+) -> Result<(), Cause> {
+    let combine = || reduce_tree_with(function, dsts, srcs, merges);
+    catch_unwind(AssertUnwindSafe(combine)).map_err(|panic| Cause::Panicked {
+        text: format!("the operator {name:?}: {}", panic_text(&*panic)),
+    })
+}

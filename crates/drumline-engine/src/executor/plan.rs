@@ -1,0 +1,177 @@
+//! A call laid out.
+
+use std::{ops::Range, sync::Arc};
+
+use drumline_schedule::{
+    Collective, Counts, MemoryUse, Pipeline, Schedule,
+    step::{Buffer, Loc, Rank},
+};
+use drumline_shm::PAYLOAD_BYTES;
+
+use super::{
+    flags::Seats,
+    layout::{Layout, Place, Stretch},
+    local::{Area, Extent, Operand, Slots},
+    message::{Description, Frame},
+    scratch::Scratch,
+    task::Tasks,
+};
+
+/// Everything that follows from the shape of a call: worked out when a group first makes such a
+/// call, and kept. What is left for each call is in the [`Machine`](super::Machine) and in the caller's buffers.
+#[derive(Debug)]
+pub struct Plan {
+    pub schedule: Arc<Schedule>,
+    /// As the call is told to peers: of call number 0.
+    description: Description,
+    pub(crate) frame: Frame,
+    digest: u64,
+    pub(crate) layout: Layout,
+    pub(crate) windows: usize,
+    pub(crate) pipeline: Pipeline,
+    pub(crate) element_bytes: usize,
+    /// Whether narrow floats are widened for the whole operation.
+    pub wide: bool,
+    /// Whether peers reach the caller's data.
+    pub registered: bool,
+    /// How often the schedule posts.
+    pub(crate) posts: u64,
+    pub(crate) uses_messages: bool,
+    /// Whether the caller's buffers are too long to be found in the cache afterwards.
+    pub(crate) passes_cache: bool,
+    /// Whether this rank gets a result.
+    pub writes: bool,
+    pub(crate) tasks: Tasks,
+    scratch: Scratch,
+}
+
+/// What a [`Plan`] is made of.
+#[derive(Debug)]
+pub struct Shape<'a> {
+    pub schedule: Arc<Schedule>,
+    /// Where its neighbours are found.
+    pub seats: &'a Seats,
+    pub description: Description,
+    pub layout: Layout,
+    /// Bytes of the elements that travel.
+    pub element_bytes: usize,
+    pub wide: bool,
+    /// What of the cache is this rank's, where ranks share memory.
+    pub cache_bytes: Option<usize>,
+}
+
+impl Plan {
+    pub fn new(shape: Shape<'_>) -> Plan {
+        let Shape { schedule, seats, description, layout, element_bytes, wide, cache_bytes } =
+            shape;
+        let windows = layout.windows();
+        let pipeline = if windows > 1 { Pipeline::of(&schedule) } else { Pipeline::default() };
+        let is_data = |loc: Loc| loc.peer.is_none() && loc.buffer == Buffer::Data;
+        // What is short travels in the lines of announcements.
+        let slots = match layout.slot_len() * element_bytes <= PAYLOAD_BYTES {
+            true => Slots::InLine,
+            false => Slots::Apart,
+        };
+        let mut plan = Plan {
+            description,
+            frame: Frame::of(description),
+            digest: description.digest(),
+            element_bytes,
+            wide,
+            registered: schedule.memory == MemoryUse::Registered,
+            posts: schedule.posts() as u64,
+            uses_messages: schedule.uses_messages(),
+            passes_cache: cache_bytes
+                .is_some_and(|cache| layout.buffers_len() * element_bytes >= cache),
+            writes: schedule.steps.iter().any(|step| step.writes().any(is_data)),
+            tasks: Tasks::default(),
+            scratch: Scratch::new(&schedule, &layout, pipeline.scratch_copies(), element_bytes),
+            layout,
+            windows,
+            pipeline,
+            schedule,
+        };
+        let seat = |neighbour: Rank| {
+            let Some(seat) = seats.find(neighbour) else {
+                unreachable!("schedules wait for neighbours only, and name no other peer's memory");
+            };
+            seat
+        };
+        let operand = |loc| Operand {
+            area: Area::of(loc, slots, seat),
+            extent: match windows {
+                1 => Extent::Fixed(plan.resolve(Place { loc, window: 0 })),
+                _ => Extent::Moving(loc),
+            },
+        };
+        plan.tasks = Tasks::of(&plan.schedule, &plan.pipeline, operand, seat);
+        plan
+    }
+
+    /// The plan of doing nothing.
+    pub(crate) fn idle() -> Plan {
+        let schedule = Schedule {
+            collective: Collective::Barrier,
+            algorithm: "none",
+            world_size: 1,
+            rank: 0,
+            root: 0,
+            memory: MemoryUse::Private,
+            uneven: false,
+            steps: Vec::new(),
+        };
+        Plan::new(Shape {
+            layout: Layout::new(&schedule, Counts::Even(0), None),
+            schedule: Arc::new(schedule),
+            seats: &Seats::default(),
+            description: Description::NONE,
+            element_bytes: 1,
+            wide: false,
+            cache_bytes: None,
+        })
+    }
+
+    /// The call, of that number.
+    pub(crate) fn description(&self, sequence: u64) -> Description {
+        self.description.numbered(sequence)
+    }
+
+    /// What stands for [`Plan::description`] where there is no room for it. Equal for ranks that
+    /// make the same call; for others only by a chance of one in 2^64.
+    pub(crate) fn digest(&self, sequence: u64) -> u64 {
+        // An odd factor: no two numbers of one plan have the same digest.
+        self.digest ^ sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15)
+    }
+
+    /// How many bytes of working memory the call needs.
+    pub(crate) fn scratch_bytes(&self) -> usize {
+        self.scratch.len() * self.element_bytes
+    }
+
+    /// Where a place lies in its buffer.
+    pub(crate) fn resolve(&self, place: Place) -> Range<usize> {
+        match (place.loc.peer, place.loc.buffer) {
+            (None, Buffer::Scratch(id)) => self.scratch.resolve(id, place, &self.layout),
+            _ => self.layout.resolve(place),
+        }
+    }
+
+    /// The same of this rank's own buffers, for a message.
+    pub(crate) fn stretch(&self, place: Place) -> Stretch {
+        let Range { start: first, end } = self.resolve(place);
+        Stretch { buffer: place.loc.buffer, first, len: end - first }
+    }
+
+    /// What a message weighs.
+    pub(crate) fn bytes(&self, stretch: Stretch) -> u64 {
+        (stretch.len * self.element_bytes) as u64
+    }
+
+    /// Where an operand lies in its buffer, in that window.
+    pub(crate) fn range(&self, operand: &Operand, window: usize) -> Range<usize> {
+        match operand.extent {
+            Extent::Fixed(ref range) => range.clone(),
+            Extent::Moving(loc) => self.resolve(Place { loc, window }),
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! The steps of a schedule as one rank carries them out.
+
+use drumline_schedule::{
+    Pipeline, Schedule,
+    step::{Loc, Rank, Side, Step},
+};
+
+use super::{
+    flags::Seat,
+    local::{Local, Operand},
+    scratch::staging,
+};
+
+/// What a rank does in a window, with all that can be known of it before: neighbours are seats, and
+/// what is done in memory is laid out.
+#[derive(Debug, Default)]
+pub(crate) struct Tasks {
+    list: Vec<Task>,
+    locals: Vec<Local>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Task {
+    /// How many windows it is behind.
+    pub(crate) lag: usize,
+    pub(crate) verb: Verb,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Verb {
+    Send {
+        to: Rank,
+        src: Loc,
+    },
+    Receive {
+        from: Rank,
+        dst: Loc,
+    },
+    /// Do something in memory.
+    Compute(Index),
+    /// Wait until so many messages of this schedule have left.
+    Flush {
+        to: Rank,
+        upto: usize,
+    },
+    Post,
+    /// Wait for so many posts of a neighbour in this piece.
+    Wait {
+        seat: Seat,
+        upto: u64,
+    },
+}
+
+impl Task {
+    /// The window that it works on in that turn, if there is one.
+    #[inline]
+    pub(crate) fn window(&self, turn: usize, windows: usize) -> Option<usize> {
+        turn.checked_sub(self.lag).filter(|window| *window < windows)
+    }
+}
+
+/// Where a [`Local`] is kept.
+#[derive(Clone, Copy, Debug)]
+pub struct Index(usize);
+
+impl Tasks {
+    /// `operand` knows where a place lies, `seat` where a neighbour is found.
+    pub(crate) fn of(
+        schedule: &Schedule,
+        pipeline: &Pipeline,
+        operand: impl Fn(Loc) -> Operand,
+        seat: impl Fn(Rank) -> Seat,
+    ) -> Tasks {
+        let mut tasks = Tasks::default();
+        // A rank may complete what is another's.
+        let finish = |last: bool, dst: Loc| {
+            last.then(|| schedule.contributions(dst.peer.unwrap_or(schedule.rank)))
+        };
+        let pair = |dst: Loc, src: Loc, side: Side, last: bool| {
+            let srcs = match side {
+                Side::Left => [src, dst],
+                Side::Right => [dst, src],
+            };
+            Local::pair(operand(dst), srcs.map(&operand), finish(last, dst))
+        };
+        for (index, step) in schedule.steps.iter().enumerate() {
+            let verb = match *step {
+                Step::Send { to, src } => Verb::Send { to, src },
+                Step::Recv { from, dst } => Verb::Receive { from, dst },
+                Step::RecvReduce { from, dst, side, finish } => {
+                    let verb = Verb::Receive { from, dst: staging(dst) };
+                    tasks.list.push(Task { lag: pipeline.lag(index), verb });
+                    tasks.keep(pair(dst, staging(dst), side, finish))
+                }
+                Step::Reduce { dst, src, side, finish } => tasks.keep(pair(dst, src, side, finish)),
+                Step::ReduceTree { ref dsts, ref srcs, finish: last } => {
+                    tasks.keep(Local::tree(dsts, srcs, finish(last, dsts[0]), &operand))
+                }
+                Step::Copy { dst, src } => {
+                    tasks.keep(Local::Copy { dst: operand(dst), src: operand(src) })
+                }
+                Step::Flush { to, upto } => Verb::Flush { to, upto },
+                Step::Post => Verb::Post,
+                Step::Wait { peer, upto } => Verb::Wait { seat: seat(peer), upto: upto as u64 },
+            };
+            tasks.list.push(Task { lag: pipeline.lag(index), verb });
+        }
+        tasks
+    }
+
+    fn keep(&mut self, local: Local) -> Verb {
+        self.locals.push(local);
+        Verb::Compute(Index(self.locals.len() - 1))
+    }
+
+    /// From the first to the last.
+    pub(crate) fn list(&self) -> &[Task] {
+        &self.list
+    }
+
+    pub(crate) fn local(&self, Index(index): Index) -> &Local {
+        &self.locals[index]
+    }
+}

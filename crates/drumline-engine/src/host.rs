@@ -1,0 +1,376 @@
+//! The memory that the ranks of one host share: this rank's segment, and those of its
+//! neighbours.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    ops::Range,
+    time::{Duration, Instant},
+};
+
+use drumline_kernels::{Element, Target};
+use drumline_schedule::step::Rank;
+use drumline_shm::{Announcement, Arena, Core, Cores, Parity, PeerSegment, Segment, SpinLimit};
+
+use crate::{
+    error::Cause,
+    executor::{Awaited, Flags, Header, History, Machine, Notice, Seat, Seats},
+};
+
+/// This rank's segment and those of its neighbours: the ranks of the group on the same host.
+#[derive(Debug)]
+pub struct Host {
+    segment: Segment,
+    seats: Seats,
+    /// By seat.
+    neighbours: Vec<Neighbour>,
+    /// Which announcements and slots the piece at hand uses.
+    parity: Parity,
+    /// How often a wait looks again before it sleeps.
+    spins_max: SpinLimit,
+    /// When to look again whether ranks stand as they should.
+    spread_due: Option<Instant>,
+    slot_bytes_max: usize,
+    /// What of the cache is left for each rank, if all of them use it.
+    cache_bytes: usize,
+    long_bytes: usize,
+}
+
+/// See [`Host::long_bytes`].
+const LONG_BYTES: usize = 1 << 20;
+
+#[derive(Debug)]
+struct Neighbour {
+    rank: Rank,
+    segment: PeerSegment,
+    /// Where in its arena its registered buffer lies, as it announced.
+    place: u64,
+}
+
+impl Host {
+    pub fn new(segment: Segment, neighbours: BTreeMap<Rank, PeerSegment>) -> Host {
+        let ranks_here = neighbours.len() + 1;
+        let neighbour = |(rank, segment)| Neighbour { rank, segment, place: u64::MAX };
+        let slot_bytes_max = segment.slot_bytes();
+        Host {
+            segment,
+            seats: Seats::of(&neighbours.keys().copied().collect::<Vec<_>>()),
+            neighbours: neighbours.into_iter().map(neighbour).collect(),
+            parity: Parity::Even,
+            spins_max: drumline_shm::spin_limit(ranks_here),
+            spread_due: None,
+            slot_bytes_max,
+            cache_bytes: drumline_shm::cache_bytes() / ranks_here,
+            long_bytes: LONG_BYTES,
+        }
+    }
+
+    /// Uses only so many bytes of every slot, on all ranks alike, so that short operations are
+    /// done in pieces, past the cache and in registered data, too.
+    pub fn with_slots_of(self, slot_bytes_max: usize) -> Host {
+        let [cache_bytes, long_bytes] = [slot_bytes_max; 2];
+        Host { slot_bytes_max, cache_bytes, long_bytes, ..self }
+    }
+
+    /// Where registered buffers of this rank lie.
+    pub fn arena(&self) -> &Arena {
+        self.segment.arena()
+    }
+
+    /// Bytes of a staging slot: the same on all ranks, or the smallest.
+    pub fn slot_bytes(&self) -> usize {
+        let of_neighbours = self.neighbours.iter().map(|it| it.segment.slot_bytes());
+        of_neighbours.chain([self.slot_bytes_max]).min().unwrap_or(0)
+    }
+
+    /// What is longer is not found in the cache again.
+    pub fn cache_bytes(&self) -> usize {
+        self.cache_bytes
+    }
+
+    /// By what lengths are reckoned from which on data is worked on where it is registered: the same on
+    /// all ranks.
+    pub fn long_bytes(&self) -> usize {
+        self.long_bytes
+    }
+
+    /// Where each neighbour is found.
+    pub fn seats(&self) -> &Seats {
+        &self.seats
+    }
+
+    /// What a machine knows that has done nothing yet.
+    pub fn flags(&self) -> Flags {
+        Flags::new(self.neighbours.iter().map(|it| it.rank))
+    }
+
+    /// Whether this rank and a neighbour have the host to themselves. They
+    /// [exchange](drumline_schedule::step) their slots, and nobody else reads those.
+    pub fn is_pair(&self) -> bool {
+        self.neighbours.len() == 1
+    }
+
+    #[inline]
+    fn at(&self, seat: Seat) -> &Neighbour {
+        &self.neighbours[seat.0]
+    }
+
+    /// How often a neighbour has posted, as it says in its line for that piece.
+    pub fn posted(&self, seat: Seat, piece: u64) -> u64 {
+        self.at(seat).segment.posted(Parity::of(piece))
+    }
+
+    /// How often a neighbour has posted, if it is often enough and in this rank's own call. Then its
+    /// registered buffer lies where it says.
+    #[inline]
+    pub fn find(&mut self, seat: Seat, awaited: Awaited) -> Option<u64> {
+        let Awaited { piece, level, digest } = awaited;
+        let Neighbour { segment, place, .. } = &mut self.neighbours[seat.0];
+        let posted = segment.posted(Parity::of(piece));
+        if posted < level {
+            return None;
+        }
+        let announcement = segment.announcement(Parity::of(piece));
+        if announcement.digest != digest {
+            return None;
+        }
+        *place = announcement.place;
+        Some(posted)
+    }
+
+    /// What a neighbour has announced for a piece. It must have posted in that piece.
+    pub fn announcement(&self, seat: Seat, piece: u64) -> Announcement {
+        self.at(seat).segment.announcement(Parity::of(piece))
+    }
+
+    /// Writes this rank's announcement of a piece.
+    pub fn announce(&mut self, notice: &Notice<'_>) {
+        let Notice { piece, call, sequence, place, digest } = *notice;
+        self.parity = Parity::of(piece);
+        let announcement = Announcement { digest, place };
+        self.segment.announce(self.parity, announcement, &call.header(sequence, place));
+    }
+
+    pub fn post(&self) {
+        self.segment.post_and_wake(self.parity, self.neighbours.iter().map(|it| &it.segment));
+    }
+
+    /// An operation is complete: neighbours have read what this rank said in the one before, in the
+    /// line that the next one will use.
+    pub fn prepare_next(&self) {
+        self.segment.claim(self.parity.other());
+    }
+
+    /// What that announcement stands for.
+    pub fn description(&self, seat: Seat, piece: u64) -> Result<Header, Cause> {
+        let &Neighbour { rank: peer, ref segment, .. } = self.at(seat);
+        let problem = || "wrote something that is no announcement".to_owned();
+        Header::decode(&segment.description(Parity::of(piece)))
+            .ok_or_else(|| Cause::Protocol { peer, problem: problem() })
+    }
+
+    /// A neighbour's registered buffer lies there in its arena, as it announced last.
+    pub fn set_place_of(&mut self, seat: Seat, place: u64) {
+        self.neighbours[seat.0].place = place;
+    }
+
+    /// Neighbours that have left: what they have announced and this rank has not taken part in.
+    pub fn left_over(&self, flags: &mut Flags, history: &History) -> Result<(), Cause> {
+        for (seat, neighbour) in self.neighbours.iter().enumerate() {
+            flags.on_posted(Seat(seat), neighbour.segment.last_posted());
+        }
+        for (seat, piece, ours) in flags.left_over() {
+            if ours.is_some_and(|ours| ours.digest == self.announcement(seat, piece).digest) {
+                continue;
+            }
+            let theirs = self.description(seat, piece)?.description;
+            let sequence = ours.map_or(theirs.sequence(), |ours| ours.sequence);
+            return Err(Cause::mismatch(self.at(seat).rank, theirs, history.find(sequence)));
+        }
+        Ok(())
+    }
+
+    /// Elements in the line of this rank's announcement.
+    #[inline]
+    pub fn own_line<T: Element>(&self, range: Range<usize>) -> Target<'_, T> {
+        fitting(self.segment.payload(self.parity, range))
+    }
+
+    /// Elements in the line of a neighbour's announcement.
+    #[inline]
+    pub fn line_of<T: Element>(&self, seat: Seat, range: Range<usize>) -> Target<'_, T> {
+        fitting(self.at(seat).segment.payload(self.parity, range))
+    }
+
+    /// Elements of this rank's own staging slot.
+    pub fn own_slot<T: Element>(&self, range: Range<usize>) -> Target<'_, T> {
+        fitting(match self.are_slots_swapped() {
+            false => self.segment.slot(self.parity, range),
+            true => self.at(Seat(0)).segment.slot_mut(Parity::Even, range),
+        })
+    }
+
+    /// Elements of a neighbour's staging slot.
+    pub fn slot_of<T: Element>(&self, seat: Seat, range: Range<usize>) -> Target<'_, T> {
+        fitting(match self.are_slots_swapped() {
+            false => self.at(seat).segment.slot_mut(self.parity, range),
+            true => self.segment.slot(Parity::Even, range),
+        })
+    }
+
+    /// Whether the two ranks of a pair use each other's slots, as they do in every other piece.
+    fn are_slots_swapped(&self) -> bool {
+        self.is_pair() && self.parity == Parity::Odd
+    }
+
+    /// Elements of a neighbour's registered buffer.
+    pub fn registered_of<T: Element>(
+        &self,
+        seat: Seat,
+        range: Range<usize>,
+    ) -> Result<Target<'_, T>, Cause> {
+        let Neighbour { rank, ref segment, place } = *self.at(seat);
+        // A place beyond the arena, or one that overflows, is refused by the segment.
+        let start = (place as usize).saturating_add(range.start * size_of::<T>());
+        segment.arena(start, range.len()).map_err(|error| impossible(rank, error))
+    }
+
+    /// Waits for a neighbour's post for a short while.
+    pub fn spin(&self, machine: &Machine, seat: Seat, level: u64) {
+        let (neighbour, parity) = (self.at(seat), Parity::of(machine.looks_at(seat).0));
+        let is_there = || neighbour.segment.posted(parity) >= level;
+        drumline_shm::spin(self.spins_max, is_there, || self.is_in_the_way(machine));
+    }
+
+    /// Tells neighbours on which core this rank is.
+    pub fn stand_here(&self) {
+        self.segment.stand_here();
+    }
+
+    /// Where ranks outnumber the cores, the last one on a core that has too many goes to where there
+    /// are fewest; this is `rank`, and it is `now`.
+    ///
+    /// Ranks leave their cores to each other and hardly ever sleep, so to the kernel a core with three of
+    /// them is as busy as one with one: it leaves them like that for a tenth of a second and more,
+    /// and short operations take twice as long.
+    pub fn spread_out(&mut self, rank: Rank, now: Instant) {
+        let is_crowded = self.spins_max.yields > 0;
+        if !is_crowded || self.spread_due.is_some_and(|due| now < due) {
+            return;
+        }
+        self.spread_due = Some(now + SPREAD);
+        let own = self.segment.stand_here();
+        if self.on(own).any(|it| it.rank > rank) {
+            return;
+        }
+        match self.go_from(own) {
+            Ok(false) => {}
+            Ok(true) => {
+                self.segment.stand_here();
+            }
+            Err(error) => tracing::debug!(%error, "cannot go to another core"),
+        }
+    }
+
+    /// Whether this rank has gone to a core with fewer ranks.
+    fn go_from(&self, own: Core) -> io::Result<bool> {
+        let cores = Cores::of_this_thread()?;
+        let ranks_on = |core: &Core| self.on(*core).count();
+        let fewest = cores.iter().min_by_key(ranks_on);
+        let Some(core) = fewest.filter(|core| ranks_on(core) < ranks_on(&own)) else {
+            return Ok(false);
+        };
+        cores.go_to(core)?;
+        Ok(true)
+    }
+
+    /// The neighbours on that core.
+    fn on(&self, core: Core) -> impl Iterator<Item = &Neighbour> {
+        self.neighbours.iter().filter(move |it| it.segment.stands_on(core))
+    }
+
+    /// Whether a neighbour that is awaited would run on the very core that this rank is on.
+    fn is_in_the_way(&self, machine: &Machine) -> bool {
+        let core = self.segment.stand_here();
+        machine.watched().any(|(seat, level)| {
+            self.at(seat).segment.stands_on(core)
+                && self.posted(seat, machine.looks_at(seat).0) < level
+        })
+    }
+
+    /// Whether a neighbour has posted what the machine waits for, or has called something that
+    /// has not been compared yet.
+    pub fn has_news(&self, machine: &Machine) -> bool {
+        let posted = |seat| self.posted(seat, machine.looks_at(seat).0);
+        let awaited = machine.watching().is_some_and(|(seat, level)| posted(seat) >= level);
+        let is_news = |seat: Seat| {
+            let (_, to_compare) = machine.looks_at(seat);
+            to_compare.is_some_and(|base| posted(seat) > base)
+        };
+        awaited || machine.neighbours().any(is_news)
+    }
+
+    /// From now on, posts of neighbours ring the doorbell.
+    pub fn begin_sleep(&self) {
+        self.segment.begin_sleep();
+    }
+
+    pub fn end_sleep(&self) {
+        self.segment.end_sleep();
+    }
+}
+
+/// How long a rank stays where it is, at least. To go takes some 10 us.
+const SPREAD: Duration = Duration::from_millis(1);
+
+/// A part of a slot.
+fn fitting<'a, T>(slot: drumline_shm::Result<Target<'a, T>>) -> Target<'a, T> {
+    match slot {
+        Ok(target) => target,
+        Err(error) => unreachable!("pieces fit the slots of all ranks: {error}"),
+    }
+}
+
+#[cold]
+fn impossible(peer: Rank, error: drumline_shm::Error) -> Cause {
+    Cause::Protocol { peer, problem: format!("announced a buffer that cannot be: {error}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use drumline_shm::SegmentSize;
+
+    use super::*;
+
+    /// All ranks stand on one core, and two of them go to the other.
+    #[test]
+    fn ranks_that_met_on_a_core_spread_out() {
+        const RANKS: usize = 4;
+        let cores = Cores::of_this_thread().unwrap();
+        let pair: Vec<Core> = cores.iter().take(2).collect();
+        let [first, second] = pair[..] else { return };
+        let size = SegmentSize { slot_bytes: 4096, arena_bytes: 0 };
+        let segments: Vec<Segment> = (0..RANKS).map(|_| Segment::create(size).unwrap()).collect();
+        let map = |rank: usize| PeerSegment::map(segments[rank].handles().unwrap()).unwrap();
+        let neighbours: Vec<BTreeMap<Rank, PeerSegment>> = (0..RANKS)
+            .map(|rank| (0..RANKS).filter(|it| *it != rank).map(|it| (it, map(it))).collect())
+            .collect();
+        let hosts = segments.into_iter().zip(neighbours).map(|(segment, neighbours)| Host {
+            spins_max: SpinLimit { looks: 1, yields: 1 },
+            ..Host::new(segment, neighbours)
+        });
+        let mut hosts: Vec<Host> = hosts.collect();
+        cores.go_to(first).unwrap();
+        hosts.iter().for_each(Host::stand_here);
+        let mut stood = vec![];
+        // The last one first, as the others wait for it to go.
+        for rank in (0..RANKS).rev() {
+            cores.go_to(first).unwrap();
+            hosts[rank].spread_out(rank, Instant::now());
+            stood.push(hosts[rank].segment.stand_here() == second);
+        }
+        // Of more cores, each is as empty as the second.
+        let expected = [true, cores.iter().count() == 2, false, false];
+        assert_eq!(stood, expected, "by rank, from the last one");
+    }
+}

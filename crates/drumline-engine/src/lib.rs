@@ -1,0 +1,37 @@
+//! One group's collectives and messages on one rank, as state machines.
+//!
+//! Nothing here opens a socket, starts a thread or asks a store: bytes, events and the time come from
+//! outside. So the process group of `drumline-group` and the simulator drive the same code.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`call`] | a call: which collective, on what, without its buffers |
+//! | [`choice`] | which algorithm carries a call out |
+//! | [`explain`] | why that algorithm, and what the others would cost |
+//! | [`buffers`] | a call together with the caller's buffers |
+//! | [`executor`] | the machine that carries out one schedule |
+//! | [`lane`] | a group's queue: one collective after another, messages beside them |
+//! | [`host`] | the memory that the ranks of one host share |
+//! | [`transport`] | what carries messages between ranks, up to the streams |
+//! | [`error`] | why a call failed, and which rank is at fault |
+
+#![forbid(unsafe_code)]
+
+pub mod call;
+pub mod error;
+pub mod executor;
+pub mod explain;
+pub mod host;
+pub mod lane;
+pub mod membership;
+pub mod operation;
+pub mod operator;
+pub mod panics;
+pub mod recorder;
+pub mod registered;
+pub mod settings;
+pub mod transport;
+
+pub use drumline_kernels::{DType, Element, ReduceOp};
+pub use error::{Cause, CollectiveError, Error, Result};
+pub use settings::Settings;

@@ -1,0 +1,137 @@
+//! Who is who in a group.
+
+use std::{fmt::Write as _, sync::Arc, time::Duration};
+
+use drumline_schedule::step::Rank;
+use xxhash_rust::xxh3::xxh3_64;
+
+use crate::error::{Cause, CollectiveError};
+
+/// A rank's place in its group.
+#[derive(Clone, Debug)]
+pub struct Membership {
+    /// Name of the group, for errors.
+    pub name: String,
+    pub rank: Rank,
+    pub world_size: usize,
+    /// A number that only this group's ranks have, to tell left-over processes of an earlier
+    /// group apart.
+    pub digest: u64,
+    /// What the ranks are called in the whole job.
+    pub global: GlobalRanks,
+}
+
+impl Membership {
+    /// Rank `rank` of `world_size`, before the group has a digest.
+    pub fn new(name: &str, (rank, world_size): (Rank, usize), global: GlobalRanks) -> Membership {
+        Membership { name: name.to_owned(), rank, world_size, digest: 0, global }
+    }
+
+    /// What this rank tells of a call that failed.
+    pub fn failure(
+        &self,
+        sequence: u64,
+        operation: String,
+        elapsed: Duration,
+        cause: Cause,
+    ) -> CollectiveError {
+        let Membership { name, rank, global, .. } = self;
+        let (group, rank, global) = (name.clone(), *rank, global.clone());
+        CollectiveError { group, rank, global, sequence, operation, elapsed, cause }
+    }
+}
+
+/// The ranks of a group, by their numbers in the whole job. For the whole job itself, where they
+/// are the same, it takes no memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct GlobalRanks(Option<Arc<[Rank]>>);
+
+impl GlobalRanks {
+    pub fn new(ranks: Vec<Rank>) -> GlobalRanks {
+        GlobalRanks(Some(ranks.into()))
+    }
+
+    /// The number in the job of the group's rank `rank`.
+    pub fn of(&self, rank: Rank) -> Rank {
+        self.0.as_ref().and_then(|ranks| ranks.get(rank).copied()).unwrap_or(rank)
+    }
+
+    /// The number in a group of `world_size` of the job's rank `global`.
+    pub fn position(&self, global: Rank, world_size: usize) -> Option<Rank> {
+        match &self.0 {
+            Some(ranks) => ranks.iter().position(|&rank| rank == global),
+            None => Some(global).filter(|&rank| rank < world_size),
+        }
+    }
+
+    /// `rank 1 (global rank 3)`, or `rank 1` where the numbers are the same.
+    pub fn who(&self, rank: Rank) -> String {
+        match self.of(rank) {
+            global if global == rank => format!("rank {rank}"),
+            global => format!("rank {rank} (global rank {global})"),
+        }
+    }
+}
+
+/// What ranks are called in names of groups: `0-3,8`. Long lists end in a digest.
+pub fn list(ranks: &[Rank]) -> String {
+    let mut text = String::new();
+    let mut rest = ranks;
+    while let [first, ..] = *rest {
+        let run = rest.iter().zip(first..).take_while(|(rank, expected)| *rank == expected).count();
+        let comma = if text.is_empty() { "" } else { "," };
+        // Two neighbours are as short without a dash.
+        let taken = if run > 2 { run } else { 1 };
+        // Writing to a string cannot fail.
+        let _ = match taken {
+            1 => write!(text, "{comma}{first}"),
+            _ => write!(text, "{comma}{first}-{}", first + taken - 1),
+        };
+        rest = &rest[taken..];
+        if text.len() > LIST_BYTES_MAX {
+            let all: Vec<u8> = ranks.iter().flat_map(|rank| rank.to_le_bytes()).collect();
+            let _ = write!(text, ",...#{:016x}", xxh3_64(&all));
+            break;
+        }
+    }
+    text
+}
+
+const LIST_BYTES_MAX: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_short_and_differ() {
+        for (ranks, expected) in [
+            (&[][..], ""),
+            (&[4], "4"),
+            (&[0, 1], "0,1"),
+            (&[0, 1, 2, 3, 8], "0-3,8"),
+            (&[3, 2, 1], "3,2,1"),
+            (&[7, 8, 9, 1, 2], "7-9,1,2"),
+        ] {
+            assert_eq!(list(ranks), expected);
+        }
+        let even: Vec<Rank> = (0..1000).map(|rank| rank * 2).collect();
+        let mut other = even.clone();
+        other[999] += 1;
+        assert!(list(&even).len() < 100, "{}", list(&even));
+        assert!(list(&even).starts_with("0,2,4,") && list(&even) != list(&other));
+    }
+
+    #[test]
+    fn ranks_are_translated_both_ways() {
+        let some = GlobalRanks::new(vec![5, 2, 7]);
+        assert_eq!((some.of(0), some.position(7, 3), some.position(3, 3)), (5, Some(2), None));
+        assert_eq!(
+            (some.who(0), some.who(2)),
+            ("rank 0 (global rank 5)".into(), "rank 2 (global rank 7)".into())
+        );
+        let whole = GlobalRanks::default();
+        assert_eq!((whole.of(4), whole.position(4, 5), whole.position(5, 5)), (4, Some(4), None));
+        assert_eq!(whole.who(4), "rank 4");
+    }
+}

@@ -1,0 +1,275 @@
+//! A collective together with its buffers.
+
+use std::borrow::Cow;
+
+use drumline_kernels::{Element, Source, Target, narrow, scale, widen, with_ieee_rounding};
+use drumline_schedule::{
+    Collective, Schedule,
+    step::{Buffer, Rank},
+    tree::{Node, merges},
+};
+
+use crate::{
+    Cause, ReduceOp,
+    call::Call,
+    executor::{Buffers, Memory, Plan, Pool},
+    host::Host,
+    lane::{OnBytes, Operation},
+    operator::Reduce,
+    operator::{Combine, Operator},
+};
+
+/// A call with its operator, of which the call itself only knows the kind.
+#[derive(Debug)]
+pub struct Request<T> {
+    pub call: Call,
+    pub operator: Operator<T>,
+}
+
+/// A call that reduces nothing: its operator is not looked at.
+impl<T> From<Call> for Request<T> {
+    fn from(call: Call) -> Request<T> {
+        Request { call, operator: ReduceOp::Sum.into() }
+    }
+}
+
+/// A call on buffers that are lent (`&mut [T]`, `&[T]`) or owned.
+#[derive(Debug)]
+pub struct CallOn<T: Element, D, I> {
+    call: Call,
+    /// What this rank multiplies its own values by.
+    factor: Option<T>,
+    /// The caller's.
+    buffers: Buffers<T, D, Contribution<T, I>>,
+    /// Where partial sums travel: copies in the type that sums are kept in, which are worked on so
+    /// that nothing is rounded before the end.
+    wide: Option<Wide<T>>,
+    /// What this rank's data were before they were multiplied, where the operation leaves them as
+    /// they are.
+    unscaled: Option<Vec<T>>,
+    /// Whether everything goes through slots even where it is registered.
+    staged: bool,
+}
+
+#[derive(Debug)]
+struct Wide<T: Element> {
+    buffers: Buffers<T::Accumulator, WideData<T>, WideData<T>>,
+    /// Whether this rank gets a result.
+    writes: bool,
+}
+
+type WideData<T> = Vec<<T as Element>::Accumulator>;
+
+/// A buffer that is only read.
+#[derive(Debug)]
+struct Contribution<T, I> {
+    callers: I,
+    /// What is read in its place: multiples of its elements.
+    scaled: Option<Vec<T>>,
+}
+
+impl<T, I: AsRef<[T]>> AsRef<[T]> for Contribution<T, I> {
+    fn as_ref(&self) -> &[T] {
+        self.scaled.as_deref().unwrap_or(self.callers.as_ref())
+    }
+}
+
+/// Multiplies what this rank contributes: the input where there is one, else the data, in place.
+fn contribute<T, D, I>(factor: T, data: &mut D, input: &mut Contribution<T, I>)
+where
+    T: Element,
+    D: AsMut<[T]>,
+    I: AsRef<[T]>,
+{
+    with_ieee_rounding(|| {
+        if input.callers.as_ref().is_empty() {
+            return scale(Target::from(data.as_mut()), factor);
+        }
+        let mut scaled = input.callers.as_ref().to_vec();
+        scale(Target::from(&mut scaled[..]), factor);
+        input.scaled = Some(scaled);
+    });
+}
+
+impl<T, D, I> CallOn<T, D, I>
+where
+    T: Element,
+    D: AsMut<[T]> + AsRef<[T]>,
+    I: AsRef<[T]>,
+{
+    pub fn new(request: impl Into<Request<T>>, data: D, input: I) -> CallOn<T, D, I> {
+        let Request { call, operator: Operator { factor, combine } } = request.into();
+        let input = Contribution { callers: input, scaled: None };
+        let buffers = Buffers::new(combine, data, input);
+        CallOn { call, factor, buffers, wide: None, unscaled: None, staged: false }
+    }
+
+    /// Through slots even where the buffer is registered: that of other ranks is not.
+    pub fn staged(self) -> CallOn<T, D, I> {
+        CallOn { staged: true, ..self }
+    }
+
+    /// The caller's buffer.
+    pub fn into_data(self) -> D {
+        self.buffers.data
+    }
+
+    /// The caller's buffer, wherever the operation stands.
+    pub fn data(&self) -> &D {
+        &self.buffers.data
+    }
+
+    /// The caller's other buffer.
+    pub fn input_mut(&mut self) -> &mut I {
+        &mut self.buffers.input.callers
+    }
+
+    /// What neighbours may reach, if it is registered.
+    fn open_buffer(&self) -> Option<&[T]> {
+        match self.call.operation.collective().registered_buffer() {
+            _ if self.staged => None,
+            // Not the multiples, which are what is brought.
+            Buffer::Input if self.factor.is_some() => None,
+            Buffer::Input => Some(self.buffers.input.callers.as_ref()),
+            _ => Some(self.data().as_ref()),
+        }
+    }
+
+    /// Multiplies what this rank contributes. The data is kept as it was, if this rank gets no result.
+    fn contribute(&mut self, factor: T, collective: Collective, rank: Rank, root: Rank) {
+        let Buffers { data, input, .. } = &mut self.buffers;
+        if gets_nothing(collective, rank, root) {
+            self.unscaled = Some(data.as_ref().to_vec());
+        }
+        contribute(factor, data, input);
+    }
+
+    fn restore_unscaled(&mut self) {
+        if self.factor.is_none() {
+            return;
+        }
+        self.buffers.input.scaled = None;
+        if let Some(unscaled) = self.unscaled.take() {
+            self.buffers.data.as_mut().copy_from_slice(&unscaled);
+        }
+    }
+}
+
+fn widened<T: Element>(elements: &impl AsRef<[T]>) -> WideData<T> {
+    let elements = elements.as_ref();
+    let mut wide = vec![bytemuck::Zeroable::zeroed(); elements.len()];
+    widen(Target::from(&mut wide[..]), Source::from(elements));
+    wide
+}
+
+/// Whether `rank` brings its data to a reduction and keeps it as it is.
+fn gets_nothing(collective: Collective, rank: Rank, root: Rank) -> bool {
+    match collective {
+        Collective::Reduce => rank != root,
+        Collective::ExclusiveScan => rank == 0,
+        _ => false,
+    }
+}
+
+/// The elements that begin at any byte: borrowed where they can be, or copied.
+fn elements<T: Element>(bytes: &[u8]) -> Cow<'_, [T]> {
+    bytemuck::try_cast_slice(bytes).map(Cow::Borrowed).unwrap_or_else(|_| {
+        let mut copy = vec![T::zeroed(); bytes.len() / size_of::<T>()];
+        bytemuck::cast_slice_mut(&mut copy).copy_from_slice(bytes);
+        Cow::Owned(copy)
+    })
+}
+
+impl<T: Element> Reduce for Combine<T> {
+    fn reduce(&self, inputs: &[&[u8]], output: &mut [u8]) -> Result<(), Cause> {
+        let ranks = inputs.len();
+        let leaves: Vec<Node> = (0..ranks).map(Node::leaf).collect();
+        let Some(merges) = merges(Node::root(ranks), &leaves) else {
+            unreachable!("the leaves of a tree tile it");
+        };
+        // What came from elsewhere may lie at any byte.
+        let inputs: Vec<Cow<'_, [T]>> = inputs.iter().map(|bytes| elements(bytes)).collect();
+        let srcs: Vec<Source<'_, T>> =
+            inputs.iter().map(|input| Source::from(&input[..])).collect();
+        let mut result = vec![T::zeroed(); output.len() / size_of::<T>()];
+        with_ieee_rounding(|| {
+            self.tree(&[Target::from(&mut result[..])], &srcs, &merges, Some(ranks))
+        })?;
+        output.copy_from_slice(bytemuck::cast_slice(&result));
+        Ok(())
+    }
+}
+
+impl<T, D, I> Operation for CallOn<T, D, I>
+where
+    T: Element,
+    D: AsMut<[T]> + AsRef<[T]>,
+    I: AsRef<[T]>,
+{
+    fn call(&self) -> &Call {
+        &self.call
+    }
+
+    fn registered(&self, host: &Host) -> Option<u64> {
+        host.arena().offset_of(self.open_buffer()?).map(|offset| offset as u64)
+    }
+
+    fn detach(&mut self, host: &Host) {
+        if let Some(open) = self.open_buffer()
+            && host.arena().offset_of(open).is_some()
+            && let Err(error) = host.arena().detach(open)
+        {
+            tracing::error!(%error, "ranks that are late may still use a registered buffer");
+        }
+    }
+
+    fn prepare(&mut self, plan: &Plan, pool: &mut Pool) {
+        if let Some(factor) = self.factor {
+            let Schedule { collective, rank, root, .. } = *plan.schedule;
+            self.contribute(factor, collective, rank, root);
+        }
+        match self.buffers.op() {
+            Combine::Builtin(op) if plan.wide => {
+                let op = Combine::Builtin(*op);
+                let (data, input) = (widened(&self.buffers.data), widened(&self.buffers.input));
+                let mut buffers = Buffers::new(op, data, input);
+                buffers.lay_out(plan, pool);
+                self.wide = Some(Wide { buffers, writes: plan.writes });
+            }
+            _ => self.buffers.lay_out(plan, pool),
+        }
+    }
+
+    fn memory(&mut self) -> &mut dyn Memory {
+        match &mut self.wide {
+            Some(wide) => &mut wide.buffers,
+            None => &mut self.buffers,
+        }
+    }
+
+    fn release(&mut self, pool: &mut Pool) {
+        self.buffers.release(pool);
+        if let Some(Wide { mut buffers, writes }) = self.wide.take() {
+            buffers.release(pool);
+            if writes {
+                narrow(Target::from(self.buffers.data.as_mut()), Source::from(&buffers.data[..]));
+            }
+        }
+        self.restore_unscaled();
+    }
+
+    fn on_bytes(&mut self, rank: Rank, carry_out: &mut OnBytes<'_>) -> Result<(), Cause> {
+        let root = self.call.root.unwrap_or(0);
+        if let Some(factor) = self.factor {
+            self.contribute(factor, self.call.operation.collective(), rank, root);
+        }
+        let (op, data, input) = self.buffers.parts();
+        let result = carry_out(
+            bytemuck::cast_slice_mut(data.as_mut()),
+            bytemuck::cast_slice(input.as_ref()),
+            op,
+        );
+        self.restore_unscaled();
+        result
+    }
+}

@@ -1,0 +1,22 @@
+//! Panics in code of the caller's: wakers, callbacks, buffers and operators.
+
+use std::{
+    any::Any,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+/// Runs `code` of the caller's. A panic is logged and goes no further.
+pub fn shielded(code: impl FnOnce()) {
+    if let Err(panic) = catch_unwind(AssertUnwindSafe(code)) {
+        tracing::error!(
+            "a waker, a callback or a buffer of an operation panicked: {}",
+            panic_text(&*panic)
+        );
+    }
+}
+
+/// The message of a panic.
+pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a text")
+}

@@ -1,0 +1,54 @@
+//! A stream that may not be there yet.
+
+use std::io::{self, ErrorKind, IoSlice, Read, Write};
+
+use super::streams::Duplex;
+
+/// Until its stream is there, nothing can be read or written, which is no error: so whoever uses
+/// it need not know.
+#[derive(Debug)]
+pub(crate) struct Later<S>(Option<S>);
+
+impl<S> Later<S> {
+    pub(crate) const NOT_YET: Later<S> = Later(None);
+
+    /// From now on this one. One that was there is closed.
+    pub(crate) fn set(&mut self, stream: S) {
+        self.0 = Some(stream);
+    }
+
+    pub(crate) fn get(&self) -> Option<&S> {
+        self.0.as_ref()
+    }
+
+    pub(crate) fn is_there(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+impl<S: Duplex> Later<S> {
+    /// Nothing more will be written.
+    pub(crate) fn end(&mut self) -> io::Result<()> {
+        self.0.as_mut().map_or(Ok(()), Duplex::end)
+    }
+}
+
+impl<S: Read> Read for Later<S> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.0.as_mut().ok_or(ErrorKind::WouldBlock)?.read(bytes)
+    }
+}
+
+impl<S: Write> Write for Later<S> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.as_mut().ok_or(ErrorKind::WouldBlock)?.write(bytes)
+    }
+
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        self.0.as_mut().ok_or(ErrorKind::WouldBlock)?.write_vectored(parts)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.as_mut().map_or(Ok(()), Write::flush)
+    }
+}

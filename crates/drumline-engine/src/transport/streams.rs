@@ -1,0 +1,497 @@
+//! Messages over byte streams: to every peer one for control, one for messages from rank to rank, and
+//! one or [several](super::striped) for collectives. Peers on other hosts get theirs when they are first used.
+//!
+//! Failures are told on control streams, which are read whenever their owner waits. A data
+//! stream may be held up behind a message that nobody awaits yet; if it breaks, the control
+//! stream of the same peer says why.
+//!
+//! Nothing here knows of sockets or sleeps: [`Sockets`](super::Sockets) gives it both, a
+//! simulator others.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+    io::{self, Read, Write},
+    time::{Duration, Instant},
+};
+
+use drumline_schedule::step::Rank;
+
+use super::{
+    Waits,
+    link::PeerState,
+    peer::{Bond, Bundle, Peer},
+    points::{Desk, Ended, Point},
+    striped::Striped,
+    wire::Control,
+};
+use crate::{
+    error::{Cause, CollectiveError},
+    executor::{Header, History, Machine, Memory, Stretch},
+};
+
+/// How long a broken stream may wait for the control stream to say why; and a receive from any rank,
+/// when all others have left, for this rank's own message.
+const GRACE: Duration = Duration::from_secs(2);
+
+/// A stream of bytes in both directions that never blocks.
+pub trait Duplex: Read + Write + Send + fmt::Debug {
+    /// Nothing more will be written.
+    fn end(&mut self) -> io::Result<()>;
+}
+
+#[cfg(test)]
+impl Duplex for std::os::unix::net::UnixStream {
+    fn end(&mut self) -> io::Result<()> {
+        self.shutdown(std::net::Shutdown::Write)
+    }
+}
+
+/// What a stream is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum StreamKind {
+    /// Leave-taking and failures.
+    Control,
+    /// Messages from rank to rank.
+    Points,
+    /// Messages of collectives, on the stream of that number.
+    Data(usize),
+}
+
+/// What a rank that sleeps wants to hear of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interest {
+    pub rank: Rank,
+    pub kind: StreamKind,
+    /// That it can be read, or written.
+    pub readable: bool,
+    pub writable: bool,
+}
+
+/// The streams of one rank to the peers that it has reached, or wants to reach.
+#[derive(Debug)]
+pub struct Streams<S> {
+    rank: Rank,
+    world_size: usize,
+    peers: BTreeMap<Rank, Peer<S>>,
+    /// Peers to be called.
+    wanted: Vec<Rank>,
+    /// Peers that have not answered to an offer.
+    offered: BTreeSet<Rank>,
+    /// What there is to say to whoever comes now, if this rank takes part no more.
+    farewell: Option<Control>,
+    /// Whom this rank has last said that it waits for.
+    waits: Option<Waits>,
+    desk: Desk,
+    /// Since when nobody but this rank itself could send what is received from any.
+    alone_since: Option<Instant>,
+    /// Which peer is looked at first for a receive from any: each has its turn.
+    first: Rank,
+}
+
+impl<S: Duplex> Streams<S> {
+    /// Takes over the streams to `near` peers. Others are to be called when they are
+    /// [wanted](Streams::take_wanted).
+    pub fn new(
+        rank: Rank,
+        world_size: usize,
+        near: impl IntoIterator<Item = (Rank, Bundle<S>)>,
+    ) -> Streams<S> {
+        let near = near.into_iter().map(|(rank, streams)| (rank, Peer::near(rank, streams)));
+        Streams {
+            rank,
+            world_size,
+            peers: near.collect(),
+            wanted: Vec::new(),
+            offered: BTreeSet::new(),
+            farewell: None,
+            waits: None,
+            desk: Desk::default(),
+            alone_since: None,
+            first: 0,
+        }
+    }
+
+    /// A peer that is used, and called if it never was.
+    fn used(&mut self, rank: Rank) -> &mut Peer<S> {
+        self.peers.entry(rank).or_insert_with(|| {
+            self.wanted.push(rank);
+            Peer::called(rank)
+        })
+    }
+
+    /// Calls these peers, too, so as to hear from them.
+    pub fn want(&mut self, ranks: impl IntoIterator<Item = Rank>) {
+        for rank in ranks {
+            if rank != self.rank && self.farewell.is_none() {
+                self.used(rank);
+            }
+        }
+    }
+
+    /// The peers to be called now. Each call is to end in [`Streams::called`] or
+    /// [`Streams::unreachable`].
+    pub fn take_wanted(&mut self) -> Vec<Rank> {
+        std::mem::take(&mut self.wanted)
+    }
+
+    /// Whether a call to that peer is still of use.
+    pub fn is_calling(&self, rank: Rank) -> bool {
+        self.peers.get(&rank).is_some_and(|peer| matches!(peer.bond, Bond::Called))
+    }
+
+    /// A call has succeeded: both ends have opened these streams to the peer.
+    pub fn called(&mut self, rank: Rank, streams: Bundle<S>) {
+        if let Some(peer) = self.peers.get_mut(&rank)
+            && peer.offer(streams, self.farewell.as_ref())
+        {
+            self.offered.insert(rank);
+        }
+    }
+
+    /// A peer has called and opened these streams. Whether they are in use now.
+    pub fn came(&mut self, rank: Rank, streams: Bundle<S>) -> bool {
+        let unbegun = self.wanted.iter().position(|wanted| *wanted == rank);
+        if let Some(index) = unbegun {
+            self.wanted.swap_remove(index);
+        }
+        let calls = unbegun.is_none() && self.peers.contains_key(&rank);
+        let peer = self.peers.entry(rank).or_insert_with(|| Peer::called(rank));
+        let is_used = peer.take(streams, calls && self.rank > rank, self.farewell.as_ref());
+        if is_used {
+            self.offered.remove(&rank);
+            peer.greet(&self.waits);
+        }
+        is_used
+    }
+
+    /// A call has failed. Whether streams that the peer has opened meanwhile are in use now.
+    pub fn unreachable(&mut self, rank: Rank, cause: Cause) -> bool {
+        let Some(peer) = self.peers.get_mut(&rank) else { return false };
+        let is_used = peer.fail(cause, self.farewell.as_ref());
+        if is_used {
+            peer.greet(&self.waits);
+        }
+        is_used
+    }
+
+    /// What news of each stream is worth a wake-up.
+    pub fn interests(&self) -> impl Iterator<Item = (Interest, &S)> {
+        let any = self.desk.awaits_any();
+        self.peers.values().flat_map(move |Peer { rank, control, data, points, .. }| {
+            let present = *control.state() == PeerState::Present;
+            let to_points = [points.wants_to_read(any), points.wants_to_write()];
+            let to_data = [data.wants_to_read(), data.wants_to_write()];
+            let data = data.stream().into_iter().flat_map(Striped::each);
+            let data = data.map(move |(number, stream, turns)| {
+                let wanted = [0, 1].map(|way| to_data[way] && turns[way]);
+                (StreamKind::Data(number), Some(stream), wanted)
+            });
+            let others = [
+                (StreamKind::Control, control.stream(), [present, false]),
+                (StreamKind::Points, points.stream(), to_points),
+            ];
+            others.into_iter().chain(data).filter_map(|(kind, stream, [readable, writable])| {
+                Some((Interest { rank: *rank, kind, readable, writable }, stream?))
+            })
+        })
+    }
+
+    /// Whether messages are under way, or awaited.
+    pub fn is_pending(&self) -> bool {
+        let is_pending = |peer: &Peer<S>| peer.data.is_pending() || peer.points.is_pending();
+        self.desk.awaits_any() || self.peers.values().any(is_pending)
+    }
+
+    /// There is something to read on a stream.
+    pub fn on_readable(&mut self, rank: Rank, kind: StreamKind) {
+        let Some(peer) = self.peers.get_mut(&rank) else { return };
+        match kind {
+            StreamKind::Control => peer.control.on_readable(),
+            StreamKind::Points => peer.points.on_readable(),
+            StreamKind::Data(_) => peer.data.on_readable(),
+        }
+    }
+
+    /// The process of a peer on this host has ended.
+    pub fn on_exit(&mut self, rank: Rank) {
+        if let Some(peer) = self.peers.get_mut(&rank) {
+            peer.control.on_exit();
+        }
+    }
+
+    /// Whether there are connections to other hosts.
+    pub fn has_far(&self) -> bool {
+        self.peers.values().any(|peer| !peer.is_near)
+    }
+
+    /// Makes the kernels of other hosts answer.
+    pub fn beat(&mut self) {
+        let far = self.peers.values_mut().filter(|peer| !peer.is_near);
+        far.for_each(|peer| peer.control.beat());
+    }
+
+    pub fn begin(&mut self, machine: &mut Machine) -> Result<(), Cause> {
+        self.peers.values_mut().try_for_each(|peer| peer.data.begin(machine))
+    }
+
+    pub fn send(&mut self, to: Rank, header: Header, src: Stretch) {
+        self.used(to).data.send(header, src);
+    }
+
+    pub fn receive(&mut self, from: Rank, dst: Stretch) {
+        self.used(from).data.receive(dst);
+    }
+
+    /// Moves what can be moved; whether anything was.
+    pub fn progress(
+        &mut self,
+        machine: &mut Machine,
+        memory: &mut dyn Memory,
+        now: Instant,
+    ) -> Result<bool, Cause> {
+        let mut moved = self.agree();
+        for peer in self.peers.values_mut() {
+            // It has had all that it wanted. What is written now would be lost unsaid.
+            if peer.data.wants_to_write() && *peer.control.state() == PeerState::Left {
+                return Err(Cause::PeerLeft { peer: peer.rank });
+            }
+            moved |= peer.data.write(machine, memory)?;
+            moved |= peer.data.read(machine, memory)?;
+        }
+        if !moved {
+            self.listen(Some(machine), now)?;
+        }
+        Ok(moved)
+    }
+
+    /// Looks who has answered to an offer; whether anybody has.
+    fn agree(&mut self) -> bool {
+        let Streams { peers, offered, waits, .. } = self;
+        let before = offered.len();
+        offered.retain(|rank| {
+            let Some(peer) = peers.get_mut(rank) else { return false };
+            let agreed = peer.agree();
+            if agreed {
+                peer.greet(waits);
+            }
+            !agreed
+        });
+        offered.len() < before
+    }
+
+    pub fn post(&mut self, mut point: Point, ended: &mut Vec<Ended>) {
+        self.desk.number(&mut point);
+        let to = match point.call.peer {
+            Some(rank) if rank == self.rank => None,
+            Some(rank) => Some(self.used(rank)),
+            None => self.offering(point.call.tag),
+        };
+        match to {
+            Some(peer) => peer.points.post(point, ended),
+            // For this rank itself, or for any and nobody has offered anything yet.
+            None => {
+                self.desk.post(point, ended);
+                if self.desk.awaits_any() {
+                    self.want(0..self.world_size);
+                }
+                // It may be there already; looking costs no more than asking.
+                self.peers.values_mut().for_each(|peer| peer.points.on_readable());
+            }
+        }
+    }
+
+    /// A peer that offers a message with that tag which no receive has met.
+    fn offering(&mut self, tag: u64) -> Option<&mut Peer<S>> {
+        let turns = self.peers.range(self.first..).chain(self.peers.range(..self.first));
+        let mut offering = turns.filter(|(_, peer)| peer.points.offers(tag));
+        let next = *offering.next()?.0;
+        self.first = next + 1;
+        self.peers.get_mut(&next)
+    }
+
+    /// Moves messages from rank to rank; whether anything moved.
+    pub fn progress_points(
+        &mut self,
+        idle: bool,
+        now: Instant,
+        ended: &mut Vec<Ended>,
+    ) -> Result<bool, Cause> {
+        let mut moved = self.agree();
+        for peer in self.peers.values_mut() {
+            moved |= peer.points.progress(&mut self.desk.any, ended)?;
+        }
+        if idle {
+            self.peers.values_mut().try_for_each(|peer| peer.data.read_ahead())?;
+        }
+        if !moved {
+            self.listen(None, now)?;
+        }
+        Ok(moved)
+    }
+
+    pub fn points_mut(&mut self) -> impl Iterator<Item = &mut Point> {
+        let named = self.peers.values_mut().flat_map(|peer| peer.points.points_mut());
+        named.chain(self.desk.points_mut())
+    }
+
+    pub fn take_points(&mut self) -> Vec<Point> {
+        let named = self.peers.values_mut().flat_map(|peer| peer.points.take_points());
+        named.chain(self.desk.take_points()).collect()
+    }
+
+    /// Reads the control streams and fails if a peer's word ends the operation that runs, or a
+    /// message from rank to rank.
+    fn listen(&mut self, mut machine: Option<&mut Machine>, now: Instant) -> Result<(), Cause> {
+        for peer in self.peers.values_mut() {
+            if let Bond::Unreachable(cause) = &peer.bond {
+                match machine.is_some() && peer.data.is_pending() || peer.points.is_pending() {
+                    true => return Err(cause.clone()),
+                    false => continue,
+                }
+            }
+            peer.control.read();
+            let in_call = peer.control.waits().and_then(|waits| waits.call.as_ref());
+            if let (Some(machine), Some(in_call)) = (&machine, in_call) {
+                machine.on_waits(peer.rank, in_call.call)?;
+            }
+            // What stands on a broken stream and is waited for.
+            let data = peer.data.broken();
+            let points = peer.points.broken().filter(|_| peer.points.is_pending());
+            match peer.control.state() {
+                PeerState::Present => {}
+                // What it sent before it left may still be on its way, ahead of the end.
+                PeerState::Left => {
+                    if let (Some(machine), Some(_)) = (&mut machine, data) {
+                        machine.on_left(peer.rank);
+                    }
+                    if points.is_some() {
+                        return Err(Cause::PeerLeft { peer: peer.rank });
+                    }
+                }
+                PeerState::Lost(cause) => return Err(cause.clone()),
+            }
+            if data.or(points).is_none() {
+                continue;
+            }
+            let since = *peer.broken_since.get_or_insert(now);
+            let awaited = |machine: &Machine| machine.awaits(peer.rank);
+            let data = data.filter(|_| machine.as_deref().is_some_and(awaited));
+            if let Some(broken) = data.or(points)
+                && now >= since + GRACE
+            {
+                return Err(broken.cause(peer.rank));
+            }
+        }
+        let all_gone = !self.peers.is_empty() && self.peers.values().all(Peer::is_gone);
+        if !(all_gone && self.desk.awaits_any()) {
+            self.alone_since = None;
+            return Ok(());
+        }
+        match now >= *self.alone_since.get_or_insert(now) + GRACE {
+            true => Err(self.nobody_left()),
+            false => Ok(()),
+        }
+    }
+
+    /// A receive from any rank, and nobody is left to send.
+    fn nobody_left(&self) -> Cause {
+        let (mut left, mut unreachable) = (Vec::new(), Vec::new());
+        for Peer { rank, bond, .. } in self.peers.values() {
+            match bond {
+                Bond::Unreachable(Cause::Unreachable { problem, .. }) => {
+                    unreachable.push((*rank, problem.clone()));
+                }
+                _ => left.push(*rank),
+            }
+        }
+        Cause::NobodyLeft { left, unreachable }
+    }
+
+    /// When there is something to say even if nothing arrives.
+    pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
+        let graces = self.peers.values().filter_map(|peer| peer.broken_since);
+        let graces = graces.chain(self.alone_since);
+        graces.map(|since| since + GRACE).filter(|until| *until > now).min()
+    }
+
+    /// Tells all peers whom this rank waits for, also those that will be connected later. What is no
+    /// news is for those that may answer.
+    pub fn tell(&mut self, waits: &Waits, now: Instant) {
+        let is_news = self.waits.as_ref().is_none_or(|told| told != waits);
+        for peer in self.peers.values_mut().filter(|peer| peer.is_agreed()) {
+            if is_news || *peer.control.state() == PeerState::Present {
+                peer.control.ask(waits, now);
+            }
+        }
+        self.waits = waits.is_any().then(|| waits.clone());
+    }
+
+    /// What peers have said of whom they wait for, but those that have left what they were told
+    /// unanswered for longer than `answer`.
+    pub fn told(&mut self, now: Instant, answer: Duration) -> BTreeMap<Rank, Waits> {
+        let agreed = self.peers.values_mut().filter(|peer| peer.is_agreed());
+        let told = |peer: &mut Peer<S>| {
+            peer.control.read();
+            Some((peer.rank, peer.control.waits_now(now, answer)?.clone()))
+        };
+        agreed.filter_map(told).collect()
+    }
+
+    /// Whether a peer has said goodbye.
+    pub fn has_left(&self, rank: Rank) -> bool {
+        self.peers.get(&rank).is_some_and(|peer| *peer.control.state() == PeerState::Left)
+    }
+
+    pub fn abort(&mut self, failure: &CollectiveError) {
+        self.part(Control::Abort { culprit: failure.culprit(), text: failure.to_string() });
+    }
+
+    pub fn take_leave(&mut self) {
+        self.part(Control::Goodbye);
+    }
+
+    /// Says a last word to all peers, and to whoever comes later. A call that is under way goes on
+    /// to its end: the peer may have taken it already, and would wonder.
+    fn part(&mut self, word: Control) {
+        for rank in std::mem::take(&mut self.wanted) {
+            // What was posted to it is somebody else's to end.
+            if let Control::Goodbye = word {
+                self.peers.remove(&rank);
+            }
+        }
+        self.peers.values_mut().for_each(|peer| peer.part(&word));
+        self.farewell = Some(word);
+    }
+
+    /// What there is to say to whoever comes now, if this rank takes part no more.
+    pub fn farewell(&self) -> Option<&Control> {
+        self.farewell.as_ref()
+    }
+
+    pub fn still_present(&mut self, history: &History) -> Result<Vec<Rank>, Cause> {
+        self.agree();
+        let mut present = Vec::new();
+        for peer in self.peers.values_mut() {
+            if let Bond::Unreachable(_) = peer.bond {
+                continue;
+            }
+            peer.control.read();
+            // Its data may be slower than its goodbye.
+            let drained = peer.data.drain();
+            match peer.control.state() {
+                PeerState::Left if drained => {}
+                PeerState::Present | PeerState::Left => present.push(peer.rank),
+                PeerState::Lost(cause) => return Err(cause.clone()),
+            }
+        }
+        if present.is_empty() {
+            for peer in self.peers.values_mut() {
+                if let Some(header) = peer.data.left_over() {
+                    return Err(history.explain(peer.rank, header.description));
+                }
+            }
+        }
+        Ok(present)
+    }
+}

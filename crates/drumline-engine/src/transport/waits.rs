@@ -1,0 +1,253 @@
+//! Who waits for whom, and for whom they all wait in the end.
+//!
+//! A rank that lacks another one's message knows only that one, who may be waiting, too: in a tree
+//! or a hierarchy of hosts most ranks wait for somebody innocent. So whoever has waited for a
+//! while, in a call or for a message, tells everybody for whom, and whoever must name a culprit
+//! follows the chain to its root: a rank that has not said that it waits.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use drumline_schedule::step::Rank;
+
+use crate::executor::Description;
+
+/// What a rank last said of its waiting, of what has lasted for long.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Waits {
+    /// Where it waits in a call.
+    pub call: Option<InCall>,
+    /// Who is to send it messages, or to take those that it sends.
+    pub messages: Vec<Rank>,
+}
+
+/// A call, and without whom nothing goes on there: at least one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InCall {
+    pub call: Description,
+    pub ranks: Vec<Rank>,
+}
+
+impl Waits {
+    /// Whether the rank waits at all.
+    pub fn is_any(&self) -> bool {
+        self.call.is_some() || !self.messages.is_empty()
+    }
+}
+
+/// What a rank is awaited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lack {
+    /// Its part in a call.
+    Call,
+    /// A message from it, or that it takes one.
+    Message,
+}
+
+/// A rank that looks for a culprit.
+#[derive(Clone, Copy, Debug)]
+pub struct Seeker<'a> {
+    pub rank: Rank,
+    /// What all ranks have said, this one among them, but for those that have stopped since.
+    pub told: &'a BTreeMap<Rank, Waits>,
+}
+
+impl Seeker<'_> {
+    /// The ranks for whom those that this rank awaits wait in the end; nobody where all wait for
+    /// each other.
+    ///
+    /// This rank is never a root. It may be on the way to one: whom a message waits for may wait
+    /// for this rank in a call, and that for others.
+    ///
+    /// A message may have been posted long before anybody needs it, so where all wait for each
+    /// other there may be one who does not really: it is the root if messages are left out of
+    /// account.
+    pub fn roots(self, lack: Lack, awaited: &[Rank]) -> Vec<Rank> {
+        let all = self.ends(lack, awaited, |rank, lack| self.awaited_by(rank, lack));
+        let roots = match all.is_empty() {
+            true => self.ends(lack, awaited, |rank, _| self.awaited_in_call(rank)),
+            false => all,
+        };
+        roots.into_iter().collect()
+    }
+
+    /// The ends of all chains that begin with `awaited`, but for this rank.
+    fn ends(
+        self,
+        lack: Lack,
+        awaited: &[Rank],
+        awaited_by: impl Fn(Rank, Lack) -> Vec<(Rank, Lack)>,
+    ) -> BTreeSet<Rank> {
+        let mut seen = BTreeSet::new();
+        let mut ends = BTreeSet::new();
+        let mut next: Vec<_> = awaited.iter().map(|rank| (*rank, lack)).collect();
+        while let Some((rank, lack)) = next.pop() {
+            if !seen.insert((rank, lack)) {
+                continue;
+            }
+            let others = awaited_by(rank, lack);
+            if others.is_empty() && rank != self.rank {
+                ends.insert(rank);
+            }
+            next.extend(others);
+        }
+        ends
+    }
+
+    /// For whom a rank waits that is awaited for that, and what for. Its part in a call does not
+    /// wait for messages once it is in the call.
+    fn awaited_by(self, rank: Rank, lack: Lack) -> Vec<(Rank, Lack)> {
+        let Some(waits) = self.told.get(&rank) else { return Vec::new() };
+        let mut awaited = self.awaited_in_call(rank);
+        if waits.call.is_none() || lack == Lack::Message {
+            awaited.extend(waits.messages.iter().map(|rank| (*rank, Lack::Message)));
+        }
+        awaited
+    }
+
+    fn awaited_in_call(self, rank: Rank) -> Vec<(Rank, Lack)> {
+        let in_call = self.told.get(&rank).and_then(|waits| waits.call.as_ref());
+        let ranks = in_call.into_iter().flat_map(|in_call| &in_call.ranks);
+        ranks.map(|rank| (*rank, Lack::Call)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{DType, executor::Operation};
+
+    /// What a rank says that awaits these in a call.
+    fn calls(ranks: &[Rank]) -> Waits {
+        let call = Description::new(1, 7, Operation::Barrier, DType::U8, 0, "tree");
+        let call = Some(InCall { call, ranks: ranks.to_vec() });
+        Waits { call, messages: Vec::new() }
+    }
+
+    /// And of one that waits for messages with these.
+    fn messages(ranks: &[Rank]) -> Waits {
+        Waits { call: None, messages: ranks.to_vec() }
+    }
+
+    fn both(in_call: &[Rank], messages: &[Rank]) -> Waits {
+        Waits { messages: messages.to_vec(), ..calls(in_call) }
+    }
+
+    /// For whom rank 0 waits in the end that awaits these in a call.
+    fn in_call(awaited: &[Rank], told: &[(Rank, Waits)]) -> Vec<Rank> {
+        roots(Lack::Call, awaited, told)
+    }
+
+    /// The same, of messages.
+    fn for_messages(awaited: &[Rank], told: &[(Rank, Waits)]) -> Vec<Rank> {
+        roots(Lack::Message, awaited, told)
+    }
+
+    fn roots(lack: Lack, awaited: &[Rank], told: &[(Rank, Waits)]) -> Vec<Rank> {
+        let mut all = BTreeMap::from([(0, Waits::default())]);
+        all.extend(told.iter().cloned());
+        Seeker { rank: 0, told: &all }.roots(lack, awaited)
+    }
+
+    const NOBODY: [Rank; 0] = [];
+
+    #[test]
+    fn whoever_has_said_nothing_is_the_root() {
+        assert_eq!(in_call(&[1, 2], &[]), [1, 2]);
+        assert_eq!(for_messages(&[1, 2], &[(1, Waits::default())]), [1, 2]);
+    }
+
+    #[test]
+    fn chains_are_followed_to_their_end_through_calls_too() {
+        let said = [(1, calls(&[2])), (2, calls(&[3, 4])), (4, calls(&[3]))];
+        assert_eq!(in_call(&[1], &said), [3]);
+        assert_eq!(in_call(&[1, 5], &said), [3, 5]);
+        assert_eq!(for_messages(&[1], &said), [3]);
+    }
+
+    #[test]
+    fn chains_are_followed_through_messages_too() {
+        // 1 awaits a message of 2, which is in a call with 3, which awaits one of 4.
+        let said = [(1, messages(&[2])), (2, calls(&[3])), (3, messages(&[4]))];
+        assert_eq!(in_call(&[1], &said), [4]);
+        assert_eq!(for_messages(&[1], &said), [4]);
+    }
+
+    #[test]
+    fn a_part_in_a_call_waits_for_no_message_once_it_has_begun() {
+        let said = [(1, both(&[2], &[3]))];
+        assert_eq!(in_call(&[1], &said), [2]);
+        // A message may wait for both.
+        assert_eq!(for_messages(&[1], &said), [2, 3]);
+    }
+
+    #[test]
+    fn those_that_wait_for_the_seeker_add_nobody() {
+        assert_eq!(in_call(&[1, 2], &[(1, calls(&[0]))]), [2]);
+        assert_eq!(in_call(&[1, 2], &[(1, messages(&[0]))]), [2]);
+    }
+
+    #[test]
+    fn chains_through_the_seeker_go_on_with_those_that_it_awaits_itself() {
+        assert_eq!(in_call(&[1], &[(1, calls(&[0])), (0, calls(&[2]))]), [2]);
+        assert_eq!(for_messages(&[1], &[(1, calls(&[0])), (0, messages(&[1, 2]))]), [2]);
+    }
+
+    #[test]
+    fn in_a_circle_nobody_is_the_root() {
+        let said = [(1, calls(&[2])), (2, calls(&[1]))];
+        assert_eq!(in_call(&[1], &said), NOBODY);
+        assert_eq!(in_call(&[2], &[(2, calls(&[0]))]), NOBODY);
+    }
+
+    #[test]
+    fn in_a_circle_of_messages_whoever_is_awaited_in_a_call_is_the_root() {
+        let said = [(1, messages(&[2])), (2, messages(&[1]))];
+        assert_eq!(in_call(&[1], &said), [1]);
+        assert_eq!(for_messages(&[2], &said), [2]);
+        // 3 has done another call than the others, and goes on with messages.
+        let said = [(1, calls(&[3])), (3, messages(&[1, 2])), (2, messages(&[1, 3]))];
+        assert_eq!(for_messages(&[1, 3], &said), [3]);
+        assert_eq!(in_call(&[3], &said), [3]);
+    }
+
+    #[test]
+    fn a_receive_posted_early_does_not_excuse_whoever_is_late_in_a_call() {
+        // 2 will get a message from 1 after the call, in which 1 waits for it.
+        let said = [(1, calls(&[2])), (2, messages(&[1]))];
+        assert_eq!(in_call(&[1], &said), [2]);
+        assert_eq!(for_messages(&[1], &said), [2]);
+    }
+
+    proptest! {
+        /// Where ranks wait in one call, or for messages, in any way but without circles, the roots
+        /// are exactly the ranks at the ends of chains that begin here.
+        #[test]
+        fn roots_are_the_ends_of_chains(
+            edges in prop::collection::vec((0..12_usize, 0..12_usize), 1..40),
+            in_calls in prop::collection::vec(any::<bool>(), 12),
+        ) {
+            let mut said: BTreeMap<Rank, Vec<Rank>> = BTreeMap::new();
+            for (from, to) in edges.into_iter().filter(|(from, to)| from < to) {
+                said.entry(from).or_default().push(to);
+            }
+            let Some(awaited) = said.remove(&0) else { return Ok(()) };
+            fn reach(rank: Rank, said: &BTreeMap<Rank, Vec<Rank>>, ends: &mut BTreeSet<Rank>) {
+                match said.get(&rank) {
+                    Some(to) => to.iter().for_each(|to| reach(*to, said, ends)),
+                    None => drop(ends.insert(rank)),
+                }
+            }
+            let mut expected = BTreeSet::new();
+            awaited.iter().for_each(|rank| reach(*rank, &said, &mut expected));
+            let waits = |(&rank, to): (&Rank, &Vec<Rank>)| {
+                (rank, if in_calls[rank] { calls(to) } else { messages(to) })
+            };
+            let said: Vec<_> = said.iter().map(waits).collect();
+            let expected: Vec<_> = expected.into_iter().collect();
+            prop_assert_eq!(in_call(&awaited, &said), &expected[..]);
+            prop_assert_eq!(for_messages(&awaited, &said), &expected[..]);
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! What ranks say to each other on control connections. All numbers are little-endian.
+
+use drumline_schedule::step::Rank;
+
+use super::{Waits, waits::InCall};
+use crate::executor::{Header, array};
+
+/// A message on a control connection: one byte of kind, three zero bytes, the length of the
+/// body in four bytes, the body.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Control {
+    /// The sender leaves the group in good order and will send no more.
+    Goodbye,
+    /// Nothing. It makes the receiver's kernel answer, so that its silence is noticed, and
+    /// answers [`Control::Waits`].
+    Beat,
+    /// The sender's operation failed. The body is the rank at fault (`u32::MAX`: none) and a
+    /// text for people.
+    Abort { culprit: Option<Rank>, text: String },
+    /// The sender waits, or does so no more. The body is how many ranks it awaits in a call (4
+    /// bytes), and if there are any the header of a message of that call, with zeros for what only
+    /// messages have, and these ranks. The rest are the ranks for whose messages it waits. A rank
+    /// takes four bytes; where they are too many, some are left out.
+    Waits(Waits),
+}
+
+const GOODBYE: u8 = 1;
+const BEAT: u8 = 3;
+const ABORT: u8 = 2;
+const WAITS: u8 = 4;
+const NOBODY: u32 = u32::MAX;
+
+impl Control {
+    const FRONT_BYTES: usize = 8;
+    /// Longer texts are cut by the sender and refused by the receiver.
+    const BODY_BYTES_MAX: usize = 4096;
+    /// What comes before the ranks and the header in what a waiting rank says.
+    const COUNT_BYTES: usize = 4;
+    const AWAITED_MAX: usize = (Control::BODY_BYTES_MAX - Control::COUNT_BYTES - Header::BYTES) / 4;
+
+    pub fn encode(&self) -> Vec<u8> {
+        let (kind, body) = match self {
+            Control::Goodbye => (GOODBYE, Vec::new()),
+            Control::Beat => (BEAT, Vec::new()),
+            Control::Abort { culprit, text } => {
+                let culprit = culprit.map_or(NOBODY, |rank| rank as u32);
+                let mut body = culprit.to_le_bytes().to_vec();
+                body.extend_from_slice(text.as_bytes());
+                body.truncate(Control::BODY_BYTES_MAX);
+                (ABORT, body)
+            }
+            Control::Waits(waits) => (WAITS, encode_waits(waits)),
+        };
+        let mut bytes = vec![kind, 0, 0, 0];
+        bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
+        bytes.extend_from_slice(&body);
+        bytes
+    }
+
+    /// Takes the first message off `bytes`, if all of it is there.
+    pub fn take(bytes: &mut Vec<u8>) -> Result<Option<Control>, String> {
+        if bytes.len() < Control::FRONT_BYTES {
+            return Ok(None);
+        }
+        let len = u32::from_le_bytes(array(bytes, 4)) as usize;
+        if len > Control::BODY_BYTES_MAX {
+            return Err(format!("a control message of {len} bytes"));
+        }
+        if bytes.len() < Control::FRONT_BYTES + len {
+            return Ok(None);
+        }
+        let message: Vec<u8> = bytes.drain(..Control::FRONT_BYTES + len).collect();
+        let body = &message[Control::FRONT_BYTES..];
+        match message[0] {
+            GOODBYE => Ok(Some(Control::Goodbye)),
+            BEAT => Ok(Some(Control::Beat)),
+            ABORT if len >= 4 => {
+                let culprit = u32::from_le_bytes(array(body, 0));
+                Ok(Some(Control::Abort {
+                    culprit: (culprit != NOBODY).then_some(culprit as usize),
+                    text: String::from_utf8_lossy(&body[4..]).into_owned(),
+                }))
+            }
+            WAITS if len >= Control::COUNT_BYTES && len.is_multiple_of(4) => {
+                decode_waits(body).map(|waits| Some(Control::Waits(waits)))
+            }
+            kind => Err(format!("a control message of unknown kind {kind}")),
+        }
+    }
+}
+
+fn encode_waits(waits: &Waits) -> Vec<u8> {
+    let in_call = waits.call.iter().flat_map(|call| &call.ranks).take(Control::AWAITED_MAX);
+    let in_call: Vec<Rank> = in_call.copied().collect();
+    let mut body = (in_call.len() as u32).to_le_bytes().to_vec();
+    if let (Some(InCall { call, .. }), false) = (&waits.call, in_call.is_empty()) {
+        let header = Header { description: *call, part: 0, payload: 0 };
+        body.extend_from_slice(&header.encode());
+    }
+    let messages = waits.messages.iter().take(Control::AWAITED_MAX - in_call.len());
+    body.extend(in_call.iter().chain(messages).flat_map(|rank| (*rank as u32).to_le_bytes()));
+    body
+}
+
+/// `body` holds the count, and its length is a multiple of four.
+fn decode_waits(body: &[u8]) -> Result<Waits, String> {
+    let in_call = u32::from_le_bytes(array(body, 0)) as usize;
+    let rest = &body[Control::COUNT_BYTES..];
+    let ranks = |bytes: &[u8]| -> Vec<Rank> {
+        let ranks = (0..bytes.len()).step_by(4);
+        ranks.map(|at| u32::from_le_bytes(array(bytes, at)) as Rank).collect()
+    };
+    if in_call == 0 {
+        return Ok(Waits { call: None, messages: ranks(rest) });
+    }
+    let header = rest.get(..Header::BYTES).and_then(|bytes| Header::decode(&array(bytes, 0)));
+    let header = header.ok_or("a control message about no call")?;
+    let rest = &rest[Header::BYTES..];
+    let (awaited, messages) = in_call
+        .checked_mul(4)
+        .and_then(|bytes| rest.split_at_checked(bytes))
+        .ok_or_else(|| format!("a control message with less than {in_call} ranks"))?;
+    let call = InCall { call: header.description, ranks: ranks(awaited) };
+    Ok(Waits { call: Some(call), messages: ranks(messages) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        DType,
+        executor::{Description, Operation},
+    };
+
+    fn waits(ranks: Vec<Rank>, messages: Vec<Rank>) -> Control {
+        let call = Description::new(7, 3, Operation::Barrier, DType::U8, 0, "direct");
+        let call = (!ranks.is_empty()).then_some(InCall { call, ranks });
+        Control::Waits(Waits { call, messages })
+    }
+
+    #[test]
+    fn control_messages_are_taken_whole_however_they_arrive() {
+        let messages = [
+            Control::Abort { culprit: Some(2), text: "rank 2 stumbled".to_owned() },
+            Control::Abort { culprit: None, text: String::new() },
+            waits(vec![1, 70_000], vec![]),
+            waits(vec![1], vec![3, 70_000]),
+            waits(vec![], vec![2]),
+            waits(vec![], vec![]),
+            Control::Goodbye,
+        ];
+        let bytes: Vec<u8> = messages.iter().flat_map(Control::encode).collect();
+        let (mut arrived, mut taken) = (Vec::new(), Vec::new());
+        for byte in bytes {
+            arrived.push(byte);
+            taken.extend(Control::take(&mut arrived).unwrap());
+        }
+        assert_eq!(taken, messages);
+        assert!(arrived.is_empty());
+    }
+
+    #[test]
+    fn what_is_too_long_is_cut_and_what_makes_no_sense_refused() {
+        let long = Control::Abort { culprit: None, text: "é".repeat(4096) };
+        let mut bytes = long.encode();
+        assert!(matches!(Control::take(&mut bytes), Ok(Some(Control::Abort { .. }))));
+        let cut = |ranks, messages| {
+            let mut bytes = waits(ranks, messages).encode();
+            let Ok(Some(Control::Waits(some))) = Control::take(&mut bytes) else { panic!() };
+            (some.call.map(|call| call.ranks).unwrap_or_default(), some.messages)
+        };
+        let up_to = |count| (0..count).collect::<Vec<_>>();
+        assert_eq!(cut(up_to(2000), vec![7]), (up_to(1007), vec![]));
+        assert_eq!(cut(up_to(1000), up_to(2000)), (up_to(1000), up_to(7)));
+        assert_eq!(cut(vec![], up_to(2000)), (vec![], up_to(1007)));
+    }
+
+    #[test]
+    fn words_about_waiting_that_make_no_sense_are_refused() {
+        let Control::Waits(sensible) = waits(vec![1, 2], vec![3]) else { panic!() };
+        let sensible = encode_waits(&sensible);
+        let take = |body: &[u8]| {
+            let front = [&[4, 0, 0, 0][..], &(body.len() as u32).to_le_bytes()].concat();
+            Control::take(&mut [&front[..], body].concat())
+        };
+        assert!(take(&sensible).is_ok());
+        let with = |at: usize, byte: u8| {
+            let mut body = sensible.clone();
+            body[at] = byte;
+            body
+        };
+        // Cut short in the count, in the header, in the ranks.
+        for length in [0, 3, 4, 66, 68, 72, 75, 77] {
+            assert!(take(&sensible[..length]).is_err(), "{length}");
+        }
+        // Of more ranks than there are; of no call.
+        assert!(take(&with(0, 4)).is_err());
+        assert!(take(&with(3, 0xff)).is_err());
+        assert!(take(&with(4, 0)).is_err());
+    }
+
+    #[test]
+    fn other_messages_that_make_no_sense_are_refused() {
+        assert!(Control::take(&mut vec![2, 0, 0, 0, 1, 16, 0, 0]).is_err());
+        assert!(Control::take(&mut vec![9, 0, 0, 0, 0, 0, 0, 0]).is_err());
+    }
+}

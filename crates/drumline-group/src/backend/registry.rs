@@ -1,0 +1,202 @@
+//! Which backends there are.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use drumline_engine::{membership::Membership, panics::panic_text};
+use drumline_store::store::PrefixStore;
+
+use super::{Backend, BackendOptions};
+use crate::{
+    Config, Error, Result,
+    board::{Board, Subject},
+    trace::GroupTrace,
+    trace::Inquiry,
+};
+
+/// The name of the library's own transports.
+///
+/// ```
+/// use drumline::backend::{BUILT_IN, backends};
+///
+/// assert!(backends().iter().any(|name| name == BUILT_IN));
+/// ```
+pub const BUILT_IN: &str = "drumline";
+
+/// Stands for the best backend for the memory at hand: that of the CPU has one.
+const AUTO: &str = "auto";
+
+type Make = dyn Fn(&BackendOptions) -> Result<Arc<dyn Backend>> + Send + Sync;
+
+/// Makes backends.
+#[derive(Clone)]
+pub(crate) struct Factory {
+    pub(crate) name: Arc<str>,
+    pub(crate) make: Arc<Make>,
+}
+
+impl fmt::Debug for Factory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Factory").field(&self.name).finish()
+    }
+}
+
+impl Factory {
+    /// Connects the ranks that have met on a board.
+    pub(crate) fn join(
+        &self,
+        board: &Board,
+        member: &Membership,
+        config: &Config,
+        deadline: Instant,
+        (mut recorder, inquiry): (GroupTrace, Inquiry),
+    ) -> Result<(Arc<dyn Backend>, GroupTrace)> {
+        let phase = recorder.phase("connect");
+        let own = format!("backend:{}", self.name);
+        for (rank, card) in board.all_gather(Subject::Card, own.as_bytes())?.iter().enumerate() {
+            if card != own.as_bytes() {
+                let problem = format!("it does not use backend {:?}, as this rank does", self.name);
+                return Err(Error::connect_to(member, rank, &problem));
+            }
+        }
+        let store = PrefixStore::new("backend", Arc::new(board.store_of_life()));
+        let options = BackendOptions {
+            store: Arc::new(store),
+            name: member.name.clone(),
+            rank: member.rank,
+            world_size: member.world_size,
+            deadline,
+            config: config.clone(),
+        };
+        let made = catch_unwind(AssertUnwindSafe(|| (self.make)(&options)));
+        let backend = made.unwrap_or_else(|panic| {
+            let text = panic_text(&*panic);
+            Err(Error::connect(member, format!("backend {:?} has panicked: {text}", self.name)))
+        })?;
+        drop(phase);
+        recorder.align(&board.store_of_life(), inquiry)?;
+        recorder.join(member);
+        Ok((backend, recorder))
+    }
+}
+
+static REGISTRY: Mutex<BTreeMap<String, Factory>> = Mutex::new(BTreeMap::new());
+
+fn registry() -> MutexGuard<'static, BTreeMap<String, Factory>> {
+    REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Makes a backend known under `name`, in any case, for [`Config::backend`](crate::Config::backend)
+/// and `DRUMLINE_BACKEND`. If the name is known already, the last one counts.
+///
+/// `factory` is called on every rank of every group on that backend, once all of them have met. It
+/// connects the ranks; all return a backend, or an error says what was in the way.
+///
+/// See the [module](super) for an example.
+///
+/// ```
+/// use drumline::{Error, backend::{backends, is_backend_available}, register_backend};
+///
+/// register_backend("Fabric", |options| Err(options.error("no fabric on this host".to_owned())))?;
+/// assert!(is_backend_available("fabric") && backends().contains(&"fabric".to_owned()));
+/// let taken = register_backend("drumline", |_| unreachable!()).unwrap_err();
+/// assert!(matches!(taken, Error::InvalidArgument { .. }));
+/// # Ok::<_, drumline::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// [`Error::InvalidArgument`] for a name that is empty or taken by the library itself.
+pub fn register_backend(
+    name: &str,
+    factory: impl Fn(&BackendOptions) -> Result<Arc<dyn Backend>> + Send + Sync + 'static,
+) -> Result<()> {
+    let name = name.trim().to_lowercase();
+    if ["", BUILT_IN, AUTO].contains(&&*name) {
+        return Err(Error::InvalidArgument {
+            operation: "register_backend",
+            problem: format!("{name:?} cannot be registered: choose another name"),
+        });
+    }
+    let factory = Factory { name: name.as_str().into(), make: Arc::new(factory) };
+    registry().insert(name, factory);
+    Ok(())
+}
+
+/// The names of all backends in this process, the library's own one first.
+///
+/// ```
+/// assert_eq!(drumline::backend::backends()[0], "drumline");
+/// ```
+pub fn backends() -> Vec<String> {
+    [BUILT_IN.to_owned()].into_iter().chain(registry().keys().cloned()).collect()
+}
+
+/// Whether groups can be made on a backend of that name, in any case. Names of torch's that are not
+/// registered here (`gloo`, `nccl`, `mpi`) are not.
+///
+/// ```
+/// use drumline::backend::is_backend_available;
+///
+/// assert!(is_backend_available("drumline") && !is_backend_available("nccl"));
+/// ```
+pub fn is_backend_available(name: &str) -> bool {
+    backends().contains(&name.trim().to_lowercase())
+}
+
+/// What a setting names; `None` for the library's own transports.
+///
+/// # Errors
+///
+/// [`Error::InvalidSetting`] lists the names that are known.
+pub(crate) fn find(setting: Option<&str>) -> Result<Option<Factory>> {
+    let name = setting.unwrap_or(BUILT_IN).trim().to_lowercase();
+    if [BUILT_IN, AUTO].contains(&&*name) {
+        return Ok(None);
+    }
+    let found = registry().get(&name).cloned();
+    found.map(Some).ok_or_else(|| Error::InvalidSetting {
+        setting: "backend (DRUMLINE_BACKEND)".to_owned(),
+        problem: format!(
+            "{name:?} is not registered; there is {}, and {AUTO} for the best of them; \
+             register_backend adds others",
+            backends().join(", ")
+        ),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_looked_up_in_any_case_and_the_last_one_counts() {
+        let refusing = |text: &'static str| {
+            move |options: &BackendOptions| Err(options.error(text.to_owned()))
+        };
+        register_backend("Registry-Test", refusing("first")).unwrap();
+        register_backend("registry-test", refusing("second")).unwrap();
+        let count = backends().iter().filter(|name| *name == "registry-test").count();
+        assert_eq!(count, 1);
+        assert!(is_backend_available("REGISTRY-test"));
+        let config = crate::Config { backend: Some("Registry-TEST".into()), ..Default::default() };
+        let error = crate::ProcessGroup::local_world_with(1, &config).unwrap_err().to_string();
+        assert!(error.contains("second"), "{error}");
+    }
+
+    #[test]
+    fn unknown_names_come_with_those_that_are_known() {
+        let error = find(Some("nccl")).unwrap_err().to_string();
+        assert!(error.contains("nccl") && error.contains("drumline"), "{error}");
+        assert!(find(None).unwrap().is_none() && find(Some("AUTO")).unwrap().is_none());
+        for name in ["", " ", "Drumline", "auto"] {
+            let refused = register_backend(name, |options| Err(options.error(String::new())));
+            assert!(refused.is_err(), "{name}");
+        }
+    }
+}

@@ -1,0 +1,585 @@
+//! What a backend is asked to do.
+
+use std::{fmt, ops::Range, time::Instant};
+
+use drumline_engine::{
+    Cause, call,
+    executor::{Description, Header},
+    operator::{OperatorKind, Reduce},
+};
+use drumline_schedule::{
+    Blocks,
+    step::{Buffer, Rank},
+};
+
+use super::Operation;
+use crate::DType;
+
+/// One collective on this rank.
+///
+/// | operation | `input` | `data` before | `data` after |
+/// |---|---|---|---|
+/// | all_reduce | | what this rank brings | the reduction |
+/// | reduce | | what this rank brings | the reduction at the root; elsewhere as before |
+/// | scan | | what this rank brings | that of ranks up to this one |
+/// | exclusive_scan | | what this rank brings | that of ranks before this one; as before on rank 0 |
+/// | broadcast | | at the root: what it brings | what the root brought |
+/// | reduce_scatter | a block for every rank | | this rank's block of the reduction |
+/// | all_gather | this rank's block | | the blocks of all ranks |
+/// | gather | this rank's block | | at the root: the blocks of all ranks; elsewhere empty |
+/// | scatter | at the root: a block for every rank | | this rank's block |
+/// | all_to_all | a block for every rank | | a block from every rank |
+/// | barrier, monitored_barrier | | | |
+///
+/// Blocks lie behind each other in order of rank; [`Call::input_block`] and [`Call::data_block`]
+/// say where. Elements are in the machine's byte order.
+///
+/// ```
+/// # mod common {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+/// # }
+/// # use common::carried_by;
+/// use drumline::{Cause, backend::{Operation, Request}};
+///
+/// /// Carries out the calls of a backend.
+/// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+///     match request.call.operation() {
+///         Operation::AllReduce => Ok(()), // in place, and here nobody else brings anything
+///         Operation::ReduceScatter => request.call.reduce(&[request.input], request.data),
+///         _ => Ok(request.data.copy_from_slice(request.input)),
+///     }
+/// }
+/// # for group in carried_by(collective, 1)? {
+/// let mut gathered = [0.0_f32; 2];
+/// group.all_gather(&[1.0, 2.0], &mut gathered)?;
+/// assert_eq!(gathered, [1.0, 2.0]);
+/// # }
+/// # Ok::<_, drumline::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Request<'a> {
+    /// The buffer for the result.
+    pub data: &'a mut [u8],
+    /// What is only read, where the operation does not work in place.
+    pub input: &'a [u8],
+    /// What is called.
+    pub call: Call<'a>,
+}
+
+impl Request<'_> {
+    /// What this rank brings: the input, or the data where the operation works in place.
+    ///
+    /// ```
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, ReduceOp, backend::Request};
+    ///
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     assert_eq!(request.contribution(), bytemuck::bytes_of(&7_u32));
+    ///     Ok(())
+    /// }
+    /// # for group in carried_by(collective, 1)? {
+    /// group.all_reduce(&mut [7_u32], ReduceOp::Sum)?; // in place
+    /// group.all_gather(&[7_u32], &mut [0])?;
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn contribution(&self) -> &[u8] {
+        match self.call.operation() {
+            Operation::AllReduce
+            | Operation::Reduce
+            | Operation::Scan
+            | Operation::ExclusiveScan => self.data,
+            Operation::Broadcast if self.call.is_root() => self.data,
+            Operation::Broadcast => &[],
+            _ => self.input,
+        }
+    }
+}
+
+/// What is called, other than the buffers.
+///
+/// ```
+/// # mod common {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+/// # }
+/// # use common::carried_by;
+/// use drumline::{Cause, ReduceOp, backend::{Call, Request, Signature}};
+///
+/// /// Carries out the calls of a backend.
+/// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+///     let call: Call<'_> = request.call;
+///     // What this rank tells the others, and what it hears from one that calls the same.
+///     let told: [u8; Signature::BYTES] = call.signature().to_bytes();
+///     assert_eq!(Signature::from_bytes(&told), Some(call.signature()));
+///     // Two ranks that bring the same.
+///     let own = request.contribution().to_vec();
+///     call.reduce(&[&own, &own], request.data)
+/// }
+/// # for group in carried_by(collective, 1)? {
+/// let mut data = [1.0_f32, 2.0];
+/// group.all_reduce(&mut data, ReduceOp::Sum)?;
+/// assert_eq!(data, [2.0, 4.0]);
+/// # }
+/// # Ok::<_, drumline::Error>(())
+/// ```
+#[derive(Clone, Copy)]
+pub struct Call<'a> {
+    pub(crate) call: &'a call::Call,
+    pub(crate) rank: Rank,
+    pub(crate) world_size: usize,
+    pub(crate) signature: Signature,
+    pub(crate) deadline: Instant,
+    pub(crate) reducer: &'a dyn Reduce,
+}
+
+impl Call<'_> {
+    /// What it does.
+    ///
+    /// ```
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, backend::{Operation, Request}};
+    ///
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     assert_eq!(request.call.operation(), Operation::Barrier);
+    ///     Ok(())
+    /// }
+    /// # for group in carried_by(collective, 1)? {
+    /// group.barrier()?;
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn operation(&self) -> Operation {
+        self.call.operation
+    }
+
+    /// The type of the elements.
+    ///
+    /// ```
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, DType, backend::Request};
+    ///
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     assert_eq!(request.call.dtype(), DType::F64);
+    ///     assert_eq!(request.data.len(), 3 * DType::F64.size());
+    ///     Ok(())
+    /// }
+    /// # for group in carried_by(collective, 1)? {
+    /// group.broadcast(&mut [1.0_f64; 3], 0)?;
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn dtype(&self) -> DType {
+        self.call.dtype
+    }
+
+    /// The operator, where something is reduced: `sum`, `premul_sum`, or the name of a custom one.
+    /// What this rank brings to a `premul_sum` is multiplied already.
+    ///
+    /// ```
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, Operator, ReduceOp, backend::Request};
+    ///
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     let wanted = [Some("max"), Some("premul_sum"), None][request.call.sequence() as usize];
+    ///     assert_eq!(request.call.operator(), wanted);
+    ///     Ok(())
+    /// }
+    /// # for group in carried_by(collective, 1)? {
+    /// group.all_reduce(&mut [1.0_f32], ReduceOp::Max)?;
+    /// group.all_reduce(&mut [1.0_f32], Operator::premul_sum(0.5))?;
+    /// group.broadcast(&mut [1.0_f32], 0)?; // reduces nothing
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn operator(&self) -> Option<&'static str> {
+        self.call.operator.map(OperatorKind::name)
+    }
+
+    /// The root, where there is one.
+    ///
+    /// ```
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, backend::{Operation, Request}};
+    ///
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     let is_rooted = request.call.operation() == Operation::Broadcast;
+    ///     assert_eq!(request.call.root(), is_rooted.then_some(1));
+    ///     Ok(())
+    /// }
+    /// # for group in carried_by(collective, 2)? {
+    /// group.broadcast(&mut [1.0_f32], 1)?;
+    /// group.barrier()?;
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn root(&self) -> Option<Rank> {
+        self.call.root
+    }
+
+    /// This rank's number in the group.
+    ///
+    /// ```
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, backend::Request};
+    ///
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     let rank = request.call.rank() as u8;
+    ///     Ok(request.data.fill(rank))
+    /// }
+    /// # for group in carried_by(collective, 2)? {
+    /// let mut data = [9_u8];
+    /// group.broadcast(&mut data, 0)?;
+    /// assert_eq!(usize::from(data[0]), group.rank());
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// How many ranks the group has.
+    ///
+    /// ```
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, backend::Request};
+    ///
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     let (world_size, block) = (request.call.world_size(), request.input.len());
+    ///     assert_eq!(request.data.len(), world_size * block);
+    ///     Ok(())
+    /// }
+    /// # for group in carried_by(collective, 3)? {
+    /// group.all_gather(&[1_u8, 2], &mut [0; 6])?;
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
+    /// Whether this rank is the root.
+    ///
+    /// ```
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, backend::Request};
+    ///
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     assert_eq!(request.call.is_root(), request.call.rank() == 1);
+    ///     Ok(())
+    /// }
+    /// # for group in carried_by(collective, 2)? {
+    /// group.broadcast(&mut [1.0_f32], 1)?;
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn is_root(&self) -> bool {
+        self.call.root == Some(self.rank)
+    }
+
+    /// How many collectives the group has called before.
+    ///
+    /// ```
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, backend::Request};
+    ///
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     let sequence = request.call.sequence() as u8;
+    ///     Ok(request.data.fill(sequence))
+    /// }
+    /// # for group in carried_by(collective, 1)? {
+    /// let mut data = [9_u8; 2];
+    /// group.broadcast(&mut data[..1], 0)?;
+    /// group.broadcast(&mut data[1..], 0)?;
+    /// assert_eq!(data, [0, 1]);
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn sequence(&self) -> u64 {
+        self.signature.0.sequence()
+    }
+
+    /// When the call must have ended.
+    ///
+    /// ```
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, Config, backend::Request};
+    /// use std::time::{Duration, Instant};
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     let left = request.call.deadline() - Instant::now(); // to wait on sockets, say
+    ///     assert!(left > Duration::ZERO && left <= Config::default().timeout);
+    ///     Ok(())
+    /// }
+    /// # for group in carried_by(collective, 1)? {
+    /// group.barrier()?;
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// What must be the same on all ranks.
+    ///
+    /// ```
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, backend::Request};
+    ///
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     let ours = request.call.signature();
+    ///     let theirs = ours; // of rank 1, as it has come
+    ///     let (peer, theirs_text) = (1, theirs.to_string());
+    ///     match theirs == ours {
+    ///         true => Ok(()),
+    ///         false => Err(Cause::Mismatch { peer, theirs: theirs_text, ours: ours.to_string() }),
+    ///     }
+    /// }
+    /// # for group in carried_by(collective, 1)? {
+    /// group.barrier()?;
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn signature(&self) -> Signature {
+        self.signature
+    }
+
+    /// Where the block of `rank` lies in the input, in bytes. Nothing where it holds none.
+    ///
+    /// ```
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, backend::{Operation, Request}};
+    ///
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     let blocks = [0, 1].map(|rank| request.call.input_block(rank));
+    ///     match request.call.operation() {
+    ///         Operation::AllToAll => assert_eq!(blocks, [0..8, 8..16]), // one for every rank
+    ///         _ if request.call.rank() == 0 => assert_eq!(blocks, [0..8, 0..0]), // its own
+    ///         _ => assert_eq!(blocks, [0..0, 0..8]),
+    ///     }
+    ///     Ok(())
+    /// }
+    /// # for group in carried_by(collective, 2)? {
+    /// group.all_to_all(&[1.0_f32; 4], &mut [0.0; 4])?;
+    /// group.all_gather(&[1.0_f32; 2], &mut [0.0; 4])?;
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn input_block(&self, rank: Rank) -> Range<usize> {
+        self.block(Buffer::Input, rank)
+    }
+
+    /// Where the block of `rank` lies in the data, in bytes: for an all-to-all, that from `rank`.
+    /// Nothing where it holds none.
+    ///
+    /// ```
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, backend::Request};
+    ///
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     assert_eq!([0, 1].map(|rank| request.call.data_block(rank)), [0..4, 4..16]);
+    ///     Ok(())
+    /// }
+    /// # for group in carried_by(collective, 2)? {
+    /// group.all_gather_v(&[1.0_f32; 3][..[1, 3][group.rank()]], &mut [0.0; 4], &[1, 3])?;
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn data_block(&self, rank: Rank) -> Range<usize> {
+        self.block(Buffer::Data, rank)
+    }
+
+    fn block(&self, buffer: Buffer, rank: Rank) -> Range<usize> {
+        let (call, size) = (self.call, self.call.dtype.size());
+        let collective = call.operation.collective();
+        let len = call.counts.block(buffer, rank) * size;
+        match collective.blocks(buffer, self.rank, call.root.unwrap_or(0)) {
+            Blocks::None => 0..0,
+            Blocks::One if rank == self.rank => 0..len,
+            Blocks::One => 0..0,
+            Blocks::All => {
+                let start: usize = (0..rank).map(|it| call.counts.block(buffer, it) * size).sum();
+                start..start + len
+            }
+        }
+    }
+
+    /// Makes `output` of what ranks 0, 1, 2, ... brought, with the operator of the call, in the
+    /// canonical order of sums. Nothing is left to be done: averages are divided, and narrow floats
+    /// are rounded once. The bits are those of any other backend that calls this.
+    ///
+    /// ```
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, ReduceOp, backend::Request};
+    ///
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     let brought = [[1_i32, 5], [3, 6]]; // by ranks 0 and 1
+    ///     let inputs = [0, 1].map(|rank| bytemuck::bytes_of(&brought[rank]));
+    ///     request.call.reduce(&inputs, request.data)
+    /// }
+    /// # for group in carried_by(collective, 1)? {
+    /// let mut data = [0_i32; 2];
+    /// group.all_reduce(&mut data, ReduceOp::Avg)?;
+    /// assert_eq!(data, [2, 5]); // divided once, rounded towards zero
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Cause::Panicked`] when an operator of the user's does; [`Cause::Backend`] when there are
+    /// no inputs, or lengths differ or are no number of elements.
+    pub fn reduce(&self, inputs: &[&[u8]], output: &mut [u8]) -> Result<(), Cause> {
+        let len = output.len();
+        let fits = len.is_multiple_of(self.call.dtype.size())
+            && !inputs.is_empty()
+            && inputs.iter().all(|input| input.len() == len);
+        if fits {
+            return self.reducer.reduce(inputs, output);
+        }
+        let lens: Vec<usize> = inputs.iter().map(|input| input.len()).collect();
+        let problem = format!("inputs of {lens:?} bytes cannot be reduced to {len} bytes");
+        Err(Cause::Backend { problem })
+    }
+}
+
+impl fmt::Debug for Call<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Call").field(&self.signature).finish()
+    }
+}
+
+/// What of a call must be the same on all ranks: compare them, and tell both in a
+/// [`Cause::Mismatch`] where they differ.
+///
+/// Lengths in an uneven all-to-all are not part of it, since no rank knows those of others: the
+/// receiver compares what arrives with [`Call::data_block`].
+///
+/// ```
+/// # mod common {
+/// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+/// # }
+/// # use common::carried_by;
+/// use drumline::{Cause, backend::Request};
+///
+/// /// Carries out the calls of a backend.
+/// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+///     let signature = request.call.signature();
+///     assert_eq!(signature.to_string(), "#0 broadcast(root 0) of 10 f32 [example]");
+///     Ok(())
+/// }
+/// # for group in carried_by(collective, 1)? {
+/// group.broadcast(&mut [1.0_f32; 10], 0)?;
+/// # }
+/// # Ok::<_, drumline::Error>(())
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Signature(pub(crate) Description);
+
+impl Signature {
+    /// Length of [`Signature::to_bytes`].
+    pub const BYTES: usize = Header::BYTES;
+
+    /// As it travels.
+    ///
+    /// ```
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, backend::{Request, Signature}};
+    ///
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     let told: [u8; Signature::BYTES] = request.call.signature().to_bytes();
+    ///     assert_eq!(Signature::from_bytes(&told), Some(request.call.signature()));
+    ///     Ok(())
+    /// }
+    /// # for group in carried_by(collective, 1)? {
+    /// group.barrier()?;
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn to_bytes(&self) -> [u8; Signature::BYTES] {
+        Header { description: self.0, part: 0, payload: 0 }.encode()
+    }
+
+    /// From another rank. `None` if it is no signature.
+    ///
+    /// ```
+    /// use drumline::backend::Signature;
+    ///
+    /// // What has come is from something else altogether.
+    /// assert_eq!(Signature::from_bytes(&[b'x'; Signature::BYTES]), None);
+    /// ```
+    pub fn from_bytes(bytes: &[u8; Signature::BYTES]) -> Option<Signature> {
+        Header::decode(bytes).map(|header| Signature(header.description))
+    }
+}
+
+/// `#3 all_reduce(sum) of 10 f32 [hub]`
+impl fmt::Display for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}
+
+impl fmt::Debug for Signature {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(&self.0, f)
+    }
+}

@@ -1,0 +1,379 @@
+//! Every setting, in one place.
+
+use std::{net::IpAddr, ops::RangeInclusive, time::Duration};
+
+use drumline_engine::Settings;
+use drumline_schedule::SumOrder;
+use drumline_store::{auth::Secret, store::BYTES_MAX};
+
+use crate::{Error, PriceSource, Result, trace::Trace};
+
+/// How a process group behaves. Build it in code, or read it from the environment once.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// let config = drumline::Config { timeout: Duration::from_secs(60), ..Default::default() };
+/// assert_eq!(config.all_reduce, None);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// How long start-up and every collective may take. `DRUMLINE_TIMEOUT_S`, in seconds; 600 s
+    /// unless set.
+    pub timeout: Duration,
+
+    /// What carries operations, by name: `drumline` for the library's own transports, which is also
+    /// what `auto` means, or what was registered ([`crate::backend`]); the same on all ranks.
+    /// `DRUMLINE_BACKEND`; `drumline` unless set.
+    pub backend: Option<String>,
+
+    /// The algorithm of `all_reduce`, by name (`direct`, `halving`, `doubling`, `gather`,
+    /// `binomial`, or one that uses shared memory), the same on all ranks. `DRUMLINE_ALL_REDUCE`;
+    /// chosen by size unless set. It never changes a result.
+    pub all_reduce: Option<String>,
+
+    /// By which prices algorithms over links are chosen, the same on all ranks. `DRUMLINE_PRICES`:
+    /// `default` (unless set), `measure`, or a file. They never change a result.
+    pub prices: PriceSource,
+
+    /// The addresses to listen on for peers; the connections are spread over them.
+    /// `DRUMLINE_BIND_ADDRESS`, with commas between several; unless set, the one from which this
+    /// host reaches the master. Nothing listens there unless a rank is on another host.
+    pub bind_addresses: Vec<IpAddr>,
+
+    /// The network interfaces to listen on for peers, instead of `bind_addresses`: `eth,ib` for
+    /// those whose names begin so, `=eth1` for exactly that one, `^docker,wlan` for the one on the
+    /// way to the master or the first that is neither of these. The connections are spread over
+    /// those that are named. `DRUMLINE_SOCKET_IFNAME`, else `GLOO_SOCKET_IFNAME`, in which names
+    /// are exact.
+    pub socket_ifname: Option<String>,
+
+    /// The ports to listen on for peers, for firewalls that let only some through.
+    /// `DRUMLINE_PORT_RANGE`, such as `40000-40100`; any unless set. A host needs one for each of
+    /// its ranks, times the groups over several hosts that these are in, times the interfaces.
+    pub port_range: Option<RangeInclusive<u16>>,
+
+    /// How many TCP connections carry the data between two ranks, at most 16, the same on all ranks: block
+    /// by block, each in its turn. Several get more of a network that limits each flow, or that
+    /// spreads flows over several lines. `DRUMLINE_STREAMS`; 1 unless set.
+    pub streams: usize,
+
+    /// Whether ranks of one host and user talk over Unix sockets. `DRUMLINE_UNIX_SOCKETS`, 0 or
+    /// 1; 1 unless set. Without, they talk over TCP as if on several hosts: to measure or test it.
+    pub unix_sockets: bool,
+
+    /// Whether a thread may move to an emptier core where ranks outnumber the cores, for a moment and at
+    /// most once a millisecond. Short calls of several ranks on a core take a fifth to a quarter less
+    /// time. `DRUMLINE_SPREAD_OVER_CORES`, 0 or 1; 0 unless set, since the thread is the caller's.
+    pub spread_over_cores: bool,
+
+    /// Whether ranks of one host share memory. `DRUMLINE_SHARED_MEMORY`, 0 or 1; 1 unless set.
+    /// It never changes a result.
+    pub shared_memory: bool,
+
+    /// The memory node (NUMA) that this rank is bound to: ranks of a node add among themselves first, where that
+    /// keeps the order of sums. `DRUMLINE_MEMORY_NODE`, a number; unless set, the node that all cores
+    /// belong to which the process may use. It never changes a result.
+    pub memory_node: Option<usize>,
+
+    /// How many bytes of its data a rank works on at a time where long data goes over sockets, so
+    /// that it sums what has come while more is on its way; the same on all ranks.
+    /// `DRUMLINE_WINDOW_BYTES`; 1 MiB unless set. It never changes a result.
+    pub window_bytes: usize,
+
+    /// How many bytes of buffers a rank may register ([`alloc_registered`]). Memory is taken when
+    /// a buffer is allocated, address space at once. `DRUMLINE_REGISTERED_BYTES_MAX`; half of the
+    /// host's memory unless set.
+    ///
+    /// [`alloc_registered`]: crate::ProcessGroup::alloc_registered
+    pub registered_bytes_max: Option<usize>,
+
+    /// How many bytes the description of one object may take
+    /// ([`broadcast_object`](crate::ProcessGroup::broadcast_object) and the like). Nothing longer
+    /// is sent, received or allocated. `DRUMLINE_OBJECT_BYTES_MAX`; 256 MiB unless set.
+    pub object_bytes_max: usize,
+
+    /// The order in which floating-point sums are added, the same on all ranks.
+    /// `DRUMLINE_SUM_ORDER`: `rank` (unless set) or `placement`. The latter is faster where hosts
+    /// hold ranks that are no node of the tree of ranks, and its bits depend on the placement.
+    pub sum_order: SumOrder,
+
+    /// After how long a call warns of the ranks that it waits for. After half of that time it
+    /// tells its peers that it waits, so that each can name who holds them all up.
+    /// `DRUMLINE_WARN_AFTER_S`, in seconds; 10 s unless set.
+    pub warn_after: Duration,
+
+    /// What the processes of the job prove to each other. `DRUMLINE_SECRET` or
+    /// `DRUMLINE_SECRET_FILE`; `drumline run` makes a fresh one for every job.
+    pub secret: Option<Secret>,
+
+    /// Whether to meet through a store that other machines can reach and that asks for no secret,
+    /// such as torchrun's. `DRUMLINE_TRUST_STORE`, 0 or 1; 0 unless set. The job is then only as
+    /// safe as the network.
+    pub trust_store: bool,
+
+    /// How many bytes the keys and values of the store may take that this process hosts for the
+    /// job, or that it opens in a file. `DRUMLINE_STORE_BYTES_MAX`; 1 GiB unless set.
+    pub store_bytes_max: usize,
+
+    /// Where to write what every rank does, and when ([`crate::trace`]). `DRUMLINE_TRACE`, a
+    /// directory, and `DRUMLINE_TRACE_BYTES_MAX`, the limit of each rank's file; nothing is
+    /// written unless set.
+    pub trace: Option<Trace>,
+}
+
+/// The most connections that may carry the data between two ranks.
+pub(crate) const STREAMS_MAX: usize = 16;
+
+impl Default for Config {
+    fn default() -> Config {
+        Config {
+            timeout: Duration::from_secs(600),
+            backend: None,
+            all_reduce: None,
+            prices: PriceSource::Default,
+            bind_addresses: Vec::new(),
+            socket_ifname: None,
+            port_range: None,
+            streams: 1,
+            unix_sockets: true,
+            spread_over_cores: false,
+            shared_memory: true,
+            memory_node: None,
+            window_bytes: 1 << 20,
+            registered_bytes_max: None,
+            object_bytes_max: 256 << 20,
+            sum_order: SumOrder::Rank,
+            warn_after: Duration::from_secs(10),
+            secret: None,
+            trust_store: false,
+            store_bytes_max: BYTES_MAX,
+            trace: None,
+        }
+    }
+}
+
+impl Config {
+    /// Reads the `DRUMLINE_*` variables of the environment.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use drumline::Config;
+    ///
+    /// // As the job's environment says, but for what this program knows better.
+    /// let config = Config { timeout: Duration::from_secs(60), ..Config::from_env()? };
+    /// # let is_ours = |name: &str| name.starts_with("DRUMLINE_") || name == "GLOO_SOCKET_IFNAME";
+    /// # if !std::env::vars_os().any(|(name, _)| is_ours(&name.to_string_lossy())) {
+    /// assert_eq!(config.bind_addresses, Config::default().bind_addresses); // where nothing is set
+    /// assert_eq!(Config::from_env()?, Config::default());
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`] names the variable that cannot be understood.
+    pub fn from_env() -> Result<Config> {
+        let config = Config::from_variables(|name| std::env::var(name).ok())?;
+        Ok(Config { secret: Secret::from_env()?, ..config })
+    }
+
+    /// What a lane takes from these.
+    pub(crate) fn lane_settings(&self) -> Settings {
+        Settings {
+            timeout: self.timeout,
+            warn_after: self.warn_after,
+            window_bytes: self.window_bytes,
+            all_reduce: self.all_reduce.clone(),
+            spread_over_cores: self.spread_over_cores,
+        }
+    }
+
+    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Config> {
+        let mut config = Config::default();
+        for (name, setting) in [
+            ("DRUMLINE_TIMEOUT_S", &mut config.timeout),
+            ("DRUMLINE_WARN_AFTER_S", &mut config.warn_after),
+        ] {
+            if let Some(text) = variable(name) {
+                *setting = text
+                    .parse()
+                    .ok()
+                    .filter(|seconds| *seconds > 0.0)
+                    .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+                    .ok_or_else(|| invalid(name, &text, "seconds, more than 0"))?;
+            }
+        }
+        config.backend = variable("DRUMLINE_BACKEND").filter(|name| !name.is_empty());
+        config.all_reduce = variable("DRUMLINE_ALL_REDUCE");
+        if let Some(text) = variable("DRUMLINE_PRICES") {
+            let Ok(prices) = text.parse();
+            config.prices = prices;
+        }
+        if let Some(text) = variable("DRUMLINE_BIND_ADDRESS") {
+            let addresses = text.split(',').map(|address| address.trim().parse());
+            config.bind_addresses = addresses
+                .collect::<Result<_, _>>()
+                .map_err(|_| invalid("DRUMLINE_BIND_ADDRESS", &text, "IP addresses"))?;
+        }
+        config.socket_ifname = variable("DRUMLINE_SOCKET_IFNAME").or_else(|| {
+            let exactly = |name: &str| format!("={}", name.trim());
+            let names = variable("GLOO_SOCKET_IFNAME")?;
+            Some(names.split(',').map(exactly).collect::<Vec<_>>().join(","))
+        });
+        if let Some(text) = variable("DRUMLINE_PORT_RANGE") {
+            config.port_range = text
+                .split_once('-')
+                .and_then(|(first, last)| Some(first.parse().ok()?..=last.parse().ok()?))
+                .filter(|range| !range.is_empty() && *range.start() > 0)
+                .map(Some)
+                .ok_or_else(|| {
+                    invalid("DRUMLINE_PORT_RANGE", &text, "ports such as 40000-40100")
+                })?;
+        }
+        if let Some(text) = variable("DRUMLINE_STREAMS") {
+            config.streams = text
+                .parse()
+                .ok()
+                .filter(|streams| (1..=STREAMS_MAX).contains(streams))
+                .ok_or_else(|| {
+                    let wanted = format!("a number of connections, 1 to {STREAMS_MAX}");
+                    invalid("DRUMLINE_STREAMS", &text, &wanted)
+                })?;
+        }
+        config.trace = variable("DRUMLINE_TRACE").filter(|dir| !dir.is_empty()).map(Trace::to);
+        if let Some(text) = variable("DRUMLINE_TRACE_BYTES_MAX") {
+            let bytes_max = text
+                .parse()
+                .map_err(|_| invalid("DRUMLINE_TRACE_BYTES_MAX", &text, "a number of bytes"))?;
+            if let Some(trace) = &mut config.trace {
+                trace.bytes_max = bytes_max;
+            }
+        }
+        let bytes = |name| {
+            let text = variable(name);
+            let number = |text: String| {
+                text.parse::<usize>().map_err(|_| invalid(name, &text, "a number of bytes"))
+            };
+            text.map(number).transpose()
+        };
+        if let Some(text) = variable("DRUMLINE_MEMORY_NODE") {
+            let node =
+                text.parse().map_err(|_| invalid("DRUMLINE_MEMORY_NODE", &text, "a number"))?;
+            config.memory_node = Some(node);
+        }
+        config.window_bytes = bytes("DRUMLINE_WINDOW_BYTES")?.unwrap_or(config.window_bytes);
+        config.registered_bytes_max = bytes("DRUMLINE_REGISTERED_BYTES_MAX")?;
+        config.object_bytes_max =
+            bytes("DRUMLINE_OBJECT_BYTES_MAX")?.unwrap_or(config.object_bytes_max);
+        config.store_bytes_max =
+            bytes("DRUMLINE_STORE_BYTES_MAX")?.unwrap_or(config.store_bytes_max);
+        if let Some(text) = variable("DRUMLINE_SUM_ORDER") {
+            config.sum_order = match text.as_str() {
+                "rank" => SumOrder::Rank,
+                "placement" => SumOrder::Placement,
+                _ => return Err(invalid("DRUMLINE_SUM_ORDER", &text, "rank or placement")),
+            };
+        }
+        for (name, setting) in [
+            ("DRUMLINE_UNIX_SOCKETS", &mut config.unix_sockets),
+            ("DRUMLINE_SPREAD_OVER_CORES", &mut config.spread_over_cores),
+            ("DRUMLINE_SHARED_MEMORY", &mut config.shared_memory),
+            ("DRUMLINE_TRUST_STORE", &mut config.trust_store),
+        ] {
+            if let Some(text) = variable(name) {
+                *setting = match text.as_str() {
+                    "0" => false,
+                    "1" => true,
+                    _ => return Err(invalid(name, &text, "0 or 1")),
+                };
+            }
+        }
+        Ok(config)
+    }
+}
+
+fn invalid(setting: &str, value: &str, wanted: &str) -> Error {
+    Error::InvalidSetting {
+        setting: setting.to_owned(),
+        problem: format!("{value:?} should be {wanted}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(name: &'static str, value: &'static str) -> Result<Config> {
+        Config::from_variables(|asked| (asked == name).then(|| value.to_owned()))
+    }
+
+    #[test]
+    fn settings_come_from_the_environment() {
+        assert_eq!(Config::from_variables(|_| None).unwrap(), Config::default());
+        assert_eq!(read("DRUMLINE_TIMEOUT_S", "0.5").unwrap().timeout, Duration::from_millis(500));
+        assert_eq!(read("DRUMLINE_BACKEND", "hub").unwrap().backend.as_deref(), Some("hub"));
+        let loopback = IpAddr::from([127, 0, 0, 1]);
+        let config = read("DRUMLINE_BIND_ADDRESS", "127.0.0.1").unwrap();
+        assert_eq!(config.bind_addresses, [loopback]);
+        let two = read("DRUMLINE_BIND_ADDRESS", "127.0.0.1, ::1").unwrap().bind_addresses;
+        assert_eq!(two, [loopback, "::1".parse().unwrap()]);
+        let prices = read("DRUMLINE_PRICES", "measure").unwrap().prices;
+        assert_eq!(prices, PriceSource::Measure);
+        let ports = read("DRUMLINE_PORT_RANGE", "40000-40100").unwrap().port_range;
+        assert_eq!(ports, Some(40_000..=40_100));
+        assert_eq!(read("DRUMLINE_STREAMS", "4").unwrap().streams, 4);
+        let name = read("DRUMLINE_SOCKET_IFNAME", "^docker").unwrap().socket_ifname;
+        assert_eq!(name.as_deref(), Some("^docker"));
+        let name = read("GLOO_SOCKET_IFNAME", "eth0,eth1").unwrap().socket_ifname;
+        assert_eq!(name.as_deref(), Some("=eth0,=eth1"));
+        assert!(!read("DRUMLINE_UNIX_SOCKETS", "0").unwrap().unix_sockets);
+        assert!(read("DRUMLINE_SPREAD_OVER_CORES", "1").unwrap().spread_over_cores);
+        assert!(read("DRUMLINE_TRUST_STORE", "1").unwrap().trust_store);
+        assert!(!read("DRUMLINE_SHARED_MEMORY", "0").unwrap().shared_memory);
+        assert_eq!(read("DRUMLINE_WARN_AFTER_S", "2").unwrap().warn_after, Duration::from_secs(2));
+        let bytes = read("DRUMLINE_REGISTERED_BYTES_MAX", "4096").unwrap().registered_bytes_max;
+        assert_eq!(bytes, Some(4096));
+        assert_eq!(read("DRUMLINE_MEMORY_NODE", "1").unwrap().memory_node, Some(1));
+        assert_eq!(read("DRUMLINE_WINDOW_BYTES", "65536").unwrap().window_bytes, 65_536);
+        let bytes = read("DRUMLINE_STORE_BYTES_MAX", "4096").unwrap().store_bytes_max;
+        assert_eq!(bytes, 4096);
+        assert_eq!(read("DRUMLINE_OBJECT_BYTES_MAX", "7").unwrap().object_bytes_max, 7);
+        let order = read("DRUMLINE_SUM_ORDER", "placement").unwrap().sum_order;
+        assert_eq!(order, SumOrder::Placement);
+        assert_eq!(read("DRUMLINE_TRACE", "runs/7").unwrap().trace, Some(Trace::to("runs/7")));
+    }
+
+    #[test]
+    fn what_cannot_be_understood_is_named() {
+        for (name, value) in [
+            ("DRUMLINE_TIMEOUT_S", "soon"),
+            ("DRUMLINE_STREAMS", "0"),
+            ("DRUMLINE_STREAMS", "17"),
+            ("DRUMLINE_STREAMS", "two"),
+            ("DRUMLINE_MEMORY_NODE", "all"),
+            ("DRUMLINE_WARN_AFTER_S", "never"),
+            ("DRUMLINE_SHARED_MEMORY", "yes"),
+            ("DRUMLINE_WINDOW_BYTES", "1M"),
+            ("DRUMLINE_REGISTERED_BYTES_MAX", "1G"),
+            ("DRUMLINE_OBJECT_BYTES_MAX", "-1"),
+            ("DRUMLINE_SUM_ORDER", "host"),
+            ("DRUMLINE_TRACE_BYTES_MAX", "1G"),
+            ("DRUMLINE_TIMEOUT_S", "0"),
+            ("DRUMLINE_TIMEOUT_S", "-1"),
+            ("DRUMLINE_TIMEOUT_S", "inf"),
+            ("DRUMLINE_BIND_ADDRESS", "localhost"),
+            ("DRUMLINE_BIND_ADDRESS", "127.0.0.1,"),
+            ("DRUMLINE_PORT_RANGE", "40000"),
+            ("DRUMLINE_PORT_RANGE", "0-9"),
+            ("DRUMLINE_PORT_RANGE", "9-8"),
+            ("DRUMLINE_PORT_RANGE", "1-65536"),
+            ("DRUMLINE_UNIX_SOCKETS", "no"),
+            ("DRUMLINE_TRUST_STORE", ""),
+        ] {
+            let error = read(name, value).unwrap_err().to_string();
+            assert!(error.contains(name) && error.contains(value), "{error}");
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! Why something did not happen, who is at fault, and what to do next.
+
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
+
+use drumline_engine::{CollectiveError, membership::Membership};
+use drumline_schedule::step::Rank;
+
+/// What every fallible function of this crate returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why something did not happen, who is at fault, and what to do next.
+///
+/// Errors can be cloned, because a process group repeats the one that broke it.
+///
+/// ```
+/// use drumline::{Error, ProcessGroup, ReduceOp};
+///
+/// let [group] = ProcessGroup::local_world(1)?.try_into().expect("one rank");
+/// // An argument that cannot be used: nothing has happened, and the group goes on.
+/// let error = group.broadcast(&mut [1.0_f32], 3).unwrap_err();
+/// assert!(matches!(error, Error::InvalidArgument { operation: "broadcast", .. }));
+/// group.all_reduce(&mut [1.0_f32], ReduceOp::Sum)?;
+///
+/// // A failure poisons the group: later calls repeat it.
+/// group.abort();
+/// let later = group.barrier().unwrap_err();
+/// assert!(matches!(&later, Error::Poisoned { attempted: "barrier", .. }), "{later}");
+/// # Ok::<(), Error>(())
+/// ```
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The caller's argument cannot be used. Nothing was sent to any peer.
+    #[error("{operation}: {problem}")]
+    InvalidArgument {
+        /// The function that was called.
+        operation: &'static str,
+        /// What is wrong, and what would be right.
+        problem: String,
+    },
+
+    /// A setting from the environment, a URL or a builder is missing or wrong.
+    #[error("{setting}: {problem}")]
+    InvalidSetting {
+        /// The variable, URL or field.
+        setting: String,
+        /// What is wrong, and what would be right.
+        problem: String,
+    },
+
+    /// A store answered wrongly, refused, or went away.
+    #[error("store {store}: {operation}: {problem}")]
+    Store {
+        /// Which store: `tcp://host:port`, `hash`.
+        store: String,
+        /// The call, with its key.
+        operation: String,
+        /// What happened.
+        problem: String,
+    },
+
+    /// Keys did not appear in a store in time.
+    #[error(
+        "store {store}: waited {waited:.1?} for {}; is every rank started, and with the same \
+         address and world size?", keys.join(", ")
+    )]
+    StoreTimeout {
+        /// Which store.
+        store: String,
+        /// The keys that are still missing.
+        keys: Vec<String>,
+        /// How long the call waited.
+        waited: Duration,
+    },
+
+    /// A file or socket operation failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried, with the path or address.
+        what: String,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
+
+    /// There is no more memory to register.
+    #[error("{problem} (DRUMLINE_REGISTERED_BYTES_MAX sets the limit)")]
+    Memory {
+        /// How much was asked for, and how much there is.
+        problem: String,
+    },
+
+    /// The ranks of a group could not be connected with each other.
+    #[error("group {group:?}, rank {rank}: {problem}")]
+    Connect {
+        /// Name of the group.
+        group: String,
+        /// The rank that tells.
+        rank: usize,
+        /// Who is missing or refused, and what to look at.
+        problem: String,
+    },
+
+    /// This rank is not one of those that make up the group. Nothing was sent to any peer.
+    #[error("rank {rank} is not a member of group {group:?}: only its members call this")]
+    NotAMember {
+        /// Name of the group.
+        group: String,
+        /// This rank, by its number in the whole job.
+        rank: usize,
+    },
+
+    /// An object could not be described, is too long, or is not what was expected. The group goes
+    /// on.
+    #[error("{operation}: rank {rank} {problem}")]
+    Object {
+        /// The call.
+        operation: &'static str,
+        /// Whose object or call it is.
+        rank: usize,
+        /// What is wrong with it, and what to do.
+        problem: String,
+    },
+
+    /// A collective failed. The group is poisoned: every later call fails.
+    #[error(transparent)]
+    Collective(Arc<CollectiveError>),
+
+    /// A call on a group that another failure has poisoned before this call had ended.
+    #[error(
+        "{attempted} did not happen, because the group is poisoned by an earlier failure: {by}"
+    )]
+    Poisoned {
+        /// The call.
+        attempted: &'static str,
+        /// The failure.
+        by: Arc<CollectiveError>,
+    },
+
+    /// The trace of a rank cannot be read.
+    #[error("trace {}{place}: {problem}", path.display())]
+    Trace {
+        /// The file, or the directory.
+        path: PathBuf,
+        /// `, line 7`, or nothing.
+        place: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+impl Error {
+    /// An [`Error::Io`]: `what` was tried and `source` came back.
+    pub(crate) fn io(what: impl Into<String>, source: io::Error) -> Error {
+        Error::Io { what: what.into(), source: Arc::new(source) }
+    }
+
+    /// What kept the rank of `member` from being connected.
+    pub(crate) fn connect(member: &Membership, problem: String) -> Error {
+        Error::Connect { group: member.name.clone(), rank: member.rank, problem }
+    }
+
+    /// [`Error::connect`] because of rank `peer`.
+    pub(crate) fn connect_to(member: &Membership, peer: Rank, problem: &str) -> Error {
+        Error::connect(member, format!("{}: {problem}", member.global.who(peer)))
+    }
+}
+
+impl From<drumline_engine::Error> for Error {
+    fn from(error: drumline_engine::Error) -> Error {
+        use drumline_engine::Error as Engine;
+        match error {
+            Engine::InvalidArgument { operation, problem } => {
+                Error::InvalidArgument { operation, problem }
+            }
+            Engine::InvalidSetting { setting, problem } => {
+                Error::InvalidSetting { setting, problem }
+            }
+            Engine::Io { what, source } => Error::Io { what, source },
+            Engine::Memory { problem } => Error::Memory { problem },
+            Engine::Collective(failure) => Error::Collective(failure),
+            Engine::Poisoned { attempted, by } => Error::Poisoned { attempted, by },
+        }
+    }
+}
+
+impl From<drumline_store::Error> for Error {
+    fn from(error: drumline_store::Error) -> Error {
+        use drumline_store::Error as Store;
+        match error {
+            Store::InvalidArgument { operation, problem } => {
+                Error::InvalidArgument { operation, problem }
+            }
+            Store::InvalidSetting { setting, problem } => {
+                Error::InvalidSetting { setting, problem }
+            }
+            Store::Store { store, operation, problem } => {
+                Error::Store { store, operation, problem }
+            }
+            Store::StoreTimeout { store, keys, waited } => {
+                Error::StoreTimeout { store, keys, waited }
+            }
+            Store::Io { what, source } => Error::Io { what, source },
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Barriers: nothing but meeting.
+
+use std::time::Duration;
+
+use drumline_engine::executor::Operation as Kind;
+
+use super::{ProcessGroup, call};
+use crate::{Error, Result, Work};
+
+impl ProcessGroup {
+    /// Returns when every rank has called it.
+    ///
+    /// ```
+    /// # use drumline::ProcessGroup;
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// // ... what every rank has to do first ...
+    /// group.barrier().unwrap();
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::all_reduce`].
+    pub fn barrier(&self) -> Result<()> {
+        self.run::<u8>(call::<u8>(Kind::Barrier, 0), &mut [], &[])
+    }
+
+    /// [`ProcessGroup::barrier`] in the background.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let everybody_is_here = group.barrier_async();
+    /// // ... compute something else ...
+    /// everybody_is_here.wait()?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn barrier_async(&self) -> Work<Vec<u8>> {
+        self.submit(call::<u8>(Kind::Barrier, 0), Vec::new(), Vec::new())
+    }
+
+    /// A [`barrier`](ProcessGroup::barrier) with a time limit of its own which names every rank that
+    /// is missing, on every rank.
+    ///
+    /// Every rank hears from every other rank, so each knows by itself who is missing, whichever
+    /// rank that is. That takes more messages than a plain barrier where ranks share no memory.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use drumline::ProcessGroup;
+    ///
+    /// let groups = ProcessGroup::local_world(3)?;
+    /// std::thread::scope(|threads| {
+    ///     for group in &groups[..2] {
+    ///         threads.spawn(move || {
+    ///             // Rank 2 does not come.
+    ///             let error = group.monitored_barrier(Duration::from_millis(50)).unwrap_err();
+    ///             assert!(error.to_string().contains("rank 2"), "{error}");
+    ///         });
+    ///     }
+    /// });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Collective`] with all ranks that are missing when the time limit has passed. The
+    /// group is poisoned then, as after any other failure, and ranks that come late are told so by
+    /// this call (or, if they come just then, by their next one). A rank that has died is named at
+    /// once.
+    /// [`Error::InvalidArgument`] for a time limit of nothing.
+    pub fn monitored_barrier(&self, timeout: Duration) -> Result<()> {
+        if timeout.is_zero() {
+            return Err(Error::InvalidArgument {
+                operation: "monitored_barrier",
+                problem: "no rank can answer in no time: pass a longer time limit".to_owned(),
+            });
+        }
+        let call = call::<u8>(Kind::MonitoredBarrier, 0).within(timeout);
+        self.run::<u8>(call, &mut [], &[])
+    }
+}

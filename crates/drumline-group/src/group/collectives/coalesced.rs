@@ -1,0 +1,261 @@
+//! Several calls of one kind and type, which travel as one operation.
+//!
+//! The buffers are copied to lie behind each other, and back.
+
+use drumline_schedule::step::Rank;
+
+use drumline_engine::{
+    call::Call, executor::Operation as Kind, operation::Request, operator::Operator,
+};
+use drumline_kernels::copy;
+
+use super::{
+    ProcessGroup, call,
+    lists::{concat, deal_out, lengths},
+};
+use crate::{Element, Result, Work};
+
+impl ProcessGroup {
+    /// [`ProcessGroup::all_reduce`] of several buffers as one operation.
+    ///
+    /// ```
+    /// # use drumline::{ProcessGroup, ReduceOp};
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let (mut a, mut b) = ([1.0], [2.0, 3.0]);
+    /// group.all_reduce_coalesced(&mut [&mut a, &mut b], ReduceOp::Avg).unwrap();
+    /// assert_eq!((a, b), ([1.0], [2.0, 3.0]));
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::all_reduce`]. Ranks whose buffers have other lengths are told so.
+    pub fn all_reduce_coalesced<T: Element>(
+        &self,
+        buffers: &mut [&mut [T]],
+        op: impl Into<Operator<T>>,
+    ) -> Result<()> {
+        let mut all = concat(buffers);
+        let call = call::<T>(Kind::AllReduce, all.len()).in_parts(lengths(buffers));
+        self.run(call.reducing(op), &mut all, &[])?;
+        deal_out(&all, buffers);
+        Ok(())
+    }
+
+    /// [`ProcessGroup::all_reduce_coalesced`] in the background. Gives the buffers back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_reduce_coalesced_async(vec![vec![1.0], vec![2.0, 3.0]], drumline::ReduceOp::Sum);
+    /// assert_eq!(work.wait()?, [vec![1.0], vec![2.0, 3.0]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn all_reduce_coalesced_async<T, B>(
+        &self,
+        mut buffers: Vec<B>,
+        op: impl Into<Operator<T>>,
+    ) -> Work<Vec<B>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let all = concat(&buffers);
+        let call = call::<T>(Kind::AllReduce, all.len()).in_parts(lengths(&buffers));
+        self.submit_then(call.reducing(op), all, Vec::new(), move |all: Vec<T>| {
+            deal_out(&all, &mut buffers);
+            buffers
+        })
+    }
+
+    /// [`ProcessGroup::all_gather`] of `inputs[i]` into `outputs[i]`, for all `i`, as one operation.
+    ///
+    /// ```
+    /// # use drumline::ProcessGroup;
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let (mut a, mut b) = ([0; 3], [0; 6]);
+    /// let own = [1, 2, 3].map(|value| value * 10_i32.pow(group.rank() as u32));
+    /// group.all_gather_coalesced(&[&own[..1], &own[1..]], &mut [&mut a, &mut b]).unwrap();
+    /// assert_eq!((a, b), ([1, 10, 100], [2, 3, 20, 30, 200, 300]));
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::all_gather`]. Ranks whose buffers have other lengths are told so.
+    pub fn all_gather_coalesced<T: Element>(
+        &self,
+        inputs: &[&[T]],
+        outputs: &mut [&mut [T]],
+    ) -> Result<()> {
+        let (call, own) = self.gather_together(inputs, outputs)?;
+        let mut all = vec![T::zeroed(); own.len() * self.world_size()];
+        self.run(call, &mut all, &own)?;
+        deal_out_by_rank(&all, &lengths(inputs), outputs);
+        Ok(())
+    }
+
+    /// [`ProcessGroup::all_gather_coalesced`] in the background. Gives `outputs` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_gather_coalesced_async(&[&[1], &[2, 3]], vec![vec![0], vec![0, 0]])?;
+    /// assert_eq!(work.wait()?, [vec![1], vec![2, 3]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when numbers or lengths of buffers
+    /// do not fit.
+    pub fn all_gather_coalesced_async<T, B>(
+        &self,
+        inputs: &[&[T]],
+        mut outputs: Vec<B>,
+    ) -> Result<Work<Vec<B>>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let (call, own) = self.gather_together(inputs, &outputs)?;
+        let (all, parts) = (vec![T::zeroed(); own.len() * self.world_size()], lengths(inputs));
+        Ok(self.submit_then(call, all, own, move |all: Vec<T>| {
+            deal_out_by_rank(&all, &parts, &mut outputs);
+            outputs
+        }))
+    }
+
+    /// [`ProcessGroup::reduce_scatter`] of `inputs[i]` into `outputs[i]`, for all `i`, as one
+    /// operation.
+    ///
+    /// ```
+    /// # use drumline::{ProcessGroup, ReduceOp};
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let (mut a, mut b) = ([0], [0, 0]);
+    /// let (inputs, mut outputs) = ([&[1, 2, 3][..], &[4, 4, 5, 5, 6, 6]], [&mut a[..], &mut b]);
+    /// group.reduce_scatter_coalesced(&inputs, &mut outputs, ReduceOp::Max).unwrap();
+    /// let value = group.rank() + 1;
+    /// assert_eq!((a, b), ([value as i32], [value as i32 + 3; 2]));
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::reduce_scatter`]. Ranks whose buffers have other lengths are told so.
+    pub fn reduce_scatter_coalesced<T: Element>(
+        &self,
+        inputs: &[&[T]],
+        outputs: &mut [&mut [T]],
+        op: impl Into<Operator<T>>,
+    ) -> Result<()> {
+        let (call, all) = self.scatter_together(inputs, outputs, op)?;
+        let mut own = concat(outputs);
+        self.run(call, &mut own, &all)?;
+        deal_out(&own, outputs);
+        Ok(())
+    }
+
+    /// [`ProcessGroup::reduce_scatter_coalesced`] in the background. Gives `outputs` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let outputs = vec![vec![0], vec![0, 0]];
+    /// let work = group.reduce_scatter_coalesced_async(&[&[1], &[2, 3]], outputs, drumline::ReduceOp::Sum)?;
+    /// assert_eq!(work.wait()?, [vec![1], vec![2, 3]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when numbers or lengths of buffers
+    /// do not fit.
+    pub fn reduce_scatter_coalesced_async<T, B>(
+        &self,
+        inputs: &[&[T]],
+        mut outputs: Vec<B>,
+        op: impl Into<Operator<T>>,
+    ) -> Result<Work<Vec<B>>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let (call, all) = self.scatter_together(inputs, &outputs, op)?;
+        Ok(self.submit_then(call, concat(&outputs), all, move |own: Vec<T>| {
+            deal_out(&own, &mut outputs);
+            outputs
+        }))
+    }
+
+    /// The call, and what this rank brings.
+    fn gather_together<T: Element>(
+        &self,
+        inputs: &[&[T]],
+        outputs: &[impl AsRef<[T]>],
+    ) -> Result<(Call, Vec<T>)> {
+        let (operation, parts) = ("all_gather_coalesced", lengths(inputs));
+        self.check_pairs_of_buffers(operation, &parts, &lengths(outputs), "an output")?;
+        let own = inputs.concat();
+        Ok((call::<T>(Kind::AllGather, own.len()).in_parts(parts), own))
+    }
+
+    /// The call, and what this rank brings: for each rank the blocks of all inputs.
+    fn scatter_together<T: Element>(
+        &self,
+        inputs: &[&[T]],
+        outputs: &[impl AsRef<[T]>],
+        op: impl Into<Operator<T>>,
+    ) -> Result<(Request<T>, Vec<T>)> {
+        let (operation, parts) = ("reduce_scatter_coalesced", lengths(outputs));
+        self.check_pairs_of_buffers(operation, &parts, &lengths(inputs), "an input")?;
+        let blocks_for = |rank: Rank| {
+            let blocks = inputs.iter().zip(&parts);
+            blocks.flat_map(move |(input, len)| &input[rank * len..][..*len])
+        };
+        let all: Vec<T> = (0..self.world_size()).flat_map(blocks_for).copied().collect();
+        let call = call::<T>(Kind::ReduceScatter, parts.iter().sum());
+        Ok((call.in_parts(parts).reducing(op), all))
+    }
+
+    /// Whether each long buffer holds a block for every rank of the short one beside it.
+    fn check_pairs_of_buffers(
+        &self,
+        operation: &'static str,
+        blocks: &[usize],
+        long: &[usize],
+        what: &str,
+    ) -> Result<()> {
+        self.check_entries(operation, long.len(), blocks.len())?;
+        let mut pairs = blocks.iter().zip(long);
+        pairs.try_for_each(|(&block, &long)| self.check_blocks(operation, block, long, what))
+    }
+}
+
+/// Of `all`, what each rank has brought goes to its place in the outputs.
+fn deal_out_by_rank<T: Element>(mut all: &[T], parts: &[usize], outputs: &mut [impl AsMut<[T]>]) {
+    let mut place = 0;
+    while !all.is_empty() {
+        for (&len, output) in parts.iter().zip(outputs.iter_mut()) {
+            let (block, rest) = all.split_at(len);
+            copy((&mut output.as_mut()[place * len..][..len]).into(), block.into());
+            all = rest;
+        }
+        place += 1;
+    }
+}

@@ -1,0 +1,158 @@
+//! All-to-all: every rank has something for every rank.
+
+use drumline_engine::executor::Operation as Kind;
+use drumline_schedule::Counts;
+
+use super::{ProcessGroup, call, call_of};
+use crate::{Element, Error, Result, Work};
+
+impl ProcessGroup {
+    /// Gives rank `i` block `i` of the `input` of every rank, in order of rank.
+    ///
+    /// `input` and `output` have the same length, on all ranks: a block for each rank.
+    ///
+    /// ```
+    /// # use drumline::ProcessGroup;
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let own = [0, 1, 2].map(|to| 10 * group.rank() + to);
+    /// let mut mine = [0; 3];
+    /// group.all_to_all(&own.map(|value| value as u64), &mut mine).unwrap();
+    /// assert_eq!(mine, [0, 10, 20].map(|value| value + group.rank() as u64));
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] when the lengths differ or the ranks do not divide them;
+    /// otherwise as [`ProcessGroup::all_reduce`].
+    pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
+        let block = self.check_exchange(input.len(), output.len())?;
+        self.run(call::<T>(Kind::AllToAll, block), output, input)
+    }
+
+    /// [`ProcessGroup::all_to_all`] in the background. Gives `output` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_to_all_async(vec![1, 2], vec![0; 2])?;
+    /// assert_eq!(work.wait()?, [1, 2]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] when the lengths do not fit.
+    pub fn all_to_all_async<T, I, B>(&self, input: I, output: B) -> Result<Work<B>>
+    where
+        T: Element,
+        I: AsRef<[T]> + Send + 'static,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let block = self.check_exchange(input.as_ref().len(), output.as_ref().len())?;
+        Ok(self.submit(call::<T>(Kind::AllToAll, block), output, input))
+    }
+
+    /// [`ProcessGroup::all_to_all`] of blocks of different lengths: this rank sends
+    /// `send_counts[i]` elements to rank `i` and gets `recv_counts[i]` from it.
+    ///
+    /// What one rank sends to another must be what that one expects; no other rank has to know.
+    ///
+    /// ```
+    /// # use drumline::ProcessGroup;
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// // Every rank has as many elements for rank `i` as `i` says.
+    /// let mut mine = vec![0; 3 * group.rank()];
+    /// let recv_counts = [group.rank(); 3];
+    /// group.all_to_all_v(&[1, 2, 2], &[0, 1, 2], &mut mine, &recv_counts).unwrap();
+    /// assert_eq!(mine, vec![group.rank(); 3 * group.rank()].iter().map(|&i| i as i32).collect::<Vec<_>>());
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] when counts and lengths do not fit on this rank.
+    /// [`Error::Collective`] names both ranks and both counts where two ranks disagree.
+    pub fn all_to_all_v<T: Element>(
+        &self,
+        input: &[T],
+        send_counts: &[usize],
+        output: &mut [T],
+        recv_counts: &[usize],
+    ) -> Result<()> {
+        let counts = self.check_pairs(input.len(), send_counts, output.len(), recv_counts)?;
+        self.run(call_of::<T>(Kind::AllToAll, counts), output, input)
+    }
+
+    /// [`ProcessGroup::all_to_all_v`] in the background. Gives `output` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_to_all_v_async(vec![1, 2], &[2], vec![0; 2], &[2])?;
+    /// assert_eq!(work.wait()?, [1, 2]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] when counts and lengths do not fit on this rank.
+    pub fn all_to_all_v_async<T, I, B>(
+        &self,
+        input: I,
+        send_counts: &[usize],
+        output: B,
+        recv_counts: &[usize],
+    ) -> Result<Work<B>>
+    where
+        T: Element,
+        I: AsRef<[T]> + Send + 'static,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let out = output.as_ref().len();
+        let counts = self.check_pairs(input.as_ref().len(), send_counts, out, recv_counts)?;
+        Ok(self.submit(call_of::<T>(Kind::AllToAll, counts), output, input))
+    }
+
+    /// The length of a block.
+    fn check_exchange(&self, input: usize, output: usize) -> Result<usize> {
+        self.check_len("all_to_all", "the output", output, input)?;
+        let block = input / self.world_size();
+        self.check_blocks("all_to_all", block, input, "an input")?;
+        Ok(block)
+    }
+
+    pub(super) fn check_pairs(
+        &self,
+        input: usize,
+        send_counts: &[usize],
+        output: usize,
+        recv_counts: &[usize],
+    ) -> Result<Counts> {
+        let operation = "all_to_all_v";
+        let sent = self.borders(operation, "send_counts", send_counts)?;
+        let received = self.borders(operation, "recv_counts", recv_counts)?;
+        self.check_len(operation, "the input", input, sent.total())?;
+        self.check_len(operation, "the output", output, received.total())?;
+        let (to_self, from_self) = (send_counts[self.rank()], recv_counts[self.rank()]);
+        if to_self != from_self {
+            return Err(Error::InvalidArgument {
+                operation,
+                problem: format!(
+                    "this rank sends {to_self} elements to itself but expects {from_self}"
+                ),
+            });
+        }
+        Ok(Counts::Own { sent, received })
+    }
+}

@@ -1,0 +1,239 @@
+//! Collectives that collect what every rank has: all_gather and gather.
+
+use drumline_engine::executor::Operation as Kind;
+use drumline_schedule::step::Rank;
+
+use super::{ProcessGroup, call, call_of};
+use crate::{Element, Result, Work};
+
+impl ProcessGroup {
+    /// Collects the `input` of every rank in `output`, in order of rank.
+    ///
+    /// All ranks pass the same number of elements; `output` holds `world_size` times as many.
+    ///
+    /// ```
+    /// # use drumline::ProcessGroup;
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let mut all = [0; 3];
+    /// group.all_gather(&[group.rank()].map(|rank| rank as u8), &mut all).unwrap();
+    /// assert_eq!(all, [0, 1, 2]);
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit;
+    /// otherwise as [`ProcessGroup::all_reduce`].
+    pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
+        self.check_blocks("all_gather", input.len(), output.len(), "an output")?;
+        self.run(call::<T>(Kind::AllGather, input.len()), output, input)
+    }
+
+    /// [`ProcessGroup::all_gather`] in the background. Gives `output` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_gather_async(vec![7], vec![0; group.world_size()])?;
+    /// assert_eq!(work.wait()?, [7]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit.
+    pub fn all_gather_async<T, I, B>(&self, input: I, output: B) -> Result<Work<B>>
+    where
+        T: Element,
+        I: AsRef<[T]> + Send + 'static,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let len = input.as_ref().len();
+        self.check_blocks("all_gather", len, output.as_ref().len(), "an output")?;
+        Ok(self.submit(call::<T>(Kind::AllGather, len), output, input))
+    }
+
+    /// [`ProcessGroup::all_gather`] of blocks of different lengths: rank `i` brings `counts[i]`
+    /// elements. All ranks pass the same `counts`.
+    ///
+    /// ```
+    /// # use drumline::ProcessGroup;
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let own = vec![group.rank() as i32; group.rank()];
+    /// let mut all = [0; 3];
+    /// group.all_gather_v(&own, &mut all, &[0, 1, 2]).unwrap();
+    /// assert_eq!(all, [1, 2, 2]);
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::all_gather`].
+    pub fn all_gather_v<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        counts: &[usize],
+    ) -> Result<()> {
+        let blocks =
+            self.blocks_by_rank("all_gather_v", counts, input.len(), Some(output.len()))?;
+        self.run(call_of::<T>(Kind::AllGather, blocks), output, input)
+    }
+
+    /// [`ProcessGroup::all_gather_v`] in the background. Gives `output` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_gather_v_async(vec![7, 8], vec![0; 2], &[2])?;
+    /// assert_eq!(work.wait()?, [7, 8]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit.
+    pub fn all_gather_v_async<T, I, B>(
+        &self,
+        input: I,
+        output: B,
+        counts: &[usize],
+    ) -> Result<Work<B>>
+    where
+        T: Element,
+        I: AsRef<[T]> + Send + 'static,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let long = output.as_ref().len();
+        let blocks =
+            self.blocks_by_rank("all_gather_v", counts, input.as_ref().len(), Some(long))?;
+        Ok(self.submit(call_of::<T>(Kind::AllGather, blocks), output, input))
+    }
+
+    /// Collects the `input` of every rank in `output` at rank `root`, in order of rank.
+    ///
+    /// All ranks pass the same number of elements. At the root, `output` holds `world_size` times
+    /// as many; on other ranks it is empty, and success means that their part has been taken.
+    ///
+    /// ```
+    /// # use drumline::ProcessGroup;
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let mut all = if group.rank() == 2 { vec![0; 3] } else { vec![] };
+    /// group.gather(&[group.rank() as u32], &mut all, 2).unwrap();
+    /// assert_eq!(all, if group.rank() == 2 { vec![0, 1, 2] } else { vec![] });
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or the
+    /// root is no rank; otherwise as [`ProcessGroup::all_reduce`]. A rank that needs nobody's
+    /// answer learns of a mismatch in its next call or in [`destroy`](ProcessGroup::destroy).
+    pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
+        self.check_at_root("gather", root, input.len(), output.len(), "an output")?;
+        self.run(call::<T>(Kind::Gather, input.len()).rooted(root), output, input)
+    }
+
+    /// [`ProcessGroup::gather`] in the background. Gives `output` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.gather_async(vec![7], vec![0; group.world_size()], 0)?;
+    /// assert_eq!(work.wait()?, [7]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or the
+    /// root is no rank.
+    pub fn gather_async<T, I, B>(&self, input: I, output: B, root: Rank) -> Result<Work<B>>
+    where
+        T: Element,
+        I: AsRef<[T]> + Send + 'static,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let (len, long) = (input.as_ref().len(), output.as_ref().len());
+        self.check_at_root("gather", root, len, long, "an output")?;
+        Ok(self.submit(call::<T>(Kind::Gather, len).rooted(root), output, input))
+    }
+
+    /// [`ProcessGroup::gather`] of blocks of different lengths: rank `i` brings `counts[i]`
+    /// elements. All ranks pass the same `counts`.
+    ///
+    /// ```
+    /// # use drumline::ProcessGroup;
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let mut all = if group.rank() == 0 { vec!['.' as u32; 3] } else { vec![] };
+    /// let own = ['a', 'b', 'c'].map(u32::from)[group.rank()..][..1].repeat(group.rank());
+    /// group.gather_v(&own, &mut all, &[0, 1, 2], 0).unwrap();
+    /// assert_eq!(all, if group.rank() == 0 { vec![98, 99, 99] } else { vec![] });
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::gather`].
+    pub fn gather_v<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        counts: &[usize],
+        root: Rank,
+    ) -> Result<()> {
+        let blocks = self.blocks_at_root("gather_v", root, counts, input.len(), output.len())?;
+        self.run(call_of::<T>(Kind::Gather, blocks).rooted(root), output, input)
+    }
+
+    /// [`ProcessGroup::gather_v`] in the background. Gives `output` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.gather_v_async(vec![7, 8], vec![0; 2], &[2], 0)?;
+    /// assert_eq!(work.wait()?, [7, 8]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or the
+    /// root is no rank.
+    pub fn gather_v_async<T, I, B>(
+        &self,
+        input: I,
+        output: B,
+        counts: &[usize],
+        root: Rank,
+    ) -> Result<Work<B>>
+    where
+        T: Element,
+        I: AsRef<[T]> + Send + 'static,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let long = output.as_ref().len();
+        let blocks = self.blocks_at_root("gather_v", root, counts, input.as_ref().len(), long)?;
+        Ok(self.submit(call_of::<T>(Kind::Gather, blocks).rooted(root), output, input))
+    }
+}

@@ -1,0 +1,90 @@
+//! The local part of collectives in which a rank has several members.
+
+use bytemuck::Zeroable;
+use drumline_engine::{call::Call, executor::Operation as Kind};
+use drumline_kernels::{Source, Target, combine, narrow, reduce_tree, widen};
+use drumline_schedule::tree::{Node, merges};
+
+use super::{call, lists::deal_out};
+use crate::{Element, Error, ReduceOp, Result};
+
+/// Completes an average of so many members.
+pub(super) fn finish<A: Element>(op: ReduceOp, sum: &mut [A], members: usize) {
+    if op == ReduceOp::Avg && !sum.is_empty() {
+        let all = Target::from(sum);
+        reduce_tree(op, &[all], &[all.as_source()], &[0], Some(members));
+    }
+}
+
+/// A reduction of members, in the type that their sums are kept in.
+pub(super) fn of_members<T: Element>(operation: Kind, elements: usize, members: usize) -> Call {
+    // The type of the members themselves does not show otherwise.
+    let parts = vec![elements, members, T::DTYPE as usize];
+    call::<T::Accumulator>(operation, elements).in_parts(parts)
+}
+
+/// What ranks do with sums of members: an average is divided in the end, by all members.
+pub(super) fn across(op: ReduceOp) -> ReduceOp {
+    if op == ReduceOp::Avg { ReduceOp::Sum } else { op }
+}
+
+/// The canonical sum of a rank's members, not divided and not rounded.
+pub(super) fn sum_of_members<T: Element>(
+    members: &[impl AsRef<[T]>],
+    op: ReduceOp,
+) -> Vec<T::Accumulator> {
+    let leaves: Vec<Node> = (0..members.len()).map(Node::leaf).collect();
+    let merges = merges(Node::root(members.len()), &leaves).unwrap_or_default();
+    let mut stack: Vec<Vec<T::Accumulator>> = Vec::new();
+    for (member, merges) in members.iter().zip(merges) {
+        let member = member.as_ref();
+        let mut right = vec![T::Accumulator::zeroed(); member.len()];
+        widen(Target::from(&mut right[..]), Source::from(member));
+        for _ in 0..merges {
+            let Some(mut left) = stack.pop() else { break };
+            combine(op, Target::from(&mut left[..]), Source::from(&right[..]), None);
+            right = left;
+        }
+        stack.push(right);
+    }
+    stack.pop().unwrap_or_default()
+}
+
+pub(super) fn round<T: Element>(sum: &[T::Accumulator], to: &mut [T]) {
+    narrow(Target::from(to), Source::from(sum));
+}
+
+pub(super) fn round_and_deal_out<T: Element>(
+    sum: &[T::Accumulator],
+    buffers: &mut [impl AsMut<[T]>],
+) {
+    let mut rounded = vec![T::zeroed(); sum.len()];
+    round(sum, &mut rounded);
+    deal_out(&rounded, buffers);
+}
+
+/// The common length of the buffers.
+pub(super) fn check_members<T>(
+    operation: &'static str,
+    buffers: &[impl AsRef<[T]>],
+) -> Result<usize> {
+    let invalid = |problem| Err(Error::InvalidArgument { operation, problem });
+    let mut lengths = buffers.iter().map(|buffer| buffer.as_ref().len());
+    let Some(first) = lengths.next() else {
+        return invalid("the list is empty: every rank has at least one buffer".to_owned());
+    };
+    match lengths.find(|len| *len != first) {
+        None => Ok(first),
+        Some(other) => invalid(format!(
+            "a buffer has {other} elements and the first one {first}: all must be as long"
+        )),
+    }
+}
+
+pub(super) fn check_as_many(operation: &'static str, expected: usize, found: usize) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    let problem = format!("{expected} buffers are given on one side and {found} on the other");
+    Err(Error::InvalidArgument { operation, problem })
+}

@@ -1,0 +1,248 @@
+//! The collectives, blocking and asynchronous, by what they do.
+//!
+//! Functions that end in `_v` take blocks of different lengths, those in `_list` a buffer for every
+//! rank, those in `_coalesced` the buffers of several calls; and in those in `_multi` a rank has several
+//! members.
+
+mod barrier;
+mod coalesced;
+mod exchange;
+mod gather;
+mod lists;
+mod members;
+mod multi;
+mod reduce;
+mod scan;
+mod scatter;
+
+use drumline_engine::{
+    call::Call,
+    executor::Operation as Kind,
+    lane::{Job, Operation},
+    operation::{CallOn, Request},
+};
+use drumline_schedule::{Borders, Counts, step::Rank};
+
+use super::ProcessGroup;
+use crate::{Element, Error, Result, Work};
+
+impl ProcessGroup {
+    pub(super) fn check_rank(&self, operation: &'static str, rank: Rank) -> Result<()> {
+        if rank < self.world_size() {
+            return Ok(());
+        }
+        Err(Error::InvalidArgument {
+            operation,
+            problem: format!(
+                "there is no rank {rank}: the ranks of group {:?} are 0 to {}",
+                self.name(),
+                self.world_size() - 1
+            ),
+        })
+    }
+
+    /// Whether the long buffer holds a block of `block` elements for every rank.
+    fn check_blocks(
+        &self,
+        operation: &'static str,
+        block: usize,
+        long: usize,
+        what: &str,
+    ) -> Result<()> {
+        if block.checked_mul(self.world_size()) == Some(long) {
+            return Ok(());
+        }
+        Err(Error::InvalidArgument {
+            operation,
+            problem: format!(
+                "{what} of {long} elements does not hold a block of {block} elements for each of \
+                 {} ranks",
+                self.world_size()
+            ),
+        })
+    }
+
+    /// The same at the root; elsewhere the long buffer must be empty.
+    fn check_at_root(
+        &self,
+        operation: &'static str,
+        root: Rank,
+        block: usize,
+        long: usize,
+        what: &str,
+    ) -> Result<()> {
+        self.check_rank(operation, root)?;
+        match self.rank() == root {
+            true => self.check_blocks(operation, block, long, what),
+            false => {
+                let what = format!("{what} of a rank that is not the root");
+                self.check_len(operation, &what, long, 0)
+            }
+        }
+    }
+
+    fn check_len(
+        &self,
+        operation: &'static str,
+        what: &str,
+        found: usize,
+        expected: usize,
+    ) -> Result<()> {
+        if found == expected {
+            return Ok(());
+        }
+        Err(Error::InvalidArgument {
+            operation,
+            problem: format!("{what} has {found} elements where there should be {expected}"),
+        })
+    }
+
+    /// Where blocks of so many elements for each rank begin and end.
+    fn borders(&self, operation: &'static str, what: &str, counts: &[usize]) -> Result<Borders> {
+        let invalid = |problem| Error::InvalidArgument { operation, problem };
+        if counts.len() != self.world_size() {
+            return Err(invalid(format!(
+                "{what} has {} entries, but the group has {} ranks",
+                counts.len(),
+                self.world_size()
+            )));
+        }
+        Borders::new(counts)
+            .ok_or_else(|| invalid(format!("no memory holds as many elements as {what} says")))
+    }
+
+    /// Blocks of these lengths by rank, where this rank's own has `own` elements, and all of them
+    /// `long`, if it has them all.
+    fn blocks_by_rank(
+        &self,
+        operation: &'static str,
+        counts: &[usize],
+        own: usize,
+        long: Option<usize>,
+    ) -> Result<Counts> {
+        let borders = self.borders(operation, "counts", counts)?;
+        self.check_len(operation, "this rank's block", own, counts[self.rank()])?;
+        if let Some(long) = long {
+            self.check_len(operation, "the buffer of all blocks", long, borders.total())?;
+        }
+        // Every rank sees whether they are all the same.
+        Ok(match counts.iter().all(|count| *count == own) {
+            true => Counts::Even(own),
+            false => Counts::ByRank(borders),
+        })
+    }
+
+    /// The same, where only the root has all blocks.
+    fn blocks_at_root(
+        &self,
+        operation: &'static str,
+        root: Rank,
+        counts: &[usize],
+        own: usize,
+        long: usize,
+    ) -> Result<Counts> {
+        self.check_rank(operation, root)?;
+        if self.rank() == root {
+            return self.blocks_by_rank(operation, counts, own, Some(long));
+        }
+        let what = "the buffer of all blocks, on a rank that is not the root,";
+        self.check_len(operation, what, long, 0)?;
+        self.blocks_by_rank(operation, counts, own, None)
+    }
+
+    fn run<T: Element>(
+        &self,
+        call: impl Into<Request<T>>,
+        data: &mut [T],
+        input: &[T],
+    ) -> Result<()> {
+        self.inner.run(&mut CallOn::<T, _, _>::new(self.limited(call), data, input))
+    }
+
+    /// The call with the time limit of this handle, unless it has its own.
+    fn limited<T>(&self, call: impl Into<Request<T>>) -> Request<T> {
+        let mut request = call.into();
+        request.call.timeout = request.call.timeout.or(self.timeout);
+        request
+    }
+
+    fn submit<T, B, I>(&self, call: impl Into<Request<T>>, buffer: B, input: I) -> Work<B>
+    where
+        T: Element,
+        I: AsRef<[T]> + Send + 'static,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        self.submit_then(call, buffer, input, |buffer| buffer)
+    }
+
+    /// Where the operation ends, `then` makes of its buffer what the caller gets back.
+    fn submit_then<T, B, I, R, F>(
+        &self,
+        call: impl Into<Request<T>>,
+        buffer: B,
+        input: I,
+        then: F,
+    ) -> Work<R>
+    where
+        T: Element,
+        I: AsRef<[T]> + Send + 'static,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+        R: Send + 'static,
+        F: FnOnce(B) -> R + Send + 'static,
+    {
+        let (promise, work) = Work::of(&self.inner);
+        self.submit_and(call, buffer, input, move |result, buffer: B| {
+            promise.complete(result.map(|()| then(buffer)));
+        });
+        work
+    }
+
+    /// Where the operation ends, `end` gets its result and its buffer.
+    pub(super) fn submit_and<T, B, I, F>(
+        &self,
+        call: impl Into<Request<T>>,
+        buffer: B,
+        input: I,
+        end: F,
+    ) where
+        T: Element,
+        I: AsRef<[T]> + Send + 'static,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+        F: FnOnce(Result<()>, B) + Send + 'static,
+    {
+        let on = CallOn::new(self.limited(call), buffer, input);
+        self.inner.submit(Box::new(Owned { on, end }));
+    }
+}
+
+/// A call on blocks of so many elements.
+pub(super) fn call<T: Element>(operation: Kind, elements: usize) -> Call {
+    call_of::<T>(operation, Counts::Even(elements))
+}
+
+fn call_of<T: Element>(operation: Kind, counts: Counts) -> Call {
+    Call::new(operation, T::DTYPE, counts)
+}
+
+/// An operation that owns its buffers.
+struct Owned<T: Element, B, I, F> {
+    on: CallOn<T, B, I>,
+    end: F,
+}
+
+impl<T, B, I, F> Job for Owned<T, B, I, F>
+where
+    T: Element,
+    I: AsRef<[T]> + Send,
+    B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    F: FnOnce(Result<()>, B) + Send,
+{
+    fn operation(&mut self) -> &mut dyn Operation {
+        &mut self.on
+    }
+
+    fn complete(self: Box<Self>, result: drumline_engine::Result<()>) {
+        let Owned { on, end } = *self;
+        end(result.map_err(Error::from), on.into_data());
+    }
+}

@@ -1,0 +1,439 @@
+//! Collectives in which every rank has several members: buffers of one length, as many on every
+//! rank, each of which counts as a rank does elsewhere.
+//!
+//! Member `j` of rank `k` is number `k * n + j`, if ranks have `n` members each. Sums are those of a
+//! host and its ranks under [`SumOrder::Placement`](crate::SumOrder::Placement): first the tree over
+//! the members of a rank, then the tree over ranks. Partial sums are kept in the type that the
+//! elements accumulate in.
+
+use bytemuck::Zeroable;
+use drumline_engine::{call::Call, executor::Operation as Kind, operation::Request};
+use drumline_kernels::copy;
+use drumline_schedule::step::Rank;
+
+use super::{
+    ProcessGroup, call,
+    members::{
+        across, check_as_many, check_members, finish, of_members, round, round_and_deal_out,
+        sum_of_members,
+    },
+};
+use crate::{Element, Error, ReduceOp, Result, Work};
+
+/// A call on sums of members, and this rank's.
+type Summed<A> = (Request<A>, Vec<A>);
+
+impl ProcessGroup {
+    /// Reduces all buffers of all ranks, in place: afterwards they are all the same.
+    ///
+    /// ```
+    /// # use drumline::{ProcessGroup, ReduceOp};
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let (mut a, mut b) = ([1], [group.rank() as i32]);
+    /// group.all_reduce_multi(&mut [&mut a, &mut b], ReduceOp::Sum).unwrap();
+    /// assert_eq!((a, b), ([6], [6]));
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] for an empty list or lengths that differ; otherwise as
+    /// [`ProcessGroup::all_reduce`].
+    pub fn all_reduce_multi<T: Element>(
+        &self,
+        buffers: &mut [&mut [T]],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let len = check_members("all_reduce_multi", buffers)?;
+        let mut sum = sum_of_members(buffers, op);
+        let call = of_members::<T>(Kind::AllReduce, len, buffers.len()).reducing(across(op));
+        self.run(call, &mut sum, &[])?;
+        finish(op, &mut sum, self.members(buffers.len()));
+        buffers.iter_mut().for_each(|buffer| round(&sum, buffer));
+        Ok(())
+    }
+
+    /// [`ProcessGroup::all_reduce_multi`] in the background. Gives the buffers back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_reduce_multi_async(vec![vec![1], vec![2]], drumline::ReduceOp::Sum)?;
+    /// assert_eq!(work.wait()?, [[3], [3]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] as for the blocking form.
+    pub fn all_reduce_multi_async<T, B>(
+        &self,
+        mut buffers: Vec<B>,
+        op: ReduceOp,
+    ) -> Result<Work<Vec<B>>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let len = check_members("all_reduce_multi", &buffers)?;
+        let (sum, members) = (sum_of_members(&buffers, op), self.members(buffers.len()));
+        let call = of_members::<T>(Kind::AllReduce, len, buffers.len()).reducing(across(op));
+        Ok(self.submit_then(call, sum, Vec::new(), move |mut sum: Vec<T::Accumulator>| {
+            finish(op, &mut sum, members);
+            buffers.iter_mut().for_each(|buffer| round(&sum, buffer.as_mut()));
+            buffers
+        }))
+    }
+
+    /// Reduces all buffers of all ranks into buffer `root_buffer` of rank `root`. All other
+    /// buffers stay as they are.
+    ///
+    /// ```
+    /// # use drumline::{ProcessGroup, ReduceOp};
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let (mut a, mut b) = ([1], [2]);
+    /// group.reduce_multi(&mut [&mut a, &mut b], ReduceOp::Sum, 2, 1).unwrap();
+    /// assert_eq!((a, b), ([1], if group.rank() == 2 { [9] } else { [2] }));
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] for an empty list, lengths that differ, or a root that is no
+    /// rank or has no such buffer; otherwise as [`ProcessGroup::reduce`].
+    pub fn reduce_multi<T: Element>(
+        &self,
+        buffers: &mut [&mut [T]],
+        op: ReduceOp,
+        root: Rank,
+        root_buffer: usize,
+    ) -> Result<()> {
+        let len = self.check_root_buffer("reduce_multi", buffers, root, root_buffer)?;
+        let mut sum = sum_of_members(buffers, op);
+        let call = of_members::<T>(Kind::Reduce, len, buffers.len()).rooted(root);
+        self.run(call.reducing(across(op)), &mut sum, &[])?;
+        if self.rank() == root {
+            finish(op, &mut sum, self.members(buffers.len()));
+            round(&sum, buffers[root_buffer]);
+        }
+        Ok(())
+    }
+
+    /// [`ProcessGroup::reduce_multi`] in the background. Gives the buffers back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.reduce_multi_async(vec![vec![1], vec![2]], drumline::ReduceOp::Sum, 0, 1)?;
+    /// assert_eq!(work.wait()?, [[1], [3]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] as for the blocking form.
+    pub fn reduce_multi_async<T, B>(
+        &self,
+        mut buffers: Vec<B>,
+        op: ReduceOp,
+        root: Rank,
+        root_buffer: usize,
+    ) -> Result<Work<Vec<B>>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let len = self.check_root_buffer("reduce_multi", &buffers, root, root_buffer)?;
+        let (sum, members) = (sum_of_members(&buffers, op), self.members(buffers.len()));
+        let call = of_members::<T>(Kind::Reduce, len, buffers.len()).rooted(root);
+        let at_root = self.rank() == root;
+        let then = move |mut sum: Vec<T::Accumulator>| {
+            if at_root {
+                finish(op, &mut sum, members);
+                round(&sum, buffers[root_buffer].as_mut());
+            }
+            buffers
+        };
+        Ok(self.submit_then(call.reducing(across(op)), sum, Vec::new(), then))
+    }
+
+    /// Gives all buffers of all ranks what buffer `root_buffer` of rank `root` has.
+    ///
+    /// ```
+    /// # use drumline::ProcessGroup;
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let (mut a, mut b) = ([1], [10 + group.rank() as u8]);
+    /// group.broadcast_multi(&mut [&mut a, &mut b], 1, 1).unwrap();
+    /// assert_eq!((a, b), ([11], [11]));
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] for an empty list, lengths that differ, or a root that is no
+    /// rank or has no such buffer; otherwise as [`ProcessGroup::broadcast`].
+    pub fn broadcast_multi<T: Element>(
+        &self,
+        buffers: &mut [&mut [T]],
+        root: Rank,
+        root_buffer: usize,
+    ) -> Result<()> {
+        let len = self.check_root_buffer("broadcast_multi", buffers, root, root_buffer)?;
+        let parts = vec![len, buffers.len()];
+        let call = call::<T>(Kind::Broadcast, len).rooted(root).in_parts(parts);
+        self.run(call, buffers[root_buffer], &[])?;
+        let (before, at_and_behind) = buffers.split_at_mut(root_buffer);
+        if let [source, behind @ ..] = at_and_behind {
+            before
+                .iter_mut()
+                .chain(behind)
+                .for_each(|buffer| copy((&mut **buffer).into(), (&**source).into()));
+        }
+        Ok(())
+    }
+
+    /// [`ProcessGroup::broadcast_multi`] in the background. Gives the buffers back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.broadcast_multi_async(vec![vec![1], vec![2]], 0, 1)?;
+    /// assert_eq!(work.wait()?, [[2], [2]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] as for the blocking form.
+    pub fn broadcast_multi_async<T, B>(
+        &self,
+        mut buffers: Vec<B>,
+        root: Rank,
+        root_buffer: usize,
+    ) -> Result<Work<Vec<B>>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let len = self.check_root_buffer("broadcast_multi", &buffers, root, root_buffer)?;
+        let parts = vec![len, buffers.len()];
+        let call = call::<T>(Kind::Broadcast, len).rooted(root).in_parts(parts);
+        let source = buffers[root_buffer].as_ref().to_vec();
+        Ok(self.submit_then(call, source, Vec::new(), move |data: Vec<T>| {
+            buffers.iter_mut().for_each(|buffer| copy(buffer.as_mut().into(), data[..].into()));
+            buffers
+        }))
+    }
+
+    /// Collects the inputs of all ranks in every output, in the order of members.
+    ///
+    /// There are as many outputs as inputs. Each output holds a block for every member of the
+    /// group: with `n` inputs, that of input `j` of rank `k` is block `k * n + j`.
+    ///
+    /// ```
+    /// # use drumline::ProcessGroup;
+    /// # let groups = ProcessGroup::local_world(2)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let inputs = [10, 11].map(|value| [value + 10 * group.rank() as i16]);
+    /// let [mut a, mut b] = [[0; 4]; 2];
+    /// group.all_gather_multi(&[&inputs[0], &inputs[1]], &mut [&mut a, &mut b]).unwrap();
+    /// assert_eq!((a, b), ([10, 11, 20, 21], [10, 11, 20, 21]));
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit; otherwise as
+    /// [`ProcessGroup::all_gather`].
+    pub fn all_gather_multi<T: Element>(
+        &self,
+        inputs: &[&[T]],
+        outputs: &mut [&mut [T]],
+    ) -> Result<()> {
+        let (call, own) = self.gather_of_members(inputs, outputs)?;
+        if let [first, others @ ..] = outputs {
+            self.run(call, first, &own)?;
+            others.iter_mut().for_each(|other| copy((&mut **other).into(), (&**first).into()));
+        }
+        Ok(())
+    }
+
+    /// [`ProcessGroup::all_gather_multi`] in the background. Gives `outputs` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_gather_multi_async(&[&[1], &[2]], vec![vec![0; 2]; 2])?;
+    /// assert_eq!(work.wait()?, [[1, 2], [1, 2]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] as for the blocking form.
+    pub fn all_gather_multi_async<T, B>(
+        &self,
+        inputs: &[&[T]],
+        mut outputs: Vec<B>,
+    ) -> Result<Work<Vec<B>>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let (call, own) = self.gather_of_members(inputs, &outputs)?;
+        let all = vec![T::zeroed(); own.len() * self.world_size()];
+        Ok(self.submit_then(call, all, own, move |all: Vec<T>| {
+            outputs.iter_mut().for_each(|output| copy(output.as_mut().into(), all[..].into()));
+            outputs
+        }))
+    }
+
+    /// Reduces all inputs of all ranks, and gives every member its block: the inverse of
+    /// [`ProcessGroup::all_gather_multi`].
+    ///
+    /// There are as many inputs as outputs, `n` of them. Each input holds a block for every
+    /// member of the group, of the length of an output; output `j` of rank `k` gets the sum of all
+    /// blocks `k * n + j`.
+    ///
+    /// ```
+    /// # use drumline::{ProcessGroup, ReduceOp};
+    /// # let groups = ProcessGroup::local_world(2)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let input = [1, 2, 3, 4];
+    /// let (mut a, mut b) = ([0], [0]);
+    /// let (inputs, mut outputs) = ([&input[..], &input], [&mut a[..], &mut b]);
+    /// group.reduce_scatter_multi(&inputs, &mut outputs, ReduceOp::Sum).unwrap();
+    /// assert_eq!((a, b), if group.rank() == 0 { ([4], [8]) } else { ([12], [16]) });
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit; otherwise as
+    /// [`ProcessGroup::reduce_scatter`].
+    pub fn reduce_scatter_multi<T: Element>(
+        &self,
+        inputs: &[&[T]],
+        outputs: &mut [&mut [T]],
+        op: ReduceOp,
+    ) -> Result<()> {
+        let (call, sum) = self.scatter_of_members(inputs, outputs, op)?;
+        let mut own = vec![T::Accumulator::zeroed(); sum.len() / self.world_size()];
+        self.run(call, &mut own, &sum)?;
+        finish(op, &mut own, self.members(inputs.len()));
+        round_and_deal_out(&own, outputs);
+        Ok(())
+    }
+
+    /// [`ProcessGroup::reduce_scatter_multi`] in the background. Gives `outputs` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let outputs = vec![vec![0], vec![0]];
+    /// let work = group.reduce_scatter_multi_async(&[&[1, 2], &[3, 4]], outputs, drumline::ReduceOp::Sum)?;
+    /// assert_eq!(work.wait()?, [[4], [6]]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] as for the blocking form.
+    pub fn reduce_scatter_multi_async<T, B>(
+        &self,
+        inputs: &[&[T]],
+        mut outputs: Vec<B>,
+        op: ReduceOp,
+    ) -> Result<Work<Vec<B>>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let (call, sum) = self.scatter_of_members(inputs, &outputs, op)?;
+        let own = vec![T::Accumulator::zeroed(); sum.len() / self.world_size()];
+        let members = self.members(inputs.len());
+        Ok(self.submit_then(call, own, sum, move |mut own: Vec<T::Accumulator>| {
+            finish(op, &mut own, members);
+            round_and_deal_out(&own, &mut outputs);
+            outputs
+        }))
+    }
+
+    /// The call, and what this rank brings.
+    fn gather_of_members<T: Element>(
+        &self,
+        inputs: &[&[T]],
+        outputs: &[impl AsRef<[T]>],
+    ) -> Result<(Call, Vec<T>)> {
+        let operation = "all_gather_multi";
+        let len = check_members(operation, inputs)?;
+        let all = check_members(operation, outputs)?;
+        check_as_many(operation, inputs.len(), outputs.len())?;
+        let own = inputs.concat();
+        self.check_blocks(operation, own.len(), all, "an output")?;
+        let parts = vec![len, inputs.len()];
+        Ok((call::<T>(Kind::AllGather, own.len()).in_parts(parts), own))
+    }
+
+    /// The call, and what this rank brings.
+    fn scatter_of_members<T: Element>(
+        &self,
+        inputs: &[&[T]],
+        outputs: &[impl AsRef<[T]>],
+        op: ReduceOp,
+    ) -> Result<Summed<T::Accumulator>> {
+        let operation = "reduce_scatter_multi";
+        let all = check_members(operation, inputs)?;
+        let len = check_members(operation, outputs)?;
+        check_as_many(operation, outputs.len(), inputs.len())?;
+        let block = len * outputs.len();
+        self.check_blocks(operation, block, all, "an input")?;
+        let call = of_members::<T>(Kind::ReduceScatter, block, inputs.len());
+        Ok((call.reducing(across(op)), sum_of_members(inputs, op)))
+    }
+
+    /// How many all ranks have together.
+    fn members(&self, of_a_rank: usize) -> usize {
+        self.world_size() * of_a_rank
+    }
+
+    fn check_root_buffer<T>(
+        &self,
+        operation: &'static str,
+        buffers: &[impl AsRef<[T]>],
+        root: Rank,
+        root_buffer: usize,
+    ) -> Result<usize> {
+        self.check_rank(operation, root)?;
+        let len = check_members(operation, buffers)?;
+        if root_buffer < buffers.len() {
+            return Ok(len);
+        }
+        let problem =
+            format!("there is no buffer {root_buffer}: the list has {} of them", buffers.len());
+        Err(Error::InvalidArgument { operation, problem })
+    }
+}

@@ -1,0 +1,358 @@
+//! Collectives that reduce: all_reduce, reduce, reduce_scatter.
+
+use drumline_engine::{executor::Operation as Kind, operation::CallOn, operator::Operator};
+use drumline_kernels::copy;
+use drumline_schedule::step::Rank;
+
+use super::{ProcessGroup, call, call_of};
+use crate::{Element, Result, Work};
+
+impl ProcessGroup {
+    /// Reduces `data` over all ranks, in place: afterwards it is the same on every rank.
+    ///
+    /// All ranks pass the same number of elements. The result has the same bits whatever the
+    /// algorithm, because every algorithm adds in one order (payloads of NaN apart). Sums of
+    /// 16-bit floats are kept in `f32` and rounded once.
+    ///
+    /// ```
+    /// # use drumline::{ProcessGroup, ReduceOp};
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let mut data = [group.rank() as f32, 1.0];
+    /// group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
+    /// assert_eq!(data, [3.0, 3.0]);
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Collective`](crate::Error::Collective) says which rank did what;
+    /// [`Error::Poisoned`](crate::Error::Poisoned) after a failure.
+    pub fn all_reduce<T: Element>(&self, data: &mut [T], op: impl Into<Operator<T>>) -> Result<()> {
+        let call = call::<T>(Kind::AllReduce, data.len()).reducing(op);
+        self.run(call, data, &[])
+    }
+
+    /// [`ProcessGroup::all_reduce`] in the background.
+    ///
+    /// The buffer may be anything that is a slice: a `Vec<T>`, a `Box<[T]>`, a
+    /// [`RegisteredBuffer<T>`](crate::RegisteredBuffer).
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_reduce_async(vec![1.0, 2.0], drumline::ReduceOp::Sum);
+    /// // ... compute something else ...
+    /// assert_eq!(work.wait()?, [1.0, 2.0]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn all_reduce_async<T, B>(&self, buffer: B, op: impl Into<Operator<T>>) -> Work<B>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let call = call::<T>(Kind::AllReduce, buffer.as_ref().len()).reducing(op);
+        self.submit(call, buffer, Vec::new())
+    }
+
+    /// [`ProcessGroup::all_reduce`] of `input`, which stays as it is, into `output` of the same
+    /// length.
+    ///
+    /// ```
+    /// # use drumline::{ProcessGroup, ReduceOp};
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let mut sum = [0];
+    /// group.all_reduce_into(&[1], &mut sum, ReduceOp::Sum).unwrap();
+    /// assert_eq!(sum, [3]);
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths differ;
+    /// otherwise as [`ProcessGroup::all_reduce`].
+    pub fn all_reduce_into<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        op: impl Into<Operator<T>>,
+    ) -> Result<()> {
+        self.check_len("all_reduce_into", "the output", output.len(), input.len())?;
+        copy(output.into(), input.into());
+        self.all_reduce(output, op)
+    }
+
+    /// [`ProcessGroup::all_reduce_into`] in the background. Gives `output` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.all_reduce_into_async(&[1.0, 2.0], vec![0.0; 2], drumline::ReduceOp::Sum)?;
+    /// assert_eq!(work.wait()?, [1.0, 2.0]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths differ.
+    pub fn all_reduce_into_async<T, B>(
+        &self,
+        input: &[T],
+        mut output: B,
+        op: impl Into<Operator<T>>,
+    ) -> Result<Work<B>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        self.check_len("all_reduce_into", "the output", output.as_ref().len(), input.len())?;
+        copy(output.as_mut().into(), input.into());
+        Ok(self.all_reduce_async(output, op))
+    }
+
+    /// Reduces the `data` of all ranks to rank `root`, in place. On other ranks `data` stays as it
+    /// is.
+    ///
+    /// All ranks pass the same number of elements. On ranks other than the root success
+    /// means that their part has been taken, not that the sum is complete.
+    ///
+    /// ```
+    /// # use drumline::{ProcessGroup, ReduceOp};
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let mut data = [group.rank(), 5].map(|value| value as i32);
+    /// group.reduce(&mut data, ReduceOp::Max, 1).unwrap();
+    /// assert_eq!(data[0], if group.rank() == 1 { 2 } else { group.rank() as i32 });
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a root that is no rank;
+    /// otherwise as [`ProcessGroup::all_reduce`]. A rank that needs nobody's answer learns of a
+    /// mismatch in its next call or in [`destroy`](ProcessGroup::destroy).
+    pub fn reduce<T: Element>(
+        &self,
+        data: &mut [T],
+        op: impl Into<Operator<T>>,
+        root: Rank,
+    ) -> Result<()> {
+        self.check_rank("reduce", root)?;
+        self.run(call::<T>(Kind::Reduce, data.len()).rooted(root).reducing(op), data, &[])
+    }
+
+    /// [`ProcessGroup::reduce`] in the background.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.reduce_async(vec![1.0, 2.0], drumline::ReduceOp::Sum, 0)?;
+    /// assert_eq!(work.wait()?, [1.0, 2.0]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a root that is no rank.
+    pub fn reduce_async<T, B>(
+        &self,
+        buffer: B,
+        op: impl Into<Operator<T>>,
+        root: Rank,
+    ) -> Result<Work<B>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        self.check_rank("reduce", root)?;
+        let call = call::<T>(Kind::Reduce, buffer.as_ref().len()).rooted(root).reducing(op);
+        Ok(self.submit(call, buffer, Vec::new()))
+    }
+
+    /// [`ProcessGroup::reduce`] of `input`, which stays as it is, into `output` at the root. There
+    /// it has the same length; on other ranks it is empty.
+    ///
+    /// ```
+    /// # use drumline::{ProcessGroup, ReduceOp};
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let mut sum = if group.rank() == 0 { vec![0.0] } else { vec![] };
+    /// group.reduce_into(&[2.0], &mut sum, ReduceOp::Sum, 0).unwrap();
+    /// assert_eq!(sum, if group.rank() == 0 { vec![6.0] } else { vec![] });
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a root that is no rank or an
+    /// output of another length; otherwise as [`ProcessGroup::reduce`].
+    pub fn reduce_into<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        op: impl Into<Operator<T>>,
+        root: Rank,
+    ) -> Result<()> {
+        self.check_rank("reduce_into", root)?;
+        if self.rank() == root {
+            self.check_len("reduce_into", "the output", output.len(), input.len())?;
+            copy(output.into(), input.into());
+            let call = call::<T>(Kind::Reduce, output.len()).rooted(root).reducing(op);
+            // The others have no output that could be registered, too.
+            let operation = CallOn::<T, _, _>::new(self.limited(call), output, &[]);
+            return self.inner.run(&mut operation.staged());
+        }
+        self.check_len(
+            "reduce_into",
+            "the output of a rank that is not the root",
+            output.len(),
+            0,
+        )?;
+        self.reduce(&mut input.to_vec(), op, root)
+    }
+
+    /// Reduces the `input` of all ranks and gives every rank its part: block `rank` of the sum.
+    ///
+    /// `input` holds `world_size` blocks of the length of `output`.
+    ///
+    /// ```
+    /// # use drumline::{ProcessGroup, ReduceOp};
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let mut part = [0];
+    /// group.reduce_scatter(&[10, 20, 30], &mut part, ReduceOp::Sum).unwrap();
+    /// assert_eq!(part, [[30], [60], [90]][group.rank()]);
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit;
+    /// otherwise as [`ProcessGroup::all_reduce`].
+    pub fn reduce_scatter<T: Element>(
+        &self,
+        input: &[T],
+        output: &mut [T],
+        op: impl Into<Operator<T>>,
+    ) -> Result<()> {
+        self.check_blocks("reduce_scatter", output.len(), input.len(), "an input")?;
+        let call = call::<T>(Kind::ReduceScatter, output.len()).reducing(op);
+        self.run(call, output, input)
+    }
+
+    /// [`ProcessGroup::reduce_scatter`] in the background. Gives `output` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.reduce_scatter_async(vec![1.0, 2.0], vec![0.0; 2], drumline::ReduceOp::Sum)?;
+    /// assert_eq!(work.wait()?, [1.0, 2.0]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit.
+    pub fn reduce_scatter_async<T, I, B>(
+        &self,
+        input: I,
+        output: B,
+        op: impl Into<Operator<T>>,
+    ) -> Result<Work<B>>
+    where
+        T: Element,
+        I: AsRef<[T]> + Send + 'static,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let len = output.as_ref().len();
+        self.check_blocks("reduce_scatter", len, input.as_ref().len(), "an input")?;
+        Ok(self.submit(call::<T>(Kind::ReduceScatter, len).reducing(op), output, input))
+    }
+
+    /// [`ProcessGroup::reduce_scatter`] in blocks of different lengths: rank `i` gets the sum of
+    /// `counts[i]` elements. All ranks pass the same `counts`.
+    ///
+    /// ```
+    /// # use drumline::{ProcessGroup, ReduceOp};
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let counts = [0, 1, 2];
+    /// let mut part = vec![0; counts[group.rank()]];
+    /// group.reduce_scatter_v(&[1, 2, 3], &counts, &mut part, ReduceOp::Sum).unwrap();
+    /// assert_eq!(part, [vec![], vec![3], vec![6, 9]][group.rank()]);
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::reduce_scatter`].
+    pub fn reduce_scatter_v<T: Element>(
+        &self,
+        input: &[T],
+        counts: &[usize],
+        output: &mut [T],
+        op: impl Into<Operator<T>>,
+    ) -> Result<()> {
+        let blocks =
+            self.blocks_by_rank("reduce_scatter_v", counts, output.len(), Some(input.len()))?;
+        self.run(call_of::<T>(Kind::ReduceScatter, blocks).reducing(op), output, input)
+    }
+
+    /// [`ProcessGroup::reduce_scatter_v`] in the background. Gives `output` back.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let work = group.reduce_scatter_v_async(vec![1.0, 2.0], &[2], vec![0.0; 2], drumline::ReduceOp::Sum)?;
+    /// assert_eq!(work.wait()?, [1.0, 2.0]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit.
+    pub fn reduce_scatter_v_async<T, I, B>(
+        &self,
+        input: I,
+        counts: &[usize],
+        output: B,
+        op: impl Into<Operator<T>>,
+    ) -> Result<Work<B>>
+    where
+        T: Element,
+        I: AsRef<[T]> + Send + 'static,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let own = output.as_ref().len();
+        let blocks =
+            self.blocks_by_rank("reduce_scatter_v", counts, own, Some(input.as_ref().len()))?;
+        let call = call_of::<T>(Kind::ReduceScatter, blocks).reducing(op);
+        Ok(self.submit(call, output, input))
+    }
+}

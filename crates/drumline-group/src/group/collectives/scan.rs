@@ -1,0 +1,105 @@
+//! Scans: sums over the ranks up to the own.
+
+use drumline_engine::{executor::Operation as Kind, operator::Operator};
+
+use super::{ProcessGroup, call};
+use crate::{Element, Result, Work};
+
+impl ProcessGroup {
+    /// Reduces the `data` of the ranks up to this one, in place: rank 0 keeps its own, rank 1 gets
+    /// that of ranks 0 and 1, and the last rank that of all.
+    ///
+    /// All ranks pass the same number of elements. Each rank adds along the tree of the ranks that
+    /// it sums, whatever the order that the group has for other sums. An average is that of
+    /// these ranks.
+    ///
+    /// ```
+    /// # use drumline::{ProcessGroup, ReduceOp};
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// let mut data = [1, group.rank()].map(|value| value as i64);
+    /// group.scan(&mut data, ReduceOp::Sum).unwrap();
+    /// assert_eq!(data, [[1, 0], [2, 1], [3, 3]][group.rank()]);
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::all_reduce`]. A rank that needs nobody's answer (rank 0) learns of a
+    /// mismatch in its next call or in [`destroy`](ProcessGroup::destroy).
+    pub fn scan<T: Element>(&self, data: &mut [T], op: impl Into<Operator<T>>) -> Result<()> {
+        self.run(call::<T>(Kind::Scan, data.len()).reducing(op), data, &[])
+    }
+
+    /// [`ProcessGroup::scan`] in the background.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// assert_eq!(group.scan_async(vec![3], drumline::ReduceOp::Sum).wait()?, [3]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn scan_async<T, B>(&self, buffer: B, op: impl Into<Operator<T>>) -> Work<B>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let call = call::<T>(Kind::Scan, buffer.as_ref().len()).reducing(op);
+        self.submit(call, buffer, Vec::new())
+    }
+
+    /// Reduces the `data` of the ranks below this one, in place. That of rank 0, who has none
+    /// below, stays as it is.
+    ///
+    /// Otherwise like [`ProcessGroup::scan`].
+    ///
+    /// ```
+    /// # use drumline::{ProcessGroup, ReduceOp};
+    /// # let groups = ProcessGroup::local_world(3)?;
+    /// # std::thread::scope(|threads| {
+    /// #     for group in groups {
+    /// #         threads.spawn(move || {
+    /// // Where each rank's rows begin among those of all.
+    /// let rows = [10, 20, 30][group.rank()];
+    /// let mut first = [rows];
+    /// group.exclusive_scan(&mut first, ReduceOp::Sum).unwrap();
+    /// let first = if group.rank() == 0 { 0 } else { first[0] };
+    /// assert_eq!(first, [0, 10, 30][group.rank()]);
+    /// #         });
+    /// #     }
+    /// # });
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::scan`].
+    pub fn exclusive_scan<T: Element>(
+        &self,
+        data: &mut [T],
+        op: impl Into<Operator<T>>,
+    ) -> Result<()> {
+        self.run(call::<T>(Kind::ExclusiveScan, data.len()).reducing(op), data, &[])
+    }
+
+    /// [`ProcessGroup::exclusive_scan`] in the background.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let before = group.exclusive_scan_async(vec![3], drumline::ReduceOp::Sum).wait()?;
+    /// assert_eq!(before, [3]); // nothing is before rank 0: the buffer stays as it is
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn exclusive_scan_async<T, B>(&self, buffer: B, op: impl Into<Operator<T>>) -> Work<B>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        let call = call::<T>(Kind::ExclusiveScan, buffer.as_ref().len()).reducing(op);
+        self.submit(call, buffer, Vec::new())
+    }
+}

@@ -1,0 +1,523 @@
+//! How a group comes to be: who is who, how peers are reached, memory shared with neighbours.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, atomic::AtomicBool},
+    time::Instant,
+};
+
+use drumline_engine::{
+    call,
+    host::Host,
+    lane::Lane,
+    membership::{GlobalRanks, Membership},
+};
+use drumline_schedule::{Collective, Topology, price::PriceList, step::Rank};
+use drumline_shm::{PeerSegment, PidFd, Segment, SegmentSize, handover};
+use drumline_store::{
+    net::stream::Stream,
+    store::{HashStore, Store},
+};
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{Carrier, Driven, Inner, ProcessGroup, family::Family, foreign::Foreign};
+use crate::{
+    Config, Error, PriceSource, Result,
+    backend::{self, Backend},
+    board::{Board, Subject},
+    engine, memory_node,
+    prices::probe,
+    trace::GroupTrace,
+    trace::{Inquiry, Trace},
+    transport::{
+        Sockets,
+        mesh::{self, Mesh, Near},
+    },
+};
+
+impl ProcessGroup {
+    /// A world of one rank: every collective completes at once. The same program can so run
+    /// with and without a launcher.
+    ///
+    /// ```
+    /// let group = drumline::ProcessGroup::alone();
+    /// assert_eq!((group.rank(), group.world_size()), (0, 1));
+    /// ```
+    pub fn alone() -> ProcessGroup {
+        let name = "alone";
+        let family = Family::new(name, Arc::new(HashStore::new()));
+        let member = Membership::new(name, (0, 1), GlobalRanks::default());
+        let sockets = Sockets::new(&member, Vec::new(), None);
+        let recorder = GroupTrace::of(&member.name, 0);
+        let (topology, config) = (Topology::flat(1), Config::default());
+        let group = sockets.and_then(|sockets| {
+            ProcessGroup::new(member, topology, sockets, None, family, &config, recorder)
+        });
+        match group {
+            Ok(group) => group,
+            Err(error) => unreachable!("a world of one needs two descriptors: {error}"),
+        }
+    }
+
+    /// All ranks of a group in this process: for tests and examples. Each must be used from a
+    /// thread of its own.
+    ///
+    /// ```
+    /// use drumline::{ProcessGroup, ReduceOp};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(3)? {
+    ///         threads.spawn(move || {
+    ///             let mut sum = [group.rank() as u64];
+    ///             group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+    ///             assert_eq!(sum, [3]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] for a world of none; [`Error::Io`] or [`Error::Connect`] when
+    /// sockets cannot be had.
+    pub fn local_world(world_size: usize) -> Result<Vec<ProcessGroup>> {
+        ProcessGroup::local_world_with(world_size, &Config::default())
+    }
+
+    /// Like [`ProcessGroup::local_world`], with settings.
+    ///
+    /// ```
+    /// use drumline::{Config, ProcessGroup};
+    ///
+    /// let config = Config { shared_memory: false, ..Config::default() }; // over sockets
+    /// let ranks = ProcessGroup::local_world_with(2, &config)?;
+    /// assert!(ranks.iter().all(|group| !group.shares_memory()));
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::local_world`].
+    pub fn local_world_with(world_size: usize, config: &Config) -> Result<Vec<ProcessGroup>> {
+        if world_size == 0 {
+            return Err(Error::InvalidArgument {
+                operation: "local_world",
+                problem: "a world needs at least one rank".to_owned(),
+            });
+        }
+        let store: Arc<dyn Store> = Arc::new(HashStore::new());
+        std::thread::scope(|threads| {
+            let connecting: Vec<_> = (0..world_size)
+                .map(|rank| {
+                    let store = store.clone();
+                    threads.spawn(move || {
+                        ProcessGroup::connect("local", store, rank, world_size, config)
+                    })
+                })
+                .collect();
+            let connected = connecting.into_iter().map(|thread| match thread.join() {
+                Ok(group) => group,
+                Err(panic) => std::panic::resume_unwind(panic),
+            });
+            connected.collect()
+        })
+    }
+
+    /// Connects the ranks that share `store` to a group.
+    ///
+    /// Blocks until all `world_size` ranks have called it with the same `name`. Destroying a
+    /// group and connecting again under the same name is fine as long as all ranks do so; so is
+    /// connecting again after a failure. Connections and shared memory are new each time.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use drumline::{Config, ProcessGroup, store::HashStore};
+    ///
+    /// let store = Arc::new(HashStore::new()); // of processes: a TcpStore or a FileStore
+    /// std::thread::scope(|threads| {
+    ///     for rank in 0..2 {
+    ///         let store = store.clone();
+    ///         threads.spawn(move || {
+    ///             let config = Config::default();
+    ///             let group = ProcessGroup::connect("world", store, rank, 2, &config).unwrap();
+    ///             group.barrier().unwrap();
+    ///         });
+    ///     }
+    /// });
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] when `rank` is no rank of `world_size`; otherwise what the
+    /// store or the sockets said. The time limit is [`Config::timeout`].
+    pub fn connect(
+        name: &str,
+        store: Arc<dyn Store>,
+        rank: Rank,
+        world_size: usize,
+        config: &Config,
+    ) -> Result<ProcessGroup> {
+        if rank >= world_size {
+            return Err(Error::InvalidArgument {
+                operation: "connect",
+                problem: format!(
+                    "rank {rank} does not exist in a world of {world_size}; ranks count from 0"
+                ),
+            });
+        }
+        let family = Family::new(name, store);
+        ProcessGroup::join(family, name, (rank, world_size), GlobalRanks::default(), config)
+    }
+
+    /// Connects the ranks of one group of a family.
+    pub(super) fn join(
+        family: Arc<Family>,
+        name: &str,
+        place: (Rank, usize),
+        global: GlobalRanks,
+        config: &Config,
+    ) -> Result<ProcessGroup> {
+        if let Some(name) = &config.all_reduce {
+            call::find(Collective::AllReduce, name)?; // refused before anything starts
+        }
+        let prices = config.prices.load()?;
+        let foreign = backend::find(config.backend.as_deref())?;
+        let deadline = Instant::now() + config.timeout;
+        let mut member = Membership::new(name, place, global);
+        // Groups that are made from this one belong to the same file.
+        let own = member.global.of(member.rank);
+        let trace =
+            config.trace.clone().map(|trace| Trace { rank: trace.rank.or(Some(own)), ..trace });
+        let config = &Config { trace, ..config.clone() };
+        let recorder = GroupTrace::start(config.trace.as_ref(), name, member.rank)?;
+        let phase = recorder.phase("join");
+        let (board, inquiry) =
+            Board::meet(&member, &family.store, deadline, config.warn_after, &recorder)?;
+        drop(phase);
+        let order = config.sum_order as u8;
+        let size = member.world_size.to_le_bytes();
+        member.digest = xxh3_64(&[board.token(), &size, &[order]].concat());
+        let told = (recorder, inquiry);
+        let joined = match foreign {
+            None => {
+                let word = config.prices.word(&prices);
+                let connected =
+                    ProcessGroup::join_on(&board, member, config, &word, deadline, told);
+                connected.and_then(|(member, topology, sockets, host, recorder)| {
+                    // Groups that are made of this one choose by the same prices.
+                    let given = PriceSource::Given(Box::new(prices.clone()));
+                    let settled = &Config { prices: given, ..config.clone() };
+                    let links = topology.clone();
+                    let group = ProcessGroup::new(
+                        member, topology, sockets, host, family, settled, recorder,
+                    )?;
+                    match config.prices {
+                        PriceSource::Measure => group.measure(&links, &board, &prices),
+                        _ => Ok(group),
+                    }
+                })
+            }
+            Some(factory) => {
+                factory.join(&board, &member, config, deadline, told).map(|(backend, recorder)| {
+                    let name = &factory.name;
+                    ProcessGroup::on_backend(backend, name, member, family, config, recorder)
+                })
+            }
+        };
+        match &joined {
+            Ok(_) => board.leave(),
+            Err(error) => board.fail(error),
+        }
+        joined
+    }
+
+    /// Connects the ranks that have met on a board.
+    fn join_on(
+        board: &Board,
+        member: Membership,
+        config: &Config,
+        prices: &str,
+        deadline: Instant,
+        (mut recorder, inquiry): (GroupTrace, Inquiry),
+    ) -> Result<(Membership, Topology, Sockets, Option<Host>, GroupTrace)> {
+        let phase = recorder.phase("connect");
+        let Mesh { near, far } = mesh::connect(&member, board, config, deadline)?;
+        drop(phase);
+        let phase = recorder.phase("share memory");
+        let (segments, topology) = share_memory(&member, board, &near, config, prices, deadline)?;
+        drop(phase);
+        // All ranks are here: each has said which host it is on.
+        recorder.align(&board.store_of_life(), inquiry)?;
+        recorder.join(&member);
+        let near = near.into_iter().map(|peer| {
+            let process = process_of(&peer);
+            (peer, process)
+        });
+        let mut sockets = Sockets::new(&member, near.collect(), far)?;
+        let segments = match segments {
+            // Alone on its host, but other hosts share memory: it takes part in their schedules.
+            None if topology.ranks_by_host().len() < member.world_size => {
+                let own = Segment::create(segment_size(config))
+                    .map_err(|error| Error::Memory { problem: error.to_string() })?;
+                Some((own, BTreeMap::new()))
+            }
+            segments => segments,
+        };
+        let host = match segments {
+            Some((own, neighbours)) => {
+                sockets.add_doorbell(own.doorbell())?;
+                Some(Host::new(own, neighbours))
+            }
+            None => None,
+        };
+        tracing::info!(
+            group = member.name,
+            rank = member.rank,
+            world_size = member.world_size,
+            hosts = topology.ranks_by_host().len(),
+            memory_nodes = topology.ranks_by_node().len(),
+            "group is connected"
+        );
+        Ok((member, topology, sockets, host, recorder))
+    }
+
+    fn new(
+        member: Membership,
+        topology: Topology,
+        sockets: Sockets,
+        host: Option<Host>,
+        family: Arc<Family>,
+        config: &Config,
+        recorder: GroupTrace,
+    ) -> Result<ProcessGroup> {
+        let aborted = Arc::new(AtomicBool::new(false));
+        let wake = (sockets.waker(), sockets.readiness());
+        let door = sockets.door();
+        let arena = host.as_ref().map(|host| host.arena().clone());
+        let transport = Box::new(sockets);
+        let links = config.prices.load()?.links(&topology);
+        let lane = Lane::new(
+            member.clone(),
+            topology,
+            &config.lane_settings(),
+            transport,
+            host,
+            aborted.clone(),
+        )
+        .priced_by(links)
+        .recorded_by(recorder.recorder().clone());
+        let family = Arc::new(Mutex::new(Some(family)));
+        let driven = Driven::new(lane, wake, aborted, family.clone());
+        if let Some(door) = door {
+            engine::get()?.guard(&driven, door);
+        }
+        Ok(ProcessGroup::whole(Arc::new(Inner {
+            member,
+            config: config.clone(),
+            family,
+            carrier: Carrier::Lane(driven),
+            arena,
+            recorder,
+        })))
+    }
+
+    /// Looks at what the links can do, and chooses by that: rank 0 measures, and all ranks take what
+    /// it tells. Ranks that have no links to choose for measure nothing.
+    fn measure(
+        mut self,
+        topology: &Topology,
+        board: &Board,
+        prices: &PriceList,
+    ) -> Result<ProcessGroup> {
+        let Some(peer) = probe::peer(topology) else { return Ok(self) };
+        let mut measured = String::new();
+        if self.rank() == 0 {
+            measured = probe::ask(&self, peer, prices)?.to_string();
+        } else if self.rank() == peer {
+            probe::answer(&self, 0)?;
+        }
+        let told = board.all_gather(Subject::Prices, measured.as_bytes())?;
+        let told: PriceList = String::from_utf8_lossy(&told[0]).parse().map_err(|error| {
+            Error::connect_to(
+                &self.inner.member,
+                0,
+                &format!("it has measured what is no price: {error}"),
+            )
+        })?;
+        if let Carrier::Lane(driven) = &self.inner.carrier {
+            driven.set_prices(told.links(topology));
+        }
+        tracing::info!(group = self.name(), links = ?told.links(topology), "measured its links");
+        if let Some(inner) = Arc::get_mut(&mut self.inner) {
+            inner.config.prices = PriceSource::Given(Box::new(told));
+        }
+        Ok(self)
+    }
+
+    /// The same, on a backend of somebody else's.
+    fn on_backend(
+        backend: Arc<dyn Backend>,
+        name: &str,
+        member: Membership,
+        family: Arc<Family>,
+        config: &Config,
+        recorder: GroupTrace,
+    ) -> ProcessGroup {
+        let family = Arc::new(Mutex::new(Some(family)));
+        let foreign = Foreign::new(
+            backend,
+            name,
+            member.clone(),
+            config.timeout,
+            recorder.clone(),
+            family.clone(),
+        );
+        ProcessGroup::whole(Arc::new(Inner {
+            member,
+            config: config.clone(),
+            family,
+            carrier: Carrier::Backend(foreign),
+            arena: None,
+            recorder,
+        }))
+    }
+}
+
+/// The process of a peer on this host, to hear of its end at once. (The end of its connections
+/// may come late: a child that it forked holds them open.)
+fn process_of(peer: &Near) -> Option<PidFd> {
+    let Stream::Unix(stream) = &*peer.streams.control else { return None };
+    match PidFd::of_peer(stream) {
+        Ok(process) => Some(process),
+        Err(error) => {
+            tracing::warn!(peer = peer.rank, %error, "its end is noticed by its connections only");
+            None
+        }
+    }
+}
+
+type Segments = (Segment, BTreeMap<Rank, PeerSegment>);
+
+/// Shares memory with all ranks of this host, or with none of them: then they go on over sockets.
+/// Also returns where all ranks are; one that shares no memory counts as a host of its own. All ranks must
+/// choose by the same `prices`.
+fn share_memory(
+    member: &Membership,
+    board: &Board,
+    near: &[Near],
+    config: &Config,
+    prices: &str,
+    deadline: Instant,
+) -> Result<(Option<Segments>, Topology)> {
+    let near: Vec<(Rank, &_)> = near
+        .iter()
+        .filter_map(|peer| match &*peer.streams.control {
+            Stream::Unix(stream) => Some((peer.rank, stream)),
+            Stream::Tcp(_) => None,
+        })
+        .collect();
+    let wanted = config.shared_memory && !near.is_empty();
+    let made = match wanted {
+        true => Segment::create(segment_size(config)).map_err(|error| error.to_string()),
+        false => Err("it is switched off".to_owned()),
+    };
+    // First everybody says whether it has a segment: a rank without one hands nothing over.
+    let word = made.as_ref().map_or_else(String::clone, |_| READY.to_owned());
+    let words = board.all_gather(Subject::Segment, word.as_bytes())?;
+    let mut shared = made;
+    for (rank, _) in &near {
+        let theirs = &words[*rank];
+        if theirs != READY.as_bytes() {
+            let theirs = String::from_utf8_lossy(theirs);
+            shared = shared.and_then(|_| Err(format!("rank {rank} has no segment: {theirs}")));
+        }
+    }
+    let shared = shared.and_then(|own| {
+        let neighbours = exchange(&own, &near, deadline).map_err(|error| error.to_string())?;
+        Ok((own, neighbours))
+    });
+
+    // Then everybody says whether it has mapped the others. One failure is a failure of the host.
+    let host = near.iter().map(|(rank, _)| *rank).chain([member.rank]).min();
+    let host = host.unwrap_or(member.rank);
+    let word = shared.as_ref().map_or_else(|_| "private".to_owned(), |_| host.to_string());
+    // Who shares no memory need not look.
+    let node = wanted.then(|| config.memory_node.or_else(memory_node::of_this_thread)).flatten();
+    let node = node.map_or_else(|| "any".to_owned(), |node| node.to_string());
+    let told = board.all_gather(Subject::Host, format!("{word} {node} {prices}").as_bytes())?;
+    let told = told.into_iter().enumerate().map(|(rank, word)| {
+        let word = String::from_utf8_lossy(&word);
+        let mut words = word.splitn(3, ' ');
+        let mut number = || words.next()?.parse::<usize>().ok();
+        let place = (number(), number());
+        match words.next().unwrap_or_default() {
+            theirs if theirs == prices => Ok(place),
+            theirs => Err(Error::connect_to(member, rank, &other_prices(theirs, prices))),
+        }
+    });
+    let told: Vec<(Option<Rank>, Option<usize>)> = told.collect::<Result<_>>()?;
+    let (told, nodes): (Vec<_>, Vec<_>) = told.into_iter().unzip();
+    let complete = near.iter().all(|(rank, _)| told[*rank] == Some(host));
+    let shared = shared.and_then(|segments| match complete {
+        true => Ok(segments),
+        false => Err("a neighbour could not map it".to_owned()),
+    });
+    if let (Err(reason), true) = (&shared, wanted) {
+        tracing::warn!(
+            group = member.name,
+            rank = member.rank,
+            reason,
+            "ranks of this host share no memory and talk over sockets"
+        );
+    }
+    // A host whose ranks do not all share falls apart, on all ranks alike.
+    let of_host = |host: Rank| told.iter().filter(move |word| **word == Some(host)).count();
+    let expected = |rank: Rank| match told[rank] {
+        Some(host) if of_host(host) > 1 => host,
+        _ => rank,
+    };
+    let topology = Topology::placed((0..member.world_size).map(expected));
+    Ok((shared.ok(), topology.with_nodes(nodes).with_order(config.sum_order)))
+}
+
+/// What is wrong with the prices of a rank.
+fn other_prices(theirs: &str, ours: &str) -> String {
+    let what = |word: &str| match word {
+        "measured" => "those that are measured".to_owned(),
+        digest => format!("those with the digest {digest}"),
+    };
+    format!(
+        "it chooses algorithms by other prices than this rank: by {}, this rank by {}; set \
+         DRUMLINE_PRICES to the same on all ranks, and if it is a file, to the same contents",
+        what(theirs),
+        what(ours)
+    )
+}
+
+const READY: &str = "ready";
+
+fn segment_size(config: &Config) -> SegmentSize {
+    let size = SegmentSize::of_host();
+    match config.registered_bytes_max {
+        Some(bytes) => SegmentSize { arena_bytes: bytes, ..size },
+        None => size,
+    }
+}
+
+/// Gives every neighbour this rank's segment, and maps theirs.
+fn exchange(
+    own: &Segment,
+    near: &[(Rank, &std::os::unix::net::UnixStream)],
+    deadline: Instant,
+) -> drumline_shm::Result<BTreeMap<Rank, PeerSegment>> {
+    let handles = own.handles()?;
+    for (_, stream) in near {
+        handover::send(stream, &handles, deadline)?;
+    }
+    near.iter()
+        .map(|(rank, stream)| Ok((*rank, PeerSegment::map(handover::receive(stream, deadline)?)?)))
+        .collect()
+}

@@ -1,0 +1,63 @@
+//! What an engine needs that drives a group itself, as those of `drumline-train` do.
+//!
+//! The calls here end in a function, `end`, which begins other calls. It runs on the thread that drives
+//! the group, while the group is locked: it must not wait for a call.
+
+use std::time::Instant;
+
+use drumline_engine::{executor::Operation as Kind, operator::Operator, recorder::Recorder};
+use drumline_shm::Arena;
+
+use super::{ProcessGroup, collectives::call};
+pub use crate::interrupt::{ASK_EVERY, is_wanted, look_again_at};
+use crate::{Element, Result, Work};
+
+/// [`ProcessGroup::all_reduce_async`]; `end` gets the buffer after a failure, too.
+pub fn all_reduce_then<T, B>(
+    group: &ProcessGroup,
+    buffer: B,
+    op: impl Into<Operator<T>>,
+    end: impl FnOnce(Result<()>, B) + Send + 'static,
+) where
+    T: Element,
+    B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+{
+    let call = call::<T>(Kind::AllReduce, buffer.as_ref().len()).reducing(op);
+    group.submit_and(call, buffer, Vec::new(), end);
+}
+
+/// [`ProcessGroup::all_gather_async`].
+pub fn all_gather_then<T: Element>(
+    group: &ProcessGroup,
+    own: Vec<T>,
+    end: impl FnOnce(Result<Vec<T>>) + Send + 'static,
+) {
+    let all = vec![T::zeroed(); own.len() * group.world_size()];
+    let call = call::<T>(Kind::AllGather, own.len());
+    group.submit_and(call, all, own, |result, all: Vec<T>| end(result.map(|()| all)));
+}
+
+/// Drives the group on this thread until `done` or `deadline`. `false`: another thread drives it or
+/// wants to, or nothing is left to do.
+pub fn help(group: &ProcessGroup, deadline: Option<Instant>, done: &dyn Fn() -> bool) -> bool {
+    group.inner.driven().upgrade().is_some_and(|lane| lane.help(deadline, done))
+}
+
+/// What records the operations of the group.
+pub fn recorder(group: &ProcessGroup) -> &Recorder {
+    group.inner.recorder.recorder()
+}
+
+/// This rank's part of the memory that ranks of its host share, if they do.
+pub fn arena(group: &ProcessGroup) -> Option<&Arena> {
+    group.arena()
+}
+
+/// [`Work::wait`], and when the operation has ended.
+///
+/// # Errors
+///
+/// As [`Work::wait`].
+pub fn wait_and_tell<B>(work: Work<B>) -> Result<(B, Instant)> {
+    work.wait_and_tell()
+}

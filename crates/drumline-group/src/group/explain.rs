@@ -1,0 +1,66 @@
+//! Which algorithm a call would take.
+
+use drumline_engine::{
+    call::Call, executor::Operation, explain::Explanation, operator::OperatorKind,
+};
+use drumline_schedule::Counts;
+
+use super::ProcessGroup;
+use crate::{Collective, DType, Error, ReduceOp, Result};
+
+impl ProcessGroup {
+    /// Which algorithm a call would take whose blocks have so many elements, and why. It asks nobody,
+    /// and all ranks get the same answer.
+    ///
+    /// ```
+    /// use drumline::{Collective, DType, ProcessGroup};
+    ///
+    /// let group = ProcessGroup::alone();
+    /// let answer = group.explain(Collective::AllReduce, 1_000, DType::F32, false)?;
+    /// assert!(answer.candidates.iter().any(|it| it.algorithm == answer.algorithm));
+    /// println!("{answer}");
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As the call itself: [`Error::InvalidSetting`] where the settings ask for an algorithm that
+    /// cannot be used.
+    pub fn explain(
+        &self,
+        collective: Collective,
+        elements: usize,
+        dtype: DType,
+        registered: bool,
+    ) -> Result<Explanation> {
+        let operation = operation_of(collective)?;
+        let call = Call::new(operation, dtype, Counts::Even(elements));
+        // The sum, for the width that partial results travel in.
+        let operator = reduces(collective).then_some(OperatorKind::Builtin(ReduceOp::Sum));
+        self.explain_call(&Call { operator, ..call }, registered)
+    }
+}
+
+fn operation_of(collective: Collective) -> Result<Operation> {
+    let found = Operation::ALL.into_iter().find(|it| it.collective() == collective);
+    found.ok_or_else(|| Error::InvalidArgument {
+        operation: "explain",
+        problem: format!("no call is carried out as {collective}"),
+    })
+}
+
+fn reduces(collective: Collective) -> bool {
+    match collective {
+        Collective::AllReduce
+        | Collective::Reduce
+        | Collective::ReduceScatter
+        | Collective::Scan
+        | Collective::ExclusiveScan => true,
+        Collective::Broadcast
+        | Collective::AllGather
+        | Collective::Gather
+        | Collective::Scatter
+        | Collective::AllToAll
+        | Collective::Barrier => false,
+    }
+}

@@ -1,0 +1,71 @@
+//! What a group has in common with the groups that are made of it.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use drumline_store::store::Store;
+
+use crate::rendezvous::Rendezvous;
+
+/// A group's hold on its family, until the group is destroyed.
+pub(super) type FamilyCell = Arc<Mutex<Option<Arc<Family>>>>;
+
+/// Where the ranks of a job meet, for as long as any group of it is there.
+#[derive(Debug)]
+pub(super) struct Family {
+    /// Name of the group of all.
+    pub(super) root: String,
+    pub(super) store: Arc<dyn Store>,
+    /// If they have met by a URL. Rank 0 may host the store for the others.
+    rendezvous: Option<Rendezvous>,
+    /// The groups that this rank is just joining.
+    joining: Mutex<BTreeSet<String>>,
+}
+
+impl Family {
+    pub(super) fn new(root: &str, store: Arc<dyn Store>) -> Arc<Family> {
+        let root = root.to_owned();
+        Arc::new(Family { root, store, rendezvous: None, joining: Mutex::default() })
+    }
+
+    pub(super) fn of(root: &str, rendezvous: Rendezvous) -> Arc<Family> {
+        let (root, store) = (root.to_owned(), rendezvous.store.clone());
+        Arc::new(Family { root, store, rendezvous: Some(rendezvous), joining: Mutex::default() })
+    }
+
+    /// One group less. Whoever is the last leaves the place where the ranks have met: see
+    /// [`Rendezvous::leave`].
+    pub(super) fn leave(self: Arc<Family>, patience: Duration) {
+        if let Some(Family { rendezvous: Some(rendezvous), store, .. }) = Arc::into_inner(self) {
+            drop(store);
+            rendezvous.leave(patience);
+        }
+    }
+
+    /// Marks that this rank is joining a group of that name, until the mark is dropped. None if
+    /// another thread is.
+    pub(super) fn begin_to_join(&self, name: &str) -> Option<Joining<'_>> {
+        let is_new = self.joining().insert(name.to_owned());
+        is_new.then(|| Joining { family: self, name: name.to_owned() })
+    }
+
+    fn joining(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        self.joining.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// See [`Family::begin_to_join`].
+#[derive(Debug)]
+pub(super) struct Joining<'a> {
+    family: &'a Family,
+    name: String,
+}
+
+impl Drop for Joining<'_> {
+    fn drop(&mut self) {
+        self.family.joining().remove(&self.name);
+    }
+}

@@ -1,0 +1,353 @@
+//! A group on a backend of somebody else's.
+//!
+//! The backend only ever carries one call out. What the library promises beyond that is here: that
+//! collectives run in the order of the calls, whether they block or not; that sends and receives
+//! run beside them; and that a failure poisons the group.
+//!
+//! Every collective draws a ticket when it is called and waits for its turn. What goes in the
+//! background stands in a queue: the collectives in one, the messages of one rank, direction and
+//! tag in one each, so that a receive never holds up a send. A queue has a thread for as long as
+//! there is something in it.
+
+use std::{
+    collections::{HashMap, VecDeque, hash_map::Entry},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use drumline_engine::{
+    Cause, CollectiveError, Error, Result,
+    lane::{Job, Operation},
+    membership::Membership,
+    panics::{panic_text, shielded},
+    recorder::{Category, What},
+    transport::{Direction, Point},
+};
+use drumline_schedule::step::Rank;
+
+use super::family::FamilyCell;
+use crate::{
+    backend::{Backend, Call, Label, Outgoing, Request, Signature, Wanted},
+    trace::GroupTrace,
+};
+
+pub(super) struct Foreign {
+    backend: Arc<dyn Backend>,
+    /// Of the backend.
+    name: String,
+    member: Membership,
+    timeout: Duration,
+    recorder: GroupTrace,
+    /// The store that this process may host for the others stays for as long as operations do.
+    _family: FamilyCell,
+    state: Mutex<State>,
+    /// A turn has come, or a queue has ended.
+    moved: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    /// Number of the next ticket, and of the one whose turn it is.
+    ticket: u64,
+    turn: u64,
+    /// Number of the next collective.
+    sequence: u64,
+    queues: HashMap<Queue, VecDeque<Task>>,
+    ended: Option<Ended>,
+    busy: Duration,
+}
+
+enum Ended {
+    Left,
+    Failed(Arc<CollectiveError>),
+}
+
+/// Tasks in one queue are carried out one after another.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Queue {
+    Collectives,
+    Sends(Rank, u64),
+    Receives(Option<Rank>, u64),
+}
+
+enum Task {
+    Collective(u64, Box<dyn Job>),
+    Message(Point),
+}
+
+/// As many queues have threads at a time.
+const QUEUES_MAX: usize = 1_024;
+
+/// The turn of a ticket. The next one's comes when this is dropped.
+struct Turn<'a>(&'a Foreign);
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.0.lock().turn += 1;
+        self.0.moved.notify_all();
+    }
+}
+
+impl Foreign {
+    pub(super) fn new(
+        backend: Arc<dyn Backend>,
+        name: &str,
+        member: Membership,
+        timeout: Duration,
+        recorder: GroupTrace,
+        family: FamilyCell,
+    ) -> Arc<Foreign> {
+        let (state, moved) = (Mutex::default(), Condvar::new());
+        let name = name.to_owned();
+        Arc::new(Foreign {
+            backend,
+            name,
+            member,
+            timeout,
+            recorder,
+            _family: family,
+            state,
+            moved,
+        })
+    }
+
+    /// Runs an operation on the caller's thread, after those that were called before.
+    pub(super) fn run(&self, operation: &mut dyn Operation) -> Result<()> {
+        let ticket = self.lock().draw();
+        self.collective(ticket, operation)
+    }
+
+    /// Runs an operation in the background, after those that were called before.
+    pub(super) fn submit(self: &Arc<Self>, job: Box<dyn Job>) {
+        let mut state = self.lock();
+        let ticket = state.draw();
+        self.enqueue(state, Queue::Collectives, Task::Collective(ticket, job));
+    }
+
+    /// Sends or receives in the background.
+    pub(super) fn post(self: &Arc<Self>, point: Point) {
+        if !self.backend.has_messages() {
+            let problem = format!("backend {:?} carries no messages from rank to rank", self.name);
+            let operation = point.call.name();
+            return point.complete(Err(Error::InvalidArgument { operation, problem }));
+        }
+        let queue = match (point.call.direction, point.call.peer) {
+            (Direction::Send, peer) => Queue::Sends(peer.unwrap_or_default(), point.call.tag),
+            (Direction::Receive, peer) => Queue::Receives(peer, point.call.tag),
+        };
+        let state = self.lock();
+        if state.queues.len() >= QUEUES_MAX && !state.queues.contains_key(&queue) {
+            drop(state);
+            let problem = format!(
+                "messages of {QUEUES_MAX} ranks and tags are under way already: wait for some"
+            );
+            let operation = point.call.name();
+            return point.complete(Err(Error::InvalidArgument { operation, problem }));
+        }
+        self.enqueue(state, queue, Task::Message(point));
+    }
+
+    /// Time in collectives.
+    pub(super) fn busy(&self) -> Duration {
+        self.lock().busy
+    }
+
+    /// See [`ProcessGroup::abort`](super::ProcessGroup::abort).
+    pub(super) fn abort(&self) {
+        let sequence = self.lock().sequence;
+        self.fail("abort", "abort".to_owned(), sequence, Instant::now(), Cause::Aborted);
+    }
+
+    /// Closes the group after all ranks have called this. What is under way ends first.
+    pub(super) fn close(&self, started: Instant, timeout: Duration) -> Result<()> {
+        let ticket = self.lock().draw();
+        let _turn = self.await_turn(ticket);
+        let mut state = self.lock();
+        // Collectives that were called before this have had their turns, and later ones wait.
+        while state.queues.keys().any(|queue| *queue != Queue::Collectives) {
+            state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        let sequence = state.sequence;
+        drop(state);
+        self.check_open("destroy")?;
+        match self.shielded(|| self.backend.shutdown(started + timeout)) {
+            Ok(()) => {
+                self.lock().ended = Some(Ended::Left);
+                Ok(())
+            }
+            Err(cause) => Err(self.fail("destroy", "destroy".to_owned(), sequence, started, cause)),
+        }
+    }
+
+    fn enqueue(self: &Arc<Self>, mut state: MutexGuard<'_, State>, queue: Queue, task: Task) {
+        match state.queues.entry(queue) {
+            Entry::Occupied(mut waiting) => return waiting.get_mut().push_back(task),
+            Entry::Vacant(new) => new.insert(VecDeque::from([task])),
+        };
+        drop(state);
+        let group = self.clone();
+        let thread = std::thread::Builder::new().name(format!("drumline-{}", self.name));
+        if let Err(error) = thread.spawn(move || group.serve(queue)) {
+            // Slower, but nothing is lost.
+            tracing::warn!(%error, "no thread for work in the background: the caller does it");
+            self.serve(queue);
+        }
+    }
+
+    /// Carries out what stands in `queue`, until it is empty.
+    fn serve(&self, queue: Queue) {
+        loop {
+            let mut state = self.lock();
+            let Some(task) = state.queues.get_mut(&queue).and_then(VecDeque::pop_front) else {
+                state.queues.remove(&queue);
+                self.moved.notify_all();
+                return;
+            };
+            drop(state);
+            match task {
+                Task::Collective(ticket, mut job) => {
+                    let result = self.collective(ticket, job.operation());
+                    shielded(|| job.complete(result));
+                }
+                Task::Message(mut point) => {
+                    let result = self.message(&mut point);
+                    point.complete(result);
+                }
+            }
+        }
+    }
+
+    fn collective(&self, ticket: u64, operation: &mut dyn Operation) -> Result<()> {
+        let _turn = self.await_turn(ticket);
+        let call = operation.call().clone();
+        let name = call.operation.name();
+        self.check_open(name)?;
+        self.check_supported(&call)?;
+        let sequence = {
+            let mut state = self.lock();
+            state.sequence += 1;
+            state.sequence - 1
+        };
+        let Membership { rank, world_size, digest, .. } = self.member;
+        let _open = self.recorder.begin(|| What {
+            category: Category::Collective,
+            name,
+            sequence: Some(sequence),
+            bytes: Some((call.counts.of(rank) * call.dtype.size()) as u64),
+            ..What::default()
+        });
+        let started = Instant::now();
+        let signature = Signature(call.describe(digest, sequence, &self.name));
+        let deadline = started + call.timeout.unwrap_or(self.timeout);
+        let result = self.shielded(|| {
+            operation.on_bytes(rank, &mut |data, input, reducer| {
+                let call = Call { call: &call, rank, world_size, signature, deadline, reducer };
+                self.backend.collective(&mut Request { data, input, call })
+            })
+        });
+        self.lock().busy += started.elapsed();
+        result.map_err(|cause| self.fail(name, signature.0.to_string(), sequence, started, cause))
+    }
+
+    fn message(&self, point: &mut Point) -> Result<()> {
+        let call = point.call;
+        self.check_open(call.name())?;
+        let _open = self.recorder.begin_at(point.started, || What {
+            category: Category::Message,
+            name: call.name(),
+            peer: call.peer,
+            tag: Some(call.tag),
+            bytes: Some(call.bytes()),
+            ..What::default()
+        });
+        let (started, tag) = (point.started, call.tag);
+        let deadline = started + point.timeout.unwrap_or(self.timeout);
+        let result = self.shielded(|| match call.direction {
+            Direction::Send => {
+                let (label, bytes) = point.parcel();
+                let to = call.peer.unwrap_or_default();
+                self.backend.send(&Outgoing { to, tag, label: Label(label), bytes, deadline })
+            }
+            Direction::Receive => {
+                let arrived = self.backend.recv(&Wanted { from: call.peer, tag, deadline })?;
+                point.fill(arrived.from, &arrived.label.0, &arrived.bytes)
+            }
+        });
+        let sequence = self.lock().sequence;
+        result.map_err(|cause| self.fail(call.name(), call.to_string(), sequence, started, cause))
+    }
+
+    /// Calls code of a backend or of a user, whose panic fails the operation.
+    fn shielded(&self, code: impl FnOnce() -> Result<(), Cause>) -> Result<(), Cause> {
+        catch_unwind(AssertUnwindSafe(code))
+            .unwrap_or_else(|panic| Err(Cause::Panicked { text: panic_text(&*panic).to_owned() }))
+    }
+
+    fn check_open(&self, attempted: &'static str) -> Result<()> {
+        match &self.lock().ended {
+            None => Ok(()),
+            Some(Ended::Failed(by)) => Err(Error::Poisoned { attempted, by: by.clone() }),
+            Some(Ended::Left) => Err(Error::InvalidArgument {
+                operation: attempted,
+                problem: "the group has been destroyed".to_owned(),
+            }),
+        }
+    }
+
+    fn check_supported(&self, call: &drumline_engine::call::Call) -> Result<()> {
+        let (operation, dtype) = (call.operation, call.dtype);
+        let invalid = |problem| Error::InvalidArgument { operation: operation.name(), problem };
+        if let Some(problem) = call.operator.and_then(|operator| operator.problem_with(dtype)) {
+            return Err(invalid(problem));
+        }
+        let operator = call.operator.map(|operator| operator.name());
+        if self.backend.supports(operation, dtype, operator) {
+            return Ok(());
+        }
+        let operator = operator.map(|operator| format!("({operator})")).unwrap_or_default();
+        let name = &self.name;
+        Err(invalid(format!("backend {name:?} has no {}{operator} of {dtype}", operation.name())))
+    }
+
+    /// Poisons the group, if no other failure has, and tells the backend.
+    fn fail(
+        &self,
+        attempted: &'static str,
+        operation: String,
+        sequence: u64,
+        started: Instant,
+        cause: Cause,
+    ) -> Error {
+        let failure = Arc::new(self.member.failure(sequence, operation, started.elapsed(), cause));
+        let mut state = self.lock();
+        if let Some(Ended::Failed(by)) = &state.ended {
+            return Error::Poisoned { attempted, by: by.clone() };
+        }
+        state.ended = Some(Ended::Failed(failure.clone()));
+        drop(state);
+        tracing::debug!("{failure}");
+        self.recorder.mark("failed", &failure);
+        shielded(|| self.backend.abort(&failure));
+        Error::Collective(failure)
+    }
+
+    fn await_turn(&self, ticket: u64) -> Turn<'_> {
+        let mut state = self.lock();
+        while state.turn != ticket {
+            state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        Turn(self)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn draw(&mut self) -> u64 {
+        self.ticket += 1;
+        self.ticket - 1
+    }
+}

@@ -1,0 +1,197 @@
+//! From a URL or a store to the group of the whole job.
+
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use drumline_engine::{
+    membership::GlobalRanks,
+    recorder::{Category, What},
+};
+use drumline_store::{
+    net::interface::{address_towards, addresses_of, describe},
+    store::Store,
+};
+
+use super::{ProcessGroup, default_group, family::Family};
+use crate::{
+    Config, Result,
+    rendezvous::{Rendezvous, rendezvous},
+};
+
+/// Connects all processes of the job to one group, named `world`.
+///
+/// `url` says how they meet: `env://` reads what a launcher has put into the environment,
+/// `tcp://host:port?rank=R&world_size=W` says it all. See [`crate::rendezvous`]. After the group
+/// and all that were made of it are destroyed, the processes may meet there again.
+///
+/// ```
+/// use drumline::{Config, ProcessGroup, init_process_group, is_launched};
+///
+/// // Runs under `drumline run` and `torchrun` as well as alone.
+/// let group = match is_launched() {
+///     true => init_process_group("env://", &Config::from_env()?)?,
+///     false => ProcessGroup::alone(),
+/// };
+/// group.barrier()?;
+/// group.destroy()?;
+/// # Ok::<_, drumline::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// [`InvalidSetting`](crate::Error::InvalidSetting) names the part of the URL or the variable that
+/// is missing or wrong; [`Store`](crate::Error::Store) and [`Connect`](crate::Error::Connect) say
+/// who could not be reached, or who never came. Nothing is left behind then, and the call may be
+/// repeated.
+pub fn init_process_group(url: &str, config: &Config) -> Result<ProcessGroup> {
+    let started = Instant::now();
+    let place = rendezvous(url, config)?;
+    let met = Instant::now();
+    let group = form_world(place, config)?;
+    let open = group.inner.recorder.begin_at(started, || What {
+        category: Category::StartUp,
+        name: "rendezvous",
+        ..What::default()
+    });
+    open.end_at(met);
+    Ok(group)
+}
+
+/// [`init_process_group`] for processes that share a store already.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use drumline::{Config, init_with_store, store::HashStore};
+///
+/// let group = init_with_store(Arc::new(HashStore::new()), 0, 1, &Config::default())?;
+/// assert_eq!((group.name(), group.world_size()), ("world", 1));
+/// # Ok::<_, drumline::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// As [`Rendezvous::with_store`] and [`ProcessGroup::connect`].
+pub fn init_with_store(
+    store: Arc<dyn Store>,
+    rank: usize,
+    world_size: usize,
+    config: &Config,
+) -> Result<ProcessGroup> {
+    form_world(Rendezvous::with_store(store, rank, world_size, config)?, config)
+}
+
+/// Connects some ranks of a job that has been formed elsewhere, and shares `store`, to a group.
+///
+/// `rank` is this process's number in the group, and `ranks` says what its members are called in
+/// the whole job; errors then name both. `master` is an address that all hosts reach, if one is
+/// known: the way there is the way to the other hosts.
+///
+/// Otherwise like [`ProcessGroup::connect`].
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use drumline::{Config, connect_members, store::HashStore};
+///
+/// let store = Arc::new(HashStore::new());
+/// let group = connect_members("evaluation", store, 0, &[7], None, &Config::default())?;
+/// assert_eq!((group.rank(), group.global_rank(0)), (0, Some(7)));
+/// # Ok::<_, drumline::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// As [`Rendezvous::with_store`] and [`ProcessGroup::connect`].
+pub fn connect_members(
+    name: &str,
+    store: Arc<dyn Store>,
+    rank: usize,
+    ranks: &[usize],
+    master: Option<SocketAddr>,
+    config: &Config,
+) -> Result<ProcessGroup> {
+    let place = Rendezvous::with_store(store, rank, ranks.len(), config)?;
+    let mut config = Config { secret: Some(place.secret.clone()), ..config.clone() };
+    choose_addresses(&mut config, master)?;
+    let are_all = ranks.iter().enumerate().all(|(rank, global)| rank == *global);
+    let global = if are_all { GlobalRanks::default() } else { GlobalRanks::new(ranks.to_vec()) };
+    ProcessGroup::join(Family::of(name, place), name, (rank, ranks.len()), global, &config)
+}
+
+fn form_world(place: Rendezvous, config: &Config) -> Result<ProcessGroup> {
+    let mut config = Config { secret: Some(place.secret.clone()), ..config.clone() };
+    let (name, at, master) = ("world", (place.rank, place.world_size), place.master());
+    let family = Family::of(name, place);
+    let formed = choose_addresses(&mut config, master).and_then(|()| {
+        ProcessGroup::join(family.clone(), name, at, GlobalRanks::default(), &config)
+    });
+    match formed {
+        Ok(group) => {
+            default_group::remember(&group);
+            Ok(group)
+        }
+        Err(error) => {
+            family.leave(Duration::ZERO);
+            Err(error)
+        }
+    }
+}
+
+/// Settles on which addresses peers of other hosts are to reach this rank, and says why.
+fn choose_addresses(config: &mut Config, master: Option<SocketAddr>) -> Result<()> {
+    // A master on loopback has no ranks on other hosts.
+    let Some(master) = master.filter(|master| !master.ip().is_loopback()) else { return Ok(()) };
+    // Which of the two is meant is asked where it matters.
+    if config.socket_ifname.is_some() && !config.bind_addresses.is_empty() {
+        return Ok(());
+    }
+    let (addresses, why) = addresses(config, Some(master))?;
+    (config.bind_addresses, config.socket_ifname) = (addresses, None);
+    let addresses = describe(&config.bind_addresses);
+    tracing::info!("ranks of other hosts reach this one at {addresses}: {why}");
+    Ok(())
+}
+
+/// Where ranks of other hosts would reach this one, and why there: `10.0.0.1 (eth0): it is on the
+/// way to the master at 10.0.0.9:29500`. Without a master, the default route counts.
+///
+/// ```
+/// use drumline::{Config, describe_addresses};
+///
+/// let config = Config { bind_addresses: vec![[127, 0, 0, 1].into()], ..Config::default() };
+/// assert!(describe_addresses(&config, None)?.contains("DRUMLINE_BIND_ADDRESS"));
+/// # Ok::<_, drumline::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// [`Error::InvalidSetting`](crate::Error::InvalidSetting) when no interface has the name that is
+/// asked for; [`Error::Io`](crate::Error::Io) when there is no route.
+pub fn describe_addresses(config: &Config, master: Option<SocketAddr>) -> Result<String> {
+    let (addresses, why) = addresses(config, master)?;
+    Ok(format!("{}: {why}", describe(&addresses)))
+}
+
+/// An address that is nowhere (RFC 5737): only the default route leads there.
+const ELSEWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 1);
+
+fn addresses(config: &Config, master: Option<SocketAddr>) -> Result<(Vec<IpAddr>, String)> {
+    Ok(match (&config.bind_addresses[..], &config.socket_ifname) {
+        ([], None) => (
+            vec![address_towards(master.unwrap_or(ELSEWHERE))?],
+            match master {
+                Some(master) => format!("it is on the way to the master at {master}"),
+                None => "it is on the default route".to_owned(),
+            },
+        ),
+        ([], Some(names)) => (
+            addresses_of(names, master)?,
+            format!("DRUMLINE_SOCKET_IFNAME or GLOO_SOCKET_IFNAME says {names}"),
+        ),
+        (set, _) => (set.to_vec(), "DRUMLINE_BIND_ADDRESS says so".to_owned()),
+    })
+}

@@ -1,0 +1,154 @@
+//! Objects from rank to rank.
+//!
+//! A message is a digest of the type (8 bytes, little-endian), then the description.
+
+use std::any::type_name;
+
+use drumline_engine::transport::{Content, Direction, Message, PointCall};
+use drumline_schedule::step::Rank;
+use serde::{Serialize, de::DeserializeOwned};
+
+use super::{
+    Call,
+    agreement::check_length,
+    description::{decode, encode_for_anyone, type_digest},
+};
+use crate::{Error, ProcessGroup, Result, Work, work::Promise};
+
+impl ProcessGroup {
+    /// Sends an object to rank `to`, which must receive it with [`ProcessGroup::recv_object`] as the
+    /// same type. (A `str` in it is received as a `String`, a slice as a `Vec`; an `Option` that holds
+    /// `None` or `()` as `None`, since it is sent in CBOR, which does not tell them apart.)
+    /// Blocks and keeps the order as [`ProcessGroup::send`] does.
+    ///
+    /// ```
+    /// use drumline::ProcessGroup;
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || match group.rank() {
+    ///             0 => group.send_object("to be continued", 1, 7).unwrap(),
+    ///             _ => {
+    ///                 let (text, from): (String, _) = group.recv_object_any(7).unwrap();
+    ///                 assert_eq!((&*text, from), ("to be continued", 0));
+    ///             }
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Object`](crate::Error::Object) when it cannot be described or is too long; otherwise as
+    /// [`ProcessGroup::send`].
+    pub fn send_object<T>(&self, object: &T, to: Rank, tag: u64) -> Result<()>
+    where
+        T: Serialize + ?Sized,
+    {
+        let call = Call { operation: "send_object", root: self.rank() };
+        let bytes =
+            encode_for_anyone(object).map_err(|problem| call.error(self.rank(), problem))?;
+        check_length(call, self.rank(), bytes.len() as u64, self.object_bytes_max())?;
+        let bytes = [&type_digest::<T>().to_le_bytes(), &bytes[..]].concat();
+        let content = Content::Object { bytes: bytes.len() };
+        let (promise, work) = Work::of(&self.inner);
+        let call = PointCall { direction: Direction::Send, peer: Some(to), tag, content };
+        self.post_message(call, Box::new(Bytes { bytes, promise }))?;
+        work.wait().map(drop)
+    }
+
+    /// Receives an object that rank `from` sends with the same `tag`.
+    ///
+    /// ```
+    /// let group = drumline::ProcessGroup::alone();
+    /// std::thread::scope(|threads| {
+    ///     threads.spawn(|| group.send_object(&(1_u32, "one"), 0, 3));
+    ///     let received: (u32, String) = group.recv_object(0, 3)?;
+    ///     assert_eq!(received, (1, "one".to_owned()));
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Object`](crate::Error::Object) when what arrives is no `T`; the group can go on. As [`ProcessGroup::recv`] when it is no
+    /// object at all, or longer than
+    /// [`Config::object_bytes_max`](crate::Config::object_bytes_max): nothing is allocated then.
+    pub fn recv_object<T: DeserializeOwned>(&self, from: Rank, tag: u64) -> Result<T> {
+        self.receive_object(Some(from), tag).map(|(object, _)| object)
+    }
+
+    /// Receives an object from whichever rank sends first with this `tag`, and tells which one
+    /// that was: see [`ProcessGroup::recv_any`] and [`ProcessGroup::send_object`].
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// std::thread::scope(|threads| {
+    ///     threads.spawn(|| group.send_object("done", 0, 3));
+    ///     let received: (String, usize) = group.recv_object_any(3)?;
+    ///     assert_eq!(received, ("done".to_owned(), 0));
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::recv_object`].
+    pub fn recv_object_any<T: DeserializeOwned>(&self, tag: u64) -> Result<(T, Rank)> {
+        self.receive_object(None, tag)
+    }
+
+    fn receive_object<T: DeserializeOwned>(
+        &self,
+        peer: Option<Rank>,
+        tag: u64,
+    ) -> Result<(T, Rank)> {
+        let content =
+            Content::Object { bytes: self.object_bytes_max().saturating_add(DIGEST_BYTES) };
+        let (promise, work) = Work::of(&self.inner);
+        let call = PointCall { direction: Direction::Receive, peer, tag, content };
+        self.post_message(call, Box::new(Bytes { bytes: Vec::new(), promise }))?;
+        let (bytes, from) = work.wait()?;
+        let call = Call { operation: "recv_object", root: from };
+        match bytes.split_first_chunk::<DIGEST_BYTES>() {
+            Some((digest, bytes)) if u64::from_le_bytes(*digest) == type_digest::<T>() => {
+                Ok((decode(call, from, bytes)?, from))
+            }
+            _ => {
+                let ours = type_name::<T>();
+                Err(call.error(from, format!("sent another type than {ours}; both must use one")))
+            }
+        }
+    }
+}
+
+const DIGEST_BYTES: usize = size_of::<u64>();
+
+/// The message of an object.
+struct Bytes {
+    bytes: Vec<u8>,
+    promise: Promise<(Vec<u8>, Rank)>,
+}
+
+impl Message for Bytes {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.bytes
+    }
+
+    fn make_room(&mut self, bytes: usize) {
+        self.bytes.resize(bytes, 0);
+    }
+
+    fn complete(self: Box<Self>, result: drumline_engine::Result<Rank>) {
+        let Bytes { bytes, promise } = *self;
+        promise.complete(result.map_err(Error::from).map(|peer| (bytes, peer)));
+    }
+}

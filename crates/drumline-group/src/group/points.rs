@@ -1,0 +1,249 @@
+//! Messages from rank to rank.
+
+use std::marker::PhantomData;
+
+use drumline_engine::transport::{Content, Direction, Message, Point, PointCall};
+use drumline_schedule::step::Rank;
+
+use super::ProcessGroup;
+use crate::{Element, Error, Result, Work, work::Promise};
+
+impl ProcessGroup {
+    /// Sends `data` to rank `to`, which must receive it with [`ProcessGroup::recv`].
+    ///
+    /// Messages between two ranks that have the same `tag` arrive in the order of the calls;
+    /// those with other tags may overtake them. Messages need not be called in one order with
+    /// collectives and never wait for those of other threads.
+    ///
+    /// Returns when the receiver has asked for the message and all of it is on its way: two ranks
+    /// that first send to each other and then receive wait for ever, and so does a rank that sends
+    /// to itself. Use [`ProcessGroup::send_async`] there. The data is copied once; the asynchronous form, which
+    /// takes it by value, copies nothing.
+    ///
+    /// ```
+    /// use drumline::ProcessGroup;
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let mut message = [0.5_f32, 1.5];
+    ///             match group.rank() {
+    ///                 0 => group.send(&message, 1, 7).unwrap(),
+    ///                 _ => group.recv(&mut message, 0, 7).unwrap(),
+    ///             }
+    ///             assert_eq!(message, [0.5, 1.5]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `to`, or when 65,536 messages to it
+    /// wait already. [`Collective`](crate::Error::Collective) names both calls when type or count differ from the
+    /// receiver's, and otherwise the rank that died, left or did not receive in time
+    /// ([`Config::timeout`](crate::Config::timeout)). As after a collective, the group is poisoned
+    /// then.
+    pub fn send<T: Element>(&self, data: &[T], to: Rank, tag: u64) -> Result<()> {
+        self.send_async::<T, _>(data.to_vec(), to, tag)?.wait().map(drop)
+    }
+
+    /// [`ProcessGroup::send`] in the background. Gives the buffer back, unchanged.
+    ///
+    /// A batch of sends and receives is a list of them that is waited for afterwards, in whatever
+    /// order:
+    ///
+    /// ```
+    /// use drumline::{ProcessGroup, Result};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(3)? {
+    ///         threads.spawn(move || {
+    ///             let (me, all) = (group.rank(), group.world_size());
+    ///             let (next, before) = ((me + 1) % all, (me + all - 1) % all);
+    ///             let batch = [
+    ///                 group.recv_async(vec![0_u32], before, 0),
+    ///                 group.send_async(vec![me as u32], next, 0),
+    ///             ];
+    ///             let batch: Result<Vec<Vec<u32>>> = batch.into_iter().map(|it| it?.wait()).collect();
+    ///             assert_eq!(batch.unwrap(), [[before as u32], [me as u32]]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `to`.
+    pub fn send_async<T, B>(&self, buffer: B, to: Rank, tag: u64) -> Result<Work<B>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        self.post::<T, B, _>(Direction::Send, buffer, Some(to), tag, |buffer, _| buffer)
+    }
+
+    /// Receives into `data` what rank `from` sends with the same `tag`, type and number of
+    /// elements; see [`ProcessGroup::send`]. After an error `data` is as it was.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let sent = group.send_async(vec![1, 2, 3], 0, 7)?; // to itself
+    /// let mut data = [0; 3];
+    /// group.recv(&mut data, 0, 7)?;
+    /// assert_eq!(data, [1, 2, 3]);
+    /// sent.wait()?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::send`].
+    pub fn recv<T: Element>(&self, data: &mut [T], from: Rank, tag: u64) -> Result<()> {
+        let received = self.recv_async::<T, _>(data.to_vec(), from, tag)?.wait()?;
+        data.copy_from_slice(&received);
+        Ok(())
+    }
+
+    /// [`ProcessGroup::recv`] in the background.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let received = group.recv_async(vec![0; 3], 0, 7)?;
+    /// group.send(&[1, 2, 3], 0, 7)?; // to itself
+    /// assert_eq!(received.wait()?, [1, 2, 3]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `from`.
+    pub fn recv_async<T, B>(&self, buffer: B, from: Rank, tag: u64) -> Result<Work<B>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        self.post::<T, B, _>(Direction::Receive, buffer, Some(from), tag, |buffer, _| buffer)
+    }
+
+    /// Receives into `data` from whichever rank sends first with this tag, and tells which one
+    /// that was. Receives are served in the order of the calls, those from a certain rank and
+    /// those from any alike.
+    ///
+    /// ```
+    /// use drumline::ProcessGroup;
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(3)? {
+    ///         threads.spawn(move || match group.rank() {
+    ///             0 => {
+    ///                 let mut sum = 0;
+    ///                 for _ in 0..2 {
+    ///                     let mut square = [0_u64];
+    ///                     let from = group.recv_any(&mut square, 7).unwrap();
+    ///                     assert_eq!(square, [(from * from) as u64]);
+    ///                     sum += square[0];
+    ///                 }
+    ///                 assert_eq!(sum, 5);
+    ///             }
+    ///             rank => group.send(&[(rank * rank) as u64], 0, 7).unwrap(),
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::send`]. A rank that leaves is no error while others are there. Once all
+    /// others have left it is one ([`Cause::NobodyLeft`](drumline_engine::Cause::NobodyLeft)), after the two
+    /// seconds that this rank has to send to itself.
+    pub fn recv_any<T: Element>(&self, data: &mut [T], tag: u64) -> Result<Rank> {
+        let (received, from) = self.recv_any_async::<T, _>(data.to_vec(), tag)?.wait()?;
+        data.copy_from_slice(&received);
+        Ok(from)
+    }
+
+    /// [`ProcessGroup::recv_any`] in the background. Also tells which rank has sent.
+    ///
+    /// ```
+    /// # let group = drumline::ProcessGroup::alone();
+    /// let received = group.recv_any_async(vec![0; 3], 7)?;
+    /// group.send(&[1, 2, 3], 0, 7)?; // to itself
+    /// assert_eq!(received.wait()?, (vec![1, 2, 3], 0));
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// None yet; the [`Work`] has those of [`ProcessGroup::recv_any`].
+    pub fn recv_any_async<T, B>(&self, buffer: B, tag: u64) -> Result<Work<(B, Rank)>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    {
+        self.post::<T, B, _>(Direction::Receive, buffer, None, tag, |buffer, from| (buffer, from))
+    }
+
+    fn post<T, B, R>(
+        &self,
+        direction: Direction,
+        buffer: B,
+        peer: Option<Rank>,
+        tag: u64,
+        result: fn(B, Rank) -> R,
+    ) -> Result<Work<R>>
+    where
+        T: Element,
+        B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+        R: Send + 'static,
+    {
+        let content = Content::Elements { dtype: T::DTYPE, count: buffer.as_ref().len() };
+        let (promise, work) = Work::of(&self.inner);
+        let message = Owned { buffer, promise, result, element: PhantomData::<T> };
+        self.post_message(PointCall { direction, peer, tag, content }, Box::new(message))?;
+        Ok(work)
+    }
+
+    pub(super) fn post_message(&self, call: PointCall, message: Box<dyn Message>) -> Result<()> {
+        if let Some(peer) = call.peer {
+            self.check_rank(call.name(), peer)?;
+        }
+        self.inner.post(Point::new(call, message).within(self.timeout));
+        Ok(())
+    }
+}
+
+/// A message that owns its buffer.
+struct Owned<T, B, R> {
+    buffer: B,
+    promise: Promise<R>,
+    /// What the caller gets, of the buffer and the other rank.
+    result: fn(B, Rank) -> R,
+    element: PhantomData<T>,
+}
+
+impl<T, B, R> Message for Owned<T, B, R>
+where
+    T: Element,
+    B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
+    R: Send + 'static,
+{
+    fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(self.buffer.as_ref())
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        bytemuck::cast_slice_mut(self.buffer.as_mut())
+    }
+
+    fn complete(self: Box<Self>, result: drumline_engine::Result<Rank>) {
+        let Owned { buffer, promise, result: of, .. } = *self;
+        promise.complete(result.map_err(Error::from).map(|peer| of(buffer, peer)));
+    }
+}

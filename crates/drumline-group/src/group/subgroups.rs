@@ -1,0 +1,366 @@
+//! Groups of some of a group's ranks.
+
+use std::time::Duration;
+
+use drumline_engine::membership::{GlobalRanks, list};
+use drumline_schedule::step::Rank;
+
+use super::ProcessGroup;
+use crate::{Config, Error, Result};
+
+/// How a group of some ranks differs from the one that it is made of.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use drumline::GroupOptions;
+///
+/// let options = GroupOptions::default().name("evaluation").timeout(Duration::from_secs(60));
+/// assert!(options.config.is_none());
+/// ```
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct GroupOptions {
+    /// Tells groups of the same ranks apart. Only needed by threads of one rank that make such
+    /// groups at the same time.
+    pub name: Option<String>,
+    /// How long start-up and every operation may take; as in the group it is made of unless set.
+    pub timeout: Option<Duration>,
+    /// Other settings than those of the group it is made of. Where they have no secret, or say
+    /// nothing of addresses, that group's are taken.
+    pub config: Option<Config>,
+    /// Whether ranks are numbered in the order in which they are listed, instead of in ascending
+    /// order.
+    pub keep_order: bool,
+}
+
+impl GroupOptions {
+    /// Sets [`GroupOptions::name`].
+    ///
+    /// ```
+    /// # use drumline::{GroupOptions, ProcessGroup};
+    /// let world = ProcessGroup::alone();
+    /// let group = world.new_group(&[0], &GroupOptions::default().name("evaluation"))?;
+    /// assert_eq!(group.name(), "alone/evaluation[0]");
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// Sets [`GroupOptions::timeout`].
+    ///
+    /// ```
+    /// # use drumline::{GroupOptions, ProcessGroup};
+    /// let world = ProcessGroup::alone();
+    /// let minute = std::time::Duration::from_secs(60);
+    /// let group = world.new_group(&[0], &GroupOptions::default().timeout(minute))?;
+    /// assert_eq!(group.config().timeout, minute);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Sets [`GroupOptions::config`].
+    ///
+    /// ```
+    /// use drumline::{Config, GroupOptions, ProcessGroup};
+    ///
+    /// let config = Config { object_bytes_max: 1 << 10, ..Config::default() };
+    /// let group = ProcessGroup::alone().new_group(&[0], &GroupOptions::default().config(config))?;
+    /// assert_eq!(group.config().object_bytes_max, 1 << 10);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    #[must_use]
+    pub fn config(mut self, config: Config) -> Self {
+        self.config = Some(config);
+        self
+    }
+
+    /// Sets [`GroupOptions::keep_order`].
+    ///
+    /// ```
+    /// use drumline::{GroupOptions, ProcessGroup};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for world in ProcessGroup::local_world(3)? {
+    ///         threads.spawn(move || {
+    ///             if world.rank() != 1 {
+    ///                 let options = GroupOptions::default().keep_order();
+    ///                 let group = world.new_group(&[2, 0], &options).unwrap();
+    ///                 assert_eq!(group.global_rank(0), Some(2));
+    ///             }
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    #[must_use]
+    pub fn keep_order(mut self) -> Self {
+        self.keep_order = true;
+        self
+    }
+}
+
+impl ProcessGroup {
+    /// Connects some of this group's ranks to a group of their own.
+    ///
+    /// `ranks` are numbers in this group. Only the members call, with the same list; the others go
+    /// on with what they do. The new group numbers them from 0, in ascending order unless
+    /// [`GroupOptions::keep_order`] says otherwise. It has connections, memory and failures of its
+    /// own: groups may be used at the same time and in any order, and be destroyed in any order.
+    ///
+    /// The call blocks until all members have called. Groups that have members in common are made
+    /// in one order on all of them, or each on a thread of its own.
+    ///
+    /// ```
+    /// use drumline::{Error, GroupOptions, ProcessGroup, ReduceOp};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for world in ProcessGroup::local_world(3)? {
+    ///         threads.spawn(move || {
+    ///             match world.new_group(&[2, 0], &GroupOptions::default()) {
+    ///                 Ok(group) => {
+    ///                     assert_eq!((group.name(), group.ranks()), ("local[0,2]", vec![0, 2]));
+    ///                     let mut sum = [world.rank() as u64];
+    ///                     group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+    ///                     assert_eq!(sum, [2]);
+    ///                 }
+    ///                 Err(Error::NotAMember { rank, .. }) => assert_eq!(rank, 1),
+    ///                 Err(error) => panic!("{error}"),
+    ///             }
+    ///         });
+    ///     }
+    ///     Ok::<_, Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotAMember`] on a rank that is not listed; it has not talked to anybody then.
+    /// [`Error::InvalidArgument`] when a rank does not exist or is listed twice. Otherwise as
+    /// [`ProcessGroup::connect`]; members that do not come in time are named, with what they do
+    /// instead. An attempt that has failed leaves nothing behind and may be repeated.
+    pub fn new_group(&self, ranks: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
+        let mut ranks = ranks.to_vec();
+        self.check_members("new_group", &ranks)?;
+        if !options.keep_order {
+            ranks.sort_unstable();
+        }
+        let global: Vec<Rank> =
+            ranks.iter().map(|&rank| self.inner.member.global.of(rank)).collect();
+        let family = self.inner.family().ok_or_else(|| Error::InvalidArgument {
+            operation: "new_group",
+            problem: format!("group {:?} has been destroyed", self.name()),
+        })?;
+        let label = options.name.as_ref().map(|name| format!("/{name}")).unwrap_or_default();
+        let name = format!("{}{label}[{}]", family.root, list(&global));
+        let Some(rank) = ranks.iter().position(|&rank| rank == self.rank()) else {
+            return Err(Error::NotAMember { group: name, rank: self.global_rank_of(self.rank()) });
+        };
+        let joining = family.begin_to_join(&name).ok_or_else(|| Error::InvalidArgument {
+            operation: "new_group",
+            problem: format!(
+                "another thread is joining group {name:?}: give the two groups names \
+                 (GroupOptions::name) to tell them apart"
+            ),
+        })?;
+        let config = self.config_for(options);
+        let size = ranks.len();
+        let group = ProcessGroup::join(
+            family.clone(),
+            &name,
+            (rank, size),
+            GlobalRanks::new(global),
+            &config,
+        );
+        drop(joining);
+        group
+    }
+
+    /// Divides this group into groups of `size` neighbouring ranks each, and connects this rank's.
+    /// All ranks call.
+    ///
+    /// ```
+    /// use drumline::{GroupOptions, ProcessGroup};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for world in ProcessGroup::local_world(4)? {
+    ///         threads.spawn(move || {
+    ///             let pair = world.new_subgroups(2, &GroupOptions::default()).unwrap();
+    ///             assert_eq!(pair.rank(), world.rank() % 2);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] when the group cannot be divided so; otherwise as
+    /// [`ProcessGroup::new_group`].
+    pub fn new_subgroups(&self, size: usize, options: &GroupOptions) -> Result<ProcessGroup> {
+        if size == 0 || !self.world_size().is_multiple_of(size) {
+            return Err(Error::InvalidArgument {
+                operation: "new_subgroups",
+                problem: format!(
+                    "the {} ranks of group {:?} cannot be divided into groups of {size}",
+                    self.world_size(),
+                    self.name()
+                ),
+            });
+        }
+        let first = self.rank() / size * size;
+        self.new_group(&(first..first + size).collect::<Vec<_>>(), options)
+    }
+
+    /// Connects the one of `groups` that this rank is a member of. All ranks that are in one of
+    /// them call, with the same lists.
+    ///
+    /// ```
+    /// use drumline::{GroupOptions, ProcessGroup};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for world in ProcessGroup::local_world(3)? {
+    ///         threads.spawn(move || {
+    ///             let groups = [vec![0, 2], vec![1]];
+    ///             let group = world.new_subgroups_by_enumeration(&groups, &GroupOptions::default());
+    ///             assert_eq!(group.unwrap().world_size(), [2, 1, 2][world.rank()]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] when a rank does not exist or is in two groups;
+    /// [`Error::NotAMember`] when this rank is in none; otherwise as [`ProcessGroup::new_group`].
+    pub fn new_subgroups_by_enumeration(
+        &self,
+        groups: &[Vec<Rank>],
+        options: &GroupOptions,
+    ) -> Result<ProcessGroup> {
+        self.check_members("new_subgroups_by_enumeration", &groups.concat())?;
+        match groups.iter().find(|ranks| ranks.contains(&self.rank())) {
+            Some(ranks) => self.new_group(ranks, options),
+            None => {
+                let group = format!("{}, of groups {groups:?}", self.name());
+                Err(Error::NotAMember { group, rank: self.global_rank_of(self.rank()) })
+            }
+        }
+    }
+
+    /// Divides this group by colour: ranks that pass the same `color` get a group, in which they
+    /// are numbered by `key` and, where that is equal, by their rank in this group. All ranks call;
+    /// those that pass no colour get no group.
+    ///
+    /// ```
+    /// use drumline::{GroupOptions, ProcessGroup};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for world in ProcessGroup::local_world(3)? {
+    ///         threads.spawn(move || {
+    ///             // Even ranks, in reverse order; the odd one stays alone.
+    ///             let color = (world.rank() % 2 == 0).then_some(7);
+    ///             let key = -(world.rank() as i64);
+    ///             let group = world.split(color, key, &GroupOptions::default()).unwrap();
+    ///             let ranks = group.map(|group| group.ranks());
+    ///             assert_eq!(ranks, [Some(vec![2, 0]), None, Some(vec![2, 0])][world.rank()]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::all_gather`] and [`ProcessGroup::new_group`].
+    pub fn split(
+        &self,
+        color: Option<u64>,
+        key: i64,
+        options: &GroupOptions,
+    ) -> Result<Option<ProcessGroup>> {
+        let own = [u64::from(color.is_some()), color.unwrap_or_default(), key.cast_unsigned()];
+        let mut all = vec![0; own.len() * self.world_size()];
+        self.all_gather(&own, &mut all)?;
+        if color.is_none() {
+            return Ok(None);
+        }
+        let same = all.chunks_exact(own.len()).enumerate().filter(|(_, it)| it[..2] == own[..2]);
+        let mut ranks: Vec<(i64, Rank)> =
+            same.map(|(rank, it)| (it[2].cast_signed(), rank)).collect();
+        ranks.sort_unstable();
+        let ranks: Vec<Rank> = ranks.into_iter().map(|(_, rank)| rank).collect();
+        self.new_group(&ranks, &options.clone().keep_order()).map(Some)
+    }
+
+    /// What the group's ranks are called in the whole job, in order of their rank in the group.
+    ///
+    /// ```
+    /// let group = drumline::ProcessGroup::alone();
+    /// assert_eq!(group.ranks(), [0]);
+    /// ```
+    pub fn ranks(&self) -> Vec<Rank> {
+        (0..self.world_size()).map(|rank| self.global_rank_of(rank)).collect()
+    }
+
+    /// What the group's rank `rank` is called in the whole job, if there is such a rank.
+    ///
+    /// ```
+    /// let group = drumline::ProcessGroup::alone();
+    /// assert_eq!((group.global_rank(0), group.global_rank(1)), (Some(0), None));
+    /// ```
+    pub fn global_rank(&self, rank: Rank) -> Option<Rank> {
+        (rank < self.world_size()).then(|| self.global_rank_of(rank))
+    }
+
+    /// Which rank of this group the job's rank `global` is, if it is a member.
+    ///
+    /// ```
+    /// let group = drumline::ProcessGroup::alone();
+    /// assert_eq!((group.group_rank(0), group.group_rank(1)), (Some(0), None));
+    /// ```
+    pub fn group_rank(&self, global: Rank) -> Option<Rank> {
+        self.inner.member.global.position(global, self.world_size())
+    }
+
+    fn global_rank_of(&self, rank: Rank) -> Rank {
+        self.inner.member.global.of(rank)
+    }
+
+    fn config_for(&self, options: &GroupOptions) -> Config {
+        let ours = &self.inner.config;
+        let mut config = options.config.as_ref().unwrap_or(ours).clone();
+        config.secret = config.secret.or_else(|| ours.secret.clone());
+        if config.bind_addresses.is_empty() && config.socket_ifname.is_none() {
+            // Found on the way to the master, which nobody asks for again.
+            config.bind_addresses.clone_from(&ours.bind_addresses);
+        }
+        config.timeout = options.timeout.unwrap_or(config.timeout);
+        config
+    }
+
+    fn check_members(&self, operation: &'static str, ranks: &[Rank]) -> Result<()> {
+        let mut seen = vec![false; self.world_size()];
+        for &rank in ranks {
+            self.check_rank(operation, rank)?;
+            if std::mem::replace(&mut seen[rank], true) {
+                let problem = format!("rank {rank} is listed twice");
+                return Err(Error::InvalidArgument { operation, problem });
+            }
+        }
+        Ok(())
+    }
+}

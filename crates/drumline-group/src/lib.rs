@@ -1,0 +1,55 @@
+//! Process groups: how ranks meet, what carries their messages, and the calls they make.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`ProcessGroup`] | the ranks that work together, and their collectives |
+//! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, `file://`, and what a program registers |
+//! | [`backend`] | what carries a group's operations, and how to bring one of your own |
+//! | [`trace`] | what every rank did, and when; which rank the others wait for |
+//! | `views` | collectives on strided views of `ndarray` (feature `ndarray`) |
+//! | [`Config`] | every setting |
+
+#![forbid(unsafe_code)]
+
+mod available;
+pub mod backend;
+mod board;
+mod callbacks;
+mod config;
+mod engine;
+mod error;
+mod group;
+mod interrupt;
+mod memory_node;
+mod prices;
+pub mod rendezvous;
+pub mod trace;
+mod transport;
+#[cfg(feature = "ndarray")]
+pub mod views;
+mod work;
+
+pub use available::{
+    is_available, is_gloo_available, is_mpi_available, is_nccl_available, is_torchelastic_launched,
+};
+pub use backend::register_backend;
+pub use config::Config;
+pub use drumline_engine::{
+    Cause, CollectiveError,
+    explain::{Candidate, Explanation},
+    operator::Operator,
+};
+pub use drumline_kernels::{Bool, Complex, DType, Element, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
+pub use drumline_schedule::{Collective, SumOrder, price::PriceList, step::Rank};
+pub use drumline_store::{auth, net::Endpoint, store};
+pub use error::{Error, Result};
+pub use group::driving;
+pub use group::{
+    GroupOptions, ProcessGroup, RegisteredBuffer, connect_members, default_group,
+    describe_addresses, init_process_group, init_with_store, is_initialized,
+};
+pub use interrupt::interruptible;
+pub use memory_node::bind_to_memory_node;
+pub use prices::PriceSource;
+pub use rendezvous::{is_launched, register_rendezvous_handler};
+pub use work::{Work, WorkFuture};

@@ -1,0 +1,180 @@
+//! From URLs and variables to what is to be opened.
+
+use drumline_store::net::Endpoint;
+
+use super::settings::{
+    Setting, all_set, invalid, parse_query, place_of, split_place, without_brackets,
+};
+use crate::Result;
+
+/// What a URL and an environment ask for, before anything is opened.
+///
+/// ```
+/// use drumline::{Endpoint, rendezvous::{Plan, StoreHost}};
+///
+/// let plan = Plan::parse("tcp://node-0:4000?rank=1&world_size=2", &|_| None)?;
+/// let store = Endpoint::Tcp { host: "node-0".into(), port: 4000 };
+/// assert_eq!(plan, Plan { store, host: StoreHost::RankZero, rank: 1, world_size: 2 });
+/// # Ok::<_, drumline::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Where the store is. Port 0 (let the system choose) only if nobody else must know it.
+    pub store: Endpoint,
+    /// Who hosts it.
+    pub host: StoreHost,
+    /// This process, in `0..world_size`.
+    pub rank: usize,
+    /// How many processes the job has.
+    pub world_size: usize,
+}
+
+/// Who hosts the store of a job.
+///
+/// ```
+/// use drumline::rendezvous::{Plan, StoreHost};
+///
+/// let of_torchrun = |name: &str| match name {
+///     "RANK" => Some("0".to_owned()),
+///     "WORLD_SIZE" => Some("2".to_owned()),
+///     "MASTER_ADDR" => Some("node-0".to_owned()),
+///     "MASTER_PORT" => Some("29500".to_owned()),
+///     "TORCHELASTIC_USE_AGENT_STORE" => Some("True".to_owned()),
+///     _ => None,
+/// };
+/// assert_eq!(Plan::parse("env://", &of_torchrun)?.host, StoreHost::Launcher);
+/// # Ok::<_, drumline::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreHost {
+    /// The process of rank 0.
+    RankZero,
+    /// `drumline run`: a store that asks for the secret.
+    Drumline,
+    /// Another launcher: torch's store, which asks for nothing.
+    Launcher,
+}
+
+const KNOWN: &str =
+    "known are env://, tcp:// and file://, and what register_rendezvous_handler adds";
+
+impl Plan {
+    /// Works out the plan from `url` and the variables that `variable` looks up.
+    ///
+    /// ```
+    /// use drumline::rendezvous::{Plan, StoreHost};
+    ///
+    /// let plan = Plan::parse("tcp://10.0.0.1:4000?rank=0&world_size=2", &|_| None)?;
+    /// assert_eq!((plan.rank, plan.world_size, plan.host), (0, 2, StoreHost::RankZero));
+    /// assert!(plan.hosts_store());
+    ///
+    /// let variable = |name: &str| (name == "RANK").then(|| "1".to_owned());
+    /// let error = Plan::parse("env://", &variable).unwrap_err().to_string();
+    /// assert!(error.contains("WORLD_SIZE") && !error.contains("RANK,"));
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting), which names everything that is missing, or the wrong part and
+    /// what it should be.
+    pub fn parse(url: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<Plan> {
+        let in_url = |problem: String| invalid(url, problem);
+        let (scheme, rest) = url.split_once("://").unwrap_or((url, ""));
+        let (place, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let place = place.strip_suffix('/').unwrap_or(place);
+
+        let from_env = |name: &str| Setting {
+            name: name.into(),
+            text: variable(name).filter(|text| !text.is_empty()),
+        };
+        let from_url = |name: &str, text: Option<&str>| Setting::of_url(url, name, text);
+        let given = from_env(DRUMLINE_STORE);
+        let given = given.text.as_ref().filter(|_| scheme == "env" && place.is_empty());
+        let given: Option<Endpoint> = match given {
+            Some(text) => Some(text.parse().map_err(|problem| invalid(DRUMLINE_STORE, problem))?),
+            None => None,
+        };
+        let (host, port, remedy) = match scheme {
+            "env" if place.is_empty() => (
+                from_env("MASTER_ADDR"),
+                from_env("MASTER_PORT"),
+                "start the program with `drumline run`, or set what is missing",
+            ),
+            "env" => {
+                return Err(in_url(format!(
+                    "env:// takes no address ({place}): MASTER_ADDR and MASTER_PORT tell it"
+                )));
+            }
+            "tcp" => {
+                let (host, port) = split_place(place).map_err(in_url)?;
+                let remedy = "write tcp://host:port?rank=R&world_size=W";
+                (from_url("host", host), from_url("port", port), remedy)
+            }
+            "" => return Err(invalid("where to meet", format!("the URL is empty; {KNOWN}"))),
+            _ => {
+                return Err(in_url(format!("{scheme} is not a known way to meet; {KNOWN}")));
+            }
+        };
+        let [rank, world_size] = parse_query(query).map_err(in_url)?;
+        let (rank, world_size) = match scheme {
+            "env" => (
+                rank.map_or_else(|| from_env("RANK"), |text| from_url("rank", Some(text))),
+                world_size.map_or_else(
+                    || from_env("WORLD_SIZE"),
+                    |text| from_url("world_size", Some(text)),
+                ),
+            ),
+            _ => (from_url("rank", rank), from_url("world_size", world_size)),
+        };
+
+        let settings = [&rank, &world_size, &host, &port];
+        // A store that is given takes the place of host and port.
+        let needed = if given.is_some() { &settings[..2] } else { &settings[..] };
+        all_set(needed, remedy)?;
+        let (store, store_host) = match given {
+            Some(store) => (store, StoreHost::Drumline),
+            None => {
+                let (host, port) = (host.host()?, port.number(0, u16::MAX.into())? as u16);
+                let store_host = match is_launchers(&host, port, variable) {
+                    true => StoreHost::Launcher,
+                    false => StoreHost::RankZero,
+                };
+                (Endpoint::Tcp { host, port }, store_host)
+            }
+        };
+        let (rank, world_size) = place_of(&rank, &world_size)?;
+        let plan = Plan { store, host: store_host, rank, world_size };
+        let has_others = plan.world_size > 1 || plan.host != StoreHost::RankZero;
+        if matches!(plan.store, Endpoint::Tcp { port: 0, .. }) && has_others {
+            let problem = "0: the others cannot know which port the system would choose".into();
+            return Err(invalid(&port.name, problem));
+        }
+        Ok(plan)
+    }
+
+    /// Whether this process hosts the store.
+    ///
+    /// ```
+    /// use drumline::rendezvous::Plan;
+    ///
+    /// let plan = |url| Plan::parse(url, &|_| None);
+    /// assert!(plan("tcp://node-0:4000?rank=0&world_size=2")?.hosts_store());
+    /// assert!(!plan("tcp://node-0:4000?rank=1&world_size=2")?.hosts_store());
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn hosts_store(&self) -> bool {
+        self.rank == 0 && self.host == StoreHost::RankZero
+    }
+}
+
+/// As in torch, the launcher's store is meant only if it is at this place.
+fn is_launchers(host: &str, port: u16, variable: &dyn Fn(&str) -> Option<String>) -> bool {
+    let is = |name, value: &str| variable(name).as_deref().map(without_brackets) == Some(value);
+    is("TORCHELASTIC_USE_AGENT_STORE", "True")
+        && is("MASTER_ADDR", host)
+        && is("MASTER_PORT", &port.to_string())
+}
+
+/// Where `drumline run` says that its store is.
+const DRUMLINE_STORE: &str = "DRUMLINE_STORE";

@@ -1,0 +1,198 @@
+//! What time it is, here and at rank 0.
+
+use std::{
+    fs,
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+
+use drumline_store::store::Store;
+use rustix::time::{ClockId, clock_gettime};
+
+use crate::Result;
+
+/// The clock that all processes of a host share, as this process sees it.
+#[derive(Clone, Debug)]
+pub(super) struct Clock {
+    /// Which clock it is: the same text means the same clock.
+    pub(super) id: String,
+    /// What the wall clock says more than this one, in nanoseconds.
+    pub(super) wall_ns: i64,
+    origin: Instant,
+    origin_ns: i64,
+}
+
+impl Clock {
+    pub(super) fn of_this_host() -> Clock {
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
+        // A container may have a clock of its own, which counts from elsewhere.
+        let namespace = fs::read_link("/proc/self/ns/time").unwrap_or_default();
+        let id = match boot {
+            Ok(boot) => format!("{} {}", boot.trim(), namespace.display()),
+            Err(_) => format!("process {} of an unknown host", std::process::id()),
+        };
+        let origin = Instant::now();
+        let now = clock_gettime(ClockId::Monotonic);
+        let origin_ns = now.tv_sec * 1_000_000_000 + now.tv_nsec;
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        Clock { id, wall_ns: wall.as_nanos() as i64 - origin_ns, origin, origin_ns }
+    }
+
+    /// The time of `instant`, in nanoseconds.
+    pub(super) fn ns(&self, instant: Instant) -> i64 {
+        let after = instant.saturating_duration_since(self.origin).as_nanos() as i64;
+        let before = self.origin.saturating_duration_since(instant).as_nanos() as i64;
+        self.origin_ns + after - before
+    }
+}
+
+/// What is to be added to a clock to get another one, and how wrong that may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Offset {
+    pub(super) offset_ns: i64,
+    pub(super) uncertainty_ns: u64,
+}
+
+impl Offset {
+    pub(super) const NONE: Offset = Offset { offset_ns: 0, uncertainty_ns: 0 };
+
+    fn parse(text: &[u8]) -> Option<Offset> {
+        let (offset_ns, uncertainty_ns) = std::str::from_utf8(text).ok()?.split_once(' ')?;
+        Some(Offset {
+            offset_ns: offset_ns.parse().ok()?,
+            uncertainty_ns: uncertainty_ns.parse().ok()?,
+        })
+    }
+}
+
+/// How often rank 0 is asked; the fastest answer counts.
+const ROUNDS: usize = 8;
+
+/// Rank 0's clock; there only if rank 0 traces. Set before anything that the others wait for.
+const REFERENCE: &str = "trace/clock";
+/// How many clocks want to be compared with it.
+const ASKERS: &str = "trace/askers";
+
+/// Rank 0 says by which clock it traces.
+pub(super) fn offer(store: &dyn Store, id: &str) -> Result<()> {
+    Ok(store.set(REFERENCE, id.as_bytes())?)
+}
+
+/// How a rank comes to know its offset.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Inquiry {
+    /// Rank 0 does not trace, or the offset is known already.
+    InVain,
+    /// This clock is that of rank 0.
+    Same { reference: String },
+    /// This rank asks, as the `number`th of all.
+    Ask { reference: String, number: i64 },
+    /// Another rank with the same clock asks.
+    Wait { reference: String },
+}
+
+/// Finds out how to go on, before any rank can be as far as [`answer`].
+pub(super) fn inquire(store: &dyn Store, id: &str) -> Result<Inquiry> {
+    if !store.check(&[REFERENCE])? {
+        return Ok(Inquiry::InVain);
+    }
+    let reference = String::from_utf8_lossy(&store.get(REFERENCE)?).into_owned();
+    if reference == id {
+        return Ok(Inquiry::Same { reference });
+    }
+    match store.add(&format!("trace/asks/{id}"), 1)? {
+        1 => Ok(Inquiry::Ask { reference, number: store.add(ASKERS, 1)? }),
+        _ => Ok(Inquiry::Wait { reference }),
+    }
+}
+
+/// Rank 0 answers everybody who asks, when all have come as far as [`inquire`].
+pub(super) fn answer(store: &dyn Store, now_ns: &dyn Fn() -> i64) -> Result<()> {
+    for number in 1..=store.add(ASKERS, 0)? {
+        for round in 0..ROUNDS {
+            store.get(&format!("trace/ping/{number}/{round}"))?;
+            let now = now_ns().to_string();
+            store.set(&format!("trace/pong/{number}/{round}"), now.as_bytes())?;
+        }
+    }
+    Ok(())
+}
+
+/// Measures, or waits for the one who does. Returns which clock this one was compared with, and
+/// its offset; `None`: with none.
+pub(super) fn measure(
+    store: &dyn Store,
+    id: &str,
+    inquiry: Inquiry,
+    now_ns: &dyn Fn() -> i64,
+) -> Result<Option<(String, Offset)>> {
+    let result = format!("trace/offset/{id}");
+    let (reference, offset) = match inquiry {
+        Inquiry::InVain => return Ok(None),
+        Inquiry::Same { reference } => (reference, Some(Offset::NONE)),
+        Inquiry::Wait { reference } => (reference, Offset::parse(&store.get(&result)?)),
+        Inquiry::Ask { reference, number } => {
+            let mut best: Option<Offset> = None;
+            for round in 0..ROUNDS {
+                let asked = now_ns();
+                store.set(&format!("trace/ping/{number}/{round}"), b"?")?;
+                let text = store.get(&format!("trace/pong/{number}/{round}"))?;
+                let told = now_ns();
+                let theirs = std::str::from_utf8(&text).ok().and_then(|it| it.parse::<i64>().ok());
+                let Some(theirs) = theirs else { continue };
+                // It was read at some time between the two.
+                let half = (told - asked) / 2;
+                let uncertainty_ns = half.unsigned_abs() + 1;
+                if best.is_none_or(|best| uncertainty_ns < best.uncertainty_ns) {
+                    best = Some(Offset { offset_ns: theirs - (asked + half), uncertainty_ns });
+                }
+            }
+            let text = best.map_or_else(
+                || "unknown".to_owned(),
+                |best| format!("{} {}", best.offset_ns, best.uncertainty_ns),
+            );
+            store.set(&result, text.as_bytes())?;
+            (reference, best)
+        }
+    };
+    Ok(offset.map(|offset| (reference, offset)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use drumline_store::store::HashStore;
+
+    /// Three hosts, two of them with two ranks, and clocks that are seconds apart.
+    #[test]
+    fn the_true_offset_lies_within_the_uncertainty() {
+        let origin = Instant::now();
+        let store = HashStore::new();
+        let clocks = [("a", 0), ("b", 5_000_000_000_i64), ("b", 5_000_000_000), ("c", -70_000)];
+        let now = |skew: i64| move || origin.elapsed().as_nanos() as i64 + skew;
+        offer(&store, clocks[0].0).unwrap();
+        let inquiries = clocks.map(|(id, _)| inquire(&store, id).unwrap());
+        assert!(matches!(&inquiries[0], Inquiry::Same { reference } if reference == "a"));
+        assert!(matches!(inquiries[2], Inquiry::Wait { .. }), "one rank of a host asks");
+        std::thread::scope(|threads| {
+            threads.spawn(|| answer(&store, &now(0)).unwrap());
+            for ((id, skew), inquiry) in clocks.into_iter().zip(inquiries) {
+                let store = &store;
+                threads.spawn(move || {
+                    let measured = measure(store, id, inquiry, &now(skew)).unwrap();
+                    let (reference, offset) = measured.unwrap();
+                    assert_eq!(reference, "a");
+                    let error = (offset.offset_ns + skew).unsigned_abs();
+                    assert!(error <= offset.uncertainty_ns, "{id}: {offset:?} of {skew}");
+                });
+            }
+        });
+    }
+
+    #[test]
+    fn nobody_waits_for_a_rank_0_that_does_not_trace() {
+        let store = HashStore::new();
+        let inquiry = inquire(&store, "b").unwrap();
+        assert_eq!(inquiry, Inquiry::InVain);
+        assert_eq!(measure(&store, "b", inquiry, &|| 0).unwrap(), None);
+    }
+}

@@ -1,0 +1,310 @@
+//! The file of one rank, and the thread that writes it.
+//!
+//! Operations leave what happened in a list and go on; the thread makes text of it. At any time
+//! the file on disk is a whole JSON array: every write ends with `]`, which the next one replaces.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io,
+    os::unix::fs::FileExt,
+    path::PathBuf,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use drumline_engine::{membership::Membership, recorder::What};
+use drumline_schedule::step::Rank;
+use drumline_store::store::Store;
+use rustix::system::uname;
+
+use super::{
+    Trace,
+    clock::{self, Clock, Inquiry},
+    file_name, format,
+};
+use crate::{Error, Result};
+
+/// How long an event may wait for being written.
+const WRITE_EVERY: Duration = Duration::from_millis(100);
+
+/// How many events may wait. What is more than the disk can take is left out, and counted.
+const WAITING_MAX: usize = 1 << 16;
+
+/// Room for the last words of a file that has become too long.
+const LAST_WORDS_BYTES: u64 = 1_024;
+
+const END: &str = "\n]\n";
+
+/// See the [module's documentation](self).
+#[derive(Debug)]
+pub(super) struct TraceFile {
+    rank: Rank,
+    path: PathBuf,
+    clock: Clock,
+    /// Once nothing more can be written, nothing is recorded.
+    is_open: AtomicBool,
+    waiting: Mutex<Waiting>,
+    has_more: Condvar,
+    /// Whether the file says how far its clock is from that of rank 0. The first group tells.
+    is_aligned: AtomicBool,
+    disk: Mutex<Disk>,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    events: Vec<Event>,
+    /// Events that were left out since the last write.
+    lost: u64,
+    /// Whether this is not to wait for more: the process may soon be ended.
+    is_urgent: bool,
+    /// Groups so far.
+    groups: u32,
+}
+
+#[derive(Debug)]
+enum Event {
+    Operation { track: u32, group: Arc<str>, what: What, started: Instant, ended: Instant },
+    Mark { track: u32, name: &'static str, text: String, at: Instant },
+    Line(String),
+}
+
+#[derive(Debug)]
+struct Disk {
+    file: File,
+    /// Bytes of the file but for its end.
+    end: u64,
+    bytes_max: u64,
+    operations: u64,
+    /// The list that [`Waiting`] gets in exchange for a full one.
+    spare: Vec<Event>,
+    text: String,
+}
+
+/// The files of this process. A rank has one for all of its groups, as long as the process lives.
+static FILES: Mutex<BTreeMap<(PathBuf, Rank), Arc<TraceFile>>> = Mutex::new(BTreeMap::new());
+
+impl TraceFile {
+    /// The file of `rank`, begun anew by the first who asks for it.
+    pub(super) fn open(trace: &Trace, rank: Rank) -> Result<Arc<TraceFile>> {
+        let path = trace.dir.join(file_name(rank));
+        let refused = |source: io::Error| Error::InvalidSetting {
+            setting: "the trace (DRUMLINE_TRACE)".to_owned(),
+            problem: format!("cannot write {}: {source}", path.display()),
+        };
+        fs::create_dir_all(&trace.dir).map_err(refused)?;
+        let dir = trace.dir.canonicalize().map_err(refused)?;
+        let mut files = lock(&FILES);
+        if let Some(known) = files.get(&(dir.clone(), rank)) {
+            return Ok(known.clone());
+        }
+        let file =
+            Arc::new(TraceFile::create(dir.join(file_name(rank)), trace, rank).map_err(refused)?);
+        let writer = file.clone();
+        std::thread::Builder::new()
+            .name("drumline-trace".to_owned())
+            .spawn(move || writer.run())
+            .map_err(refused)?;
+        files.insert((dir, rank), file.clone());
+        Ok(file)
+    }
+
+    fn create(path: PathBuf, trace: &Trace, rank: Rank) -> io::Result<TraceFile> {
+        // A new file and not an emptied one: whoever reads the old one goes on reading it.
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let clock = Clock::of_this_host();
+        let mut text = "[\n".to_owned();
+        let host = uname().nodename().to_string_lossy().into_owned();
+        format::file(&mut text, rank, &host, std::process::id(), &clock);
+        let mut disk = Disk {
+            file: File::create_new(&path)?,
+            end: 0,
+            bytes_max: trace.bytes_max,
+            operations: 0,
+            spare: Vec::new(),
+            text,
+        };
+        disk.write()?;
+        Ok(TraceFile {
+            rank,
+            path,
+            clock,
+            is_open: AtomicBool::new(true),
+            waiting: Mutex::default(),
+            has_more: Condvar::new(),
+            is_aligned: AtomicBool::new(false),
+            disk: Mutex::new(disk),
+        })
+    }
+
+    pub(super) fn is_open(&self) -> bool {
+        self.is_open.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn record(
+        &self,
+        track: u32,
+        group: Arc<str>,
+        what: What,
+        started: Instant,
+        ended: Instant,
+    ) {
+        self.push(Event::Operation { track, group, what, started, ended });
+    }
+
+    pub(super) fn mark(&self, track: u32, name: &'static str, text: String) {
+        self.push(Event::Mark { track, name, text, at: Instant::now() });
+        lock(&self.waiting).is_urgent = true;
+        self.has_more.notify_one();
+    }
+
+    /// Returns the track of the group.
+    pub(super) fn add_group(&self, member: &Membership) -> u32 {
+        let mut waiting = lock(&self.waiting);
+        waiting.groups += 1;
+        let track = waiting.groups;
+        drop(waiting);
+        self.push(Event::Line(format::group(self.rank, track, member)));
+        track
+    }
+
+    pub(super) fn offer_time(&self, store: &dyn Store) -> Result<()> {
+        clock::offer(store, &self.clock.id)
+    }
+
+    pub(super) fn ask_time(&self, store: &dyn Store) -> Result<Inquiry> {
+        match self.is_aligned.load(Ordering::SeqCst) {
+            true => Ok(Inquiry::InVain),
+            false => clock::inquire(store, &self.clock.id),
+        }
+    }
+
+    pub(super) fn tell_time(&self, store: &dyn Store) -> Result<()> {
+        clock::answer(store, &|| self.clock.ns(Instant::now()))
+    }
+
+    pub(super) fn align(&self, store: &dyn Store, inquiry: Inquiry) -> Result<()> {
+        let now_ns = || self.clock.ns(Instant::now());
+        if let Some((reference, offset)) = clock::measure(store, &self.clock.id, inquiry, &now_ns)?
+        {
+            self.is_aligned.store(true, Ordering::SeqCst);
+            self.push(Event::Line(format::clock(self.rank, &reference, offset)));
+        }
+        Ok(())
+    }
+
+    fn push(&self, event: Event) {
+        if !self.is_open() {
+            return;
+        }
+        let mut waiting = lock(&self.waiting);
+        if waiting.events.len() >= WAITING_MAX {
+            waiting.lost += 1;
+            return;
+        }
+        waiting.events.push(event);
+        let count = waiting.events.len();
+        drop(waiting);
+        if count == 1 || count == WAITING_MAX / 2 {
+            self.has_more.notify_one();
+        }
+    }
+
+    fn run(&self) {
+        while self.is_open() {
+            let waiting = lock(&self.waiting);
+            let waiting = self
+                .has_more
+                .wait_while(waiting, |it| it.events.is_empty())
+                .unwrap_or_else(PoisonError::into_inner);
+            let is_little = |it: &mut Waiting| it.events.len() < WAITING_MAX / 2 && !it.is_urgent;
+            let more = self.has_more.wait_timeout_while(waiting, WRITE_EVERY, is_little);
+            drop(more);
+            self.flush();
+        }
+    }
+
+    /// Writes what waits.
+    pub(super) fn flush(&self) {
+        let mut disk = lock(&self.disk);
+        let mut events = std::mem::take(&mut disk.spare);
+        let lost = {
+            let mut waiting = lock(&self.waiting);
+            std::mem::swap(&mut waiting.events, &mut events);
+            waiting.is_urgent = false;
+            std::mem::take(&mut waiting.lost)
+        };
+        if events.is_empty() || !self.is_open() {
+            return;
+        }
+        for event in events.drain(..) {
+            if !disk.add(self, &event) {
+                self.is_open.store(false, Ordering::Relaxed);
+                break;
+            }
+        }
+        disk.spare = events;
+        if lost > 0 {
+            let text = format!("{lost} events are missing here: they came faster than the disk");
+            disk.add(self, &Event::Mark { track: 0, name: "lost", text, at: Instant::now() });
+        }
+        if let Err(error) = disk.write() {
+            self.is_open.store(false, Ordering::Relaxed);
+            tracing::warn!(path = %self.path.display(), %error, "the trace ends here");
+        }
+    }
+}
+
+impl Disk {
+    /// Adds an event to the text. `false`: there was room for the last words only.
+    fn add(&mut self, of: &TraceFile, event: &Event) -> bool {
+        let before = self.text.len();
+        self.text.push_str(",\n");
+        match event {
+            Event::Operation { track, group, what, started, ended } => {
+                self.operations += 1;
+                let (start, end) = (of.clock.ns(*started), of.clock.ns(*ended));
+                let id = self.operations;
+                format::operation(&mut self.text, of.rank, *track, id, group, what, start, end);
+            }
+            Event::Mark { track, name, text, at } => {
+                let at_ns = of.clock.ns(*at);
+                format::mark(&mut self.text, of.rank, *track, name, text, at_ns);
+            }
+            Event::Line(line) => self.text.push_str(line),
+        }
+        let fits = self.end + self.text.len() as u64 + LAST_WORDS_BYTES <= self.bytes_max;
+        if !fits {
+            self.text.truncate(before);
+            self.text.push_str(",\n");
+            let text = format!(
+                "the file has reached its limit of {} bytes (DRUMLINE_TRACE_BYTES_MAX): what this \
+                 rank did later is missing",
+                self.bytes_max
+            );
+            let at_ns = of.clock.ns(Instant::now());
+            format::mark(&mut self.text, of.rank, 0, "full", &text, at_ns);
+        }
+        fits
+    }
+
+    /// Writes the text.
+    fn write(&mut self) -> io::Result<()> {
+        let bytes = self.text.len() as u64;
+        self.text.push_str(END);
+        let written = self.file.write_all_at(self.text.as_bytes(), self.end);
+        self.text.clear();
+        self.end += bytes;
+        written
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

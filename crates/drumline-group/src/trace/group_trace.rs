@@ -1,0 +1,115 @@
+//! The trace of one group on one rank.
+
+use std::{ops::Deref, sync::Arc, time::Instant};
+
+use drumline_engine::{
+    membership::Membership,
+    recorder::{Recorder, Sink, What},
+};
+use drumline_schedule::step::Rank;
+use drumline_store::store::Store;
+
+use super::{Trace, clock::Inquiry, file::TraceFile};
+use crate::Result;
+
+/// The recorder of a group, and the file that it writes to, if there is one.
+#[derive(Clone, Debug)]
+pub(crate) struct GroupTrace {
+    recorder: Recorder,
+    rank: Rank,
+    session: Option<Arc<Session>>,
+}
+
+/// One user of a file. What it has recorded is written when it ends.
+#[derive(Debug)]
+struct Session(Arc<TraceFile>);
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.0.flush();
+    }
+}
+
+impl Sink for Session {
+    fn is_open(&self) -> bool {
+        self.0.is_open()
+    }
+
+    fn record(&self, track: u32, group: Arc<str>, what: What, started: Instant, ended: Instant) {
+        self.0.record(track, group, what, started, ended);
+    }
+
+    fn mark(&self, track: u32, name: &'static str, text: String) {
+        self.0.mark(track, name, text);
+    }
+}
+
+impl GroupTrace {
+    /// Spans only.
+    pub(crate) fn of(group: &str, rank: Rank) -> GroupTrace {
+        GroupTrace { recorder: Recorder::of(group, rank), rank, session: None }
+    }
+
+    /// For the start of `group`; writes to the file of `trace`, if there is one.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) when the file cannot be written.
+    pub(crate) fn start(trace: Option<&Trace>, group: &str, rank: Rank) -> Result<GroupTrace> {
+        let spans = GroupTrace::of(group, rank);
+        let Some(trace) = trace else { return Ok(spans) };
+        let file = TraceFile::open(trace, trace.rank.unwrap_or(rank))?;
+        let session = Arc::new(Session(file));
+        let recorder = spans.recorder.into_sink(session.clone());
+        Ok(GroupTrace { recorder, rank, session: Some(session) })
+    }
+
+    /// The group is known: what follows has a track of its own.
+    pub(crate) fn join(&mut self, member: &Membership) {
+        if let Some(session) = &self.session {
+            self.recorder.set_track(session.0.add_group(member));
+        }
+    }
+
+    /// Prepares [`GroupTrace::align`]. Rank 0 calls it before any other rank does, and all ranks call
+    /// it before rank 0 aligns. Ranks that do not trace leave nothing in the store.
+    pub(crate) fn ask_time(&self, store: &dyn Store) -> Result<Inquiry> {
+        match &self.session {
+            Some(session) if self.rank == 0 => {
+                session.0.offer_time(store)?;
+                Ok(Inquiry::InVain)
+            }
+            Some(session) => session.0.ask_time(store),
+            None => Ok(Inquiry::InVain),
+        }
+    }
+
+    /// Finds out how far the clocks of other hosts are from that of rank 0.
+    pub(crate) fn align(&self, store: &dyn Store, inquiry: Inquiry) -> Result<()> {
+        match &self.session {
+            Some(session) if self.rank == 0 => session.0.tell_time(store),
+            Some(session) => session.0.align(store, inquiry),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes what has been recorded.
+    pub(crate) fn flush(&self) {
+        if let Some(session) = &self.session {
+            session.0.flush();
+        }
+    }
+
+    /// The recorder alone, for a lane.
+    pub(crate) fn recorder(&self) -> &Recorder {
+        &self.recorder
+    }
+}
+
+impl Deref for GroupTrace {
+    type Target = Recorder;
+
+    fn deref(&self) -> &Recorder {
+        &self.recorder
+    }
+}

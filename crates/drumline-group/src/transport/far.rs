@@ -1,0 +1,343 @@
+//! Peers on other hosts: called when they are first used, let in whenever they come.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::{self, Write as _},
+    net::SocketAddr,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use drumline_engine::{
+    Cause,
+    membership::Membership,
+    transport::{Bundle, Channel, Duplex, Opening, link::is_silence, wire::Control},
+};
+use drumline_schedule::step::Rank;
+use drumline_store::{
+    auth::{Handshake, Nonce, Secret},
+    net::{call::CallError, dial::Dial, gate::Gate, stream::Stream},
+};
+use rustix::{
+    buffer::spare_capacity,
+    event::{Timespec, epoll},
+    io::Errno,
+};
+
+use super::{
+    mesh::{expect, hello},
+    stream::{PeerStream, carries},
+};
+use crate::{Config, Error, Result};
+
+/// Calls peers on other hosts, and lets them in. It never blocks.
+#[derive(Debug)]
+pub(crate) struct Far {
+    member: Membership,
+    secret: Option<Secret>,
+    /// Where they listen.
+    addresses: BTreeMap<Rank, Vec<SocketAddr>>,
+    gates: Vec<Gate>,
+    /// Readable when [`Far::progress`] has something to do.
+    epoll: Arc<OwnedFd>,
+    calls: BTreeMap<Rank, Call>,
+    /// What has come of peers that have not opened all of their streams.
+    arriving: BTreeMap<Rank, Opening<PeerStream>>,
+    /// How many streams carry the messages of collectives to each peer.
+    data_streams: usize,
+    /// How long a call may remain without an answer.
+    patience: Duration,
+}
+
+/// What became of a call, or who has called.
+#[derive(Debug)]
+pub(super) enum Met {
+    Called(Rank, Bundle<PeerStream>),
+    Came(Rank, Bundle<PeerStream>),
+    Unreachable(Rank, Cause),
+}
+
+/// A peer that is being called.
+#[derive(Debug)]
+struct Call {
+    began: Instant,
+    lines: Vec<(Channel, Line)>,
+    opening: Opening<PeerStream>,
+}
+
+#[derive(Debug)]
+enum Line {
+    Dialling(Box<Dial>),
+    Open,
+    /// The peer has hung up: it may have been crowded by strangers.
+    Again {
+        at: Instant,
+    },
+}
+
+/// A host that does not answer for so long is given up: time for three repetitions of a lost
+/// packet.
+const PATIENCE_MAX: Duration = Duration::from_secs(10);
+
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Gates have these numbers in the set, from the highest down.
+const LAST_GATE: u64 = u64::MAX;
+
+/// Events that are looked at in one turn. The next turn sees the others.
+const EVENTS_MAX: usize = 64;
+
+impl Far {
+    /// # Errors
+    ///
+    /// When the process has no descriptor left.
+    pub(super) fn new(
+        member: &Membership,
+        config: &Config,
+        addresses: BTreeMap<Rank, Vec<SocketAddr>>,
+        gates: Vec<Gate>,
+    ) -> Result<Far> {
+        let failed = |error: Errno| Error::io("cannot wait for peers", error.into());
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?;
+        for (gate, key) in gates.iter().zip((0..=LAST_GATE).rev()) {
+            let key = epoll::EventData::new_u64(key);
+            epoll::add(&epoll, gate, key, epoll::EventFlags::IN).map_err(failed)?;
+        }
+        Ok(Far {
+            member: member.clone(),
+            secret: config.secret.clone(),
+            addresses,
+            gates,
+            epoll: Arc::new(epoll),
+            calls: BTreeMap::new(),
+            arriving: BTreeMap::new(),
+            data_streams: config.streams,
+            patience: PATIENCE_MAX.min(config.timeout / 2),
+        })
+    }
+
+    /// Readable when [`Far::progress`] has something to do, which is also to be called at
+    /// [`Far::deadline`].
+    pub(super) fn readiness(&self) -> Arc<OwnedFd> {
+        self.epoll.clone()
+    }
+
+    /// Whether calls are under way.
+    pub(super) fn is_calling(&self) -> bool {
+        !self.calls.is_empty()
+    }
+
+    /// When there is something to do even if nothing arrives.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let gates = self.gates.iter().filter_map(Gate::deadline);
+        let calls = self.calls.values().filter_map(|call| call.deadline(self.patience));
+        gates.chain(calls).min()
+    }
+
+    /// Begins to call a peer. The result comes from [`Far::progress`].
+    pub(super) fn call(&mut self, rank: Rank, now: Instant) {
+        let channels = Opening::<PeerStream>::channels(self.data_streams);
+        let lines = channels.map(|channel| (channel, Line::Again { at: now })).collect();
+        let opening = Opening::new(self.data_streams);
+        self.calls.insert(rank, Call { began: now, lines, opening });
+    }
+
+    /// Goes on with all calls that are still wanted, and hears who comes.
+    pub(super) fn progress(&mut self, is_calling: impl Fn(Rank) -> bool, now: Instant) -> Vec<Met> {
+        let mut met = Vec::new();
+        let touched = self.hear(&mut met, now);
+        self.calls.retain(|rank, _| is_calling(*rank));
+        let is_due = |rank: &Rank, call: &Call| {
+            touched.contains(rank) || call.deadline(self.patience).is_some_and(|due| now >= due)
+        };
+        let due = self.calls.iter().filter(|(rank, call)| is_due(rank, call));
+        for rank in due.map(|(rank, _)| *rank).collect::<Vec<_>>() {
+            let Some(mut call) = self.calls.remove(&rank) else { continue };
+            match self.go_on(rank, &mut call, now) {
+                Ok(()) => match call.opening.take() {
+                    Some(streams) => met.push(Met::Called(rank, streams)),
+                    None => drop(self.calls.insert(rank, call)),
+                },
+                Err(cause) => met.push(Met::Unreachable(rank, cause)),
+            }
+        }
+        met
+    }
+
+    /// Lets peers in, and returns those whose calls can go on.
+    fn hear(&mut self, met: &mut Vec<Met>, now: Instant) -> BTreeSet<Rank> {
+        let mut events = Vec::with_capacity(EVENTS_MAX);
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&at_once)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => tracing::warn!(%error, "cannot wait for peers of other hosts"),
+        }
+        let mut arrivals = Vec::new();
+        for gate in &mut self.gates {
+            match gate.admit(now) {
+                Ok(more) => arrivals.extend(more),
+                Err(error) => tracing::warn!(%error, "cannot accept connections of peers"),
+            }
+        }
+        for arrival in arrivals {
+            let Some(hello) = arrival.hello else { continue };
+            let (rank, channel) = (hello.rank, hello.channel);
+            let carried = carries(channel);
+            let mut opening = self.addresses.contains_key(&rank).then(|| {
+                let arriving = self.arriving.entry(rank);
+                arriving.or_insert_with(|| Opening::new(self.data_streams))
+            });
+            let place = opening.as_mut().and_then(|opening| opening.place(carried?));
+            let Some(place) = place else {
+                tracing::warn!(rank, ?channel, "turned a connection away that is not expected");
+                continue;
+            };
+            *place = Some(PeerStream(arrival.stream));
+            if let Some(streams) = opening.and_then(|opening| opening.take()) {
+                self.arriving.remove(&rank);
+                watch(rank, &streams.control);
+                met.push(Met::Came(rank, streams));
+            }
+        }
+        events.iter().map(|event| event.data.u64() as Rank).collect()
+    }
+
+    fn go_on(&self, rank: Rank, call: &mut Call, now: Instant) -> Result<(), Cause> {
+        let addresses = self.addresses.get(&rank).map_or(&[][..], Vec::as_slice);
+        // Spread over what the peer offers, each rank beginning with another one.
+        let addresses = addresses.iter().cycle().skip(self.member.rank % addresses.len().max(1));
+        let give_up = call.began + self.patience;
+        for ((channel, line), address) in call.lines.iter_mut().zip(addresses) {
+            let failed = |error: CallError| unreachable(rank, *address, &error);
+            if let Line::Again { at } = line
+                && now >= *at
+            {
+                let dial = self.dial(rank, *address, *channel).map_err(failed)?;
+                *line = Line::Dialling(Box::new(dial));
+            }
+            let Line::Dialling(dial) = line else { continue };
+            let was_connecting = dial.is_connecting();
+            match dial.progress() {
+                Ok(true) => {
+                    // It leaves the set, whatever it is going to be used for.
+                    let _ = epoll::delete(&self.epoll, &**dial);
+                    if let Line::Dialling(dial) = std::mem::replace(line, Line::Again { at: now }) {
+                        let stream = dial.into_stream();
+                        if *channel == Channel::Control {
+                            watch(rank, &stream);
+                        }
+                        if let Some(place) = call.opening.place(*channel) {
+                            *place = Some(PeerStream(stream));
+                        }
+                        *line = Line::Open;
+                    }
+                }
+                Ok(false) if dial.is_connecting() && now >= give_up => {
+                    return Err(failed(io::Error::from(io::ErrorKind::TimedOut).into()));
+                }
+                Ok(false) if was_connecting && !dial.is_connecting() => {
+                    let key = epoll::EventData::new_u64(rank as u64);
+                    epoll::modify(&self.epoll, &**dial, key, epoll::EventFlags::IN)
+                        .map_err(|error| failed(io::Error::from(error).into()))?;
+                }
+                Ok(false) => {}
+                Err(CallError::HungUp) if now < give_up => {
+                    *line = Line::Again { at: now + PAUSE };
+                }
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn dial(&self, rank: Rank, address: SocketAddr, channel: Channel) -> Result<Dial, CallError> {
+        let nonce = Nonce::random().map_err(|error| io::Error::other(error.to_string()))?;
+        let (hello, expected) =
+            (hello(&self.member, channel), expect(&self.member, rank..rank + 1));
+        let handshake = Handshake::call(hello, expected, self.secret.clone(), nonce);
+        let dial = Dial::begin(address, handshake, self.secret.is_some())?;
+        let key = epoll::EventData::new_u64(rank as u64);
+        epoll::add(&self.epoll, &dial, key, epoll::EventFlags::OUT).map_err(io::Error::from)?;
+        Ok(dial)
+    }
+}
+
+impl AsFd for Far {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+impl Call {
+    /// When it is to be looked at even if nothing arrives.
+    fn deadline(&self, patience: Duration) -> Option<Instant> {
+        let lines = self.lines.iter().filter_map(|(_, line)| match line {
+            Line::Dialling(dial) if dial.is_connecting() => Some(self.began + patience),
+            Line::Again { at } => Some(*at),
+            Line::Dialling(_) | Line::Open => None,
+        });
+        lines.min()
+    }
+}
+
+/// Lets the kernel find out that the peer's host is silent.
+fn watch(rank: Rank, control: &Stream) {
+    if let Err(error) = control.watch_host() {
+        tracing::warn!(rank, %error, "it will not be noticed if its host falls silent");
+    }
+}
+
+fn unreachable(rank: Rank, address: SocketAddr, error: &CallError) -> Cause {
+    let advice = match error {
+        CallError::Refused(_) => "",
+        CallError::Io(error) if is_silence(error) => {
+            "; is the host down, or does a firewall stand between?"
+        }
+        CallError::Io(_) | CallError::HungUp => {
+            "; its process has probably ended: look at what it printed last"
+        }
+    };
+    Cause::Unreachable { peer: rank, problem: format!("at {address}: {error}{advice}") }
+}
+
+/// What is left of a group that this rank takes part in no more: for a while, whoever calls it hears
+/// why.
+#[derive(Debug)]
+pub(crate) struct Lingering {
+    far: Far,
+    word: Control,
+    /// They have heard it, or will.
+    told: Vec<Bundle<PeerStream>>,
+    until: Instant,
+}
+
+const LINGER: Duration = Duration::from_secs(5);
+
+impl Lingering {
+    pub(super) fn new(far: Far, word: Control) -> Lingering {
+        Lingering { far, word, told: Vec::new(), until: Instant::now() + LINGER }
+    }
+
+    /// Tells those who have called. Whether to go on.
+    pub(crate) fn progress(&mut self, now: Instant) -> bool {
+        for met in self.far.progress(|_| true, now) {
+            // Whom this rank was just calling has perhaps begun to wait for it.
+            if let Met::Came(rank, mut streams) | Met::Called(rank, mut streams) = met {
+                let ended = [streams.data.end(), streams.points.end()];
+                let told = streams.control.write_all(&self.word.encode());
+                if let Some(error) = ended.into_iter().chain([told]).find_map(Result::err) {
+                    tracing::debug!(rank, %error, "called and did not wait for the answer");
+                }
+                self.told.push(streams);
+            }
+        }
+        now < self.until
+    }
+
+    /// When, or on what, [`Lingering::progress`] is to be called.
+    pub(crate) fn news(&self) -> (Instant, Arc<OwnedFd>) {
+        let far = self.far.deadline().map_or(self.until, |at| at.min(self.until));
+        (far, self.far.readiness())
+    }
+}

@@ -1,0 +1,59 @@
+//! Calls like those before them ask for no memory.
+//!
+//! In a test of its own: it replaces the allocator by one that counts what each thread asks for.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::hint::black_box;
+
+use allocation_counter::measure;
+use drumline_group::{ProcessGroup, ReduceOp, Result};
+
+/// A rank that has to sleep until another one comes allocates to do so. So calls are made until so
+/// many of them have allocated nothing, but at most as many times that.
+const CALLS: usize = 1_000;
+const ATTEMPTS: usize = 200;
+
+#[test]
+fn repeated_short_calls_allocate_nothing() {
+    type Calls = fn(&ProcessGroup, &mut [f32], &mut [f32]) -> Result<()>;
+    let kinds: [(&str, Calls); 5] = [
+        ("all_reduce", |group, data, _| group.all_reduce(data, ReduceOp::Sum)),
+        ("of another length", |group, data, long| {
+            group.all_reduce(data, ReduceOp::Max)?;
+            group.all_reduce(long, ReduceOp::Max)
+        }),
+        ("broadcast", |group, data, _| group.broadcast(data, 1)),
+        ("all_gather", |group, data, long| group.all_gather(data, long)),
+        ("barrier", |group, _, _| group.barrier()),
+    ];
+    let counts = measure(|| drop(black_box(vec![0_u8; 64]))).count_total > 0;
+    assert!(counts, "the allocator in use is another one");
+    let ranks: Vec<_> = ProcessGroup::local_world(2)
+        .unwrap()
+        .into_iter()
+        .map(|group| {
+            std::thread::spawn(move || {
+                assert!(group.shares_memory());
+                for (kind, call) in kinds {
+                    let (mut data, mut long) = ([1.0; 2], [0.0; 4]);
+                    let mut clean = 0;
+                    for _ in 0..ATTEMPTS {
+                        for _ in 0..CALLS {
+                            let asked = measure(|| call(&group, &mut data, &mut long).unwrap());
+                            clean += usize::from(asked.count_total == 0);
+                        }
+                        // Both go on until both have seen enough.
+                        let mut fewest = [clean as u64];
+                        group.all_reduce(&mut fewest, ReduceOp::Min).unwrap();
+                        if fewest[0] >= CALLS as u64 {
+                            break;
+                        }
+                    }
+                    assert!(clean >= CALLS, "only {clean} calls of {kind} allocated nothing");
+                }
+                group.destroy().unwrap();
+            })
+        })
+        .collect();
+    ranks.into_iter().for_each(|rank| rank.join().unwrap());
+}

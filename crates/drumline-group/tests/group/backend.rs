@@ -1,0 +1,166 @@
+//! What the library does for a backend, whatever that does.
+
+use std::{
+    sync::{Arc, Mutex},
+    thread,
+    time::{Duration, Instant},
+};
+
+use drumline_group::{
+    Cause, CollectiveError, Config, DType, Error, Operator, ProcessGroup, ReduceOp,
+    backend::{Backend, BackendOptions, Operation, Request, register_backend},
+    store::HashStore,
+};
+
+/// Serves one rank, and tells what it was asked for.
+#[derive(Debug, Default)]
+struct Solo {
+    seen: Mutex<Vec<String>>,
+}
+
+impl Backend for Solo {
+    fn collective(&self, request: &mut Request<'_>) -> Result<(), Cause> {
+        let call = request.call;
+        assert!(call.operation() != Operation::Scan, "scans are too much");
+        self.seen.lock().unwrap().push(call.signature().to_string());
+        match call.operation() {
+            Operation::AllReduce => {
+                let own = request.data.to_vec();
+                call.reduce(&[&own], request.data)
+            }
+            Operation::Barrier => {
+                // The next call must not overtake this one.
+                thread::sleep(Duration::from_millis(20));
+                Ok(())
+            }
+            Operation::Gather => Err(Cause::Backend { problem: "no fabric".to_owned() }),
+            _ => Ok(()),
+        }
+    }
+
+    fn supports(&self, operation: Operation, dtype: DType, operator: Option<&str>) -> bool {
+        operation != Operation::AllReduce || (dtype != DType::F64 && operator != Some("max"))
+    }
+
+    fn abort(&self, failure: &CollectiveError) {
+        self.seen.lock().unwrap().push(format!("abort: {}", failure.cause));
+        assert!(failure.operation.contains("gather") || failure.operation.contains("scan"));
+    }
+
+    fn shutdown(&self, deadline: Instant) -> Result<(), Cause> {
+        assert!(deadline > Instant::now());
+        self.seen.lock().unwrap().push("shutdown".to_owned());
+        Ok(())
+    }
+}
+
+/// A world of one on a [`Solo`] under this name.
+fn solo(name: &str) -> (Arc<Solo>, ProcessGroup) {
+    let solo = Arc::new(Solo::default());
+    let made = solo.clone();
+    register_backend(name, move |_: &BackendOptions| Ok(made.clone())).unwrap();
+    let config = Config { backend: Some(name.to_owned()), ..Config::default() };
+    (solo, ProcessGroup::local_world_with(1, &config).unwrap().remove(0))
+}
+
+#[test]
+fn calls_come_one_after_another_in_their_order() {
+    let (backend, group) = solo("order");
+    let first = group.barrier_async();
+    let second = group.all_reduce_async(vec![3_u8], Operator::premul_sum(2));
+    let mut data = [f32::MAX, 1.0];
+    group.all_reduce(&mut data, ReduceOp::Avg).unwrap();
+    let third = group.barrier_async();
+    assert_eq!((second.wait().unwrap(), data), (vec![6], [f32::MAX, 1.0]));
+    drop((first, third));
+    group.destroy().unwrap();
+    let seen = backend.seen.lock().unwrap();
+    let expected = [
+        "#0 barrier [order]",
+        "#1 all_reduce(premul_sum) of 1 u8 [order]",
+        "#2 all_reduce(avg) of 2 f32 [order]",
+        "#3 barrier [order]",
+        "shutdown",
+    ];
+    assert_eq!(*seen, expected);
+}
+
+#[test]
+fn what_is_not_supported_is_refused_and_the_group_goes_on() {
+    let (backend, group) = solo("limited");
+    for refused in [
+        group.all_reduce(&mut [1.0_f64], ReduceOp::Sum),
+        group.all_reduce(&mut [1.0_f32], ReduceOp::Max),
+        group.all_reduce(&mut [1.0_f32], ReduceOp::Band),
+        group.send(&[1_u8], 0, 0),
+        group.recv(&mut [1_u8], 0, 0),
+    ] {
+        assert!(matches!(refused, Err(Error::InvalidArgument { .. })), "{refused:?}");
+    }
+    assert!(group.alloc_registered::<u8>(3).is_ok() && !group.shares_memory());
+    group.barrier().unwrap();
+    group.destroy().unwrap();
+    assert_eq!(*backend.seen.lock().unwrap(), ["#0 barrier [limited]", "shutdown"]);
+}
+
+#[test]
+fn a_failure_poisons_the_group() {
+    let (backend, group) = solo("failing");
+    let Err(Error::Collective(failure)) = group.gather(&[1_u8], &mut [0_u8], 0) else {
+        panic!("it cannot gather");
+    };
+    assert_eq!(failure.to_string().matches("the backend says: no fabric").count(), 1);
+    assert_eq!((failure.sequence, &*failure.group), (0, "local"));
+    let error = group.barrier_async().wait().unwrap_err();
+    assert!(matches!(&error, Error::Poisoned { by, .. } if by.to_string() == failure.to_string()));
+    assert!(group.clone().destroy().is_err());
+    let seen = backend.seen.lock().unwrap();
+    assert_eq!(
+        *seen,
+        ["#0 gather(root 0) of 1 u8 [failing]", "abort: the backend says: no fabric"]
+    );
+}
+
+#[test]
+fn a_panic_of_a_backend_is_an_error_of_the_call() {
+    for in_background in [false, true] {
+        let (_, group) = solo("panicking");
+        let result = match in_background {
+            true => group.scan_async(vec![1_u8], ReduceOp::Sum).wait().map(drop),
+            false => group.scan(&mut [1_u8], ReduceOp::Sum),
+        };
+        let Err(Error::Collective(failure)) = result else { panic!("scans panic") };
+        assert!(matches!(&failure.cause, Cause::Panicked { text } if text.contains("too much")));
+        assert!(matches!(group.barrier(), Err(Error::Poisoned { .. })));
+    }
+}
+
+#[test]
+fn a_panic_of_a_factory_is_an_error_of_the_start() {
+    register_backend("stillborn", |_: &BackendOptions| panic!("no such fabric")).unwrap();
+    let config = Config { backend: Some("stillborn".into()), ..Config::default() };
+    let error = ProcessGroup::local_world_with(2, &config).unwrap_err().to_string();
+    assert!(error.contains("no such fabric"), "{error}");
+}
+
+#[test]
+fn ranks_on_different_backends_are_told_so() {
+    for name in ["one-of-two", "the-other"] {
+        register_backend(name, |_: &BackendOptions| Ok(Arc::new(Solo::default()))).unwrap();
+    }
+    for others in [Some("the-other"), None] {
+        let store = Arc::new(HashStore::new());
+        let start = |rank, backend: Option<&str>| {
+            let config = Config { backend: backend.map(str::to_owned), ..Config::default() };
+            ProcessGroup::connect("mixed", store.clone(), rank, 2, &config)
+        };
+        let (mine, theirs) = thread::scope(|threads| {
+            let theirs = threads.spawn(|| start(1, others));
+            (start(0, Some("one-of-two")), theirs.join().unwrap())
+        });
+        let mine = mine.unwrap_err().to_string();
+        assert!(mine.contains("rank 1") && mine.contains("one-of-two"), "{mine}");
+        let theirs = theirs.unwrap_err().to_string();
+        assert!(theirs.contains("rank 0"), "{theirs}");
+    }
+}

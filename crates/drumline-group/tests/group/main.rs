@@ -1,0 +1,20 @@
+//! Groups whose ranks are threads of one process, over every kind of connection.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod asynchrony;
+mod backend;
+mod collectives;
+mod group;
+mod groups;
+mod mismatch;
+mod objects;
+mod operators;
+mod points;
+mod prices;
+mod same_bits;
+#[cfg(feature = "ndarray")]
+mod views;

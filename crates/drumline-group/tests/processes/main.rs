@@ -1,0 +1,10 @@
+//! Ranks that are processes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod deaths;
+mod rendezvous;
+mod start;

@@ -1,0 +1,388 @@
+use std::ops::Range;
+
+use crate::Rank;
+use hmac::Mac as _;
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use super::{Channel, Hello, Secret};
+use crate::{Error, Result};
+
+/// One end of a connection that opens: bytes in, bytes out, no socket and no clock.
+///
+/// The end that opened the connection is the *caller*, the other the *answerer*. Whoever drives
+/// it writes [`Handshake::output`], reads no more than [`Handshake::wanted`] bytes (what follows
+/// belongs to the connection's user), hands them to [`Handshake::receive`], and closes the
+/// connection after a [`Refusal`], as soon as the output is written.
+///
+/// ```
+/// use drumline::auth::Secret;
+/// use drumline::internals::handshake::{Channel, Expected, Handshake, Hello, Nonce};
+///
+/// let secret = Some(Secret::new(*b"sixteen bytes at least")?);
+/// let hello = |rank| Hello { channel: Channel::Data(0), rank, world_size: 2, group: 7 };
+/// let expected = |rank| Expected { ranks: rank..rank + 1, world_size: 2, group: 7 };
+/// let mut caller = Handshake::call(hello(1), expected(0), secret.clone(), Nonce::random()?);
+/// let mut answerer = Handshake::answer(hello(0), expected(1), secret, Nonce::random()?);
+/// while !(caller.is_done() && answerer.is_done()) {
+///     let bytes = caller.take_output();
+///     answerer.receive(&bytes)?;
+///     let bytes = answerer.take_output();
+///     caller.receive(&bytes)?;
+/// }
+/// assert_eq!(answerer.peer(), Some(&hello(1)));
+/// # Ok::<_, Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Handshake {
+    role: Role,
+    secret: Option<Secret>,
+    expected: Expected,
+    ours: Hello,
+    nonce: Nonce,
+    input: Vec<u8>,
+    output: Vec<u8>,
+    stage: Stage,
+}
+
+/// Whom a handshake lets in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Expected {
+    /// The ranks that may be at the other end.
+    pub ranks: Range<Rank>,
+    /// How many ranks they must count.
+    pub world_size: usize,
+    /// The group they must belong to.
+    pub group: u64,
+}
+
+/// A number that is used once: 32 random bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nonce(pub [u8; 32]);
+
+/// Why a handshake failed: what is wrong with the other end.
+///
+/// ```
+/// use drumline::internals::handshake::{Expected, Handshake, Hello, Nonce, Refusal};
+///
+/// let (ours, expected) = (Hello::STORE, Expected::STORE);
+/// let mut answerer = Handshake::answer(ours, expected, None, Nonce::random()?);
+/// assert_eq!(answerer.wanted(), Hello::BYTES);
+/// let refusal = answerer.receive(b"GET / HTTP/1.1").unwrap_err();
+/// assert_eq!(refusal, Refusal::NotDrumline);
+/// assert_eq!(answerer.wanted(), 0); // it is over
+/// # Ok::<_, drumline::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// It does not begin with a greeting.
+    #[error("it does not speak this protocol")]
+    NotDrumline,
+    /// It is of another release.
+    #[error(
+        "it speaks version {theirs} of the protocol, this process version {ours}: install the \
+         same release everywhere"
+    )]
+    Version {
+        /// What it speaks.
+        theirs: u16,
+        /// What we speak.
+        ours: u16,
+    },
+    /// It wants to prove itself in a way that we do not know.
+    #[error("it asks for authentication of kind {0}, unknown here")]
+    UnknownAuthentication(u8),
+    /// The connection is for something that we do not know.
+    #[error("it opens a channel of kind {0}, unknown here")]
+    UnknownChannel(u8),
+    /// The connection is for something that was not asked for.
+    #[error("it opens a channel for {0:?}, which is not wanted here")]
+    UnwantedChannel(Channel),
+    /// It has a secret and we have none.
+    #[error(
+        "it has a secret and this process has none: set the same DRUMLINE_SECRET or \
+         DRUMLINE_SECRET_FILE for all processes of the job"
+    )]
+    OnlyTheyHaveASecret,
+    /// We have a secret and it has none.
+    #[error(
+        "it has no secret and this process has one: set the same DRUMLINE_SECRET or \
+         DRUMLINE_SECRET_FILE for all processes of the job"
+    )]
+    OnlyWeHaveASecret,
+    /// It belongs to another group, or to an earlier life of this one.
+    #[error("it belongs to another group")]
+    OtherGroup,
+    /// It has another idea of the group's size.
+    #[error("it counts {theirs} ranks, this rank {ours}")]
+    OtherWorldSize {
+        /// What it counts.
+        theirs: usize,
+        /// What we count.
+        ours: usize,
+    },
+    /// It is not the rank that should be there.
+    #[error("it says that it is rank {0}")]
+    OtherRank(Rank),
+    /// Its proof is wrong.
+    #[error(
+        "it does not know this job's secret: is DRUMLINE_SECRET or DRUMLINE_SECRET_FILE the same \
+         for all processes of the job?"
+    )]
+    WrongSecret,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Caller,
+    Answerer,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Their greeting comes next.
+    Greeting,
+    /// Their proof comes next. Both greetings are kept as they were on the wire.
+    Proof {
+        theirs: Hello,
+        transcript: Vec<u8>,
+    },
+    Done(Hello),
+    Refused,
+}
+
+const PROOF_BYTES: usize = 32;
+
+/// The answer to a wrong proof: the caller shall learn that it is the secret which differs.
+const NO_PROOF: [u8; PROOF_BYTES] = [0; PROOF_BYTES];
+
+impl Handshake {
+    /// The end that opened the connection. It greets first.
+    pub fn call(
+        ours: Hello,
+        expected: Expected,
+        secret: Option<Secret>,
+        nonce: Nonce,
+    ) -> Handshake {
+        let mut handshake = Handshake::new(Role::Caller, ours, expected, secret, nonce);
+        handshake.output = handshake.greeting().to_vec();
+        handshake
+    }
+
+    /// The end that accepted the connection, for any channel between ranks, or only for the store
+    /// if that is the channel of `ours`.
+    pub fn answer(
+        ours: Hello,
+        expected: Expected,
+        secret: Option<Secret>,
+        nonce: Nonce,
+    ) -> Handshake {
+        Handshake::new(Role::Answerer, ours, expected, secret, nonce)
+    }
+
+    fn new(
+        role: Role,
+        ours: Hello,
+        expected: Expected,
+        secret: Option<Secret>,
+        nonce: Nonce,
+    ) -> Handshake {
+        let (input, output) = (Vec::with_capacity(Hello::BYTES), Vec::new());
+        Handshake { role, secret, expected, ours, nonce, input, output, stage: Stage::Greeting }
+    }
+
+    /// How many bytes may be read now: none when the handshake is over.
+    pub fn wanted(&self) -> usize {
+        let whole = match self.stage {
+            Stage::Greeting => Hello::BYTES,
+            Stage::Proof { .. } => PROOF_BYTES,
+            Stage::Done(_) | Stage::Refused => return 0,
+        };
+        whole - self.input.len()
+    }
+
+    /// Takes bytes that have arrived, in pieces of any size, and returns how many it took: all,
+    /// unless they go on behind the end of the handshake.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the other end. The handshake is over then, and wants no more bytes; what
+    /// it still has to say is in [`Handshake::output`].
+    pub fn receive(&mut self, bytes: &[u8]) -> Result<usize, Refusal> {
+        let mut used = 0;
+        while used < bytes.len() && self.wanted() > 0 {
+            let taken = self.wanted().min(bytes.len() - used);
+            self.input.extend_from_slice(&bytes[used..used + taken]);
+            used += taken;
+            self.proceed().inspect_err(|_| self.stage = Stage::Refused)?;
+        }
+        Ok(used)
+    }
+
+    /// The bytes to be written.
+    pub fn output(&self) -> &[u8] {
+        &self.output
+    }
+
+    /// Takes [`Handshake::output`], all of it.
+    pub fn take_output(&mut self) -> Vec<u8> {
+        std::mem::take(&mut self.output)
+    }
+
+    /// Whether both ends have proven themselves and all is written.
+    pub fn is_done(&self) -> bool {
+        matches!(self.stage, Stage::Done(_)) && self.output.is_empty()
+    }
+
+    /// Who is at the other end, once that is proven.
+    pub fn peer(&self) -> Option<&Hello> {
+        match &self.stage {
+            Stage::Done(hello) => Some(hello),
+            _ => None,
+        }
+    }
+
+    fn proceed(&mut self) -> Result<(), Refusal> {
+        if let Stage::Greeting = self.stage {
+            self.check_front()?;
+        }
+        if self.wanted() > 0 {
+            return Ok(());
+        }
+        let input = std::mem::take(&mut self.input);
+        let stage = std::mem::replace(&mut self.stage, Stage::Refused);
+        self.stage = match stage {
+            Stage::Greeting => self.greeted(&input)?,
+            Stage::Proof { theirs, transcript } => self.proven(theirs, &transcript, &input)?,
+            over => over,
+        };
+        Ok(())
+    }
+
+    /// A stranger is dropped at its first wrong byte; who is of another release gets our
+    /// greeting, and so our version, in return.
+    fn check_front(&mut self) -> Result<(), Refusal> {
+        Hello::check_front(&self.input).inspect_err(|refusal| {
+            if let (Refusal::Version { .. }, Role::Answerer) = (refusal, self.role) {
+                self.output = self.greeting().to_vec();
+            }
+        })
+    }
+
+    fn greeted(&mut self, input: &[u8]) -> Result<Stage, Refusal> {
+        let Ok(greeting) = <&[u8; Hello::BYTES]>::try_from(input) else {
+            unreachable!("a greeting is complete before it is looked at");
+        };
+        let decoded = Hello::decode(greeting);
+        if self.role == Role::Answerer {
+            if let Ok((theirs, _)) = &decoded
+                && (theirs.channel == Channel::Store) == (self.ours.channel == Channel::Store)
+            {
+                self.ours.channel = theirs.channel;
+            }
+            // Refused or not: so the caller can tell what is wrong.
+            self.output = self.greeting().to_vec();
+        }
+        let (theirs, they_have_a_secret) = decoded?;
+        match (&self.secret, they_have_a_secret) {
+            (None, true) => return Err(Refusal::OnlyTheyHaveASecret),
+            (Some(_), false) => return Err(Refusal::OnlyWeHaveASecret),
+            _ => {}
+        }
+        if theirs.channel != self.ours.channel {
+            return Err(Refusal::UnwantedChannel(theirs.channel));
+        }
+        self.expected.check(&theirs)?;
+        if self.secret.is_none() {
+            return Ok(Stage::Done(theirs));
+        }
+        let ours = self.greeting();
+        let transcript = match self.role {
+            Role::Caller => [&ours[..], input].concat(),
+            Role::Answerer => [input, &ours[..]].concat(),
+        };
+        if self.role == Role::Caller {
+            self.output.extend_from_slice(&self.proof(Role::Caller, &transcript));
+        }
+        Ok(Stage::Proof { theirs, transcript })
+    }
+
+    fn proven(&mut self, theirs: Hello, transcript: &[u8], proof: &[u8]) -> Result<Stage, Refusal> {
+        let other = match self.role {
+            Role::Caller => Role::Answerer,
+            Role::Answerer => Role::Caller,
+        };
+        let is_right = self.signed(other, transcript).is_some_and(|mac| {
+            // Compares in constant time.
+            mac.verify_slice(proof).is_ok()
+        });
+        if self.role == Role::Answerer {
+            let answer = if is_right { self.proof(Role::Answerer, transcript) } else { NO_PROOF };
+            self.output.extend_from_slice(&answer);
+        }
+        if is_right { Ok(Stage::Done(theirs)) } else { Err(Refusal::WrongSecret) }
+    }
+
+    fn greeting(&self) -> [u8; Hello::BYTES] {
+        self.ours.encode(self.secret.is_some(), &self.nonce)
+    }
+
+    fn proof(&self, role: Role, transcript: &[u8]) -> [u8; PROOF_BYTES] {
+        self.signed(role, transcript).map_or(NO_PROOF, |mac| mac.finalize().into_bytes().into())
+    }
+
+    /// The text that an end with this role signs. Its parts have fixed lengths, so no two
+    /// different exchanges make the same text.
+    fn signed(&self, role: Role, transcript: &[u8]) -> Option<hmac::Hmac<sha2::Sha256>> {
+        let label: &[u8; 27] = match role {
+            Role::Caller => b"drumline handshake 2 caller",
+            Role::Answerer => b"drumline handshake 2 answer",
+        };
+        let secret = self.secret.as_ref()?;
+        Some(secret.mac().chain_update(label).chain_update(transcript))
+    }
+}
+
+impl Expected {
+    /// What a store's client and its server expect of each other.
+    pub const STORE: Expected = Expected { ranks: 0..1, world_size: 1, group: 0 };
+
+    fn check(&self, hello: &Hello) -> Result<(), Refusal> {
+        if hello.group != self.group {
+            return Err(Refusal::OtherGroup);
+        }
+        if hello.world_size != self.world_size {
+            let (theirs, ours) = (hello.world_size, self.world_size);
+            return Err(Refusal::OtherWorldSize { theirs, ours });
+        }
+        if !self.ranks.contains(&hello.rank) {
+            return Err(Refusal::OtherRank(hello.rank));
+        }
+        Ok(())
+    }
+}
+
+impl Nonce {
+    /// A fresh one, from the system.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the system gives no random bytes.
+    pub fn random() -> Result<Nonce> {
+        random_bytes().map(Nonce)
+    }
+}
+
+/// 32 random bytes of the system's.
+pub(super) fn random_bytes() -> Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    let mut have = 0;
+    while have < bytes.len() {
+        match getrandom(&mut bytes[have..], GetRandomFlags::empty()) {
+            Ok(more) => have += more,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Error::io("cannot get random bytes", error.into())),
+        }
+    }
+    Ok(bytes)
+}

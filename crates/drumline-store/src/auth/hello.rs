@@ -1,0 +1,175 @@
+use crate::Rank;
+
+use super::{Nonce, Refusal};
+
+/// Who opens or answers a connection, and what for: the first bytes on it, in both directions.
+/// All numbers are little-endian.
+///
+/// ```text
+/// 0        4        6      7         8        12           16             24       56
+/// ┌────────┬────────┬──────┬─────────┬────────┬────────────┬──────────────┬────────┐
+/// │ "DRUM" │version │ auth │ channel │  rank  │ world size │ group digest │ nonce  │
+/// └────────┴────────┴──────┴─────────┴────────┴────────────┴──────────────┴────────┘
+/// ```
+///
+/// `auth` says how the two ends prove that they belong together: 0 not at all, 1 as
+/// [`auth`](super) describes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hello {
+    /// What the connection is for.
+    pub channel: Channel,
+    /// Who speaks, in `0..world_size`.
+    pub rank: Rank,
+    /// How many ranks the group has.
+    pub world_size: usize,
+    /// The group's digest: tells groups, and lives of one group, apart. No secret.
+    pub group: u64,
+}
+
+/// What a connection is for.
+///
+/// ```
+/// use drumline::internals::handshake::Channel;
+///
+/// for channel in [Channel::Control, Channel::Data(0), Channel::Data(3), Channel::Store] {
+///     assert_eq!(Channel::from_code(channel.code()), Some(channel));
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Channel {
+    /// Leave-taking and failures: read whenever its owner waits, never held up by data.
+    Control,
+    /// Messages from one rank to another, outside of collectives.
+    Points,
+    /// Requests to a store. Rank, world size and group mean nothing here.
+    Store,
+    /// The messages of collectives; by number, if several connections carry them.
+    Data(u8),
+}
+
+/// That of the first data channel; others follow.
+const DATA_CODE: u8 = 16;
+
+impl Channel {
+    /// What stands for it in a greeting.
+    pub fn code(self) -> u8 {
+        match self {
+            Channel::Control => 0,
+            Channel::Points => 1,
+            Channel::Store => 2,
+            Channel::Data(number) => DATA_CODE.saturating_add(number),
+        }
+    }
+
+    /// The channel that a code stands for.
+    pub fn from_code(code: u8) -> Option<Channel> {
+        let data = || code.checked_sub(DATA_CODE).map(Channel::Data);
+        let named = [Channel::Control, Channel::Points, Channel::Store];
+        named.into_iter().find(|channel| channel.code() == code).or_else(data)
+    }
+}
+
+const MAGIC: [u8; 4] = *b"DRUM";
+const VERSION: u16 = 3;
+const NO_AUTHENTICATION: u8 = 0;
+const SECRET: u8 = 1;
+
+impl Hello {
+    /// The length of a greeting.
+    pub const BYTES: usize = 56;
+
+    /// The first bytes of a greeting, which tell how the rest is to be read.
+    pub(super) const FRONT_BYTES: usize = 6;
+
+    /// What either end of a connection to a store says.
+    pub const STORE: Hello = Hello { channel: Channel::Store, rank: 0, world_size: 1, group: 0 };
+
+    /// The greeting's bytes. `has_secret` tells whether proofs are to follow.
+    pub fn encode(&self, has_secret: bool, nonce: &Nonce) -> [u8; Hello::BYTES] {
+        let mut bytes = [0; Hello::BYTES];
+        bytes[0..4].copy_from_slice(&MAGIC);
+        bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
+        bytes[6] = if has_secret { SECRET } else { NO_AUTHENTICATION };
+        bytes[7] = self.channel.code();
+        bytes[8..12].copy_from_slice(&(self.rank as u32).to_le_bytes());
+        bytes[12..16].copy_from_slice(&(self.world_size as u32).to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.group.to_le_bytes());
+        bytes[24..56].copy_from_slice(&nonce.0);
+        bytes
+    }
+
+    /// Looks at the beginning of a greeting, as much of it as is there.
+    pub(super) fn check_front(bytes: &[u8]) -> Result<(), Refusal> {
+        if bytes.iter().zip(&MAGIC).any(|(byte, magic)| byte != magic) {
+            return Err(Refusal::NotDrumline);
+        }
+        if bytes.len() >= Hello::FRONT_BYTES {
+            let version = u16::from_le_bytes(array(bytes, 4));
+            if version != VERSION {
+                return Err(Refusal::Version { theirs: version, ours: VERSION });
+            }
+        }
+        Ok(())
+    }
+
+    /// The greeting, and whether its sender has a secret; or what is wrong with it.
+    ///
+    /// # Errors
+    ///
+    /// [`Refusal`] for another protocol, release, kind of authentication or channel.
+    pub fn decode(bytes: &[u8; Hello::BYTES]) -> Result<(Hello, bool), Refusal> {
+        Hello::check_front(bytes)?;
+        let has_secret = match bytes[6] {
+            NO_AUTHENTICATION => false,
+            SECRET => true,
+            kind => return Err(Refusal::UnknownAuthentication(kind)),
+        };
+        let Some(channel) = Channel::from_code(bytes[7]) else {
+            return Err(Refusal::UnknownChannel(bytes[7]));
+        };
+        let hello = Hello {
+            channel,
+            rank: u32::from_le_bytes(array(bytes, 8)) as usize,
+            world_size: u32::from_le_bytes(array(bytes, 12)) as usize,
+            group: u64::from_le_bytes(array(bytes, 16)),
+        };
+        Ok((hello, has_secret))
+    }
+}
+
+/// `N` bytes from position `at` of a greeting.
+fn array<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
+    std::array::from_fn(|i| bytes[at + i])
+}
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HELLO: Hello =
+        Hello { channel: Channel::Data(1), rank: 3, world_size: 8, group: 0x0102_0304_0506_0708 };
+
+    #[test]
+    fn greetings_survive_the_wire_and_lie_where_the_drawing_says() {
+        for has_secret in [false, true] {
+            let bytes = HELLO.encode(has_secret, &Nonce([9; 32]));
+            assert_eq!(Hello::decode(&bytes), Ok((HELLO, has_secret)));
+            assert_eq!(&bytes[..8], &[b'D', b'R', b'U', b'M', 3, 0, u8::from(has_secret), 17]);
+            assert_eq!((bytes[8], bytes[12], bytes[16], bytes[24], bytes[55]), (3, 8, 8, 9, 9));
+        }
+    }
+
+    #[test]
+    fn foreign_greetings_are_refused_with_the_reason() {
+        for (at, value, reason) in [
+            (0, b'X', "protocol"),
+            (4, 1, "version 1"),
+            (6, 7, "authentication"),
+            (7, 9, "channel"),
+        ] {
+            let mut bytes = HELLO.encode(true, &Nonce([0; 32]));
+            bytes[at] = value;
+            let refused = Hello::decode(&bytes).unwrap_err().to_string();
+            assert!(refused.contains(reason), "{refused}");
+        }
+    }
+}

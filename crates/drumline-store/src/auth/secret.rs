@@ -1,0 +1,304 @@
+use std::{
+    ffi::OsString,
+    fmt,
+    fs::File,
+    io::Read as _,
+    os::unix::{ffi::OsStringExt as _, fs::PermissionsExt as _},
+    path::Path,
+    sync::Arc,
+};
+
+use hmac::{Hmac, Mac as _};
+use sha2::Sha256;
+use zeroize::{Zeroize as _, Zeroizing};
+
+use crate::{Error, Result};
+
+/// What all processes of a job know and nobody else does.
+///
+/// Nothing prints it, and its memory is overwritten when the last copy goes. Clones share it.
+///
+/// ```
+/// use drumline::auth::Secret;
+///
+/// let secret = Secret::new(*b"forty-two is not very secret")?;
+/// assert_eq!(format!("{secret:?}"), "Secret(..)");
+/// assert!(Secret::new(*b"too short").is_err());
+/// # Ok::<_, drumline::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Secret(Arc<Zeroizing<Vec<u8>>>);
+
+const VARIABLE: &str = "DRUMLINE_SECRET";
+const FILE_VARIABLE: &str = "DRUMLINE_SECRET_FILE";
+
+impl Secret {
+    /// A shorter one could be guessed.
+    pub const BYTES_MIN: usize = 16;
+    /// A longer one is a mistake: a wrong file, perhaps.
+    pub const BYTES_MAX: usize = 4096;
+
+    /// A secret of these bytes.
+    ///
+    /// ```
+    /// use drumline::auth::Secret;
+    ///
+    /// let secret = Secret::new("what my scheduler has handed out")?;
+    /// assert_eq!(secret.expose().len(), 32);
+    /// assert!(Secret::new([0; Secret::BYTES_MIN - 1]).is_err());
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`] unless there are [`Secret::BYTES_MIN`] to [`Secret::BYTES_MAX`].
+    pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Secret> {
+        Secret::named("the secret", bytes.into())
+    }
+
+    /// A fresh secret: 32 random bytes of the system's, as 64 hexadecimal digits.
+    ///
+    /// ```
+    /// use drumline::{Config, auth::Secret};
+    ///
+    /// // What `drumline run` does for every job.
+    /// let secret = Secret::random()?;
+    /// assert_eq!(secret.expose().len(), 64);
+    /// assert_ne!(secret, Secret::random()?);
+    /// let config = Config { secret: Some(secret), ..Config::default() };
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the system gives no random bytes.
+    pub fn random() -> Result<Secret> {
+        let bytes = Zeroizing::new(super::handshake::random_bytes()?);
+        let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or_default() as u8;
+        let text = bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect();
+        Ok(Secret(Arc::new(Zeroizing::new(text))))
+    }
+
+    /// The bytes of a file, without the end of its last line.
+    ///
+    /// ```
+    /// use std::{fs, os::unix::fs::PermissionsExt};
+    ///
+    /// use drumline::auth::Secret;
+    ///
+    /// # let directory = tempfile::tempdir()?;
+    /// let path = directory.path().join("secret");
+    /// fs::write(&path, "a line that nobody else knows\n")?;
+    /// fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+    /// let secret = Secret::from_file(&path)?;
+    /// assert_eq!(secret.expose(), b"a line that nobody else knows");
+    /// assert!((Secret::BYTES_MIN..=Secret::BYTES_MAX).contains(&secret.expose().len()));
+    /// # Ok::<_, Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`] if the file cannot be read, if it is open to every user of this
+    /// machine, or if its length is not that of a secret.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Secret> {
+        let path = path.as_ref();
+        let setting = format!("{FILE_VARIABLE} ({})", path.display());
+        let read = || -> std::io::Result<(u32, Vec<u8>)> {
+            let file = File::open(path)?;
+            let mode = file.metadata()?.permissions().mode();
+            // With room from the start, so that no half-filled buffer stays behind.
+            let mut bytes = Vec::with_capacity(Secret::BYTES_MAX + 3);
+            file.take(Secret::BYTES_MAX as u64 + 3).read_to_end(&mut bytes)?;
+            Ok((mode, bytes))
+        };
+        let (mode, mut bytes) = read().map_err(|error| {
+            let hint = match path.starts_with("/proc/self/fd") {
+                true => {
+                    "; a program between `drumline run` and this one has closed the descriptor: \
+                     let it pass descriptors on (in Python: close_fds=False), or set \
+                     DRUMLINE_SECRET before `drumline run`"
+                }
+                false => "",
+            };
+            invalid(&setting, format!("cannot be read: {error}{hint}"))
+        })?;
+        if mode & 0o007 != 0 {
+            bytes.zeroize();
+            let problem = format!(
+                "every user of this machine may open it (mode {:03o}): chmod 600 it, and make a \
+                 new secret if it may have been read",
+                mode & 0o777
+            );
+            return Err(invalid(&setting, problem));
+        }
+        if bytes.last() == Some(&b'\n') {
+            bytes.pop();
+            if bytes.last() == Some(&b'\r') {
+                bytes.pop();
+            }
+        }
+        Secret::named(&setting, bytes)
+    }
+
+    /// The secret of the environment: the text of `DRUMLINE_SECRET`, or the content of the file
+    /// that `DRUMLINE_SECRET_FILE` names; `None` if neither is set.
+    ///
+    /// ```
+    /// use drumline::auth::Secret;
+    ///
+    /// // The job's secret, or one of our own if we are alone.
+    /// let secret = match Secret::from_env()? {
+    ///     Some(secret) => secret,
+    ///     None => Secret::random()?,
+    /// };
+    /// assert!(secret.expose().len() >= Secret::BYTES_MIN);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidSetting`] if both are set, or as [`Secret::from_file`].
+    pub fn from_env() -> Result<Option<Secret>> {
+        Secret::from_variables(|name| std::env::var_os(name))
+    }
+
+    pub fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Result<Option<Secret>> {
+        match (variable(VARIABLE), variable(FILE_VARIABLE)) {
+            (None, None) => Ok(None),
+            (Some(text), None) => Secret::named(VARIABLE, text.into_vec()).map(Some),
+            (None, Some(path)) => Secret::from_file(Path::new(&path)).map(Some),
+            (Some(text), Some(_)) => {
+                text.into_vec().zeroize();
+                let both = format!("{VARIABLE}, {FILE_VARIABLE}");
+                Err(invalid(&both, "both are set; which one is meant?".to_owned()))
+            }
+        }
+    }
+
+    fn named(setting: &str, bytes: Vec<u8>) -> Result<Secret> {
+        let bytes = Zeroizing::new(bytes);
+        if (Secret::BYTES_MIN..=Secret::BYTES_MAX).contains(&bytes.len()) {
+            return Ok(Secret(Arc::new(bytes)));
+        }
+        let problem = format!(
+            "a secret of {} bytes; it takes {} to {} (`openssl rand -hex 32` makes a good one)",
+            bytes.len(),
+            Secret::BYTES_MIN,
+            Secret::BYTES_MAX
+        );
+        Err(invalid(setting, problem))
+    }
+
+    /// The bytes themselves: to hand them to a process of the job, and for nothing else.
+    ///
+    /// ```
+    /// use drumline::auth::Secret;
+    ///
+    /// let secret = Secret::random()?;
+    /// let handed_on = Secret::new(secret.expose())?; // in the process that it was handed on to
+    /// assert_eq!(handed_on, secret);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn expose(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// HMAC-SHA-256 with this secret as its key.
+    pub(super) fn mac(&self) -> Hmac<Sha256> {
+        match Hmac::new_from_slice(&self.0) {
+            Ok(mac) => mac,
+            Err(_) => unreachable!("HMAC takes keys of every length"),
+        }
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// In constant time: two secrets are compared by what they sign.
+impl PartialEq for Secret {
+    fn eq(&self, other: &Secret) -> bool {
+        let tag = self.mac().chain_update(b"equal").finalize().into_bytes();
+        other.mac().chain_update(b"equal").verify(&tag).is_ok()
+    }
+}
+
+impl Eq for Secret {}
+
+fn invalid(setting: &str, problem: String) -> Error {
+    Error::InvalidSetting { setting: setting.to_owned(), problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs, os::unix::fs::PermissionsExt};
+
+    use super::*;
+
+    const TEXT: &str = "0123456789abcdef-swordfish";
+
+    fn file(content: &[u8], mode: u32) -> (tempfile::TempDir, String) {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("secret");
+        fs::write(&path, content).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+        let path = path.to_str().unwrap().to_owned();
+        (directory, path)
+    }
+
+    fn from(pairs: &[(&str, &str)]) -> Result<Option<Secret>> {
+        Secret::from_variables(|name| {
+            pairs.iter().find(|pair| pair.0 == name).map(|pair| pair.1.into())
+        })
+    }
+
+    #[test]
+    fn the_environment_and_a_file_give_the_same_secret() {
+        let (_directory, path) = file(format!("{TEXT}\n").as_bytes(), 0o600);
+        let by_file = from(&[("DRUMLINE_SECRET_FILE", &path)]).unwrap().unwrap();
+        let by_text = from(&[("DRUMLINE_SECRET", TEXT)]).unwrap().unwrap();
+        assert_eq!(by_file, by_text);
+        assert_ne!(by_text, Secret::random().unwrap());
+        assert_eq!(from(&[]).unwrap(), None);
+    }
+
+    #[test]
+    fn fresh_secrets_differ() {
+        let (a, b) = (Secret::random().unwrap(), Secret::random().unwrap());
+        assert_ne!(a, b);
+        assert_eq!(a.expose().len(), 64);
+        assert!(a.expose().iter().all(u8::is_ascii_hexdigit));
+    }
+
+    #[test]
+    fn what_is_no_secret_is_refused_and_never_shown() {
+        let (_directory, open) = file(TEXT.as_bytes(), 0o644);
+        let (_directory, short) = file(b"swordfish\n", 0o600);
+        let (_directory, long) = file(&[b'x'; 5000], 0o600);
+        for (pairs, part) in [
+            (&[("DRUMLINE_SECRET", "swordfish")][..], "DRUMLINE_SECRET: a secret of 9 bytes"),
+            (&[("DRUMLINE_SECRET", "")], "a secret of 0 bytes"),
+            (&[("DRUMLINE_SECRET_FILE", "/no/such/file")], "/no/such/file): cannot be read"),
+            (&[("DRUMLINE_SECRET_FILE", "/proc/self/fd/9999")], "close_fds"),
+            (&[("DRUMLINE_SECRET_FILE", &open)], "mode 644"),
+            (&[("DRUMLINE_SECRET_FILE", &short)], "9 bytes"),
+            (&[("DRUMLINE_SECRET_FILE", &long)], "16 to 4096"),
+            (&[("DRUMLINE_SECRET", TEXT), ("DRUMLINE_SECRET_FILE", &open)], "both are set"),
+        ] {
+            let error = from(pairs).unwrap_err();
+            let shown = format!("{error} {error:?}");
+            assert!(shown.contains(part), "{shown}");
+            assert!(!shown.contains("swordfish"), "{shown}");
+        }
+    }
+
+    #[test]
+    fn nothing_prints_a_secret() {
+        let secret = Some(Secret::new(TEXT).unwrap());
+        let shown = format!("{secret:?} {secret:#?}");
+        assert!(shown.contains("Secret(..)") && !shown.contains("swordfish"), "{shown}");
+    }
+}

@@ -1,0 +1,78 @@
+//! Why something did not happen, which end is at fault, and what to do next.
+
+use std::{io, sync::Arc, time::Duration};
+
+/// What every fallible function of this crate returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a call to a store, or a connection, failed.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use drumline::store::{Error, HashStore, Store};
+///
+/// let error = HashStore::new().wait(&["never"], Duration::ZERO).unwrap_err();
+/// assert!(matches!(&error, Error::StoreTimeout { keys, .. } if keys == &["never"]), "{error}");
+/// ```
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum Error {
+    /// The caller's argument cannot be used. Nothing was sent.
+    #[error("{operation}: {problem}")]
+    InvalidArgument {
+        /// The function that was called.
+        operation: &'static str,
+        /// What is wrong, and what would be right.
+        problem: String,
+    },
+
+    /// A setting from the environment, a URL or a builder is missing or wrong.
+    #[error("{setting}: {problem}")]
+    InvalidSetting {
+        /// The variable, URL or field.
+        setting: String,
+        /// What is wrong, and what would be right.
+        problem: String,
+    },
+
+    /// A store answered wrongly, refused, or went away.
+    #[error("store {store}: {operation}: {problem}")]
+    Store {
+        /// Which store: `tcp://host:port`, `hash`.
+        store: String,
+        /// The call, with its key.
+        operation: String,
+        /// What happened.
+        problem: String,
+    },
+
+    /// Keys did not appear in a store in time.
+    #[error(
+        "store {store}: waited {waited:.1?} for {}; is every rank started, and with the same \
+         address and world size?", keys.join(", ")
+    )]
+    StoreTimeout {
+        /// Which store.
+        store: String,
+        /// The keys that are still missing.
+        keys: Vec<String>,
+        /// How long the call waited.
+        waited: Duration,
+    },
+
+    /// A file or socket operation failed.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried, with the path or address.
+        what: String,
+        /// What the system said.
+        source: Arc<io::Error>,
+    },
+}
+
+impl Error {
+    /// An [`Error::Io`]: `what` was tried and `source` came back.
+    pub fn io(what: impl Into<String>, source: io::Error) -> Error {
+        Error::Io { what: what.into(), source: Arc::new(source) }
+    }
+}

@@ -1,0 +1,19 @@
+//! How processes meet: key-value stores, connections, and the secret that connections prove.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`store`] | the key-value stores |
+//! | [`auth`] | the job's secret, and how both ends of a connection prove that they know it |
+//! | [`net`] | streams, listeners and calls to them, over TCP and Unix sockets |
+
+#![forbid(unsafe_code)]
+
+pub mod auth;
+mod error;
+pub mod net;
+pub mod store;
+
+pub use error::{Error, Result};
+
+/// The number of a rank, in `0..world_size`.
+pub type Rank = usize;

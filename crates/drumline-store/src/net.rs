@@ -1,0 +1,48 @@
+//! Connections, whatever carries them, and who is let in.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`stream`] | a connection: TCP or Unix |
+//! | [`endpoint`] | where one listens, as text: `tcp://host:port`, `unix:@name` |
+//! | [`gate`] | a listener that admits only who proves itself |
+//! | [`call`] | the other side of a gate |
+//! | [`dial`] | the same, without blocking |
+//! | [`pacing`] | the congestion control of what stays on this host |
+//! | [`interface`] | addresses of this machine's network interfaces |
+
+pub mod call;
+pub mod dial;
+mod endpoint;
+pub mod gate;
+pub mod interface;
+mod pacing;
+pub mod stream;
+#[cfg(test)]
+mod tests;
+
+pub use endpoint::Endpoint;
+
+use std::time::{Duration, Instant};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+};
+
+/// Waits until one of `interests` is ready, at most until `deadline`. Waking early does no harm:
+/// all callers look again.
+pub fn sleep_until_ready(interests: &mut [PollFd<'_>], deadline: Instant) {
+    let left = deadline.saturating_duration_since(Instant::now());
+    // A day at a time keeps the conversion from overflowing.
+    let left = left.min(Duration::from_secs(86_400));
+    let timeout = Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() };
+    match poll(interests, Some(&timeout)) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => tracing::warn!(%error, "poll failed"),
+    }
+}
+
+/// Waits until `descriptor` can be read or written without blocking.
+pub fn sleep_until(descriptor: &impl std::os::fd::AsFd, flags: PollFlags, deadline: Instant) {
+    sleep_until_ready(&mut [PollFd::new(descriptor, flags)], deadline);
+}

@@ -1,0 +1,168 @@
+//! Opening a connection to a [`Gate`](super::gate::Gate).
+
+use std::{
+    fmt,
+    io::{self, ErrorKind, Read as _, Write as _},
+    net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _},
+    os::unix::net::UnixStream,
+    sync::mpsc,
+    thread,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::PollFlags,
+    io::Errno,
+    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
+};
+
+use super::{sleep_until, stream::Stream};
+use crate::auth::{Handshake, Hello, Refusal};
+
+/// Where a socket listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    Tcp(SocketAddr),
+    /// The name of an abstract Unix socket.
+    Unix(String),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Tcp(address) => address.fmt(f),
+            Address::Unix(name) => write!(f, "unix:@{name}"),
+        }
+    }
+}
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The other end is not who it should be. Calling again will not help.
+    #[error("{0}")]
+    Refused(String),
+    /// It ended the call before the handshake was over: it has died, or has too many guests.
+    #[error("it closed the connection during the handshake")]
+    HungUp,
+}
+
+impl From<Refusal> for CallError {
+    fn from(refusal: Refusal) -> CallError {
+        CallError::Refused(refusal.to_string())
+    }
+}
+
+/// How long to wait before another attempt to connect to a busy Unix socket.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// Opens a connection, without blocking once it is open.
+pub fn open(address: &Address, deadline: Instant) -> io::Result<Stream> {
+    let stream = match address {
+        Address::Tcp(address) => {
+            let stream = TcpStream::connect_timeout(address, time_left(deadline)?)?;
+            // Without a listener, a connection from an ephemeral port can meet itself.
+            if stream.local_addr()? == stream.peer_addr()? {
+                return Err(ErrorKind::ConnectionRefused.into());
+            }
+            Stream::Tcp(stream)
+        }
+        Address::Unix(name) => {
+            let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            loop {
+                match connect(&socket, &address) {
+                    Ok(()) => break,
+                    Err(Errno::INTR) => {}
+                    // Too many are waiting to be accepted. Nothing tells when they are not.
+                    Err(Errno::AGAIN) => thread::sleep(PAUSE.min(time_left(deadline)?)),
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Stream::Unix(UnixStream::from(socket))
+        }
+    };
+    stream.set_nonblocking(true)?;
+    stream.tune()?;
+    Ok(stream)
+}
+
+/// Goes through a handshake over a connection that does not block.
+pub fn shake_hands(
+    stream: &mut Stream,
+    handshake: &mut Handshake,
+    has_secret: bool,
+    deadline: Instant,
+) -> Result<(), CallError> {
+    if let Some(suspicion) = stream.suspicion(has_secret) {
+        return Err(CallError::Refused(suspicion));
+    }
+    while !shake(stream, handshake)? {
+        time_left(deadline)?;
+        sleep_until(stream, PollFlags::IN, deadline);
+    }
+    Ok(())
+}
+
+/// Brings a handshake as far as it goes without waiting. Whether it is over.
+pub(super) fn shake(stream: &mut Stream, handshake: &mut Handshake) -> Result<bool, CallError> {
+    let mut bytes = [0; Hello::BYTES];
+    loop {
+        if !handshake.output().is_empty() {
+            match stream.write_all(&handshake.take_output()) {
+                // It has hung up; what it said before is still to be read.
+                Err(error) if is_end(&error) => {}
+                written => written?,
+            }
+        }
+        let wanted = handshake.wanted().min(bytes.len());
+        if wanted == 0 {
+            return Ok(true);
+        }
+        match stream.read(&mut bytes[..wanted]) {
+            Ok(0) => return Err(CallError::HungUp),
+            Ok(count) => {
+                handshake.receive(&bytes[..count])?;
+            }
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) if is_end(&error) => return Err(CallError::HungUp),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+fn is_end(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
+}
+
+/// The addresses that `host` stands for. Resolving has no time-out of its own: it runs aside, and
+/// is left behind at the deadline.
+pub fn resolve(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(vec![(ip, port).into()]);
+    }
+    let (sender, receiver) = mpsc::channel();
+    let name = host.to_owned();
+    thread::Builder::new().name("drumline-resolve".into()).spawn(move || {
+        let addresses = (name.as_str(), port).to_socket_addrs().map(Iterator::collect);
+        // Nobody listens any more if it took too long.
+        let _ = sender.send(addresses);
+    })?;
+    match receiver.recv_timeout(time_left(deadline)?) {
+        Ok(addresses) => addresses,
+        Err(_) => Err(io::Error::new(
+            ErrorKind::TimedOut,
+            format!("the name {host} could not be resolved in time"),
+        )),
+    }
+}
+
+/// What is left until `deadline`: an error if that is nothing.
+pub fn time_left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }
+}

@@ -1,0 +1,90 @@
+//! Opening a connection without ever blocking: the mirror image of a [`Gate`](super::gate::Gate).
+
+use std::{
+    io::{self, ErrorKind},
+    net::{SocketAddr, TcpStream},
+    os::fd::{AsFd, BorrowedFd},
+};
+
+use rustix::{
+    io::Errno,
+    net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt::socket_error},
+};
+
+use super::{
+    call::{CallError, shake},
+    pacing,
+    stream::Stream,
+};
+use crate::auth::Handshake;
+
+/// A TCP connection that is being opened.
+///
+/// [`Dial::progress`] is to be called when its descriptor can be written while it
+/// [is connecting](Dial::is_connecting), and read afterwards.
+#[derive(Debug)]
+pub struct Dial {
+    stream: Stream,
+    handshake: Handshake,
+    has_secret: bool,
+    is_connecting: bool,
+}
+
+impl Dial {
+    pub fn begin(address: SocketAddr, handshake: Handshake, has_secret: bool) -> io::Result<Dial> {
+        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(family, SocketType::STREAM, flags, None)?;
+        pacing::begin_without(&socket);
+        match connect(&socket, &address) {
+            Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let stream = Stream::Tcp(TcpStream::from(socket));
+        Ok(Dial { stream, handshake, has_secret, is_connecting: true })
+    }
+
+    /// Whether the other host has not answered yet.
+    pub fn is_connecting(&self) -> bool {
+        self.is_connecting
+    }
+
+    /// Goes on; whether the connection is open and both ends have proven themselves.
+    pub fn progress(&mut self) -> Result<bool, CallError> {
+        if self.is_connecting && !self.connected()? {
+            return Ok(false);
+        }
+        shake(&mut self.stream, &mut self.handshake)
+    }
+
+    fn connected(&mut self) -> Result<bool, CallError> {
+        let Stream::Tcp(stream) = &self.stream else { return Ok(true) };
+        socket_error(stream).map_err(io::Error::from)?.map_err(io::Error::from)?;
+        let peer = match stream.peer_addr() {
+            Ok(peer) => peer,
+            Err(error) if error.kind() == ErrorKind::NotConnected => return Ok(false),
+            Err(error) => return Err(error.into()),
+        };
+        // Without a listener, a connection from an ephemeral port can meet itself.
+        if stream.local_addr()? == peer {
+            return Err(io::Error::from(ErrorKind::ConnectionRefused).into());
+        }
+        self.stream.tune()?;
+        if let Some(suspicion) = self.stream.suspicion(self.has_secret) {
+            return Err(CallError::Refused(suspicion));
+        }
+        self.is_connecting = false;
+        Ok(true)
+    }
+
+    /// The open connection.
+    pub fn into_stream(self) -> Stream {
+        self.stream
+    }
+}
+
+impl AsFd for Dial {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}

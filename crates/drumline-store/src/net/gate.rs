@@ -1,0 +1,347 @@
+//! A listener that takes many strangers at once and lets only those in who prove themselves.
+
+use std::{
+    collections::BTreeMap,
+    io::{self, ErrorKind, Read as _, Write as _},
+    net::{SocketAddr, TcpListener},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        linux::net::SocketAddrExt as _,
+        unix::net::{SocketAddr as UnixAddr, UnixListener},
+    },
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    buffer::spare_capacity,
+    event::{Timespec, epoll},
+    io::Errno,
+};
+
+use super::{pacing, stream::Stream};
+use crate::auth::{Expected, Handshake, Hello, Nonce, Secret};
+
+/// A socket that listens.
+#[derive(Debug)]
+pub enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+/// The kernel's own limit is usually this too. std's 128 would make a large job's ranks wait for
+/// a second attempt.
+const BACKLOG: i32 = 4096;
+
+impl Listener {
+    /// Listens on exactly this address.
+    pub fn tcp(address: SocketAddr) -> io::Result<Listener> {
+        let listener = TcpListener::bind(address)?;
+        pacing::begin_without(&listener);
+        Listener::ready(Listener::Tcp(listener))
+    }
+
+    /// Listens on an abstract Unix socket.
+    pub fn unix(name: &str) -> io::Result<Listener> {
+        let address = UnixAddr::from_abstract_name(name)?;
+        Listener::ready(Listener::Unix(UnixListener::bind_addr(&address)?))
+    }
+
+    fn ready(listener: Listener) -> io::Result<Listener> {
+        rustix::net::listen(&listener, BACKLOG)?;
+        match &listener {
+            Listener::Tcp(tcp) => tcp.set_nonblocking(true)?,
+            Listener::Unix(unix) => unix.set_nonblocking(true)?,
+        }
+        Ok(listener)
+    }
+
+    /// Where a TCP listener listens.
+    pub fn address(&self) -> Option<SocketAddr> {
+        match self {
+            Listener::Tcp(listener) => listener.local_addr().ok(),
+            Listener::Unix(_) => None,
+        }
+    }
+
+    fn accept(&self) -> io::Result<Stream> {
+        let stream = match self {
+            Listener::Tcp(listener) => Stream::Tcp(listener.accept()?.0),
+            Listener::Unix(listener) => Stream::Unix(listener.accept()?.0),
+        };
+        stream.set_nonblocking(true)?;
+        stream.tune()?;
+        Ok(stream)
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Unix(listener) => listener.as_fd(),
+        }
+    }
+}
+
+/// What a [`Gate`] asks of those who come.
+#[derive(Clone, Debug)]
+pub enum Admission {
+    /// Nothing: whoever connects is in.
+    Anyone,
+    /// The handshake, as the one who answers.
+    Handshake { ours: Hello, expected: Expected, secret: Option<Secret> },
+}
+
+/// The most connections that have not proven themselves. One more takes the place of the oldest,
+/// so whoever only sits there keeps nobody out, and what strangers can make this process hold
+/// is bounded: less than a kilobyte each here, and the socket's buffers in the kernel.
+pub const GUESTS_MAX: usize = 256;
+
+/// How long a connection may take to prove itself.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How many connections are accepted before guests that have said something have their turn.
+const ACCEPTED_AT_ONCE: usize = 64;
+
+/// How long accepting pauses when the process has no descriptor left and no guest to close.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// After so many warnings about strangers, the log has enough of them.
+const WARNINGS_MAX: u32 = 16;
+
+/// Listens, and yields the connections whose other end belongs here.
+///
+/// It never blocks. Its descriptor is readable when [`Gate::admit`] has something to do, which is
+/// also to be called at [`Gate::deadline`].
+#[derive(Debug)]
+pub struct Gate {
+    listener: Listener,
+    admission: Admission,
+    epoll: OwnedFd,
+    /// In the order in which they came.
+    guests: BTreeMap<u64, Guest>,
+    next_guest: u64,
+    /// Set while accepting pauses.
+    accept_after: Option<Instant>,
+    warnings: u32,
+}
+
+/// A connection that has not proven itself.
+#[derive(Debug)]
+struct Guest {
+    stream: Stream,
+    handshake: Handshake,
+    deadline: Instant,
+}
+
+/// A connection that is let in.
+#[derive(Debug)]
+pub struct Arrival {
+    pub stream: Stream,
+    /// Who it is; absent where [`Admission::Anyone`] is.
+    pub hello: Option<Hello>,
+}
+
+/// Stands for the listener among the guests' numbers.
+const LISTENER: u64 = u64::MAX;
+
+impl Gate {
+    pub fn new(listener: Listener, admission: Admission) -> io::Result<Gate> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let token = epoll::EventData::new_u64(LISTENER);
+        epoll::add(&epoll, &listener, token, epoll::EventFlags::IN)?;
+        Ok(Gate {
+            listener,
+            admission,
+            epoll,
+            guests: BTreeMap::new(),
+            next_guest: 0,
+            accept_after: None,
+            warnings: 0,
+        })
+    }
+
+    /// Where a TCP listener listens.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.listener.address()
+    }
+
+    /// When [`Gate::admit`] has something to do although nothing arrives.
+    pub fn deadline(&self) -> Option<Instant> {
+        let oldest = self.guests.first_key_value().map(|(_, guest)| guest.deadline);
+        [oldest, self.accept_after].into_iter().flatten().min()
+    }
+
+    /// How many connections have not proven themselves yet.
+    #[cfg(test)]
+    pub(super) fn guests(&self) -> usize {
+        self.guests.len()
+    }
+
+    /// Accepts who knocks, hears who speaks, turns away who is wrong or too slow, and returns
+    /// who may come in. The caller tells the time.
+    ///
+    /// # Errors
+    ///
+    /// The system has no events for us; nothing that a stranger can bring about.
+    pub fn admit(&mut self, now: Instant) -> io::Result<Vec<Arrival>> {
+        if self.accept_after.is_some_and(|after| now >= after) {
+            self.accept_after = None;
+            self.listen_for(epoll::EventFlags::IN)?;
+        }
+        let mut ready = Vec::with_capacity(ACCEPTED_AT_ONCE);
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        match epoll::wait(&self.epoll, spare_capacity(&mut ready), Some(&at_once)) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let mut arrivals = Vec::new();
+        for event in ready {
+            match event.data.u64() {
+                LISTENER => self.accept(now, &mut arrivals)?,
+                id => arrivals.extend(self.hear(id)),
+            }
+        }
+        while let Some(oldest) = self.guests.first_entry()
+            && now >= oldest.get().deadline
+        {
+            let guest = oldest.remove();
+            self.warn(&guest.stream, "it did not prove itself in time");
+        }
+        Ok(arrivals)
+    }
+
+    fn accept(&mut self, now: Instant, arrivals: &mut Vec<Arrival>) -> io::Result<()> {
+        for _ in 0..ACCEPTED_AT_ONCE {
+            match self.listener.accept() {
+                Ok(stream) => self.receive(stream, now, arrivals),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                // It has gone before it was looked at.
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => match self.guests.pop_first() {
+                    Some(_) => tracing::debug!(%error, "closed a guest to accept another"),
+                    None => {
+                        // Without the pause, the gate would be ready at once for ever.
+                        tracing::warn!(%error, "cannot accept connections for a moment");
+                        self.accept_after = Some(now + ACCEPT_PAUSE);
+                        self.listen_for(epoll::EventFlags::empty())?;
+                        break;
+                    }
+                },
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes a fresh connection in, as a guest or at once.
+    fn receive(&mut self, stream: Stream, now: Instant, arrivals: &mut Vec<Arrival>) {
+        let Admission::Handshake { ours, expected, secret } = &self.admission else {
+            arrivals.push(Arrival { stream, hello: None });
+            return;
+        };
+        if let Some(suspicion) = stream.suspicion(secret.is_some()) {
+            self.warn(&stream, &suspicion);
+            return;
+        }
+        let nonce = match Nonce::random() {
+            Ok(nonce) => nonce,
+            Err(error) => return self.warn(&stream, &error.to_string()),
+        };
+        let handshake = Handshake::answer(*ours, expected.clone(), secret.clone(), nonce);
+        let id = self.next_guest;
+        let token = epoll::EventData::new_u64(id);
+        if let Err(error) = epoll::add(&self.epoll, &stream, token, epoll::EventFlags::IN) {
+            return self.warn(&stream, &error.to_string());
+        }
+        if self.guests.len() >= GUESTS_MAX
+            && let Some((_, oldest)) = self.guests.pop_first()
+        {
+            self.warn(&oldest.stream, "too many others came before it had proven itself");
+        }
+        self.next_guest += 1;
+        self.guests.insert(id, Guest { stream, handshake, deadline: now + PATIENCE });
+    }
+
+    /// Hears what a guest has to say; the guest, if that lets it in.
+    fn hear(&mut self, id: u64) -> Option<Arrival> {
+        let guest = self.guests.get_mut(&id)?;
+        let heard = guest.hear();
+        if matches!(heard, Ok(false)) {
+            return None;
+        }
+        let guest = self.guests.remove(&id)?;
+        let taken_out = epoll::delete(&self.epoll, &guest.stream)
+            .map_err(|error| Farewell::Refused(error.to_string()));
+        match heard.and(taken_out) {
+            Ok(()) => {
+                let hello = guest.handshake.peer().copied();
+                Some(Arrival { stream: guest.stream, hello })
+            }
+            Err(Farewell::Left(reason)) => {
+                // A peer that is closing the group again, or whoever looks which ports are open.
+                tracing::debug!(peer = guest.stream.peer(), reason, "a connection came and went");
+                None
+            }
+            Err(Farewell::Refused(reason)) => {
+                self.warn(&guest.stream, &reason);
+                None
+            }
+        }
+    }
+
+    fn listen_for(&self, flags: epoll::EventFlags) -> io::Result<()> {
+        let token = epoll::EventData::new_u64(LISTENER);
+        Ok(epoll::modify(&self.epoll, &self.listener, token, flags)?)
+    }
+
+    fn warn(&mut self, stream: &Stream, reason: &str) {
+        self.warnings = self.warnings.saturating_add(1);
+        if self.warnings <= WARNINGS_MAX {
+            tracing::warn!(peer = stream.peer(), reason, "turned a connection away");
+        }
+        if self.warnings == WARNINGS_MAX {
+            tracing::warn!("more connections that are turned away are not mentioned");
+        }
+    }
+}
+
+impl AsFd for Gate {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+/// Why a guest does not become a peer.
+enum Farewell {
+    /// It went away.
+    Left(String),
+    /// What it said is wrong.
+    Refused(String),
+}
+
+impl Guest {
+    /// Reads on and answers; whether the handshake is done.
+    fn hear(&mut self) -> Result<bool, Farewell> {
+        let left = |error: io::Error| Farewell::Left(error.to_string());
+        let mut bytes = [0; Hello::BYTES];
+        while self.handshake.wanted() > 0 {
+            let wanted = self.handshake.wanted().min(bytes.len());
+            let heard = match self.stream.read(&mut bytes[..wanted]) {
+                Ok(0) => {
+                    let reason = "it left before it had proven itself".to_owned();
+                    return Err(Farewell::Left(reason));
+                }
+                Ok(count) => self.handshake.receive(&bytes[..count]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+                Err(error) => return Err(left(error)),
+            };
+            // These few bytes always fit the empty send buffer of a fresh connection.
+            let answered = self.stream.write_all(&self.handshake.take_output());
+            heard.map_err(|refusal| Farewell::Refused(refusal.to_string()))?;
+            answered.map_err(left)?;
+        }
+        Ok(true)
+    }
+}

@@ -1,0 +1,171 @@
+//! Addresses of this machine's network interfaces, and which of them peers are to use.
+
+use std::net::{IpAddr, SocketAddr, UdpSocket};
+
+use if_addrs::Interface;
+
+use crate::{Error, Result};
+
+/// Which interfaces are meant, as in `DRUMLINE_SOCKET_IFNAME`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Pattern<'a> {
+    /// Whether those named are the ones that are not meant.
+    excludes: bool,
+    names: Vec<Name<'a>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Name<'a> {
+    Exactly(&'a str),
+    BeginsWith(&'a str),
+}
+
+impl Name<'_> {
+    fn matches(self, name: &str) -> bool {
+        match self {
+            Name::Exactly(exact) => name == exact,
+            Name::BeginsWith(front) => name.starts_with(front),
+        }
+    }
+}
+
+impl Pattern<'_> {
+    fn parse(text: &str) -> Option<Pattern<'_>> {
+        let (excludes, list) = match text.strip_prefix('^') {
+            Some(list) => (true, list),
+            None => (false, text),
+        };
+        let names = list.split(',').map(|name| match name.trim().strip_prefix('=') {
+            Some(name) => Name::Exactly(name),
+            None => Name::BeginsWith(name.trim()),
+        });
+        let names: Vec<Name<'_>> = names.collect();
+        let is_empty = |name: &Name<'_>| matches!(name, Name::Exactly("") | Name::BeginsWith(""));
+        (!names.iter().any(is_empty)).then_some(Pattern { excludes, names })
+    }
+
+    /// The interfaces that are meant, in the order of the names.
+    fn choose<'i>(&self, all: &[&'i str]) -> Vec<&'i str> {
+        let named = |name: &&str| self.names.iter().position(|it| it.matches(name));
+        let mut chosen: Vec<&str> =
+            all.iter().copied().filter(|name| named(name).is_some() != self.excludes).collect();
+        chosen.sort_by_key(named);
+        chosen
+    }
+}
+
+/// The addresses to listen on when the user says which interfaces are meant: `eth,ib` for those
+/// whose names begin so, `=eth1` for exactly that one, `^docker,lo` for all others.
+///
+/// Named interfaces are used side by side, each with its first address of the family of `towards`,
+/// else with its first one that works without a zone. Where only some are excluded the one on the
+/// way to `towards` is meant, or the first.
+pub fn addresses_of(text: &str, towards: Option<SocketAddr>) -> Result<Vec<IpAddr>> {
+    let all = if_addrs::get_if_addrs()
+        .map_err(|source| Error::io("cannot list the network interfaces", source))?;
+    let usable: Vec<&Interface> = all.iter().filter(|one| !one.is_link_local()).collect();
+    let mut names: Vec<&str> = usable.iter().map(|one| one.name.as_str()).collect();
+    names.sort_unstable();
+    names.dedup();
+    let invalid = |problem: String| Error::InvalidSetting { setting: SETTING.to_owned(), problem };
+    let pattern = Pattern::parse(text).ok_or_else(|| {
+        invalid(format!(
+            "{text:?} should be names of interfaces, such as eth,ib or =eth1 or ^docker"
+        ))
+    })?;
+    let mut chosen = pattern.choose(&names);
+    if pattern.excludes {
+        // Others cannot reach it, and nobody wants to name it every time.
+        let is_loopback =
+            |name: &&str| usable.iter().any(|one| one.name == *name && one.is_loopback());
+        chosen.retain(|name| !is_loopback(name));
+        let route = towards.and_then(|place| address_towards(place).ok());
+        let on_the_way = usable.iter().find(|one| Some(one.ip()) == route);
+        let on_the_way = on_the_way.and_then(|one| chosen.iter().position(|it| *it == one.name));
+        let one = on_the_way.unwrap_or(0);
+        chosen = chosen.into_iter().skip(one).take(1).collect();
+    }
+    if chosen.is_empty() {
+        return Err(invalid(format!(
+            "{text:?} leaves no network interface of this machine with an address; there are {}",
+            names.join(", ")
+        )));
+    }
+    let other_family = |ip: &IpAddr| match towards {
+        Some(place) => ip.is_ipv6() != place.is_ipv6(),
+        None => ip.is_ipv6(),
+    };
+    let address = |name: &str| {
+        let of_it = usable.iter().filter(|one| one.name == name).map(|one| one.ip());
+        of_it.min_by_key(other_family)
+    };
+    Ok(chosen.into_iter().filter_map(address).collect())
+}
+
+const SETTING: &str = "DRUMLINE_SOCKET_IFNAME, GLOO_SOCKET_IFNAME";
+
+/// The address of this host on the route to `place`: other hosts on the way can reach it there,
+/// and on one host it is loopback. (A host's own name often resolves to something useless.)
+pub fn address_towards(place: SocketAddr) -> Result<IpAddr> {
+    let any: IpAddr = match place {
+        SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
+    };
+    // Connecting a datagram socket sends nothing; it only asks the routing table.
+    UdpSocket::bind((any, 0))
+        .and_then(|socket| socket.connect(place).and_then(|()| socket.local_addr()))
+        .map(|address| address.ip())
+        .map_err(|source| Error::io(format!("cannot find a route to {place}"), source))
+}
+
+/// The interfaces that have these addresses, for people: `198.18.0.1 (eth0)`.
+pub fn describe(addresses: &[IpAddr]) -> String {
+    let all = if_addrs::get_if_addrs().unwrap_or_default();
+    let one = |address: &IpAddr| match all.iter().find(|one| one.ip() == *address) {
+        Some(interface) => format!("{address} ({})", interface.name),
+        None => address.to_string(),
+    };
+    addresses.iter().map(one).collect::<Vec<_>>().join(" and ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn interfaces_are_chosen_by_name() {
+        let all = ["docker0", "eth0", "eth1", "eth10", "ib0", "lo"];
+        for (text, expected) in [
+            ("eth", &["eth0", "eth1", "eth10"][..]),
+            ("eth1", &["eth1", "eth10"]),
+            ("=eth1", &["eth1"]),
+            ("ib,=eth0", &["ib0", "eth0"]),
+            ("=ib", &[]),
+            ("^docker,lo", &["eth0", "eth1", "eth10", "ib0"]),
+            ("^=eth1,docker, lo", &["eth0", "eth10", "ib0"]),
+        ] {
+            assert_eq!(Pattern::parse(text).unwrap().choose(&all), expected, "{text}");
+        }
+        for bad in ["", "^", "=", "eth0,", ",eth0"] {
+            assert_eq!(Pattern::parse(bad), None);
+            let error = addresses_of(bad, None).unwrap_err().to_string();
+            assert!(error.contains("DRUMLINE_SOCKET_IFNAME"), "{error}");
+        }
+    }
+
+    #[test]
+    fn interfaces_have_addresses_and_others_are_listed() {
+        for text in ["lo", "=lo"] {
+            assert!(addresses_of(text, None).unwrap()[0].is_loopback());
+        }
+        let error = addresses_of("no-such-0", None).unwrap_err().to_string();
+        assert!(error.contains("DRUMLINE_SOCKET_IFNAME") && error.contains("lo"), "{error}");
+    }
+
+    #[test]
+    fn the_way_to_this_host_is_loopback() {
+        let way = address_towards(([127, 0, 0, 1], 1).into()).unwrap();
+        assert!(way.is_loopback());
+        assert!(describe(&[way]).contains("(lo)"));
+    }
+}

@@ -1,0 +1,161 @@
+//! A connection, whatever carries it.
+
+use std::{
+    io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write},
+    net::{Shutdown, SocketAddr, TcpStream},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
+    time::Duration,
+};
+
+use rustix::{net::sockopt, process::geteuid};
+
+use super::pacing;
+
+/// A connection to another process.
+#[derive(Debug)]
+pub enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+/// What one call of the same name on either kind of stream returns.
+macro_rules! either {
+    ($stream:expr, $inner:ident => $call:expr) => {
+        match $stream {
+            Stream::Tcp($inner) => $call,
+            Stream::Unix($inner) => $call,
+        }
+    };
+}
+
+impl Stream {
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        either!(self, stream => stream.set_nonblocking(nonblocking))
+    }
+
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        either!(self, stream => stream.shutdown(how))
+    }
+
+    /// Once it is connected: small messages leave at once, as they always do over Unix sockets.
+    pub fn tune(&self) -> io::Result<()> {
+        let Stream::Tcp(stream) = self else { return Ok(()) };
+        pacing::settle(stream);
+        stream.set_nodelay(true)
+    }
+
+    /// The address at the other end of a TCP connection.
+    pub fn peer_address(&self) -> Option<SocketAddr> {
+        match self {
+            Stream::Tcp(stream) => stream.peer_addr().ok(),
+            Stream::Unix(_) => None,
+        }
+    }
+
+    /// The other end, for people.
+    pub fn peer(&self) -> String {
+        match (self, self.peer_address()) {
+            (Stream::Tcp(_), Some(address)) => address.to_string(),
+            (Stream::Tcp(_), None) => "a connection that is gone".to_owned(),
+            (Stream::Unix(stream), _) => match sockopt::socket_peercred(stream) {
+                Ok(peer) => format!("process {} of this host", peer.pid),
+                Err(_) => "a process of this host".to_owned(),
+            },
+        }
+    }
+
+    /// Why the other end cannot belong to this job, as far as the kernel knows who it is.
+    ///
+    /// A Unix socket must be held by this process's user or by root. Without a secret, a TCP
+    /// connection must not leave this host.
+    pub fn suspicion(&self, has_secret: bool) -> Option<String> {
+        match self {
+            Stream::Unix(stream) => match sockopt::socket_peercred(stream) {
+                Ok(peer) if peer.uid == geteuid() || peer.uid.is_root() => None,
+                Ok(peer) => Some(format!(
+                    "it runs as user {}, this process as user {}; one job runs as one user",
+                    peer.uid.as_raw(),
+                    geteuid().as_raw()
+                )),
+                Err(error) => Some(format!("the kernel does not say whose it is: {error}")),
+            },
+            Stream::Tcp(_) if has_secret => None,
+            Stream::Tcp(_) => match self.peer_address() {
+                Some(address) if address.ip().is_loopback() => None,
+                _ => Some(
+                    "it is on another host, and there is no secret: set DRUMLINE_SECRET or \
+                     DRUMLINE_SECRET_FILE for all processes of the job"
+                        .to_owned(),
+                ),
+            },
+        }
+    }
+
+    /// Lets the kernel find out that the peer's host is silent although nothing is being sent.
+    ///
+    /// The kernel asks after 1 s of silence and again 1 s later, and gives up 1 s after that: 3 s
+    /// after the last sign of life, or up to a tenth of a second more, as its timers are coarse. The
+    /// peer's kernel answers, so a process that is stopped or busy does not count as silent. Every
+    /// answer starts the time anew, so a cable that is pulled is noticed 2 to 3.1 s later. With one
+    /// question less, a single lost packet would end a job.
+    ///
+    /// While something is unacknowledged the kernel asks no such questions, so that has a limit of
+    /// its own, 2.25 s after the first repetition: so whoever waits sends a beat ten times a second,
+    /// and notices within 2.6 s. (With 2 s or less, the kernel would give up after one unanswered
+    /// question.) The limit is for control connections only, because Linux also applies it to a
+    /// peer that acknowledges but takes nothing (a window of zero), and being held up in this way
+    /// is normal for data.
+    pub fn watch_host(&self) -> io::Result<()> {
+        let Stream::Tcp(stream) = self else { return Ok(()) };
+        const SECOND: Duration = Duration::from_secs(1);
+        const UNACKNOWLEDGED_MS: u32 = 2_250;
+        sockopt::set_socket_keepalive(stream, true)?;
+        sockopt::set_tcp_keepidle(stream, SECOND)?;
+        sockopt::set_tcp_keepintvl(stream, SECOND)?;
+        sockopt::set_tcp_keepcnt(stream, 2)?;
+        sockopt::set_tcp_user_timeout(stream, UNACKNOWLEDGED_MS)?;
+        Ok(())
+    }
+}
+
+/// Whether `error` on a connection that was up means that the other host no longer answers, as
+/// opposed to a process that has ended.
+pub fn is_silence(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        ErrorKind::TimedOut | ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable
+    )
+}
+
+impl Read for Stream {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        either!(self, stream => stream.read(bytes))
+    }
+
+    fn read_vectored(&mut self, bytes: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
+        either!(self, stream => stream.read_vectored(bytes))
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        either!(self, stream => stream.write(bytes))
+    }
+
+    fn write_vectored(&mut self, bytes: &[IoSlice<'_>]) -> io::Result<usize> {
+        either!(self, stream => stream.write_vectored(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        either!(self, stream => stream.as_fd())
+    }
+}

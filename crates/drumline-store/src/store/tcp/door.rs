@@ -1,0 +1,154 @@
+//! Where a store's server lets its clients in, and whom.
+
+use std::{
+    io::ErrorKind,
+    net::{IpAddr, SocketAddr, ToSocketAddrs as _},
+};
+
+use crate::{
+    auth::{Expected, Hello, Secret},
+    net::Endpoint,
+    net::gate::{Admission, Listener},
+};
+
+/// A way into a store: an address, and what clients there must know.
+///
+/// All doors of a server lead to the same keys: whoever comes in through one that asks for nothing
+/// can read and change what those who know a secret have stored.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use drumline::{
+///     Endpoint,
+///     auth::Secret,
+///     store::{BYTES_MAX, Store, tcp::{Door, TcpStore, TcpStoreServer}},
+/// };
+///
+/// let secret = Secret::random()?;
+/// let endpoint = Endpoint::Unix(format!("doc-doors-{}", std::process::id()));
+/// let doors = [
+///     Door::Secured { endpoint: endpoint.clone(), secret: secret.clone() },
+///     // For programs that run torch.
+///     Door::Loopback { host: "127.0.0.1".into(), port: 0 },
+/// ];
+/// let server = TcpStoreServer::open(&doors, BYTES_MAX)?;
+/// let port = server.address().map_or(0, |address| address.port());
+///
+/// let ours = TcpStore::connect_secured(&endpoint, &secret, Duration::from_secs(5))?;
+/// let theirs = TcpStore::connect("127.0.0.1", port, Duration::from_secs(5))?;
+/// ours.set("colour", b"green")?;
+/// assert_eq!(theirs.get("colour")?, b"green");
+/// # Ok::<(), drumline::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Door {
+    /// For everybody on this machine, over TCP: `host` must be loopback. Port 0 lets the system
+    /// choose.
+    Loopback {
+        /// An address, or a name that stands for one.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+    /// For everybody who reaches one address of this machine.
+    Exposed {
+        /// An address, or a name that stands for one.
+        host: String,
+        /// The port.
+        port: u16,
+    },
+    /// For those who know a secret, over TCP or an abstract Unix socket.
+    Secured {
+        /// Where.
+        endpoint: Endpoint,
+        /// What both ends prove to know.
+        secret: Secret,
+    },
+}
+
+impl Door {
+    /// What it is to listen on.
+    pub(super) fn endpoint(&self) -> Endpoint {
+        match self {
+            Door::Loopback { host, port } | Door::Exposed { host, port } => {
+                Endpoint::Tcp { host: host.clone(), port: *port }
+            }
+            Door::Secured { endpoint, .. } => endpoint.clone(),
+        }
+    }
+
+    pub(super) fn secret(&self) -> Option<&Secret> {
+        match self {
+            Door::Loopback { .. } | Door::Exposed { .. } => None,
+            Door::Secured { secret, .. } => Some(secret),
+        }
+    }
+
+    pub(super) fn admission(&self) -> Admission {
+        match self.secret() {
+            None => Admission::Anyone,
+            Some(secret) => Admission::Handshake {
+                ours: Hello::STORE,
+                expected: Expected::STORE,
+                secret: Some(secret.clone()),
+            },
+        }
+    }
+
+    /// The listening socket, or why there is none and what to do.
+    pub(super) fn listen(&self) -> Result<Listener, String> {
+        match self.endpoint() {
+            Endpoint::Tcp { host, port } => {
+                let must_be_loopback = matches!(self, Door::Loopback { .. });
+                listen_on(&host, port, must_be_loopback)
+            }
+            Endpoint::Unix(name) => Listener::unix(&name).map_err(|error| match error.kind() {
+                ErrorKind::AddrInUse => "the name is in use by another process".to_owned(),
+                _ => error.to_string(),
+            }),
+        }
+    }
+}
+
+fn listen_on(host: &str, port: u16, must_be_loopback: bool) -> Result<Listener, String> {
+    let addresses: Vec<SocketAddr> = match host.parse::<IpAddr>() {
+        Ok(ip) => vec![(ip, port).into()],
+        Err(_) => (host, port)
+            .to_socket_addrs()
+            .map_err(|error| format!("the name {host} cannot be resolved: {error}"))?
+            .collect(),
+    };
+    let mut not_ours = Vec::new();
+    for address in addresses {
+        if must_be_loopback && !address.ip().is_loopback() {
+            return Err(format!(
+                "{address} can be reached from other machines, and this store knows no \
+                 authentication: give all processes of the job one DRUMLINE_SECRET or \
+                 DRUMLINE_SECRET_FILE, or, if you trust that network, set DRUMLINE_TRUST_STORE=1 \
+                 (in code: host_exposed, bind_exposed)"
+            ));
+        }
+        match Listener::tcp(address) {
+            Ok(listener) => return Ok(listener),
+            Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
+                not_ours.push(address.ip().to_string());
+            }
+            // The next address would do, but the ranks would find the stranger on this one.
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {
+                return Err(format!(
+                    "port {port} of {} is in use, perhaps by rank 0 of another job or by one left \
+                     over (`ss -ltnp sport = :{port}` shows it); pick another port with \
+                     MASTER_PORT, or leave the choice to `drumline run`",
+                    address.ip()
+                ));
+            }
+            Err(error) => return Err(format!("cannot listen on {address}: {error}")),
+        }
+    }
+    Err(format!(
+        "{host} stands for {}, which is not an address of this machine; start rank 0 there, or set \
+         MASTER_ADDR to an address of this machine",
+        not_ours.join(", ")
+    ))
+}

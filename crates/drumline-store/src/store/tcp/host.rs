@@ -1,0 +1,478 @@
+//! The thread that hosts a store: the server's state machine over non-blocking sockets, behind its
+//! doors.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    io::{self, ErrorKind, Read as _, Write as _},
+    net::{Ipv4Addr, SocketAddr},
+    os::{fd::OwnedFd, unix::net::UnixStream},
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    thread::{self, JoinHandle},
+    time::Instant,
+};
+
+use rustix::{
+    buffer::spare_capacity,
+    event::{Timespec, epoll},
+    io::Errno,
+};
+
+use super::{
+    connection,
+    door::Door,
+    server::{ConnectionId, Server},
+};
+use crate::{
+    Error, Result,
+    auth::Secret,
+    net::Endpoint,
+    net::{call::Address, gate::Gate, stream::Stream},
+    store::BYTES_MAX,
+};
+
+/// A store's server. It serves from a thread of its own until it is dropped.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use drumline::store::{Store, tcp::{TcpStore, TcpStoreServer}};
+///
+/// let server = TcpStoreServer::bind("127.0.0.1", 0)?;
+/// let port = server.address().map_or(0, |address| address.port());
+/// let store = TcpStore::connect("127.0.0.1", port, Duration::from_secs(5))?;
+/// store.set("colour", b"green")?;
+/// # Ok::<(), drumline::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct TcpStoreServer {
+    /// One for each door.
+    places: Vec<Place>,
+    clients: Arc<Clients>,
+    /// The thread ends when this end of the pair closes.
+    stop: Option<UnixStream>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Where a door is, and what clients must know there.
+#[derive(Debug)]
+struct Place {
+    endpoint: Endpoint,
+    address: Address,
+    secret: Option<Secret>,
+}
+
+impl TcpStoreServer {
+    /// Starts a server for drumline's and torch's clients, who need no secret: therefore `host`
+    /// must be loopback. Port 0 lets the system choose; [`TcpStoreServer::address`] tells which.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStoreServer};
+    ///
+    /// let server = TcpStoreServer::bind("127.0.0.1", 0)?;
+    /// assert!(server.address().is_some());
+    /// // Other machines could reach that one.
+    /// assert!(TcpStoreServer::bind("0.0.0.0", 0).is_err());
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if `host` cannot be resolved or is not loopback, or if the port is in
+    /// use. [`Error::Io`] if the system has no thread or descriptor left.
+    pub fn bind(host: &str, port: u16) -> Result<TcpStoreServer> {
+        TcpStoreServer::open(&[Door::Loopback { host: host.to_owned(), port }], BYTES_MAX)
+    }
+
+    /// As [`TcpStoreServer::bind`], on any one address of this machine: whoever reaches it can
+    /// read and write every key.
+    ///
+    /// It listens on exactly the address that `host` stands for, on no other interface. Of several
+    /// addresses behind a name the first is taken that belongs to this machine.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStoreServer};
+    ///
+    /// let server = TcpStoreServer::bind_exposed("127.0.0.1", 0)?;
+    /// assert!(server.address().is_some());
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`TcpStoreServer::bind`]; [`Error::Store`] if `host` is another machine.
+    pub fn bind_exposed(host: &str, port: u16) -> Result<TcpStoreServer> {
+        TcpStoreServer::open(&[Door::Exposed { host: host.to_owned(), port }], BYTES_MAX)
+    }
+
+    /// Starts a server for drumline's clients who know `secret`, on one address of this machine
+    /// or on an abstract Unix socket.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use drumline::{
+    ///     Endpoint,
+    ///     auth::Secret,
+    ///     store::{Store, tcp::{TcpStore, TcpStoreServer}},
+    /// };
+    ///
+    /// let secret = Secret::random()?;
+    /// let endpoint = Endpoint::Unix(format!("doc-example-{}", std::process::id()));
+    /// let server = TcpStoreServer::bind_secured(&endpoint, &secret)?;
+    /// let store = TcpStore::connect_secured(&endpoint, &secret, Duration::from_secs(5))?;
+    /// store.set("colour", b"green")?;
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`TcpStoreServer::bind_exposed`]; [`Error::Store`] if the name is in use.
+    pub fn bind_secured(endpoint: &Endpoint, secret: &Secret) -> Result<TcpStoreServer> {
+        let door = Door::Secured { endpoint: endpoint.clone(), secret: secret.clone() };
+        TcpStoreServer::open(&[door], BYTES_MAX)
+    }
+
+    /// Starts a server with several doors to one store, whose keys, values and queues may take
+    /// `bytes_max` bytes together. See [`Door`].
+    ///
+    /// ```
+    /// use drumline::{store::tcp::{Door, TcpStoreServer}};
+    ///
+    /// let doors = [
+    ///     Door::Loopback { host: "127.0.0.1".into(), port: 0 },
+    ///     Door::Loopback { host: "127.0.0.2".into(), port: 0 },
+    /// ];
+    /// let server = TcpStoreServer::open(&doors, 64 << 20)?;
+    /// assert!(server.address().is_some());
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`TcpStoreServer::bind`], for any of the doors; none is open then.
+    /// [`Error::InvalidArgument`] if there are no doors.
+    pub fn open(doors: &[Door], bytes_max: usize) -> Result<TcpStoreServer> {
+        if doors.is_empty() {
+            let problem = "a store without a door; name at least one".to_owned();
+            return Err(Error::InvalidArgument { operation: "TcpStoreServer::open", problem });
+        }
+        let mut gates = Vec::with_capacity(doors.len());
+        let mut places = Vec::with_capacity(doors.len());
+        for door in doors {
+            let (gate, place) = open_door(door)?;
+            gates.push(gate);
+            places.push(place);
+        }
+        let failed = |error| Error::io(format!("host {}", places[0].endpoint), error);
+        let (stop, stopped) = UnixStream::pair().map_err(failed)?;
+        let clients = Arc::new(Clients::default());
+        let server = Server::with_limit(bytes_max);
+        let host = Host::new(gates, stopped, server, Arc::clone(&clients)).map_err(failed)?;
+        let thread = thread::Builder::new().name("drumline-store".into());
+        let thread = Some(thread.spawn(|| host.run()).map_err(failed)?);
+        Ok(TcpStoreServer { places, clients, stop: Some(stop), thread })
+    }
+
+    /// Where the server listens on TCP: at the first of its doors that does.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStoreServer};
+    ///
+    /// let server = TcpStoreServer::bind("127.0.0.1", 0)?;
+    /// assert!(server.address().is_some_and(|address| address.port() != 0));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.places.iter().find_map(|place| match place.address {
+            Address::Tcp(address) => Some(address),
+            Address::Unix(_) => None,
+        })
+    }
+
+    /// What its first door was asked to listen on, with the port that it has got.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStoreServer};
+    ///
+    /// let server = TcpStoreServer::bind("127.0.0.1", 0)?;
+    /// assert!(server.endpoint().to_string().starts_with("tcp://127.0.0.1:"));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    pub fn endpoint(&self) -> &Endpoint {
+        // There is always one.
+        &self.places[0].endpoint
+    }
+
+    /// How a client in this process connects.
+    pub(super) fn as_target(&self) -> connection::Server {
+        let Place { address, secret, .. } = &self.places[0];
+        let (address, secret) = (address.clone(), secret.clone());
+        connection::Server { address, secret, open: Arc::default() }
+    }
+
+    /// Waits until at most `count` connections of store clients are open, or until `deadline`.
+    /// Tells which.
+    pub(super) fn wait_for_departure(&self, count: impl Fn() -> usize, deadline: Instant) -> bool {
+        self.clients.wait_until(|clients| clients <= count(), deadline)
+    }
+}
+
+/// Opens the listening socket of `door`.
+fn open_door(door: &Door) -> Result<(Gate, Place)> {
+    let endpoint = door.endpoint();
+    let listener = door.listen().map_err(|problem| Error::Store {
+        store: endpoint.to_string(),
+        operation: "listen".into(),
+        problem,
+    })?;
+    let gate = Gate::new(listener, door.admission())
+        .map_err(|error| Error::io(format!("host {endpoint}"), error))?;
+    let (endpoint, address) = match endpoint {
+        Endpoint::Unix(name) => (Endpoint::Unix(name.clone()), Address::Unix(name)),
+        Endpoint::Tcp { host, port } => {
+            let address = gate.address().unwrap_or((Ipv4Addr::UNSPECIFIED, port).into());
+            (Endpoint::Tcp { host, port: address.port() }, Address::Tcp(address))
+        }
+    };
+    let secret = door.secret().cloned();
+    if let (Address::Tcp(address), None) = (&address, &secret)
+        && !address.ip().is_loopback()
+    {
+        tracing::warn!(
+            %address,
+            "the store has no authentication: whoever can reach this address can read and change \
+             what the ranks tell each other"
+        );
+    }
+    Ok((gate, Place { endpoint, address, secret }))
+}
+
+impl Drop for TcpStoreServer {
+    /// Stops serving: every connection closes.
+    fn drop(&mut self) {
+        self.stop = None;
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!(store = %self.endpoint(), "the store's thread has panicked");
+        }
+    }
+}
+
+/// How many connections of store clients are open, for those who wait for it to change.
+#[derive(Debug, Default)]
+struct Clients {
+    count: Mutex<usize>,
+    changed: Condvar,
+}
+
+impl Clients {
+    fn update(&self, count: usize) {
+        let mut present = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        if *present != count {
+            *present = count;
+            self.changed.notify_all();
+        }
+    }
+
+    fn wait_until(&self, condition: impl Fn(usize) -> bool, deadline: Instant) -> bool {
+        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+        let patience = deadline.saturating_duration_since(Instant::now());
+        let (count, _) = self
+            .changed
+            .wait_timeout_while(count, patience, |count| !condition(*count))
+            .unwrap_or_else(PoisonError::into_inner);
+        condition(*count)
+    }
+}
+
+/// How many bytes are taken from one connection before the others have their turn.
+const READ_BYTES: usize = 64 << 10;
+
+/// How many events are taken from the kernel at once.
+const EVENTS_MAX: usize = 256;
+
+/// Stands for the wish to stop among the connections' numbers. The doors count down from here.
+const STOP: u64 = u64::MAX;
+
+/// What the thread owns. The kernel tells which connections have something to say, so that idle
+/// ones cost nothing.
+struct Host {
+    epoll: OwnedFd,
+    gates: Vec<Gate>,
+    /// Open for as long as the thread is to live.
+    _stopped: UnixStream,
+    server: Server,
+    streams: BTreeMap<ConnectionId, Stream>,
+    /// Connections that take no more bytes at the moment.
+    full: BTreeSet<ConnectionId>,
+    clients: Arc<Clients>,
+    buffer: Vec<u8>,
+}
+
+/// What the kernel found.
+#[derive(Default)]
+struct Ready {
+    stop: bool,
+    gates: BTreeSet<usize>,
+    readable: Vec<ConnectionId>,
+    writable: BTreeSet<ConnectionId>,
+}
+
+impl Host {
+    fn new(
+        gates: Vec<Gate>,
+        stopped: UnixStream,
+        server: Server,
+        clients: Arc<Clients>,
+    ) -> io::Result<Host> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        let token = epoll::EventData::new_u64;
+        epoll::add(&epoll, &stopped, token(STOP), epoll::EventFlags::IN)?;
+        for (gate, number) in gates.iter().zip((0..STOP).rev()) {
+            epoll::add(&epoll, gate, token(number), epoll::EventFlags::IN)?;
+        }
+        Ok(Host {
+            epoll,
+            gates,
+            _stopped: stopped,
+            server,
+            streams: BTreeMap::new(),
+            full: BTreeSet::new(),
+            clients,
+            buffer: vec![0; READ_BYTES],
+        })
+    }
+
+    fn run(mut self) {
+        if let Err(error) = self.serve() {
+            tracing::error!(%error, "the store stops serving: the system has no events for it");
+        }
+    }
+
+    /// Returns when it is to stop.
+    fn serve(&mut self) -> io::Result<()> {
+        loop {
+            let ready = self.wait()?;
+            if ready.stop {
+                return Ok(());
+            }
+            for id in ready.readable {
+                self.read(id);
+            }
+            for index in ready.gates {
+                for arrival in self.gates[index].admit(Instant::now())? {
+                    self.receive(arrival.stream);
+                }
+            }
+            // Before the replies leave, so that a client that has one is counted, and again
+            // after, because writing closes what is broken.
+            self.clients.update(self.server.clients());
+            for id in ready.writable.union(&self.server.take_answered()) {
+                self.write(*id)?;
+            }
+            for (id, refusal) in self.server.take_refused() {
+                self.full.remove(&id);
+                if let Some(stream) = self.streams.remove(&id) {
+                    tracing::warn!(peer = stream.peer(), %refusal, "the store closes a connection");
+                }
+            }
+            self.clients.update(self.server.clients());
+        }
+    }
+
+    fn wait(&self) -> io::Result<Ready> {
+        let deadline = self.gates.iter().filter_map(Gate::deadline).min();
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut events = Vec::with_capacity(EVENTS_MAX);
+        match epoll::wait(&self.epoll, spare_capacity(&mut events), timeout.as_ref()) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let mut ready = Ready::default();
+        for event in events {
+            let (number, flags) = (event.data.u64(), event.flags);
+            let doors = STOP - self.gates.len() as u64..STOP;
+            if number == STOP {
+                ready.stop = true;
+            } else if doors.contains(&number) {
+                ready.gates.insert((STOP - 1 - number) as usize);
+            } else {
+                let id = ConnectionId(number);
+                if flags.contains(epoll::EventFlags::OUT) {
+                    ready.writable.insert(id);
+                }
+                if flags.difference(epoll::EventFlags::OUT) != epoll::EventFlags::empty() {
+                    ready.readable.push(id);
+                }
+            }
+        }
+        // Guests may be out of time although nothing has arrived.
+        let now = Instant::now();
+        let is_late = |gate: &Gate| gate.deadline().is_some_and(|at| now >= at);
+        let late = self.gates.iter().enumerate().filter(|(_, gate)| is_late(gate));
+        ready.gates.extend(late.map(|(index, _)| index));
+        Ok(ready)
+    }
+
+    fn receive(&mut self, stream: Stream) {
+        let id = self.server.connect();
+        match epoll::add(&self.epoll, &stream, token(id), epoll::EventFlags::IN) {
+            Ok(()) => drop(self.streams.insert(id, stream)),
+            Err(error) => {
+                tracing::warn!(peer = stream.peer(), %error, "the store cannot take a connection");
+                self.server.disconnect(id);
+            }
+        }
+    }
+
+    fn read(&mut self, id: ConnectionId) {
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        match stream.read(&mut self.buffer) {
+            Ok(0) => self.close(id),
+            Ok(count) => self.server.receive(id, &self.buffer[..count]),
+            Err(error) if is_transient(&error) => {}
+            Err(_) => self.close(id),
+        }
+    }
+
+    /// Writes as much as the socket takes, and asks to be told when it takes the rest.
+    fn write(&mut self, id: ConnectionId) -> io::Result<()> {
+        let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };
+        while !self.server.output(id).is_empty() {
+            match stream.write(self.server.output(id)) {
+                Ok(count) => self.server.written(id, count),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    if self.full.insert(id) {
+                        let both = epoll::EventFlags::IN | epoll::EventFlags::OUT;
+                        epoll::modify(&self.epoll, stream, token(id), both)?;
+                    }
+                    return Ok(());
+                }
+                Err(_) => {
+                    self.close(id);
+                    return Ok(());
+                }
+            }
+        }
+        if self.full.remove(&id) {
+            epoll::modify(&self.epoll, stream, token(id), epoll::EventFlags::IN)?;
+        }
+        Ok(())
+    }
+
+    fn close(&mut self, id: ConnectionId) {
+        self.server.disconnect(id);
+        self.full.remove(&id);
+        // The kernel forgets a descriptor that is closed.
+        self.streams.remove(&id);
+    }
+}
+
+fn token(id: ConnectionId) -> epoll::EventData {
+    epoll::EventData::new_u64(id.0)
+}
+
+fn is_transient(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
+}

@@ -1,0 +1,343 @@
+//! A store for ranks on any number of hosts, compatible with PyTorch's `TCPStore`.
+//!
+//! One process hosts the server, the others are its clients; torch processes may be either. The
+//! server has one thread, however many clients there are ([`TcpStoreServer`]).
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use drumline::store::{Store, tcp::TcpStore};
+//!
+//! // One rank hosts, on a port of the system's choice ...
+//! let host = TcpStore::host("127.0.0.1", 0)?;
+//! // ... and the others connect.
+//! let port = host.address().map_or(0, |address| address.port());
+//! let client = TcpStore::connect("127.0.0.1", port, Duration::from_secs(5))?;
+//!
+//! client.set("address/1", b"127.0.0.1:4000")?;
+//! assert_eq!(host.get("address/1")?, b"127.0.0.1:4000");
+//! # Ok::<(), drumline::Error>(())
+//! ```
+//!
+//! torch's protocol knows no authentication, so such a server listens on loopback only, unless it
+//! is told otherwise by name ([`TcpStoreServer::bind_exposed`]). Where both ends are drumline's,
+//! the same requests travel behind the handshake of [`auth`](crate::auth), over TCP between hosts
+//! or an abstract Unix socket on one ([`TcpStore::host_secured`], [`TcpStore::connect_secured`]).
+//! One server may have several such doors to the same keys ([`TcpStoreServer::open`]).
+
+mod client;
+mod connection;
+mod door;
+mod host;
+pub mod protocol;
+pub mod server;
+pub mod wait;
+
+use std::{
+    io::ErrorKind,
+    net::SocketAddr,
+    sync::{Mutex, atomic::Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use self::{
+    connection::{ANSWER_PATIENCE, Connection, Server, is_hang_up},
+    protocol::Key,
+};
+use super::{DEFAULT_TIMEOUT, deadline_after};
+use crate::{
+    Error, Result,
+    auth::Secret,
+    net::{Endpoint, call::Address},
+};
+
+pub use self::{door::Door, host::TcpStoreServer};
+
+/// Counts the handles that joined. The only key of torch's without a leading `/`.
+const WORKERS: Key<'static> = Key(b"init/");
+
+/// How often the number of joined workers is looked at, as in torch.
+const WORKERS_POLL: Duration = Duration::from_millis(10);
+
+/// A client of a store's server; in the process that hosts the store also its server.
+///
+/// Every call takes a connection of its own for as long as it lasts, so one that waits holds up
+/// no other.
+///
+/// Dropping the handle of the host ends the store for everyone: see
+/// [`TcpStore::wait_for_departure`].
+///
+/// ```
+/// use drumline::store::{Store, tcp::TcpStore};
+///
+/// let host = TcpStore::host("127.0.0.1", 0)?;
+/// let address = host.address().expect("it is no Unix socket");
+/// let client =
+///     TcpStore::connect("127.0.0.1", address.port(), std::time::Duration::from_secs(5))?;
+/// client.set("key", b"value")?;
+/// drop(host);
+/// assert!(client.get("key").is_err()); // the host has taken everything with it
+/// # Ok::<_, drumline::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct TcpStore {
+    /// The [`Endpoint`], for messages.
+    name: String,
+    /// Where to connect, and how.
+    target: Server,
+    idle: Mutex<Vec<Connection>>,
+    timeout: Mutex<Duration>,
+    hosted: Option<TcpStoreServer>,
+}
+
+impl TcpStore {
+    /// Starts a server as [`TcpStoreServer::bind`] does, and connects to it.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStore};
+    ///
+    /// let store = TcpStore::host("127.0.0.1", 0)?;
+    /// assert!(store.address().is_some());
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`TcpStoreServer::bind`].
+    pub fn host(host: &str, port: u16) -> Result<TcpStore> {
+        TcpStore::to_own(TcpStoreServer::bind(host, port)?)
+    }
+
+    /// Starts a server as [`TcpStoreServer::bind_exposed`] does, and connects to it.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStore};
+    ///
+    /// // Here it is loopback after all.
+    /// let store = TcpStore::host_exposed("127.0.0.1", 0)?;
+    /// assert!(store.address().is_some());
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`TcpStoreServer::bind_exposed`].
+    pub fn host_exposed(host: &str, port: u16) -> Result<TcpStore> {
+        TcpStore::to_own(TcpStoreServer::bind_exposed(host, port)?)
+    }
+
+    /// Starts a server as [`TcpStoreServer::bind_secured`] does, and connects to it.
+    ///
+    /// ```
+    /// use drumline::{auth::Secret, store::{Store, tcp::TcpStore}};
+    ///
+    /// let secret = Secret::random()?;
+    /// let store = TcpStore::host_secured(&"tcp://127.0.0.1:0".parse().unwrap(), &secret)?;
+    /// store.set("colour", b"green")?;
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`TcpStoreServer::bind_secured`].
+    pub fn host_secured(endpoint: &Endpoint, secret: &Secret) -> Result<TcpStore> {
+        TcpStore::to_own(TcpStoreServer::bind_secured(endpoint, secret)?)
+    }
+
+    /// Connects to a server, trying again until `timeout` if it is not up yet.
+    ///
+    /// ```
+    /// use drumline::{store::{Store, tcp::TcpStore}};
+    ///
+    /// let host = TcpStore::host("127.0.0.1", 0)?;
+    /// let port = host.address().map_or(0, |address| address.port());
+    /// let client = TcpStore::connect("127.0.0.1", port, std::time::Duration::from_secs(5))?;
+    /// client.set("colour", b"green")?;
+    /// assert_eq!(host.get("colour")?, b"green");
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] with the last failure when the time is over. The call does not outlast
+    /// `timeout`, whatever name service and network do.
+    pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<TcpStore> {
+        TcpStore::reach(&Endpoint::Tcp { host: host.to_owned(), port }, None, timeout)
+    }
+
+    /// Connects to a server that asks for a secret, as [`TcpStore::connect`].
+    ///
+    /// ```
+    /// use drumline::{auth::Secret, store::{Store, tcp::TcpStore}};
+    ///
+    /// let secret = Secret::random()?;
+    /// let host = TcpStore::host_secured(&"tcp://127.0.0.1:0".parse().unwrap(), &secret)?;
+    /// let endpoint = host.name().parse().unwrap();
+    /// let patience = std::time::Duration::from_secs(5);
+    /// TcpStore::connect_secured(&endpoint, &secret, patience)?.set("colour", b"green")?;
+    /// assert!(TcpStore::connect_secured(&endpoint, &Secret::random()?, patience).is_err());
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`TcpStore::connect`]; at once if the server does not know the secret.
+    pub fn connect_secured(
+        endpoint: &Endpoint,
+        secret: &Secret,
+        timeout: Duration,
+    ) -> Result<TcpStore> {
+        TcpStore::reach(endpoint, Some(secret), timeout)
+    }
+
+    /// Connects to `server`, through its first door, and hosts it from now on: dropping the store
+    /// ends it.
+    ///
+    /// ```
+    /// use drumline::store::{Store, tcp::{Door, TcpStore, TcpStoreServer}};
+    ///
+    /// let doors = [Door::Loopback { host: "127.0.0.1".into(), port: 0 }];
+    /// let server = TcpStoreServer::open(&doors, 64 << 20)?;
+    /// let store = TcpStore::to_own(server)?;
+    /// store.set("colour", b"green")?;
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] if the server does not answer.
+    pub fn to_own(server: TcpStoreServer) -> Result<TcpStore> {
+        let name = server.endpoint().to_string();
+        let target = server.as_target();
+        let connection = Connection::open(&target, deadline_after(ANSWER_PATIENCE));
+        let connection = connection.map_err(|error| Error::Store {
+            store: name.clone(),
+            operation: "connect to the server that was just started".into(),
+            problem: error.to_string(),
+        })?;
+        Ok(TcpStore::new(name, target, connection, Some(server)))
+    }
+
+    fn reach(endpoint: &Endpoint, secret: Option<&Secret>, timeout: Duration) -> Result<TcpStore> {
+        let name = endpoint.to_string();
+        let established = Connection::establish(endpoint, secret, deadline_after(timeout));
+        let (connection, target) = established.map_err(|error| Error::Store {
+            store: name.clone(),
+            operation: "connect".into(),
+            problem: match error.kind() {
+                ErrorKind::PermissionDenied => error.to_string(),
+                _ if is_hang_up(&error) => format!(
+                    "it closes the connection at once ({error}): has one of the two a secret \
+                     (DRUMLINE_SECRET, DRUMLINE_SECRET_FILE) and the other none, or listens \
+                     something else there?"
+                ),
+                _ => format!(
+                    "tried for {timeout:.1?}: {error}; is rank 0 or the launcher, which hosts the \
+                     store, running, and are MASTER_ADDR and MASTER_PORT the same everywhere?"
+                ),
+            },
+        })?;
+        Ok(TcpStore::new(name, target, connection, None))
+    }
+
+    fn new(
+        name: String,
+        target: Server,
+        connection: Connection,
+        hosted: Option<TcpStoreServer>,
+    ) -> TcpStore {
+        let idle = Mutex::new(vec![connection]);
+        TcpStore { name, target, idle, timeout: Mutex::new(DEFAULT_TIMEOUT), hosted }
+    }
+
+    /// The [`Endpoint`] as text, for messages.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStore};
+    ///
+    /// let store = TcpStore::host("127.0.0.1", 0)?;
+    /// assert!(store.name().starts_with("tcp://127.0.0.1:"));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The server's address; none for a Unix socket.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStore};
+    ///
+    /// let store = TcpStore::host("127.0.0.1", 0)?;
+    /// assert!(store.address().is_some_and(|address| address.ip().is_loopback()));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    pub fn address(&self) -> Option<SocketAddr> {
+        match self.target.address {
+            Address::Tcp(address) => Some(address),
+            Address::Unix(_) => None,
+        }
+    }
+
+    /// Joins a job of `world_size` processes. Each calls this once; the host's call returns when
+    /// all have joined, the others' at once. Processes that run torch are counted as well.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStore};
+    ///
+    /// let store = TcpStore::host("127.0.0.1", 0)?;
+    /// let error = store.wait_for_workers(2, std::time::Duration::ZERO).unwrap_err();
+    /// assert!(error.to_string().contains("1 of 2 have joined"));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Store`] on the host if fewer have joined after `timeout`.
+    pub fn wait_for_workers(&self, world_size: usize, timeout: Duration) -> Result<()> {
+        let deadline = deadline_after(timeout);
+        let all = i64::try_from(world_size).unwrap_or(i64::MAX);
+        let mut joined = self.add_raw(WORKERS, 1)?;
+        while self.hosted.is_some() && joined < all {
+            if Instant::now() >= deadline {
+                return Err(self.failed("wait for workers".into(), format!(
+                    "{joined} of {world_size} have joined in {timeout:.1?}; start the missing ones \
+                     with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
+                )));
+            }
+            thread::sleep(WORKERS_POLL);
+            joined = self.add_raw(WORKERS, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Takes [`TcpStore::wait_for_workers`] back: this process has joined and cannot go on.
+    pub fn leave_workers(&self) -> Result<()> {
+        self.add_raw(WORKERS, -1).map(drop)
+    }
+
+    /// Waits until every other client of this host's server has closed its connections, at most
+    /// for `timeout`, and tells whether they have. Not being the host, returns `true` at once.
+    ///
+    /// A client that ends before the others have finished takes nothing from them, the host takes
+    /// everything: so the host calls this before it drops the store. A process that dies closes
+    /// its connections too.
+    ///
+    /// ```
+    /// use drumline::{store::tcp::TcpStore};
+    ///
+    /// let patience = std::time::Duration::from_secs(5);
+    /// let host = TcpStore::host("127.0.0.1", 0)?;
+    /// let port = host.address().map_or(0, |address| address.port());
+    /// drop(TcpStore::connect("127.0.0.1", port, patience)?);
+    /// assert!(host.wait_for_departure(patience));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    pub fn wait_for_departure(&self, timeout: Duration) -> bool {
+        let ours = || self.target.open.load(Ordering::SeqCst);
+        self.hosted
+            .as_ref()
+            .is_none_or(|server| server.wait_for_departure(ours, deadline_after(timeout)))
+    }
+}

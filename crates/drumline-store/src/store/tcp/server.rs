@@ -1,0 +1,565 @@
+//! The TCP store's server as a state machine: bytes of connections in, bytes out, no sockets and
+//! no clock.
+//!
+//! Whoever drives it (the thread of [`TcpStoreServer`](super::TcpStoreServer), a test, a
+//! simulator) says when a connection opens, what arrived on it and when it is gone, writes out
+//! what [`Server::output`] holds, and closes what [`Server::take_refused`] names.
+//!
+//! ```
+//! use drumline::internals::store::protocol::{MAGIC, Request};
+//! use drumline::internals::store::server::Server;
+//!
+//! let mut server = Server::default();
+//! let connection = server.connect();
+//! let mut bytes = Vec::new();
+//! Request::Validate(MAGIC).encode(&mut bytes);
+//! Request::Ping(7).encode(&mut bytes);
+//! server.receive(connection, &bytes);
+//! assert_eq!(server.output(connection), [7, 0, 0, 0]);
+//! ```
+//!
+//! The protocol has no authentication: whoever can connect can read and write every key (the
+//! handshake of [`TcpStoreServer::bind_secured`](super::TcpStoreServer::bind_secured) comes before
+//! a connection is one here). What a connection may hold in buffers is bounded (the `*_MAX` constants here and in
+//! [`protocol`](super::protocol)), and one that breaks a rule is refused without an effect on the
+//! others. What all of them store together is bounded as well ([`Server::with_limit`]).
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::protocol::{
+    ASK_EXTENSIONS, Decoded, EXTENSIONS, Field, Key, MAGIC, NOT_READY, ProtocolError, READY,
+    Request, STOP_WAITING, VALUE_BYTES_MAX, Value, WAIT_CANCELED, decode,
+};
+use crate::store::{
+    BYTES_MAX,
+    values::{Misfit, Values},
+};
+
+/// The most bytes that wait for one connection's reader. Replies to a client that keeps to one
+/// request at a time never come near it, unless it asks for that much in a single request.
+pub const OUTPUT_BYTES_MAX: usize = 32 << 20;
+
+/// The room for input that a connection keeps when a long request is over.
+const INPUT_BYTES_KEPT: usize = 64 << 10;
+
+/// Names a connection in calls to [`Server`]. Never used twice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ConnectionId(pub(super) u64);
+
+/// All keys, queues, connections and waits of one store.
+///
+/// ```
+/// use drumline::internals::store::{
+///     protocol::{
+///         ASK_EXTENSIONS, EXTENSIONS, Key, KEYS_STORED_MAX, MAGIC, NOT_READY, READY, Request,
+///         STOP_WAITING, Value, WAIT_CANCELED,
+///     },
+///     server::{ConnectionId, OUTPUT_BYTES_MAX, Refusal, Server},
+/// };
+///
+/// fn ask(server: &mut Server, id: ConnectionId, requests: &[Request<'_>]) -> Vec<u8> {
+///     let mut bytes = Vec::new();
+///     requests.iter().for_each(|request| request.encode(&mut bytes));
+///     server.receive(id, &bytes);
+///     let reply = server.output(id).to_vec();
+///     server.written(id, reply.len());
+///     reply
+/// }
+///
+/// let mut server = Server::with_limit(1 << 20);
+/// let [a, b, stranger] = [(); 3].map(|()| server.connect());
+/// for id in [a, b] {
+///     let greeting = [Request::Validate(MAGIC), Request::Ping(ASK_EXTENSIONS)];
+///     assert_eq!(ask(&mut server, id, &greeting), EXTENSIONS.to_le_bytes());
+/// }
+/// assert_eq!(server.clients(), 2);
+///
+/// let key = Key(b"/key");
+/// assert_eq!(ask(&mut server, a, &[Request::Check(vec![key])]), [NOT_READY]);
+/// assert!(ask(&mut server, a, &[Request::Wait(vec![key])]).is_empty());
+/// assert_eq!(server.load().waits, 1);
+/// ask(&mut server, b, &[Request::Set(key, Value(b"value"))]);
+/// assert!(server.take_answered().contains(&a));
+/// assert_eq!(server.output(a), [STOP_WAITING]);
+/// assert_eq!(ask(&mut server, b, &[Request::Check(vec![key])]), [READY]);
+/// assert_eq!(ask(&mut server, b, &[Request::CancelWait()]), [WAIT_CANCELED]);
+///
+/// server.receive(stranger, b"GET / HTTP/1.1");
+/// assert_eq!(server.take_refused(), [(stranger, Refusal::NotAClient)]);
+/// server.disconnect(a);
+/// assert!(server.load().output_bytes <= OUTPUT_BYTES_MAX && KEYS_STORED_MAX > 0);
+/// ```
+#[derive(Debug)]
+pub struct Server {
+    values: Values,
+    connections: BTreeMap<ConnectionId, Connection>,
+    /// How many of them belong to a store's client.
+    clients: usize,
+    /// Who waits for what, longest first. Never holds an empty list.
+    waiters: BTreeMap<Event, VecDeque<ConnectionId>>,
+    /// Connections that were given output since somebody asked.
+    answered: BTreeSet<ConnectionId>,
+    refused: Vec<(ConnectionId, Refusal)>,
+    next_id: u64,
+}
+
+/// What a server keeps for its connections, beside keys and queues. Nothing of it outlives them.
+///
+/// ```
+/// use drumline::internals::store::server::{Load, Server};
+///
+/// assert_eq!(Server::default().load(), Load::default());
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Connections.
+    pub connections: usize,
+    /// Keys and barriers that connections wait for.
+    pub waits: usize,
+    /// Bytes of requests that are not complete.
+    pub input_bytes: usize,
+    /// Bytes of replies that are not written.
+    pub output_bytes: usize,
+}
+
+impl Default for Server {
+    /// A server with the limit [`BYTES_MAX`].
+    fn default() -> Server {
+        Server::with_limit(BYTES_MAX)
+    }
+}
+
+/// Why the server gave up on a connection.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The first request was not VALIDATE with the right number.
+    #[error("it does not begin as a TCP store's client does")]
+    NotAClient,
+    /// What it sent is not a request.
+    #[error("{0}")]
+    Protocol(#[from] ProtocolError),
+    /// ADD on something that is not a number, or past the end of 64 bits.
+    #[error("ADD on key {key}: {problem}")]
+    Add {
+        /// The key as on the wire, with its `/`.
+        key: String,
+        /// What is wrong with the present value.
+        problem: String,
+    },
+    /// APPEND made a value longer than a client accepts.
+    #[error("APPEND made key {0} longer than {VALUE_BYTES_MAX} bytes")]
+    AppendedTooMuch(String),
+    /// The store would hold more than it may.
+    #[error("key {key}: {problem}")]
+    Full {
+        /// The key as on the wire, with its `/`.
+        key: String,
+        /// What the limit is.
+        problem: String,
+    },
+    /// A request that waits came before the last one was over.
+    #[error("it waits twice at a time")]
+    WaitsTwice,
+    /// It asked for more than it read.
+    #[error("more than {OUTPUT_BYTES_MAX} bytes of replies are waiting for it")]
+    SlowReader,
+}
+
+/// What a connection can wait for.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// The key has a value or a queue with something in it.
+    Present(Vec<u8>),
+    /// The key has a value.
+    Value(Vec<u8>),
+    /// The queue under the key has an item.
+    Item(Vec<u8>),
+    /// The barrier under the key is complete.
+    Complete(Vec<u8>),
+}
+
+#[derive(Debug, Default)]
+struct Connection {
+    validated: bool,
+    input: Vec<u8>,
+    /// Decoding again is pointless before `input` is this long.
+    input_needed: usize,
+    output: VecDeque<u8>,
+    /// What the present wait still lacks; empty when there is none.
+    waits_for: BTreeSet<Event>,
+    wanted: Wanted,
+}
+
+/// What a connection is told when its wait is over, behind STOP_WAITING.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+enum Wanted {
+    #[default]
+    Nothing,
+    Values(Vec<Vec<u8>>),
+    Item(Vec<u8>),
+}
+
+impl Server {
+    /// An empty store whose keys, values and queues may take `bytes_max` bytes together.
+    pub fn with_limit(bytes_max: usize) -> Server {
+        Server {
+            values: Values::new(bytes_max),
+            connections: BTreeMap::new(),
+            clients: 0,
+            waiters: BTreeMap::new(),
+            answered: BTreeSet::new(),
+            refused: Vec::new(),
+            next_id: 0,
+        }
+    }
+
+    /// A connection was accepted.
+    pub fn connect(&mut self) -> ConnectionId {
+        let id = ConnectionId(self.next_id);
+        self.next_id += 1;
+        self.connections.insert(id, Connection::default());
+        id
+    }
+
+    /// `bytes` arrived on a connection. They may end anywhere in a request.
+    ///
+    /// Bytes for a connection that is not there (any more) are ignored.
+    pub fn receive(&mut self, id: ConnectionId, bytes: &[u8]) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.input.extend_from_slice(bytes);
+        if connection.input.len() < connection.input_needed {
+            return;
+        }
+        let input = std::mem::take(&mut connection.input);
+        match self.serve(id, &input) {
+            Ok((used, needed)) => {
+                if let Some(connection) = self.connections.get_mut(&id) {
+                    connection.input = input;
+                    connection.input.drain(..used);
+                    connection.input.shrink_to(INPUT_BYTES_KEPT);
+                    connection.input_needed = needed;
+                }
+            }
+            Err(refusal) => self.refuse(id, refusal),
+        }
+    }
+
+    /// A connection is gone: it waits for nothing any more.
+    pub fn disconnect(&mut self, id: ConnectionId) {
+        self.stop_waiting(id);
+        self.answered.remove(&id);
+        let gone = self.connections.remove(&id);
+        self.clients -= usize::from(gone.is_some_and(|connection| connection.validated));
+    }
+
+    /// The connections that were given output since the last call.
+    pub fn take_answered(&mut self) -> BTreeSet<ConnectionId> {
+        std::mem::take(&mut self.answered)
+    }
+
+    /// The next bytes to write to a connection; empty when there are none.
+    pub fn output(&self, id: ConnectionId) -> &[u8] {
+        self.connections.get(&id).map_or(&[], |connection| connection.output.as_slices().0)
+    }
+
+    /// The first `count` bytes of [`Server::output`] were written.
+    pub fn written(&mut self, id: ConnectionId, count: usize) {
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.output.drain(..count.min(connection.output.len()));
+        }
+    }
+
+    /// The connections that the server gave up on since the last call, and why. They are
+    /// disconnected already; their sockets are to be closed.
+    pub fn take_refused(&mut self) -> Vec<(ConnectionId, Refusal)> {
+        std::mem::take(&mut self.refused)
+    }
+
+    /// How many connections have shown that they belong to a store's client.
+    pub fn clients(&self) -> usize {
+        self.clients
+    }
+
+    /// What it keeps for connections now.
+    pub fn load(&self) -> Load {
+        let sum = |of: fn(&Connection) -> usize| self.connections.values().map(of).sum();
+        Load {
+            connections: self.connections.len(),
+            waits: self.waiters.values().map(VecDeque::len).sum(),
+            input_bytes: sum(|connection| connection.input.len()),
+            output_bytes: sum(|connection| connection.output.len()),
+        }
+    }
+
+    /// Carries out all complete requests in `input`. Returns how many bytes they took, and how
+    /// many the next one takes at least.
+    fn serve(&mut self, id: ConnectionId, input: &[u8]) -> Result<(usize, usize), Refusal> {
+        let validated = self.connections.get(&id).is_some_and(|connection| connection.validated);
+        // Before anything else is looked at.
+        if !validated && input.first().is_some_and(|&opcode| opcode != 0) {
+            return Err(Refusal::NotAClient);
+        }
+        let mut used = 0;
+        loop {
+            match decode(&input[used..])? {
+                Decoded::NeedsBytes(needed) => return Ok((used, needed)),
+                Decoded::Request(request, length) => {
+                    self.answer(id, request)?;
+                    used += length;
+                }
+            }
+            // Its own replies may have been too many.
+            if !self.connections.contains_key(&id) {
+                return Ok((used, 0));
+            }
+        }
+    }
+
+    fn answer(&mut self, id: ConnectionId, request: Request<'_>) -> Result<(), Refusal> {
+        match request {
+            Request::Validate(MAGIC) => {
+                if let Some(connection) = self.connections.get_mut(&id) {
+                    self.clients += usize::from(!connection.validated);
+                    connection.validated = true;
+                }
+            }
+            Request::Validate(_) => return Err(Refusal::NotAClient),
+            Request::Set(Key(key), Value(value)) => self.set(key, value)?,
+            Request::CompareSet(Key(key), Value(expected), Value(desired)) => {
+                let value = self.values.compare_set(key, expected, desired);
+                let value = value.map_err(|misfit| refusal(key, misfit))?;
+                self.reply(id, Value(&value));
+                // torch wakes the waiters even if the key stays absent.
+                if self.values.get(key).is_some() {
+                    self.value_is_present(key);
+                }
+            }
+            Request::Get(key) => self.reply_value(id, key.0),
+            Request::Add(Key(key), amount) => {
+                let sum = self.add(key, amount)?;
+                self.reply(id, sum);
+            }
+            Request::Check(keys) => {
+                let ready = keys.iter().all(|key| self.values.is_present(key.0));
+                self.reply(id, if ready { READY } else { NOT_READY });
+            }
+            Request::Wait(keys) => {
+                let absent = keys.iter().filter(|key| !self.values.is_present(key.0));
+                let absent = absent.map(|key| Event::Present(key.0.to_vec())).collect();
+                self.wait(id, absent, Wanted::Nothing)?;
+            }
+            Request::GetNumKeys() => self.reply(id, self.values.len() as i64),
+            Request::DeleteKey(Key(key)) => {
+                let deleted = self.values.delete(key);
+                self.reply(id, i64::from(deleted));
+            }
+            Request::Append(Key(key), Value(value)) => {
+                self.values.append(key, value).map_err(|misfit| refusal(key, misfit))?;
+                self.value_is_present(key);
+            }
+            Request::MultiGet(keys) => {
+                keys.iter().for_each(|key| self.reply_value(id, key.0));
+            }
+            Request::MultiSet(pairs) => {
+                pairs.iter().try_for_each(|(key, value)| self.set(key.0, value.0))?;
+            }
+            Request::CancelWait() => {
+                self.stop_waiting(id);
+                self.reply(id, WAIT_CANCELED);
+            }
+            Request::Ping(ASK_EXTENSIONS) => self.reply(id, EXTENSIONS),
+            Request::Ping(nonce) => self.reply(id, nonce),
+            Request::QueuePush(Key(key), Value(value)) => {
+                self.values.push(key, value).map_err(|misfit| refusal(key, misfit))?;
+                self.item_is_present(key);
+            }
+            Request::QueuePop(Key(key)) => {
+                let length = self.values.queue_len(key);
+                self.reply(id, length as i64);
+                if let Some(first) = self.values.pop(key) {
+                    self.reply(id, Value(&first));
+                }
+            }
+            Request::QueueLen(Key(key)) => self.reply(id, self.values.queue_len(key) as i64),
+            Request::ListKeys() => {
+                let mut list = Vec::new();
+                (self.values.len() as i64).write(&mut list);
+                self.values.keys().for_each(|key| Key(key).write(&mut list));
+                self.send(id, &list);
+            }
+            Request::Barrier(Key(key), world_size) => {
+                let complete = Event::Complete(key.to_vec());
+                if self.add(key, 1)? >= world_size {
+                    self.happened(&complete, usize::MAX);
+                    self.reply(id, STOP_WAITING);
+                } else {
+                    self.wait(id, BTreeSet::from([complete]), Wanted::Nothing)?;
+                }
+            }
+            Request::Fetch(keys) => {
+                let wanted = keys.iter().map(|key| key.0.to_vec()).collect();
+                self.wait_for_values(id, wanted)?;
+            }
+            Request::Take(Key(key)) => {
+                let item = Event::Item(key.to_vec());
+                let absent = Some(item).filter(|_| self.values.first(key).is_none());
+                self.wait(id, absent.into_iter().collect(), Wanted::Item(key.to_vec()))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, key: &[u8], value: &[u8]) -> Result<(), Refusal> {
+        self.values.set(key, value).map_err(|misfit| refusal(key, misfit))?;
+        self.value_is_present(key);
+        Ok(())
+    }
+
+    fn add(&mut self, key: &[u8], amount: i64) -> Result<i64, Refusal> {
+        let sum = self.values.add(key, amount).map_err(|misfit| refusal(key, misfit))?;
+        self.value_is_present(key);
+        Ok(sum)
+    }
+
+    fn wait_for_values(&mut self, id: ConnectionId, keys: Vec<Vec<u8>>) -> Result<(), Refusal> {
+        let absent = keys.iter().filter(|key| self.values.get(key).is_none());
+        let absent = absent.map(|key| Event::Value(key.clone())).collect();
+        self.wait(id, absent, Wanted::Values(keys))
+    }
+
+    /// Tells a connection when `events` have happened, and what it wanted.
+    fn wait(
+        &mut self,
+        id: ConnectionId,
+        events: BTreeSet<Event>,
+        wanted: Wanted,
+    ) -> Result<(), Refusal> {
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        if !connection.waits_for.is_empty() {
+            return Err(Refusal::WaitsTwice);
+        }
+        connection.wanted = wanted;
+        if events.is_empty() {
+            return self.wait_is_over(id);
+        }
+        for event in &events {
+            self.waiters.entry(event.clone()).or_default().push_back(id);
+        }
+        connection.waits_for = events;
+        Ok(())
+    }
+
+    fn wait_is_over(&mut self, id: ConnectionId) -> Result<(), Refusal> {
+        let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
+        match std::mem::take(&mut connection.wanted) {
+            Wanted::Nothing => self.reply(id, STOP_WAITING),
+            // One that came first may have been deleted before the last one came.
+            Wanted::Values(keys) if keys.iter().any(|key| self.values.get(key).is_none()) => {
+                self.wait_for_values(id, keys)?;
+            }
+            Wanted::Values(keys) => {
+                self.reply(id, STOP_WAITING);
+                keys.iter().for_each(|key| self.reply_value(id, key));
+            }
+            Wanted::Item(key) => {
+                let item = self.values.pop(&key).unwrap_or_default();
+                self.reply(id, STOP_WAITING);
+                self.reply(id, Value(&item));
+            }
+        }
+        Ok(())
+    }
+
+    fn stop_waiting(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.wanted = Wanted::Nothing;
+        for event in std::mem::take(&mut connection.waits_for) {
+            if let Some(waiters) = self.waiters.get_mut(&event) {
+                waiters.retain(|&waiter| waiter != id);
+                if waiters.is_empty() {
+                    self.waiters.remove(&event);
+                }
+            }
+        }
+    }
+
+    /// A value is for everyone who waits.
+    fn value_is_present(&mut self, key: &[u8]) {
+        self.happened(&Event::Present(key.to_vec()), usize::MAX);
+        self.happened(&Event::Value(key.to_vec()), usize::MAX);
+    }
+
+    /// An item of a queue is for one of those who wait: first for one that takes it at once.
+    fn item_is_present(&mut self, key: &[u8]) {
+        if self.happened(&Event::Item(key.to_vec()), 1) == 0 {
+            self.happened(&Event::Present(key.to_vec()), 1);
+        }
+    }
+
+    /// Tells the first `count` waiters that `event` has happened. Returns how many there were.
+    fn happened(&mut self, event: &Event, count: usize) -> usize {
+        let Some(waiters) = self.waiters.get_mut(event) else { return 0 };
+        let told: Vec<_> = waiters.drain(..count.min(waiters.len())).collect();
+        if waiters.is_empty() {
+            self.waiters.remove(event);
+        }
+        for &id in &told {
+            let Some(connection) = self.connections.get_mut(&id) else { continue };
+            connection.waits_for.remove(event);
+            if connection.waits_for.is_empty()
+                && let Err(refusal) = self.wait_is_over(id)
+            {
+                self.refuse(id, refusal);
+            }
+        }
+        told.len()
+    }
+
+    /// Replies with the value of `key`, empty if there is none.
+    fn reply_value(&mut self, id: ConnectionId, key: &[u8]) {
+        // The values behind one that was too much need not be copied.
+        if self.connections.contains_key(&id) {
+            let mut reply = Vec::new();
+            Value(self.values.get(key).unwrap_or_default()).write(&mut reply);
+            self.send(id, &reply);
+        }
+    }
+
+    fn reply<'a>(&mut self, id: ConnectionId, reply: impl Field<'a>) {
+        let mut bytes = Vec::new();
+        reply.write(&mut bytes);
+        self.send(id, &bytes);
+    }
+
+    fn send(&mut self, id: ConnectionId, bytes: &[u8]) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        if connection.output.len() + bytes.len() > OUTPUT_BYTES_MAX {
+            return self.refuse(id, Refusal::SlowReader);
+        }
+        connection.output.extend(bytes);
+        self.answered.insert(id);
+    }
+
+    fn refuse(&mut self, id: ConnectionId, refusal: Refusal) {
+        self.disconnect(id);
+        self.refused.push((id, refusal));
+    }
+}
+
+/// What a request that cannot be carried out costs.
+fn refusal(key: &[u8], misfit: Misfit) -> Refusal {
+    let key = shown(key);
+    match misfit {
+        Misfit::NotANumber(_) | Misfit::Overflow(..) => {
+            Refusal::Add { key, problem: misfit.to_string() }
+        }
+        Misfit::TooLong => Refusal::AppendedTooMuch(key),
+        Misfit::Full(_) => Refusal::Full { key, problem: misfit.to_string() },
+    }
+}
+
+/// A key in a message for people.
+fn shown(key: &[u8]) -> String {
+    String::from_utf8_lossy(key).chars().take(100).collect()
+}

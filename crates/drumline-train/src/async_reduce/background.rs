@@ -1,0 +1,331 @@
+//! What goes on while gradients come in: rounds and reductions, each begun where the one before
+//! ends.
+//!
+//! There is no thread of its own: whoever drives the group (the engine, or a caller that waits) ends
+//! an operation and begins the next one by that. The lock is never held while the group is called.
+
+use std::{
+    ops::Range,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use drumline_engine::recorder::{Category, What};
+use drumline_group::{self as group, ProcessGroup, ReduceOp, driving};
+
+use super::{
+    MissingTensors,
+    bitmap::Bitmap,
+    layout::Layout,
+    pieces::{Piece, Pieces},
+    rounds::{Rounds, Verdict},
+};
+use crate::{Error, Result};
+
+#[derive(Debug)]
+pub(super) struct Background {
+    pub(super) group: ProcessGroup,
+    pub(super) layout: Layout,
+    op: ReduceOp,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Counted from 1.
+    step: u64,
+    rounds: Rounds,
+    /// The tensors that this rank had brought when it closed.
+    brought: Bitmap,
+    /// Buckets that are complete here and not on their way.
+    complete: Pieces,
+    /// Buckets that are back.
+    reduced: Pieces,
+    /// Operations that were begun and have not ended.
+    under_way: usize,
+    /// Why the step cannot end well although the group is well.
+    missing: Option<Vec<MissingTensors>>,
+    /// The first failure of the group.
+    failed: Option<Error>,
+    /// How often something has changed that a waiting thread may have to act on.
+    changes: u64,
+    counts: Counts,
+}
+
+/// What an [`AsyncReduce`](super::AsyncReduce) has done so far.
+///
+/// ```
+/// use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, Counts, TensorRegistry}};
+///
+/// let mut tensors = TensorRegistry::new();
+/// tensors.register::<f32>("weight", 3)?;
+/// let world = ProcessGroup::local_world(1)?;
+/// let mut reduce = tensors.freeze(&world[0], &AsyncReduceOptions::default())?;
+/// reduce.sync_grad()?;
+/// let Counts { steps, .. } = reduce.counts();
+/// assert_eq!(steps, 1);
+/// # Ok::<(), drumline::train::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Counts {
+    /// Steps that have ended well.
+    pub steps: u64,
+    /// Rounds in which ranks told each other which buckets are complete.
+    pub rounds: u64,
+    /// All-reduces. Neighbouring buckets that can leave at the same time are one.
+    pub all_reduces: u64,
+}
+
+impl State {
+    /// Whether the step has ended, and all memory is back.
+    fn is_settled(&self) -> bool {
+        let has_ended = self.failed.is_some() || self.missing.is_some();
+        self.under_way == 0 && (has_ended || self.rounds.is_over())
+    }
+}
+
+impl Background {
+    pub(super) fn new(group: ProcessGroup, layout: Layout, op: ReduceOp) -> Background {
+        let state = State {
+            step: 1,
+            rounds: Rounds::new(layout.buckets.len()),
+            brought: Bitmap::new(layout.tensors.len()),
+            complete: Pieces::default(),
+            reduced: Pieces::default(),
+            under_way: 0,
+            missing: None,
+            failed: None,
+            changes: 0,
+            counts: Counts::default(),
+        };
+        Background { group, layout, op, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// The failure that ended this engine.
+    pub(super) fn failure(&self) -> Result<()> {
+        self.lock().failed.clone().map_or(Ok(()), Err)
+    }
+
+    pub(super) fn counts(&self) -> Counts {
+        self.lock().counts
+    }
+
+    /// Takes a bucket over that is complete on this rank, and if the rank brings nothing more in
+    /// this step, the tensors that it has brought.
+    pub(super) fn take_over(
+        self: &Arc<Self>,
+        complete: Option<(usize, Piece)>,
+        closing: Option<&Bitmap>,
+    ) {
+        let mut state = self.lock();
+        if let Some((bucket, piece)) = complete {
+            state.complete.put(self.layout.buckets[bucket].place.start, piece);
+            state.rounds.complete(bucket);
+        }
+        if let Some(brought) = closing {
+            state.brought.clone_from(brought);
+            state.rounds.close();
+        }
+        drop(state);
+        self.join_round();
+    }
+
+    /// Waits for the end of the step, and gives all memory that was taken over back.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotBrought`] where a tensor is missing on any rank: then the next step begins all
+    /// the same. Else the failure of the group.
+    pub(super) fn finish_step(&self, pieces: &mut Pieces) -> Result<()> {
+        self.wait();
+        let mut state = self.lock();
+        let State { complete, reduced, .. } = &mut *state;
+        pieces.put_all(complete);
+        pieces.put_all(reduced);
+        if let Some(error) = &state.failed {
+            return Err(error.clone());
+        }
+        let step = state.step;
+        state.step += 1;
+        state.rounds.next_step();
+        match state.missing.take() {
+            Some(missing) => Err(Error::NotBrought { step, missing, by: None }),
+            None => {
+                state.counts.steps += 1;
+                Ok(())
+            }
+        }
+    }
+
+    fn wait(&self) {
+        loop {
+            let seen = self.lock().changes;
+            let look_again_at = driving::look_again_at();
+            // Where nobody else drives the group, this thread does.
+            if !driving::help(&self.group, look_again_at, &|| self.lock().is_settled()) {
+                let is_same = |state: &mut State| !state.is_settled() && state.changes == seen;
+                let limit = driving::ASK_EVERY;
+                drop(self.changed.wait_timeout_while(self.lock(), limit, is_same));
+            }
+            if self.lock().is_settled() {
+                return;
+            }
+            if driving::is_wanted() {
+                self.group.abort();
+            }
+        }
+    }
+
+    /// Begins a round, if it is time for one.
+    fn join_round(self: &Arc<Self>) {
+        let mut state = self.lock();
+        if state.failed.is_some() {
+            return;
+        }
+        let Some(word) = state.rounds.join() else { return };
+        state.under_way += 1;
+        state.counts.rounds += 1;
+        drop(state);
+        let this = self.clone();
+        driving::all_gather_then(&self.group, word, move |heard| {
+            this.on_round(heard.map_err(Error::from))
+        });
+    }
+
+    fn on_round(self: &Arc<Self>, heard: Result<Vec<u64>>) {
+        let mut state = self.lock();
+        state.under_way -= 1;
+        let verdict = match heard {
+            Ok(heard) => state.rounds.on_round(heard),
+            Err(error) => return self.fail(state, error),
+        };
+        match verdict {
+            Verdict::Reduce(runs) => self.reduce(state, runs),
+            Verdict::GoOn => {
+                drop(state);
+                self.join_round();
+            }
+            Verdict::Missing => {
+                state.under_way += 1;
+                let brought = state.brought.words().to_vec();
+                drop(state);
+                let this = self.clone();
+                driving::all_gather_then(&self.group, brought, move |all| {
+                    this.on_missing(all.map_err(Error::from))
+                });
+            }
+        }
+        self.tell();
+    }
+
+    /// Reduces runs of buckets that are complete on all ranks, each as a whole.
+    fn reduce(self: &Arc<Self>, mut state: MutexGuard<'_, State>, runs: Vec<Range<usize>>) {
+        let runs: Vec<_> = runs.into_iter().flat_map(|run| self.layout.of_one_type(run)).collect();
+        let mut leaving = Vec::with_capacity(runs.len());
+        for run in runs {
+            match state.complete.take(self.place_of(&run)) {
+                Some(piece) => leaving.push((run, piece)),
+                None => unreachable!("what is complete on all ranks is complete here"),
+            }
+        }
+        state.under_way += leaving.len();
+        state.counts.all_reduces += leaving.len() as u64;
+        drop(state);
+        for (run, piece) in leaving {
+            let last = &self.layout.buckets[run.end - 1];
+            let (reduce, bytes) = (last.reduce, last.end - self.place_of(&run).start);
+            let open = driving::recorder(&self.group).begin(|| What {
+                category: Category::Bucket,
+                name: "bucket",
+                bucket: Some(run.start),
+                bytes: Some(bytes as u64),
+                ..What::default()
+            });
+            let this = self.clone();
+            let end = Box::new(move |result, piece| {
+                open.end_at(Instant::now());
+                this.on_reduced(&run, result, piece);
+            });
+            reduce(&self.group, piece, bytes, self.op, end);
+        }
+    }
+
+    fn on_reduced(self: &Arc<Self>, run: &Range<usize>, result: Result<()>, piece: Piece) {
+        let mut state = self.lock();
+        state.under_way -= 1;
+        state.reduced.put(self.place_of(run).start, piece);
+        if let Err(error) = result {
+            state.failed.get_or_insert(error);
+        }
+        let is_last = state.under_way == 0;
+        if is_last && state.failed.is_none() {
+            state.rounds.on_reduced();
+        }
+        drop(state);
+        if is_last {
+            self.join_round();
+        }
+        self.tell();
+    }
+
+    /// All ranks have said which tensors they have brought, and will bring no more.
+    fn on_missing(&self, all: Result<Vec<u64>>) {
+        let mut state = self.lock();
+        state.under_way -= 1;
+        let all = match all {
+            Ok(all) => all,
+            Err(error) => return self.fail(state, error),
+        };
+        let tensors = &self.layout.tensors;
+        let words = state.brought.words().len();
+        let ranks = all.chunks_exact(words).map(Bitmap::from_words).enumerate();
+        let missing = ranks.filter_map(|(rank, brought)| {
+            let missing = brought.missing(0..tensors.len()).into_iter();
+            let names: Vec<String> = missing.map(|it| tensors[it].spec.name.clone()).collect();
+            (!names.is_empty()).then(|| MissingTensors::new(rank, names, true))
+        });
+        state.missing = Some(missing.collect());
+        drop(state);
+        self.tell();
+    }
+
+    /// A round has failed: says what the ranks at fault had not brought.
+    fn fail(&self, mut state: MutexGuard<'_, State>, error: Error) {
+        let by = match &error {
+            Error::Group(group::Error::Collective(by) | group::Error::Poisoned { by, .. }) => {
+                Some(by.clone())
+            }
+            _ => None,
+        };
+        let of_rank = |rank| {
+            let names = self.layout.names_in(&state.rounds.lacking(rank));
+            (!names.is_empty()).then(|| MissingTensors::new(rank, names, false))
+        };
+        let at_fault = by.iter().flat_map(|by| by.cause.ranks());
+        let missing: Vec<_> = at_fault.filter_map(of_rank).collect();
+        let error = match missing.is_empty() {
+            true => error,
+            false => Error::NotBrought { step: state.step, missing, by },
+        };
+        state.failed.get_or_insert(error);
+        drop(state);
+        self.tell();
+    }
+
+    /// Tells a thread that waits.
+    fn tell(&self) {
+        self.lock().changes += 1;
+        self.changed.notify_all();
+    }
+
+    fn place_of(&self, run: &Range<usize>) -> Range<usize> {
+        let buckets = &self.layout.buckets;
+        buckets[run.start].place.start..buckets[run.end - 1].place.end
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,225 @@
+//! Where each tensor lies in the fused buffer.
+
+use std::{collections::HashMap, marker::PhantomData, ops::Range};
+
+use drumline_group::{DType, Element, ProcessGroup, ReduceOp, driving};
+
+use super::{AsyncReduceOptions, pieces::Piece};
+use crate::{
+    Error, Result,
+    ddp::{DdpOptions, ParameterSpec, plan_buckets},
+};
+
+/// Where tensors begin: what vector instructions and tensor libraries like best.
+const ALIGNMENT: usize = 64;
+
+/// Buckets begin at multiples of so many bytes: whole pages on any host, so that the ranks of
+/// different hosts agree.
+pub(super) const GRANULE: usize = 64 << 10;
+
+/// What was registered.
+#[derive(Clone, Debug)]
+pub(super) struct Entry {
+    pub(super) spec: ParameterSpec,
+    pub(super) reduce: Reduce,
+}
+
+/// All-reduces the first so many bytes of a piece, as elements of some type.
+pub(super) type Reduce = fn(&ProcessGroup, Piece, usize, ReduceOp, End);
+
+/// Gets the result and the piece.
+pub(super) type End = Box<dyn FnOnce(Result<()>, Piece) + Send>;
+
+pub(super) fn reduce_as<T: Element>(
+    group: &ProcessGroup,
+    piece: Piece,
+    bytes: usize,
+    op: ReduceOp,
+    end: End,
+) {
+    let elements = Elements::<T> { piece, bytes, elements: PhantomData };
+    driving::all_reduce_then(group, elements, op, move |result, elements: Elements<T>| {
+        end(result.map_err(Error::from), elements.piece);
+    });
+}
+
+/// A piece as the elements that it begins with.
+struct Elements<T> {
+    piece: Piece,
+    bytes: usize,
+    elements: PhantomData<T>,
+}
+
+impl<T: Element> AsRef<[T]> for Elements<T> {
+    fn as_ref(&self) -> &[T] {
+        bytemuck::cast_slice(&self.piece[..self.bytes])
+    }
+}
+
+impl<T: Element> AsMut<[T]> for Elements<T> {
+    fn as_mut(&mut self) -> &mut [T] {
+        bytemuck::cast_slice_mut(&mut self.piece[..self.bytes])
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Layout {
+    pub(super) tensors: Vec<Tensor>,
+    pub(super) buckets: Vec<Bucket>,
+    pub(super) by_name: HashMap<String, usize>,
+    /// Of the fused buffer.
+    pub(super) bytes: usize,
+}
+
+#[derive(Debug)]
+pub(super) struct Tensor {
+    pub(super) spec: ParameterSpec,
+    pub(super) bucket: usize,
+    /// Bytes of the fused buffer.
+    pub(super) place: Range<usize>,
+}
+
+/// Tensors of one type that lie side by side.
+#[derive(Debug)]
+pub(super) struct Bucket {
+    pub(super) dtype: DType,
+    pub(super) tensors: Vec<usize>,
+    pub(super) reduce: Reduce,
+    /// Bytes of the fused buffer, whole pages.
+    pub(super) place: Range<usize>,
+    /// Where its last tensor ends.
+    pub(super) end: usize,
+}
+
+impl Layout {
+    /// Buckets of neighbours in the order of `entries`. Tensors that are as long as a bucket are
+    /// one.
+    pub(super) fn new(entries: Vec<Entry>, options: &AsyncReduceOptions) -> Result<Layout> {
+        let limit = options.bucket_bytes;
+        let (small, large): (Vec<usize>, Vec<usize>) =
+            (0..entries.len()).partition(|&it| entries[it].spec.bytes() < limit);
+        let specs: Vec<ParameterSpec> =
+            small.iter().map(|&tensor| entries[tensor].spec.clone()).collect();
+        let limits = DdpOptions::default().first_bucket_bytes(limit).bucket_bytes(limit);
+        let mut members: Vec<Vec<usize>> = plan_buckets(&specs, 0..specs.len(), &limits)?
+            .into_iter()
+            .map(|bucket| bucket.parameters.into_iter().map(|it| small[it]).collect())
+            .chain(large.into_iter().map(|tensor| vec![tensor]))
+            .collect();
+        members.sort_unstable();
+
+        let mut places = vec![(0, 0..0); entries.len()];
+        let mut buckets: Vec<Bucket> = Vec::new();
+        let mut at = 0_usize;
+        for (number, tensors) in members.into_iter().enumerate() {
+            let (start, mut end) = (at, at);
+            for &tensor in &tensors {
+                let first = end.next_multiple_of(ALIGNMENT);
+                end = first.checked_add(entries[tensor].spec.bytes()).ok_or_else(too_long)?;
+                places[tensor] = (number, first..end);
+            }
+            // An empty one takes a place, too, so that each bucket has its own.
+            let behind = end.max(start + 1).checked_next_multiple_of(GRANULE);
+            at = behind.ok_or_else(too_long)?;
+            let Entry { spec, reduce } = &entries[tensors[0]];
+            let (dtype, reduce) = (spec.dtype, *reduce);
+            buckets.push(Bucket { dtype, tensors, reduce, place: start..at, end });
+        }
+        let tensors: Vec<Tensor> = entries
+            .into_iter()
+            .zip(places)
+            .map(|(Entry { spec, .. }, (bucket, place))| Tensor { spec, bucket, place })
+            .collect();
+        let names = tensors.iter().enumerate();
+        let by_name = names.map(|(index, tensor)| (tensor.spec.name.clone(), index)).collect();
+        Ok(Layout { tensors, buckets, by_name, bytes: at })
+    }
+
+    /// Divides a run of buckets where the type of the elements changes.
+    pub(super) fn of_one_type(&self, run: Range<usize>) -> Vec<Range<usize>> {
+        let mut start = run.start;
+        let parts = self.buckets[run].chunk_by(|a, b| a.dtype == b.dtype);
+        parts
+            .map(|part| {
+                let part = start..start + part.len();
+                start = part.end;
+                part
+            })
+            .collect()
+    }
+
+    /// The names of the tensors in these buckets.
+    pub(super) fn names_in(&self, buckets: &[usize]) -> Vec<String> {
+        let tensors = buckets.iter().flat_map(|&bucket| &self.buckets[bucket].tensors);
+        tensors.map(|&tensor| self.tensors[tensor].spec.name.clone()).collect()
+    }
+}
+
+fn too_long() -> Error {
+    let problem = "the tensors are longer than any memory".to_owned();
+    Error::InvalidArgument { operation: "freeze", problem }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn entry((number, (bytes, is_f64)): (usize, (usize, bool))) -> Entry {
+        let name = format!("t{number}");
+        match is_f64 {
+            true => Entry {
+                spec: ParameterSpec::new(name, [bytes / 8], DType::F64),
+                reduce: reduce_as::<f64>,
+            },
+            false => Entry {
+                spec: ParameterSpec::new(name, [bytes / 4], DType::F32),
+                reduce: reduce_as::<f32>,
+            },
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn every_tensor_has_a_place_of_its_own_in_a_bucket_of_its_type(
+            tensors in prop::collection::vec((0_usize..200_000, any::<bool>()), 1..30),
+            bucket_bytes in 0_usize..300_000,
+        ) {
+            let entries: Vec<Entry> = tensors.into_iter().enumerate().map(entry).collect();
+            let options = AsyncReduceOptions::default().bucket_bytes(bucket_bytes);
+            let layout = Layout::new(entries.clone(), &options).unwrap();
+
+            let mut at = 0;
+            for (number, bucket) in layout.buckets.iter().enumerate() {
+                prop_assert_eq!(bucket.place.start, at);
+                at = bucket.place.end;
+                prop_assert!(at.is_multiple_of(GRANULE) && bucket.end <= at);
+                let mut free = bucket.place.start;
+                for &tensor in &bucket.tensors {
+                    let Tensor { spec, bucket: of, place } = &layout.tensors[tensor];
+                    prop_assert_eq!((*of, spec.dtype), (number, bucket.dtype));
+                    prop_assert!(place.start >= free && place.start.is_multiple_of(ALIGNMENT));
+                    prop_assert_eq!(place.len(), spec.bytes());
+                    free = place.end;
+                    let is_large = spec.bytes() >= bucket_bytes;
+                    prop_assert!(!is_large || bucket.tensors.len() == 1, "not alone");
+                }
+                prop_assert_eq!(free, bucket.end);
+            }
+            prop_assert_eq!(at, layout.bytes);
+            let mut all: Vec<usize> = layout.buckets.iter().flat_map(|it| it.tensors.clone()).collect();
+            all.sort_unstable();
+            prop_assert_eq!(all, (0..entries.len()).collect::<Vec<_>>());
+            for (name, &tensor) in &layout.by_name {
+                prop_assert_eq!(name, &layout.tensors[tensor].spec.name);
+            }
+            let parts = layout.of_one_type(0..layout.buckets.len());
+            prop_assert_eq!(parts.iter().map(Range::len).sum::<usize>(), layout.buckets.len());
+            for part in parts {
+                let first = layout.buckets[part.start].dtype;
+                prop_assert!(layout.buckets[part].iter().all(|bucket| bucket.dtype == first));
+            }
+        }
+    }
+}

@@ -1,0 +1,63 @@
+use std::fmt;
+
+/// Tensors that a rank has not brought in a step of an
+/// [`AsyncReduce`](crate::async_reduce::AsyncReduce).
+///
+/// ```
+/// use drumline::{
+///     Error, ProcessGroup,
+///     async_reduce::{AsyncReduceOptions, MissingTensors, TensorRegistry},
+/// };
+///
+/// let mut tensors = TensorRegistry::new();
+/// tensors.register::<f32>("weight", 3)?;
+/// let mut reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
+/// let Err(Error::NotBrought { missing, .. }) = reduce.synchronize() else { panic!() };
+/// let first: &MissingTensors = &missing[0];
+/// assert_eq!((first.rank, &first.tensors[..]), (0, &["weight".to_owned()][..]));
+/// # reduce.stop()?;
+/// # Ok::<_, drumline::train::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct MissingTensors {
+    /// Who, by its number in the group.
+    pub rank: usize,
+    /// What, by name.
+    pub tensors: Vec<String>,
+    /// Whether each of them is known to be missing. A rank that answers no more was heard of its
+    /// buckets only: of those that share one, some may have come.
+    pub is_exact: bool,
+}
+
+/// How many names a text shows.
+const NAMES_MAX: usize = 8;
+
+impl MissingTensors {
+    /// `rank` has not brought `tensors`.
+    pub(super) fn new(rank: usize, tensors: Vec<String>, is_exact: bool) -> MissingTensors {
+        MissingTensors { rank, is_exact: is_exact || tensors.len() == 1, tensors }
+    }
+
+    pub(crate) fn list(missing: &[MissingTensors]) -> String {
+        missing.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+    }
+}
+
+impl fmt::Display for MissingTensors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let MissingTensors { rank, tensors, is_exact } = self;
+        let all = if *is_exact { "" } else { "all of " };
+        write!(f, "rank {rank} has not brought {all}{}", names(tensors.iter().map(String::as_str)))
+    }
+}
+
+/// Names in quotes, the first ones if there are many.
+pub(super) fn names<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
+    let more = names.len().saturating_sub(NAMES_MAX);
+    let shown: Vec<String> = names.take(NAMES_MAX).map(|name| format!("`{name}`")).collect();
+    match more {
+        0 => shown.join(", "),
+        _ => format!("{} and {more} more", shown.join(", ")),
+    }
+}

@@ -1,0 +1,215 @@
+use std::{collections::HashMap, sync::Arc};
+
+use drumline_group::{Element, GroupOptions, ProcessGroup, ReduceOp};
+
+use super::{
+    AsyncReduce,
+    background::Background,
+    layout::{Entry, Layout, reduce_as},
+};
+use crate::{
+    Error, Result,
+    ddp::{DdpOptions, ParameterSpec, verify_model},
+};
+
+/// How tensors are reduced. Equal on all ranks.
+///
+/// ```
+/// use drumline::{ReduceOp, async_reduce::AsyncReduceOptions};
+///
+/// let options = AsyncReduceOptions::default().op(ReduceOp::Sum).bucket_bytes(1 << 20);
+/// assert_eq!(options.bucket_bytes, 1 << 20);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AsyncReduceOptions {
+    /// What becomes of the tensors of all ranks: [`ReduceOp::Avg`] unless set.
+    pub op: ReduceOp,
+    /// Tensors shorter than this share a bucket with their neighbours until it holds so many bytes;
+    /// longer ones are buckets of their own. A bucket leaves when all of it is there on all ranks;
+    /// neighbours that leave at the same time travel as one. 4 MiB unless set.
+    pub bucket_bytes: usize,
+}
+
+impl Default for AsyncReduceOptions {
+    fn default() -> Self {
+        Self { op: ReduceOp::Avg, bucket_bytes: 4 << 20 }
+    }
+}
+
+impl AsyncReduceOptions {
+    /// Sets [`AsyncReduceOptions::op`].
+    ///
+    /// ```
+    /// use drumline::{ReduceOp, async_reduce::AsyncReduceOptions};
+    ///
+    /// let options = AsyncReduceOptions::default();
+    /// assert_eq!(options.op, ReduceOp::Avg);
+    /// assert_eq!(options.op(ReduceOp::Max).op, ReduceOp::Max);
+    /// ```
+    #[must_use]
+    pub fn op(mut self, op: ReduceOp) -> Self {
+        self.op = op;
+        self
+    }
+
+    /// Sets [`AsyncReduceOptions::bucket_bytes`].
+    ///
+    /// ```
+    /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
+    /// # let mut tensors = TensorRegistry::new();
+    /// # tensors.register::<f32>("weight", 2)?;
+    /// # tensors.register::<f32>("bias", 1)?;
+    /// let options = AsyncReduceOptions::default().bucket_bytes(1); // each tensor leaves alone
+    /// let mut reduce = tensors.freeze(&ProcessGroup::alone(), &options)?;
+    /// reduce.async_reduce("weight")?;
+    /// reduce.sync_grad()?;
+    /// // Buckets begin on pages of their own.
+    /// assert!(reduce.place("bias")?.bytes.start >= 64 << 10);
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    #[must_use]
+    pub fn bucket_bytes(mut self, bytes: usize) -> Self {
+        self.bucket_bytes = bytes;
+        self
+    }
+}
+
+/// The tensors that an [`AsyncReduce`] is made for.
+///
+/// ```
+/// use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
+///
+/// let mut tensors = TensorRegistry::new();
+/// tensors.register::<f32>("layer1.weight", 1024)?;
+/// tensors.register::<f32>("layer1.bias", 32)?;
+/// assert!(tensors.register::<f64>("layer1.bias", 32).is_err(), "each name once");
+/// let reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
+/// # reduce.stop()?;
+/// # Ok::<_, drumline::train::Error>(())
+/// ```
+#[derive(Clone, Debug, Default)]
+pub struct TensorRegistry {
+    entries: Vec<Entry>,
+    by_name: HashMap<String, usize>,
+}
+
+impl TensorRegistry {
+    /// No tensors.
+    ///
+    /// ```
+    /// use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
+    ///
+    /// let group = ProcessGroup::alone();
+    /// let nothing = TensorRegistry::new().freeze(&group, &AsyncReduceOptions::default());
+    /// assert!(nothing.unwrap_err().to_string().contains("no tensor is registered"));
+    /// ```
+    pub fn new() -> TensorRegistry {
+        TensorRegistry::default()
+    }
+
+    /// Adds a tensor of `len` elements. Those that come about the same time in a step are best
+    /// registered side by side: they share buckets.
+    ///
+    /// ```
+    /// use drumline::async_reduce::TensorRegistry;
+    ///
+    /// let mut tensors = TensorRegistry::new();
+    /// tensors.register::<f32>("fc.weight", 10 * 128)?; // 5 KiB
+    /// let again = tensors.register::<f32>("fc.weight", 10).unwrap_err().to_string();
+    /// assert!(again.contains("`fc.weight` is registered already"));
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] where the name is taken, or no memory is so long.
+    pub fn register<T: Element>(&mut self, name: impl Into<String>, len: usize) -> Result<()> {
+        let name = name.into();
+        let invalid = |problem| Err(Error::InvalidArgument { operation: "register", problem });
+        if self.by_name.contains_key(&name) {
+            return invalid(format!("tensor `{name}` is registered already"));
+        }
+        if len.checked_mul(size_of::<T>()).is_none_or(|bytes| isize::try_from(bytes).is_err()) {
+            return invalid(format!("tensor `{name}` of {len} {} is too long", T::DTYPE));
+        }
+        self.by_name.insert(name.clone(), self.entries.len());
+        let spec = ParameterSpec::new(name, [len], T::DTYPE);
+        self.entries.push(Entry { spec, reduce: reduce_as::<T> });
+        Ok(())
+    }
+
+    /// Compares the tensors of all ranks, lays them out in one registered buffer, and makes the
+    /// engine. A collective of `group`: all ranks call. The engine has a group of its own, so
+    /// `group` may be used for anything else meanwhile.
+    ///
+    /// The order of the tensors in memory is that in which rank 0 has registered them.
+    ///
+    /// ```
+    /// use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let mut tensors = TensorRegistry::new();
+    ///             tensors.register::<f32>("weight", 10 + group.rank()).unwrap();
+    ///             let options = AsyncReduceOptions::default();
+    ///             let differ = tensors.freeze(&group, &options).unwrap_err();
+    ///             assert!(differ.to_string().contains("f32[11]"), "{differ}"); // on both ranks
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::train::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::ModelMismatch`], the same on every rank, names the first tensor or option that
+    /// differs and the ranks. [`Error::InvalidArgument`] where nothing is registered, or the
+    /// operator does not suit a type. [`Error::Memory`] where there is not enough to register.
+    /// Else as [`ProcessGroup::new_group`].
+    pub fn freeze(self, group: &ProcessGroup, options: &AsyncReduceOptions) -> Result<AsyncReduce> {
+        self.check(options)?;
+        let ranks: Vec<usize> = (0..group.world_size()).collect();
+        let own = group.new_group(&ranks, &GroupOptions::default().name("async_reduce"))?;
+        let entries = self.in_common_order(&own, options)?;
+        let layout = Layout::new(entries, options)?;
+        AsyncReduce::new(Arc::new(Background::new(own, layout, options.op)))
+    }
+
+    fn check(&self, options: &AsyncReduceOptions) -> Result<()> {
+        let invalid = |problem| Err(Error::InvalidArgument { operation: "freeze", problem });
+        if self.entries.is_empty() {
+            return invalid("no tensor is registered".to_owned());
+        }
+        let unfit = self.entries.iter().find(|entry| !options.op.supports(entry.spec.dtype));
+        match unfit {
+            Some(Entry { spec, .. }) => {
+                invalid(format!("tensor {spec} cannot be reduced by {}", options.op.name()))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The tensors, which are the same on all ranks, in the order of rank 0.
+    fn in_common_order(
+        self,
+        group: &ProcessGroup,
+        options: &AsyncReduceOptions,
+    ) -> Result<Vec<Entry>> {
+        let TensorRegistry { mut entries, by_name } = self;
+        entries.sort_by(|a, b| a.spec.name.cmp(&b.spec.name));
+        let specs: Vec<ParameterSpec> = entries.iter().map(|entry| entry.spec.clone()).collect();
+        let limit = options.bucket_bytes;
+        let limits = DdpOptions::default().first_bucket_bytes(limit).bucket_bytes(limit);
+        verify_model(group, &specs, &[], &limits)?;
+
+        // When was each registered, on rank 0?
+        let mut turns: Vec<u64> = specs.iter().map(|spec| by_name[&spec.name] as u64).collect();
+        group.broadcast(&mut turns, 0)?;
+        let mut in_turn: Vec<(u64, Entry)> = turns.into_iter().zip(entries).collect();
+        in_turn.sort_by_key(|(turn, _)| *turn);
+        Ok(in_turn.into_iter().map(|(_, entry)| entry).collect())
+    }
+}

@@ -1,0 +1,92 @@
+use std::{collections::BTreeMap, fmt};
+
+use super::Checkpoint;
+use crate::ddp::ParameterSpec;
+
+/// How the tensors of a checkpoint differ from those that a model has. See [`Checkpoint::check`].
+///
+/// ```
+/// use drumline::{DType, checkpoint::{Checkpoint, Misfit}, ddp::ParameterSpec};
+///
+/// let wanted = ParameterSpec::new("bias", [2], DType::F32);
+/// let misfit: Misfit = Checkpoint::default().check("", [wanted.clone()]).unwrap_err();
+/// assert_eq!(misfit.missing, [wanted]);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Misfit {
+    /// The model has them, the checkpoint does not.
+    pub missing: Vec<ParameterSpec>,
+    /// The checkpoint has them, the model does not.
+    pub surplus: Vec<ParameterSpec>,
+    /// Both have them, with another shape or type: first the model's, then the checkpoint's.
+    pub different: Vec<(ParameterSpec, ParameterSpec)>,
+}
+
+impl Checkpoint {
+    /// Whether the tensors whose names begin with `prefix` are exactly `wanted`, which are named
+    /// without the prefix. To be called before a model is filled from it.
+    ///
+    /// ```
+    /// use drumline::{DType, checkpoint::{Checkpoint, Tensor}, ddp::ParameterSpec};
+    ///
+    /// # fn main() -> drumline::train::Result<()> {
+    /// let mut checkpoint = Checkpoint::default();
+    /// checkpoint.insert(Tensor::from_values("model.bias", [2], &[0.5_f32, 1.0])?);
+    /// checkpoint.check("model.", [ParameterSpec::new("bias", [2], DType::F32)]).unwrap();
+    ///
+    /// let error = checkpoint.check("model.", [ParameterSpec::new("bias", [3], DType::F32)]);
+    /// assert_eq!(
+    ///     error.unwrap_err().to_string(),
+    ///     "the checkpoint is of another model: `bias` is f32[2], the model has f32[3]",
+    /// );
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Misfit`] names every tensor that is missing, left over, or of another shape or type.
+    pub fn check(
+        &self,
+        prefix: &str,
+        wanted: impl IntoIterator<Item = ParameterSpec>,
+    ) -> Result<(), Misfit> {
+        let mut misfit = Misfit::default();
+        let mut left: BTreeMap<&str, ParameterSpec> = self
+            .section(prefix)
+            .map(|(name, tensor)| (name, ParameterSpec::new(name, tensor.shape(), tensor.dtype())))
+            .collect();
+        for wanted in wanted {
+            match left.remove(&wanted.name[..]) {
+                None => misfit.missing.push(wanted),
+                Some(found) if found == wanted => {}
+                Some(found) => misfit.different.push((wanted, found)),
+            }
+        }
+        misfit.surplus.extend(left.into_values());
+        if misfit == Misfit::default() { Ok(()) } else { Err(misfit) }
+    }
+}
+
+impl std::error::Error for Misfit {}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        /// More say no more.
+        const NAMED_MAX: usize = 8;
+        let different = self.different.iter().map(|(model, file)| {
+            let (name, file, model) = (&file.name, file.type_name(), model.type_name());
+            format!("`{name}` is {file}, the model has {model}")
+        });
+        let missing = self.missing.iter().map(|spec| format!("{spec} is missing"));
+        let surplus = self.surplus.iter().map(|spec| format!("the model has no {spec}"));
+        let all: Vec<String> = different.chain(missing).chain(surplus).collect();
+        write!(f, "the checkpoint is of another model: ")?;
+        f.write_str(&all[..all.len().min(NAMED_MAX)].join("; "))?;
+        match all.len().saturating_sub(NAMED_MAX) {
+            0 => Ok(()),
+            more => write!(f, "; and {more} more"),
+        }
+    }
+}

@@ -1,0 +1,324 @@
+use bytemuck::cast_slice;
+use drumline_group::{Element, ProcessGroup};
+
+use crate::{Error, Result};
+
+/// Copies many tensors from rank 0 to all ranks, packed into chunks of bounded memory.
+///
+/// Rank 0 puts its tensors in, one after the other; the other ranks take them out in the same
+/// order and sizes ([`verify_model`](super::verify_model) makes sure that these agree). A
+/// tensor may be cut at a chunk's end, so memory does not depend on the model. With an adapter,
+/// rank 0 visits its model and the others map theirs.
+///
+/// ```
+/// use drumline::{ProcessGroup, ddp::Broadcast};
+///
+/// fn sync(group: &ProcessGroup, weight: &mut [f32], steps: &mut [i64]) -> drumline::train::Result<()> {
+///     let mut broadcast = Broadcast::new(group, size_of_val(weight) + size_of_val(steps));
+///     broadcast.tensor(weight)?; // reads on rank 0, writes on the others
+///     broadcast.tensor(steps)?;
+///     broadcast.finish()
+/// }
+/// # sync(&ProcessGroup::alone(), &mut [1.0], &mut [1])?;
+/// # Ok::<(), drumline::train::Error>(())
+/// ```
+#[derive(Debug)]
+#[must_use = "`finish` sends the last chunk"]
+pub struct Broadcast<'g> {
+    group: &'g ProcessGroup,
+    /// Rank 0: what is not sent yet. Others: the chunk that was received last.
+    chunk: Vec<u8>,
+    /// Others: how much of the chunk was taken.
+    taken: usize,
+    /// Rank 0: bytes that were not put in yet. Others: bytes that were not received yet.
+    remaining_bytes: usize,
+    chunk_bytes: usize,
+}
+
+impl<'g> Broadcast<'g> {
+    /// Large enough to hide the cost of a collective, small beside any model.
+    const CHUNK_BYTES: usize = 4 << 20;
+
+    /// A broadcast of tensors that take `total_bytes` together.
+    ///
+    /// ```
+    /// use drumline::{ProcessGroup, ddp::Broadcast};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let (mut weight, mut steps) = ([group.rank() as f32; 2], [group.rank() as i64]);
+    ///             let total_bytes = size_of_val(&weight) + size_of_val(&steps);
+    ///             let mut broadcast = Broadcast::new(&group, total_bytes);
+    ///             broadcast.tensor(&mut weight).unwrap();
+    ///             broadcast.tensor(&mut steps).unwrap();
+    ///             broadcast.finish().unwrap();
+    ///             assert_eq!((weight, steps), ([0.0; 2], [0]));
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::train::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn new(group: &'g ProcessGroup, total_bytes: usize) -> Self {
+        Self::with_chunks(group, total_bytes, Self::CHUNK_BYTES)
+    }
+
+    fn with_chunks(group: &'g ProcessGroup, total_bytes: usize, chunk_bytes: usize) -> Self {
+        // A world of one keeps what it has.
+        let total_bytes = if group.world_size() == 1 { 0 } else { total_bytes };
+        Self { group, chunk: Vec::new(), taken: 0, remaining_bytes: total_bytes, chunk_bytes }
+    }
+
+    /// Whether this rank's values win.
+    ///
+    /// ```
+    /// use drumline::{ProcessGroup, ddp::Broadcast};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             assert_eq!(Broadcast::new(&group, 0).is_source(), group.rank() == 0);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::train::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn is_source(&self) -> bool {
+        self.group.rank() == 0
+    }
+
+    /// [`Broadcast::put`] on rank 0, [`Broadcast::take`] on the others: for frameworks whose
+    /// tensors are changed in place.
+    ///
+    /// ```
+    /// use drumline::{ProcessGroup, ddp::Broadcast};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let mut weight = [group.rank() as f32; 3];
+    ///             let mut broadcast = Broadcast::new(&group, size_of_val(&weight));
+    ///             broadcast.tensor(&mut weight).unwrap();
+    ///             broadcast.finish().unwrap();
+    ///             assert_eq!(weight, [0.0; 3]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::train::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn tensor<T: Element>(&mut self, values: &mut [T]) -> Result<()> {
+        if self.is_source() { self.put(values) } else { self.take(values) }
+    }
+
+    /// Rank 0: the next tensor.
+    ///
+    /// ```
+    /// use drumline::{ProcessGroup, ddp::Broadcast};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let mut weight = [group.rank() as f32; 3];
+    ///             let mut broadcast = Broadcast::new(&group, size_of_val(&weight));
+    ///             match broadcast.is_source() {
+    ///                 true => broadcast.put(&weight).unwrap(),
+    ///                 false => broadcast.take(&mut weight).unwrap(),
+    ///             }
+    ///             broadcast.finish().unwrap();
+    ///             assert_eq!(weight, [0.0; 3]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::train::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn put<T: Element>(&mut self, values: &[T]) -> Result<()> {
+        if self.group.world_size() == 1 {
+            return Ok(());
+        }
+        let mut bytes: &[u8] = cast_slice(values);
+        if bytes.len() > self.remaining_bytes {
+            return Err(Self::wrong_total(bytes.len(), self.remaining_bytes));
+        }
+        self.remaining_bytes -= bytes.len();
+        while !bytes.is_empty() {
+            let (head, tail) = bytes.split_at(bytes.len().min(self.chunk_bytes - self.chunk.len()));
+            self.chunk.extend_from_slice(head);
+            bytes = tail;
+            if self.chunk.len() == self.chunk_bytes {
+                self.send()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All ranks but 0: fills `values` with the next tensor.
+    ///
+    /// ```
+    /// use drumline::{ProcessGroup, ddp::Broadcast};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let mut broadcast = Broadcast::new(&group, 8);
+    ///             if broadcast.is_source() {
+    ///                 broadcast.put(&[7_i64]).unwrap();
+    ///             } else {
+    ///                 // As many bytes as were put in, and not one more.
+    ///                 let mut steps = [0_i64];
+    ///                 broadcast.take(&mut steps).unwrap();
+    ///                 assert_eq!(steps, [7]);
+    ///                 assert!(broadcast.take(&mut steps).is_err());
+    ///             }
+    ///             broadcast.finish().unwrap();
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::train::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn take<T: Element>(&mut self, values: &mut [T]) -> Result<()> {
+        let mut bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
+        let left = self.chunk.len() - self.taken + self.remaining_bytes;
+        if bytes.len() > left {
+            return Err(Self::wrong_total(bytes.len(), left));
+        }
+        while !bytes.is_empty() {
+            if self.taken == self.chunk.len() {
+                self.receive()?;
+            }
+            let ready = &self.chunk[self.taken..];
+            let (head, tail) = bytes.split_at_mut(bytes.len().min(ready.len()));
+            head.copy_from_slice(&ready[..head.len()]);
+            self.taken += head.len();
+            bytes = tail;
+        }
+        Ok(())
+    }
+
+    /// Ends the broadcast.
+    ///
+    /// ```
+    /// use drumline::{ProcessGroup, ddp::Broadcast};
+    ///
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let mut bias = [group.rank() as f32];
+    ///             let mut broadcast = Broadcast::new(&group, 4);
+    ///             broadcast.tensor(&mut bias).unwrap(); // on rank 0, only kept
+    ///             broadcast.finish().unwrap(); // sent
+    ///             assert_eq!(bias, [0.0]);
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::train::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Tensors are missing, or a collective failed.
+    pub fn finish(mut self) -> Result<()> {
+        let left =
+            self.remaining_bytes + if self.is_source() { 0 } else { self.chunk.len() - self.taken };
+        if left != 0 {
+            return Err(Self::wrong_total(0, left));
+        }
+        if self.is_source() && !self.chunk.is_empty() { self.send() } else { Ok(()) }
+    }
+
+    fn send(&mut self) -> Result<()> {
+        self.group.broadcast(&mut self.chunk, 0)?;
+        self.chunk.clear();
+        Ok(())
+    }
+
+    fn receive(&mut self) -> Result<()> {
+        let bytes = self.remaining_bytes.min(self.chunk_bytes);
+        self.chunk.resize(bytes, 0);
+        self.group.broadcast(&mut self.chunk, 0)?;
+        self.remaining_bytes -= bytes;
+        self.taken = 0;
+        Ok(())
+    }
+
+    fn wrong_total(tensor_bytes: usize, left_bytes: usize) -> Error {
+        Error::InvalidArgument {
+            operation: "ddp broadcast",
+            problem: format!(
+                "a tensor of {tensor_bytes} bytes where {left_bytes} bytes are left; \
+                 `total_bytes` must be the sum of all tensors"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        /// Any tensors, any chunk size: all ranks end with rank 0's values, whichever of the
+        /// two ways they use.
+        #[test]
+        fn all_ranks_end_with_the_values_of_rank_0(
+            lengths in prop::collection::vec(0usize..40, 0..6), chunk_bytes in 1usize..100,
+        ) {
+            let tensor = |rank: usize, length: usize| vec![rank as f64 - 0.5; length];
+            let total = lengths.iter().sum::<usize>() * 8 + 3;
+            let ranks: Vec<_> = ProcessGroup::local_world(3).unwrap().into_iter().map(|group| {
+                let lengths = lengths.clone();
+                std::thread::spawn(move || {
+                    let mut broadcast = Broadcast::with_chunks(&group, total, chunk_bytes);
+                    let mut odd = [group.rank() as u8; 3];
+                    broadcast.tensor(&mut odd).unwrap();
+                    let mut all = vec![odd[0] as f64];
+                    for length in lengths {
+                        let mut values = tensor(group.rank(), length);
+                        match group.rank() {
+                            0 => broadcast.put(&values).unwrap(),
+                            1 => broadcast.take(&mut values).unwrap(),
+                            _ => broadcast.tensor(&mut values).unwrap(),
+                        }
+                        all.extend(values);
+                    }
+                    broadcast.finish().unwrap();
+                    all
+                })
+            }).collect();
+            let mut wanted = vec![0.0];
+            wanted.extend(lengths.iter().flat_map(|&length| tensor(0, length)));
+            for rank in ranks {
+                prop_assert_eq!(&rank.join().unwrap(), &wanted);
+            }
+        }
+    }
+
+    #[test]
+    fn a_wrong_total_is_an_error_before_anything_is_sent() {
+        let groups = ProcessGroup::local_world(2).unwrap();
+        for group in &groups {
+            let mut broadcast = Broadcast::new(group, 8);
+            let error = broadcast.tensor(&mut [0.0_f32; 3]).unwrap_err();
+            assert!(error.to_string().contains("12 bytes where 8 bytes are left"), "{error}");
+            assert!(Broadcast::new(group, 8).finish().is_err());
+        }
+    }
+
+    #[test]
+    fn a_world_of_one_keeps_its_values() {
+        let group = ProcessGroup::alone();
+        let mut broadcast = Broadcast::new(&group, 4);
+        let mut values = [7.0_f32];
+        broadcast.tensor(&mut values).unwrap();
+        broadcast.finish().unwrap();
+        assert_eq!(values, [7.0]);
+    }
+}

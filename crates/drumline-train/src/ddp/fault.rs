@@ -1,0 +1,146 @@
+use std::fmt;
+
+/// Why the gradient of one parameter could not be averaged, and where.
+///
+/// ```
+/// use drumline::ddp::{FaultKind, GradientFault};
+///
+/// let fault = GradientFault::new("layer1.weight", FaultKind::Unused, vec![0, 3]);
+/// assert_eq!(fault.ranks, [0, 3]);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct GradientFault {
+    /// The parameter's name.
+    pub parameter: String,
+    /// What is wrong.
+    pub kind: FaultKind,
+    /// The ranks on which it happened, in rising order.
+    pub ranks: Vec<usize>,
+}
+
+/// What can be wrong with a gradient.
+///
+/// ```
+/// use drumline::{
+///     DType, Error, ProcessGroup,
+///     ddp::{DdpOptions, FaultKind, GradientReducer, ParameterSpec},
+/// };
+///
+/// let weight = ParameterSpec::new("weight", [2], DType::F32);
+/// let reducer =
+///     GradientReducer::new(vec![weight], &DdpOptions::default(), &ProcessGroup::alone())?;
+/// let Err(Error::Gradients { faults, .. }) = reducer.finish() else { panic!() };
+/// assert_eq!(faults[0].kind, FaultKind::Unused);
+///
+/// reducer.submit(0, [1.0_f32; 3][..].into()); // the weight has two elements
+/// let Err(Error::Gradients { faults, .. }) = reducer.finish() else { panic!() };
+/// assert_eq!(faults[0].kind, FaultKind::WrongType);
+/// # Ok::<_, drumline::train::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum FaultKind {
+    /// Backward ended without a gradient: forward or the loss did not use the parameter.
+    Unused = 1,
+    /// The gradient was handed in a second time in one step.
+    Twice = 2,
+    /// The gradient has another dtype or number of elements than the parameter.
+    WrongType = 3,
+}
+
+impl FaultKind {
+    /// The kind that a peer's status byte means; `None` for 0, which is "no fault".
+    pub(super) fn from_status(status: u8) -> Option<Self> {
+        match status {
+            0 => None,
+            1 => Some(FaultKind::Unused),
+            2 => Some(FaultKind::Twice),
+            _ => Some(FaultKind::WrongType),
+        }
+    }
+}
+
+impl GradientFault {
+    /// `kind` happened to `parameter` on `ranks`.
+    ///
+    /// ```
+    /// use drumline::ddp::{FaultKind, GradientFault};
+    ///
+    /// let fault = GradientFault::new("bias", FaultKind::Twice, vec![0, 3]);
+    /// let text = "parameter `bias` got two gradients in one step on ranks 0, 3";
+    /// assert_eq!(fault.to_string(), text);
+    /// ```
+    pub fn new(parameter: impl Into<String>, kind: FaultKind, ranks: Vec<usize>) -> Self {
+        Self { parameter: parameter.into(), kind, ranks }
+    }
+
+    /// All faults in one line. Each parameter is named; neighbours with the same fault share a
+    /// sentence.
+    pub(crate) fn list(faults: &[GradientFault]) -> String {
+        let alike = |a: &GradientFault, b: &GradientFault| (a.kind, &a.ranks) == (b.kind, &b.ranks);
+        let sentences: Vec<String> = faults.chunk_by(alike).map(sentence).collect();
+        sentences.join("; ")
+    }
+}
+
+impl fmt::Display for GradientFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&sentence(std::slice::from_ref(self)))
+    }
+}
+
+/// What happened to `faults`, which have kind and ranks in common and are not empty.
+fn sentence(faults: &[GradientFault]) -> String {
+    let plural = |count: usize| if count == 1 { "" } else { "s" };
+    let names: Vec<String> = faults.iter().map(|fault| format!("`{}`", fault.parameter)).collect();
+    let what = match faults[0].kind {
+        FaultKind::Unused => "got no gradient",
+        FaultKind::Twice => "got two gradients in one step",
+        FaultKind::WrongType => "got a gradient of another dtype or length",
+    };
+    let ranks = &faults[0].ranks;
+    format!(
+        "parameter{} {} {what} on rank{} {}",
+        plural(names.len()),
+        names.join(", "),
+        plural(ranks.len()),
+        list_ranks(ranks)
+    )
+}
+
+/// Rising ranks, runs of three or more in short: `0, 1, 4 to 7`.
+fn list_ranks(ranks: &[usize]) -> String {
+    let runs = ranks.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
+        [first, _, .., last] => format!("{first} to {last}"),
+        few => few.iter().map(usize::to_string).collect::<Vec<_>>().join(", "),
+    });
+    runs.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_parameter_and_rank_is_named() {
+        let unused = |name: &str, ranks: &[usize]| {
+            GradientFault::new(name, FaultKind::Unused, ranks.to_vec())
+        };
+        let mut faults: Vec<GradientFault> =
+            (0..40).map(|i| unused(&format!("p{i}"), &[0, 1, 3, 4, 5, 6, 9])).collect();
+        faults.push(unused("q", &[2]));
+        faults.push(GradientFault::new("r", FaultKind::Twice, vec![2]));
+        let text = GradientFault::list(&faults);
+        assert!((0..40).all(|i| text.contains(&format!("`p{i}`"))), "{text}");
+        assert!(text.starts_with("parameters `p0`, `p1`, "), "{text}");
+        assert!(
+            text.ends_with(
+                "`p39` got no gradient on ranks 0, 1, 3 to 6, 9; parameter `q` got no gradient on \
+                 rank 2; parameter `r` got two gradients in one step on rank 2"
+            ),
+            "{text}"
+        );
+    }
+}

@@ -1,0 +1,64 @@
+//! Buckets that are on their way.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use drumline_engine::recorder::{Category, Open, What};
+use drumline_group::{ProcessGroup, driving};
+
+use super::memory::{Memory, Travelling};
+use crate::Result;
+
+/// The buckets that were handed to the group and are not back, in the order in which they left.
+///
+/// The group works on them one after another, on the thread of its own or of whoever waits. It
+/// owns their memory meanwhile.
+#[derive(Debug, Default)]
+pub(super) struct InFlight {
+    buckets: VecDeque<(usize, Instant, Open, Travelling)>,
+    /// When the bucket before came back.
+    last: Option<Instant>,
+}
+
+#[derive(Debug)]
+pub(super) struct Done {
+    pub(super) bucket: usize,
+    pub(super) memory: Memory,
+    /// How long it was worked on: since it left, or since the one before came back.
+    pub(super) took: Duration,
+    pub(super) at: Instant,
+}
+
+impl InFlight {
+    /// `bytes` of gradients.
+    pub(super) fn launch(
+        &mut self,
+        group: &ProcessGroup,
+        bucket: usize,
+        bytes: usize,
+        memory: Memory,
+    ) {
+        let open = driving::recorder(group).begin(|| What {
+            category: Category::Bucket,
+            name: "bucket",
+            bucket: Some(bucket),
+            bytes: Some(bytes as u64),
+            ..What::default()
+        });
+        self.buckets.push_back((bucket, Instant::now(), open, memory.all_reduce(group)));
+    }
+
+    /// Waits for the bucket that left first. `None` when all are back.
+    pub(super) fn wait(&mut self) -> Result<Option<Done>> {
+        let Some((bucket, launched, open, work)) = self.buckets.pop_front() else {
+            return Ok(None);
+        };
+        let (memory, at) = work.wait()?;
+        open.end_at(at);
+        let began = self.last.map_or(launched, |last| last.max(launched));
+        self.last = Some(at);
+        Ok(Some(Done { bucket, memory, took: at.saturating_duration_since(began), at }))
+    }
+}

@@ -1,0 +1,557 @@
+mod in_flight;
+mod memory;
+mod plan;
+mod step;
+
+#[cfg(test)]
+mod tests;
+mod timeline;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use self::{
+    memory::Memory,
+    plan::{Plan, check_trainable},
+    step::Step,
+};
+use super::{DdpOptions, FaultKind, GradientFault, ParameterSpec};
+use crate::{Error, Result};
+use drumline_group::{Element, ProcessGroup};
+
+pub use self::{
+    memory::{Values, ValuesMut},
+    timeline::{BucketTimes, ReducerStats, Timeline},
+};
+
+/// Averages gradients over a group while backward still computes the others.
+///
+/// [`GradientReducer::submit`] copies a gradient to its place in a bucket. When the last member
+/// arrives, the bucket's memory moves to the group, which all-reduces it in the background and moves
+/// it back. Nothing is shared between the two, so a hook never waits for the network.
+/// [`GradientReducer::finish`] ends the step and lends the averages out.
+///
+/// The order of every sum is fixed by the group, element by element, so the averages have the
+/// same bits whatever the bucket size and timing.
+///
+/// # Which bucket a gradient is in
+///
+/// The first step expects gradients in reverse order of definition. Its end tells all ranks the
+/// order that rank 0 has seen, and the buckets are made anew from that, once. A rank whose
+/// gradients come in another order waits a little longer; it cannot disagree.
+///
+/// # Several backward passes for one step
+///
+/// [`GradientReducer::accumulate`] adds a gradient to this rank's share of the step and sends
+/// nothing. What is submitted afterwards is added on top, and the sum is averaged.
+///
+/// # When a rank has a fault
+///
+/// Every bucket carries a few elements more, marks that are 0 or 1: has the rank used each
+/// parameter of the bucket, has it data of its own at all, and has it seen a fault (a gradient of the
+/// wrong length, say)? A rank
+/// with a fault still takes part in all collectives, zeros in place of what is missing. So no
+/// peer waits in vain, all ranks see an average above zero in the same step, exchange what
+/// happened, and every rank returns the same [`Error::Gradients`]. The next step may go on as if
+/// nothing had happened.
+///
+/// ```
+/// use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+///
+/// std::thread::scope(|threads| {
+///     for group in ProcessGroup::local_world(2)? {
+///         threads.spawn(move || {
+///             let bias = ParameterSpec::new("bias", [1], DType::F32);
+///             let options = DdpOptions::default();
+///             let reducer = GradientReducer::new(vec![bias], &options, &group).unwrap();
+///             for step in 0..3 {
+///                 let gradient = [group.rank() as f32 + step as f32]; // what backward has found
+///                 reducer.submit(0, gradient[..].into());
+///                 let averaged = reducer.finish().unwrap();
+///                 assert_eq!(averaged.get::<f32>(0), Some(&[0.5 + step as f32][..]));
+///             }
+///         });
+///     }
+///     Ok::<_, drumline::train::Error>(())
+/// })?;
+/// # Ok::<_, drumline::train::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct GradientReducer {
+    parameters: Vec<ParameterSpec>,
+    options: DdpOptions,
+    group: ProcessGroup,
+    step: Mutex<Step>,
+}
+
+impl GradientReducer {
+    /// A reducer for the gradients of `parameters`, which must be equal on all ranks
+    /// ([`verify_model`](super::verify_model) checks that).
+    ///
+    /// ```
+    /// use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    ///
+    /// let group = ProcessGroup::alone();
+    /// let reducer = |dtype| {
+    ///     let weight = ParameterSpec::new("weight", [2, 3], dtype);
+    ///     GradientReducer::new(vec![weight], &DdpOptions::default(), &group)
+    /// };
+    /// assert_eq!(reducer(DType::F64)?.missing(), [0]);
+    /// assert!(reducer(DType::I64).unwrap_err().to_string().contains("weight")); // no gradient
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// There are no parameters, one is neither f32 nor f64, or no thread can be started.
+    pub fn new(
+        parameters: Vec<ParameterSpec>,
+        options: &DdpOptions,
+        group: &ProcessGroup,
+    ) -> Result<Self> {
+        check_trainable(&parameters)?;
+        let plan = Arc::new(Plan::new(&parameters, (0..parameters.len()).rev(), options)?);
+        let step = Mutex::new(Step::new(plan, parameters.len(), group)?);
+        Ok(Self { parameters, options: options.clone(), group: group.clone(), step })
+    }
+
+    /// Backward begins: the zero of the step's [`Timeline`]. Unless called, that is the moment of
+    /// the first gradient.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// reducer.begin_backward();
+    /// let begun = std::time::Instant::now();
+    /// while begun.elapsed().as_micros() < 50 {} // backward works on the loss
+    /// reducer.submit(0, [1.0_f32, 2.0][..].into());
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// drop(reducer.finish()?);
+    /// assert!(reducer.timeline().buckets[0].first_us >= 50);
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn begin_backward(&self) {
+        self.lock().start_clock();
+    }
+
+    /// Hands in the final gradient of a parameter in this step, row-major.
+    ///
+    /// For gradient hooks: copies the values, never waits for a peer, never panics. Whatever is
+    /// wrong comes out of [`GradientReducer::finish`].
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// // In the order of backward.
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// reducer.submit(0, [1.0_f32, 2.0][..].into());
+    /// assert_eq!(reducer.finish()?.get::<f32>(0), Some(&[1.0, 2.0][..]));
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn submit(&self, parameter: usize, gradient: Values<'_>) {
+        self.submit_with(parameter, |place| place.copy_from(gradient));
+    }
+
+    /// Like [`GradientReducer::submit`], for gradients that are not row-major: `fill` writes
+    /// them to their place, or returns false if they do not fit.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// use drumline::ddp::ValuesMut;
+    ///
+    /// let every_second = [1.0_f32, 0.0, 2.0, 0.0];
+    /// reducer.submit_with(0, |place| {
+    ///     let ValuesMut::F32(place) = place else { return false };
+    ///     place.iter_mut().zip(every_second.iter().step_by(2)).for_each(|(to, from)| *to = *from);
+    ///     true
+    /// });
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// assert_eq!(reducer.finish()?.get::<f32>(0), Some(&[1.0, 2.0][..]));
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn submit_with(&self, parameter: usize, fill: impl FnOnce(ValuesMut<'_>) -> bool) {
+        if let Some(mut step) = self.open(parameter) {
+            step.submit(parameter, fill);
+        }
+    }
+
+    /// Adds a gradient to this rank's share of the step, and sends nothing: the step goes on with
+    /// another backward. `fill` is as in [`GradientReducer::submit_with`].
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// use drumline::ddp::Values;
+    ///
+    /// for micro_batch in [1.0, 2.0] {
+    ///     reducer.accumulate(1, |place| place.copy_from(Values::F32(&[micro_batch])));
+    /// }
+    /// reducer.submit(0, [1.0_f32, 2.0][..].into()); // the last backward
+    /// reducer.submit(1, [4.0_f32][..].into());
+    /// assert_eq!(reducer.finish()?.get::<f32>(1), Some(&[7.0][..]));
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn accumulate(&self, parameter: usize, fill: impl FnOnce(ValuesMut<'_>) -> bool) {
+        if let Some(mut step) = self.open(parameter) {
+            step.write(parameter, fill);
+        }
+    }
+
+    /// Whether gradients of this step were submitted or accumulated.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// assert!(!reducer.has_gradients());
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// assert!(reducer.has_gradients());
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn has_gradients(&self) -> bool {
+        self.lock().has_gradients()
+    }
+
+    /// The parameters whose gradient was not submitted yet in this step, by index.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// assert_eq!(reducer.missing(), [0]);
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn missing(&self) -> Vec<usize> {
+        self.lock().missing()
+    }
+
+    /// Ends the step: launches what is left, waits for the averages and lends them out.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// let error = reducer.finish().unwrap_err().to_string();
+    /// assert!(error.contains("parameter `weight` got no gradient on rank 0"), "{error}");
+    ///
+    /// reducer.submit(0, [1.0_f32, 2.0][..].into()); // the next step
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// assert_eq!(reducer.finish()?.get::<f32>(1), Some(&[3.0][..]));
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Gradients`] when a rank had a fault; the reducer can go on. Else the first error
+    /// of a collective; the reducer stays failed and every later call repeats it.
+    pub fn finish(&self) -> Result<Averaged<'_>> {
+        self.end_step(true).map(|(averaged, _)| averaged)
+    }
+
+    /// Takes part in a step without gradients of its own: for a rank that has no data left while
+    /// others have. `None` when no rank has any; until then, the averages over *all* ranks, with
+    /// zeros for those that shadow. (Dividing by the number of ranks that were there at first is
+    /// what torch's `join` does too.)
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// std::thread::scope(|threads| {
+    ///     for group in ProcessGroup::local_world(2)? {
+    ///         threads.spawn(move || {
+    ///             let bias = ParameterSpec::new("bias", [1], DType::F32);
+    ///             let options = DdpOptions::default();
+    ///             let reducer = GradientReducer::new(vec![bias], &options, &group).unwrap();
+    ///             if group.rank() == 0 {
+    ///                 reducer.submit(0, [3.0_f32][..].into()); // one batch more than rank 1 has
+    ///                 assert_eq!(reducer.finish().unwrap().get::<f32>(0), Some(&[1.5][..]));
+    ///             }
+    ///             while let Some(averaged) = reducer.shadow().unwrap() {
+    ///                 // Rank 1, in that step.
+    ///                 assert_eq!(averaged.get::<f32>(0), Some(&[1.5][..]));
+    ///             }
+    ///         });
+    ///     }
+    ///     Ok::<_, drumline::train::Error>(())
+    /// })?;
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`GradientReducer::finish`].
+    pub fn shadow(&self) -> Result<Option<Averaged<'_>>> {
+        self.end_step(false).map(|(averaged, is_active)| is_active.then_some(averaged))
+    }
+
+    /// The averages, and whether any rank had data of its own.
+    fn end_step(&self, is_active: bool) -> Result<(Averaged<'_>, bool)> {
+        let mut step = self.lock();
+        if let Some(error) = &step.failed {
+            return Err(error.clone());
+        }
+        match self.reduce(&mut step, is_active) {
+            Ok(Reduced::Averages { is_active, better }) => {
+                let memory = step.memory.iter_mut().map(Option::take).collect();
+                let averaged = Averaged { reducer: self, plan: step.plan.clone(), memory };
+                step.next(better);
+                Ok((averaged, is_active))
+            }
+            Ok(Reduced::Faults(faults)) => {
+                step.next(None);
+                Err(Error::Gradients { step: step.stats.steps, faults })
+            }
+            Err(error) => Err(step.failed.insert(error).clone()),
+        }
+    }
+
+    /// How much was communicated so far, and how much of that backward did not hide.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// reducer.submit(0, [1.0_f32, 2.0][..].into());
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// drop(reducer.finish()?);
+    /// let stats = reducer.stats();
+    /// assert_eq!((stats.steps, stats.bytes), (1, 12));
+    /// assert_eq!(stats.buckets_launched_early, 1); // before `finish`: backward went on meanwhile
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn stats(&self) -> ReducerStats {
+        self.lock().stats
+    }
+
+    /// When the buckets of the last finished step travelled. Empty before the first.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// reducer.submit(0, [1.0_f32, 2.0][..].into());
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// drop(reducer.finish()?);
+    /// let timeline = reducer.timeline();
+    /// assert_eq!((timeline.step, timeline.buckets.len()), (1, 1));
+    /// println!("{timeline}");
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn timeline(&self) -> Timeline {
+        self.lock().timeline.clone()
+    }
+
+    /// The buckets of the next step, in launch order.
+    #[cfg(test)]
+    fn buckets(&self) -> Vec<super::Bucket> {
+        self.lock().plan.buckets.clone()
+    }
+
+    /// All calls of the group that belong to a step, in the same order on every rank.
+    fn reduce(&self, step: &mut Step, is_active: bool) -> Result<Reduced> {
+        step.stats.steps += 1;
+        step.launch_rest(self.options.unused_parameters, is_active);
+        let marks = step.wait()?;
+        if marks.has_fault {
+            return self.exchange_faults(&step.faults).map(Reduced::Faults);
+        }
+        let better = match step.is_planned {
+            true => None,
+            false => Some(Plan::agree(&self.parameters, &step.order, &self.options, &self.group)?),
+        };
+        step.is_planned = true;
+        if step.faults.is_empty() {
+            step.stats.steps -= u64::from(!marks.is_active); // all have ended; it was none
+            return Ok(Reduced::Averages { is_active: marks.is_active, better });
+        }
+        // Seen after the last bucket had left: the peers do not know, so the ranks are no longer
+        // in step.
+        let fault = |&(parameter, kind): &(usize, FaultKind)| {
+            let name = self.parameters[parameter].name.clone();
+            GradientFault::new(name, kind, vec![self.group.rank()])
+        };
+        let faults = step.faults.iter().map(fault).collect();
+        Err(Error::Gradients { step: step.stats.steps, faults })
+    }
+
+    /// Some rank has faults, and all ranks know: one status byte per parameter and rank.
+    fn exchange_faults(&self, mine: &[(usize, FaultKind)]) -> Result<Vec<GradientFault>> {
+        let count = self.parameters.len();
+        let mut status = vec![0_u8; count];
+        for &(parameter, kind) in mine {
+            status[parameter] = kind as u8;
+        }
+        let mut all = vec![0_u8; count * self.group.world_size()];
+        self.group.all_gather(&status, &mut all)?;
+
+        let mut faults: Vec<GradientFault> = Vec::new();
+        for (parameter, spec) in self.parameters.iter().enumerate() {
+            let first = faults.len();
+            for (rank, status) in all.chunks_exact(count).enumerate() {
+                let Some(kind) = FaultKind::from_status(status[parameter]) else { continue };
+                match faults[first..].iter_mut().find(|fault| fault.kind == kind) {
+                    Some(fault) => fault.ranks.push(rank),
+                    None => faults.push(GradientFault::new(spec.name.clone(), kind, vec![rank])),
+                }
+            }
+        }
+        Ok(faults)
+    }
+
+    /// The step, unless the reducer has failed or there is no such parameter.
+    fn open(&self, parameter: usize) -> Option<MutexGuard<'_, Step>> {
+        let mut step = self.lock();
+        let count = self.parameters.len();
+        if parameter >= count {
+            let problem = format!("there are {count} parameters, no {parameter}");
+            let error = Error::InvalidArgument { operation: "submit a gradient", problem };
+            step.failed.get_or_insert(error);
+        }
+        step.failed.is_none().then_some(step)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Step> {
+        // Nothing panics while it holds the lock; if something did, the step would be wrong but
+        // the memory is sound.
+        self.step.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How a step has ended, on all ranks alike.
+enum Reduced {
+    Averages {
+        /// Some rank had data.
+        is_active: bool,
+        /// The plan for the steps to come, if this was the first step.
+        better: Option<Plan>,
+    },
+    Faults(Vec<GradientFault>),
+}
+
+/// The averaged gradients of one step. Gives the memory back when dropped.
+///
+/// ```
+/// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+/// # let group = ProcessGroup::alone();
+/// # let parameters = vec![
+/// #     ParameterSpec::new("weight", [2], DType::F32),
+/// #     ParameterSpec::new("bias", [1], DType::F32),
+/// # ];
+/// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+/// use drumline::ddp::Averaged;
+///
+/// reducer.submit(0, [1.0_f32, 2.0][..].into());
+/// reducer.submit(1, [3.0_f32][..].into());
+/// let averaged: Averaged<'_> = reducer.finish()?;
+/// let all = (0..2).filter_map(|parameter| averaged.get::<f32>(parameter)).flatten();
+/// assert_eq!(all.map(|it| it * it).sum::<f32>(), 14.0); // the norm, squared
+/// # Ok::<_, drumline::train::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Averaged<'a> {
+    reducer: &'a GradientReducer,
+    plan: Arc<Plan>,
+    memory: Vec<Option<Memory>>,
+}
+
+impl Averaged<'_> {
+    /// The average of a parameter's gradient; `None` if no rank has used it
+    /// ([`UnusedParameters::Ignore`](super::UnusedParameters)), or there is no such parameter.
+    ///
+    /// ```
+    /// use drumline::{
+    ///     DType, ProcessGroup,
+    ///     ddp::{DdpOptions, GradientReducer, ParameterSpec, UnusedParameters, Values},
+    /// };
+    ///
+    /// let parameters = ["used", "unused"].map(|name| ParameterSpec::new(name, [1], DType::F32));
+    /// let options = DdpOptions::default().unused_parameters(UnusedParameters::Ignore);
+    /// let reducer = GradientReducer::new(parameters.into(), &options, &ProcessGroup::alone())?;
+    /// reducer.submit(0, [3.0_f32][..].into());
+    /// let averaged = reducer.finish()?;
+    /// assert_eq!(averaged.values(0), Some(Values::F32(&[3.0])));
+    /// assert_eq!(averaged.values(1), None); // an optimizer leaves it alone
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn values(&self, parameter: usize) -> Option<Values<'_>> {
+        let slot = self.plan.slots.get(parameter)?;
+        let memory = self.memory[slot.bucket].as_ref()?;
+        memory.mark(slot.mark).then(|| memory.slice(slot.range.clone()))
+    }
+
+    /// The average of a parameter's gradient, if its elements are `T`.
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// # let parameters = vec![
+    /// #     ParameterSpec::new("weight", [2], DType::F32),
+    /// #     ParameterSpec::new("bias", [1], DType::F32),
+    /// # ];
+    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
+    /// reducer.submit(0, [1.0_f32, 2.0][..].into());
+    /// reducer.submit(1, [3.0_f32][..].into());
+    /// let averaged = reducer.finish()?;
+    /// assert_eq!(averaged.get::<f32>(0), Some(&[1.0, 2.0][..]));
+    /// assert_eq!(averaged.get::<f64>(0), None);
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn get<T: Element>(&self, parameter: usize) -> Option<&[T]> {
+        self.values(parameter)?.as_slice()
+    }
+}
+
+impl Drop for Averaged<'_> {
+    fn drop(&mut self) {
+        let mut step = self.reducer.lock();
+        if !Arc::ptr_eq(&step.plan, &self.plan) {
+            return; // of another size now
+        }
+        for (place, memory) in step.memory.iter_mut().zip(self.memory.drain(..)) {
+            if place.is_none() {
+                *place = memory;
+            }
+        }
+    }
+}

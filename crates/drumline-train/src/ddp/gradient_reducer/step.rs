@@ -1,0 +1,221 @@
+//! What changes while the gradients of a step come in.
+
+use std::{ops::Range, sync::Arc, time::Instant};
+
+use drumline_group::ProcessGroup;
+
+use super::{
+    super::{FaultKind, Reducer, Unfinished, UnusedParameters},
+    in_flight::InFlight,
+    memory::{Memory, ValuesMut},
+    plan::Plan,
+    timeline::{Clock, ReducerStats, Timeline},
+};
+use crate::{Error, Result};
+
+#[derive(Debug)]
+pub(super) struct Step {
+    group: ProcessGroup,
+    pub(super) plan: Arc<Plan>,
+    /// The plan was made from the observed order.
+    pub(super) is_planned: bool,
+    reducer: Reducer,
+    /// The memory of each bucket; `None` before its first use, and while it is under way or lent
+    /// out.
+    pub(super) memory: Vec<Option<Memory>>,
+    /// Per parameter: its place holds gradients of this step, final or accumulated.
+    is_used: Vec<bool>,
+    /// This rank has data of its own in this step.
+    is_active: bool,
+    /// The parameters in the order in which their gradients became final.
+    pub(super) order: Vec<usize>,
+    pub(super) faults: Vec<(usize, FaultKind)>,
+    in_flight: InFlight,
+    /// The error that ended this reducer.
+    pub(super) failed: Option<Error>,
+    pub(super) stats: ReducerStats,
+    clock: Clock,
+    pub(super) timeline: Timeline,
+}
+
+impl Step {
+    /// The first step.
+    pub(super) fn new(plan: Arc<Plan>, parameters: usize, group: &ProcessGroup) -> Result<Self> {
+        Ok(Self {
+            group: group.clone(),
+            is_planned: false,
+            reducer: Reducer::new(&plan.buckets),
+            memory: plan.buckets.iter().map(|_| None).collect(),
+            is_used: vec![false; parameters],
+            is_active: true,
+            order: Vec::with_capacity(parameters),
+            faults: Vec::new(),
+            in_flight: InFlight::default(),
+            failed: None,
+            stats: ReducerStats::default(),
+            clock: clock(1, &plan),
+            timeline: Timeline::default(),
+            plan,
+        })
+    }
+
+    /// Backward begins.
+    pub(super) fn start_clock(&mut self) {
+        self.clock.start();
+    }
+
+    /// The gradient that `fill` writes is final: puts it, or adds it, to its place and launches
+    /// the buckets that are full now.
+    pub(super) fn submit(&mut self, parameter: usize, fill: impl FnOnce(ValuesMut<'_>) -> bool) {
+        if !self.write(parameter, fill) {
+            return;
+        }
+        self.order.push(parameter);
+        self.clock.gradient(self.plan.slot(parameter).bucket);
+        // `write` has made sure that it was not ready before.
+        if let Ok(full) = self.reducer.ready(parameter) {
+            self.stats.buckets_launched_early += full.len() as u64;
+            self.launch(full);
+        }
+    }
+
+    /// Puts the gradient that `fill` writes to its place, or adds it to what was accumulated
+    /// there. Says whether that went well; if not, it is a fault.
+    pub(super) fn write(
+        &mut self,
+        parameter: usize,
+        fill: impl FnOnce(ValuesMut<'_>) -> bool,
+    ) -> bool {
+        if self.reducer.is_ready(parameter) {
+            self.faults.push((parameter, FaultKind::Twice));
+            return false;
+        }
+        let slot = self.plan.slot(parameter);
+        let (bucket, range) = (slot.bucket, slot.range.clone());
+        let is_used = self.is_used[parameter];
+        let memory = self.memory(bucket);
+        let is_written = match is_used {
+            true => memory.add(range, fill),
+            false => fill(memory.slice_mut(range)),
+        };
+        match is_written {
+            true => self.is_used[parameter] = true,
+            false => self.faults.push((parameter, FaultKind::WrongType)),
+        }
+        is_written
+    }
+
+    /// Whether gradients of this step are here.
+    pub(super) fn has_gradients(&self) -> bool {
+        self.is_used.contains(&true)
+    }
+
+    pub(super) fn missing(&self) -> Vec<usize> {
+        self.reducer.missing()
+    }
+
+    /// Backward has ended: launches what is left, with zeros for parameters without gradient.
+    pub(super) fn launch_rest(&mut self, policy: UnusedParameters, is_active: bool) {
+        self.clock.backward_ended();
+        self.is_active = is_active;
+        let Unfinished { missing, buckets } = self.reducer.finish();
+        // Late ones count as the last, in the order in which they are expected.
+        self.order.extend(missing.iter().rev());
+        for parameter in missing {
+            if self.is_used[parameter] {
+                continue; // accumulated before this backward
+            }
+            let slot = self.plan.slot(parameter);
+            let (bucket, range) = (slot.bucket, slot.range.clone());
+            self.memory(bucket).zero(range);
+            let is_known = self.faults.iter().any(|(faulty, _)| *faulty == parameter);
+            if is_active && policy == UnusedParameters::Error && !is_known {
+                self.faults.push((parameter, FaultKind::Unused));
+            }
+        }
+        self.launch(buckets);
+    }
+
+    /// Waits until all buckets are back.
+    pub(super) fn wait(&mut self) -> Result<Marks> {
+        let start = Instant::now();
+        while let Some(done) = self.in_flight.wait()? {
+            self.stats.communication += done.took;
+            self.clock.done(done.bucket, done.at);
+            self.memory[done.bucket] = Some(done.memory);
+        }
+        if self.group.world_size() > 1 {
+            self.stats.exposed += start.elapsed();
+        }
+        let mut marks = Marks::default();
+        for (bucket, memory) in self.memory.iter().enumerate() {
+            let Some(memory) = memory else { continue };
+            marks.has_fault |= memory.mark(self.plan.fault_mark(bucket));
+            marks.is_active |= memory.mark(self.plan.active_mark(bucket));
+        }
+        Ok(marks)
+    }
+
+    /// Ends the step and starts the next one, with another plan if there is a better one.
+    pub(super) fn next(&mut self, better: Option<Plan>) {
+        if let Some(better) = better.filter(|better| better.buckets != self.plan.buckets) {
+            self.reducer = Reducer::new(&better.buckets);
+            self.memory = better.buckets.iter().map(|_| None).collect();
+            self.plan = Arc::new(better);
+        }
+        self.is_used.fill(false);
+        self.is_active = true;
+        self.order.clear();
+        self.faults.clear();
+        let next = clock(self.stats.steps + 1, &self.plan);
+        self.timeline = std::mem::replace(&mut self.clock, next).finish();
+    }
+
+    /// The memory of a bucket that was not launched yet. Made anew at first, and while the
+    /// averages of an earlier step are still in use.
+    fn memory(&mut self, bucket: usize) -> &mut Memory {
+        let Self { memory, plan, group, failed, .. } = self;
+        memory[bucket].get_or_insert_with(|| {
+            let (bucket, elements) = (&plan.buckets[bucket], plan.elements(bucket));
+            Memory::new(bucket, elements, group).unwrap_or_else(|error| {
+                failed.get_or_insert(error);
+                Memory::stopgap(bucket, elements)
+            })
+        })
+    }
+
+    fn launch(&mut self, buckets: Range<usize>) {
+        for bucket in buckets {
+            self.stats.buckets_launched += 1;
+            self.stats.bytes += self.plan.gradient_bytes(bucket) as u64;
+            self.clock.launched(bucket);
+            let plan = self.plan.clone();
+            let Some(mut memory) = self.memory[bucket].take() else { continue };
+            for &member in &plan.buckets[bucket].parameters {
+                memory.set_mark(plan.slot(member).mark, self.is_used[member]);
+            }
+            memory.set_mark(plan.fault_mark(bucket), !self.faults.is_empty());
+            memory.set_mark(plan.active_mark(bucket), self.is_active);
+            match self.group.world_size() {
+                1 => self.memory[bucket] = Some(memory),
+                _ => {
+                    let bytes = self.plan.gradient_bytes(bucket);
+                    self.in_flight.launch(&self.group, bucket, bytes, memory);
+                }
+            }
+        }
+    }
+}
+
+/// What the buckets of a step say about all ranks: at least one ...
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Marks {
+    /// ... has seen a fault.
+    pub(super) has_fault: bool,
+    /// ... has data of its own.
+    pub(super) is_active: bool,
+}
+
+fn clock(step: u64, plan: &Plan) -> Clock {
+    Clock::new(step, (0..plan.buckets.len()).map(|bucket| plan.gradient_bytes(bucket)))
+}

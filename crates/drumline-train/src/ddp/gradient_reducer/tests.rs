@@ -1,0 +1,430 @@
+//! Several ranks as threads, each with a reducer.
+
+use std::thread;
+
+use drumline_group::{DType, ReduceOp};
+use proptest::prelude::*;
+
+use super::*;
+use crate::ddp::{Bucket, UnusedParameters};
+
+fn specs(elements: &[usize], dtype: DType) -> Vec<ParameterSpec> {
+    let name = |i| format!("p{i}");
+    elements.iter().enumerate().map(|(i, &n)| ParameterSpec::new(name(i), [n], dtype)).collect()
+}
+
+/// Runs `rank` on a thread per rank and returns what each gave.
+fn on_ranks<T: Send>(world_size: usize, rank: impl Fn(ProcessGroup) -> T + Sync) -> Vec<T> {
+    let groups = ProcessGroup::local_world(world_size).unwrap();
+    thread::scope(|scope| {
+        let rank = &rank;
+        let ranks: Vec<_> =
+            groups.into_iter().map(|group| scope.spawn(move || rank(group))).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// A gradient with rounding errors, different on each rank and in each step.
+fn gradient(rank: usize, step: usize, parameter: usize, elements: usize) -> Vec<f32> {
+    let seed = (rank * 7 + step * 3 + parameter * 11 + 1) as f32;
+    (0..elements).map(|i| (seed * (i as f32 + 0.7)).sin() * 1e3).collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+    /// Whatever the buckets and the order of arrival (it differs between ranks): the same
+    /// bits on all ranks as one all-reduce per parameter gives.
+    #[test]
+    fn averages_have_the_bits_of_an_all_reduce_per_parameter(
+        elements in prop::collection::vec(0usize..50, 1..8),
+        world_size in 1usize..4, first in 0usize..300, rest in 0usize..300, turn in 0usize..8,
+    ) {
+        let options = DdpOptions::default().first_bucket_bytes(first).bucket_bytes(rest);
+        let specs = specs(&elements, DType::F32);
+        let results = on_ranks(world_size, |group| {
+            let reducer = GradientReducer::new(specs.clone(), &options, &group).unwrap();
+            let mut launched = 0;
+            for step in 0..3 {
+                let gradient = |p: usize| gradient(group.rank(), step, p, elements[p]);
+                for i in 0..elements.len() {
+                    let parameter = (i + turn * group.rank()) % elements.len();
+                    reducer.submit(parameter, gradient(parameter).as_slice().into());
+                }
+                launched += reducer.buckets().len() as u64;
+                let averaged = reducer.finish().unwrap();
+                for parameter in 0..elements.len() {
+                    let mut wanted = gradient(parameter);
+                    group.all_reduce(&mut wanted, ReduceOp::Avg).unwrap();
+                    assert_eq!(averaged.get::<f32>(parameter), Some(&wanted[..]));
+                }
+            }
+            let stats = reducer.stats();
+            assert_eq!(stats.steps, 3);
+            assert_eq!(stats.buckets_launched, launched);
+            assert_eq!(stats.buckets_launched_early, stats.buckets_launched);
+            assert_eq!(stats.bytes, 3 * 4 * elements.iter().sum::<usize>() as u64);
+        });
+        prop_assert_eq!(results.len(), world_size);
+    }
+}
+
+#[test]
+fn both_dtypes_in_one_model() {
+    let parameters =
+        vec![ParameterSpec::new("a", [1], DType::F64), ParameterSpec::new("b", [2], DType::F32)];
+    on_ranks(2, |group| {
+        let reducer =
+            GradientReducer::new(parameters.clone(), &DdpOptions::default(), &group).unwrap();
+        let rank = group.rank() as f32;
+        reducer.submit(0, [f64::from(rank) + 2.0_f64.powi(-40)][..].into());
+        reducer.submit(1, [rank, 2.0 * rank][..].into());
+        let averaged = reducer.finish().unwrap();
+        assert_eq!(averaged.get(0), Some(&[0.5 + 2.0_f64.powi(-40)][..]));
+        assert_eq!(averaged.get(1), Some(&[0.5_f32, 1.0][..]));
+        assert_eq!(averaged.get::<f32>(0), None, "it is f64");
+        assert_eq!(averaged.values(2), None);
+    });
+}
+
+/// Faults of one step: (rank, parameter, what it does instead of handing in a gradient).
+fn finish_with_faults(world_size: usize, faults: &[(usize, usize, FaultKind)]) -> Vec<Error> {
+    on_ranks(world_size, |group| {
+        let options = DdpOptions::default().first_bucket_bytes(1).bucket_bytes(1);
+        let reducer =
+            GradientReducer::new(specs(&[2, 2, 2], DType::F32), &options, &group).unwrap();
+        let good = [1.0_f32, 1.0];
+        for parameter in [2, 1, 0] {
+            let fault = faults.iter().find(|f| (f.0, f.1) == (group.rank(), parameter));
+            match fault.map(|fault| fault.2) {
+                None => reducer.submit(parameter, good[..].into()),
+                Some(FaultKind::Unused) => {}
+                Some(FaultKind::WrongType) => reducer.submit(parameter, [1.0_f64; 2][..].into()),
+                Some(FaultKind::Twice) => {
+                    reducer.submit(parameter, good[..].into());
+                    reducer.submit(parameter, good[..].into());
+                }
+            }
+        }
+        let error = reducer.finish().map(drop).unwrap_err();
+
+        // The ranks are still in step: the next one works.
+        (0..3).for_each(|parameter| reducer.submit(parameter, good[..].into()));
+        assert_eq!(reducer.finish().unwrap().get(1), Some(&good[..]));
+        error
+    })
+}
+
+#[test]
+fn a_fault_on_one_rank_is_named_on_every_rank_and_the_next_step_works() {
+    for (kind, wanted) in [
+        (FaultKind::Unused, "got no gradient"),
+        (FaultKind::WrongType, "got a gradient of another dtype or length"),
+        (FaultKind::Twice, "got two gradients in one step"),
+    ] {
+        for error in finish_with_faults(3, &[(1, 1, kind)]) {
+            let text = error.to_string();
+            assert!(text.contains(&format!("parameter `p1` {wanted} on rank 1;")), "{text}");
+            let Error::Gradients { step: 1, faults } = error else { panic!("{text}") };
+            assert_eq!(faults, [GradientFault::new("p1", kind, vec![1])]);
+        }
+    }
+}
+
+#[test]
+fn faults_of_several_ranks_come_together() {
+    let faults = [(0, 0, FaultKind::Unused), (1, 0, FaultKind::Unused), (1, 2, FaultKind::Unused)];
+    for error in finish_with_faults(2, &faults) {
+        let text = error.to_string();
+        assert!(text.contains("`p0` got no gradient on ranks 0, 1; "), "{text}");
+        assert!(text.contains("`p2` got no gradient on rank 1; "), "{text}");
+    }
+    for error in finish_with_faults(1, &[(0, 2, FaultKind::Unused)]) {
+        assert!(error.to_string().contains("`p2` got no gradient on rank 0; "), "{error}");
+    }
+}
+
+#[test]
+fn a_second_gradient_after_all_have_left_is_an_error_here() {
+    on_ranks(2, |group| {
+        let reducer =
+            GradientReducer::new(specs(&[1], DType::F32), &DdpOptions::default(), &group).unwrap();
+        reducer.submit(0, [1.0_f32][..].into());
+        if group.rank() == 1 {
+            reducer.submit(0, [1.0_f32][..].into());
+            let text = reducer.finish().map(drop).unwrap_err().to_string();
+            assert!(text.contains("`p0` got two gradients in one step on rank 1"), "{text}");
+            assert_eq!(reducer.finish().map(drop).unwrap_err().to_string(), text);
+        } else {
+            assert!(reducer.finish().is_ok());
+        }
+    });
+}
+
+#[test]
+fn the_error_of_a_collective_comes_out_of_every_later_finish() {
+    on_ranks(2, |group| {
+        if group.rank() == 1 {
+            return; // gone: its group is dropped
+        }
+        let reducer =
+            GradientReducer::new(specs(&[1], DType::F32), &DdpOptions::default(), &group).unwrap();
+        reducer.submit(0, [1.0_f32][..].into());
+        let error = reducer.finish().map(drop).unwrap_err().to_string();
+        assert!(error.contains('1'), "names the rank that has gone: {error}");
+        reducer.submit(0, [1.0_f32][..].into());
+        assert_eq!(reducer.finish().map(drop).unwrap_err().to_string(), error);
+    });
+}
+
+#[test]
+fn dropping_a_reducer_with_a_collective_in_flight_does_not_wait() {
+    let groups = ProcessGroup::local_world(2).unwrap();
+    let reducer =
+        GradientReducer::new(specs(&[1], DType::F32), &DdpOptions::default(), &groups[0]).unwrap();
+    reducer.submit(0, [1.0_f32][..].into());
+    drop(reducer); // rank 1 never answers; this test ends all the same
+}
+
+#[test]
+fn averages_may_outlive_the_next_step() {
+    let group = ProcessGroup::alone();
+    let reducer =
+        GradientReducer::new(specs(&[1], DType::F32), &DdpOptions::default(), &group).unwrap();
+    reducer.submit(0, [1.0_f32][..].into());
+    let first = reducer.finish().unwrap();
+    reducer.submit(0, [2.0_f32][..].into());
+    let second = reducer.finish().unwrap();
+    assert_eq!((first.get(0), second.get(0)), (Some(&[1.0_f32][..]), Some(&[2.0_f32][..])));
+}
+
+#[test]
+fn an_unknown_parameter_is_an_error_that_stays() {
+    let group = ProcessGroup::alone();
+    let reducer =
+        GradientReducer::new(specs(&[1], DType::F32), &DdpOptions::default(), &group).unwrap();
+    reducer.submit(1, [1.0_f32][..].into());
+    reducer.submit(0, [1.0_f32][..].into());
+    for _ in 0..2 {
+        let error = reducer.finish().map(drop).unwrap_err().to_string();
+        assert!(error.contains("there are 1 parameters, no 1"), "{error}");
+    }
+}
+
+#[test]
+fn models_that_cannot_be_trained_are_refused() {
+    let group = ProcessGroup::alone();
+    for (parameters, wanted) in [
+        (vec![], "no parameter to train"),
+        (specs(&[3], DType::I64), "parameter `p0` i64[3] cannot be averaged"),
+    ] {
+        let error = GradientReducer::new(parameters, &DdpOptions::default(), &group).unwrap_err();
+        assert!(error.to_string().contains(wanted), "{error}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(8))]
+    /// Ranks that see their gradients in different orders still plan alike: as rank 0 has seen
+    /// them, in the second step and ever after.
+    #[test]
+    fn the_plan_is_made_once_more_from_the_order_of_rank_0(
+        (first, second) in (1usize..9).prop_flat_map(|count| {
+            let order = || Just((0..count).collect::<Vec<_>>()).prop_shuffle();
+            (order(), order())
+        }),
+        lazy in 0usize..4,
+    ) {
+        let count = first.len();
+        let options = DdpOptions::default()
+            .first_bucket_bytes(1)
+            .bucket_bytes(16)
+            .unused_parameters(UnusedParameters::Ignore);
+        on_ranks(3, |group| {
+            let specs = specs(&vec![2; count], DType::F32);
+            let reducer = GradientReducer::new(specs.clone(), &options, &group).unwrap();
+            let value = [1.0_f32, 2.0];
+            let members = |buckets: Vec<Bucket>| -> Vec<usize> {
+                buckets.into_iter().flat_map(|bucket| bucket.parameters).collect()
+            };
+            prop_assert_eq!(members(reducer.buckets()), (0..count).rev().collect::<Vec<_>>());
+            for step in 0..3 {
+                let mut order = if group.rank() == 0 { first.clone() } else { second.clone() };
+                if group.rank() == 0 && step == 0 {
+                    order.truncate(count.saturating_sub(lazy)); // the rest is unused at first
+                }
+                if step == 2 {
+                    order.reverse(); // too late to change anything
+                }
+                order.iter().for_each(|&parameter| reducer.submit(parameter, value[..].into()));
+                drop(reducer.finish().unwrap());
+
+                let mut wanted = first.clone();
+                let unused = wanted.split_off(count.saturating_sub(lazy));
+                wanted.extend((0..count).rev().filter(|parameter| unused.contains(parameter)));
+                prop_assert_eq!(members(reducer.buckets()), wanted);
+            }
+            Ok(())
+        }).into_iter().collect::<Result<(), TestCaseError>>()?;
+    }
+}
+
+#[test]
+fn accumulated_gradients_are_averaged_with_the_last_one() {
+    on_ranks(2, |group| {
+        let options = DdpOptions::default().first_bucket_bytes(1).bucket_bytes(1);
+        let parameters = vec![
+            ParameterSpec::new("a", [2], DType::F32),
+            ParameterSpec::new("b", [2], DType::F64),
+        ];
+        let reducer = GradientReducer::new(parameters, &options, &group).unwrap();
+        let rank = group.rank() as f32;
+        for step in 1..=3 {
+            let scale = step as f32;
+            for micro_batch in [1.0, 2.0] {
+                let a = [scale * micro_batch, rank];
+                reducer.accumulate(0, |place| place.copy_from(a[..].into()));
+                let b = [f64::from(micro_batch), 1.0];
+                reducer.accumulate(1, |place| place.copy_from(b[..].into()));
+            }
+            assert_eq!(reducer.stats().buckets_launched, 2 * (step - 1), "nothing leaves");
+            assert_eq!(reducer.missing(), [0, 1]);
+            assert!(reducer.has_gradients());
+            // `b` is not used in the last backward; its accumulated gradient counts.
+            reducer.submit(0, [scale, 10.0][..].into());
+            let averaged = reducer.finish().unwrap();
+            assert_eq!(averaged.get(0), Some(&[4.0 * scale, 2.0 * 0.5 + 10.0][..]));
+            assert_eq!(averaged.get(1), Some(&[3.0_f64, 2.0][..]));
+            assert!(!reducer.has_gradients(), "the next step starts from nothing");
+        }
+    });
+}
+
+#[test]
+fn a_fault_while_accumulating_fails_the_step_on_every_rank() {
+    on_ranks(2, |group| {
+        let reducer =
+            GradientReducer::new(specs(&[2], DType::F32), &DdpOptions::default(), &group).unwrap();
+        if group.rank() == 1 {
+            reducer.accumulate(0, |_| false);
+        }
+        reducer.submit(0, [1.0_f32; 2][..].into());
+        let error = reducer.finish().map(drop).unwrap_err().to_string();
+        assert!(error.contains("`p0` got a gradient of another dtype or length on rank 1"));
+        reducer.submit(0, [1.0_f32; 2][..].into());
+        assert!(reducer.finish().is_ok());
+    });
+}
+
+#[test]
+fn ignored_parameters_are_averaged_with_zeros_or_have_no_gradient_at_all() {
+    on_ranks(3, |group| {
+        for bucket_bytes in [1, 1 << 20] {
+            let options = DdpOptions::default()
+                .first_bucket_bytes(bucket_bytes)
+                .bucket_bytes(bucket_bytes)
+                .unused_parameters(UnusedParameters::Ignore);
+            let reducer =
+                GradientReducer::new(specs(&[2, 2, 2], DType::F32), &options, &group).unwrap();
+            for step in 0..3 {
+                // p0 is used everywhere, p1 on rank 1 alone, p2 nowhere but in step 1.
+                let value = [3.0_f32, 6.0];
+                if step == 1 {
+                    reducer.submit(2, value[..].into());
+                }
+                if group.rank() == 1 {
+                    reducer.submit(1, value[..].into());
+                }
+                reducer.submit(0, value[..].into());
+                let averaged = reducer.finish().unwrap();
+                assert_eq!(averaged.get(0), Some(&value[..]));
+                assert_eq!(averaged.get(1), Some(&[1.0_f32, 2.0][..]));
+                assert_eq!(averaged.get(2), (step == 1).then_some(&value[..]));
+            }
+        }
+    });
+}
+
+#[test]
+fn an_ignored_parameter_with_a_nan_elsewhere_in_its_bucket_stays_unused() {
+    on_ranks(2, |group| {
+        let options = DdpOptions::default().unused_parameters(UnusedParameters::Ignore);
+        let reducer = GradientReducer::new(specs(&[1, 1], DType::F32), &options, &group).unwrap();
+        reducer.submit(0, [f32::NAN][..].into());
+        let averaged = reducer.finish().unwrap();
+        assert!(averaged.get::<f32>(0).unwrap()[0].is_nan());
+        assert_eq!(averaged.values(1), None);
+    });
+}
+
+#[test]
+fn the_timeline_tells_when_each_bucket_travelled() {
+    on_ranks(2, |group| {
+        let options = DdpOptions::default().first_bucket_bytes(1).bucket_bytes(1);
+        let reducer =
+            GradientReducer::new(specs(&[3, 2, 1], DType::F32), &options, &group).unwrap();
+        assert_eq!(reducer.timeline(), Timeline::default());
+        for step in 1..=2 {
+            reducer.begin_backward();
+            // Number 2 comes last although all wait for it.
+            for parameter in [0, 1, 2] {
+                reducer.submit(parameter, vec![1.0_f32; 3 - parameter].as_slice().into());
+            }
+            drop(reducer.finish().unwrap());
+            let timeline = reducer.timeline();
+            assert_eq!(timeline.step, step);
+            let bytes: Vec<usize> = timeline.buckets.iter().map(|bucket| bucket.bytes).collect();
+            // The first plan is the reverse of definition, the second one as observed.
+            assert_eq!(bytes, if step == 1 { [4, 8, 12] } else { [12, 8, 4] });
+            let in_order = |a: &BucketTimes, b: &BucketTimes| {
+                a.launched_us <= b.launched_us && a.done_us <= b.done_us
+            };
+            assert!(timeline.buckets.is_sorted_by(in_order), "{timeline}");
+            for times in &timeline.buckets {
+                assert!(times.first_us <= times.ready_us, "{timeline}");
+                assert!(times.ready_us <= times.launched_us, "{timeline}");
+                assert!(times.launched_us <= timeline.backward_us, "{timeline}");
+                assert!(times.launched_us <= times.done_us, "{timeline}");
+                assert!(times.done_us <= timeline.done_us, "{timeline}");
+            }
+        }
+    });
+}
+
+#[test]
+fn ranks_without_data_shadow_the_others_until_nobody_has_any() {
+    // Steps of each rank; some have none at all.
+    for steps in [vec![3, 1], vec![0, 2, 4], vec![2, 2], vec![0, 0]] {
+        let world_size = steps.len();
+        let most = *steps.iter().max().unwrap();
+        let ranks = on_ranks(world_size, |group| {
+            let options = DdpOptions::default().first_bucket_bytes(1).bucket_bytes(1);
+            let reducer =
+                GradientReducer::new(specs(&[2, 1], DType::F32), &options, &group).unwrap();
+            let mut seen: Vec<Vec<f32>> = Vec::new();
+            let mut note = |averaged: Averaged<'_>| {
+                seen.push([averaged.get(0).unwrap(), averaged.get(1).unwrap()].concat());
+            };
+            for _ in 0..steps[group.rank()] {
+                reducer.submit(1, [5.0_f32][..].into());
+                reducer.submit(0, [1.0_f32, group.rank() as f32][..].into());
+                note(reducer.finish().unwrap());
+            }
+            while let Some(averaged) = reducer.shadow().unwrap() {
+                note(averaged);
+            }
+            assert_eq!(reducer.stats().steps, most as u64);
+            seen
+        });
+        for seen in &ranks {
+            assert_eq!(seen.len(), most);
+            assert_eq!(*seen, ranks[0], "all ranks see all averages");
+            for (step, averages) in seen.iter().enumerate() {
+                let active = (0..world_size).filter(|&rank| steps[rank] > step);
+                let (count, sum) =
+                    active.fold((0, 0), |(count, sum), rank| (count + 1, sum + rank));
+                let average = |sum: usize| sum as f32 / world_size as f32;
+                assert_eq!(*averages, [average(count), average(sum), average(5 * count)]);
+            }
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Data-parallel training without a framework: what every adapter is built from.
+//!
+//! Each rank holds the whole model and works on its own share of the data. After backward all
+//! ranks hold the average of their gradients, so that equal optimizers keep equal parameters
+//! equal. Adapters know tensors and autodiff; this module knows the rest:
+//!
+//! | step | who |
+//! |---|---|
+//! | do all ranks hold the same model? | [`verify_model`]: an error that names parameter and rank, on every rank |
+//! | rank 0's values win | [`Broadcast`]: tensors in chunks of bounded memory |
+//! | average during backward, in buckets | [`GradientReducer`]: hooks never wait for the network |
+//! | are the ranks still in step? | [`StateDigest`]: one number to compare |
+//!
+//! A user of burn wants `drumline-burn`, where this is ten lines. By hand it looks like this:
+//!
+//! ```
+//! use drumline::ddp::{DdpOptions, GradientReducer, ParameterSpec};
+//! use drumline::{DType, ProcessGroup};
+//!
+//! # fn main() -> drumline::train::Result<()> {
+//! let train = |group: ProcessGroup| -> drumline::train::Result<Vec<f32>> {
+//!     let weight = ParameterSpec::new("weight", [2], DType::F32);
+//!     let reducer = GradientReducer::new(vec![weight], &DdpOptions::default(), &group)?;
+//!     // What backward found on this rank; adapters call `submit` from a gradient hook.
+//!     let gradient = [group.rank() as f32, 4.0];
+//!     reducer.submit(0, gradient[..].into());
+//!     let averaged = reducer.finish()?;
+//!     Ok(averaged.get::<f32>(0).unwrap_or_default().to_vec())
+//! };
+//!
+//! let ranks = ProcessGroup::local_world(2)?;
+//! let threads: Vec<_> =
+//!     ranks.into_iter().map(|group| std::thread::spawn(move || train(group))).collect();
+//! for thread in threads {
+//!     assert_eq!(thread.join().expect("no panic")?, [0.5, 4.0]);
+//! }
+//! # Ok(())
+//! # }
+//! ```
+
+mod broadcast;
+mod bucket;
+mod digest;
+mod fault;
+mod gradient_reducer;
+mod options;
+mod reducer;
+mod spec;
+mod verify;
+
+pub use broadcast::Broadcast;
+pub use digest::StateDigest;
+pub use fault::{FaultKind, GradientFault};
+pub use gradient_reducer::{
+    Averaged, BucketTimes, GradientReducer, ReducerStats, Timeline, Values, ValuesMut,
+};
+pub use options::{DdpOptions, UnusedParameters};
+pub use spec::ParameterSpec;
+pub use verify::verify_model;
+
+pub(crate) use bucket::{Bucket, plan_buckets};
+use reducer::{Reducer, Unfinished};

@@ -1,0 +1,119 @@
+/// How gradients are averaged. Must be equal on all ranks, and is checked.
+///
+/// ```
+/// use drumline::ddp::{DdpOptions, UnusedParameters};
+///
+/// let options =
+///     DdpOptions::default().bucket_bytes(5 << 20).unused_parameters(UnusedParameters::Ignore);
+/// assert_eq!(options.first_bucket_bytes, 1 << 20);
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DdpOptions {
+    /// The first bucket of each dtype is closed when it holds at least so many bytes. Small
+    /// (1 MiB), so that communication starts soon after backward does.
+    pub first_bucket_bytes: usize,
+    /// All later buckets are closed when they hold at least so many bytes. Large (25 MiB), so
+    /// that the fixed cost of a collective is paid rarely.
+    pub bucket_bytes: usize,
+    /// What to do about a parameter that a step did not use.
+    pub unused_parameters: UnusedParameters,
+}
+
+/// What happens to a parameter that gets no gradient in a step.
+///
+/// ```
+/// use drumline::ddp::{DdpOptions, UnusedParameters};
+///
+/// let options = DdpOptions::default();
+/// // A mistake, unless said otherwise.
+/// assert_eq!(options.unused_parameters, UnusedParameters::Error);
+/// let options = options.unused_parameters(UnusedParameters::Ignore);
+/// assert_eq!(options.unused_parameters, UnusedParameters::Ignore);
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum UnusedParameters {
+    /// The step fails on every rank, with an error that names each such parameter and its ranks:
+    /// more often than not it is a mistake in forward.
+    #[default]
+    Error,
+    /// A parameter that some ranks used is averaged over *all* ranks, with zeros for those that
+    /// did not. One that no rank used has no gradient on any rank, so that optimizers leave it
+    /// and its momentum alone. For models whose forward takes different ways. A bucket with an
+    /// unused parameter, and those behind it, can leave only when backward has ended.
+    Ignore,
+}
+
+impl DdpOptions {
+    /// Sets [`DdpOptions::first_bucket_bytes`].
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// let layer = |_| ParameterSpec::new("layer", [100], DType::F32);
+    /// let layers: Vec<_> = (0..4).map(layer).collect();
+    /// let options = DdpOptions::default().first_bucket_bytes(400);
+    /// let reducer = GradientReducer::new(layers, &options, &group)?;
+    /// # (0..4).for_each(|layer| reducer.submit(layer, [1.0_f32; 100][..].into()));
+    /// # drop(reducer.finish()?);
+    /// let bytes: Vec<usize> = reducer.timeline().buckets.iter().map(|it| it.bytes).collect();
+    /// assert_eq!(bytes, [400, 1200]); // of one layer, so that it leaves at once
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    #[must_use]
+    pub fn first_bucket_bytes(mut self, bytes: usize) -> Self {
+        self.first_bucket_bytes = bytes;
+        self
+    }
+
+    /// Sets [`DdpOptions::bucket_bytes`].
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// # let group = ProcessGroup::alone();
+    /// let layer = |_| ParameterSpec::new("layer", [100], DType::F32);
+    /// let layers: Vec<_> = (0..4).map(layer).collect();
+    /// let options = DdpOptions::default().first_bucket_bytes(400).bucket_bytes(500);
+    /// let reducer = GradientReducer::new(layers, &options, &group)?;
+    /// # (0..4).for_each(|layer| reducer.submit(layer, [1.0_f32; 100][..].into()));
+    /// # drop(reducer.finish()?);
+    /// let bytes: Vec<usize> = reducer.timeline().buckets.iter().map(|it| it.bytes).collect();
+    /// assert_eq!(bytes, [400, 800, 400]); // a tensor is never cut
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    #[must_use]
+    pub fn bucket_bytes(mut self, bytes: usize) -> Self {
+        self.bucket_bytes = bytes;
+        self
+    }
+
+    /// Sets [`DdpOptions::unused_parameters`].
+    ///
+    /// ```
+    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
+    /// use drumline::ddp::UnusedParameters;
+    ///
+    /// let branches = ["left", "right"].map(|name| ParameterSpec::new(name, [1], DType::F32));
+    /// let options = DdpOptions::default().unused_parameters(UnusedParameters::Ignore);
+    /// let reducer = GradientReducer::new(branches.into(), &options, &ProcessGroup::alone())?;
+    /// reducer.submit(0, [1.0_f32][..].into()); // forward went left
+    /// assert_eq!(reducer.finish()?.get::<f32>(1), None);
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    #[must_use]
+    pub fn unused_parameters(mut self, unused: UnusedParameters) -> Self {
+        self.unused_parameters = unused;
+        self
+    }
+}
+
+impl Default for DdpOptions {
+    fn default() -> Self {
+        Self {
+            first_bucket_bytes: 1 << 20,
+            bucket_bytes: 25 << 20,
+            unused_parameters: UnusedParameters::default(),
+        }
+    }
+}

@@ -1,0 +1,321 @@
+use drumline_group::ProcessGroup;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::{DdpOptions, ParameterSpec};
+use crate::{Error, Result};
+
+/// Checks that all ranks hold the same model: number, order, names, shapes and dtypes of
+/// `parameters` (which are trained) and `buffers` (which are not), and equal options.
+///
+/// A collective: every rank must call it. Costs one gather of three integers when the models are
+/// equal. When they are not, the first difference is found by bisection, in log2(tensors) more
+/// gathers of one integer, however large model and world are.
+///
+/// ```
+/// use drumline::{DType, ProcessGroup, ddp::{DdpOptions, ParameterSpec, verify_model}};
+///
+/// std::thread::scope(|threads| {
+///     for group in ProcessGroup::local_world(2)? {
+///         threads.spawn(move || {
+///             let weight = ParameterSpec::new("weight", [10 + group.rank()], DType::F32);
+///             let differs = verify_model(&group, &[weight], &[], &DdpOptions::default());
+///             assert!(differs.unwrap_err().to_string().contains("f32[11]"));
+///         });
+///     }
+///     Ok::<_, drumline::train::Error>(())
+/// })?;
+/// # Ok::<_, drumline::train::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// [`Error::ModelMismatch`], the same on every rank, naming the first tensor that differs, the
+/// ranks and what they have. Whatever the collectives return.
+pub fn verify_model(
+    group: &ProcessGroup,
+    parameters: &[ParameterSpec],
+    buffers: &[ParameterSpec],
+    options: &DdpOptions,
+) -> Result<()> {
+    if group.world_size() == 1 {
+        return Ok(());
+    }
+    let entries = entries(parameters, buffers, options);
+    let prefixes = prefix_digests(&entries);
+
+    let counts = [parameters.len() as i64, buffers.len() as i64];
+    let all = gather(group, &[counts[0], counts[1], prefixes[entries.len()]])?;
+    let all: Vec<&[i64]> = all.chunks_exact(3).collect();
+    if all.iter().all(|of_rank| *of_rank == all[0]) {
+        return Ok(());
+    }
+
+    // All ranks see the same gathered numbers, so they take the same turns. A rank with fewer
+    // entries than `middle` cannot agree with one that has more: its last prefix differs.
+    let entries_of = |of_rank: &[i64]| {
+        of_rank[0].saturating_add(of_rank[1]).max(0) as u64 + OPTION_ENTRIES as u64
+    };
+    let most = all.iter().map(|of_rank| entries_of(of_rank)).max().unwrap_or(0);
+    let (mut equal, mut different) = (0, most);
+    while different - equal > 1 {
+        let middle = equal + (different - equal) / 2;
+        let mine = usize::try_from(middle).ok().and_then(|middle| prefixes.get(middle));
+        let digests = gather(group, &[mine.copied().unwrap_or(prefixes[entries.len()])])?;
+        if digests.iter().all(|digest| *digest == digests[0]) {
+            equal = middle;
+        } else {
+            different = middle;
+        }
+    }
+
+    let mine = usize::try_from(equal).ok().and_then(|index| entries.get(index));
+    let mut descriptions = vec![0_u8; group.world_size() * Entry::WIRE_BYTES];
+    group.all_gather(&Entry::to_wire(mine), &mut descriptions)?;
+    let entries: Vec<Option<Entry>> =
+        descriptions.chunks_exact(Entry::WIRE_BYTES).map(Entry::from_wire).collect();
+    Err(Error::ModelMismatch { problem: explain(&all, &entries) })
+}
+
+/// One thing that must be equal on all ranks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Entry {
+    /// `parameter`, `buffer` or `option`.
+    kind: String,
+    name: String,
+    /// Dtype and shape, or the option's value.
+    value: String,
+}
+
+impl Entry {
+    /// What a description takes when it travels; longer ones are cut for display.
+    const WIRE_BYTES: usize = 512;
+
+    fn new(kind: &str, name: &str, value: String) -> Self {
+        Self { kind: kind.to_owned(), name: name.to_owned(), value }
+    }
+
+    fn tensor(kind: &str, spec: &ParameterSpec) -> Self {
+        Self::new(kind, &spec.name, spec.type_name())
+    }
+
+    /// Zeros when there is none.
+    fn to_wire(entry: Option<&Entry>) -> [u8; Entry::WIRE_BYTES] {
+        let mut wire = [0; Entry::WIRE_BYTES];
+        let Some(Entry { kind, name, value }) = entry else { return wire };
+        // The name is cut first: it is the part that a user chooses.
+        let name = cut(name, 300);
+        let text = format!("{kind}\n{name}\n{value}");
+        let text = cut(&text, Entry::WIRE_BYTES);
+        wire[..text.len()].copy_from_slice(text.as_bytes());
+        wire
+    }
+
+    fn from_wire(wire: &[u8]) -> Option<Entry> {
+        let end = wire.iter().position(|&byte| byte == 0).unwrap_or(wire.len());
+        let text = String::from_utf8_lossy(&wire[..end]);
+        let mut fields = text.splitn(3, '\n');
+        let mut field = || fields.next().unwrap_or_default().to_owned();
+        let entry = Entry { kind: field(), name: field(), value: field() };
+        (end > 0).then_some(entry)
+    }
+}
+
+/// How many entries stand for the options.
+const OPTION_ENTRIES: usize = 2;
+
+fn entries(
+    parameters: &[ParameterSpec],
+    buffers: &[ParameterSpec],
+    options: &DdpOptions,
+) -> Vec<Entry> {
+    let limits = format!("{} and {} bytes", options.first_bucket_bytes, options.bucket_bytes);
+    let unused = format!("{:?}", options.unused_parameters);
+    let options: [Entry; OPTION_ENTRIES] = [
+        Entry::new("option", "bucket limits", limits),
+        Entry::new("option", "unused parameters", unused),
+    ];
+    let parameters = parameters.iter().map(|spec| Entry::tensor("parameter", spec));
+    let buffers = buffers.iter().map(|spec| Entry::tensor("buffer", spec));
+    // Options last: whoever has the wrong model wants to hear of that first.
+    parameters.chain(buffers).chain(options).collect()
+}
+
+/// Digest `i` stands for the first `i` entries, so equal digests mean equal beginnings.
+fn prefix_digests(entries: &[Entry]) -> Vec<i64> {
+    let mut digest = 0_u64;
+    let mut digests = vec![0];
+    for Entry { kind, name, value } in entries {
+        let text = format!("{digest:016x}\n{kind}\n{name}\n{value}");
+        digest = xxh3_64(text.as_bytes());
+        digests.push(digest as i64);
+    }
+    digests
+}
+
+fn gather(group: &ProcessGroup, mine: &[i64]) -> Result<Vec<i64>> {
+    let mut all = vec![0; mine.len() * group.world_size()];
+    group.all_gather(mine, &mut all)?;
+    Ok(all)
+}
+
+/// `counts[rank]` starts with its numbers of parameters and buffers; `entries[rank]` is its entry
+/// at the first place where the ranks differ.
+fn explain(counts: &[&[i64]], entries: &[Option<Entry>]) -> String {
+    const RANKS_SHOWN_MAX: usize = 8;
+    let zero = &entries[0];
+    let differing: Vec<usize> = (1..entries.len()).filter(|&rank| entries[rank] != *zero).collect();
+    let mut text: Vec<String> = differing
+        .iter()
+        .take(RANKS_SHOWN_MAX)
+        .map(|&rank| {
+            let difference = compare(rank, &entries[rank], zero);
+            match (counts[rank], counts[0]) {
+                (mine, theirs) if mine[..2] == theirs[..2] => difference,
+                (mine, theirs) => format!(
+                    "rank {rank} has {} parameters and {} buffers, rank 0 has {} and {}; the first \
+                     that differs: {difference}",
+                    mine[0], mine[1], theirs[0], theirs[1]
+                ),
+            }
+        })
+        .collect();
+    if let Some(more) = differing.len().checked_sub(RANKS_SHOWN_MAX).filter(|&more| more > 0) {
+        text.push(format!("{more} more ranks differ"));
+    }
+    text.join("; ")
+}
+
+fn compare(rank: usize, entry: &Option<Entry>, zero: &Option<Entry>) -> String {
+    let describe = |entry: &Option<Entry>| match entry {
+        Some(Entry { kind, name, value }) => format!("{kind} `{name}` {value}"),
+        None => "nothing".to_owned(),
+    };
+    match (entry, zero) {
+        (Some(mine), Some(theirs)) if (&mine.kind, &mine.name) == (&theirs.kind, &theirs.name) => {
+            let Entry { kind, name, value } = mine;
+            format!("rank {rank}: {kind} `{name}` is {value}, rank 0 has {}", theirs.value)
+        }
+        _ => format!("rank {rank} has {} where rank 0 has {}", describe(entry), describe(zero)),
+    }
+}
+
+/// The longest beginning of `text` that fits into `bytes_max`.
+fn cut(text: &str, bytes_max: usize) -> &str {
+    &text[..text.floor_char_boundary(bytes_max)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::UnusedParameters, *};
+    use drumline_group::DType;
+
+    fn spec(name: &str, shape: &[usize]) -> ParameterSpec {
+        ParameterSpec::new(name, shape, DType::F32)
+    }
+
+    /// Runs the check with one model per rank and returns every rank's answer.
+    fn verify(models: Vec<(Vec<ParameterSpec>, Vec<ParameterSpec>, DdpOptions)>) -> Vec<String> {
+        let groups = ProcessGroup::local_world(models.len()).unwrap();
+        let ranks: Vec<_> = groups
+            .into_iter()
+            .zip(models)
+            .map(|(group, (parameters, buffers, options))| {
+                std::thread::spawn(move || {
+                    match verify_model(&group, &parameters, &buffers, &options) {
+                        Ok(()) => "equal".to_owned(),
+                        Err(error @ Error::ModelMismatch { .. }) => error.to_string(),
+                        Err(other) => panic!("{other}"),
+                    }
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    }
+
+    fn model(
+        parameters: Vec<ParameterSpec>,
+    ) -> (Vec<ParameterSpec>, Vec<ParameterSpec>, DdpOptions) {
+        (parameters, vec![spec("norm.mean", &[4])], DdpOptions::default())
+    }
+
+    #[test]
+    fn equal_models_pass() {
+        let parameters = vec![spec("fc1.weight", &[2, 3]), spec("fc1.bias", &[3])];
+        assert_eq!(verify(vec![model(parameters); 3]), ["equal"; 3]);
+    }
+
+    #[test]
+    fn every_rank_names_the_first_parameter_that_differs() {
+        // At every place of a long model, so that bisection ends everywhere.
+        let usual: Vec<_> = (0..9).map(|i| spec(&format!("fc{i}.weight"), &[10, 128])).collect();
+        for place in 0..9 {
+            let mut other = usual.clone();
+            for later in &mut other[place..] {
+                later.shape = vec![10, 64];
+            }
+            let answers = verify(vec![model(usual.clone()), model(other), model(usual.clone())]);
+            let wanted = format!(
+                "rank 1: parameter `fc{place}.weight` is f32[10, 64], rank 0 has f32[10, 128]"
+            );
+            for answer in answers {
+                assert!(answer.contains(&wanted), "{answer}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_missing_parameter_is_named_with_the_counts() {
+        let usual = vec![spec("a", &[1]), spec("b", &[2]), spec("c", &[3])];
+        let answers =
+            verify(vec![model(usual.clone()), model(usual.clone()), model(usual[..2].to_vec())]);
+        for answer in answers {
+            assert!(
+                answer.contains("rank 2 has 2 parameters and 1 buffers, rank 0 has 3 and 1"),
+                "{answer}"
+            );
+            assert!(
+                answer.contains(
+                    "rank 2 has buffer `norm.mean` f32[4] where rank 0 has parameter `c` f32[3]"
+                ),
+                "{answer}"
+            );
+        }
+    }
+
+    #[test]
+    fn names_dtypes_buffers_and_options_count_too() {
+        let usual = model(vec![spec("a", &[1])]);
+        let renamed = model(vec![spec("z", &[1])]);
+        let retyped = model(vec![ParameterSpec::new("a", [1], DType::F64)]);
+        let mut buffer = usual.clone();
+        buffer.1[0].shape = vec![5];
+        let mut no_buffer = usual.clone();
+        no_buffer.1.clear();
+        let mut limits = usual.clone();
+        limits.2 = limits.2.bucket_bytes(7);
+        let mut unused = usual.clone();
+        unused.2 = unused.2.unused_parameters(UnusedParameters::Ignore);
+        for (other, wanted) in [
+            (renamed, "rank 1 has parameter `z` f32[1] where rank 0 has parameter `a` f32[1]"),
+            (retyped, "rank 1: parameter `a` is f64[1], rank 0 has f32[1]"),
+            (buffer, "rank 1: buffer `norm.mean` is f32[5], rank 0 has f32[4]"),
+            (no_buffer, "rank 1 has option `bucket limits`"),
+            (limits, "rank 1: option `bucket limits` is 1048576 and 7 bytes"),
+            (unused, "rank 1: option `unused parameters` is Ignore, rank 0 has Error"),
+        ] {
+            for answer in verify(vec![usual.clone(), other]) {
+                assert!(answer.contains(wanted), "{answer}");
+            }
+        }
+    }
+
+    #[test]
+    fn long_names_are_cut_not_refused() {
+        let long = "ä".repeat(1000);
+        let answers = verify(vec![model(vec![spec(&long, &[1])]), model(vec![spec(&long, &[2])])]);
+        for answer in answers {
+            assert!(answer.contains("` is f32[2], rank 0 has f32[1]"), "{answer}");
+            assert!(answer.len() < 1000);
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! Why training cannot go on, who is at fault, and what to do next.
+
+use std::{path::PathBuf, sync::Arc};
+
+use drumline_group::CollectiveError;
+
+use crate::{async_reduce::MissingTensors, ddp::GradientFault};
+
+/// What every fallible function of this crate returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a step, a checkpoint or a sampler failed.
+///
+/// ```
+/// use drumline::{sampler::DistributedSampler, train::Error};
+///
+/// let error = DistributedSampler::builder(100).ranks(2, 2).build().unwrap_err();
+/// assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
+/// ```
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A call of the process group failed.
+    #[error(transparent)]
+    Group(#[from] drumline_group::Error),
+
+    /// The caller's argument cannot be used. Nothing was sent to any peer.
+    #[error("{operation}: {problem}")]
+    InvalidArgument {
+        /// The function that was called.
+        operation: &'static str,
+        /// What is wrong, and what would be right.
+        problem: String,
+    },
+
+    /// A checkpoint cannot be written or read.
+    #[error("checkpoint {}: {problem}", path.display())]
+    Checkpoint {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+
+    /// Ranks were given different models. Every rank gets this error, with the same text.
+    #[error("the model differs between ranks: {problem}")]
+    ModelMismatch {
+        /// The first difference: which ranks, which tensor, what each has.
+        problem: String,
+    },
+
+    /// Gradients are missing or unusable, so that a step cannot be averaged. Every rank gets
+    /// this error (unless a gradient was handed in again after all had left).
+    #[error(
+        "step {step}: {}; every parameter that is trained must take part in the loss, once per \
+         step and on every rank: use it, or freeze it before the model is wrapped, or choose \
+         `UnusedParameters::Ignore`",
+        GradientFault::list(faults)
+    )]
+    Gradients {
+        /// The step, counted from 1.
+        step: u64,
+        /// What is wrong with which parameter, on which ranks.
+        faults: Vec<GradientFault>,
+    },
+
+    /// Tensors are missing in a step of [`AsyncReduce`](crate::async_reduce::AsyncReduce). Every
+    /// rank gets this error.
+    #[error(
+        "step {step}: {}; every rank brings every tensor once in each step{}",
+        MissingTensors::list(missing),
+        by.as_ref().map(|by| format!(" ({by})")).unwrap_or_default()
+    )]
+    NotBrought {
+        /// The step, counted from 1.
+        step: u64,
+        /// What is missing, by rank.
+        missing: Vec<MissingTensors>,
+        /// The failure that ended the step, and the engine: these ranks answer no more. `None`
+        /// where they have said themselves that they bring nothing more; then the next step
+        /// may go on.
+        by: Option<Arc<CollectiveError>>,
+    },
+}

@@ -1,0 +1,18 @@
+//! Data-parallel training on process groups, without a framework.
+//!
+//! | module | what it holds |
+//! |---|---|
+//! | [`ddp`] | buckets, the reducer, verification and broadcast of models |
+//! | [`async_reduce`] | named tensors, reduced in whatever order they come |
+//! | [`sampler`] | which samples each rank sees, in torch's exact order |
+//! | [`checkpoint`] | named tensors in files that are whole or not there |
+
+#![forbid(unsafe_code)]
+
+pub mod async_reduce;
+pub mod checkpoint;
+pub mod ddp;
+mod error;
+pub mod sampler;
+
+pub use error::{Error, Result};

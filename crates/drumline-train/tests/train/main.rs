@@ -1,0 +1,11 @@
+//! Training on groups whose ranks are threads or processes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../../../drumline-group/tests/common/mod.rs"]
+mod common;
+
+mod async_reduce;
+mod checkpoint;
+mod ddp;
+mod sampler;
