@@ -18,7 +18,8 @@ import platform
 import sys
 import time
 
-from page import Figure, Results, goals, replaced, state, table
+import summary
+from page import Figure, Results, goals, replaced, section_mark, state, table
 from peers import Absent, quiet
 from sections import DRUMLINE, PEERS, ROOT, SECTIONS, Section, drumline
 
@@ -90,7 +91,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--only", default="", help="sections, with commas between them: "
                         + ", ".join(build().key for build in SECTIONS))
-    parser.add_argument("--page", type=pathlib.Path, help="replace the tables of this page")
+    parser.add_argument("--page", type=pathlib.Path, help="rewrite this short page, and the page of all tables")
+    parser.add_argument("--tables", type=pathlib.Path, default=ROOT / "docs/notes/measurements.md",
+                        help="the page of all tables (%(default)s)")
     options = parser.parse_args()
 
     sections = [build() for build in SECTIONS]
@@ -109,18 +112,20 @@ def main() -> None:
     for section in chosen:
         found = results[section.key] = measure(section, options.rounds, reasons)
         columns = list(dict.fromkeys(section.columns()))
-        part = f"### {section.title}\n\n{section.note}\n\n" if section.note else f"### {section.title}\n\n"
+        part = f"### {section.title}\n\n{section_mark(section.key)}\n\n"
+        part += f"{section.note}\n\n" if section.note else ""
         parts.append(part + table(found, columns, list(section.ratios), section.with_cpu))
     wanted = [(section.key, goal) for section in chosen for goal in section.goals]
-    parts.insert(1, "### Goals\n\n" + goals(results, wanted))
+    parts.insert(1, f"### Goals\n\n{section_mark('goals')}\n\n" + goals(results, wanted))
     missing = {**PEERS.absent, **reasons}
     if missing:
         parts.append("Left out:\n\n" + "\n".join(f"- {what}: {why}" for what, why in missing.items()))
     text = "\n\n".join(parts) + "\n"
     print(text)
     if options.page and only == keys:
-        options.page.write_text(replaced(options.page.read_text(), text))
-        print(f"{options.page} is up to date", file=sys.stderr)
+        options.tables.write_text(replaced(options.tables.read_text(), text))
+        summary.write(options.tables.resolve(), options.page.resolve())
+        print(f"{options.page} and {options.tables} are up to date", file=sys.stderr)
     elif options.page:
         print(f"{options.page} stays as it is: only some sections were measured", file=sys.stderr)
 

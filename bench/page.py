@@ -136,10 +136,25 @@ def goals(results: dict[str, Results], wanted: list[tuple[str, Goal]]) -> str:
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 
 
-def replaced(page: str, text: str) -> str:
-    """The page with `text` between the marks; what stands around them is left alone."""
+def section_mark(key: str) -> str:
+    """Stands below the title of a section, so that `summary.py` finds the table."""
+    return f"<!-- section: {key} -->"
+
+
+def parts_of(page: str) -> tuple[str, str, str]:
+    """What stands before the marks, between them, and after them."""
     before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    between, end, after = rest.partition(END)
     if not begin or not end:
         raise SystemExit(f"the page has no {BEGIN} and {END}, between which the tables belong")
+    return before, between, after
+
+
+def within_marks(page: str) -> str:
+    return parts_of(page)[1]
+
+
+def replaced(page: str, text: str) -> str:
+    """The page with `text` between the marks; what stands around them stays."""
+    before, _, after = parts_of(page)
     return f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{after}"
