@@ -1,11 +1,11 @@
-"""Measures drumline beside its peers, in turns, and writes one page: `make bench`.
+"""Measures drumline beside its peers, in turns, and writes the pages of figures: `make bench`.
 
     python3 bench/bench.py --rounds 5 --only all_reduce,loopback
 
-A section has turns: one program each, which times the section's operations. In every round all turns
-are taken one after another (A B C A B C), and between any two the hand-over of a word between the
-cores is measured, so that figures are only compared with figures of the same state of the machine.
-A cell is the median over the rounds of a turn's median, with the fastest and the slowest round.
+A section is a table. It has turns: each turn is one program, which times the calls of the section. In every round all
+turns follow one another (A B C A B C). Between two turns the hand-over of a word between the cores is measured, so that
+only figures of the same state of the machine are compared. A cell is the median of the turn's medians over the
+rounds, with the fastest and the slowest round.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from peers import Absent, quiet
 from sections import DRUMLINE, PEERS, ROOT, SECTIONS, Section, drumline
 
 def hand_over() -> list[float]:
-    """Of a word between two cores, in ns."""
+    """Time of the hand-over of a word between two cores, in ns. Empty if it cannot be measured."""
     try:
         return drumline(["barrier", "--iters", "1", "--rounds", "1", "-w", "1"], 20)[0]["hand_over_ns"][-1:]
     except Absent:
         return []
 
 
-# A turn in which the cores changed says little, and one in another state than the round's first is compared
-# with nothing: it is taken again, so often at most.
+# How often a turn is taken at most. It is taken again if the cores changed during it (the figure then says little), or if
+# their state is not that of the first turn of the round (the figure is then compared with nothing).
 TRIES = 3
 
 
@@ -81,15 +81,15 @@ def heading(rounds: int) -> str:
     return (
         f"{today}, commit {commit}; {model}, {os.cpu_count()} cores, Linux {platform.release()}; "
         f"`make bench ROUNDS={rounds}`. Times of `f32` in microseconds, median of the rounds (fastest–slowest); "
-        "ratios say how many times as fast ours is. Cores are *near* while they hand over a word in less "
-        "than 100 ns, before a turn and after it, and *far* otherwise; only like is compared with like."
+        "ratios say how many times as fast drumline is. Cores are *near* if they hand over a word in less than 100 ns "
+        "before and after a turn, and *far* otherwise; only figures of the same state are compared."
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="sections, with commas between them: "
+    parser.add_argument("--only", default="", help="sections, separated by commas: "
                         + ", ".join(build().key for build in SECTIONS))
     parser.add_argument("--page", type=pathlib.Path, help="rewrite this short page, and the page of all tables")
     parser.add_argument("--tables", type=pathlib.Path, default=ROOT / "docs/notes/measurements.md",
