@@ -109,7 +109,7 @@ def turn(name: str, model: nn.Module, steps: int, seed: int) -> float:
 
 
 def check(name: str, way: str, model: nn.Module) -> None:
-    """Whether parameters have the same bits on all ranks."""
+    """Fails unless parameters have the same bits on all ranks."""
     digest = torch.tensor([it.detach().view(torch.int32).sum(dtype=torch.int64) for it in model.parameters()])
     least, most = digest.clone(), digest.clone()
     dist.all_reduce(least, dist.ReduceOp.MIN)

@@ -168,10 +168,10 @@ def summary(tables: Tables, picture_name: str, tables_name: str) -> str:
 
 {table(tables)}
 
-*drumline*: a buffer of any kind; *times as fast* compares this column. *registered*: a buffer of `alloc_registered`.
-Two ranks on one host unless the row says otherwise. Ranks rewrite their buffers before each call. Where ranks outnumber
-the cores, times are means. The fastest peer is the fastest of Intel MPI, MPICH and Open MPI; between hosts it is iperf3,
-with as many bytes both ways.
+*drumline*: a buffer of any kind; *times as fast* compares this column. *registered*: a buffer of
+`alloc_registered`. Two ranks on one host unless the row says otherwise. Ranks rewrite their buffers before
+each call. Where ranks outnumber the cores, times are means. The fastest peer is the fastest of Intel MPI,
+MPICH and Open MPI; between hosts it is iperf3, with as many bytes both ways.
 
 {goals(tables)}
 

@@ -41,8 +41,15 @@ def anchors(text: str) -> set[str]:
 
 
 def blank(code: re.Match[str]) -> str:
-    """As many lines of nothing, so that line numbers stay. Code in a link's text keeps its brackets apart."""
+    """Code is no link. Its lines are kept, so that line numbers stay right."""
     return re.sub(r"[^\n]", "x", code[0])
+
+
+def moved(path: pathlib.Path) -> str:
+    """A hint: files of the same name in a folder of the same name."""
+    known = subprocess.run(["git", "ls-files", f"*/{path.parent.name}/{path.name}"],
+                           cwd=ROOT, check=True, capture_output=True, text=True).stdout.split()
+    return f" (perhaps {' or '.join(known)})" if 0 < len(known) <= 3 else ""
 
 
 def dead(page: pathlib.Path) -> list[str]:
@@ -57,7 +64,7 @@ def dead(page: pathlib.Path) -> list[str]:
         line = text.count("\n", 0, link.start()) + 1
         where = f"{page.relative_to(ROOT)}:{line}"
         if not path.exists():
-            problems.append(f"{where}: there is no {target}")
+            problems.append(f"{where}: there is no {target}{moved(path)}")
         elif anchor and path.suffix == ".md" and anchor not in anchors(path.read_text()):
             problems.append(f"{where}: {name or 'this page'} has no heading #{anchor}")
     return problems
