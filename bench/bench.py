@@ -1,11 +1,11 @@
-"""Measures drumline beside its peers, in turns, and writes one page: `make bench`.
+"""Measures drumline beside its peers, in turns, and writes the pages of figures: `make bench`.
 
     python3 bench/bench.py --rounds 5 --only all_reduce,loopback
 
-A section has turns: one program each, which times the section's operations. In every round all turns
-are taken one after another (A B C A B C), and between any two the hand-over of a word between the
-cores is measured, so that figures are only compared with figures of the same state of the machine.
-A cell is the median over the rounds of a turn's median, with the fastest and the slowest round.
+A section is a table. It has turns: each turn is one program, which times the calls of the section. In every round all
+turns follow one another (A B C A B C). Between two turns the hand-over of a word between the cores is measured, so that
+only figures of the same state of the machine are compared. A cell is the median of the turn's medians over the
+rounds, with the fastest and the slowest round.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ import platform
 import sys
 import time
 
-from page import Figure, Results, goals, replaced, state, table
+import summary
+from page import Figure, Results, goals, replaced, section_mark, state, table
 from peers import Absent, quiet
 from sections import DRUMLINE, PEERS, ROOT, SECTIONS, Section, drumline
 
 def hand_over() -> list[float]:
-    """Of a word between two cores, in ns."""
+    """Time of the hand-over of a word between two cores, in ns. Empty if it cannot be measured."""
     try:
         return drumline(["barrier", "--iters", "1", "--rounds", "1", "-w", "1"], 20)[0]["hand_over_ns"][-1:]
     except Absent:
         return []
 
 
-# A turn in which the cores changed says little, and one in another state than the round's first is compared
-# with nothing: it is taken again, so often at most.
+# How often a turn is taken at most. It is taken again if the cores changed during it (the figure then says little), or if
+# their state is not that of the first turn of the round (the figure is then compared with nothing).
 TRIES = 3
 
 
@@ -80,17 +81,19 @@ def heading(rounds: int) -> str:
     return (
         f"{today}, commit {commit}; {model}, {os.cpu_count()} cores, Linux {platform.release()}; "
         f"`make bench ROUNDS={rounds}`. Times of `f32` in microseconds, median of the rounds (fastest–slowest); "
-        "ratios say how many times as fast ours is. Cores are *near* while they hand over a word in less "
-        "than 100 ns, before a turn and after it, and *far* otherwise; only like is compared with like."
+        "ratios say how many times as fast drumline is. Cores are *near* if they hand over a word in less than 100 ns "
+        "before and after a turn, and *far* otherwise; only figures of the same state are compared."
     )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--only", default="", help="sections, with commas between them: "
+    parser.add_argument("--only", default="", help="sections, separated by commas: "
                         + ", ".join(build().key for build in SECTIONS))
-    parser.add_argument("--page", type=pathlib.Path, help="replace the tables of this page")
+    parser.add_argument("--page", type=pathlib.Path, help="rewrite this short page, and the page of all tables")
+    parser.add_argument("--tables", type=pathlib.Path, default=ROOT / "docs/notes/measurements.md",
+                        help="the page of all tables (%(default)s)")
     options = parser.parse_args()
 
     sections = [build() for build in SECTIONS]
@@ -109,18 +112,20 @@ def main() -> None:
     for section in chosen:
         found = results[section.key] = measure(section, options.rounds, reasons)
         columns = list(dict.fromkeys(section.columns()))
-        part = f"### {section.title}\n\n{section.note}\n\n" if section.note else f"### {section.title}\n\n"
+        part = f"### {section.title}\n\n{section_mark(section.key)}\n\n"
+        part += f"{section.note}\n\n" if section.note else ""
         parts.append(part + table(found, columns, list(section.ratios), section.with_cpu))
     wanted = [(section.key, goal) for section in chosen for goal in section.goals]
-    parts.insert(1, "### Goals\n\n" + goals(results, wanted))
+    parts.insert(1, f"### Goals\n\n{section_mark('goals')}\n\n" + goals(results, wanted))
     missing = {**PEERS.absent, **reasons}
     if missing:
         parts.append("Left out:\n\n" + "\n".join(f"- {what}: {why}" for what, why in missing.items()))
     text = "\n\n".join(parts) + "\n"
     print(text)
     if options.page and only == keys:
-        options.page.write_text(replaced(options.page.read_text(), text))
-        print(f"{options.page} is up to date", file=sys.stderr)
+        options.tables.write_text(replaced(options.tables.read_text(), text))
+        summary.write(options.tables.resolve(), options.page.resolve())
+        print(f"{options.page} and {options.tables} are up to date", file=sys.stderr)
     elif options.page:
         print(f"{options.page} stays as it is: only some sections were measured", file=sys.stderr)
 

@@ -3,11 +3,10 @@
     python bench/ddp_step.py                      # both models, 2 ranks
     python bench/ddp_step.py --model mlp --ranks 4 --rounds 9
 
-The ways take turns in one process per rank, so that no mood of the machine falls upon one of them
-alone. `alone` is the same step without communication, on all ranks at once; what a way takes longer
-than that is its exposed communication. A turn's figure is the mean of its steps on the slowest rank; a
-cell is the median over the rounds, with the fastest and the slowest. Ranks must end with the
-same parameters, which is checked after every turn.
+The ways take turns in one process per rank, so that all see the same moods of the machine. `alone` is the same step
+without communication, on all ranks at once. The exposed communication of a way is its time minus that of `alone`. The
+figure of a turn is the mean of its steps on the slowest rank. A cell is the median over the rounds, with the fastest
+and the slowest round. After every turn all ranks must have the same parameters.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ GPT = {"vocabulary": 2048, "width": 256, "layers": 6, "heads": 8, "context": 128
 
 
 def mlp() -> nn.Module:
-    """40 million parameters."""
+    """An MLP of 40 million parameters."""
     widths = [1024, 3072, 3072, 3072, 3072, 3072]
     layers: list[nn.Module] = []
     for before, after in zip(widths, widths[1:]):
@@ -91,13 +90,13 @@ def ways(name: str, on_drumline: Any) -> dict[str, nn.Module]:
 
 
 def turn(name: str, model: nn.Module, steps: int, seed: int) -> float:
-    """Seconds of a step, on the slowest rank."""
+    """Seconds for a step, on the slowest rank."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     generator = torch.Generator().manual_seed(seed)
     data = [batch(name, generator) for _ in range(steps + 1)]
     started = 0.0
     for number, (x, y) in enumerate(data):
-        if number == 1:  # the first one warms up
+        if number == 1:  # the first step is a warm-up
             dist.barrier()
             started = time.perf_counter()
         optimizer.zero_grad()
@@ -110,7 +109,7 @@ def turn(name: str, model: nn.Module, steps: int, seed: int) -> float:
 
 
 def check(name: str, way: str, model: nn.Module) -> None:
-    """Parameters are the same bits on all ranks."""
+    """Fails unless parameters have the same bits on all ranks."""
     digest = torch.tensor([it.detach().view(torch.int32).sum(dtype=torch.int64) for it in model.parameters()])
     least, most = digest.clone(), digest.clone()
     dist.all_reduce(least, dist.ReduceOp.MIN)

@@ -2,8 +2,8 @@
 
     python gloo_loop.py 2 100 all_reduce:8 all_gather:1048576
 
-The counterpart of mpi_loop.c, whose comment says what is timed; buffers are rewritten before each call.
-What a call from Python costs, some microseconds, is part of the figures: there is no other way in.
+The counterpart of mpi_loop.c, whose comment says what is timed. Buffers are rewritten before each call. The figures
+include the cost of a call from Python, some microseconds: gloo is reached only through Python here.
 """
 
 import json
@@ -21,7 +21,7 @@ SAMPLES_MAX = 10_000
 
 
 class Case:
-    """One operation on this rank's buffers."""
+    """One collective on this rank's buffers."""
 
     def __init__(self, operation: str, size: int, rank: int, ranks: int) -> None:
         count = size // 4
@@ -77,7 +77,7 @@ def measure(rank: int, ranks: int, port: int, turn_ms: float, cases: list[str]) 
                 once()
                 cycle = min(cycle, time.perf_counter() - start)
         except (RuntimeError, NotImplementedError) as error:
-            # The same on all ranks: the backend does not have it.
+            # All ranks get here: the backend lacks this collective.
             if rank == 0:
                 print(json.dumps({"operation": operation, "size": int(size), "absent": str(error)[:200]}))
             continue

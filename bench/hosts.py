@@ -19,19 +19,19 @@ def run(*words: str | int) -> str:
     return quiet([str(word) for word in words], 20)
 
 
-# Connections are told apart by a hash of their two ports: few enough classes to set up, enough that four
-# connections seldom meet in one.
+# A hash of its two ports puts a connection into one of these classes. 256 are few enough to set up, and enough that
+# four connections seldom share a class.
 CLASSES, FIRST_CLASS = 256, 0x100
 
 
 def by_flow(gigabits: int, flow_gigabits: int) -> str:
-    """For `tc -batch`: a class of its own speed for each connection. (The kernel may lack `fq`.)"""
+    """Commands for `tc -batch` that limit the speed of each connection. (The kernel may lack `fq`.)"""
     hashed = [
-        "40 0 0 34",      # the source port, behind 14 bytes of Ethernet and 20 of IP
+        "40 0 0 34",      # load the source port: behind 14 bytes of Ethernet and 20 of IP
         "7 0 0 0",
         "40 0 0 36",      # xor the destination port
         "172 0 0 0",
-        "36 0 0 40503",   # times an odd number, of which the upper bits depend on all
+        "36 0 0 40503",   # times an odd number: the upper bits of the product depend on all bits
         "116 0 0 7",
         f"84 0 0 {CLASSES - 1}",
         f"4 0 0 {0x10000 + FIRST_CLASS}",
@@ -48,14 +48,14 @@ def by_flow(gigabits: int, flow_gigabits: int) -> str:
 
 
 class Hosts:
-    """Takes root, and `ip` and `tc` of iproute2; else `Absent`. They are removed in the end."""
+    """Needs root, and `ip` and `tc` of iproute2; otherwise `Absent`. Leaving the context removes the hosts."""
 
     def __init__(self, gigabits: int, flow_gigabits: int | None = None) -> None:
-        """With `flow_gigabits`, each connection gets no more than that of the link."""
+        """With `flow_gigabits`, the link limits each connection to that speed."""
         if os.geteuid() != 0:
             raise Absent("network namespaces take root")
         self.names = [f"dlbench{os.getpid()}-{host}" for host in (0, 1)]
-        # 198.18.0.0/15 is for tests of networks.
+        # 198.18.0.0/15 is reserved for tests of networks.
         self.addresses = ["198.18.7.1", "198.18.7.2"]
         try:
             for name in self.names:
@@ -66,7 +66,7 @@ class Hosts:
                 run("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
                 run("ip", "-n", name, "link", "set", "eth0", "up")
                 run("ip", "-n", name, "link", "set", "lo", "up")
-                # A bucket of a few milliseconds: less starves a fast link between two ticks.
+                # The bucket holds a few milliseconds: a smaller one starves a fast link between two ticks.
                 if flow_gigabits is None:
                     run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", "tbf", "rate",
                         f"{gigabits}gbit", "burst", f"{512 * gigabits}kb", "latency", "50ms")
@@ -100,7 +100,7 @@ class Hosts:
         limit_s: float,
         settings: dict[str, str] | None = None,
     ) -> list[dict]:
-        """`drumline bench` with that many ranks on both hosts, and these variables: its rows."""
+        """Runs `drumline bench` with `per_host` ranks on each host and the variables of `settings`: its rows."""
         secret = secrets.token_hex(16)
         with tempfile.TemporaryDirectory() as folder:
             kept = pathlib.Path(folder) / "rows.json"
@@ -131,7 +131,7 @@ class Hosts:
             return json.loads(kept.read_text())["rows"]
 
     def iperf(self, seconds: float, flows: int = 1) -> float:
-        """Bytes per second in each direction, both at once, of so many connections each."""
+        """Bytes per second in each direction, measured at once, with `flows` connections each way."""
         command = Peers.iperf_command()
         server = subprocess.Popen(
             [*self.inside(1), *command, "-s", "-1"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

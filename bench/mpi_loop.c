@@ -2,10 +2,13 @@
  *
  *     mpiexec -n 2 ./mpi_loop rewritten 100 all_reduce:8 all_gather:1048576
  *
- * Prints a line of JSON for each operation and size (bytes of the longest buffer of a rank).
- * Rewritten: every rank writes its input anew, all meet in a barrier, each times its call, the slowest
- * counts; every result is verified. Untouched: 20 batches of calls in a row, as IMB does. All
- * operations are out of place, MPI's plain form, except broadcast. Times are in microseconds.
+ * Prints a line of JSON for each collective and size (bytes of the longest buffer of a rank).
+ *
+ * `rewritten`: every rank writes its input anew, all ranks meet in a barrier, and each times its call.
+ * The slowest rank counts. Every result is verified.
+ * `untouched`: 20 batches of calls in a row, as in IMB.
+ *
+ * All calls are out of place, MPI's plain form, except broadcast. Times are in microseconds.
  */
 
 #include <mpi.h>
@@ -22,11 +25,11 @@ static float *input, *output;
 
 struct operation {
     const char *name;
-    /* Elements that go in and come out, of `count` in the longest buffer. */
+    /* Length of input and output, where the longest buffer has `count` elements: see OPERATIONS. */
     int blocks_in, blocks_out;
 };
 
-/* 0: the whole count; 1: one block of as many as there are ranks. */
+/* 0: `count` elements. 1: `count` divided by the number of ranks. */
 static const struct operation OPERATIONS[] = {
     {"all_reduce", 0, 0},     {"all_gather", 1, 0}, {"reduce_scatter", 0, 1},
     {"all_to_all", 0, 0},     {"broadcast", 0, 0},
@@ -44,7 +47,7 @@ static float value(int of, size_t index, int salt) {
 }
 
 static void rewrite(float *data, size_t len, int salt) {
-    /* A period, then copies of it: as fast as memory. */
+    /* Write one period, then copy it: as fast as memory. */
     size_t period = len < 1100 ? len : 1100;
     for (size_t i = 0; i < period; i++) data[i] = value(rank, i, salt);
     for (size_t done = period; done < len;) {
@@ -118,7 +121,7 @@ static void measure(int op, size_t bytes, double turn_us, int untouched) {
         double called = now();
         call(op, (int)count);
         double time = now() - called;
-        /* Long ones are verified here only in part: the check is slower than the call. */
+        /* Only a part of a long result is verified here: the check is slower than the call. */
         wrong += verify(op, count, len_out < 200000 ? len_out : 200000, salt % SALTS);
         if (time < fastest) fastest = time;
         if (now() - start < cycle) cycle = now() - start;

