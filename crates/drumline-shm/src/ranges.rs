@@ -16,13 +16,13 @@ impl Ranges {
         Some(start..start + len)
     }
 
-    /// Adds `range`, and joins it with its neighbours.
+    /// Adds `range`, and joins it with the ranges that it overlaps or touches.
     pub(crate) fn insert(&mut self, range: Range<usize>) {
         let Range { mut start, mut end } = range;
         if start >= end {
             return;
         }
-        // Ranges that overlap or touch the new one begin at `end` at the latest. Last ones first.
+        // These ranges begin at `end` at the latest. The last one comes first.
         while let Some((&other_start, &other_end)) = self.0.range(..=end).next_back()
             && other_end >= start
         {
@@ -121,7 +121,10 @@ mod tests {
         /// Uses the set as an allocator: no range is taken twice, and none is lost.
         #[test]
         fn taken_ranges_never_overlap_and_coalesce_when_given_back(
-            script in prop::collection::vec((any::<bool>(), 1..SIZE / 3, any::<prop::sample::Index>()), 0..60),
+            script in prop::collection::vec(
+                (any::<bool>(), 1..SIZE / 3, any::<prop::sample::Index>()),
+                0..60,
+            ),
         ) {
             let mut free = Ranges::default();
             free.insert(0..SIZE);

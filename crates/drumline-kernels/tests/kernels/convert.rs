@@ -131,7 +131,7 @@ fn f8_overflows_as_in_torch() {
     assert_eq!(large.map(|x| F8E5M2::from_f32(x).to_bits()), codes);
 }
 
-/// All 2^32 of them.
+/// Checks all 2^32 numbers.
 #[test]
 #[ignore = "takes minutes"]
 fn every_f32_is_rounded_to_f8() {

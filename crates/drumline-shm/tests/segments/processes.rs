@@ -144,7 +144,7 @@ fn other_process() {
             rank.post();
             let mut wakers = [PollFd::new(&asleep, PollFlags::IN)];
             poll(&mut wakers, Some(&LONG)).unwrap();
-            panic!("nobody should have woken this process");
+            panic!("this process should not wake");
         }
         // Keeps writing to the parent's buffer, also after the parent has detached it.
         ("scribble", _) => {

@@ -235,7 +235,7 @@ fn late_writes_do_not_reach_a_detached_buffer() {
 
 /// Meanwhile another thread writes to the rest of the first and of the last page.
 #[test]
-fn detaching_loses_no_write_of_a_neighbour() {
+fn detaching_loses_no_write_of_another_thread() {
     let (own, peer) = pair(68 << 20);
     for _ in 0..200 {
         let mut buffer = own.arena().allocate::<i64>(3 * rustix::param::page_size() / 8).unwrap();
@@ -277,7 +277,10 @@ proptest! {
     /// Every buffer keeps its values, and a peer sees them at the buffer's offset.
     #[test]
     fn buffers_never_overlap(
-        script in prop::collection::vec((any::<bool>(), 1..40_000_usize, any::<prop::sample::Index>()), 1..60),
+        script in prop::collection::vec(
+            (any::<bool>(), 1..40_000_usize, any::<prop::sample::Index>()),
+            1..60,
+        ),
     ) {
         let (own, peer) = pair(1 << 20);
         let mut live: Vec<(i64, Registered<i64>)> = Vec::new();
@@ -292,7 +295,8 @@ proptest! {
             }
             for (number, buffer) in &live {
                 prop_assert!(buffer.iter().all(|value| value == number));
-                prop_assert!(read(&peer, offset(buffer), buffer.len()).iter().all(|value| value == number));
+                let seen = read(&peer, offset(buffer), buffer.len());
+                prop_assert!(seen.iter().all(|value| value == number));
             }
         }
         drop(live);

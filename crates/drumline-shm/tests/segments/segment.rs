@@ -78,10 +78,10 @@ fn a_doorbell_rings_for_sleepers_only() {
     let bell = other.handles().unwrap().doorbell;
 
     own.post_and_wake(Parity::Even, [&seen]);
-    assert!(!rung(&bell), "nobody slept");
+    assert!(!rung(&bell), "no rank slept");
     let outer = other.prepare_sleep();
     own.post(Parity::Even);
-    assert!(!rung(&outer), "post alone wakes nobody");
+    assert!(!rung(&outer), "`post` must not ring");
     own.post_and_wake(Parity::Even, [&seen, &seen]);
     assert!(rung(&outer));
     drop(other.prepare_sleep());
