@@ -1,20 +1,19 @@
-//! How fast the kernels are on this machine, beside the standard library's copy.
+//! Measures the kernels on this machine and compares them with the standard library's copy.
 //!
 //! ```text
 //! cargo run --release -p drumline-kernels --example kernel_speed
 //! ```
 //!
-//! GB/s of memory traffic: all bytes that are read and written, so that 2 -> 2 in place moves
-//! twice as many bytes per element as a copy. Every row is the best of rounds in which all
-//! kernels take turns, because a machine's other guests come and go.
+//! Prints GB/s of memory traffic, which counts all bytes that are read or written: 2 -> 2 in place
+//! moves twice as many bytes per element as a copy. The kernels take turns in several rounds, and
+//! each row is the best of them, because other programs on the machine disturb some rounds.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use drumline_kernels::{Element, ReduceOp, Source, Target, copy, f16, reduce_tree};
 
-/// What one call does: a name, the number of inputs and of outputs, the merges of the tree, and
-/// whether the outputs are the first of the inputs.
+/// One arrangement of operands. `in_place`: the outputs are the first of the inputs.
 struct Shape {
     name: &'static str,
     inputs: usize,
@@ -52,7 +51,7 @@ fn main() {
     small::<f16>(f16::ONE);
 }
 
-/// `bytes` per operand.
+/// Measures all shapes with `bytes` per operand.
 fn measure<T: Element>(bytes: usize, one: T) {
     let len = bytes / size_of::<T>();
     let mut memory: Vec<Vec<T>> = (0..10).map(|_| vec![one; len]).collect();
@@ -103,7 +102,7 @@ fn measure<T: Element>(bytes: usize, one: T) {
     }
 }
 
-/// Nanoseconds of a call that has nearly nothing to do.
+/// Measures the nanoseconds of a call with 8 bytes per operand.
 fn small<T: Element>(one: T) {
     const CALLS: u32 = 1_000_000;
     for shape in &SHAPES {

@@ -1,18 +1,18 @@
-//! The operators on single values.
+//! The reduce operators on single values.
 
 use bytemuck::Pod;
 use num_complex::Complex;
 
 use crate::Bool;
 
-/// What is needed of a type that results are accumulated in, whatever the operator.
+/// A type in which partial results are kept.
 pub trait Arithmetic: Pod {
-    /// What finishes an average.
+    /// Turns a sum into an average.
     fn divide(self, by: u32) -> Self;
 }
 
-/// A reduce operator that the compiler knows, so that each gets loops of its own. An average is
-/// a sum until it is finished.
+/// A reduce operator as a type, so that the compiler makes loops for each. An average uses `Sum`
+/// and divides at the end.
 pub(crate) trait Operator<A>: Copy {
     fn apply(a: A, b: A) -> A;
 }
@@ -36,7 +36,7 @@ macro_rules! operators {
 }
 
 macro_rules! integers {
-    // The quotient of a type is computed in one that holds every divisor.
+    // A quotient is computed in a type that holds every divisor.
     ($($type:ty, quotient in $wide:ty);*) => {$(
         operators!(
             $type:
@@ -75,7 +75,7 @@ macro_rules! floats {
             }
         );
 
-        // Written out: what is promised of each bit does not hang on another crate.
+        // Not the operators of `num_complex`: every bit is promised, whatever that crate does.
         operators!(
             Complex<$type>:
             Sum = |a, b| Complex { re: a.re + b.re, im: a.im + b.im },
@@ -85,7 +85,7 @@ macro_rules! floats {
             }
         );
 
-        // Dividing, not multiplying by the inverse: the result is promised to be sum / n.
+        // Not a multiplication by the inverse: the result is promised to be sum / n.
         impl Arithmetic for $type {
             #[inline(always)]
             fn divide(self, by: u32) -> Self { self / by as $type }
@@ -109,7 +109,7 @@ floats!(f32, f64);
 operators!(Bool: And = |a, b| a.and(b), Or = |a, b| a.or(b), Xor = |a, b| a.xor(b));
 
 impl Arithmetic for Bool {
-    /// Never asked for: [`ReduceOp::supports`](crate::ReduceOp::supports) has no such average.
+    /// Never called: [`ReduceOp::supports`](crate::ReduceOp::supports) refuses averages of `Bool`.
     #[inline(always)]
     fn divide(self, _by: u32) -> Self {
         self

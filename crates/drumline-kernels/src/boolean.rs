@@ -1,12 +1,13 @@
+//! Truth values that are safe to receive.
+
 use std::fmt;
 
 use bytemuck::{Pod, Zeroable};
 
-/// A truth value as it travels: a byte, of which 0 is false and all others are true.
+/// A truth value in one byte: 0 is false, and all other bytes are true.
 ///
-/// `bool` itself cannot be received from anybody: a byte other than 0 and 1 in its place is
-/// undefined behaviour. This type has no wrong bytes. What it is made from `bool`, or is computed
-/// by an operator, is 0 or 1.
+/// `bool` itself is not safe to receive, since a `bool` whose byte is neither 0 nor 1 is undefined
+/// behaviour. Every byte is a valid `Bool`. A `Bool` made from a `bool`, or by an operator, is 0 or 1.
 ///
 /// ```
 /// use drumline_kernels::{Bool, ReduceOp, combine};
@@ -15,7 +16,7 @@ use bytemuck::{Pod, Zeroable};
 /// combine(ReduceOp::Bor, (&mut any[..]).into(), (&[Bool::FALSE; 2][..]).into(), None);
 /// assert_eq!(any.map(bool::from), [true, false]);
 ///
-/// // Borrowed as they are: every `bool` is a `Bool`.
+/// // Every `bool` is a `Bool`, so a slice needs no copy.
 /// let flags: &[Bool] = bytemuck::cast_slice(&[true, false]);
 /// assert_eq!(flags, [Bool::TRUE, Bool::FALSE]);
 /// ```
@@ -23,10 +24,10 @@ use bytemuck::{Pod, Zeroable};
 #[repr(transparent)]
 pub struct Bool(u8);
 
-// SAFETY: a byte, of which 0 is a value.
+// SAFETY: the type is a transparent wrapper of `u8`, of which 0 is a value.
 unsafe impl Zeroable for Bool {}
 
-// SAFETY: a transparent wrapper of a byte, all of whose values are allowed.
+// SAFETY: the type is a transparent wrapper of `u8`, and every byte is a valid value.
 unsafe impl Pod for Bool {}
 
 impl Bool {
@@ -36,19 +37,12 @@ impl Bool {
     pub const TRUE: Bool = Bool(1);
 
     /// The truth value.
-    ///
-    /// ```
-    /// use drumline_kernels::Bool;
-    ///
-    /// let received: Bool = bytemuck::cast(7_u8); // torch sums the bytes of `bool`
-    /// assert!(received.get() && !Bool::FALSE.get());
-    /// ```
     #[inline(always)]
     pub const fn get(self) -> bool {
         self.0 != 0
     }
 
-    /// The same truth value as 0 or 1.
+    /// The same truth value, with 0 or 1 as its byte.
     #[inline(always)]
     pub(crate) const fn canonical(self) -> Bool {
         Bool(self.get() as u8)

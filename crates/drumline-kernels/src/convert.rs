@@ -1,3 +1,5 @@
+//! Copies, conversions between types, and products with a factor.
+
 use bytemuck::Pod;
 
 use crate::isa::Isa;
@@ -6,17 +8,18 @@ use crate::{Element, Source, Target};
 
 /// Copies `src` to `dst`. The two may overlap in any way.
 ///
-/// Not by `memmove` where that may take `rep movsb`: on AMD's Zen 3, which has it, some versions of glibc copy by
-/// it from 2 KiB to 512 KiB, and where `dst` lies 1 to 31 bytes further in its page than
-/// `src` in its own, a copy then takes 15 times as long or longer (measured, glibc 2.36: 2 to 3 GB/s, not 45). Memory
-/// that `malloc` has mapped begins at byte 16 of a page, and slots at byte 0.
+/// From 2 KiB to 2 MiB this avoids `memmove`, because `memmove` may use `rep movsb`: on AMD's Zen 3,
+/// some versions of glibc do so from 2 KiB to 512 KiB. If `dst` then lies 1 to 31 bytes further into
+/// its page than `src` into its own, the copy takes at least 15 times as long (measured with glibc
+/// 2.36: 2 to 3 GB/s instead of 45). This case is common: large buffers from `malloc` begin at byte
+/// 16 of a page, and slots at byte 0.
 ///
 /// ```
 /// use drumline_kernels::{Target, copy};
 ///
 /// let mut data = [1, 2, 3, 4];
 /// let all = Target::from(&mut data[..]);
-/// copy(all.slice(1..4), all.slice(0..3).as_source()); // they overlap
+/// copy(all.slice(1..4), all.slice(0..3).as_source()); // the two overlap
 /// assert_eq!(data, [1, 1, 2, 3]);
 /// ```
 ///
@@ -31,15 +34,15 @@ pub fn copy<T: Pod>(dst: Target<'_, T>, src: Source<'_, T>) {
     {
         return copy_by_lines(Isa::best(), dst.as_bytes(), src.as_bytes());
     }
-    // SAFETY: the contracts of the operands: `src` is valid for reads and `dst` for writes of
-    // this many aligned elements, and no other thread of this process interferes. `ptr::copy`
-    // allows an overlap and forms no reference; bytes that another process changes meanwhile
-    // are some bytes, and any bytes are a value of a `Pod` type.
+    // SAFETY: by the contracts of the operands, `src` is valid for reads and `dst` for writes of
+    // `len` aligned elements, and no other thread of this process uses them. `ptr::copy` allows an
+    // overlap and forms no reference. Another process may change bytes meanwhile; the copy then has
+    // unspecified bytes, and any bytes are a value of a `Pod` type.
     unsafe { std::ptr::copy(src.as_ptr(), dst.as_mut_ptr(), src.len()) };
 }
 
-/// How many bytes are copied line by line. What is longer is not copied by `rep movsb`, and may go past the
-/// cache.
+/// Sizes in bytes that are copied line by line. Longer copies do not use `rep movsb`, and `memmove`
+/// may write them past the cache.
 const BY_LINES: std::ops::Range<usize> = 2 << 10..2 << 20;
 
 fn overlap<T: Pod>(dst: Target<'_, T>, src: Source<'_, T>) -> bool {
@@ -47,7 +50,8 @@ fn overlap<T: Pod>(dst: Target<'_, T>, src: Source<'_, T>) -> bool {
     apart < src.len() * size_of::<T>()
 }
 
-/// Copies `src` to `dst`, and [takes over](take_over) the lines of `src`. The two must not overlap.
+/// Copies `src` to `dst` and [takes over](take_over) the cache lines of `src`. The two must not
+/// overlap.
 ///
 /// ```
 /// use drumline_kernels::fetch;
@@ -61,11 +65,11 @@ fn overlap<T: Pod>(dst: Target<'_, T>, src: Source<'_, T>) -> bool {
 ///
 /// When the lengths differ.
 pub fn fetch<T: Pod>(dst: Target<'_, T>, src: Target<'_, T>) {
-    // Few enough to be in the first cache still when they are taken over.
+    // Few enough lines to be still in the first-level cache when they are taken over.
     fetch_by::<T, 16>(dst, src, copy);
 }
 
-/// Fetches with a copy of the caller's, so many lines at a time.
+/// [`fetch`] with a `copy` of the caller's choice, `LINES` cache lines at a time.
 #[inline(always)]
 pub(crate) fn fetch_by<T: Pod, const LINES: usize>(
     dst: Target<'_, T>,
@@ -77,7 +81,7 @@ pub(crate) fn fetch_by<T: Pod, const LINES: usize>(
     let (stride, len) = (LINES * line, src.len());
     let whole = len - len % stride;
     for start in (0..whole).step_by(stride) {
-        // Of one length, so that no call is needed to copy it.
+        // The compiler knows this length, so the copy needs no function call.
         let part = start..start + stride;
         copy(dst.slice(part.clone()), src.as_source().slice(part.clone()));
         take_over(src.slice(part));
@@ -86,12 +90,13 @@ pub(crate) fn fetch_by<T: Pod, const LINES: usize>(
     take_over(src.slice(whole..len));
 }
 
-/// Has this core take over lines that it has read: a word of each is written back.
+/// Moves cache lines that this core has read from shared to exclusive state, by writing one element
+/// of each line back.
 ///
-/// For memory that one process fills and another empties, again and again. Between two cores, lines
-/// that are only read remain half with their writer, which has to ask for them when it writes again;
-/// measured, that takes up to six times as long as to hand them to and fro. Nobody else may write to
-/// the memory meanwhile: words would be lost.
+/// For memory that one process fills and another empties, again and again. A line that the reader
+/// only reads stays shared, and the writer must ask for it when it writes again. Measured, this takes
+/// up to six times as long as passing exclusive lines back and forth. No other thread or process may
+/// write to the memory meanwhile, because its writes could be lost.
 ///
 /// ```
 /// use drumline_kernels::take_over;
@@ -105,28 +110,28 @@ pub fn take_over<T: Pod>(memory: Target<'_, T>) {
     let line = (LINE_BYTES / size_of::<T>().max(1)).max(1);
     for at in (0..memory.len()).step_by(line) {
         let word = memory.slice(at..at + 1).as_mut_ptr();
-        // SAFETY: the contract of the operand: one aligned element is valid for reads and writes.
-        // Volatile, because a compiler sees that nothing changes, and would leave it out.
+        // SAFETY: by the contract of the operand, this aligned element is valid for reads and writes.
+        // Volatile, because the compiler would otherwise remove a write that changes nothing.
         unsafe { word.write_volatile(word.read_volatile()) };
     }
 }
 
-/// Bytes of a line of the cache.
+/// Bytes of a cache line.
 pub(crate) const LINE_BYTES: usize = 64;
 
-/// Writes the elements of `src` to `dst` in the type in which partial results are kept. Always
-/// exact. A [`Bool`](crate::Bool) comes out as 0 or 1.
+/// Converts elements to their [accumulator](Element::Accumulator), the type in which partial results
+/// are kept. Always exact. A [`Bool`](crate::Bool) becomes 0 or 1.
 ///
-/// For algorithms that forward partial results: they widen their own elements, [`combine`] in
-/// the wide type, and [`narrow`] the complete result once. For a type that is its own
-/// accumulator this is a copy.
+/// For algorithms that forward partial results. Such an algorithm widens its own elements,
+/// [`combine`]s in the wide type, and [`narrow`]s the complete result once. For a type that is its
+/// own accumulator this is a copy.
 ///
 /// ```
 /// use drumline_kernels::{ReduceOp, combine, f16, narrow, widen};
 ///
 /// let mut sum = [0.0_f32; 2];
 /// widen(&mut sum[..], (&[f16::MAX, f16::ONE][..]).into());
-/// // Two more ranks: with the first of them the sum has no `f16` any more.
+/// // Two more ranks. After the first, the sum is too large for an `f16`.
 /// combine(ReduceOp::Avg, (&mut sum[..]).into(), (&[65504.0, 2.0][..]).into(), None);
 /// combine(ReduceOp::Avg, (&mut sum[..]).into(), (&[65504.0, 6.0][..]).into(), Some(3));
 /// let mut average = [f16::ZERO; 2];
@@ -145,9 +150,9 @@ pub fn widen<'a, T: Element>(dst: impl Into<Target<'a, T::Accumulator>>, src: So
     T::widen_kernel(Isa::best(), dst, src);
 }
 
-/// Writes complete results to `dst`, rounded to nearest, ties to even. What is too large becomes
-/// infinity, or the largest number of a type that has none; subnormal numbers are kept, a NaN
-/// stays one.
+/// Converts complete results from their [accumulator](Element::Accumulator), rounded to nearest, ties
+/// to even. A number that is too large becomes infinity, or the largest number of a type without
+/// infinity. Subnormal numbers are kept, and NaN stays NaN.
 ///
 /// See [`widen`].
 ///
@@ -171,8 +176,8 @@ pub fn narrow<'a, T: Element>(dst: Target<'_, T>, src: impl Into<Source<'a, T::A
     T::narrow_kernel(Isa::best(), dst, src);
 }
 
-/// Multiplies each element by `factor`, computed in the [accumulator](Element::Accumulator) and
-/// rounded to `T`. Integers wrap; for [`Bool`](crate::Bool) it is the logical and.
+/// Multiplies each element by `factor`, in the [accumulator](Element::Accumulator), and rounds the
+/// product to `T`. Integers wrap. For [`Bool`](crate::Bool) the product is the logical and.
 ///
 /// ```
 /// use drumline_kernels::scale;

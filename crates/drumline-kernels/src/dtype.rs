@@ -1,3 +1,5 @@
+//! The names of element types at run time.
+
 use std::fmt;
 use std::str::FromStr;
 
@@ -52,7 +54,7 @@ pub enum DType {
     F8E5M2 = 17,
 }
 
-/// What operators ask of a type.
+/// A class of types. It decides which operators a type has.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Class {
     Bool,
@@ -83,14 +85,7 @@ impl DType {
         DType::F8E5M2,
     ];
 
-    /// The type whose code (`dtype as u8`) travels in messages, if there is one.
-    ///
-    /// ```
-    /// use drumline_kernels::DType;
-    ///
-    /// assert_eq!(DType::from_code(DType::F16 as u8), Some(DType::F16));
-    /// assert_eq!(DType::from_code(0), None);
-    /// ```
+    /// The type with this code (`dtype as u8`, as in messages), if there is one.
     pub const fn from_code(code: u8) -> Option<DType> {
         match (code as usize).checked_sub(1) {
             Some(index) if index < DType::ALL.len() => Some(DType::ALL[index]),
@@ -99,13 +94,6 @@ impl DType {
     }
 
     /// Bytes per element.
-    ///
-    /// ```
-    /// use drumline_kernels::DType;
-    ///
-    /// assert_eq!(DType::Bf16.size(), 2);
-    /// assert_eq!(DType::Complex64.size(), 8); // two `f32`
-    /// ```
     pub const fn size(self) -> usize {
         match self {
             DType::U8 | DType::I8 | DType::Bool | DType::F8E4M3 | DType::F8E5M2 => 1,
@@ -116,14 +104,7 @@ impl DType {
         }
     }
 
-    /// The name that Rust gives the type (`f32` and so on), or the field where Rust has none.
-    ///
-    /// ```
-    /// use drumline_kernels::DType;
-    ///
-    /// assert_eq!([DType::F32, DType::Complex64].map(DType::name), ["f32", "complex64"]);
-    /// assert_eq!("complex64".parse(), Ok(DType::Complex64));
-    /// ```
+    /// The name of the type in Rust (such as `f32`), or the usual name where Rust has none.
     pub const fn name(self) -> &'static str {
         match self {
             DType::U8 => "u8",
@@ -146,15 +127,8 @@ impl DType {
         }
     }
 
-    /// The type in which partial results are kept: [`DType::F32`] for floats of 16 and 8
-    /// bits, every other type itself.
-    ///
-    /// ```
-    /// use drumline_kernels::DType;
-    ///
-    /// assert_eq!(DType::F8E5M2.accumulator(), DType::F32);
-    /// assert_eq!(DType::I8.accumulator(), DType::I8); // it wraps
-    /// ```
+    /// The type in which partial results are kept: [`DType::F32`] for floats of 16 and 8 bits, the
+    /// type itself for all others.
     pub const fn accumulator(self) -> DType {
         match self {
             DType::F16 | DType::Bf16 | DType::F8E4M3 | DType::F8E5M2 => DType::F32,
@@ -162,14 +136,7 @@ impl DType {
         }
     }
 
-    /// Whether this is a real floating-point type.
-    ///
-    /// ```
-    /// use drumline_kernels::DType;
-    ///
-    /// assert!(DType::Bf16.is_float() && !DType::I32.is_float());
-    /// assert!(!DType::Complex64.is_float()); // it is not real
-    /// ```
+    /// Whether this is a real (not complex) floating-point type.
     pub const fn is_float(self) -> bool {
         matches!(self.class(), Class::Float)
     }
@@ -206,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_lead_back_to_their_types() {
+    fn every_type_has_a_code() {
         for code in 0..=u8::MAX {
             let dtype = DType::from_code(code);
             assert_eq!(dtype.map(|dtype| dtype as u8), (1..=17).contains(&code).then_some(code));
@@ -214,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lead_back_to_their_types() {
+    fn every_type_has_a_name() {
         for dtype in DType::ALL {
             assert_eq!(dtype.to_string().parse(), Ok(dtype));
         }

@@ -1,3 +1,5 @@
+//! The Rust types that collectives carry.
+
 use std::fmt::Debug;
 
 use half::{bf16, f16};
@@ -8,12 +10,12 @@ use crate::{Bool, DType, F8E4M3, F8E5M2};
 
 /// A Rust type that a collective can carry.
 ///
-/// The set of types is part of the wire format, and closed.
+/// The set of types is closed, because it is part of the wire format.
 ///
 /// ```
 /// use drumline_kernels::{DType, Element, f16};
 ///
-/// /// What a buffer takes while it is summed.
+/// /// Bytes of the partial sums of a buffer.
 /// fn bytes_to_sum<T: Element>(buffer: &[T]) -> usize {
 ///     buffer.len() * size_of::<T::Accumulator>()
 /// }
@@ -22,11 +24,11 @@ use crate::{Bool, DType, F8E4M3, F8E5M2};
 pub trait Element:
     Kernels<Wide = <Self as Element>::Accumulator> + Send + Sync + PartialEq + Debug
 {
-    /// Its run-time name.
+    /// The run-time name of the type.
     const DTYPE: DType;
 
-    /// The type in which partial results are kept: `f32` for floats of 16 and 8 bits, every
-    /// other type itself.
+    /// The type in which partial results are kept: `f32` for floats of 16 and 8 bits, the type itself
+    /// for all others.
     type Accumulator: Element<Accumulator = Self::Accumulator>;
 }
 

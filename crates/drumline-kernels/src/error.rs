@@ -1,7 +1,8 @@
+//! The error of this crate.
+
 use std::fmt;
 
-/// A name that is none of those which [`DType`](crate::DType) or [`ReduceOp`](crate::ReduceOp)
-/// give.
+/// A name that no [`DType`](crate::DType) or no [`ReduceOp`](crate::ReduceOp) has.
 ///
 /// ```
 /// use drumline_kernels::{ReduceOp, UnknownName};

@@ -5,13 +5,13 @@ use std::fmt;
 
 use bytemuck::{Pod, Zeroable};
 
-/// How a code of 8 bits stands for a number: a sign, an exponent, `FRACTION_BITS` of fraction.
+/// How a code of 8 bits encodes a number: a sign, an exponent, `fraction_bits` of fraction.
 struct Format {
     fraction_bits: u32,
     bias: u32,
     /// The code of the largest finite number.
     largest: u32,
-    /// What a number becomes that is too large. Codes above are NaN.
+    /// The code of a number that is too large. Greater codes are NaN.
     overflow: u32,
 }
 
@@ -23,8 +23,8 @@ const F32_BIAS: u32 = 127;
 const F32_INFINITY: u32 = 0x7f80_0000;
 const F32_NAN: u32 = 0x7fc0_0000;
 
-/// Without branches, so that the compiler makes vectors of it, and the same in every mode that a
-/// thread may have set.
+/// Without branches, so that the compiler vectorises it. The results are the same in every
+/// floating-point mode that a thread may have set.
 impl Format {
     #[inline(always)]
     const fn decode(&self, code: u32) -> f32 {
@@ -38,21 +38,21 @@ impl Format {
         f32::from_bits(sign | if magnitude > self.largest { infinite } else { finite })
     }
 
-    /// To nearest, ties to even.
+    /// Rounds to nearest, ties to even.
     #[inline(always)]
     const fn encode(&self, x: f32) -> u32 {
         let (sign, magnitude) = (x.to_bits() >> 24 & 0x80, x.to_bits() & 0x7fff_ffff);
         let exponent = magnitude >> F32_FRACTION_BITS;
-        // The exponent of the smallest normal number, as f32 writes it.
+        // The exponent of the smallest normal number, as `f32` encodes it.
         let least = F32_BIAS + 1 - self.bias;
         let significand = (magnitude & 0x7f_ffff) | 0x80_0000;
-        // A bit more for each step below the normal numbers. With 25 nothing is left of 24 bits,
-        // and nothing is rounded up.
+        // How many bits of the significand are rounded off: one more for each step below the normal
+        // numbers. At 25 none of its 24 bits is left, and nothing is rounded up.
         let dropped = F32_FRACTION_BITS - self.fraction_bits + least.saturating_sub(exponent);
         let dropped = if dropped < 25 { dropped } else { 25 };
-        // Half a unit in the last place that stays, less one bit if that place is even.
+        // Half a unit in the last bit that stays, less one if that bit is 0 (ties to even).
         let half = (1 << (dropped - 1)) - 1 + (significand >> dropped & 1);
-        // The leading bit of a normal number, and a carry out of the fraction, count up the
+        // The leading bit of a normal number, and a carry out of the fraction, increment the
         // exponent.
         let code = (exponent.saturating_sub(least) << self.fraction_bits)
             + ((significand + half) >> dropped);
@@ -68,10 +68,10 @@ macro_rules! floats {
         #[repr(transparent)]
         pub struct $name(u8);
 
-        // SAFETY: a byte, of which 0 is a value.
+        // SAFETY: the type is a transparent wrapper of `u8`, of which 0 is a value.
         unsafe impl Zeroable for $name {}
 
-        // SAFETY: a transparent wrapper of a byte, all of whose values are allowed.
+        // SAFETY: the type is a transparent wrapper of `u8`, and every byte is a valid value.
         unsafe impl Pod for $name {}
 
         impl $name {
@@ -88,52 +88,23 @@ macro_rules! floats {
             /// Not a number.
             pub const NAN: $name = $name(0x7f);
 
-            /// The number that a code stands for.
-            ///
-            /// ```
-            /// use drumline_kernels::{F8E4M3, F8E5M2};
-            ///
-            /// assert_eq!(F8E4M3::from_bits(0x38), F8E4M3::ONE);
-            /// assert_eq!(F8E5M2::from_bits(0x3c), F8E5M2::ONE);
-            /// ```
+            /// The number with this code.
             pub const fn from_bits(bits: u8) -> $name {
                 $name(bits)
             }
 
-            /// The code.
-            ///
-            /// ```
-            /// use drumline_kernels::{F8E4M3, F8E5M2};
-            ///
-            /// assert_eq!((F8E4M3::MAX.to_bits(), F8E5M2::MAX.to_bits()), (0x7e, 0x7b));
-            /// assert_eq!(F8E4M3::MIN.to_bits(), 0xfe); // the sign is the highest bit
-            /// ```
+            /// The code of this number.
             pub const fn to_bits(self) -> u8 {
                 self.0
             }
 
-            /// The nearest number; of two that are equally near, the even one.
-            ///
-            /// ```
-            /// use drumline_kernels::{F8E4M3, F8E5M2};
-            ///
-            /// assert_eq!(F8E4M3::from_f32(1.07).to_f32(), 1.125); // steps of 1/8
-            /// assert_eq!(F8E5M2::from_f32(1.07).to_f32(), 1.0); // steps of 1/4
-            /// assert!(F8E4M3::from_f32(f32::NAN).is_nan());
-            /// ```
+            /// The nearest number; of two equally near ones, the one with the even code.
             #[inline(always)]
             pub const fn from_f32(x: f32) -> $name {
                 $name($format.encode(x) as u8)
             }
 
-            /// The same number. Always exact.
-            ///
-            /// ```
-            /// use drumline_kernels::{F8E4M3, F8E5M2};
-            ///
-            /// assert_eq!(F8E4M3::MIN_POSITIVE_SUBNORMAL.to_f32(), 1.0 / 512.0);
-            /// assert_eq!(F8E5M2::INFINITY.to_f32(), f32::INFINITY);
-            /// ```
+            /// The same number as an `f32`. Always exact.
             #[inline(always)]
             pub const fn to_f32(self) -> f32 {
                 $format.decode(self.0 as u32)
@@ -150,13 +121,6 @@ macro_rules! floats {
             }
 
             /// Whether this is not a number.
-            ///
-            /// ```
-            /// use drumline_kernels::{F8E4M3, F8E5M2};
-            ///
-            /// assert!(F8E4M3::NAN.is_nan() && !F8E4M3::MAX.is_nan());
-            /// assert!(!F8E5M2::INFINITY.is_nan());
-            /// ```
             pub const fn is_nan(self) -> bool {
                 self.to_f32().is_nan()
             }
@@ -168,7 +132,7 @@ macro_rules! floats {
             }
         }
 
-        /// As `f32`: a NaN differs from itself, and the zeros are equal.
+        /// As for `f32`: NaN differs from itself, and the two zeros are equal.
         impl PartialEq for $name {
             fn eq(&self, other: &$name) -> bool {
                 self.to_f32() == other.to_f32()
@@ -198,14 +162,14 @@ macro_rules! floats {
 floats! {
     /// An 8-bit float with 4 bits of exponent and 3 of fraction: `torch.float8_e4m3fn`.
     ///
-    /// Its numbers go up to ±448. There is no infinity, and one NaN of each sign. What is too
-    /// large, infinity too, becomes the largest number, as PyTorch 2.15 does it; some earlier
-    /// releases of it, and other libraries, make NaN of that. NaN stays NaN.
+    /// The range is ±448. The type has no infinity, and one NaN of each sign. Numbers that are too
+    /// large, and infinity, become the largest number, as in PyTorch 2.15. (In some earlier releases
+    /// of PyTorch and in other libraries they become NaN.) NaN stays NaN.
     ///
     /// ```
     /// use drumline_kernels::F8E4M3;
     ///
-    /// // Numbers from 16 to 32 are 2 apart. Halfway, the even one is taken.
+    /// // Numbers from 16 to 32 are 2 apart. 19 is halfway between 18 and 20.
     /// assert_eq!(F8E4M3::from_f32(19.0).to_f32(), 20.0);
     /// assert_eq!(F8E4M3::from_f32(1e9), F8E4M3::MAX);
     /// assert_eq!(F8E4M3::MAX.to_f32(), 448.0);
@@ -215,7 +179,7 @@ floats! {
     /// An 8-bit float with 5 bits of exponent and 2 of fraction: `torch.float8_e5m2`, the upper
     /// half of an `f16`.
     ///
-    /// Its numbers go up to ±57,344. What is too large becomes infinity.
+    /// The range is ±57,344. Numbers that are too large become infinity.
     ///
     /// ```
     /// use drumline_kernels::F8E5M2;

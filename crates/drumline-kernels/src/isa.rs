@@ -1,17 +1,17 @@
-//! One source, compiled once for every processor and once for a recent one.
+//! Kernels are compiled twice: for every processor of the architecture, and for recent ones.
 
-/// The instructions that a kernel may use. Results never depend on it (payloads of NaN apart),
-/// only time does.
+/// The instructions that a kernel may use. They affect the time that it takes, but never its results
+/// (payloads of NaN apart).
 #[derive(Clone, Copy, Debug)]
 pub struct Isa {
-    /// Only ever true where the processor was asked.
+    /// True only if this processor says that it has AVX2 and F16C.
     #[cfg_attr(not(target_arch = "x86_64"), expect(dead_code, reason = "nothing depends on it"))]
     avx2: bool,
 }
 
-/// What a kernel is compiled for.
+/// The instructions that a kernel is compiled for.
 pub trait Features {
-    /// Whether AVX2 is there, and the conversions between `f16` and `f32` of F16C.
+    /// Whether it may use AVX2, and F16C (conversions between `f16` and `f32`).
     const AVX2: bool;
 }
 
@@ -29,18 +29,18 @@ impl Features for Avx2 {
     const AVX2: bool = true;
 }
 
-/// Code that is worth compiling more than once. `run`, and all that it calls, must be
-/// `inline(always)`: code that stays a function of its own is compiled for every processor.
+/// Code that is compiled for each set of features. `run`, and every function that it calls, must be
+/// `inline(always)`: a function that is not inlined is compiled for every processor.
 pub(crate) trait Kernel {
     fn run<F: Features>(self);
 }
 
 impl Isa {
-    /// What every processor of this architecture has.
+    /// The instructions that every processor of this architecture has.
     #[cfg(test)]
     pub(crate) const PLAIN: Isa = Isa { avx2: false };
 
-    /// The best that this processor has.
+    /// The most capable set of instructions that this processor has.
     #[inline]
     pub(crate) fn best() -> Isa {
         #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -54,7 +54,7 @@ impl Isa {
     pub(crate) fn run(self, kernel: impl Kernel) {
         #[cfg(target_arch = "x86_64")]
         if self.avx2 {
-            // SAFETY: `avx2` is only set where the processor has AVX2 and F16C.
+            // SAFETY: `avx2` is set only if this processor has AVX2 and F16C.
             return unsafe { run_avx2(kernel) };
         }
         kernel.run::<Plain>();
@@ -79,12 +79,12 @@ mod tests {
 
     fn random<T: Element>(rank: usize) -> Vec<T> {
         let bits = |i: usize| (i + 1 + LEN * rank).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ i << 50;
-        // Enough for the widest elements, of two words.
+        // Two words for each element, as many as the widest has.
         let words: Vec<usize> = (0..2 * LEN).map(bits).collect();
         bytemuck::cast_slice(&words)[..LEN].to_vec()
     }
 
-    /// By their text: it is another one for each number and for each zero, and the same for
+    /// Compares texts: they differ for any two numbers, and for the two zeros, but are the same for
     /// every NaN.
     fn same<T: Element>(a: &[T], b: &[T]) -> bool {
         format!("{a:?}") == format!("{b:?}")

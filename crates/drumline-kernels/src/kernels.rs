@@ -1,4 +1,4 @@
-//! The loops of each element type.
+//! The loops for each element type.
 
 use std::marker::PhantomData;
 
@@ -9,25 +9,23 @@ use num_complex::Complex;
 use crate::arithmetic::{And, Arithmetic, Max, Min, Operator, Or, Product, Sum, Xor};
 use crate::isa::{Features, Isa, Kernel};
 use crate::lanes::Lanes;
-use crate::reduce::depth;
 use crate::{Bool, F8E4M3, F8E5M2, ReduceOp, Source, Target};
 
-/// What is to be computed from the inputs, whatever their type.
+/// What to compute from the inputs, whatever their type.
 #[derive(Clone, Copy, Debug)]
 pub struct Reduction<'a> {
     pub(crate) op: ReduceOp,
-    /// After input `i` has been pushed, the two topmost partial results are combined
-    /// `merges[i]` times; one is left in the end.
+    /// The stack program of [`reduce_tree`](crate::reduce_tree).
     pub(crate) merges: &'a [usize],
-    /// What an average is divided by.
+    /// Divides the result, if it is an average.
     pub(crate) divisor: Option<u32>,
 }
 
-/// The loops, as functions that are not generic: compiled once, with the optimisation of this
-/// crate, and not again in every crate that calls them.
+/// The loops as functions that are not generic, so that they are compiled once, at the optimisation
+/// level of this crate, and not again in every crate that calls them.
 ///
-/// All operands of a call have the same length. One that is shorter than the first makes a
-/// panic, never a stray access.
+/// All operands of a function have the same length. An operand that is shorter than the first one
+/// causes a panic, never an access beyond its end.
 pub trait Kernels: Lanes {
     fn reduce_kernel(
         isa: Isa,
@@ -40,7 +38,7 @@ pub trait Kernels: Lanes {
     fn scale_kernel(isa: Isa, data: Target<'_, Self>, factor: Self);
 }
 
-/// The types of one class, and the loops for each operator that they have.
+/// Implements [`Kernels`] for the types of one class, with a loop for each operator that they have.
 macro_rules! kernels {
     ($($type:ty),* => $operators:tt, scaled by $product:ident) => {$(
         impl Kernels for $type {
@@ -74,7 +72,7 @@ macro_rules! by_operator {
         match $op {
             $($(ReduceOp::$name)|+ => by_shape::<$type, $loops> $operands,)*
             #[allow(unreachable_patterns, reason = "some types have all operators")]
-            op => unreachable!("{op} is refused before"),
+            op => unreachable!("`reduce_tree` refuses {op}"),
         }
     };
 }
@@ -101,6 +99,21 @@ kernels!(
     scaled by And
 );
 
+/// The largest number of partial results on the stack of a program. Panics unless the program leaves
+/// one result.
+pub(crate) fn depth(merges: &[usize]) -> usize {
+    let mut waiting: usize = 0;
+    let mut most = 1;
+    for &merges in merges {
+        assert!(merges <= waiting, "more merges than partial results");
+        waiting = waiting + 1 - merges;
+        most = most.max(waiting);
+    }
+    assert_eq!(waiting, 1, "the merges must leave one result");
+    most
+}
+
+/// Chooses the loop for the number of inputs.
 fn by_shape<T: Lanes, O: Operator<T::Wide>>(
     isa: Isa,
     reduction: &Reduction<'_>,
@@ -108,7 +121,7 @@ fn by_shape<T: Lanes, O: Operator<T::Wide>>(
     srcs: &[Source<'_, T>],
 ) {
     let &Reduction { merges, divisor, .. } = reduction;
-    // The only program for two inputs, and the canonical ones for four and eight.
+    // The only program for two inputs, and the programs of the canonical trees over four and eight.
     match merges {
         [0, 1] => few::<T, O, 2>(isa, divisor, dsts, srcs),
         [0, 1, 0, 2] => few::<T, O, 4>(isa, divisor, dsts, srcs),
@@ -138,30 +151,30 @@ fn few<T: Lanes, O: Operator<T::Wide>, const INPUTS: usize>(
     srcs: &[Source<'_, T>],
 ) {
     let Ok(srcs) = srcs.try_into() else {
-        unreachable!("a program has a number for each input");
+        unreachable!("a program has one number of merges for each input");
     };
     let blocks = Few::<T, O, INPUTS> { dsts, srcs, divisor, op: PhantomData };
     isa.run(Walk::<BLOCK, _> { len: srcs[0].len(), blocks });
 }
 
-/// Elements that are loaded before any is stored: with `f32`, one line of the cache.
+/// Elements of a block; of `f32`, one cache line.
 const BLOCK: usize = 16;
 
-/// The same for [`Many`], which has more to think about between blocks.
+/// Elements of a block for [`Many`], which has more to do between blocks.
 const MANY_BLOCK: usize = 32;
 
-/// Partial results that find room on the stack: enough for the canonical tree over 64 inputs.
+/// Partial results that fit on the stack: enough for the canonical tree over 64 inputs.
 const DEPTH_ON_STACK: usize = 7;
 
-/// Work on the `N` elements from `at` on, for any `N`.
+/// Work on the block of `N` elements from `at` on, for any `N`.
 ///
-/// A block is loaded as a whole before any of it is stored, so that operands may be the same
-/// memory, and the compiler makes vectors of it without asking whether they are.
+/// All elements of a block are loaded before any is stored. So operands may be the same memory, and
+/// the compiler vectorises the work without checks for that.
 trait Blocks {
     fn block<F: Features, const N: usize>(&mut self, at: usize);
 }
 
-/// All elements, from the first to the last, in blocks of `BLOCK` and single ones at the end.
+/// Works on all elements in order: in blocks of `BLOCK` elements, and one by one at the end.
 struct Walk<const BLOCK: usize, B> {
     len: usize,
     blocks: B,
@@ -183,12 +196,12 @@ impl<const BLOCK: usize, B: Blocks> Kernel for Walk<BLOCK, B> {
     }
 }
 
-/// A copy of operands that do not overlap.
+/// Copies between operands that do not overlap.
 pub(crate) fn copy_by_lines(isa: Isa, dst: Target<'_, u8>, src: Source<'_, u8>) {
     isa.run(Walk::<COPY_BLOCK, _> { len: src.len(), blocks: Lines { dst, src } });
 }
 
-/// Two lines of the cache.
+/// Bytes of two cache lines.
 const COPY_BLOCK: usize = 128;
 
 struct Lines<'a> {
@@ -227,7 +240,7 @@ impl<T: Lanes> Blocks for Narrow<'_, T> {
     }
 }
 
-/// Each element times a factor, rounded.
+/// Multiplies each element by a factor and rounds the product.
 struct Scale<'a, T: Lanes, O> {
     data: Target<'a, T>,
     factor: T,
@@ -243,7 +256,7 @@ impl<T: Lanes, O: Operator<T::Wide>> Blocks for Scale<'_, T, O> {
     }
 }
 
-/// The tree over few inputs, a power of two, all of them in registers.
+/// The canonical tree over few inputs, whose number is a power of two. All of them fit in registers.
 struct Few<'a, T: Lanes, O, const INPUTS: usize> {
     dsts: &'a [Target<'a, T>],
     srcs: &'a [Source<'a, T>; INPUTS],
@@ -275,7 +288,7 @@ struct Many<'a, T: Lanes, O> {
     srcs: &'a [Source<'a, T>],
     merges: &'a [usize],
     divisor: Option<u32>,
-    /// Room for a block of each partial result that waits.
+    /// A block for each partial result that waits to be merged.
     waiting: &'a mut [[T::Wide; MANY_BLOCK]],
     op: PhantomData<O>,
 }
@@ -283,7 +296,7 @@ struct Many<'a, T: Lanes, O> {
 impl<T: Lanes, O: Operator<T::Wide>> Blocks for Many<'_, T, O> {
     #[inline(always)]
     fn block<F: Features, const N: usize>(&mut self, at: usize) {
-        // The topmost partial result does not wait, it stays in registers.
+        // The topmost partial result stays in registers.
         let mut top = T::widen::<F, N>(self.srcs[0].load(at));
         let mut height = 0;
         for (src, &merges) in self.srcs.iter().zip(self.merges).skip(1) {

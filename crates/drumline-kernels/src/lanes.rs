@@ -1,4 +1,4 @@
-//! Elements as they travel, and the wider values that are computed with.
+//! Conversion between elements and the wider values that kernels compute with.
 
 use bytemuck::Pod;
 use half::{bf16, f16};
@@ -8,9 +8,9 @@ use crate::arithmetic::Arithmetic;
 use crate::isa::Features;
 use crate::{Bool, F8E4M3, F8E5M2};
 
-/// Conversion of several elements at once. `narrow` rounds to nearest, ties to even; overflow
-/// becomes infinity (the largest number where there is none), subnormal numbers are kept, a NaN
-/// stays one.
+/// An element type whose values are converted several at a time. `narrow` rounds to nearest, ties to
+/// even. Overflow becomes infinity, or the largest number of a type without infinity. Subnormal
+/// numbers are kept, and NaN stays NaN.
 pub trait Lanes: Pod {
     type Wide: Arithmetic + Lanes<Wide = Self::Wide>;
 
@@ -35,7 +35,7 @@ macro_rules! wide {
 
 wide!(u8, i8, u16, i16, u32, i32, u64, i64, f32, f64, Complex<f32>, Complex<f64>);
 
-/// A byte that came from elsewhere becomes 0 or 1 before it is computed with.
+/// A byte from another rank becomes 0 or 1 before the kernel computes with it.
 impl Lanes for Bool {
     type Wide = Bool;
 
@@ -57,7 +57,7 @@ macro_rules! float8 {
 
             #[inline(always)]
             fn widen<F: Features, const N: usize>(lanes: [Self; N]) -> [f32; N] {
-                // In steps of one width each, of which the compiler makes vectors.
+                // In steps in which all values have one width, so that the compiler vectorises them.
                 let mut codes = [0; N];
                 for (code, lane) in codes.iter_mut().zip(lanes) {
                     *code = u32::from(lane.to_bits());
@@ -87,8 +87,9 @@ macro_rules! float8 {
 
 float8!(F8E4M3, F8E5M2);
 
-/// Integer arithmetic on the bits: vectors of it are many times faster than `half`'s scalar
-/// conversions, and unlike the instructions that some processors have, it keeps subnormals.
+/// Converts by integer arithmetic on the bits. In vectors it is many times faster than the scalar
+/// conversions of `half`. It keeps subnormals, which the `bf16` instructions of some processors do
+/// not.
 impl Lanes for bf16 {
     type Wide = f32;
 
@@ -96,7 +97,7 @@ impl Lanes for bf16 {
     fn widen<F: Features, const N: usize>(lanes: [bf16; N]) -> [f32; N] {
         #[cfg(target_arch = "x86_64")]
         if F::AVX2 {
-            // SAFETY: `F` says that the processor has AVX2.
+            // SAFETY: code with these features runs only where the processor has AVX2.
             return unsafe { avx2::widen_bf16(lanes) };
         }
         lanes.map(|x| f32::from_bits(u32::from(x.to_bits()) << 16))
@@ -106,13 +107,13 @@ impl Lanes for bf16 {
     fn narrow<F: Features, const N: usize>(lanes: [f32; N]) -> [bf16; N] {
         #[cfg(target_arch = "x86_64")]
         if F::AVX2 {
-            // SAFETY: `F` says that the processor has AVX2.
+            // SAFETY: code with these features runs only where the processor has AVX2.
             return unsafe { avx2::narrow_bf16(lanes) };
         }
         lanes.map(|x| {
             let bits = x.to_bits();
-            // Half a unit in the last place that stays, less one bit if that place is even: a
-            // carry out of the lower half is a rounding up, out of the fraction too.
+            // Adds half a unit in the last bit that stays, less one if that bit is 0 (ties to even).
+            // A carry out of the lower half rounds up, and may run on into the exponent.
             let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
             let quiet_nan = (bits >> 16) | 0x40;
             bf16::from_bits(if x.is_nan() { quiet_nan } else { rounded } as u16)
@@ -127,7 +128,7 @@ impl Lanes for f16 {
     fn widen<F: Features, const N: usize>(lanes: [f16; N]) -> [f32; N] {
         #[cfg(target_arch = "x86_64")]
         if F::AVX2 {
-            // SAFETY: `F` says that the processor has AVX2 and F16C.
+            // SAFETY: code with these features runs only where the processor has AVX2 and F16C.
             return unsafe { avx2::widen_f16(lanes) };
         }
         lanes.map(f16::to_f32_const)
@@ -137,15 +138,16 @@ impl Lanes for f16 {
     fn narrow<F: Features, const N: usize>(lanes: [f32; N]) -> [f16; N] {
         #[cfg(target_arch = "x86_64")]
         if F::AVX2 {
-            // SAFETY: `F` says that the processor has AVX2 and F16C.
+            // SAFETY: code with these features runs only where the processor has AVX2 and F16C.
             return unsafe { avx2::narrow_f16(lanes) };
         }
         lanes.map(f16::from_f32_const)
     }
 }
 
-/// Conversions by eight, with instructions that keep subnormals whatever the thread's mode says. (Left
-/// to itself the compiler makes vectors of the `bf16` ones, too, but puts them together word by word.)
+/// Conversions of eight elements, with instructions that keep subnormals in every floating-point mode
+/// of a thread. (The compiler vectorises the plain `bf16` conversions, too, but builds the vectors
+/// word by word.)
 #[cfg(target_arch = "x86_64")]
 mod avx2 {
     use std::arch::asm;
@@ -163,7 +165,7 @@ mod avx2 {
     /// Elements that are converted at once.
     const LANES: usize = 8;
 
-    /// A conversion of `N` elements out of one of eight.
+    /// Defines a conversion of `N` elements by a conversion of eight.
     macro_rules! by_eight {
         ($name:ident: $from:ty => $to:ty, $convert:ident) => {
             #[inline]
@@ -217,24 +219,24 @@ mod avx2 {
     #[target_feature(enable = "avx2")]
     fn widen_bf16s(lanes: &[bf16; LANES]) -> [f32; LANES] {
         let mut wide = [0.0; LANES];
-        // SAFETY: reads the 16 bytes of `lanes` and writes the 32 of `wide`; no instruction is added.
+        // SAFETY: reads the 16 bytes of `lanes` and writes the 32 of `wide`. The `asm!` is empty.
         unsafe {
             let narrow = _mm256_cvtepu16_epi32(_mm_loadu_si128(lanes.as_ptr().cast()));
             let mut bits = _mm256_slli_epi32::<16>(narrow);
-            // Nothing. A compiler that looks through this, and through the same in `narrow_bf16s`, takes
-            // the vectors apart again, to put them together otherwise, in half as much time again.
+            // Emits no instruction. Without this barrier, and the one in `narrow_bf16s`, the compiler
+            // splits the vectors and reassembles them, which takes half as much time again.
             asm!("/* {} */", inout(ymm_reg) bits, options(pure, nomem, nostack, preserves_flags));
             _mm256_storeu_ps(wide.as_mut_ptr(), _mm256_castsi256_ps(bits));
         }
         wide
     }
 
-    /// The same arithmetic as that for every processor.
+    /// The same arithmetic as in the plain `narrow`.
     #[inline]
     #[target_feature(enable = "avx2")]
     fn narrow_bf16s(lanes: &[f32; LANES]) -> [bf16; LANES] {
         let mut narrow = [bf16::ZERO; LANES];
-        // SAFETY: reads the 32 bytes of `lanes` and writes the 16 of `narrow`.
+        // SAFETY: reads the 32 bytes of `lanes` and writes the 16 of `narrow`. The `asm!` is empty.
         unsafe {
             let mut x = _mm256_loadu_ps(lanes.as_ptr());
             asm!("/* {} */", inout(ymm_reg) x, options(pure, nomem, nostack, preserves_flags));

@@ -1,18 +1,17 @@
 //! Element types, reduce operators, and the loops that apply them.
 //!
-//! Everything here is a function over operands ([`Source`], [`Target`]): slices, or memory that
-//! other processes map too. Nothing knows of messages or time. The order in which inputs are
-//! added comes from the caller ([`reduce_tree`]), so that all algorithms give the same bits.
+//! Every function here works on operands ([`Source`], [`Target`]): slices, or memory that other
+//! processes map too. The caller chooses the order in which inputs are added ([`reduce_tree`]), so
+//! that all algorithms give the same bits.
 //!
-//! It serves `drumline`, which hands the types and [`ReduceOp`] on to its users; who trains needs
-//! no more of it.
+//! The crate serves `drumline`, which exports the element types and [`ReduceOp`] to its users.
 //!
 //! ```
 //! use drumline_kernels::{ReduceOp, Source, Target, combine};
 //!
 //! let mut sum = [1.0_f32, 2.0];
 //! let dst = Target::from(&mut sum[..]);
-//! // A partial sum: not divided yet.
+//! // A partial sum, not divided yet.
 //! combine(ReduceOp::Avg, dst, Source::from(&[3.0, 7.0][..]), None);
 //! // The sum of all three ranks, divided once.
 //! combine(ReduceOp::Avg, dst, Source::from(&[2.0, 3.0][..]), Some(3));
@@ -26,11 +25,12 @@
 //! - A floating-point average is the canonical sum divided once, never a sum of quotients.
 //! - Floating-point minimum and maximum do not depend on the order of their operands: a NaN
 //!   wins (and comes out as the one canonical NaN), and -0 is less than +0.
-//! - Floats of 16 and 8 bits are computed with as `f32`, and rounded once, to nearest, ties to even. An
-//!   algorithm that forwards partial results forwards them as `f32` ([`widen`], [`narrow`]).
-//! - None of this depends on the instructions that the processor has.
+//! - Floats of 16 and 8 bits are widened to `f32`, and the result is rounded once, to nearest, ties
+//!   to even. An algorithm that forwards partial results forwards them as `f32` ([`widen`],
+//!   [`narrow`]).
+//! - No result depends on the instructions that the processor has.
 //!
-//! [`ReduceOp`] has it as a table.
+//! [`ReduceOp`] has a table of all this.
 
 mod arithmetic;
 mod boolean;

@@ -1,10 +1,12 @@
+//! The reduce operators.
+
 use std::fmt;
 use std::str::FromStr;
 
 use crate::dtype::Class;
 use crate::{DType, UnknownName};
 
-/// How the values of all ranks become one.
+/// An operator that combines the values of all ranks into one.
 ///
 /// | | integers | `f32`, `f64` | `f16`, `bf16`, `f8e4m3`, `f8e5m2` | `complex64`, `complex128` | `bool` |
 /// |---|---|---|---|---|---|
@@ -16,8 +18,8 @@ use crate::{DType, UnknownName};
 ///
 /// A dash is a combination that [`supports`](ReduceOp::supports) refuses.
 ///
-/// All operators commute, bit for bit, payloads of NaN apart. Those for which
-/// [`order_free`](ReduceOp::order_free) holds are associative too.
+/// All operators commute bit for bit, payloads of NaN apart. Those that are
+/// [`order_free`](ReduceOp::order_free) are associative, too.
 ///
 /// ```
 /// use drumline_kernels::{ReduceOp, combine};
@@ -62,14 +64,7 @@ impl ReduceOp {
         ReduceOp::Bxor,
     ];
 
-    /// The operator whose code (`op as u8`) travels in messages, if there is one.
-    ///
-    /// ```
-    /// use drumline_kernels::ReduceOp;
-    ///
-    /// assert_eq!(ReduceOp::from_code(ReduceOp::Max as u8), Some(ReduceOp::Max));
-    /// assert_eq!(ReduceOp::from_code(0), None);
-    /// ```
+    /// The operator with this code (`op as u8`, as in messages), if there is one.
     pub const fn from_code(code: u8) -> Option<ReduceOp> {
         match (code as usize).checked_sub(1) {
             Some(index) if index < ReduceOp::ALL.len() => Some(ReduceOp::ALL[index]),
@@ -77,14 +72,7 @@ impl ReduceOp {
         }
     }
 
-    /// Its name in messages: `sum` and so on.
-    ///
-    /// ```
-    /// use drumline_kernels::ReduceOp;
-    ///
-    /// assert_eq!(ReduceOp::Product.name(), "product");
-    /// assert_eq!("product".parse(), Ok(ReduceOp::Product));
-    /// ```
+    /// The name of the operator in texts, such as `sum`.
     pub const fn name(self) -> &'static str {
         match self {
             ReduceOp::Sum => "sum",
@@ -98,15 +86,7 @@ impl ReduceOp {
         }
     }
 
-    /// Whether the operator means something for elements of this type.
-    ///
-    /// ```
-    /// use drumline_kernels::{DType, ReduceOp};
-    ///
-    /// assert!(ReduceOp::Max.supports(DType::Bf16));
-    /// assert!(!ReduceOp::Max.supports(DType::Complex64), "complex numbers have no order");
-    /// assert!(!ReduceOp::Band.supports(DType::F32), "bits of a float are no set");
-    /// ```
+    /// Whether the operator is defined for elements of this type.
     pub const fn supports(self, dtype: DType) -> bool {
         let class = dtype.class();
         match self {
@@ -119,17 +99,9 @@ impl ReduceOp {
         }
     }
 
-    /// Whether every order and grouping of the inputs gives the same bits, so that an algorithm
-    /// need not keep the canonical tree: all operators on integers and bool, minimum and maximum
-    /// on floating-point numbers.
-    ///
-    /// ```
-    /// use drumline_kernels::{DType, ReduceOp};
-    ///
-    /// assert!(ReduceOp::Max.order_free(DType::F32));
-    /// assert!(ReduceOp::Sum.order_free(DType::I32)); // it wraps in any order
-    /// assert!(!ReduceOp::Sum.order_free(DType::F32)); // it rounds
-    /// ```
+    /// Whether every order and grouping of the inputs gives the same bits. An algorithm then need not
+    /// keep to the canonical tree. True for all operators on integers and `bool`, and for minimum and
+    /// maximum of floating-point numbers.
     pub const fn order_free(self, dtype: DType) -> bool {
         match self {
             ReduceOp::Sum | ReduceOp::Avg | ReduceOp::Product => {
@@ -163,7 +135,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn codes_and_names_lead_back_to_their_operators() {
+    fn every_operator_has_a_code_and_a_name() {
         for code in 0..=u8::MAX {
             let op = ReduceOp::from_code(code);
             assert_eq!(op.map(|op| op as u8), (1..=8).contains(&code).then_some(code));

@@ -1,9 +1,9 @@
-//! What kernels read and write.
+//! Operands: the memory that kernels read and write.
 //!
-//! A reduction often works straight on memory that another process maps too. Rust's references
-//! promise that nobody else writes behind them, so they must not point there. The operands here
-//! promise less: they are an address and a length, every kernel reads and writes single values
-//! through raw pointers, and a value that changes meanwhile makes a wrong number, never undefined
+//! A reduction often works directly on memory that another process maps too. A Rust reference
+//! promises that nothing else writes to its memory, so no reference may point there. An operand
+//! promises less: it is an address and a length, and kernels read and write through raw pointers. If
+//! another process changes a value meanwhile, the result is a wrong number, never undefined
 //! behaviour. Slices turn into operands with `into()`.
 
 use std::fmt;
@@ -12,8 +12,7 @@ use std::ops::Range;
 
 use bytemuck::Pod;
 
-/// Elements that a kernel reads: a slice, or a stretch of memory that other processes may write
-/// meanwhile.
+/// Elements that a kernel reads: a slice, or memory that other processes may write meanwhile.
 ///
 /// ```
 /// use drumline_kernels::Source;
@@ -27,12 +26,11 @@ pub struct Source<'a, T> {
     life: PhantomData<&'a [T]>,
 }
 
-/// Elements that a kernel writes, and may read: a slice, or a stretch of memory that other
-/// processes may read and write meanwhile.
+/// Elements that a kernel writes and may read: a slice, or memory that other processes may read and
+/// write meanwhile.
 ///
-/// It can be copied, so that one operation can name the same place as destination and as source.
-/// All copies together stand for the one borrow that the first was made from, and stay on its
-/// thread.
+/// It is `Copy`, so that the same memory can be destination and source of one kernel. All copies
+/// share the borrow of the first, and stay on its thread.
 ///
 /// ```
 /// use drumline_kernels::{Target, copy};
@@ -51,24 +49,15 @@ pub struct Target<'a, T> {
 impl<'a, T: Pod> Source<'a, T> {
     /// The `len` elements at `ptr`.
     ///
-    /// ```
-    /// use drumline_kernels::Source;
-    ///
-    /// let mapped = [1.0_f32, 2.0];
-    /// // SAFETY: two aligned elements that nobody in this process writes to.
-    /// let source = unsafe { Source::from_raw(mapped.as_ptr(), mapped.len()) };
-    /// assert_eq!(source.len(), 2);
-    /// ```
-    ///
     /// # Safety
     ///
     /// Until the end of `'a`:
     ///
-    /// - `ptr` is aligned for `T` and valid for reads of `len` elements, all within one
-    ///   allocation or mapping. (With `len` 0 any aligned address will do.)
-    /// - No thread of this process writes to them, except through a [`Target`] for the same
-    ///   memory on the thread that uses this operand. Other *processes* may write at any time:
-    ///   the values that a kernel reads are then unspecified, and nothing else is.
+    /// - `ptr` is aligned for `T` and valid for reads of `len` elements, all within one allocation or
+    ///   mapping. (With `len` 0, any aligned address is allowed.)
+    /// - No thread of this process writes to the elements, except through a [`Target`] for the same
+    ///   memory on the thread that uses this operand. Other *processes* may write at any time. The
+    ///   values that a kernel reads are then unspecified, but the behaviour is defined.
     pub const unsafe fn from_raw(ptr: *const T, len: usize) -> Source<'a, T> {
         Source { ptr, len, life: PhantomData }
     }
@@ -77,40 +66,20 @@ impl<'a, T: Pod> Source<'a, T> {
 impl<'a, T: Pod> Target<'a, T> {
     /// The `len` elements at `ptr`.
     ///
-    /// ```
-    /// use drumline_kernels::{Target, copy};
-    ///
-    /// let mut mapped = [1.0_f32, 2.0];
-    /// // SAFETY: two aligned elements that nobody else in this process touches.
-    /// let target = unsafe { Target::from_raw(mapped.as_mut_ptr(), mapped.len()) };
-    /// copy(target, (&[3.0, 4.0][..]).into());
-    /// assert_eq!(mapped, [3.0, 4.0]);
-    /// ```
-    ///
     /// # Safety
     ///
     /// Until the end of `'a`:
     ///
-    /// - `ptr` is aligned for `T` and valid for reads and writes of `len` elements, all within
-    ///   one allocation or mapping. (With `len` 0 any aligned address will do.)
-    /// - No other thread of this process reads or writes them, and no reference to
-    ///   them is used.
-    ///   Other *processes* may read and write at any time: the values that anybody reads are
-    ///   then unspecified, and nothing else is.
+    /// - `ptr` is aligned for `T` and valid for reads and writes of `len` elements, all within one
+    ///   allocation or mapping. (With `len` 0, any aligned address is allowed.)
+    /// - No other thread of this process reads or writes the elements, and no reference to them is
+    ///   used. Other *processes* may read and write at any time. The values that either side reads
+    ///   are then unspecified, but the behaviour is defined.
     pub const unsafe fn from_raw(ptr: *mut T, len: usize) -> Target<'a, T> {
         Target { ptr, len, life: PhantomData }
     }
 
-    /// The same elements, to be read.
-    ///
-    /// ```
-    /// use drumline_kernels::{ReduceOp, Target, combine};
-    ///
-    /// let mut data = [1, 2];
-    /// let target = Target::from(&mut data[..]);
-    /// combine(ReduceOp::Sum, target, target.as_source(), None); // in place, with itself
-    /// assert_eq!(data, [2, 4]);
-    /// ```
+    /// The same elements, for reading.
     pub const fn as_source(self) -> Source<'a, T> {
         Source { ptr: self.ptr, len: self.len, life: PhantomData }
     }
@@ -128,7 +97,7 @@ impl<'a, T: Pod> Target<'a, T> {
     #[inline(always)]
     pub(crate) fn store<const N: usize>(self, at: usize, values: [T; N]) {
         assert!(at + N <= self.len);
-        // SAFETY: the contract of `from_raw`, and the elements lie within the operand.
+        // SAFETY: the elements lie within the operand, for which the contract of `from_raw` holds.
         unsafe { self.ptr.add(at).cast::<[T; N]>().write(values) };
     }
 }
@@ -147,7 +116,7 @@ impl<'a, T: Pod> Source<'a, T> {
     #[inline(always)]
     pub(crate) fn load<const N: usize>(self, at: usize) -> [T; N] {
         assert!(at + N <= self.len);
-        // SAFETY: the contract of `from_raw`, and the elements lie within the operand.
+        // SAFETY: the elements lie within the operand, for which the contract of `from_raw` holds.
         unsafe { self.ptr.add(at).cast::<[T; N]>().read() }
     }
 }
@@ -156,38 +125,16 @@ macro_rules! operand {
     ($name:ident) => {
         impl<'a, T> $name<'a, T> {
             /// Number of elements.
-            ///
-            /// ```
-            /// use drumline_kernels::{Source, Target};
-            ///
-            /// assert_eq!(Source::from(&[1.0_f32, 2.0][..]).len(), 2);
-            /// assert_eq!(Target::from(&mut [1.0_f32][..]).len(), 1);
-            /// ```
             pub const fn len(&self) -> usize {
                 self.len
             }
 
             /// Whether there are no elements.
-            ///
-            /// ```
-            /// use drumline_kernels::Source;
-            ///
-            /// let source = Source::from(&[1, 2][..]);
-            /// assert!(!source.is_empty() && source.slice(2..2).is_empty());
-            /// ```
             pub const fn is_empty(&self) -> bool {
                 self.len == 0
             }
 
             /// The elements in `range`.
-            ///
-            /// ```
-            /// use drumline_kernels::{Target, copy};
-            ///
-            /// let mut data = [1, 2, 3];
-            /// copy(Target::from(&mut data[..]).slice(1..3), (&[8, 9][..]).into());
-            /// assert_eq!(data, [1, 8, 9]);
-            /// ```
             ///
             /// # Panics
             ///
@@ -200,7 +147,7 @@ macro_rules! operand {
                     "elements {start}..{end} of an operand of {}",
                     self.len
                 );
-                // Never wraps: the address lies within the operand, or at its end.
+                // The address lies within the operand or at its end, so this never wraps.
                 $name { ptr: self.ptr.wrapping_add(start), len: end - start, life: PhantomData }
             }
         }
@@ -214,7 +161,7 @@ macro_rules! operand {
 
         impl<T> Copy for $name<'_, T> {}
 
-        /// The address and the length. The elements may be changing.
+        /// Shows address and length, not the elements: another process may be changing them.
         impl<T> fmt::Debug for $name<'_, T> {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.debug_struct(stringify!($name))

@@ -1,16 +1,16 @@
-//! Copies that leave the cache to others.
+//! Copies that leave other data in the cache.
 
 use bytemuck::Pod;
 
-use crate::convert::{copy, fetch_by};
+use crate::convert::fetch_by;
 use crate::operand::{Source, Target};
 
-/// Copies `src` to `dst`, which goes to memory past the cache. The two must not overlap.
+/// Copies `src` to `dst` and writes `dst` past the cache, directly to memory. The two must not
+/// overlap.
 ///
-/// A cache fetches the lines of `dst` before they are written, for nothing, and lets go of others
-/// for them. Worth it where `dst` is too long to be found in the cache when somebody reads it;
-/// measured, a copy of such memory then takes two thirds of the time. Where `dst` fits the cache it
-/// takes twice as long.
+/// An ordinary copy first fetches the lines of `dst` into the cache, to no use, and evicts others.
+/// Use this function where `dst` is too long to be still in the cache when it is next read; measured,
+/// the copy then takes two thirds of the time. Where `dst` fits in the cache, it takes twice as long.
 ///
 /// ```
 /// let (src, mut dst) = (vec![1.5_f32; 1_000], vec![0.0; 1_000]);
@@ -27,8 +27,8 @@ pub fn copy_past_cache<T: Pod>(dst: Target<'_, T>, src: Source<'_, T>) {
     lines::fence();
 }
 
-/// [`copy_past_cache`] that [takes over](crate::take_over) the lines of `src`. The two must not
-/// overlap.
+/// [`copy_past_cache`] that also [takes over](crate::take_over) the cache lines of `src`. The two
+/// must not overlap.
 ///
 /// ```
 /// let (mut src, mut dst) = ([1, 2, 3], [0; 3]);
@@ -40,7 +40,7 @@ pub fn copy_past_cache<T: Pod>(dst: Target<'_, T>, src: Source<'_, T>) {
 ///
 /// When the lengths differ.
 pub fn fetch_past_cache<T: Pod>(dst: Target<'_, T>, src: Target<'_, T>) {
-    // Lines that go past the cache leave more of it to those that are taken over.
+    // More lines at a time than `fetch`: those of `dst` need no place in the cache.
     fetch_by::<T, 64>(dst, src, lines::copy);
     lines::fence();
 }
@@ -49,10 +49,13 @@ pub fn fetch_past_cache<T: Pod>(dst: Target<'_, T>, src: Target<'_, T>) {
 mod lines {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
-    use super::{Pod, Source, Target, copy as copy_through_cache};
-    use crate::convert::LINE_BYTES;
+    use bytemuck::Pod;
 
-    /// Writes the whole lines of `dst` past the cache. To be followed by a [`fence`].
+    use crate::convert::{LINE_BYTES, copy as copy_through_cache};
+    use crate::operand::{Source, Target};
+
+    /// Copies, and writes whole lines of `dst` past the cache. The caller must call [`fence`] before
+    /// it tells another thread or process of the data.
     pub(super) fn copy<T: Pod>(dst: Target<'_, T>, src: Source<'_, T>) {
         const WORDS: usize = LINE_BYTES / size_of::<__m128i>();
         let per_line = LINE_BYTES / size_of::<T>().max(1);
@@ -66,9 +69,9 @@ mod lines {
         let to = dst.slice(first..end).as_mut_ptr().cast::<__m128i>();
         let from = src.slice(first..end).as_ptr().cast::<__m128i>();
         for at in (0..lines * WORDS).step_by(WORDS) {
-            // SAFETY: the contracts of the operands: so many lines are valid for reads at `from`,
-            // and for writes at `to`, which begins on a line. SSE2 is part of x86-64. Who called
-            // this sees to a fence before anybody looks at what was written.
+            // SAFETY: by the contracts of the operands, `lines` lines are valid for reads at `from`
+            // and for writes at `to`. `to` is aligned to a line, as `_mm_stream_si128` requires. SSE2
+            // is part of x86-64. The caller fences before another thread or process reads `dst`.
             unsafe {
                 let line: [_; WORDS] = std::array::from_fn(|i| _mm_loadu_si128(from.add(at + i)));
                 for (i, word) in line.into_iter().enumerate() {
@@ -79,17 +82,17 @@ mod lines {
         copy_through_cache(dst.slice(end..len), src.slice(end..len));
     }
 
-    /// What was written past the cache comes before everything that is written from now on.
+    /// Orders all writes past the cache before all later writes.
     pub(super) fn fence() {
         // SAFETY: SSE is part of x86-64.
         unsafe { _mm_sfence() };
     }
 }
 
-/// Elsewhere the cache is not in the way, or nobody has measured it.
+/// Ordinary copies, where writing past the cache has not been measured.
 #[cfg(not(all(target_arch = "x86_64", not(miri))))]
 mod lines {
-    pub(super) use super::copy;
+    pub(super) use crate::convert::copy;
 
     pub(super) fn fence() {}
 }

@@ -1,19 +1,21 @@
+//! Reductions.
+
 use bytemuck::Pod;
 
 use crate::isa::Isa;
-use crate::kernels::Reduction;
+use crate::kernels::{Reduction, depth};
 use crate::{Element, ReduceOp, Source, Target};
 
 /// Combines `src` into `dst`, element by element.
 ///
-/// All operators commute bit for bit, payloads of NaN apart, so it does not matter which of the
-/// two is the left operand. `finish` is the number of ranks when this completes the result of
-/// all of them: an average is then divided.
+/// All operators commute bit for bit, payloads of NaN apart, so either of the two may be the left
+/// operand. If this call completes the result of all ranks, `finish` is their number, and an average
+/// is divided by it.
 ///
 /// The result is rounded to `T`. Where `T` is narrower than its
-/// [accumulator](Element::Accumulator) that must not happen to a partial result: call this on
-/// the two inputs of two ranks, and for more use [`reduce_tree`], or keep the partial results
-/// [widened](crate::widen).
+/// [accumulator](Element::Accumulator), a partial result must not be rounded. So combine only the
+/// inputs of exactly two ranks like this; for more ranks use [`reduce_tree`], or keep the partial
+/// results [widened](crate::widen).
 ///
 /// ```
 /// use drumline_kernels::{ReduceOp, combine};
@@ -36,15 +38,15 @@ pub fn combine<T: Element>(
     reduce_tree(op, &[dst], &[dst.as_source(), src], &[0, 1], finish);
 }
 
-/// Combines all inputs, in the order of a tree, and writes the result to every destination, in
-/// one pass over memory. Partial results are kept in [`Element::Accumulator`], and rounded to `T`
-/// once, at the end.
+/// Combines all inputs in the order of a tree and writes the result to every destination, in one
+/// pass over memory. Partial results are kept in [`Element::Accumulator`]; only the result is rounded
+/// to `T`.
 ///
-/// The tree comes as a stack program: after input `i` has been pushed, the two topmost partial
-/// results are combined `merges[i]` times, and in the end one is left. `finish` is the number of
-/// ranks when this completes the result of all of them: an average is then divided.
+/// The tree is a program for a stack: push input `i`, then combine the two topmost partial results
+/// `merges[i]` times. One partial result must be left at the end. If this call completes the result
+/// of all ranks, `finish` is their number, and an average is divided by it.
 ///
-/// A destination may be one of the inputs. If two operands overlap in part, the values of the
+/// A destination may be the same memory as an input. If two operands overlap only in part, the
 /// results are unspecified.
 ///
 /// ```
@@ -52,7 +54,7 @@ pub fn combine<T: Element>(
 ///
 /// let [mut a, mut b, mut c] = [[1.0_f32], [2.0], [6.0]];
 /// let all = [&mut a, &mut b, &mut c].map(|data| Target::from(&mut data[..]));
-/// // (a + b) + c, divided by 3, to all of them.
+/// // (a + b) + c, divided by 3, written to all three.
 /// reduce_tree(ReduceOp::Avg, &all, &all.map(Target::as_source), &[0, 1, 1], Some(3));
 /// assert_eq!([a, b, c], [[3.0]; 3]);
 /// ```
@@ -79,11 +81,10 @@ pub fn reduce_tree<T: Element>(
     T::reduce_kernel(Isa::best(), &Reduction { op, merges, divisor }, dsts, srcs);
 }
 
-/// [`reduce_tree`] with a function in place of an operator. It gets the partial result of the
-/// inputs on the left as its first argument, so it need not commute. Partial results are kept
-/// in `T`.
+/// [`reduce_tree`] with a function in place of an operator. The function need not commute: its first
+/// argument is the partial result of the inputs further left. Partial results are kept in `T`.
 ///
-/// If it panics, some elements of the destinations have been written and others have not.
+/// If the function panics, some elements of the destinations have been written and others have not.
 ///
 /// ```
 /// use drumline_kernels::{Target, reduce_tree_with};
@@ -121,24 +122,11 @@ pub fn reduce_tree_with<T: Pod>(
     }
 }
 
-/// Sees to it that there are inputs, and that operands and program are of the same length.
+/// Panics unless there are inputs, a number of merges for each, and all operands have one length.
 fn check<T>(dsts: &[Target<'_, T>], srcs: &[Source<'_, T>], merges: &[usize]) {
     assert_eq!(srcs.len(), merges.len(), "one number of merges for each input");
     assert!(!srcs.is_empty(), "the merges must leave one result: there are no inputs");
     let len = srcs[0].len();
     let equal = srcs.iter().all(|src| src.len() == len) && dsts.iter().all(|dst| dst.len() == len);
     assert!(equal, "operands of a reduction differ in length");
-}
-
-/// The largest number of partial results that wait at a time in a program. It must leave one.
-pub(crate) fn depth(merges: &[usize]) -> usize {
-    let mut waiting: usize = 0;
-    let mut most = 1;
-    for &merges in merges {
-        assert!(merges <= waiting, "more merges than partial results");
-        waiting = waiting + 1 - merges;
-        most = most.max(waiting);
-    }
-    assert_eq!(waiting, 1, "the merges must leave one result");
-    most
 }

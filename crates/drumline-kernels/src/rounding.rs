@@ -1,18 +1,18 @@
 //! The floating-point mode of the thread.
 //!
-//! Flush-to-zero, denormals-are-zero and the rounding direction belong to a thread. A caller
-//! that has set them (audio code and some maths libraries do) would otherwise get other bits
-//! from a collective that runs on its thread than from one that runs on ours.
+//! Flush-to-zero, denormals-are-zero and the rounding direction belong to a thread. Audio code and
+//! some maths libraries change them. A collective would then give other bits on the caller's thread
+//! than on a thread of Drumline's.
 
-/// Runs `f` with IEEE 754 arithmetic: round to nearest, subnormal numbers kept, no traps. The
-/// caller's mode is back afterwards, also when `f` panics.
+/// Runs `f` with IEEE 754 arithmetic: rounding to nearest, subnormal numbers kept, no traps. Restores
+/// the caller's mode afterwards, also when `f` panics.
 ///
 /// On targets other than x86-64 and AArch64 this only calls `f`.
 ///
 /// ```
 /// use drumline_kernels::with_ieee_rounding;
 ///
-/// // Whatever mode audio code has set on this thread.
+/// // Correct in every mode that other code may have set on this thread.
 /// let tiny = std::hint::black_box(f32::MIN_POSITIVE);
 /// assert!(with_ieee_rounding(|| tiny / 2.0) > 0.0); // not flushed to zero
 /// ```
@@ -21,7 +21,7 @@ pub fn with_ieee_rounding<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
-/// Puts the mode that it found back when dropped.
+/// Restores the mode of the thread when dropped, if it had to be changed.
 struct Restore(Option<mode::Word>);
 
 impl Restore {
@@ -49,25 +49,24 @@ mod mode {
 
     pub(super) type Word = u32;
 
-    /// All exceptions masked, everything else off: the value at the start of a process.
+    /// All exceptions masked, all other bits 0: the value at the start of a process.
     pub(super) const IEEE: Word = 0x1f80;
-    /// All but the six sticky exception flags, which say nothing about the mode.
+    /// All bits but the six sticky exception flags, which are no part of the mode.
     pub(super) const MEANINGFUL: Word = !0x3f;
 
     pub(super) fn read() -> Word {
         let mut word: Word = 0;
-        // SAFETY: stores the 32-bit MXCSR to `word`, which is alive and writable, and changes
-        // nothing else. SSE is part of the x86-64 baseline.
+        // SAFETY: stores the 32-bit MXCSR to `word`, which is alive and writable, and changes nothing
+        // else. SSE is part of x86-64.
         unsafe { asm!("stmxcsr [{}]", in(reg) &raw mut word, options(nostack, preserves_flags)) };
         word
     }
 
     pub(super) fn write(word: Word) {
-        // SAFETY: loads the MXCSR from `word`, which is alive. Both values that are ever passed
-        // (IEEE and one that was read before) have the reserved bits clear, so no fault is
-        // raised. The compiler assumes the IEEE mode; code between leaving and restoring a
-        // caller's mode runs in exactly that mode, and no memory access moves across the asm,
-        // because it is not marked `nomem`.
+        // SAFETY: loads the MXCSR from `word`, which is alive. Every value that is passed (`IEEE`, or
+        // one that was read before) has the reserved bits clear, so there is no fault. The compiler
+        // assumes the IEEE mode, and `f` in `with_ieee_rounding` runs in exactly that mode. No memory
+        // access moves across the `asm!`, because it is not marked `nomem`.
         unsafe { asm!("ldmxcsr [{}]", in(reg) &raw const word, options(nostack)) };
     }
 }
@@ -84,14 +83,14 @@ mod mode {
 
     pub(super) fn read() -> Word {
         let word: Word;
-        // SAFETY: reads the floating-point control register, which user code may always do.
+        // SAFETY: reads the floating-point control register. User code may always do so.
         unsafe { asm!("mrs {}, fpcr", out(reg) word, options(nostack, preserves_flags)) };
         word
     }
 
     pub(super) fn write(word: Word) {
-        // SAFETY: writes 0 or a value that was read before. See x86-64 for why the compiler's
-        // assumptions hold.
+        // SAFETY: writes `IEEE` or a value that was read before. The compiler's assumptions hold for
+        // the same reasons as on x86-64.
         unsafe { asm!("msr fpcr, {}", in(reg) word, options(nostack)) };
     }
 }
@@ -131,8 +130,12 @@ mod tests {
         let after = mode::read();
         mode::write(mode::IEEE);
 
-        assert_eq!(flushed.to_bits(), 0, "the test must see the mode that it guards against");
+        assert_eq!(flushed.to_bits(), 0, "the mode has no effect, so this test proves nothing");
         assert_eq!(kept, f32::MIN_POSITIVE / 2.0);
-        assert_eq!(after & FLUSH_TO_ZERO_AND_DENORMALS_ARE_ZERO, 0x8040, "not put back");
+        assert_eq!(
+            after & FLUSH_TO_ZERO_AND_DENORMALS_ARE_ZERO,
+            0x8040,
+            "the mode was not restored"
+        );
     }
 }

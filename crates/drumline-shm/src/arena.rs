@@ -1,4 +1,4 @@
-//! Registered buffers: memory of this process that peers reduce into.
+//! Registered buffers: memory of this process that peers read and write.
 
 use std::fmt;
 use std::marker::PhantomData;
@@ -21,7 +21,7 @@ use crate::ranges::Ranges;
 
 /// The part of a rank's segment that registered buffers are allocated from.
 ///
-/// Clones are the same arena. It stays mapped until the segment, all clones and all buffers are
+/// Clones share one arena. It stays mapped until the segment, all clones and all buffers are
 /// dropped.
 ///
 /// ```
@@ -43,18 +43,18 @@ struct Shared {
     memory: OwnedFd,
     /// Ranges are bytes of the arena, in whole pages.
     pages: Mutex<Pages>,
-    /// Whether anything was detached: spares `offset_of` the lock.
+    /// Whether any page was ever detached. Until then `offset_of` needs no lock.
     any_detached: AtomicBool,
     page_bytes: usize,
-    /// The process that may allocate and free. One that was forked has the same memory, but its
-    /// own idea of what is free.
+    /// The process that may allocate and free. A process forked from it shares the memory, but has
+    /// its own copy of the list of free pages.
     process: u32,
 }
 
 #[derive(Debug)]
 struct Pages {
     free: Ranges,
-    /// Private to this process, and never given out again: late peers may still write there.
+    /// Private to this process and never allocated again, since late peers may still write there.
     detached: Ranges,
 }
 
@@ -72,55 +72,33 @@ impl Arena {
         }))
     }
 
-    /// A buffer of `len` zeros, whose memory is there. It begins on a page and shares no page
-    /// with another buffer.
-    ///
-    /// ```
-    /// # use drumline_shm::{Segment, SegmentSize};
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// let mut buffer = own.arena().allocate::<u64>(3)?;
-    /// assert_eq!(*buffer, [0; 3]);
-    /// buffer[1] = 7; // it is a slice
-    /// let error = own.arena().allocate::<u64>(1 << 20).unwrap_err().to_string();
-    /// assert!(error.contains("no room for a registered buffer of 8388608 bytes"), "{error}");
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
+    /// Allocates a buffer of `len` zeros. It begins on a page and shares no page with another
+    /// buffer.
     ///
     /// # Errors
     ///
-    /// [`Error::ArenaFull`] says how much was asked for, used and allowed; [`Error::Os`] when
-    /// the host has no memory left; [`Error::Forked`] in a process forked from the owner.
+    /// [`Error::ArenaFull`] when no free range is long enough; [`Error::Os`] when the host has no
+    /// memory left; [`Error::Forked`] in a process forked from the owner.
     pub fn allocate<T: Element>(&self, len: usize) -> Result<Registered<T>> {
         let shared = &*self.0;
         if std::process::id() != shared.process {
             return Err(Error::Forked { owner: shared.process });
         }
         let range = shared.take_pages(len as u128 * size_of::<T>() as u128)?;
-        // From here on the pages go back when the buffer is dropped, also after an error.
+        // From here on, dropping the buffer frees the pages, also after an error.
         let buffer = Registered { arena: self.clone(), range, len, elements: PhantomData };
-        shared.find_memory(&buffer.range)?;
+        shared.reserve_memory(&buffer.range)?;
         let start = shared.address(buffer.range.start);
-        // SAFETY: the range was free, so no reference of this process points there, and it is
-        // ours now. It lies within the arena, which is mapped for writing. Detached pages are
-        // never free, so this is shared memory that peers see too.
+        // SAFETY: the range was free, so no reference of this process points there, and now it
+        // belongs to this buffer. It lies within the arena, which is mapped for writing. Detached
+        // pages are never free, so these are shared pages, whose zeros peers see too.
         unsafe { ptr::write_bytes(start, 0, buffer.range.len()) };
         Ok(buffer)
     }
 
-    /// Where `data` begins, in bytes from the start of the arena: what peers pass to
-    /// [`PeerSegment::arena`](crate::PeerSegment::arena). `None` when it lies elsewhere, or when
-    /// a part of it was detached.
-    ///
-    /// ```
-    /// # use drumline_shm::{Segment, SegmentSize};
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// let (one, other) = (own.arena().allocate::<u8>(1)?, own.arena().allocate::<u8>(1)?);
-    /// let [one, other] = [&one, &other].map(|it| own.arena().offset_of(it).unwrap());
-    /// assert!(one.abs_diff(other) >= own.arena().page_bytes());
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
+    /// Where `data` begins, in bytes from the start of the arena. Peers pass this offset to
+    /// [`PeerSegment::arena`](crate::PeerSegment::arena). `None` when `data` lies elsewhere, or a
+    /// part of it was detached.
     pub fn offset_of<T: Element>(&self, data: &[T]) -> Option<usize> {
         let shared = &*self.0;
         let bytes = shared.bytes_of(data)?;
@@ -128,30 +106,15 @@ impl Arena {
         (!is_detached).then_some(bytes.start)
     }
 
-    /// Takes `data` back from peers that may still write to it, or read it: for buffers of an operation
-    /// that failed while a slow peer was alive. To be called once the group is poisoned, before the
-    /// buffer goes back to its owner.
+    /// Takes `data` back from peers that may still use it, because a call has failed while a slow
+    /// peer was alive. To be called after the group is poisoned and before the caller gets the buffer
+    /// back.
     ///
-    /// The values stay where they are, and the whole pages that hold them become private to this
-    /// process. What peers write to these pages from now on, nobody sees; what its owner writes, peers do not
-    /// see; and the pages are never given out again. That includes what else the buffer has on the first and
-    /// the last page: it is not to be lent to peers at that time. See the crate's documentation for why this
-    /// is sound.
-    ///
-    /// ```
-    /// # use drumline_shm::{PeerSegment, Segment, SegmentSize};
-    /// # use drumline_kernels::copy;
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
-    /// let mut buffer = own.arena().allocate::<i32>(2)?;
-    /// let offset = own.arena().offset_of(&buffer).unwrap();
-    /// own.arena().detach(&buffer)?;
-    /// copy(peer.arena(offset, 2)?, (&[7, 7][..]).into()); // a late write
-    /// assert_eq!(*buffer, [0, 0]); // is not seen
-    /// assert_eq!(own.arena().offset_of(&buffer), None);
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
+    /// Every page that holds a part of `data` becomes private to this process, with its values at
+    /// their addresses. From then on the owner does not see what peers write to these pages, peers do
+    /// not see what the owner writes, and the pages are never allocated again. The first and the last
+    /// page may hold other elements of the same buffer; these must not be lent to peers at that time.
+    /// The crate's documentation says why this is sound.
     ///
     /// # Errors
     ///
@@ -168,39 +131,23 @@ impl Arena {
         let arena_start = shared.mapping.layout().arena().start;
         for gap in pages.detached.gaps(&shared.whole_pages(&bytes)) {
             let (offset, address) = ((arena_start + gap.start) as u64, shared.address(gap.start));
-            // SAFETY: `gap` is whole pages of the arena, mapped shared until now, at this offset
-            // of the memory.
+            // SAFETY: `gap` is whole pages of the arena that were not detached, so they are mapped
+            // shared, from this offset of the memory on. `Mapping` unmaps them by address.
             unsafe { map_privately(shared.memory.as_fd(), offset, address, gap.len()) }?;
             let bytes = gap.len();
             pages.detached.insert(gap);
-            // SAFETY: they have just been mapped, privately.
+            // SAFETY: `map_privately` has just mapped these pages privately, for reading and writing.
             unsafe { copy_pages(address, bytes) }?;
         }
         Ok(())
     }
 
-    /// Bytes of a page, which no two buffers share.
-    ///
-    /// ```
-    /// # use drumline_shm::{Segment, SegmentSize};
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// assert!(own.arena().page_bytes().is_power_of_two());
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
+    /// Bytes of a page. No two buffers share a page.
     pub fn page_bytes(&self) -> usize {
         self.0.page_bytes
     }
 
     /// Bytes of the arena.
-    ///
-    /// ```
-    /// # use drumline_shm::{Segment, SegmentSize};
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// assert_eq!(own.arena().bytes(), 1 << 20);
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
     pub fn bytes(&self) -> usize {
         self.0.mapping.layout().arena().len()
     }
@@ -225,8 +172,8 @@ impl Shared {
         self.mapping.address(self.mapping.layout().arena().start + offset)
     }
 
-    /// Where `data` lies in the arena, if it does. Rust's references never reach from one mapping
-    /// into another, so it lies there wholly or not at all.
+    /// Where `data` lies in the arena, or `None` if it lies elsewhere. A Rust reference never reaches
+    /// from one mapping into another, so `data` lies in the arena wholly or not at all.
     fn bytes_of<T>(&self, data: &[T]) -> Option<Range<usize>> {
         let arena = self.mapping.layout().arena();
         let start = data.as_ptr().addr().checked_sub(self.address(0).addr())?;
@@ -244,7 +191,7 @@ impl Shared {
         start..bytes.end.next_multiple_of(self.page_bytes)
     }
 
-    /// Takes pages for so many bytes, at least one.
+    /// Takes as many pages as `bytes` need, at least one, out of the free pages.
     fn take_pages(&self, bytes: u128) -> Result<Range<usize>> {
         let asked = bytes.max(1).next_multiple_of(self.page_bytes as u128);
         let allowed = self.mapping.layout().arena().len();
@@ -255,10 +202,10 @@ impl Shared {
         })
     }
 
-    /// Has the kernel find memory for pages. If it cannot, that is an error here, and not a
-    /// fatal signal when the pages are touched.
-    fn find_memory(&self, range: &Range<usize>) -> Result<()> {
-        // In pieces: a signal makes the kernel start a piece again.
+    /// Has the kernel allocate memory for pages. If the host is out of memory, this is an error here
+    /// and not a fatal signal on first use of a page.
+    fn reserve_memory(&self, range: &Range<usize>) -> Result<()> {
+        // In pieces, because a signal makes the kernel start a piece over.
         const PIECE: usize = 64 << 20;
         let arena_start = self.mapping.layout().arena().start;
         for start in range.clone().step_by(PIECE) {
@@ -270,35 +217,35 @@ impl Shared {
         Ok(())
     }
 
-    /// Takes a buffer's pages back and gives their memory to the kernel.
+    /// Frees the pages of a buffer and returns their memory to the kernel.
     ///
-    /// Not so the shared memory behind pages that were detached: an operation that failed here may
-    /// yet succeed on a peer that is about to read them. It goes when nobody maps the segment.
-    fn give_back(&self, range: Range<usize>) {
+    /// The shared memory behind detached pages stays until no process maps the segment: the call that
+    /// failed here may yet succeed on a peer that is about to read it.
+    fn free(&self, range: Range<usize>) {
         if std::process::id() != self.process {
-            return; // A forked process gives up its reference, not the owner's memory.
+            return; // A forked process drops its copy of the handle. The memory is the owner's.
         }
         let arena_start = self.mapping.layout().arena().start;
         let mut pages = self.pages();
         for private in pages.detached.within(&range) {
             let address = self.address(private.start).cast();
-            // SAFETY: these are pages of our mapping that belonged to a buffer which is being
-            // dropped; nobody looks at them again.
+            // SAFETY: these pages of our mapping belong to a buffer that is being dropped, so no
+            // reference points there. Detached pages are never allocated again.
             let _ = unsafe { madvise(address, private.len(), Advice::LinuxDontNeed) };
         }
         let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        for free in pages.detached.gaps(&range) {
-            let (at, bytes) = ((arena_start + free.start) as u64, free.len() as u64);
-            // If it fails the memory stays taken until the pages are used again.
+        for shared in pages.detached.gaps(&range) {
+            let (at, bytes) = ((arena_start + shared.start) as u64, shared.len() as u64);
+            // If this fails, the memory stays allocated until the pages are used again.
             let _ = retry_on_intr(|| fallocate(&self.memory, punch, at, bytes));
-            pages.free.insert(free);
+            pages.free.insert(shared);
         }
     }
 }
 
 /// A buffer in a rank's arena, which the rank's peers can read and write without a copy.
 ///
-/// A slice in every respect. It keeps the arena mapped, and goes back to it when dropped.
+/// Use it as a slice. It keeps the arena mapped, and dropping it frees its pages.
 ///
 /// ```
 /// # use drumline_shm::{Registered, Segment, SegmentSize};
@@ -313,42 +260,21 @@ pub struct Registered<T: Element> {
     arena: Arena,
     /// Bytes of the arena, in whole pages.
     range: Range<usize>,
-    /// Elements, of which the range has room for at least as many.
+    /// Number of elements. They fit in the range.
     len: usize,
     elements: PhantomData<T>,
 }
 
 impl<T: Element> Registered<T> {
     /// The arena that this buffer lies in.
-    ///
-    /// ```
-    /// # use drumline_shm::{Segment, SegmentSize};
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// let buffer = own.arena().allocate::<u8>(100)?;
-    /// assert!(buffer.arena().offset_of(&buffer).is_some());
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
     pub fn arena(&self) -> &Arena {
         &self.arena
     }
 
-    /// Cuts the buffer at element `at`, without a copy: keeps what lies before, and returns the
-    /// rest. `None`, and nothing has changed, where `at` lies beyond the end or inside of a page:
-    /// no two buffers share a page, because a page is what [`Arena::detach`] takes back.
-    ///
-    /// ```
-    /// # use drumline_shm::{Segment, SegmentSize};
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// let page = own.arena().page_bytes();
-    /// let mut first = own.arena().allocate::<u8>(3 * page)?;
-    /// let rest = first.split_off(page).expect("it is the border of a page");
-    /// assert_eq!((first.len(), rest.len()), (page, 2 * page));
-    /// assert!(first.split_off(page / 2).is_none());
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
-    #[must_use = "what is cut off goes back to the arena when it is dropped"]
+    /// Cuts the buffer at element `at`, without a copy. Keeps the elements before `at` and returns
+    /// the rest. `None`, without a change, when `at` lies beyond the end or inside a page: no two
+    /// buffers share a page, because [`Arena::detach`] takes back whole pages.
+    #[must_use = "dropping the part that was cut off frees its pages"]
     pub fn split_off(&mut self, at: usize) -> Option<Registered<T>> {
         let bytes = at.checked_mul(size_of::<T>())?;
         if at > self.len || !bytes.is_multiple_of(self.arena.0.page_bytes) {
@@ -368,24 +294,9 @@ impl<T: Element> Registered<T> {
 
     /// Joins a buffer to the end of this one, without a copy.
     ///
-    /// ```
-    /// # use drumline_shm::{Segment, SegmentSize};
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// let page = own.arena().page_bytes();
-    /// let mut first = own.arena().allocate::<u8>(3 * page)?;
-    /// let mut middle = first.split_off(page).unwrap();
-    /// let last = middle.split_off(page).unwrap();
-    /// let last = first.append(last).unwrap_err(); // something lies between the two
-    /// first.append(middle).unwrap();
-    /// first.append(last).unwrap();
-    /// assert_eq!(first.len(), 3 * page);
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
-    /// The buffer comes back if it does not begin where this one ends.
+    /// Returns `next` if it does not begin where this buffer ends.
     pub fn append(&mut self, mut next: Registered<T>) -> Result<(), Registered<T>> {
         let is_full = self.len * size_of::<T>() == self.range.len();
         let is_same = Arc::ptr_eq(&self.arena.0, &next.arena.0);
@@ -394,7 +305,7 @@ impl<T: Element> Registered<T> {
         }
         self.range.end = next.range.end;
         self.len += next.len;
-        // It has nothing left to give back when it is dropped here.
+        // Dropping `next` here then frees no page.
         next.range.start = next.range.end;
         next.len = 0;
         Ok(())
@@ -406,10 +317,11 @@ impl<T: Element> Deref for Registered<T> {
 
     fn deref(&self) -> &[T] {
         let start = self.arena.0.address(self.range.start).cast::<T>();
-        // SAFETY: the range is mapped for as long as `self.arena` lives, holds `len` elements,
-        // begins on a page, and belongs to this buffer alone, so `&self` and `&mut self` guard
-        // it as they guard a `Vec`. Elements are plain old data: any bytes are values. Peers write
-        // only while an operation has the buffer; the crate's documentation says what that means.
+        // SAFETY: the range is mapped for as long as `self.arena` lives. It holds `len` elements and
+        // begins on a page. It belongs to this buffer alone, so `&self` and `&mut self` guard it as
+        // they guard the elements of a `Vec`. Elements are plain old data: any bytes are values.
+        // Peers write only while a call has the buffer on loan, which needs this buffer's borrow; the
+        // crate's documentation discusses peers that write at other times.
         unsafe { slice::from_raw_parts(start, self.len) }
     }
 }
@@ -417,14 +329,14 @@ impl<T: Element> Deref for Registered<T> {
 impl<T: Element> DerefMut for Registered<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         let start = self.arena.0.address(self.range.start).cast::<T>();
-        // SAFETY: as in `deref`; `&mut self` makes it the only reference.
+        // SAFETY: as in `deref`, and `&mut self` makes this the only reference.
         unsafe { slice::from_raw_parts_mut(start, self.len) }
     }
 }
 
 impl<T: Element> Drop for Registered<T> {
     fn drop(&mut self) {
-        self.arena.0.give_back(self.range.clone());
+        self.arena.0.free(self.range.clone());
     }
 }
 

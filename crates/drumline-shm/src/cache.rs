@@ -1,7 +1,7 @@
-//! How much of what was written is still at hand.
+//! The size of the caches.
 
-/// Bytes of the largest cache that a core of this host has, alone or with others; 32 MiB where the
-/// system does not say.
+/// Bytes of the largest cache of core 0, which other cores may share; 32 MiB where the system does
+/// not tell.
 ///
 /// ```
 /// assert!(drumline_shm::cache_bytes() > 0);
@@ -16,7 +16,7 @@ pub fn cache_bytes() -> usize {
     sizes.max().unwrap_or(UNKNOWN)
 }
 
-/// What the system says of a size: `512K`.
+/// Parses a size as the system writes it, such as `512K`.
 fn in_bytes(text: &str) -> Option<usize> {
     let text = text.trim();
     let (number, unit) = match text.strip_suffix(['K', 'M']) {

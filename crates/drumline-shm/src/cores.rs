@@ -1,4 +1,4 @@
-//! On which core a rank is, and how it gets to another one.
+//! Cores: which one a thread runs on, and how a thread moves to another.
 
 use std::io;
 
@@ -19,31 +19,34 @@ use rustix::thread::{CpuSet, sched_getaffinity, sched_getcpu, sched_setaffinity}
 pub struct Core(u32);
 
 impl Core {
-    /// The one on which this thread runs.
+    /// The core on which this thread runs.
     pub(crate) fn here() -> Core {
         Core(sched_getcpu() as u32)
     }
 
-    /// Never 0.
+    /// The core's number plus one, so never 0.
     pub(crate) fn number(self) -> u32 {
         self.0.wrapping_add(1)
     }
 }
 
-/// The cores that a thread may use.
+/// A set of cores, to which a thread can be bound.
 ///
 /// ```
 /// use drumline_shm::Cores;
 ///
 /// let cores = Cores::of_this_thread()?;
-/// assert!(cores.iter().count() > 0);
+/// for core in cores.iter() {
+///     cores.go_to(core)?;
+/// }
+/// assert!(Cores::of_this_thread()?.iter().eq(cores.iter())); // as before
 /// # Ok::<(), std::io::Error>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Cores(CpuSet);
 
 impl Cores {
-    /// By its affinity mask.
+    /// The cores that this thread may use, by its affinity mask.
     ///
     /// # Errors
     ///
@@ -52,23 +55,14 @@ impl Cores {
         Ok(Cores(sched_getaffinity(None)?))
     }
 
-    /// Those with these numbers.
+    /// The cores with these numbers.
     pub(crate) fn of(numbers: impl IntoIterator<Item = usize>) -> Cores {
         let mut cores = CpuSet::new();
         numbers.into_iter().for_each(|core| cores.set(core));
         Cores(cores)
     }
 
-    /// Lets this thread, and those that it is going to start, use these cores only.
-    ///
-    /// ```
-    /// use drumline_shm::Cores;
-    ///
-    /// let cores = Cores::of_this_thread()?;
-    /// cores.stay()?;
-    /// assert!(Cores::of_this_thread()?.iter().eq(cores.iter()));
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
+    /// Binds this thread, and the threads that it starts from now on, to these cores.
     ///
     /// # Errors
     ///
@@ -77,38 +71,18 @@ impl Cores {
         Ok(sched_setaffinity(None, &self.0)?)
     }
 
-    /// In the order of their numbers.
-    ///
-    /// ```
-    /// use drumline_shm::{Cores, Segment, SegmentSize};
-    ///
-    /// let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 0 })?;
-    /// let cores = Cores::of_this_thread().expect("it has some");
-    /// assert!(cores.iter().any(|core| core == own.stand_here()));
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
+    /// The cores in the order of their numbers.
     pub fn iter(&self) -> impl Iterator<Item = Core> {
         self.numbers().map(|core| Core(core as u32))
     }
 
-    /// The same, as numbers.
+    /// The numbers of the cores, in order.
     pub(crate) fn numbers(&self) -> impl Iterator<Item = usize> {
         (0..CpuSet::MAX_CPU).filter(|&core| self.0.is_set(core))
     }
 
-    /// Brings this thread to one of them. It may still use all of them, and the kernel may take it
-    /// elsewhere at any time.
-    ///
-    /// ```
-    /// use drumline_shm::Cores;
-    ///
-    /// let cores = Cores::of_this_thread()?;
-    /// for core in cores.iter() {
-    ///     cores.go_to(core)?;
-    /// }
-    /// assert!(Cores::of_this_thread()?.iter().eq(cores.iter()));
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
+    /// Moves this thread to `core` and then binds it to the whole set again, so that the kernel may
+    /// move it on at any time.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! How a stretch of a shared mapping becomes private without changing a value.
+//! Makes pages of a shared mapping private without changing a value.
 
 use std::os::fd::BorrowedFd;
 use std::ptr;
@@ -11,27 +11,26 @@ use crate::error::{Error, Result};
 
 const FAILED: &str = "make a registered buffer private";
 
-/// Replaces `bytes` bytes at `address`, which map `memory` from `offset` on and are shared, by a
-/// private mapping of the same bytes of the same memory. A page of it shows the shared one until it is
-/// first written: see [`copy_pages`].
+/// Replaces `bytes` bytes at `address`, which are a shared mapping of `memory` from `offset` on, by a
+/// private mapping of the same bytes. A private page shows the shared page until it is first written:
+/// see [`copy_pages`].
 ///
-/// The replacement is one step for everybody in this process: a thread that uses these bytes
-/// finds either the old mapping or the new one, with the same values, and none of its writes is lost.
-/// (Memory that was filled beforehand and moved into place would lose those of the time between.)
+/// All threads of this process see the replacement in one step. A thread that uses these bytes finds
+/// either the old mapping or the new one, with the same values, and loses no write. (The alternative,
+/// to fill other memory and move it into place, would lose the writes in between.)
 ///
 /// # Safety
 ///
-/// `address` and `bytes` are whole pages of a shared mapping of `memory` from `offset` on, which
-/// this process unmaps by address when it is done.
+/// `address` and `bytes` are whole pages of a shared mapping of `memory` from `offset` on. The owner
+/// of that mapping unmaps these addresses, whatever is mapped there by then.
 pub(crate) unsafe fn map_privately(
     memory: BorrowedFd<'_>,
     offset: u64,
     address: *mut u8,
     bytes: usize,
 ) -> Result<()> {
-    // Made elsewhere first, and only then moved: if the kernel has no memory to promise, the old
-    // mapping is still there.
-    // SAFETY: the kernel chooses the place, so nothing that exists is replaced.
+    // Mapped elsewhere first and then moved: if the kernel has no memory left, the old mapping stays.
+    // SAFETY: the kernel chooses the address, so this replaces no existing mapping.
     let private = unsafe {
         mmap(
             ptr::null_mut(),
@@ -43,8 +42,8 @@ pub(crate) unsafe fn map_privately(
         )
     }
     .map_err(Error::os(FAILED))?;
-    // SAFETY: `private` is the mapping made above, and moves whole. The pages at `address` are
-    // replaced by pages with the same values, so references to them stay valid.
+    // SAFETY: `private` is the whole mapping made above, and nothing points into it yet. It replaces
+    // the pages at `address` by pages with the same values, so references to them stay valid.
     let moved =
         unsafe { mremap_fixed(private, bytes, bytes, MremapFlags::MAYMOVE, address.cast()) };
     if let Err(error) = moved {
@@ -55,16 +54,16 @@ pub(crate) unsafe fn map_privately(
     Ok(())
 }
 
-/// Has the kernel copy pages as if they had been written.
+/// Gives this process its own copy of pages, as a write to each of them would.
 ///
 /// # Safety
 ///
-/// `address` and `bytes` are whole pages of a private mapping, to be read and written.
+/// `address` and `bytes` are whole pages of a private mapping with read and write access.
 pub(crate) unsafe fn copy_pages(address: *mut u8, bytes: usize) -> Result<()> {
-    // SAFETY: it changes no value.
+    // SAFETY: the pages are mapped, and populating them changes no value.
     match retry_on_intr(|| unsafe { madvise(address.cast(), bytes, Advice::LinuxPopulateWrite) }) {
         Err(Errno::INVAL) => {
-            // SAFETY: as the caller's.
+            // SAFETY: both functions have the same contract.
             unsafe { write_to_pages(address, bytes) };
             Ok(())
         }
@@ -72,18 +71,19 @@ pub(crate) unsafe fn copy_pages(address: *mut u8, bytes: usize) -> Result<()> {
     }
 }
 
-/// The same on kernels before 5.14: writes a byte of each page, with the value that it has.
+/// [`copy_pages`] on kernels before 5.14: writes one byte of each page, with its present value.
 ///
 /// # Safety
 ///
 /// As for [`copy_pages`].
 unsafe fn write_to_pages(address: *mut u8, bytes: usize) {
     for at in (0..bytes).step_by(rustix::param::page_size()) {
-        // SAFETY: it lies within. Others may use the byte, and cannot tell: its value is compared
-        // and written in one step.
+        // SAFETY: the byte lies within the pages, which are mapped for reading and writing, and a
+        // byte is always aligned. Other threads may use it meanwhile: all accesses here are atomic,
+        // and the value is compared and written in one step, so none of their writes is lost.
         let byte = unsafe { AtomicU8::from_ptr(address.add(at)) };
         let value = byte.load(Ordering::Relaxed);
-        // If it fails, another thread has written to the page, which does as well.
+        // If this fails, another thread has written to the page, which had the same effect.
         let _ = byte.compare_exchange(value, value, Ordering::Relaxed, Ordering::Relaxed);
     }
 }
@@ -95,8 +95,7 @@ mod tests {
 
     use super::*;
 
-    /// Of three pages that are mapped the middle one is copied, and the others show what is written
-    /// to the memory.
+    /// Maps three pages and copies the middle one. The others must show later writes to the memory.
     fn check(copy: unsafe fn(*mut u8, usize)) {
         let page = rustix::param::page_size();
         let memory = memfd_create("pages", MemfdFlags::CLOEXEC).unwrap();
@@ -104,7 +103,7 @@ mod tests {
         let write = |value| pwrite(&memory, &vec![value; 3 * page], 0).unwrap();
         let protection = ProtFlags::READ | ProtFlags::WRITE;
         write(1);
-        // SAFETY: this mapping is the test's own, and nothing else points there.
+        // SAFETY: only this test uses the mapping, and it accesses no byte beyond it.
         let seen = unsafe {
             let private =
                 mmap(ptr::null_mut(), 3 * page, protection, MapFlags::PRIVATE, &memory, 0);
@@ -130,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_that_are_written_to_are_copied_by_old_kernels_too() {
+    fn old_kernels_copy_pages_that_are_written_to() {
         check(write_to_pages);
     }
 }

@@ -1,7 +1,7 @@
 //! An eventfd that wakes a rank.
 //!
-//! Not a futex: a rank that sleeps must also hear its sockets, the deaths of its peers and an
-//! abort, and a doorbell can be polled together with them.
+//! Not a futex: a sleeping rank must also hear its sockets, the deaths of its peers and an abort,
+//! and an eventfd can be polled together with them.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -16,19 +16,18 @@ use crate::flag::Doorbell;
 pub(crate) struct EventFd(OwnedFd);
 
 impl EventFd {
-    /// A new doorbell.
     pub(crate) fn new() -> Result<EventFd> {
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
             .map(EventFd)
             .map_err(Error::os("create a doorbell (eventfd)"))
     }
 
-    /// A peer's doorbell. Anything that is not one could block who rings it.
+    /// Takes a peer's descriptor if it is a doorbell. Ringing anything else could block this rank.
     pub(crate) fn from_peer(fd: OwnedFd) -> Result<EventFd> {
         const WHAT: &str = "a doorbell";
         const FILE_TYPE: u32 = 0o170_000;
         let status = fstat(&fd).map_err(Error::os("look at a doorbell"))?;
-        // An eventfd has no type of file. Pipes, sockets, terminals and files do.
+        // Pipes, sockets, terminals and files have a file type. An eventfd has none.
         if status.st_mode & FILE_TYPE != 0 {
             return Err(Error::refused(WHAT, "it is a file, pipe or socket, not an eventfd"));
         }
@@ -36,8 +35,8 @@ impl EventFd {
         if !flags.contains(OFlags::NONBLOCK) {
             return Err(Error::refused(WHAT, "ringing it could block"));
         }
-        // Adds nothing to the count of an eventfd. Other things without a type (epoll, timers)
-        // cannot be written to.
+        // Adds 0 to the count of an eventfd. The other descriptors without a file type (epoll,
+        // timers) cannot be written to.
         match rustix::io::write(&fd, &0_u64.to_ne_bytes()) {
             Ok(8) => Ok(EventFd(fd)),
             _ => Err(Error::refused(WHAT, "it is not an eventfd")),
@@ -58,12 +57,12 @@ impl AsFd for EventFd {
 
 impl Doorbell for EventFd {
     fn ring(&self) {
-        // Can only fail because the count is at its maximum, that is, rung already.
+        // Fails only if the count is at its maximum, and then the doorbell was rung already.
         let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
     }
 
     fn drain(&self) {
-        // Can only fail because the count is zero.
+        // Fails only if the count is 0.
         let _ = rustix::io::read(&self.0, &mut [0; 8]);
     }
 }

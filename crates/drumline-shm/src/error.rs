@@ -1,3 +1,5 @@
+//! The error of this crate.
+
 use std::io;
 
 /// What can go wrong with shared memory.
@@ -13,22 +15,22 @@ use std::io;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The kernel said no.
+    /// A system call failed.
     #[error("cannot {action}: {source}")]
     Os {
-        /// What was being done.
+        /// What this process tried to do.
         action: &'static str,
-        /// What the kernel said.
+        /// The error of the system call.
         source: io::Error,
     },
-    /// A segment of this size cannot be.
+    /// A segment of this size is not allowed.
     #[error("a segment with {what} of {bytes} bytes is refused: {why}")]
     Size {
         /// Which part of the segment.
         what: &'static str,
         /// Its size, in bytes.
         bytes: u64,
-        /// What stands against it.
+        /// Which limit it exceeds.
         why: String,
     },
     /// A range does not lie within its part of the segment.
@@ -36,81 +38,81 @@ pub enum Error {
     OutOfRange {
         /// Which part of the segment.
         what: &'static str,
-        /// First byte asked for.
+        /// The first byte asked for.
         start: u128,
         /// The byte after the last one asked for.
         end: u128,
-        /// Bytes there are.
+        /// The size of that part, in bytes.
         bytes: usize,
     },
-    /// An offset does not suit the type of the elements.
-    #[error("byte {offset} is no place for elements that are aligned to {align} bytes")]
+    /// An offset is not aligned for the type of the elements.
+    #[error("byte offset {offset} is not a multiple of the elements' alignment of {align} bytes")]
     Misaligned {
         /// The offset asked for, in bytes.
         offset: usize,
         /// The alignment of the elements, in bytes.
         align: usize,
     },
-    /// No free stretch of the arena is long enough.
+    /// No free range of the arena is long enough.
     #[error(
         "no room for a registered buffer of {asked} bytes: {used} of {allowed} bytes are used, \
-         the largest free stretch has {largest_free}; use fewer or smaller buffers, or make \
+         the longest free range has {largest_free}; use fewer or smaller buffers, or make \
          the segment with a larger arena"
     )]
     ArenaFull {
-        /// Bytes wanted, in whole pages.
+        /// Bytes asked for, in whole pages.
         asked: u128,
-        /// Bytes that buffers hold, or that were given up by `detach`.
+        /// Bytes that buffers hold or that `detach` gave up.
         used: usize,
         /// Bytes of the arena.
         allowed: usize,
-        /// Bytes of the longest stretch that is free.
+        /// Bytes of the longest free range.
         largest_free: usize,
     },
     /// A slice is not part of a registered buffer of this arena.
     #[error("the slice is not in this arena: only registered buffers can be detached")]
     NotRegistered,
-    /// A process made by `fork` used the arena of its parent.
+    /// A process created by `fork` used the arena of its parent.
     #[error(
         "this arena belongs to process {owner}, and a process forked from it cannot allocate \
-         there: create a segment of its own"
+         there: create a segment in that process"
     )]
     Forked {
         /// The process that created the segment.
         owner: u32,
     },
-    /// A peer handed over something else than a segment with its doorbell.
+    /// A peer handed over something other than a segment and its doorbell.
     #[error("refused {what} that a peer handed over: {why}")]
     Refused {
-        /// Which of the things.
+        /// What it should have been: a message, a segment or a doorbell.
         what: &'static str,
         /// What is wrong with it.
         why: String,
     },
     /// The process at the other end of a socket belongs to another user.
     #[error(
-        "refused process {}, which runs as user {theirs}: this one runs as user {ours}, and only \
-         processes of the same user or of root may share memory with it",
+        "refused process {}, which runs as user {theirs}: this process runs as user {ours} and \
+         shares memory only with processes of the same user or of root",
         pid.map_or_else(|| "of another PID namespace".to_owned(), |pid| pid.to_string())
     )]
     Stranger {
-        /// The peer's process, if it has a number here.
+        /// The number of the peer's process, if it has one in this PID namespace.
         pid: Option<u32>,
         /// The peer's user.
         theirs: u32,
-        /// Our user.
+        /// The user of this process.
         ours: u32,
     },
     /// The peer closed its socket.
     #[error("the peer closed its socket before {missing}")]
     Closed {
-        /// What had not happened yet.
+        /// What had not yet happened.
         missing: &'static str,
     },
-    /// The deadline went by.
-    #[error("the deadline went by before {missing}")]
+    /// The deadline passed.
+    #[error("the deadline passed before {missing}")]
     Timeout {
-        /// What had not happened yet.
+        /// What had not yet happened.
         missing: &'static str,
     },
 }
@@ -119,12 +121,12 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// For `map_err`: the kernel said no to `action`.
+    /// For `map_err`: a system call failed that was part of `action`.
     pub(crate) fn os<E: Into<io::Error>>(action: &'static str) -> impl FnOnce(E) -> Error {
         move |source| Error::Os { action, source: source.into() }
     }
 
-    /// For `map_err` and checks: `what` came from a peer and is not as it should be.
+    /// Something that came from a peer is not the `what` that it should be.
     pub(crate) fn refused(what: &'static str, why: impl Into<String>) -> Error {
         Error::Refused { what, why: why.into() }
     }

@@ -1,21 +1,21 @@
-//! The flag lines of a segment, and the protocol that lets a sleeper miss no post.
+//! The flag lines of a segment, and the protocol of posting and sleeping.
 //!
-//! Everything that two processes do to each other without a lock is in this file, so that loom
-//! can try all of its interleavings (`tests/loom.rs`):
+//! All lock-free communication between two processes is in this file, so that loom can try all of
+//! its interleavings (`tests/loom.rs`):
 //!
 //! ```text
 //! poster                               sleeper
 //! payload, announcement                sleeping = 1
 //! posted = n            (release)      full fence
-//! full fence                           look again at everything awaited: posted (acquire), ...
+//! full fence                           check again for all it waits for: posted (acquire), ...
 //! sleeping of each peer?               poll the doorbell, sockets, pidfds
 //!   set: ring its doorbell             sleeping = 0, then drain the doorbell
 //! ```
 //!
-//! Of the two fences one comes first. If it is the poster's, the sleeper's second look sees the
-//! post; if it is the sleeper's, the poster sees `sleeping` and rings. A doorbell remembers that
-//! it was rung, so the order of ringing and polling does not matter. A ring that nobody needed any
-//! more only costs one turn of the sleeper's loop.
+//! One of the two fences comes first. If the poster's does, the sleeper's second check sees the
+//! post. If the sleeper's does, the poster sees `sleeping` and rings. A doorbell stays rung until it
+//! is drained, so ringing and polling may come in either order. A ring that comes too late only
+//! costs one turn of the sleeper's loop.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
@@ -25,7 +25,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 /// Bytes of a description: one cache line.
 pub(crate) const DESCRIPTION_BYTES: usize = 64;
 
-/// Bytes of the payload that fits the line of an announcement.
+/// Bytes of the payload in the cache line of an announcement.
 ///
 /// ```
 /// use drumline_shm::{PAYLOAD_BYTES, Parity, Segment, SegmentSize};
@@ -37,8 +37,8 @@ pub(crate) const DESCRIPTION_BYTES: usize = 64;
 /// ```
 pub const PAYLOAD_BYTES: usize = 64 - 3 * 8;
 
-/// What a rank says of an operation in one line, so that a peer who waits for the count has it all
-/// with one look.
+/// What a rank tells its peers about a call. It shares a cache line with the count of posts, so a
+/// peer that polls the count gets both from one line.
 ///
 /// ```
 /// # use drumline_shm::{Announcement, Parity, PeerSegment, Segment, SegmentSize};
@@ -53,15 +53,15 @@ pub const PAYLOAD_BYTES: usize = 64 - 3 * 8;
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Announcement {
-    /// Stands for the description: who has another digest has called something else.
+    /// A digest of the description. Ranks whose digests differ have made different calls.
     pub digest: u64,
-    /// A number for the peers: where a registered buffer lies, say.
+    /// A number for the peers, such as the offset of a registered buffer.
     pub place: u64,
 }
 
-/// Something that remembers being rung until it is drained, and that can be slept on.
+/// Stays rung until it is drained. A rank can sleep until it is rung.
 pub(crate) trait Doorbell {
-    /// Wakes who sleeps on it now, or next.
+    /// Ends the present sleep on this doorbell, or else the next one.
     fn ring(&self);
     /// Forgets all rings.
     fn drain(&self);
@@ -72,41 +72,39 @@ pub(crate) trait Doorbell {
 #[repr(C, align(64))]
 struct Line<T>(T);
 
-/// The lines of one rank. Only their owner writes them; its peers read.
+/// The lines of one rank. Only the owner writes them, and its peers read them.
 ///
-/// All fields are atomics: whatever a peer writes here by mistake, and whenever, is a wrong number
-/// and nothing worse. All zeros is the state of a new segment.
+/// All fields are atomics: if a peer writes here by mistake, the result is a wrong number and
+/// nothing worse. In a new segment all are zero.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Flags {
-    /// Whether the owner runs, and where.
+    /// Whether the owner sleeps, and on which core it runs.
     owner: Line<Owner>,
-    /// What the owner says, by parity.
+    /// What the owner announced and posted, by parity.
     said: [Line<Said>; 2],
-    /// What its digests stand for, by parity. In words, because atomics of a whole line do not
-    /// exist: a reader that comes too early sees a mixture.
+    /// The descriptions, by parity. In words, since no atomic is as large as a line: a peer that
+    /// reads too early sees a mixture.
     described: [Line<[AtomicU64; 8]>; 2],
 }
 
-/// One line.
 #[derive(Debug)]
 #[repr(C)]
 struct Owner {
-    /// How many guards of the owner's say that it sleeps or is about to.
+    /// How many sleeps of the owner have begun and not ended. They can be nested.
     sleeping: AtomicU32,
-    /// The core on which it last waited, plus one. 0: it has not said.
+    /// The number of the core on which the owner last waited, plus one; 0 before its first wait.
     core: AtomicU32,
 }
 
-/// One line.
 #[derive(Debug)]
 #[repr(C)]
 struct Said {
-    /// How often the owner had posted when it last did so in this line.
+    /// The owner's count of posts at its last post in this line.
     posted: AtomicU64,
     digest: AtomicU64,
     place: AtomicU64,
-    /// A slot for very short operations. Only ever accessed as slots are.
+    /// A slot for very short calls. Accessed like a slot, never through these atomics.
     payload: [AtomicU64; PAYLOAD_BYTES / 8],
 }
 
@@ -116,14 +114,14 @@ pub(crate) const FLAGS_BYTES: usize = 5 * 64;
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Flags>() == FLAGS_BYTES && align_of::<Flags>() == 64);
 
-/// Where the payload of a parity begins, in bytes of the flag lines.
+/// Where the payload of a parity begins, in bytes from the first flag line.
 #[cfg(not(loom))]
 pub(crate) const fn payload_offset(parity: usize) -> usize {
     std::mem::offset_of!(Flags, said) + parity * 64 + std::mem::offset_of!(Said, payload)
 }
 
 impl Flags {
-    /// Flags outside a segment.
+    /// Flags that lie in no segment.
     #[cfg(loom)]
     pub(crate) fn new() -> Flags {
         let words = || AtomicU64::new(0);
@@ -141,7 +139,7 @@ impl Flags {
         }
     }
 
-    /// Writes the announcement of one parity, and what it stands for. They belong to the next post.
+    /// Writes the announcement and the description of one parity. They belong to the next post.
     #[inline]
     pub(crate) fn announce(
         &self,
@@ -159,7 +157,7 @@ impl Flags {
         }
     }
 
-    /// The announcement of one parity. It is whole for whoever has seen the post behind it.
+    /// The announcement of one parity. A reader that has seen the post after it sees it whole.
     #[inline]
     pub(crate) fn announcement(&self, parity: usize) -> Announcement {
         let said = &self.said[parity].0;
@@ -179,21 +177,21 @@ impl Flags {
         bytes
     }
 
-    /// Says in the line of a parity that the owner has posted so often, after everything that it
-    /// wrote before.
+    /// Writes the owner's count of posts to the line of a parity. A peer that reads this count sees
+    /// everything that the owner wrote before.
     #[inline]
     pub(crate) fn post(&self, parity: usize, count: u64) {
         self.said[parity].0.posted.store(count, Ordering::Release);
     }
 
-    /// The owner's count in the line of a parity. Whoever reads it may read what the owner wrote
-    /// before that post.
+    /// The owner's count of posts in the line of a parity. The reader may then read everything that
+    /// the owner wrote before that post.
     #[inline]
     pub(crate) fn posted(&self, parity: usize) -> u64 {
         self.said[parity].0.posted.load(Ordering::Acquire)
     }
 
-    /// Posts as [`Flags::post`] does and rings those of `peers` that sleep.
+    /// [`Flags::post`], and rings the doorbells of those `peers` that sleep.
     #[inline]
     pub(crate) fn post_and_wake<'a, B: Doorbell + 'a>(
         &self,
@@ -210,20 +208,21 @@ impl Flags {
         }
     }
 
-    /// Says on which core the owner runs. All peers keep the line, so it is written only with news.
+    /// Tells peers on which core the owner runs. All peers have the line in their caches, so it is
+    /// written only if the core has changed.
     pub(crate) fn set_core(&self, core: u32) {
         if self.core() != core {
             self.owner.0.core.store(core, Ordering::Relaxed);
         }
     }
 
-    /// On which core the owner runs, as it last said.
+    /// The owner's core as of its last [`Flags::set_core`].
     pub(crate) fn core(&self) -> u32 {
         self.owner.0.core.load(Ordering::Relaxed)
     }
 
-    /// Says that the owner is about to sleep on `bell`. To be called before the last look at
-    /// what is awaited.
+    /// Tells peers that the owner is about to sleep on `bell`. The owner must check once more for
+    /// what it waits for between this call and its sleep.
     pub(crate) fn prepare_sleep<'a, B: Doorbell>(&'a self, bell: &'a B) -> Asleep<'a, B> {
         let guards = self.owner.0.sleeping.load(Ordering::Relaxed).wrapping_add(1);
         self.owner.0.sleeping.store(guards, Ordering::Relaxed);
@@ -231,18 +230,18 @@ impl Flags {
         Asleep { flags: self, bell }
     }
 
-    /// Undoes one [`Flags::prepare_sleep`]: what the guard does when it is dropped.
+    /// Undoes one [`Flags::prepare_sleep`]. Dropping the guard calls this.
     pub(crate) fn end_sleep<B: Doorbell>(&self, bell: &B) {
         let guards = self.owner.0.sleeping.load(Ordering::Relaxed).wrapping_sub(1);
         self.owner.0.sleeping.store(guards, Ordering::Relaxed);
-        // A guard around this one may still go to sleep: what has been rung is its business too.
+        // Inside another sleep the rings stay: the outer sleep may not have seen them yet.
         if guards == 0 {
             bell.drain();
         }
     }
 }
 
-/// While it lives, every post rings its owner's doorbell.
+/// While this guard lives, every post rings the owner's doorbell.
 #[derive(Debug)]
 pub(crate) struct Asleep<'a, B: Doorbell> {
     flags: &'a Flags,

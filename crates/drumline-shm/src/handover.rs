@@ -1,7 +1,7 @@
-//! How a segment gets to another process: two descriptors over a Unix socket.
+//! Hands a segment over to another process: two descriptors over a Unix socket.
 //!
-//! One message of 8 bytes carries both. Neither side trusts a process of another user, waits
-//! beyond its deadline, or depends on whether the socket blocks.
+//! One message of 8 bytes carries both. Each side refuses processes of other users, waits no longer
+//! than its deadline, and works whether or not the socket is blocking.
 //!
 //! ```
 //! use std::os::unix::net::UnixStream;
@@ -9,7 +9,7 @@
 //!
 //! use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize, handover};
 //!
-//! let (here, there) = UnixStream::pair()?; // in truth, between two processes
+//! let (here, there) = UnixStream::pair()?; // in practice, between two processes
 //! let deadline = Instant::now() + Duration::from_secs(10);
 //!
 //! let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 0 })?;
@@ -37,32 +37,37 @@ use rustix::net::{
 
 use crate::error::{Error, Result};
 use crate::process::Credentials;
-use crate::segment::Handles;
 
-/// The message that the descriptors travel with.
+/// The two descriptors with which another process maps a segment: for [`send`] or
+/// [`PeerSegment::map`](crate::PeerSegment::map).
+///
+/// ```
+/// use drumline_shm::{Handles, PeerSegment, Segment, SegmentSize};
+///
+/// let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 0 })?;
+/// let Handles { memory, doorbell } = own.handles()?;
+/// assert_eq!(PeerSegment::map(Handles { memory, doorbell })?.last_posted(), 0);
+/// # Ok::<(), drumline_shm::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Handles {
+    /// The memory: a sealed memfd.
+    pub memory: OwnedFd,
+    /// The owner's doorbell: an eventfd.
+    pub doorbell: OwnedFd,
+}
+
+/// The message that carries the descriptors.
 const MESSAGE: [u8; 8] = *b"DRUMFDS\n";
 
-/// Sends the descriptors of a segment, if the process at the other end may have them.
-///
-/// ```
-/// # use std::{os::unix::net::UnixStream, time::{Duration, Instant}};
-/// use drumline_shm::{PeerSegment, Segment, SegmentSize, handover};
-///
-/// let (to, from) = UnixStream::pair()?; // of two processes: connected
-/// let deadline = Instant::now() + Duration::from_secs(5);
-/// let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 0 })?;
-/// handover::send(&to, &own.handles()?, deadline)?;
-/// let peer = PeerSegment::map(handover::receive(&from, deadline)?)?;
-/// assert_eq!(peer.slot_bytes(), own.slot_bytes());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// Sends the descriptors of a segment to the process at the other end of `stream`.
 ///
 /// # Errors
 ///
 /// [`Error::Stranger`] for a process of another user, [`Error::Timeout`], [`Error::Closed`], or
-/// what the kernel says.
+/// [`Error::Os`].
 pub fn send(stream: &UnixStream, handles: &Handles, deadline: Instant) -> Result<()> {
-    const MISSING: &str = "the descriptors of a segment were sent";
+    const MISSING: &str = "this process had sent the descriptors of its segment";
     Credentials::of_peer(stream)?.check()?;
 
     let descriptors = [handles.memory.as_fd(), handles.doorbell.as_fd()];
@@ -86,28 +91,16 @@ pub fn send(stream: &UnixStream, handles: &Handles, deadline: Instant) -> Result
     Ok(())
 }
 
-/// Receives the descriptors of a peer's segment, and takes nothing else out of the stream. They
-/// are not checked yet: [`PeerSegment::map`](crate::PeerSegment::map) does that.
-///
-/// ```
-/// # use std::{os::unix::net::UnixStream, time::{Duration, Instant}};
-/// use drumline_shm::handover;
-///
-/// let (to, from) = UnixStream::pair()?; // of two processes: connected
-/// let deadline = Instant::now() + Duration::from_secs(5);
-/// std::io::Write::write_all(&mut &to, b"something else")?;
-/// let error = handover::receive(&from, deadline).unwrap_err().to_string();
-/// assert!(error.starts_with("refused a message that a peer handed over"), "{error}");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// Receives the descriptors of a peer's segment, and takes no other bytes out of the stream.
+/// [`PeerSegment::map`](crate::PeerSegment::map) checks the descriptors.
 ///
 /// # Errors
 ///
 /// [`Error::Stranger`] for a process of another user, [`Error::Refused`] for another message or
-/// number of descriptors (which are closed), [`Error::Timeout`], [`Error::Closed`], or what the
-/// kernel says.
+/// number of descriptors (which are closed), [`Error::Timeout`], [`Error::Closed`], or
+/// [`Error::Os`].
 pub fn receive(stream: &UnixStream, deadline: Instant) -> Result<Handles> {
-    const MISSING: &str = "the descriptors of its segment had come";
+    const MISSING: &str = "the descriptors of the peer's segment had arrived";
     const WHAT: &str = "a message";
     Credentials::of_peer(stream)?.check()?;
 
@@ -131,7 +124,8 @@ pub fn receive(stream: &UnixStream, deadline: Instant) -> Result<Handles> {
                 descriptors.extend(rights);
             }
         }
-        // Those that found no place the kernel has closed; the others close with `descriptors`.
+        // The kernel has closed the descriptors that did not fit into `control`. The others are closed
+        // with `descriptors`.
         if descriptors.len() > 2 || answer.flags.contains(ReturnFlags::CTRUNC) {
             return Err(Error::refused(WHAT, "it has more than two descriptors"));
         }
@@ -140,7 +134,7 @@ pub fn receive(stream: &UnixStream, deadline: Instant) -> Result<Handles> {
         }
         received += answer.bytes;
         if message[..received] != MESSAGE[..received] {
-            return Err(Error::refused(WHAT, "it is not one that hands over a segment"));
+            return Err(Error::refused(WHAT, "it does not hand over a segment"));
         }
     }
     match <[OwnedFd; 2]>::try_from(descriptors) {
@@ -151,7 +145,7 @@ pub fn receive(stream: &UnixStream, deadline: Instant) -> Result<Handles> {
     }
 }
 
-/// Waits until the socket can be read or written, has failed, or `deadline` has come.
+/// Waits until the socket is ready for `events` or has failed. An error at `deadline`.
 fn wait_for(
     stream: &UnixStream,
     events: PollFlags,
@@ -160,7 +154,7 @@ fn wait_for(
 ) -> Result<()> {
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
-        let left = Timespec::try_from(left).ok(); // Too long for the kernel: no limit.
+        let left = Timespec::try_from(left).ok(); // `None`, no limit, if too long for the kernel
         match poll(&mut [PollFd::new(stream, events)], left.as_ref()) {
             Ok(0) => return Err(Error::Timeout { missing }),
             Ok(_) => return Ok(()),

@@ -1,4 +1,4 @@
-//! Where things are in a segment: the drawing in the crate's documentation, as numbers.
+//! Where the parts of a segment are: the drawing in the crate's documentation, as numbers.
 
 use std::ops::Range;
 
@@ -7,8 +7,8 @@ use crate::flag::{FLAGS_BYTES, PAYLOAD_BYTES, payload_offset};
 
 /// How large the parts of a segment are.
 ///
-/// Sizes are rounded up to 64 KiB. No page of the arena takes memory before a buffer is allocated
-/// there, so an arena may be much larger than what will be used.
+/// Sizes are rounded up to 64 KiB. A page of the arena takes memory only once a buffer is allocated
+/// there, so the arena may be much larger than all buffers.
 ///
 /// ```
 /// use drumline_shm::{Segment, SegmentSize};
@@ -27,13 +27,6 @@ pub struct SegmentSize {
 
 impl SegmentSize {
     /// Slots of 1 MiB and an arena of half the memory of this host.
-    ///
-    /// ```
-    /// use drumline_shm::SegmentSize;
-    ///
-    /// let size = SegmentSize::of_host();
-    /// assert!(size.slot_bytes == 1 << 20 && size.arena_bytes > size.slot_bytes);
-    /// ```
     pub fn of_host() -> SegmentSize {
         let info = rustix::system::sysinfo();
         let memory = (info.totalram as u64).saturating_mul(u64::from(info.mem_unit));
@@ -51,10 +44,10 @@ const SLOT_BYTES_MAX: usize = 1 << 30;
 const ARENA_BYTES_MAX: usize = 1 << 44;
 /// All sizes are multiples of the largest page of common kernels.
 const GRANULE: usize = 64 << 10;
-/// The arena starts at a multiple of a huge page.
+/// The arena starts at a multiple of this size, that of a huge page.
 const HUGE: usize = 2 << 20;
 
-/// A size that was checked, with the places that follow from it.
+/// A checked [`SegmentSize`], and the places of the parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     slot_bytes: usize,
@@ -62,7 +55,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// Rounds up and checks.
+    /// Rounds the sizes up and checks them.
     pub(crate) fn new(size: SegmentSize) -> Result<Layout> {
         let round = |what, bytes: usize, max: usize| match bytes.checked_next_multiple_of(GRANULE) {
             Some(rounded) if rounded <= max => Ok(rounded),
@@ -81,7 +74,7 @@ impl Layout {
     /// Where the flag lines are.
     pub(crate) const FLAGS: Range<usize> = HEADER_BYTES..HEADER_BYTES + FLAGS_BYTES;
 
-    /// Where the payload in the line of a parity is.
+    /// Where the payload of a parity is.
     pub(crate) fn payload(parity: usize) -> Range<usize> {
         let start = Layout::FLAGS.start + payload_offset(parity);
         start..start + PAYLOAD_BYTES
@@ -114,7 +107,7 @@ impl Layout {
         line
     }
 
-    /// Reads line 0 of a peer's segment, of which the whole file has `file_bytes`.
+    /// Reads line 0 of a peer's segment, whose file has `file_bytes`.
     pub(crate) fn from_header(line: &[u8; HEADER_BYTES], file_bytes: u64) -> Result<Layout> {
         let refused = |why: String| Err(Error::refused("a segment", why));
         let number = |at: usize| {
@@ -122,7 +115,7 @@ impl Layout {
             u64::from_ne_bytes(words[at / 8])
         };
         if line[0..8] != MAGIC {
-            return refused("it does not begin as a segment does".into());
+            return refused("it does not begin with the signature of a segment".into());
         }
         let version = number(8);
         if version != u64::from(VERSION) {
@@ -140,14 +133,14 @@ impl Layout {
             })
             .ok_or_else(|| {
                 let why = format!(
-                    "it says that slots have {slot_bytes} bytes and the arena {arena_bytes}, \
-                     which no segment has"
+                    "its header gives the slots {slot_bytes} bytes and the arena {arena_bytes}; \
+                     no segment has such sizes"
                 );
                 Error::refused("a segment", why)
             })?;
         if layout.total_bytes() as u64 != file_bytes {
             return refused(format!(
-                "by its header it has {} bytes, in truth {file_bytes}",
+                "its header says {} bytes, but its file has {file_bytes}",
                 layout.total_bytes()
             ));
         }
@@ -163,7 +156,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_do_not_overlap_and_the_header_says_it_all(
+        fn parts_do_not_overlap_and_the_header_gives_the_layout(
             slot_bytes in 0..=SLOT_BYTES_MAX,
             arena_bytes in 0..=ARENA_BYTES_MAX,
         ) {

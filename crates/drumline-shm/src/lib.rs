@@ -1,10 +1,13 @@
-//! Memory that the ranks of one host share, and how they wake each other.
+//! Memory that the ranks of one host share, and how those ranks wake each other.
 //!
-//! Nothing here knows of schedules, transports or groups. A rank makes a [`Segment`], hands it
-//! over to its peers ([`handover`]), and maps theirs ([`PeerSegment`]). Then each writes where
-//! it may, posts, and sleeps until the others have posted.
+//! This crate knows no schedules, transports or groups. A rank creates a [`Segment`], hands it over
+//! to the other ranks of its host ([`handover`]) and maps theirs ([`PeerSegment`]). From then on a
+//! rank writes data, posts that it has done so, and sleeps until the others have posted.
 //!
-//! It serves `drumline` alone, whose users meet it as
+//! A *peer* is any other rank of the same host. A *call* is one collective of a group; where a
+//! group cuts a long collective into pieces, each piece counts as a call.
+//!
+//! The crate serves `drumline`, which offers registered buffers as
 //! `ProcessGroup::alloc_registered`.
 //!
 //! ```
@@ -35,66 +38,72 @@
 //!
 //! # What is in a segment
 //!
-//! One memfd per rank, sealed so that neither its size nor its seals can change. Numbers are in
-//! the byte order of the host.
+//! Each rank has one memfd. Seals keep its size, and the seals themselves, from changing. Numbers
+//! are in the byte order of the host.
 //!
 //! ```text
 //!     0  "DRUMSHM\n"  version u32  0 u32  slot bytes u64  arena bytes u64  zeros    line 0
 //!    64  sleeping: not 0 while the owner sleeps or is about to, u32  core u32       line 1
-//!   128  posted u64  digest u64  place u64  payload 40 bytes, of even operations    line 2
-//!   192  the same of odd operations                                                 line 3
-//!   256  description of even operations, 64 bytes of the caller's                   line 4
-//!   320  description of odd operations                                              line 5
-//! 64 Ki  staging slot of even operations    ┐ of equal size,
-//!   ...  staging slot of odd operations     ┘ a multiple of 64 KiB
+//!   128  posted u64  digest u64  place u64  payload 40 bytes, of even calls         line 2
+//!   192  the same of odd calls                                                      line 3
+//!   256  description of even calls, 64 bytes that the caller chooses                line 4
+//!   320  description of odd calls                                                   line 5
+//! 64 Ki  staging slot of even calls    ┐ of equal size,
+//!   ...  staging slot of odd calls     ┘ a multiple of 64 KiB
 //!   ...  arena, from a multiple of 2 MiB on: registered buffers, page by page
 //! ```
 //!
-//! `posted` is how often the owner had posted when it last did so in that line; with it a peer has
-//! seen, in one line of the cache, which operation that was and, if it is short, what it brings.
-//! Descriptions are there for peers that find a digest which they did not expect.
+//! `posted` is the owner's count of posts at its last post in that line. A peer that polls `posted`
+//! thus finds in the same cache line which call the post belongs to and, if the call is short, its
+//! data. A peer reads the description only if the digest is not the one it expected.
 //!
-//! Every line has one writer, the owner. The arena is large and sparse: its pages take no memory
-//! before the owner allocates them, so peers map everything once and are never told of buffers.
+//! Only the owner writes to the lines. The arena is large and sparse: its pages take no memory
+//! before the owner allocates them. So peers map everything once and need not hear of new buffers.
 //!
 //! # Sleeping and waking
 //!
 //! A rank spins a little ([`spin()`], [`spin_limit`]) and then sleeps in one `poll` of its doorbell,
-//! its sockets and the [`PidFd`]s of its peers: that is why the doorbell is an eventfd and not a
-//! futex. No post is missed, because the sleeper looks again after it has said that it sleeps
-//! ([`Segment::prepare_sleep`]), and the poster looks for sleepers after it has posted
-//! ([`Segment::post_and_wake`]), with a full fence on both sides. loom tries all interleavings of
-//! that protocol in `tests/loom.rs`. A peer that drains a doorbell which is not its own can
-//! delay a rank; so sleep with a deadline.
+//! its sockets and the [`PidFd`]s of its peers. The doorbell is an eventfd and not a futex because a
+//! futex cannot be polled together with sockets.
+//!
+//! No post is missed. The sleeper first writes that it sleeps and then checks for posts once more
+//! ([`Segment::prepare_sleep`]). The poster first posts and then checks for sleepers
+//! ([`Segment::post_and_wake`]). Both have a full fence between the two steps. loom tries all
+//! interleavings of that protocol in `tests/loom.rs`. A peer that drains another rank's doorbell can
+//! delay that rank, so sleep with a deadline.
 //!
 //! # What a peer can and cannot do
 //!
-//! All functions are safe to call. Whatever a peer writes, whenever: offsets and lengths that it
-//! told are checked here; its flag lines are atomics; sizes cannot change after they were checked;
-//! kernels read and write slots and arenas of peers through raw pointers, and any bytes are a
-//! value of an [`Element`](drumline_kernels::Element).
+//! All functions are safe to call, whatever a peer writes and whenever it writes:
 //!
-//! One thing no check can catch: a peer that writes to a registered buffer at a time when its owner
-//! has not lent it, or has lent it to be read. The owner holds ordinary slices of its buffers, so their values would change
-//! behind its back. An owner lends a buffer by telling its offset, and has it back when all peers
-//! have posted that they are done; a peer keeps to that. Who does not is a process of the same
-//! user that could as well write to `/proc/PID/mem`: sharing memory changes nothing about
-//! whom to trust, and [`handover`] refuses other users.
+//! - The functions here check every offset and length that a peer tells.
+//! - The flag lines are atomics.
+//! - Sizes cannot change after they were checked.
+//! - Kernels read and write slots and the arenas of peers through raw pointers, and any bytes are a
+//!   value of an [`Element`](drumline_kernels::Element).
+//!
+//! No check can catch a peer that writes to a registered buffer while its owner has not lent it, or
+//! has lent it for reading only. The owner holds ordinary slices of its buffers, and their values
+//! would change behind its back. An owner lends a buffer by telling its offset, and the loan ends
+//! when all peers have posted that they are done. Peers must keep to that. A peer that does not is a
+//! process of the same user, which could as well write to `/proc/PID/mem`. So sharing memory does
+//! not extend the circle of processes that a rank trusts; [`handover`] refuses other users.
 //!
 //! # After a failure: detach
 //!
-//! A peer may be slow, not dead, and use a buffer long after the operation has failed. Before
-//! the buffer goes back to its owner, [`Arena::detach`] makes it private:
+//! A peer may be slow, not dead, and use a buffer long after the call has failed. Before the caller
+//! gets the buffer back, [`Arena::detach`] makes it private:
 //!
-//! - The owner's mapping of those pages is replaced, in one step of the kernel's, by a private
-//!   mapping of the same memory, and the kernel copies every page as if it had been written. Addresses
-//!   and values stay, so slices stay valid, also those that are only lent to be read. A thread of the owner
-//!   that uses another part of the first or last page loses no write.
-//! - From then on the owner's pages and those of its peers are different memory. Late writes end
-//!   in the memfd, where nobody looks; late reads find there what the operation was called with; the range
-//!   is never allocated again, and [`Arena::offset_of`] no longer finds it, so no later operation lends it.
-//! - While a page is copied a peer may write it: the copy then has old and new values of the
-//!   failed operation, which promises none.
+//! - The kernel replaces the owner's mapping of those pages, in one step, by a private mapping of
+//!   the same memory, and copies every page as if it had been written. Addresses and values stay, so
+//!   slices stay valid, shared slices too. If a thread of the owner uses another part of the first
+//!   or last page meanwhile, none of its writes is lost.
+//! - From then on the owner and its peers have different memory behind those pages. Late writes of a
+//!   peer end in the memfd, where nobody reads them. Late reads of a peer find the values that the
+//!   failed call started with. The range is never allocated again, and [`Arena::offset_of`] no
+//!   longer finds it, so no later call lends it.
+//! - A peer may write a page while the kernel copies it. The copy then mixes old and new values of
+//!   the failed call, and a failed call promises no values.
 
 #![cfg(all(target_os = "linux", not(loom)))]
 
@@ -109,6 +118,7 @@ pub mod handover;
 mod layout;
 mod mapping;
 mod nodes;
+mod parity;
 mod peer;
 mod process;
 mod ranges;
@@ -120,8 +130,10 @@ pub use cache::cache_bytes;
 pub use cores::{Core, Cores};
 pub use error::{Error, Result};
 pub use flag::{Announcement, PAYLOAD_BYTES};
+pub use handover::Handles;
 pub use layout::SegmentSize;
+pub use parity::Parity;
 pub use peer::PeerSegment;
 pub use process::{Credentials, PidFd};
-pub use segment::{Handles, Parity, Segment, SleepGuard, Waker};
+pub use segment::{Segment, SleepGuard, Waker};
 pub use spin::{SpinLimit, spin, spin_limit};

@@ -6,35 +6,37 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::ptr::{self, NonNull};
 
-use drumline_kernels::{Element, Source, Target};
+use drumline_kernels::{Element, Target};
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::error::{Error, Result};
 use crate::flag::{Flags, PAYLOAD_BYTES, payload_offset};
 use crate::layout::Layout;
 
-/// A whole segment, mapped to be read and written until this is dropped.
+/// A whole segment, mapped for reading and writing until this value is dropped.
 ///
-/// Other processes may write to it at any time. So no reference to it is ever formed, other than
-/// to the atomics of the flag lines and, by the owner, to its registered buffers.
+/// Other processes may write to the segment at any time. So no Rust reference points into it, except
+/// to the atomics of the flag lines and, in the owner's process, to registered buffers.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     base: NonNull<u8>,
     layout: Layout,
 }
 
-// SAFETY: the mapping belongs to the process, not to a thread, and is unmapped once, by whoever
-// drops the value.
+// SAFETY: the mapping belongs to the process, not to a thread. It is unmapped once, on whichever
+// thread the value is dropped.
 unsafe impl Send for Mapping {}
-// SAFETY: a shared `Mapping` gives out addresses and references to atomics only. What may be done
-// with the addresses on which thread is up to the callers of its methods.
+// SAFETY: a shared `Mapping` gives out references to atomics, addresses, and operands. References
+// to atomics may be shared. To use an address is unsafe, so its user answers for the thread.
+// Operands (`target`, `slot`, `payload`) are made only by `Segment` and `PeerSegment`, which are not
+// `Sync`: all operands of one mapping stay on one thread.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
     /// Maps a memfd that is sealed to the size of `layout`.
     pub(crate) fn new(memfd: BorrowedFd<'_>, layout: Layout) -> Result<Mapping> {
         let length = layout.total_bytes();
-        // SAFETY: the kernel chooses the place, so nothing that exists is replaced.
+        // SAFETY: the kernel chooses the address, so this replaces no existing mapping.
         let base = unsafe {
             mmap(
                 ptr::null_mut(),
@@ -49,9 +51,9 @@ impl Mapping {
         let base = NonNull::new(base.cast::<u8>())
             .ok_or_else(|| Error::os("map a segment")(rustix::io::Errno::FAULT))?;
         let mapping = Mapping { base, layout };
-        // Both are wishes: kernels may be built without them.
+        // Failures do not matter: kernels may be built without either.
         for advice in [Advice::LinuxDontDump, Advice::LinuxHugepage] {
-            // SAFETY: the whole range is our mapping, and neither advice changes what it holds.
+            // SAFETY: the whole range is the mapping made above, and neither advice changes a byte.
             let _ = unsafe { madvise(base.as_ptr().cast(), length, advice) };
         }
         Ok(mapping)
@@ -71,19 +73,21 @@ impl Mapping {
     /// The flag lines.
     #[inline]
     pub(crate) fn flags(&self) -> &Flags {
-        // SAFETY: `FLAGS` lies within every segment and is aligned to 64 bytes as the base is to
-        // a page. Atomics have no invalid bytes and may be shared, with other processes too.
+        // SAFETY: `FLAGS` lies within every segment, which is mapped while `self` lives. It is
+        // aligned to 64 bytes, because the base is aligned to a page and the offset to 64 bytes.
+        // Any bytes are values of atomics, and atomics may be shared, with other processes too.
         unsafe { &*self.address(Layout::FLAGS.start).cast::<Flags>() }
     }
 
-    /// Asks for the line of one parity to be this core's own, as it is about to be written. A wish.
+    /// Asks the processor for exclusive access to the line of one parity, which this rank is about to
+    /// write. The processor may ignore it.
     #[inline]
     pub(crate) fn claim(&self, parity: usize) {
         let line = self.address(Layout::FLAGS.start + payload_offset(parity));
-        // The intrinsic would become a prefetch for reading on a baseline target.
+        // Not the intrinsic: for a baseline target it compiles to a prefetch for reading.
         #[cfg(all(target_arch = "x86_64", not(miri)))]
-        // SAFETY: a prefetch changes nothing but caches, whatever the address; processors without
-        // this one take it for a `nop`.
+        // SAFETY: a prefetch changes only caches, whatever the address. Processors without this
+        // instruction execute it as a `nop`.
         unsafe {
             asm!("prefetchw [{}]", in(reg) line, options(nostack, preserves_flags, readonly));
         }
@@ -91,18 +95,17 @@ impl Mapping {
         let _ = line;
     }
 
-    /// Makes the pages of `bytes` of the segment present, so that the first operation does not
-    /// pay for them. Kernels before 5.14 do not know how; then it does.
+    /// Has the kernel map the pages of `bytes` now, so that the first call need not wait for page
+    /// faults. Kernels before 5.14 cannot do this.
     pub(crate) fn populate(&self, bytes: Range<usize>) {
         let address = self.address(bytes.start).cast();
-        // SAFETY: callers pass a part of the layout. Populating changes no byte.
+        // SAFETY: callers pass a part of the layout, which is mapped. Populating changes no byte.
         let _ = unsafe { madvise(address, bytes.len(), Advice::LinuxPopulateWrite) };
     }
 
-    /// `len` elements of a part of the segment, from its byte `offset` on.
+    /// `len` elements of a part of the segment, from byte `offset` of that part on.
     ///
-    /// The handles that call this are not `Sync`: all operands that are made through one mapping
-    /// stay on one thread.
+    /// `what` names the part in errors.
     #[inline]
     pub(crate) fn target<T: Element>(
         &self,
@@ -124,16 +127,20 @@ impl Mapping {
             return Err(Error::Misaligned { offset, align: align_of::<T>() });
         }
         let address = self.address(part.start + offset).cast::<T>();
-        // SAFETY: the range lies within a part of the segment, which is mapped for reading and
-        // writing for as long as `self` is borrowed and cannot shrink; parts are aligned to
-        // 64 KiB, or to 8 bytes as payloads of lines, which is enough for every element, and the
-        // offset in them to `T`. Elements are plain old data. Parts that are given out here are
-        // never behind references of this mapping's users other than to atomics that nobody
-        // accesses: slots and payloads are used only through operands, arenas only those of peers.
+        // SAFETY:
+        // - The range lies within a part of the segment. The segment is mapped for reading and
+        //   writing while `self` is borrowed, and its file cannot shrink.
+        // - Slots and the arena begin at multiples of 64 KiB, and payloads at multiples of 8 bytes.
+        //   (No element is aligned to more than 8 bytes.) The offset is a multiple of the alignment
+        //   of `T`.
+        // - No other thread of this process uses the range: all operands of one mapping stay on one
+        //   thread (see `Sync`), and only operands access these parts. Slots have no references, the
+        //   atomics of the payloads are never accessed, and only arenas of peers are used here.
+        // - Elements are plain old data, so any bytes that another process writes are values.
         Ok(unsafe { Target::from_raw(address, len) })
     }
 
-    /// Elements `elements` of the staging slot of a parity.
+    /// Some elements of the staging slot of a parity.
     pub(crate) fn slot<T: Element>(
         &self,
         parity: usize,
@@ -142,7 +149,7 @@ impl Mapping {
         self.elements("staging slot", self.layout.slot(parity), elements)
     }
 
-    /// Elements `elements` of the payload in the line of a parity.
+    /// Some elements of the payload in the line of a parity.
     #[inline]
     pub(crate) fn payload<T: Element>(
         &self,
@@ -153,11 +160,11 @@ impl Mapping {
         let Range { start, end } = elements;
         let line = Layout::payload(parity);
         if start > end || end > PAYLOAD_BYTES / size_of::<T>() {
-            return self.elements("line", line, elements);
+            return self.elements("payload", line, elements);
         }
         let address = self.address(line.start + start * size_of::<T>()).cast::<T>();
-        // SAFETY: as in `target`. The elements lie within the payload, and where it begins is
-        // aligned to 8 bytes, which is enough for `T`.
+        // SAFETY: as in `target`. The elements lie within the payload, and the payload begins at a
+        // multiple of 8 bytes, which is enough for `T`.
         Ok(unsafe { Target::from_raw(address, end - start) })
     }
 
@@ -168,19 +175,11 @@ impl Mapping {
         part: Range<usize>,
         elements: Range<usize>,
     ) -> Result<Target<'_, T>> {
-        // Too large a product, or a reversed range, ends beyond the part and is refused there.
+        // If the product is too large, or the range reversed, the result ends beyond the part and
+        // `target` refuses it.
         let offset = elements.start.saturating_mul(size_of::<T>());
         let len = elements.end.checked_sub(elements.start).unwrap_or(usize::MAX);
         self.target(what, part, offset, len)
-    }
-
-    /// The same, to be read.
-    pub(crate) fn slot_source<T: Element>(
-        &self,
-        parity: usize,
-        elements: Range<usize>,
-    ) -> Result<Source<'_, T>> {
-        Ok(self.slot(parity, elements)?.as_source())
     }
 }
 
@@ -192,8 +191,8 @@ fn out_of_range(what: &'static str, bytes: usize, offset: usize, len: u128) -> E
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: the range was mapped by `new`, pieces of it may have been replaced by `detach`;
-        // everything that points there borrows `self` or keeps it alive.
+        // SAFETY: `new` mapped this range, and `detach` may have replaced pages of it by others of
+        // this segment. Whatever points there borrows `self` or keeps it alive.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.layout.total_bytes()) };
     }
 }

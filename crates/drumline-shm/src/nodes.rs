@@ -1,40 +1,21 @@
-//! Memory nodes (NUMA): each has cores of its own, and memory that is nearer to these than to others.
+//! Memory nodes (NUMA). Each has some cores, and memory that is nearer to these than to others.
 
 use std::{fs, ops::RangeInclusive, path::Path};
 
 use crate::Cores;
 
-/// Where the kernel lists them, and the cores of each.
+/// Where the kernel lists the nodes and the cores of each.
 const LISTED: &str = "/sys/devices/system/node";
 
 impl Cores {
-    /// Those of each memory node that has any of them, by the numbers of the nodes; nothing where the
-    /// system does not tell.
-    ///
-    /// ```
-    /// use drumline_shm::Cores;
-    ///
-    /// for (node, cores) in Cores::of_this_thread()?.by_memory_node() {
-    ///     println!("node {node}: {} cores", cores.iter().count());
-    /// }
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
+    /// These cores grouped by memory node, in the order of the nodes' numbers. Leaves out nodes that
+    /// have none of the cores. Empty where the system does not tell.
     pub fn by_memory_node(&self) -> Vec<(usize, Cores)> {
         self.by_node_of(Path::new(LISTED))
     }
 
-    /// The memory node that all of them belong to; `None` where they belong to several, or the system
-    /// does not tell.
-    ///
-    /// ```
-    /// use drumline_shm::Cores;
-    ///
-    /// match Cores::of_this_thread()?.memory_node() {
-    ///     Some(node) => println!("bound to node {node}"),
-    ///     None => println!("may run on any node"),
-    /// }
-    /// # Ok::<(), std::io::Error>(())
-    /// ```
+    /// The memory node that all of these cores belong to. `None` where they belong to several, or the
+    /// system does not tell.
     pub fn memory_node(&self) -> Option<usize> {
         match self.by_memory_node()[..] {
             [(node, ref cores)] if cores.numbers().eq(self.numbers()) => Some(node),
@@ -58,7 +39,7 @@ impl Cores {
     }
 }
 
-/// What a list such as `0-3,8` says.
+/// Parses a list such as `0-3,8`.
 fn ranges(list: &str) -> Option<Vec<RangeInclusive<usize>>> {
     let range = |text: &str| {
         let (first, last) = text.split_once('-').unwrap_or((text, text));
@@ -79,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_are_told_apart_by_the_nodes_that_list_them() {
+    fn cores_are_grouped_by_the_node_that_lists_them() {
         let own = Cores::of_this_thread().unwrap();
         let numbers: Vec<usize> = own.numbers().collect();
         let list = |of: &[usize]| of.iter().map(usize::to_string).collect::<Vec<_>>().join(",");
@@ -94,7 +75,7 @@ mod tests {
             let nodes = own.by_node_of(dir.path()).into_iter();
             nodes.map(|(node, cores)| (node, cores.numbers().collect())).collect::<Vec<_>>()
         };
-        // A node of memory alone, and one with cores that may not be used.
+        // Node 0 has memory only. Node 1 has a core that this thread may not use.
         let others = [(0, "\n".to_owned()), (1, "1023".to_owned()), (3, list(&numbers))];
         assert_eq!(nodes(&others), [(3, numbers.clone())]);
         if let [first, rest @ ..] = &numbers[..]

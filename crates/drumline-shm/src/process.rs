@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket, and whether it is still alive.
+//! The process at the other end of a Unix socket: its user, and whether it is alive.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -11,7 +11,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::error::{Error, Result};
 
-/// What the kernel says of the process that connected a Unix socket, or that listened on it.
+/// The process and the user that connected a Unix socket or listened on it, as the kernel knows them.
 ///
 /// ```
 /// # use std::os::unix::net::UnixStream;
@@ -25,26 +25,17 @@ use crate::error::{Error, Result};
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Credentials {
-    /// Its process, or `None` when that lives in another PID namespace.
+    /// The number of the process; `None` when it lives in another PID namespace.
     pub pid: Option<u32>,
-    /// Its effective user.
+    /// The effective user.
     pub uid: u32,
-    /// Its effective group.
+    /// The effective group.
     pub gid: u32,
 }
 
 impl Credentials {
-    /// Those of the process at the other end. They are of the time when it connected or began to
-    /// listen.
-    ///
-    /// ```
-    /// # use std::os::unix::net::UnixStream;
-    /// use drumline_shm::Credentials;
-    ///
-    /// let (one, other) = UnixStream::pair()?;
-    /// assert_eq!(Credentials::of_peer(&one)?, Credentials::of_peer(&other)?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The credentials of the process at the other end, at the time when that process connected or
+    /// began to listen.
     ///
     /// # Errors
     ///
@@ -55,20 +46,8 @@ impl Credentials {
         Ok(Credentials { pid: (pid != 0).then_some(pid), uid, gid })
     }
 
-    /// Whether memory may be shared with that process: it runs as our own user, or as root.
-    ///
-    /// ```
-    /// # use std::os::unix::net::UnixStream;
-    /// use drumline_shm::Credentials;
-    ///
-    /// let (one, _other) = UnixStream::pair()?;
-    /// let ours = Credentials::of_peer(&one)?;
-    /// ours.check()?;
-    /// let stranger = Credentials { uid: ours.uid + 1, ..ours };
-    /// let error = stranger.check().unwrap_err().to_string();
-    /// assert!(error.contains("only processes of the same user"), "{error}");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Checks that memory may be shared with that process: it must run as this process's user or as
+    /// root.
     ///
     /// # Errors
     ///
@@ -85,10 +64,10 @@ impl Credentials {
     }
 }
 
-/// A process, whatever number it has: unlike a PID it never comes to mean another one.
+/// A descriptor of a process. Unlike a PID it never comes to mean another process.
 ///
-/// Its descriptor becomes readable when the process has exited, so that it can be polled
-/// together with sockets and doorbells.
+/// The descriptor becomes readable when the process exits. It can be polled together with sockets
+/// and doorbells.
 ///
 /// ```
 /// # use std::os::unix::net::UnixStream;
@@ -105,19 +84,11 @@ impl Credentials {
 pub struct PidFd(OwnedFd);
 
 impl PidFd {
-    /// The process that connected the socket, or that listened on it.
+    /// The process that connected the socket or listened on it.
     ///
-    /// Linux 6.5 and newer know that process itself. Older ones know its number, which has to be
-    /// looked up; a process that has closed the socket by then is not looked up at all.
-    ///
-    /// ```
-    /// # use std::os::unix::net::UnixStream;
-    /// use drumline_shm::PidFd;
-    ///
-    /// let (one, _other) = UnixStream::pair()?;
-    /// assert!(!PidFd::of_peer(&one)?.has_exited()?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Linux 6.5 and newer give the descriptor at once. Older kernels give only the number of the
+    /// process, and this function looks the number up. If the process has closed the socket by then,
+    /// the number may belong to another process, and this is an error.
     ///
     /// # Errors
     ///
@@ -126,7 +97,7 @@ impl PidFd {
     pub fn of_peer(stream: &UnixStream) -> Result<PidFd> {
         const WHAT: &str = "get a descriptor of the process at the other end of a socket";
         match socket_option::<i32>(stream, libc::SO_PEERPIDFD) {
-            // SAFETY: the kernel has just made this descriptor for us.
+            // SAFETY: the kernel has just created this descriptor, and nothing else owns it.
             Ok(fd) => Ok(PidFd(unsafe { OwnedFd::from_raw_fd(fd) })),
             Err(error) if error.raw_os_error() == Some(libc::ENOPROTOOPT) => {
                 PidFd::by_number(stream)
@@ -135,7 +106,7 @@ impl PidFd {
         }
     }
 
-    /// For kernels that do not know the process of a socket.
+    /// [`PidFd::of_peer`] on kernels before 6.5.
     fn by_number(stream: &UnixStream) -> Result<PidFd> {
         const WHAT: &str = "look up the process at the other end of a socket";
         let pid = Credentials::of_peer(stream)?.pid.and_then(|pid| Pid::from_raw(pid as i32));
@@ -143,24 +114,14 @@ impl PidFd {
             return Err(Error::os(WHAT)(io::Error::other("it lives in another PID namespace")));
         };
         let process = pidfd_open(pid, PidfdFlags::empty()).map_err(Error::os(WHAT))?;
-        // While its socket is open the process lives, and the number is still its own.
+        // While the socket is open the process lives, and the number is still its own.
         if ready(stream.as_fd(), PollFlags::RDHUP).map_err(Error::os(WHAT))? {
             return Err(Error::Closed { missing: "its process was looked up" });
         }
         Ok(PidFd(process))
     }
 
-    /// Whether the process has exited, reaped or not.
-    ///
-    /// ```
-    /// # use std::os::unix::net::UnixStream;
-    /// use drumline_shm::PidFd;
-    ///
-    /// let (one, _other) = UnixStream::pair()?;
-    /// let process = PidFd::of_peer(&one)?;
-    /// assert!(!process.has_exited()?); // it is this one
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Whether the process has exited. It may or may not have been reaped.
     ///
     /// # Errors
     ///
@@ -176,20 +137,20 @@ impl AsFd for PidFd {
     }
 }
 
-/// Whether a descriptor has one of `events` now, an error or a hang-up.
+/// Whether a descriptor has one of `events`, an error or a hang-up now.
 fn ready(fd: BorrowedFd<'_>, events: PollFlags) -> io::Result<bool> {
     let now = Timespec { tv_sec: 0, tv_nsec: 0 };
     let mut list = [PollFd::from_borrowed_fd(fd, events)];
     Ok(retry_on_intr(|| poll(&mut list, Some(&now)))? > 0)
 }
 
-/// Asks a socket for an option of the level `SOL_SOCKET` that the system-call library does not
-/// know (`SO_PEERPIDFD`), or for which it has no place (processes without a number).
+/// Reads an option of a socket at the level `SOL_SOCKET`. `rustix` does not know `SO_PEERPIDFD`, and
+/// its `SO_PEERCRED` cannot express a process without a number.
 fn socket_option<T: Pod>(stream: &UnixStream, option: libc::c_int) -> io::Result<T> {
     let mut value = T::zeroed();
     let mut length = size_of::<T>() as libc::socklen_t;
-    // SAFETY: `value` and `length` are alive and writable, `length` is the size of `value`, and
-    // whatever bytes the kernel writes are a value of `T`.
+    // SAFETY: `value` and `length` are alive and writable, and `length` is the size of `value`, so
+    // the kernel writes no byte beyond it. `T` is plain old data: any bytes are a value of it.
     let answer = unsafe {
         libc::getsockopt(
             stream.as_raw_fd(),
@@ -203,7 +164,7 @@ fn socket_option<T: Pod>(stream: &UnixStream, option: libc::c_int) -> io::Result
         return Err(io::Error::last_os_error());
     }
     if length as usize != mem::size_of::<T>() {
-        return Err(io::Error::other("the kernel gave an answer of another size"));
+        return Err(io::Error::other("the kernel's answer has an unexpected size"));
     }
     Ok(value)
 }

@@ -1,14 +1,14 @@
-//! Sets of bytes, as ranges.
+//! Sets of byte offsets, as ranges.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// A set of numbers, kept as disjoint ranges that do not touch each other.
+/// A set of numbers, as disjoint ranges that do not touch each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Ranges(BTreeMap<usize, usize>); // from start to end
 
 impl Ranges {
-    /// The smallest start at which `len` numbers in a row are in the set; takes them out.
+    /// Takes the first `len` consecutive numbers out of the set.
     pub(crate) fn take(&mut self, len: usize) -> Option<Range<usize>> {
         let (&start, &end) = self.0.iter().find(|(start, end)| *end - *start >= len)?;
         self.0.remove(&start);
@@ -16,13 +16,13 @@ impl Ranges {
         Some(start..start + len)
     }
 
-    /// Adds `range`, and joins it with its neighbours.
+    /// Adds `range`, and joins it with the ranges that it overlaps or touches.
     pub(crate) fn insert(&mut self, range: Range<usize>) {
         let Range { mut start, mut end } = range;
         if start >= end {
             return;
         }
-        // All that overlap or touch: they begin at `end` at the latest, the later ones first.
+        // These ranges begin at `end` at the latest. The last one comes first.
         while let Some((&other_start, &other_end)) = self.0.range(..=end).next_back()
             && other_end >= start
         {
@@ -59,7 +59,7 @@ impl Ranges {
         gaps
     }
 
-    /// Size of the set, and of its longest range.
+    /// The size of the set, and the length of its longest range.
     pub(crate) fn total_and_longest(&self) -> (usize, usize) {
         self.0.iter().fold((0, 0), |(total, longest), (start, end)| {
             (total + (end - start), longest.max(end - start))
@@ -77,7 +77,7 @@ mod tests {
 
     const SIZE: usize = 64;
 
-    /// The same set without ranges.
+    /// The numbers of the set, one by one.
     fn numbers(ranges: &Ranges) -> BTreeSet<usize> {
         ranges.0.iter().flat_map(|(start, end)| *start..*end).collect()
     }
@@ -105,7 +105,7 @@ mod tests {
         }
 
         #[test]
-        fn parts_and_gaps_share_a_range_out(
+        fn parts_and_gaps_make_up_a_range(
             list in prop::collection::vec(range(), 0..8),
             window in range(),
         ) {
@@ -118,10 +118,13 @@ mod tests {
             prop_assert_eq!((inside, outside), expected);
         }
 
-        /// As an allocator: what is taken was free, is nobody else's, and comes back whole.
+        /// Uses the set as an allocator: no range is taken twice, and none is lost.
         #[test]
         fn taken_ranges_never_overlap_and_coalesce_when_given_back(
-            script in prop::collection::vec((any::<bool>(), 1..SIZE / 3, any::<prop::sample::Index>()), 0..60),
+            script in prop::collection::vec(
+                (any::<bool>(), 1..SIZE / 3, any::<prop::sample::Index>()),
+                0..60,
+            ),
         ) {
             let mut free = Ranges::default();
             free.insert(0..SIZE);

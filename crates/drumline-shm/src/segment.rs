@@ -15,81 +15,40 @@ use crate::cores::Core;
 use crate::doorbell::EventFd;
 use crate::error::{Error, Result};
 use crate::flag::{Announcement, Asleep, DESCRIPTION_BYTES, Doorbell, Flags};
+use crate::handover::Handles;
 use crate::layout::{Layout, SegmentSize};
 use crate::mapping::Mapping;
+use crate::parity::Parity;
 use crate::peer::PeerSegment;
-
-/// Which of two places an operation uses: operations of a group take turns.
-///
-/// ```
-/// use drumline_shm::Parity;
-///
-/// assert_eq!([0, 1, 2].map(Parity::of), [Parity::Even, Parity::Odd, Parity::Even]);
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Parity {
-    /// Operations 0, 2, 4, ...
-    Even,
-    /// Operations 1, 3, 5, ...
-    Odd,
-}
-
-impl Parity {
-    /// The parity of a sequence number.
-    ///
-    /// ```
-    /// use drumline_shm::Parity;
-    ///
-    /// assert_eq!(Parity::of(7), Parity::Odd);
-    /// ```
-    pub const fn of(sequence: u64) -> Parity {
-        if sequence.is_multiple_of(2) { Parity::Even } else { Parity::Odd }
-    }
-
-    /// That of the operation before this one, and of the one behind it.
-    ///
-    /// ```
-    /// use drumline_shm::Parity;
-    ///
-    /// assert_eq!(Parity::of(7).other(), Parity::of(8));
-    /// ```
-    pub const fn other(self) -> Parity {
-        match self {
-            Parity::Even => Parity::Odd,
-            Parity::Odd => Parity::Even,
-        }
-    }
-
-    pub(crate) const fn index(self) -> usize {
-        self as usize
-    }
-}
-
-/// What lets another process map a segment: two descriptors, to be given to [`handover::send`]
-/// or [`PeerSegment::map`].
-///
-/// [`handover::send`]: crate::handover::send
-///
-/// ```
-/// use drumline_shm::{Handles, PeerSegment, Segment, SegmentSize};
-///
-/// let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 0 })?;
-/// let Handles { memory, doorbell } = own.handles()?; // two descriptors, for another process
-/// assert_eq!(PeerSegment::map(Handles { memory, doorbell })?.last_posted(), 0);
-/// # Ok::<(), drumline_shm::Error>(())
-/// ```
-#[derive(Debug)]
-pub struct Handles {
-    /// The memory: a sealed memfd.
-    pub memory: OwnedFd,
-    /// The owner's doorbell: an eventfd.
-    pub doorbell: OwnedFd,
-}
 
 /// A rank's own segment and its doorbell.
 ///
-/// There is one writer of its flag lines: a segment can move to another thread, but not be
-/// shared between threads. Its [`Arena`] can.
+/// A segment can move to another thread, but threads cannot share it, because its flag lines have
+/// one writer. Threads can share its [`Arena`].
+///
+/// ```
+/// use drumline_kernels::copy;
+/// use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
+/// use rustix::event::{PollFd, PollFlags, poll};
+///
+/// let size = SegmentSize { slot_bytes: 4096, arena_bytes: 0 };
+/// let [own, other] = [Segment::create(size)?, Segment::create(size)?];
+/// let peer = PeerSegment::map(other.handles()?)?; // as another process does it
+///
+/// copy(own.payload(Parity::Even, 0..5)?, (&[1.0_f64; 5][..]).into()); // 40 bytes
+/// own.post_and_wake(Parity::Even, [&peer]); // `other` does not sleep, so nothing rings
+///
+/// other.post(Parity::Even);
+/// while peer.posted(Parity::Even) < 1 {
+///     let asleep = own.prepare_sleep();
+///     if peer.posted(Parity::Even) < 1 {
+///         // The list would hold sockets and the pidfds of peers, too.
+///         let mut wakers = [PollFd::new(&asleep, PollFlags::IN)];
+///         poll(&mut wakers, None)?;
+///     }
+/// }
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// ```compile_fail,E0277
 /// fn shared_between_threads<T: Sync>() {}
@@ -99,21 +58,12 @@ pub struct Handles {
 pub struct Segment {
     arena: Arena,
     doorbell: Arc<EventFd>,
-    /// How often it has posted. In a cell: a segment is used by one thread at a time.
+    /// How often this rank has posted. A cell suffices: one thread at a time uses a segment.
     posted: Cell<u64>,
 }
 
 impl Segment {
-    /// Makes a segment. Lines and slots take memory at once, the arena when it is used.
-    ///
-    /// ```
-    /// use drumline_shm::{Segment, SegmentSize};
-    ///
-    /// let own = Segment::create(SegmentSize { slot_bytes: 1 << 16, arena_bytes: 1 << 32 })?;
-    /// assert_eq!(own.arena().bytes(), 1 << 32); // which takes no memory yet
-    /// assert!(Segment::create(SegmentSize { slot_bytes: 2 << 30, arena_bytes: 0 }).is_err());
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
+    /// Creates a segment. Lines and slots take memory at once, the arena when buffers are allocated.
     ///
     /// # Errors
     ///
@@ -133,16 +83,6 @@ impl Segment {
 
     /// New descriptors of the memory and the doorbell.
     ///
-    /// ```
-    /// use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
-    ///
-    /// let own = Segment::create(SegmentSize { slot_bytes: 4096, arena_bytes: 0 })?;
-    /// let peers = [PeerSegment::map(own.handles()?)?, PeerSegment::map(own.handles()?)?];
-    /// own.post(Parity::Even);
-    /// assert!(peers.iter().all(|peer| peer.last_posted() == 1));
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// When the process has no descriptor left.
@@ -150,49 +90,18 @@ impl Segment {
         Ok(Handles { memory: self.arena.memory()?, doorbell: self.doorbell.try_clone()? })
     }
 
-    /// Where registered buffers come from. Clones may go to other threads.
-    ///
-    /// ```
-    /// # use drumline_shm::{Segment, SegmentSize};
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// let arena = own.arena().clone();
-    /// let buffer = std::thread::spawn(move || arena.allocate::<f32>(3)).join().unwrap()?;
-    /// assert!(own.arena().offset_of(&buffer).is_some());
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
+    /// The arena that registered buffers are allocated from. Clones may go to other threads.
     pub fn arena(&self) -> &Arena {
         &self.arena
     }
 
     /// Bytes of each staging slot.
-    ///
-    /// ```
-    /// # use drumline_shm::{Parity, Segment, SegmentSize};
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// assert_eq!(own.slot_bytes(), 64 << 10); // 4096 were asked for
-    /// assert!(own.slot::<f32>(Parity::Even, 0..own.slot_bytes() / 4).is_ok());
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
     pub fn slot_bytes(&self) -> usize {
         self.arena.mapping().layout().slot(0).len()
     }
 
-    /// Writes the announcement of a parity and what it stands for, for peers to read after the
-    /// next post.
-    ///
-    /// ```
-    /// # use drumline_shm::{Announcement, Parity, PeerSegment, Segment, SegmentSize};
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
-    /// own.announce(Parity::Even, Announcement { digest: 7, place: 0 }, &[1; 64]);
-    /// own.post(Parity::Even);
-    /// assert_eq!(peer.announcement(Parity::Even).digest, 7);
-    /// assert_eq!(peer.description(Parity::Even), [1; 64]);
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
+    /// Writes the announcement of a parity and its description, for peers to read after the next
+    /// post.
     #[inline]
     pub fn announce(
         &self,
@@ -203,47 +112,16 @@ impl Segment {
         self.flags().announce(parity.index(), announcement, description);
     }
 
-    /// Counts one more post, in the line of a parity, without waking anybody, and returns the
-    /// count. Peers that see it see everything that this rank wrote before.
-    ///
-    /// ```
-    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
-    /// assert_eq!([own.post(Parity::Even), own.post(Parity::Odd)], [1, 2]);
-    /// assert_eq!(peer.posted(Parity::Odd), 2);
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
+    /// Posts in the line of a parity without waking any peer. Returns this rank's count of posts. A
+    /// peer that sees the count sees everything that this rank wrote before.
     pub fn post(&self, parity: Parity) -> u64 {
         let count = self.count();
         self.flags().post(parity.index(), count);
         count
     }
 
-    /// Counts one more post, in the line of a parity, wakes those of `peers` that sleep, and
-    /// returns the count.
-    ///
-    /// ```
-    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
-    /// use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    ///
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
-    /// # let neighbour = Segment::create(size)?;
-    /// let rang = |owner: &Segment| {
-    ///     let mut list = [PollFd::from_borrowed_fd(owner.doorbell(), PollFlags::IN)];
-    ///     poll(&mut list, Some(&Timespec::default())).map(|ready| ready == 1)
-    /// };
-    /// neighbour.post_and_wake(Parity::Even, [&peer]);
-    /// assert!(!rang(&own)?); // it does not sleep
-    /// let asleep = own.prepare_sleep();
-    /// neighbour.post_and_wake(Parity::Odd, [&peer]);
-    /// assert!(rang(&own)?);
-    /// # drop(asleep);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Posts in the line of a parity and wakes those of `peers` that sleep. Returns this rank's
+    /// count of posts.
     #[inline]
     pub fn post_and_wake<'a>(
         &self,
@@ -256,19 +134,8 @@ impl Segment {
         count
     }
 
-    /// Fetches the line of a parity for writing, ahead of time: else the next announcement there
-    /// waits until peers that have read the line have let go of it.
-    ///
-    /// ```
-    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
-    /// own.claim(Parity::Even); // while nobody waits for this rank
-    /// own.post(Parity::Even);
-    /// assert_eq!(peer.posted(Parity::Even), 1);
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
+    /// Prefetches the line of a parity for writing. Without this, the next announcement there waits
+    /// until the caches of the peers that read the line have given it up.
     #[inline]
     pub fn claim(&self, parity: Parity) {
         self.arena.mapping().claim(parity.index());
@@ -280,37 +147,17 @@ impl Segment {
         self.posted.get()
     }
 
-    /// How often this rank has posted.
-    ///
-    /// ```
-    /// # use drumline_shm::{Parity, Segment, SegmentSize};
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// own.post(Parity::Even);
-    /// own.post(Parity::Odd);
-    /// assert_eq!(own.posted(), 2); // in whichever line
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
+    /// How often this rank has posted, in both lines together.
     pub fn posted(&self) -> u64 {
         self.posted.get()
     }
 
-    /// Elements `elements` of the payload in this rank's line of a parity, which has room for
+    /// Some elements of the payload in this rank's line of a parity. The payload has
     /// [`PAYLOAD_BYTES`](crate::PAYLOAD_BYTES).
-    ///
-    /// ```
-    /// # use drumline_kernels::copy;
-    /// # use drumline_shm::{Parity, Segment, SegmentSize};
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// copy(own.payload(Parity::Even, 0..5)?, (&[1.0_f64; 5][..]).into()); // 40 bytes
-    /// assert!(own.payload::<f64>(Parity::Even, 0..6).is_err());
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfRange`] when they do not lie within the line.
+    /// [`Error::OutOfRange`] when the elements do not lie within the payload.
     #[inline]
     pub fn payload<T: Element>(
         &self,
@@ -320,23 +167,11 @@ impl Segment {
         self.arena.mapping().payload(parity.index(), elements)
     }
 
-    /// Elements `elements` of this rank's staging slot of a parity.
-    ///
-    /// ```
-    /// # use drumline_kernels::copy;
-    /// # use drumline_shm::{Parity, Segment, SegmentSize};
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// copy(own.slot(Parity::Odd, 0..3)?, (&[1.0_f32, 2.0, 3.0][..]).into());
-    /// let mut staged = [0.0_f32; 2];
-    /// copy((&mut staged[..]).into(), own.slot(Parity::Odd, 1..3)?.as_source());
-    /// assert_eq!(staged, [2.0, 3.0]);
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
+    /// Some elements of this rank's staging slot of a parity.
     ///
     /// # Errors
     ///
-    /// [`Error::OutOfRange`] when they do not lie within the slot.
+    /// [`Error::OutOfRange`] when the elements do not lie within the slot.
     #[inline]
     pub fn slot<T: Element>(
         &self,
@@ -346,133 +181,38 @@ impl Segment {
         self.arena.mapping().slot(parity.index(), elements)
     }
 
-    /// Begins to sleep. Then look *again* at everything that is awaited; if there is nothing
-    /// yet, poll the guard's doorbell together with whatever else should wake this rank. When the
-    /// guard is dropped the rank is awake.
-    ///
-    /// ```
-    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
-    /// use rustix::event::{PollFd, PollFlags, poll};
-    ///
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 0 };
-    /// # let own = Segment::create(size)?;
-    /// # let other = Segment::create(size)?;
-    /// # let peer = PeerSegment::map(other.handles()?)?;
-    /// # other.post(Parity::Even);
-    /// while peer.posted(Parity::Even) < 1 {
-    ///     let asleep = own.prepare_sleep();
-    ///     if peer.posted(Parity::Even) < 1 {
-    ///         // Sockets and the pidfds of peers would stand in the same list.
-    ///         let mut wakers = [PollFd::new(&asleep, PollFlags::IN)];
-    ///         poll(&mut wakers, None)?;
-    ///     }
-    /// }
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Announces that this rank is about to sleep. Afterwards check *again* for everything that this
+    /// rank waits for. If nothing has come, poll the guard's doorbell together with all other
+    /// descriptors that should wake this rank. Dropping the guard ends the sleep.
     pub fn prepare_sleep(&self) -> SleepGuard<'_> {
         let bell = &*self.doorbell;
         SleepGuard { doorbell: bell.as_fd(), _asleep: self.flags().prepare_sleep(bell) }
     }
 
-    /// From now on, posts of peers ring the doorbell: for a sleep that no guard can stand around,
-    /// because another thread sleeps. See [`Segment::prepare_sleep`] for what to do then.
-    ///
-    /// ```
-    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
-    /// use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    ///
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
-    /// # let neighbour = Segment::create(size)?;
-    /// let rang = |owner: &Segment| {
-    ///     let mut list = [PollFd::from_borrowed_fd(owner.doorbell(), PollFlags::IN)];
-    ///     poll(&mut list, Some(&Timespec::default())).map(|ready| ready == 1)
-    /// };
-    /// own.begin_sleep(); // then look again at all that is awaited
-    /// neighbour.post_and_wake(Parity::Even, [&peer]);
-    /// assert!(rang(&own)?);
-    /// own.end_sleep();
-    /// assert!(!rang(&own)?);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// The same as [`Segment::prepare_sleep`] without a guard, for a sleep on another thread. Ends
+    /// with [`Segment::end_sleep`].
     pub fn begin_sleep(&self) {
         std::mem::forget(self.flags().prepare_sleep(&*self.doorbell));
     }
 
     /// Undoes one [`Segment::begin_sleep`].
-    ///
-    /// ```
-    /// # use drumline_shm::{Parity, PeerSegment, Segment, SegmentSize};
-    /// use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    ///
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
-    /// # let neighbour = Segment::create(size)?;
-    /// let rang = |owner: &Segment| {
-    ///     let mut list = [PollFd::from_borrowed_fd(owner.doorbell(), PollFlags::IN)];
-    ///     poll(&mut list, Some(&Timespec::default())).map(|ready| ready == 1)
-    /// };
-    /// own.begin_sleep();
-    /// own.end_sleep();
-    /// neighbour.post_and_wake(Parity::Even, [&peer]);
-    /// assert!(!rang(&own)?); // no more
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
     pub fn end_sleep(&self) {
         self.flags().end_sleep(&*self.doorbell);
     }
 
     /// Tells peers on which core this thread runs.
-    ///
-    /// ```
-    /// # use drumline_shm::{PeerSegment, Segment, SegmentSize};
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// # let peer = PeerSegment::map(own.handles()?)?; // as another process has it
-    /// let core = own.stand_here();
-    /// assert!(peer.stands_on(core));
-    /// # Ok::<(), drumline_shm::Error>(())
-    /// ```
     pub fn stand_here(&self) -> Core {
         let core = Core::here();
         self.flags().set_core(core.number());
         core
     }
 
-    /// Readable when it was rung.
-    ///
-    /// ```
-    /// # use drumline_shm::{Segment, SegmentSize};
-    /// use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    ///
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// let mut list = [PollFd::from_borrowed_fd(own.doorbell(), PollFlags::IN)];
-    /// assert_eq!(poll(&mut list, Some(&Timespec::default()))?, 0);
-    /// own.waker().wake();
-    /// assert_eq!(poll(&mut list, None)?, 1);
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// This rank's doorbell. It is readable after it was rung.
     pub fn doorbell(&self) -> BorrowedFd<'_> {
         self.doorbell.as_fd()
     }
 
-    /// Something that wakes this rank from other threads of its process.
-    ///
-    /// ```
-    /// # use drumline_shm::{Segment, SegmentSize};
-    /// use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    ///
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// let waker = own.waker();
-    /// std::thread::spawn(move || waker.wake());
-    /// let mut list = [PollFd::from_borrowed_fd(own.doorbell(), PollFlags::IN)];
-    /// poll(&mut list, None)?; // sleeps until then
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// A handle with which other threads of this process wake this rank.
     pub fn waker(&self) -> Waker {
         Waker(Arc::clone(&self.doorbell))
     }
@@ -483,8 +223,8 @@ impl Segment {
     }
 }
 
-/// While it lives, posts of peers ring this rank's doorbell. Its descriptor is the doorbell, to
-/// be polled for reading.
+/// While this guard lives, posts of peers ring this rank's doorbell. The guard's descriptor is the
+/// doorbell, to be polled for reading.
 ///
 /// ```
 /// # use drumline_shm::{SleepGuard, Segment, SegmentSize};
@@ -496,7 +236,7 @@ impl Segment {
 /// own.waker().wake();
 /// let mut list = [PollFd::new(&asleep, PollFlags::IN)];
 /// assert_eq!(poll(&mut list, None)?, 1);
-/// drop(asleep); // awake, and the ring is forgotten
+/// drop(asleep); // awake, and the doorbell is drained
 /// let mut list = [PollFd::from_borrowed_fd(own.doorbell(), PollFlags::IN)];
 /// assert_eq!(poll(&mut list, Some(&Timespec::default()))?, 0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -514,48 +254,36 @@ impl AsFd for SleepGuard<'_> {
     }
 }
 
-/// Wakes a rank from any thread of its own process: store what the rank should find when it
-/// looks (say, that it is to abort), then [`wake`](Waker::wake).
+/// Wakes a rank from any thread of its own process. First store what the rank should find when it
+/// wakes (an abort, say), then call [`wake`](Waker::wake).
 ///
 /// ```
 /// # use drumline_shm::{Waker, Segment, SegmentSize};
-/// use rustix::event::{PollFd, PollFlags, Timespec, poll};
+/// use rustix::event::{PollFd, PollFlags, poll};
 ///
 /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
 /// # let own = Segment::create(size)?;
 /// let waker: Waker = own.waker();
-/// std::thread::spawn(move || waker.wake()).join().unwrap();
+/// std::thread::spawn(move || waker.wake());
 /// let mut list = [PollFd::from_borrowed_fd(own.doorbell(), PollFlags::IN)];
-/// assert_eq!(poll(&mut list, None)?, 1);
+/// assert_eq!(poll(&mut list, None)?, 1); // sleeps until then
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<EventFd>);
 
 impl Waker {
-    /// Ends the rank's sleep, or its next one if it is awake.
-    ///
-    /// ```
-    /// # use drumline_shm::{Segment, SegmentSize};
-    /// use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    ///
-    /// # let size = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-    /// # let own = Segment::create(size)?;
-    /// own.waker().wake(); // before it sleeps
-    /// let mut list = [PollFd::from_borrowed_fd(own.doorbell(), PollFlags::IN)];
-    /// assert_eq!(poll(&mut list, None)?, 1); // so it does not
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
+    /// Ends the rank's sleep. If the rank is awake, its next sleep ends at once.
     pub fn wake(&self) {
         self.0.ring();
     }
 }
 
-/// A memfd of the size of `layout` with its header, which can change neither its size nor its
+/// A memfd of the size of `layout`, with its header, and sealed against changes of its size and its
 /// seals.
 fn sealed_memory(layout: &Layout) -> Result<OwnedFd> {
     let bytes = layout.total_bytes() as u64;
-    // Beyond this limit the kernel does not return an error, it sends a signal that kills.
+    // Beyond this limit the kernel returns no error, it kills the process by a signal.
     if let Some(limit) = getrlimit(Resource::Fsize).current
         && limit < bytes
     {
@@ -570,7 +298,8 @@ fn sealed_memory(layout: &Layout) -> Result<OwnedFd> {
         .or_else(|error| if error == Errno::INVAL { create(flags) } else { Err(error) })
         .map_err(Error::os("create the memory of a segment (memfd)"))?;
     rustix::fs::ftruncate(&memory, bytes).map_err(Error::os("size the memory of a segment"))?;
-    // A page that cannot be had is an error here. Later it would be a fatal signal.
+    // If the host is out of memory, this is an error. On first use of a page it would be a fatal
+    // signal.
     let used = layout.slot(1).end as u64;
     rustix::io::retry_on_intr(|| {
         rustix::fs::fallocate(&memory, FallocateFlags::KEEP_SIZE, 0, used)

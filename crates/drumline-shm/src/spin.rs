@@ -1,9 +1,9 @@
-//! How long to look before sleeping.
+//! How long a rank polls before it sleeps.
 
 use std::hint::spin_loop;
 use std::thread::{available_parallelism, yield_now};
 
-/// How long a rank looks before it sleeps.
+/// How often a rank polls before it sleeps.
 ///
 /// ```
 /// use drumline_shm::{SpinLimit, spin};
@@ -11,30 +11,23 @@ use std::thread::{available_parallelism, yield_now};
 /// let mut looks = 0;
 /// let limit = SpinLimit { looks: 3, yields: 2 };
 /// spin(limit, || { looks += 1; false }, || false);
-/// assert_eq!(looks, 3 * 3 + 1); // in the beginning, after each yield, and in the end
+/// assert_eq!(looks, 3 * 3 + 1); // at first, after each yield, and once at the end
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpinLimit {
-    /// How often it looks again, after the first few times with a pause in between.
+    /// How often the rank polls in a row. After the first few polls it pauses between two.
     pub looks: u32,
-    /// How often it then leaves its core to whoever is there before it looks as often again.
+    /// How often the rank then yields its core to another thread and polls `looks` times again.
     pub yields: u32,
 }
 
-/// Looks at `is_there` until it becomes true, but not beyond `limit`. Returns whether it did.
+/// Polls `is_there` until it is true, at most as often as `limit` says. Returns whether it became
+/// true.
 ///
-/// Who is awaited may need the very core that looks: where ranks share cores, or where two of them
-/// have met on one. If `needs_core` says so, this leaves it at once, a few times more than the limit
-/// says; else looking again is cheaper.
-///
-/// ```
-/// use drumline_shm::{SpinLimit, spin};
-///
-/// let mut looks = 0;
-/// let limit = SpinLimit { looks: 5, yields: 1 };
-/// assert!(spin(limit, || { looks += 1; looks == 7 }, || false));
-/// assert!(!spin(limit, || false, || true));
-/// ```
+/// The awaited rank may need the core of the polling rank: where ranks outnumber cores, or where the
+/// kernel put two of them on one core. `needs_core` tells whether this is so. If it is, this function
+/// yields the core at once, a few times more often than `limit` says. If it is not, to poll again is
+/// cheaper than to yield.
 #[inline]
 pub fn spin(
     limit: SpinLimit,
@@ -43,7 +36,7 @@ pub fn spin(
 ) -> bool {
     let SpinLimit { looks, mut yields } = limit;
     let mut leaves = LEAVES;
-    // Where everybody has a core of its own, short operations do without the question.
+    // Where every rank has a core of its own, a short call ends before the question is asked.
     let ask_at = if yields > 0 { 0 } else { EAGER };
     loop {
         let mut is_needed = false;
@@ -68,23 +61,24 @@ pub fn spin(
     }
 }
 
-/// Looks without a pause, which is as long as a short operation. They take less than a microsecond.
+/// Polls without a pause: about as long as a short call, less than a microsecond.
 const EAGER: u32 = 100;
 
-/// How often a rank leaves its core to one that it waits for. A core that nobody takes comes back in
-/// less than a microsecond.
+/// How often a rank yields its core because the awaited rank needs it. If no thread takes the core,
+/// a yield returns in less than a microsecond.
 const LEAVES: u32 = 20;
 
-/// How long a rank should spin before it sleeps, when `local_ranks` run on this host.
+/// The limit for a rank that shares this host with `local_ranks - 1` others.
 ///
-/// With a core for every rank some 30 us of spinning are cheap, as a sleep costs 20 us. With
-/// fewer cores the rank that is waited for may need the very core that spins: a limit that is a
-/// hundred times too high makes operations fifty times slower. So the core is left to others, which
-/// costs less than a sleep and a wake-up as long as the others are ranks that soon wait, too: some
-/// 2 us, for which it is worth looking first if whoever is waited for runs on another core.
+/// With a core for every rank, some 30 us of spinning are cheap, since a sleep costs 20 us.
 ///
-/// Cores are those that this process may use: its affinity mask and the quotas of its control
-/// groups count. That takes some system calls; keep the answer.
+/// With fewer cores, the awaited rank may need the core that spins: a limit that is a hundred times
+/// too high makes calls fifty times slower. So the rank yields. A yield costs some 2 us, less than a
+/// sleep and a wake-up, as long as the other threads are ranks that soon wait too. If the awaited
+/// rank runs on another core, it is worth polling first.
+///
+/// The number of cores follows from the affinity mask of this process and the quotas of its control
+/// groups. Finding it takes some system calls, so keep the answer.
 ///
 /// ```
 /// use drumline_shm::spin_limit;
@@ -108,7 +102,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_core_that_somebody_needs_is_left_at_once() {
+    fn a_core_that_the_awaited_rank_needs_is_yielded_at_once() {
         let looks = |limit: SpinLimit, needs_core: bool| {
             let mut looks = 0;
             let is_there = || {

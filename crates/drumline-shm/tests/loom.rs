@@ -1,11 +1,11 @@
-//! Every interleaving of posting and sleeping, by loom. It needs a build of its own:
+//! Tries all interleavings of posting and sleeping with loom. Needs a build of its own:
 //!
 //! ```sh
 //! RUSTFLAGS="--cfg loom" cargo test -p drumline-shm --release --test loom --target-dir target/loom
 //! ```
 #![cfg(loom)]
 #![allow(clippy::unwrap_used)]
-#![allow(dead_code, reason = "the module has parts that only the crate uses")]
+#![allow(dead_code, reason = "only the crate uses some parts of the module")]
 
 #[path = "../src/flag.rs"]
 mod flag;
@@ -15,7 +15,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
 
-/// An eventfd and the poll that sleeps on it.
+/// Stands for an eventfd and the `poll` that sleeps on it.
 #[derive(Debug)]
 struct Bell {
     rings: Mutex<u64>,
@@ -27,7 +27,7 @@ impl Bell {
         Bell { rings: Mutex::new(0), rung: Condvar::new() }
     }
 
-    /// Sleeps until the bell was rung. loom reports a deadlock if nobody ever rings.
+    /// Sleeps until the bell was rung. If no thread ever rings, loom reports a deadlock.
     fn poll(&self) {
         let mut rings = self.rings.lock().unwrap();
         while *rings == 0 {
@@ -47,8 +47,8 @@ impl Doorbell for Bell {
     }
 }
 
-/// One rank's segment, with one word of payload that is no atomic: loom reports who reads it
-/// without having seen the post.
+/// One rank's segment. Its payload is one word that is not atomic: loom reports a thread that reads
+/// the word without having seen the post.
 struct Rank {
     flags: Flags,
     bell: Bell,
@@ -60,8 +60,7 @@ impl Rank {
         Arc::new(Rank { flags: Flags::new(), bell: Bell::new(), payload: UnsafeCell::new(0) })
     }
 
-    /// Writes `value` as payload, as announcement and as its description, and posts for the
-    /// `count`th time.
+    /// Writes `value` to payload, announcement and description, and makes the `count`th post.
     fn say(&self, value: u64, count: u64, peers: &[&Rank]) {
         self.payload.with_mut(|payload| unsafe { *payload = value });
         let parity = count as usize % 2;
@@ -73,7 +72,7 @@ impl Rank {
         self.flags.post_and_wake(parity, count, peers);
     }
 
-    /// What `peer` said, once it has posted `count` times.
+    /// The value of `peer`'s `count`th post, if it has made that post.
     fn heard(&self, peer: &Rank, count: u64) -> Option<u64> {
         let parity = count as usize % 2;
         (peer.flags.posted(parity) >= count).then(|| {
@@ -134,8 +133,8 @@ fn two_ranks_sleep_and_wake_each_other_in_turn() {
 
 #[test]
 fn a_sleeper_hears_both_of_two_posters() {
-    // Three threads have too many interleavings to try them all: those with up to three
-    // preemptions, in seconds instead of minutes.
+    // All interleavings of three threads would take minutes. Those with up to three preemptions
+    // take seconds.
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(3);
     model.check(|| {
@@ -152,7 +151,7 @@ fn a_sleeper_hears_both_of_two_posters() {
     });
 }
 
-/// A guard inside another one must not take the outer one's rings away.
+/// A guard inside another must not drain rings that the outer one still needs.
 #[test]
 fn a_nested_guard_loses_no_ring() {
     loom::model(|| {

@@ -1,4 +1,4 @@
-//! Widening and narrowing, against the formats' definitions.
+//! Copies, widening and narrowing, compared with the definitions of the formats.
 
 use drumline_kernels::{
     Bool, Element, F8E4M3, F8E5M2, ReduceOp, Source, Target, bf16, copy, copy_past_cache, f16,
@@ -8,7 +8,7 @@ use drumline_kernels::{
 use crate::format::{BF16, E4M3, E5M2, F16, Format, two_to};
 use crate::reference::{Reference, places};
 
-/// In a test under Miri, one value out of many.
+/// Under Miri, tests take every `STRIDE`th value.
 const STRIDE: usize = if cfg!(miri) { 4999 } else { 1 };
 
 fn widen_all<T: Element<Accumulator = f32>>(values: &[T]) -> Vec<f32> {
@@ -23,7 +23,7 @@ fn narrow_all<T: Element<Accumulator = f32>>(values: &[f32]) -> Vec<T> {
     narrowed
 }
 
-/// All codes of `format`, widened and narrowed again, alone and in company.
+/// Widens all codes of `format` and narrows them again, alone and in blocks.
 fn check_codes<T: Element<Accumulator = f32>>(
     format: &Format,
     value: fn(u16) -> T,
@@ -44,24 +44,24 @@ fn check_codes<T: Element<Accumulator = f32>>(
             assert_eq!(wide.to_bits(), exact.to_bits(), "{code:#x} widened");
             assert_eq!(bits(back), code, "{code:#x} narrowed again");
         }
-        // One element takes the way of those that do not fill a block.
+        // A single element fills no block, so the kernel treats it differently.
         let alone = widen_all(&values[code as usize / STRIDE..][..1])[0];
         assert!(alone.to_bits() == wide.to_bits() || (alone.is_nan() && wide.is_nan()));
     }
 }
 
-/// Everything that a rounding can do: each number of `format`, each middle between two, and
-/// their neighbours among the `f32`; the borders of the range; numbers from everywhere.
+/// Rounds each number of `format`, each middle between two, and their neighbours among the `f32`; the
+/// limits of the range; and numbers spread over the range.
 fn check_rounding<T: Element<Accumulator = f32>>(format: &Format, bits: fn(&T) -> u16) {
     let mut values = vec![f32::MAX, f32::MIN_POSITIVE, f32::from_bits(1), f32::INFINITY];
     for code in (0..format.end).step_by(STRIDE) {
         let low = format.decode(code);
         let high = match format.decode(code + 1) {
-            // Where the next number would be if the exponent went on.
+            // The next number, if the format had one more exponent.
             high if !high.is_finite() => low + (low - format.decode(code - 1)),
             high => high,
         };
-        // A subnormal bf16 is an f32 with few bits: all sums here are exact in f64.
+        // Exact in `f64`, since `low` and `high` are neighbours with few bits each.
         let middle = ((f64::from(low) + f64::from(high)) / 2.0) as f32;
         for x in [low, middle] {
             values.extend([x, x.next_up(), x.next_down().max(0.0)]);
@@ -120,7 +120,7 @@ fn f8_is_rounded_to_nearest_even() {
     check_rounding::<F8E5M2>(&E5M2, |x| x.to_bits().into());
 }
 
-/// As PyTorch 2.15 converts them, on a CPU.
+/// The expected codes are those of PyTorch 2.15 on a CPU.
 #[test]
 fn f8_overflows_as_in_torch() {
     let large = [448.0, 463.9, 464.0, 464.01, 480.0, 1e9, f32::INFINITY, -500.0, f32::NAN];
@@ -131,7 +131,7 @@ fn f8_overflows_as_in_torch() {
     assert_eq!(large.map(|x| F8E5M2::from_f32(x).to_bits()), codes);
 }
 
-/// All 2^32 of them.
+/// Checks all 2^32 numbers.
 #[test]
 #[ignore = "takes minutes"]
 fn every_f32_is_rounded_to_f8() {
@@ -149,11 +149,11 @@ fn every_f32_is_rounded_to_f8() {
 }
 
 #[test]
-fn the_borders_are_where_they_are_known_to_be() {
-    // Half a unit above the largest number is the first that becomes infinity.
+fn the_reference_rounds_correctly_at_the_limits() {
+    // Infinity begins half a unit above the largest number.
     assert_eq!(F16.encode(65519.996), 0x7bff);
     assert_eq!(F16.encode(65520.0), 0x7c00);
-    // Half of the smallest subnormal number is a tie with zero, which is even.
+    // Half of the smallest subnormal number is a tie with zero, whose code is even.
     assert_eq!(F16.encode(two_to(-25) as f32), 0);
     assert_eq!(F16.encode((two_to(-25) as f32).next_up()), 1);
     assert_eq!(BF16.encode(f32::MAX), 0x7f80);
@@ -172,7 +172,7 @@ fn wide_types_are_copied_as_they_are() {
     assert_eq!(bits(&values), bits(&back));
 }
 
-/// Whatever a peer sends in the place of a `bool`.
+/// A peer may send any byte as a `bool`.
 #[test]
 fn every_byte_is_a_truth_value() {
     let bytes: Vec<u8> = (0..=u8::MAX).collect();
@@ -185,7 +185,7 @@ fn every_byte_is_a_truth_value() {
     assert!(bytes[0] == 0 && bytes[1..].iter().all(|byte| *byte == 1));
 }
 
-/// In every length and place, against the product of the definitions.
+/// For every length and place, compared with the product by definition.
 #[test]
 fn elements_are_scaled_by_a_factor() {
     fn check<T: Reference>() {
@@ -206,9 +206,9 @@ fn elements_are_scaled_by_a_factor() {
     by_type!(T => check::<T>());
 }
 
-/// Of lengths around the lines that are taken over together, at every place in a line.
+/// For lengths around the number of lines that are taken over together, at several places in a line.
 #[test]
-fn what_is_fetched_is_copied_and_stays_as_it_was() {
+fn fetching_copies_and_leaves_the_source_unchanged() {
     fn check<T: Copy + PartialEq + std::fmt::Debug + bytemuck::Pod>(value: fn(usize) -> T) {
         let step = if cfg!(miri) { 97 } else { 1 };
         for len in (0..2_100).step_by(step) {
@@ -226,9 +226,9 @@ fn what_is_fetched_is_copied_and_stays_as_it_was() {
     check(|i| i as u64 * 0x1_0001);
 }
 
-/// Of all lengths and at all places in a line, and not an element more.
+/// For all lengths and all places in a line. No element beyond the destination may change.
 #[test]
-fn what_is_copied_past_the_cache_is_copied() {
+fn a_copy_past_the_cache_is_whole_and_not_an_element_more() {
     fn check<T: Copy + PartialEq + std::fmt::Debug + bytemuck::Pod>(value: fn(usize) -> T) {
         let step = if cfg!(miri) { 97 } else { 1 };
         let src: Vec<T> = (0..600).map(value).collect();
@@ -249,7 +249,7 @@ fn what_is_copied_past_the_cache_is_copied() {
     check(|i| [i as u8, 1, 2]);
 }
 
-/// What is short, what is long and what lies between them is copied in different ways.
+/// Short, medium and long copies use different code.
 #[test]
 fn a_copy_of_any_length_and_place_is_whole_and_not_an_element_more() {
     fn check<T: Copy + PartialEq + std::fmt::Debug + bytemuck::Pod>(value: fn(usize) -> T) {

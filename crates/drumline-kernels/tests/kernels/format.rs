@@ -1,4 +1,4 @@
-//! Narrow floating-point formats, by their definition.
+//! Narrow floating-point formats by definition.
 
 use std::cmp::Ordering;
 
@@ -7,12 +7,12 @@ pub(crate) struct Format {
     pub(crate) bits: u32,
     pub(crate) fraction_bits: u32,
     pub(crate) bias: i32,
-    /// The code that comes after those of the finite numbers, which are in order. It counts as the
-    /// number that would follow the largest finite one.
+    /// The code after the largest finite number. For rounding it stands for the number that would
+    /// come next.
     pub(crate) end: u16,
-    /// What that code stands for.
+    /// The value of that code.
     pub(crate) end_value: f32,
-    /// What becomes of a number that is nearest to it, or larger.
+    /// The code of a number that is nearest to `end`, or larger.
     pub(crate) overflow: u16,
 }
 
@@ -45,7 +45,7 @@ pub(crate) const E5M2: Format = Format {
 };
 
 impl Format {
-    /// The code of the sign.
+    /// The sign bit.
     pub(crate) fn sign(&self) -> u16 {
         1 << (self.bits - 1)
     }
@@ -61,7 +61,7 @@ impl Format {
         if code & self.sign() != 0 { -value } else { value }
     }
 
-    /// The value of the code of a number that is not negative.
+    /// The value of the code of a finite number that is not negative.
     fn finite(&self, magnitude: u16) -> f64 {
         let exponent = i32::from(magnitude >> self.fraction_bits);
         let fraction = f64::from(magnitude & ((1 << self.fraction_bits) - 1));
@@ -70,14 +70,15 @@ impl Format {
         (hidden + fraction) * unit
     }
 
-    /// The code nearest to `x`; of two equally near ones, the even one. All steps are exact.
+    /// The code whose value is nearest to `x`; of two equally near ones, the even one. Every step is
+    /// exact.
     pub(crate) fn encode(&self, x: f32) -> u16 {
         if x.is_nan() {
             return self.sign() - 1;
         }
         let sign = if x.is_sign_negative() { self.sign() } else { 0 };
         let x = f64::from(x.abs());
-        // The last code that is not above x.
+        // Finds the last code that is not above `x`.
         let (mut below, mut above) = (0, self.end);
         if x >= self.finite(above) {
             return sign | self.overflow;
@@ -96,7 +97,7 @@ impl Format {
     }
 }
 
-/// The power, exactly; `powi` promises no precision.
+/// A power of two, exactly. `powi` promises no precision.
 pub(crate) fn two_to(exponent: i32) -> f64 {
     f64::from_bits(((1023 + exponent) as u64) << 52)
 }

@@ -1,5 +1,5 @@
-//! Every length from nothing to 4,096 elements, and every place that operands can have in a line of
-//! the cache: loops work on blocks, and what is left over at either end is where they go wrong.
+//! Every length from 0 to 4,096 elements, and every place of operands in a cache line. Kernels work on
+//! blocks, and errors are likeliest at the elements that fill no block.
 
 use drumline_kernels::{Element, ReduceOp, Source, Target, reduce_tree};
 
@@ -8,9 +8,9 @@ use crate::reference::{Reference, canonical, operators, random};
 const LONGEST: usize = if cfg!(miri) { 70 } else { 4_096 };
 const LINE_BYTES: usize = 64;
 
-/// Elements that can be had at any place in a line.
+/// Copies of some elements, one at each place in a cache line.
 struct Placed<T> {
-    /// For each place, the elements there and a line on both sides.
+    /// For each place, the elements, and at least one more line on either side.
     buffers: Vec<Vec<T>>,
 }
 
@@ -26,7 +26,7 @@ impl<T: Element> Placed<T> {
         Placed { buffers: (0..places).map(buffer).collect() }
     }
 
-    /// Where the elements begin: so far into a line, and behind a whole one.
+    /// Where the elements begin: `place` elements into a line, after at least one whole line.
     fn start(buffer: &[T], place: usize) -> usize {
         let places = LINE_BYTES / size_of::<T>();
         let addressed = buffer.as_ptr().addr() / size_of::<T>() % places;
@@ -40,7 +40,7 @@ impl<T: Element> Placed<T> {
     }
 }
 
-/// What so many ranks bring, and what the definition makes of it.
+/// The inputs of some ranks, and their result by definition.
 struct Inputs<T> {
     placed: Vec<Placed<T>>,
     expected: Vec<T>,
@@ -104,7 +104,7 @@ fn check<T: Reference>() {
         for len in 0..=LONGEST {
             inputs[len % 3].check(op, len, |operand| len / 3 + 5 * operand, &mut into);
         }
-        // Two inputs and the result, each in every place. In blocks, and some are left.
+        // Two inputs and the result, each at every place, in blocks and single elements.
         for place in 0..places * places {
             let (one, other) = (place / places, place % places);
             let len = (40 + place).min(LONGEST) % 200;

@@ -1,6 +1,6 @@
-//! The kernels, against definitions that are written without a thought of speed.
+//! Compares the kernels with definitions that are simple and slow.
 
-/// Does the same for every element type, under a name: `by_type!(T => check::<T>())`.
+/// Evaluates an expression for every element type: `by_type!(T => check::<T>())`.
 macro_rules! by_type {
     ($name:ident => $body:expr) => {
         by_type!(
@@ -10,7 +10,7 @@ macro_rules! by_type {
         )
     };
     ($name:ident => $body:expr; $($type:ty),*) => {{
-        #[allow(unused_imports, reason = "some callers have them")]
+        #[allow(unused_imports, reason = "some callers import them")]
         use drumline_kernels::{Bool, Complex, F8E4M3, F8E5M2, bf16, f16};
         $({ type $name = $type; $body; })*
     }};

@@ -1,4 +1,4 @@
-//! Every element type, operator and arrangement of operands, against the definitions.
+//! Every element type, operator and arrangement of operands, compared with the definitions.
 
 use drumline_kernels::{
     Bool, DType, F8E4M3, F8E5M2, ReduceOp, Source, Target, combine, f16, reduce_tree,
@@ -8,16 +8,16 @@ use proptest::prelude::*;
 
 use crate::reference::{Reference, canonical, operators, places, random, tree};
 
-/// What a case looks like, whatever the type.
+/// A case, for any element type.
 #[derive(Clone, Debug)]
 struct Case {
     ranks: usize,
     len: usize,
     /// Elements of each buffer that lie before the operand.
     skip: usize,
-    /// Which inputs are outputs too, one bit each.
+    /// Which inputs are destinations too, one bit each.
     in_place: u64,
-    /// Outputs that are no inputs.
+    /// Destinations that are no inputs.
     extra: usize,
     finish: bool,
     wild: bool,
@@ -104,7 +104,7 @@ proptest! {
                 combine(op, (&mut dst[..]).into(), (&[b; 17][..]).into(), finish);
                 let expected = T::reduce(op, &[a, b], finish);
                 prop_assert!(dst.iter().all(|x| x.same(expected)), "{op} {a:?} {b:?} {dst:?}");
-                // The other way round, and onto itself.
+                // With the operands exchanged, and with both the same.
                 let mut dst = [b];
                 combine(op, (&mut dst[..]).into(), (&[a][..]).into(), finish);
                 prop_assert!(dst[0].same(expected));
@@ -140,7 +140,7 @@ proptest! {
         by_type!(T => check::<T>(bits, turn)?);
     }
 
-    /// Every partial sum waits for the last input: as deep as a program can be.
+    /// The deepest program: every partial sum waits for the last input.
     #[test]
     fn programs_may_be_deeper_than_the_stack(
         values in prop::collection::vec(-1e9_f32..1e9, 1..40), len in 1_usize..40,
@@ -159,7 +159,7 @@ proptest! {
 
 #[test]
 fn a_sum_of_narrow_floats_is_rounded_once() {
-    // Each of the small ones would be lost if it were rounded on its own.
+    // Rounding after each step would lose every one of the small numbers.
     let inputs = [[f16::from_f32(2048.0)], [f16::ONE], [f16::ONE], [f16::ONE]];
     let mut sum = [f16::ZERO];
     let srcs = inputs.each_ref().map(|x| Source::from(&x[..]));
@@ -180,7 +180,7 @@ fn a_sum_of_narrow_floats_is_rounded_once() {
     reduce_tree(ReduceOp::Sum, &[(&mut sum[..]).into()], &srcs, &[0, 1, 0, 2, 1], None);
     assert_eq!(sum[0].to_f32(), 36.0);
 
-    // 16 largest numbers are too many for the type, their average is not.
+    // The sum of 16 largest numbers is too large for the type, their average is not.
     let inputs = [[F8E5M2::MAX]; 16];
     let mut sum = [F8E5M2::ZERO];
     let srcs = inputs.each_ref().map(|x| Source::from(&x[..]));
@@ -190,7 +190,7 @@ fn a_sum_of_narrow_floats_is_rounded_once() {
     assert_eq!(sum[0], F8E5M2::INFINITY);
 }
 
-/// All combinations, spelled out.
+/// All combinations of types and operators.
 #[test]
 fn operators_fit_types_as_the_table_says() {
     for (dtype, op) in DType::ALL.into_iter().flat_map(|it| ReduceOp::ALL.map(|op| (it, op))) {
@@ -202,12 +202,16 @@ fn operators_fit_types_as_the_table_says() {
             _ => !float && !complex,
         };
         assert_eq!(op.supports(dtype), supported, "{op} of {dtype}");
-        // Rounding is what makes an order matter.
+        // The order matters only if results are rounded.
         let rounds = (float || complex) && ["sum", "avg", "product"].contains(&op.name());
         assert_eq!(op.order_free(dtype), !rounds, "{op} of {dtype}");
     }
     let sum = |values: &[f32]| tree(values, &|a, b| a + b);
-    assert_ne!(sum(&[1e9, 1.0, -1e9]), sum(&[1e9, -1e9, 1.0]), "the flag would be needless");
+    assert_ne!(
+        sum(&[1e9, 1.0, -1e9]),
+        sum(&[1e9, -1e9, 1.0]),
+        "any order would give the same bits"
+    );
 }
 
 #[test]
@@ -234,7 +238,7 @@ fn integers_wrap_and_averages_round_towards_zero() {
     assert_eq!(byte, [0], "more ranks than the type can count");
 }
 
-/// In every length and place, for functions that show the order of their arguments.
+/// For every length and place, with functions whose results depend on the order of their arguments.
 #[test]
 fn functions_are_applied_in_the_order_of_the_tree() {
     fn check<T: Reference>(function: impl Fn(T, T) -> T) {
@@ -249,7 +253,7 @@ fn functions_are_applied_in_the_order_of_the_tree() {
                 .map(|buffer| Target::from(&mut buffer[skip..skip + len]))
                 .collect();
             let srcs: Vec<_> = all.iter().map(|target| target.as_source()).collect();
-            // Into the first and the last of the inputs.
+            // The destinations are the first and the last input.
             let dsts = [all[0], all[ranks - 1]];
             reduce_tree_with(&function, &dsts, &srcs, &canonical(ranks));
             for i in 0..skip + len + 1 {
@@ -264,7 +268,7 @@ fn functions_are_applied_in_the_order_of_the_tree() {
             }
         }
     }
-    // Neither commutes, and the second is not even associative.
+    // None of these commutes, and most are not associative.
     by_type!(T => check::<T>(|left, _| left));
     check::<u64>(|left, right| left.wrapping_mul(31).wrapping_sub(right));
     check::<F8E5M2>(|left, right| F8E5M2::from_f32(left.to_f32() - right.to_f32()));
@@ -282,7 +286,7 @@ mod misuse {
 
     #[test]
     #[should_panic(expected = "complex64 has no min")]
-    fn an_operator_that_means_nothing() {
+    fn an_operator_that_the_type_does_not_have() {
         let mut dst = [drumline_kernels::Complex::new(1.0_f32, 0.0)];
         let dst = Target::from(&mut dst[..]);
         combine(ReduceOp::Min, dst, dst.as_source(), None);
@@ -309,7 +313,7 @@ mod misuse {
 
     #[test]
     #[should_panic(expected = "the merges must leave one result")]
-    fn a_merge_that_is_missing() {
+    fn too_few_merges() {
         reduce(&[&[1.0; 2], &[1.0; 2]], &[0, 0], None);
     }
 
@@ -327,7 +331,7 @@ mod misuse {
 
     #[test]
     #[should_panic(expected = "a number of ranks is between 1 and 2^32 - 1")]
-    fn an_average_over_nobody() {
+    fn an_average_over_no_rank() {
         reduce(&[&[1.0; 2], &[1.0; 2]], &[0, 1], Some(0));
     }
 }

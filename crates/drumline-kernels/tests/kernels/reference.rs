@@ -1,4 +1,4 @@
-//! What results ought to be, written as the definitions say and as slowly as need be.
+//! The results by definition, computed slowly.
 
 use drumline_kernels::{Bool, Complex, Element, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
 
@@ -6,11 +6,11 @@ use crate::format::{BF16, E4M3, E5M2, F16};
 
 /// An element type with its operators as defined.
 pub(crate) trait Reference: Element {
-    /// A value made of random bits: any at all if `wild`, else one with which sums stay finite
-    /// and depend on their order.
+    /// A value made of random bits. If `wild`, any value of the type; else one whose sums stay finite
+    /// and depend on the order.
     fn random(bits: u64, wild: bool) -> Self;
 
-    /// The result of all ranks whose values are in `column`, over the canonical tree.
+    /// Reduces the values of all ranks over the canonical tree.
     fn reduce(op: ReduceOp, column: &[Self], finish: Option<usize>) -> Self;
 
     /// Whether the bits are equal, or both are NaN.
@@ -49,7 +49,7 @@ macro_rules! integers {
     )*};
 }
 
-/// Each bit by the number of values that have it set.
+/// Computes each bit from the number of values that have it set.
 fn bits<T: Copy>(column: &[T], rule: impl Fn(usize) -> bool) -> u64
 where
     i128: From<T>,
@@ -70,8 +70,8 @@ pub(crate) fn tree<A: Copy>(leaves: &[A], f: &impl Fn(A, A) -> A) -> A {
 }
 
 macro_rules! floats {
-    // The type, its bits, what it is computed in, the place of the exponent and its values in
-    // sums that stay finite, and the functions between the two types.
+    // The type, its bits, its accumulator; the exponent of values that are not wild (its lowest bit,
+    // its least value, how many values); the conversions to and from the accumulator.
     ($($type:ty, $bits:ty, $wide:ty, $exponent:expr, $to_wide:expr, $from_wide:expr);*) => {$(
         impl Reference for $type {
             fn random(bits: u64, wild: bool) -> $type {
@@ -111,7 +111,7 @@ macro_rules! floats {
     )*};
 }
 
-// 12 exponents, from 8 below that of 1 to 3 above it, where there are as many.
+// Exponents from -8 to 3, and from -4 to 2 where the type has fewer.
 floats!(
     F8E4M3, u8, f32, (3, 7 - 4, 7),
     |x| E4M3.decode(F8E4M3::to_bits(x).into()), |x| F8E4M3::from_bits(E4M3.encode(x) as u8);
@@ -159,7 +159,7 @@ macro_rules! complex {
 complex!(f32, f64);
 
 impl Reference for Bool {
-    /// Any byte, if `wild`: as it could come from a peer.
+    /// If `wild`, any byte that a peer may send.
     fn random(bits: u64, wild: bool) -> Bool {
         let byte = (bits >> 32) as u8 & bits as u8 & if wild { 0xff } else { 1 };
         bytemuck::cast(byte)
@@ -175,14 +175,14 @@ impl Reference for Bool {
         })
     }
 
-    /// Byte by byte: results are 0 or 1, inputs stay as they are.
+    /// Compares bytes: results are 0 or 1, and inputs must not change.
     fn same(self, other: Bool) -> bool {
         bytemuck::cast::<Bool, u8>(self) == bytemuck::cast::<Bool, u8>(other)
     }
 }
 
-/// Every length up to several blocks, at places that are aligned and at others: `(len, skip)`.
-/// Under Miri some of them.
+/// Every length up to several blocks, at aligned and other places: `(len, skip)`. Some of them under
+/// Miri.
 pub(crate) fn places() -> impl Iterator<Item = (usize, usize)> {
     let step = if cfg!(miri) { 21 } else { 1 };
     (0..=64).step_by(step).flat_map(|len| [(len, 0), (len, 1), (len, 3)])
@@ -204,7 +204,7 @@ pub(crate) fn random(mut x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// The operators that a type has.
+/// The operators that a type supports.
 pub(crate) fn operators<T: Element>() -> impl Iterator<Item = ReduceOp> {
     ReduceOp::ALL.into_iter().filter(|op| op.supports(T::DTYPE))
 }

@@ -1,6 +1,4 @@
-//! Registered buffers, and what a second mapping of the same memory does to them.
-
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+//! Registered buffers, and peers that read and write them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -9,15 +7,9 @@ use drumline_kernels::copy;
 use drumline_shm::{Arena, Error, PeerSegment, Registered, Segment, SegmentSize, Waker};
 use proptest::prelude::*;
 
-const PAGE: usize = 64 << 10; // at least one page anywhere
+use crate::{PAGE, pair};
 
-fn pair(arena_bytes: usize) -> (Segment, PeerSegment) {
-    let own = Segment::create(SegmentSize { slot_bytes: 100, arena_bytes }).unwrap();
-    let peer = PeerSegment::map(own.handles().unwrap()).unwrap();
-    (own, peer)
-}
-
-/// What a peer sees of a buffer.
+/// The elements of a buffer, as a peer sees them.
 fn read(peer: &PeerSegment, offset: usize, len: usize) -> Vec<i64> {
     let mut values = vec![0; len];
     copy(values[..].as_mut().into(), peer.arena(offset, len).unwrap().as_source());
@@ -32,7 +24,7 @@ fn offset(buffer: &Registered<i64>) -> usize {
     buffer.arena().offset_of(buffer).unwrap()
 }
 
-/// Bytes of memory that a segment really takes.
+/// Bytes of memory that the kernel has allocated to a segment.
 fn memory_taken(segment: &Segment) -> u64 {
     rustix::fs::fstat(segment.handles().unwrap().memory).unwrap().st_blocks as u64 * 512
 }
@@ -50,7 +42,7 @@ fn an_arena_takes_memory_only_while_buffers_live() {
     assert_eq!(read(&peer, first + 8, 2), [7, 7]);
     drop(buffer);
     assert_eq!(memory_taken(&own), without);
-    write(&peer, first, &[8; 5]); // a peer that is not told
+    write(&peer, first, &[8; 5]); // the peer does not know that the buffer is gone
     let again = own.arena().allocate::<i64>(1 << 20).unwrap();
     assert_eq!(offset(&again), first);
     assert!(again.iter().all(|value| *value == 0), "the buffer is not zeroed");
@@ -113,7 +105,7 @@ fn a_buffer_is_cut_and_joined_without_a_copy() {
     last.fill(-1);
     assert_eq!(read(&peer, start + PAGE - 8, 2), [PER_PAGE as i64 - 1, -1]);
 
-    // Not neighbours; then in order.
+    // First with a gap between the two, then in order.
     let end = first.append(end).unwrap_err();
     first.append(last).unwrap();
     first.append(end).unwrap();
@@ -121,7 +113,7 @@ fn a_buffer_is_cut_and_joined_without_a_copy() {
     let other = own.arena().allocate::<i64>(PER_PAGE).unwrap();
     assert!(first.append(other).is_err(), "the last page is not full");
 
-    // Parts go back to the arena one by one, each once.
+    // Each part frees its own pages.
     let rest = first.split_off(PER_PAGE).unwrap();
     drop(first);
     let again = own.arena().allocate::<i64>(PER_PAGE).unwrap();
@@ -171,12 +163,13 @@ fn a_forked_process_neither_frees_nor_allocates() {
     let (own, _peer) = pair(2 * PAGE);
     let mut buffer = own.arena().allocate::<i64>(1000).unwrap();
     buffer.fill(5);
-    // SAFETY: the child drops a buffer and ends; it takes no lock that another thread may hold.
+    // SAFETY: the child drops a buffer, tries to allocate another and ends. It allocates no heap
+    // memory and takes no lock that another thread may hold.
     let child = unsafe { libc::fork() };
     if child == 0 {
         drop(buffer);
         let refused = matches!(own.arena().allocate::<i64>(1), Err(Error::Forked { .. }));
-        // SAFETY: ends the child at once, without running anything of the parent's.
+        // SAFETY: `_exit` ends the child at once and runs none of the parent's exit handlers.
         unsafe { libc::_exit(if refused { 0 } else { 1 }) };
     }
     let pid = rustix::process::Pid::from_raw(child).expect("fork");
@@ -195,7 +188,7 @@ fn late_writes_do_not_reach_a_detached_buffer() {
     buffer.copy_from_slice(&values);
     let start = offset(&buffer);
 
-    // The middle, from within one page to within another.
+    // The detached range begins inside one page and ends inside another.
     let middle = PAGE / 8 + 100..3 * PAGE / 8 + 7;
     own.arena().detach(&buffer[middle.clone()]).unwrap();
     assert_eq!(*buffer, values, "detaching changed values");
@@ -209,21 +202,22 @@ fn late_writes_do_not_reach_a_detached_buffer() {
         assert_eq!(*value, expected, "element {at}; private are {pages:?}");
     }
 
-    // What was detached can still be written, and is not offered to peers.
+    // The owner can still write to detached pages, and they have no offset for peers.
     buffer[middle.start] = 1;
     assert_eq!(buffer[middle.start], 1);
     assert_eq!(own.arena().offset_of(&buffer), None);
     assert_eq!(own.arena().offset_of(&buffer[pages.end - 1..]), None);
     assert!(own.arena().offset_of(&buffer[..pages.start]).is_some());
 
-    // Again, with more: the private values stay, the shared ones are those of now.
+    // Detaches the whole buffer. Private pages keep their values; shared ones keep those of now.
     let now = buffer.to_vec();
     own.arena().detach(&buffer).unwrap();
     write(&peer, start, &vec![3; buffer.len()]);
     assert_eq!(*buffer, now);
 
-    // Its pages never come back: late writes would reach the next owner. And they keep what is
-    // on them: the operation may yet succeed on a peer that is about to read.
+    // The pages are never allocated again, because late writes would reach their next owner. The
+    // shared memory keeps its values, because the call may yet succeed on a peer that is about to
+    // read them.
     drop(buffer);
     let left = peer.arena::<i64>(start, 5 * PAGE / 8).unwrap();
     let mut seen = vec![0; left.len()];
@@ -239,9 +233,9 @@ fn late_writes_do_not_reach_a_detached_buffer() {
     assert!(matches!(own.arena().detach(&[1_i64]), Err(Error::NotRegistered)));
 }
 
-/// Another thread works on the rest of the first and the last page meanwhile.
+/// Meanwhile another thread writes to the rest of the first and of the last page.
 #[test]
-fn detaching_loses_no_write_of_a_neighbour() {
+fn detaching_loses_no_write_of_another_thread() {
     let (own, peer) = pair(68 << 20);
     for _ in 0..200 {
         let mut buffer = own.arena().allocate::<i64>(3 * rustix::param::page_size() / 8).unwrap();
@@ -280,10 +274,13 @@ fn detaching_loses_no_write_of_a_neighbour() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..Default::default() })]
 
-    /// Every buffer keeps what was written to it, and a peer sees it at the offset that was told.
+    /// Every buffer keeps its values, and a peer sees them at the buffer's offset.
     #[test]
     fn buffers_never_overlap(
-        script in prop::collection::vec((any::<bool>(), 1..40_000_usize, any::<prop::sample::Index>()), 1..60),
+        script in prop::collection::vec(
+            (any::<bool>(), 1..40_000_usize, any::<prop::sample::Index>()),
+            1..60,
+        ),
     ) {
         let (own, peer) = pair(1 << 20);
         let mut live: Vec<(i64, Registered<i64>)> = Vec::new();
@@ -298,7 +295,8 @@ proptest! {
             }
             for (number, buffer) in &live {
                 prop_assert!(buffer.iter().all(|value| value == number));
-                prop_assert!(read(&peer, offset(buffer), buffer.len()).iter().all(|value| value == number));
+                let seen = read(&peer, offset(buffer), buffer.len());
+                prop_assert!(seen.iter().all(|value| value == number));
             }
         }
         drop(live);

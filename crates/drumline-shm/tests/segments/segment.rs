@@ -1,24 +1,14 @@
-//! Segments, with two mappings of one memory in one process.
-
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+//! Slots, lines and doorbells, and the checks of what a peer hands over.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::thread;
 
 use drumline_kernels::copy;
-use drumline_shm::{
-    Announcement, Error, Handles, Parity, PeerSegment, Segment, SegmentSize, Waker,
-};
+use drumline_shm::{Announcement, Error, Handles, Parity, PeerSegment, Waker};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags};
 
-const PAGE: usize = 64 << 10; // at least one page anywhere
-
-fn pair(arena_bytes: usize) -> (Segment, PeerSegment) {
-    let own = Segment::create(SegmentSize { slot_bytes: 100, arena_bytes }).unwrap();
-    let peer = PeerSegment::map(own.handles().unwrap()).unwrap();
-    (own, peer)
-}
+use crate::{LONG, PAGE, pair};
 
 fn announcement(byte: u8) -> Announcement {
     Announcement { digest: u64::from(byte) << 32, place: u64::MAX - u64::from(byte) }
@@ -88,10 +78,10 @@ fn a_doorbell_rings_for_sleepers_only() {
     let bell = other.handles().unwrap().doorbell;
 
     own.post_and_wake(Parity::Even, [&seen]);
-    assert!(!rung(&bell), "nobody slept");
+    assert!(!rung(&bell), "no rank slept");
     let outer = other.prepare_sleep();
     own.post(Parity::Even);
-    assert!(!rung(&outer), "post alone wakes nobody");
+    assert!(!rung(&outer), "`post` must not ring");
     own.post_and_wake(Parity::Even, [&seen, &seen]);
     assert!(rung(&outer));
     drop(other.prepare_sleep());
@@ -104,8 +94,7 @@ fn a_doorbell_rings_for_sleepers_only() {
     let waker: Waker = other.waker();
     let asleep = other.prepare_sleep();
     thread::spawn(move || waker.wake());
-    let long = Timespec { tv_sec: 60, tv_nsec: 0 };
-    assert_eq!(poll(&mut [PollFd::new(&asleep, PollFlags::IN)], Some(&long)).unwrap(), 1);
+    assert_eq!(poll(&mut [PollFd::new(&asleep, PollFlags::IN)], Some(&LONG)).unwrap(), 1);
 }
 
 #[test]
@@ -142,17 +131,17 @@ fn only_whole_segments_are_mapped() {
         (memory(&header, whole, SealFlags::SHRINK | SealFlags::GROW), "not sealed"),
         (memory(&header, 0, all_seals), "only 0 bytes"),
         (memory(&header, 63, all_seals), "only 63 bytes"),
-        (memory(&header, whole / 2, all_seals), "in truth"),
-        (memory(&header, whole + 1, all_seals), "in truth"),
+        (memory(&header, whole / 2, all_seals), "but its file has"),
+        (memory(&header, whole + 1, all_seals), "but its file has"),
         (memory(&garbage, whole, all_seals), "does not begin"),
         (memory(&[], whole, all_seals), "does not begin"),
         (altered(0, 1), "does not begin"),
         (altered(8, 1), "version 3"),
         (altered(12, 1), "version"),
-        (altered(19, 1), "in truth"),   // slots of another size
-        (altered(16, 1), "no segment"), // not in pages
+        (altered(19, 1), "but its file has"), // slots of another size
+        (altered(16, 1), "no segment"),       // not in pages
         (altered(23, 0xff), "no segment"),
-        (altered(26, 1), "in truth"), // an arena of another size
+        (altered(26, 1), "but its file has"), // an arena of another size
         (altered(31, 0x80), "no segment"),
     ] {
         let refused = map(bad).unwrap_err();

@@ -1,6 +1,4 @@
-//! What comes over a socket instead of a segment: other messages, other users, nothing.
-
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+//! Sockets that deliver no segment: other messages, other users, nothing.
 
 use std::io::{Read, Write};
 use std::os::fd::{AsFd, BorrowedFd};
@@ -10,19 +8,19 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use drumline_shm::{Credentials, Error, Parity, PeerSegment, Segment, SegmentSize, handover};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::pipe::{PipeFlags, pipe_with};
+
+use crate::LONG;
 
 const SIZE: SegmentSize = SegmentSize { slot_bytes: 4096, arena_bytes: 0 };
-/// Only tells a hang.
-const LONG: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 
 fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-/// Sends `message` with so many descriptors of `fd`, as somebody who does not keep to our
-/// protocol would.
+/// Sends `message` with `count` descriptors of `fd`, as a process with another protocol might.
 fn send_raw(stream: &UnixStream, message: &[u8], fd: BorrowedFd<'_>, count: usize) {
     let descriptors = vec![fd; count];
     let mut space = vec![std::mem::MaybeUninit::uninit(); 4096];
@@ -41,17 +39,18 @@ fn other_messages_are_refused_and_their_descriptors_closed() {
         (MESSAGE, 3, "more than two"),
         (MESSAGE, 4, "more than two"),
         (MESSAGE, 100, "more than two"),
-        (b"GET / HTTP/1.1\r\n", 2, "not one that hands over"),
-        (b"D+", 2, "not one that hands over"),
+        (b"GET / HTTP/1.1\r\n", 2, "does not hand over"),
+        (b"D+", 2, "does not hand over"),
     ] {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let (pipe_read, pipe_write) = rustix::pipe::pipe().unwrap();
+        // Not for the processes that other tests start: they would keep the pipe open.
+        let (pipe_read, pipe_write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         send_raw(&theirs, message, pipe_write.as_fd(), count);
         drop(pipe_write);
         let refused = handover::receive(&ours, deadline()).unwrap_err();
         assert!(matches!(refused, Error::Refused { .. }), "{refused}");
         assert!(refused.to_string().contains(why), "{refused}: expected {why:?}");
-        // The end of the pipe shows that no descriptor of its other end is left.
+        // The pipe ends when no descriptor of its other end is left.
         assert_eq!(poll(&mut [PollFd::new(&pipe_read, PollFlags::IN)], Some(&LONG)).unwrap(), 1);
         assert_eq!(rustix::io::read(&pipe_read, &mut [0; 1]).unwrap(), 0, "{why}");
     }
@@ -71,7 +70,9 @@ fn a_handover_in_pieces_takes_nothing_but_itself() {
         theirs.write_all(b"FDS\nnext").unwrap();
         own
     });
-    let peer = PeerSegment::map(handover::receive(&ours, deadline()).unwrap()).unwrap();
+    // A deadline so far away that the kernel must cap the time limit.
+    let never = Instant::now() + Duration::from_secs(1 << 60);
+    let peer = PeerSegment::map(handover::receive(&ours, never).unwrap()).unwrap();
     sender.join().unwrap().post(Parity::Even);
     assert_eq!(peer.posted(Parity::Even), 1);
     let mut rest = Vec::new();
@@ -95,7 +96,7 @@ fn a_silent_or_gone_peer_is_no_hang() {
     let handles = Segment::create(SIZE).unwrap().handles().unwrap();
     assert!(matches!(handover::send(&ours, &handles, deadline()), Err(Error::Closed { .. })));
 
-    // A peer that reads nothing while the socket is full.
+    // The socket is full, and the peer reads nothing.
     let (ours, _theirs) = UnixStream::pair().unwrap();
     ours.set_nonblocking(true).unwrap();
     while (&ours).write(&[0; 4096]).is_ok() {}
@@ -113,11 +114,11 @@ fn a_process_of_another_user_is_refused() {
     let name = format!("drumline-shm-test-{}-user", std::process::id());
     let address = SocketAddr::from_abstract_name(name).unwrap();
     let listener = UnixListener::bind_addr(&address).unwrap();
-    // The user belongs to a thread, as far as the kernel is concerned.
+    // For the kernel, each thread has a user of its own.
     let connected = thread::spawn(move || {
         rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(OTHER)).unwrap();
         let stream = UnixStream::connect_addr(&address).unwrap();
-        // Root, who listens, may have the memory of everybody.
+        // The listener is root, with whom every user shares memory.
         Credentials::of_peer(&stream).unwrap().check().unwrap();
         stream
     })

@@ -1,9 +1,7 @@
-//! Segments between real processes: handed over, slept on, killed.
+//! Segments between two processes, one of which sleeps, writes or is killed.
 //!
-//! The other process is this very program, run again for the test `other_process`, which finds
-//! its part and the address of its parent in the environment.
-
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+//! The other process is this test program, started again for the test `other_process` alone. That
+//! test finds its part and its parent's address in the environment.
 
 use std::env;
 use std::os::linux::net::SocketAddrExt;
@@ -17,17 +15,17 @@ use drumline_shm::{
     Announcement, Credentials, Parity, PeerSegment, PidFd, Segment, SegmentSize, SpinLimit,
     handover, spin, spin_limit,
 };
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::LONG;
 
 const SIZE: SegmentSize = SegmentSize { slot_bytes: 4096, arena_bytes: 1 << 20 };
-/// Only tells a hang.
-const LONG: Timespec = Timespec { tv_sec: 60, tv_nsec: 0 };
 
 fn deadline() -> Instant {
     Instant::now() + Duration::from_secs(60)
 }
 
-/// One end of a pair of processes.
+/// One of two processes.
 struct Rank {
     own: Segment,
     peer: PeerSegment,
@@ -47,7 +45,7 @@ impl Rank {
         self.own.post_and_wake(Parity::of(count), [&self.peer]);
     }
 
-    /// Announces something for the next post.
+    /// Announces a number for the next post.
     fn announce(&self, number: u64) {
         let announcement = Announcement { digest: number, place: !number };
         let mut description = [0; 64];
@@ -55,7 +53,7 @@ impl Rank {
         self.own.announce(Parity::of(self.own.posted() + 1), announcement, &description);
     }
 
-    /// What the peer has announced for its `count`th post, which it has made.
+    /// The number that the peer announced for its `count`th post, which it has made.
     fn announced(&self, count: u64) -> u64 {
         let parity = Parity::of(count);
         let Announcement { digest, place } = self.peer.announcement(parity);
@@ -86,7 +84,7 @@ impl Rank {
     }
 }
 
-/// Starts this program for `part` and waits until it connects.
+/// Starts the other process with `part` and waits until it connects.
 fn start(part: &str) -> (Child, UnixStream) {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -94,7 +92,7 @@ fn start(part: &str) -> (Child, UnixStream) {
     let address = SocketAddr::from_abstract_name(&name).unwrap();
     let listener = UnixListener::bind_addr(&address).unwrap();
     let child = Command::new(env::current_exe().unwrap())
-        .args(["other_process", "--exact", "--ignored", "--nocapture"])
+        .args(["processes::other_process", "--exact", "--ignored", "--nocapture"])
         .envs([("TEST_PART", part), ("TEST_ADDRESS", &name)])
         .stdout(Stdio::null())
         .spawn()
@@ -110,7 +108,7 @@ fn assert_ended_well(mut child: Child) {
 const AWAKE: SpinLimit = SpinLimit { looks: u32::MAX, yields: 0 };
 const AT_ONCE: SpinLimit = SpinLimit { looks: 0, yields: 0 };
 
-/// Whether to sleep at once in a round: the same numbers on every run, others on each side.
+/// Limits of spinning, one for each round. They depend on `seed` alone; some say to sleep at once.
 fn limits(seed: u64, spinning: SpinLimit) -> impl FnMut() -> SpinLimit {
     let mut state = seed;
     move || {
@@ -146,9 +144,9 @@ fn other_process() {
             rank.post();
             let mut wakers = [PollFd::new(&asleep, PollFlags::IN)];
             poll(&mut wakers, Some(&LONG)).unwrap();
-            panic!("nobody should have woken this process");
+            panic!("this process should not wake");
         }
-        // Writes to the parent's buffer all the time, and does not see that it was taken back.
+        // Keeps writing to the parent's buffer, also after the parent has detached it.
         ("scribble", _) => {
             let rank = Rank::meet(stream);
             rank.await_post(1, AT_ONCE);
@@ -171,7 +169,7 @@ fn other_process() {
     }
 }
 
-/// Rounds of ping-pong in which both sides choose at random whether to spin or to sleep.
+/// Plays ping-pong. In each round, both sides choose at random whether to spin or to sleep.
 fn ping_pong(rounds: u64) {
     let (child, stream) = start(&format!("answer {rounds}"));
     let rank = Rank::meet(stream);
@@ -199,7 +197,7 @@ fn no_wake_up_is_lost_between_processes() {
 }
 
 #[test]
-#[ignore = "takes minutes: cargo test -p drumline-shm --test processes a_million -- --ignored"]
+#[ignore = "takes minutes: cargo test -p drumline-shm --test segments a_million -- --ignored"]
 fn a_million_rounds_lose_no_wake_up() {
     ping_pong(1_000_000);
 }
@@ -221,7 +219,7 @@ fn a_killed_sleeper_is_noticed_in_the_same_poll() {
     assert!(process.has_exited().unwrap());
     drop(asleep);
 
-    // The dead sleeper's line still says that it sleeps. Ringing it is harmless.
+    // By its line the dead peer still sleeps. Ringing its doorbell is harmless.
     rank.post();
     child.wait().unwrap();
     assert!(process.has_exited().unwrap(), "also after it was reaped");
