@@ -21,16 +21,18 @@ use std::{
 use patience::{Patience, Told};
 use plans::Plans;
 
-use drumline_schedule::{Algorithm, Schedule, Topology, price::Prices, step::Rank};
+use drumline_schedule::{
+    Algorithm, Chooser, Collective, Schedule, Topology, price::Prices, step::Rank,
+};
 
 use crate::{
     Cause, CollectiveError, Config, Error, Result,
     backend::Reduce,
-    call::{self, Call, OverLinks},
+    call::{self, Call},
     executor::{
         self, Flags, Layout, Machine, Memory, Now, Plan, Pool, Progress, Seats, Shape, Spin, drive,
     },
-    explain::{Explanation, Situation},
+    explain::{self, Explanation},
     host::Host,
     trace::{Category, Open, Recorder, What},
     transport::{Connections, Lack, mesh::Membership},
@@ -70,7 +72,7 @@ pub(crate) trait Job: Send {
 pub(crate) struct Lane {
     member: Membership,
     topology: Topology,
-    over_links: OverLinks,
+    chooser: Chooser,
     config: Config,
     transport: Box<dyn Connections>,
     host: Option<Host>,
@@ -165,7 +167,7 @@ impl Lane {
         Lane {
             member,
             topology,
-            over_links: OverLinks::default(),
+            chooser: Chooser::default(),
             config: config.clone(),
             transport,
             host,
@@ -200,7 +202,7 @@ impl Lane {
 
     /// From now on; on all ranks after the same operation.
     pub(crate) fn set_prices(&mut self, prices: Prices) {
-        self.over_links = OverLinks::by(prices);
+        self.chooser = Chooser::by(prices);
         // They were laid out by the prices before.
         self.plans = Plans::new();
     }
@@ -209,18 +211,11 @@ impl Lane {
     pub(crate) fn explain(&mut self, call: &Call, registered: bool) -> Result<Explanation> {
         let host = self.host.as_ref();
         let registered = registered && host.is_some();
-        let (topology, over_links) = (&self.topology, &mut self.over_links);
-        let long_bytes = host.map(Host::long_bytes);
-        let choice =
-            call::choose(call, topology, over_links, long_bytes, registered, &self.config)?;
-        let situation = Situation {
-            topology,
-            prices: over_links.prices(),
-            shares_memory: host.is_some(),
-            registered,
-            asked_for: self.config.all_reduce.is_some(),
-        };
-        Ok(situation.explain(call, choice.algorithm))
+        let situation = call.situation(&self.topology, host.map(Host::long_bytes), registered);
+        let chosen = call::choose(call, &situation, &mut self.chooser, &self.config)?.algorithm;
+        let named = situation.collective == Collective::AllReduce
+            && self.config.all_reduce.as_deref() == Some(chosen.name);
+        Ok(explain::explain(&situation, self.chooser.prices(), chosen, named))
     }
 
     /// The same, with what it does recorded by `recorder`.
@@ -406,16 +401,14 @@ impl Lane {
 
     /// Works out how calls like this one are carried out.
     fn plan(&mut self, call: &Call, registered: bool) -> Result<Plan> {
-        let (host, topology) = (self.host.as_ref(), &self.topology);
-        let over_links = &mut self.over_links;
-        let long_bytes = host.map(Host::long_bytes);
-        let choice =
-            call::choose(call, topology, over_links, long_bytes, registered, &self.config)?;
+        let host = self.host.as_ref();
+        let situation = call.situation(&self.topology, host.map(Host::long_bytes), registered);
+        let choice = call::choose(call, &situation, &mut self.chooser, &self.config)?;
         let slot_bytes = choice.staged.then(|| host.map_or(0, Host::slot_bytes));
         let slot = slot_bytes.map(|bytes| bytes / choice.element_bytes);
         let schedule = self.schedule(choice.algorithm, call)?;
         let layout = Layout::new(&schedule, call.counts.clone(), slot);
-        let layout = match choice.algorithm.is_pipelined() {
+        let layout = match choice.algorithm.pipelined {
             true => layout.in_windows_of_bytes(self.config.window_bytes, choice.element_bytes),
             false => layout,
         };
