@@ -1,42 +1,39 @@
 //! The symbolic checker: proves an algorithm right for one world size, root and length.
 //!
-//! All ranks run against each other on expressions instead of numbers. Element 7 of rank 2 is
-//! the symbol `r2[7]`, and adding it to what rank 3 has gives the expression `r2[7] + r3[7]`, which
-//! differs from `r3[7] + r2[7]` and from `r2[7] + r3[8]`. So a result is right when it is the
-//! expected expression, for every number that could have been there.
+//! All ranks run against each other on expressions instead of numbers. Element 7 of rank 2 is the symbol
+//! `r2[7]`. Added to the symbol of rank 3 it gives the expression `r2[7] + r3[7]`, which differs from `r3[7]
+//! + r2[7]` and from `r2[7] + r3[8]`. A result that is the expected expression is right for all numbers.
 //!
-//! What [`check`] makes sure of:
+//! [`check`] proves:
 //!
-//! - **Result.** A sum is the canonical [`tree`](crate::tree) over all ranks (of a scan, over those
-//!   up to the own), finished once at its root; a broadcast is the root's data; block `i` of an
-//!   all-gather is what rank `i` gave; data that gets no result stays as it was; no rank leaves a
-//!   barrier that another has not entered.
-//! - **Messages.** Each send meets a receive of the same length in the same operation.
-//! - **No deadlock**, on transports where a message leaves its source only when the receiver
-//!   takes it. The error lists who waits for whom.
-//! - **No torn read.** A source is left alone from its `Send` to a `Flush` that covers it.
-//! - **No race.** Two accesses to an element of shared memory, one of them a write, are ordered by
-//!   steps, messages, posts and waits, or the rule of entry (see [`step`](crate::step)). The user
-//!   counts: it writes registered data before each operation and reads it after. Every rank keeps a
-//!   vector clock for this, so a race is found whether or not it changes the result.
-//! - **No stale memory.** The operation runs three times back to back on fresh symbols. Before
-//!   each, the users overwrite their buffers, and scratch holds nothing that may be read. Slots
-//!   are used in turn, and between two ranks of a host exchanged.
-//! - **Cost.** Rounds, messages and elements (sent, combined, shared) equal the algorithm's own
-//!   formula.
-//! - **Leaves and results only** go from rank to rank, where the algorithm says that no partial sum
-//!   does.
-//! - **Form.** What an executor relies on; see [`Rule`].
+//! - **Result.** A sum is the canonical [`tree`](drumline_schedule::tree) over all ranks (in a scan, over the
+//!   ranks up to the own), finished once at its root. A broadcast is the root's data. Block `i` of an
+//!   all-gather is the contribution of rank `i`. Data that gets no result stays as it was. No rank leaves a
+//!   barrier that another rank has not entered.
+//! - **Messages.** Each send meets a receive of the same length in the same call.
+//! - **No deadlock**, on transports where a message leaves its source only when the receiver takes it. The
+//!   error lists which rank waits for which.
+//! - **No torn read.** No step writes a source between its `Send` and a `Flush` that covers it.
+//! - **No race.** Steps, messages, posts and waits, or the rule of entry (see
+//!   [`step`](drumline_schedule::step)) order any two accesses to an element of shared memory if one of them
+//!   writes. That includes the user, who writes registered data before each call and reads it after. Every
+//!   rank keeps a vector clock, so the checker finds a race whether or not it changes the result.
+//! - **No stale memory.** Three calls run back to back on fresh symbols. Before each call the users overwrite
+//!   their buffers, and scratch is unwritten. Ranks use slots in turn; two ranks that are alone on a host
+//!   also exchange them.
+//! - **Cost.** Rounds, messages and elements (sent, combined, shared) equal the algorithm's own formula.
+//! - **No partial sum travels** from rank to rank, where the algorithm says so.
+//! - **Form.** Every step keeps the rules that an executor relies on; see [`Rule`].
 //!
-//! One run suffices, since no step depends on timing: receives name their sender, messages
-//! from one rank arrive in the order in which they were sent, and posts are only counted.
+//! One run suffices, because no step depends on timing: receives name their sender, messages from one rank
+//! arrive in the order in which it sent them, and posts are only counted.
 //!
 //! ```
 //! use drumline_schedule::step::{Loc, Side, Span, Step};
 //! use drumline_inspect::check;
 //! use drumline_schedule::{Algorithm, Collective, Cost, Topology};
 //!
-//! // Swap and add. Correct, until the peer reads what has been added to already.
+//! // Swap and add. The peer may read data that has changed already, so a flush waits for it: a deadlock.
 //! let hasty = Algorithm::new(
 //!     Collective::AllReduce,
 //!     "hasty",

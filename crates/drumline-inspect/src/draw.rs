@@ -1,11 +1,11 @@
 //! Draws an algorithm: a lane for every rank, time downwards, an arrow for every message.
 //!
-//! An arrow stands in the round in which its receiver takes the message: as many rounds down as
-//! there are messages in the longest chain up to then. Flushes are not drawn.
+//! An arrow is in the round in which its receiver takes the message. The number of the round is the number of
+//! messages in the longest chain up to then. Flushes are not drawn.
 //!
-//! Where ranks share memory, posts and waits are diamonds, and a wait begins a round like a
-//! message. A dashed line is an access to the memory of peers: a dot where it reads, an arrowhead
-//! or a ring where it writes.
+//! Where ranks share memory, posts and waits are diamonds, and a wait begins a round like a message. A dashed
+//! line is an access to the memory of neighbours: it has a dot where it reads, and an arrowhead or a ring
+//! where it writes.
 //!
 //! ```
 //! use drumline_inspect::draw;

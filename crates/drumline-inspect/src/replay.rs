@@ -1,7 +1,9 @@
-//! What an operation would take on a cluster: the schedules of all ranks, replayed on its figures.
+//! Predicts the time of a collective on a cluster: replays the schedules of all ranks by the cluster's
+//! prices.
 //!
-//! Nothing is sent here and nothing is added. Every rank walks through its real schedule; steps take
-//! the time that a [`PriceList`] says, and wait for what they share:
+//! A replay sends and adds nothing. Every rank takes the steps of its real schedule. A step takes the time
+//! that a [`PriceList`](drumline_schedule::price::PriceList) says, and waits for the resources that it
+//! shares:
 //!
 //! | step | takes | waits for |
 //! |---|---|---|
@@ -9,18 +11,19 @@
 //! | reduce, copy | `touch_ps` for each place, `combine`, `copy` and `slot_byte_fs` or `shared_slot_byte_fs` for each byte | the memory of the host |
 //! | post | `post_ps` until a neighbour sees it | |
 //!
-//! Whatever a rank does takes a core of its host while it does it, and so does to go on after a wait. A
-//! rank keeps to its core unless another one would be free a millisecond sooner. A core takes `switch_ps` to change from
-//! one rank to another, and goes on with the one that it has if both could. Where an algorithm is
-//! [pipelined](crate::Pipeline), a message counts once for each window of 1 MiB. Each shared thing serves
-//! in the order of asking. A message streams: its receiver begins when it begins to arrive, and is not
-//! done before its last byte is there. The network between the hosts' lines is never the narrowest place.
+//! A rank needs a core of its host for every step, and to continue after a wait. A rank stays on its core
+//! unless another core would be free a millisecond sooner. A core takes `switch_ps` to change from one rank
+//! to another. If both could run, it continues with the rank that it has. In a
+//! [pipelined](drumline_schedule::Pipeline) algorithm a message counts once for each window of 1 MiB. Each
+//! shared resource serves ranks in the order in which they ask. A message streams: its receiver begins when
+//! the first byte arrives, and ends no earlier than the last byte arrives. The network between the hosts'
+//! lines is never the bottleneck.
 //!
-//! Of the buffers that the ranks of a core work on, as much as `cache_bytes` stays in the caches; each byte
-//! beyond is moved from memory or to it, which is what `memory_fs` is more than `cached_fs`.
+//! Up to `cache_bytes` of the buffers that the ranks of a core work on stay in the caches. Each further byte
+//! moves from or to memory, which costs the difference between `memory_fs` and `cached_fs`.
 //!
-//! Events are taken in the order of time, and all times are integers: the same question has the same
-//! answer everywhere.
+//! The replay takes events in the order of time, and all times are integers. So the same question has the
+//! same answer everywhere.
 //!
 //! ```
 //! use drumline_schedule::{Algorithm, Collective, Topology, price::{ElementKind, PriceList}};

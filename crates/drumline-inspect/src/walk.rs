@@ -1,13 +1,12 @@
 //! Runs the schedules of all ranks against each other, without data.
 //!
-//! A receive names its sender and messages between two ranks keep their order, so no step ever
-//! asks which of two things came first; nor does a wait for a number of posts. What such a
-//! network of processes computes, and whether it gets stuck, does not depend on who runs when:
-//! the one interleaving that is walked here stands for all of them, as long as nothing in it is
-//! a race for shared memory.
+//! No step asks which of two events came first: a receive names its sender, messages between two ranks keep
+//! their order, and a wait counts posts. So neither the result nor a deadlock depends on the order in which
+//! ranks run. The one interleaving of this walk stands for all interleavings, unless it has a race for shared
+//! memory.
 //!
-//! Transports differ in when a message has left its source. The walk takes the latest moment
-//! allowed, when the receiver takes it, so a flush waits as long as it ever could.
+//! Transports differ in the moment at which a message has left its source. The walk takes the latest possible
+//! moment, when the receiver takes the message, so a flush waits as long as possible.
 
 use std::cmp::Ordering;
 use std::collections::{HashMap, VecDeque};
@@ -18,27 +17,27 @@ use drumline_schedule::{Schedule, Topology};
 
 use crate::check::{CheckError, Wait};
 
-/// Where a rank stands.
+/// The position of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct At {
     pub(crate) rank: Rank,
-    /// How many operations this rank has finished.
-    pub(crate) operation: usize,
+    /// The number of calls that this rank has finished.
+    pub(crate) call: usize,
     /// Index into the steps of its schedule.
     pub(crate) step: usize,
 }
 
-/// What is done on the way. Every method may end the walk with an error.
+/// Acts on the events of a walk. Every method may end the walk with an error.
 pub(crate) trait Visitor {
-    /// What a message carries.
+    /// The content of a message.
     type Message;
 
-    /// A rank calls the operation.
-    fn enter(&mut self, rank: Rank, operation: usize) -> Result<(), CheckError>;
-    /// A rank is about to take its first step. If the operation posts and is not the first, the
-    /// rank knows that each neighbour has posted in the one before.
-    fn begin(&mut self, rank: Rank, operation: usize) -> Result<(), CheckError>;
-    /// A rank posts a message.
+    /// A rank enters a call.
+    fn enter(&mut self, rank: Rank, call: usize) -> Result<(), CheckError>;
+    /// A rank is about to take its first step. If the call posts and is not the first call, the rank knows
+    /// that each neighbour has posted in the call before.
+    fn begin(&mut self, rank: Rank, call: usize) -> Result<(), CheckError>;
+    /// A rank sends a message.
     fn send(&mut self, at: At, to: Rank, src: Loc) -> Result<Self::Message, CheckError>;
     /// A rank takes a message, and stores it or combines it into `dst`.
     fn receive(
@@ -60,14 +59,14 @@ pub(crate) trait Visitor {
     ) -> Result<(), CheckError>;
     /// A rank copies.
     fn copy(&mut self, at: At, dst: Loc, src: Loc) -> Result<(), CheckError>;
-    /// A rank knows that the first `upto` messages of this operation to `to` have been taken.
+    /// A rank knows that the first `upto` messages of this call to `to` have been taken.
     fn flush(&mut self, at: At, to: Rank, upto: usize) -> Result<(), CheckError>;
     /// A rank posts.
     fn post(&mut self, at: At) -> Result<(), CheckError>;
-    /// A rank knows that `peer` has posted `upto` times in this operation.
+    /// A rank knows that `peer` has posted `upto` times in this call.
     fn wait(&mut self, at: At, peer: Rank, upto: usize) -> Result<(), CheckError>;
-    /// A rank returns from the operation.
-    fn leave(&mut self, rank: Rank, operation: usize) -> Result<(), CheckError>;
+    /// A rank returns from the call.
+    fn leave(&mut self, rank: Rank, call: usize) -> Result<(), CheckError>;
 }
 
 /// How a value is combined into another.
@@ -77,24 +76,24 @@ pub(crate) struct Combine {
     pub(crate) finish: bool,
 }
 
-/// Every rank `r` runs `schedules[r]` so many times, back to back. The ranks take turns step by
-/// step, so they stay abreast as far as their waiting lets them.
+/// Every rank `r` runs `schedules[r]` in each of `calls` calls, back to back. The ranks take turns step by
+/// step, so they stay abreast as far as waits allow.
 ///
 /// All schedules must post equally often.
 pub(crate) fn walk<V: Visitor>(
     topology: &Topology,
     schedules: &[Schedule],
-    operations: usize,
+    calls: usize,
     visitor: &mut V,
 ) -> Result<(), CheckError> {
     let mut walk = Walk {
         topology,
         schedules,
-        operations,
+        calls,
         channels: HashMap::new(),
         posting: schedules.iter().any(|schedule| schedule.posts() > 0),
-        posts: vec![vec![0; operations]; schedules.len()],
-        walkers: vec![Walker { operation: 0, next: Next::Call }; schedules.len()],
+        posts: vec![vec![0; calls]; schedules.len()],
+        walkers: vec![Walker { call: 0, next: Next::Call }; schedules.len()],
     };
     loop {
         let mut moved = false;
@@ -110,25 +109,25 @@ pub(crate) fn walk<V: Visitor>(
 struct Walk<'a, M> {
     topology: &'a Topology,
     schedules: &'a [Schedule],
-    operations: usize,
+    calls: usize,
     /// By sender and receiver.
     channels: HashMap<(Rank, Rank), Channel<M>>,
     posting: bool,
-    /// By rank and operation.
+    /// By rank and call.
     posts: Vec<Vec<usize>>,
     walkers: Vec<Walker>,
 }
 
 #[derive(Clone)]
 struct Walker {
-    operation: usize,
+    call: usize,
     next: Next,
 }
 
-/// What a rank does next in its operation.
+/// What a rank does next in its call.
 #[derive(Clone, Copy)]
 enum Next {
-    /// Call it.
+    /// Enter it.
     Call,
     /// Wait for its neighbours, before the first step.
     Entry,
@@ -136,54 +135,54 @@ enum Next {
 }
 
 struct Channel<M> {
-    /// Messages under way and where they were sent.
+    /// Messages under way, and the position of each sender.
     queue: VecDeque<(At, M)>,
-    /// The operation of the message taken last, and how many of that operation were taken.
+    /// The call of the message taken last, and the number of messages taken in that call.
     taken: (usize, usize),
 }
 
 impl<M> Channel<M> {
     fn take(&mut self) -> Option<(At, M)> {
         let (sent, message) = self.queue.pop_front()?;
-        self.taken = (sent.operation, self.taken_in(sent.operation) + 1);
+        self.taken = (sent.call, self.taken_in(sent.call) + 1);
         Some((sent, message))
     }
 
-    fn taken_in(&self, operation: usize) -> usize {
-        if self.taken.0 == operation { self.taken.1 } else { 0 }
+    fn taken_in(&self, call: usize) -> usize {
+        if self.taken.0 == call { self.taken.1 } else { 0 }
     }
 }
 
 impl<M> Walk<'_, M> {
-    /// Whether the rank could do something.
+    /// Takes one step of a rank. Returns whether it could.
     fn advance(
         &mut self,
         rank: Rank,
         visitor: &mut impl Visitor<Message = M>,
     ) -> Result<bool, CheckError> {
-        let Walker { operation, next } = self.walkers[rank];
-        if operation == self.operations {
+        let Walker { call, next } = self.walkers[rank];
+        if call == self.calls {
             return Ok(false);
         }
         let step = match next {
             Next::Call => {
-                visitor.enter(rank, operation)?;
+                visitor.enter(rank, call)?;
                 self.walkers[rank].next = Next::Entry;
                 return Ok(true);
             }
-            Next::Entry if !self.may_begin(rank, operation) => return Ok(false),
+            Next::Entry if !self.may_begin(rank, call) => return Ok(false),
             Next::Entry => {
-                visitor.begin(rank, operation)?;
+                visitor.begin(rank, call)?;
                 self.walkers[rank].next = Next::Step(0);
                 return Ok(true);
             }
             Next::Step(step) => step,
         };
-        let at = At { rank, operation, step };
+        let at = At { rank, call, step };
         match self.schedules[rank].steps.get(step) {
             None => {
-                visitor.leave(rank, operation)?;
-                self.walkers[rank] = Walker { operation: operation + 1, next: Next::Call };
+                visitor.leave(rank, call)?;
+                self.walkers[rank] = Walker { call: call + 1, next: Next::Call };
                 return Ok(true);
             }
             Some(&Step::Send { to, src }) => {
@@ -208,17 +207,17 @@ impl<M> Walk<'_, M> {
             }
             Some(&Step::Copy { dst, src }) => visitor.copy(at, dst, src)?,
             Some(&Step::Flush { to, upto }) => {
-                if self.channel(rank, to).taken_in(operation) < upto {
+                if self.channel(rank, to).taken_in(call) < upto {
                     return Ok(false);
                 }
                 visitor.flush(at, to, upto)?;
             }
             Some(Step::Post) => {
                 visitor.post(at)?;
-                self.posts[rank][operation] += 1;
+                self.posts[rank][call] += 1;
             }
             Some(&Step::Wait { peer, upto }) => {
-                if self.posts[peer][operation] < upto {
+                if self.posts[peer][call] < upto {
                     return Ok(false);
                 }
                 visitor.wait(at, peer, upto)?;
@@ -228,30 +227,30 @@ impl<M> Walk<'_, M> {
         Ok(true)
     }
 
-    /// Whether each neighbour has posted in the operation before.
-    fn may_begin(&self, rank: Rank, operation: usize) -> bool {
-        if operation == 0 || !self.posting {
+    /// Whether each neighbour has posted in the call before.
+    fn may_begin(&self, rank: Rank, call: usize) -> bool {
+        if call == 0 || !self.posting {
             return true;
         }
         let mut peers = self.topology.neighbours(rank).iter().filter(|&&peer| peer != rank);
-        peers.all(|&peer| self.posts[peer][operation - 1] > 0)
+        peers.all(|&peer| self.posts[peer][call - 1] > 0)
     }
 
     /// The next message from `from`, if it is there.
     fn take(&mut self, at: At, from: Rank) -> Result<Option<M>, CheckError> {
-        let At { rank, operation, step } = at;
+        let At { rank, call, step } = at;
         let Some((sent, message)) = self.channel(from, rank).take() else { return Ok(None) };
-        match sent.operation.cmp(&operation) {
+        match sent.call.cmp(&call) {
             Ordering::Less => Err(CheckError::UnmatchedSend { from, step: sent.step, to: rank }),
             Ordering::Equal => Ok(Some(message)),
             Ordering::Greater => Err(CheckError::UnmatchedRecv { rank, step, from }),
         }
     }
 
-    /// Called when nobody can move: all have finished, or they are stuck.
+    /// Ends the walk when no rank can move: all have finished, or they are stuck.
     fn end(self) -> Result<(), CheckError> {
-        // Who waits at its entry waits for a neighbour that is stuck in an operation before, so
-        // somebody is stuck at a step.
+        // A rank that waits at its entry waits for a neighbour that is stuck in an earlier call. So at least
+        // one rank is stuck at a step.
         let stuck = self.walkers.iter().enumerate().filter_map(|(rank, walker)| {
             let Next::Step(step) = walker.next else { return None };
             let verb = self.schedules[rank].steps.get(step)?.clone();

@@ -6,7 +6,7 @@ use drumline_schedule::{Cost, Error};
 use super::races::Race;
 use super::rule::Rule;
 
-/// What is wrong with an algorithm. Steps are counted as the printed schedule counts them.
+/// A fault of an algorithm. Steps have the numbers of the printed schedule.
 ///
 /// ```
 /// use drumline_inspect::check::{CheckError, check};
@@ -26,23 +26,23 @@ pub enum CheckError {
     /// There is no such schedule.
     #[error(transparent)]
     Schedule(#[from] Error),
-    /// The schedules are not those of all ranks, in order, of one operation.
-    #[error("schedule {index} is not that of rank {index} in the same operation as the others")]
+    /// The schedules are not those of all ranks, in order, of one call.
+    #[error("schedule {index} is not that of rank {index} in the same call as the others")]
     NotOneWorld {
-        /// Which of the schedules.
+        /// Index of the schedule.
         index: usize,
     },
-    /// A step that no executor has to run.
+    /// A step that breaks a rule.
     #[error("rank {rank}, step {step}: {rule}")]
     Form {
         /// Rank that has the step.
         rank: Rank,
         /// Index of the step.
         step: usize,
-        /// What it breaks.
+        /// The rule.
         rule: Rule,
     },
-    /// Ranks count each other's posts from one operation to the next.
+    /// Ranks count each other's posts from one call to the next.
     #[error("rank {rank} posts {posts} times, but rank 0 {posts_of_first} times")]
     UnequalPosts {
         /// Rank that differs.
@@ -52,7 +52,7 @@ pub enum CheckError {
         /// How often rank 0 posts.
         posts_of_first: usize,
     },
-    /// Two accesses to shared memory of which nothing says which comes first.
+    /// Two accesses to shared memory that nothing orders.
     #[error(transparent)]
     Race(Box<Race>),
     /// The operands of a local step have different lengths.
@@ -62,11 +62,11 @@ pub enum CheckError {
         rank: Rank,
         /// Index of the step.
         step: usize,
-        /// What is written.
+        /// The place that is written.
         dst: Box<Loc>,
         /// Its elements.
         dst_len: usize,
-        /// What is read.
+        /// The place that is read.
         src: Box<Loc>,
         /// Its elements.
         src_len: usize,
@@ -90,7 +90,7 @@ pub enum CheckError {
         /// Elements that it sends.
         sent: usize,
     },
-    /// A step reads memory that this operation has not written.
+    /// A step reads memory that this call has not written.
     #[error(
         "rank {rank}, step {step}: reads element {element} of {buffer:?} of rank {owner}, never \
          written"
@@ -136,7 +136,7 @@ pub enum CheckError {
         /// Receiver.
         to: Rank,
     },
-    /// A message that nobody takes in the same operation.
+    /// A message that its receiver does not take in the same call.
     #[error("rank {from}, step {step}: sends a message that rank {to} does not receive")]
     UnmatchedSend {
         /// Sender.
@@ -146,7 +146,7 @@ pub enum CheckError {
         /// Receiver.
         to: Rank,
     },
-    /// A receive that takes a message of a later operation.
+    /// A receive that takes a message of a later call.
     #[error("rank {rank}, step {step}: receives a message that rank {from} does not send")]
     UnmatchedRecv {
         /// Receiver.
@@ -156,7 +156,7 @@ pub enum CheckError {
         /// Sender.
         from: Rank,
     },
-    /// Nobody can go on.
+    /// No rank can continue.
     #[error("deadlock:{}", waits.iter().map(|wait| format!("\n  {wait}")).collect::<String>())]
     Deadlock {
         /// The ranks that are stuck.
@@ -164,14 +164,14 @@ pub enum CheckError {
     },
     /// A wrong result.
     #[error(
-        "rank {rank}: element {element} of operation {operation} should be\n  {expected}\nbut is\n  \
+        "rank {rank}: element {element} of call {call} should be\n  {expected}\nbut is\n  \
          {found}"
     )]
     Result {
         /// Rank that has the result.
         rank: Rank,
-        /// Which of the operations that were run back to back.
-        operation: usize,
+        /// Index of the call, of those that run back to back.
+        call: usize,
         /// Index in the data.
         element: usize,
         /// The expression found.
@@ -184,31 +184,31 @@ pub enum CheckError {
     EarlyExit {
         /// Rank that leaves.
         rank: Rank,
-        /// Rank that it should have waited for.
+        /// Rank that it did not wait for.
         peer: Rank,
     },
-    /// A sum that is not finished goes from rank to rank, in an algorithm that says it would not.
+    /// A partial sum travels from rank to rank, in an algorithm that says that none does.
     #[error(
         "rank {rank}, step {step}: a partial sum travels between it and rank {peer}; \
          the algorithm says that none does"
     )]
     PartialSum {
-        /// Who sends it, or accesses a peer's memory.
+        /// Rank that sends it, or that accesses a neighbour's memory.
         rank: Rank,
         /// Index of its step.
         step: usize,
-        /// Receiver, or whose memory that is.
+        /// Receiver, or owner of the memory.
         peer: Rank,
     },
-    /// Only even blocks are served.
+    /// The algorithm serves even blocks only.
     #[error("the algorithm does not say that it serves blocks of different lengths")]
     NotUneven,
-    /// The formula does not say what the schedules do.
+    /// The formula differs from the schedules.
     #[error("measured {measured}; the formula says {formula}")]
     Cost {
-        /// What the schedules do.
+        /// The cost of the schedules.
         measured: Cost,
-        /// What the algorithm's cost function returns.
+        /// The cost by the algorithm's formula.
         formula: Cost,
     },
 }
@@ -230,11 +230,11 @@ pub enum CheckError {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wait {
-    /// Who waits.
+    /// The rank that waits.
     pub rank: Rank,
-    /// At which step.
+    /// Index of its step.
     pub step: usize,
-    /// For whom.
+    /// The rank that it waits for.
     pub on: Rank,
     /// The step itself.
     pub verb: Step,

@@ -7,32 +7,32 @@ use drumline_schedule::step::Rank;
 use drumline_schedule::tree::Node;
 use drumline_schedule::{SumOrder, Topology};
 
-/// Operations run back to back: the second may trip over what the first left behind, the third
-/// over what the second did to that.
-pub(super) const OPERATIONS: usize = 3;
+/// Calls that run back to back: the second may fail on what the first left behind, and the third on what the
+/// second made of that.
+pub(super) const CALLS: usize = 3;
 
 /// An expression. Equal expressions have equal ids.
 ///
-/// The first ids are the leaves: what each rank brings to each operation, element by element.
+/// The first ids are the leaves: the elements that each rank contributes to each call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Id(u32);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Expression {
-    /// The left and the right operand: neither order nor parentheses are forgotten.
+    /// The left and the right operand. Expressions keep order and parentheses.
     Sum(Id, Id),
     Finish(Id),
 }
 
 pub(super) struct Expressions {
     world_size: usize,
-    /// What a rank brings.
+    /// Elements that a rank contributes.
     elements: usize,
     ids: HashMap<Expression, Id, BuildHasherDefault<Mix>>,
-    /// Those that are no leaves, in the order of their ids.
+    /// The expressions other than leaves, in the order of their ids.
     composed: Vec<Expression>,
-    /// For each id, the last sum that it was the left operand of, and the right one. In the
-    /// canonical tree there is only one, so that few sums have to be looked up.
+    /// For each id as a left operand, the right operand and the sum of its last sum. In the canonical tree
+    /// there is only one, so few sums need a look-up.
     last_sum: Vec<Option<(Id, Id)>>,
 }
 
@@ -48,15 +48,15 @@ impl Expressions {
     }
 
     // Memory ends long before 2^32 ids do.
-    pub(super) fn leaf(&self, operation: usize, rank: Rank, element: usize) -> Id {
-        Id(((operation * self.world_size + rank) * self.elements + element) as u32)
+    pub(super) fn leaf(&self, call: usize, rank: Rank, element: usize) -> Id {
+        Id(((call * self.world_size + rank) * self.elements + element) as u32)
     }
 
     fn leaves(&self) -> usize {
-        OPERATIONS * self.world_size * self.elements
+        CALLS * self.world_size * self.elements
     }
 
-    /// Whether it is a sum that nothing has finished.
+    /// Whether it is an unfinished sum.
     pub(super) fn is_sum(&self, id: Id) -> bool {
         let composed = (id.0 as usize).checked_sub(self.leaves());
         composed.is_some_and(|index| matches!(self.composed[index], Expression::Sum(..)))
@@ -82,16 +82,16 @@ impl Expressions {
     }
 
     /// The sum of ranks `0..ranks` in their order.
-    pub(super) fn prefix(&mut self, ranks: usize, operation: usize, element: usize) -> Id {
-        let leaves = (0..ranks).map(|rank| self.leaf(operation, rank, element));
+    pub(super) fn prefix(&mut self, ranks: usize, call: usize, element: usize) -> Id {
+        let leaves = (0..ranks).map(|rank| self.leaf(call, rank, element));
         let leaves: Vec<Id> = leaves.collect();
         self.tree(&leaves)
     }
 
     /// The sum of all ranks in the order of the topology.
-    pub(super) fn wanted(&mut self, topology: &Topology, operation: usize, element: usize) -> Id {
+    pub(super) fn wanted(&mut self, topology: &Topology, call: usize, element: usize) -> Id {
         let leaves = |expressions: &Expressions, ranks: &[Rank]| -> Vec<Id> {
-            ranks.iter().map(|&rank| expressions.leaf(operation, rank, element)).collect()
+            ranks.iter().map(|&rank| expressions.leaf(call, rank, element)).collect()
         };
         let values: Vec<Id> = match topology.order {
             SumOrder::Rank => leaves(self, &(0..topology.world_size).collect::<Vec<_>>()),
@@ -127,17 +127,17 @@ impl Expressions {
     }
 
     /// `(r0[7] + r1[7])`, cut short where it gets long: a wrong schedule may add sums of sums.
-    pub(super) fn text(&self, id: Id, operation: usize) -> String {
+    pub(super) fn text(&self, id: Id, call: usize) -> String {
         const LONG: usize = 500;
         let mut text = String::new();
-        self.write(id, operation, LONG, &mut text);
+        self.write(id, call, LONG, &mut text);
         if text.len() > LONG {
             text.push_str(" ...");
         }
         text
     }
 
-    fn write(&self, id: Id, operation: usize, long: usize, text: &mut String) {
+    fn write(&self, id: Id, call: usize, long: usize, text: &mut String) {
         if text.len() > long {
             return;
         }
@@ -146,30 +146,30 @@ impl Expressions {
             let (rank, element) = (id / self.elements % self.world_size, id % self.elements);
             text.push_str(&format!("r{rank}[{element}]"));
             let of = id / self.elements / self.world_size;
-            if of != operation {
-                text.push_str(&format!(" of operation {of}"));
+            if of != call {
+                text.push_str(&format!(" of call {of}"));
             }
             return;
         };
         match self.composed[composed] {
             Expression::Sum(left, right) => {
                 text.push('(');
-                self.write(left, operation, long, text);
+                self.write(left, call, long, text);
                 text.push_str(" + ");
-                self.write(right, operation, long, text);
+                self.write(right, call, long, text);
                 text.push(')');
             }
             Expression::Finish(value) => {
                 text.push_str("finish(");
-                self.write(value, operation, long, text);
+                self.write(value, call, long, text);
                 text.push(')');
             }
         }
     }
 }
 
-/// Hashes pairs of ids. Most of a check's time goes into looking sums up, nobody chooses the ids
-/// to make them collide, and the standard hash is slow for keys as short as these.
+/// Hashes pairs of ids. A check spends most of its time on look-ups, and the standard hash is slow for such
+/// short keys. No attacker chooses the ids.
 #[derive(Default)]
 struct Mix(u64);
 
@@ -179,7 +179,7 @@ impl Hasher for Mix {
     }
 
     fn write_u32(&mut self, word: u32) {
-        // An odd number without a pattern: the golden ratio's fraction.
+        // An odd number without a pattern: 2^64 divided by the golden ratio.
         self.0 = (self.0 ^ u64::from(word)).wrapping_mul(0x9e37_79b9_7f4a_7c15).rotate_left(29);
     }
 

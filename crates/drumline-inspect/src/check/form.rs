@@ -7,19 +7,18 @@ use drumline_schedule::{Blocks, MemoryUse, Schedule, Topology};
 use super::error::CheckError;
 use super::rule::Rule;
 
-/// Checks what can be seen without running anything, and returns the first schedule.
+/// Checks all rules that need no run, and returns the first schedule.
 pub(crate) fn check_form<'a>(
     topology: &Topology,
     schedules: &'a [Schedule],
 ) -> Result<&'a Schedule, CheckError> {
     let first = schedules.first().ok_or(CheckError::NotOneWorld { index: 0 })?;
-    let operation =
-        |s: &Schedule| (s.collective, s.algorithm, s.world_size, s.root, s.memory, s.uneven);
+    let call = |s: &Schedule| (s.collective, s.algorithm, s.world_size, s.root, s.memory, s.uneven);
     if schedules.len() != topology.world_size {
         return Err(CheckError::NotOneWorld { index: schedules.len().min(topology.world_size) });
     }
     for (index, schedule) in schedules.iter().enumerate() {
-        if operation(schedule) != operation(first)
+        if call(schedule) != call(first)
             || schedule.rank != index
             || schedule.world_size != schedules.len()
         {

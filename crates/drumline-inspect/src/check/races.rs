@@ -1,4 +1,4 @@
-//! Who has touched shared memory, and whether anything orders that.
+//! Accesses to shared memory, and the order of them.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,15 +7,15 @@ use std::ops::Range;
 use drumline_schedule::step::{Buffer, Rank};
 use drumline_schedule::{Counts, Schedule};
 
-/// Two accesses to one element of shared memory, at least one of which writes. Nothing orders
-/// them: no chain of steps, messages and posts leads from one to the other.
+/// Two accesses to one element of shared memory, at least one of them a write, that nothing orders: no chain
+/// of steps, messages and posts leads from one to the other.
 ///
 /// ```
 /// use drumline_schedule::{Algorithm, Collective, Cost, MemoryUse, Topology};
 /// use drumline_inspect::check::{CheckError, Race, check};
 /// use drumline_schedule::step::{Loc, Span, Step};
 ///
-/// // Rank 1 takes what rank 0 lays out, and does not wait for it.
+/// // Rank 1 copies from the slot of rank 0, and does not wait for the post.
 /// let steps = |_: &Topology, rank, _| {
 ///     let (data, slot) = (Loc::data(Span::WHOLE), Loc::slot(Span::WHOLE));
 ///     match rank {
@@ -37,15 +37,15 @@ use drumline_schedule::{Counts, Schedule};
      says which comes first"
 )]
 pub struct Race {
-    /// Whose memory it is.
+    /// The owner of the memory.
     pub owner: Rank,
     /// Buffer that is accessed.
     pub buffer: Buffer,
-    /// First such index in that buffer.
+    /// Index of the first such element in that buffer.
     pub element: usize,
-    /// The access that was found to be unordered.
+    /// The access that was checked last.
     pub late: Access,
-    /// The access that it is not ordered with.
+    /// The earlier access that it is not ordered with.
     pub early: Access,
 }
 
@@ -54,19 +54,19 @@ pub struct Race {
 /// ```
 /// use drumline_inspect::check::Access;
 ///
-/// // What a Race shows two of.
-/// let access = Access { rank: 1, operation: 0, step: Some(3), writes: true };
-/// assert_eq!(access.to_string(), "rank 1 writes it at step 3 of operation 0");
+/// // A Race has two of these.
+/// let access = Access { rank: 1, call: 0, step: Some(3), writes: true };
+/// assert_eq!(access.to_string(), "rank 1 writes it at step 3 of call 0");
 /// let of_user = Access { step: None, writes: false, ..access };
-/// assert_eq!(of_user.to_string(), "the user of rank 1 reads it after operation 0");
+/// assert_eq!(of_user.to_string(), "the user of rank 1 reads it after call 0");
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// Who accesses.
+    /// The rank that accesses the memory.
     pub rank: Rank,
-    /// In which of the operations that run back to back.
-    pub operation: usize,
-    /// Index of the step; `None` for the user, who writes the buffer before an operation and reads
+    /// Index of the call, of those that run back to back.
+    pub call: usize,
+    /// Index of the step; `None` for the user, who writes the buffer before a call and reads
     /// it after.
     pub step: Option<usize>,
     /// Whether it writes.
@@ -75,29 +75,29 @@ pub struct Access {
 
 impl fmt::Display for Access {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Access { rank, operation, step, writes } = self;
+        let Access { rank, call, step, writes } = self;
         let verb = if *writes { "writes" } else { "reads" };
         match (step, writes) {
             (Some(step), _) => {
-                write!(f, "rank {rank} {verb} it at step {step} of operation {operation}")
+                write!(f, "rank {rank} {verb} it at step {step} of call {call}")
             }
             (None, true) => {
-                write!(f, "the user of rank {rank} {verb} it before operation {operation}")
+                write!(f, "the user of rank {rank} {verb} it before call {call}")
             }
             (None, false) => {
-                write!(f, "the user of rank {rank} {verb} it after operation {operation}")
+                write!(f, "the user of rank {rank} {verb} it after call {call}")
             }
         }
     }
 }
 
-/// A vector clock: for each rank, how much of what it did is known to have happened. The time of
-/// a rank goes on whenever it tells others how far it is.
+/// A vector clock: for each rank, the time up to which its actions are known to have happened. The time of a
+/// rank advances when it tells others its clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Clock(Vec<u32>);
 
 impl Clock {
-    /// Of `rank` before it knows of any other.
+    /// The clock of `rank` before it has learnt of any other rank.
     pub(super) fn start(rank: Rank, world_size: usize) -> Clock {
         Clock((0..world_size).map(|other| u32::from(other == rank)).collect())
     }
@@ -106,7 +106,7 @@ impl Clock {
         self.0[rank]
     }
 
-    /// What `rank` tells others. Whatever it does from now on they do not know.
+    /// The clock that `rank` tells others. They do not know of its later actions.
     pub(super) fn tell(&mut self, rank: Rank) -> Clock {
         let told = self.clone();
         self.0[rank] += 1;
@@ -120,11 +120,11 @@ impl Clock {
     }
 }
 
-/// The accesses to a shared buffer that later ones must be ordered with.
+/// The accesses to a shared buffer that later accesses must be ordered with.
 #[derive(Clone)]
 pub(super) struct Touched {
-    /// Where spans that any rank names begin and end. Nobody tells elements between two
-    /// neighbouring borders apart.
+    /// The borders of all spans that any rank names. All elements between two adjacent borders have the same
+    /// accesses.
     borders: Vec<usize>,
     /// Between each border and the next.
     regions: Vec<Region>,
@@ -133,7 +133,7 @@ pub(super) struct Touched {
 #[derive(Clone, Default)]
 struct Region {
     written: Option<Touch>,
-    /// Since then; the last of each rank.
+    /// The last read of each rank since then.
     read: BTreeMap<Rank, Touch>,
 }
 
@@ -144,7 +144,7 @@ struct Touch {
 }
 
 impl Touched {
-    /// Of a buffer of `len` elements of which spans with these borders are named.
+    /// No accesses to a buffer of `len` elements, of which schedules name spans with these borders.
     pub(super) fn new(len: usize, mut borders: Vec<usize>) -> Touched {
         borders.extend([0, len]);
         borders.sort_unstable();
@@ -152,8 +152,8 @@ impl Touched {
         Touched { regions: vec![Region::default(); borders.len() - 1], borders }
     }
 
-    /// The first element of `range` for which `by`, that knows as much as `clock`, races, and the
-    /// access that it races with. Borders of the range must have been named.
+    /// Notes the access `by` to `range`, by a rank with this clock. Returns the first element for which it
+    /// races, and the access that it races with. `new` must have got the borders of the range.
     pub(super) fn access(
         &mut self,
         by: Access,
@@ -184,7 +184,7 @@ impl Touched {
     }
 }
 
-/// Where the spans of `buffer` begin and end, whichever rank it belongs to.
+/// The borders of all spans of `buffer`, of any rank.
 pub(super) fn borders(schedules: &[Schedule], buffer: Buffer, counts: &[Counts]) -> Vec<usize> {
     let mut borders: Vec<usize> = vec![];
     for (schedule, counts) in schedules.iter().zip(counts) {

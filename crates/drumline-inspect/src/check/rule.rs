@@ -1,4 +1,4 @@
-/// What an executor relies on, step by step, without looking at other ranks.
+/// A rule that an executor relies on. Each concerns one step of one rank.
 ///
 /// ```
 /// use drumline_schedule::{Algorithm, Collective, Topology};
@@ -16,37 +16,37 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Rule {
-    /// Peers are ranks of the world, and not the rank itself, whose own memory has no peer.
+    /// A peer is another rank of the world. A place in a rank's own memory names no peer.
     #[error("its peer must be another rank of the world")]
     Peer,
-    /// Spans lie in their buffer. Scratch is as long as need be.
+    /// Spans lie in their buffer. Scratch has any length.
     #[error("a span must lie in its buffer: `of` at least 1, `first + count` at most `of`")]
     Span,
-    /// Not every collective has an input beside its data.
+    /// Some collectives have no input beside their data.
     #[error("this collective has no input buffer")]
     Input,
-    /// Of a block for every rank, windows and borders are those of each block by itself.
+    /// In a buffer with a block for every rank, each block has its own windows and borders.
     #[error("a staged algorithm names such blocks one by one")]
     ManyBlocks,
-    /// No number of equal parts fits blocks of any length.
+    /// Blocks of any length have no common number of equal parts.
     #[error("an algorithm for blocks of different lengths names whole blocks only")]
     PartOfBlock,
     /// The input belongs to the user.
     #[error("the input is read only")]
     InputWritten,
-    /// Memory is shared, and posts are counted, on one host.
+    /// Ranks share memory, and count posts, on one host only.
     #[error("its peer must share the host")]
     OtherHost,
-    /// An executor sets up what the algorithm declares.
+    /// An executor sets up only the memory that the algorithm declares.
     #[error("an algorithm that uses private memory has no slot, no post and no wait")]
     Undeclared,
-    /// Peers share slots, and one of the users' buffers if those are registered.
+    /// Neighbours share slots, and one of the users' buffers if it is registered.
     #[error("of a peer's memory only the slot may be named, or the buffer that is registered")]
     NotShared,
-    /// What messages and `Reduce` act on is the rank's own.
+    /// Messages and `Reduce` act on the rank's own memory.
     #[error("only `Copy` and `ReduceTree` act on a peer's memory")]
     PeerOperand,
-    /// Operands lie in different buffers, so that one can be borrowed for writing.
+    /// Operands lie in different buffers, so that the executor can borrow one for writing.
     #[error("source and destination must be in different buffers")]
     SameBuffer,
     /// A tree has destinations in different buffers.
@@ -58,10 +58,10 @@ pub enum Rule {
     /// The inputs of a tree tile a node of the world's ranks.
     #[error("the inputs must tile one node of the tree, by ascending rank")]
     NotATree,
-    /// An executor posts receives that follow each other at once; they complete in any order.
+    /// An executor starts consecutive receives together, and they complete in any order.
     #[error("it overlaps a receive before it, with no other step between the two")]
     ReceivesMeet,
-    /// Only messages that have been sent can be flushed.
+    /// A flush covers only messages that the rank has sent.
     #[error("flushes more messages than have been sent")]
     FlushAhead,
 }

@@ -2,12 +2,12 @@ use drumline_schedule::step::Rank;
 use drumline_schedule::{Algorithm, Cost, Counts, MemoryUse, Schedule, Topology};
 
 use super::error::CheckError;
-use super::expressions::OPERATIONS;
+use super::expressions::CALLS;
 use super::form::check_form;
 use super::symbols::{Slots, Symbols};
 use crate::walk::walk;
 
-/// Checks an algorithm when every block has so many elements, and returns what it costs.
+/// Checks an algorithm on blocks of `elements` elements, and returns its cost.
 ///
 /// ```
 /// use drumline_inspect::check;
@@ -38,8 +38,8 @@ pub fn check(
     }
 }
 
-/// Checks an algorithm on blocks of different lengths, and returns what it costs: `counts` says how
-/// each rank, in order, knows them.
+/// Checks an algorithm on blocks of different lengths, and returns its cost. `counts` has the lengths as each
+/// rank, in order, knows them.
 ///
 /// ```
 /// use drumline_inspect::check;
@@ -68,8 +68,8 @@ pub fn check_uneven(
     }
 }
 
-/// Checks schedules, one for each rank in order, and returns what they cost when every block has
-/// so many elements. The formula is not looked at.
+/// Checks schedules, one for each rank in order, on blocks of `elements` elements, and returns their cost. It
+/// compares the cost with no formula.
 ///
 /// ```
 /// use drumline_inspect::check;
@@ -78,7 +78,7 @@ pub fn check_uneven(
 /// let world = Topology::flat(3);
 /// let mut schedules = Algorithm::find(Collective::Broadcast, "binomial")?.schedules(&world, 0)?;
 /// assert!(check::check_schedules(&world, &schedules, 10).is_ok());
-/// schedules[2].steps.clear(); // rank 2 does not listen
+/// schedules[2].steps.clear(); // rank 2 does not receive
 /// assert!(check::check_schedules(&world, &schedules, 10).is_err());
 /// # Ok::<_, drumline_schedule::Error>(())
 /// ```
@@ -94,7 +94,7 @@ pub fn check_schedules(
     run_all(topology, schedules, &even(schedules, elements), true)
 }
 
-/// With slots in turn, and, where two ranks may exchange them, in that way, too.
+/// Checks with slots in turn and, where two ranks may exchange slots, also with exchanged slots.
 fn run_all(
     topology: &Topology,
     schedules: &[Schedule],
@@ -125,7 +125,7 @@ fn run(
         return Err(CheckError::NotOneWorld { index: counts.len().min(schedules.len()) });
     }
     let mut symbols = Symbols::new(topology, first, schedules, counts, slots, partial_sums_travel);
-    walk(topology, schedules, OPERATIONS, &mut symbols)?;
+    walk(topology, schedules, CALLS, &mut symbols)?;
     Ok(symbols.cost())
 }
 
@@ -135,8 +135,8 @@ mod tests {
     use drumline_schedule::Collective;
     use drumline_schedule::step::Buffer;
 
-    /// With one slot instead of two used in turn, a rank that is an operation ahead writes to what
-    /// its peers still read.
+    /// With one slot instead of two, a rank that is a call ahead writes to a slot that its neighbours still
+    /// read.
     #[test]
     fn a_single_slot_is_not_enough() {
         let world = Topology::hosts(&[3]);
@@ -162,7 +162,7 @@ mod tests {
                 unreachable!("{collective} {name} needs no second slot")
             };
             assert_eq!(race.buffer, Buffer::Slot);
-            assert_eq!(race.late.operation.abs_diff(race.early.operation), 1, "{race}");
+            assert_eq!(race.late.call.abs_diff(race.early.call), 1, "{race}");
         }
     }
 }

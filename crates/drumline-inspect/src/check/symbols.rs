@@ -8,31 +8,31 @@ use drumline_schedule::tree::{Node, merges, tiled};
 use drumline_schedule::{Collective, Cost, Counts, MemoryUse, Schedule, Topology};
 
 use super::error::CheckError;
-use super::expressions::{Expressions, Id, OPERATIONS};
+use super::expressions::{CALLS, Expressions, Id};
 use super::races::{Access, Clock, Race, Touched, borders};
 use crate::walk::{At, Combine, Visitor};
 
-/// Which of its staging slots a rank uses in an operation.
+/// Which of its staging slots a rank uses in a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Slots {
-    /// It has so many; operations take turns in using them.
+    /// It has this number of slots, and calls use them in turn.
     InTurn(usize),
-    /// Of two ranks on a host each has one, and they swap them from one operation to the next.
-    /// Others have two, in turn.
+    /// Two ranks that are alone on a host have one slot each, and swap slots from one call to the next. Other
+    /// ranks have two, in turn.
     Exchanged,
 }
 
-/// All ranks, as the walk's visitor.
+/// The memories of all ranks: a visitor of the walk.
 pub(super) struct Symbols<'a> {
     topology: &'a Topology,
     schedules: &'a [Schedule],
     /// By rank.
     counts: &'a [Counts],
     expressions: Expressions,
-    /// The sum of all ranks in each operation, element by element, where it is wanted.
+    /// The expected sum of all ranks in each call, element by element; empty in collectives without one.
     sums: Vec<Vec<Id>>,
     ranks: Vec<Memory>,
-    /// Whether clocks are kept: where memory is shared, and in a barrier.
+    /// Whether ranks keep clocks: where they share memory, and in a barrier.
     has_clocks: bool,
     rounds: usize,
     slots: Slots,
@@ -40,30 +40,30 @@ pub(super) struct Symbols<'a> {
     partial_sums_travel: bool,
 }
 
-/// One rank's buffers, and what is known about them.
+/// The buffers of one rank, and its state.
 struct Memory {
-    /// Made anew on entry, so nothing survives an operation.
+    /// New on entry, so nothing survives a call.
     buffers: HashMap<Buffer, Cells>,
-    /// Staging slots, which operations that post use in turn. A peer may write to the next one
-    /// before its owner has entered, so these survive.
+    /// Staging slots, which calls that post use in turn. They survive a call, because a neighbour may write
+    /// to the next slot before its owner has entered.
     slots: Vec<Slot>,
-    /// Accesses to the buffer that is registered, if one is.
+    /// Accesses to the registered buffer, if there is one.
     touched: Option<Touched>,
     /// Messages whose source may still be read.
     in_flight: Vec<InFlight>,
-    /// Messages sent in this operation, by receiver.
+    /// Messages sent in this call, by receiver.
     sent: HashMap<Rank, usize>,
-    /// Messages in the longest chain that led here.
+    /// Messages and posts in the longest chain up to now.
     round: usize,
-    /// Elements combined in this operation.
+    /// Elements combined in this call.
     combined: usize,
-    /// What is known of other ranks, if clocks are kept.
+    /// What the rank knows of other ranks; empty without clocks.
     clock: Clock,
-    /// The same when the run of receives began that the rank is in.
+    /// The same at the start of the current run of receives.
     clock_of_receives: Clock,
-    /// For each operation, when this rank entered it.
+    /// The time at which this rank entered each call.
     entered: Vec<u32>,
-    /// For each operation, what was told with each post.
+    /// The posts of each call.
     posts: Vec<Vec<Posted>>,
 }
 
@@ -77,7 +77,7 @@ struct Posted {
     round: usize,
 }
 
-/// The part of a buffer that schedules name, from element `start` on.
+/// A part of a buffer that schedules name, from element `start` on.
 struct Cells {
     start: usize,
     /// `None` where nothing has been written.
@@ -88,7 +88,7 @@ struct InFlight {
     to: Rank,
     /// Its place among the messages to that rank, counted from 1.
     number: usize,
-    operation: usize,
+    call: usize,
     step: usize,
     src: Loc,
     buffer: Buffer,
@@ -97,12 +97,12 @@ struct InFlight {
 
 impl InFlight {
     fn sent(&self, rank: Rank) -> At {
-        At { rank, operation: self.operation, step: self.step }
+        At { rank, call: self.call, step: self.step }
     }
 }
 
-fn access(At { rank, operation, step }: At, writes: bool) -> Access {
-    Access { rank, operation, step: Some(step), writes }
+fn access(At { rank, call, step }: At, writes: bool) -> Access {
+    Access { rank, call, step: Some(step), writes }
 }
 
 fn race(
@@ -141,10 +141,10 @@ impl<'a> Symbols<'a> {
             collective,
             Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter
         );
-        let sums = (0..OPERATIONS)
-            .map(|operation| {
+        let sums = (0..CALLS)
+            .map(|call| {
                 let elements = 0..if reduces { brought } else { 0 };
-                elements.map(|element| expressions.wanted(topology, operation, element)).collect()
+                elements.map(|element| expressions.wanted(topology, call, element)).collect()
             })
             .collect();
         let shared = memory != MemoryUse::Private;
@@ -195,7 +195,7 @@ impl<'a> Symbols<'a> {
         }
     }
 
-    /// What one operation has cost.
+    /// The cost of one call.
     pub(super) fn cost(&self) -> Cost {
         let ranks = || self.schedules.iter().zip(self.counts);
         let sent = || ranks().map(|(schedule, counts)| schedule.sent(counts));
@@ -216,25 +216,25 @@ impl<'a> Symbols<'a> {
         self.schedules[rank].resolve(loc, &self.counts[rank])
     }
 
-    /// Where the slot of a rank lies in an operation: whose memory, and which of the places there.
-    fn slot(&self, owner: Rank, operation: usize) -> (Rank, usize) {
+    /// The place of a rank's slot in a call: the owner of the memory, and the index there.
+    fn slot(&self, owner: Rank, call: usize) -> (Rank, usize) {
         match (self.slots, self.topology.neighbours(owner)) {
-            (Slots::Exchanged, &[a, b]) if operation % 2 == 1 => (a + b - owner, 0),
+            (Slots::Exchanged, &[a, b]) if call % 2 == 1 => (a + b - owner, 0),
             (Slots::Exchanged, &[_, _]) => (owner, 0),
-            (Slots::Exchanged, _) => (owner, operation % 2),
-            (Slots::InTurn(slots), _) => (owner, operation % slots),
+            (Slots::Exchanged, _) => (owner, call % 2),
+            (Slots::InTurn(slots), _) => (owner, call % slots),
         }
     }
 
-    /// What the data of `rank` must be after an operation.
-    fn expected(&mut self, rank: Rank, operation: usize, element: usize) -> Id {
+    /// The expected data of `rank` after a call.
+    fn expected(&mut self, rank: Rank, call: usize, element: usize) -> Id {
         let Schedule { collective, world_size, root, .. } = self.schedules[rank];
-        // Nothing is combined in a world of one, so nothing can finish.
+        // A rank alone combines nothing, so it finishes nothing.
         let finished = |expressions: &mut Expressions, sum, ranks| match ranks {
             0 | 1 => sum,
             _ => expressions.finish(sum),
         };
-        // Whose block an element is in, and where in it.
+        // The owner of the block with this element, and the index in the block.
         let in_block = |counts: &Counts| {
             let mut at = element;
             for peer in 0..world_size {
@@ -251,32 +251,30 @@ impl<'a> Symbols<'a> {
         };
         let counts = &self.counts[rank];
         match collective {
-            Collective::Reduce if rank != root => self.expressions.leaf(operation, rank, element),
+            Collective::Reduce if rank != root => self.expressions.leaf(call, rank, element),
             Collective::AllReduce | Collective::Reduce => {
-                finished(&mut self.expressions, self.sums[operation][element], world_size)
+                finished(&mut self.expressions, self.sums[call][element], world_size)
             }
             Collective::ReduceScatter => {
-                let sum = self.sums[operation][brought_for_me(rank) + element];
+                let sum = self.sums[call][brought_for_me(rank) + element];
                 finished(&mut self.expressions, sum, world_size)
             }
-            Collective::Broadcast => self.expressions.leaf(operation, root, element),
+            Collective::Broadcast => self.expressions.leaf(call, root, element),
             Collective::AllGather | Collective::Gather => {
                 let (peer, at) = in_block(counts);
-                self.expressions.leaf(operation, peer, at)
+                self.expressions.leaf(call, peer, at)
             }
             Collective::Scatter => {
-                self.expressions.leaf(operation, root, brought_for_me(root) + element)
+                self.expressions.leaf(call, root, brought_for_me(root) + element)
             }
             Collective::AllToAll => {
                 let (peer, at) = in_block(counts);
-                self.expressions.leaf(operation, peer, brought_for_me(peer) + at)
+                self.expressions.leaf(call, peer, brought_for_me(peer) + at)
             }
-            Collective::ExclusiveScan if rank == 0 => {
-                self.expressions.leaf(operation, rank, element)
-            }
+            Collective::ExclusiveScan if rank == 0 => self.expressions.leaf(call, rank, element),
             Collective::Scan | Collective::ExclusiveScan => {
                 let ranks = self.schedules[rank].contributions(rank);
-                let sum = self.expressions.prefix(ranks, operation, element);
+                let sum = self.expressions.prefix(ranks, call, element);
                 finished(&mut self.expressions, sum, ranks)
             }
             Collective::Barrier | Collective::MonitoredBarrier => {
@@ -285,7 +283,7 @@ impl<'a> Symbols<'a> {
         }
     }
 
-    /// What a step finds in `loc`, in its own or in a peer's memory.
+    /// The values that a step reads from `loc`, in its rank's or in a neighbour's memory.
     fn read(&mut self, at: At, loc: Loc) -> Result<Vec<Id>, CheckError> {
         self.touch(at, loc, false, None)?;
         let values = self.values(at, loc)?;
@@ -295,7 +293,7 @@ impl<'a> Symbols<'a> {
         Ok(values)
     }
 
-    /// Notes that values go from or to the memory of a peer.
+    /// Checks values that go from or to a peer.
     fn travels(&self, at: At, peer: Rank, values: &[Id]) -> Result<(), CheckError> {
         let At { rank, step, .. } = at;
         match !self.partial_sums_travel && values.iter().any(|&id| self.expressions.is_sum(id)) {
@@ -304,14 +302,14 @@ impl<'a> Symbols<'a> {
         }
     }
 
-    fn values(&self, At { rank, step, operation }: At, loc: Loc) -> Result<Vec<Id>, CheckError> {
+    fn values(&self, At { rank, step, call }: At, loc: Loc) -> Result<Vec<Id>, CheckError> {
         let Loc { peer, buffer, .. } = loc;
         let owner = peer.unwrap_or(rank);
         let range = self.resolve(rank, loc);
         let unwritten = |element| CheckError::Unwritten { rank, step, owner, buffer, element };
         let cells = match buffer {
             Buffer::Slot => {
-                let (holder, place) = self.slot(owner, operation);
+                let (holder, place) = self.slot(owner, call);
                 Some(&self.ranks[holder].slots[place].cells)
             }
             _ => self.ranks[owner].buffers.get(&buffer),
@@ -331,7 +329,7 @@ impl<'a> Symbols<'a> {
         self.write_since(at, loc, values, None)
     }
 
-    /// A write that may have begun when only `known` was known.
+    /// A write that may have begun when the rank knew only `known`.
     fn write_since(
         &mut self,
         at: At,
@@ -339,7 +337,7 @@ impl<'a> Symbols<'a> {
         values: &[Id],
         known: Option<&Clock>,
     ) -> Result<(), CheckError> {
-        let At { rank, step, operation } = at;
+        let At { rank, step, call } = at;
         let Loc { peer, buffer, .. } = loc;
         let owner = peer.unwrap_or(rank);
         let range = self.resolve(rank, loc);
@@ -358,7 +356,7 @@ impl<'a> Symbols<'a> {
             }
         }
         self.touch(at, loc, true, known)?;
-        let (holder, place) = self.slot(owner, operation);
+        let (holder, place) = self.slot(owner, call);
         let cells = match buffer {
             Buffer::Slot => Some(&mut self.ranks[holder].slots[place].cells),
             _ => self.ranks[owner].buffers.get_mut(&buffer),
@@ -386,9 +384,9 @@ impl<'a> Symbols<'a> {
         let owner = loc.peer.unwrap_or(by.rank);
         let range = self.resolve(by.rank, loc);
         let clock = known.unwrap_or(&self.ranks[by.rank].clock).clone();
-        let (holder, place) = self.slot(owner, by.operation);
-        // Whoever reads the slot of its only peer may write what it has read back there, so as to
-        // have the lines to itself.
+        let (holder, place) = self.slot(owner, by.call);
+        // A rank that reads the slot of its only neighbour may write the data back there, so that its core
+        // owns the cache lines. So a read counts as a write.
         let takes = matches!(self.slots, Slots::Exchanged)
             && is_of_pair(self.topology, owner)
             && loc.peer.is_some();
@@ -405,14 +403,9 @@ impl<'a> Symbols<'a> {
         }
     }
 
-    /// The same by the user, of the whole buffer that may be registered.
-    fn touch_by_user(
-        &mut self,
-        rank: Rank,
-        operation: usize,
-        writes: bool,
-    ) -> Result<(), CheckError> {
-        let user = Access { rank, operation, step: None, writes };
+    /// Notes an access by the user to the whole buffer that may be registered.
+    fn touch_by_user(&mut self, rank: Rank, call: usize, writes: bool) -> Result<(), CheckError> {
+        let user = Access { rank, call, step: None, writes };
         let buffer = self.schedules[rank].collective.registered_buffer();
         self.touch_as(user, Loc { peer: None, buffer, span: Span::WHOLE }, None)
     }
@@ -446,7 +439,7 @@ impl<'a> Symbols<'a> {
         sums
     }
 
-    /// What a rank tells of what it knows.
+    /// The clock that a rank tells others.
     fn tell(&mut self, rank: Rank) -> Clock {
         let clock = &mut self.ranks[rank].clock;
         if self.has_clocks { clock.tell(rank) } else { clock.clone() }
@@ -478,13 +471,13 @@ impl<'a> Symbols<'a> {
 impl Visitor for Symbols<'_> {
     type Message = Message;
 
-    fn enter(&mut self, rank: Rank, operation: usize) -> Result<(), CheckError> {
+    fn enter(&mut self, rank: Rank, call: usize) -> Result<(), CheckError> {
         let schedule = &self.schedules[rank];
         let Schedule { collective, root, .. } = *schedule;
         let brings = collective != Collective::Broadcast || rank == root;
         let cells = |buffer| {
             let of_user = brings && buffer == source(collective);
-            let leaf = |element| of_user.then(|| self.expressions.leaf(operation, rank, element));
+            let leaf = |element| of_user.then(|| self.expressions.leaf(call, rank, element));
             let elements = 0..len(self.schedules, self.counts, rank, buffer);
             Cells { start: 0, values: elements.map(leaf).collect() }
         };
@@ -499,7 +492,7 @@ impl Visitor for Symbols<'_> {
         memory.round = 0;
         memory.combined = 0;
         memory.posts.push(vec![]);
-        self.touch_by_user(rank, operation, true)?;
+        self.touch_by_user(rank, call, true)?;
         if self.has_clocks {
             let memory = &mut self.ranks[rank];
             memory.entered.push(memory.clock.now(rank));
@@ -507,12 +500,12 @@ impl Visitor for Symbols<'_> {
         Ok(())
     }
 
-    fn begin(&mut self, rank: Rank, operation: usize) -> Result<(), CheckError> {
-        if operation == 0 || !self.has_clocks {
+    fn begin(&mut self, rank: Rank, call: usize) -> Result<(), CheckError> {
+        if call == 0 || !self.has_clocks {
             return Ok(());
         }
         for &peer in self.topology.neighbours(rank) {
-            if let Some(first) = self.ranks[peer].posts[operation - 1].first() {
+            if let Some(first) = self.ranks[peer].posts[call - 1].first() {
                 let told = first.clock.clone();
                 self.ranks[rank].clock.learn(&told);
             }
@@ -530,7 +523,7 @@ impl Visitor for Symbols<'_> {
         memory.in_flight.push(InFlight {
             to,
             number: *number,
-            operation: at.operation,
+            call: at.call,
             step: at.step,
             src,
             buffer: src.buffer,
@@ -567,12 +560,12 @@ impl Visitor for Symbols<'_> {
             memory.clock_of_receives = memory.clock.clone();
         }
         memory.clock.learn(&clock);
-        // As late as a transport may: from the sender's memory as it is now.
+        // A transport may read as late as now: from the sender's memory as it is now.
         let incoming = self.values(sent, src)?;
         match combine {
             Some(combine) => self.combine(at, dst, incoming, combine),
             None => {
-                // As early as an executor may, which posts all receives of a run at once.
+                // An executor starts all receives of a run at once, so it may write as early as then.
                 let known = self.ranks[at.rank].clock_of_receives.clone();
                 self.write_since(at, dst, &incoming, Some(&known))
             }
@@ -583,8 +576,8 @@ impl Visitor for Symbols<'_> {
         let in_flight = &mut self.ranks[at.rank].in_flight;
         let covered = |message: &mut InFlight| message.to == to && message.number <= upto;
         let flushed: Vec<InFlight> = in_flight.extract_if(.., covered).collect();
-        // Its source was read until now. That the receiver has it is not known: a transport may
-        // have taken it on its way.
+        // The transport read the source until now. The rank does not know that the receiver has the message:
+        // the transport may still carry it.
         flushed
             .iter()
             .try_for_each(|message| self.touch(message.sent(at.rank), message.src, false, None))
@@ -629,15 +622,15 @@ impl Visitor for Symbols<'_> {
         self.write(at, dst, &values)
     }
 
-    fn post(&mut self, At { rank, operation, .. }: At) -> Result<(), CheckError> {
+    fn post(&mut self, At { rank, call, .. }: At) -> Result<(), CheckError> {
         let clock = self.tell(rank);
         let memory = &mut self.ranks[rank];
-        memory.posts[operation].push(Posted { clock, round: memory.round + 1 });
+        memory.posts[call].push(Posted { clock, round: memory.round + 1 });
         Ok(())
     }
 
     fn wait(&mut self, at: At, peer: Rank, upto: usize) -> Result<(), CheckError> {
-        let posts = &self.ranks[peer].posts[at.operation];
+        let posts = &self.ranks[peer].posts[at.call];
         if let Some(Posted { clock, round }) = upto.checked_sub(1).and_then(|last| posts.get(last))
         {
             let (clock, round) = (clock.clone(), *round);
@@ -647,16 +640,16 @@ impl Visitor for Symbols<'_> {
         Ok(())
     }
 
-    fn leave(&mut self, rank: Rank, operation: usize) -> Result<(), CheckError> {
+    fn leave(&mut self, rank: Rank, call: usize) -> Result<(), CheckError> {
         let collective = self.schedules[rank].collective;
-        self.touch_by_user(rank, operation, false)?;
+        self.touch_by_user(rank, call, false)?;
         let memory = &self.ranks[rank];
         if let Some(&InFlight { to, step: sent_step, .. }) = memory.in_flight.first() {
             return Err(CheckError::NotFlushed { rank, sent_step, to });
         }
         if collective.is_barrier() {
             let knows = |peer: &Memory, rank| {
-                peer.entered.get(operation).is_some_and(|&then| memory.clock.now(rank) >= then)
+                peer.entered.get(call).is_some_and(|&then| memory.clock.now(rank) >= then)
             };
             let mut peers = self.ranks.iter().enumerate();
             if let Some((peer, _)) = peers.find(|&(rank, peer)| !knows(peer, rank)) {
@@ -665,12 +658,12 @@ impl Visitor for Symbols<'_> {
         }
         let found = memory.buffers[&Buffer::Data].values.clone();
         for (element, found) in found.into_iter().enumerate() {
-            let expected = self.expected(rank, operation, element);
+            let expected = self.expected(rank, call, element);
             if found != Some(expected) {
-                let text = |id| self.expressions.text(id, operation);
+                let text = |id| self.expressions.text(id, call);
                 return Err(CheckError::Result {
                     rank,
-                    operation,
+                    call,
                     element,
                     found: found.map_or_else(|| "never written".to_owned(), text),
                     expected: text(expected),
@@ -681,12 +674,12 @@ impl Visitor for Symbols<'_> {
     }
 }
 
-/// Whether two ranks have their host to themselves.
+/// Whether the rank and one neighbour are alone on their host.
 fn is_of_pair(topology: &Topology, rank: Rank) -> bool {
     topology.neighbours(rank).len() == 2
 }
 
-/// Where what a rank brings lies.
+/// The buffer with a rank's contribution.
 fn source(collective: Collective) -> Buffer {
     if collective.has_input() { Buffer::Input } else { Buffer::Data }
 }

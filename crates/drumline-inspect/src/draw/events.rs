@@ -28,7 +28,7 @@ pub(super) enum Kind {
         rank: Rank,
         dst: Loc,
     },
-    /// A copy from or to the memory of a peer.
+    /// A copy from or to the memory of a neighbour.
     Reach {
         rank: Rank,
         dst: Loc,
@@ -44,7 +44,7 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    /// The lanes that it belongs to, and the one that it is marked on, if any.
+    /// The lanes that it touches, and the lane with its mark, if it has one.
     pub(super) fn lanes(&self) -> (Vec<Rank>, Option<Rank>) {
         match self {
             Kind::Message { from, to, combine, .. } => (vec![*from, *to], combine.map(|_| *to)),
@@ -62,7 +62,7 @@ impl Kind {
     }
 }
 
-/// From the leftmost to the rightmost.
+/// All lanes from the leftmost to the rightmost of `lanes`.
 pub(super) fn hull(lanes: &[Rank]) -> RangeInclusive<Rank> {
     lanes.iter().copied().min().unwrap_or(0)..=lanes.iter().copied().max().unwrap_or(0)
 }

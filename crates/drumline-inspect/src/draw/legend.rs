@@ -1,4 +1,4 @@
-//! What the signs mean.
+//! The legend of a drawing.
 
 use drumline_schedule::step::{Buffer, Loc, Span};
 
@@ -6,9 +6,7 @@ use super::events::{Event, Kind};
 use super::marks::{arrow, combine_mark, copy_mark, diamond, reach};
 use crate::walk::Combine;
 
-/// Explains the signs that the drawing uses.
-///
-/// Begins at `y`, and returns where it ends.
+/// Explains the signs that the drawing uses, from row `y` on. Returns the last row, in pixels.
 pub(super) fn legend(mut y: usize, width: usize, events: &[Event], svg: &mut Vec<String>) -> usize {
     let data = Loc::data(Span::WHOLE);
     let scratch = Loc::scratch(0, Span::WHOLE);

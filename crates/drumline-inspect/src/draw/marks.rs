@@ -35,7 +35,7 @@ pub(super) fn arrow(
     }
 }
 
-/// A line along everything that a step touches in the memory of peers.
+/// A line along all accesses of a step to the memory of neighbours.
 pub(super) fn bus(own: usize, y: usize, reads: &[usize], writes: &[usize], svg: &mut Vec<String>) {
     let lanes: Vec<usize> = [own].iter().chain(reads).chain(writes).copied().collect();
     let ends = hull(&lanes);

@@ -51,7 +51,7 @@ const STYLE: &str = "\
   }
 </style>";
 
-/// Where memory is shared.
+/// Added where ranks share memory.
 const SHARED_STYLE: &str = "\
 <style>
   .reach { stroke: #1a7f64; stroke-width: 1.8; stroke-dasharray: 5 3; fill: none }
@@ -99,7 +99,7 @@ fn render(
 ) -> String {
     let lane = |rank: Rank| LEFT + rank * LANE;
     let rounds: Vec<Round> = rounds(events, rows);
-    // Bands are set apart, so the height of a row depends on the round that it is in.
+    // There are gaps between rounds, so the height of a row depends on its round.
     let top = |band: usize, row: usize| HEAD + (ROUND_GAP + 2 * PADDING) * band + ROW * row;
     let body = top(rounds.len(), rounds.last().map_or(0, |round| round.end)) + ROUND_GAP;
     // Narrow drawings still hold the title and the legend.
@@ -221,7 +221,7 @@ fn title(schedule: &Schedule) -> String {
 }
 
 fn price(schedules: &[Schedule], events: &[Event]) -> String {
-    // A length that all usual blocks divide.
+    // A length that the usual numbers of blocks divide.
     let counts = Counts::Even(schedules.len() * 5_040);
     let data = Loc::data(Span::WHOLE);
     let len = schedules.iter().map(|schedule| schedule.resolve(data, &counts).len()).max();
@@ -247,7 +247,7 @@ fn price(schedules: &[Schedule], events: &[Event]) -> String {
     price.join(" · ")
 }
 
-/// The whole of the data goes without saying.
+/// A place, as text; empty for the whole data.
 fn label(loc: Loc) -> String {
     match (Loc { peer: None, ..loc }) {
         Loc { peer: None, buffer: Buffer::Data, span: Span::WHOLE } => String::new(),
@@ -257,7 +257,7 @@ fn label(loc: Loc) -> String {
     }
 }
 
-/// A bar above the ranks of each host, where some share one and others do not.
+/// A bar above the ranks of each host, unless all ranks share one host or none do.
 fn hosts(topology: &Topology, lane: &dyn Fn(Rank) -> usize, svg: &mut Vec<String>) {
     let hosts = topology.ranks_by_host();
     if hosts.len() == 1 || hosts.len() == topology.world_size {

@@ -26,14 +26,14 @@ pub(super) fn tell(
     Ok((story.events, rows))
 }
 
-/// What happens, in an order in which it can happen.
+/// The events, in a possible order: a visitor of the walk.
 struct Story {
-    /// For each rank, messages in the longest chain that led to where it is.
+    /// For each rank, the messages and posts in the longest chain up to now.
     rounds: Vec<usize>,
-    /// For each rank, the round that a wait for each of its posts is in.
+    /// For each rank, the round in which a wait for each of its posts ends.
     posts: Vec<Vec<usize>>,
     events: Vec<Event>,
-    /// Where the waits of a rank in a round are among the events.
+    /// The index of the event with the waits of a rank in a round.
     waits: HashMap<(Rank, usize), usize>,
 }
 
@@ -53,11 +53,11 @@ impl Story {
 impl Visitor for Story {
     type Message = Message;
 
-    fn enter(&mut self, _rank: Rank, _operation: usize) -> Result<(), CheckError> {
+    fn enter(&mut self, _rank: Rank, _call: usize) -> Result<(), CheckError> {
         Ok(())
     }
 
-    fn begin(&mut self, _rank: Rank, _operation: usize) -> Result<(), CheckError> {
+    fn begin(&mut self, _rank: Rank, _call: usize) -> Result<(), CheckError> {
         Ok(())
     }
 
@@ -91,7 +91,7 @@ impl Visitor for Story {
         let rank = at.rank;
         let reads = srcs.iter().filter_map(|(_, src)| src.peer).collect();
         let writes = dsts.iter().filter_map(|dst| dst.peer).collect();
-        // The result's place among the data says most.
+        // The destination among the data says most.
         let is_data = |dst: &&Loc| dst.buffer == Buffer::Data;
         match dsts.iter().find(is_data).or(dsts.first()) {
             Some(&dst) => self.push(rank, Kind::Combine { rank, dst, finish, reads, writes }),
@@ -129,16 +129,16 @@ impl Visitor for Story {
         self.push(rank, Kind::Wait { rank, peers: vec![peer] })
     }
 
-    fn leave(&mut self, _rank: Rank, _operation: usize) -> Result<(), CheckError> {
+    fn leave(&mut self, _rank: Rank, _call: usize) -> Result<(), CheckError> {
         Ok(())
     }
 }
 
-/// The row of each event. Events share a row when they touch different lanes; a mark on a lane
-/// stands below everything that came to that lane before it, and above what follows.
+/// The row of each event. Events that touch different lanes share a row. A mark on a lane is below all
+/// earlier events of that lane, and above all later ones.
 fn rows(events: &[Event], world_size: usize) -> Vec<usize> {
     let mut taken: HashSet<(usize, Rank)> = HashSet::new();
-    // For each lane, the first row below its last mark, and below its last event.
+    // The first row below the last mark of each lane, and below its last event.
     let mut below_mark = vec![0; world_size];
     let mut below_all = vec![0; world_size];
     let mut round = 0;

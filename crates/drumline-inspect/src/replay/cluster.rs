@@ -17,14 +17,14 @@ use drumline_schedule::{Algorithm, Topology};
 pub struct Cluster {
     /// The hosts, as algorithms know them: ranks of one host share memory.
     pub topology: Topology,
-    /// The same as far as cores, memory and lines go. It differs where ranks of one host share no
-    /// memory, so that for algorithms each is on a host of its own.
+    /// The hosts, as owners of cores, memory and lines. It differs from `topology` where ranks of one host
+    /// share no memory: for algorithms each such rank is on a host of its own.
     pub machines: Topology,
-    /// Its figures.
+    /// Its prices.
     pub prices: PriceList,
-    /// How many ranks of a host can run at once.
+    /// Cores of a host.
     pub cores_per_host: usize,
-    /// Bytes of a staging slot: what is longer goes in pieces.
+    /// Bytes of a staging slot. Longer data goes in pieces.
     pub slot_bytes: usize,
 }
 
@@ -43,7 +43,7 @@ impl Cluster {
     }
 }
 
-/// What all ranks do together.
+/// A collective that all ranks carry out.
 ///
 /// ```
 /// use drumline_schedule::{Algorithm, Collective, Topology, price::{ElementKind, PriceList}};
@@ -52,24 +52,24 @@ impl Cluster {
 /// let cluster = Cluster::new(Topology::hosts(&[2, 2]), PriceList::default());
 /// let algorithm = Algorithm::find(Collective::AllReduce, "doubling")?;
 /// let kind = ElementKind { bytes: 4, sum_bytes: 4 };
-/// let operation = Workload { algorithm, root: 0, elements: 1_000, kind };
-/// let longer = Workload { elements: 2_000, ..operation };
-/// assert!(replay(&cluster, &operation)?.time_ps < replay(&cluster, &longer)?.time_ps);
+/// let workload = Workload { algorithm, root: 0, elements: 1_000, kind };
+/// let longer = Workload { elements: 2_000, ..workload };
+/// assert!(replay(&cluster, &workload)?.time_ps < replay(&cluster, &longer)?.time_ps);
 /// # Ok::<_, drumline_schedule::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Workload {
-    /// How.
+    /// The algorithm, and with it the collective.
     pub algorithm: &'static Algorithm,
     /// The root, where there is one.
     pub root: Rank,
     /// Elements of each block: of what a rank contributes, or gets.
     pub elements: usize,
-    /// What an element weighs.
+    /// The width of elements and of their sums.
     pub kind: ElementKind,
 }
 
-/// How an operation went.
+/// The result of a replay.
 ///
 /// ```
 /// use drumline_schedule::{Algorithm, Collective, Topology, price::{ElementKind, PriceList}};
@@ -78,22 +78,22 @@ pub struct Workload {
 /// let cluster = Cluster::new(Topology::hosts(&[2, 2]), PriceList::default());
 /// let algorithm = Algorithm::find(Collective::AllReduce, "doubling")?;
 /// let kind = ElementKind { bytes: 4, sum_bytes: 4 };
-/// let operation = Workload { algorithm, root: 0, elements: 1_000, kind };
-/// let Outcome { rounds, line_bytes, .. } = replay(&cluster, &operation)?;
+/// let workload = Workload { algorithm, root: 0, elements: 1_000, kind };
+/// let Outcome { rounds, line_bytes, .. } = replay(&cluster, &workload)?;
 /// assert_eq!(rounds, 2);
 /// assert_eq!(line_bytes, 2 * 4_000); // what the two ranks of a host send to the other
 /// # Ok::<_, drumline_schedule::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// From the call of all ranks to the end of the last one.
+    /// The time from the call, by all ranks, to the end of the last rank.
     pub time_ps: u64,
-    /// Bytes on the line out of a host, of the one with the most.
+    /// Bytes on the line out of the host that sends the most.
     pub line_bytes: u64,
-    /// Messages and posts in the longest chain, as in [`Cost::rounds`](crate::Cost::rounds): of one
-    /// piece, where it goes in pieces.
+    /// Messages and posts in the longest chain, as in [`Cost::rounds`](drumline_schedule::Cost::rounds), in
+    /// one piece.
     pub rounds: usize,
-    /// How many things happened. 0 if nothing was replayed.
+    /// The number of events. 0 if nothing was replayed.
     pub events: u64,
     /// How it was found.
     pub method: Method,
@@ -108,17 +108,17 @@ pub struct Outcome {
 /// let cluster = Cluster::new(Topology::hosts(&[2, 2]), PriceList::default());
 /// let algorithm = Algorithm::find(Collective::AllReduce, "doubling")?;
 /// let kind = ElementKind { bytes: 4, sum_bytes: 4 };
-/// let operation = Workload { algorithm, root: 0, elements: 1_000, kind };
-/// assert_eq!(replay(&cluster, &operation)?.method, Method::Replay);
+/// let workload = Workload { algorithm, root: 0, elements: 1_000, kind };
+/// assert_eq!(replay(&cluster, &workload)?.method, Method::Replay);
 /// # Ok::<_, drumline_schedule::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Method {
     /// Every step of every rank was replayed.
     Replay,
-    /// The first pieces were, and each piece that follows takes as long as the last of these.
+    /// The first pieces were replayed. Each further piece takes as long as the last of these.
     Pieces,
-    /// There are too many steps: it is the [`cost`](Algorithm::cost) of the busiest rank by
-    /// [`PriceList::links`], and by that of copies for memory of peers.
+    /// There are too many steps for a replay. The time is the [`cost`](Algorithm::cost) of the busiest rank
+    /// by [`PriceList::links`], and by the price of copies for the memory of neighbours.
     Formula,
 }

@@ -1,4 +1,4 @@
-//! What happens next: all ranks, in the order of time.
+//! The event loop of a replay: takes the events of all ranks in the order of time.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap, VecDeque};
@@ -15,17 +15,17 @@ pub(super) struct Engine<'a> {
     cluster: &'a Cluster,
     hosts: Hosts<'a>,
     ranks: Vec<Player>,
-    /// By time, then by the order in which they came up.
+    /// Ordered by time, then by the order in which they were pushed.
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
-    /// How many came up so far.
+    /// The number of events so far.
     count: u64,
-    /// When the last rank had ended each call.
+    /// The time at which the last rank ended each call.
     ends: Vec<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// The rank goes on.
+    /// The rank continues.
     Go(u32),
     /// The first byte of a message reaches the line of the receiver's host.
     AtLine(Message),
@@ -38,66 +38,66 @@ struct Message {
     from: u32,
     to: u32,
     bytes: u64,
-    /// Its last byte is not there before.
+    /// The earliest time at which its last byte has arrived.
     whole_at: u64,
-    /// Messages and posts in the chain that ends with it.
+    /// Messages and posts in the longest chain that ends with it.
     depth: u32,
 }
 
-/// One rank.
+/// The state of one rank.
 struct Player {
     program: Program,
     call: usize,
-    /// Of this call.
+    /// Index of the piece, in this call.
     piece: usize,
     op: usize,
-    /// How many neighbours it has looked at, at the beginning of a piece.
+    /// The neighbours whose posts it has seen at the beginning of this piece.
     entered: usize,
     /// Messages and posts in the longest chain that it has seen, in this piece.
     depth: u32,
-    /// Whether it waits for a message of the run at hand.
+    /// Whether it waits for a message of the current run of receives.
     receiving: bool,
-    /// Receives of the run that are not complete.
+    /// Incomplete receives of the run.
     open: usize,
-    /// By sender, how many messages of the run have not arrived.
+    /// By sender, the messages of the run that have not arrived.
     wanted: ByRank<u32>,
     /// Messages of the run that have begun to arrive.
     ready: VecDeque<Message>,
     /// By sender, messages of later steps.
     early: ByRank<VecDeque<Message>>,
-    /// When each message of this piece has left its source.
+    /// The time at which each message of this piece leaves its source.
     left: Vec<u64>,
-    /// When each post is seen by neighbours, and its depth.
+    /// The time at which neighbours see each post, and its depth.
     posts: Vec<(u64, u32)>,
-    /// Who waits for the next post.
+    /// The ranks that wait for its next post.
     waiting: Vec<u32>,
     grip: Grip,
-    /// Until when it has gone on without a look at the others.
+    /// The time up to which it has run without a look at other ranks.
     busy_until: u64,
 }
 
-/// Whether a rank has its core, where others share it.
+/// Whether a rank holds its core, which it may share with other ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Grip {
     Has,
-    /// It waits for a post: another one may have it.
+    /// It waits for a post, so another rank may take the core.
     Waits,
-    /// The same, and whoever has the core was asked to go on first.
+    /// The same, and the rank on the core may continue first.
     LetPass,
 }
 
-/// Whether a rank can go on at the same moment.
+/// When a rank can continue.
 enum Progress {
     Now,
     At(u64),
-    /// And nobody comes in between: it has its core.
+    /// At this time, on its core, with no other rank in between.
     OnCore(u64),
-    /// It is called when something happens.
+    /// When an event wakes it.
     Blocked,
 }
 
 impl<'a> Engine<'a> {
-    /// Every rank makes so many calls, one right after the other.
+    /// Every rank makes `calls` calls, one right after another.
     pub(super) fn new(cluster: &'a Cluster, programs: Vec<Program>, calls: usize) -> Engine<'a> {
         let ranks: Vec<Player> = programs.into_iter().map(Player::new).collect();
         let mut engine = Engine {
@@ -115,7 +115,7 @@ impl<'a> Engine<'a> {
         engine
     }
 
-    /// Its time is what each call takes behind the first `before`.
+    /// The time of the outcome is the mean of the calls after the first `before`.
     pub(super) fn run(mut self, before: usize) -> Outcome {
         while let Some(Reverse((now, _, event))) = self.events.pop() {
             match event {
@@ -350,16 +350,16 @@ impl<'a> Engine<'a> {
         Progress::OnCore(self.hosts.work(rank, now, self.cluster.prices.call_ps).1)
     }
 
-    /// What an end does for a message.
+    /// The work for a message at one end, in picoseconds.
     fn half_of_message(&self, rank: Rank, link: Link, bytes: u64) -> u64 {
         let Program { windows, working_bytes, .. } = self.ranks[rank].program;
-        // The kernel has them once more.
+        // The kernel keeps a copy, so the working set is twice as large.
         let byte_fs =
             link.byte.of(working_bytes.saturating_mul(2), self.cluster.prices.cache_bytes);
         link.message_ps.saturating_mul(windows) / 2 + of_bytes(bytes, byte_fs) / 2
     }
 
-    /// What joins two ranks, and whether they are on one host.
+    /// The link between two ranks, and whether they are on one host.
     fn link(&self, one: Rank, other: Rank) -> (Link, bool) {
         let Cluster { machines, prices, .. } = self.cluster;
         match machines.host_of(one) == machines.host_of(other) {
@@ -391,7 +391,7 @@ impl Player {
         }
     }
 
-    /// Of all calls, but for the piece at hand.
+    /// The pieces of all calls before the current piece.
     fn pieces_begun(&self) -> usize {
         self.call * self.program.pieces + self.piece
     }
@@ -405,7 +405,7 @@ impl Player {
         self.ops().get(self.op).copied()
     }
 
-    /// Receives that stand one after another may be served in any order.
+    /// Consecutive receives may complete in any order.
     fn begin_run(&mut self) {
         let run: Vec<u32> = match self.ops()[self.op] {
             PricedStep::RecvAlone { from } => vec![from],
@@ -429,7 +429,7 @@ impl Player {
     }
 }
 
-/// There are millions of look-ups, and nobody who chooses ranks that collide.
+/// A map with a fast hash, because there are millions of look-ups. No attacker chooses the ranks.
 type ByRank<V> = HashMap<u32, V, BuildHasherDefault<RankHasher>>;
 
 #[derive(Default)]
@@ -443,7 +443,7 @@ impl Hasher for RankHasher {
     }
 
     fn write_u32(&mut self, rank: u32) {
-        // Fibonacci hashing: 2^64 by the golden ratio.
+        // Fibonacci hashing: 2^64 divided by the golden ratio.
         self.0 = (self.0 ^ u64::from(rank)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
     }
 

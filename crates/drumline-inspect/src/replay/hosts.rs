@@ -1,4 +1,4 @@
-//! What the ranks of a host share: cores, memory, and its line in both directions.
+//! The resources that the ranks of a host share: cores, memory, and the line in both directions.
 
 use std::collections::HashMap;
 
@@ -8,7 +8,7 @@ use drumline_schedule::step::Rank;
 
 use super::cluster::Cluster;
 
-/// The hosts of a cluster, and until when what they have is taken.
+/// The hosts of a cluster, and the times until which their resources are busy.
 pub(super) struct Hosts<'a> {
     machines: &'a Topology,
     prices: &'a PriceList,
@@ -17,9 +17,9 @@ pub(super) struct Hosts<'a> {
 
 #[derive(Default)]
 struct HostLoad {
-    /// None where every rank has its own.
+    /// Empty where every rank has a core of its own.
     cores: Vec<Core>,
-    /// Where each rank ran last, once it has.
+    /// The core on which each rank ran last.
     core_of: HashMap<Rank, usize>,
     memory: Queue,
     line_out: Queue,
@@ -33,14 +33,14 @@ struct Core {
     last: Option<Rank>,
 }
 
-/// Something that serves one after another.
+/// A resource that serves one rank after another.
 #[derive(Clone, Copy, Default)]
 struct Queue {
     free_at: u64,
 }
 
 impl Queue {
-    /// From when to when it serves who asks at `now`, in picoseconds.
+    /// The start and the end, in picoseconds, of a service of `ps` that a rank asks for at `now`.
     fn serve(&mut self, now: u64, ps: u64) -> (u64, u64) {
         let start = self.free_at.max(now);
         self.free_at = start.saturating_add(ps);
@@ -61,11 +61,11 @@ impl<'a> Hosts<'a> {
         Hosts { machines, prices, hosts: machines.ranks_by_host().iter().map(host).collect() }
     }
 
-    /// From when to when `rank` works, if it could begin at `now`. A core that ran another one has to
-    /// change first.
+    /// The start and the end of work of `rank` that could begin at `now`. A core that ran another rank
+    /// changes first.
     pub(super) fn work(&mut self, rank: Rank, now: u64, ps: u64) -> (u64, u64) {
         let HostLoad { cores, core_of, .. } = &mut self.hosts[self.machines.host_of(rank)];
-        // The first to come are dealt out.
+        // Ranks that have not run yet are spread over the cores.
         let own = core_of.get(&rank).copied().unwrap_or(core_of.len() % cores.len().max(1));
         let begins = |index: usize| {
             let patience_ps = if index == own { 0 } else { PATIENCE_PS };
@@ -85,19 +85,19 @@ impl<'a> Hosts<'a> {
         (start, core.free_at)
     }
 
-    /// Who ran last on the core of `rank`, if that was another one.
+    /// The rank that ran last on the core of `rank`, if it was another one.
     pub(super) fn in_place_of(&self, rank: Rank) -> Option<Rank> {
         let HostLoad { cores, core_of, .. } = &self.hosts[self.machines.host_of(rank)];
         cores.get(*core_of.get(&rank)?)?.last.filter(|last| *last != rank)
     }
 
-    /// When so many bytes of the memory of `rank`'s host have been moved.
+    /// The time at which `bytes` bytes have moved from or to the memory of `rank`'s host.
     pub(super) fn memory(&mut self, rank: Rank, now: u64, bytes: u64) -> u64 {
         let ps = of_bytes(bytes, self.prices.memory_byte_fs);
         self.hosts[self.machines.host_of(rank)].memory.serve(now, ps).1
     }
 
-    /// From when to when so many bytes leave `rank`'s host.
+    /// The start and the end of `bytes` bytes on the line out of `rank`'s host.
     pub(super) fn line_out(&mut self, rank: Rank, now: u64, bytes: u64) -> (u64, u64) {
         let host = &mut self.hosts[self.machines.host_of(rank)];
         host.bytes_out += bytes;
@@ -110,17 +110,17 @@ impl<'a> Hosts<'a> {
         self.hosts[self.machines.host_of(rank)].line_in.serve(now, ps)
     }
 
-    /// What left the host from which the most left.
+    /// The bytes that left the host with the most such bytes.
     pub(super) fn line_bytes(&self) -> u64 {
         self.hosts.iter().map(|host| host.bytes_out).max().unwrap_or(0)
     }
 }
 
-/// How much longer a rank waits for its own core than for another one. Kernels let cores share
-/// their load some milliseconds after it has come.
+/// The extra time for which a rank prefers its own core, in picoseconds. Kernels move ranks to other cores
+/// only after some milliseconds.
 const PATIENCE_PS: u64 = 1_000_000_000;
 
-/// Picoseconds.
+/// The time for `bytes` bytes, in picoseconds.
 pub(super) fn of_bytes(bytes: u64, byte_fs: u64) -> u64 {
     u64::try_from(u128::from(bytes) * u128::from(byte_fs) / 1_000).unwrap_or(u64::MAX)
 }

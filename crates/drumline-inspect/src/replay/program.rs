@@ -8,26 +8,26 @@ use drumline_schedule::{Blocks, Counts, Schedule};
 use super::cluster::Cluster;
 use super::hosts::of_bytes;
 
-/// What one rank does.
+/// The priced steps of one rank.
 pub(super) struct Program {
-    /// In all pieces but the last.
+    /// The steps of every piece but the last.
     pub(super) piece: Vec<PricedStep>,
-    /// In the last.
+    /// The steps of the last piece.
     pub(super) last: Vec<PricedStep>,
-    /// How many pieces there are.
+    /// The number of pieces.
     pub(super) pieces: usize,
     /// Bytes that the ranks of a core work on.
     pub(super) working_bytes: u64,
-    /// How often it posts in a piece.
+    /// Posts in a piece.
     pub(super) posts: usize,
-    /// In so many messages each one goes: a pipeline sends window by window.
+    /// The windows of a pipeline. Each message is sent once for each window.
     pub(super) windows: u64,
 }
 
-/// A step, priced.
+/// A step with its price.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PricedStep {
-    /// Time on a core, and bytes that go to or come from memory meanwhile.
+    /// Time on a core, and bytes that move to or from memory meanwhile.
     Work {
         core_ps: u64,
         memory_bytes: u64,
@@ -36,16 +36,16 @@ pub(super) enum PricedStep {
         to: u32,
         bytes: u64,
     },
-    /// One of a run that may come in any order.
+    /// A receive in a run whose messages may come in any order.
     Recv {
         from: u32,
     },
-    /// The same, alone: what comes next needs it.
+    /// A receive by itself, whose message the next step needs.
     RecvAlone {
         from: u32,
     },
-    /// Waits until message `sent` of this piece has left its source, counted from 0 and whoever it
-    /// is for.
+    /// Waits until message number `sent` of this piece, to any receiver and counted from 0, has left its
+    /// source.
     Flush {
         sent: u32,
     },
@@ -57,8 +57,7 @@ pub(super) enum PricedStep {
 }
 
 impl Program {
-    /// `schedule` on `elements` of blocks that have `of` elements, in pieces; an element has so many
-    /// bytes.
+    /// The program of `schedule` on the first `elements` of blocks of `of` elements, in pieces of `piece`.
     pub(super) fn of(
         cluster: &Cluster,
         schedule: &Schedule,
@@ -84,18 +83,18 @@ impl Program {
     }
 }
 
-/// What the library works on at a time where long data goes over links, unless told otherwise.
+/// The default length of a window of long data over links.
 const WINDOW_BYTES: u64 = 1 << 20;
 
 struct Pricing<'a> {
     cluster: &'a Cluster,
     schedule: &'a Schedule,
-    /// Of a block, of which a piece is a part.
+    /// Elements of a whole block.
     elements: usize,
     element_bytes: u64,
     /// Bytes that the ranks of a core work on.
     working_bytes: u64,
-    /// Whether two ranks have their host to themselves, and swap their slots.
+    /// Whether the rank and one neighbour are alone on their host, and exchange slots.
     swaps_slots: bool,
 }
 
@@ -122,7 +121,7 @@ impl<'a> Pricing<'a> {
         Pricing { cluster, schedule, elements, element_bytes, working_bytes, swaps_slots }
     }
 
-    /// The steps on blocks of so many elements.
+    /// The priced steps of a piece of `elements` elements.
     fn ops(&self, elements: usize) -> Vec<PricedStep> {
         let counts = Counts::Even(elements);
         let bytes =
@@ -156,7 +155,7 @@ impl<'a> Pricing<'a> {
                     let parts = (reads.len(), dsts.len().saturating_sub(1));
                     ops.push(self.work(&reads, dsts, len, parts, &mut touched));
                 }
-                // A copy reads and writes, where one more destination only writes.
+                // A copy reads and writes; a further destination of a sum is only written.
                 Step::Copy { dst, src } => {
                     ops.push(self.work(&[*src], &[*dst], bytes(*dst), (0, 2), &mut touched));
                 }
@@ -174,8 +173,9 @@ impl<'a> Pricing<'a> {
         ops
     }
 
-    /// Reads and writes `len` bytes in each of these places: `combined` are read to be added up, and
-    /// `copied` are read or written beside. Each counts for half of a pair that is combined, or copied.
+    /// The price of reads and writes of `len` bytes in each of these places. `combined` places are summed,
+    /// and `copied` places are read or written without a sum. Each has half the price of a combined, or
+    /// copied, pair.
     fn work(
         &self,
         reads: &[Loc],
@@ -191,11 +191,11 @@ impl<'a> Pricing<'a> {
         let byte_fs = combined as u64 * prices.combine.cached_fs / 2
             + copied as u64 * prices.copy.cached_fs / 2
             + fetched.count() as u64 * fetched_fs;
-        // What is written is read before, or fetched to be overwritten.
+        // A place that is written was read before, or moves into the cache first.
         let fetches = reads.iter().chain(writes.iter().filter(|place| !reads.contains(place)));
         let moved = fetches.chain(writes).map(|place| self.uncached(place, len, touched));
         let memory_bytes = moved.sum();
-        // A byte that is copied, or combined into another, is moved three times.
+        // A copied or combined byte moves three times.
         let rate = if combined > 0 { prices.combine } else { prices.copy };
         let moved_fs = rate.memory_fs.saturating_sub(rate.cached_fs) / 3;
         let touch_ps = (reads.len() + writes.len()) as u64 * prices.touch_ps;
@@ -203,8 +203,8 @@ impl<'a> Pricing<'a> {
         PricedStep::Work { core_ps, memory_bytes }
     }
 
-    /// How many of `len` bytes are not in the caches. Slots are short, and stay there; so does what was
-    /// touched in this piece.
+    /// The number of `len` bytes that are not in the caches. Slots are short and stay in the caches, as do
+    /// places that the rank has touched in this piece.
     fn uncached(&self, place: &Loc, len: u64, touched: &Touched) -> u64 {
         let working = self.working(place, touched);
         let beyond = working.saturating_sub(self.cluster.prices.cache_bytes);
@@ -217,7 +217,7 @@ impl<'a> Pricing<'a> {
     }
 }
 
-/// What a rank has touched in a piece.
+/// The places that a rank has touched in a piece.
 struct Touched {
     places: HashSet<Loc>,
     /// Bytes that all ranks of the core work on in this piece.

@@ -5,14 +5,15 @@ use super::cluster::{Cluster, Method, Outcome, Workload};
 use super::engine::Engine;
 use super::program::Program;
 
-/// More steps are priced by the formula: some seconds of work, and 1 GB of memory.
+/// The most steps that are replayed, in some seconds and 1 GB of memory. More steps are priced by the
+/// formula.
 const STEPS_MAX: usize = 20_000_000;
 
-/// Of more pieces than the second number so many are replayed; what lies between the two is what a
-/// piece takes.
+/// Of more pieces than the second number, two replays take these numbers of pieces. The difference gives the
+/// time of one piece.
 const PIECES: [usize; 2] = [8, 16];
 
-/// Replays an operation.
+/// Replays one call of a collective.
 ///
 /// ```
 /// use drumline_schedule::{Algorithm, Collective, Topology, price::{ElementKind, PriceList}};
@@ -21,23 +22,24 @@ const PIECES: [usize; 2] = [8, 16];
 /// let cluster = Cluster::new(Topology::hosts(&[2, 2]), PriceList::default());
 /// let algorithm = Algorithm::find(Collective::AllReduce, "doubling")?;
 /// let kind = ElementKind { bytes: 4, sum_bytes: 4 };
-/// let operation = Workload { algorithm, root: 0, elements: 1_000, kind };
-/// assert_eq!(replay(&cluster, &operation)?, replay(&cluster, &operation)?); // the same everywhere
-/// let nowhere = Workload { root: 4, ..operation };
+/// let workload = Workload { algorithm, root: 0, elements: 1_000, kind };
+/// assert_eq!(replay(&cluster, &workload)?, replay(&cluster, &workload)?); // the same everywhere
+/// let nowhere = Workload { root: 4, ..workload };
 /// assert!(replay(&cluster, &nowhere).is_err());
 /// # Ok::<_, drumline_schedule::Error>(())
 /// ```
 ///
 /// # Errors
 ///
-/// As [`Algorithm::schedule`]; the root is no rank, or the algorithm does not serve the ranks.
-pub fn replay(cluster: &Cluster, operation: &Workload) -> Result<Outcome, Error> {
-    replay_calls(cluster, operation, ALONE)
+/// As [`Algorithm::schedule`](drumline_schedule::Algorithm::schedule): the root is not a rank, or the
+/// algorithm does not serve the ranks.
+pub fn replay(cluster: &Cluster, workload: &Workload) -> Result<Outcome, Error> {
+    replay_calls(cluster, workload, ALONE)
 }
 
-/// Replays an operation that is called again and again, as in a benchmark: its time is that of a call
-/// behind others. Ranks do not begin such a call together, and cores have run other ranks before. Of
-/// long operations, which go in many pieces, it is what [`replay`] says.
+/// Replays calls that follow each other, as in a benchmark, and returns the time of a call after others.
+/// Ranks do not begin such a call together, and cores have run other ranks before. For long data, which goes
+/// in many pieces, the time is that of [`replay`].
 ///
 /// ```
 /// use drumline_schedule::{Algorithm, Collective, Topology, price::{ElementKind, PriceList}};
@@ -48,9 +50,9 @@ pub fn replay(cluster: &Cluster, operation: &Workload) -> Result<Outcome, Error>
 /// let cluster = Cluster { cores_per_host: 2, ..hosts };
 /// let algorithm = Algorithm::find(Collective::AllReduce, "shm-oneshot")?;
 /// let kind = ElementKind { bytes: 4, sum_bytes: 4 };
-/// let operation = Workload { algorithm, root: 0, elements: 2, kind };
-/// // Each core changes once a call; a call alone has it change back, too.
-/// let [once, again] = [replay(&cluster, &operation)?, replay_in_a_row(&cluster, &operation)?];
+/// let workload = Workload { algorithm, root: 0, elements: 2, kind };
+/// // Each core changes ranks once a call. In a single call it also changes back.
+/// let [once, again] = [replay(&cluster, &workload)?, replay_in_a_row(&cluster, &workload)?];
 /// assert!(again.time_ps < once.time_ps);
 /// # Ok::<_, drumline_schedule::Error>(())
 /// ```
@@ -58,11 +60,11 @@ pub fn replay(cluster: &Cluster, operation: &Workload) -> Result<Outcome, Error>
 /// # Errors
 ///
 /// Those of [`replay`].
-pub fn replay_in_a_row(cluster: &Cluster, operation: &Workload) -> Result<Outcome, Error> {
-    replay_calls(cluster, operation, IN_A_ROW)
+pub fn replay_in_a_row(cluster: &Cluster, workload: &Workload) -> Result<Outcome, Error> {
+    replay_calls(cluster, workload, IN_A_ROW)
 }
 
-/// How many calls are replayed, and how many of the first do not count.
+/// The number of calls that are replayed, and the number of first calls that do not count.
 #[derive(Clone, Copy)]
 struct Calls {
     before: usize,
@@ -72,21 +74,21 @@ struct Calls {
 const ALONE: Calls = Calls { before: 0, all: 1 };
 const IN_A_ROW: Calls = Calls { before: 2, all: 8 };
 
-fn replay_calls(cluster: &Cluster, operation: &Workload, calls: Calls) -> Result<Outcome, Error> {
-    let Workload { algorithm, root, elements, kind } = *operation;
+fn replay_calls(cluster: &Cluster, workload: &Workload, calls: Calls) -> Result<Outcome, Error> {
+    let Workload { algorithm, root, elements, kind } = *workload;
     let first = algorithm.schedule(&cluster.topology, 0, root)?;
     let piece = piece(cluster, &first, elements, kind);
     let pieces = elements.div_ceil(piece.max(1)).max(1);
     let replayed = pieces.min(PIECES[1]);
     if steps(&first).saturating_mul(cluster.topology.world_size * replayed) > STEPS_MAX {
-        return Ok(formula(cluster, operation));
+        return Ok(formula(cluster, workload));
     }
     if pieces <= PIECES[1] {
-        return run(cluster, operation, elements, piece, calls);
+        return run(cluster, workload, elements, piece, calls);
     }
     let [short, long] = [
-        run(cluster, operation, PIECES[0] * piece, piece, ALONE)?,
-        run(cluster, operation, PIECES[1] * piece, piece, ALONE)?,
+        run(cluster, workload, PIECES[0] * piece, piece, ALONE)?,
+        run(cluster, workload, PIECES[1] * piece, piece, ALONE)?,
     ];
     let rest = (elements - PIECES[1] * piece) as u128;
     let span = ((PIECES[1] - PIECES[0]) * piece) as u128;
@@ -101,25 +103,25 @@ fn replay_calls(cluster: &Cluster, operation: &Workload, calls: Calls) -> Result
     })
 }
 
-/// Replays the operation on its first `elements`, in pieces of so many.
+/// Replays the first `elements` of the workload, in pieces of `piece` elements.
 fn run(
     cluster: &Cluster,
-    operation: &Workload,
+    workload: &Workload,
     elements: usize,
     piece: usize,
     calls: Calls,
 ) -> Result<Outcome, Error> {
-    let Workload { algorithm, root, kind, .. } = *operation;
+    let Workload { algorithm, root, kind, .. } = *workload;
     let bytes = algorithm.travelling(kind.bytes, kind.sum_bytes);
     let programs = (0..cluster.topology.world_size).map(|rank| {
         let schedule = algorithm.schedule(&cluster.topology, rank, root)?;
-        Ok(Program::of(cluster, &schedule, operation.elements, elements, piece, bytes))
+        Ok(Program::of(cluster, &schedule, workload.elements, elements, piece, bytes))
     });
     let engine = Engine::new(cluster, programs.collect::<Result<_, Error>>()?, calls.all);
     Ok(engine.run(calls.before))
 }
 
-/// The elements of a block that are worked on at once.
+/// The elements of a block in one piece.
 fn piece(cluster: &Cluster, schedule: &Schedule, elements: usize, kind: ElementKind) -> usize {
     if schedule.memory != MemoryUse::Staged {
         return elements;
@@ -127,13 +129,13 @@ fn piece(cluster: &Cluster, schedule: &Schedule, elements: usize, kind: ElementK
     elements.min(schedule.piece(cluster.slot_bytes / kind.bytes.max(1)))
 }
 
-/// Steps, with the places that they name: what a schedule takes to be made.
+/// The number of steps and of places that they name: the work to make a schedule.
 fn steps(schedule: &Schedule) -> usize {
     schedule.steps.iter().map(|step| 1 + step.reads().count() + step.writes().count()).sum()
 }
 
-fn formula(cluster: &Cluster, operation: &Workload) -> Outcome {
-    let Workload { algorithm, root, elements, kind } = *operation;
+fn formula(cluster: &Cluster, workload: &Workload) -> Outcome {
+    let Workload { algorithm, root, elements, kind } = *workload;
     let Cluster { topology, machines, prices, .. } = cluster;
     let cost = (algorithm.cost)(topology, root, elements);
     let bytes = algorithm.travelling(kind.bytes, kind.sum_bytes);
@@ -152,8 +154,8 @@ fn formula(cluster: &Cluster, operation: &Workload) -> Outcome {
     }
 }
 
-/// The bytes that must cross the busiest line in one direction, whatever the algorithm, when blocks
-/// have so many bytes: hosts add and share out among their own ranks for nothing.
+/// The bytes that any algorithm must send over the busiest line in one direction, for blocks of `block_bytes`
+/// bytes. Inside a host, data moves and adds for free.
 ///
 /// ```
 /// use drumline_inspect::replay::line_bound;
@@ -175,7 +177,7 @@ pub fn line_bound(collective: Collective, topology: &Topology, block_bytes: u64)
         Collective::AllReduce => 2 * block_bytes * (hosts - 1) / hosts,
         Collective::Reduce | Collective::Broadcast => block_bytes,
         Collective::Scan | Collective::ExclusiveScan => block_bytes,
-        // A host gets what it does not have, or sends what it has for others.
+        // A host receives the blocks of other hosts, or sends blocks for them.
         Collective::AllGather | Collective::Gather => most(&elsewhere),
         Collective::ReduceScatter | Collective::Scatter => most(&elsewhere),
         Collective::AllToAll => most(&|size| size * elsewhere(size)),

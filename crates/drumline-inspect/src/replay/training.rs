@@ -1,6 +1,6 @@
-//! A step of data-parallel training: buckets of gradients leave while backward goes on.
+//! The time of a step of data-parallel training, which sends buckets of gradients during the backward pass.
 
-/// What a step computes and sends.
+/// The work of a step.
 ///
 /// ```
 /// use drumline_inspect::replay::Training;
@@ -16,17 +16,17 @@
 pub struct Training {
     /// Bytes of all gradients.
     pub gradient_bytes: u64,
-    /// The forward pass, and whatever else hides no communication.
+    /// The time of the forward pass, and of all other work that hides no communication.
     pub forward_ps: u64,
-    /// The backward pass. Gradients come evenly over its time.
+    /// The time of the backward pass, which produces gradients at a constant rate.
     pub backward_ps: u64,
-    /// Bytes of the first bucket, which is to leave early.
+    /// Bytes of the first bucket, which is small so that it leaves early.
     pub first_bucket_bytes: u64,
     /// Bytes of all other buckets.
     pub bucket_bytes: u64,
 }
 
-/// How a step goes.
+/// The times of a step.
 ///
 /// ```
 /// use drumline_inspect::replay::{TrainingStep, Training};
@@ -40,26 +40,27 @@ pub struct Training {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrainingStep {
-    /// All of it.
+    /// The time of the whole step.
     pub time_ps: u64,
     /// The time of all all-reduces together.
     pub communication_ps: u64,
-    /// What of it is not hidden behind backward.
+    /// The part of that time that the backward pass does not hide.
     pub exposed_ps: u64,
-    /// How many buckets there are.
+    /// The number of buckets.
     pub buckets: usize,
 }
 
 impl TrainingStep {
-    /// Which part of its time the step computes: what a single rank would need, by what this needs.
+    /// The part of its time that the step computes: the time of a single rank divided by the time of this
+    /// step.
     pub fn efficiency(&self) -> f64 {
         (self.time_ps - self.exposed_ps) as f64 / self.time_ps.max(1) as f64
     }
 }
 
 impl Training {
-    /// The step, where `all_reduce` says how long a bucket of so many bytes takes. Buckets go one
-    /// after another, each as soon as its last gradient is there.
+    /// The times of a step. `all_reduce` returns the time of a bucket by its bytes. Buckets go one after
+    /// another, each as soon as its last gradient is ready.
     pub fn step(&self, mut all_reduce: impl FnMut(u64) -> u64) -> TrainingStep {
         let mut step = TrainingStep { time_ps: 0, communication_ps: 0, exposed_ps: 0, buckets: 0 };
         let (mut done, mut free_at) = (0, 0);

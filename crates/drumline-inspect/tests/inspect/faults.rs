@@ -107,10 +107,7 @@ fn reduce_leaves_other_ranks_data_alone() {
     };
     let error = run(Collective::Reduce, 4, 5, in_place);
     let (found, expected) = ("(r2[0] + r3[0])".into(), "r2[0]".into());
-    assert_eq!(
-        error,
-        Err(CheckError::Result { rank: 2, operation: 0, element: 0, found, expected })
-    );
+    assert_eq!(error, Err(CheckError::Result { rank: 2, call: 0, element: 0, found, expected }));
 }
 
 // ---- One change to a right schedule ----
@@ -220,7 +217,7 @@ fn data_that_nobody_sent() {
         error,
         Err(CheckError::Result {
             rank: 1,
-            operation: 0,
+            call: 0,
             element: 0,
             found: "never written".into(),
             expected: "r0[0]".into()
@@ -261,7 +258,7 @@ fn message_that_nobody_takes() {
                 rank 1 waits for rank 0 at step 1: flush   until rank 0 has taken message 1";
     assert_eq!(error.unwrap_err().to_string(), text);
 
-    // It is taken, but in the next operation.
+    // It is taken, but in the next call.
     let twice = |_: &Topology, rank, _| match rank {
         0 => vec![Step::Send { to: 1, src: DATA }, Step::Send { to: 1, src: DATA }],
         _ => vec![Step::Recv { from: 0, dst: DATA }],
@@ -649,7 +646,7 @@ fn run_raw(
 fn wrong(rank: Rank, element: usize, found: &str) -> Result<Cost, CheckError> {
     Err(CheckError::Result {
         rank,
-        operation: 0,
+        call: 0,
         element,
         found: found.into(),
         expected: format!("finish((r0[{element}] + r1[{element}]))"),

@@ -59,8 +59,8 @@ fn replayed_us(way: Way, name: &str, ranks: usize, bytes: usize) -> f64 {
     };
     let cluster = Cluster { cores_per_host: CORES, ..cluster };
     let kind = ElementKind { bytes: 4, sum_bytes: 4 };
-    let operation = Workload { algorithm, root: 0, elements: bytes / 4, kind };
-    replay_in_a_row(&cluster, &operation).unwrap().time_ps as f64 / 1e6
+    let workload = Workload { algorithm, root: 0, elements: bytes / 4, kind };
+    replay_in_a_row(&cluster, &workload).unwrap().time_ps as f64 / 1e6
 }
 
 #[test]

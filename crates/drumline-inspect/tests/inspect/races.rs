@@ -25,7 +25,7 @@ fn two_shot_without_its_last_round_of_posts() {
 fn push_without_its_last_round_of_posts() {
     let race = race(check_all(Collective::AllReduce, "shm-push", without_last_round));
     assert_eq!(race.buffer, Buffer::Data);
-    let user_reads = Access { rank: 0, operation: 0, step: None, writes: false };
+    let user_reads = Access { rank: 0, call: 0, step: None, writes: false };
     assert!([race.late, race.early].contains(&user_reads), "{race}");
 }
 
@@ -52,8 +52,8 @@ fn slot_is_read_before_the_wait() {
     assert_eq!((race.late.rank, race.late.step, race.late.writes), (1, Some(1), false));
     assert_eq!(
         race.to_string(),
-        "race for element 0 of Slot of rank 0:\n  rank 1 reads it at step 1 of operation 0\n  \
-         rank 0 writes it at step 0 of operation 0\nand nothing says which comes first"
+        "race for element 0 of Slot of rank 0:\n  rank 1 reads it at step 1 of call 0\n  \
+         rank 0 writes it at step 0 of call 0\nand nothing says which comes first"
     );
 }
 
@@ -123,7 +123,7 @@ fn broadcast_whose_root_runs_ahead() {
     };
     assert!(run(true).is_ok());
     let race = race(run(false));
-    let user_writes = Access { rank: 0, operation: 1, step: None, writes: true };
+    let user_writes = Access { rank: 0, call: 1, step: None, writes: true };
     assert!([race.late, race.early].contains(&user_writes), "{race}");
 }
 
@@ -180,7 +180,7 @@ fn peer_writes_to_what_is_being_sent() {
     })
     .collect();
     let race = race(check_schedules(&hosts, &schedules, LEN));
-    let sends = Access { rank: 1, operation: 0, step: Some(1), writes: false };
+    let sends = Access { rank: 1, call: 0, step: Some(1), writes: false };
     assert_eq!((race.owner, race.early, race.late.rank), (1, sends, 0));
 }
 

@@ -61,7 +61,7 @@ fn where_nothing_is_shared_a_replay_is_the_formula() {
             }
         }
     }
-    assert_eq!(seen, 5 * 10);
+    assert_eq!(seen, 5 * 11);
 }
 
 /// One message a round: the work for it comes before and after it; that for bytes is done while
@@ -152,8 +152,8 @@ fn a_core_changes_ranks_as_seldom_as_it_can() {
     let row = find(Collective::AllReduce, "shm-oneshot");
     let of = |ranks, cores_per_host| {
         let cluster = Cluster::new(Topology::hosts(&[ranks]), prices.clone());
-        let operation = Workload { algorithm: row, root: 0, elements: 2, kind: F32 };
-        replay_in_a_row(&Cluster { cores_per_host, ..cluster }, &operation).unwrap().time_ps
+        let workload = Workload { algorithm: row, root: 0, elements: 2, kind: F32 };
+        replay_in_a_row(&Cluster { cores_per_host, ..cluster }, &workload).unwrap().time_ps
     };
     // All ranks post, and then all look: whoever looks last may post for the next call.
     assert_eq!([of(2, 2), of(2, 1), of(4, 2), of(3, 2)], [0, 1_000, 1_000, 1_000]);
@@ -178,9 +178,9 @@ fn a_call_in_a_row_is_one_call() {
         ("direct", on(&[1, 1, 1], 1)),
     ] {
         let algorithm = find(Collective::AllGather, name);
-        let operation = Workload { algorithm, root: 0, elements: 100, kind: F32 };
-        let once = replay(&cluster, &operation).unwrap();
-        let again = replay_in_a_row(&cluster, &operation).unwrap();
+        let workload = Workload { algorithm, root: 0, elements: 100, kind: F32 };
+        let once = replay(&cluster, &workload).unwrap();
+        let again = replay_in_a_row(&cluster, &workload).unwrap();
         let of = |outcome: Outcome| (outcome.time_ps, outcome.rounds, outcome.line_bytes);
         assert_eq!(of(once), of(again), "{name}, {} cores", cluster.cores_per_host);
     }
