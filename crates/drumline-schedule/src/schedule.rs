@@ -76,9 +76,9 @@ impl Schedule {
     ///
     /// Where all data moves in one direction, a window is an eighth of what fits: one side writes a window
     /// while the other side reads the window before. In other collectives both sides work all the time.
-    pub fn piece(&self, slot: usize) -> usize {
-        let pieces = if self.collective.has_root() { 8 } else { 1 };
-        (slot / pieces / self.slot_blocks()).max(1)
+    pub fn window(&self, slot: usize) -> usize {
+        let windows = if self.collective.has_root() { 8 } else { 1 };
+        (slot / windows / self.slot_blocks()).max(1)
     }
 
     /// The number of ranks that contribute to the result of rank `owner`.

@@ -1,4 +1,4 @@
-//! What a collective is asked to do, and which algorithm does it.
+//! Calls, and the choice of the algorithm for each.
 
 use std::time::Duration;
 
@@ -15,18 +15,18 @@ use crate::{
     operator::{Operator, OperatorKind},
 };
 
-/// The arguments of a collective, other than its buffers.
+/// One call of a collective on a rank: its arguments, other than buffers.
 #[derive(Clone, Debug)]
 pub(crate) struct Call {
     pub(crate) operation: Operation,
     pub(crate) operator: Option<OperatorKind>,
     pub(crate) root: Option<Rank>,
     pub(crate) dtype: DType,
-    /// The elements of each block: of what a rank contributes, or gets.
+    /// The elements of each block.
     pub(crate) counts: Counts,
     /// The lengths of the caller's buffers, where several travel as one.
     pub(crate) parts: Vec<usize>,
-    /// The time limit, if it is not that of the group.
+    /// The time limit, if it differs from the group's.
     pub(crate) timeout: Option<Duration>,
 }
 
@@ -54,11 +54,11 @@ impl Call {
         Call { timeout: Some(timeout), ..self }
     }
 
-    /// Whether the other call is carried out in the same way: it differs in its time limit at most.
+    /// Whether the other call has the same plan: it differs at most in its time limit.
     pub(crate) fn is_like(&self, other: &Call) -> bool {
         let Call { operation, operator, root, dtype, counts, parts, timeout: _ } = self;
-        // Most calls have no parts. To compare nothing with nothing at an address that is none costs
-        // as much as all else that is compared: 50 ns on a processor with masked loads.
+        // Most calls have no parts. A comparison of two empty lists, at dangling addresses, would take as
+        // long as all other comparisons together: 50 ns on a processor with masked loads.
         let same_parts =
             parts.len() == other.parts.len() && (parts.is_empty() || *parts == other.parts);
         let lengths = same_parts && *counts == other.counts;
@@ -66,7 +66,7 @@ impl Call {
         lengths && rest == (other.operation, other.operator, other.root, other.dtype)
     }
 
-    /// The call as it is told to peers.
+    /// The description of the call for peers.
     pub(crate) fn describe(&self, group: u64, sequence: u64, algorithm: &str) -> Description {
         let Call { operation, dtype, .. } = *self;
         let description = Description::new(group, sequence, operation, dtype, 0, algorithm)
@@ -104,7 +104,7 @@ impl Call {
         }
     }
 
-    /// The type that partial results are kept in. A custom operator works on the caller's type.
+    /// The type of partial results. A custom operator works on the caller's type.
     fn accumulator(&self) -> DType {
         match self.operator {
             Some(operator) if operator.is_custom() => self.dtype,
@@ -119,7 +119,7 @@ pub(crate) struct Choice {
     pub(crate) algorithm: &'static Algorithm,
     /// Whether the data goes through staging slots.
     pub(crate) staged: bool,
-    /// Whether narrow floats are widened for the whole operation, because partial sums travel.
+    /// Whether narrow floats are widened for the whole call, because partial sums travel.
     pub(crate) wide: bool,
     /// Bytes of the elements that travel.
     pub(crate) element_bytes: usize,
@@ -181,7 +181,7 @@ fn named(situation: &Situation<'_>, config: &Config) -> Result<Option<&'static A
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`] lists the names that there are.
+/// [`Error::InvalidSetting`] lists the known names.
 pub(crate) fn find(collective: Collective, name: &str) -> Result<&'static Algorithm> {
     Algorithm::find(collective, name).map_err(|unknown| Error::InvalidSetting {
         setting: format!("the algorithm of {collective}"),

@@ -27,13 +27,13 @@ use crate::{
 pub struct Explanation {
     /// The name of the algorithm, or of the backend that carries the group.
     pub algorithm: String,
-    /// Why it is taken.
+    /// The reason for the choice.
     pub why: String,
-    /// All algorithms of the collective, in the order of the table; none where a backend chooses.
+    /// All algorithms of the collective, in the order of the table. Empty where another backend chooses.
     pub candidates: Vec<Candidate>,
 }
 
-/// An algorithm that might have been taken.
+/// An algorithm of the collective, which may be eligible or not.
 ///
 /// ```
 /// use drumline::{Candidate, Collective, DType, ProcessGroup};
@@ -43,7 +43,7 @@ pub struct Explanation {
 /// let taken: &Candidate =
 ///     explanation.candidates.iter().find(|it| it.algorithm == explanation.algorithm).unwrap();
 /// assert_eq!(taken.problem, None);
-/// // Two ranks at least make a hierarchy of hosts.
+/// // A hierarchy of hosts needs at least two ranks.
 /// assert!(explanation.candidates.iter().any(|it| it.problem.is_some()));
 /// # Ok::<_, drumline::Error>(())
 /// ```
@@ -75,7 +75,7 @@ impl fmt::Display for Explanation {
 }
 
 impl ProcessGroup {
-    /// Which algorithm a call would take whose blocks have so many elements, and why. It asks nobody,
+    /// Says which algorithm a call with blocks of `elements` elements takes, and why. It sends no message,
     /// and all ranks get the same answer.
     ///
     /// ```

@@ -126,7 +126,7 @@ fn piece(cluster: &Cluster, schedule: &Schedule, elements: usize, kind: ElementK
     if schedule.memory != MemoryUse::Staged {
         return elements;
     }
-    elements.min(schedule.piece(cluster.slot_bytes / kind.bytes.max(1)))
+    elements.min(schedule.window(cluster.slot_bytes / kind.bytes.max(1)))
 }
 
 /// The number of steps and of places that they name: the work to make a schedule.

@@ -42,8 +42,8 @@ right_for_1_to_64_ranks! {
     exclusive_scan_is_right_for_1_to_64_ranks: ExclusiveScan, _,
 }
 
-/// Lengths for every rank, or for every pair of ranks: random ones, and some blocks, or all but
-/// one, of nothing.
+/// Lengths for every rank, or for every pair of ranks: random lengths, some empty blocks, or all but one
+/// block empty.
 #[test]
 fn uneven_blocks_are_served_for_1_to_64_ranks() {
     let mut random = 0x9e37_79b9_u64;
@@ -79,7 +79,7 @@ fn uneven_blocks_are_served_for_1_to_64_ranks() {
     }
 }
 
-/// What each rank knows, when `matrix[i][j]` elements go from rank `i` to rank `j`.
+/// The counts of each rank when `matrix[i][j]` elements go from rank `i` to rank `j`.
 fn by_pair(matrix: Vec<Vec<usize>>) -> Vec<Counts> {
     let borders = |counts: Vec<usize>| Borders::new(&counts).unwrap();
     let of_rank = |rank: usize| Counts::Own {
@@ -89,7 +89,7 @@ fn by_pair(matrix: Vec<Vec<usize>>) -> Vec<Counts> {
     (0..matrix.len()).map(of_rank).collect()
 }
 
-/// An algorithm that cuts blocks does not get by with saying that it serves any.
+/// The checker refuses an algorithm that cuts blocks but claims to serve uneven ones.
 #[test]
 fn uneven_blocks_are_refused_by_algorithms_that_cut_them() {
     let two = vec![Counts::ByRank(Borders::new(&[3, 4]).unwrap()); 2];
@@ -129,15 +129,14 @@ fn all_algorithms_are_right_for_powers_of_two_up_to_1024() {
             }
         }
     }
-    // With elements for everyone.
+    // With elements for every rank.
     let halving = Algorithm::find(Collective::AllReduce, "halving").unwrap();
     for world_size in [256, 512, 1024] {
         expect_right(halving, world_size, 0, world_size + 3);
     }
 }
 
-/// An algorithm that says that partial sums travel is right to say so; that no others do is part
-/// of every check.
+/// In algorithms that say so, partial sums do travel. Every check proves that in all others none does.
 #[test]
 fn partial_sums_travel_where_it_says_so() {
     for algorithm in ALGORITHMS.iter().filter(|row| row.partial_sums_travel) {
@@ -147,8 +146,8 @@ fn partial_sums_travel_where_it_says_so() {
     }
 }
 
-/// A rank writes its own steps without looking at those of all others: these worlds are too
-/// large for anything else. What it sends to a rank is what that rank expects from it.
+/// A rank generates its own steps without those of other ranks: these worlds are too large for that. It sends
+/// to a rank what that rank expects.
 #[test]
 fn schedules_of_huge_worlds_cost_their_own_steps() {
     for world_size in [10_000, 16_383, 16_384] {
@@ -181,7 +180,7 @@ fn schedules_of_huge_worlds_cost_their_own_steps() {
     }
 }
 
-/// The lengths of those messages, in their order, of a million elements.
+/// The lengths of the chosen messages, in order, for a million elements.
 fn lengths_between(schedule: &Schedule, chosen: impl Fn(&Step) -> bool) -> Vec<usize> {
     let steps = schedule.steps.iter().filter(|step| chosen(step));
     let place = |step: &Step| step.writes().chain(step.reads()).next().unwrap();
@@ -200,7 +199,7 @@ fn expect_right(algorithm: &Algorithm, world_size: usize, root: usize, elements:
     }
 }
 
-/// The world sizes of which [`topology`] has one for the algorithm.
+/// The world sizes for which [`topology`] finds a topology that the algorithm serves.
 fn served(
     algorithm: &Algorithm,
     world_sizes: impl IntoIterator<Item = usize>,
@@ -209,8 +208,8 @@ fn served(
     worlds.filter(|&world_size| (algorithm.applies)(&topology(algorithm, world_size)))
 }
 
-/// Ranks that are far from one another; or, where the algorithm uses memory that they share, on hosts
-/// of two, or all on one host, with or without memory nodes.
+/// One rank on each host; or, for algorithms in shared memory, hosts of two ranks, or one host, with or
+/// without memory nodes.
 fn topology(algorithm: &Algorithm, world_size: usize) -> Topology {
     if algorithm.memory == MemoryUse::Private {
         return Topology::flat(world_size);
@@ -231,8 +230,8 @@ fn roots(collective: Collective, world_size: usize) -> Vec<usize> {
     }
 }
 
-/// Nothing, fewer elements than blocks, as many, and blocks of two sizes. Where every rank has
-/// a block of that length, its elements are alike.
+/// No elements, fewer elements than blocks, as many as blocks, and blocks of two lengths. Collectives with a
+/// block for every rank need fewer lengths, because no algorithm cuts a block.
 fn lengths(collective: Collective, world_size: usize) -> Vec<usize> {
     match collective {
         Collective::Barrier | Collective::MonitoredBarrier => vec![0],
@@ -241,7 +240,7 @@ fn lengths(collective: Collective, world_size: usize) -> Vec<usize> {
         // No algorithm cuts their data.
         Collective::Scan | Collective::ExclusiveScan => vec![0, 1, 5],
         _ => {
-            // The work grows with the cube of the world size where every rank sums everything.
+            // Where every rank computes the whole sum, work grows with the cube of the world size.
             let of_a_block = if world_size <= 32 { 5 } else { 2 };
             vec![0, 1, world_size - 1, world_size, of_a_block * world_size + 3]
         }
@@ -253,7 +252,7 @@ fn one_rank_alone_sends_nothing_and_waits_for_nobody() {
     let alone = Topology::flat(1);
     for algorithm in ALGORITHMS.iter().filter(|row| (row.applies)(&alone)) {
         let schedule = algorithm.schedule(&alone, 0, 0).unwrap();
-        // Its own contribution still has to get into the data.
+        // It still copies its own contribution to the data.
         let expected = usize::from(algorithm.collective.has_input());
         assert_eq!(schedule.steps.len(), expected, "{schedule}");
     }

@@ -12,7 +12,7 @@ const TEMP: Loc = Loc::scratch(0, Span::WHOLE);
 
 // ---- Schedules that look right ----
 
-/// The textbook's recursive doubling, in place. What is combined is still being sent.
+/// The textbook's recursive doubling, in place. A rank combines into data that it still sends.
 fn doubling_in_place(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let mut steps = vec![];
     let mut distance = 1;
@@ -54,7 +54,7 @@ fn doubling_in_place_without_flushes_tears() {
     );
 }
 
-/// Waiting for all messages at the first overwrite, instead of for those that matter.
+/// Waits for all messages at the first overwrite, instead of for the messages concerned.
 #[test]
 fn direct_exchange_deadlocks_when_it_flushes_everything() {
     let direct = Algorithm::find(Collective::AllReduce, "direct").unwrap();
@@ -94,7 +94,7 @@ fn ring_does_not_keep_the_order() {
     assert!(text.contains("finish(((r1[1] + r2[1]) + r0[1]))"), "{text}");
 }
 
-/// The textbook's reduce, in place: ranks on the way to the root lose what they had.
+/// The textbook's reduce, in place: ranks between the leaves and the root lose their data.
 #[test]
 fn reduce_leaves_other_ranks_data_alone() {
     let in_place = |_: &Topology, rank, _| {
@@ -223,7 +223,7 @@ fn data_that_nobody_sent() {
             expected: "r0[0]".into()
         })
     );
-    // The block of rank 1 is passed on before it has come.
+    // A rank forwards the block of rank 1 before it has received it.
     let error = run(Collective::AllGather, 2, 5, |_, rank, _| {
         vec![Step::Send { to: 1 - rank, src: Loc::data(Span::block(1 - rank, 2)) }]
     });
@@ -249,7 +249,7 @@ fn everyone_receives_first() {
 
 #[test]
 fn message_that_nobody_takes() {
-    // Its sender waits for it to be taken.
+    // Its sender waits until the receiver takes it.
     let error = run(Collective::Broadcast, 2, 5, |_, rank, _| match rank {
         0 => vec![],
         _ => vec![Step::Send { to: 0, src: Loc::data(Span::EMPTY) }],
@@ -321,7 +321,7 @@ fn operands_of_different_lengths() {
     );
 }
 
-/// One turn of the circle tells each rank about its neighbour only.
+/// One round around the circle tells each rank only about the rank before it.
 #[test]
 fn barrier_that_is_left_too_early() {
     const NOTHING: Loc = Loc::data(Span::EMPTY);
@@ -430,7 +430,7 @@ fn schedules_of_different_worlds() {
 
 // ---- Every single change of every algorithm ----
 
-/// Long enough that every block of 5 has elements and no two lengths are the same by accident.
+/// So many elements that every block of 5 has some, and that no two lengths are equal by accident.
 const LEN: usize = 23;
 
 #[test]
@@ -441,8 +441,8 @@ fn every_step_is_needed() {
     });
 }
 
-/// What a step does twice in a row is noticed, unless it overwrites with the same or waits for
-/// what has happened.
+/// The checker finds a step that runs twice, unless it writes the same values again or waits for a past
+/// event.
 #[test]
 fn no_step_may_be_repeated() {
     let again_is_wrong = |step: &Step| match step {
@@ -545,7 +545,7 @@ fn every_source_block_matters() {
     });
 }
 
-/// Too few posts waited for is a race, or a barrier left too early.
+/// A wait for too few posts is a race, or an early exit from a barrier.
 #[test]
 fn every_count_of_posts_matters() {
     for_each_step(|schedules, rank, step| match &mut schedules[rank].steps[step] {
@@ -557,8 +557,8 @@ fn every_count_of_posts_matters() {
     });
 }
 
-/// Applies a change to each step of each rank of each algorithm in turn, and expects that it is
-/// found. The change says whether it concerns that step.
+/// Applies a change to each step of each rank of each algorithm in turn, and expects that the checker finds
+/// it. The change says whether it concerns the step.
 fn for_each_step(change: impl Fn(&mut Vec<Schedule>, Rank, usize) -> bool) {
     for_each_step_if(|_| true, change);
 }
@@ -589,7 +589,7 @@ fn for_each_step_if(
     assert!(changes > 20, "only {changes} changes");
 }
 
-/// Ranks that are far from one another, on one host, and on several.
+/// One rank on each host, one host, and several hosts with several ranks.
 fn worlds(row: &Algorithm) -> Vec<Topology> {
     let flat = [3, 4, 5].map(Topology::flat);
     let dealt = Topology::placed([0, 1, 0, 1, 0]).with_order(SumOrder::Placement);

@@ -5,8 +5,8 @@ use drumline_schedule::{ALGORITHMS, Algorithm, Collective, SumOrder, Topology, a
 
 #[test]
 fn hierarchies_are_right_for_all_equal_hosts_of_up_to_64_ranks() {
-    // Hosts of two ranks are what all algorithms are checked on; hosts of one rank are direct
-    // exchange with more clocks to keep.
+    // Another test checks all algorithms on hosts of two ranks. With hosts of one rank this is direct
+    // exchange, with more clocks.
     for (ranks, most) in [(1, 20), (4, 16), (8, 8)] {
         for hosts in 1..=most {
             expect_right(&Topology::hosts(&vec![ranks; hosts]));
@@ -36,7 +36,7 @@ fn hierarchies_are_right_for_any_placement_that_sums_follow() {
     }
 }
 
-/// In these, the ranks of a host are not one after another in the tree of sums.
+/// Here the ranks of a host are not adjacent in the tree of sums.
 #[test]
 fn placements_that_the_order_forbids_are_refused() {
     let dealt = Topology::placed([0, 1, 0, 1]);
@@ -47,7 +47,7 @@ fn placements_that_the_order_forbids_are_refused() {
     }
 }
 
-/// Sums of memory nodes cross between them, where the nodes are nodes of the tree.
+/// Algorithms by memory nodes serve hosts whose memory nodes are nodes of the tree.
 #[test]
 fn nodes_are_right_for_all_sizes_that_they_serve() {
     let all_reduces = || ALGORITHMS.iter().filter(|row| row.collective == Collective::AllReduce);
@@ -75,7 +75,7 @@ fn nodes_are_right_for_all_sizes_that_they_serve() {
     }
 }
 
-/// Whatever says that it serves a topology keeps the order of sums that this has.
+/// An algorithm that says that it serves a topology keeps the order of sums of that topology.
 #[test]
 fn algorithms_know_which_topologies_they_serve() {
     let placements = [&[0, 1, 0, 1][..], &[0, 0, 1, 1, 1], &[0, 0, 0, 1, 1, 1], &[0, 0, 1, 1, 2]];
@@ -93,7 +93,7 @@ fn algorithms_know_which_topologies_they_serve() {
     }
 }
 
-/// Sums that follow the placement are found to be wrong if they follow ranks, and conversely.
+/// The checker refuses sums by rank where the topology asks for sums by placement, and conversely.
 #[test]
 fn the_order_of_the_topology_is_what_is_checked() {
     let dealt = Topology::placed([0, 1, 0, 1]);

@@ -15,9 +15,9 @@ enum Way {
 const CORES: usize = 2;
 const RANKS: [usize; 5] = [2, 3, 4, 6, 8];
 
-/// What carries it, bytes, the algorithms for 2 ranks and for more, and microseconds of an
-/// all-reduce among so many [`RANKS`]: calls in a row, the fastest of many rounds on a quiet virtual
-/// machine of 2 cores (AMD EPYC, 2026-11-22).
+/// The transport, the bytes, the algorithms for 2 ranks and for more, and the microseconds of an all-reduce
+/// among each number of [`RANKS`]: calls in a row, the fastest of many rounds on a quiet virtual machine of 2
+/// cores (AMD EPYC, 2026-11-22).
 #[rustfmt::skip]
 const MEASURED: &[(Way, usize, [&str; 2], [f64; 5])] = &[
     (Way::Staged, 8, ["shm-oneshot", "shm-oneshot"], [0.23, 2.69, 2.73, 5.64, 8.68]),
@@ -42,7 +42,7 @@ const MEASURED: &[(Way, usize, [&str; 2], [f64; 5])] = &[
     (Way::Tcp, 16_777_216, ["direct", "direct"], [4_483.0, 11_088.0, 15_229.0, 28_751.0, 45_748.0]),
 ];
 
-/// What TCP on loopback took; the built-in `far` is for what lies between hosts.
+/// Measured for TCP on loopback. The built-in `far` is for links between hosts.
 const LOOPBACK: Link = Link {
     round_ps: 1_760_000,
     message_ps: 5_950_000,
@@ -77,8 +77,8 @@ fn most_is_within_a_fifth() {
             assert!(percent.abs() < 60.0, "{way:?}, {ranks} ranks, {bytes}: {percent:+.0} %");
         }
     }
-    // The model has one cache for each core: where buffers just fit into what all cores share, it is too
-    // slow.
+    // The model has one cache for each core. Where buffers just fit into the cache that all cores share, its
+    // times are too long.
     println!("{good:?} of {all}, by ranks");
     assert!(good.iter().sum::<usize>() >= 85, "{good:?} of {all}, by ranks");
 }

@@ -12,7 +12,7 @@ const LEN: usize = 9;
 
 // ---- One change to all ranks of a right algorithm ----
 
-/// Sums are fetched while their owners still work on them.
+/// Ranks read sums while the owners still compute them.
 #[test]
 fn two_shot_without_its_last_round_of_posts() {
     let race = race(check_all(Collective::AllReduce, "shm-twoshot", without_last_round));
@@ -47,7 +47,7 @@ fn slot_is_read_before_the_wait() {
             std::mem::swap(wait, copy);
         }
     }));
-    // Rank 0 writes first here, but nothing says so.
+    // Rank 0 writes first here, but nothing orders that.
     assert_eq!((race.early.rank, race.early.step, race.early.writes), (0, Some(0), true));
     assert_eq!((race.late.rank, race.late.step, race.late.writes), (1, Some(1), false));
     assert_eq!(
@@ -83,7 +83,7 @@ fn posts_that_are_not_equally_many() {
 fn waits_for_posts_that_never_come() {
     let mut schedules = schedules(Collective::AllReduce, "shm-oneshot");
     schedules[1].steps[2] = Step::Wait { peer: 2, upto: 2 };
-    // The others come as far as they can without rank 1: they have posted, and so may go.
+    // The others continue without rank 1 as far as the rules allow: they have posted.
     let error = check(&schedules).unwrap_err().to_string();
     assert!(error.contains("rank 1 waits for rank 2 at step 2: wait    for post 2"), "{error}");
 }
@@ -102,7 +102,7 @@ fn each_waits_for_the_other_to_go_first() {
 
 // ---- Schedules that look right ----
 
-/// The root takes its buffer back while it is still being read.
+/// The user of the root writes its buffer while others still read it.
 #[test]
 fn broadcast_whose_root_runs_ahead() {
     let broadcast = |rank, root_waits| match rank {
@@ -127,7 +127,7 @@ fn broadcast_whose_root_runs_ahead() {
     assert!([race.late, race.early].contains(&user_writes), "{race}");
 }
 
-/// Two halves one after the other through the same place, where no reader says that it is done.
+/// Two halves go through the same place one after the other, and no reader says that it has finished.
 #[test]
 fn slot_is_used_twice_in_one_operation() {
     let half = |index| Span::block(index, 2);
@@ -151,7 +151,7 @@ fn slot_is_used_twice_in_one_operation() {
     assert_eq!((race.owner, race.buffer), (0, Buffer::Slot));
 }
 
-/// Rank 1 sends its data to another host, and a peer on its own host writes there meanwhile.
+/// A neighbour writes to the data of rank 1 while rank 1 sends it to another host.
 #[test]
 fn peer_writes_to_what_is_being_sent() {
     let hosts = Topology::hosts(&[2, 1]);
@@ -186,7 +186,7 @@ fn peer_writes_to_what_is_being_sent() {
 
 // ---- Form ----
 
-/// Not only messages carry sums from rank to rank.
+/// Sums also travel from rank to rank through shared memory.
 #[test]
 fn partial_sums_that_travel_through_slots() {
     fn sum_of_two(dst: Loc) -> Step {

@@ -1,4 +1,4 @@
-//! Replays keep what the formulas say, and what hosts share.
+//! Replays agree with the formulas, and share the resources of hosts.
 
 use drumline_inspect::replay::{
     Cluster, Method, Outcome, Workload, line_bound, replay, replay_in_a_row,
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 const F32: ElementKind = ElementKind { bytes: 4, sum_bytes: 4 };
 
-/// Nothing costs anything.
+/// All prices are 0.
 fn free() -> PriceList {
     let mut list = PriceList::default();
     for name in PriceList::names() {
@@ -43,7 +43,7 @@ fn where_nothing_is_shared_a_replay_is_the_formula() {
             let cluster = Cluster::new(topology.clone(), prices.clone());
             let cost = (row.cost)(&topology, 0, elements);
             let outcome = time(&cluster, row, elements);
-            // Of several inputs at once each further one is only read. The formula takes it for a pair.
+            // A replay prices each further input of a sum as one read; the formula prices it as a pair.
             let combined = match row.name {
                 "direct" | "gather" => cost.combined * ranks / (2 * (ranks - 1)),
                 _ => cost.combined,
@@ -64,8 +64,8 @@ fn where_nothing_is_shared_a_replay_is_the_formula() {
     assert_eq!(seen, 5 * 11);
 }
 
-/// One message a round: the work for it comes before and after it; that for bytes is done while
-/// they travel.
+/// With one message a round, the work for the message comes before and after it. The work for bytes overlaps
+/// with their travel.
 #[test]
 fn work_for_messages_and_their_bytes_is_the_formulas() {
     let each = |fs| Rate { cached_fs: fs, memory_fs: fs };
@@ -100,7 +100,7 @@ fn rounds_through_shared_memory_are_those_of_the_formula() {
     }
 }
 
-/// Nothing but the lines between hosts costs anything, and all ranks of a host share one.
+/// Only the lines between hosts have a price, and all ranks of a host share one line.
 #[test]
 fn ranks_share_the_line_of_their_host() {
     let prices = PriceList { nic_byte_fs: 1_000, ..free() };
@@ -123,7 +123,7 @@ fn ranks_share_the_line_of_their_host() {
         let cluster = Cluster::new(Topology::hosts(hosts), prices.clone());
         time(&cluster, find(Collective::AllGather, "direct"), 100).time_ps
     };
-    // Each host sends what it has to each rank elsewhere.
+    // Each host sends its blocks to each rank of other hosts.
     assert_eq!([of(&[1; 8]), of(&[2; 4]), of(&[4; 2])], [7 * 400, 2 * 6 * 400, 4 * 4 * 400]);
 }
 
@@ -139,13 +139,13 @@ fn ranks_share_the_cores_and_the_memory_of_their_host() {
     let alone = of(4, &prices);
     assert!(alone > 0);
     assert_eq!([of(8, &prices), of(2, &prices), of(1, &prices)], [alone, 2 * alone, 4 * alone]);
-    // Everything is read from memory and written to it, all ranks one after another.
+    // All data comes from memory and goes to memory, for one rank after another.
     let narrow = PriceList { memory_byte_fs: 1_000, ..free() };
     assert!(of(4, &narrow) >= 4 * 4 * 400, "{}", of(4, &narrow));
 }
 
-/// Of calls in a row, only those changes of ranks are paid that cannot be spared: a core goes on with
-/// the rank that it has until that one waits.
+/// In calls in a row, a core changes ranks only when it must: it continues with its rank until that rank
+/// waits.
 #[test]
 fn a_core_changes_ranks_as_seldom_as_it_can() {
     let prices = PriceList { switch_ps: 1_000, ..free() };
@@ -155,14 +155,14 @@ fn a_core_changes_ranks_as_seldom_as_it_can() {
         let workload = Workload { algorithm: row, root: 0, elements: 2, kind: F32 };
         replay_in_a_row(&Cluster { cores_per_host, ..cluster }, &workload).unwrap().time_ps
     };
-    // All ranks post, and then all look: whoever looks last may post for the next call.
+    // All ranks post, and then all look. The rank that looks last may post for the next call.
     assert_eq!([of(2, 2), of(2, 1), of(4, 2), of(3, 2)], [0, 1_000, 1_000, 1_000]);
     assert_eq!([of(4, 1), of(8, 1), of(8, 4)], [3_000, 7_000, 1_000]);
     // Two cores that change at different times wait for each other now and then.
     assert!((3_000..4_000).contains(&of(8, 2)), "{}", of(8, 2));
 }
 
-/// Where every call begins and ends for all ranks at once, it is the same alone and in a row.
+/// Where all ranks begin and end a call at the same time, a call takes the same time alone and in a row.
 #[test]
 fn a_call_in_a_row_is_one_call() {
     let copy = Rate { cached_fs: 1_000, memory_fs: 1_000 };
@@ -186,7 +186,7 @@ fn a_call_in_a_row_is_one_call() {
     }
 }
 
-/// Each place costs a touch: one that is copied has two.
+/// Each place of a step costs one touch; a copy has two places.
 #[test]
 fn places_are_paid_for_however_short_they_are() {
     let prices = PriceList { touch_ps: 100, ..free() };
@@ -199,7 +199,7 @@ fn places_are_paid_for_however_short_they_are() {
     assert_eq!([of_one, short, long], [0, 200 + 300, 200 + 300]);
 }
 
-/// Long operations go in pieces; many pieces are not all replayed.
+/// Long data goes in pieces. A replay takes only some of many pieces.
 #[test]
 fn pieces_take_turns_and_the_rest_is_reckoned() {
     let row = find(Collective::AllReduce, "shm-twoshot");
@@ -212,7 +212,7 @@ fn pieces_take_turns_and_the_rest_is_reckoned() {
     assert!((many / more / 16.0 - 1.0).abs() < 0.25, "{more} {many}");
 }
 
-/// 16,384 ranks: as many events as messages and steps, and those that would be too many are not
+/// 16,384 ranks: the number of events is that of messages and steps. Workloads with too many are not
 /// replayed.
 #[test]
 fn sixteen_thousand_ranks() {
@@ -236,7 +236,7 @@ fn rows() -> impl Strategy<Value = (&'static Algorithm, Topology)> {
 }
 
 proptest! {
-    /// Every rank comes to its end, with as many rounds as the formula says or fewer.
+    /// Every rank ends, after at most as many rounds as the formula says.
     #[test]
     fn every_schedule_ends((row, topology) in rows(), elements in 0_usize..200_000, cores in 1..5_usize) {
         let cluster = Cluster::new(topology.clone(), PriceList::default());
@@ -246,8 +246,8 @@ proptest! {
         prop_assert!(outcome.rounds <= (row.cost)(&topology, 0, elements).rounds);
     }
 
-    /// What costs more takes longer, but for a little: who is served first may change, and that may
-    /// happen to be better.
+    /// Higher prices give longer times, within a tolerance: they may change the order of service for the
+    /// better.
     #[test]
     fn dearer_is_slower(row in 0..ALGORITHMS.len(), ranks in 1_usize..9, elements in 1_usize..100_000) {
         let row = &ALGORITHMS[row];
