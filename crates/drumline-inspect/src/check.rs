@@ -1,8 +1,9 @@
 //! The symbolic checker: proves an algorithm right for one world size, root and length.
 //!
 //! All ranks run against each other on expressions instead of numbers. Element 7 of rank 2 is the symbol
-//! `r2[7]`. Added to the symbol of rank 3 it gives the expression `r2[7] + r3[7]`, which differs from `r3[7]
-//! + r2[7]` and from `r2[7] + r3[8]`. A result that is the expected expression is right for all numbers.
+//! `r2[7]`. Added to the symbol of rank 3 it gives the expression `r2[7] + r3[7]`, which differs from
+//! `r3[7] + r2[7]` and from `r2[7] + r3[8]`. A result that is the expected expression is right for all
+//! numbers.
 //!
 //! [`check`] proves:
 //!

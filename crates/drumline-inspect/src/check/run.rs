@@ -21,7 +21,7 @@ use crate::walk::walk;
 ///
 /// # Errors
 ///
-/// The first fault found; [`Error`] when the root is not in the topology.
+/// The first fault found; [`CheckError::Schedule`] when the root is not in the topology.
 pub fn check(
     algorithm: &Algorithm,
     topology: &Topology,

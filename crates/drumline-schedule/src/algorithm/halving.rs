@@ -54,8 +54,8 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
 /// `2 ceil(log2 p)` rounds. At every node above it a rank sends, in both directions together, as many
 /// elements as it had summed before: first its own `n` elements, then its share of each node. For `p = 2^k`
 /// that is `n (1 + 1/2 + .. + 2/p) = 2 n (p - 1)/p` elements in `2 k` messages, and no algorithm sends fewer
-/// elements. For other `p` it is at most 1.125 times the minimum (for 3 ranks), in more messages: of `2^k +
-/// 1` ranks the last one exchanges with all others.
+/// elements. For other `p` it is at most 1.125 times the minimum (for 3 ranks), in more messages: of
+/// `2^k + 1` ranks the last one exchanges with all others.
 ///
 /// A rank combines its share of each node. This function finds the shares of all ranks at once, by cutting
 /// the whole data.

@@ -1,6 +1,7 @@
 use std::fmt::Write;
 
 use drumline_schedule::price::ElementKind;
+use drumline_schedule::step::Step;
 use drumline_schedule::{
     ALGORITHMS, Chooser, Collective, MemoryUse, Situation, SumOrder, Topology, Why, eligible,
 };
@@ -112,5 +113,21 @@ fn narrow_floats_are_not_summed_in_place_between_hosts() {
     assert!(in_place.clone().count() >= 2);
     for row in in_place {
         assert_eq!(eligible(row, &situation), Err(Why::WouldRound));
+    }
+}
+
+/// So that every rank can name every missing one.
+#[test]
+fn in_a_monitored_barrier_every_rank_hears_from_every_rank() {
+    let world = Topology::hosts(&[5]);
+    let rows = ALGORITHMS.iter().filter(|row| row.collective == Collective::MonitoredBarrier);
+    for schedule in rows.flat_map(|row| row.schedules(&world, 0).unwrap()) {
+        let hears = schedule.steps.iter().filter_map(|step| match step {
+            Step::Recv { from: peer, .. } | Step::Wait { peer, .. } => Some(*peer),
+            _ => None,
+        });
+        let mut heard: Vec<usize> = hears.collect();
+        heard.sort_unstable();
+        assert!(heard.into_iter().eq((0..5).filter(|rank| *rank != schedule.rank)), "{schedule}");
     }
 }
