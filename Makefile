@@ -92,7 +92,7 @@ nightly:
 	    --test transports --test programs --test suite -- everything programs_of
 
 schedules:
-	cargo run --locked -p drumline-schedule --example draw
+	cargo run --locked -p drumline-inspect --example draw
 
 # The last section of the page is made anew.
 simulate:

@@ -1,15 +1,11 @@
-//! What a collective is asked to do, and which algorithm does it.
+//! Calls, and the choice of the algorithm for each.
 
-use std::{
-    collections::{HashMap, hash_map::Entry},
-    time::Duration,
-};
+use std::time::Duration;
 
 use drumline_kernels::DType;
 use drumline_schedule::{
-    ALGORITHMS, Algorithm, Collective, Counts, MemoryUse, Topology,
-    price::{Choices, ElementKind, Prices, price},
-    step::Rank,
+    Algorithm, Chooser, Collective, Counts, MemoryUse, Situation, Topology, eligible,
+    price::ElementKind, step::Rank,
 };
 
 use crate::{
@@ -19,18 +15,18 @@ use crate::{
     operator::{Operator, OperatorKind},
 };
 
-/// The arguments of a collective, other than its buffers.
+/// One call of a collective on a rank: its arguments, other than buffers.
 #[derive(Clone, Debug)]
 pub struct Call {
     pub operation: Operation,
     pub operator: Option<OperatorKind>,
     pub root: Option<Rank>,
     pub dtype: DType,
-    /// The elements of each block: of what a rank contributes, or gets.
+    /// The elements of each block.
     pub counts: Counts,
     /// The lengths of the caller's buffers, where several travel as one.
     pub parts: Vec<usize>,
-    /// The time limit, if it is not that of the group.
+    /// The time limit, if it differs from the group's.
     pub timeout: Option<Duration>,
 }
 
@@ -58,11 +54,11 @@ impl Call {
         Call { timeout: Some(timeout), ..self }
     }
 
-    /// Whether the other call is carried out in the same way: it differs in its time limit at most.
+    /// Whether the other call has the same plan: it differs at most in its time limit.
     pub fn is_like(&self, other: &Call) -> bool {
         let Call { operation, operator, root, dtype, counts, parts, timeout: _ } = self;
-        // Most calls have no parts. To compare nothing with nothing at an address that is none costs
-        // as much as all else that is compared: 50 ns on a processor with masked loads.
+        // Most calls have no parts. A comparison of two empty lists, at dangling addresses, would take as
+        // long as all other comparisons together: 50 ns on a processor with masked loads.
         let same_parts =
             parts.len() == other.parts.len() && (parts.is_empty() || *parts == other.parts);
         let lengths = same_parts && *counts == other.counts;
@@ -70,11 +66,7 @@ impl Call {
         lengths && rest == (other.operation, other.operator, other.root, other.dtype)
     }
 
-    fn is_uneven(&self) -> bool {
-        !matches!(self.counts, Counts::Even(_))
-    }
-
-    /// The call as it is told to peers.
+    /// The description of the call for peers.
     pub fn describe(&self, group: u64, sequence: u64, algorithm: &str) -> Description {
         let Call { operation, dtype, .. } = *self;
         let description = Description::new(group, sequence, operation, dtype, 0, algorithm)
@@ -93,12 +85,26 @@ impl Call {
         }
     }
 
-    /// What its elements weigh.
-    pub fn element_kind(&self) -> ElementKind {
-        ElementKind { bytes: self.dtype.size(), sum_bytes: self.accumulator().size() }
+    /// What the choice of its algorithm depends on. Where the ranks of a host share memory, `long_bytes` is
+    /// the length from which data is [long](crate::host::Host::long_bytes) there.
+    pub fn situation<'a>(
+        &self,
+        topology: &'a Topology,
+        long_bytes: Option<usize>,
+        registered: bool,
+    ) -> Situation<'a> {
+        Situation {
+            collective: self.operation.collective(),
+            topology,
+            elements: self.counts.longest(),
+            kind: ElementKind { bytes: self.dtype.size(), sum_bytes: self.accumulator().size() },
+            uneven: !matches!(self.counts, Counts::Even(_)),
+            registered,
+            long_bytes,
+        }
     }
 
-    /// The type that partial results are kept in. A custom operator works on the caller's type.
+    /// The type of partial results. A custom operator works on the caller's type.
     fn accumulator(&self) -> DType {
         match self.operator {
             Some(operator) if operator.is_custom() => self.dtype,
@@ -113,201 +119,61 @@ pub struct Choice {
     pub algorithm: &'static Algorithm,
     /// Whether the data goes through staging slots.
     pub staged: bool,
-    /// Whether narrow floats are widened for the whole operation, because partial sums travel.
+    /// Whether narrow floats are widened for the whole call, because partial sums travel.
     pub wide: bool,
     /// Bytes of the elements that travel.
     pub element_bytes: usize,
 }
 
-/// Up to this many bytes one round through everybody's slot is faster than two rounds in which
-/// each rank reads only its part. A constant and not a measurement, so that all ranks agree.
-const ONE_SHOT_BYTES: usize = 32 * 1024;
-
-/// The same for elements that are widened to be combined, which takes longer than to read them.
-const ONE_SHOT_NARROW_BYTES: usize = 8 * 1024;
-
-/// From how many bytes of a block on it is faster to work where buffers are registered than to copy to slots,
-/// which takes a round of posts less. Constants again, as parts of `long`, which is 1 MiB.
-fn registered_from(collective: Collective, ranks: usize, long: usize) -> usize {
-    match collective {
-        Collective::AllReduce => long / 512,
-        Collective::Broadcast => long / 512 * ranks * ranks,
-        // What others have read since is slow to be written to, unless it has left their caches.
-        Collective::AllGather => long / 2 * ranks,
-        Collective::AllToAll => long / 2,
-        Collective::ReduceScatter => long / 2048 * ranks * ranks,
-        // The root copies all by itself either way, and most of it out of its cache.
-        Collective::Gather if ranks > 2 => long,
-        _ => long / 512 * ranks,
-    }
-}
-
-/// Chooses the algorithm of a call of which the [buffer](Collective::registered_buffer) is `registered`, or is
-/// not. Where ranks of a host share memory, `long_bytes` is [what is long](crate::host::Host::long_bytes)
-/// there.
+/// Chooses how a call is carried out: by the algorithm that the settings name, or by the best one.
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`] when the settings ask for what cannot be;
-/// [`Error::InvalidArgument`] for an operator that the elements do not have.
+/// [`Error::InvalidSetting`] when the settings name an algorithm that is not eligible;
+/// [`Error::InvalidArgument`] for an operator that the elements do not have, and where no algorithm serves.
 pub fn choose(
     call: &Call,
-    topology: &Topology,
-    over_links: &mut OverLinks,
-    long_bytes: Option<usize>,
-    registered: bool,
+    situation: &Situation<'_>,
+    chooser: &mut Chooser,
     settings: &Settings,
 ) -> Result<Choice> {
+    let name = call.operation.name();
     if let Some(problem) = call.operator.and_then(|operator| operator.problem_with(call.dtype)) {
-        return Err(Error::InvalidArgument { operation: call.operation.name(), problem });
+        return Err(Error::InvalidArgument { operation: name, problem });
     }
-    let collective = call.operation.collective();
-    let narrow = call.accumulator() != call.dtype;
-    let is_wide = |algorithm: &Algorithm| narrow && algorithm.partial_sums_travel;
-    let finish = |algorithm: &'static Algorithm| {
-        let wide = is_wide(algorithm);
-        Choice {
-            algorithm,
-            staged: algorithm.memory == MemoryUse::Staged,
-            wide,
-            element_bytes: if wide { size_of::<f32>() } else { call.dtype.size() },
-        }
+    let named = match named(situation, settings)? {
+        None => chooser.choose(situation),
+        named => named,
     };
-    if let (Operation::AllReduce, Some(name)) = (call.operation, &settings.all_reduce) {
-        let algorithm = find(collective, name)?;
-        let problem = match algorithm.memory {
-            // Alone, there is nothing to do in any way.
-            _ if topology.world_size == 1 => return Ok(finish(algorithm)),
-            MemoryUse::Staged if long_bytes.is_none() => "these ranks share no memory",
-            MemoryUse::Registered if !registered => "this buffer is not registered",
-            MemoryUse::Registered if is_wide(algorithm) => {
-                "sums of floats of 16 or 8 bits would be rounded on their way"
-            }
-            _ if !(algorithm.applies)(topology) => "it does not fit this group",
-            _ => return Ok(finish(algorithm)),
-        };
-        return Err(Error::InvalidSetting {
-            setting: "the algorithm of all_reduce".to_owned(),
-            problem: format!("{name:?} cannot be used here: {problem}"),
-        });
-    }
-    let all_share = long_bytes.is_some() && topology.is_one_host();
-    if call.operation == Operation::MonitoredBarrier && !all_share {
-        // Everybody hears from everybody, and so knows who is missing.
-        return Ok(finish(find(collective, "direct")?));
-    }
-    let bytes = call.counts.longest().saturating_mul(call.dtype.size());
-    let uneven = call.is_uneven();
-    let shared = long_bytes.and_then(|long_bytes| {
-        let fits = |row: &&Algorithm| {
-            row.collective == collective
-                && (row.uneven || !uneven)
-                && match row.memory {
-                    MemoryUse::Private => false,
-                    // On one host nothing has to be widened, which takes longer.
-                    MemoryUse::Staged => !(is_wide(row) && topology.is_one_host()),
-                    MemoryUse::Registered => registered && !is_wide(row),
-                }
-                && (row.applies)(topology)
-        };
-        // With two ranks, reading one whole slot is as much as reading half and copying half.
-        let one_shot = match narrow {
-            true => bytes <= ONE_SHOT_NARROW_BYTES,
-            false => bytes <= ONE_SHOT_BYTES || topology.world_size == 2,
-        };
-        let push = bytes > registered_from(collective, topology.world_size, long_bytes);
-        // Prices leave shared memory out, and on one host there is nothing else.
-        let price = |row| match topology.is_one_host() {
-            true => 0,
-            false => over_links.price(row, call, topology),
-        };
-        let fitting = ALGORITHMS.iter().filter(fits);
-        let is_long = bytes >= long_bytes;
-        fitting.min_by_key(|row| (price(row), preference(row, push, one_shot, is_long)))
-    });
-    let algorithm = match shared {
-        Some(algorithm) => algorithm,
-        None => over_links.algorithm(call, topology)?,
-    };
-    Ok(finish(algorithm))
-}
-
-/// The place of an algorithm among those that use shared memory: the lowest is taken.
-fn preference(row: &Algorithm, push: bool, one_shot: bool, is_long: bool) -> u8 {
-    let by_nodes = row.name.starts_with("shm-nodes");
-    match (row.memory, row.name) {
-        // Twice the rounds of others.
-        _ if by_nodes && !is_long => u8::MAX,
-        (MemoryUse::Registered, _) if push => u8::from(!by_nodes),
-        (MemoryUse::Registered, _) => 6,
-        _ if by_nodes => 2,
-        (_, "shm-oneshot") if one_shot => 3,
-        (_, "shm-oneshot") => 5,
-        _ => 4,
-    }
-}
-
-/// The algorithms that send messages only, for all lengths: of one group, each kind of call worked
-/// out when it is first made. They follow from prices that all ranks have agreed on.
-#[derive(Debug)]
-pub struct OverLinks {
-    prices: Prices,
-    known: HashMap<(Collective, ElementKind), Choices>,
-}
-
-impl Default for OverLinks {
-    fn default() -> OverLinks {
-        OverLinks::by(Prices::TCP)
-    }
-}
-
-impl OverLinks {
-    /// Chooses by these prices.
-    pub fn by(prices: Prices) -> OverLinks {
-        OverLinks { prices, known: HashMap::new() }
-    }
-
-    pub fn prices(&self) -> &Prices {
-        &self.prices
-    }
-
-    /// What `call` would cost by `row`. How long that takes in shared memory is left out.
-    fn price(&self, row: &Algorithm, call: &Call, topology: &Topology) -> u128 {
-        price(row, topology, call.counts.longest(), call.element_kind(), &self.prices)
-    }
-
-    /// The cheapest algorithm for `call`. The topology is always the same one.
-    fn algorithm(&mut self, call: &Call, topology: &Topology) -> Result<&'static Algorithm> {
-        let collective = call.operation.collective();
-        if call.is_uneven() {
-            let serves = |row: &&Algorithm| {
-                row.collective == collective
-                    && row.uneven
-                    && row.memory == MemoryUse::Private
-                    && (row.applies)(topology)
-            };
-            return ALGORITHMS.iter().find(serves).ok_or_else(|| none_serves(call));
-        }
-        let kind = call.element_kind();
-        let choices = match self.known.entry((collective, kind)) {
-            Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => {
-                let choices = Choices::new(collective, topology, kind, &self.prices);
-                new.insert(choices.ok_or_else(|| none_serves(call))?)
-            }
-        };
-        Ok(choices.algorithm(call.counts.longest()))
-    }
-}
-
-fn none_serves(call: &Call) -> Error {
-    Error::InvalidArgument {
-        operation: call.operation.name(),
+    let algorithm = named.ok_or_else(|| Error::InvalidArgument {
+        operation: name,
         problem: format!(
-            "no algorithm of {} over links sums by placement where hosts hold ranks that are no \
-             node of the tree: take the order of ranks (DRUMLINE_SUM_ORDER=rank)",
-            call.operation.name()
+            "no algorithm of {name} over links sums by placement where hosts hold ranks that are no \
+             node of the tree: take the order of ranks (DRUMLINE_SUM_ORDER=rank)"
         ),
+    })?;
+    Ok(Choice {
+        algorithm,
+        staged: algorithm.memory == MemoryUse::Staged,
+        wide: situation.widens(algorithm),
+        element_bytes: algorithm.travelling(situation.kind.bytes, situation.kind.sum_bytes),
+    })
+}
+
+/// The algorithm that the settings name for all-reduces. A rank that is alone has nothing to do, so there
+/// the setting may name any algorithm.
+fn named(situation: &Situation<'_>, settings: &Settings) -> Result<Option<&'static Algorithm>> {
+    let (Collective::AllReduce, Some(name)) = (situation.collective, &settings.all_reduce) else {
+        return Ok(None);
+    };
+    let algorithm = find(situation.collective, name)?;
+    match eligible(algorithm, situation) {
+        Ok(()) => Ok(Some(algorithm)),
+        Err(_) if situation.topology.world_size == 1 => Ok(None),
+        Err(why) => Err(Error::InvalidSetting {
+            setting: "the algorithm of all_reduce".to_owned(),
+            problem: format!("{name:?} cannot be used here: {why}"),
+        }),
     }
 }
 
@@ -315,7 +181,7 @@ fn none_serves(call: &Call) -> Error {
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`] lists the names that there are.
+/// [`Error::InvalidSetting`] lists the known names.
 pub fn find(collective: Collective, name: &str) -> Result<&'static Algorithm> {
     Algorithm::find(collective, name).map_err(|unknown| Error::InvalidSetting {
         setting: format!("the algorithm of {collective}"),
@@ -326,7 +192,9 @@ pub fn find(collective: Collective, name: &str) -> Result<&'static Algorithm> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ReduceOp;
+    use drumline_schedule::{ALGORITHMS, SumOrder, price::Prices};
+
+    use crate::{ReduceOp, explain::explain};
 
     fn call(operation: Operation, dtype: DType, elements: usize) -> Call {
         let operator = Some(OperatorKind::Builtin(ReduceOp::Sum));
@@ -335,7 +203,8 @@ mod tests {
 
     fn without_shared_memory(call: &Call, ranks: usize) -> Choice {
         let (topology, settings) = (Topology::flat(ranks), Settings::default());
-        choose(call, &topology, &mut OverLinks::default(), None, false, &settings).unwrap()
+        choose(call, &call.situation(&topology, None, false), &mut Chooser::default(), &settings)
+            .unwrap()
     }
 
     #[test]
@@ -363,11 +232,8 @@ mod tests {
     fn on_hosts(hosts: usize, elements: usize) -> &'static str {
         let (topology, settings) = (Topology::hosts(&vec![8; hosts]), Settings::default());
         let call = call(Operation::AllReduce, DType::F32, elements);
-        let over_links = &mut OverLinks::default();
-        choose(&call, &topology, over_links, Some(1 << 20), false, &settings)
-            .unwrap()
-            .algorithm
-            .name
+        let situation = call.situation(&topology, Some(1 << 20), false);
+        choose(&call, &situation, &mut Chooser::default(), &settings).unwrap().algorithm.name
     }
 
     #[test]
@@ -389,9 +255,8 @@ mod tests {
         let nodes = Topology::hosts(&[8]).with_nodes((0..8).map(|rank| Some(rank / 4)));
         let name = |dtype, elements, registered| {
             let call = call(Operation::AllReduce, dtype, elements);
-            let links = &mut OverLinks::default();
-            let choice =
-                choose(&call, &nodes, links, Some(1 << 20), registered, &settings).unwrap();
+            let situation = call.situation(&nodes, Some(1 << 20), registered);
+            let choice = choose(&call, &situation, &mut Chooser::default(), &settings).unwrap();
             assert!(!choice.wide);
             choice.algorithm.name
         };
@@ -434,10 +299,75 @@ mod tests {
         let attempt = |dtype| {
             let call = call(Operation::AllReduce, dtype, 100);
             let topology = Topology::hosts(&[2, 2]);
-            choose(&call, &topology, &mut OverLinks::default(), None, true, &settings)
+            let situation = call.situation(&topology, Some(1 << 20), true);
+            choose(&call, &situation, &mut Chooser::default(), &settings)
         };
         assert!(attempt(DType::F32).is_ok());
         let error = attempt(DType::F16).unwrap_err().to_string();
         assert!(error.contains("16 or 8 bits would be rounded"), "{error}");
+    }
+
+    #[test]
+    fn a_rank_alone_may_name_any_algorithm() {
+        let call = call(Operation::AllReduce, DType::F32, 100);
+        for row in ALGORITHMS.iter().filter(|row| row.collective == Collective::AllReduce) {
+            let settings = Settings { all_reduce: Some(row.name.into()), ..Settings::default() };
+            let topology = Topology::flat(1);
+            let situation = call.situation(&topology, None, false);
+            let chosen =
+                choose(&call, &situation, &mut Chooser::default(), &settings).unwrap().algorithm;
+            assert!(chosen.schedule(&topology, 0, 0).unwrap().steps.is_empty(), "{}", row.name);
+        }
+    }
+
+    /// What `explain` calls possible is what the settings may name, and holds what is chosen.
+    #[test]
+    fn an_explanation_lists_what_can_be_chosen() {
+        let mut seen = 0;
+        let worlds: [&[usize]; 6] = [&[2], &[8], &[1, 1, 1], &[2, 2], &[3, 3], &[4, 4, 2]];
+        for (sizes, order) in worlds
+            .into_iter()
+            .flat_map(|sizes| [SumOrder::Rank, SumOrder::Placement].map(|order| (sizes, order)))
+        {
+            let topology = Topology::hosts(sizes).with_order(order);
+            for (long_bytes, registered) in
+                [(None, false), (Some(1 << 20), false), (Some(1 << 20), true)]
+            {
+                for (operation, dtype, elements) in
+                    Operation::ALL.into_iter().flat_map(|operation| {
+                        [DType::F32, DType::Bf16]
+                            .into_iter()
+                            .flat_map(move |dtype| [1, 1 << 22].map(|n| (operation, dtype, n)))
+                    })
+                {
+                    let call = call(operation, dtype, elements);
+                    let situation = call.situation(&topology, long_bytes, registered);
+                    let mut take = |all_reduce: Option<String>| {
+                        let settings = Settings { all_reduce, ..Settings::default() };
+                        choose(&call, &situation, &mut Chooser::default(), &settings)
+                    };
+                    let Ok(chosen) = take(None) else { continue };
+                    let explanation = explain(&situation, &Prices::TCP, chosen.algorithm, false);
+                    let is_listed = |name: &str| {
+                        let found = explanation.candidates.iter().find(|it| it.algorithm == name);
+                        found.is_some_and(|candidate| candidate.problem.is_none())
+                    };
+                    assert!(is_listed(chosen.algorithm.name), "{situation:?}: {explanation}");
+                    for candidate in &explanation.candidates {
+                        assert!(candidate.price.is_none() || candidate.problem.is_none());
+                        if operation == Operation::AllReduce {
+                            let can_take = take(Some(candidate.algorithm.to_owned())).is_ok();
+                            assert_eq!(
+                                is_listed(candidate.algorithm),
+                                can_take,
+                                "{situation:?}: {explanation}"
+                            );
+                            seen += 1;
+                        }
+                    }
+                }
+            }
+        }
+        assert!(seen > 1_000, "{seen}");
     }
 }

@@ -3,11 +3,9 @@
 use std::{fmt, time::Duration};
 
 use drumline_schedule::{
-    ALGORITHMS, Algorithm, Collective, MemoryUse, Topology,
+    ALGORITHMS, Algorithm, MemoryUse, Situation, eligible,
     price::{Prices, price},
 };
-
-use crate::call::Call;
 
 /// Which algorithm a call takes, and why. Printed, it is a table.
 ///
@@ -24,13 +22,13 @@ use crate::call::Call;
 pub struct Explanation {
     /// The name of the algorithm, or of the backend that carries the group.
     pub algorithm: String,
-    /// Why it is taken.
+    /// The reason for the choice.
     pub why: String,
-    /// All algorithms of the collective, in the order of the table; none where a backend chooses.
+    /// All algorithms of the collective, in the order of the table. Empty where another backend chooses.
     pub candidates: Vec<Candidate>,
 }
 
-/// An algorithm that might have been taken.
+/// An algorithm of the collective, which may be eligible or not.
 ///
 /// ```
 /// use drumline::{Candidate, Collective, DType, ProcessGroup};
@@ -40,7 +38,7 @@ pub struct Explanation {
 /// let taken: &Candidate =
 ///     explanation.candidates.iter().find(|it| it.algorithm == explanation.algorithm).unwrap();
 /// assert_eq!(taken.problem, None);
-/// // Two ranks at least make a hierarchy of hosts.
+/// // A hierarchy of hosts needs at least two ranks.
 /// assert!(explanation.candidates.iter().any(|it| it.problem.is_some()));
 /// # Ok::<_, drumline::Error>(())
 /// ```
@@ -48,10 +46,10 @@ pub struct Explanation {
 pub struct Candidate {
     /// Its name.
     pub algorithm: &'static str,
-    /// What the call would take by the prices of links, work in shared memory left out; nothing on one
-    /// host that shares memory, and where it does not serve these ranks.
+    /// The time of the call by the prices of links. Work in shared memory is left out, so an algorithm in
+    /// the memory of one host has no price. Nor has one that cannot be taken.
     pub price: Option<Duration>,
-    /// Why it cannot be taken; nothing where it can.
+    /// Why it cannot be taken. `None`: it can.
     pub problem: Option<String>,
 }
 
@@ -71,68 +69,48 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// What a choice depends on, beside the call.
-pub struct Situation<'a> {
-    pub topology: &'a Topology,
-    pub prices: &'a Prices,
-    pub shares_memory: bool,
-    pub registered: bool,
-    /// Whether the settings name an algorithm for all-reduces.
-    pub asked_for: bool,
-}
-
-impl Situation<'_> {
-    /// Why `chosen` was chosen for `call`.
-    pub fn explain(&self, call: &Call, chosen: &Algorithm) -> Explanation {
-        let collective = call.operation.collective();
-        let (elements, kind) = (call.counts.longest(), call.element_kind());
-        // Lengths up to the next power of two are chosen for alike.
-        let class = 1 << elements.max(1).ilog2();
-        let price = |row: &Algorithm| {
-            // Over links alone the class is priced.
-            let elements = if row.memory == MemoryUse::Private { class } else { elements };
-            let sends = row.memory == MemoryUse::Private || !self.topology.is_one_host();
-            (sends && (row.applies)(self.topology)).then(|| {
-                let price = price(row, self.topology, elements, kind, self.prices);
-                Duration::from_nanos(u64::try_from(price / 1_000).unwrap_or(u64::MAX))
-            })
+/// Why `chosen` was chosen. `named`: the settings name it.
+pub fn explain(
+    situation: &Situation<'_>,
+    prices: &Prices,
+    chosen: &Algorithm,
+    named: bool,
+) -> Explanation {
+    let Situation { collective, topology, elements, kind, .. } = *situation;
+    let one_host = topology.is_one_host();
+    // One choice serves all lengths up to the next power of two.
+    let class = 1 << elements.max(1).ilog2();
+    let price = |row: &Algorithm| {
+        let over_links = row.memory == MemoryUse::Private;
+        // Between hosts the length itself is priced.
+        let elements = if over_links { class } else { elements };
+        (over_links || !one_host).then(|| {
+            let price = price(row, topology, elements, kind, prices);
+            Duration::from_nanos(u64::try_from(price / 1_000).unwrap_or(u64::MAX))
+        })
+    };
+    let rows = ALGORITHMS.iter().filter(|row| row.collective == collective);
+    let candidates = rows.map(|row| {
+        let (price, problem) = match eligible(row, situation) {
+            Ok(()) => (price(row), None),
+            Err(why) => (None, Some(why.to_string())),
         };
-        let rows = ALGORITHMS.iter().filter(|row| row.collective == collective);
-        let candidates = rows.map(|row| Candidate {
-            algorithm: row.name,
-            price: price(row),
-            problem: self.problem(row),
-        });
-        let why = match chosen.memory {
-            _ if self.asked_for && collective == Collective::AllReduce => {
-                "the settings name it (DRUMLINE_ALL_REDUCE)".to_owned()
-            }
-            MemoryUse::Registered => {
-                "the buffer lies in memory that the ranks of a host share".to_owned()
-            }
-            MemoryUse::Staged if !self.topology.is_one_host() => format!(
-                "the ranks of a host share memory, which is faster than links; the lowest price \
-                 between hosts, for {elements} elements"
-            ),
-            MemoryUse::Staged => format!(
-                "the ranks of a host share memory, which is faster than links; by the length, {} B",
-                elements * kind.bytes
-            ),
-            MemoryUse::Private => format!("the lowest price over links, for {class} elements"),
-        };
-        Explanation { algorithm: chosen.name.to_owned(), why, candidates: candidates.collect() }
-    }
-
-    fn problem(&self, row: &Algorithm) -> Option<String> {
-        match row.memory {
-            _ if !(row.applies)(self.topology) => Some(format!("it needs {}", row.needs)),
-            MemoryUse::Staged | MemoryUse::Registered if !self.shares_memory => {
-                Some("these ranks share no memory".to_owned())
-            }
-            MemoryUse::Registered if !self.registered => {
-                Some("the buffer is not registered".to_owned())
-            }
-            _ => None,
+        Candidate { algorithm: row.name, price, problem }
+    });
+    let why = match chosen.memory {
+        _ if named => "the settings name it (DRUMLINE_ALL_REDUCE)".to_owned(),
+        MemoryUse::Registered => {
+            "the buffer lies in memory that the ranks of a host share".to_owned()
         }
-    }
+        MemoryUse::Staged if !one_host => format!(
+            "the ranks of a host share memory, which is faster than links; the lowest price between \
+             hosts, for {elements} elements"
+        ),
+        MemoryUse::Staged => format!(
+            "the ranks of a host share memory, which is faster than links; by the length, {} B",
+            elements * kind.bytes
+        ),
+        MemoryUse::Private => format!("the lowest price over links, for {class} elements"),
+    };
+    Explanation { algorithm: chosen.name.to_owned(), why, candidates: candidates.collect() }
 }

@@ -21,15 +21,17 @@ use std::{
 use patience::{Patience, Told};
 use plans::Plans;
 
-use drumline_schedule::{Algorithm, Schedule, Topology, price::Prices, step::Rank};
+use drumline_schedule::{
+    Algorithm, Chooser, Collective, Schedule, Topology, price::Prices, step::Rank,
+};
 
 use crate::{
     Cause, CollectiveError, Error, Result, Settings,
-    call::{self, Call, OverLinks},
+    call::{self, Call},
     executor::{
         self, Flags, Layout, Machine, Memory, Now, Plan, Pool, Progress, Seats, Shape, Spin, drive,
     },
-    explain::{Explanation, Situation},
+    explain::{self, Explanation},
     host::Host,
     membership::Membership,
     operator::Reduce,
@@ -71,7 +73,7 @@ pub trait Job: Send {
 pub struct Lane {
     member: Membership,
     topology: Topology,
-    over_links: OverLinks,
+    chooser: Chooser,
     settings: Settings,
     transport: Box<dyn Connections>,
     host: Option<Host>,
@@ -166,7 +168,7 @@ impl Lane {
         Lane {
             member,
             topology,
-            over_links: OverLinks::default(),
+            chooser: Chooser::default(),
             settings: settings.clone(),
             transport,
             host,
@@ -201,7 +203,7 @@ impl Lane {
 
     /// From now on; on all ranks after the same operation.
     pub fn set_prices(&mut self, prices: Prices) {
-        self.over_links = OverLinks::by(prices);
+        self.chooser = Chooser::by(prices);
         // They were laid out by the prices before.
         self.plans = Plans::new();
     }
@@ -210,18 +212,11 @@ impl Lane {
     pub fn explain(&mut self, call: &Call, registered: bool) -> Result<Explanation> {
         let host = self.host.as_ref();
         let registered = registered && host.is_some();
-        let (topology, over_links) = (&self.topology, &mut self.over_links);
-        let long_bytes = host.map(Host::long_bytes);
-        let choice =
-            call::choose(call, topology, over_links, long_bytes, registered, &self.settings)?;
-        let situation = Situation {
-            topology,
-            prices: over_links.prices(),
-            shares_memory: host.is_some(),
-            registered,
-            asked_for: self.settings.all_reduce.is_some(),
-        };
-        Ok(situation.explain(call, choice.algorithm))
+        let situation = call.situation(&self.topology, host.map(Host::long_bytes), registered);
+        let chosen = call::choose(call, &situation, &mut self.chooser, &self.settings)?.algorithm;
+        let named = situation.collective == Collective::AllReduce
+            && self.settings.all_reduce.as_deref() == Some(chosen.name);
+        Ok(explain::explain(&situation, self.chooser.prices(), chosen, named))
     }
 
     /// The same, with what it does recorded by `recorder`.
@@ -407,16 +402,14 @@ impl Lane {
 
     /// Works out how calls like this one are carried out.
     fn plan(&mut self, call: &Call, registered: bool) -> Result<Plan> {
-        let (host, topology) = (self.host.as_ref(), &self.topology);
-        let over_links = &mut self.over_links;
-        let long_bytes = host.map(Host::long_bytes);
-        let choice =
-            call::choose(call, topology, over_links, long_bytes, registered, &self.settings)?;
+        let host = self.host.as_ref();
+        let situation = call.situation(&self.topology, host.map(Host::long_bytes), registered);
+        let choice = call::choose(call, &situation, &mut self.chooser, &self.settings)?;
         let slot_bytes = choice.staged.then(|| host.map_or(0, Host::slot_bytes));
         let slot = slot_bytes.map(|bytes| bytes / choice.element_bytes);
         let schedule = self.schedule(choice.algorithm, call)?;
         let layout = Layout::new(&schedule, call.counts.clone(), slot);
-        let layout = match choice.algorithm.is_pipelined() {
+        let layout = match choice.algorithm.pipelined {
             true => layout.in_windows_of_bytes(self.settings.window_bytes, choice.element_bytes),
             false => layout,
         };

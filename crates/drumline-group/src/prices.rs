@@ -1,5 +1,5 @@
-//! What algorithms over links are chosen by: constants, a file, or a short measurement, but the same
-//! on all ranks.
+//! The prices by which a group chooses algorithms over links: constants, a file, or a short measurement. All
+//! ranks use the same prices.
 
 use std::{fs, path::PathBuf, str::FromStr};
 
@@ -10,9 +10,8 @@ use crate::{Error, Result};
 
 pub(crate) mod probe;
 
-/// Where the prices come from that algorithms over links are chosen by
-/// ([`Config::prices`](crate::Config::prices)). They change the time that a call takes, never its
-/// result.
+/// The source of the prices by which a group chooses algorithms over links
+/// ([`Config::prices`](crate::Config::prices)). Prices change the time of a call, never its result.
 ///
 /// ```
 /// use drumline::PriceSource;
@@ -24,17 +23,16 @@ pub(crate) mod probe;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PriceSource {
-    /// Constants of the library: start-up takes no longer.
+    /// Constants of the library. They take no time at start-up.
     #[default]
     Default,
-    /// Rank 0 and a rank that it reaches over a link send each other messages for at most 50 ms when
-    /// the group is made, and all ranks take what they find. Nothing is measured where the ranks of
-    /// a group share memory: they have no links to choose for.
+    /// When the group is made, rank 0 and a rank that it reaches over a link exchange messages for at most 50
+    /// ms. All ranks use the result. A group whose ranks all share memory has no links, and measures nothing.
     Measure,
-    /// A file, which must say the same on all ranks. `drumline simulate --measure` writes one;
-    /// [`PriceList`] has the format.
+    /// A file, with the same content on all ranks. `drumline simulate --measure` writes one; [`PriceList`]
+    /// has the format.
     File(PathBuf),
-    /// These.
+    /// These prices.
     Given(Box<PriceList>),
 }
 
@@ -51,11 +49,11 @@ impl FromStr for PriceSource {
 }
 
 impl PriceSource {
-    /// The prices to begin with: of [`PriceSource::Measure`], before anything is measured.
+    /// The first prices: for [`PriceSource::Measure`] those before the measurement.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] names the file, and the line that cannot be understood.
+    /// [`Error::InvalidSetting`] names the file, and the line with the error.
     pub(crate) fn load(&self) -> Result<PriceList> {
         match self {
             PriceSource::Default | PriceSource::Measure => Ok(PriceList::default()),
@@ -76,7 +74,7 @@ impl PriceSource {
         }
     }
 
-    /// What ranks compare: where it differs, they would choose differently.
+    /// A digest that ranks compare. Where it differs, they would choose different algorithms.
     pub(crate) fn word(&self, list: &PriceList) -> String {
         match self {
             PriceSource::Measure => "measured".to_owned(),

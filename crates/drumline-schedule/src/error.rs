@@ -1,7 +1,7 @@
-use crate::algorithm::Collective;
+use crate::collective::Collective;
 use crate::step::Rank;
 
-/// What can be wrong with a request for a schedule.
+/// Why there is no such schedule.
 ///
 /// ```
 /// use drumline_schedule::{Algorithm, Collective, Error, Topology};
@@ -36,25 +36,25 @@ pub enum Error {
          needs {needs}; use one of {}", others.join(", ")
     )]
     DoesNotApply {
-        /// What was to be performed.
+        /// The collective.
         collective: Collective,
-        /// The algorithm that was asked for.
+        /// The algorithm.
         algorithm: &'static str,
-        /// What it needs.
+        /// What the algorithm needs.
         needs: &'static str,
         /// Number of ranks.
         world_size: usize,
-        /// Algorithms that serve these ranks.
+        /// The algorithms that serve these ranks.
         others: Vec<&'static str>,
     },
     /// No row of the table has this name.
     #[error("{collective} has no algorithm {name:?}: use one of {}", known.join(", "))]
     UnknownAlgorithm {
-        /// The collective that the algorithm was wanted for.
+        /// The collective.
         collective: Collective,
         /// The name that was not found.
         name: String,
-        /// The names there are.
+        /// The names in the table.
         known: Vec<&'static str>,
     },
 }

@@ -1,11 +1,12 @@
-//! The pass that makes memory safe to overwrite.
+//! The pass that inserts [`Step::Flush`], so that memory is safe to overwrite.
 //!
-//! A message may be read from its source long after `Send` has returned. Before a step that
-//! overwrites such a source this pass waits for the messages concerned, and at the end for all.
+//! A transport may read the source of a message long after `Send` has returned. The pass inserts a flush
+//! of the messages concerned before each step that overwrites their source, and a flush of all messages at
+//! the end.
 //!
-//! It waits per destination, and only for as many messages as it must. Waiting for everything
-//! would deadlock direct exchange: each rank would wait for its all-gather messages to be
-//! fetched, and nobody fetches them before having got rid of its own.
+//! A flush waits per destination, and for no more messages than necessary. To wait for all messages would
+//! deadlock direct exchange: each rank would wait until others have taken its results, and no rank takes
+//! results before its own are gone.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
@@ -43,28 +44,28 @@ fn flush(pending: &mut Pending, messages: Vec<Message>, out: &mut Vec<Step>) {
     }
 }
 
-/// The message `upto` to `to`, counted from 1.
+/// Message number `upto` to rank `to`, counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Message {
     to: Rank,
     upto: usize,
 }
 
-/// Messages that may still be read from their source. What reads from a place is found without
-/// looking at all of them: there may be as many as ranks, and as many steps that ask.
+/// Messages that may still be read from their source. The index finds the messages that read from a place
+/// without a look at all of them, because there may be as many messages and as many look-ups as ranks.
 #[derive(Default)]
 struct Pending {
     by_place: HashMap<Buffer, Sources>,
-    /// Where each message is read from, by receiver and in the order of sending.
+    /// The source of each message, by receiver and in the order of sending.
     by_receiver: BTreeMap<Rank, VecDeque<(usize, Loc)>>,
 }
 
 /// Messages that are read from one buffer.
 #[derive(Default)]
 struct Sources {
-    /// By where their spans begin.
+    /// By the start of their span.
     by_start: BTreeMap<(u128, Message), Loc>,
-    /// No span is longer.
+    /// The length of the longest span, or more.
     longest: u128,
 }
 
@@ -86,7 +87,7 @@ impl Pending {
         near.filter(move |(_, src)| src.overlaps(dst)).map(|(&(_, message), _)| message)
     }
 
-    /// This message and those before it to the same rank.
+    /// Removes this message, and all earlier messages to the same rank.
     fn remove(&mut self, Message { to, upto }: Message) {
         let Some(messages) = self.by_receiver.get_mut(&to) else { return };
         while let Some((number, src)) = messages.pop_front_if(|&mut (number, _)| number <= upto) {
@@ -102,7 +103,7 @@ impl Pending {
     }
 }
 
-/// Where a span begins and ends, in 2^-62 of the buffer: the one rounded down, the other up.
+/// The start of a span (rounded down) and its end (rounded up), in 2^-62 of the buffer.
 fn borders(Loc { span, .. }: Loc) -> (u128, u128) {
     let [first, count, of] = [span.first, span.count, span.of.max(1)].map(|blocks| blocks as u128);
     ((first << 62) / of, ((first + count) << 62).div_ceil(of))
@@ -148,7 +149,7 @@ mod tests {
         assert_eq!(insert(steps), expected);
     }
 
-    /// The same by looking at all messages for each step.
+    /// The same, with a look at all messages for each step.
     fn insert_slowly(steps: &[Step]) -> Vec<Step> {
         let mut out: Vec<Step> = vec![];
         let mut sent: Vec<(Message, Loc)> = vec![];

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 
-use crate::algorithm::{Collective, MemoryUse};
+use crate::collective::Collective;
 use crate::extent::{Blocks, Counts};
 use crate::step::{Buffer, Loc, Rank, Side, Span, Step};
-use crate::tree::{Node, merges};
+use crate::tree::{Node, merges, tiled};
 
-/// The part of one rank in a collective: steps that take effect in order.
+/// The steps of one rank in a collective.
 ///
-/// It knows nothing of lengths, element types or transports, so one schedule serves every call
-/// with the same collective, algorithm and root. Printing it explains it:
+/// It knows nothing of lengths, element types or transports. So one schedule serves every call with the same
+/// collective, algorithm and root. Its text explains it:
 ///
 /// ```
 /// use drumline_schedule::{Algorithm, Collective, Topology};
@@ -30,51 +30,33 @@ use crate::tree::{Node, merges};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
-    /// What it performs.
+    /// The collective that it carries out.
     pub collective: Collective,
     /// Name of the algorithm.
     pub algorithm: &'static str,
     /// Number of ranks.
     pub world_size: usize,
-    /// The rank that runs this.
+    /// The rank that runs it.
     pub rank: Rank,
     /// The root, where the collective has one.
     pub root: Rank,
-    /// Which memory the ranks of a host share while this runs.
+    /// The memory that the ranks of a host share for it.
     pub memory: MemoryUse,
     /// Whether it serves blocks of different lengths.
     pub uneven: bool,
-    /// What to do.
+    /// Whether several windows may be under way at once.
+    pub pipelined: bool,
+    /// The steps, in the order in which they take effect.
     pub steps: Vec<Step>,
 }
 
 impl Schedule {
-    /// How often this rank posts: the same number on every rank. Whoever counts posts from one
-    /// operation to the next adds this many.
-    ///
-    /// ```
-    /// use drumline_schedule::{Algorithm, Collective, Topology};
-    ///
-    /// let row = Algorithm::find(Collective::AllReduce, "doubling")?;
-    /// let schedule = row.schedule(&Topology::flat(3), 0, 0)?;
-    /// assert_eq!(schedule.posts(), 0); // it shares no memory
-    /// # Ok::<_, drumline_schedule::Error>(())
-    /// ```
+    /// The number of posts, which is the same on every rank.
     pub fn posts(&self) -> usize {
         self.steps.iter().filter(|step| matches!(step, Step::Post)).count()
     }
 
     /// Whether this rank sends or receives.
-    ///
-    /// ```
-    /// use drumline_schedule::{Algorithm, Collective, Topology};
-    ///
-    /// let row = Algorithm::find(Collective::AllReduce, "doubling")?;
-    /// let schedule = row.schedule(&Topology::flat(2), 0, 0)?;
-    /// assert!(schedule.uses_messages());
-    /// assert!(!row.schedule(&Topology::flat(1), 0, 0)?.uses_messages()); // alone
-    /// # Ok::<_, drumline_schedule::Error>(())
-    /// ```
     pub fn uses_messages(&self) -> bool {
         let is_message = |step: &Step| {
             matches!(step, Step::Send { .. } | Step::Recv { .. } | Step::RecvReduce { .. })
@@ -82,16 +64,7 @@ impl Schedule {
         self.steps.iter().any(is_message)
     }
 
-    /// Blocks of a staging slot. Its owner's own block, which nobody fetches, is not among them.
-    ///
-    /// ```
-    /// use drumline_schedule::{Algorithm, Collective, Topology};
-    ///
-    /// let row = Algorithm::find(Collective::AllReduce, "doubling")?;
-    /// let schedule = row.schedule(&Topology::flat(3), 0, 0)?;
-    /// assert_eq!(schedule.slot_blocks(), 1);
-    /// # Ok::<_, drumline_schedule::Error>(())
-    /// ```
+    /// The number of blocks in a slot. The owner's own block, which no other rank reads, is not in the slot.
     pub fn slot_blocks(&self) -> usize {
         match self.collective.blocks(Buffer::Slot, self.rank, self.root) {
             Blocks::All => self.world_size.saturating_sub(1).max(1),
@@ -99,36 +72,16 @@ impl Schedule {
         }
     }
 
-    /// How many elements of each block are worked on at once, where slots have room for `slot`
-    /// elements: at least one.
+    /// The elements of each block in one window, where slots hold `slot` elements: at least one.
     ///
-    /// Where everything goes one way, an eighth of what fits: one side lays a piece out while the
-    /// other fetches the one before. Elsewhere both work all the time.
-    ///
-    /// ```
-    /// use drumline_schedule::{Algorithm, Collective, Topology};
-    ///
-    /// let row = Algorithm::find(Collective::AllReduce, "doubling")?;
-    /// let schedule = row.schedule(&Topology::flat(3), 0, 0)?;
-    /// assert_eq!(schedule.piece(1_000), 1_000);
-    /// # Ok::<_, drumline_schedule::Error>(())
-    /// ```
-    pub fn piece(&self, slot: usize) -> usize {
-        let pieces = if self.collective.has_root() { 8 } else { 1 };
-        (slot / pieces / self.slot_blocks()).max(1)
+    /// Where all data moves in one direction, a window is an eighth of what fits: one side writes a window
+    /// while the other side reads the window before. In other collectives both sides work all the time.
+    pub fn window(&self, slot: usize) -> usize {
+        let windows = if self.collective.has_root() { 8 } else { 1 };
+        (slot / windows / self.slot_blocks()).max(1)
     }
 
-    /// How many ranks have a part in the finished value that rank `owner` gets: of a scan, those up to
-    /// its own.
-    ///
-    /// ```
-    /// use drumline_schedule::{Algorithm, Collective, Topology};
-    ///
-    /// let row = Algorithm::find(Collective::Scan, "doubling")?;
-    /// let schedule = row.schedule(&Topology::flat(4), 2, 0)?;
-    /// assert_eq!(schedule.contributions(2), 3); // of ranks 0, 1 and 2
-    /// # Ok::<_, drumline_schedule::Error>(())
-    /// ```
+    /// The number of ranks that contribute to the result of rank `owner`.
     pub fn contributions(&self, owner: Rank) -> usize {
         match self.collective {
             Collective::Scan => owner + 1,
@@ -137,16 +90,7 @@ impl Schedule {
         }
     }
 
-    /// The memory that each scratch slot needs: the smallest range that holds every span named.
-    ///
-    /// ```
-    /// use drumline_schedule::{Algorithm, Collective, Counts, Topology};
-    ///
-    /// let row = Algorithm::find(Collective::AllReduce, "doubling")?;
-    /// let schedule = row.schedule(&Topology::flat(2), 0, 0)?;
-    /// assert_eq!(schedule.scratch(&Counts::Even(10))[&0], 0..10);
-    /// # Ok::<_, drumline_schedule::Error>(())
-    /// ```
+    /// The memory that each scratch needs: the smallest range that holds all its named spans.
     pub fn scratch(&self, counts: &Counts) -> BTreeMap<usize, Range<usize>> {
         let mut slots: BTreeMap<usize, Range<usize>> = BTreeMap::new();
         for loc in self.steps.iter().flat_map(|step| step.reads().chain(step.writes())) {
@@ -160,15 +104,6 @@ impl Schedule {
     }
 
     /// Messages and elements that this rank sends.
-    ///
-    /// ```
-    /// use drumline_schedule::{Algorithm, Collective, Counts, Topology};
-    ///
-    /// let row = Algorithm::find(Collective::AllReduce, "doubling")?;
-    /// let schedule = row.schedule(&Topology::flat(4), 0, 0)?;
-    /// assert_eq!(schedule.sent(&Counts::Even(10)), (2, 20)); // messages, elements
-    /// # Ok::<_, drumline_schedule::Error>(())
-    /// ```
     pub fn sent(&self, counts: &Counts) -> (usize, usize) {
         let lengths = self.steps.iter().filter_map(|step| match step {
             Step::Send { src, .. } => Some(self.resolve(*src, counts).len()),
@@ -177,21 +112,49 @@ impl Schedule {
         lengths.fold((0, 0), |(messages, elements), len| (messages + 1, elements + len))
     }
 
-    /// Elements that this rank reads from and writes to the memory of peers.
-    ///
-    /// ```
-    /// use drumline_schedule::{Algorithm, Collective, Counts, Topology};
-    ///
-    /// let row = Algorithm::find(Collective::AllReduce, "doubling")?;
-    /// let schedule = row.schedule(&Topology::flat(4), 0, 0)?;
-    /// assert_eq!(schedule.shared(&Counts::Even(10)), 0); // all goes over links
-    /// # Ok::<_, drumline_schedule::Error>(())
-    /// ```
+    /// Elements that this rank reads from and writes to the memory of neighbours.
     pub fn shared(&self, counts: &Counts) -> usize {
         let locs = self.steps.iter().flat_map(|step| step.reads().chain(step.writes()));
         let shared = locs.filter(|loc| loc.peer.is_some());
         shared.map(|loc| self.resolve(loc, counts).len()).sum()
     }
+
+    /// The blocks of the buffer that `loc` names.
+    pub fn blocks(&self, loc: Loc) -> Blocks {
+        self.collective.blocks(loc.buffer, loc.peer.unwrap_or(self.rank), self.root)
+    }
+
+    /// The elements of its buffer that `loc` covers.
+    pub fn resolve(&self, loc: Loc, counts: &Counts) -> Range<usize> {
+        let owner = loc.peer.unwrap_or(self.rank);
+        match self.blocks(loc) {
+            Blocks::None => 0..0,
+            Blocks::One => loc.span.resolve(counts.block(loc.buffer, owner)),
+            Blocks::All => counts.resolve_in_all(loc.span, loc.buffer, self.world_size),
+        }
+    }
+}
+
+/// The memory that the ranks of a host share for an algorithm.
+///
+/// ```
+/// use drumline_schedule::{ALGORITHMS, Collective, MemoryUse, Topology};
+///
+/// // What two ranks of one host can take that share no memory.
+/// let world = Topology::hosts(&[2]);
+/// let rows = ALGORITHMS.iter().filter(|row| row.collective == Collective::AllReduce);
+/// let rows = rows.filter(|row| row.memory == MemoryUse::Private && (row.applies)(&world));
+/// assert!(rows.map(|row| row.name).any(|name| name == "doubling"));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum MemoryUse {
+    /// None: ranks send each other messages.
+    Private,
+    /// The [slots](Buffer::Slot). The users' buffers may lie anywhere.
+    Staged,
+    /// The slots, and of every user the [buffer](Collective::registered_buffer) that is registered with
+    /// the group.
+    Registered,
 }
 
 impl fmt::Display for Schedule {
@@ -267,15 +230,8 @@ fn tree_of(srcs: &[(Node, Loc)]) -> String {
         stack.push(right);
     }
     let sum = stack.concat();
-    // The outermost pair says nothing.
+    // The outermost parentheses are redundant.
     sum.strip_prefix('(').and_then(|sum| sum.strip_suffix(')')).unwrap_or(&sum).to_owned()
-}
-
-/// The node that inputs would tile: as many ranks as they have together, from the first on.
-pub(crate) fn tiled(nodes: &[Node]) -> Option<Node> {
-    let lo = nodes.first()?.lo;
-    let end = nodes.iter().try_fold(lo, |end, node| end.checked_add(node.len))?;
-    Some(Node { lo, len: end - lo })
 }
 
 impl fmt::Display for Loc {

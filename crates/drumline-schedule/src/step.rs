@@ -2,52 +2,47 @@
 //!
 //! # Shared memory
 //!
-//! Ranks on one host can act on each other's memory: a [`Loc`] may name a peer. Its
-//! [`Buffer::Slot`] is open to peers always; one of the user's buffers only in algorithms that say so
-//! ([`MemoryUse`](crate::MemoryUse)), an input to be read; its scratch never. [`Step::Post`] and
-//! [`Step::Wait`] are what orders the accesses. Whoever runs schedules keeps these rules, and the
-//! [checker](crate::check) supposes that it does:
+//! Ranks on one host can access each other's memory: a [`Loc`] may name a neighbour. Every algorithm in
+//! shared memory may access the neighbour's [`Buffer::Slot`]. Some also access one of the user's buffers
+//! ([`MemoryUse`](crate::MemoryUse)); an input is read only. No algorithm accesses a neighbour's scratch.
+//! [`Step::Post`] and [`Step::Wait`] order the accesses. An executor keeps these rules, and the checker
+//! relies on them:
 //!
-//! - Every rank posts equally often in an operation, [`Schedule::posts`](crate::Schedule::posts)
-//!   times, so that ranks can count each other's posts from one operation to the next.
-//! - **Entry.** Before the first step of an operation that posts, a rank waits until each peer on
-//!   its host has posted at least once in the group's last operation that posted. Hence nobody is
-//!   two such operations ahead.
-//! - Each rank has two slots, which operations that post use in turn. By the rule of entry a rank
-//!   that comes back to a slot finds that all peers have finished the operation which used it.
-//!   A peer may write to a slot before its owner has called the operation.
-//! - Two ranks that have their host to themselves may **exchange** slots instead: each has one, and
-//!   from one operation that posts to the next they swap them. So a rank lays out what it brings
-//!   where it has just read what its peer brought. Nobody but the reader touches what a rank has
-//!   read of its peer's slot until the next operation.
-//! - Where a peer must not touch a buffer before its owner has called, the owner posts first.
-//! - Ranks that call different operations must find out. A description of the call travels beside
-//!   the first post; it is not part of the schedule.
+//! - Every rank posts equally often in a call, [`Schedule::posts`](crate::Schedule::posts) times, so that
+//!   ranks can count each other's posts from one call to the next.
+//! - **Entry.** Before the first step of a call that posts, a rank waits until each neighbour has posted at
+//!   least once in the group's last call that posted. Hence no rank is two such calls ahead.
+//! - Each rank has two slots. Calls that post use them in turn. By the rule of entry, when a rank comes back
+//!   to a slot, all neighbours have finished the call that used it. A neighbour may write to a slot before
+//!   its owner has entered the call.
+//! - Two ranks that are alone on their host may **exchange** slots instead: each has one slot, and they swap
+//!   slots from one call that posts to the next. So a rank writes its contribution where it has just read the
+//!   neighbour's contribution. Until the next call only the reader accesses what it has read there.
+//! - Where a neighbour must not access a buffer before its owner has called, the owner posts first.
+//! - Ranks that make different calls must find out. A description of the call travels beside the first post;
+//!   it is not part of the schedule.
 //!
-//! An operation on more elements than a slot holds is run piece by piece, each piece a full run of
-//! the schedule on a window of the data. Of a buffer with a block for every rank a window shows a
-//! part of every block, so staged algorithms name such blocks one by one. Spans are symbolic: an
-//! executor that wants the borders of blocks on cache lines may choose lengths of windows that make
-//! them so.
+//! Where a block has more elements than fit into a slot, the executor runs the schedule once for each window
+//! of the data. In a buffer with a block for every rank, a window is a part of every block, so staged
+//! algorithms name such blocks one by one. Spans are symbolic: an executor may choose lengths of windows that
+//! put the borders of blocks on cache lines.
 //!
 //! # Blocks of different lengths
 //!
-//! Algorithms that serve them ([`Algorithm::uneven`](crate::Algorithm::uneven)) name whole blocks
-//! only, so their schedules are the same for all lengths.
+//! Algorithms that serve them ([`Algorithm::uneven`](crate::Algorithm::uneven)) name whole blocks only, so
+//! their schedules are the same for all lengths.
 
 use std::ops::Range;
 
 use crate::tree::Node;
 
-/// A rank of the group that runs the schedule: `0..world_size`.
-pub type Rank = usize;
+pub use crate::tree::Rank;
 
 /// Blocks `first..first + count` of a buffer that is cut into `of` equal blocks.
 ///
-/// A span is symbolic: the same one serves buffers of every length. Block `i` of a buffer of
-/// `n` elements is `n * i / of .. n * (i + 1) / of`, so blocks differ by at most one element
-/// and may be empty. A buffer that has a block for every rank may be cut at other
-/// [borders](crate::Borders).
+/// A span is symbolic: one span serves buffers of every length. Block `i` of a buffer of `n` elements is
+/// `n * i / of .. n * (i + 1) / of`, so the lengths of blocks differ by at most one, and may be 0. A buffer
+/// that has a block for every rank may be cut at other [borders](crate::Borders).
 ///
 /// ```
 /// use drumline_schedule::step::Span;
@@ -69,31 +64,18 @@ impl Span {
     /// The whole buffer.
     pub const WHOLE: Span = Span { first: 0, count: 1, of: 1 };
 
-    /// No elements: what a message that only tells the time carries.
+    /// No elements: the content of a message that only synchronises.
     pub const EMPTY: Span = Span { first: 0, count: 0, of: 1 };
 
     /// Block `index` of `of`.
-    ///
-    /// ```
-    /// use drumline_schedule::step::Span;
-    ///
-    /// assert_eq!(Span::block(2, 5), Span { first: 2, count: 1, of: 5 });
-    /// ```
     pub const fn block(index: usize, of: usize) -> Span {
         Span { first: index, count: 1, of }
     }
 
     /// The elements of a buffer of `len` elements that this span covers.
-    ///
-    /// ```
-    /// use drumline_schedule::step::Span;
-    ///
-    /// assert_eq!(Span::WHOLE.resolve(10), 0..10);
-    /// assert_eq!(Span { first: 1, count: 2, of: 4 }.resolve(10), 2..7);
-    /// ```
     pub fn resolve(self, len: usize) -> Range<usize> {
         if self == Span::WHOLE {
-            return 0..len; // without a division, for what must be quick
+            return 0..len; // fast: no division
         }
         let border = |block: usize| match len.checked_mul(block) {
             Some(blocks) => blocks / self.of,
@@ -109,16 +91,8 @@ impl Span {
     }
 
     /// Whether there is a length at which the two spans of one buffer share an element.
-    ///
-    /// ```
-    /// use drumline_schedule::step::Span;
-    ///
-    /// assert!(Span::block(0, 2).overlaps(Span::block(1, 3)));
-    /// assert!(!Span::block(0, 2).overlaps(Span::block(1, 2)));
-    /// assert!(!Span::EMPTY.overlaps(Span::WHOLE));
-    /// ```
     pub fn overlaps(self, other: Span) -> bool {
-        // As fractions of the buffer; borders are rounded down from these, so spans that are
+        // Compares fractions of the buffer. Borders are these fractions, rounded down, so spans that are
         // disjoint here are disjoint at every length.
         let begins_before_end_of = |a: Span, b: Span| {
             a.first as u128 * (b.of as u128) < (b.first as u128 + b.count as u128) * a.of as u128
@@ -141,15 +115,15 @@ impl Span {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Buffer {
-    /// What the operation works on in place and leaves its result in.
+    /// The buffer that the collective works on in place, and that gets the result.
     Data,
     /// This rank's contribution where it does not already lie in [`Buffer::Data`], read only.
     Input,
-    /// Working memory. A span of a slot is counted in parts of the rank's own block (what it
-    /// contributes, or gets), and may lie beyond it: block 2 of 1 begins at twice that length. Only
-    /// the spans that the schedule names are backed by memory.
+    /// Working memory, by number. A span counts in parts of the rank's own block (the one that it
+    /// contributes, or gets), and may lie beyond it: block 2 of 1 begins at twice that length. Only the spans
+    /// that the schedule names are backed by memory.
     Scratch(usize),
-    /// This operation's staging slot in the memory that the ranks of a host share.
+    /// The staging slot of this call, in the memory that the ranks of a host share.
     Slot,
 }
 
@@ -158,7 +132,7 @@ pub enum Buffer {
 /// ```
 /// use drumline_schedule::step::{Buffer, Loc, Span};
 ///
-/// // The second half of what rank 3 lays out for its neighbours.
+/// // The second half of the slot of rank 3.
 /// let loc = Loc::slot(Span::block(1, 2)).of(3);
 /// assert_eq!((loc.peer, loc.buffer), (Some(3), Buffer::Slot));
 /// ```
@@ -174,97 +148,47 @@ pub struct Loc {
 
 impl Loc {
     /// A span of [`Buffer::Data`].
-    ///
-    /// ```
-    /// use drumline_schedule::step::{Buffer, Loc, Span};
-    ///
-    /// let loc = Loc::data(Span::WHOLE);
-    /// assert_eq!((loc.peer, loc.buffer), (None, Buffer::Data));
-    /// ```
     pub const fn data(span: Span) -> Loc {
         Loc { peer: None, buffer: Buffer::Data, span }
     }
 
     /// A span of [`Buffer::Input`].
-    ///
-    /// ```
-    /// use drumline_schedule::step::{Buffer, Loc, Span};
-    ///
-    /// let loc = Loc::input(Span::WHOLE);
-    /// assert_eq!((loc.peer, loc.buffer), (None, Buffer::Input));
-    /// ```
     pub const fn input(span: Span) -> Loc {
         Loc { peer: None, buffer: Buffer::Input, span }
     }
 
-    /// A span of scratch slot `slot`.
-    ///
-    /// ```
-    /// use drumline_schedule::step::{Buffer, Loc, Span};
-    ///
-    /// assert_eq!(Loc::scratch(2, Span::WHOLE).buffer, Buffer::Scratch(2));
-    /// ```
+    /// A span of scratch number `slot`.
     pub const fn scratch(slot: usize, span: Span) -> Loc {
         Loc { peer: None, buffer: Buffer::Scratch(slot), span }
     }
 
     /// A span of [`Buffer::Slot`].
-    ///
-    /// ```
-    /// use drumline_schedule::step::{Buffer, Loc, Span};
-    ///
-    /// let loc = Loc::slot(Span::WHOLE);
-    /// assert_eq!((loc.peer, loc.buffer), (None, Buffer::Slot));
-    /// ```
     pub const fn slot(span: Span) -> Loc {
         Loc { peer: None, buffer: Buffer::Slot, span }
     }
 
-    /// The same place in the memory of `peer`, which shares the host.
-    ///
-    /// ```
-    /// use drumline_schedule::step::{Loc, Span};
-    ///
-    /// let (mine, yours) = (Loc::slot(Span::WHOLE), Loc::slot(Span::WHOLE).of(1));
-    /// assert!(yours.peer == Some(1) && !mine.overlaps(yours));
-    /// ```
+    /// The same place in the memory of `peer`, a neighbour.
     pub const fn of(self, peer: Rank) -> Loc {
         Loc { peer: Some(peer), ..self }
     }
 
     /// Whether the two lie in the same buffer of the same rank.
-    ///
-    /// ```
-    /// use drumline_schedule::step::{Loc, Span};
-    ///
-    /// let [first, second] = [0, 1].map(|half| Loc::data(Span::block(half, 2)));
-    /// assert!(first.shares_buffer(second) && !first.overlaps(second));
-    /// assert!(!first.shares_buffer(first.of(1)));
-    /// ```
     pub fn shares_buffer(self, other: Loc) -> bool {
         self.peer == other.peer && self.buffer == other.buffer
     }
 
     /// Whether there is a length at which the two share an element.
-    ///
-    /// ```
-    /// use drumline_schedule::step::{Loc, Span};
-    ///
-    /// let half = Loc::data(Span::block(0, 2));
-    /// assert!(half.overlaps(Loc::data(Span::WHOLE)));
-    /// assert!(!half.overlaps(Loc::input(Span::WHOLE)));
-    /// ```
     pub fn overlaps(self, other: Loc) -> bool {
         self.shares_buffer(other) && self.span.overlaps(other.span)
     }
 }
 
-/// Which operand of a combination the incoming value is. Lower ranks stand on the left.
+/// Which operand of a combination the incoming value is. Lower ranks are on the left.
 ///
 /// ```
 /// use drumline_schedule::step::{Loc, Side, Span, Step};
 ///
-/// /// What rank 1 does with a message of rank `from`: lower ranks stand on the left.
+/// /// Rank 1 combines a message of rank `from`: lower ranks are on the left.
 /// fn add(from: usize) -> Step {
 ///     let side = if from < 1 { Side::Left } else { Side::Right };
 ///     Step::RecvReduce { from, dst: Loc::data(Span::WHOLE), side, finish: true }
@@ -279,10 +203,10 @@ pub enum Side {
     Right,
 }
 
-/// One step of a schedule. Steps take effect in order; only `Send` goes on in the background.
+/// One step of a schedule. Steps take effect in order; only a `Send` continues in the background.
 ///
-/// A combining verb with `finish` set completes the sum of all ranks: the operator's last
-/// touch (the division of an average) is applied to its result.
+/// A combining step with `finish` completes the sum of all ranks: the executor then applies the last part of
+/// the operator to the result (the division of an average).
 ///
 /// ```
 /// use drumline_schedule::step::{Loc, Span, Step};
@@ -294,11 +218,11 @@ pub enum Side {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Post a message. Never blocks; `src` may be read until a [`Step::Flush`] covers it.
+    /// Send a message. Never blocks; the transport may read `src` until a [`Step::Flush`] covers it.
     Send {
         /// Receiver.
         to: Rank,
-        /// What is sent.
+        /// The elements that are sent.
         src: Loc,
     },
     /// Wait for the next message from `from` and store it.
@@ -319,7 +243,7 @@ pub enum Step {
         /// Whether this completes the sum.
         finish: bool,
     },
-    /// Combine `src` into `dst`; both are local and lie in different buffers.
+    /// Combine `src` into `dst`. Both are the rank's own, and lie in different buffers.
     Reduce {
         /// The other operand, and the result.
         dst: Loc,
@@ -333,18 +257,18 @@ pub enum Step {
     /// Combine many inputs in one pass, in the order of the canonical tree, and store the result
     /// in every destination.
     ReduceTree {
-        /// Where the result goes: at least one place, each in a buffer of its own. They may be a
-        /// peer's memory.
+        /// Where the result goes: at least one place, each in a different buffer. They may lie in a
+        /// neighbour's memory.
         dsts: Vec<Loc>,
-        /// The inputs by ascending rank, each with the node of the tree that it is the sum
-        /// of. Together they tile one node. An input is one of `dsts` or lies in another buffer.
-        /// They may be a peer's memory. Where a schedule sums in stages, the leaves of the tree are
-        /// the ranks of a host by their seats, or the hosts.
+        /// The inputs by ascending rank, each with the node of the tree whose sum it is. Together they tile
+        /// one node. An input is one of `dsts`, or lies in another buffer. It may lie in a neighbour's
+        /// memory. Where a schedule sums in stages, the leaves of the tree are the seats of a host, or the
+        /// hosts.
         srcs: Vec<(Node, Loc)>,
         /// Whether this completes the sum.
         finish: bool,
     },
-    /// Copy between two different buffers. Either side may be a peer's memory.
+    /// Copy between two different buffers. Either may lie in a neighbour's memory.
     Copy {
         /// Where to.
         dst: Loc,
@@ -352,36 +276,27 @@ pub enum Step {
         src: Loc,
     },
     /// Wait until the first `upto` messages of this schedule to `to` have left their source.
-    /// Algorithms do not write this verb; a pass inserts it where memory is about to be
-    /// overwritten, and at the end.
+    /// Algorithms do not write this step. A pass inserts it before memory is overwritten, and at the end.
     Flush {
         /// Receiver of those messages.
         to: Rank,
-        /// How many, counted from the start of the schedule.
+        /// The number of messages, from the start of the schedule.
         upto: usize,
     },
-    /// Make everything that this rank did so far visible to the peers on its host, and say so: its
-    /// count of posts goes up by one.
+    /// Make everything that this rank has done visible to its neighbours, and tell them: the rank's count of
+    /// posts goes up by one.
     Post,
-    /// Wait until `peer`, on the same host, has posted `upto` times in this operation.
+    /// Wait until `peer`, a neighbour, has posted `upto` times in this call.
     Wait {
         /// Whose posts are counted.
         peer: Rank,
-        /// How many of them, counted from the start of the schedule.
+        /// The number of posts, from the start of the schedule.
         upto: usize,
     },
 }
 
 impl Step {
     /// The places that this step writes.
-    ///
-    /// ```
-    /// use drumline_schedule::step::{Loc, Span, Step};
-    ///
-    /// let (data, input) = (Loc::data(Span::WHOLE), Loc::input(Span::WHOLE));
-    /// let copy = Step::Copy { dst: data, src: input };
-    /// assert!(copy.writes().eq([data]) && Step::Post.writes().next().is_none());
-    /// ```
     pub fn writes(&self) -> impl Iterator<Item = Loc> {
         let (one, many) = match self {
             Step::Recv { dst, .. }
@@ -396,15 +311,7 @@ impl Step {
         one.into_iter().chain(many.iter().copied())
     }
 
-    /// The places that this step reads, a combination's own `dst` left out.
-    ///
-    /// ```
-    /// use drumline_schedule::step::{Loc, Span, Step};
-    ///
-    /// let (data, input) = (Loc::data(Span::WHOLE), Loc::input(Span::WHOLE));
-    /// let copy = Step::Copy { dst: data, src: input };
-    /// assert!(copy.reads().eq([input]));
-    /// ```
+    /// The places that this step reads, other than the `dst` of a combination.
     pub fn reads(&self) -> impl Iterator<Item = Loc> {
         let (one, many) = match self {
             Step::Send { src, .. } | Step::Reduce { src, .. } | Step::Copy { src, .. } => {
@@ -421,7 +328,7 @@ impl Step {
     }
 
     /// The same step for other ranks and other places.
-    pub(crate) fn moved(self, rank: impl Fn(Rank) -> Rank, loc: impl Fn(Loc) -> Loc) -> Step {
+    pub fn moved(self, rank: impl Fn(Rank) -> Rank, loc: impl Fn(Loc) -> Loc) -> Step {
         match self {
             Step::Send { to, src } => Step::Send { to: rank(to), src: loc(src) },
             Step::Recv { from, dst } => Step::Recv { from: rank(from), dst: loc(dst) },
@@ -444,13 +351,6 @@ impl Step {
     }
 
     /// The rank at the other end of a message or of a wait.
-    ///
-    /// ```
-    /// use drumline_schedule::step::{Loc, Span, Step};
-    ///
-    /// let send = Step::Send { to: 2, src: Loc::data(Span::WHOLE) };
-    /// assert_eq!((send.peer(), Step::Post.peer()), (Some(2), None));
-    /// ```
     pub fn peer(&self) -> Option<Rank> {
         match self {
             Step::Send { to, .. } | Step::Flush { to, .. } => Some(*to),

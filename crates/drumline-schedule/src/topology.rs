@@ -1,4 +1,4 @@
-//! What is known about the ranks before an algorithm is chosen.
+//! The facts about ranks that the choice of an algorithm depends on.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -6,8 +6,7 @@ use std::hash::Hash;
 use crate::step::Rank;
 use crate::tree::Node;
 
-/// The ranks that run a collective together, which of them share a host, and there a memory node, and in
-/// which order they add.
+/// The ranks of a group, their hosts and memory nodes, and the order in which they add.
 ///
 /// ```
 /// use drumline_schedule::{SumOrder, Topology};
@@ -33,12 +32,12 @@ pub struct Topology {
     host_of: Vec<usize>,
     /// Ascending on each host; hosts by their lowest rank.
     ranks_by_host: Vec<Vec<Rank>>,
-    /// The same for memory nodes. A host of which none are known is one.
+    /// The same for memory nodes. A host without known memory nodes counts as one node.
     ranks_by_node: Vec<Vec<Rank>>,
 }
 
-/// The order in which every reduction of a group adds, whatever the algorithm. It is a property
-/// of the group: ranks of one group must agree on it, and another order may give other bits.
+/// The order in which every reduction of a group adds, whatever the algorithm. All ranks of a group must have
+/// the same order. Another order may give other bits.
 ///
 /// ```
 /// use drumline_schedule::{SumOrder, Topology};
@@ -54,42 +53,24 @@ pub enum SumOrder {
     /// The [`tree`](crate::tree) over all ranks. Results do not depend on where ranks run.
     #[default]
     Rank,
-    /// The tree over hosts, of which each leaf is the tree over the ranks of that host. Hosts
-    /// can add their own ranks first for any placement, but results depend on it.
+    /// A tree over hosts. Each of its leaves is the tree over the ranks of one host. For any placement hosts
+    /// can add their own ranks first, but results depend on the placement.
     Placement,
 }
 
 impl Topology {
     /// `world_size` ranks, all equally far from one another, none on the host of another.
-    ///
-    /// ```
-    /// use drumline_schedule::Topology;
-    ///
-    /// assert_eq!(Topology::flat(3).ranks_by_host(), [[0], [1], [2]]);
-    /// ```
     pub fn flat(world_size: usize) -> Topology {
         Topology::placed(0..world_size)
     }
 
     /// Consecutive ranks on hosts of these sizes.
-    ///
-    /// ```
-    /// use drumline_schedule::Topology;
-    ///
-    /// assert_eq!(Topology::hosts(&[2, 1]).ranks_by_host(), [vec![0, 1], vec![2]]);
-    /// ```
     pub fn hosts(sizes: &[usize]) -> Topology {
         let hosts = sizes.iter().enumerate();
         Topology::placed(hosts.flat_map(|(host, &size)| std::iter::repeat_n(host, size)))
     }
 
     /// The host of each rank, by any name.
-    ///
-    /// ```
-    /// use drumline_schedule::Topology;
-    ///
-    /// assert_eq!(Topology::placed(["a", "b", "a"]).ranks_by_host(), [vec![0, 2], vec![1]]);
-    /// ```
     pub fn placed<H: Eq + Hash>(hosts: impl IntoIterator<Item = H>) -> Topology {
         let (host_of, ranks_by_host) = grouped(hosts);
         Topology {
@@ -101,18 +82,8 @@ impl Topology {
         }
     }
 
-    /// The same ranks with the memory node that each runs on, by any name that it has on its host; `None`
-    /// for a rank that may run on several, which makes its host one node.
-    ///
-    /// ```
-    /// use drumline_schedule::Topology;
-    ///
-    /// let host = Topology::hosts(&[4]);
-    /// let bound = host.clone().with_nodes([Some(0), Some(0), Some(1), Some(1)]);
-    /// assert_eq!(bound.ranks_by_node(), [[0, 1], [2, 3]]);
-    /// let unbound = host.with_nodes([Some(0), Some(0), Some(1), None]);
-    /// assert_eq!(unbound.ranks_by_node(), [[0, 1, 2, 3]]);
-    /// ```
+    /// The same ranks, with the name of the memory node that each runs on, unique on its host. `None` is a
+    /// rank that may run on several nodes; its host then counts as one node.
     pub fn with_nodes<N: Eq + Hash>(self, nodes: impl IntoIterator<Item = Option<N>>) -> Topology {
         let nodes: Vec<Option<N>> = nodes.into_iter().collect();
         let node = |rank: Rank| nodes.get(rank).and_then(Option::as_ref);
@@ -127,111 +98,47 @@ impl Topology {
     }
 
     /// The same ranks with another order of sums.
-    ///
-    /// ```
-    /// use drumline_schedule::{SumOrder, Topology};
-    ///
-    /// let world = Topology::flat(3).with_order(SumOrder::Placement);
-    /// assert_eq!((world.order, world.world_size), (SumOrder::Placement, 3));
-    /// ```
     pub fn with_order(self, order: SumOrder) -> Topology {
         Topology { order, ..self }
     }
 
     /// The ranks of each host, ascending; hosts come in the order of their lowest ranks.
-    ///
-    /// ```
-    /// use drumline_schedule::Topology;
-    ///
-    /// let largest = Topology::hosts(&[4, 2]).ranks_by_host().iter().map(Vec::len).max();
-    /// assert_eq!(largest, Some(4));
-    /// ```
     pub fn ranks_by_host(&self) -> &[Vec<Rank>] {
         &self.ranks_by_host
     }
 
     /// The ranks of each memory node, ascending; nodes come in the order of their lowest ranks.
-    ///
-    /// ```
-    /// use drumline_schedule::Topology;
-    ///
-    /// // Nothing else is known of them.
-    /// assert_eq!(Topology::hosts(&[2, 1]).ranks_by_node(), [vec![0, 1], vec![2]]);
-    /// ```
     pub fn ranks_by_node(&self) -> &[Vec<Rank>] {
         &self.ranks_by_node
     }
 
     /// The index of a rank's host in [`Topology::ranks_by_host`].
-    ///
-    /// ```
-    /// use drumline_schedule::Topology;
-    ///
-    /// assert_eq!([0, 3, 4].map(|rank| Topology::hosts(&[4, 2]).host_of(rank)), [0, 0, 1]);
-    /// ```
     pub fn host_of(&self, rank: Rank) -> usize {
         self.host_of[rank]
     }
 
     /// The ranks that share memory with `rank`, itself included, ascending.
-    ///
-    /// ```
-    /// use drumline_schedule::Topology;
-    ///
-    /// assert_eq!(Topology::hosts(&[4, 2]).neighbours(4), [4, 5]);
-    /// ```
     pub fn neighbours(&self, rank: Rank) -> &[Rank] {
         &self.ranks_by_host[self.host_of[rank]]
     }
 
     /// Whether all ranks share one host.
-    ///
-    /// ```
-    /// use drumline_schedule::Topology;
-    ///
-    /// assert!(Topology::hosts(&[4]).is_one_host() && !Topology::flat(4).is_one_host());
-    /// ```
     pub fn is_one_host(&self) -> bool {
         self.ranks_by_host.len() == 1
     }
 
-    /// Whether the tree over all ranks gives the sums that are wanted.
-    ///
-    /// ```
-    /// use drumline_schedule::{SumOrder, Topology};
-    ///
-    /// let placed = |sizes: &[usize]| Topology::hosts(sizes).with_order(SumOrder::Placement);
-    /// assert!(placed(&[4, 2]).sums_by_rank()); // the hosts are nodes of the tree of ranks
-    /// assert!(!placed(&[3, 3]).sums_by_rank());
-    /// ```
+    /// Whether the tree over all ranks gives sums in the order of this topology.
     pub fn sums_by_rank(&self) -> bool {
         self.order == SumOrder::Rank || self.orders_agree()
     }
 
-    /// Whether the tree over hosts, of trees over their ranks, gives the sums that are wanted.
-    ///
-    /// ```
-    /// use drumline_schedule::Topology;
-    ///
-    /// assert!(Topology::hosts(&[4, 4]).sums_by_placement());
-    /// assert!(!Topology::hosts(&[3, 3]).sums_by_placement());
-    /// ```
+    /// Whether a tree over hosts, of trees over their ranks, gives sums in the order of this topology.
     pub fn sums_by_placement(&self) -> bool {
         self.order == SumOrder::Placement || self.orders_agree()
     }
 
-    /// Whether the tree over the memory nodes of the one host that there is, of trees over their ranks,
-    /// gives the sums that are wanted.
-    ///
-    /// ```
-    /// use drumline_schedule::Topology;
-    ///
-    /// let host = |nodes: &[usize]| {
-    ///     Topology::hosts(&[nodes.len()]).with_nodes(nodes.iter().map(|&node| Some(node)))
-    /// };
-    /// assert!(host(&[0, 0, 1, 1]).sums_by_node());
-    /// assert!(!host(&[0, 1, 0, 1]).sums_by_node()); // 0 + 1 comes first
-    /// ```
+    /// Whether there is one host, and a tree over its memory nodes, of trees over their ranks, gives sums in
+    /// the order of this topology.
     pub fn sums_by_node(&self) -> bool {
         self.is_one_host() && are_of_the_tree(&self.ranks_by_node)
     }
@@ -241,7 +148,7 @@ impl Topology {
     }
 }
 
-/// The group of each rank, and the ranks of each group, by the names of their groups.
+/// Returns the group of each rank, and the ranks of each group. `names` has the name of each rank's group.
 fn grouped<H: Eq + Hash>(names: impl IntoIterator<Item = H>) -> (Vec<usize>, Vec<Vec<Rank>>) {
     let mut known: HashMap<H, usize> = HashMap::new();
     let mut groups: Vec<Vec<Rank>> = vec![];
@@ -257,8 +164,8 @@ fn grouped<H: Eq + Hash>(names: impl IntoIterator<Item = H>) -> (Vec<usize>, Vec
     (group_of, groups)
 }
 
-/// Whether each group has consecutive ranks, and they are a node of the tree over all ranks. Groups of
-/// the same power of two make it so; the last may be shorter.
+/// Whether each group has consecutive ranks that are a node of the tree over all ranks. That holds for groups
+/// of the same power of two, where the last group may be smaller.
 fn are_of_the_tree(groups: &[Vec<Rank>]) -> bool {
     fn agree(sizes: &[usize]) -> bool {
         let Some((groups, _)) = Node::root(sizes.len()).children() else { return true };

@@ -1,11 +1,12 @@
 //! The canonical tree: the one order in which every algorithm adds.
 //!
-//! `T(lo, 1)` is the value of rank `lo`; `T(lo, m) = T(lo, h) + T(lo + h, m - h)` with `h` the
-//! largest power of two below `m`. Lower ranks stand on the left. It is the shape that a binary
-//! counter builds: at level `k` adjacent aligned runs of `2^k` ranks merge, and an odd one is
-//! carried up. Its depth is `ceil(log2 m)`.
+//! `T(lo, 1)` is the value of rank `lo`; `T(lo, m) = T(lo, h) + T(lo + h, m - h)` with `h` the largest power
+//! of two below `m`. Lower ranks are on the left. The tree has the shape that a binary counter builds: at
+//! level `k` adjacent aligned runs of `2^k` ranks merge, and an odd run is carried up. Its depth is
+//! `ceil(log2 m)`.
 
-use crate::step::Rank;
+/// A rank of the group that runs a schedule: `0..world_size`.
+pub type Rank = usize;
 
 /// The node of the tree that sums ranks `lo..lo + len`.
 ///
@@ -26,35 +27,16 @@ pub struct Node {
 
 impl Node {
     /// The value of one rank.
-    ///
-    /// ```
-    /// use drumline_schedule::tree::Node;
-    ///
-    /// assert_eq!((Node::leaf(4).len, Node::leaf(4).children()), (1, None));
-    /// ```
     pub const fn leaf(rank: Rank) -> Node {
         Node { lo: rank, len: 1 }
     }
 
     /// The sum of all ranks.
-    ///
-    /// ```
-    /// use drumline_schedule::tree::Node;
-    ///
-    /// assert_eq!(Node::root(1), Node::leaf(0));
-    /// ```
     pub const fn root(world_size: usize) -> Node {
         Node { lo: 0, len: world_size }
     }
 
-    /// The two nodes that this one is the sum of, or `None` for a leaf.
-    ///
-    /// ```
-    /// use drumline_schedule::tree::Node;
-    ///
-    /// let lengths = Node::root(7).children().map(|(left, right)| (left.len, right.len));
-    /// assert_eq!(lengths, Some((4, 3))); // a power of two on the left
-    /// ```
+    /// The two nodes whose sum this node is, or `None` for a leaf.
     pub fn children(self) -> Option<(Node, Node)> {
         if self.len < 2 {
             return None;
@@ -91,6 +73,13 @@ pub fn merges(root: Node, inputs: &[Node]) -> Option<Vec<usize>> {
     let mut next = 0;
     visit(root, inputs, &mut next, &mut merges)?;
     (next == inputs.len()).then_some(merges)
+}
+
+/// The only node that `inputs` can tile: it begins at the first input, and has as many ranks as all inputs.
+pub fn tiled(inputs: &[Node]) -> Option<Node> {
+    let lo = inputs.first()?.lo;
+    let end = inputs.iter().try_fold(lo, |end, node| end.checked_add(node.len))?;
+    Some(Node { lo, len: end - lo })
 }
 
 #[cfg(test)]

@@ -339,6 +339,7 @@ fn operation(collective: Collective) -> executor::Operation {
         Collective::Scatter => Operation::Scatter,
         Collective::AllToAll => Operation::AllToAll,
         Collective::Barrier => Operation::Barrier,
+        Collective::MonitoredBarrier => Operation::MonitoredBarrier,
     }
 }
 

@@ -61,7 +61,7 @@ impl Layout {
         let Schedule { collective, world_size, rank, root, .. } = *schedule;
         let longest = counts.longest();
         let slot_blocks = schedule.slot_blocks();
-        let piece = slot.map_or(longest, |slot| longest.min(schedule.piece(slot)));
+        let piece = slot.map_or(longest, |slot| longest.min(schedule.window(slot)));
         Layout { collective, world_size, rank, root, counts, longest, piece, slot_blocks }
     }
 

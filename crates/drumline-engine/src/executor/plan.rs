@@ -118,6 +118,7 @@ impl Plan {
             root: 0,
             memory: MemoryUse::Private,
             uneven: false,
+            pipelined: false,
             steps: Vec::new(),
         };
         Plan::new(Shape {

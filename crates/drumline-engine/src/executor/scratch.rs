@@ -122,7 +122,7 @@ mod tests {
             const ELEMENT_BYTES: usize = 64;
             let topology = Topology::hosts(&[counts.len()]);
             let in_windows = |row: &&Algorithm| {
-                (row.memory == MemoryUse::Staged || row.is_pipelined())
+                (row.memory == MemoryUse::Staged || row.pipelined)
                     && (row.applies)(&topology)
                     && (even || row.uneven)
             };

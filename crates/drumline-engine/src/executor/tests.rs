@@ -203,7 +203,7 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
                     let has_input = plan.algorithm.collective.has_input();
                     let input: &[i64] = if has_input { input } else { &[] };
                     let layout = Layout::new(&schedule, Counts::Even(plan.len), None);
-                    let layout = match plan.algorithm.is_pipelined() {
+                    let layout = match plan.algorithm.pipelined {
                         true => layout.in_windows_of(plan.window),
                         false => layout,
                     };
@@ -290,7 +290,7 @@ fn expected(world_size: usize, at: usize, plan: &Plan, rank: Rank) -> Vec<i64> {
         Collective::Scan => each(&|index| sum(0..rank + 1, index)),
         Collective::ExclusiveScan if rank == 0 => each(&own),
         Collective::ExclusiveScan => each(&|index| sum(0..rank, index)),
-        Collective::Barrier => vec![],
+        Collective::Barrier | Collective::MonitoredBarrier => vec![],
     }
 }
 
@@ -308,7 +308,7 @@ proptest! {
         let links: Vec<_> = ALGORITHMS.iter().filter(over_links).collect();
         let plan = |&(row, root, len, window): &(usize, usize, usize, usize)| {
             let algorithm = links[row % links.len()];
-            let len = if algorithm.collective == Collective::Barrier { 0 } else { len };
+            let len = if algorithm.collective.is_barrier() { 0 } else { len };
             Plan { algorithm, root: root % world_size, len, window }
         };
         let plans: Vec<Plan> = picks.iter().map(plan).collect();

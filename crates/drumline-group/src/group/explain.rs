@@ -9,7 +9,7 @@ use super::ProcessGroup;
 use crate::{Collective, DType, Error, ReduceOp, Result};
 
 impl ProcessGroup {
-    /// Which algorithm a call would take whose blocks have so many elements, and why. It asks nobody,
+    /// Says which algorithm a call with blocks of `elements` elements takes, and why. It sends no message,
     /// and all ranks get the same answer.
     ///
     /// ```
@@ -36,7 +36,7 @@ impl ProcessGroup {
         let operation = operation_of(collective)?;
         let call = Call::new(operation, dtype, Counts::Even(elements));
         // The sum, for the width that partial results travel in.
-        let operator = reduces(collective).then_some(OperatorKind::Builtin(ReduceOp::Sum));
+        let operator = collective.reduces().then_some(OperatorKind::Builtin(ReduceOp::Sum));
         self.explain_call(&Call { operator, ..call }, registered)
     }
 }
@@ -47,20 +47,4 @@ fn operation_of(collective: Collective) -> Result<Operation> {
         operation: "explain",
         problem: format!("no call is carried out as {collective}"),
     })
-}
-
-fn reduces(collective: Collective) -> bool {
-    match collective {
-        Collective::AllReduce
-        | Collective::Reduce
-        | Collective::ReduceScatter
-        | Collective::Scan
-        | Collective::ExclusiveScan => true,
-        Collective::Broadcast
-        | Collective::AllGather
-        | Collective::Gather
-        | Collective::Scatter
-        | Collective::AllToAll
-        | Collective::Barrier => false,
-    }
 }

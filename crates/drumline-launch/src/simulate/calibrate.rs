@@ -6,10 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use drumline_inspect::replay::replay_in_a_row;
 use drumline_schedule::{
     Algorithm,
     price::{PriceList, Rate},
-    replay::replay_in_a_row,
 };
 
 use super::measure::{Found, Run, Way, cores, measure_all};

@@ -2,7 +2,8 @@
 
 use std::{fmt::Write as _, time::Duration};
 
-use drumline_schedule::{Algorithm, price::PriceList, replay::replay_in_a_row};
+use drumline_inspect::replay::replay_in_a_row;
+use drumline_schedule::{Algorithm, price::PriceList};
 
 use super::{
     calibrate::calibrate,

@@ -2,10 +2,10 @@
 
 use std::{fmt::Write as _, fs, path::Path};
 
+use drumline_inspect::replay::Cluster;
 use drumline_schedule::{
     Topology,
     price::{Entry, ParseError, PriceList, entries, unknown},
-    replay::Cluster,
 };
 
 use super::options::{Options, positive, usage};

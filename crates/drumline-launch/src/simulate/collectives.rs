@@ -2,11 +2,8 @@
 
 use std::fmt::Write as _;
 
-use drumline_schedule::{
-    ALGORITHMS, Algorithm, Collective, Topology,
-    price::ElementKind,
-    replay::{Cluster, Method, Operation, Outcome, line_bound, replay},
-};
+use drumline_inspect::replay::{Cluster, Method, Outcome, Workload, line_bound, replay};
+use drumline_schedule::{ALGORITHMS, Algorithm, Collective, Topology, price::ElementKind};
 
 use super::{cluster::Described, options::Options};
 use crate::{Error, Result};
@@ -54,7 +51,7 @@ pub(super) fn row(
         |row: &&Algorithm| row.collective == collective && (row.applies)(&cluster.topology);
     let time = |algorithm: &'static Algorithm| {
         let elements = bytes / kind.bytes;
-        let outcome = replay(cluster, &Operation { algorithm, root: 0, elements, kind })
+        let outcome = replay(cluster, &Workload { algorithm, root: 0, elements, kind })
             .map_err(|error| Error::Simulate { problem: error.to_string() })?;
         Ok((algorithm.name, outcome))
     };

@@ -10,10 +10,10 @@ use drumline::{
     Collective, Config, DType, ProcessGroup, ReduceOp, Result,
     store::{HashStore, Store},
 };
+use drumline_inspect::replay::{Cluster, Workload};
 use drumline_schedule::{
     Algorithm,
     price::{ElementKind, PriceList},
-    replay::{Cluster, Operation},
 };
 
 /// What carries an operation.
@@ -152,9 +152,9 @@ impl Run {
         Cluster { cores_per_host: cores(), ..cluster }
     }
 
-    pub(super) fn operation(&self, algorithm: &'static Algorithm) -> Operation {
+    pub(super) fn operation(&self, algorithm: &'static Algorithm) -> Workload {
         let kind = ElementKind { bytes: 4, sum_bytes: 4 };
-        Operation { algorithm, root: 0, elements: self.elements, kind }
+        Workload { algorithm, root: 0, elements: self.elements, kind }
     }
 }
 

@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use drumline_schedule::{Collective, price::ElementKind, replay::Training};
+use drumline_inspect::replay::Training;
+use drumline_schedule::{Collective, price::ElementKind};
 
 use crate::{Error, Result};
 

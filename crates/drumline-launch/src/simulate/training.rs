@@ -2,11 +2,8 @@
 
 use std::{collections::HashMap, fmt::Write as _};
 
-use drumline_schedule::{
-    Collective,
-    price::ElementKind,
-    replay::{Step, Training},
-};
+use drumline_inspect::replay::{Training, TrainingStep};
+use drumline_schedule::{Collective, price::ElementKind};
 
 use super::{cluster::Described, collectives, options::Options};
 use crate::Result;
@@ -24,7 +21,7 @@ pub(super) struct Row {
     pub(super) hosts: usize,
     pub(super) ranks: usize,
     /// In the order of bucket sizes.
-    pub(super) steps: Vec<Step>,
+    pub(super) steps: Vec<TrainingStep>,
     /// The algorithm of the full buckets, in the same order.
     pub(super) algorithms: Vec<&'static str>,
 }

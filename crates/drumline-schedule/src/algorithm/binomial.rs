@@ -1,17 +1,17 @@
-//! Binomial trees: the number of ranks that have sent, or that know, doubles every round.
+//! Binomial trees: every round doubles the number of ranks that have sent, or that have the data.
 
 use std::ops::Range;
 
-use super::{Cost, doublings};
+use super::cost::{Cost, doublings};
 use crate::step::{Loc, Rank, Side, Span, Step};
 use crate::topology::Topology;
 use crate::tree::Node;
 
 const DATA: Loc = Loc::data(Span::WHOLE);
 
-/// The sum climbs to rank 0 and the result comes down again.
+/// Ranks sum towards rank 0, which then broadcasts the result.
 ///
-/// See [`all_reduce_cost`]. Few messages in all, but rank 0 handles the whole data `log2 p` times.
+/// See [`all_reduce_cost`]. It sends few messages in total, but rank 0 handles all data `log2 p` times.
 pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let mut steps = climb(topology.world_size, rank, DATA);
     steps.extend(broadcast(topology, rank, 0));
@@ -32,8 +32,8 @@ pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
     }
 }
 
-/// The sum climbs to rank 0, which hands it on to the root. The tree of sums is tied to rank 0,
-/// so another root costs one message more. Ranks other than the root add in scratch.
+/// Ranks sum towards rank 0, which forwards the result to the root. The tree of sums always ends at rank
+/// 0, so any other root costs one more message. Ranks other than the root add in scratch.
 ///
 /// See [`reduce_cost`].
 pub(super) fn reduce(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
@@ -58,9 +58,8 @@ pub(super) fn reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
     Cost { rounds, messages, elements: messages * n, combined: doublings(p) * n, ..Cost::default() }
 }
 
-/// At distance 1, 2, 4, .. every other rank that is still in the game sends its sum to the rank
-/// that far below it, which adds it on the right. These are exactly the nodes of the canonical
-/// tree.
+/// In round `k` every second rank that still takes part sends its sum to the rank `2^k` below it. The
+/// receiver adds it on the right. The sums are exactly the nodes of the canonical tree.
 ///
 /// ```text
 ///   0   1   2   3   4
@@ -69,7 +68,7 @@ pub(super) fn reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
 ///   |<--------------'
 /// ```
 ///
-/// The sums of this rank are kept in `sum`.
+/// This rank keeps its sums in `sum`.
 fn climb(p: usize, rank: Rank, sum: Loc) -> Vec<Step> {
     let mut own = DATA;
     let mut steps = vec![];
@@ -97,9 +96,10 @@ fn climb(p: usize, rank: Rank, sum: Loc) -> Vec<Step> {
     steps
 }
 
-/// The reduction's picture upside down, with ranks counted from the root. A rank gets the data
-/// from the one whose number lacks its lowest set bit, and serves those that differ from it in
-/// a lower bit; the farthest first, because it has the most ranks to serve.
+/// The picture of the reduction upside down. A rank's place is its distance above the root, around the
+/// circle of ranks. A rank receives the data from the place without its own lowest set bit. It then sends
+/// to the places that differ from its own in a lower bit. The farthest one comes first, because it has the
+/// most ranks to serve.
 ///
 /// See [`broadcast_cost`].
 pub(super) fn broadcast(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
@@ -131,17 +131,17 @@ pub(super) fn broadcast_cost(topology: &Topology, _root: Rank, n: usize) -> Cost
     Cost { rounds: longest_chain(p), messages: doublings(p), elements, ..Cost::default() }
 }
 
-/// A place is as many messages away from the root as its number has set bits; below `p` that is
-/// at most `floor(log2 p)`.
+/// Rounds until all places have the data. A place with `b` set bits is `b` messages away from the root,
+/// and a place below `p` has at most `floor(log2 p)` set bits.
 fn longest_chain(p: usize) -> usize {
     p.ilog2() as usize
 }
 
-/// The broadcast's tree: a rank gets the blocks of all ranks that it serves together with its own,
-/// and hands them on.
+/// The tree of the broadcast. A rank receives its own block and the blocks of all ranks that it serves, and
+/// forwards the latter.
 ///
-/// See [`scatter_cost`]. Scratch: those blocks, its own first. The root's blocks lie by rank, so a
-/// run of them that wraps past the last rank travels as two messages.
+/// See [`scatter_cost`]. Scratch holds these blocks, the rank's own first. The root's blocks lie in the order
+/// of ranks, so a run that wraps past the last rank travels as two messages.
 pub(super) fn scatter(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
     let p = topology.world_size;
     let place = (rank + p - root) % p;
@@ -192,8 +192,7 @@ pub(super) fn scatter_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
     Cost { rounds: longest_chain(p), messages, elements: (p - 1) * n, ..Cost::default() }
 }
 
-/// The places that the one at `place` serves, each with those that it serves in turn; the farthest
-/// first.
+/// The places that `place` sends to, the farthest first. Each comes as the range of places that it serves.
 fn served(p: usize, place: usize) -> impl Iterator<Item = Range<usize>> {
     let reach = if place == 0 { p.next_power_of_two() } else { 1 << place.trailing_zeros() };
     let distances = (0..usize::ilog2(reach)).rev().map(|log2| 1 << log2);
@@ -201,7 +200,7 @@ fn served(p: usize, place: usize) -> impl Iterator<Item = Range<usize>> {
     children.filter(|child| !child.is_empty())
 }
 
-/// The blocks of these places as they lie at the root, by rank.
+/// Where the blocks of these places lie at the root, in the order of ranks.
 fn runs_at_root(p: usize, root: Rank, places: Range<usize>) -> impl Iterator<Item = Span> {
     let first = (places.start + root) % p;
     let before_the_end = places.len().min(p - first);

@@ -1,11 +1,11 @@
 //! Bruck's all-gather.
 
-use super::{Cost, doublings};
+use super::cost::{Cost, doublings};
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 
-/// Block `i` of the data belongs to rank `i`. A rank that holds the blocks of `h` ranks from its
-/// own upwards fetches the next `h` from the rank `h` above, until it has them all.
+/// Block `i` of the data belongs to rank `i`. A rank that holds `h` blocks, from its own upwards, receives
+/// the next `h` from the rank `h` above, until it has all blocks.
 ///
 /// ```text
 ///   rank    0       1       2       3       4
@@ -15,8 +15,8 @@ use crate::topology::Topology;
 ///           01234   01234   01234   01234   01234
 /// ```
 ///
-/// See [`all_gather_cost`]. No scratch: blocks land where they belong, and a run of blocks that
-/// wraps past the last one travels as two messages.
+/// See [`all_gather_cost`]. It needs no scratch: blocks arrive in their place, and a run of
+/// blocks that wraps past the last one travels as two messages.
 pub(super) fn all_gather(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let p = topology.world_size;
     let mut steps =

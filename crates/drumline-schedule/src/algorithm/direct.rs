@@ -1,13 +1,13 @@
-//! Direct exchange: everyone talks to everyone.
+//! Direct exchange: every rank sends to every rank.
 
-use super::{Cost, Load};
+use super::cost::{Cost, Load};
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 use crate::tree::Node;
 
-/// The largest world in which all ranks may send to each other within one operation. A rank
-/// holds `2 (p - 1)` messages then, and all together some `2 p^2`: beyond this, what bookkeeping
-/// costs outweighs the rounds that are saved, and blocks get too short for the wire.
+/// The largest world in which all ranks may send to each other within one call. There a rank sends
+/// `2 (p - 1)` messages, and all ranks together `2 p^2`. In larger worlds the bookkeeping costs more than
+/// the saved rounds, and blocks get too short for the wire.
 ///
 /// ```
 /// use drumline_schedule::{Algorithm, Collective, Topology, algorithm::DIRECT_MAX_RANKS};
@@ -27,8 +27,8 @@ pub(super) fn serves_few(topology: &Topology) -> bool {
     topology.world_size <= DIRECT_MAX_RANKS
 }
 
-/// Block `i` of the data belongs to rank `i`. Every rank sends each block to its owner; the owner
-/// sums the `p` copies in one pass and sends the result to everyone.
+/// Block `i` of the data belongs to rank `i`. Every rank sends each block to its owner. The owner sums the
+/// `p` copies in one pass and sends the result to all ranks.
 ///
 /// ```text
 ///   rank 0   a0 a1 a2          s0  .  .          s0 s1 s2
@@ -36,8 +36,8 @@ pub(super) fn serves_few(topology: &Topology) -> bool {
 ///   rank 2   c0 c1 c2           .  . s2          s0 s1 s2
 /// ```
 ///
-/// See [`all_reduce_cost`]. No rank can send less, and leaves and results travel but never
-/// partial sums, so narrow floats stay narrow on the wire. Scratch: a block for every peer.
+/// See [`all_reduce_cost`]. No rank can send less. Only contributions and results travel, no
+/// partial sums, so narrow floats stay narrow on the wire. Scratch holds a block for every peer.
 pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let p = topology.world_size;
     if p == 1 {
@@ -64,8 +64,8 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
 }
 
 /// 2 rounds and `2 (p - 1)` messages. A rank with a block of `b` elements sends `n - b` and then
-/// `(p - 1) b`, and combines the block of everyone else into its own; the largest block has
-/// `ceil(n / p)`.
+/// `(p - 1) b`. It combines its block of every other rank into its own. The largest block has
+/// `ceil(n / p)` elements.
 pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     match topology.world_size {
         1 => Cost::default(),
@@ -79,7 +79,7 @@ pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
     }
 }
 
-/// What each of `p` ranks does in an [`all_reduce`] of `part` of `n` elements.
+/// The load of each of `p` ranks in an [`all_reduce`] of `part` of `n` elements.
 pub(super) fn loads(p: usize, n: usize, part: Span) -> Vec<Load> {
     let all = part.resolve(n).len();
     let peers = p - 1;
@@ -90,11 +90,11 @@ pub(super) fn loads(p: usize, n: usize, part: Span) -> Vec<Load> {
     (0..p).map(load).collect()
 }
 
-/// Every rank sends each block of its input to the rank that it is for, which sums the `p` copies
-/// in one pass: the first half of [`all_reduce`].
+/// Every rank sends block `i` of its input to rank `i`. The receiver sums the `p` copies in one pass. This is
+/// the first half of [`all_reduce`].
 ///
-/// See [`reduce_scatter_cost`]. Leaves travel, but never partial sums. Scratch: the length of
-/// the data for every peer.
+/// See [`reduce_scatter_cost`]. Contributions travel, but no partial sums. Scratch holds a block for every
+/// peer.
 pub(super) fn reduce_scatter(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let p = topology.world_size;
     let data = Loc::data(Span::WHOLE);
@@ -151,7 +151,7 @@ pub(super) fn all_gather_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
     Cost { rounds: peers.min(1), messages: peers, elements: peers * n, ..Cost::default() }
 }
 
-/// Every rank sends each block of its input to the rank that it is for.
+/// Every rank sends block `i` of its input to rank `i`.
 ///
 /// See [`all_to_all_cost`].
 pub(super) fn all_to_all(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
@@ -169,7 +169,8 @@ pub(super) fn all_to_all_cost(topology: &Topology, root: Rank, n: usize) -> Cost
     all_gather_cost(topology, root, n)
 }
 
-/// Every rank tells every other rank that it is here. So each knows by itself who is missing.
+/// Every rank sends an empty message to every other rank. So each rank knows by itself which ranks are
+/// missing.
 ///
 /// See [`barrier_cost`].
 pub(super) fn barrier(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
@@ -185,8 +186,8 @@ pub(super) fn barrier_cost(topology: &Topology, _root: Rank, _elements: usize) -
     Cost { rounds: peers.min(1), messages: peers, ..Cost::default() }
 }
 
-/// The other ranks. Everyone starts with its next neighbour, so that no rank is everybody's first
-/// target.
+/// The other ranks. Each rank starts with the next higher one, so that not all ranks send to the same rank
+/// first.
 fn receivers(p: usize, rank: Rank) -> impl Iterator<Item = Rank> {
     (1..p).map(move |distance| (rank + distance) % p)
 }

@@ -1,11 +1,11 @@
 //! The dissemination barrier.
 
-use super::{Cost, doublings};
+use super::cost::{Cost, doublings};
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 
-/// At distance 1, 2, 4, .. around the circle every rank tells the one above it that it is here.
-/// After a message from distance `d` a rank knows of the `2 d` ranks up to itself.
+/// At distance 1, 2, 4, .. around the circle every rank sends an empty message to the rank above it. After
+/// the message from distance `d` a rank knows that the `2 d` ranks up to itself have entered.
 ///
 /// See [`barrier_cost`].
 pub(super) fn barrier(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {

@@ -1,23 +1,23 @@
 //! Recursive doubling on the canonical tree.
 
-use super::{Cost, doublings};
+use super::cost::{Cost, doublings};
 use crate::step::{Loc, Rank, Side, Span, Step};
 use crate::topology::Topology;
 use crate::tree::Node;
 
 const DATA: Loc = Loc::data(Span::WHOLE);
-/// Where a sum arrives that is added at once. A message cannot be combined into the data as it
-/// arrives, because the data is still being sent.
+/// Where a sum arrives that is added at once. A message cannot be combined into the data on arrival,
+/// because the data is still being sent.
 const INCOMING: Loc = Loc::scratch(0, Span::WHOLE);
-/// Where the sum of a smaller right child waits until the left child's is complete.
+/// Where the sum of a smaller right child waits until the left child has its sum.
 const CARRY: Loc = Loc::scratch(1, Span::WHOLE);
 
-/// A rank of the right child sends its sum to at most so many ranks of the left child; where the
-/// left child has more, they hand it on.
+/// The most ranks of the left child that one rank of the right child sends its sum to. Where the left child
+/// has more ranks, those forward it.
 const SERVED: usize = 4;
 
-/// From the leaves of the tree to its root, every rank of a node gets the node's sum: the ranks
-/// of its two children swap theirs.
+/// From the leaves of the tree to its root, every rank of a node gets the sum of the node: the ranks of its
+/// two children swap their sums.
 ///
 /// ```text
 ///   rank       0      1      2      3      4
@@ -27,11 +27,11 @@ const SERVED: usize = 4;
 ///   0-4        abcde  abcde  abcde  abcde  abcde
 /// ```
 ///
-/// A right child that is smaller than the left has its sum early. Its ranks send it to ranks on
-/// the left, which hand it on, doubling in number every round, beside their own exchange.
+/// A right child that is smaller than the left child has its sum early. Its ranks send the sum to ranks of
+/// the left child. These forward it beside their own exchange, and their number doubles every round.
 ///
-/// See [`all_reduce_cost`]. No chain of messages can be shorter, so this is for short data.
-/// Scratch: the length of the data; twice that where a child is smaller.
+/// See [`all_reduce_cost`]. No chain of messages can be shorter, so this is for short data. Scratch is as
+/// long as the data, or twice that where a child is smaller.
 pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let mut steps = vec![];
     climb(Node::root(topology.world_size), rank, true, &mut steps);
@@ -55,7 +55,7 @@ fn climb(node: Node, rank: Rank, finish: bool, steps: &mut Vec<Step>) {
     }
 }
 
-/// In a node of `2^k` ranks everyone has a partner at every distance.
+/// In a node of `2^k` ranks every rank has a partner at every distance.
 fn swaps(node: Node, rank: Rank, finish: bool, steps: &mut Vec<Step>) {
     for round in 0..doublings(node.len) {
         let finish = finish && round + 1 == doublings(node.len);
@@ -72,7 +72,8 @@ fn partner(node: Node, rank: Rank, round: usize) -> (Rank, Side) {
     (node.lo + peer, if peer < seat { Side::Left } else { Side::Right })
 }
 
-/// A rank of the left child: swaps in its own block, and the sum of the right child meanwhile.
+/// A rank of the left child swaps within its own block, and meanwhile receives and forwards the sum of the
+/// right child.
 fn climb_left(left: Node, right: Node, rank: Rank, finish: bool, steps: &mut Vec<Step>) {
     let seat = rank - left.lo;
     let fed = Fed::by(left, right);
@@ -105,7 +106,7 @@ fn climb_left(left: Node, right: Node, rank: Rank, finish: bool, steps: &mut Vec
 struct Fed {
     /// Rounds until the right child has its sum.
     ready: usize,
-    /// Ranks of the left child that get it from the right, a power of two.
+    /// Ranks of the left child that receive it from the right child: a power of two.
     first: usize,
     /// Ranks of the left child.
     all: usize,
@@ -117,7 +118,7 @@ impl Fed {
         Fed { ready: doublings(right.len), first: left.len.min(most), all: left.len }
     }
 
-    /// How many ranks of the left child, from its lowest on, have it before this round.
+    /// The number of ranks of the left child, from its lowest on, that have it before this round.
     fn before(&self, round: usize) -> usize {
         match round.checked_sub(self.ready + 1) {
             None => 0,
@@ -126,19 +127,16 @@ impl Fed {
     }
 }
 
-/// `ceil(log2 p)` rounds. For powers of two that is one message a round. Otherwise a rank whose
-/// child of a node is the smaller one serves up to 4 ranks there, and a rank of the larger child
-/// may hand the other's sum on beside its own: 5 ranks take up to 4 messages each, 33 take 9,
-/// and 16,385 take 27. Each message has `n` elements. A rank combines once a
-/// round.
+/// `ceil(log2 p)` rounds, with one message a round for powers of two. Otherwise a rank of the smaller child
+/// of a node sends to up to 4 ranks, and a rank of the larger child may forward the other child's sum beside
+/// its own: of 5 ranks each sends up to 4 messages, of 33 ranks 9, and of 16,385 ranks 27. Each message has
+/// `n` elements. A rank combines once a round.
 ///
-/// The lowest rank of each block of `2^k` ranks sends the most: higher ones of the block serve
-/// fewer.
+/// The lowest rank of each block of `2^k` ranks sends the most: higher ranks of the block serve fewer.
 pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let p = topology.world_size;
     let mut most = 0;
-    // What the lowest rank of the node has to serve in the nodes above; and how many seats there
-    // are in them before it.
+    // The ranks that the lowest rank of the node serves in the nodes above, and the places before it there.
     let mut node = Node::root(p);
     let mut above: Vec<(Node, Node)> = vec![];
     loop {

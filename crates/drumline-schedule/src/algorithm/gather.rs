@@ -1,15 +1,15 @@
-//! All-reduce by gathering: everyone gets everything and sums for itself.
+//! All-reduce by gathering: every rank receives all contributions and sums them itself.
 
-use super::{Cost, doublings};
+use super::cost::{Cost, doublings};
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 use crate::tree::Node;
 
-/// The values of all ranks are gathered as in [`bruck`](super::bruck): a rank that holds those of
-/// `h` ranks from its own upwards fetches the next `h` from the rank `h` above. Then it sums.
+/// Ranks gather all contributions as [`bruck`](super::bruck) does: a rank that holds `h` of them, from its
+/// own upwards, receives the next `h` from the rank `h` above. Then it sums.
 ///
-/// See [`all_reduce_cost`]. Only leaves travel. Scratch: the values of all ranks behind one
-/// another, its own first, so that what travels together lies together.
+/// See [`all_reduce_cost`]. Only contributions travel. Scratch holds them one after another, the rank's own
+/// first, so that elements which travel together lie together.
 pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let p = topology.world_size;
     if p == 1 {
@@ -31,7 +31,7 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
     steps
 }
 
-/// `ceil(log2 p)` rounds of one message; `(p - 1) n` elements in all, which are then combined.
+/// `ceil(log2 p)` rounds of one message; `(p - 1) n` elements are sent in total, and then combined.
 pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let p = topology.world_size;
     let elements = (p - 1) * n;

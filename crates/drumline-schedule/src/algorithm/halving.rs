@@ -1,17 +1,17 @@
-//! Subtree halving: every node of the canonical tree spreads its sum over all of its ranks.
+//! Subtree halving: the sum of every node of the canonical tree is spread over all ranks of the node.
 
 use std::ops::Range;
 
-use super::{Cost, Load};
+use super::cost::{Cost, Load};
 use crate::step::{Loc, Rank, Side, Span, Step};
 use crate::topology::Topology;
 use crate::tree::Node;
 
-/// From the leaves of the tree to its root, the ranks of two children share out the sum of their
-/// node: where the part of a left rank meets the part of a right rank, the two cut the common
-/// cell in proportion to the sizes of the children, and each sends the other what it gives away.
-/// In the end every rank has summed `1/p` of the data; then the same messages run backwards and
-/// carry the results.
+/// From the leaves of the tree to its root, the ranks of two children divide the sum of their node among
+/// them. Where the part of a left rank meets the part of a right rank, the two ranks cut the common cell in
+/// proportion to the sizes of the children. Each keeps one piece and sends the other piece to the other
+/// rank. In the end every rank has summed `1/p` of the data. Then the same messages run backwards and carry
+/// the results.
 ///
 /// ```text
 ///   rank       0      1      2      3
@@ -22,8 +22,8 @@ use crate::tree::Node;
 ///   0-1 2-3    ssss   ssss   ssss   ssss
 /// ```
 ///
-/// See [`all_reduce_cost`]. In place: what is given away is not written again before the result
-/// comes back. For long data among many ranks.
+/// See [`all_reduce_cost`]. It works in place: a rank does not write what it has given away before the result
+/// comes back. It is for long data among many ranks.
 pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let scale = Scale::new(topology.world_size);
     let mut levels = vec![];
@@ -51,24 +51,25 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
     steps
 }
 
-/// `2 ceil(log2 p)` rounds. At every node above it a rank sends, forth and back together, as much
-/// as it had summed before: first the `n` elements of its own, then its share of each node.
-/// For `p = 2^k` that is `n (1 + 1/2 + .. + 2/p) = 2 n (p - 1)/p`, which no algorithm can beat,
-/// in `2 k` messages. Otherwise it is at most 1.125 times the least (for 3 ranks), in more
-/// messages: at `2^k + 1` the last rank has something to share with everyone.
+/// `2 ceil(log2 p)` rounds. At every node above it a rank sends, in both directions together, as many
+/// elements as it had summed before: first its own `n` elements, then its share of each node. For `p = 2^k`
+/// that is `n (1 + 1/2 + .. + 2/p) = 2 n (p - 1)/p` elements in `2 k` messages, and no algorithm sends fewer
+/// elements. For other `p` it is at most 1.125 times the minimum (for 3 ranks), in more messages: of
+/// `2^k + 1` ranks the last one exchanges with all others.
 ///
-/// It combines its share of each node. The shares are counted by cutting the whole line of the data, for all ranks together.
+/// A rank combines its share of each node. This function finds the shares of all ranks at once, by cutting
+/// the whole data.
 pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let p = topology.world_size;
     Cost { rounds: rounds(p), ..Load::most(loads(p, n, Span::WHOLE)) }
 }
 
-/// How many rounds `p` ranks need.
+/// The rounds of `p` ranks.
 pub(super) fn rounds(p: usize) -> usize {
-    2 * super::doublings(p)
+    2 * super::cost::doublings(p)
 }
 
-/// What each of `p` ranks does, where `part` of `n` elements is summed.
+/// The load of each of `p` ranks that sum `part` of `n` elements.
 pub(super) fn loads(p: usize, n: usize, part: Span) -> Vec<Load> {
     let loads = vec![Load::default(); p];
     let mut census = Census { scale: Scale::new(p), elements: n, part, loads };
@@ -76,40 +77,40 @@ pub(super) fn loads(p: usize, n: usize, part: Span) -> Vec<Load> {
     census.loads
 }
 
-/// What one rank has to do with one cell: with `peer`, it keeps the sum of one part and gives
-/// away the other. The parts are ranges of units.
+/// What a rank does with one cell: it exchanges with `peer`, keeps the sum of one part, and gives the other
+/// part away. Parts are ranges of units.
 struct Exchange {
     peer: Rank,
     keep: Range<usize>,
     give: Range<usize>,
 }
 
-/// A part of the data and the rank of a node that has the node's sum of it.
+/// A part of the data, and the rank that holds the node's sum of it.
 #[derive(Clone)]
 struct Piece {
     rank: Rank,
     part: Range<usize>,
 }
 
-/// Of so many slices of some data each can be summed for itself: more have no number for all borders.
+/// The most slices that can be summed separately. With more slices the borders need larger numbers.
 pub(super) const SLICES_MAX: usize = 1_000;
 
 /// The data in units. Parts are ranges of units, so all ranks find the same borders.
 struct Scale {
-    /// How many make the whole. The parts of blocks of `2^k` ranks are whole units.
+    /// Units in the whole. The parts of blocks of `2^k` ranks are whole units.
     units: usize,
 }
 
 impl Scale {
-    /// Units that make all borders exact, up to some hundred ranks. Beyond that the units, fewer
-    /// than one in `2^40` of the data each, are shared out as evenly as they can be. They may be
-    /// those of a [slice](SLICES_MAX).
+    /// For up to some hundred ranks, units that make all borders exact. For more ranks a unit is less than
+    /// `2^-40` of the data, and the units are divided as evenly as possible. The data may be a
+    /// [slice](SLICES_MAX).
     fn new(world_size: usize) -> Scale {
         const MOST: usize = 1 << 54;
         let mut units = 1 << world_size.ilog2();
         let mut node = Node::root(world_size);
         while let (false, Some((_, right))) = (node.len.is_power_of_two(), node.children()) {
-            // Cells are cut at a multiple of a power of two by the length of the node.
+            // Every cut is at a multiple of a power of two, divided by the length of the node.
             let finer = units * (node.len >> node.len.trailing_zeros());
             if finer > MOST {
                 break;
@@ -121,7 +122,7 @@ impl Scale {
     }
 
     fn span(&self, part: &Range<usize>) -> Span {
-        // In lowest terms, for readers.
+        // In lowest terms, so that printed schedules are easy to read.
         let factor = gcd(gcd(self.units, part.start), part.len());
         let [first, count, of] = [part.start, part.len(), self.units].map(|units| units / factor);
         Span { first, count, of }
@@ -131,8 +132,8 @@ impl Scale {
         Loc::data(self.span(part))
     }
 
-    /// What `rank` exchanges at each node above it, the lowest node first. Returns the parts
-    /// of which it has the sum of `node` then, in their order.
+    /// Lists what `rank` exchanges at each node above it, the lowest node first. Returns, in their order, the
+    /// parts for which the rank then holds the sum of `node`.
     fn climb(&self, node: Node, rank: Rank, levels: &mut Vec<Vec<Exchange>>) -> Vec<Range<usize>> {
         let all = 0..self.units;
         let Some((left, right)) = node.children() else { return vec![all] };
@@ -155,8 +156,8 @@ impl Scale {
         kept
     }
 
-    /// The pieces of `node` that touch `window`, whole and in their order. Only those are looked
-    /// at, so this costs as much as what it returns.
+    /// The pieces of `node` that touch `window`, whole and in their order. It visits no other pieces, so its
+    /// time is proportional to what it returns.
     fn pieces(&self, node: Node, window: &Range<usize>) -> Vec<Piece> {
         let Some((left, right)) = node.children().filter(|_| !node.len.is_power_of_two()) else {
             return self.blocks(node, window).collect();
@@ -173,8 +174,8 @@ impl Scale {
         pieces
     }
 
-    /// The same for a node of `2^k` ranks. Each has one block; since every cut gives the higher
-    /// half to the right, the number of the block is that of the rank with its bits reversed.
+    /// The same for a node of `2^k` ranks. Each rank has one block. Every cut gives the higher half to the
+    /// right, so the index of the block is the rank with its bits reversed.
     fn blocks(&self, node: Node, window: &Range<usize>) -> impl Iterator<Item = Piece> {
         let len = self.units / node.len;
         let bits = node.len.ilog2();
@@ -195,8 +196,8 @@ fn common(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     start..a.end.min(b.end).max(start)
 }
 
-/// Cuts a cell of `node` in proportion to the sizes of its children. Where that is no whole unit,
-/// the left gets the larger part, so that rounding never moves a border below an exact one.
+/// Cuts a cell of `node` in proportion to the sizes of its children. Where the exact border is not a whole
+/// unit, it moves up to the next one, so that rounding never moves a border below an exact border.
 fn cut(node: Node, cell: Range<usize>) -> [Range<usize>; 2] {
     let left = node.children().map_or(node.len, |(left, _)| left.len);
     let share = (cell.len() as u128 * left as u128).div_ceil(node.len as u128);
@@ -204,18 +205,18 @@ fn cut(node: Node, cell: Range<usize>) -> [Range<usize>; 2] {
     [cell.start..border, border..cell.end]
 }
 
-/// What all ranks do.
+/// The loads of all ranks.
 struct Census {
     scale: Scale,
     elements: usize,
-    /// Which of the elements are summed.
+    /// The elements that are summed.
     part: Span,
     /// By rank.
     loads: Vec<Load>,
 }
 
 impl Census {
-    /// The pieces of the node, which tile the data, after counting what it took to get there.
+    /// Counts the work up to this node, and returns its pieces, which tile the data.
     fn line(&mut self, node: Node) -> Vec<Piece> {
         if node.len.is_power_of_two() {
             return self.block_line(node);
@@ -268,7 +269,7 @@ impl Census {
         line
     }
 
-    /// Adds what every rank holds to one of the counts.
+    /// Adds the elements that every rank holds to one of the counts.
     fn held(&mut self, line: &[Piece], count: fn(&mut Load) -> &mut usize) {
         for Piece { rank, part } in line {
             let len = self.len(self.scale.span(part));
@@ -276,7 +277,7 @@ impl Census {
         }
     }
 
-    /// The elements of a span of what is summed.
+    /// The elements of a span of the summed part.
     fn len(&self, span: Span) -> usize {
         span.within(self.part).resolve(self.elements).len()
     }
@@ -303,7 +304,7 @@ mod tests {
     #[test]
     fn no_world_size_costs_more_than_an_eighth_above_the_least() {
         for p in 2..=300 {
-            // Many elements to each rank, so that rounding does not count.
+            // So many elements for each rank that rounding does not matter.
             let n = 1_000_000 * p;
             let sent = all_reduce_cost(&Topology::flat(p), 0, n).elements as f64;
             let least = (2 * (p - 1) * 1_000_000) as f64;

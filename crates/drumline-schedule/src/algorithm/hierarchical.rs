@@ -1,14 +1,15 @@
 //! Hosts add their own ranks first, and only sums of hosts travel.
 
+use super::cost::{Cost, Load};
 use super::direct::DIRECT_MAX_RANKS;
 use super::halving::SLICES_MAX;
 use super::seats::{Seats, slices};
-use super::{Cost, Load, direct, halving};
+use super::{direct, halving};
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 
-/// How the ranks on one seat of all hosts sum their slice: an all-reduce over links, in which each host
-/// is a rank.
+/// How the ranks on one seat of all hosts sum their slice: an all-reduce over links in which each host counts
+/// as a rank.
 struct BetweenHosts {
     generate: fn(&Topology, Rank, Rank) -> Vec<Step>,
     rounds: fn(usize) -> usize,
@@ -24,7 +25,7 @@ const DIRECT: BetweenHosts = BetweenHosts {
 const HALVING: BetweenHosts =
     BetweenHosts { generate: halving::all_reduce, rounds: halving::rounds, loads: halving::loads };
 
-/// As many hosts as may send each other messages, each to each, and may add their own ranks first.
+/// Hosts that may add their own ranks first, few enough that every host may send to every host.
 pub(super) fn serves_few(topology: &Topology) -> bool {
     topology.sums_by_placement() && topology.ranks_by_host().len() <= DIRECT_MAX_RANKS
 }
@@ -35,10 +36,10 @@ pub(super) fn serves_several(topology: &Topology) -> bool {
     topology.sums_by_placement() && hosts.len() > 1 && slices(hosts) <= SLICES_MAX
 }
 
-/// The data is cut into as many slices as the smallest host has ranks. On every host the rank on
-/// seat `i` sums slice `i` over its host, and shares it out with the ranks on seat `i` of the
-/// other hosts as [direct exchange](direct::all_reduce) would: each host sums a part of the slice for
-/// all. Then all ranks of the host get the slice.
+/// The data has as many slices as the smallest host has ranks. On every host the rank on seat `i` sums slice
+/// `i` over its host. Then it takes part in a [direct exchange](direct::all_reduce) with the ranks on seat
+/// `i` of the other hosts: each host sums a part of the slice for all hosts. Then all ranks of the host get
+/// the slice.
 ///
 /// ```text
 ///   host 0   rank 0   a0 a1        A0 A1      A = a + b       s0 s1
@@ -48,8 +49,8 @@ pub(super) fn serves_several(topology: &Topology) -> bool {
 ///            rank 3   d0 d1                                   s0 s1      s = A + C
 /// ```
 ///
-/// In this form, what ranks bring is laid out in slots, and results are fetched from there. See
-/// [`staged_cost`]. Scratch: a part of a slice for every other host.
+/// In this form ranks copy their data to slots, and copy results from slots. See [`staged_cost`]. Scratch
+/// holds a part of a slice for every other host.
 pub(super) fn staged(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     through_slots(topology, rank, &DIRECT)
 }
@@ -63,8 +64,8 @@ pub(super) fn staged_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     through_slots_cost(topology, n, &DIRECT)
 }
 
-/// The same where the data is registered: it is summed where it lies, and whoever has a slice
-/// writes it to its host's ranks. See [`push_cost`].
+/// The same in registered data: ranks sum in place, and a rank that has a slice writes it to the ranks of its
+/// host. See [`push_cost`].
 pub(super) fn push(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     in_place(topology, rank, &DIRECT)
 }
@@ -75,8 +76,9 @@ pub(super) fn push_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     in_place_cost(topology, n, &DIRECT)
 }
 
-/// As [`staged`], between hosts by [halving](halving::all_reduce): for many hosts. A rank has few others
-/// to talk to, and sends as little, or up to an eighth more where the hosts are no power of two.
+/// As [`staged`], with [halving](halving::all_reduce) between hosts: for many hosts. A rank exchanges with
+/// few ranks. It sends as little as in direct exchange, or up to an eighth more where the number of hosts is
+/// not a power of two.
 ///
 /// See [`staged_halving_cost`].
 pub(super) fn staged_halving(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
@@ -154,12 +156,12 @@ fn in_place_cost(topology: &Topology, n: usize, between: &BetweenHosts) -> Cost 
     Cost { shared_elements: 2 * (largest(hosts) - 1) * slice, ..cost(hosts, n, between) }
 }
 
-/// What is the same in both forms.
+/// The part that both forms have in common.
 fn cost(hosts: &[Vec<Rank>], n: usize, between: &BetweenHosts) -> Cost {
     let on_host = if largest(hosts) > 1 { 2 } else { 0 };
     let slices = slices(hosts);
     let loads = (0..slices).map(|seat| Span::block(seat, slices)).flat_map(|slice| {
-        // Of each host the rank that has the slice.
+        // The rank of each host that has the slice.
         let loads = (between.loads)(hosts.len(), n, slice).into_iter();
         let len = slice.resolve(n).len();
         loads.zip(hosts).map(move |(load, ranks)| Load {
@@ -179,8 +181,8 @@ fn seats_of(topology: &Topology, rank: Rank) -> Seats<'_> {
     Seats::of(topology.ranks_by_host(), topology.host_of(rank), rank)
 }
 
-/// The sum of the rank's slice over all ranks, in its data; nothing for ranks without a slice. What the
-/// ranks of the host bring is read `from` there. Messages touch private memory only.
+/// Sums the rank's slice over all ranks, into its data. A rank without a slice does nothing. `from` says
+/// where the contributions of the ranks of the host lie. Messages touch private memory only.
 fn sum_of_slice(
     topology: &Topology,
     seats: &Seats<'_>,

@@ -1,6 +1,7 @@
 //! One rank of each host adds for all of them, and only these leaders talk between hosts.
 
-use super::{Cost, doubling};
+use super::cost::Cost;
+use super::doubling;
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 use crate::tree::Node;
@@ -8,14 +9,14 @@ use crate::tree::Node;
 const DATA: Loc = Loc::data(Span::WHOLE);
 const SLOT: Loc = Loc::slot(Span::WHOLE);
 
-/// Several hosts, none with one rank only, where hosts may add their own ranks first.
+/// Several hosts with several ranks each, which may add their own ranks first.
 pub(super) fn serves(topology: &Topology) -> bool {
     let hosts = topology.ranks_by_host();
     topology.sums_by_placement() && hosts.len() > 1 && hosts.iter().all(|ranks| ranks.len() > 1)
 }
 
-/// The lowest rank of a host sums what its host has laid out, takes part in recursive
-/// [`doubling`] among the leaders, and lays the result out for the others.
+/// The leader is the lowest rank of a host. It sums the slots of its host, takes part in recursive
+/// [`doubling`] among all leaders, and copies the result to its slot for the others.
 ///
 /// ```text
 ///   host 0   rank 0      a + b = A     A + C        -> data, slot
@@ -25,9 +26,9 @@ pub(super) fn serves(topology: &Topology) -> bool {
 ///            rank 3   d -> slot                        slot of 2 -> data
 /// ```
 ///
-/// See [`all_reduce_cost`]. No chain of messages between hosts can be shorter, and no host sends fewer, so
-/// this is for short data; leaders do all the work, so it is not for long data. Scratch: the length of the
-/// data; twice that where hosts are no power of two.
+/// See [`all_reduce_cost`]. No chain of messages between hosts can be shorter, and no host can send fewer
+/// messages, so this is for short data. Leaders do all the work, so it is not for long data. Scratch is as
+/// long as the data, or twice that where the number of hosts is not a power of two.
 pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let (leader, others) = match topology.neighbours(rank) {
         [leader, others @ ..] => (*leader, others),
@@ -55,16 +56,16 @@ pub(super) fn all_reduce(topology: &Topology, rank: Rank, _root: Rank) -> Vec<St
     steps
 }
 
-/// Doubling, in which each host is a rank.
+/// Doubling in which each host counts as a rank.
 fn among_leaders(topology: &Topology, host: usize) -> impl Iterator<Item = Step> {
     let hosts = topology.ranks_by_host();
     let doubling = doubling::all_reduce(&Topology::flat(hosts.len()), host, 0);
     doubling.into_iter().map(|step| step.moved(|host| hosts[host][0], |loc| loc))
 }
 
-/// A round on the host before and one after those of doubling among as many ranks as there are hosts.
-/// A leader combines what its host has laid out, and once for each node of the tree over hosts
-/// that its host is in. It reads the `n` elements of each of its host's other ranks.
+/// The rounds of doubling among as many ranks as there are hosts, one round on the host before them and one
+/// after them. A leader combines the slots of its host, and once for each node of the tree over hosts that
+/// its host is in. It reads the `n` elements of each other rank of its host.
 pub(super) fn all_reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
     let hosts = topology.ranks_by_host();
     let among_leaders = doubling::all_reduce_cost(&Topology::flat(hosts.len()), root, n);
@@ -78,7 +79,7 @@ pub(super) fn all_reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost
     }
 }
 
-/// How many nodes stand above a leaf.
+/// The number of nodes above a leaf.
 fn depth(node: Node, leaf: usize) -> usize {
     match node.children() {
         None => 0,

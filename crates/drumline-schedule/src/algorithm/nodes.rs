@@ -1,24 +1,24 @@
 //! Memory nodes of a host add their own ranks first, and only sums of nodes cross between them.
 //!
-//! The same idea as between [hosts](super::hierarchical), with memory in place of messages. With `q` ranks
-//! on each of `K` nodes a rank reads from and writes to other nodes `2 (1 - 1 / K) / q` of the data: a
-//! `q`-th of what it does where it knows nothing of nodes.
+//! This is [`hierarchical`](super::hierarchical) with memory nodes in place of hosts, and shared memory in
+//! place of messages. With `q` ranks on each of `K` nodes a rank moves `2 (1 - 1 / K) / q` of the data to and
+//! from other nodes: a `q`-th of what an algorithm that ignores nodes moves.
 
-use super::Cost;
+use super::cost::Cost;
 use super::seats::{Seats, busiest, slices};
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 use crate::tree::Node;
 
-/// Several memory nodes of one host, none with one rank only, which may add their own ranks first.
+/// Several memory nodes of one host with several ranks each, which may add their own ranks first.
 pub(super) fn serves(topology: &Topology) -> bool {
     let nodes = topology.ranks_by_node();
     topology.sums_by_node() && nodes.len() > 1 && nodes.iter().all(|ranks| ranks.len() > 1)
 }
 
-/// Everyone lays its data out. The rank on seat `i` of a node sums slice `i` over its node, in its slot;
-/// then, over all nodes, the part of the slice that is its node's; fetches the other parts from its
-/// counterparts, and has the slice for its neighbours.
+/// Every rank copies its data to its slot. The rank on seat `i` of a node sums slice `i` over its node, in
+/// its slot. Then it sums its node's part of the slice over all nodes. It copies the other parts from the
+/// ranks on the same seat of other nodes, so that its neighbours can read the whole slice.
 ///
 /// ```text
 ///                laid out      of the node       of all      fetched
@@ -52,21 +52,21 @@ pub(super) fn staged(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> 
     steps
 }
 
-/// With `K` nodes of at most `q` ranks, `L` slices and parts of `n / (K L)` elements: 4 rounds. A rank
-/// combines its slice of the ranks of its node, and then its part of all nodes. It reads these, the
-/// other parts of its slice, and the other slices.
+/// 4 rounds, with `K` nodes of at most `q` ranks, `L` slices and parts of `n / (K L)` elements. A rank
+/// combines its slice over the ranks of its node, and then its part over all nodes. It reads these, the other
+/// parts of its slice, and the other slices.
 pub(super) fn staged_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let nodes = topology.ranks_by_node();
     let with_slice = busiest(nodes, n, |ranks, slice, part| {
         (ranks - 1) * slice + (nodes.len() - 1) * part + (slice - part) + (n - slice)
     });
-    // Whoever has no slice fetches all of them.
+    // A rank without a slice copies all of them.
     let without = if nodes.iter().any(|ranks| ranks.len() > slices(nodes)) { n } else { 0 };
     Cost { shared_elements: with_slice.max(without), ..cost(nodes, n) }
 }
 
-/// The same where the data is registered: it is summed where it lies, sums of all nodes are written to the
-/// counterparts, and whoever has a slice writes it to its node's ranks. See [`push_cost`].
+/// The same in registered data: ranks sum in place, write sums of all nodes to the ranks on the same seat of
+/// other nodes, and write their slice to the ranks of their node. See [`push_cost`].
 pub(super) fn push(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let seats = seats_of(topology, rank);
     let of_all = |seats: &Seats<'_>| {
@@ -88,8 +88,9 @@ pub(super) fn push(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     steps
 }
 
-/// Rounds and combined elements are those of [`staged_cost`]. A rank reads its slice from the others of its
-/// node and writes it to them, and its part from and to its counterparts.
+/// Rounds and combined elements are those of [`staged_cost`]. A rank reads its slice from the other ranks
+/// of its node and writes it to them. It reads and writes its part at the ranks on the same seat of other
+/// nodes.
 pub(super) fn push_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     let nodes = topology.ranks_by_node();
     let touched = |ranks: usize, slice: usize, part: usize| {
@@ -110,8 +111,8 @@ fn cost(nodes: &[Vec<Rank>], n: usize) -> Cost {
     Cost { rounds: 4, combined: busiest(nodes, n, combined), ..Cost::default() }
 }
 
-/// What is the same in both forms: the sum of the slice over the node, where it was brought, and then
-/// that of the node's part over all nodes, `to` all places that want it; each told by a post.
+/// The part that both forms have in common: the sum of the slice over the node, in place, and then the sum of
+/// the node's part over all nodes, `to` all places that need it. A post follows each.
 fn sums(seats: &Seats<'_>, at: fn(Span) -> Loc, to: impl Fn(&Seats<'_>) -> Vec<Loc>) -> Vec<Step> {
     let Some(slice) = seats.own_slice() else { return vec![Step::Post, Step::Post] };
     let mut steps = seats.sum_of_group(slice, at, at(slice), false);

@@ -1,19 +1,19 @@
-//! Through registered buffers, which all ranks of one host may reach: nothing is laid out.
+//! In registered buffers, which all ranks of one host can access, without slots.
 //!
-//! Ranks post when their buffer is open, and again when they are done with those of others. Between the
-//! posts of an operation in place each rank works on a part that is its own in all memory.
+//! A rank posts when others may access its buffer, and again when it has finished with the buffers of others.
+//! Between the two posts each rank works on a part of its own, in all buffers.
 //!
-//! Which buffer is open is a matter of the [collective](super::Collective::registered_buffer). Scatter goes
-//! through slots: only its root brings anything, and to write to data it would copy all by itself.
+//! The [collective](crate::Collective::registered_buffer) says which buffer others access. Scatter has no
+//! algorithm here: only its root brings data, so the root would have to make all copies.
 
-use super::Cost;
+use super::cost::Cost;
 use super::shared::{leaves, others, wait_for_others};
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 use crate::tree::Node;
 
-/// Block `i` belongs to rank `i`, who sums it out of everyone's data and into everyone's data, in
-/// one pass.
+/// Block `i` belongs to rank `i`, which reads it from the data of all ranks, sums it, and writes it to the
+/// data of all ranks, in one pass.
 ///
 /// ```text
 ///   rank 0   a0 a1 a2 |            | rank 0 sums a0, b0, c0 into all |            | s0 s1 s2
@@ -51,7 +51,7 @@ pub(super) fn reduce_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
     cost(topology, n, peers, |rank| peers + usize::from(rank != root))
 }
 
-/// Block `i` belongs to rank `i`, who copies it out of the root's data into everyone's.
+/// Block `i` belongs to rank `i`, which copies it from the root's data to the data of all ranks.
 ///
 /// See [`broadcast_cost`].
 pub(super) fn broadcast(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
@@ -69,15 +69,16 @@ pub(super) fn broadcast_cost(topology: &Topology, _root: Rank, n: usize) -> Cost
     cost(topology, n, 0, |_| peers)
 }
 
-/// Block `i` belongs to rank `i`, who sums it for every rank in turn: for the last one first, since
-/// nobody else's sum needs what that one brought.
+/// Block `i` belongs to rank `i`, which sums it for every rank in turn. The last rank comes first, because no
+/// other rank's sum needs its contribution.
 ///
 /// See [`scan_cost`].
 pub(super) fn scan(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     prefixes(topology, rank, 1)
 }
 
-/// 2 rounds. A rank reads its block of all ranks up to each one, combines it, and writes it there.
+/// 2 rounds. For each rank, a rank reads its block of all ranks up to that one, combines it, and writes it
+/// there.
 pub(super) fn scan_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     prefixes_cost(topology, n, 1)
 }
@@ -87,12 +88,13 @@ pub(super) fn exclusive_scan(topology: &Topology, rank: Rank, _root: Rank) -> Ve
     prefixes(topology, rank, 0)
 }
 
-/// 2 rounds. A rank reads its block of all ranks below each one, combines it, and writes it there.
+/// 2 rounds. For each rank, a rank reads its block of all ranks below that one, combines it, and writes it
+/// there.
 pub(super) fn exclusive_scan_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     prefixes_cost(topology, n, 0)
 }
 
-/// Of each rank the sum of those below it, and of so many of its own.
+/// For each rank, the sum of the ranks below it and of `own` contributions (0 or 1) of its own.
 fn prefixes(topology: &Topology, rank: Rank, own: usize) -> Vec<Step> {
     let part = Part::of(topology, rank);
     let sum = |owner: Rank| part.sum_into(owner, owner + own);
@@ -108,7 +110,7 @@ fn prefixes_cost(topology: &Topology, n: usize, own: usize) -> Cost {
     })
 }
 
-/// Everyone copies what it brings into everyone's data.
+/// Every rank copies its input to the data of all ranks.
 ///
 /// See [`all_gather_cost`].
 pub(super) fn all_gather(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
@@ -127,7 +129,7 @@ pub(super) fn all_gather_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
     }
 }
 
-/// Everyone sums what all bring for it, where they have it.
+/// Every rank reads its block in the inputs of all ranks, and sums it.
 ///
 /// See [`reduce_scatter_cost`].
 pub(super) fn reduce_scatter(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
@@ -146,7 +148,7 @@ pub(super) fn reduce_scatter_cost(topology: &Topology, _root: Rank, n: usize) ->
     Cost { combined: of_peers, ..all_gather_cost(topology, 0, n) }
 }
 
-/// The root copies what everyone brings. It posts only when it has done so.
+/// The root copies the inputs of all ranks. It posts only when it has done so.
 ///
 /// See [`gather_cost`].
 pub(super) fn gather(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
@@ -170,7 +172,7 @@ pub(super) fn gather_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
     all_gather_cost(topology, root, n)
 }
 
-/// Everyone copies each block that it brings into the data of the rank that it is for.
+/// Every rank copies block `i` of its input to the data of rank `i`.
 ///
 /// See [`all_to_all_cost`].
 pub(super) fn all_to_all(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
@@ -205,12 +207,12 @@ impl Part {
         if owner == self.rank { self.own } else { self.own.of(owner) }
     }
 
-    /// What the first `count` ranks bring.
+    /// The contributions of the first `count` ranks.
     fn leaves(&self, count: usize) -> Vec<(Node, Loc)> {
         leaves(count, |owner| self.in_data_of(owner))
     }
 
-    /// Sums what the first `count` ranks bring, at least one, into the data of `owner`.
+    /// Sums the contributions of the first `count` ranks, at least one, into the data of `owner`.
     fn sum_into(&self, owner: Rank, count: usize) -> Step {
         let dst = self.in_data_of(owner);
         match count {
@@ -220,7 +222,7 @@ impl Part {
         }
     }
 
-    /// Alone, there is nothing to do.
+    /// A rank alone has nothing to do.
     fn between_posts(&self, steps: Vec<Step>) -> Vec<Step> {
         match self.ranks {
             1 => vec![],
@@ -229,7 +231,7 @@ impl Part {
     }
 }
 
-/// `steps` while all data is open.
+/// `steps`, between the posts that open and close all buffers.
 fn between_posts(p: usize, rank: Rank, steps: Vec<Step>) -> Vec<Step> {
     if p == 1 {
         return steps;
@@ -239,8 +241,8 @@ fn between_posts(p: usize, rank: Rank, steps: Vec<Step>) -> Vec<Step> {
     open.chain(steps).chain(done).collect()
 }
 
-/// 2 rounds, in which of each element of its block of `n` a rank makes so many combinations, and
-/// accesses to the memory of peers.
+/// 2 rounds. For each element of its block of `n` a rank makes `combined` combinations, and `shared` accesses
+/// to the memory of neighbours.
 fn cost(topology: &Topology, n: usize, combined: usize, shared: impl Fn(Rank) -> usize) -> Cost {
     let p = topology.world_size;
     if p == 1 {

@@ -1,13 +1,13 @@
-//! Between one rank and each of the others, without a detour.
+//! Messages between the root and each other rank, without forwarding.
 
-use super::Cost;
+use super::cost::Cost;
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 
 const DATA: Loc = Loc::data(Span::WHOLE);
 const INPUT: Loc = Loc::input(Span::WHOLE);
 
-/// Everyone sends its contribution to the root.
+/// Every rank sends its contribution to the root.
 ///
 /// See [`gather_cost`].
 pub(super) fn gather(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
@@ -27,7 +27,7 @@ pub(super) fn gather_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     Cost { rounds: messages, messages, elements: messages * n, ..Cost::default() }
 }
 
-/// The root sends everyone its block.
+/// The root sends every rank its block.
 ///
 /// See [`scatter_cost`].
 pub(super) fn scatter(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {

@@ -1,10 +1,10 @@
 //! Scans: every rank gets the sum of the ranks up to itself, or of those below it.
 //!
-//! The canonical tree over ranks `0..m` is made of nodes that all larger trees have too: for `m` of
-//! binary `1011` the sum of 8 ranks, that of the next 2, and the last one, added from the right. So
-//! scans add in the one order of sums, each rank in the tree over the ranks that it has to sum.
+//! The canonical tree over ranks `0..m` consists of nodes that all larger trees have too. For `m` = 11,
+//! binary `1011`, they are the sum of the first 8 ranks, the sum of the next 2, and the last rank, added from
+//! the right. So each rank of a scan adds in the tree over the ranks that it sums.
 
-use super::{Cost, doublings};
+use super::cost::{Cost, doublings};
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 use crate::tree::Node;
@@ -12,7 +12,7 @@ use crate::tree::Node;
 const DATA: Loc = Loc::data(Span::WHOLE);
 const SLOT: Loc = Loc::slot(Span::WHOLE);
 
-/// Everyone sends its data to all ranks above it, and sums what comes.
+/// Every rank sends its data to all ranks above it, and sums what it receives.
 ///
 /// ```text
 ///   rank 0   a             a
@@ -20,8 +20,8 @@ const SLOT: Loc = Loc::slot(Span::WHOLE);
 ///   rank 2   c    a b      (a + b) + c
 /// ```
 ///
-/// See [`direct_scan_cost`]. Leaves travel, but never partial sums. Scratch: the length of the
-/// data for every rank below.
+/// See [`direct_scan_cost`]. Contributions travel, but no partial sums. Scratch holds the data of
+/// every rank below.
 pub(super) fn direct_scan(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     direct(topology, rank, true)
 }
@@ -57,10 +57,9 @@ fn direct(topology: &Topology, rank: Rank, inclusive: bool) -> Vec<Step> {
     steps
 }
 
-/// In round `k` blocks of `2^k` ranks stand beside each other in pairs. A rank of the left block
-/// swaps the sum of its block with the rank that has the same seat in the right one. So both know
-/// the sum of both; and what came from the left is a node of the tree that the right rank has to
-/// sum in the end.
+/// In round `k` blocks of `2^k` ranks form pairs. A rank of the left block swaps the sum of its block with
+/// the rank in the same place of the right block. So both know both sums. The sum from the left is a node of
+/// the tree that the right rank sums in the end.
 ///
 /// ```text
 ///   rank       0    1    2    3    4
@@ -70,9 +69,8 @@ fn direct(topology: &Topology, rank: Rank, inclusive: bool) -> Vec<Step> {
 ///   round 2    ------------------->        rank 4 keeps [0, 1, 2, 3]
 /// ```
 ///
-/// See [`doubling_scan_cost`]. A rank that is less than `2^k` below the last one has nobody to tell
-/// the sum of its block. Scratch: the sum of the own block, and that of the other one for every
-/// round.
+/// See [`doubling_scan_cost`]. A rank less than `2^k` below the last rank has no partner in round
+/// `k`. Scratch holds the sum of the rank's own block, and for every round the sum of the other block.
 pub(super) fn doubling_scan(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     doubling(topology, rank, true)
 }
@@ -137,21 +135,21 @@ fn doubling(topology: &Topology, rank: Rank, inclusive: bool) -> Vec<Step> {
     steps
 }
 
-/// Whether a rank has use for the sum of its block of `len` ranks.
+/// Whether a rank needs the sum of its block of `len` ranks.
 ///
-/// On the left of its pair it has, if there is a rank at its seat on the right. That one has use
-/// for it if the left one has use for the sum of the pair; and so on, until a block is the
-/// left one. Adding `len` carries through just these bits.
+/// A rank in a left block needs it if the rank in the same place of the right block exists. A rank in a right
+/// block needs it if the pair, as a block, needs its own sum; and so on, up to a block that is a left one.
+/// Adding `len` carries through exactly these bits.
 fn has_use(p: usize, rank: Rank, len: usize) -> bool {
     rank + len < p
 }
 
-/// How often a rank sums two blocks on its way.
+/// The number of times that a rank sums two blocks.
 fn joins(p: usize, rank: Rank) -> usize {
     (1..=doublings(p)).filter(|round| has_use(p, rank, 1 << round)).count()
 }
 
-/// Everyone lays its data out, and sums what the ranks below it have laid out.
+/// Every rank copies its data to its slot, and sums the slots of the ranks below it.
 ///
 /// See [`shared_scan_cost`].
 pub(super) fn shared_scan(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
@@ -185,7 +183,7 @@ fn shared(topology: &Topology, rank: Rank, inclusive: bool) -> Vec<Step> {
         return vec![];
     }
     let mut steps = vec![];
-    // Nobody reads the data of the last rank.
+    // No rank reads the data of the last rank.
     if rank + 1 < p {
         steps.push(Step::Copy { dst: SLOT, src: DATA });
     }
@@ -195,7 +193,7 @@ fn shared(topology: &Topology, rank: Rank, inclusive: bool) -> Vec<Step> {
     steps
 }
 
-/// Sums what comes from the ranks below, the rank's own data behind it, into the data.
+/// Sums the contributions of the ranks below, followed by the rank's own, into the data.
 fn sum(rank: Rank, inclusive: bool, below: impl Iterator<Item = (Node, Loc)>) -> Option<Step> {
     let own = inclusive.then_some((Node::leaf(rank), DATA));
     let srcs: Vec<(Node, Loc)> = below.chain(own).collect();

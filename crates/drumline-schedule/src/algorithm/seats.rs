@@ -1,24 +1,24 @@
-//! Where a rank stands where groups of ranks, hosts or memory nodes, add among themselves first.
+//! The seat of a rank in algorithms in which the ranks of a host, or of a memory node, add first.
 
 use super::shared::others;
 use crate::step::{Loc, Rank, Span, Step};
 use crate::tree::Node;
 
-/// A rank's place. The data is cut into as many slices as the smallest group has ranks; slice `i` is
-/// the business of the ranks on seat `i` of all groups, each of which has a part of it.
+/// The seat of a rank in its group: its host, or its memory node. The data has as many slices as the smallest
+/// group has ranks. The ranks on seat `i` of all groups work on slice `i`, and each has a part of it.
 pub(super) struct Seats<'a> {
     /// The ranks of each group, ascending.
     pub(super) groups: &'a [Vec<Rank>],
-    /// How many slices there are.
+    /// The number of slices.
     pub(super) slices: usize,
     /// The group of the rank.
     pub(super) group: usize,
-    /// Its place among the ranks of its group.
+    /// Its index among the ranks of its group.
     pub(super) seat: usize,
 }
 
 impl Seats<'_> {
-    /// The place of a rank in a group.
+    /// The seat of `rank` in its group.
     pub(super) fn of(groups: &[Vec<Rank>], group: usize, rank: Rank) -> Seats<'_> {
         let seat = groups[group].partition_point(|&other| other < rank);
         Seats { groups, slices: slices(groups), group, seat }
@@ -28,12 +28,12 @@ impl Seats<'_> {
         Span::block(seat, self.slices)
     }
 
-    /// Nothing where smaller groups have no such seat.
+    /// Empty where smaller groups have no such seat.
     pub(super) fn own_slice(&self) -> Option<Span> {
         (self.seat < self.slices).then(|| self.slice(self.seat))
     }
 
-    /// The part that a group has of the rank's slice.
+    /// The part of the rank's slice that belongs to a group.
     pub(super) fn part(&self, group: usize) -> Span {
         let groups = self.groups.len();
         Span::block(self.seat * groups + group, self.slices * groups)
@@ -55,8 +55,8 @@ impl Seats<'_> {
         others(ranks.len(), self.seat).map(|seat| (seat, ranks[seat]))
     }
 
-    /// Sums the rank's slice over its group, into `dst`. What ranks bring is read `from` there, when they
-    /// have posted once.
+    /// Sums the rank's slice over its group, into `dst`. `from` says where contributions lie. The rank reads
+    /// them when their owners have posted once.
     pub(super) fn sum_of_group(
         &self,
         slice: Span,
@@ -84,8 +84,8 @@ pub(super) fn slices(groups: &[Vec<Rank>]) -> usize {
     groups.iter().map(Vec::len).min().unwrap_or(1)
 }
 
-/// The largest number of a rank, of those that have a slice: it is asked for with the ranks of the group,
-/// and the elements of the slice and of the group's part of it, of `n`.
+/// The maximum of a figure over all ranks that have a slice. The figure depends on the number of ranks of the
+/// group, the elements of the slice, and the elements of the group's part of it. The data has `n` elements.
 pub(super) fn busiest(
     groups: &[Vec<Rank>],
     n: usize,

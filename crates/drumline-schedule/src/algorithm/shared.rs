@@ -3,7 +3,7 @@
 //! In every algorithm here and beside it (`shared_rooted`, `shared_blocks`, `registered`) each rank posts
 //! equally often, as [`step`](crate::step) demands.
 
-use super::Cost;
+use super::cost::Cost;
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 use crate::tree::Node;
@@ -11,7 +11,7 @@ use crate::tree::Node;
 const DATA: Loc = Loc::data(Span::WHOLE);
 const SLOT: Loc = Loc::slot(Span::WHOLE);
 
-/// Everyone lays its data out, and sums what all have laid out.
+/// Every rank copies its data to its slot, and sums all slots.
 ///
 /// ```text
 ///   rank 0   a -> slot |            | a + b + c -> data
@@ -19,8 +19,8 @@ const SLOT: Loc = Loc::slot(Span::WHOLE);
 ///   rank 2   c -> slot |            | a + b + c -> data
 /// ```
 ///
-/// See [`oneshot_cost`]. Only one rank has to wait for another, so this is for short data; every
-/// rank does the whole sum, so it is not for long data.
+/// See [`oneshot_cost`]. It takes one round, so it is for short data. Every rank computes the
+/// whole sum, so it is not for long data.
 pub(super) fn oneshot(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let p = topology.world_size;
     if p == 1 {
@@ -44,8 +44,9 @@ pub(super) fn oneshot_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     Cost { rounds, combined: of_peers, shared_elements: of_peers, ..Cost::default() }
 }
 
-/// Block `i` belongs to rank `i`. Everyone lays the blocks of the others out, sums its own with what
-/// they have laid out of it, lays the sum out in its place, and fetches the sums of the others.
+/// Block `i` belongs to rank `i`. Every rank copies the blocks of other ranks to its slot. It sums its own
+/// block with the copies in the slots of the others, stores the sum in its slot, and copies the sums of the
+/// others from their slots.
 ///
 /// ```text
 ///   rank 0    . a1 a2 |            | s0 a1 a2 |            | s0 s1 s2
@@ -53,8 +54,8 @@ pub(super) fn oneshot_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
 ///   rank 2   c0 c1  . |            | c0 c1 s2 |            | s0 s1 s2
 /// ```
 ///
-/// See [`twoshot_cost`]. Block `i` of the slots is touched by rank `i` alone between the posts.
-/// Sums are fetched rather than handed out, because they have to be copied out of a slot anyway.
+/// See [`twoshot_cost`]. Between the posts only rank `i` accesses block `i` of the slots. Ranks
+/// read sums from others instead of writing them to others, because sums in slots must be copied anyway.
 pub(super) fn twoshot(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     let p = topology.world_size;
     if p == 1 {
@@ -98,8 +99,8 @@ pub(super) fn twoshot_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     }
 }
 
-/// The other ranks; each rank starts with its next neighbour, so that nobody's memory is
-/// everybody's first target.
+/// The other ranks. Each rank starts with the next higher one, so that not all ranks access the same memory
+/// first.
 pub(super) fn others(p: usize, rank: Rank) -> impl Iterator<Item = Rank> {
     (1..p).map(move |distance| (rank + distance) % p)
 }
@@ -108,7 +109,7 @@ pub(super) fn wait_for_others(p: usize, rank: Rank, upto: usize) -> impl Iterato
     others(p, rank).map(move |peer| Step::Wait { peer, upto })
 }
 
-/// What each of `p` ranks brings, for the tree.
+/// The contribution of each of `p` ranks, as leaves of the tree.
 pub(super) fn leaves(p: usize, of: impl Fn(Rank) -> Loc) -> Vec<(Node, Loc)> {
     (0..p).map(|rank| (Node::leaf(rank), of(rank))).collect()
 }

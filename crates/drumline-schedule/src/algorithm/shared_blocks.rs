@@ -1,15 +1,14 @@
 //! Through memory that the ranks of one host share: a block for every rank.
 //!
-//! Buffers with a block for every rank are named block by block. So an executor whose slots are too
-//! short can run a schedule on a window of each of the blocks, and then on the next; and blocks may
-//! differ in length.
+//! Steps name the blocks of such buffers one by one. So an executor with short slots can run a schedule on
+//! one window of each block after another, and blocks may have different lengths.
 
-use super::Cost;
+use super::cost::Cost;
 use super::shared::{leaves, others, wait_for_others};
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
 
-/// Everyone lays its contribution out, and fetches those of the others.
+/// Every rank copies its contribution to its slot, and copies the others' contributions from their slots.
 ///
 /// See [`all_gather_cost`].
 pub(super) fn all_gather(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
@@ -35,7 +34,7 @@ pub(super) fn all_gather_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
     Cost { rounds: usize::from(p > 1), shared_elements: (p - 1) * n, ..Cost::default() }
 }
 
-/// Everyone lays out what it brings for others, and sums what all bring for it.
+/// Every rank copies the blocks for others to its slot, and sums its block over all slots.
 ///
 /// ```text
 ///   rank 0   .  a1 a2 |            | a0 + b0 + c0 -> data
@@ -74,7 +73,7 @@ pub(super) fn reduce_scatter_cost(topology: &Topology, _root: Rank, n: usize) ->
     Cost { rounds, combined: of_peers, shared_elements: of_peers, ..Cost::default() }
 }
 
-/// Everyone lays out what it brings for others, and fetches what each brings for it.
+/// Every rank copies the blocks for others to its slot, and copies its block from each slot.
 ///
 /// See [`all_to_all_cost`].
 pub(super) fn all_to_all(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {

@@ -1,6 +1,6 @@
-//! Through memory that the ranks of one host share: operations with a root, and the barrier.
+//! Through memory that the ranks of one host share: collectives with a root, and barriers.
 
-use super::Cost;
+use super::cost::Cost;
 use super::shared::{leaves, others, wait_for_others};
 use crate::step::{Loc, Rank, Span, Step};
 use crate::topology::Topology;
@@ -8,11 +8,10 @@ use crate::topology::Topology;
 const DATA: Loc = Loc::data(Span::WHOLE);
 const SLOT: Loc = Loc::slot(Span::WHOLE);
 
-/// The root lays its data out, and the others fetch it.
+/// The root copies its data to its slot, and the others copy it from there.
 ///
-/// See [`broadcast_cost`]. The others post too, to say that they are here: the root begins the
-/// next operation only when all have, and so is never so far ahead that it comes back to a slot
-/// which is still being read.
+/// See [`broadcast_cost`]. The others post too, to say that they have entered. The root begins the next call
+/// only when all have, so it never comes back to a slot that others still read.
 pub(super) fn broadcast(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
     match (topology.world_size, rank == root) {
         (1, _) => vec![],
@@ -33,7 +32,7 @@ pub(super) fn broadcast_cost(topology: &Topology, _root: Rank, n: usize) -> Cost
     }
 }
 
-/// The others lay their data out, and the root sums it.
+/// The others copy their data to their slots, and the root sums the slots.
 ///
 /// See [`reduce_cost`].
 pub(super) fn reduce(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
@@ -62,7 +61,7 @@ pub(super) fn reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     Cost { rounds, combined: of_peers, shared_elements: of_peers, ..Cost::default() }
 }
 
-/// The others lay out what they bring, and the root fetches it.
+/// The others copy their input to their slots, and the root copies it from there.
 ///
 /// See [`gather_cost`].
 pub(super) fn gather(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
@@ -87,7 +86,7 @@ pub(super) fn gather_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     Cost { rounds: usize::from(p > 1), shared_elements: (p - 1) * n, ..Cost::default() }
 }
 
-/// The root lays out what it brings for the others, and each fetches its block.
+/// The root copies the blocks for the others to its slot, and each rank copies its block from there.
 ///
 /// See [`scatter_cost`]. The others post for the same reason as in a [`broadcast`].
 pub(super) fn scatter(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
@@ -114,7 +113,7 @@ pub(super) fn scatter_cost(topology: &Topology, root: Rank, n: usize) -> Cost {
     broadcast_cost(topology, root, n)
 }
 
-/// Everyone says that it is here, and waits for all others to have said so.
+/// Every rank posts, and waits for the post of every other rank.
 ///
 /// See [`barrier_cost`].
 pub(super) fn barrier(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {

@@ -1,556 +1,174 @@
-//! The table of algorithms.
-
+use super::cost::Cost;
+use super::row::{Algorithm, Lengths};
 use super::{
-    Algorithm, Collective, MemoryUse, any, binomial, bruck, direct, dissemination, doubling,
-    gather, halving, hierarchical, leaders, nodes, registered, rooted, scan, shared, shared_blocks,
-    shared_rooted,
+    binomial, bruck, direct, dissemination, doubling, gather, halving, hierarchical, leaders,
+    nodes, registered, rooted, scan, shared, shared_blocks, shared_rooted,
 };
+use crate::collective::Collective::{self, *};
+use crate::schedule::MemoryUse;
+use crate::step::{Rank, Step};
 use crate::topology::Topology;
 
-/// Every algorithm there is.
+const BY_RANK: &str = "sums in the order of ranks";
+const ONE_HOST: &str = "all ranks on one host";
+const MEMORY_NODES: &str =
+    "several memory nodes of one host that are nodes of the tree of sums, each with several ranks";
+const FEW_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; at most \
+                         256 of them";
+const SEVERAL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; \
+                             several of them, the smallest with at most 1,000 ranks";
+const FULL_HOSTS: &str = "hosts whose ranks are nodes of the tree of sums, or sums by placement; several \
+                          of them, each with several ranks";
+
+/// All algorithms. Where two rows are equally good, the first one is chosen.
 ///
 /// ```
-/// use drumline_schedule::{ALGORITHMS, Topology, check};
+/// use drumline_schedule::{ALGORITHMS, Topology};
 ///
-/// // Every row that serves three ranks is right.
+/// // Every row that serves three ranks writes a schedule for each.
 /// let world = Topology::flat(3);
 /// for row in ALGORITHMS.iter().filter(|row| (row.applies)(&world)) {
-///     check::check(row, &world, 0, 7).unwrap();
+///     assert_eq!(row.schedules(&world, 0)?.len(), 3);
 /// }
+/// # Ok::<_, drumline_schedule::Error>(())
 /// ```
 pub static ALGORITHMS: &[Algorithm] = &[
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "direct",
-        memory: MemoryUse::Private,
-        generate: direct::all_reduce,
-        cost: direct::all_reduce_cost,
-        applies: direct::serves,
-        needs: "at most 256 ranks, summed in their order",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "halving",
-        memory: MemoryUse::Private,
-        generate: halving::all_reduce,
-        cost: halving::all_reduce_cost,
-        applies: Topology::sums_by_rank,
-        needs: "sums in the order of ranks",
-        partial_sums_travel: true,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "doubling",
-        memory: MemoryUse::Private,
-        generate: doubling::all_reduce,
-        cost: doubling::all_reduce_cost,
-        applies: Topology::sums_by_rank,
-        needs: "sums in the order of ranks",
-        partial_sums_travel: true,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "gather",
-        memory: MemoryUse::Private,
-        generate: gather::all_reduce,
-        cost: gather::all_reduce_cost,
-        applies: Topology::sums_by_rank,
-        needs: "sums in the order of ranks",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "binomial",
-        memory: MemoryUse::Private,
-        generate: binomial::all_reduce,
-        cost: binomial::all_reduce_cost,
-        applies: Topology::sums_by_rank,
-        needs: "sums in the order of ranks",
-        partial_sums_travel: true,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::Reduce,
-        name: "binomial",
-        memory: MemoryUse::Private,
-        generate: binomial::reduce,
-        cost: binomial::reduce_cost,
-        applies: Topology::sums_by_rank,
-        needs: "sums in the order of ranks",
-        partial_sums_travel: true,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::Broadcast,
-        name: "binomial",
-        memory: MemoryUse::Private,
-        generate: binomial::broadcast,
-        cost: binomial::broadcast_cost,
-        applies: any,
-        needs: "nothing",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllGather,
-        name: "bruck",
-        memory: MemoryUse::Private,
-        generate: bruck::all_gather,
-        cost: bruck::all_gather_cost,
-        applies: any,
-        needs: "nothing",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllGather,
-        name: "direct",
-        memory: MemoryUse::Private,
-        generate: direct::all_gather,
-        cost: direct::all_gather_cost,
-        applies: any,
-        needs: "nothing",
-        partial_sums_travel: false,
-        uneven: true,
-    },
-    Algorithm {
-        collective: Collective::ReduceScatter,
-        name: "direct",
-        memory: MemoryUse::Private,
-        generate: direct::reduce_scatter,
-        cost: direct::reduce_scatter_cost,
-        applies: Topology::sums_by_rank,
-        needs: "sums in the order of ranks",
-        partial_sums_travel: false,
-        uneven: true,
-    },
-    Algorithm {
-        collective: Collective::Gather,
-        name: "direct",
-        memory: MemoryUse::Private,
-        generate: rooted::gather,
-        cost: rooted::gather_cost,
-        applies: any,
-        needs: "nothing",
-        partial_sums_travel: false,
-        uneven: true,
-    },
-    Algorithm {
-        collective: Collective::Scatter,
-        name: "direct",
-        memory: MemoryUse::Private,
-        generate: rooted::scatter,
-        cost: rooted::scatter_cost,
-        applies: any,
-        needs: "nothing",
-        partial_sums_travel: false,
-        uneven: true,
-    },
-    Algorithm {
-        collective: Collective::Scatter,
-        name: "binomial",
-        memory: MemoryUse::Private,
-        generate: binomial::scatter,
-        cost: binomial::scatter_cost,
-        applies: any,
-        needs: "nothing",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllToAll,
-        name: "direct",
-        memory: MemoryUse::Private,
-        generate: direct::all_to_all,
-        cost: direct::all_to_all_cost,
-        applies: any,
-        needs: "nothing",
-        partial_sums_travel: false,
-        uneven: true,
-    },
-    Algorithm {
-        collective: Collective::Scan,
-        name: "direct",
-        memory: MemoryUse::Private,
-        generate: scan::direct_scan,
-        cost: scan::direct_scan_cost,
-        applies: direct::serves_few,
-        needs: "at most 256 ranks",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::Scan,
-        name: "doubling",
-        memory: MemoryUse::Private,
-        generate: scan::doubling_scan,
-        cost: scan::doubling_scan_cost,
-        applies: any,
-        needs: "nothing",
-        partial_sums_travel: true,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::ExclusiveScan,
-        name: "direct",
-        memory: MemoryUse::Private,
-        generate: scan::direct_exclusive_scan,
-        cost: scan::direct_exclusive_scan_cost,
-        applies: direct::serves_few,
-        needs: "at most 256 ranks",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::ExclusiveScan,
-        name: "doubling",
-        memory: MemoryUse::Private,
-        generate: scan::doubling_exclusive_scan,
-        cost: scan::doubling_exclusive_scan_cost,
-        applies: any,
-        needs: "nothing",
-        partial_sums_travel: true,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::Barrier,
-        name: "dissemination",
-        memory: MemoryUse::Private,
-        generate: dissemination::barrier,
-        cost: dissemination::barrier_cost,
-        applies: any,
-        needs: "nothing",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::Barrier,
-        name: "direct",
-        memory: MemoryUse::Private,
-        generate: direct::barrier,
-        cost: direct::barrier_cost,
-        applies: any,
-        needs: "nothing",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "shm-oneshot",
-        memory: MemoryUse::Staged,
-        generate: shared::oneshot,
-        cost: shared::oneshot_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "shm-twoshot",
-        memory: MemoryUse::Staged,
-        generate: shared::twoshot,
-        cost: shared::twoshot_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "shm-push",
-        memory: MemoryUse::Registered,
-        generate: registered::all_reduce,
-        cost: registered::all_reduce_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "shm-nodes",
-        memory: MemoryUse::Staged,
-        generate: nodes::staged,
-        cost: nodes::staged_cost,
-        applies: nodes::serves,
-        needs: "several memory nodes of one host that are nodes of the tree of sums, each with several ranks",
-        partial_sums_travel: true,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "shm-nodes-push",
-        memory: MemoryUse::Registered,
-        generate: nodes::push,
-        cost: nodes::push_cost,
-        applies: nodes::serves,
-        needs: "several memory nodes of one host that are nodes of the tree of sums, each with several ranks",
-        partial_sums_travel: true,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "hierarchical",
-        memory: MemoryUse::Staged,
-        generate: hierarchical::staged,
-        cost: hierarchical::staged_cost,
-        applies: hierarchical::serves_few,
-        needs: "hosts whose ranks are nodes of the tree of sums, or sums by placement; at most \
-                256 of them",
-        partial_sums_travel: true,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "hierarchical-halving",
-        memory: MemoryUse::Staged,
-        generate: hierarchical::staged_halving,
-        cost: hierarchical::staged_halving_cost,
-        applies: hierarchical::serves_several,
-        needs: "hosts whose ranks are nodes of the tree of sums, or sums by placement; several of \
-                them, the smallest with at most 1,000 ranks",
-        partial_sums_travel: true,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "hierarchical-doubling",
-        memory: MemoryUse::Staged,
-        generate: leaders::all_reduce,
-        cost: leaders::all_reduce_cost,
-        applies: leaders::serves,
-        needs: "hosts whose ranks are nodes of the tree of sums, or sums by placement; several of \
-                them, each with several ranks",
-        partial_sums_travel: true,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "hierarchical-push",
-        memory: MemoryUse::Registered,
-        generate: hierarchical::push,
-        cost: hierarchical::push_cost,
-        applies: hierarchical::serves_few,
-        needs: "hosts whose ranks are nodes of the tree of sums, or sums by placement; at most \
-                256 of them",
-        partial_sums_travel: true,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllReduce,
-        name: "hierarchical-halving-push",
-        memory: MemoryUse::Registered,
-        generate: hierarchical::push_halving,
-        cost: hierarchical::push_halving_cost,
-        applies: hierarchical::serves_several,
-        needs: "hosts whose ranks are nodes of the tree of sums, or sums by placement; several of \
-                them, the smallest with at most 1,000 ranks",
-        partial_sums_travel: true,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::Reduce,
-        name: "shm",
-        memory: MemoryUse::Staged,
-        generate: shared_rooted::reduce,
-        cost: shared_rooted::reduce_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::Broadcast,
-        name: "shm",
-        memory: MemoryUse::Staged,
-        generate: shared_rooted::broadcast,
-        cost: shared_rooted::broadcast_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::Barrier,
-        name: "shm",
-        memory: MemoryUse::Staged,
-        generate: shared_rooted::barrier,
-        cost: shared_rooted::barrier_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllGather,
-        name: "shm",
-        memory: MemoryUse::Staged,
-        generate: shared_blocks::all_gather,
-        cost: shared_blocks::all_gather_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: true,
-    },
-    Algorithm {
-        collective: Collective::ReduceScatter,
-        name: "shm",
-        memory: MemoryUse::Staged,
-        generate: shared_blocks::reduce_scatter,
-        cost: shared_blocks::reduce_scatter_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: true,
-    },
-    Algorithm {
-        collective: Collective::Gather,
-        name: "shm",
-        memory: MemoryUse::Staged,
-        generate: shared_rooted::gather,
-        cost: shared_rooted::gather_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: true,
-    },
-    Algorithm {
-        collective: Collective::Scatter,
-        name: "shm",
-        memory: MemoryUse::Staged,
-        generate: shared_rooted::scatter,
-        cost: shared_rooted::scatter_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: true,
-    },
-    Algorithm {
-        collective: Collective::AllToAll,
-        name: "shm",
-        memory: MemoryUse::Staged,
-        generate: shared_blocks::all_to_all,
-        cost: shared_blocks::all_to_all_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::Scan,
-        name: "shm",
-        memory: MemoryUse::Staged,
-        generate: scan::shared_scan,
-        cost: scan::shared_scan_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::ExclusiveScan,
-        name: "shm",
-        memory: MemoryUse::Staged,
-        generate: scan::shared_exclusive_scan,
-        cost: scan::shared_exclusive_scan_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::Reduce,
-        name: "shm-push",
-        memory: MemoryUse::Registered,
-        generate: registered::reduce,
-        cost: registered::reduce_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::Broadcast,
-        name: "shm-push",
-        memory: MemoryUse::Registered,
-        generate: registered::broadcast,
-        cost: registered::broadcast_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllGather,
-        name: "shm-push",
-        memory: MemoryUse::Registered,
-        generate: registered::all_gather,
-        cost: registered::all_gather_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: true,
-    },
-    Algorithm {
-        collective: Collective::ReduceScatter,
-        name: "shm-pull",
-        memory: MemoryUse::Registered,
-        generate: registered::reduce_scatter,
-        cost: registered::reduce_scatter_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: true,
-    },
-    Algorithm {
-        collective: Collective::Gather,
-        name: "shm-pull",
-        memory: MemoryUse::Registered,
-        generate: registered::gather,
-        cost: registered::gather_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        // Who brings nothing may have no memory to register.
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::AllToAll,
-        name: "shm-push",
-        memory: MemoryUse::Registered,
-        generate: registered::all_to_all,
-        cost: registered::all_to_all_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::Scan,
-        name: "shm-push",
-        memory: MemoryUse::Registered,
-        generate: registered::scan,
-        cost: registered::scan_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: false,
-    },
-    Algorithm {
-        collective: Collective::ExclusiveScan,
-        name: "shm-push",
-        memory: MemoryUse::Registered,
-        generate: registered::exclusive_scan,
-        cost: registered::exclusive_scan_cost,
-        applies: Topology::is_one_host,
-        needs: "all ranks on one host",
-        partial_sums_travel: false,
-        uneven: false,
-    },
+    Algorithm::new(AllReduce, "direct", direct::all_reduce, direct::all_reduce_cost)
+        .only_where(direct::serves, "at most 256 ranks, summed in their order")
+        .with_pipeline(),
+    Algorithm::new(AllReduce, "halving", halving::all_reduce, halving::all_reduce_cost)
+        .only_where(Topology::sums_by_rank, BY_RANK)
+        .with_partial_sums(),
+    Algorithm::new(AllReduce, "doubling", doubling::all_reduce, doubling::all_reduce_cost)
+        .only_where(Topology::sums_by_rank, BY_RANK)
+        .with_partial_sums(),
+    Algorithm::new(AllReduce, "gather", gather::all_reduce, gather::all_reduce_cost)
+        .only_where(Topology::sums_by_rank, BY_RANK),
+    Algorithm::new(AllReduce, "binomial", binomial::all_reduce, binomial::all_reduce_cost)
+        .only_where(Topology::sums_by_rank, BY_RANK)
+        .with_partial_sums(),
+    Algorithm::new(Reduce, "binomial", binomial::reduce, binomial::reduce_cost)
+        .only_where(Topology::sums_by_rank, BY_RANK)
+        .with_partial_sums(),
+    Algorithm::new(Broadcast, "binomial", binomial::broadcast, binomial::broadcast_cost),
+    Algorithm::new(AllGather, "bruck", bruck::all_gather, bruck::all_gather_cost),
+    Algorithm::new(AllGather, "direct", direct::all_gather, direct::all_gather_cost)
+        .with_uneven_blocks(),
+    Algorithm::new(ReduceScatter, "direct", direct::reduce_scatter, direct::reduce_scatter_cost)
+        .only_where(Topology::sums_by_rank, BY_RANK)
+        .with_uneven_blocks()
+        .with_pipeline(),
+    Algorithm::new(Gather, "direct", rooted::gather, rooted::gather_cost).with_uneven_blocks(),
+    Algorithm::new(Scatter, "direct", rooted::scatter, rooted::scatter_cost).with_uneven_blocks(),
+    Algorithm::new(Scatter, "binomial", binomial::scatter, binomial::scatter_cost),
+    Algorithm::new(AllToAll, "direct", direct::all_to_all, direct::all_to_all_cost)
+        .with_uneven_blocks(),
+    Algorithm::new(Scan, "direct", scan::direct_scan, scan::direct_scan_cost)
+        .only_where(direct::serves_few, "at most 256 ranks"),
+    Algorithm::new(Scan, "doubling", scan::doubling_scan, scan::doubling_scan_cost)
+        .with_partial_sums(),
+    Algorithm::new(
+        ExclusiveScan,
+        "direct",
+        scan::direct_exclusive_scan,
+        scan::direct_exclusive_scan_cost,
+    )
+    .only_where(direct::serves_few, "at most 256 ranks"),
+    Algorithm::new(
+        ExclusiveScan,
+        "doubling",
+        scan::doubling_exclusive_scan,
+        scan::doubling_exclusive_scan_cost,
+    )
+    .with_partial_sums(),
+    Algorithm::new(Barrier, "dissemination", dissemination::barrier, dissemination::barrier_cost),
+    Algorithm::new(Barrier, "direct", direct::barrier, direct::barrier_cost),
+    Algorithm::new(MonitoredBarrier, "direct", direct::barrier, direct::barrier_cost),
+    staged(AllReduce, "shm-oneshot", shared::oneshot, shared::oneshot_cost)
+        .for_lengths(Lengths::Short),
+    staged(AllReduce, "shm-twoshot", shared::twoshot, shared::twoshot_cost),
+    in_place(AllReduce, "shm-push", registered::all_reduce, registered::all_reduce_cost),
+    staged(AllReduce, "shm-nodes", nodes::staged, nodes::staged_cost)
+        .only_where(nodes::serves, MEMORY_NODES)
+        .with_partial_sums()
+        .for_lengths(Lengths::Long),
+    in_place(AllReduce, "shm-nodes-push", nodes::push, nodes::push_cost)
+        .only_where(nodes::serves, MEMORY_NODES)
+        .with_partial_sums()
+        .for_lengths(Lengths::Long),
+    staged(AllReduce, "hierarchical", hierarchical::staged, hierarchical::staged_cost)
+        .only_where(hierarchical::serves_few, FEW_HOSTS)
+        .with_partial_sums(),
+    staged(
+        AllReduce,
+        "hierarchical-halving",
+        hierarchical::staged_halving,
+        hierarchical::staged_halving_cost,
+    )
+    .only_where(hierarchical::serves_several, SEVERAL_HOSTS)
+    .with_partial_sums(),
+    staged(AllReduce, "hierarchical-doubling", leaders::all_reduce, leaders::all_reduce_cost)
+        .only_where(leaders::serves, FULL_HOSTS)
+        .with_partial_sums(),
+    in_place(AllReduce, "hierarchical-push", hierarchical::push, hierarchical::push_cost)
+        .only_where(hierarchical::serves_few, FEW_HOSTS)
+        .with_partial_sums(),
+    in_place(
+        AllReduce,
+        "hierarchical-halving-push",
+        hierarchical::push_halving,
+        hierarchical::push_halving_cost,
+    )
+    .only_where(hierarchical::serves_several, SEVERAL_HOSTS)
+    .with_partial_sums(),
+    staged(Reduce, "shm", shared_rooted::reduce, shared_rooted::reduce_cost),
+    staged(Broadcast, "shm", shared_rooted::broadcast, shared_rooted::broadcast_cost),
+    staged(Barrier, "shm", shared_rooted::barrier, shared_rooted::barrier_cost),
+    staged(MonitoredBarrier, "shm", shared_rooted::barrier, shared_rooted::barrier_cost),
+    staged(AllGather, "shm", shared_blocks::all_gather, shared_blocks::all_gather_cost)
+        .with_uneven_blocks(),
+    staged(ReduceScatter, "shm", shared_blocks::reduce_scatter, shared_blocks::reduce_scatter_cost)
+        .with_uneven_blocks(),
+    staged(Gather, "shm", shared_rooted::gather, shared_rooted::gather_cost).with_uneven_blocks(),
+    staged(Scatter, "shm", shared_rooted::scatter, shared_rooted::scatter_cost)
+        .with_uneven_blocks(),
+    staged(AllToAll, "shm", shared_blocks::all_to_all, shared_blocks::all_to_all_cost),
+    staged(Scan, "shm", scan::shared_scan, scan::shared_scan_cost),
+    staged(ExclusiveScan, "shm", scan::shared_exclusive_scan, scan::shared_exclusive_scan_cost),
+    in_place(Reduce, "shm-push", registered::reduce, registered::reduce_cost),
+    in_place(Broadcast, "shm-push", registered::broadcast, registered::broadcast_cost),
+    in_place(AllGather, "shm-push", registered::all_gather, registered::all_gather_cost)
+        .with_uneven_blocks(),
+    in_place(
+        ReduceScatter,
+        "shm-pull",
+        registered::reduce_scatter,
+        registered::reduce_scatter_cost,
+    )
+    .with_uneven_blocks(),
+    // A rank without elements may have no registered memory, so blocks must be even.
+    in_place(Gather, "shm-pull", registered::gather, registered::gather_cost),
+    in_place(AllToAll, "shm-push", registered::all_to_all, registered::all_to_all_cost),
+    in_place(Scan, "shm-push", registered::scan, registered::scan_cost),
+    in_place(
+        ExclusiveScan,
+        "shm-push",
+        registered::exclusive_scan,
+        registered::exclusive_scan_cost,
+    ),
 ];
+
+type Generate = fn(&Topology, Rank, Rank) -> Vec<Step>;
+type CostOf = fn(&Topology, Rank, usize) -> Cost;
+
+/// The ranks of one host copy through slots.
+const fn staged(to: Collective, name: &'static str, steps: Generate, cost: CostOf) -> Algorithm {
+    Algorithm::new(to, name, steps, cost)
+        .in_memory(MemoryUse::Staged)
+        .only_where(Topology::is_one_host, ONE_HOST)
+}
+
+/// The ranks of one host work in place, in registered buffers.
+const fn in_place(to: Collective, name: &'static str, steps: Generate, cost: CostOf) -> Algorithm {
+    staged(to, name, steps, cost).in_memory(MemoryUse::Registered)
+}

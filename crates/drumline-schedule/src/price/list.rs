@@ -1,16 +1,15 @@
-//! What a machine and its network can do: the figures that replays and choices are made from, and
-//! the file that they are kept in.
+//! The price list of a cluster, from which algorithms are chosen and predictions are made, and its text form.
 
 use std::fmt;
 
-use super::Prices;
+use super::prices::Prices;
 use crate::topology::Topology;
 
 /// The figures of a cluster of like hosts. Times are picoseconds (`_ps`), rates femtoseconds for a
 /// byte (`_fs`: 1 GB/s is 1,000,000).
 ///
-/// As text it is one `name = number` a line, `#` begins a comment, and names that are left out have
-/// the value of [`PriceList::default`]; so every such file is TOML, too.
+/// Its text has one `name = number` a line, and `#` begins a comment. A missing name has its value in
+/// [`PriceList::default`]. Every such text is also TOML.
 ///
 /// ```
 /// use drumline_schedule::price::PriceList;
@@ -26,13 +25,13 @@ use crate::topology::Topology;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PriceList {
-    /// What a call costs beside its steps.
+    /// The work for a call beside its steps.
     pub call_ps: u64,
-    /// Through shared memory: from a rank's post to what a neighbour that waits for it does next.
+    /// In shared memory: the time from a post until a waiting neighbour continues.
     pub post_ps: u64,
-    /// A place that a step reads or writes, beside its bytes.
+    /// The work for a place that a step reads or writes, beside its bytes.
     pub touch_ps: u64,
-    /// A core changes from one rank to another, where a host has more ranks than cores.
+    /// The time in which a core changes from one rank to another, where a host has more ranks than cores.
     pub switch_ps: u64,
     /// Sockets between ranks of one host.
     pub near: Link,
@@ -44,18 +43,18 @@ pub struct PriceList {
     pub copy: Rate,
     /// A byte that is combined into another.
     pub combine: Rate,
-    /// What a byte costs more that is fetched from a neighbour's slot, out of its cache, by one of two
-    /// ranks, which swap their slots.
+    /// The extra price of a byte that comes from a neighbour's slot, out of the neighbour's cache, where two
+    /// ranks share a host and exchange their slots.
     pub slot_byte_fs: u64,
-    /// The same where more ranks share a host: slots stay half with their owners.
+    /// The same where more than two ranks share a host: half of a slot then stays in its owner's cache.
     pub shared_slot_byte_fs: u64,
-    /// Buffers of so many bytes, of all ranks of a core together, stay in its caches.
+    /// The bytes of buffers, of all ranks of a core together, that stay in the core's caches.
     pub cache_bytes: u64,
     /// A byte to or from the memory of a host, shared by its ranks.
     pub memory_byte_fs: u64,
 }
 
-/// The figures of connections between two ranks.
+/// The prices of a link between two ranks.
 ///
 /// ```
 /// use drumline_schedule::price::{Link, PriceList};
@@ -66,15 +65,15 @@ pub struct PriceList {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Link {
-    /// From a send to what the receiver does next, if the message is empty.
+    /// The time from the send of an empty message until the receiver continues.
     pub round_ps: u64,
-    /// Work for a message, however long, half of it at each end.
+    /// Work for a message of any length, half of it at each end.
     pub message_ps: u64,
     /// Work for a byte, half of it at each end.
     pub byte: Rate,
 }
 
-/// The price of a byte, where the data stays in the caches and where it does not.
+/// The price of a byte, in the caches and in memory.
 ///
 /// ```
 /// use drumline_schedule::price::Rate;
@@ -91,14 +90,8 @@ pub struct Rate {
 }
 
 impl Rate {
-    /// The price of a byte, in femtoseconds, of data of which so many bytes stay in caches.
-    ///
-    /// ```
-    /// use drumline_schedule::price::Rate;
-    ///
-    /// let rate = Rate { cached_fs: 10, memory_fs: 30 };
-    /// assert_eq!(rate.of(2_000, 1_000), 20); // half of it stays in the caches
-    /// ```
+    /// The mean price of a byte, in femtoseconds, of `bytes` bytes. Of these `cache_bytes` stay in the
+    /// caches.
     pub fn of(self, bytes: u64, cache_bytes: u64) -> u64 {
         let cached = u128::from(bytes.min(cache_bytes));
         let beyond = u128::from(bytes) - cached;
@@ -108,9 +101,9 @@ impl Rate {
     }
 }
 
-/// What lies between hosts is [`Prices::TCP`]. The others were measured on two cores of a virtual machine (AMD
-/// EPYC, 2026-11-22), in the state in which the cores share a cache; that of shared slots is the one with which
-/// most of what was measured there is replayed well.
+/// `far` is [`Prices::TCP`]. The others were measured on two cores of a virtual machine (AMD EPYC,
+/// 2026-11-22) that shared a cache. `shared_slot_byte_fs` is the value with which most of these measurements
+/// are replayed well.
 impl Default for PriceList {
     fn default() -> PriceList {
         PriceList {
@@ -138,16 +131,8 @@ impl Default for PriceList {
 const TCP_BYTE: Rate = Rate { cached_fs: 150_000, memory_fs: 300_000 };
 
 impl PriceList {
-    /// What to choose algorithms over links by: one host's sockets, or the lines between hosts, which
-    /// the ranks of a host share.
-    ///
-    /// ```
-    /// use drumline_schedule::{Topology, price::PriceList};
-    ///
-    /// let list = PriceList::default();
-    /// let [near, far] = [&[2][..], &[1, 1]].map(|hosts| list.links(&Topology::hosts(hosts)));
-    /// assert_eq!((near.round_ps, far.round_ps), (list.near.round_ps, list.far.round_ps));
-    /// ```
+    /// The prices for the choice of algorithms over links: those of the sockets of one host, or of the lines
+    /// between hosts, which the ranks of a host share.
     pub fn links(&self, topology: &Topology) -> Prices {
         let (link, wire_fs) = match topology.is_one_host() {
             true => (self.near, 0),
@@ -164,37 +149,23 @@ impl PriceList {
         }
     }
 
-    /// Changes the figure of that name; `false` if there is none.
-    ///
-    /// ```
-    /// use drumline_schedule::price::PriceList;
-    ///
-    /// let mut list = PriceList::default();
-    /// assert!(list.set("far.round_ps", 20_000_000) && !list.set("far.round", 0));
-    /// assert_eq!(list.far.round_ps, 20_000_000);
-    /// ```
+    /// Changes the price with this name; `false` if there is none.
     pub fn set(&mut self, name: &str, value: u64) -> bool {
         let field = FIELDS.iter().find(|field| field.name == name);
         field.map(|field| *(field.of)(self) = value).is_some()
     }
 
-    /// The names of all figures.
-    ///
-    /// ```
-    /// use drumline_schedule::price::PriceList;
-    ///
-    /// assert!(PriceList::names().any(|name| name == "far.byte.memory_fs"));
-    /// ```
+    /// The names of all prices.
     pub fn names() -> impl Iterator<Item = &'static str> {
         FIELDS.iter().map(|field| field.name)
     }
 }
 
-/// A line of the text.
+/// A line of the text form.
 struct Field {
     name: &'static str,
     of: fn(&mut PriceList) -> &mut u64,
-    /// What a user is told of it.
+    /// Its comment in the text form.
     about: &'static str,
 }
 
@@ -247,7 +218,7 @@ impl std::str::FromStr for PriceList {
     }
 }
 
-/// A line of a text as [`PriceList`]'s.
+/// A line of a text in the form of [`PriceList`]'s.
 ///
 /// ```
 /// use drumline_schedule::price::{Entry, entries};
@@ -260,9 +231,9 @@ impl std::str::FromStr for PriceList {
 pub struct Entry<'a> {
     /// Its number, from 1.
     pub line: usize,
-    /// What stands before the `=`.
+    /// The name before the `=`.
     pub name: &'a str,
-    /// The number behind it.
+    /// The number after the `=`.
     pub value: u64,
 }
 
@@ -285,10 +256,10 @@ pub struct ParseError {
     pub problem: String,
 }
 
-/// No figure is larger: an hour, or a byte in a second.
+/// The largest price: an hour in picoseconds.
 const VALUE_MAX: u64 = 3_600_000_000_000_000;
 
-/// The lines of such a text, whatever their names.
+/// The lines of such a text, with any names.
 ///
 /// ```
 /// use drumline_schedule::price::entries;
@@ -327,7 +298,7 @@ pub fn entries(text: &str) -> Result<Vec<Entry<'_>>, ParseError> {
     Ok(entries)
 }
 
-/// The error for a name that is none.
+/// The error for an unknown name.
 ///
 /// ```
 /// use drumline_schedule::price::unknown;

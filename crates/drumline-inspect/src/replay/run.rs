@@ -1,0 +1,186 @@
+use drumline_schedule::price::ElementKind;
+use drumline_schedule::{Collective, Error, MemoryUse, Schedule, Topology};
+
+use super::cluster::{Cluster, Method, Outcome, Workload};
+use super::engine::Engine;
+use super::program::Program;
+
+/// The most steps that are replayed, in some seconds and 1 GB of memory. More steps are priced by the
+/// formula.
+const STEPS_MAX: usize = 20_000_000;
+
+/// Of more pieces than the second number, two replays take these numbers of pieces. The difference gives the
+/// time of one piece.
+const PIECES: [usize; 2] = [8, 16];
+
+/// Replays one call of a collective.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Topology, price::{ElementKind, PriceList}};
+/// use drumline_inspect::replay::{Cluster, Workload, replay};
+///
+/// let cluster = Cluster::new(Topology::hosts(&[2, 2]), PriceList::default());
+/// let algorithm = Algorithm::find(Collective::AllReduce, "doubling")?;
+/// let kind = ElementKind { bytes: 4, sum_bytes: 4 };
+/// let workload = Workload { algorithm, root: 0, elements: 1_000, kind };
+/// assert_eq!(replay(&cluster, &workload)?, replay(&cluster, &workload)?); // the same everywhere
+/// let nowhere = Workload { root: 4, ..workload };
+/// assert!(replay(&cluster, &nowhere).is_err());
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// As [`Algorithm::schedule`](drumline_schedule::Algorithm::schedule): the root is not a rank, or the
+/// algorithm does not serve the ranks.
+pub fn replay(cluster: &Cluster, workload: &Workload) -> Result<Outcome, Error> {
+    replay_calls(cluster, workload, ALONE)
+}
+
+/// Replays calls that follow each other, as in a benchmark, and returns the time of a call after others.
+/// Ranks do not begin such a call together, and cores have run other ranks before. For long data, which goes
+/// in many pieces, the time is that of [`replay`].
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Topology, price::{ElementKind, PriceList}};
+/// use drumline_inspect::replay::{Cluster, Workload, replay, replay_in_a_row};
+///
+/// // Four ranks that share two cores.
+/// let hosts = Cluster::new(Topology::hosts(&[4]), PriceList::default());
+/// let cluster = Cluster { cores_per_host: 2, ..hosts };
+/// let algorithm = Algorithm::find(Collective::AllReduce, "shm-oneshot")?;
+/// let kind = ElementKind { bytes: 4, sum_bytes: 4 };
+/// let workload = Workload { algorithm, root: 0, elements: 2, kind };
+/// // Each core changes ranks once a call. In a single call it also changes back.
+/// let [once, again] = [replay(&cluster, &workload)?, replay_in_a_row(&cluster, &workload)?];
+/// assert!(again.time_ps < once.time_ps);
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// Those of [`replay`].
+pub fn replay_in_a_row(cluster: &Cluster, workload: &Workload) -> Result<Outcome, Error> {
+    replay_calls(cluster, workload, IN_A_ROW)
+}
+
+/// The number of calls that are replayed, and the number of first calls that do not count.
+#[derive(Clone, Copy)]
+struct Calls {
+    before: usize,
+    all: usize,
+}
+
+const ALONE: Calls = Calls { before: 0, all: 1 };
+const IN_A_ROW: Calls = Calls { before: 2, all: 8 };
+
+fn replay_calls(cluster: &Cluster, workload: &Workload, calls: Calls) -> Result<Outcome, Error> {
+    let Workload { algorithm, root, elements, kind } = *workload;
+    let first = algorithm.schedule(&cluster.topology, 0, root)?;
+    let piece = piece(cluster, &first, elements, kind);
+    let pieces = elements.div_ceil(piece.max(1)).max(1);
+    let replayed = pieces.min(PIECES[1]);
+    if steps(&first).saturating_mul(cluster.topology.world_size * replayed) > STEPS_MAX {
+        return Ok(formula(cluster, workload));
+    }
+    if pieces <= PIECES[1] {
+        return run(cluster, workload, elements, piece, calls);
+    }
+    let [short, long] = [
+        run(cluster, workload, PIECES[0] * piece, piece, ALONE)?,
+        run(cluster, workload, PIECES[1] * piece, piece, ALONE)?,
+    ];
+    let rest = (elements - PIECES[1] * piece) as u128;
+    let span = ((PIECES[1] - PIECES[0]) * piece) as u128;
+    let more = |short: u64, long: u64| {
+        long.saturating_add((u128::from(long.saturating_sub(short)) * rest / span) as u64)
+    };
+    Ok(Outcome {
+        time_ps: more(short.time_ps, long.time_ps),
+        line_bytes: more(short.line_bytes, long.line_bytes),
+        method: Method::Pieces,
+        ..long
+    })
+}
+
+/// Replays the first `elements` of the workload, in pieces of `piece` elements.
+fn run(
+    cluster: &Cluster,
+    workload: &Workload,
+    elements: usize,
+    piece: usize,
+    calls: Calls,
+) -> Result<Outcome, Error> {
+    let Workload { algorithm, root, kind, .. } = *workload;
+    let bytes = algorithm.travelling(kind.bytes, kind.sum_bytes);
+    let programs = (0..cluster.topology.world_size).map(|rank| {
+        let schedule = algorithm.schedule(&cluster.topology, rank, root)?;
+        Ok(Program::of(cluster, &schedule, workload.elements, elements, piece, bytes))
+    });
+    let engine = Engine::new(cluster, programs.collect::<Result<_, Error>>()?, calls.all);
+    Ok(engine.run(calls.before))
+}
+
+/// The elements of a block in one piece.
+fn piece(cluster: &Cluster, schedule: &Schedule, elements: usize, kind: ElementKind) -> usize {
+    if schedule.memory != MemoryUse::Staged {
+        return elements;
+    }
+    elements.min(schedule.window(cluster.slot_bytes / kind.bytes.max(1)))
+}
+
+/// The number of steps and of places that they name: the work to make a schedule.
+fn steps(schedule: &Schedule) -> usize {
+    schedule.steps.iter().map(|step| 1 + step.reads().count() + step.writes().count()).sum()
+}
+
+fn formula(cluster: &Cluster, workload: &Workload) -> Outcome {
+    let Workload { algorithm, root, elements, kind } = *workload;
+    let Cluster { topology, machines, prices, .. } = cluster;
+    let cost = (algorithm.cost)(topology, root, elements);
+    let bytes = algorithm.travelling(kind.bytes, kind.sum_bytes);
+    let of_links = prices.links(machines).of(cost, bytes);
+    let shared = cost.shared_elements as u128 * bytes as u128;
+    let of_memory = shared * u128::from(prices.copy.memory_fs) / 1_000;
+    let time_ps = of_links + of_memory + u128::from(prices.call_ps);
+    let largest = machines.ranks_by_host().iter().map(Vec::len).max().unwrap_or(1);
+    let on_line = if machines.is_one_host() { 0 } else { cost.elements * bytes * largest };
+    Outcome {
+        time_ps: u64::try_from(time_ps).unwrap_or(u64::MAX),
+        line_bytes: on_line as u64,
+        rounds: cost.rounds,
+        events: 0,
+        method: Method::Formula,
+    }
+}
+
+/// The bytes that any algorithm must send over the busiest line in one direction, for blocks of `block_bytes`
+/// bytes. Inside a host, data moves and adds for free.
+///
+/// ```
+/// use drumline_inspect::replay::line_bound;
+/// use drumline_schedule::{Collective, Topology};
+///
+/// // Each of two hosts must get half of the other's sum, and send half of the total.
+/// assert_eq!(line_bound(Collective::AllReduce, &Topology::hosts(&[8, 8]), 1_000), 1_000);
+/// ```
+pub fn line_bound(collective: Collective, topology: &Topology, block_bytes: u64) -> u64 {
+    let hosts = topology.ranks_by_host().len() as u64;
+    if hosts <= 1 {
+        return 0;
+    }
+    let sizes = || topology.ranks_by_host().iter().map(|ranks| ranks.len() as u64);
+    let world_size = topology.world_size as u64;
+    let elsewhere = |size: u64| world_size - size;
+    let most = |of: &dyn Fn(u64) -> u64| sizes().map(of).max().unwrap_or(0) * block_bytes;
+    match collective {
+        Collective::AllReduce => 2 * block_bytes * (hosts - 1) / hosts,
+        Collective::Reduce | Collective::Broadcast => block_bytes,
+        Collective::Scan | Collective::ExclusiveScan => block_bytes,
+        // A host receives the blocks of other hosts, or sends blocks for them.
+        Collective::AllGather | Collective::Gather => most(&elsewhere),
+        Collective::ReduceScatter | Collective::Scatter => most(&elsewhere),
+        Collective::AllToAll => most(&|size| size * elsewhere(size)),
+        Collective::Barrier | Collective::MonitoredBarrier => 0,
+    }
+}

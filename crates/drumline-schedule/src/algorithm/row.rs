@@ -1,0 +1,151 @@
+use super::cost::Cost;
+use crate::collective::Collective;
+use crate::schedule::MemoryUse;
+use crate::step::{Rank, Step};
+use crate::topology::Topology;
+
+/// One way to carry out a collective: a row of the table.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, Cost, MemoryUse, Topology};
+/// use drumline_schedule::step::{Loc, Span, Step};
+///
+/// let halving: &Algorithm = Algorithm::find(Collective::AllReduce, "halving")?;
+/// assert_eq!(halving.memory, MemoryUse::Private);
+///
+/// // A row of your own: the root sends its data to all ranks, one after another.
+/// let data = Loc::data(Span::WHOLE);
+/// let star = Algorithm::new(
+///     Collective::Broadcast,
+///     "star",
+///     |topology, rank, root| match rank == root {
+///         false => vec![Step::Recv { from: root, dst: Loc::data(Span::WHOLE) }],
+///         true => (0..topology.world_size)
+///             .filter(|&to| to != root)
+///             .map(|to| Step::Send { to, src: Loc::data(Span::WHOLE) })
+///             .collect(),
+///     },
+///     |topology, _, elements| {
+///         let peers = topology.world_size - 1;
+///         Cost { rounds: 1, messages: peers, elements: peers * elements, ..Cost::default() }
+///     },
+/// );
+/// assert_eq!(star.schedule(&Topology::flat(3), 1, 0)?.steps, [Step::Recv { from: 0, dst: data }]);
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct Algorithm {
+    /// The collective that it carries out.
+    pub collective: Collective,
+    /// Its name, unique among the algorithms of one collective.
+    pub name: &'static str,
+    /// The memory that the ranks of a host must share.
+    pub memory: MemoryUse,
+    /// Writes the steps of one rank, without [`Step::Flush`]: `(topology, rank, root)`. The rank is
+    /// always one of the topology. Collectives without a root ignore the root.
+    pub generate: fn(&Topology, Rank, Rank) -> Vec<Step>,
+    /// Returns the cost when every block has that many elements: `(topology, root, elements)`.
+    pub cost: fn(&Topology, Rank, usize) -> Cost,
+    /// Whether it serves these ranks. `generate` and `cost` may rely on that.
+    pub applies: fn(&Topology) -> bool,
+    /// What `applies` demands, as text that follows "needs".
+    pub needs: &'static str,
+    /// Whether incomplete sums travel. Narrow floats (f16, bf16) would lose accuracy if incomplete sums
+    /// were rounded, so the executor sends them in the width of the sum. All other algorithms send
+    /// contributions and complete sums only.
+    pub partial_sums_travel: bool,
+    /// Whether it serves blocks of different lengths ([`Counts`](crate::Counts)). Such an algorithm
+    /// names whole blocks only.
+    pub uneven: bool,
+    /// Whether several windows of long data may be under way at once ([`Pipeline`](crate::Pipeline)).
+    pub pipelined: bool,
+    /// The lengths that it is meant for, among the algorithms in shared memory.
+    pub meant_for: Lengths,
+}
+
+/// The lengths that an algorithm in shared memory is meant for.
+///
+/// ```
+/// use drumline_schedule::{Algorithm, Collective, algorithm::Lengths};
+///
+/// let one_shot = Algorithm::find(Collective::AllReduce, "shm-oneshot")?;
+/// assert_eq!(one_shot.meant_for, Lengths::Short);
+/// # Ok::<_, drumline_schedule::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Lengths {
+    /// No length in particular.
+    Any,
+    /// Short data: it takes one round, in which every rank reads all data of all neighbours.
+    Short,
+    /// Long data: it takes twice the rounds, to move fewer bytes between memory nodes.
+    Long,
+}
+
+impl Algorithm {
+    /// An algorithm over links that serves every topology and even blocks. Other methods change that.
+    pub const fn new(
+        collective: Collective,
+        name: &'static str,
+        generate: fn(&Topology, Rank, Rank) -> Vec<Step>,
+        cost: fn(&Topology, Rank, usize) -> Cost,
+    ) -> Algorithm {
+        Algorithm {
+            collective,
+            name,
+            memory: MemoryUse::Private,
+            generate,
+            cost,
+            applies: any,
+            needs: "nothing",
+            partial_sums_travel: false,
+            uneven: false,
+            pipelined: false,
+            meant_for: Lengths::Any,
+        }
+    }
+
+    /// The same algorithm, in this memory.
+    pub const fn in_memory(self, memory: MemoryUse) -> Algorithm {
+        Algorithm { memory, ..self }
+    }
+
+    /// The same algorithm, only where `applies` holds. `needs` says what that is.
+    pub const fn only_where(
+        self,
+        applies: fn(&Topology) -> bool,
+        needs: &'static str,
+    ) -> Algorithm {
+        Algorithm { applies, needs, ..self }
+    }
+
+    /// The same algorithm. It sends incomplete sums.
+    pub const fn with_partial_sums(self) -> Algorithm {
+        Algorithm { partial_sums_travel: true, ..self }
+    }
+
+    /// The same algorithm. It serves blocks of different lengths.
+    pub const fn with_uneven_blocks(self) -> Algorithm {
+        Algorithm { uneven: true, ..self }
+    }
+
+    /// The same algorithm. Several windows may be under way at once.
+    pub const fn with_pipeline(self) -> Algorithm {
+        Algorithm { pipelined: true, ..self }
+    }
+
+    /// The same algorithm, for these lengths.
+    pub const fn for_lengths(self, meant_for: Lengths) -> Algorithm {
+        Algorithm { meant_for, ..self }
+    }
+
+    /// Bytes of an element that travels, where elements have `bytes` and their sums `sum_bytes`.
+    pub const fn travelling(&self, bytes: usize, sum_bytes: usize) -> usize {
+        if self.partial_sums_travel { sum_bytes } else { bytes }
+    }
+}
+
+/// Serves every topology.
+pub fn any(_topology: &Topology) -> bool {
+    true
+}

@@ -1,0 +1,136 @@
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+
+use crate::algorithm::{ALGORITHMS, Algorithm, Lengths};
+use crate::collective::Collective;
+use crate::price::{Choices, ElementKind, Prices, price};
+use crate::schedule::MemoryUse;
+use crate::situation::{Situation, eligible};
+
+/// Chooses the algorithms of one group by prices that all its ranks have agreed on.
+///
+/// All ranks that ask about the same situation get the same answer. The topology must be the same in
+/// every situation: a chooser remembers its choices over links.
+///
+/// ```
+/// use drumline_schedule::price::ElementKind;
+/// use drumline_schedule::{Chooser, Collective, Situation, Topology};
+///
+/// let (world, f32) = (Topology::flat(4), ElementKind { bytes: 4, sum_bytes: 4 });
+/// let mut chooser = Chooser::default();
+/// let mut name = |elements| {
+///     let situation = Situation::over_links(Collective::AllReduce, &world, elements, f32);
+///     chooser.choose(&situation).map(|row| row.name)
+/// };
+/// assert_eq!([1, 1 << 20].map(&mut name), [Some("doubling"), Some("direct")]);
+/// ```
+#[derive(Debug)]
+pub struct Chooser {
+    prices: Prices,
+    over_links: HashMap<(Collective, ElementKind), Choices>,
+}
+
+impl Default for Chooser {
+    fn default() -> Chooser {
+        Chooser::by(Prices::TCP)
+    }
+}
+
+/// Largest data for which one round, in which every rank reads every slot whole, beats two rounds in which
+/// each rank reads only its part. A constant and not a measurement, so that all ranks agree.
+const ONE_SHOT_BYTES: usize = 32 * 1024;
+
+/// The same for narrow elements: widening them takes longer than reading them.
+const ONE_SHOT_NARROW_BYTES: usize = 8 * 1024;
+
+impl Chooser {
+    /// Chooses by these prices.
+    pub fn by(prices: Prices) -> Chooser {
+        Chooser { prices, over_links: HashMap::new() }
+    }
+
+    /// The prices of links.
+    pub fn prices(&self) -> &Prices {
+        &self.prices
+    }
+
+    /// The algorithm for this situation, or `None` where none is eligible. An eligible algorithm in shared
+    /// memory wins over all algorithms over links.
+    pub fn choose(&mut self, situation: &Situation<'_>) -> Option<&'static Algorithm> {
+        let shared = ALGORITHMS
+            .iter()
+            .filter(|row| row.memory != MemoryUse::Private && eligible(row, situation).is_ok());
+        let one_host = situation.topology.is_one_host();
+        // Prices leave shared memory out, and on one host there is nothing else.
+        let price_of = |row: &Algorithm| match one_host {
+            true => 0,
+            false => self.price(row, situation),
+        };
+        shared
+            .min_by_key(|row| (price_of(row), preference(row, situation)))
+            .or_else(|| self.choose_over_links(situation))
+    }
+
+    fn price(&self, row: &Algorithm, situation: &Situation<'_>) -> u128 {
+        let Situation { topology, elements, kind, .. } = *situation;
+        price(row, topology, elements, kind, &self.prices)
+    }
+
+    fn choose_over_links(&mut self, situation: &Situation<'_>) -> Option<&'static Algorithm> {
+        let Situation { collective, topology, elements, kind, uneven, .. } = *situation;
+        if uneven {
+            let serves = |row: &&Algorithm| {
+                row.memory == MemoryUse::Private && eligible(row, situation).is_ok()
+            };
+            return ALGORITHMS.iter().find(serves);
+        }
+        let choices = match self.over_links.entry((collective, kind)) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                new.insert(Choices::new(collective, topology, kind, &self.prices)?)
+            }
+        };
+        Some(choices.algorithm(elements))
+    }
+}
+
+/// The place of an algorithm among those in shared memory that have the same price. The lowest is taken.
+fn preference(row: &Algorithm, situation: &Situation<'_>) -> u8 {
+    let Situation { collective, topology, kind, elements, .. } = *situation;
+    let bytes = elements.saturating_mul(kind.bytes);
+    let long_bytes = situation.long_bytes.unwrap_or(0);
+    // Two ranks move as much in one round (read a slot) as in two (read half a slot, and copy half).
+    let one_shot = match situation.is_narrow() {
+        true => bytes <= ONE_SHOT_NARROW_BYTES,
+        false => bytes <= ONE_SHOT_BYTES || topology.world_size == 2,
+    };
+    let in_place = bytes > in_place_from(collective, topology.world_size, long_bytes);
+    match (row.memory, row.meant_for) {
+        (_, Lengths::Long) if bytes < long_bytes => u8::MAX,
+        // On one host an algorithm without incomplete sums need not widen, which is faster.
+        _ if topology.is_one_host() && situation.widens(row) => u8::MAX,
+        (MemoryUse::Registered, Lengths::Long) if in_place => 0,
+        (MemoryUse::Registered, _) if in_place => 1,
+        (MemoryUse::Registered, _) => 6,
+        (_, Lengths::Long) => 2,
+        (_, Lengths::Short) if one_shot => 3,
+        (_, Lengths::Any) => 4,
+        (_, Lengths::Short) => 5,
+    }
+}
+
+/// Smallest block, in bytes, for which working in place beats copying through slots (in place costs one
+/// more round of posts). Parts of `long_bytes`, which is 1 MiB by default.
+fn in_place_from(collective: Collective, ranks: usize, long_bytes: usize) -> usize {
+    match collective {
+        Collective::AllReduce => long_bytes / 512,
+        Collective::Broadcast => long_bytes / 512 * ranks * ranks,
+        // Memory that neighbours have read since is slow to write, unless it has left their caches.
+        Collective::AllGather => long_bytes / 2 * ranks,
+        Collective::AllToAll => long_bytes / 2,
+        Collective::ReduceScatter => long_bytes / 2048 * ranks * ranks,
+        // The root makes all copies either way, and most of the data comes out of its cache.
+        Collective::Gather if ranks > 2 => long_bytes,
+        _ => long_bytes / 512 * ranks,
+    }
+}
