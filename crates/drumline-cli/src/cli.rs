@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, thread, time::Duration};
 
-use clap::{Args, Parser, Subcommand, builder::BoolishValueParser};
+use clap::{Args, Parser, Subcommand};
 use drumline_bench::{BenchOptions, PredictOptions};
 use drumline_launch::{EXEC_SUBCOMMAND, Job, supervisor::Policy};
 
@@ -16,7 +16,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Run a program once per rank on this machine
+    /// Run a program once per rank on this host
     Run(RunArgs),
 
     /// Show what every rank did, and when
@@ -32,7 +32,13 @@ pub(crate) enum Command {
     },
 
     /// Time collectives, and verify every result
-    Bench(Box<BenchOptions>),
+    Bench {
+        #[command(flatten)]
+        rseq: Rseq,
+
+        #[command(flatten)]
+        options: Box<BenchOptions>,
+    },
 
     /// Predict how long collectives and training take on a cluster that need not be there
     #[command(alias = "simulate")]
@@ -117,14 +123,8 @@ pub(crate) struct RunArgs {
     #[arg(long, alias = "numa_binding", value_name = "POLICY")]
     numa_binding: Option<NumaBinding>,
 
-    /// Start the ranks without restartable sequences (rseq), for ranks that share cores: see below
-    #[arg(
-        long,
-        alias = "disable_rseq",
-        env = "DRUMLINE_DISABLE_RSEQ",
-        value_parser = BoolishValueParser::new()
-    )]
-    disable_rseq: bool,
+    #[command(flatten)]
+    rseq: Rseq,
 
     /// Number of hosts, as for torchrun; only 1 so far
     #[arg(long, value_name = "N", default_value = "1", value_parser = one_node)]
@@ -137,6 +137,23 @@ pub(crate) struct RunArgs {
     /// The program of every rank, found as a shell would find it, and its arguments
     #[arg(required = true, trailing_var_arg = true, value_name = "PROGRAM")]
     command: Vec<OsString>,
+}
+
+// No doc comment: clap would make it the description of the command.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Rseq {
+    /// Start the ranks without restartable sequences: see `drumline run --help`
+    #[arg(long, alias = "disable_rseq", env = "DRUMLINE_DISABLE_RSEQ", value_parser = switch)]
+    pub(crate) disable_rseq: bool,
+}
+
+/// `true` and `false` stand for an option that is there or not, 0 and 1 are values of its variable.
+fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "" | "0" | "false" => Ok(false),
+        "1" | "true" => Ok(true),
+        _ => Err("DRUMLINE_DISABLE_RSEQ is 0 or 1".into()),
+    }
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -154,7 +171,7 @@ impl From<RunArgs> for Job {
             arguments: command.collect(),
             torch_store: (!args.no_torch_store).then_some(args.master_port),
             binds_to_nodes: args.numa_binding.is_some(),
-            disables_rseq: args.disable_rseq,
+            disables_rseq: args.rseq.disable_rseq,
             policy: Policy { kill_after, shutdown_timeout },
             ..Job::new(program, args.nproc_per_node)
         }
@@ -238,6 +255,11 @@ mod tests {
     fn restartable_sequences_are_disabled_only_on_request() {
         assert!(!job("drumline run prog --disable-rseq").unwrap().disables_rseq);
         assert!(job("drumline run --disable-rseq prog").unwrap().disables_rseq);
+        for (line, disables) in [("drumline bench", false), ("drumline bench --disable-rseq", true)] {
+            let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
+            let Command::Bench { rseq, .. } = cli.command else { panic!("{line}: {cli:?}") };
+            assert_eq!(rseq.disable_rseq, disables, "{line}");
+        }
     }
 
     #[test]

@@ -3,11 +3,11 @@
 use std::{
     ffi::OsString,
     io::{self, IsTerminal, Write},
+    num::NonZeroUsize,
 };
 
 use clap::Parser;
 use drumline::is_launched;
-use drumline_bench::BenchOptions;
 use drumline_launch::{Job, exec_as_worker, run};
 use tracing_subscriber::EnvFilter;
 
@@ -64,12 +64,14 @@ fn carry_out(
     match command {
         Command::Run(args) => Ok(run(&Job { relaunch: itself, ..args.into() })?),
         Command::Check { json } => check(json),
-        Command::Bench(options) if is_launched() => {
+        Command::Bench { options, .. } if is_launched() => {
             Ok(drumline_bench::measure(&options, &mut Stdout)?)
         }
-        Command::Bench(options) => {
+        Command::Bench { options, rseq } => {
             options.prepare()?;
-            Ok(run(&bench_job(&options, arguments, itself))?)
+            let disables_rseq = rseq.disable_rseq;
+            let job = this_command(options.ranks(), arguments, itself);
+            Ok(run(&Job { disables_rseq, torch_store: None, labels_stdout: false, ..job })?)
         }
         Command::Predict(options) => {
             drumline_bench::predict(&options, &mut Stdout)?;
@@ -84,21 +86,15 @@ fn carry_out(
 }
 
 /// A job whose ranks run this same command line.
-fn bench_job(
-    options: &BenchOptions,
+fn this_command(
+    ranks: NonZeroUsize,
     arguments: impl Iterator<Item = OsString>,
     itself: Vec<OsString>,
 ) -> Job {
     let mut program = itself.iter().cloned();
     let first = program.next().unwrap_or_else(|| "/proc/self/exe".into());
-    Job {
-        arguments: program.chain(arguments).collect(),
-        torch_store: None,
-        labels_stdout: false,
-        disables_rseq: options.disables_rseq(),
-        relaunch: itself,
-        ..Job::new(first, options.ranks())
-    }
+    let arguments = program.chain(arguments).collect();
+    Job { arguments, relaunch: itself, ..Job::new(first, ranks) }
 }
 
 /// Logs what `RUST_LOG` asks for, by default warnings.
@@ -112,4 +108,21 @@ fn log_to_stderr() {
         .with_ansi(io::stderr().is_terminal() && !is_plain)
         .log_internal_errors(false)
         .try_init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In Python /proc/self/exe is the interpreter.
+    #[test]
+    fn ranks_run_this_command_also_in_the_process_of_another_program() {
+        let arguments = || ["bench", "-b", "8"].map(OsString::from).into_iter();
+        let job = this_command(NonZeroUsize::MIN, arguments(), Vec::new());
+        assert_eq!((job.program, job.arguments), ("/proc/self/exe".into(), arguments().collect()));
+        let python = ["python3", "-m", "drumline"].map(OsString::from);
+        let job = this_command(NonZeroUsize::MIN, arguments(), python.clone().into());
+        assert_eq!((job.program, &job.relaunch[..]), ("python3".into(), &python[..]));
+        assert_eq!(job.arguments, ["-m", "drumline", "bench", "-b", "8"]);
+    }
 }

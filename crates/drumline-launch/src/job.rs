@@ -35,9 +35,9 @@ pub struct Job {
     pub disables_rseq: bool,
     /// How long workers may take to end.
     pub policy: Policy,
-    /// The command, with its arguments, that runs this program again and ends up in
-    /// [`exec_as_worker`](crate::exec_as_worker) when [`EXEC_SUBCOMMAND`](crate::EXEC_SUBCOMMAND)
-    /// and more follow. Empty: the binary of this process.
+    /// The command that runs this program again. With [`EXEC_SUBCOMMAND`](crate::EXEC_SUBCOMMAND) as
+    /// its next argument it must call [`exec_as_worker`](crate::exec_as_worker). Empty: the binary of
+    /// this process.
     pub relaunch: Vec<OsString>,
 }
 

@@ -1,4 +1,4 @@
-//! What the operator reads when a job did not end well: the first failure first.
+//! The report on a job that did not end well. It begins with the first failure.
 
 use std::{collections::BTreeSet, fmt::Write};
 

@@ -1,8 +1,8 @@
 //! One worker process, from its start until its exit status is collected.
 //!
-//! The launcher does not execute the program itself but a copy of its own binary
-//! ([`exec_as_worker`]), which asks the kernel to kill it when the launcher dies and then becomes
-//! the program. Between fork and exec this would take unsafe code; after exec it does not.
+//! The launcher executes its own binary once more for each worker. This process calls
+//! [`exec_as_worker`]: it asks the kernel for SIGKILL at the launcher's death, and then becomes the
+//! program. Between fork and exec the same would take unsafe code; after exec it does not.
 
 use std::{
     env,

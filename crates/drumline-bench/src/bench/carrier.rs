@@ -24,7 +24,8 @@ impl Hosts {
         hosts.len()
     }
 
-    /// The rank at the other end of a link from rank 0, if there is any.
+    /// A rank that rank 0 can be connected with: on another host, if there is one; `None` if rank 0 is
+    /// alone.
     fn other_end(&self) -> Option<usize> {
         let elsewhere = self.0.iter().position(|host| *host != self.0[0]);
         elsewhere.or((self.0.len() > 1).then_some(1))

@@ -2,7 +2,7 @@
 
 use std::{fs::File, num::NonZeroUsize, path::PathBuf, str::FromStr, time::Duration};
 
-use clap::{Args, builder::BoolishValueParser};
+use clap::Args;
 use drumline::{DType, ReduceOp};
 
 use super::{
@@ -44,10 +44,6 @@ pub struct Options {
     /// How many ranks to start; under a launcher the ranks are there already
     #[arg(long, alias = "nproc_per_node", value_name = "N", default_value = "2", value_parser = ranks)]
     pub(super) nproc_per_node: NonZeroUsize,
-
-    /// Start the ranks without restartable sequences, as `drumline run --disable-rseq` does
-    #[arg(long, env = "DRUMLINE_DISABLE_RSEQ", value_parser = BoolishValueParser::new())]
-    pub(super) disable_rseq: bool,
 
     /// The smallest size: 8, 64K, 16M, 1G
     #[arg(short = 'b', long, value_name = "SIZE", default_value = "8", value_parser = bytes)]
@@ -137,11 +133,6 @@ impl Options {
     /// How many ranks to start where no launcher has started them.
     pub fn ranks(&self) -> NonZeroUsize {
         self.nproc_per_node
-    }
-
-    /// Whether the ranks shall run without restartable sequences.
-    pub fn disables_rseq(&self) -> bool {
-        self.disable_rseq
     }
 
     /// Checks the options before the [`ranks`](Self::ranks) are started, and creates the files that

@@ -17,7 +17,7 @@ pub(super) struct Heading {
 }
 
 impl Heading {
-    /// Lines above the table, and its titles.
+    /// The lines above the table, and the titles of its columns.
     pub(super) fn text(&self) -> String {
         let plural =
             |count: usize, what| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
@@ -158,7 +158,7 @@ fn micros(time: f64) -> String {
     format!("{time:.decimals$}")
 }
 
-/// Three digits that count.
+/// Three significant digits.
 fn short(value: f64) -> String {
     let decimals = (2 - value.abs().max(1e-9).log10().floor() as i32).clamp(0, 3) as usize;
     format!("{value:.decimals$}")

@@ -24,7 +24,7 @@ pub(super) struct Case {
     pub(super) dtype: DType,
     pub(super) op: ReduceOp,
     pub(super) root: usize,
-    /// Elements.
+    /// In elements.
     pub(super) block: usize,
     pub(super) buffers: Buffers,
     pub(super) style: CallStyle,

@@ -110,7 +110,7 @@ fn settle(prices: &mut PriceList, fit: &Fit, algorithm: &str, ps: u64) -> Result
     Ok(())
 }
 
-/// A millisecond; a megabyte a second; a gigabyte.
+/// The largest price: 1 ms, or 1 us for a byte (1 MB/s), or caches of 1 GB.
 const VALUE_MAX: u64 = 1_000_000_000;
 
 /// Sets a price. The sum of waiting and work of a message stays as it is when its work is set, and
@@ -198,7 +198,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs that take exactly what a list of prices says are fitted by that list.
+    /// If runs take exactly as long as their replays with a list of prices, the fits find that list.
     #[test]
     fn fits_find_the_prices_of_a_machine_that_is_replayed() {
         let byte = Rate { cached_fs: 220_000, memory_fs: 420_000 };

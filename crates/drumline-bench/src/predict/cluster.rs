@@ -55,7 +55,7 @@ impl Described {
     }
 }
 
-/// The file, if there is one, and then the options.
+/// Reads the cluster file, if there is one, and then applies the options.
 pub(super) fn describe(options: &Options) -> Result<Described> {
     let mut described = match &options.cluster {
         Some(path) => read(path)?,

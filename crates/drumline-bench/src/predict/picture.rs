@@ -102,7 +102,7 @@ impl Axis {
         Axis { low, high: if low < high { high } else { low * 10.0 }, logarithmic }
     }
 
-    /// 0 to 1.
+    /// The place of `value` on the axis, from 0 to 1.
     fn place(&self, value: f64) -> f64 {
         match self.logarithmic {
             true => (value.max(self.low) / self.low).ln() / (self.high / self.low).ln(),

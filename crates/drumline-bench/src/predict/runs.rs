@@ -64,8 +64,9 @@ const ROUNDS_MIN: u64 = 3;
 /// The least time of a round. Rounds are short, so that other programs do not disturb all of them.
 const ROUND: Duration = Duration::from_millis(1);
 
-/// How many calls a round has, unless they take ten times [`ROUND`]. In a round of few calls, a late
-/// rank finds the messages of the first call waiting, and the mean is too small.
+/// The least number of calls in a round, unless they would take more than ten times [`ROUND`]. In a
+/// round of few calls, a late rank finds the messages of the first call waiting, and the mean is too
+/// small.
 const CALLS: f64 = 16.0;
 
 /// How often all runs are measured in turn.

@@ -72,7 +72,7 @@ fn two_ranks_measure_print_and_keep() {
         ways.sort_unstable();
         ways
     };
-    // Registered memory is special where memory is shared only.
+    // Registered memory makes a difference only where ranks share memory.
     assert_eq!(ways("all_reduce").len(), (2 + 1) * 2 * 2);
     assert_eq!(ways("reduce").len(), (2 + 1) * 3, "not in the background out of place");
     assert_eq!(ways("barrier").len(), 2 * 2);
@@ -117,14 +117,15 @@ fn it_runs_under_a_launcher_too() {
         stdout.contains("[0] # drumline bench") && stdout.contains("3 ranks on 1 host"),
         "{stdout}"
     );
-    // 1 KiB is 512 elements, of which each rank gets 170.
+    // 1 KiB is 512 elements; each rank gets 170 of them.
     assert!(
         stdout.contains("[0] reduce_scatter        1020        170       bf16     max"),
         "{stdout}"
     );
 }
 
-/// One that needs registered buffers, which what ranks tell each other between measurements is not in.
+/// The algorithm needs registered buffers. The figures that ranks exchange between measurements are in
+/// ordinary buffers, so for them the setting must not count.
 #[test]
 fn an_algorithm_that_was_asked_for_is_measured() {
     let once = ["bench", "-b", "4K", "-e", "4K", "--iters", "1", "--rounds", "1", "--explain"];

@@ -1,7 +1,7 @@
-//! Memory nodes, on a machine that may have one only: a list of two nodes with a core each is laid over
-//! the kernel's, for the processes of the test alone.
+//! Memory nodes, on a host that may have only one: for its own processes alone, the test mounts a list of
+//! two nodes with one core each over the kernel's list.
 //!
-//! That takes root, `unshare` and `mount`, and two cores. Where these are missing the test says so and does nothing.
+//! That takes root, `unshare`, `mount` and two cores. Without them the test says so and does nothing.
 
 use std::{
     fs,
@@ -49,7 +49,7 @@ fn ranks_are_bound_to_nodes_and_sum_by_them() {
     let bench = [&[DRUMLINE], &sizes[..], &times].concat();
     for (binding, names) in [
         (&bound[..], ["shm-oneshot", "shm-nodes", "shm-nodes-push"]),
-        // Ranks that may run on both.
+        // These ranks may run on both nodes.
         (&[], ["shm-oneshot", "shm-twoshot", "shm-push"]),
     ] {
         let told = run(binding, &bench);
@@ -59,7 +59,7 @@ fn ranks_are_bound_to_nodes_and_sum_by_them() {
     }
 }
 
-/// Runs a command for which the machine has the memory nodes that `listed` lists.
+/// Runs a command for which the host has the memory nodes in the directory `listed`.
 fn with_nodes(listed: &Path, command: &[&str]) -> std::io::Result<Output> {
     let mounted = "mount --bind \"$0\" /sys/devices/system/node && exec \"$@\"";
     Command::new("unshare").args(["-m", "sh", "-c", mounted]).arg(listed).args(command).output()

@@ -81,7 +81,7 @@ fn what_cannot_be_understood_is_named() {
     }
 }
 
-/// What is measured here can be simulated, and ranks can choose by it.
+/// Prices that are measured here serve as a cluster file, and as prices by which ranks choose.
 #[test]
 fn measured_prices_are_a_file_of_prices() {
     let dir = tempfile::tempdir().unwrap();

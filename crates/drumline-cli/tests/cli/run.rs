@@ -21,7 +21,7 @@ use drumline::{Config, ReduceOp, init_process_group, is_launched};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 
-/// Far more than anything here takes: it only tells a hang from slowness.
+/// Far longer than any test needs: it only tells a hang from slowness.
 const HANG: Duration = Duration::from_secs(20);
 
 #[test]
@@ -46,6 +46,7 @@ fn restartable_sequences_are_disabled_only_on_request() {
     for (options, variable, told) in [
         (&["--nproc-per-node", "2"][..], None, "none"),
         (&["--nproc-per-node", "2"], Some("0"), "none"),
+        (&["--nproc-per-node", "2"], Some(""), "none"),
         (&["--nproc-per-node", "2"], Some("1"), "glibc.pthread.rseq=0"),
         (&["--nproc-per-node", "2", "--disable-rseq"], None, "glibc.pthread.rseq=0"),
     ] {
@@ -60,7 +61,7 @@ fn restartable_sequences_are_disabled_only_on_request() {
     let launch = Launch::new(["true"]).variable("DRUMLINE_DISABLE_RSEQ", "perhaps");
     let ended = launch.start().end();
     assert_eq!(ended.code, 2);
-    assert!(ended.stderr.contains("--disable-rseq"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("DRUMLINE_DISABLE_RSEQ is 0 or 1"), "{}", ended.stderr);
 }
 
 #[test]
@@ -101,7 +102,7 @@ fn stdin_is_empty() {
 fn large_and_binary_output_arrives_whole() {
     let data = TempDir::new().unwrap();
     let file = data.path().join("data");
-    // Three lines of a megabyte with every byte but those that end lines, the last without end.
+    // Three lines of a megabyte, of all bytes that do not end lines. The last line has no end.
     let line: Vec<u8> = (0..=255u8).filter(|byte| !b"\r\n".contains(byte)).collect();
     let line = line.repeat(4_000);
     let text = [&line[..], &line[..], &line[..]].join(&b'\n');
@@ -157,7 +158,7 @@ fn a_killed_rank_ends_the_job() {
 
 #[test]
 fn a_rank_that_gives_up_because_of_a_killed_peer_does_not_hide_it() {
-    // Rank 0 exits as soon as rank 1 is gone, as a rank does that loses a connection.
+    // Rank 0 exits as soon as rank 1 is gone, like a rank that loses a connection.
     let shared = TempDir::new().unwrap();
     let fifo = shared.path().join("peer");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
@@ -208,7 +209,7 @@ fn signals_to_the_launcher_reach_the_ranks_and_end_the_job() {
 fn a_second_ctrl_c_kills() {
     let mut launch = Launch::script(2, "trap '' INT TERM; echo ready; while :; do sleep 1; done");
     launch.wait_for("ready", 2);
-    // The first two may count as one.
+    // The first two signals may count as one.
     let started = Instant::now();
     launch.signal(Signal::INT);
     while launch.is_running() {
@@ -296,7 +297,7 @@ fn no_worker_outlives_a_launcher_that_is_killed() {
     let mut launch = Launch::script(3, "echo ready; exec sleep 1000");
     launch.wait_for("ready", 3);
     launch.signal(Signal::KILL);
-    // That nothing is left is checked after every test.
+    // `end` checks that no worker is left.
     assert_eq!(launch.end().code, 128 + 9);
 }
 
@@ -355,9 +356,8 @@ fn bad_usage_exits_with_2() {
     assert!(ended.stderr.contains(&format!("port {port} of 127.0.0.1 is in use")));
 }
 
-/// The worker of the tests below: a rank that does its part, then waits to be looked at.
-///
-/// Under `cargo test` itself it is nobody's rank and has nothing to do.
+/// The program of the ranks of the tests below: it sums, then waits while the test looks at it. Outside
+/// of a job, as a test, it does nothing.
 #[test]
 fn rank() {
     if !is_launched() {
@@ -451,7 +451,7 @@ fn a_wrapper_that_closes_descriptors_is_told_of() {
     assert!(told.contains("close_fds=False"), "{told}");
 }
 
-/// A `drumline run` in a directory of its own, all of whose processes can be told from others'.
+/// A `drumline run` in a directory of its own. A variable marks all its processes.
 struct Launch {
     args: Vec<OsString>,
     variables: Vec<(&'static str, OsString)>,
@@ -459,7 +459,7 @@ struct Launch {
     marker: String,
 }
 
-/// One that has been started.
+/// A `drumline run` that has been started.
 struct Started {
     child: Child,
     started: Instant,

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 const CALLS: u64 = 20;
 
-/// What a rank does; as a test of its own it does nothing.
+/// The program of a rank. Outside of a job, as a test, it does nothing.
 #[test]
 fn rank() {
     if !is_launched() {
@@ -28,7 +28,7 @@ fn rank() {
         group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
     }
     if group.rank() == 1 && env::var_os("TRACE_TEST_KILL").is_some() {
-        // Not before the last call is on disk.
+        // Waits until the last call is on disk.
         let file = Path::new(&env::var("DRUMLINE_TRACE").unwrap()).join("rank-1.json");
         let last = format!("\"sequence\":{}", CALLS - 1);
         while !fs::read_to_string(&file).unwrap().contains(&last) {
@@ -105,7 +105,7 @@ fn all_ranks_of_a_job_are_shown_below_each_other() {
     assert_eq!(names(0).len() as u64, CALLS + 1);
     assert_eq!((names(1), names(2)), (names(0), names(0)), "every rank has made the same calls");
     for call in 0..calls[&0].len() {
-        // Nobody gets the sum before everybody has begun. The clocks of a virtual machine's cores
+        // No rank gets the sum before all ranks have begun. The clocks of a virtual machine's cores
         // may differ by some microseconds.
         let begun = calls.values().map(|it| it[call].2).fold(f64::MIN, f64::max);
         let ended = calls.values().map(|it| it[call].3).fold(f64::MAX, f64::min);
