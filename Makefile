@@ -7,7 +7,7 @@ ARGS ?=
 OUT ?= runs/fashion-mnist
 
 .PHONY: help train test format lint unit model docs python python-package python-release python-suite \
-        gpt wheel wheel-aarch64 sdist bench bench-torch bench-step soak soak-python nightly schedules simulate torch torch-venv clean
+        gpt wheel wheel-aarch64 sdist bench bench-torch bench-step soak soak-python nightly schedules predict simulate torch torch-venv clean
 
 # What is tested beside the defaults.
 FEATURES := --features drumline/ndarray
@@ -26,7 +26,7 @@ help:
 	@echo 'make soak       what takes long: 100,000 simulated jobs, hundreds of kills, every resume'
 	@echo 'make nightly    every case of the conformance suite, with every size: an hour or two; PART=3/24'
 	@echo 'make schedules  draw docs/schedules anew'
-	@echo 'make simulate   measure this machine, and write what replays say beside it'
+	@echo 'make predict    measure this host, and write the times of replays beside the measurements'
 	@echo 'make python     build the Python package and run its tests, with torch if it is there'
 	@echo 'make python-suite  the whole of PyTorch'\''s own suite on drumline, at 2, 3 and 4 ranks'
 	@echo 'make gpt        train a small GPT on Moby-Dick with torch, on NPROC=$(NPROC) processes'
@@ -37,7 +37,7 @@ help:
 	@echo 'make clean      remove everything that was built; runs are kept'
 
 train:
-	cargo build --release --locked -p drumline-launch -p fashion-mnist
+	cargo build --release --locked -p drumline-cli -p fashion-mnist
 	data=$$(sh examples/fashion-mnist/fetch-data.sh) && \
 	target/release/drumline run --nproc-per-node $(NPROC) \
 	    target/release/fashion-mnist --data "$$data" --out $(OUT) $(ARGS)
@@ -63,13 +63,13 @@ model:
 
 # Peers that cannot be installed are left out, and it says so.
 bench: torch
-	cargo build --profile release-lto --locked -p drumline-launch
+	cargo build --profile release-lto --locked -p drumline-cli
 	cargo build --profile release-lto --locked -p drumline --example async_reduce_speed
 	$(PYTHON) -m unittest discover --quiet --start-directory bench
 	$(PYTHON) bench/bench.py --rounds $(ROUNDS) --only '$(ONLY)' --page docs/performance.md
 
 soak:
-	cargo build --locked -p drumline-launch
+	cargo build --locked -p drumline-cli
 	cargo test --locked -p drumline --features soak --test deaths -- --nocapture
 	cargo test --locked -p drumline --lib -- --ignored
 	cargo test --locked -p drumline-shm --test processes a_million -- --ignored
@@ -94,14 +94,16 @@ nightly:
 schedules:
 	cargo run --locked -p drumline-inspect --example draw
 
-# The last section of the page is made anew.
-simulate:
-	cargo build --locked --release -p drumline-launch
-	target/release/drumline simulate --check > target/simulate.txt
-	{ sed '/^<!-- measured -->/q' docs/simulate.md; printf '%s, %s\n\n```text\n' \
-	    "$$(date +%F)" "$$(git rev-parse --short HEAD)"; cat target/simulate.txt; echo '```'; } \
-	    > target/simulate.md
-	mv target/simulate.md docs/simulate.md
+# Writes the last section of the page anew. `simulate` is the old name.
+simulate: predict
+
+predict:
+	cargo build --locked --release -p drumline-cli
+	target/release/drumline predict --check > target/predict.txt
+	{ sed '/^<!-- measured -->/q' docs/predict.md; printf '%s, %s\n\n```text\n' \
+	    "$$(date +%F)" "$$(git rev-parse --short HEAD)"; cat target/predict.txt; echo '```'; } \
+	    > target/predict.md
+	mv target/predict.md docs/predict.md
 
 # A real torch for the tests that talk with one; without it they say that they were skipped. They
 # need no GPU, but the default index has torch with CUDA, 5 GB. torch's own has one of 1 GB:

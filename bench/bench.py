@@ -102,7 +102,7 @@ def main() -> None:
     if unknown := set(only) - set(keys):
         parser.error(f"there is no section {', '.join(unknown)}; there are {', '.join(keys)}")
     if not DRUMLINE.exists():
-        parser.error(f"{DRUMLINE} is not there: cargo build --profile release-lto -p drumline-launch")
+        parser.error(f"{DRUMLINE} is not there: cargo build --profile release-lto -p drumline-cli")
     chosen = [section for section in sections if section.key in only]
     PEERS.install({peer for section in chosen for turn in section.turns for peer in turn.peers})
 

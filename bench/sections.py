@@ -64,7 +64,10 @@ def row_name(operation: str, size: int, several: bool) -> str:
 
 
 def drumline(arguments: list[str], limit_s: float) -> list[dict]:
-    """Runs `drumline bench` on this host: its rows."""
+    """`drumline bench` on this host: its rows. Ranks that share cores run without restartable sequences."""
+    ranks = int(dict(zip(arguments, arguments[1:])).get("--nproc-per-node", "2"))
+    if ranks > len(os.sched_getaffinity(0)):
+        arguments = [*arguments, "--disable-rseq"]
     with tempfile.TemporaryDirectory() as folder:
         kept = pathlib.Path(folder) / "rows.json"
         try:
@@ -260,7 +263,7 @@ def crowded() -> Section:
         f"all_reduce with more ranks than the {os.cpu_count()} cores, buffers rewritten",
         "Means, not medians: most calls are fast, and some wait for a rank that has no core. *In a "
         "row* is IMB's way: calls one after another without a barrier between them; IMB-MPI1 times "
-        "Intel MPI.",
+        "Intel MPI. drumline's ranks run with `--disable-rseq`.",
         tuple(turns),
         (intel, openmpi),
         (Goal(intel, rows, 2.0), Goal(openmpi, rows, 2.0)),

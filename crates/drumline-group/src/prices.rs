@@ -29,7 +29,7 @@ pub enum PriceSource {
     /// When the group is made, rank 0 and a rank that it reaches over a link exchange messages for at most 50
     /// ms. All ranks use the result. A group whose ranks all share memory has no links, and measures nothing.
     Measure,
-    /// A file, with the same content on all ranks. `drumline simulate --measure` writes one; [`PriceList`]
+    /// A file, with the same content on all ranks. `drumline predict --measure` writes one; [`PriceList`]
     /// has the format.
     File(PathBuf),
     /// These prices.
@@ -66,7 +66,7 @@ impl PriceSource {
                 let text = fs::read_to_string(path).map_err(|error| {
                     invalid(format!(
                         "{error}; give `default`, `measure` or a file as \
-                         `drumline simulate --measure` writes it"
+                         `drumline predict --measure` writes it"
                     ))
                 })?;
                 text.parse().map_err(|error| invalid(format!("{error}")))

@@ -7,8 +7,9 @@ use std::fmt;
 /// ```
 /// use drumline_launch::Ending;
 ///
-/// assert_eq!(Ending::Code(3).to_string(), "exit code 3");
-/// assert_eq!(Ending::Signal { number: 9, core_dumped: false }.to_string(), "SIGKILL");
+/// let killed = Ending::Signal { number: 9, core_dumped: false };
+/// assert_eq!((Ending::Code(3).to_string(), killed.to_string()), ("exit code 3".into(), "SIGKILL".into()));
+/// assert_eq!((Ending::Code(3).exit_code(), killed.exit_code()), (3, 137));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -25,25 +26,11 @@ pub enum Ending {
 
 impl Ending {
     /// Whether the process ended well.
-    ///
-    /// ```
-    /// use drumline_launch::Ending;
-    ///
-    /// assert!(Ending::Code(0).is_success() && !Ending::Code(3).is_success());
-    /// ```
     pub fn is_success(self) -> bool {
         self == Ending::Code(0)
     }
 
-    /// The exit code by which a launcher passes this ending on: as a shell does, 128 + number for
-    /// a signal.
-    ///
-    /// ```
-    /// use drumline_launch::Ending;
-    ///
-    /// assert_eq!(Ending::Code(3).exit_code(), 3);
-    /// assert_eq!(Ending::Signal { number: 9, core_dumped: false }.exit_code(), 137);
-    /// ```
+    /// The exit code of a launcher whose rank ended like this. As in a shell, 128 + number for a signal.
     pub fn exit_code(self) -> u8 {
         match self {
             Ending::Code(code) => u8::try_from(code).unwrap_or(1),
@@ -51,11 +38,11 @@ impl Ending {
         }
     }
 
-    /// Whether no peer's death can have led to this one.
+    /// Whether the death of a peer cannot have caused this ending.
     ///
-    /// A rank that loses a peer exits with an error or aborts. It does not run into a bad address,
-    /// and the kernel does not kill it. So when several ranks end at about the same time, such an
-    /// ending is the likelier origin.
+    /// A rank that loses a peer exits with an error or aborts. It does not access a bad address, and
+    /// the kernel does not kill it. So when several ranks end at about the same time, such an ending is
+    /// the likelier origin.
     ///
     /// ```
     /// use drumline_launch::Ending;

@@ -1,21 +1,18 @@
-//! The variables that tell a worker who it is: those of torchrun, so that a program which runs
-//! under one launcher runs under the other, and where drumline's own ranks meet.
-
-use std::{num::NonZeroUsize, thread::available_parallelism};
+//! The variables that tell a worker which rank it is and where the ranks meet. Those of torchrun are
+//! among them, so that a program for one launcher runs under the other.
 
 use drumline::Endpoint;
 
-use crate::Job;
+use crate::job::Job;
 
-/// How many terminal columns a worker's line may fill, set when the launcher's stderr is a
-/// terminal: a worker whose own stderr is a pipe may then still draw a progress bar, by ending
-/// each update with `\r`.
+/// How many terminal columns a worker's line may fill. Set if the launcher's stderr is a terminal: a
+/// worker, whose own stderr is a pipe, may then draw a progress bar by ending each update with `\r`.
 pub(crate) const TERMINAL_COLUMNS: &str = "DRUMLINE_TERMINAL_COLUMNS";
 
-/// That a worker is to be bound to a memory node before it becomes the program.
+/// Set if a worker shall be bound to a memory node before it becomes the program.
 pub(crate) const NUMA_BINDING: &str = "DRUMLINE_NUMA_BINDING";
 
-/// What belongs to an outer launcher, or to the job that this one is not.
+/// Variables of an outer launcher or of its job, which must not reach the workers of this one.
 pub(crate) const NOT_INHERITED: [&str; 5] =
     [TERMINAL_COLUMNS, NUMA_BINDING, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"];
 
@@ -24,67 +21,61 @@ pub(crate) const NOT_INHERITED: [&str; 5] =
 pub(crate) struct Rendezvous {
     /// Where the launcher's store listens.
     pub store: Endpoint,
-    /// The file with the secret that the store asks for, unless the environment tells it already.
+    /// The file with the store's secret; `None` if the environment names the secret already.
     pub secret_file: Option<String>,
     /// Where the store for programs that run torch listens on 127.0.0.1, if there is one.
     pub master_port: Option<u16>,
-    /// A name for this run that no other run has.
+    /// Different for every run.
     pub run_id: String,
 }
 
-/// What the user has chosen for the workers, and how many cores there are for them: by that the launcher
-/// chooses the rest.
+/// Variables of the launcher's own environment that it leaves to the user.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Chosen {
-    /// Whether `OMP_NUM_THREADS` is set. Without a choice workers that share a host get one thread
-    /// each, as under torchrun, because each would otherwise start as many as there are cores.
-    omp: bool,
-    /// `GLIBC_TUNABLES`.
-    tunables: String,
-    /// How many cores the workers may use.
-    cores: usize,
+pub(crate) struct Inherited {
+    has_omp: bool,
+    glibc_tunables: String,
 }
 
-impl Chosen {
-    /// In the launcher's own environment.
-    pub(crate) fn here() -> Chosen {
+impl Inherited {
+    pub(crate) fn here() -> Inherited {
         let tunables = std::env::var_os("GLIBC_TUNABLES").unwrap_or_default();
-        Chosen {
-            omp: std::env::var_os("OMP_NUM_THREADS").is_some(),
-            tunables: tunables.to_string_lossy().into_owned(),
-            cores: available_parallelism().map_or(1, NonZeroUsize::get),
+        Inherited {
+            has_omp: std::env::var_os("OMP_NUM_THREADS").is_some(),
+            glibc_tunables: tunables.to_string_lossy().into_owned(),
         }
     }
 
-    /// Whether workers get `OMP_NUM_THREADS`.
+    /// Whether workers get `OMP_NUM_THREADS=1`, as under torchrun. Without it each of several workers
+    /// on a host would start as many threads as the host has cores.
     pub(crate) fn limits_omp(&self, job: &Job) -> bool {
-        job.nproc_per_node.get() > 1 && !self.omp
+        job.nproc_per_node.get() > 1 && !self.has_omp
     }
 
-    /// The tunables with one more, where workers outnumber the cores and the user has not chosen.
+    /// `GLIBC_TUNABLES` without restartable sequences, if the job asks for that and the user has not
+    /// named the tunable.
     ///
-    /// Restartable sequences, which glibc registers for every thread, make each switch from one
-    /// process to another a tenth dearer: the kernel writes to the memory of the one that
-    /// comes. Ranks that share cores switch in every short operation.
-    fn without_sequences(&self, job: &Job) -> Option<String> {
-        let Chosen { tunables, cores, .. } = self;
-        let is_crowded = job.nproc_per_node.get() > *cores;
-        match tunables.contains(SEQUENCES) {
-            false if is_crowded && tunables.is_empty() => Some(format!("{SEQUENCES}=0")),
-            false if is_crowded => Some(format!("{tunables}:{SEQUENCES}=0")),
-            _ => None,
+    /// glibc registers restartable sequences for every thread. Then the kernel writes to the memory
+    /// of each thread that it switches to, which makes a switch between processes about a tenth dearer.
+    /// Ranks that share cores switch in every short call.
+    fn tunables_without_rseq(&self, job: &Job) -> Option<String> {
+        let inherited = &self.glibc_tunables;
+        match inherited.contains(RSEQ) {
+            false if !job.disables_rseq => None,
+            false if inherited.is_empty() => Some(format!("{RSEQ}=0")),
+            false => Some(format!("{inherited}:{RSEQ}=0")),
+            true => None,
         }
     }
 }
 
-const SEQUENCES: &str = "glibc.pthread.rseq";
+const RSEQ: &str = "glibc.pthread.rseq";
 
-/// The variables of the worker with this `rank`, which replace inherited ones.
+/// The variables of the worker with this `rank`. They replace inherited ones.
 pub(crate) fn worker(
     job: &Job,
     rendezvous: &Rendezvous,
     rank: usize,
-    chosen: &Chosen,
+    inherited: &Inherited,
 ) -> Vec<(&'static str, String)> {
     let rank = rank.to_string();
     let world_size = job.nproc_per_node.to_string();
@@ -110,17 +101,17 @@ pub(crate) fn worker(
         variables.extend([
             ("MASTER_ADDR", "127.0.0.1".into()),
             ("MASTER_PORT", port.to_string()),
-            // The store is the launcher's: rank 0 connects to it instead of hosting one.
+            // The launcher hosts the store: rank 0 connects to it instead of hosting one.
             ("TORCHELASTIC_USE_AGENT_STORE", "True".into()),
         ]);
     }
     if job.binds_to_nodes {
         variables.push((NUMA_BINDING, "node".into()));
     }
-    if chosen.limits_omp(job) {
+    if inherited.limits_omp(job) {
         variables.push(("OMP_NUM_THREADS", "1".into()));
     }
-    if let Some(tunables) = chosen.without_sequences(job) {
+    if let Some(tunables) = inherited.tunables_without_rseq(job) {
         variables.push(("GLIBC_TUNABLES", tunables));
     }
     variables
@@ -128,12 +119,15 @@ pub(crate) fn worker(
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::{collections::BTreeMap, num::NonZeroUsize};
 
     use super::*;
 
-    fn variables(ranks: usize, rank: usize, chosen: &Chosen) -> BTreeMap<&'static str, String> {
-        let job = Job::new("train", NonZeroUsize::new(ranks).unwrap());
+    fn job(ranks: usize) -> Job {
+        Job::new("train", NonZeroUsize::new(ranks).unwrap())
+    }
+
+    fn variables(job: &Job, rank: usize, inherited: &Inherited) -> BTreeMap<&'static str, String> {
         let rendezvous = Rendezvous {
             store: Endpoint::Unix("drumline-run-a1".into()),
             secret_file: Some("/proc/self/fd/100".into()),
@@ -142,11 +136,11 @@ mod tests {
         };
         let without_torch = Rendezvous { master_port: None, ..rendezvous.clone() };
         let named = |name| {
-            let list = worker(&job, &without_torch, rank, chosen);
+            let list = worker(job, &without_torch, rank, inherited);
             list.iter().any(|(known, _)| *known == name)
         };
         assert!(named("DRUMLINE_STORE") && !NOT_INHERITED.into_iter().any(named));
-        let list = worker(&job, &rendezvous, rank, chosen);
+        let list = worker(job, &rendezvous, rank, inherited);
         let map: BTreeMap<_, _> = list.iter().cloned().collect();
         assert_eq!(map.len(), list.len(), "a variable is set twice");
         map
@@ -174,28 +168,31 @@ mod tests {
             ("TORCHELASTIC_USE_AGENT_STORE", "True"),
             ("WORLD_SIZE", "3"),
         ];
-        let chosen = Chosen { cores: 3, ..Chosen::default() };
-        assert_eq!(variables(3, 2, &chosen), expected.map(|(k, v)| (k, v.to_owned())).into());
+        let variables = variables(&job(3), 2, &Inherited::default());
+        assert_eq!(variables, expected.map(|(k, v)| (k, v.to_owned())).into());
     }
 
     #[test]
     fn omp_threads_are_the_users_choice_and_a_lone_worker_may_use_all_cores() {
-        let (none, omp) = (Chosen::default(), Chosen { omp: true, ..Chosen::default() });
-        assert!(variables(3, 0, &none).contains_key("OMP_NUM_THREADS"));
-        assert!(!variables(3, 0, &omp).contains_key("OMP_NUM_THREADS"));
-        assert!(!variables(1, 0, &none).contains_key("OMP_NUM_THREADS"));
+        let limited = |ranks, has_omp| {
+            let inherited = Inherited { has_omp, ..Inherited::default() };
+            variables(&job(ranks), 0, &inherited).contains_key("OMP_NUM_THREADS")
+        };
+        assert!(limited(3, false) && !limited(3, true) && !limited(1, false));
     }
 
     #[test]
-    fn ranks_that_share_cores_do_without_restartable_sequences_unless_the_user_says_otherwise() {
-        let of = |ranks, tunables: &str| {
-            let chosen = Chosen { tunables: tunables.to_owned(), cores: 2, ..Chosen::default() };
-            variables(ranks, 0, &chosen).remove("GLIBC_TUNABLES")
+    fn restartable_sequences_stay_unless_the_job_disables_them_and_the_user_has_not_named_them() {
+        let of = |disables_rseq, tunables: &str| {
+            let inherited =
+                Inherited { glibc_tunables: tunables.to_owned(), ..Inherited::default() };
+            let job = Job { disables_rseq, ..job(3) };
+            variables(&job, 0, &inherited).remove("GLIBC_TUNABLES")
         };
-        assert_eq!(of(2, ""), None);
-        assert_eq!(of(3, "").as_deref(), Some("glibc.pthread.rseq=0"));
+        assert_eq!(of(false, ""), None);
+        assert_eq!(of(true, "").as_deref(), Some("glibc.pthread.rseq=0"));
         let both = "glibc.malloc.check=3:glibc.pthread.rseq=0";
-        assert_eq!(of(3, "glibc.malloc.check=3").as_deref(), Some(both));
-        assert_eq!(of(3, "glibc.pthread.rseq=1"), None);
+        assert_eq!(of(true, "glibc.malloc.check=3").as_deref(), Some(both));
+        assert_eq!(of(true, "glibc.pthread.rseq=1"), None);
     }
 }

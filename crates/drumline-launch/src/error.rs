@@ -1,10 +1,12 @@
+//! Why a job could not be started or watched.
+
 use std::{io, path::PathBuf};
 
 /// What every fallible function of this crate returns.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why a job could not be started or watched. What its ranks do wrong is not an error of the
-/// launcher: it is the exit code of `drumline run`.
+/// Why a job could not be started or watched. A failed rank is no error of the launcher: it decides
+/// the exit code of `drumline run`.
 ///
 /// ```
 /// use drumline_launch::Error;
@@ -20,7 +22,7 @@ pub enum Error {
     ProgramNotFound {
         /// As the caller wrote it.
         program: PathBuf,
-        /// Where we looked, and what to do.
+        /// Where the launcher looked, and what to do.
         hint: String,
     },
 
@@ -33,33 +35,10 @@ pub enum Error {
         hint: String,
     },
 
-    /// A store cannot be hosted, most likely because its port is in use, or the secret of the
-    /// environment is none.
+    /// A store cannot be hosted, most likely because its port is in use; or a setting of the
+    /// environment is invalid.
     #[error(transparent)]
     Store(#[from] drumline::Error),
-
-    /// The trace of a job cannot be read, or merged.
-    #[error(transparent)]
-    Trace(drumline::Error),
-
-    /// A setting of the environment keeps everything from being tried.
-    #[error(transparent)]
-    Check(drumline::Error),
-
-    /// What cannot be measured, or where the figures cannot be written.
-    #[error("{0}")]
-    Bench(String),
-
-    /// A cluster cannot be simulated as it is described.
-    #[error("{problem}")]
-    Simulate {
-        /// What is wrong, and what to write instead.
-        problem: String,
-    },
-
-    /// An operation that was to be measured failed.
-    #[error(transparent)]
-    Measure(drumline::Error),
 
     /// A system call failed.
     #[error("{what}: {source}")]
@@ -72,7 +51,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The exit code for this error: 2 for bad usage, 126 and 127 as a shell for programs that
+    /// The exit code for this error: 2 for bad usage, 126 and 127 as in a shell for programs that
     /// cannot be run, else 1.
     ///
     /// ```
@@ -80,18 +59,17 @@ impl Error {
     ///
     /// let not_found = Error::ProgramNotFound { program: "trian".into(), hint: String::new() };
     /// assert_eq!(not_found.exit_code(), 127);
-    /// assert_eq!(Error::Bench("0 ranks".into()).exit_code(), 2);
     /// ```
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::ProgramNotFound { .. } => 127,
             Error::ProgramNotExecutable { .. } => 126,
-            Error::Store(_) | Error::Check(_) | Error::Bench(_) | Error::Simulate { .. } => 2,
-            Error::Trace(_) | Error::Measure(_) | Error::System { .. } => 1,
+            Error::Store(_) => 2,
+            Error::System { .. } => 1,
         }
     }
 
-    /// For `map_err`: an [`Error::System`], `what` was tried.
+    /// For `map_err`: makes an [`Error::System`]; `what` names what was tried.
     pub(crate) fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Error {
         |source| Error::System { what: what.into(), source: source.into() }
     }

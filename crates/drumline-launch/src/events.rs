@@ -13,7 +13,7 @@ use rustix::{
 
 use crate::{Error, Result};
 
-/// What something happened to.
+/// Where an event comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Source {
     /// Signals have arrived.
@@ -26,9 +26,8 @@ pub(crate) enum Source {
 
 /// A set of descriptors to wait for.
 ///
-/// This is an epoll set because its list of what is ready is in the order in which things
-/// happened: so which of two workers exited first is known even if the launcher gets to run only
-/// after both did.
+/// An epoll set lists ready descriptors in the order in which they became ready. So the launcher knows
+/// which of two workers exited first even if it gets to run only after both exits.
 #[derive(Debug)]
 pub(crate) struct Events {
     epoll: OwnedFd,
@@ -44,7 +43,7 @@ impl Events {
         Ok(Events { epoll })
     }
 
-    /// Waits for `descriptor` to be readable, too, and calls it `source`.
+    /// From now on, [`Events::wait`] reports `source` when `descriptor` is readable.
     pub(crate) fn add(&self, descriptor: impl AsFd, source: Source) -> Result<()> {
         let data = epoll::EventData::new_u64(match source {
             Source::Signals => SIGNALS,
@@ -60,7 +59,7 @@ impl Events {
         epoll::delete(&self.epoll, descriptor).map_err(Error::system("remove from an epoll set"))
     }
 
-    /// Waits, for `timeout` at most, and returns what is ready, in the order in which it became so.
+    /// Waits for at most `timeout`, and returns the ready sources, the first one first.
     pub(crate) fn wait(&self, timeout: Option<Duration>) -> Result<Vec<Source>> {
         let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
         let mut ready = Vec::with_capacity(64);

@@ -1,35 +1,22 @@
-//! A job from its start to its end: the shell around the [`supervisor`](crate::supervisor).
+//! What to run, and how.
 
-use std::{
-    ffi::OsString,
-    hash::{BuildHasher, Hasher, RandomState},
-    num::NonZeroUsize,
-    time::Instant,
-};
+use std::{ffi::OsString, num::NonZeroUsize};
 
-use drumline::{
-    Config, Endpoint,
-    store::tcp::{Door, TcpStoreServer},
-};
-use rustix::process::Signal;
+use crate::supervisor::Policy;
 
-use crate::{
-    Result,
-    ending::{signal_exit_code, signal_name},
-    environment::{self, Chosen, Rendezvous},
-    events::{Events, Source},
-    output::Console,
-    program,
-    report::{self, Rank},
-    secret::JobSecret,
-    signals::Signals,
-    supervisor::{Event, Order, Policy, Supervisor, Verdict, ends_a_job},
-    worker::Worker,
-};
-
-/// What to run, how often, and how to end it.
+/// What to run, on how many ranks, and how to end it.
+///
+/// ```
+/// use std::num::NonZeroUsize;
+///
+/// use drumline_launch::Job;
+///
+/// let ranks = NonZeroUsize::new(2).unwrap();
+/// let job = Job { arguments: vec!["--epochs".into(), "3".into()], ..Job::new("./train", ranks) };
+/// assert_eq!(job.torch_store, Some(0)); // any free port
+/// ```
 #[derive(Clone, Debug)]
-pub(crate) struct Job {
+pub struct Job {
     /// The program, as one would write it in a shell.
     pub program: OsString,
     /// Its arguments.
@@ -39,17 +26,24 @@ pub(crate) struct Job {
     /// The port on 127.0.0.1 of the store for programs that run torch; 0 takes a free one. `None`:
     /// there is no such store.
     pub torch_store: Option<u16>,
-    /// Whether lines of stdout start with their rank. Those of stderr always do.
+    /// Whether lines of stdout start with their rank. Lines of stderr always do.
     pub labels_stdout: bool,
-    /// Whether each worker is to use the cores of one memory node only.
+    /// Whether each worker may use the cores of one memory node only.
     pub binds_to_nodes: bool,
+    /// Whether glibc shall not register restartable sequences (rseq) in the workers. A
+    /// `glibc.pthread.rseq` in the launcher's own `GLIBC_TUNABLES` takes precedence.
+    pub disables_rseq: bool,
     /// How long workers may take to end.
     pub policy: Policy,
+    /// The command that runs this program again. With [`EXEC_SUBCOMMAND`](crate::EXEC_SUBCOMMAND) as
+    /// its next argument it must call [`exec_as_worker`](crate::exec_as_worker). Empty: the binary of
+    /// this process.
+    pub relaunch: Vec<OsString>,
 }
 
 impl Job {
     /// `nproc_per_node` copies of `program`, everything else left to its default.
-    pub(crate) fn new(program: impl Into<OsString>, nproc_per_node: NonZeroUsize) -> Job {
+    pub fn new(program: impl Into<OsString>, nproc_per_node: NonZeroUsize) -> Job {
         Job {
             program: program.into(),
             arguments: Vec::new(),
@@ -57,177 +51,9 @@ impl Job {
             torch_store: Some(0),
             labels_stdout: true,
             binds_to_nodes: false,
+            disables_rseq: false,
             policy: Policy::default(),
+            relaunch: Vec::new(),
         }
     }
-}
-
-/// Runs `job`, prints what its workers print, reports what went wrong, and returns the exit code:
-/// 0 if all workers did well, that of the worker that failed first, or 128 + the number of the
-/// signal that stopped the launcher.
-///
-/// No worker is left when this returns. The calling binary must answer to
-/// [`EXEC_SUBCOMMAND`](crate::worker::EXEC_SUBCOMMAND).
-///
-/// # Errors
-///
-/// The program cannot be run, the port is taken, or a system call fails. No worker is left then
-/// either.
-pub(crate) fn run(job: &Job) -> Result<u8> {
-    let ranks = job.nproc_per_node.get();
-    let program = program::resolve(&job.program, std::env::var_os("PATH"))?;
-    let secret = JobSecret::for_workers()?;
-    // Up before the first worker starts, they outlive them all, and no port is guessed twice.
-    let run_id = new_run_id();
-    let store = Endpoint::Unix(format!("drumline-run-{run_id}"));
-    let bytes_max = Config::from_env()?.store_bytes_max;
-    let serve = |door| TcpStoreServer::open(&[door], bytes_max);
-    let _store = serve(Door::Secured { endpoint: store.clone(), secret: secret.secret().clone() })?;
-    let torch_store = job
-        .torch_store
-        .map(|port| serve(Door::Loopback { host: "127.0.0.1".to_owned(), port }))
-        .transpose()?;
-    let rendezvous = Rendezvous {
-        store,
-        secret_file: secret.path(),
-        master_port: torch_store.as_ref().and_then(|store| Some(store.address()?.port())),
-        run_id,
-    };
-    let chosen = Chosen::here();
-    if chosen.limits_omp(job) {
-        tracing::info!("OMP_NUM_THREADS is not set: {ranks} ranks get 1 thread each");
-    }
-
-    let mut signals = Signals::listen()?;
-    let events = Events::new()?;
-    events.add(signals.ready(), Source::Signals)?;
-    let mut console = Console::open(ranks, job.labels_stdout)?;
-    let columns = console.columns().map(|n| (environment::TERMINAL_COLUMNS, n.to_string()));
-
-    let started = Instant::now();
-    let mut workers = Vec::with_capacity(ranks);
-    for rank in 0..ranks {
-        let variables = environment::worker(job, &rendezvous, rank, &chosen);
-        let variables = variables.into_iter().chain(columns.clone());
-        let (worker, streams) = Worker::spawn(&program, &job.program, &job.arguments, variables)?;
-        events.add(worker.pidfd(), Source::Worker(rank))?;
-        console.attach(streams)?;
-        workers.push(worker);
-    }
-    let supervisor = supervise(job.policy, started, &workers, &events, &mut signals, &mut console)?;
-
-    let pids: Vec<_> = workers.iter().map(Worker::pid).collect();
-    drop(workers);
-    let verdict = supervisor.verdict().unwrap_or(Verdict::Success);
-    if finish_output(&events, &mut signals, &mut console)? {
-        let fates = pids.into_iter().zip(supervisor.exits());
-        let fates: Vec<_> = fates.map(|(pid, exit)| Rank { pid, exit }).collect();
-        let tail = match verdict {
-            Verdict::Failed { worker } => console.tail(worker),
-            Verdict::Success | Verdict::Stopped(_) => Vec::new(),
-        };
-        console.report(&report::render(verdict, &fates, &tail));
-    }
-    Ok(match verdict {
-        Verdict::Success => 0,
-        Verdict::Stopped(signal) => signal_exit_code(signal.as_raw()),
-        Verdict::Failed { worker } => {
-            let exit = supervisor.exits().nth(worker).flatten();
-            exit.map_or(1, |exit| exit.ending.exit_code())
-        }
-    })
-}
-
-/// Feeds the state machine until it has a verdict.
-fn supervise(
-    policy: Policy,
-    started: Instant,
-    workers: &[Worker],
-    events: &Events,
-    signals: &mut Signals,
-    console: &mut Console,
-) -> Result<Supervisor> {
-    let mut supervisor = Supervisor::new(workers.len(), policy);
-    while supervisor.verdict().is_none() {
-        let timeout = supervisor.deadline().map(|at| at.saturating_sub(started.elapsed()));
-        let ready = events.wait(timeout)?;
-        let now = started.elapsed();
-
-        // Signals first: a worker that a signal to everybody has ended is no failure.
-        for signal in signals.arrived() {
-            let was_ending = supervisor.deadline().is_some();
-            if signal == Signal::TSTP {
-                // Stopped are all, or the ranks would fill their pipes behind a stopped launcher.
-                carry_out(&supervisor.handle(now, Event::Signal(Signal::STOP)), workers);
-                stop_myself();
-                continue;
-            }
-            carry_out(&supervisor.handle(now, Event::Signal(signal)), workers);
-            if !was_ending && supervisor.deadline().is_some() {
-                console.note(&format!(
-                    "{} passed on to the ranks; what is left of them in {:?} will be killed \
-                     (Ctrl-C: at once)",
-                    signal_name(signal.as_raw()),
-                    policy.shutdown_timeout
-                ));
-            }
-        }
-
-        let mut exited = Vec::new();
-        for source in ready {
-            if let Source::Worker(rank) = source
-                && let Some(worker) = workers.get(rank)
-                && let Some(ending) = worker.ending()?
-            {
-                events.remove(worker.pidfd())?;
-                exited.push((rank, ending));
-            }
-        }
-        carry_out(&supervisor.handle(now, Event::Exited(&exited)), workers);
-        carry_out(&supervisor.handle(now, Event::Tick), workers);
-    }
-    Ok(supervisor)
-}
-
-fn carry_out(orders: &[Order], workers: &[Worker]) {
-    for order in orders {
-        if let Some(worker) = workers.get(order.worker) {
-            worker.signal(order.signal);
-            // A stopped process sees a signal only when it goes on.
-            if ends_a_job(order.signal) {
-                worker.signal(Signal::CONT);
-            }
-        }
-    }
-}
-
-/// Waits until all output is printed. This may take for ever, if whoever reads it has stopped:
-/// a signal ends the wait, and `false` is returned.
-fn finish_output(events: &Events, signals: &mut Signals, console: &mut Console) -> Result<bool> {
-    console.finish();
-    events.add(console.finished(), Source::Output)?;
-    loop {
-        let ready = events.wait(None)?;
-        if ready.contains(&Source::Output) {
-            return Ok(true);
-        }
-        for signal in signals.arrived() {
-            if ends_a_job(signal) {
-                return Ok(false);
-            }
-            if signal == Signal::TSTP {
-                stop_myself();
-            }
-        }
-    }
-}
-
-/// Does what Ctrl-Z does to a program that does not listen to it.
-fn stop_myself() {
-    let _ = signal_hook::low_level::emulate_default_handler(Signal::TSTP.as_raw());
-}
-
-/// 64 random bits: the hasher's keys come from the operating system.
-fn new_run_id() -> String {
-    format!("{:016x}", RandomState::new().build_hasher().finish())
 }

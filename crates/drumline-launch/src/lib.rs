@@ -1,5 +1,5 @@
-//! The launcher: starts one worker process per rank on this machine, tells each who it is, prints
-//! what they print, and when one fails ends the others and says who was first.
+//! The launcher. It starts one worker process per rank on this host, gives each its rank, and prints
+//! what the workers print. When a worker fails, it ends the others and reports the first failure.
 //!
 //! ```text
 //! $ drumline run --nproc-per-node 2 -- ./train --epochs 3
@@ -13,21 +13,21 @@
 //! 3
 //! ```
 //!
-//! It is the library behind the command `drumline`, which other programs can be too ([`main`]): the
-//! Python package is, and programs with backends of their own have them [checked](check()). The
-//! simulator drives the [`supervisor`].
+//! [`run()`] is what the command `drumline run` calls. The simulator drives the [`supervisor`].
 //!
 //! # What a worker gets
 //!
 //! - A fresh secret, in a file in memory that is open in every worker
-//!   (`DRUMLINE_SECRET_FILE=/proc/self/fd/N`), and a store that asks for it (`DRUMLINE_STORE`), on
-//!   an abstract Unix socket. A `DRUMLINE_SECRET` or `DRUMLINE_SECRET_FILE` in the launcher's own
-//!   environment is used instead of a fresh one.
+//!   (`DRUMLINE_SECRET_FILE=/proc/self/fd/N`), and a store on an abstract Unix socket that asks for
+//!   the secret (`DRUMLINE_STORE`). A `DRUMLINE_SECRET` or `DRUMLINE_SECRET_FILE` in the launcher's
+//!   own environment is used instead of a fresh secret.
 //! - The environment of torchrun, and a store for programs that run torch at
-//!   `MASTER_ADDR:MASTER_PORT`, on loopback. It cannot authenticate; `--no-torch-store` does without
-//!   it, and then the job listens on no TCP port at all.
-//! - An empty stdin. Its stdout and stderr are pipes; whole lines come out at the launcher's stdout
-//!   and stderr, each with its rank in front.
+//!   `MASTER_ADDR:MASTER_PORT`, on loopback. This store cannot authenticate. With `--no-torch-store`
+//!   there is none, and the job listens on no TCP port.
+//! - `OMP_NUM_THREADS=1` if there are several workers and the variable is not set.
+//! - `glibc.pthread.rseq=0` in `GLIBC_TUNABLES`, only with `--disable-rseq`.
+//! - An empty stdin. Its stdout and stderr are pipes. The launcher prints whole lines of them to its
+//!   own stdout and stderr, each with the rank in front.
 //! - A process group of its own.
 //!
 //! # How a job ends
@@ -40,22 +40,18 @@
 //! | SIGUSR1, SIGUSR2, Ctrl-Z | passes them on; the job goes on, or stops and continues | |
 //! | SIGKILL to the launcher | nothing any more: the kernel kills the workers | 137 |
 //!
-//! Whatever the end, what the workers have started and left behind in their process groups is
-//! killed as well. Two things are beyond reach: a process that leaves its group (`setsid`), and,
-//! if the launcher itself is killed by SIGKILL, the children of the workers.
+//! At the end the launcher also kills the processes that the workers have started and left behind in
+//! their process groups. It cannot reach a process that has left its group (`setsid`). If the launcher
+//! itself is killed by SIGKILL, the children of the workers live on.
 //!
 //! # Inside
 //!
-//! The [`supervisor`] decides, without processes and without a clock. A thin shell is around
-//! it: one thread that starts the workers and waits for them, for signals and for deadlines at
-//! once, and two threads per worker that print its output.
+//! The [`supervisor`] decides, without processes and without a clock. [`run()`] is a thin shell around
+//! it: one thread starts the workers and waits for them, for signals and for deadlines at once, and
+//! two threads per worker print its output.
 
 #![forbid(unsafe_code)]
 
-mod bench;
-mod check;
-mod cli;
-mod command;
 mod ending;
 mod environment;
 mod error;
@@ -65,28 +61,14 @@ mod lines;
 mod output;
 mod program;
 mod report;
+mod run;
 mod secret;
 mod signals;
-mod simulate;
 pub mod supervisor;
-mod trace;
 mod worker;
 
-pub use check::check;
-pub use command::main;
 pub use ending::Ending;
 pub use error::{Error, Result};
-
-use std::io::{self, Write};
-
-use job::{Job, run};
-
-/// Not print!, which panics when stdout is closed. A reader that has seen enough is no error.
-fn print(text: &str) -> Result<()> {
-    match io::stdout().write_all(text.as_bytes()) {
-        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            Err(Error::System { what: "write to stdout".to_owned(), source: error })
-        }
-        _ => Ok(()),
-    }
-}
+pub use job::Job;
+pub use run::run;
+pub use worker::{EXEC_SUBCOMMAND, exec_as_worker};

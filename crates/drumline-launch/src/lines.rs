@@ -11,20 +11,20 @@ pub(crate) enum Piece<'a> {
     Progress(&'a [u8]),
 }
 
-/// How much of a line is held back while its end is awaited, in bytes.
+/// How many bytes of a line are held back until its end arrives.
 pub(crate) const PART_MAX: usize = 64 * 1024;
 
-/// Cuts a stream into [`Piece`]s, however it is chopped up on its way.
+/// Cuts a stream into [`Piece`]s, wherever the boundaries of its reads are.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     line: Vec<u8>,
-    /// The line ended with `\r` and was given out as progress. If `\n` follows, it was a line of
-    /// a program that ends lines with both.
+    /// The line ended with `\r` and was given out as progress. If `\n` follows, the program ends
+    /// lines with `\r\n`, and this was a line.
     after_return: bool,
 }
 
 impl Lines {
-    /// Gives out all pieces that `bytes` complete.
+    /// Gives all pieces that `bytes` complete to `emit`.
     pub(crate) fn push(&mut self, mut bytes: &[u8], mut emit: impl FnMut(Piece<'_>)) {
         while let Some(&next) = bytes.first() {
             if std::mem::take(&mut self.after_return) && next != b'\n' {
@@ -55,7 +55,7 @@ impl Lines {
         }
     }
 
-    /// Gives out a last line that has no end.
+    /// Gives a last line without `\n` to `emit`.
     pub(crate) fn finish(self, emit: impl FnOnce(Piece<'_>)) {
         if !self.line.is_empty() && !self.after_return {
             emit(Piece::Line(&self.line));

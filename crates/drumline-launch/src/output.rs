@@ -1,9 +1,9 @@
 //! The workers' output on its way to the terminal, file or pipe behind the launcher.
 //!
-//! One thread per stream reads, cuts lines and writes whole lines, so that lines of two ranks
-//! never mix, and so that a stopped terminal or a slow pager holds up writers but never the
-//! supervision. Every line starts with its rank: `[3] text`. A line of more than 64 KiB goes on
-//! in a line that starts with `[3]+`.
+//! One thread per stream reads, cuts lines and writes whole lines, so lines of two ranks never mix. A
+//! stopped terminal or a slow pager holds up these threads but never the supervision. Every line
+//! starts with its rank: `[3] text`. A line of more than 64 KiB continues in a line that starts with
+//! `[3]+`.
 
 use std::{
     collections::VecDeque,
@@ -34,9 +34,9 @@ const TAIL_LINES: usize = 20;
 /// How many bytes of each of these lines are kept.
 const TAIL_LINE_BYTES: usize = 4 * 1024;
 
-/// How much is read from a pipe that a process which left its worker's group still writes to,
-/// when the job is over, in bytes. More than a pipe holds, so nothing that was written in time
-/// is lost.
+/// How many bytes are still read from a worker's pipe when the job is over. A process that has left the
+/// worker's group may keep writing there for ever. More than a pipe holds, so nothing that was written
+/// in time is lost.
 const LEFTOVER_MAX: usize = 1024 * 1024;
 
 /// The two destinations, and the threads that write there.
@@ -50,9 +50,10 @@ pub(crate) struct Console {
     rank_width: usize,
     labels_stdout: bool,
     notes: Option<PipeWriter>,
-    /// The launcher's end of a socket pair and, while output may still come, the readers' end.
-    /// Shutting down ours tells the readers to finish; when all have dropped theirs, they have.
+    /// The launcher's end of a socket pair. Shutting it down tells the readers to finish. It becomes
+    /// readable when every reader has dropped its share of `far`.
     near: UnixStream,
+    /// The readers' end; `None` once no output can come any more.
     far: Option<Arc<UnixStream>>,
 }
 
@@ -86,7 +87,7 @@ impl Console {
         Ok(console)
     }
 
-    /// How many columns of the terminal behind stderr are left to a worker's line, if there is a
+    /// How many columns a worker's line may fill on the terminal behind stderr; `None` without a
     /// terminal.
     pub(crate) fn columns(&self) -> Option<usize> {
         let terminal = lock(&self.stderr).terminal;
@@ -111,16 +112,16 @@ impl Console {
         Ok(())
     }
 
-    /// Prints a line of the launcher's own to stderr, without ever waiting: it is lost if nobody
-    /// reads there.
+    /// Prints a line of the launcher's own to stderr. This never blocks: if the pipe is full, the line
+    /// is lost.
     pub(crate) fn note(&mut self, line: &str) {
         if let Some(notes) = &mut self.notes {
             let _ = notes.write_all(format!("{line}\n").as_bytes());
         }
     }
 
-    /// No output can come any more: prints what is left. [`Console::finished`] tells when that is
-    /// done.
+    /// Tells the readers to print the rest of the output and to end. [`Console::finished`] becomes
+    /// readable when they have.
     pub(crate) fn finish(&mut self) {
         self.notes = None;
         self.far = None;
@@ -154,7 +155,7 @@ impl Console {
     ) -> Result<()> {
         let reader = Reader { stream, sink: Arc::clone(sink), prefix, tail, is_continued: false };
         let Some(stop) = self.far.clone() else { return Ok(()) };
-        // The buffer is on the heap; there may be hundreds of these threads.
+        // Small stacks: there may be hundreds of these threads, and their buffers are on the heap.
         thread::Builder::new()
             .name("output".into())
             .stack_size(128 * 1024)
@@ -250,7 +251,7 @@ impl Prefix {
     }
 }
 
-/// A destination, with what is to be written there next.
+/// A destination, and the bytes to write there next.
 #[derive(Debug)]
 struct Sink {
     file: OwnedFd,
@@ -305,7 +306,7 @@ impl Sink {
         if !self.broken
             && let Err(error) = write_all(self.file.as_fd(), &self.buffer)
         {
-            // A job must not die with whoever was looking at it.
+            // The job goes on without a reader.
             self.broken = true;
             tracing::warn!("cannot write the ranks' output ({error}): dropped from now on");
         }
@@ -333,7 +334,7 @@ fn is_same_file(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> bool {
     matches!((identity(a), identity(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// What the mutexes here guard is bytes: a panic elsewhere does not make them wrong.
+/// These mutexes guard bytes, which a panic of another thread does not make invalid.
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

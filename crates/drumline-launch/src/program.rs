@@ -1,5 +1,5 @@
-//! Finding the program before anything is started, so that a typing error is reported once and
-//! not by every rank.
+//! Finds the program before any rank starts, so that a typing error is reported once and not by every
+//! rank.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -11,8 +11,8 @@ use rustix::fs::{Access, access};
 
 use crate::{Error, Result};
 
-/// The file that a shell would execute for `name`: itself if it contains a slash, else the first
-/// executable of that name in a directory of `path` (the variable `PATH`).
+/// The file that a shell would execute for `name`: `name` itself if it contains a slash, else the
+/// first executable of that name in a directory of `path` (the variable `PATH`).
 pub(crate) fn resolve(name: &OsStr, path: Option<OsString>) -> Result<PathBuf> {
     let has_slash = name.as_encoded_bytes().contains(&b'/');
     let name = Path::new(name);
@@ -21,7 +21,7 @@ pub(crate) fn resolve(name: &OsStr, path: Option<OsString>) -> Result<PathBuf> {
     }
     let path = path.unwrap_or_else(|| "/usr/bin:/bin".into());
     let candidates = std::env::split_paths(&path).map(|directory| {
-        // An empty entry means the working directory, and must not lead to another search.
+        // An empty entry of PATH means the working directory.
         Path::new(".").join(directory).join(name)
     });
     let mut not_executable = None;
@@ -62,7 +62,7 @@ fn check(file: &Path) -> Result<PathBuf> {
     Err(Error::ProgramNotExecutable { program: file.into(), hint: problem })
 }
 
-/// What runs scripts with this file's extension.
+/// The interpreter of scripts with this file's extension.
 fn interpreter(file: &Path) -> Option<&'static str> {
     match file.extension()?.to_str()? {
         "py" => Some("python3"),

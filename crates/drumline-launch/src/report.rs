@@ -1,4 +1,4 @@
-//! What the operator reads when a job did not end well: the first failure first.
+//! The report on a job that did not end well. It begins with the first failure.
 
 use std::{collections::BTreeSet, fmt::Write};
 
@@ -10,17 +10,17 @@ use crate::{
     supervisor::{Exit, Verdict},
 };
 
-/// One rank, when the job is over.
+/// How one rank ended.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rank {
+pub(crate) struct Fate {
     pub(crate) pid: Pid,
-    /// `None` if it outlived its SIGKILL.
+    /// `None` if the process outlived SIGKILL.
     pub(crate) exit: Option<Exit>,
 }
 
-/// The text for stderr: nothing after a success. `tail` holds the last lines that the rank which
-/// failed first wrote to its stderr.
-pub(crate) fn render(verdict: Verdict, ranks: &[Rank], tail: &[Vec<u8>]) -> Vec<u8> {
+/// The text for stderr: nothing after a success. `tail` holds the last stderr lines of the rank that
+/// failed first.
+pub(crate) fn render(verdict: Verdict, ranks: &[Fate], tail: &[Vec<u8>]) -> Vec<u8> {
     let mut text = String::new();
     let mut failed = None;
     match verdict {
@@ -31,7 +31,7 @@ pub(crate) fn render(verdict: Verdict, ranks: &[Rank], tail: &[Vec<u8>]) -> Vec<
         }
         Verdict::Failed { worker } => {
             failed = Some(worker);
-            if let Some(&Rank { pid, exit: Some(exit) }) = ranks.get(worker) {
+            if let Some(&Fate { pid, exit: Some(exit) }) = ranks.get(worker) {
                 let what = match exit.ending {
                     Ending::Code(code) => format!("exited with code {code}"),
                     Ending::Signal { number, .. } => {
@@ -66,7 +66,7 @@ pub(crate) fn render(verdict: Verdict, ranks: &[Rank], tail: &[Vec<u8>]) -> Vec<
     bytes
 }
 
-/// What the number of a signal does not tell by itself.
+/// The likely cause of a death by signal, and what to look at.
 fn hint(ending: Ending) -> Option<&'static str> {
     use signal_hook::consts::{SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV};
     let Ending::Signal { number, .. } = ending else { return None };
@@ -83,8 +83,8 @@ fn hint(ending: Ending) -> Option<&'static str> {
     }
 }
 
-/// What became of the ranks that are not the culprit.
-fn fates<'a>(ranks: impl Iterator<Item = (usize, &'a Rank)>, title_of_ended: &str) -> String {
+/// How the ranks other than the culprit ended.
+fn fates<'a>(ranks: impl Iterator<Item = (usize, &'a Fate)>, title_of_ended: &str) -> String {
     let mut stuck = String::new();
     let (mut failed, mut ended, mut done) =
         (Groups::default(), Groups::default(), Groups::default());
@@ -120,7 +120,7 @@ fn fates<'a>(ranks: impl Iterator<Item = (usize, &'a Rank)>, title_of_ended: &st
     })
 }
 
-/// Ranks that met the same fate, in the order of the fates' first ranks.
+/// Ranks grouped by how they ended, each group in the order of its first rank.
 #[derive(Default)]
 struct Groups(Vec<(String, BTreeSet<usize>)>);
 
@@ -161,16 +161,16 @@ mod tests {
         Ending::Signal { number, core_dumped: false }
     }
 
-    fn ranks(exits: &[Option<(Ending, Option<Signal>)>]) -> Vec<Rank> {
+    fn ranks(exits: &[Option<(Ending, Option<Signal>)>]) -> Vec<Fate> {
         let at = Duration::from_millis(12_340);
-        let rank = |(i, exit): (usize, &Option<(Ending, Option<Signal>)>)| Rank {
+        let rank = |(i, exit): (usize, &Option<(Ending, Option<Signal>)>)| Fate {
             pid: Pid::from_raw(100 + i as i32).unwrap(),
             exit: exit.map(|(ending, told)| Exit { ending, at, told }),
         };
         exits.iter().enumerate().map(rank).collect()
     }
 
-    fn text(verdict: Verdict, ranks: &[Rank], tail: &[&str]) -> String {
+    fn text(verdict: Verdict, ranks: &[Fate], tail: &[&str]) -> String {
         let tail: Vec<Vec<u8>> = tail.iter().map(|line| line.as_bytes().to_vec()).collect();
         String::from_utf8(render(verdict, ranks, &tail)).unwrap()
     }

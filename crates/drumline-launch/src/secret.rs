@@ -1,13 +1,13 @@
 //! The job's secret, and how the workers get it.
 //!
-//! It is a sealed file in memory, which workers inherit as an open descriptor and find through
-//! `DRUMLINE_SECRET_FILE`. A command line could be read by everybody on the machine. A variable
-//! could be read by the same user only, as the descriptor can; but variables get around: programs
-//! print them when they crash, logs and notebooks show them, every child passes them on.
+//! The secret is in a sealed file in memory. Workers inherit its open descriptor and find it through
+//! `DRUMLINE_SECRET_FILE`. Every user of the host could read a command line. Only the same user can
+//! read a variable, as with the descriptor; but programs print variables when they crash, logs and
+//! notebooks show them, and every child inherits them.
 //!
-//! The price: a program between the launcher and the rank that closes descriptors (Python's
-//! `subprocess` does unless told not to) cuts the ranks off. They say so, and a secret in the
-//! launcher's own environment is handed on as it is.
+//! The price: a program between launcher and rank that closes descriptors (as Python's `subprocess`
+//! does by default) leaves the rank without the secret. The rank's error then says so. A secret in the
+//! launcher's own environment is passed on unchanged.
 
 use std::{
     fs::{File, Permissions},
@@ -30,7 +30,7 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub(crate) struct JobSecret {
     secret: Secret,
-    /// Absent where the workers inherit the user's own variable.
+    /// `None` if the workers inherit the user's own variable.
     file: Option<OwnedFd>,
 }
 
@@ -52,13 +52,13 @@ impl JobSecret {
         &self.secret
     }
 
-    /// Where a worker finds it, unless its environment says so already.
+    /// Where a worker finds the secret; `None` if a variable of the user's says so.
     pub(crate) fn path(&self) -> Option<String> {
         self.file.as_ref().map(|file| format!("/proc/self/fd/{}", file.as_raw_fd()))
     }
 }
 
-/// A file that only this user can open and nobody can change, and that survives exec.
+/// A file in memory that only this user can open, that cannot be changed, and that survives exec.
 fn sealed(secret: &Secret) -> std::io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let mut file = File::from(memfd_create("drumline-secret", flags)?);
@@ -67,7 +67,7 @@ fn sealed(secret: &Secret) -> std::io::Result<OwnedFd> {
     let all = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
     fcntl_add_seals(&file, all)?;
     let file = match fcntl_dupfd_cloexec(file.as_fd(), DESCRIPTOR_MIN) {
-        // So few are allowed here.
+        // The limit of open files is below DESCRIPTOR_MIN.
         Err(Errno::INVAL) => file.into(),
         other => other?,
     };

@@ -1,4 +1,4 @@
-//! The signals that reach the launcher, as something to poll.
+//! Signals to the launcher, behind a descriptor that can be polled.
 
 use std::{
     fs,
@@ -13,8 +13,8 @@ use signal_hook::iterator::{backend::SignalDelivery, exfiltrator::SignalOnly};
 
 use crate::{Error, Result};
 
-/// All signals that the launcher listens to: those that end a job, those that programs and
-/// batch systems use to talk to each other, and those of job control.
+/// All signals that the launcher handles: signals that end a job, signals between batch systems and
+/// programs, and signals of job control.
 const LISTENED_TO: [Signal; 8] = [
     Signal::INT,
     Signal::TERM,
@@ -31,8 +31,8 @@ const LISTENED_TO: [Signal; 8] = [
 pub(crate) struct Signals(SignalDelivery<UnixStream, SignalOnly>);
 
 impl Signals {
-    /// Listens from now on, except to signals that are ignored: `nohup` and shells that start a
-    /// job in the background mean that to last.
+    /// Handles signals from now on, except ignored ones: `nohup`, and a shell that starts a job in the
+    /// background, ignore signals on purpose.
     pub(crate) fn listen() -> Result<Signals> {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let ignored = ignored(&status);

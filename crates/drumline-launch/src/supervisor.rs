@@ -9,13 +9,13 @@
 //!       shutdown_timeout or another Ctrl-C kills
 //! ```
 //!
-//! For a moment after the first failure nothing is sent. The other workers notice that a peer is
-//! gone and say so in their own words; and of failures in one moment the likeliest origin is
-//! picked, before our own signals blur the picture.
+//! For 100 ms after the first failure the supervisor sends nothing. In that time the other workers
+//! notice that a peer is gone and report it themselves. Of several failures in that time the supervisor
+//! picks the likeliest origin, before its own signals cause more endings.
 //!
-//! Whoever drives it hands in what happened and how late it is, and carries out the [`Order`]s
-//! that come back. The job is over when [`Supervisor::verdict`] says so: when the last worker has
-//! exited, or, lest the launcher hang, when one outlives its SIGKILL (it is stuck in the kernel).
+//! The caller hands in every [`Event`] with its time, and carries out the [`Order`]s that come back.
+//! The job is over when [`Supervisor::verdict`] is `Some`: when the last worker has exited, or when a
+//! worker outlives SIGKILL because it is stuck in the kernel.
 //!
 //! ```
 //! use std::time::Duration;
@@ -70,7 +70,7 @@ impl Default for Policy {
     }
 }
 
-/// Something that happened.
+/// An event of the launcher.
 ///
 /// ```
 /// use std::time::Duration;
@@ -91,7 +91,7 @@ pub enum Event<'a> {
     Tick,
 }
 
-/// Send `signal` to a worker, which has not exited.
+/// Send `signal` to a worker that has not exited.
 ///
 /// ```
 /// use std::time::Duration;
@@ -161,8 +161,8 @@ pub struct Exit {
     pub told: Option<Signal>,
 }
 
-/// Whether `signal` asks a job to end. The others are passed on, and mean what the workers make of
-/// them.
+/// Whether `signal` asks a job to end. All other signals are passed on and have no meaning for the
+/// launcher.
 pub(crate) fn ends_a_job(signal: Signal) -> bool {
     [Signal::INT, Signal::TERM, Signal::HUP, Signal::QUIT].contains(&signal)
 }
@@ -184,16 +184,16 @@ pub(crate) fn ends_a_job(signal: Signal) -> bool {
 #[derive(Clone, Debug)]
 pub struct Supervisor {
     policy: Policy,
-    workers: Vec<Worker>,
+    workers: Vec<Watched>,
     phase: Phase,
-    /// Why the job ends, from the moment on when it has to.
+    /// Why the job ends; `None` while it runs.
     cause: Option<Verdict>,
-    /// When the last signal arrived that asks the job to end.
+    /// When the latest signal arrived that asks the job to end.
     asked_at: Option<Duration>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct Worker {
+struct Watched {
     exit: Option<Exit>,
     told: Option<Signal>,
 }
@@ -207,53 +207,33 @@ enum Phase {
     GivenUp,
 }
 
-/// How long the others may take to notice a failure by themselves, and how far apart ends may be
-/// seen that have one origin: a dying process closes its sockets, its peer exits with an error
-/// about that, and only then the first counts as exited.
+/// How long the others may take to notice a failure by themselves. Exits within this time may have one
+/// origin, in any order: a dying process closes its sockets, its peer exits with an error about that,
+/// and only then the kernel reports the first process as exited.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// After SIGKILL a process is gone at once, unless it is stuck in the kernel: a dead disk or
-/// device. A second failure report would help nobody then, nor would waiting for ever.
+/// After SIGKILL a process is gone at once, unless it is stuck in the kernel (a dead disk or device).
+/// Then the supervisor gives up, so that the launcher does not hang.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
 
-/// `timeout` and systemd send two signals in one go. The second is no sign of impatience.
+/// `timeout` and systemd send two signals at once. A second signal within this time is ignored.
 const ECHO: Duration = Duration::from_millis(100);
 
 impl Supervisor {
     /// Watches `workers` running processes.
-    ///
-    /// ```
-    /// use drumline_launch::supervisor::{Policy, Supervisor};
-    ///
-    /// let supervisor = Supervisor::new(4, Policy::default());
-    /// assert_eq!((supervisor.exits().len(), supervisor.verdict()), (4, None)); // all run
-    /// ```
     pub fn new(workers: usize, policy: Policy) -> Self {
         Supervisor {
             policy,
-            workers: vec![Worker::default(); workers],
+            workers: vec![Watched::default(); workers],
             phase: Phase::Running,
             cause: None,
             asked_at: None,
         }
     }
 
-    /// Takes in what happened at `now`, a time that never runs backwards, and says what to do.
+    /// Handles `event`, which happened at `now`, and returns what to do. `now` never runs backwards.
     ///
-    /// Nothing has to be done any more once there is a [`verdict`](Self::verdict).
-    ///
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// use drumline_launch::{Ending, supervisor::{Event, Order, Policy, Signal, Supervisor}};
-    ///
-    /// let mut supervisor = Supervisor::new(2, Policy::default());
-    /// let at = Duration::from_millis;
-    /// let orders = supervisor.handle(at(0), Event::Exited(&[(1, Ending::Code(3))]));
-    /// assert!(orders.is_empty()); // for a moment, rank 0 may find out by itself
-    /// let orders = supervisor.handle(at(100), Event::Tick);
-    /// assert_eq!(orders, [Order { worker: 0, signal: Signal::TERM }]);
-    /// ```
+    /// Returns nothing once there is a [`verdict`](Self::verdict).
     pub fn handle(&mut self, now: Duration, event: Event<'_>) -> Vec<Order> {
         if self.verdict().is_some() {
             return Vec::new();
@@ -279,18 +259,6 @@ impl Supervisor {
     }
 
     /// When the next [`Event::Tick`] is due, if ever.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// use drumline_launch::{Ending, supervisor::{Event, Policy, Supervisor}};
-    ///
-    /// let mut supervisor = Supervisor::new(2, Policy::default());
-    /// let at = Duration::from_secs;
-    /// assert_eq!(supervisor.deadline(), None); // a job may run for ever
-    /// supervisor.handle(at(9), Event::Exited(&[(1, Ending::Code(3))]));
-    /// assert_eq!(supervisor.deadline(), Some(at(9) + Duration::from_millis(100)));
-    /// ```
     pub fn deadline(&self) -> Option<Duration> {
         match self.phase {
             Phase::Failing { tell_at: deadline, .. }
@@ -301,36 +269,12 @@ impl Supervisor {
     }
 
     /// How the job went, as soon as it is over.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// use drumline_launch::{Ending, supervisor::{Event, Policy, Supervisor, Verdict}};
-    ///
-    /// let mut supervisor = Supervisor::new(2, Policy::default());
-    /// let at = Duration::from_secs;
-    /// supervisor.handle(at(1), Event::Exited(&[(0, Ending::Code(0))]));
-    /// assert_eq!(supervisor.verdict(), None); // rank 1 still runs
-    /// supervisor.handle(at(2), Event::Exited(&[(1, Ending::Code(0))]));
-    /// assert_eq!(supervisor.verdict(), Some(Verdict::Success));
-    /// ```
     pub fn verdict(&self) -> Option<Verdict> {
         let over = self.phase == Phase::GivenUp || self.workers.iter().all(|w| w.exit.is_some());
         over.then_some(self.cause.unwrap_or(Verdict::Success))
     }
 
     /// The end of each worker, `None` for those that have not exited.
-    ///
-    /// ```
-    /// use std::time::Duration;
-    ///
-    /// use drumline_launch::{Ending, supervisor::{Event, Policy, Supervisor}};
-    ///
-    /// let mut supervisor = Supervisor::new(2, Policy::default());
-    /// supervisor.handle(Duration::ZERO, Event::Exited(&[(0, Ending::Code(3))]));
-    /// let endings: Vec<_> = supervisor.exits().map(|exit| exit.map(|exit| exit.ending)).collect();
-    /// assert_eq!(endings, [Some(Ending::Code(3)), None]);
-    /// ```
     pub fn exits(&self) -> impl ExactSizeIterator<Item = Option<Exit>> {
         self.workers.iter().map(|worker| worker.exit)
     }
@@ -358,7 +302,8 @@ impl Supervisor {
         self.cause = Some(Verdict::Failed { worker });
         if self.phase == Phase::Running {
             let kill_at = now.saturating_add(self.policy.kill_after);
-            self.phase = Phase::Failing { tell_at: kill_at.min(now + SETTLE), kill_at };
+            self.phase =
+                Phase::Failing { tell_at: kill_at.min(now.saturating_add(SETTLE)), kill_at };
         }
     }
 
@@ -373,7 +318,7 @@ impl Supervisor {
                 self.end(signal, now.saturating_add(self.policy.shutdown_timeout))
             }
             Phase::Failing { .. } | Phase::Ending { .. }
-                if previous.is_some_and(|at| now < at + ECHO) =>
+                if previous.is_some_and(|at| now < at.saturating_add(ECHO)) =>
             {
                 Vec::new()
             }

@@ -1,8 +1,8 @@
-//! One worker process, from its start to its burial.
+//! One worker process, from its start until its exit status is collected.
 //!
-//! The launcher does not execute the program itself but a copy of its own binary
-//! ([`exec_as_worker`]), which asks the kernel to kill it when the launcher dies and then becomes
-//! the program. Between fork and exec this would take unsafe code; after exec it does not.
+//! The launcher executes its own binary once more for each worker. This process calls
+//! [`exec_as_worker`]: it asks the kernel for SIGKILL at the launcher's death, and then becomes the
+//! program. Between fork and exec the same would take unsafe code; after exec it does not.
 
 use std::{
     env,
@@ -14,7 +14,6 @@ use std::{
     },
     path::Path,
     process::{Child, Command, Stdio},
-    sync::OnceLock,
     time::Duration,
 };
 
@@ -30,33 +29,19 @@ use rustix::{
 use crate::{
     Ending, Error, Result,
     environment::{NOT_INHERITED, NUMA_BINDING},
+    job::Job,
 };
 
-/// The first argument with which [`run`](crate::run) executes its own binary for each worker,
-/// which then has to call [`exec_as_worker`]. The others are the process number of the launcher,
-/// `--`, the program's path, its name, and its arguments.
-pub(crate) const EXEC_SUBCOMMAND: &str = "exec-worker";
-
-/// What the launcher starts to have [`EXEC_SUBCOMMAND`] carried out: a program with arguments.
-static ITSELF: OnceLock<Vec<OsString>> = OnceLock::new();
-
-/// Sets it, unless it is empty. The first call counts.
-pub(crate) fn start_by(itself: Vec<OsString>) {
-    if !itself.is_empty() {
-        let _ = ITSELF.set(itself);
-    }
-}
-
-fn itself() -> &'static [OsString] {
-    // Not current_exe(): the binary may be replaced while the job is being started.
-    ITSELF.get_or_init(|| vec!["/proc/self/exe".into()])
-}
+/// The first argument with which [`run`](crate::run()) executes its own binary for each worker. The
+/// binary must then call [`exec_as_worker`]. The other arguments are the process number of the
+/// launcher, `--`, the program's path, its name, and its arguments.
+pub const EXEC_SUBCOMMAND: &str = "exec-worker";
 
 /// A worker in a process group of its own. A Ctrl-C at the terminal therefore reaches only the
 /// launcher, which passes it on.
 ///
-/// Its exit status stays with the kernel until it is dropped: so its number cannot be given to
-/// another process, and a signal to its group never hits a stranger.
+/// The kernel keeps the exit status of the process until the `Worker` is dropped. Until then it gives
+/// the process number to no other process, so a signal to the group never hits a stranger.
 #[derive(Debug)]
 pub(crate) struct Worker {
     child: Child,
@@ -72,30 +57,36 @@ pub(crate) struct Streams {
 }
 
 impl Worker {
-    /// Starts `program` under the name `name`, with an empty stdin.
+    /// Starts the program of `job`, found at `program`, with an empty stdin.
     ///
-    /// The kernel binds a worker's life to the calling thread, which must therefore be the one
-    /// that waits for it.
+    /// The kernel kills the worker when the calling thread ends. Therefore the thread that waits for
+    /// the worker must start it.
     pub(crate) fn spawn(
+        job: &Job,
         program: &Path,
-        name: &OsStr,
-        arguments: &[OsString],
         environment: impl IntoIterator<Item = (&'static str, String)>,
     ) -> Result<(Worker, Streams)> {
-        let [first, others @ ..] = itself() else { unreachable!("it has a name") };
-        let mut command = Command::new(first);
+        let mut command = match job.relaunch.split_first() {
+            Some((first, others)) => {
+                let mut command = Command::new(first);
+                command.args(others);
+                command
+            }
+            None => {
+                // Not current_exe(): the binary may be replaced while the job is being started.
+                let mut command = Command::new("/proc/self/exe");
+                command.arg0("drumline");
+                command
+            }
+        };
         for name in NOT_INHERITED {
             command.env_remove(name);
         }
-        if others.is_empty() {
-            command.arg0("drumline");
-        }
         let mut child = command
-            .args(others)
             .args([EXEC_SUBCOMMAND, &std::process::id().to_string(), "--"])
             .arg(program)
-            .arg(name)
-            .args(arguments)
+            .arg(&job.program)
+            .args(&job.arguments)
             .envs(environment)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -144,10 +135,10 @@ impl Worker {
         }))
     }
 
-    /// Sends `signal` to the process and, as a terminal does, to those it started; signals whose
-    /// meaning is the program's own to the process only, because they kill who does not know them.
+    /// Sends `signal` to the process and, as a terminal does, to the processes it started. SIGUSR1 and
+    /// SIGUSR2 go to the process only: they would kill a child that has no handler for them.
     pub(crate) fn signal(&self, signal: Signal) {
-        // The only way to fail is that nobody is left.
+        // This fails only if no process is left.
         let _ = match signal {
             Signal::USR1 | Signal::USR2 => pidfd_send_signal(&self.pidfd, signal),
             _ => kill_process_group(self.pid, signal),
@@ -155,8 +146,7 @@ impl Worker {
     }
 }
 
-/// Nothing outlives its `Worker`: the process is killed, and with it what it left behind in its
-/// group.
+/// Kills the process and everything that is left in its process group.
 impl Drop for Worker {
     fn drop(&mut self) {
         self.signal(Signal::KILL);
@@ -172,8 +162,8 @@ impl Drop for Worker {
 /// Becomes `program`, called `command[0]`, with the arguments `command[1..]`; the kernel will kill
 /// it when the process `launcher` dies. Returns only if something fails.
 ///
-/// For the `main` of a binary that calls [`run`](crate::run): see [`EXEC_SUBCOMMAND`].
-pub(crate) fn exec_as_worker(launcher: i32, program: &OsStr, command: &[OsString]) -> Error {
+/// For the `main` of a binary that calls [`run`](crate::run()): see [`EXEC_SUBCOMMAND`].
+pub fn exec_as_worker(launcher: i32, program: &OsStr, command: &[OsString]) -> Error {
     let (name, arguments) = match command.split_first() {
         Some((name, arguments)) => (name.as_os_str(), arguments),
         None => (program, command),
@@ -181,7 +171,7 @@ pub(crate) fn exec_as_worker(launcher: i32, program: &OsStr, command: &[OsString
     if let Err(error) = set_parent_process_death_signal(Some(Signal::KILL)) {
         return Error::system("ask for a signal at the launcher's death")(error);
     }
-    // It may have died before it was asked for.
+    // The launcher may have died before the kernel was asked.
     if getppid().map(Pid::as_raw_pid) != Some(launcher) {
         return Error::system("start a worker")(io::Error::other("the launcher is gone"));
     }

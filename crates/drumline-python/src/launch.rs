@@ -1,12 +1,12 @@
-//! The launcher in the process of its caller.
+//! The command line in the process of its caller.
 
 use std::ffi::OsString;
 
 use pyo3::prelude::*;
 
-/// Runs the command line `drumline ...`; `arguments` begin with the name of the program. Returns
-/// the exit code.
+/// Runs the command line `drumline ...` and returns its exit code. `arguments` begin with the name of
+/// the program. `itself` is the command that calls this function again in a new process.
 #[pyfunction]
 pub(crate) fn main(py: Python<'_>, arguments: Vec<OsString>, itself: Vec<OsString>) -> u8 {
-    py.detach(|| drumline_launch::main(arguments, itself))
+    py.detach(|| drumline_cli::main(arguments, itself))
 }

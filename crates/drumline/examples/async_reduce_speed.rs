@@ -2,8 +2,8 @@
 //! order on each rank and in each step, against one all-reduce of the same 184 MiB.
 //!
 //! ```sh
-//! cargo build --release -p drumline-launch -p drumline --example async_reduce_speed
-//! cargo run --release -p drumline-launch -- run --nproc-per-node 2 \
+//! cargo build --release -p drumline-cli -p drumline --example async_reduce_speed
+//! cargo run --release -p drumline-cli -- run --nproc-per-node 2 \
 //!     target/release/examples/async_reduce_speed
 //! ```
 //!

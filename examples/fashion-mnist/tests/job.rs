@@ -20,7 +20,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_fashion-mnist");
 /// The launcher, which lies beside the program: testing the whole workspace builds both.
 fn launcher() -> PathBuf {
     let launcher = Path::new(PROGRAM).with_file_name("drumline");
-    assert!(launcher.exists(), "build it first: cargo build -p drumline-launch");
+    assert!(launcher.exists(), "build it first: cargo build -p drumline-cli");
     launcher
 }
 

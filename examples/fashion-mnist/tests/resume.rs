@@ -21,7 +21,7 @@ fn command(directory: &Path, ranks: usize, arguments: &str) -> Command {
         Command::new(PROGRAM)
     } else {
         let launcher = Path::new(PROGRAM).with_file_name("drumline");
-        assert!(launcher.exists(), "build it first: cargo build -p drumline-launch");
+        assert!(launcher.exists(), "build it first: cargo build -p drumline-cli");
         let mut command = Command::new(launcher);
         command.args(["run", "--nproc-per-node", &ranks.to_string(), PROGRAM]);
         command

@@ -1,0 +1,240 @@
+//! What can be measured: the buffers and the result of each operation, and how its bandwidth counts.
+
+use std::{fmt, ops::Range};
+
+use super::choice::{Choice, named};
+
+/// What is measured: a collective, or an exchange of messages.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Operation {
+    AllReduce,
+    Reduce,
+    Broadcast,
+    AllGather,
+    Gather,
+    Scatter,
+    ReduceScatter,
+    AllToAll,
+    Scan,
+    ExclusiveScan,
+    /// Each rank sends to the next rank and receives from the previous one.
+    SendRecv,
+    Barrier,
+}
+
+named!(Operation: AllReduce = "all_reduce", Reduce = "reduce", Broadcast = "broadcast",
+    AllGather = "all_gather", Gather = "gather", Scatter = "scatter",
+    ReduceScatter = "reduce_scatter", AllToAll = "all_to_all", Scan = "scan",
+    ExclusiveScan = "exclusive_scan", SendRecv = "sendrecv", Barrier = "barrier");
+
+impl Choice for Operation {
+    const ALL: &'static [Operation] = &[
+        Operation::AllReduce,
+        Operation::Reduce,
+        Operation::Broadcast,
+        Operation::AllGather,
+        Operation::Gather,
+        Operation::Scatter,
+        Operation::ReduceScatter,
+        Operation::AllToAll,
+        Operation::Scan,
+        Operation::ExclusiveScan,
+        Operation::SendRecv,
+        Operation::Barrier,
+    ];
+}
+
+/// Whether the result replaces the input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Place {
+    Out,
+    In,
+}
+
+named!(Place: Out = "out", In = "in");
+
+impl Choice for Place {
+    const ALL: &'static [Place] = &[Place::Out, Place::In];
+}
+
+/// How many elements the buffers of a rank have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Lengths {
+    /// 0 if the operation works in place.
+    pub(super) input: usize,
+    /// The length of the only buffer if the operation works in place.
+    pub(super) output: usize,
+}
+
+/// Where elements of a result come from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Source {
+    /// The input of this rank.
+    Rank(usize),
+    /// The inputs of these ranks, combined.
+    Combined(Range<usize>),
+}
+
+/// A part of a result: `len` elements of `source`, beginning with its element `start`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Part {
+    pub(super) source: Source,
+    pub(super) start: usize,
+    pub(super) len: usize,
+}
+
+impl Operation {
+    /// The places in which the library has this operation.
+    pub(super) fn places(self) -> &'static [Place] {
+        use Operation::*;
+        match self {
+            AllReduce | Reduce => &[Place::Out, Place::In],
+            AllGather | Gather | Scatter | ReduceScatter | AllToAll | SendRecv => &[Place::Out],
+            Broadcast | Scan | ExclusiveScan | Barrier => &[Place::In],
+        }
+    }
+
+    pub(super) fn reduces(self) -> bool {
+        use Operation::*;
+        matches!(self, AllReduce | Reduce | ReduceScatter | Scan | ExclusiveScan)
+    }
+
+    pub(super) fn has_root(self) -> bool {
+        use Operation::*;
+        matches!(self, Reduce | Broadcast | Gather | Scatter)
+    }
+
+    /// The factor from algorithm bandwidth (size divided by time) to bus bandwidth, as in nccl-tests.
+    pub(super) fn bus_factor(self, ranks: usize) -> f64 {
+        use Operation::*;
+        let others = (ranks - 1) as f64 / ranks as f64;
+        match self {
+            AllReduce => 2.0 * others,
+            AllGather | Gather | Scatter | ReduceScatter | AllToAll => others,
+            Reduce | Broadcast | Scan | ExclusiveScan | SendRecv | Barrier => 1.0,
+        }
+    }
+
+    /// The elements of a block if the longest buffer of a rank has `elements`.
+    pub(super) fn block(self, elements: usize, ranks: usize) -> usize {
+        use Operation::*;
+        match self {
+            AllReduce | Reduce | Broadcast | Scan | ExclusiveScan | SendRecv => elements,
+            AllGather | Gather | Scatter | ReduceScatter | AllToAll => elements / ranks,
+            Barrier => 0,
+        }
+    }
+
+    /// The elements of the longest buffer of a rank, for blocks of `block` elements.
+    pub(super) fn longest(self, block: usize, ranks: usize) -> usize {
+        use Operation::*;
+        match self {
+            AllGather | Gather | Scatter | ReduceScatter | AllToAll => block * ranks,
+            _ => block,
+        }
+    }
+
+    pub(super) fn lengths(
+        self,
+        place: Place,
+        block: usize,
+        ranks: usize,
+        is_root: bool,
+    ) -> Lengths {
+        use Operation::*;
+        let all = block * ranks;
+        let at_root = |len| if is_root { len } else { 0 };
+        let (input, output) = match self {
+            _ if place == Place::In => (0, block),
+            AllReduce | SendRecv => (block, block),
+            Reduce => (block, at_root(block)),
+            AllGather => (block, all),
+            Gather => (block, at_root(all)),
+            Scatter => (at_root(all), block),
+            ReduceScatter => (all, block),
+            AllToAll => (all, all),
+            Broadcast | Scan | ExclusiveScan | Barrier => (0, block),
+        };
+        Lengths { input, output }
+    }
+
+    /// The parts of which the output of `rank` must consist.
+    pub(super) fn result(
+        self,
+        place: Place,
+        block: usize,
+        ranks: usize,
+        root: usize,
+        rank: usize,
+    ) -> Vec<Part> {
+        use Operation::*;
+        let whole = |source| vec![Part { source, start: 0, len: block }];
+        let mine = |source| Part { source, start: rank * block, len: block };
+        let blocks = |start: usize| {
+            let part = |from| Part { source: Source::Rank(from), start, len: block };
+            (0..ranks).map(part).collect()
+        };
+        match self {
+            AllReduce => whole(Source::Combined(0..ranks)),
+            Reduce if rank == root => whole(Source::Combined(0..ranks)),
+            // Its own input, unchanged.
+            Reduce if place == Place::In => whole(Source::Rank(rank)),
+            Gather if rank == root => blocks(0),
+            Reduce | Gather | Barrier => Vec::new(),
+            Broadcast => whole(Source::Rank(root)),
+            AllGather => blocks(0),
+            Scatter => vec![mine(Source::Rank(root))],
+            ReduceScatter => vec![mine(Source::Combined(0..ranks))],
+            AllToAll => blocks(rank * block),
+            ExclusiveScan if rank == 0 => whole(Source::Rank(0)),
+            ExclusiveScan => whole(Source::Combined(0..rank)),
+            Scan => whole(Source::Combined(0..rank + 1)),
+            SendRecv => whole(Source::Rank((rank + ranks - 1) % ranks)),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_fill_the_outputs() {
+        let (ranks, block) = (5, 7);
+        for &operation in Operation::ALL {
+            for &place in operation.places() {
+                for rank in 0..ranks {
+                    let lengths = operation.lengths(place, block, ranks, rank == 2);
+                    let parts = operation.result(place, block, ranks, 2, rank);
+                    let len: usize = parts.iter().map(|part| part.len).sum();
+                    let expected = if operation == Operation::Barrier { 0 } else { lengths.output };
+                    assert_eq!(len, expected, "{operation} {place}, rank {rank}");
+                    // No part is longer than an input.
+                    let longest = operation.longest(block, ranks);
+                    assert!(parts.iter().all(|part| part.start + part.len <= longest));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sizes_are_those_of_the_longest_buffer() {
+        for &operation in Operation::ALL {
+            for &place in operation.places() {
+                let block = operation.block(120, 4);
+                let of = |is_root| operation.lengths(place, block, 4, is_root);
+                let longest = [of(true), of(false)].map(|it| it.input.max(it.output));
+                let expected = if operation == Operation::Barrier { 0 } else { 120 };
+                assert_eq!(longest.into_iter().max(), Some(expected), "{operation} {place}");
+                assert_eq!(operation.longest(block, 4), expected, "{operation}");
+            }
+        }
+    }
+
+    #[test]
+    fn bandwidth_counts_as_in_nccl_tests() {
+        assert_eq!(Operation::AllReduce.bus_factor(4), 1.5);
+        assert_eq!(Operation::AllGather.bus_factor(4), 0.75);
+        assert_eq!(Operation::Broadcast.bus_factor(4), 1.0);
+    }
+}

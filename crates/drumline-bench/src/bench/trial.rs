@@ -1,0 +1,239 @@
+//! One case: an operation with its buffers, and how a rank calls it.
+
+use std::{
+    mem,
+    time::{Duration, Instant},
+};
+
+use drumline::{
+    Bool, Complex, DType, Error, F8E4M3, F8E5M2, ProcessGroup, ReduceOp, RegisteredBuffer, Result,
+    bf16, f16,
+};
+
+use super::{
+    answers::{Answers, Sample},
+    choice::{Buffers, CallStyle},
+    operation::{Operation, Place},
+};
+
+/// An operation with everything that decides its time, without buffers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Case {
+    pub(super) operation: Operation,
+    pub(super) place: Place,
+    pub(super) dtype: DType,
+    pub(super) op: ReduceOp,
+    pub(super) root: usize,
+    /// In elements.
+    pub(super) block: usize,
+    pub(super) buffers: Buffers,
+    pub(super) style: CallStyle,
+}
+
+/// A case with its buffers, of any element type.
+pub(super) trait Trial {
+    /// Writes this rank's inputs for that salt.
+    fn rewrite(&mut self, salt: usize);
+
+    /// Fills all buffers with zeros, which no operation changes.
+    fn clear(&mut self);
+
+    /// Carries the operation out `count` times, and returns the time.
+    fn run(&mut self, count: usize) -> Result<Duration>;
+
+    /// The number of wrong elements in this rank's result.
+    fn wrong(&self, salt: usize) -> u64;
+}
+
+impl Case {
+    /// The case with its buffers on this rank of `group`.
+    pub(super) fn trial<'a>(self, group: &'a ProcessGroup) -> Result<Box<dyn Trial + 'a>> {
+        Ok(match self.dtype {
+            DType::U8 => Box::new(Typed::<u8>::new(self, group)?),
+            DType::U16 => Box::new(Typed::<u16>::new(self, group)?),
+            DType::U32 => Box::new(Typed::<u32>::new(self, group)?),
+            DType::U64 => Box::new(Typed::<u64>::new(self, group)?),
+            DType::I8 => Box::new(Typed::<i8>::new(self, group)?),
+            DType::I16 => Box::new(Typed::<i16>::new(self, group)?),
+            DType::I32 => Box::new(Typed::<i32>::new(self, group)?),
+            DType::I64 => Box::new(Typed::<i64>::new(self, group)?),
+            DType::F16 => Box::new(Typed::<f16>::new(self, group)?),
+            DType::Bf16 => Box::new(Typed::<bf16>::new(self, group)?),
+            DType::F32 => Box::new(Typed::<f32>::new(self, group)?),
+            DType::F64 => Box::new(Typed::<f64>::new(self, group)?),
+            DType::F8E4M3 => Box::new(Typed::<F8E4M3>::new(self, group)?),
+            DType::F8E5M2 => Box::new(Typed::<F8E5M2>::new(self, group)?),
+            DType::Complex64 => Box::new(Typed::<Complex<f32>>::new(self, group)?),
+            DType::Complex128 => Box::new(Typed::<Complex<f64>>::new(self, group)?),
+            DType::Bool => Box::new(Typed::<Bool>::new(self, group)?),
+            other => {
+                let problem = format!("it does not know elements of type {other}");
+                return Err(Error::InvalidArgument { operation: "bench", problem });
+            }
+        })
+    }
+}
+
+/// Memory of one kind.
+enum Buffer<T: Sample> {
+    Private(Vec<T>),
+    Registered(RegisteredBuffer<T>),
+}
+
+impl<T: Sample> Buffer<T> {
+    fn new(kind: Buffers, group: &ProcessGroup, len: usize) -> Result<Buffer<T>> {
+        Ok(match kind {
+            Buffers::Staged => Buffer::Private(vec![T::zeroed(); len]),
+            Buffers::Registered => Buffer::Registered(group.alloc_registered(len)?),
+        })
+    }
+
+    fn take(&mut self) -> Buffer<T> {
+        mem::replace(self, Buffer::Private(Vec::new()))
+    }
+}
+
+impl<T: Sample> AsRef<[T]> for Buffer<T> {
+    fn as_ref(&self) -> &[T] {
+        match self {
+            Buffer::Private(buffer) => buffer,
+            Buffer::Registered(buffer) => buffer,
+        }
+    }
+}
+
+impl<T: Sample> AsMut<[T]> for Buffer<T> {
+    fn as_mut(&mut self) -> &mut [T] {
+        match self {
+            Buffer::Private(buffer) => buffer,
+            Buffer::Registered(buffer) => buffer,
+        }
+    }
+}
+
+struct Typed<'a, T: Sample> {
+    case: Case,
+    group: &'a ProcessGroup,
+    answers: Answers<T>,
+    /// Empty if the operation works in place.
+    input: Buffer<T>,
+    output: Buffer<T>,
+}
+
+impl<'a, T: Sample> Typed<'a, T> {
+    fn new(case: Case, group: &'a ProcessGroup) -> Result<Typed<'a, T>> {
+        let Case { operation, place, op, root, block, buffers, .. } = case;
+        let (rank, ranks) = (group.rank(), group.world_size());
+        let lengths = operation.lengths(place, block, ranks, rank == root);
+        let parts = operation.result(place, block, ranks, root, rank);
+        Ok(Typed {
+            case,
+            group,
+            answers: Answers::new(op, ranks, rank, parts),
+            input: Buffer::new(buffers, group, lengths.input)?,
+            output: Buffer::new(buffers, group, lengths.output)?,
+        })
+    }
+
+    /// The ranks after and before this one, in a ring.
+    fn neighbours(&self) -> (usize, usize) {
+        let (rank, ranks) = (self.group.rank(), self.group.world_size());
+        ((rank + 1) % ranks, (rank + ranks - 1) % ranks)
+    }
+
+    fn blocking(&mut self) -> Result<()> {
+        let Case { operation, place, op, root, .. } = self.case;
+        let (next, before) = self.neighbours();
+        let group = self.group;
+        if operation == Operation::SendRecv {
+            let sending = group.send_async(self.input.take(), next, 0)?;
+            group.recv(self.output.as_mut(), before, 0)?;
+            self.input = sending.wait()?;
+            return Ok(());
+        }
+        let (input, output) = (self.input.as_ref(), self.output.as_mut());
+        match (operation, place) {
+            (Operation::AllReduce, Place::In) => group.all_reduce(output, op),
+            (Operation::AllReduce, Place::Out) => group.all_reduce_into(input, output, op),
+            (Operation::Reduce, Place::In) => group.reduce(output, op, root),
+            (Operation::Reduce, Place::Out) => group.reduce_into(input, output, op, root),
+            (Operation::Broadcast, _) => group.broadcast(output, root),
+            (Operation::AllGather, _) => group.all_gather(input, output),
+            (Operation::Gather, _) => group.gather(input, output, root),
+            (Operation::Scatter, _) => group.scatter(input, output, root),
+            (Operation::ReduceScatter, _) => group.reduce_scatter(input, output, op),
+            (Operation::AllToAll, _) => group.all_to_all(input, output),
+            (Operation::Scan, _) => group.scan(output, op),
+            (Operation::ExclusiveScan, _) => group.exclusive_scan(output, op),
+            (Operation::SendRecv, _) => Ok(()),
+            (Operation::Barrier, _) => group.barrier(),
+        }
+    }
+
+    /// Operations that take their input by value get a copy, which is made before the time is taken.
+    fn background(&mut self) -> Result<Duration> {
+        let Case { operation, place, op, root, .. } = self.case;
+        let (next, before) = self.neighbours();
+        let group = self.group;
+        let input = self.input.as_ref().to_vec();
+        let output = self.output.take();
+        let start = Instant::now();
+        let work = match (operation, place) {
+            (Operation::AllReduce, Place::In) => group.all_reduce_async(output, op),
+            (Operation::AllReduce, Place::Out) => {
+                group.all_reduce_into_async(&input, output, op)?
+            }
+            (Operation::Reduce, _) => group.reduce_async(output, op, root)?,
+            (Operation::Broadcast, _) => group.broadcast_async(output, root)?,
+            (Operation::AllGather, _) => group.all_gather_async(input, output)?,
+            (Operation::Gather, _) => group.gather_async(input, output, root)?,
+            (Operation::Scatter, _) => group.scatter_async(input, output, root)?,
+            (Operation::ReduceScatter, _) => group.reduce_scatter_async(input, output, op)?,
+            (Operation::AllToAll, _) => group.all_to_all_async(input, output)?,
+            (Operation::Scan, _) => group.scan_async(output, op),
+            (Operation::ExclusiveScan, _) => group.exclusive_scan_async(output, op),
+            (Operation::SendRecv, _) => {
+                let sending = group.send_async(input, next, 0)?;
+                let receiving = group.recv_async(output, before, 0)?;
+                self.output = receiving.wait()?;
+                sending.wait()?;
+                return Ok(start.elapsed());
+            }
+            (Operation::Barrier, _) => {
+                group.barrier_async().wait()?;
+                self.output = output;
+                return Ok(start.elapsed());
+            }
+        };
+        self.output = work.wait()?;
+        Ok(start.elapsed())
+    }
+}
+
+impl<T: Sample> Trial for Typed<'_, T> {
+    fn rewrite(&mut self, salt: usize) {
+        let is_in = self.case.place == Place::In;
+        let data = if is_in { self.output.as_mut() } else { self.input.as_mut() };
+        self.answers.fill(salt, data);
+    }
+
+    fn clear(&mut self) {
+        self.input.as_mut().fill(T::zeroed());
+        self.output.as_mut().fill(T::zeroed());
+    }
+
+    fn run(&mut self, count: usize) -> Result<Duration> {
+        if self.case.style == CallStyle::Async {
+            return (0..count).map(|_| self.background()).sum();
+        }
+        let start = Instant::now();
+        for _ in 0..count {
+            self.blocking()?;
+        }
+        Ok(start.elapsed())
+    }
+
+    fn wrong(&self, salt: usize) -> u64 {
+        self.answers.wrong(salt, self.output.as_ref())
+    }
+}

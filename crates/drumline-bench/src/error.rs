@@ -1,0 +1,49 @@
+//! Why nothing can be measured or predicted.
+
+use std::io;
+
+/// What every fallible function of this crate returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why nothing can be measured or predicted.
+///
+/// ```
+/// use drumline_bench::Error;
+///
+/// assert_eq!(Error::Usage("--root 7: there are 2 ranks".into()).exit_code(), 2);
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// An option or a file that it names is invalid. The text says what to write instead.
+    #[error("{0}")]
+    Usage(String),
+
+    /// A collective failed while it was measured.
+    #[error(transparent)]
+    Measure(drumline::Error),
+
+    /// A system call failed.
+    #[error("{what}: {source}")]
+    System {
+        /// What was tried.
+        what: String,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl Error {
+    /// The exit code of a command that ends with this error: 2 for bad usage, else 1.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::Usage(_) => 2,
+            Error::Measure(_) | Error::System { .. } => 1,
+        }
+    }
+
+    /// For `map_err`: makes an [`Error::System`]; `what` names what was tried.
+    pub(crate) fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Error {
+        |source| Error::System { what: what.into(), source: source.into() }
+    }
+}

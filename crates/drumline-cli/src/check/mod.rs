@@ -1,0 +1,56 @@
+//! `drumline check`: tries out what works on this host.
+//!
+//! Two ranks call every operation over every transport and verify the results. The rest of the report
+//! describes what decides the speed.
+
+mod operations;
+mod report;
+mod system;
+mod try_out;
+
+use drumline::{Config, backend};
+
+use self::{
+    report::{Column, Report, TIMEOUT},
+    system::System,
+    try_out::try_out,
+};
+use crate::{Error, Result, output::print};
+
+/// Tries everything out and prints a report, as JSON if asked for. The exit code is 1 if something of
+/// the library's own does not work. A backend that the program has registered gets a column as well.
+///
+/// ```
+/// assert_eq!(drumline_cli::check(false)?, 0);
+/// # Ok::<_, drumline_cli::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// [`Error::Check`] when a setting in the environment is invalid.
+pub fn check(as_json: bool) -> Result<u8> {
+    let config = Config { timeout: TIMEOUT, ..Config::from_env().map_err(Error::Check)? };
+    let config = Config { trace: None, backend: None, all_reduce: None, ..config };
+    let over = |transport, shared_memory, unix_sockets| {
+        let config = Config { shared_memory, unix_sockets, ..config.clone() };
+        try_out(backend::BUILT_IN, transport, &config)
+    };
+    let mut columns =
+        vec![over("shm", true, true), over("unix", false, true), over("tcp", false, false)];
+    columns.push(Column::without_cuda());
+    for name in backend::backends().iter().filter(|name| *name != backend::BUILT_IN) {
+        columns.push(try_out(name, "", &Config { backend: Some(name.clone()), ..config.clone() }));
+    }
+    let torch = [
+        ("gloo", drumline::is_gloo_available()),
+        ("mpi", drumline::is_mpi_available()),
+        ("nccl", drumline::is_nccl_available()),
+    ];
+    let available = torch.map(|(name, is)| (name.to_owned(), is)).into();
+    let report = Report { system: System::look(&config), columns, available };
+    match as_json {
+        true => print(&format!("{:#}\n", report.json()))?,
+        false => print(&report.to_string())?,
+    }
+    Ok(report.failed().into())
+}

@@ -1,0 +1,194 @@
+//! The report, as text and as JSON.
+
+use std::{
+    collections::BTreeMap,
+    fmt::{self, Display},
+    time::Duration,
+};
+
+use drumline::backend;
+use serde_json::{Map, Value, json};
+
+use super::{operations::OPERATIONS, system::System};
+
+pub(super) const RANKS: usize = 2;
+
+/// Two ranks on one host need milliseconds.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
+
+pub(super) const CPU: &str = "cpu";
+
+/// What `drumline check` has found.
+#[derive(Debug)]
+pub(super) struct Report {
+    pub(super) system: System,
+    pub(super) columns: Vec<Column>,
+    /// Backends of torch, and whether they are there.
+    pub(super) available: BTreeMap<String, bool>,
+}
+
+/// The results over one transport or backend.
+#[derive(Debug)]
+pub(super) struct Column {
+    pub(super) backend: String,
+    pub(super) transport: &'static str,
+    pub(super) device: &'static str,
+    /// Why nothing could be tried.
+    pub(super) absent: Option<String>,
+    /// One entry for each operation, in their order: why it failed, `None` if it works.
+    pub(super) tried: Vec<Option<String>>,
+}
+
+/// Cells of a device without a backend, and of a transport that cannot be tried here.
+const NO: &str = "no";
+const ABSENT: &str = "-";
+
+impl Column {
+    /// The column that torch's table of backends has for GPUs.
+    pub(super) fn without_cuda() -> Column {
+        let why = "not built in: operations take buffers in the memory of the host, so copy \
+                   tensors there first";
+        Column {
+            backend: backend::BUILT_IN.to_owned(),
+            transport: "",
+            device: "cuda",
+            absent: Some(why.to_owned()),
+            tried: Vec::new(),
+        }
+    }
+
+    /// `drumline/shm`, or `drumline/cuda`.
+    fn title(&self) -> String {
+        match (self.transport, self.device) {
+            ("", CPU) => self.backend.clone(),
+            ("", device) => format!("{}/{device}", self.backend),
+            (transport, _) => format!("{}/{transport}", self.backend),
+        }
+    }
+
+    fn cell(&self, operation: usize) -> &'static str {
+        match self.tried.get(operation) {
+            None if self.device != CPU => NO,
+            None => ABSENT,
+            Some(None) => "yes",
+            Some(Some(_)) => "FAILED",
+        }
+    }
+
+    /// Lines below the table.
+    fn notes(&self) -> impl Iterator<Item = String> {
+        let absent = self.absent.iter().map(|why| format!("{}: {why}", self.title()));
+        let failed = self.tried.iter().zip(OPERATIONS).filter_map(|(tried, (operation, _))| {
+            let problem = tried.as_ref()?;
+            Some(format!("{}: {operation}: {problem}", self.title()))
+        });
+        absent.chain(failed)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let system = &self.system;
+        let mut line = |name: &str, value: &dyn Display| writeln!(f, "{name:<13}{value}");
+        line("drumline", &env!("CARGO_PKG_VERSION"))?;
+        line("system", &or_unknown(system.kernel.as_ref()))?;
+        line("host", &format!("{}, {} usable cores", system.architecture, system.cores))?;
+        line("NUMA nodes", &or_unknown(system.numa_nodes))?;
+        let gib =
+            system.memory_bytes.map(|bytes| format!("{:.1} GiB", bytes as f64 / 2_f64.powi(30)));
+        line("memory", &or_unknown(gib))?;
+        line("instructions", &list(system.instructions.iter(), "those of every processor"))?;
+        line("ranks share", if self.shares_memory() { &"memory" } else { &"no memory" })?;
+        line("interfaces", &list(system.interfaces.iter(), "none"))?;
+        line("reached at", &system.reached_at)?;
+        let mut backends: Vec<&str> =
+            self.columns.iter().map(|column| column.backend.as_str()).collect();
+        backends.dedup();
+        line("backends", &list(backends.iter(), ""))?;
+        line("auto", &backend::BUILT_IN)?;
+        let (there, absent): (Vec<_>, Vec<_>) = self.available.iter().partition(|(_, is)| **is);
+        line("not there", &list(absent.iter().map(|(name, _)| name), "nothing"))?;
+        if !there.is_empty() {
+            line("there", &list(there.iter().map(|(name, _)| name), ""))?;
+        }
+
+        writeln!(f, "\nTried with {RANKS} ranks, each call within {} s:\n", TIMEOUT.as_secs())?;
+        let titles: Vec<String> = self.columns.iter().map(Column::title).collect();
+        let row = |f: &mut fmt::Formatter<'_>, name: &str, cells: Vec<&str>| {
+            let cells = cells.iter().zip(&titles).map(|(cell, title)| {
+                let width = title.len().max(6);
+                format!("  {cell:<width$}")
+            });
+            let line = format!("{name:<18}{}", cells.collect::<String>());
+            writeln!(f, "{}", line.trim_end())
+        };
+        row(f, "", titles.iter().map(String::as_str).collect())?;
+        row(f, "device", self.columns.iter().map(|column| column.device).collect())?;
+        for (at, (operation, _)) in OPERATIONS.iter().enumerate() {
+            row(f, operation, self.columns.iter().map(|column| column.cell(at)).collect())?;
+        }
+        let notes: Vec<String> = self.columns.iter().flat_map(Column::notes).collect();
+        if !notes.is_empty() {
+            writeln!(f)?;
+        }
+        notes.iter().try_for_each(|note| writeln!(f, "{note}"))
+    }
+}
+
+fn or_unknown(value: Option<impl Display>) -> String {
+    value.map_or_else(|| "unknown".to_owned(), |value| value.to_string())
+}
+
+fn list(items: impl Iterator<Item = impl Display>, none: &str) -> String {
+    let items: Vec<String> = items.map(|item| item.to_string()).collect();
+    if items.is_empty() { none.to_owned() } else { items.join(", ") }
+}
+
+impl Report {
+    /// Whether ranks of this host share memory.
+    fn shares_memory(&self) -> bool {
+        self.columns.iter().any(|column| column.transport == "shm" && column.absent.is_none())
+    }
+
+    /// Whether something of the library's own does not work. A host without shared memory is no failure.
+    pub(super) fn failed(&self) -> bool {
+        let own = |column: &&Column| column.backend == backend::BUILT_IN && column.device == CPU;
+        self.columns.iter().filter(own).any(|column| {
+            let broken = column.tried.iter().any(Option::is_some);
+            broken || (column.absent.is_some() && column.transport != "shm")
+        })
+    }
+
+    pub(super) fn json(&self) -> Value {
+        let system = &self.system;
+        let columns = self.columns.iter().map(|column| {
+            let operations = OPERATIONS.iter().zip(&column.tried).map(|((name, _), problem)| {
+                (name.to_string(), json!({ "works": problem.is_none(), "problem": problem }))
+            });
+            json!({
+                "backend": column.backend,
+                "transport": column.transport,
+                "device": column.device,
+                "absent": column.absent,
+                "operations": operations.collect::<Map<_, _>>(),
+            })
+        });
+        json!({
+            "version": env!("CARGO_PKG_VERSION"),
+            "works": !self.failed(),
+            "host": {
+                "architecture": system.architecture,
+                "kernel": system.kernel,
+                "shares_memory": self.shares_memory(),
+                "cores": system.cores,
+                "numa_nodes": system.numa_nodes,
+                "memory_bytes": system.memory_bytes,
+                "instructions": system.instructions,
+                "interfaces": system.interfaces,
+                "reached_at": system.reached_at,
+            },
+            "available": self.available,
+            "backends": columns.collect::<Vec<_>>(),
+        })
+    }
+}

@@ -1,0 +1,87 @@
+//! What this host has.
+
+use std::{env, fs, net::ToSocketAddrs, thread};
+
+use drumline::{Config, describe_addresses};
+
+#[derive(Debug)]
+pub(super) struct System {
+    pub(super) architecture: &'static str,
+    /// Name and release of the kernel; `None` if the system does not tell.
+    pub(super) kernel: Option<String>,
+    /// The cores that the process may use.
+    pub(super) cores: usize,
+    /// `None` if the system does not tell.
+    pub(super) numa_nodes: Option<usize>,
+    pub(super) memory_bytes: Option<u64>,
+    /// The available ones of the instruction sets that make a difference.
+    pub(super) instructions: Vec<&'static str>,
+    /// `eth0 10.0.0.1`
+    pub(super) interfaces: Vec<String>,
+    /// Where ranks of other hosts would reach a rank on this host, and why; or why nowhere.
+    pub(super) reached_at: String,
+}
+
+impl System {
+    pub(super) fn look(config: &Config) -> System {
+        let interfaces = if_addrs::get_if_addrs().unwrap_or_default();
+        System {
+            architecture: env::consts::ARCH,
+            kernel: kernel(),
+            cores: thread::available_parallelism().map_or(1, usize::from),
+            numa_nodes: numa_nodes(),
+            memory_bytes: memory_bytes(),
+            instructions: instructions(),
+            interfaces: interfaces.iter().map(|it| format!("{} {}", it.name, it.ip())).collect(),
+            reached_at: reached_at(config),
+        }
+    }
+}
+
+fn reached_at(config: &Config) -> String {
+    let master = env::var("MASTER_ADDR").ok().zip(env::var("MASTER_PORT").ok());
+    let master = match master {
+        None => None,
+        Some((host, port)) => match format!("{host}:{port}").to_socket_addrs() {
+            Ok(mut addresses) => addresses.next(),
+            Err(error) => return format!("nowhere: MASTER_ADDR {host:?}: {error}"),
+        },
+    };
+    describe_addresses(config, master).unwrap_or_else(|error| format!("nowhere: {error}"))
+}
+
+fn kernel() -> Option<String> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
+    Some(format!("Linux {}", release.trim()))
+}
+
+fn numa_nodes() -> Option<usize> {
+    let entries = fs::read_dir("/sys/devices/system/node").ok()?;
+    let names = entries.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned());
+    let is_node = |name: &String| {
+        name.strip_prefix("node").is_some_and(|number| number.parse::<u32>().is_ok())
+    };
+    Some(names.filter(is_node).count())
+}
+
+fn memory_bytes() -> Option<u64> {
+    let text = fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    Some(kib * 1024)
+}
+
+#[cfg(target_arch = "x86_64")]
+fn instructions() -> Vec<&'static str> {
+    let all = [
+        ("avx2", is_x86_feature_detected!("avx2")),
+        ("f16c", is_x86_feature_detected!("f16c")),
+        ("avx512f", is_x86_feature_detected!("avx512f")),
+    ];
+    all.into_iter().filter_map(|(name, has)| has.then_some(name)).collect()
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn instructions() -> Vec<&'static str> {
+    Vec::new()
+}

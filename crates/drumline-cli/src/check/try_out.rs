@@ -1,0 +1,65 @@
+//! Calls every operation on two ranks over one transport or backend.
+
+use std::thread;
+
+use drumline::{Config, ProcessGroup, Result as Outcome};
+
+use super::{
+    operations::OPERATIONS,
+    report::{CPU, Column, RANKS},
+};
+
+pub(super) fn try_out(backend: &str, transport: &'static str, config: &Config) -> Column {
+    let mut column = Column {
+        backend: backend.to_owned(),
+        transport,
+        device: CPU,
+        absent: None,
+        tried: Vec::new(),
+    };
+    column.absent = match world(config, |group| Ok(group.shares_memory())) {
+        Err(problem) => Some(problem),
+        Ok(shared) if transport == "shm" && shared.contains(&false) => {
+            Some("ranks of this host share no memory; RUST_LOG=drumline=warn says why".to_owned())
+        }
+        Ok(_) => None,
+    };
+    if column.absent.is_none() {
+        // Each operation in new groups: a group in which one has failed is of no use.
+        let attempts = OPERATIONS.iter().map(|(name, call)| match world(config, call) {
+            Err(problem) => Some(problem),
+            Ok(right) if right.contains(&false) => Some(format!("{name} gives a wrong result")),
+            Ok(_) => None,
+        });
+        column.tried = attempts.collect();
+    }
+    column
+}
+
+/// The result of `rank` on each of a few ranks.
+fn world<R: Send>(
+    config: &Config,
+    rank: impl Fn(&ProcessGroup) -> Outcome<R> + Sync,
+) -> std::result::Result<Vec<R>, String> {
+    let groups =
+        ProcessGroup::local_world_with(RANKS, config).map_err(|error| error.to_string())?;
+    thread::scope(|threads| {
+        let running: Vec<_> = groups
+            .into_iter()
+            .map(|group| {
+                let rank = &rank;
+                threads.spawn(move || {
+                    let said = rank(&group)?;
+                    group.destroy()?;
+                    Ok::<_, drumline::Error>(said)
+                })
+            })
+            .collect();
+        let ended = running.into_iter().map(|thread| match thread.join() {
+            Ok(result) => result.map_err(|error| error.to_string()),
+            Err(_) => Err("a rank has panicked; its message is above".to_owned()),
+        });
+        // Joins all ranks before it returns the first error.
+        ended.collect::<Vec<_>>().into_iter().collect()
+    })
+}

@@ -1,0 +1,128 @@
+//! Carries out a command line, in any process.
+
+use std::{
+    ffi::OsString,
+    io::{self, IsTerminal, Write},
+    num::NonZeroUsize,
+};
+
+use clap::Parser;
+use drumline::is_launched;
+use drumline_launch::{Job, exec_as_worker, run};
+use tracing_subscriber::EnvFilter;
+
+use crate::{
+    Result, check,
+    cli::{Cli, Command, TraceCommand},
+    output::Stdout,
+    trace,
+};
+
+/// Runs the command line `drumline ...` and returns its exit code. `arguments` begin with the name of
+/// the program.
+///
+/// `itself` is a command that calls this function again in a new process, with further arguments behind
+/// its own: so the ranks are started. Empty: the binary of this process.
+///
+/// ```
+/// use drumline_cli::main;
+///
+/// let drumline = |argument: &str| main(["drumline".into(), argument.into()], []);
+/// assert_eq!(drumline("--version"), 0);
+/// assert_eq!(drumline("rum"), 2); // there is no such command
+/// ```
+pub fn main(
+    arguments: impl IntoIterator<Item = OsString>,
+    itself: impl IntoIterator<Item = OsString>,
+) -> u8 {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let outcome = match Cli::try_parse_from(&arguments) {
+        Ok(Cli { command }) => {
+            carry_out(command, arguments.into_iter().skip(1), itself.into_iter().collect())
+        }
+        Err(error) => {
+            // `error` may be the text of --help, which goes to stdout.
+            let _ = error.print();
+            return u8::try_from(error.exit_code()).unwrap_or(2);
+        }
+    };
+    outcome.unwrap_or_else(|error| {
+        // Not eprintln!, which panics when stderr is closed.
+        let _ = writeln!(io::stderr(), "drumline: {error}");
+        error.exit_code()
+    })
+}
+
+fn carry_out(
+    command: Command,
+    arguments: impl Iterator<Item = OsString>,
+    itself: Vec<OsString>,
+) -> Result<u8> {
+    if !matches!(command, Command::Trace(_) | Command::ExecWorker { .. }) {
+        log_to_stderr();
+    }
+    match command {
+        Command::Run(args) => Ok(run(&Job { relaunch: itself, ..args.into() })?),
+        Command::Check { json } => check(json),
+        Command::Bench { options, .. } if is_launched() => {
+            Ok(drumline_bench::measure(&options, &mut Stdout)?)
+        }
+        Command::Bench { options, rseq } => {
+            options.prepare()?;
+            let disables_rseq = rseq.disable_rseq;
+            let job = this_command(options.ranks(), arguments, itself);
+            Ok(run(&Job { disables_rseq, torch_store: None, labels_stdout: false, ..job })?)
+        }
+        Command::Predict(options) => {
+            drumline_bench::predict(&options, &mut Stdout)?;
+            Ok(0)
+        }
+        Command::Trace(TraceCommand::Merge { dir, out }) => trace::merge(&dir, out.as_deref()),
+        Command::Trace(TraceCommand::Summary { dir }) => trace::summary(&dir),
+        Command::ExecWorker { launcher, program, command } => {
+            Err(exec_as_worker(launcher, &program, &command).into())
+        }
+    }
+}
+
+/// A job whose ranks run this same command line.
+fn this_command(
+    ranks: NonZeroUsize,
+    arguments: impl Iterator<Item = OsString>,
+    itself: Vec<OsString>,
+) -> Job {
+    let mut program = itself.iter().cloned();
+    let first = program.next().unwrap_or_else(|| "/proc/self/exe".into());
+    let arguments = program.chain(arguments).collect();
+    Job { arguments, relaunch: itself, ..Job::new(first, ranks) }
+}
+
+/// Logs what `RUST_LOG` asks for, by default warnings.
+fn log_to_stderr() {
+    let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));
+    // The process of another program may have a log already.
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(io::stderr)
+        .with_ansi(io::stderr().is_terminal() && !is_plain)
+        .log_internal_errors(false)
+        .try_init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In Python /proc/self/exe is the interpreter.
+    #[test]
+    fn ranks_run_this_command_also_in_the_process_of_another_program() {
+        let arguments = || ["bench", "-b", "8"].map(OsString::from).into_iter();
+        let job = this_command(NonZeroUsize::MIN, arguments(), Vec::new());
+        assert_eq!((job.program, job.arguments), ("/proc/self/exe".into(), arguments().collect()));
+        let python = ["python3", "-m", "drumline"].map(OsString::from);
+        let job = this_command(NonZeroUsize::MIN, arguments(), python.clone().into());
+        assert_eq!((job.program, &job.relaunch[..]), ("python3".into(), &python[..]));
+        assert_eq!(job.arguments, ["-m", "drumline", "bench", "-b", "8"]);
+    }
+}

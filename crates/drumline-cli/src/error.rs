@@ -1,0 +1,54 @@
+//! Why a command failed.
+
+use std::io;
+
+/// What every fallible function of this crate returns.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Why a command failed.
+///
+/// ```
+/// use drumline_cli::Error;
+///
+/// let error = drumline_launch::Error::ProgramNotFound {
+///     program: "trian".into(),
+///     hint: "no directory of PATH has it".into(),
+/// };
+/// assert_eq!(Error::from(error).exit_code(), 127);
+/// ```
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// `drumline run` cannot start or watch the job.
+    #[error(transparent)]
+    Launch(#[from] drumline_launch::Error),
+
+    /// `drumline bench` or `drumline predict` has failed.
+    #[error(transparent)]
+    Bench(#[from] drumline_bench::Error),
+
+    /// A setting of the environment is invalid, so `drumline check` cannot try anything.
+    #[error(transparent)]
+    Check(drumline::Error),
+
+    /// The trace of a job cannot be read or merged.
+    #[error(transparent)]
+    Trace(drumline::Error),
+
+    /// Stdout cannot be written to.
+    #[error("write to stdout: {0}")]
+    Print(io::Error),
+}
+
+impl Error {
+    /// The exit code of a command that ends with this error: 2 for bad usage, 126 and 127 as in a shell
+    /// for programs that cannot be run, else 1.
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Error::Launch(error) => error.exit_code(),
+            Error::Bench(error) => error.exit_code(),
+            Error::Check(_) => 2,
+            Error::Trace(_) | Error::Print(_) => 1,
+        }
+    }
+}

@@ -1,0 +1,24 @@
+//! The command line `drumline`: [`main`] is what the binary and the Python package call.
+//!
+//! ```text
+//! $ drumline run --nproc-per-node 2 -- ./train --epochs 3
+//! $ drumline check
+//! $ drumline bench all_reduce --sizes 1M
+//! $ drumline predict --hosts 16 --nproc-per-node 8
+//! $ drumline trace summary trace
+//! ```
+//!
+//! A program that registers backends of its own calls [`check()`] to have them tried as well.
+
+#![forbid(unsafe_code)]
+
+mod check;
+mod cli;
+mod command;
+mod error;
+mod output;
+mod trace;
+
+pub use check::check;
+pub use command::main;
+pub use error::{Error, Result};

@@ -1,0 +1,67 @@
+//! `drumline check`, through the command line.
+
+use std::{
+    net::TcpListener,
+    process::{Command, Output},
+};
+
+use serde_json::{Map, Value};
+
+fn check(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_drumline"))
+        .arg("check")
+        .args(arguments)
+        .envs(variables.iter().copied())
+        .env_remove("RUST_LOG")
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn everything_is_tried_everywhere() {
+    let output = check(&["--json"], &[]);
+    assert!(output.status.success(), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["works"], true);
+    assert!(report["host"]["cores"].as_u64().unwrap() > 0);
+    assert_eq!(report["available"]["nccl"], false);
+    let columns = report["backends"].as_array().unwrap();
+    let transports: Vec<&str> =
+        columns.iter().map(|column| column["transport"].as_str().unwrap()).collect();
+    assert_eq!(transports, ["shm", "unix", "tcp", ""]);
+    let (cuda, columns) = columns.split_last().unwrap();
+    assert_eq!((&cuda["device"], &cuda["operations"]), (&"cuda".into(), &Map::new().into()));
+    assert!(cuda["absent"].as_str().unwrap().starts_with("not built in"), "{cuda}");
+    for column in columns.iter().filter(|column| column["absent"].is_null()) {
+        let operations = column["operations"].as_object().unwrap();
+        assert_eq!(operations.len(), 14);
+        assert!(operations.values().all(|tried| tried["works"] == true), "{column}");
+    }
+    assert!(columns[1..].iter().all(|column| column["absent"].is_null()), "{report}");
+}
+
+#[test]
+fn what_does_not_work_is_said_and_is_a_failure() {
+    // Ranks that talk over TCP find no port.
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port();
+    let output = check(&[], &[("DRUMLINE_PORT_RANGE", &format!("{port}-{port}"))]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let row = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+    let cells = |name: &str| -> Vec<String> {
+        row(name)[name.len()..].split_whitespace().map(str::to_owned).collect()
+    };
+    assert_eq!(cells("all_reduce")[1..], ["yes", "-", "no"], "{text}");
+    assert_eq!(cells("device"), ["cpu", "cpu", "cpu", "cuda"]);
+    assert!(row("drumline/cuda: ").contains("not built in"), "{text}");
+    assert!(row("drumline/tcp: ").contains(&port.to_string()), "{text}");
+}
+
+#[test]
+fn a_setting_that_is_wrong_is_named() {
+    let output = check(&[], &[("DRUMLINE_TIMEOUT_S", "soon")]);
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("DRUMLINE_TIMEOUT_S"), "{text}");
+}

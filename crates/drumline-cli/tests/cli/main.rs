@@ -1,0 +1,10 @@
+//! The command `drumline`, as a user calls it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod bench;
+mod check;
+mod nodes;
+mod predict;
+mod run;
+mod trace;

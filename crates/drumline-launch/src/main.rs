@@ -1,9 +1,0 @@
-//! The command `drumline`.
-
-#![forbid(unsafe_code)]
-
-use std::process::ExitCode;
-
-fn main() -> ExitCode {
-    drumline_launch::main(std::env::args_os(), []).into()
-}
