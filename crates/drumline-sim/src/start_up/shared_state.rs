@@ -1,50 +1,53 @@
-//! What the processes of a start-up share: time, wires, and what is known of every connection.
+//! What the processes of a start-up share: time, connections and their transcripts.
 
 use std::sync::{Arc, atomic::AtomicU64};
 
 use fastrand::Rng;
 
-use crate::network::{Nanos, Network, Quality, SharedPipe, Stream, connect};
+use crate::{
+    network::{LinkQuality, Network, SharedPipe, SimStream, connect},
+    time::Nanos,
+};
 
-/// The number of the process that hosts the store.
-pub(super) const HOST: usize = 0;
+/// The number of the store's process.
+pub(super) const STORE: usize = 0;
 
 #[derive(Debug)]
-pub(super) struct World {
+pub(super) struct SharedState {
     pub(super) network: Arc<Network>,
     pub(super) rng: Rng,
-    pub(super) lines: Vec<Line>,
-    /// Calls that are under way to the host.
-    pub(super) calls: Vec<(Nanos, usize, Stream)>,
-    /// Whether anybody answers.
-    pub(super) host_is_there: bool,
-    pub(super) host_switch: Arc<AtomicU64>,
+    pub(super) transcripts: Vec<Transcript>,
+    /// Dials on their way to the store: when each arrives, its transcript and its stream.
+    pub(super) dials: Vec<(Nanos, usize, SimStream)>,
+    /// Whether the store takes connections.
+    pub(super) store_answers: bool,
+    pub(super) store_killed: Arc<AtomicU64>,
     /// By process.
     pub(super) names: Vec<String>,
     pub(super) trace: bool,
 }
 
-/// A connection to the store: what was said, and what must hold of it in the end.
+/// What was said on a connection to the store.
 #[derive(Debug)]
-pub(super) struct Line {
+pub(super) struct Transcript {
     pub(super) caller: usize,
     pub(super) pipes: [SharedPipe; 2],
-    /// What the caller wrote, and what it read.
+    /// The bytes that the caller wrote, and those that it read.
     pub(super) said: Vec<u8>,
     pub(super) heard: Vec<u8>,
-    /// The requests that the store has carried out, and what it replied.
+    /// The requests that the store carried out, and its replies.
     pub(super) carried_out: Vec<u8>,
     pub(super) replied: Vec<u8>,
-    /// It was cut, or the store has refused it.
+    /// A fault cut the connection, or the store refused it.
     pub(super) doomed: bool,
 }
 
-impl World {
+impl SharedState {
     pub(super) fn now(&self) -> Nanos {
         self.network.now()
     }
 
-    /// Tells what happens, if anybody wants to know.
+    /// Prints an event, if the start-up is traced.
     #[expect(clippy::print_stderr, reason = "the trace is for people")]
     pub(super) fn note(&self, text: impl FnOnce() -> String) {
         if self.trace {
@@ -52,26 +55,26 @@ impl World {
         }
     }
 
-    /// Who is at the other end of a line.
-    pub(super) fn whose(&self, line: usize) -> &str {
-        &self.names[self.lines[line].caller]
+    /// The name of the caller.
+    pub(super) fn whose(&self, transcript: usize) -> &str {
+        &self.names[self.transcripts[transcript].caller]
     }
 
-    /// Connects a process to the store: its end, and the number of the line.
+    /// Connects a process to the store. Returns the transcript's number and the caller's end.
     pub(super) fn dial(
         &mut self,
         caller: usize,
         switch: &Arc<AtomicU64>,
-        quality: Quality,
-    ) -> Option<(usize, Stream)> {
-        if !self.host_is_there {
+        quality: LinkQuality,
+    ) -> Option<(usize, SimStream)> {
+        if !self.store_answers {
             return None;
         }
-        let ends = [(caller, switch), (HOST, &self.host_switch)];
+        let ends = [(caller, switch), (STORE, &self.store_killed)];
         let ([ours, theirs], pipes) = connect(&self.network, ends, quality, &mut self.rng);
         let at = self.now() + quality.latency_ns + self.rng.u64(0..=quality.jitter_ns);
-        self.calls.push((at, self.lines.len(), theirs));
-        self.lines.push(Line {
+        self.dials.push((at, self.transcripts.len(), theirs));
+        self.transcripts.push(Transcript {
             caller,
             pipes,
             said: Vec::new(),
@@ -80,13 +83,13 @@ impl World {
             replied: Vec::new(),
             doomed: false,
         });
-        Some((self.lines.len() - 1, ours))
+        Some((self.transcripts.len() - 1, ours))
     }
 }
 
-impl Line {
-    /// Whether the store has carried out what the caller said, and the caller has heard what the
-    /// store replied, both from the beginning and nothing else.
+impl Transcript {
+    /// Checks that the store carried out a prefix of what the caller said, and that the caller
+    /// heard a prefix of what the store replied.
     pub(super) fn check(&self) -> Result<(), String> {
         if !self.said.starts_with(&self.carried_out) {
             return Err("the store has carried out what it was not asked".to_owned());

@@ -1,4 +1,4 @@
-//! Ten thousand jobs, half of them with something that goes wrong.
+//! Ten thousand jobs, half of them with a fault.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

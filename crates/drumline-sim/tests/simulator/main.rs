@@ -1,0 +1,6 @@
+//! Whole jobs on the simulator.
+
+mod large;
+mod same_bits;
+mod seeds;
+mod suite;
