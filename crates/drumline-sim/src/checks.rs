@@ -18,10 +18,6 @@ type Answers = OnceCell<Vec<Arc<Vec<u8>>>>;
 
 impl Simulation {
     /// Checks a job that has run to its end.
-    ///
-    /// # Errors
-    ///
-    /// The first check that fails.
     pub(crate) fn check(&self) -> Result<(), String> {
         let answers: Vec<_> = self.scenario.calls.iter().map(|_| OnceCell::new()).collect();
         for process in &self.processes {

@@ -3,8 +3,7 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, BinaryHeap},
-    sync::{Arc, atomic::AtomicU64},
-    time::Instant,
+    sync::Arc,
 };
 
 use drumline::internals::{Identity, Member, SharedMemory};
@@ -16,12 +15,12 @@ use drumline_shm::{PeerSegment, Segment, SegmentSize};
 use fastrand::Rng;
 
 use crate::{
-    link::{Wire, open_link},
-    network::{Network, SimStream, connect},
+    link::open_link,
+    network::{Network, connect},
     process::Process,
     scenario::Scenario,
     simulation::{JobEvent, Simulation},
-    time::{Epoch, MS, Nanos, SECOND, TIMEOUT},
+    time::{MS, Nanos, SECOND, TIMEOUT},
     warnings::Warnings,
 };
 
@@ -30,49 +29,21 @@ use crate::{
 const EVENTS_MAX_PER_RANK: u64 = 210_000;
 
 impl Simulation {
-    /// Runs a job to its end.
-    ///
-    /// # Errors
-    ///
-    /// Why the job could not begin, or which ranks hang.
-    pub(crate) fn run(mut rng: Rng, scenario: Scenario, trace: bool) -> Result<Simulation, String> {
-        let network = Arc::new(Network::default());
+    /// Runs a job to its end. Fails if the job cannot begin or ranks hang.
+    pub(crate) fn run(rng: Rng, scenario: Scenario, trace: bool) -> Result<Simulation, String> {
+        let network = Network::new(trace);
         let warnings = Warnings::new(&network);
-        let killed: Vec<_> =
-            (0..scenario.world_size).map(|_| Arc::new(AtomicU64::new(0))).collect();
         let mut hosts: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
         for (rank, host) in scenario.host_of.iter().enumerate() {
             hosts.entry(*host).or_default().push(rank);
         }
-        let mut wires = BTreeMap::new();
-        let mut members: Vec<Vec<_>> = (0..scenario.world_size).map(|_| Vec::new()).collect();
-        for group in 0..scenario.groups.len() {
-            for (members, member) in members
-                .iter_mut()
-                .zip(join(&scenario, group, &network, &killed, &hosts, &mut wires, &mut rng)?)
-            {
-                members.push(member);
-            }
-        }
-        let processes: Vec<_> = members
-            .into_iter()
-            .zip(killed)
-            .enumerate()
-            .map(|(rank, (members, killed))| Process::new(rank, members, killed))
-            .collect();
-        let launchers = match scenario.launched {
-            true => hosts
-                .values()
-                .map(|ranks| (ranks.len(), ranks.clone()))
-                .map(|(workers, ranks)| (ranks, Supervisor::new(workers, Policy::default())))
-                .collect(),
-            false => Vec::new(),
-        };
+        let launcher =
+            |ranks: &Vec<usize>| (ranks.clone(), Supervisor::new(ranks.len(), Policy::default()));
         let mut simulation = Simulation {
-            scenario: Arc::new(scenario),
+            launchers: hosts.values().filter(|_| scenario.launched).map(launcher).collect(),
             hosts,
-            processes,
-            launchers,
+            processes: (0..scenario.world_size).map(Process::new).collect(),
+            scenario: Arc::new(scenario),
             fault: None,
             warnings: Vec::new(),
             now: 0,
@@ -80,12 +51,13 @@ impl Simulation {
             rng,
             network,
             queue: BinaryHeap::new(),
-            wires,
+            wires: BTreeMap::new(),
             opened: BTreeMap::new(),
             links: BTreeMap::new(),
-            epoch: Epoch(Instant::now()),
-            trace,
         };
+        for group in 0..simulation.scenario.groups.len() {
+            simulation.join(group)?;
+        }
         tracing::subscriber::with_default(warnings.clone(), || simulation.run_to_end())?;
         simulation.warnings = warnings.take();
         Ok(simulation)
@@ -191,61 +163,49 @@ impl Simulation {
             self.schedule(at, JobEvent::Step(rank));
         }
     }
-}
 
-/// All members of a group, linked to their neighbours and with their shared memory.
-fn join(
-    scenario: &Scenario,
-    group: usize,
-    network: &Arc<Network>,
-    killed: &[Arc<AtomicU64>],
-    hosts: &BTreeMap<usize, Vec<usize>>,
-    wires: &mut BTreeMap<(usize, usize), Vec<Wire>>,
-    rng: &mut Rng,
-) -> Result<Vec<Member<SimStream>>, String> {
-    let text = |error: drumline_shm::Error| error.to_string();
-    let setup = &scenario.groups[group];
-    let members = scenario.world_size;
-    let mut streams: Vec<Vec<_>> = (0..members).map(|_| Vec::new()).collect();
-    for ranks in hosts.values() {
-        for (index, &a) in ranks.iter().enumerate() {
-            for &b in &ranks[index + 1..] {
-                let ends = [(a, &killed[a]), (b, &killed[b])];
-                let mut open = |quality| connect(network, ends, quality, rng);
-                let ([to_b, to_a], new) = open_link(group, setup, scenario.near, &mut open);
-                streams[a].push((b, to_b));
-                streams[b].push((a, to_a));
-                wires.entry((a, b)).or_default().extend(new);
+    /// Makes the members of a group, linked to their neighbours and with their shared memory.
+    fn join(&mut self, group: usize) -> Result<(), String> {
+        let text = |error: drumline_shm::Error| error.to_string();
+        let setup = &self.scenario.groups[group];
+        let mut streams: Vec<Vec<_>> = self.processes.iter().map(|_| Vec::new()).collect();
+        for ranks in self.hosts.values() {
+            for (index, &a) in ranks.iter().enumerate() {
+                for &b in &ranks[index + 1..] {
+                    let ends = [a, b].map(|rank| (rank, &self.processes[rank].killed));
+                    let mut open = |quality| connect(&self.network, ends, quality, &mut self.rng);
+                    let ([to_b, to_a], wires) =
+                        open_link(group, setup, self.scenario.near, &mut open);
+                    streams[a].push((b, to_b));
+                    streams[b].push((a, to_a));
+                    self.wires.entry((a, b)).or_default().extend(wires);
+                }
             }
         }
-    }
-    let slot_bytes = setup.slot_bytes.unwrap_or(1);
-    let size = SegmentSize { slot_bytes, arena_bytes: setup.arena_bytes };
-    let segments = (0..members).map(|_| Segment::create(size));
-    let segments: Vec<_> = match setup.slot_bytes {
-        Some(_) => segments.collect::<Result<_, _>>().map_err(text)?,
-        None => Vec::new(),
-    };
-    let mut memories = Vec::new();
-    for rank in 0..segments.len() {
-        let near = setup.topology.neighbours(rank).iter().filter(|peer| **peer != rank);
-        let map = |&peer: &usize| Ok((peer, PeerSegment::map(segments[peer].handles()?)?));
-        memories.push(near.map(map).collect::<Result<BTreeMap<_, _>, _>>().map_err(text)?);
-    }
-    let mut memories = segments.into_iter().zip(memories);
-    let digest = rng.u64(..);
-    streams
-        .into_iter()
-        .enumerate()
-        .map(|(rank, mut streams)| {
-            rng.shuffle(&mut streams);
+        let slot_bytes = setup.slot_bytes.unwrap_or(1);
+        let size = SegmentSize { slot_bytes, arena_bytes: setup.arena_bytes };
+        let sharing = self.processes.iter().filter(|_| setup.slot_bytes.is_some());
+        let segments = sharing.map(|_| Segment::create(size));
+        let segments = segments.collect::<Result<Vec<_>, _>>().map_err(text)?;
+        let mut memories = Vec::new();
+        for rank in 0..segments.len() {
+            let near = setup.topology.neighbours(rank).iter().filter(|peer| **peer != rank);
+            let map = |&peer: &usize| Ok((peer, PeerSegment::map(segments[peer].handles()?)?));
+            memories.push(near.map(map).collect::<Result<BTreeMap<_, _>, _>>().map_err(text)?);
+        }
+        let mut memories = segments.into_iter().zip(memories);
+        let digest = self.rng.u64(..);
+        for (rank, mut streams) in streams.into_iter().enumerate() {
+            self.rng.shuffle(&mut streams);
             let identity = Identity { group: group.to_string(), rank, digest };
             let memory = memories.next().map(|(segment, neighbours)| SharedMemory {
                 segment,
                 neighbours,
-                slot_bytes: setup.slot_bytes.unwrap_or(usize::MAX),
+                slot_bytes,
             });
-            Member::new(&identity, &setup.topology, &setup.config, streams, memory).map_err(text)
-        })
-        .collect()
+            let member = Member::new(&identity, &setup.topology, &setup.config, streams, memory);
+            self.processes[rank].join(member.map_err(text)?);
+        }
+        Ok(())
+    }
 }

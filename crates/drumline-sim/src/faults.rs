@@ -11,8 +11,7 @@ use crate::{
 
 impl Simulation {
     pub(crate) fn strike(&mut self, fault: FaultKind, victim: usize) {
-        let view = self.view();
-        view.note(|| format!("rank {victim}: FAULT {fault:?}"));
+        self.network.note(|| format!("rank {victim}: FAULT {fault:?}"));
         let groups = &self.processes[victim].groups;
         let leaving = groups.iter().map(|state| state.closing_since.is_some()).collect();
         self.fault = Some((self.now, leaving));
@@ -45,8 +44,9 @@ impl Simulation {
             FaultKind::Mismatch { .. } => {}
             FaultKind::Abort { group } => {
                 if let Some(member) = &mut self.processes[victim].groups[group].member {
-                    member.abort(self.epoch.instant(self.now));
+                    member.abort(self.network.instant());
                 }
+                let view = self.view();
                 self.processes[victim].groups[group].wake(&view);
             }
         }

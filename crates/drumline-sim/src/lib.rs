@@ -46,5 +46,5 @@ mod time;
 mod warnings;
 
 pub use conformance_job::{ConformanceJob, Place};
-pub use seed::{replay, run};
+pub use seed::{run, run_all};
 pub use summary::RunSummary;

@@ -7,6 +7,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use drumline::internals::Connection;
@@ -15,13 +16,42 @@ use fastrand::Rng;
 use crate::time::Nanos;
 
 /// What all streams of a simulation share: the clock, and the times at which processes must look.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Network {
     now: AtomicU64,
+    /// The instant at which virtual time is 0. Only differences from it matter.
+    epoch: Instant,
+    trace: bool,
     wakes: Mutex<Vec<(Nanos, usize)>>,
 }
 
 impl Network {
+    pub(crate) fn new(trace: bool) -> Arc<Network> {
+        let (now, epoch, wakes) = (AtomicU64::new(0), Instant::now(), Mutex::default());
+        Arc::new(Network { now, epoch, trace, wakes })
+    }
+
+    /// Prints an event, if the simulation is traced.
+    #[expect(clippy::print_stderr, reason = "the trace is for people")]
+    pub(crate) fn note(&self, text: impl FnOnce() -> String) {
+        if self.trace {
+            eprintln!("{:>12.3} ms  {}", self.now() as f64 / 1e6, text());
+        }
+    }
+
+    /// Now, for code that wants instants.
+    pub(crate) fn instant(&self) -> Instant {
+        self.instant_at(self.now())
+    }
+
+    pub(crate) fn instant_at(&self, at: Nanos) -> Instant {
+        self.epoch + Duration::from_nanos(at)
+    }
+
+    pub(crate) fn nanos(&self, at: Instant) -> Nanos {
+        at.saturating_duration_since(self.epoch).as_nanos() as Nanos
+    }
+
     pub(crate) fn now(&self) -> Nanos {
         self.now.load(Ordering::Relaxed)
     }

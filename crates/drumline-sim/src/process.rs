@@ -6,7 +6,6 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Instant,
 };
 
 use drumline::{
@@ -17,36 +16,20 @@ use drumline_launch::Ending;
 use fastrand::Rng;
 
 use crate::{
-    network::SimStream,
+    network::{Network, SimStream},
     scenario::{Instruction, Scenario},
-    time::{Epoch, Nanos},
+    time::Nanos,
 };
 
-/// What every process can see at one moment.
+/// What every process of a job shares.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     pub(crate) scenario: Arc<Scenario>,
-    pub(crate) epoch: Epoch,
-    pub(crate) now: Nanos,
-    pub(crate) trace: bool,
-}
-
-impl View {
-    fn instant(&self) -> Instant {
-        self.epoch.instant(self.now)
-    }
-
-    /// Prints an event, if the job is traced.
-    #[expect(clippy::print_stderr, reason = "the trace is for people")]
-    pub(crate) fn note(&self, text: impl FnOnce() -> String) {
-        if self.trace {
-            eprintln!("{:>12.3} ms  {}", self.now as f64 / 1e6, text());
-        }
-    }
+    pub(crate) network: Arc<Network>,
 }
 
 /// A simulated process.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Process {
     pub(crate) rank: usize,
     pub(crate) groups: Vec<GroupState>,
@@ -67,7 +50,7 @@ pub(crate) struct Process {
 }
 
 /// A process's part in a group.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct GroupState {
     /// `None` once the process has ended.
     pub(crate) member: Option<Member<SimStream>>,
@@ -81,13 +64,24 @@ pub(crate) struct GroupState {
     pub(crate) closed: bool,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 enum Activity {
+    #[default]
     Next,
     Computing(Nanos),
-    Calling { group: usize, call: usize, started: Nanos, collective: Prepared },
-    Waiting { group: usize },
-    Closing { group: usize, started: Nanos },
+    Calling {
+        group: usize,
+        call: usize,
+        started: Nanos,
+        collective: Prepared,
+    },
+    Waiting {
+        group: usize,
+    },
+    Closing {
+        group: usize,
+        started: Nanos,
+    },
 }
 
 /// A call, a message or the closing of a group, and how it ended.
@@ -130,34 +124,12 @@ impl Record {
 }
 
 impl Process {
-    pub(crate) fn new(
-        rank: usize,
-        members: Vec<Member<SimStream>>,
-        killed: Arc<AtomicU64>,
-    ) -> Process {
-        let state = |member| GroupState {
-            member: Some(member),
-            asleep_until: None,
-            unfinished: VecDeque::new(),
-            posted: Vec::new(),
-            failed: false,
-            closing_since: None,
-            closed: false,
-        };
-        Process {
-            rank,
-            groups: members.into_iter().map(state).collect(),
-            at: 0,
-            activity: Activity::Next,
-            records: Vec::new(),
-            steps: 0,
-            stopped_until: 0,
-            busy_until: 0,
-            next_look: None,
-            killed,
-            ended: None,
-            abandoned: Vec::new(),
-        }
+    pub(crate) fn new(rank: usize) -> Process {
+        Process { rank, ..Process::default() }
+    }
+
+    pub(crate) fn join(&mut self, member: Member<SimStream>) {
+        self.groups.push(GroupState { member: Some(member), ..GroupState::default() });
     }
 
     /// Ends the process. As the kernel does, this closes what the process leaves open.
@@ -209,7 +181,7 @@ impl Process {
         if !program_first {
             self.run_program(view);
         }
-        self.next_step(view.now, rng)
+        self.next_step(view.network.now(), rng)
     }
 
     fn next_step(&self, now: Nanos, rng: &mut Rng) -> Option<Nanos> {
@@ -250,7 +222,7 @@ impl Process {
             false => !member.has_calls(),
         };
         if state.asleep_until.is_none() && !is_complete(member) {
-            let progress = member.progress(view.instant());
+            let progress = member.progress(view.network.instant());
             if progress == Progress::Stuck {
                 state.fall_asleep(view);
             }
@@ -293,7 +265,7 @@ impl Process {
     fn run_program(&mut self, view: &View) {
         while self.ended.is_none() {
             match &self.activity {
-                Activity::Computing(until) if *until > view.now => return,
+                Activity::Computing(until) if *until > view.network.now() => return,
                 Activity::Computing(_) => self.activity = Activity::Next,
                 Activity::Next => self.begin(view),
                 Activity::Waiting { group } => {
@@ -317,7 +289,7 @@ impl Process {
                 }
             }
             if !view.scenario.goes_on && self.groups.iter().any(|state| state.failed) {
-                self.end(view.now, Ending::Code(1));
+                self.end(view.network.now(), Ending::Code(1));
             }
         }
     }
@@ -325,21 +297,23 @@ impl Process {
     fn begin(&mut self, view: &View) {
         let Some(instruction) = view.scenario.programs[self.rank].get(self.at) else {
             let failed = self.groups.iter().any(|state| state.failed);
-            return self.end(view.now, Ending::Code(i32::from(failed)));
+            return self.end(view.network.now(), Ending::Code(i32::from(failed)));
         };
         self.at += 1;
         match *instruction {
-            Instruction::Compute(time) => self.activity = Activity::Computing(view.now + time),
+            Instruction::Compute(time) => {
+                self.activity = Activity::Computing(view.network.now() + time)
+            }
             Instruction::Wait { group } => self.activity = Activity::Waiting { group },
             Instruction::Close { group } => {
-                self.activity = Activity::Closing { group, started: view.now };
+                self.activity = Activity::Closing { group, started: view.network.now() };
             }
             Instruction::Post { messages: index, side } => {
                 let messages = &view.scenario.messages[index];
                 let state = &mut self.groups[messages.group];
                 let Some(member) = &mut state.member else { return };
-                let posted = member.post(messages.order(self.rank, side), view.instant());
-                state.posted.push((index, side, view.now, posted));
+                let posted = member.post(messages.order(self.rank, side), view.network.instant());
+                state.posted.push((index, side, view.network.now(), posted));
                 state.wake(view);
                 self.look_at_outcomes(messages.group, view);
             }
@@ -353,18 +327,18 @@ impl Process {
                 match member.collective(&order) {
                     Ok(collective) if blocking => {
                         state.wake(view);
-                        let started = view.now;
+                        let started = view.network.now();
                         self.activity =
                             Activity::Calling { group, call: index, started, collective };
                     }
                     Ok(collective) => {
                         let outcome = member.submit(collective);
-                        state.unfinished.push_back((index, view.now, outcome));
+                        state.unfinished.push_back((index, view.network.now(), outcome));
                         state.wake(view);
                     }
                     Err(error) => {
                         let kind = RecordKind::Call { index, buffer: None };
-                        self.record(view, group, kind, view.now, true, Err(error));
+                        self.record(view, group, kind, view.network.now(), true, Err(error));
                     }
                 }
             }
@@ -381,7 +355,7 @@ impl Process {
         match &mut self.activity {
             Activity::Calling { collective, started, .. } => {
                 let started = *started;
-                let result = match member.step(collective, view.instant()) {
+                let result = match member.step(collective, view.network.instant()) {
                     Ok(Progress::Done) => Ok(()),
                     Ok(Progress::Moved) => return false,
                     Ok(Progress::Stuck) => {
@@ -406,12 +380,13 @@ impl Process {
             }
             Activity::Closing { started, .. } => {
                 let started = *started;
-                let (begun, now) = (view.epoch.instant(started), view.instant());
+                let now = view.network.instant();
+                let begun = view.network.instant_at(started);
                 let result = match state.closing_since {
                     None => member.close().and_then(|()| member.closed(begun, now)),
                     Some(_) => member.closed(begun, now),
                 };
-                state.closing_since.get_or_insert(view.now);
+                state.closing_since.get_or_insert(view.network.now());
                 let result = match result {
                     Ok(true) => {
                         state.closed = true;
@@ -440,7 +415,7 @@ impl Process {
         blocking: bool,
         result: drumline::Result<()>,
     ) {
-        view.note(|| match (&result, &kind) {
+        view.network.note(|| match (&result, &kind) {
             (Ok(()), RecordKind::Call { index, .. }) => {
                 format!("rank {}: done: {:?}", self.rank, view.scenario.calls[*index])
             }
@@ -451,7 +426,7 @@ impl Process {
             (Err(error), _) => format!("rank {}: failed: {error}", self.rank),
         });
         self.groups[group].failed |= result.is_err();
-        let (ended, error) = (view.now, result.err());
+        let (ended, error) = (view.network.now(), result.err());
         self.records.push(Record { group, kind, started, blocking, ended, error });
     }
 }
@@ -484,7 +459,7 @@ impl GroupState {
 
     /// Ends a sleep if there is a reason.
     fn wake_up(&mut self, view: &View) {
-        if self.has_reason(view.now) {
+        if self.has_reason(view.network.now()) {
             self.wake(view);
         }
     }
@@ -494,13 +469,14 @@ impl GroupState {
         if self.asleep_until.take().is_some()
             && let Some(member) = &mut self.member
         {
-            member.end_sleep(view.instant());
+            member.end_sleep(view.network.instant());
         }
     }
 
     /// Sleeps until there is news, or until the time that the member asks for.
     fn fall_asleep(&mut self, view: &View) {
         let Some(member) = &mut self.member else { return };
-        self.asleep_until = member.prepare_sleep(view.instant()).map(|at| view.epoch.nanos(at));
+        self.asleep_until =
+            member.prepare_sleep(view.network.instant()).map(|at| view.network.nanos(at));
     }
 }

@@ -1,5 +1,11 @@
 //! The job of one seed, from start-up to the checks.
 
+use std::{
+    ops::Range,
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+};
+
 use fastrand::Rng;
 
 use crate::{
@@ -38,9 +44,36 @@ pub fn run(seed: u64, trace: bool) -> Result<RunSummary, String> {
     })
 }
 
-/// The command that runs a seed again and prints its events.
-pub fn replay(seed: u64) -> String {
-    format!("cargo run -p drumline-sim -- --seed {seed} --trace")
+/// Runs the jobs of seeds on all cores, until `failures_max` of them have failed. Hands `ended` each
+/// seed's summary, or what failed and the command that shows it. For `trace`, see [`run`].
+pub fn run_all(
+    seeds: Range<u64>,
+    trace: bool,
+    failures_max: u64,
+    ended: &(dyn Fn(Result<RunSummary, String>) + Sync),
+) {
+    let (next, failures) = (AtomicU64::new(seeds.start), AtomicU64::new(0));
+    let work = || {
+        while failures.load(Ordering::Relaxed) < failures_max {
+            let seed = next.fetch_add(1, Ordering::Relaxed);
+            if seed >= seeds.end {
+                break;
+            }
+            let result = run(seed, trace);
+            failures.fetch_add(u64::from(result.is_err()), Ordering::Relaxed);
+            ended(result.map_err(|problem| describe(seed, &problem)));
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..thread::available_parallelism().map_or(1, usize::from) {
+            scope.spawn(work);
+        }
+    });
+}
+
+fn describe(seed: u64, problem: &str) -> String {
+    let replay = format!("cargo run -p drumline-sim -- --seed {seed} --trace");
+    format!("seed {seed}: {problem}\n    replay: {replay}")
 }
 
 #[expect(clippy::print_stderr, reason = "the trace is for people")]

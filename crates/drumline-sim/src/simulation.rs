@@ -15,7 +15,7 @@ use crate::{
     network::{Network, SimStream, lock},
     process::{Process, View},
     scenario::Scenario,
-    time::{Epoch, MS, Nanos},
+    time::{MS, Nanos},
     warnings::Warning,
 };
 
@@ -43,8 +43,6 @@ pub(crate) struct Simulation {
     pub(crate) opened: BTreeMap<(Dial, bool), PeerStreams<SimStream>>,
     /// When two ranks of different hosts agreed on a link, by group and ranks, the lower one first.
     pub(crate) links: BTreeMap<(usize, usize, usize), Nanos>,
-    pub(crate) epoch: Epoch,
-    pub(crate) trace: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -104,8 +102,7 @@ impl Simulation {
     }
 
     pub(crate) fn view(&self) -> View {
-        let Simulation { epoch, now, trace, .. } = *self;
-        View { scenario: self.scenario.clone(), epoch, now, trace }
+        View { scenario: self.scenario.clone(), network: self.network.clone() }
     }
 
     /// The other ranks of a host.
@@ -122,8 +119,7 @@ impl Simulation {
     }
 
     pub(crate) fn after_end(&mut self, rank: usize, ending: Ending) {
-        let view = self.view();
-        view.note(|| format!("rank {rank}: its process has ended with {ending}"));
+        self.network.note(|| format!("rank {rank}: its process has ended with {ending}"));
         for other in self.neighbours(rank) {
             // Within a host, bytes arrive before the end of their writer is noticed.
             let pair = (rank.min(other), rank.max(other));

@@ -115,11 +115,7 @@ impl<'p> Client<'p> {
     }
 
     /// Does what can be done now. Returns when the next step is due even if nothing arrives until
-    /// then.
-    ///
-    /// # Errors
-    ///
-    /// When the store sends what it should not.
+    /// then. Fails if the store sends what it should not.
     pub(super) fn step(&mut self, shared: &mut SharedState) -> Result<Option<Nanos>, String> {
         loop {
             if self.ended {

@@ -24,7 +24,6 @@ pub(super) struct SharedState {
     pub(super) store_killed: Arc<AtomicU64>,
     /// By process.
     pub(super) names: Vec<String>,
-    pub(super) trace: bool,
 }
 
 /// What was said on a connection to the store.
@@ -47,12 +46,8 @@ impl SharedState {
         self.network.now()
     }
 
-    /// Prints an event, if the start-up is traced.
-    #[expect(clippy::print_stderr, reason = "the trace is for people")]
     pub(super) fn note(&self, text: impl FnOnce() -> String) {
-        if self.trace {
-            eprintln!("{:>12.3} ms  {}", self.now() as f64 / 1e6, text());
-        }
+        self.network.note(text);
     }
 
     /// The name of the caller.

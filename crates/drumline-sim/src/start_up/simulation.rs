@@ -33,10 +33,6 @@ pub(crate) struct StartUpSummary {
 }
 
 /// Runs the start-up of a job and checks it.
-///
-/// # Errors
-///
-/// The first check that fails.
 pub(crate) fn run(rng: &mut Rng, job: &Scenario, trace: bool) -> Result<StartUpSummary, String> {
     let scenario = StartUpScenario::new(rng, job);
     StartUpSimulation::new(rng.fork(), &scenario, trace).run()
@@ -77,14 +73,13 @@ impl<'p> StartUpSimulation<'p> {
     fn new(rng: Rng, scenario: &'p StartUpScenario, trace: bool) -> StartUpSimulation<'p> {
         let names = scenario.scripts.iter().map(|script| script.name.clone());
         let shared = SharedState {
-            network: Arc::new(Network::default()),
+            network: Network::new(trace),
             rng,
             transcripts: Vec::new(),
             dials: Vec::new(),
             store_answers: true,
             store_killed: Arc::new(AtomicU64::new(0)),
             names: std::iter::once("the store".to_owned()).chain(names).collect(),
-            trace,
         };
         let clients = scenario.scripts.iter().enumerate();
         let clients = clients.map(|(at, script)| Client::new(at + 1, script));

@@ -39,11 +39,7 @@ pub(super) struct StoreProcess {
 
 impl StoreProcess {
     /// Does what can be done now, as the thread of a real server does. Returns whether there is
-    /// more to do.
-    ///
-    /// # Errors
-    ///
-    /// What the server did wrong.
+    /// more to do. Fails if the server does anything wrong.
     pub(super) fn step(&mut self, shared: &mut SharedState) -> Result<bool, String> {
         let now = shared.now();
         let ready = self.streams.iter().filter(|(_, (_, stream))| stream.is_readable());

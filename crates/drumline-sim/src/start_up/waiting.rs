@@ -61,9 +61,7 @@ impl<'p> Waiting<'p> {
         Waiting { wait, answer: None, keys, wants, until }
     }
 
-    /// # Errors
-    ///
-    /// When the store sends what it should not.
+    /// Fails if the store sends what it should not.
     pub(super) fn go_on(
         &mut self,
         connection: &mut ClientConnection,
