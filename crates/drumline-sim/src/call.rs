@@ -1,32 +1,32 @@
-//! Calls of collectives, as the plan has them.
+//! Calls of collectives.
 
 use crate::member::Order;
 use drumline_conformance::{Buffers, Case, Kind, on_group::Form};
 use drumline_schedule::{Borders, Counts};
 
-/// A collective, as all ranks of a group should call it.
+/// A collective that all ranks of a group should call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Call {
+pub(crate) struct PlannedCall {
     pub(crate) group: usize,
     pub(crate) case: Case,
-    /// Where the data lies. Whether the call blocks is up to each rank.
+    /// Whether buffers are registered. Each rank decides for itself whether its call blocks.
     pub(crate) form: Form,
 }
 
-impl Call {
-    /// What `rank` has before.
+impl PlannedCall {
+    /// The buffers of `rank` before the call.
     pub(crate) fn buffers(&self, rank: usize, world_size: usize) -> Buffers {
         self.form.buffers(&self.case, rank, world_size)
     }
 
-    /// What `rank` calls, on buffers that hold this before.
+    /// The call of `rank` on these buffers.
     pub(crate) fn order<'a>(
         &self,
         rank: usize,
         world_size: usize,
         buffers: &'a Buffers,
     ) -> Order<'a> {
-        let Call { case, form, .. } = *self;
+        let PlannedCall { case, form, .. } = *self;
         Order {
             collective: case.kind.collective(),
             reduce_op: case.kind.reduce_op(),
@@ -40,7 +40,7 @@ impl Call {
     }
 }
 
-/// The lengths of the blocks, as `rank` knows them.
+/// The lengths of the blocks that `rank` gives.
 fn counts(case: &Case, rank: usize, world_size: usize) -> Counts {
     let borders = |counts: &[usize]| match Borders::new(counts) {
         Some(borders) => borders,

@@ -1,6 +1,6 @@
-//! A job that is larger than those of seeds, and in which nothing goes wrong: does it scale?
+//! Jobs of many ranks without faults, which show how start-up and connections scale.
 //!
-//! Its ranks meet in the store, then carry out their tasks, then close their group.
+//! The ranks meet in the store, carry out their tasks and close their group.
 
 use std::time::Duration;
 
@@ -13,49 +13,50 @@ use drumline_schedule::{
 use fastrand::Rng;
 
 use crate::{
-    call::Call,
-    network::Quality,
-    plan::{Group, Instruction, MS, Plan, TIMEOUT, WARN_AFTER},
-    rendezvous,
+    call::PlannedCall,
+    network::LinkQuality,
+    scenario::{GroupSetup, Instruction, Scenario},
     simulation::Simulation,
+    start_up,
+    time::{MS, TIMEOUT, WARN_AFTER},
 };
 
-/// What all ranks of a [`large`](run) job do.
+/// What all ranks of a large job do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Task {
-    /// They meet.
+    /// A barrier.
     Barrier,
-    /// They add so many `f32`.
+    /// A sum of `f32`.
     AllReduce {
-        /// How many.
+        /// Number of elements.
         elements: usize,
     },
 }
 
 /// What a large job was like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Summary {
-    /// How many requests of theirs the store has carried out until all were ready.
+pub struct LargeSummary {
+    /// Number of requests that the store carried out during start-up.
     pub requests: u64,
-    /// How many pairs of ranks of different hosts were connected.
-    pub bundles: usize,
-    /// How many things happened.
+    /// Number of links between ranks of different hosts.
+    pub links: usize,
+    /// Number of simulated events.
     pub events: u64,
-    /// How long it took, in nanoseconds of virtual time.
+    /// Virtual time from start to end, in nanoseconds.
     pub virtual_ns: u64,
 }
 
-/// Runs a job of `hosts` times `ranks_per_host` ranks. Those of one host share memory.
+/// Runs a job of `hosts` times `ranks_per_host` ranks. The ranks of a host share memory.
 ///
 /// # Errors
 ///
-/// What is wrong: an error, a wrong result, or somebody hangs.
+/// What failed: a rank hung, failed or has a wrong result.
 pub fn run(
     hosts: usize,
     ranks_per_host: usize,
     tasks: &[Task],
     seed: u64,
-) -> Result<Summary, String> {
+) -> Result<LargeSummary, String> {
     let world_size = hosts * ranks_per_host;
     let host_of: Vec<usize> = (0..world_size).map(|rank| rank / ranks_per_host).collect();
     let topology = Topology::placed(host_of.clone());
@@ -65,12 +66,12 @@ pub fn run(
             Task::AllReduce { elements } => (Kind::AllReduce(ReduceOp::Sum), DType::F32, elements),
         };
         let case = Case { kind, dtype, elements, uneven: false, seed };
-        Call { group: 0, case, form: Form::Blocking }
+        PlannedCall { group: 0, case, form: Form::Blocking }
     };
-    let calls: Vec<Call> = tasks.iter().map(call).collect();
+    let calls: Vec<PlannedCall> = tasks.iter().map(call).collect();
     let each = (0..calls.len()).map(|call| Instruction::Call { call, blocking: true });
-    let script: Vec<_> = each.chain([Instruction::Close { group: 0 }]).collect();
-    // What every rank would find for itself, and takes a while at this size.
+    let program: Vec<_> = each.chain([Instruction::Close { group: 0 }]).collect();
+    // Every rank would choose this algorithm, but at this size each choice takes long.
     let longest = tasks.iter().filter_map(|task| match *task {
         Task::AllReduce { elements } => Some(elements),
         Task::Barrier => None,
@@ -85,17 +86,17 @@ pub fn run(
         warn_after: Duration::from_nanos(WARN_AFTER),
         ..Settings::default()
     };
-    let near = Quality {
+    let near = LinkQuality {
         latency_ns: 5_000,
         jitter_ns: 5_000,
         ns_per_byte: 1,
         capacity: 64 << 10,
         stalls_percent: 0,
     };
-    let plan = Plan {
+    let scenario = Scenario {
         world_size,
         host_of,
-        groups: vec![Group {
+        groups: vec![GroupSetup {
             topology,
             settings,
             sum_order: SumOrder::Rank,
@@ -106,19 +107,19 @@ pub fn run(
         }],
         calls,
         messages: vec![],
-        scripts: vec![script; world_size],
+        programs: vec![program; world_size],
         fault: None,
         launched: false,
         goes_on: false,
         near,
-        far: Quality { latency_ns: 20_000, jitter_ns: MS / 10, ..near },
+        far: LinkQuality { latency_ns: 20_000, jitter_ns: MS / 10, ..near },
     };
-    let meeting = rendezvous::run_undisturbed(&mut Rng::with_seed(!seed), &plan)?;
-    let simulation = Simulation::run(Rng::with_seed(seed), plan, false)?;
+    let start_up = start_up::run_undisturbed(&mut Rng::with_seed(!seed), &scenario)?;
+    let simulation = Simulation::run(Rng::with_seed(seed), scenario, false)?;
     simulation.check_complete()?;
-    let group = &simulation.plan.groups[0];
-    // All get the same.
-    let calls = simulation.plan.calls.iter();
+    let group = &simulation.scenario.groups[0];
+    // All ranks have the same result.
+    let calls = simulation.scenario.calls.iter();
     let expected: Vec<Vec<u8>> = calls.map(|call| call.case.expected(0, &group.topology)).collect();
     for process in &simulation.processes {
         for record in &process.records {
@@ -127,10 +128,10 @@ pub fn run(
             }
         }
     }
-    Ok(Summary {
-        requests: meeting.requests,
-        bundles: simulation.bundles.len(),
-        events: meeting.events + simulation.events,
-        virtual_ns: meeting.virtual_ns + simulation.now,
+    Ok(LargeSummary {
+        requests: start_up.requests,
+        links: simulation.links.len(),
+        events: start_up.events + simulation.events,
+        virtual_ns: start_up.virtual_ns + simulation.now,
     })
 }

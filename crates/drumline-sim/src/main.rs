@@ -14,13 +14,13 @@ struct Arguments {
     /// Run one seed.
     #[arg(long, conflicts_with = "seeds")]
     seed: Option<u64>,
-    /// Tell what happens. With --seed.
+    /// Print every event. Needs --seed.
     #[arg(long, requires = "seed")]
     trace: bool,
     /// Run these seeds, on all cores.
     #[arg(long, value_parser = range, default_value = "0..1000")]
     seeds: Range<u64>,
-    /// Stop after so many failures.
+    /// Stop after this number of failures.
     #[arg(long, default_value_t = 10)]
     failures_max: u64,
 }
@@ -38,31 +38,17 @@ fn main() -> ExitCode {
         Some(seed) => seed..seed + 1,
         None => arguments.seeds.clone(),
     };
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let (next, failures) = (AtomicU64::new(seeds.start), AtomicU64::new(0));
-    let (faults, events) = (AtomicU64::new(0), AtomicU64::new(0));
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    let enough = failures.load(Ordering::Relaxed) >= arguments.failures_max;
-                    if seed >= seeds.end || enough {
-                        break;
-                    }
-                    match drumline_sim::run(seed, arguments.trace) {
-                        Ok(summary) => {
-                            faults.fetch_add(u64::from(summary.fault), Ordering::Relaxed);
-                            events.fetch_add(summary.events, Ordering::Relaxed);
-                        }
-                        Err(problem) => {
-                            failures.fetch_add(1, Ordering::Relaxed);
-                            let replay = drumline_sim::replay(seed);
-                            println!("seed {seed}: {problem}\n    replay: {replay}");
-                        }
-                    }
-                }
-            });
+    let (failures, faults, events) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    drumline_sim::run_all(seeds.clone(), arguments.trace, arguments.failures_max, &|result| {
+        match result {
+            Ok(summary) => {
+                faults.fetch_add(u64::from(summary.fault), Ordering::Relaxed);
+                events.fetch_add(summary.events, Ordering::Relaxed);
+            }
+            Err(problem) => {
+                failures.fetch_add(1, Ordering::Relaxed);
+                println!("{problem}");
+            }
         }
     });
     let failures = failures.into_inner();

@@ -7,6 +7,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::{Duration, Instant},
 };
 
 use drumline_engine::transport::Duplex;
@@ -14,17 +15,45 @@ use drumline_engine::transport::Duplex;
 use crate::member::Connection;
 use fastrand::Rng;
 
-/// Virtual time, in nanoseconds since the start.
-pub(crate) type Nanos = u64;
+use crate::time::Nanos;
 
-/// What all streams of a simulation share: the clock, and who should look at what when.
-#[derive(Debug, Default)]
+/// What all streams of a simulation share: the clock, and the times at which processes must look.
+#[derive(Debug)]
 pub(crate) struct Network {
     now: AtomicU64,
+    /// The instant at which virtual time is 0. Only differences from it matter.
+    epoch: Instant,
+    trace: bool,
     wakes: Mutex<Vec<(Nanos, usize)>>,
 }
 
 impl Network {
+    pub(crate) fn new(trace: bool) -> Arc<Network> {
+        let (now, epoch, wakes) = (AtomicU64::new(0), Instant::now(), Mutex::default());
+        Arc::new(Network { now, epoch, trace, wakes })
+    }
+
+    /// Prints an event, if the simulation is traced.
+    #[expect(clippy::print_stderr, reason = "the trace is for people")]
+    pub(crate) fn note(&self, text: impl FnOnce() -> String) {
+        if self.trace {
+            eprintln!("{:>12.3} ms  {}", self.now() as f64 / 1e6, text());
+        }
+    }
+
+    /// Now, for code that wants instants.
+    pub(crate) fn instant(&self) -> Instant {
+        self.instant_at(self.now())
+    }
+
+    pub(crate) fn instant_at(&self, at: Nanos) -> Instant {
+        self.epoch + Duration::from_nanos(at)
+    }
+
+    pub(crate) fn nanos(&self, at: Instant) -> Nanos {
+        at.saturating_duration_since(self.epoch).as_nanos() as Nanos
+    }
+
     pub(crate) fn now(&self) -> Nanos {
         self.now.load(Ordering::Relaxed)
     }
@@ -33,7 +62,7 @@ impl Network {
         self.now.store(now, Ordering::Relaxed);
     }
 
-    /// Moments at which something changes for a process, gathered since the last call.
+    /// The times at which something changes for a process, gathered since the last call.
     pub(crate) fn take_wakes(&self) -> Vec<(Nanos, usize)> {
         std::mem::take(&mut self.wakes.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -43,25 +72,26 @@ impl Network {
     }
 }
 
-/// How a direction of a connection behaves.
+/// How one direction of a connection behaves.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Quality {
+pub(crate) struct LinkQuality {
     pub(crate) latency_ns: Nanos,
     pub(crate) jitter_ns: Nanos,
     pub(crate) ns_per_byte: Nanos,
+    /// Bytes that fit between writer and reader.
     pub(crate) capacity: usize,
-    /// Of a hundred reads or writes, how many find nothing for a moment.
+    /// Percentage of reads and writes that find no bytes or no room for a moment.
     pub(crate) stalls_percent: u32,
 }
 
-/// How the bytes of a direction end.
+/// How one direction of a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    /// The writer has closed it.
+pub(crate) enum PipeEnd {
+    /// The writer closed it.
     Closed,
-    /// It was reset.
+    /// Either end reset it.
     Reset,
-    /// The kernel has given up on a host that does not answer.
+    /// The kernel gave up on a silent host.
     TimedOut,
 }
 
@@ -70,23 +100,23 @@ pub(crate) enum End {
 pub(crate) struct Pipe {
     writer: usize,
     reader: usize,
-    quality: Quality,
+    quality: LinkQuality,
     rng: Rng,
-    /// Bytes on their way or arrived, with their time of arrival.
+    /// Unread bytes, by time of arrival.
     chunks: VecDeque<(Nanos, VecDeque<u8>)>,
     held: usize,
     last_arrival: Nanos,
-    end: Option<(Nanos, End)>,
-    /// Nobody reads any more, and the writer knows from then on.
+    end: Option<(Nanos, PipeEnd)>,
+    /// From when on the writer knows that its bytes are no longer read.
     unread_since: Option<Nanos>,
-    /// What would arrive later than this is lost.
+    /// Bytes that would arrive later are lost.
     silent_since: Option<Nanos>,
     read_stalled_until: Nanos,
     write_stalled_until: Nanos,
 }
 
 impl Pipe {
-    fn new(writer: usize, reader: usize, quality: Quality, rng: Rng) -> Pipe {
+    fn new(writer: usize, reader: usize, quality: LinkQuality, rng: Rng) -> Pipe {
         Pipe {
             writer,
             reader,
@@ -103,7 +133,7 @@ impl Pipe {
         }
     }
 
-    /// When what is written now arrives, behind everything before it.
+    /// When `bytes` that are written now arrive. Bytes never overtake each other.
     fn arrival(&mut self, now: Nanos, bytes: usize) -> Nanos {
         let jitter = self.rng.u64(0..=self.quality.jitter_ns);
         let earliest = now + self.quality.latency_ns + jitter;
@@ -112,7 +142,7 @@ impl Pipe {
         self.last_arrival
     }
 
-    fn finish(&mut self, network: &Network, end: End) {
+    fn finish(&mut self, network: &Network, end: PipeEnd) {
         if self.end.is_none() {
             let at = self.arrival(network.now(), 0);
             self.end = Some((at, end));
@@ -120,26 +150,26 @@ impl Pipe {
         }
     }
 
-    /// When the last byte that was written arrives.
+    /// When the last byte written so far arrives.
     pub(crate) fn last_arrival(&self) -> Nanos {
         self.last_arrival
     }
 
-    /// From now on nothing arrives; at `noticed` the kernel gives up.
+    /// Nothing arrives from now on. The kernel gives up at `noticed`.
     pub(crate) fn fall_silent(&mut self, network: &Network, noticed: Nanos) {
         let now = network.now();
         self.silent_since.get_or_insert(now);
         self.chunks.retain(|(at, _)| *at <= now);
         if self.end.is_none_or(|(at, _)| at > now) {
-            self.end = Some((noticed, End::TimedOut));
+            self.end = Some((noticed, PipeEnd::TimedOut));
             self.unread_since.get_or_insert(noticed);
             network.wake(self.reader, noticed);
             network.wake(self.writer, noticed);
         }
     }
 
-    /// Breaks now; what is on its way is lost.
-    pub(crate) fn cut(&mut self, network: &Network, end: End) {
+    /// Breaks now. Bytes on their way are lost.
+    pub(crate) fn cut(&mut self, network: &Network, end: PipeEnd) {
         let now = network.now();
         self.chunks.retain(|(at, _)| *at <= now);
         if self.end.is_none_or(|(at, _)| at > now) {
@@ -160,9 +190,9 @@ impl Pipe {
         let Some((_, chunk)) = arrived else {
             return match self.end {
                 Some((at, end)) if at <= now => match end {
-                    End::Closed => Ok(0),
-                    End::Reset => Err(ErrorKind::ConnectionReset.into()),
-                    End::TimedOut => Err(ErrorKind::TimedOut.into()),
+                    PipeEnd::Closed => Ok(0),
+                    PipeEnd::Reset => Err(ErrorKind::ConnectionReset.into()),
+                    PipeEnd::TimedOut => Err(ErrorKind::TimedOut.into()),
                 },
                 _ => Err(ErrorKind::WouldBlock.into()),
             };
@@ -188,8 +218,8 @@ impl Pipe {
         let now = network.now();
         if self.unread_since.is_some_and(|since| now >= since) {
             return Err(match self.end {
-                Some((_, End::TimedOut)) => ErrorKind::TimedOut.into(),
-                Some((_, End::Reset)) => ErrorKind::ConnectionReset.into(),
+                Some((_, PipeEnd::TimedOut)) => ErrorKind::TimedOut.into(),
+                Some((_, PipeEnd::Reset)) => ErrorKind::ConnectionReset.into(),
                 _ => ErrorKind::BrokenPipe.into(),
             });
         }
@@ -231,7 +261,7 @@ impl Pipe {
     }
 }
 
-/// Often all, often one, sometimes something between; at least one of several.
+/// How many of `bytes` a read or write moves: all, one or a number between.
 fn some_of(rng: &mut Rng, bytes: usize) -> usize {
     match rng.u8(0..4) {
         _ if bytes < 2 => bytes,
@@ -249,25 +279,25 @@ pub(crate) fn lock(pipe: &SharedPipe) -> MutexGuard<'_, Pipe> {
 
 /// One end of a connection.
 #[derive(Debug)]
-pub(crate) struct Stream {
+pub(crate) struct SimStream {
     network: Arc<Network>,
     incoming: SharedPipe,
     outgoing: SharedPipe,
-    /// Set once the process was killed: what it would still say is never said.
+    /// Not 0 once the process was killed. From then on it writes nothing.
     killed: Arc<AtomicU64>,
 }
 
-/// A connection between two processes, each with its kill switch: both ends, and both directions.
+/// Connects two processes, each given with its kill switch. Returns both ends, and both directions.
 pub(crate) fn connect(
     network: &Arc<Network>,
     ends: [(usize, &Arc<AtomicU64>); 2],
-    quality: Quality,
+    quality: LinkQuality,
     rng: &mut Rng,
-) -> ([Stream; 2], [SharedPipe; 2]) {
+) -> ([SimStream; 2], [SharedPipe; 2]) {
     let [(a, a_killed), (b, b_killed)] = ends;
     let there = Arc::new(Mutex::new(Pipe::new(a, b, quality, rng.fork())));
     let back = Arc::new(Mutex::new(Pipe::new(b, a, quality, rng.fork())));
-    let end = |incoming: &SharedPipe, outgoing: &SharedPipe, killed: &Arc<AtomicU64>| Stream {
+    let end = |incoming: &SharedPipe, outgoing: &SharedPipe, killed: &Arc<AtomicU64>| SimStream {
         network: network.clone(),
         incoming: incoming.clone(),
         outgoing: outgoing.clone(),
@@ -276,19 +306,19 @@ pub(crate) fn connect(
     ([end(&back, &there, a_killed), end(&there, &back, b_killed)], [there, back])
 }
 
-impl Stream {
+impl SimStream {
     fn is_killed(&self) -> bool {
         self.killed.load(Ordering::Relaxed) != 0
     }
 }
 
-impl Read for Stream {
+impl Read for SimStream {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         lock(&self.incoming).read(&self.network, bytes)
     }
 }
 
-impl Write for Stream {
+impl Write for SimStream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if self.is_killed() {
             return Err(ErrorKind::BrokenPipe.into());
@@ -301,16 +331,16 @@ impl Write for Stream {
     }
 }
 
-impl Duplex for Stream {
+impl Duplex for SimStream {
     fn end(&mut self) -> io::Result<()> {
         if !self.is_killed() {
-            lock(&self.outgoing).finish(&self.network, End::Closed);
+            lock(&self.outgoing).finish(&self.network, PipeEnd::Closed);
         }
         Ok(())
     }
 }
 
-impl Connection for Stream {
+impl Connection for SimStream {
     fn is_readable(&self) -> bool {
         lock(&self.incoming).is_readable(self.network.now())
     }
@@ -320,15 +350,15 @@ impl Connection for Stream {
     }
 }
 
-impl Drop for Stream {
-    /// What the kernel does: a close with unread data is a reset.
+impl Drop for SimStream {
+    /// As in the kernel, closing with unread bytes is a reset.
     fn drop(&mut self) {
         let unread = {
             let mut incoming = lock(&self.incoming);
             incoming.abandon(&self.network);
             incoming.held > 0 || incoming.rng.bool()
         };
-        let end = if unread { End::Reset } else { End::Closed };
+        let end = if unread { PipeEnd::Reset } else { PipeEnd::Closed };
         lock(&self.outgoing).finish(&self.network, end);
     }
 }

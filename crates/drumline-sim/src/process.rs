@@ -6,7 +6,6 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
 };
 
 use drumline_engine::Error;
@@ -16,81 +15,79 @@ use drumline_launch::Ending;
 use fastrand::Rng;
 
 use crate::{
-    network::{Nanos, Stream},
-    plan::{Instruction, Plan},
+    network::{Network, SimStream},
+    scenario::{Instruction, Scenario},
+    time::Nanos,
 };
 
-/// What every process can see.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct World<'a> {
-    pub(crate) plan: &'a Plan,
-    pub(crate) epoch: Epoch,
-    pub(crate) now: Nanos,
-    pub(crate) trace: bool,
-}
-
-impl World<'_> {
-    fn instant(&self) -> Instant {
-        self.epoch.instant(self.now)
-    }
-
-    /// Tells what happens, if anybody wants to know.
-    #[expect(clippy::print_stderr, reason = "the trace is for people")]
-    pub(crate) fn note(&self, text: impl FnOnce() -> String) {
-        if self.trace {
-            eprintln!("{:>12.3} ms  {}", self.now as f64 / 1e6, text());
-        }
-    }
+/// What every process of a job shares.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    pub(crate) scenario: Arc<Scenario>,
+    pub(crate) network: Arc<Network>,
 }
 
 /// A simulated process.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Process {
     pub(crate) rank: usize,
-    /// By group.
-    pub(crate) lanes: Vec<Lane>,
+    pub(crate) groups: Vec<GroupState>,
+    /// Index of the next instruction of its program.
     at: usize,
-    doing: Doing,
+    activity: Activity,
     pub(crate) records: Vec<Record>,
     pub(crate) steps: u32,
     pub(crate) stopped_until: Nanos,
-    /// It works until then and looks at nothing.
+    /// It computes until then and notices nothing.
     pub(crate) busy_until: Nanos,
-    /// When it will look again of its own accord.
+    /// When its next step is scheduled.
     pub(crate) next_look: Option<Nanos>,
     pub(crate) killed: Arc<AtomicU64>,
     pub(crate) ended: Option<(Nanos, Ending)>,
-    /// Messages that were under way when it ended: in which group, which side, since when.
+    /// Messages that were unfinished when the process ended: group, side, and time of the post.
     pub(crate) abandoned: Vec<(usize, Side, Nanos)>,
 }
 
-/// A member of a group, and whether anybody drives it at the moment.
-#[derive(Debug)]
-pub(crate) struct Lane {
-    pub(crate) member: Option<Member<Stream>>,
+/// A process's part in a group.
+#[derive(Debug, Default)]
+pub(crate) struct GroupState {
+    /// `None` once the process has ended.
+    pub(crate) member: Option<Member<SimStream>>,
     asleep_until: Option<Nanos>,
+    /// Asynchronous calls: index, start, result.
     unfinished: VecDeque<(usize, Nanos, Outcome)>,
-    /// Messages that are under way.
+    /// Unfinished messages: index, side, start, result.
     posted: Vec<(usize, Side, Nanos, Posted)>,
     pub(crate) failed: bool,
     pub(crate) closing_since: Option<Nanos>,
     pub(crate) closed: bool,
 }
 
-#[derive(Debug)]
-enum Doing {
+#[derive(Debug, Default)]
+enum Activity {
+    #[default]
     Next,
     Computing(Nanos),
-    Calling { group: usize, call: usize, started: Nanos, collective: Prepared },
-    Waiting { group: usize },
-    Closing { group: usize, started: Nanos },
+    Calling {
+        group: usize,
+        call: usize,
+        started: Nanos,
+        collective: Prepared,
+    },
+    Waiting {
+        group: usize,
+    },
+    Closing {
+        group: usize,
+        started: Nanos,
+    },
 }
 
-/// What became of something that a process has called.
+/// A call, a message or the closing of a group, and how it ended.
 #[derive(Debug)]
 pub(crate) struct Record {
     pub(crate) group: usize,
-    pub(crate) what: What,
+    pub(crate) kind: RecordKind,
     pub(crate) started: Nanos,
     pub(crate) blocking: bool,
     pub(crate) ended: Nanos,
@@ -98,80 +95,43 @@ pub(crate) struct Record {
 }
 
 #[derive(Debug)]
-pub(crate) enum What {
-    /// A call with that index in the plan; its buffer, which nobody may touch from now on, and
-    /// what it held.
+pub(crate) enum RecordKind {
+    /// A call: its index, its buffer, which no rank may write to any more, and a copy of it.
     Call { index: usize, buffer: Option<(Prepared, Vec<u8>)> },
-    /// A message of those with that index; with whom, if it was not in vain, and what it held.
+    /// A message: its index, its side, the peer unless it failed, and its bytes.
     Message { index: usize, side: Side, peer: Option<usize>, bytes: Vec<u8> },
-    /// The end of the group.
+    /// The closing of the group.
     End,
 }
 
 impl Record {
-    /// The index of the call, if it is one.
+    /// The index of the call, unless this is no call.
     pub(crate) fn call(&self) -> Option<usize> {
-        match self.what {
-            What::Call { index, .. } => Some(index),
-            What::Message { .. } | What::End => None,
+        match self.kind {
+            RecordKind::Call { index, .. } => Some(index),
+            RecordKind::Message { .. } | RecordKind::End => None,
         }
     }
 
-    /// What the buffer of the call held.
+    /// What the buffer of the call held at its end.
     pub(crate) fn bytes(&self) -> Option<&Vec<u8>> {
-        match &self.what {
-            What::Call { buffer, .. } => buffer.as_ref().map(|(_, bytes)| bytes),
-            What::Message { .. } | What::End => None,
+        match &self.kind {
+            RecordKind::Call { buffer, .. } => buffer.as_ref().map(|(_, bytes)| bytes),
+            RecordKind::Message { .. } | RecordKind::End => None,
         }
-    }
-}
-
-/// The clock of the virtual world, for code that wants instants.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Epoch(pub(crate) Instant);
-
-impl Epoch {
-    pub(crate) fn instant(self, at: Nanos) -> Instant {
-        self.0 + Duration::from_nanos(at)
-    }
-
-    fn nanos(self, at: Instant) -> Nanos {
-        at.saturating_duration_since(self.0).as_nanos() as Nanos
     }
 }
 
 impl Process {
-    pub(crate) fn new(
-        rank: usize,
-        members: Vec<Member<Stream>>,
-        killed: Arc<AtomicU64>,
-    ) -> Process {
-        let lane = |member| Lane {
-            member: Some(member),
-            asleep_until: None,
-            unfinished: VecDeque::new(),
-            posted: Vec::new(),
-            failed: false,
-            closing_since: None,
-            closed: false,
-        };
-        Process {
-            rank,
-            lanes: members.into_iter().map(lane).collect(),
-            at: 0,
-            doing: Doing::Next,
-            records: Vec::new(),
-            steps: 0,
-            stopped_until: 0,
-            busy_until: 0,
-            next_look: None,
-            killed,
-            ended: None,
-            abandoned: Vec::new(),
-        }
+    pub(crate) fn new(rank: usize) -> Process {
+        Process { rank, ..Process::default() }
     }
 
-    /// The process ends. The kernel closes what it leaves open.
+    pub(crate) fn join(&mut self, member: Member<SimStream>) {
+        self.groups.push(GroupState { member: Some(member), ..GroupState::default() });
+    }
+
+    /// Ends the process. As the kernel does, this closes what the process leaves open.
     pub(crate) fn end(&mut self, now: Nanos, ending: Ending) {
         if self.ended.is_some() {
             return;
@@ -180,50 +140,49 @@ impl Process {
             self.killed.store(1, Ordering::Relaxed);
         }
         self.ended = Some((now, ending));
-        self.doing = Doing::Next;
-        for (group, lane) in self.lanes.iter_mut().enumerate() {
-            lane.unfinished.clear();
-            let posted = lane.posted.drain(..).map(|(_, side, started, _)| (group, side, started));
+        self.activity = Activity::Next;
+        for (group, state) in self.groups.iter_mut().enumerate() {
+            state.unfinished.clear();
+            let posted = state.posted.drain(..).map(|(_, side, started, _)| (group, side, started));
             self.abandoned.extend(posted);
-            lane.member = None;
+            state.member = None;
         }
     }
 
-    /// Whether there is anything to do.
+    /// Whether a step can get anywhere.
     pub(crate) fn has_reason(&self, now: Nanos) -> bool {
-        let program = match self.doing {
-            Doing::Next => true,
-            Doing::Computing(until) => until <= now,
-            Doing::Calling { .. } | Doing::Waiting { .. } | Doing::Closing { .. } => false,
+        let program = match self.activity {
+            Activity::Next => true,
+            Activity::Computing(until) => until <= now,
+            Activity::Calling { .. } | Activity::Waiting { .. } | Activity::Closing { .. } => false,
         };
-        program || self.driven().any(|lane| lane.has_reason(now))
+        program || self.driven().any(|state| state.has_reason(now))
     }
 
-    /// Does what can be done now. Returns when there is something to do again even if nothing
-    /// happens; `None` for never.
-    pub(crate) fn step(&mut self, world: &World<'_>, rng: &mut Rng) -> Option<Nanos> {
+    /// Does what can be done now. Returns when the next step is due even if nothing happens until
+    /// then; `None` for never.
+    pub(crate) fn step(&mut self, view: &View, rng: &mut Rng) -> Option<Nanos> {
         self.steps += 1;
-        for lane in &mut self.lanes {
-            lane.wake_up(world);
+        for state in &mut self.groups {
+            state.wake_up(view);
         }
-        // The progress thread and the program take turns in any order.
+        // Either the program or the progress thread comes first.
         let program_first = rng.bool();
         if program_first {
-            self.run_program(world);
+            self.run_program(view);
         }
-        let own = self.doing.group();
-        for group in 0..self.lanes.len() {
+        let own = self.activity.group();
+        for group in 0..self.groups.len() {
             if Some(group) != own && self.ended.is_none() {
-                self.drive_queue(group, world, true);
+                self.drive_queue(group, view, true);
             }
         }
         if !program_first {
-            self.run_program(world);
+            self.run_program(view);
         }
-        self.next_step(world.now, rng)
+        self.next_step(view.network.now(), rng)
     }
 
-    /// When there is something to do even if nothing happens.
     fn next_step(&self, now: Nanos, rng: &mut Rng) -> Option<Nanos> {
         if self.ended.is_some() {
             return None;
@@ -234,273 +193,289 @@ impl Process {
         }
     }
 
-    /// When there is something to do of which there is no [reason](Process::has_reason) yet.
+    /// When the process will have a [reason](Process::has_reason) even if nothing happens.
     pub(crate) fn asleep_until(&self) -> Option<Nanos> {
-        let program = match self.doing {
-            Doing::Computing(until) => Some(until),
+        let program = match self.activity {
+            Activity::Computing(until) => Some(until),
             _ => None,
         };
-        self.driven().filter_map(|lane| lane.asleep_until).chain(program).min()
+        self.driven().filter_map(|state| state.asleep_until).chain(program).min()
     }
 
-    /// The groups that have something to do, and that which the program waits for.
-    fn driven(&self) -> impl Iterator<Item = &Lane> {
-        let own = self.doing.group();
-        let lanes = self.lanes.iter().enumerate().filter(move |(group, lane)| {
-            Some(*group) == own || lane.member.as_ref().is_some_and(Member::is_busy)
+    /// The groups with unfinished work, and the group for which the program waits.
+    fn driven(&self) -> impl Iterator<Item = &GroupState> {
+        let own = self.activity.group();
+        let groups = self.groups.iter().enumerate().filter(move |(group, state)| {
+            Some(*group) == own || state.member.as_ref().is_some_and(Member::is_busy)
         });
-        lanes.map(|(_, lane)| lane)
+        groups.map(|(_, state)| state)
     }
 
-    /// Brings what a group has to do in the background on. Whether its calls are complete, and its
-    /// messages, if those are asked for.
-    fn drive_queue(&mut self, group: usize, world: &World<'_>, messages: bool) -> bool {
-        let lane = &mut self.lanes[group];
-        let Some(member) = &mut lane.member else { return true };
-        let is_complete = |member: &Member<Stream>| match messages {
+    /// Drives a group's background work. Returns whether its asynchronous calls are complete; with
+    /// `messages`, also its messages.
+    fn drive_queue(&mut self, group: usize, view: &View, messages: bool) -> bool {
+        let state = &mut self.groups[group];
+        let Some(member) = &mut state.member else { return true };
+        let is_complete = |member: &Member<SimStream>| match messages {
             true => !member.is_busy(),
             false => !member.has_calls(),
         };
-        if lane.asleep_until.is_none() && !is_complete(member) {
-            let progress = member.progress(world.instant());
+        if state.asleep_until.is_none() && !is_complete(member) {
+            let progress = member.progress(view.network.instant());
             if progress == Progress::Stuck {
-                lane.fall_asleep(world);
+                state.fall_asleep(view);
             }
         }
-        let lane = &self.lanes[group];
-        let complete = lane.asleep_until.is_none() && lane.member.as_ref().is_none_or(is_complete);
-        self.look_at_outcomes(group, world);
+        let state = &self.groups[group];
+        let complete =
+            state.asleep_until.is_none() && state.member.as_ref().is_none_or(is_complete);
+        self.look_at_outcomes(group, view);
         complete
     }
 
-    /// Writes down what has ended in the background.
-    fn look_at_outcomes(&mut self, group: usize, world: &World<'_>) {
-        while let Some((index, started, outcome)) = self.lanes[group].unfinished.front() {
+    /// Records the asynchronous calls and messages that have ended.
+    fn look_at_outcomes(&mut self, group: usize, view: &View) {
+        while let Some((index, started, outcome)) = self.groups[group].unfinished.front() {
             let Some((result, collective)) = outcome.take() else { break };
             let (index, started) = (*index, *started);
-            self.lanes[group].unfinished.pop_front();
-            self.record(world, group, What::of_call(index, collective), started, false, result);
+            self.groups[group].unfinished.pop_front();
+            self.record(
+                view,
+                group,
+                RecordKind::of_call(index, collective),
+                started,
+                false,
+                result,
+            );
         }
-        for (index, side, started, posted) in std::mem::take(&mut self.lanes[group].posted) {
+        for (index, side, started, posted) in std::mem::take(&mut self.groups[group].posted) {
             match posted.take() {
                 Some((result, bytes)) => {
                     let peer = result.as_ref().ok().copied();
-                    let what = What::Message { index, side, peer, bytes };
-                    self.record(world, group, what, started, false, result.map(drop));
+                    let kind = RecordKind::Message { index, side, peer, bytes };
+                    self.record(view, group, kind, started, false, result.map(drop));
                 }
-                None => self.lanes[group].posted.push((index, side, started, posted)),
+                None => self.groups[group].posted.push((index, side, started, posted)),
             }
         }
     }
 
-    /// Runs the program until it has to wait.
-    fn run_program(&mut self, world: &World<'_>) {
+    /// Runs the program until it must wait.
+    fn run_program(&mut self, view: &View) {
         while self.ended.is_none() {
-            match &self.doing {
-                Doing::Computing(until) if *until > world.now => return,
-                Doing::Computing(_) => self.doing = Doing::Next,
-                Doing::Next => self.begin(world),
-                Doing::Waiting { group } => {
+            match &self.activity {
+                Activity::Computing(until) if *until > view.network.now() => return,
+                Activity::Computing(_) => self.activity = Activity::Next,
+                Activity::Next => self.begin(view),
+                Activity::Waiting { group } => {
                     let group = *group;
-                    if !self.drive_queue(group, world, true) {
+                    if !self.drive_queue(group, view, true) {
                         return;
                     }
-                    self.doing = Doing::Next;
+                    self.activity = Activity::Next;
                 }
-                Doing::Calling { group, .. } | Doing::Closing { group, .. } => {
+                Activity::Calling { group, .. } | Activity::Closing { group, .. } => {
                     let group = *group;
-                    let messages = matches!(self.doing, Doing::Closing { .. });
-                    if !self.drive_queue(group, world, messages) {
+                    let messages = matches!(self.activity, Activity::Closing { .. });
+                    if !self.drive_queue(group, view, messages) {
                         return;
                     }
-                    let over = self.go_on(group, world);
-                    self.look_at_outcomes(group, world);
+                    let over = self.go_on(group, view);
+                    self.look_at_outcomes(group, view);
                     if !over {
                         return;
                     }
                 }
             }
-            if !world.plan.goes_on && self.lanes.iter().any(|lane| lane.failed) {
-                self.end(world.now, Ending::Code(1));
+            if !view.scenario.goes_on && self.groups.iter().any(|state| state.failed) {
+                self.end(view.network.now(), Ending::Code(1));
             }
         }
     }
 
-    fn begin(&mut self, world: &World<'_>) {
-        let Some(instruction) = world.plan.scripts[self.rank].get(self.at) else {
-            let failed = self.lanes.iter().any(|lane| lane.failed);
-            return self.end(world.now, Ending::Code(i32::from(failed)));
+    fn begin(&mut self, view: &View) {
+        let Some(instruction) = view.scenario.programs[self.rank].get(self.at) else {
+            let failed = self.groups.iter().any(|state| state.failed);
+            return self.end(view.network.now(), Ending::Code(i32::from(failed)));
         };
         self.at += 1;
         match *instruction {
-            Instruction::Compute(time) => self.doing = Doing::Computing(world.now + time),
-            Instruction::Wait { group } => self.doing = Doing::Waiting { group },
+            Instruction::Compute(time) => {
+                self.activity = Activity::Computing(view.network.now() + time)
+            }
+            Instruction::Wait { group } => self.activity = Activity::Waiting { group },
             Instruction::Close { group } => {
-                self.doing = Doing::Closing { group, started: world.now };
+                self.activity = Activity::Closing { group, started: view.network.now() };
             }
             Instruction::Post { messages: index, side } => {
-                let messages = &world.plan.messages[index];
-                let lane = &mut self.lanes[messages.group];
-                let Some(member) = &mut lane.member else { return };
-                let posted = member.post(messages.order(self.rank, side), world.instant());
-                lane.posted.push((index, side, world.now, posted));
-                lane.wake(world);
-                self.look_at_outcomes(messages.group, world);
+                let messages = &view.scenario.messages[index];
+                let state = &mut self.groups[messages.group];
+                let Some(member) = &mut state.member else { return };
+                let posted = member.post(messages.order(self.rank, side), view.network.instant());
+                state.posted.push((index, side, view.network.now(), posted));
+                state.wake(view);
+                self.look_at_outcomes(messages.group, view);
             }
             Instruction::Call { call: index, blocking } => {
-                let call = &world.plan.calls[index];
-                let buffers = call.buffers(self.rank, world.plan.world_size);
-                let order = call.order(self.rank, world.plan.world_size, &buffers);
+                let call = &view.scenario.calls[index];
+                let buffers = call.buffers(self.rank, view.scenario.world_size);
+                let order = call.order(self.rank, view.scenario.world_size, &buffers);
                 let group = call.group;
-                let lane = &mut self.lanes[group];
-                let Some(member) = &mut lane.member else { return };
+                let state = &mut self.groups[group];
+                let Some(member) = &mut state.member else { return };
                 match member.collective(&order) {
                     Ok(collective) if blocking => {
-                        lane.wake(world);
-                        let started = world.now;
-                        self.doing = Doing::Calling { group, call: index, started, collective };
+                        state.wake(view);
+                        let started = view.network.now();
+                        self.activity =
+                            Activity::Calling { group, call: index, started, collective };
                     }
                     Ok(collective) => {
                         let outcome = member.submit(collective);
-                        lane.unfinished.push_back((index, world.now, outcome));
-                        lane.wake(world);
+                        state.unfinished.push_back((index, view.network.now(), outcome));
+                        state.wake(view);
                     }
                     Err(error) => {
-                        let what = What::Call { index, buffer: None };
-                        self.record(world, group, what, world.now, true, Err(error));
+                        let kind = RecordKind::Call { index, buffer: None };
+                        self.record(view, group, kind, view.network.now(), true, Err(error));
                     }
                 }
             }
         }
     }
 
-    /// Goes on with the blocking call, or the end of the group. Whether that is over.
-    fn go_on(&mut self, group: usize, world: &World<'_>) -> bool {
-        let lane = &mut self.lanes[group];
-        let Some(member) = &mut lane.member else { return true };
-        if lane.asleep_until.is_some() {
+    /// Continues the blocking call, or the closing of the group. Returns whether it has ended.
+    fn go_on(&mut self, group: usize, view: &View) -> bool {
+        let state = &mut self.groups[group];
+        let Some(member) = &mut state.member else { return true };
+        if state.asleep_until.is_some() {
             return false;
         }
-        match &mut self.doing {
-            Doing::Calling { collective, started, .. } => {
+        match &mut self.activity {
+            Activity::Calling { collective, started, .. } => {
                 let started = *started;
-                let result = match member.step(collective, world.instant()) {
+                let result = match member.step(collective, view.network.instant()) {
                     Ok(Progress::Done) => Ok(()),
                     Ok(Progress::Moved) => return false,
                     Ok(Progress::Stuck) => {
-                        lane.fall_asleep(world);
+                        state.fall_asleep(view);
                         return false;
                     }
                     Err(error) => Err(error),
                 };
-                let Doing::Calling { call, collective, .. } =
-                    std::mem::replace(&mut self.doing, Doing::Next)
+                let Activity::Calling { call, collective, .. } =
+                    std::mem::replace(&mut self.activity, Activity::Next)
                 else {
                     return true;
                 };
-                self.record(world, group, What::of_call(call, collective), started, true, result);
+                self.record(
+                    view,
+                    group,
+                    RecordKind::of_call(call, collective),
+                    started,
+                    true,
+                    result,
+                );
             }
-            Doing::Closing { started, .. } => {
+            Activity::Closing { started, .. } => {
                 let started = *started;
-                let (begun, now) = (world.epoch.instant(started), world.instant());
-                let result = match lane.closing_since {
+                let now = view.network.instant();
+                let begun = view.network.instant_at(started);
+                let result = match state.closing_since {
                     None => member.close().and_then(|()| member.closed(begun, now)),
                     Some(_) => member.closed(begun, now),
                 };
-                lane.closing_since.get_or_insert(world.now);
+                state.closing_since.get_or_insert(view.network.now());
                 let result = match result {
                     Ok(true) => {
-                        lane.closed = true;
+                        state.closed = true;
                         Ok(())
                     }
                     Ok(false) => {
-                        lane.fall_asleep(world);
+                        state.fall_asleep(view);
                         return false;
                     }
                     Err(error) => Err(error),
                 };
-                self.doing = Doing::Next;
-                self.record(world, group, What::End, started, true, result);
+                self.activity = Activity::Next;
+                self.record(view, group, RecordKind::End, started, true, result);
             }
-            Doing::Next | Doing::Computing(_) | Doing::Waiting { .. } => {}
+            Activity::Next | Activity::Computing(_) | Activity::Waiting { .. } => {}
         }
         true
     }
 
     fn record(
         &mut self,
-        world: &World<'_>,
+        view: &View,
         group: usize,
-        what: What,
+        kind: RecordKind,
         started: Nanos,
         blocking: bool,
         result: drumline_engine::Result<()>,
     ) {
-        world.note(|| match (&result, &what) {
-            (Ok(()), What::Call { index, .. }) => {
-                format!("rank {}: done: {:?}", self.rank, world.plan.calls[*index])
+        view.network.note(|| match (&result, &kind) {
+            (Ok(()), RecordKind::Call { index, .. }) => {
+                format!("rank {}: done: {:?}", self.rank, view.scenario.calls[*index])
             }
-            (Ok(()), What::Message { index, side, .. }) => {
+            (Ok(()), RecordKind::Message { index, side, .. }) => {
                 format!("rank {}: {side:?} of messages {index} is done", self.rank)
             }
-            (Ok(()), What::End) => format!("rank {}: group {group} is closed", self.rank),
+            (Ok(()), RecordKind::End) => format!("rank {}: group {group} is closed", self.rank),
             (Err(error), _) => format!("rank {}: failed: {error}", self.rank),
         });
-        self.lanes[group].failed |= result.is_err();
-        let (ended, error) = (world.now, result.err());
-        self.records.push(Record { group, what, started, blocking, ended, error });
+        self.groups[group].failed |= result.is_err();
+        let (ended, error) = (view.network.now(), result.err());
+        self.records.push(Record { group, kind, started, blocking, ended, error });
     }
 }
 
-impl What {
-    fn of_call(index: usize, mut collective: Prepared) -> What {
+impl RecordKind {
+    fn of_call(index: usize, mut collective: Prepared) -> RecordKind {
         collective.overwrite_input();
         let bytes = collective.bytes().to_vec();
-        What::Call { index, buffer: Some((collective, bytes)) }
+        RecordKind::Call { index, buffer: Some((collective, bytes)) }
     }
 }
 
-impl Doing {
-    /// The group that the program itself drives.
+impl Activity {
+    /// The group that the program drives itself.
     fn group(&self) -> Option<usize> {
         match self {
-            Doing::Calling { group, .. }
-            | Doing::Waiting { group }
-            | Doing::Closing { group, .. } => Some(*group),
-            Doing::Next | Doing::Computing(_) => None,
+            Activity::Calling { group, .. }
+            | Activity::Waiting { group }
+            | Activity::Closing { group, .. } => Some(*group),
+            Activity::Next | Activity::Computing(_) => None,
         }
     }
 }
 
-impl Lane {
+impl GroupState {
     fn has_reason(&self, now: Nanos) -> bool {
         let Some(member) = &self.member else { return true };
         self.asleep_until.is_none_or(|until| now >= until || member.has_news())
     }
 
     /// Ends a sleep if there is a reason.
-    fn wake_up(&mut self, world: &World<'_>) {
-        if self.has_reason(world.now) {
-            self.wake(world);
+    fn wake_up(&mut self, view: &View) {
+        if self.has_reason(view.network.now()) {
+            self.wake(view);
         }
     }
 
-    fn wake(&mut self, world: &World<'_>) {
+    /// Ends a sleep. The process then looks at the group again.
+    pub(crate) fn wake(&mut self, view: &View) {
         if self.asleep_until.take().is_some()
             && let Some(member) = &mut self.member
         {
-            member.end_sleep(world.instant());
+            member.end_sleep(view.network.instant());
         }
     }
 
-    /// Somebody in its own process wants it to look.
-    pub(crate) fn interrupt(&mut self, world: &World<'_>) {
-        self.wake(world);
-    }
-
-    /// Sleeps until there is news, or until the member or the caller wants to look again.
-    fn fall_asleep(&mut self, world: &World<'_>) {
+    /// Sleeps until there is news, or until the time that the member asks for.
+    fn fall_asleep(&mut self, view: &View) {
         let Some(member) = &mut self.member else { return };
-        self.asleep_until = member.prepare_sleep(world.instant()).map(|at| world.epoch.nanos(at));
+        self.asleep_until =
+            member.prepare_sleep(view.network.instant()).map(|at| view.network.nanos(at));
     }
 }

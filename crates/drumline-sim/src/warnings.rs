@@ -1,4 +1,4 @@
-//! What ranks warn of, caught where it is logged.
+//! Catches the warnings of late ranks that ranks log.
 
 use std::{
     fmt,
@@ -12,7 +12,7 @@ use tracing::{
     span,
 };
 
-use crate::network::{Nanos, Network};
+use crate::{network::Network, time::Nanos};
 
 /// A warning of late ranks.
 #[derive(Clone, Debug, Default)]
@@ -23,7 +23,7 @@ pub(crate) struct Warning {
     pub(crate) late: Vec<usize>,
 }
 
-/// Gathers the warnings of one simulation, on its thread.
+/// A subscriber that keeps the warnings of one simulation.
 #[derive(Clone, Debug)]
 pub(crate) struct Warnings {
     network: Arc<Network>,

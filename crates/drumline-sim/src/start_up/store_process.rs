@@ -1,4 +1,4 @@
-//! The process that hosts the store: the real server, and its oracle beside it.
+//! The process of the store: the real server with its model beside it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,59 +12,56 @@ use drumline_store::store::tcp::{
 
 use crate::member::Connection as _;
 
-use super::{model::Model, world::World};
-use crate::network::{Nanos, Stream};
+use super::{model::Model, shared_state::SharedState};
+use crate::{network::SimStream, time::Nanos};
 
-/// How many bytes are taken from one connection before the others have their turn.
+/// The most bytes that are read from one connection before the next one has its turn.
 const READ_BYTES: usize = 4096;
 
 #[derive(Debug, Default)]
-pub(super) struct Host {
+pub(super) struct StoreProcess {
     server: Server,
     model: Model,
-    /// With the line that it is the end of.
-    streams: BTreeMap<ConnectionId, (usize, Stream)>,
-    /// Those who call, and when their call arrives.
-    pub(super) callers: Vec<(Nanos, usize, Stream)>,
+    /// With the transcript of each.
+    streams: BTreeMap<ConnectionId, (usize, SimStream)>,
+    /// Dials: when each arrives, its transcript and its stream.
+    pub(super) callers: Vec<(Nanos, usize, SimStream)>,
     pub(super) stopped_until: Nanos,
-    /// It works until then and looks at nothing.
+    /// It computes until then and notices nothing.
     pub(super) busy_until: Nanos,
-    /// To whom it owes bytes.
+    /// The connections to which it owes bytes.
     owes: BTreeSet<ConnectionId>,
-    /// How many requests it has carried out, beside those that only ask whether it is there.
+    /// Number of requests carried out, not counting those that only ask whether the store is there.
     pub(super) requests: u64,
     pub(super) ended: bool,
 }
 
-impl Host {
-    /// Does what can be done now, as the thread of a real server does. Whether there is more.
-    ///
-    /// # Errors
-    ///
-    /// What the server does wrong.
-    pub(super) fn step(&mut self, world: &mut World) -> Result<bool, String> {
-        let now = world.now();
+impl StoreProcess {
+    /// Does what can be done now, as the thread of a real server does. Returns whether there is
+    /// more to do. Fails if the server does anything wrong.
+    pub(super) fn step(&mut self, shared: &mut SharedState) -> Result<bool, String> {
+        let now = shared.now();
         let ready = self.streams.iter().filter(|(_, (_, stream))| stream.is_readable());
         let ready: Vec<_> = ready.map(|(id, _)| *id).collect();
         for id in ready {
-            self.read(id, world)?;
+            self.read(id, shared)?;
         }
         let callers = std::mem::take(&mut self.callers);
         let (here, underway) = callers.into_iter().partition(|(at, ..)| *at <= now);
         self.callers = underway;
-        for (_, line, stream) in here {
+        for (_, transcript, stream) in here {
             let id = self.server.connect();
             self.model.connect(id);
-            self.streams.insert(id, (line, stream));
+            self.streams.insert(id, (transcript, stream));
         }
-        self.write(world)?;
+        self.write(shared)?;
         self.model.check(&self.server)?;
         Ok(self.streams.values().any(|(_, stream)| stream.is_readable()))
     }
 
-    fn read(&mut self, id: ConnectionId, world: &mut World) -> Result<(), String> {
-        let Some((line, stream)) = self.streams.get_mut(&id) else { return Ok(()) };
-        let line = *line;
+    fn read(&mut self, id: ConnectionId, shared: &mut SharedState) -> Result<(), String> {
+        let Some((transcript, stream)) = self.streams.get_mut(&id) else { return Ok(()) };
+        let transcript = *transcript;
         let mut bytes = [0; READ_BYTES];
         match stream.read(&mut bytes) {
             Ok(0) => self.close(id),
@@ -75,37 +72,42 @@ impl Host {
                 self.model.receive(id, bytes, &mut |request| {
                     let asks = !matches!(request, Request::Validate(_) | Request::Ping(_));
                     *requests += u64::from(asks);
-                    request.encode(&mut world.lines[line].carried_out);
-                    world.note(|| format!("store: {} asks {}", world.whose(line), told(request)));
+                    request.encode(&mut shared.transcripts[transcript].carried_out);
+                    shared.note(|| {
+                        format!("store: {} asks {}", shared.whose(transcript), told(request))
+                    });
                 });
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => {}
             Err(_) => self.close(id),
         }
-        self.hear_of_refusals(world)
+        self.hear_of_refusals(shared)
     }
 
-    /// What the server has given up on is closed at once, or a moment later.
-    fn hear_of_refusals(&mut self, world: &mut World) -> Result<(), String> {
+    /// Closes the connections that the server has refused.
+    fn hear_of_refusals(&mut self, shared: &mut SharedState) -> Result<(), String> {
         for (id, refusal) in self.server.take_refused() {
-            let Some((line, _)) = self.streams.remove(&id) else { continue };
-            world.note(|| format!("store: refuses {}: {refusal}", world.whose(line)));
-            world.lines[line].doomed = true;
+            let Some((transcript, _)) = self.streams.remove(&id) else { continue };
+            shared.note(|| format!("store: refuses {}: {refusal}", shared.whose(transcript)));
+            shared.transcripts[transcript].doomed = true;
             let refused = self.model.refused(id);
-            refused.map_err(|bad| format!("{}: {bad}: {refusal}", world.whose(line)))?;
+            refused.map_err(|bad| format!("{}: {bad}: {refusal}", shared.whose(transcript)))?;
         }
         Ok(())
     }
 
-    fn write(&mut self, world: &mut World) -> Result<(), String> {
+    fn write(&mut self, shared: &mut SharedState) -> Result<(), String> {
         let mut broken = Vec::new();
         self.owes.extend(self.server.take_answered());
         for id in std::mem::take(&mut self.owes) {
-            let Some((line, stream)) = self.streams.get_mut(&id) else { continue };
+            let Some((transcript, stream)) = self.streams.get_mut(&id) else { continue };
             loop {
                 let output = self.server.output(id);
                 if output.is_empty() != (self.model.owed(id) == 0) {
-                    return Err(format!("{}: the store owes it a reply", world.whose(*line)));
+                    return Err(format!(
+                        "{}: the store owes it a reply",
+                        shared.whose(*transcript)
+                    ));
                 }
                 if output.is_empty() {
                     break;
@@ -113,8 +115,8 @@ impl Host {
                 match stream.write(output) {
                     Ok(count) => {
                         let right = self.model.written(id, &output[..count]);
-                        right.map_err(|bad| format!("{}: {bad}", world.whose(*line)))?;
-                        world.lines[*line].replied.extend_from_slice(&output[..count]);
+                        right.map_err(|bad| format!("{}: {bad}", shared.whose(*transcript)))?;
+                        shared.transcripts[*transcript].replied.extend_from_slice(&output[..count]);
                         self.server.written(id, count);
                     }
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
@@ -138,17 +140,18 @@ impl Host {
         self.streams.remove(&id);
     }
 
-    /// The process ends. The kernel closes what it leaves open.
+    /// Ends the process. As the kernel does, this closes what the process leaves open.
     pub(super) fn end(&mut self) {
         self.ended = true;
         self.streams.clear();
         self.callers.clear();
     }
 
-    /// When everybody has left: whether nothing is kept of them, and every key and queue is right.
-    pub(super) fn check_at_end(&mut self, world: &mut World) -> Result<(), String> {
-        if let Some((line, _)) = self.streams.values().next() {
-            return Err(format!("the store keeps the connection of {}", world.whose(*line)));
+    /// Checks, once all clients have left, that the server keeps nothing of them and that every key
+    /// and queue is right.
+    pub(super) fn check_at_end(&mut self, shared: &mut SharedState) -> Result<(), String> {
+        if let Some((transcript, _)) = self.streams.values().next() {
+            return Err(format!("the store keeps the connection of {}", shared.whose(*transcript)));
         }
         let mut bytes = Vec::new();
         Request::Validate(MAGIC).encode(&mut bytes);
@@ -168,7 +171,7 @@ impl Host {
     }
 }
 
-/// A request for people.
+/// A request as text for the trace.
 fn told(request: &Request<'_>) -> String {
     let name = format!("{request:?}");
     let name = name.split('(').next().unwrap_or_default();

@@ -7,31 +7,31 @@ use std::{
 
 use drumline_store::store::tcp::protocol::Request;
 
-use super::{script::Shape, world::Line};
-use crate::network::Stream;
+use super::{script::ReplyFormat, shared_state::Transcript};
+use crate::network::SimStream;
 
 /// An open connection.
 #[derive(Debug)]
-pub(super) struct Phone {
-    pub(super) line: usize,
-    stream: Stream,
+pub(super) struct ClientConnection {
+    pub(super) transcript: usize,
+    stream: SimStream,
     unsent: VecDeque<u8>,
-    /// What it has read and not looked at.
+    /// Bytes that were read and not looked at.
     heard: Vec<u8>,
 }
 
-impl Phone {
-    pub(super) fn new(line: usize, stream: Stream) -> Phone {
-        Phone { line, stream, unsent: VecDeque::new(), heard: Vec::new() }
+impl ClientConnection {
+    pub(super) fn new(transcript: usize, stream: SimStream) -> ClientConnection {
+        ClientConnection { transcript, stream, unsent: VecDeque::new(), heard: Vec::new() }
     }
 
-    /// Writes and reads what the connection takes and gives. Whether it is broken.
-    pub(super) fn pump(&mut self, line: &mut Line) -> bool {
+    /// Writes and reads what it can. Returns whether the connection is broken.
+    pub(super) fn pump(&mut self, transcript: &mut Transcript) -> bool {
         while !self.unsent.is_empty() {
             match self.stream.write(self.unsent.make_contiguous()) {
-                Ok(count) => line.said.extend(self.unsent.drain(..count)),
+                Ok(count) => transcript.said.extend(self.unsent.drain(..count)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                // There may still be something to read.
+                // There may still be bytes to read.
                 Err(_) => self.unsent.clear(),
             }
         }
@@ -41,14 +41,14 @@ impl Phone {
                 Ok(0) => return true,
                 Ok(count) => {
                     self.heard.extend_from_slice(&bytes[..count]);
-                    line.heard.extend_from_slice(&bytes[..count]);
+                    transcript.heard.extend_from_slice(&bytes[..count]);
                 }
                 Err(error) => return error.kind() != ErrorKind::WouldBlock,
             }
         }
     }
 
-    /// Says anything.
+    /// Sends any bytes.
     pub(super) fn shout(&mut self, bytes: &[u8]) {
         self.unsent.extend(bytes);
     }
@@ -60,12 +60,12 @@ impl Phone {
     }
 
     /// The next reply, once it is complete.
-    pub(super) fn take(&mut self, shape: Shape) -> Option<Vec<u8>> {
+    pub(super) fn take(&mut self, shape: ReplyFormat) -> Option<Vec<u8>> {
         let length = shape.length(&self.heard)?;
         Some(self.heard.drain(..length).collect())
     }
 
-    /// Nothing may be left when all questions are answered.
+    /// Checks that no bytes are left when all requests are answered.
     pub(super) fn check_silence(&self) -> Result<(), String> {
         match self.heard.is_empty() {
             true => Ok(()),

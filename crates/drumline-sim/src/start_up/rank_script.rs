@@ -1,7 +1,7 @@
-//! What a rank asks the store when it starts up.
+//! The requests of a rank that starts up.
 //!
-//! It is written down here once more, because the code that asks blocks. A test compares it with what
-//! real ranks ask.
+//! They are written down here once more, because the code that sends them blocks. A test compares
+//! them with the requests of real ranks.
 
 #[cfg(test)]
 mod tests;
@@ -9,92 +9,91 @@ mod tests;
 use drumline_store::store::tcp::protocol::{Key, NOT_READY, Request, Value};
 use fastrand::Rng;
 
-use super::{
-    plan,
-    script::{Bytes, Op, Script, Want},
-};
-use crate::plan::{Plan, TIMEOUT};
+use super::script::{Action, Bytes, Script, Want};
+use crate::{scenario::Scenario, time::TIMEOUT};
 
-/// What a rank does from `rendezvous` to the end of `ProcessGroup::connect`.
-pub(super) fn start_up(rng: &mut Rng, job: &Plan, rank: usize) -> Script {
+/// What a rank asks from `rendezvous` to the end of `ProcessGroup::connect`.
+pub(super) fn rank_script(rng: &mut Rng, job: &Scenario, rank: usize) -> Script {
     let world_size = job.world_size;
-    let mut ops = meet(world_size, rank, job.launched);
-    // A launcher hands out the secret.
+    let mut actions = meet(world_size, rank, job.launched);
+    // With a launcher, ranks have the secret already.
     if !job.launched {
         let proposal = [rank as u8; 32];
         let secret = Request::CompareSet(Key(b"/drumline/secret"), Value(b""), Value(&proposal));
-        ops.push(Op::ask(&[secret], TIMEOUT));
+        actions.push(Action::ask(&[secret], TIMEOUT));
     }
     let groups = if world_size > 6 { 1 } else { job.groups.len() };
     let far = (0..world_size).any(|other| !job.same_host(rank, other));
-    ops.extend((0..groups).flat_map(|group| connect(world_size, rank, &group.to_string(), far)));
-    plan::script(rng, format!("rank {rank}"), job, ops)
+    actions
+        .extend((0..groups).flat_map(|group| connect(world_size, rank, &group.to_string(), far)));
+    Script::new(rng, format!("rank {rank}"), job, actions)
 }
 
-/// How the ranks of a group are connected, some of which may be on other hosts.
-fn connect(world_size: usize, rank: usize, group: &str, far: bool) -> Vec<Op> {
-    let mut ops = join(world_size, rank, group);
+/// How the ranks of a group are connected. With `far`, some are on other hosts.
+fn connect(world_size: usize, rank: usize, group: &str, far: bool) -> Vec<Action> {
+    let mut actions = join(world_size, rank, group);
     let subjects = ["card", "address", "segment", "host"].into_iter();
     for subject in subjects.filter(|subject| far || *subject != "address") {
-        ops.extend(all_gather(world_size, rank, group, subject));
+        actions.extend(all_gather(world_size, rank, group, subject));
     }
-    // The last one also wipes the board.
-    ops.push(ask(Request::Add(Key(life(group, "gone").as_bytes()), 1)));
-    ops
+    // The last rank to leave also deletes the board's keys, which is left out here.
+    actions.push(ask(Request::Add(Key(life(group, "gone").as_bytes()), 1)));
+    actions
 }
 
 /// How the ranks of a job find each other.
-fn meet(world_size: usize, rank: usize, launched: bool) -> Vec<Op> {
+fn meet(world_size: usize, rank: usize, launched: bool) -> Vec<Action> {
     let all = world_size as i64;
-    let join = |looks| Op::Join { key: Bytes(b"init/".to_vec()), all, looks, patience: TIMEOUT };
+    let join =
+        |looks| Action::Join { key: Bytes(b"init/".to_vec()), all, looks, patience: TIMEOUT };
     if launched {
         return vec![join(false)];
     }
     let size = all.to_string();
-    let mut ops = match rank {
+    let mut actions = match rank {
         0 => vec![set("/drumline/world_size", size.as_bytes())],
         _ => wait_and_get("/drumline/world_size", size.as_bytes()),
     };
     let check = Request::Check(vec![Key(b"/drumline/complete")]);
-    ops.push(ask(check).expecting(&[NOT_READY]));
+    actions.push(ask(check).expecting(&[NOT_READY]));
     let own = format!("/drumline/rank/{rank}");
-    ops.push(ask(Request::Add(Key(own.as_bytes()), 1)).expecting(&1_i64.to_le_bytes()));
-    ops.push(join(rank == 0));
+    actions.push(ask(Request::Add(Key(own.as_bytes()), 1)).expecting(&1_i64.to_le_bytes()));
+    actions.push(join(rank == 0));
     if rank == 0 {
-        ops.push(set("/drumline/complete", b""));
+        actions.push(set("/drumline/complete", b""));
     }
-    ops
+    actions
 }
 
 /// How the ranks of a group meet on its board.
-fn join(world_size: usize, rank: usize, group: &str) -> Vec<Op> {
+fn join(world_size: usize, rank: usize, group: &str) -> Vec<Action> {
     let joining = format!("/drumline/joining/{rank}");
     let key = |rank: usize| format!("/drumline/{group}/ticket/{rank}");
     let admitted = |rank: usize| format!("/drumline/{group}/admitted/{}", ticket(rank));
     let pairs = [(joining.clone(), group.to_owned()), (key(rank), ticket(rank))];
-    let mut ops = vec![multi_set(&pairs)];
+    let mut actions = vec![multi_set(&pairs)];
     if rank == 0 {
-        ops.push(wait((0..world_size).map(key)));
+        actions.push(wait((0..world_size).map(key)));
         let swap = |rank: usize, expected: &str, desired: &str, after: &str| {
             let (key, [expected, desired]) = (key(rank), [expected, desired].map(str::as_bytes));
             ask(Request::CompareSet(Key(key.as_bytes()), Value(expected), Value(desired)))
                 .expecting(&value_on_wire(after.as_bytes()))
         };
         for rank in 1..world_size {
-            ops.push(swap(rank, "withdrawn", "withdrawn", &ticket(rank)));
-            ops.push(swap(rank, &ticket(rank), &ticket(0), &ticket(0)));
+            actions.push(swap(rank, "withdrawn", "withdrawn", &ticket(rank)));
+            actions.push(swap(rank, &ticket(rank), &ticket(0), &ticket(0)));
         }
         let pairs = (1..world_size).map(|rank| (admitted(rank), ticket(0)));
-        ops.push(multi_set(&pairs.collect::<Vec<_>>()));
+        actions.push(multi_set(&pairs.collect::<Vec<_>>()));
     } else {
-        ops.extend(wait_and_get(&admitted(rank), ticket(0).as_bytes()));
+        actions.extend(wait_and_get(&admitted(rank), ticket(0).as_bytes()));
     }
-    ops.extend([joining, key(rank), admitted(rank)].map(|key| delete(&key)));
-    ops
+    actions.extend([joining, key(rank), admitted(rank)].map(|key| delete(&key)));
+    actions
 }
 
-/// How the ranks of a group hear each other's word on a subject.
-fn all_gather(world_size: usize, rank: usize, group: &str, subject: &str) -> Vec<Op> {
+/// How the ranks of a group exchange their words on a subject.
+fn all_gather(world_size: usize, rank: usize, group: &str, subject: &str) -> Vec<Action> {
     if world_size == 1 {
         return Vec::new();
     }
@@ -111,7 +110,7 @@ fn all_gather(world_size: usize, rank: usize, group: &str, subject: &str) -> Vec
         return [vec![set(&key(rank), &word(rank))], hear, vec![delete(&key(rank))]].concat();
     }
     let words: Vec<u8> = (1..world_size).flat_map(|rank| value_on_wire(&word(rank))).collect();
-    let get = Op::Wait {
+    let get = Action::Wait {
         keys: (1..world_size).map(|rank| Bytes(key(rank).into_bytes())).collect(),
         wants: Want::Values,
         expected: Some(Bytes(words)),
@@ -121,7 +120,7 @@ fn all_gather(world_size: usize, rank: usize, group: &str, subject: &str) -> Vec
     vec![wait((1..world_size).map(key)), get, ask(call).expecting(&value_on_wire(&roll))]
 }
 
-/// What stands for a number that nobody else draws.
+/// Stands for the random number that a rank draws.
 fn ticket(rank: usize) -> String {
     format!("number-of-{rank}")
 }
@@ -130,21 +129,21 @@ fn life(group: &str, key: &str) -> String {
     format!("/drumline/{group}/{}/{key}", ticket(0))
 }
 
-fn ask(request: Request<'_>) -> Op {
-    Op::ask(&[request], TIMEOUT)
+fn ask(request: Request<'_>) -> Action {
+    Action::ask(&[request], TIMEOUT)
 }
 
-fn delete(key: &str) -> Op {
+fn delete(key: &str) -> Action {
     ask(Request::DeleteKey(Key(key.as_bytes())))
 }
 
-fn wait(keys: impl Iterator<Item = String>) -> Op {
+fn wait(keys: impl Iterator<Item = String>) -> Action {
     let keys = keys.map(|key| Bytes(key.into_bytes())).collect();
-    Op::Wait { keys, wants: Want::Nothing, expected: None, patience: TIMEOUT }
+    Action::Wait { keys, wants: Want::Nothing, expected: None, patience: TIMEOUT }
 }
 
-fn wait_and_get(key: &str, value: &[u8]) -> Vec<Op> {
-    let get = Op::Wait {
+fn wait_and_get(key: &str, value: &[u8]) -> Vec<Action> {
+    let get = Action::Wait {
         keys: vec![Bytes(key.as_bytes().to_vec())],
         wants: Want::Values,
         expected: Some(Bytes(value_on_wire(value))),
@@ -153,18 +152,18 @@ fn wait_and_get(key: &str, value: &[u8]) -> Vec<Op> {
     vec![wait(std::iter::once(key.to_owned())), get]
 }
 
-fn multi_set(pairs: &[(String, String)]) -> Op {
+fn multi_set(pairs: &[(String, String)]) -> Action {
     let pairs = pairs.iter().map(|(key, value)| (Key(key.as_bytes()), Value(value.as_bytes())));
     tell(Request::MultiSet(pairs.collect()))
 }
 
-fn set(key: &str, value: &[u8]) -> Op {
+fn set(key: &str, value: &[u8]) -> Action {
     tell(Request::Set(Key(key.as_bytes()), Value(value)))
 }
 
-/// What has no reply: the echo behind it says that it is done.
-fn tell(request: Request<'_>) -> Op {
-    Op::ask(&[request, Request::Ping(7)], TIMEOUT).expecting(&7_u32.to_le_bytes())
+/// A request without a reply. The answer to the ping behind it shows that it was carried out.
+fn tell(request: Request<'_>) -> Action {
+    Action::ask(&[request, Request::Ping(7)], TIMEOUT).expecting(&7_u32.to_le_bytes())
 }
 
 fn value_on_wire(value: &[u8]) -> Vec<u8> {

@@ -1,72 +1,69 @@
-//! Others than ranks who use the store: programs with calls of any kind, and strangers.
+//! Clients of the store that are no ranks: programs with calls of any kind, and strangers.
 
 use drumline_store::store::tcp::protocol::{Key, MAGIC, Request, Value};
 use fastrand::Rng;
 
-use super::{
-    plan::{moment, script},
-    script::{Bytes, Op, Script, Want},
-};
-use crate::{
-    network::Quality,
-    plan::{self, TIMEOUT},
-};
+use super::script::{Action, Bytes, Script, Want, moment};
+use crate::{network::LinkQuality, scenario::Scenario, time::TIMEOUT};
 
-/// Makes any calls. Some die in the middle of one.
-pub(super) fn user(rng: &mut Rng, number: usize, job: &plan::Plan) -> Script {
-    let mut ops: Vec<_> = (0..rng.usize(2..16)).map(|_| call(rng)).collect();
+/// A program that makes any calls. It may die in the middle of one.
+pub(super) fn user(rng: &mut Rng, number: usize, job: &Scenario) -> Script {
+    let mut actions: Vec<_> = (0..rng.usize(2..16)).map(|_| call(rng)).collect();
     if rng.u8(0..4) == 0 {
-        ops.push(die(rng));
+        actions.push(die(rng));
     }
-    let mut script = script(rng, format!("user {number}"), job, ops);
+    let mut script = Script::new(rng, format!("user {number}"), job, actions);
     script.persists = rng.u8(0..4) > 0;
     script
 }
 
-/// Sends what no client would.
-pub(super) fn stranger(rng: &mut Rng, number: usize, job: &plan::Plan) -> Script {
-    let ops = vec![Op::Shout { bytes: Bytes(noise(rng)), linger: moment(rng) }];
-    script(rng, format!("stranger {number}"), job, ops)
+/// A stranger, which sends bytes that no client sends.
+pub(super) fn stranger(rng: &mut Rng, number: usize, job: &Scenario) -> Script {
+    let actions = vec![Action::Shout { bytes: Bytes(noise(rng)), linger: moment(rng) }];
+    Script::new(rng, format!("stranger {number}"), job, actions)
 }
 
-/// Several wait for the items of one queue, and one hands them out.
-pub(super) fn workers(rng: &mut Rng, job: &plan::Plan) -> Vec<Script> {
+/// Workers, which wait for the items of one queue, and the foreman that pushes the items.
+pub(super) fn workers(rng: &mut Rng, job: &Scenario) -> Vec<Script> {
     let tasks = Key(b"/tasks");
     let patience = moment(rng);
-    let take = Op::Wait {
+    let take = Action::Wait {
         keys: vec![Bytes(tasks.0.to_vec())],
         wants: Want::Item,
         expected: None,
-        // In some, items arrive just when workers give up.
+        // With the shorter one, items arrive just when workers give up.
         patience: if rng.bool() { patience } else { 10 * patience },
     };
     let items = rng.usize(1..4);
     let names = (0..rng.usize(2..4)).map(|number| format!("worker {number}"));
     let names: Vec<_> = names.collect();
-    let mut scripts: Vec<_> =
-        names.into_iter().map(|name| script(rng, name, job, vec![take.clone(); items])).collect();
+    let mut scripts: Vec<_> = names
+        .into_iter()
+        .map(|name| Script::new(rng, name, job, vec![take.clone(); items]))
+        .collect();
     let hand_out = (0..items).flat_map(|item| {
         let push = Request::QueuePush(tasks, Value(&[item as u8]));
-        [Op::Pause(patience), Op::ask(&[push, Request::QueueLen(tasks)], TIMEOUT)]
+        [Action::Pause(patience), Action::ask(&[push, Request::QueueLen(tasks)], TIMEOUT)]
     });
-    scripts.push(script(rng, "foreman".to_owned(), job, hand_out.collect()));
+    scripts.push(Script::new(rng, "foreman".to_owned(), job, hand_out.collect()));
     scripts
 }
 
-/// Asks for more at a time than the store keeps for anybody.
-pub(super) fn glutton(rng: &mut Rng, job: &plan::Plan) -> Script {
+/// A program that asks for longer replies than the store keeps for a connection.
+pub(super) fn glutton(rng: &mut Rng, job: &Scenario) -> Script {
     let value = vec![rng.u8(..); 1 << 20];
     let key = Key(b"/large");
     let much = [Request::Set(key, Value(&value)), Request::MultiGet(vec![key; 33])];
-    let mut ops = vec![Op::ask(&much, TIMEOUT)];
-    ops.push(Op::ask(&[Request::DeleteKey(key), Request::Check(vec![key])], TIMEOUT));
-    let mut script = script(rng, "glutton".to_owned(), job, ops);
-    script.quality = Quality { capacity: 1 << 20, ns_per_byte: 0, stalls_percent: 0, ..job.near };
+    let mut actions = vec![Action::ask(&much, TIMEOUT)];
+    actions.push(Action::ask(&[Request::DeleteKey(key), Request::Check(vec![key])], TIMEOUT));
+    let mut script = Script::new(rng, "glutton".to_owned(), job, actions);
+    script.quality =
+        LinkQuality { capacity: 1 << 20, ns_per_byte: 0, stalls_percent: 0, ..job.near };
     script.persists = true;
     script
 }
 
-/// Few, so that users meet.
+/// Few keys, so that programs use the same ones.
 const KEYS: [&[u8]; 4] = [b"/a", b"/b", b"/c", b""];
 
 fn key(rng: &mut Rng) -> Key<'static> {
@@ -77,7 +74,7 @@ fn keys(rng: &mut Rng) -> Vec<Key<'static>> {
     (0..rng.usize(0..4)).map(|_| key(rng)).collect()
 }
 
-/// Often a number.
+/// A value, which often is a number.
 fn bytes(rng: &mut Rng) -> Vec<u8> {
     match rng.u8(0..16) {
         0 => Vec::new(),
@@ -89,10 +86,10 @@ fn bytes(rng: &mut Rng) -> Vec<u8> {
 }
 
 /// One call of a program that makes any.
-fn call(rng: &mut Rng) -> Op {
+fn call(rng: &mut Rng) -> Action {
     let patience = moment(rng);
     match rng.u8(0..13) {
-        0 => Op::Pause(patience / 4),
+        0 => Action::Pause(patience / 4),
         1..=3 => {
             let keys: Vec<_> = keys(rng).iter().map(|key| Bytes(key.0.to_vec())).collect();
             let wants = match (rng.u8(0..4), keys.len()) {
@@ -100,15 +97,15 @@ fn call(rng: &mut Rng) -> Op {
                 (1, 1) => Want::Item,
                 _ => Want::Values,
             };
-            Op::Wait { keys, wants, expected: None, patience }
+            Action::Wait { keys, wants, expected: None, patience }
         }
-        4 => Op::ask(&[wait(rng)], patience),
-        5 => Op::ask(&[wait(rng), Request::CancelWait()], TIMEOUT),
+        4 => Action::ask(&[wait(rng)], patience),
+        5 => Action::ask(&[wait(rng), Request::CancelWait()], TIMEOUT),
         6 => {
-            // Who waits for the values of both never sees them together.
+            // A client that waits for both values never sees them together.
             let [passing, staying] = [key(rng), key(rng)];
             let set = |key| Request::Set(key, Value(b"1"));
-            Op::ask(&[set(passing), Request::DeleteKey(passing), set(staying)], TIMEOUT)
+            Action::ask(&[set(passing), Request::DeleteKey(passing), set(staying)], TIMEOUT)
         }
         _ => {
             let values: Vec<_> = (0..12).map(|_| bytes(rng)).collect();
@@ -119,7 +116,7 @@ fn call(rng: &mut Rng) -> Op {
                     [request, Request::Ping(rng.u32(..))]
                 })
                 .collect();
-            Op::ask(&several, TIMEOUT)
+            Action::ask(&several, TIMEOUT)
         }
     }
 }
@@ -131,7 +128,7 @@ fn barrier(rng: &mut Rng) -> Key<'static> {
     }
 }
 
-/// A request that is answered when something has happened.
+/// A request that is answered when something happens.
 fn wait(rng: &mut Rng) -> Request<'static> {
     match rng.u8(0..4) {
         0 => Request::Wait(keys(rng)),
@@ -150,7 +147,7 @@ fn request<'v>(rng: &mut Rng, values: [&'v [u8]; 2]) -> Request<'v> {
         1 => Request::CompareSet(key, one, other),
         2 => Request::CompareSet(key, Value(b""), other),
         3 => Request::Get(key),
-        // Other values than numbers cost the connection: not too often.
+        // Adding to a text costs the connection, so it must be rare.
         4 if rng.u8(0..4) == 0 => Request::Add(key, rng.i64(-3..9)),
         4 | 5 => Request::Add(Key(b"/number"), rng.i64(-3..9)),
         6 => Request::Check(keys(rng)),
@@ -166,17 +163,17 @@ fn request<'v>(rng: &mut Rng, values: [&'v [u8]; 2]) -> Request<'v> {
     }
 }
 
-/// Dies in the middle of a request, or while it waits.
-fn die(rng: &mut Rng) -> Op {
+/// Dying in the middle of a request, or while waiting.
+fn die(rng: &mut Rng) -> Action {
     let mut bytes = Vec::new();
     wait(rng).encode(&mut bytes);
     if rng.bool() {
         bytes.truncate(rng.usize(0..bytes.len()));
     }
-    Op::Die { bytes: Bytes(bytes) }
+    Action::Die { bytes: Bytes(bytes) }
 }
 
-/// What no client of a store would send.
+/// Bytes that no client of a store sends.
 fn noise(rng: &mut Rng) -> Vec<u8> {
     let mut bytes = Vec::new();
     let valid = Request::Validate(MAGIC);
@@ -193,7 +190,7 @@ fn noise(rng: &mut Rng) -> Vec<u8> {
             bytes.extend((0..rng.usize(1..300)).map(|_| rng.u8(..)));
         }
         5 => {
-            // A length of nearly everything.
+            // The largest length there is.
             valid.encode(&mut bytes);
             bytes.push(if rng.bool() { rng.u8(1..19) } else { rng.u8(208..210) });
             bytes.extend(u64::MAX.to_le_bytes());

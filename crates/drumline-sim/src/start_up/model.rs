@@ -1,4 +1,4 @@
-//! What a store must do with one request after another: the oracle of its server.
+//! A sequential model of the store: the oracle of its server.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -10,41 +10,41 @@ use drumline_store::store::tcp::{
     server::{ConnectionId, Load, OUTPUT_BYTES_MAX, Server},
 };
 
-/// A map, queues, and those who wait. It gets what the server gets, in the same order, and tells
-/// what the server owes to whom from then on.
+/// A map, queues and waits. The model gets the bytes that the server gets, in the same order, and
+/// keeps the bytes that the server owes to each connection.
 #[derive(Debug, Default)]
 pub(super) struct Model {
     values: BTreeMap<Vec<u8>, Vec<u8>>,
     queues: BTreeMap<Vec<u8>, VecDeque<Vec<u8>>>,
-    /// Longest first. Never holds one that lacks nothing.
-    waits: Vec<Wait>,
-    peers: BTreeMap<ConnectionId, Peer>,
-    /// The server must give up on these now.
+    /// In the order in which they began. Each lacks something.
+    waits: Vec<PendingWait>,
+    connections: BTreeMap<ConnectionId, ModelConnection>,
+    /// The server must refuse these connections now.
     expelled: BTreeSet<ConnectionId>,
 }
 
-/// Somebody who waits.
+/// A request that is answered when it lacks nothing any more.
 #[derive(Debug)]
-struct Wait {
+struct PendingWait {
     id: ConnectionId,
     lacks: BTreeSet<Awaited>,
     wanted: Wanted,
 }
 
-/// What must happen, to which key.
+/// What must happen to a key.
 type Awaited = (Happening, Vec<u8>);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
-    /// It gets a value, or an item.
+    /// The key gets a value or an item.
     Appears,
     GetsValue,
     GetsItem,
-    /// As many as should have come to the barrier under it.
+    /// All ranks have come to the barrier under the key.
     Completes,
 }
 
-/// What the end of a wait brings with it.
+/// What the answer to a wait contains.
 #[derive(Debug)]
 enum Wanted {
     Nothing,
@@ -53,9 +53,9 @@ enum Wanted {
 }
 
 #[derive(Debug, Default)]
-struct Peer {
+struct ModelConnection {
     validated: bool,
-    /// What it says is no request. The server may see that later, but not carry it out.
+    /// The bytes that it sends are no request. The server may notice this later.
     garbled: bool,
     heard: Vec<u8>,
     owed: VecDeque<u8>,
@@ -63,15 +63,15 @@ struct Peer {
 
 impl Model {
     pub(super) fn connect(&mut self, id: ConnectionId) {
-        self.peers.insert(id, Peer::default());
+        self.connections.insert(id, ModelConnection::default());
     }
 
     pub(super) fn disconnect(&mut self, id: ConnectionId) {
-        self.peers.remove(&id);
+        self.connections.remove(&id);
         self.waits.retain(|wait| wait.id != id);
     }
 
-    /// Requests whose replies tell everything that is stored.
+    /// Requests whose replies contain everything that is stored.
     pub(super) fn inventory(&self) -> Vec<Request<'_>> {
         let values = self.values.keys().map(|key| Key(key)).collect();
         let pops = self.queues.iter().flat_map(|(key, items)| {
@@ -82,15 +82,16 @@ impl Model {
 
     /// The bytes that the server still owes to a connection.
     pub(super) fn owed(&self, id: ConnectionId) -> usize {
-        self.peers.get(&id).map_or(0, |peer| peer.owed.len())
+        self.connections.get(&id).map_or(0, |connection| connection.owed.len())
     }
 
     /// The server has written `bytes`.
     pub(super) fn written(&mut self, id: ConnectionId, bytes: &[u8]) -> Result<(), String> {
-        let Some(peer) = self.peers.get_mut(&id) else {
+        let Some(connection) = self.connections.get_mut(&id) else {
             return Err("the store writes to a connection that is gone".to_owned());
         };
-        let owed: Vec<u8> = peer.owed.drain(..bytes.len().min(peer.owed.len())).collect();
+        let owed: Vec<u8> =
+            connection.owed.drain(..bytes.len().min(connection.owed.len())).collect();
         match owed == bytes {
             true => Ok(()),
             false => Err(format!(
@@ -101,13 +102,13 @@ impl Model {
         }
     }
 
-    /// The server has given up on a connection.
+    /// The server has refused a connection.
     pub(super) fn refused(&mut self, id: ConnectionId) -> Result<(), String> {
         if self.expelled.remove(&id) {
             return Ok(());
         }
-        match self.peers.get(&id) {
-            Some(peer) if peer.garbled => {
+        match self.connections.get(&id) {
+            Some(connection) if connection.garbled => {
                 self.disconnect(id);
                 Ok(())
             }
@@ -115,16 +116,16 @@ impl Model {
         }
     }
 
-    /// Whether the server holds what it should, and no more.
+    /// Checks that the server holds what the model holds, and no more.
     pub(super) fn check(&self, server: &Server) -> Result<(), String> {
         if !self.expelled.is_empty() {
             return Err("the store puts up with a connection that broke a rule".to_owned());
         }
         let expected = Load {
-            connections: self.peers.len(),
+            connections: self.connections.len(),
             waits: self.waits.iter().map(|wait| wait.lacks.len()).sum(),
-            input_bytes: self.peers.values().map(|peer| peer.heard.len()).sum(),
-            output_bytes: self.peers.values().map(|peer| peer.owed.len()).sum(),
+            input_bytes: self.connections.values().map(|connection| connection.heard.len()).sum(),
+            output_bytes: self.connections.values().map(|connection| connection.owed.len()).sum(),
         };
         match server.load() == expected {
             true => Ok(()),
@@ -132,20 +133,20 @@ impl Model {
         }
     }
 
-    /// `bytes` arrived. Hands each complete request to `heard`.
+    /// `bytes` have arrived. Hands each complete request to `heard`.
     pub(super) fn receive(
         &mut self,
         id: ConnectionId,
         bytes: &[u8],
         heard: &mut dyn FnMut(&Request<'_>),
     ) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        peer.heard.extend_from_slice(bytes);
-        let input = std::mem::take(&mut peer.heard);
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        connection.heard.extend_from_slice(bytes);
+        let input = std::mem::take(&mut connection.heard);
         let mut used = 0;
-        while let Some(peer) = self.peers.get_mut(&id) {
+        while let Some(connection) = self.connections.get_mut(&id) {
             let rest = &input[used..];
-            if !peer.validated && rest.first().is_some_and(|opcode| *opcode != 0) {
+            if !connection.validated && rest.first().is_some_and(|opcode| *opcode != 0) {
                 return self.expel(id);
             }
             match decode(rest) {
@@ -157,19 +158,19 @@ impl Model {
                     }
                 }
                 unfinished => {
-                    peer.garbled = unfinished.is_err();
-                    peer.heard = rest.to_vec();
+                    connection.garbled = unfinished.is_err();
+                    connection.heard = rest.to_vec();
                     return;
                 }
             }
         }
     }
 
-    /// Carries out a request; `None` if it breaks a rule.
+    /// Carries out a request. `None` if the request breaks a rule.
     fn serve(&mut self, id: ConnectionId, request: &Request<'_>) -> Option<()> {
         match request {
             Request::Validate(magic) => {
-                self.peers.get_mut(&id)?.validated = true;
+                self.connections.get_mut(&id)?.validated = true;
                 return (*magic == MAGIC).then_some(());
             }
             Request::Set(key, value) => self.set(key, value.0.to_vec()),
@@ -214,7 +215,7 @@ impl Model {
             Request::Ping(nonce) => self.tell(id, &nonce.to_le_bytes()),
             Request::QueuePush(key, Value(item)) => {
                 self.queues.entry(key.0.to_vec()).or_default().push_back(item.to_vec());
-                // It is for one of them: first for one that takes it away at once.
+                // One wait ends: a wait that takes the item comes before one for the key.
                 if self.wake(Happening::GetsItem, key.0, 1) == 0 {
                     self.wake(Happening::Appears, key.0, 1);
                 }
@@ -232,22 +233,22 @@ impl Model {
             Request::Wait(keys) => {
                 let absent = keys.iter().filter(|key| !self.is_present(key));
                 let lacks = absent.map(|key| (Happening::Appears, key.0.to_vec())).collect();
-                return self.wait(Wait { id, lacks, wanted: Wanted::Nothing });
+                return self.wait(PendingWait { id, lacks, wanted: Wanted::Nothing });
             }
             Request::Fetch(keys) => {
                 let keys: Vec<_> = keys.iter().map(|key| key.0.to_vec()).collect();
                 let lacks = self.without_value(&keys);
-                return self.wait(Wait { id, lacks, wanted: Wanted::Values(keys) });
+                return self.wait(PendingWait { id, lacks, wanted: Wanted::Values(keys) });
             }
             Request::Take(Key(key)) => {
                 let item = Some((Happening::GetsItem, key.to_vec()));
                 let lacks = item.filter(|_| !self.has_item(key)).into_iter().collect();
-                return self.wait(Wait { id, lacks, wanted: Wanted::Item(key.to_vec()) });
+                return self.wait(PendingWait { id, lacks, wanted: Wanted::Item(key.to_vec()) });
             }
             Request::Barrier(key, world_size) => {
                 if self.add(key, 1)? < *world_size {
                     let lacks = BTreeSet::from([(Happening::Completes, key.0.to_vec())]);
-                    return self.wait(Wait { id, lacks, wanted: Wanted::Nothing });
+                    return self.wait(PendingWait { id, lacks, wanted: Wanted::Nothing });
                 }
                 self.wake(Happening::Completes, key.0, usize::MAX);
                 self.tell(id, &[STOP_WAITING]);
@@ -273,7 +274,6 @@ impl Model {
         absent.map(|key| (Happening::GetsValue, key.clone())).collect()
     }
 
-    /// A value is for everybody who waits.
     fn set(&mut self, key: &Key<'_>, value: Vec<u8>) {
         self.values.insert(key.0.to_vec(), value);
         self.wake(Happening::Appears, key.0, usize::MAX);
@@ -290,7 +290,7 @@ impl Model {
         Some(sum)
     }
 
-    fn wait(&mut self, wait: Wait) -> Option<()> {
+    fn wait(&mut self, wait: PendingWait) -> Option<()> {
         if self.waits.iter().any(|other| other.id == wait.id) {
             return None;
         }
@@ -301,8 +301,8 @@ impl Model {
         Some(())
     }
 
-    /// Something has happened to `key`: the first `count` of those who wait for it lack it no more.
-    /// Returns how many there were.
+    /// Something has happened to `key`: the first `count` waits for it no longer lack it. Returns
+    /// their number.
     fn wake(&mut self, happening: Happening, key: &[u8], count: usize) -> usize {
         let awaited = (happening, key.to_vec());
         let mut told = 0;
@@ -317,15 +317,16 @@ impl Model {
         told
     }
 
-    /// Whoever waits lacks nothing, unless a value is gone that was there: values come together.
-    fn end_wait(&mut self, wait: Wait) {
+    /// Ends a wait that lacks nothing. A wait for several values goes on if one of the values has
+    /// been deleted meanwhile.
+    fn end_wait(&mut self, wait: PendingWait) {
         let mut reply = vec![STOP_WAITING];
         match &wait.wanted {
             Wanted::Nothing => {}
             Wanted::Values(keys) => {
                 let lacks = self.without_value(keys);
                 if !lacks.is_empty() {
-                    return self.waits.push(Wait { lacks, ..wait });
+                    return self.waits.push(PendingWait { lacks, ..wait });
                 }
                 reply.extend(
                     keys.iter().filter_map(|key| self.values.get(key)).flat_map(|it| value(it)),
@@ -345,10 +346,10 @@ impl Model {
     }
 
     fn tell(&mut self, id: ConnectionId, reply: &[u8]) {
-        let Some(peer) = self.peers.get_mut(&id) else { return };
-        match peer.owed.len() + reply.len() > OUTPUT_BYTES_MAX {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        match connection.owed.len() + reply.len() > OUTPUT_BYTES_MAX {
             true => self.expel(id),
-            false => peer.owed.extend(reply),
+            false => connection.owed.extend(reply),
         }
     }
 

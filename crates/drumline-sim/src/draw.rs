@@ -1,180 +1,85 @@
-//! What a seed stands for: who is where, who calls what when, and what goes wrong.
+//! Draws a scenario: everything follows from the seed.
 
 use std::time::Duration;
 
 use drumline_engine::{DType, ReduceOp, Settings};
-use drumline_schedule::SumOrder;
+use drumline_schedule::{ALGORITHMS, Collective, MemoryUse, SumOrder, Topology};
 
 use crate::member::Side;
 use drumline_conformance::{Case, Kind, on_group::Form};
-use drumline_schedule::{ALGORITHMS, Algorithm, Collective, MemoryUse, Topology};
 use fastrand::Rng;
 
 use crate::{
-    call::Call,
-    message::{self, Messages},
-    network::{Nanos, Quality},
+    call::PlannedCall,
+    messages::Messages,
+    network::LinkQuality,
+    scenario::{Fault, FaultKind, GroupSetup, Instruction, Scenario},
+    time::{MS, SECOND, TIMEOUT, WARN_AFTER},
 };
 
-pub(crate) const MS: Nanos = 1_000_000;
-pub(crate) const SECOND: Nanos = 1_000 * MS;
-
-/// The time limit of every call, and when late ranks are warned of.
-pub(crate) const TIMEOUT: Nanos = 5 * SECOND;
-pub(crate) const WARN_AFTER: Nanos = SECOND;
-
-/// A whole job.
-#[derive(Debug)]
-pub(crate) struct Plan {
-    pub(crate) world_size: usize,
-    /// By rank.
-    pub(crate) host_of: Vec<usize>,
-    pub(crate) groups: Vec<Group>,
-    pub(crate) calls: Vec<Call>,
-    pub(crate) messages: Vec<Messages>,
-    /// By rank.
-    pub(crate) scripts: Vec<Vec<Instruction>>,
-    pub(crate) fault: Option<Fault>,
-    /// Whether launchers watch the processes.
-    pub(crate) launched: bool,
-    /// Whether a process goes on with its other calls after an error, or ends.
-    pub(crate) goes_on: bool,
-    pub(crate) near: Quality,
-    pub(crate) far: Quality,
-}
-
-/// A process group of all ranks.
-#[derive(Debug)]
-pub(crate) struct Group {
-    pub(crate) topology: Topology,
-    pub(crate) settings: Settings,
-    pub(crate) sum_order: SumOrder,
-    /// How many streams carry the data of two ranks.
-    pub(crate) streams: usize,
-    /// Bytes that a stream carries before it is the next one's turn, where two ranks have several.
-    pub(crate) block_bytes: usize,
-    /// Bytes of the staging slots that are used, where ranks share memory.
-    pub(crate) slot_bytes: Option<usize>,
-    /// Bytes that each rank has for registered buffers. They are kept to the end of the job, to see
-    /// whether somebody still writes to them.
-    pub(crate) arena_bytes: usize,
-}
-
-/// What a process does next.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum Instruction {
-    Compute(Nanos),
-    /// A call, by its index in the plan.
-    Call {
-        call: usize,
-        blocking: bool,
-    },
-    /// Send a rank's message, or receive the one of this rank, of those with that index.
-    Post {
-        messages: usize,
-        side: Side,
-    },
-    /// Wait for all asynchronous calls and messages of a group.
-    Wait {
-        group: usize,
-    },
-    Close {
-        group: usize,
-    },
-}
-
-/// What goes wrong, when its victim has made so many steps.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Fault {
-    pub(crate) victim: usize,
-    pub(crate) after_steps: u32,
-    pub(crate) kind: FaultKind,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum FaultKind {
-    /// The process ends without a word.
-    Crash,
-    /// The victim's host is cut off. Keep-alives notice after so long.
-    SilentHost(Nanos),
-    /// The connection to a peer breaks in one group.
-    LostConnection { peer: usize, group: usize, control: bool, data: bool, reset: bool },
-    /// The process is stopped for so long.
-    Slow(Nanos),
-    /// It makes another call than the others, or none (`with`: an index in the plan).
-    Mismatch { call: usize, with: Option<usize> },
-    /// It aborts a group.
-    Abort { group: usize },
-}
-
-impl Plan {
-    /// Everything follows from the seed.
-    pub(crate) fn new(rng: &mut Rng) -> Plan {
-        let world_size = match rng.u32(0..100) {
-            0 => 1,
-            1..=79 => rng.usize(2..=6),
-            80..=96 => rng.usize(7..=16),
-            97..=98 => rng.usize(17..=32),
-            _ => rng.usize(33..=64),
-        };
-        let host_of = place(rng, world_size);
-        let groups: Vec<_> =
-            (0..[1, 1, 1, 2, 3][rng.usize(0..5)]).map(|_| group(rng, &host_of)).collect();
-        let calls_max = if world_size > 16 { 3 } else { 10 };
-        let mut calls: Vec<_> =
-            (0..rng.usize(1..=calls_max)).map(|_| call(rng, world_size, &groups)).collect();
-        let (fault, altered) = match rng.bool() && world_size > 1 {
-            true => fault(rng, &host_of, &groups, &mut calls),
-            false => (None, None),
-        };
-        let planned = calls.len() - usize::from(altered.is_some_and(|(_, _, with)| with.is_some()));
-        // Drawn aside, so that jobs without messages are as they are without this.
-        let mut aside = Rng::with_seed(rng.clone().u64(..));
-        let messages = message::draw(&mut aside, world_size, groups.len(), planned);
-        let scripts = (0..world_size)
-            .map(|rank| {
-                let altered = altered.filter(|(victim, ..)| *victim == rank);
-                let mut posts = |at| message::posts(&mut aside, &messages, rank, at);
-                script(rng, planned, &calls, groups.len(), altered, &mut posts)
-            })
-            .collect();
-        let slow_net = rng.bool();
-        let latency = |rng: &mut Rng, max| rng.u64(1_000..max);
-        let near = Quality {
-            latency_ns: latency(rng, 50_000),
-            jitter_ns: latency(rng, 50_000),
-            ns_per_byte: rng.u64(0..10),
-            capacity: rng.usize(32..=4096),
-            stalls_percent: rng.u32(0..=20),
-        };
-        let far = Quality {
-            latency_ns: latency(rng, if slow_net { 5 * MS } else { 100_000 }),
-            jitter_ns: latency(rng, MS),
-            ns_per_byte: rng.u64(0..if slow_net { 300 } else { 10 }),
-            capacity: rng.usize(32..=16_384),
-            stalls_percent: rng.u32(0..=20),
-        };
-        Plan {
-            world_size,
-            host_of,
-            groups,
-            calls,
-            messages,
-            scripts,
-            fault,
-            launched: rng.bool(),
-            goes_on: rng.bool(),
-            near,
-            far,
-        }
-    }
-
-    pub(crate) fn same_host(&self, a: usize, b: usize) -> bool {
-        self.host_of[a] == self.host_of[b]
+/// Draws the job of a seed.
+pub(crate) fn draw(rng: &mut Rng) -> Scenario {
+    let world_size = match rng.u32(0..100) {
+        0 => 1,
+        1..=79 => rng.usize(2..=6),
+        80..=96 => rng.usize(7..=16),
+        97..=98 => rng.usize(17..=32),
+        _ => rng.usize(33..=64),
+    };
+    let host_of = place(rng, world_size);
+    let groups: Vec<_> =
+        (0..[1, 1, 1, 2, 3][rng.usize(0..5)]).map(|_| group(rng, &host_of)).collect();
+    let calls_max = if world_size > 16 { 3 } else { 10 };
+    let mut calls: Vec<_> =
+        (0..rng.usize(1..=calls_max)).map(|_| call(rng, world_size, &groups)).collect();
+    let (fault, altered) = match rng.bool() && world_size > 1 {
+        true => fault(rng, &host_of, &groups, &mut calls),
+        false => (None, None),
+    };
+    let planned = calls.len() - usize::from(altered.is_some_and(|(_, _, with)| with.is_some()));
+    // A generator of its own: drawing messages must not change the rest of the job.
+    let mut aside = Rng::with_seed(rng.clone().u64(..));
+    let messages = draw_messages(&mut aside, world_size, groups.len(), planned);
+    let programs = (0..world_size)
+        .map(|rank| {
+            let altered = altered.filter(|(victim, ..)| *victim == rank);
+            let mut posts = |at| posts(&mut aside, &messages, rank, at);
+            program(rng, planned, &calls, groups.len(), altered, &mut posts)
+        })
+        .collect();
+    let slow_net = rng.bool();
+    let latency = |rng: &mut Rng, max| rng.u64(1_000..max);
+    let near = LinkQuality {
+        latency_ns: latency(rng, 50_000),
+        jitter_ns: latency(rng, 50_000),
+        ns_per_byte: rng.u64(0..10),
+        capacity: rng.usize(32..=4096),
+        stalls_percent: rng.u32(0..=20),
+    };
+    let far = LinkQuality {
+        latency_ns: latency(rng, if slow_net { 5 * MS } else { 100_000 }),
+        jitter_ns: latency(rng, MS),
+        ns_per_byte: rng.u64(0..if slow_net { 300 } else { 10 }),
+        capacity: rng.usize(32..=16_384),
+        stalls_percent: rng.u32(0..=20),
+    };
+    Scenario {
+        world_size,
+        host_of,
+        groups,
+        calls,
+        messages,
+        programs,
+        fault,
+        launched: rng.bool(),
+        goes_on: rng.bool(),
+        near,
+        far,
     }
 }
 
-/// At most 8 ranks share a host of a large world: mappings and descriptors are limited.
+/// Puts ranks on hosts. In a large world at most 8 ranks share a host, because the system limits
+/// mappings and descriptors.
 fn place(rng: &mut Rng, world_size: usize) -> Vec<usize> {
     let hosts = match rng.u8(0..4) {
         0 if world_size <= 16 => 1,
@@ -192,7 +97,7 @@ fn place(rng: &mut Rng, world_size: usize) -> Vec<usize> {
     host_of
 }
 
-fn group(rng: &mut Rng, host_of: &[usize]) -> Group {
+fn group(rng: &mut Rng, host_of: &[usize]) -> GroupSetup {
     let world_size = host_of.len();
     let shares = rng.u8(0..8) > 0;
     let order = if rng.u8(0..3) == 0 { SumOrder::Placement } else { SumOrder::Rank };
@@ -216,16 +121,16 @@ fn group(rng: &mut Rng, host_of: &[usize]) -> Group {
         timeout: Duration::from_nanos(TIMEOUT),
         warn_after: Duration::from_nanos(WARN_AFTER),
         all_reduce: forced,
-        // Data are short: a few elements to a window, or all.
+        // Buffers are short, so windows hold a few elements or the whole buffer.
         window_bytes: 8 * rng.usize(1..=200),
         ..Settings::default()
     };
     let streams = rng.usize(1..=3);
-    // Every rank's block of the largest elements must fit a slot.
+    // A slot must hold one of the largest elements for every rank.
     let slot_bytes = shares.then(|| world_size * 8 * rng.usize(1..=40));
-    // Headers and short messages are cut, too.
+    // Short enough to cut headers and short messages, too.
     let block_bytes = rng.usize(1..=500);
-    Group {
+    GroupSetup {
         topology,
         settings,
         sum_order: order,
@@ -236,25 +141,7 @@ fn group(rng: &mut Rng, host_of: &[usize]) -> Group {
     }
 }
 
-impl Group {
-    /// Whether every all-reduce must be on registered buffers.
-    fn needs_registered(&self) -> bool {
-        self.settings.all_reduce.as_ref().is_some_and(|name| {
-            Algorithm::find(Collective::AllReduce, name)
-                .is_ok_and(|row| row.memory == MemoryUse::Registered)
-        })
-    }
-
-    fn has(&self, collective: Collective) -> bool {
-        ALGORITHMS.iter().any(|row| {
-            row.collective == collective
-                && (row.applies)(&self.topology)
-                && (self.slot_bytes.is_some() || row.memory == MemoryUse::Private)
-        })
-    }
-}
-
-fn call(rng: &mut Rng, world_size: usize, groups: &[Group]) -> Call {
+fn call(rng: &mut Rng, world_size: usize, groups: &[GroupSetup]) -> PlannedCall {
     let index = rng.usize(0..groups.len());
     let group = &groups[index];
     let dtype = match group.needs_registered() {
@@ -295,7 +182,11 @@ fn call(rng: &mut Rng, world_size: usize, groups: &[Group]) -> Call {
         _ => dtype,
     };
     let case = Case { kind, dtype, elements, uneven, seed: rng.u64(..) };
-    Call { group: index, case, form: if registered { Form::Registered } else { Form::Blocking } }
+    PlannedCall {
+        group: index,
+        case,
+        form: if registered { Form::Registered } else { Form::Blocking },
+    }
 }
 
 type Altered = (usize, usize, Option<usize>);
@@ -303,8 +194,8 @@ type Altered = (usize, usize, Option<usize>);
 fn fault(
     rng: &mut Rng,
     host_of: &[usize],
-    groups: &[Group],
-    calls: &mut Vec<Call>,
+    groups: &[GroupSetup],
+    calls: &mut Vec<PlannedCall>,
 ) -> (Option<Fault>, Option<Altered>) {
     let world_size = host_of.len();
     let victim = rng.usize(0..world_size);
@@ -339,14 +230,14 @@ fn fault(
     (Some(Fault { victim, after_steps, kind }), altered)
 }
 
-/// A call that differs in one thing; `None`: no call at all.
-fn another(rng: &mut Rng, call: Call, world_size: usize) -> Option<Call> {
+/// A call that differs from `call` in one thing; `None` stands for no call.
+fn another(rng: &mut Rng, call: PlannedCall, world_size: usize) -> Option<PlannedCall> {
     let case = call.case;
     let has_operator = |dtype| case.kind.reduce_op().is_none_or(|op| op.supports(dtype));
     let others = DType::ALL.into_iter().filter(|it| *it != case.dtype && has_operator(*it));
     let others: Vec<_> = others.collect();
     let dtype = others[rng.usize(0..others.len())];
-    // Every type has these two.
+    // Every type supports sum and product.
     let other_op = |op: ReduceOp| match op {
         ReduceOp::Sum => ReduceOp::Product,
         _ => ReduceOp::Sum,
@@ -367,46 +258,102 @@ fn another(rng: &mut Rng, call: Call, world_size: usize) -> Option<Call> {
         (5, Kind::AllToAll | Kind::AllGather) => Case { uneven: !case.uneven, ..case },
         (3, Kind::AllReduce(_)) => {
             let barrier = Case { dtype: DType::U8, elements: 0, ..is(Kind::Barrier) };
-            return Some(Call { case: barrier, form: Form::Blocking, ..call });
+            return Some(PlannedCall { case: barrier, form: Form::Blocking, ..call });
         }
         (_, Kind::Barrier) => Case { elements: 3, ..is(Kind::Broadcast(0)) },
         (4, _) if dtype.size() > 2 => Case { dtype, ..case },
-        // Other lengths might be the same by chance.
+        // Drawing other lengths could give the same ones.
         _ if case.uneven => Case { uneven: false, ..case },
         _ => Case { elements: case.elements + 1, ..case },
     };
-    Some(Call { case: other, ..call })
+    Some(PlannedCall { case: other, ..call })
 }
 
-fn script(
+fn program(
     rng: &mut Rng,
     planned: usize,
-    calls: &[Call],
+    calls: &[PlannedCall],
     groups: usize,
     altered: Option<Altered>,
     posts: &mut dyn FnMut(usize) -> Vec<Instruction>,
 ) -> Vec<Instruction> {
     let asynchronous = rng.u8(0..3);
-    let mut script = Vec::new();
+    let mut program = Vec::new();
     for (index, planned) in calls.iter().enumerate().take(planned) {
-        script.extend(posts(index));
+        program.extend(posts(index));
         if rng.bool() {
-            script.push(Instruction::Compute(rng.u64(0..2 * MS)));
+            program.push(Instruction::Compute(rng.u64(0..2 * MS)));
         }
         let call = match altered {
             Some((_, at, with)) if at == index => with,
             _ => Some(index),
         };
         let blocking = rng.u8(0..2) >= asynchronous;
-        script.extend(call.map(|call| Instruction::Call { call, blocking }));
+        program.extend(call.map(|call| Instruction::Call { call, blocking }));
         if rng.u8(0..4) == 0 {
-            script.push(Instruction::Wait { group: planned.group });
+            program.push(Instruction::Wait { group: planned.group });
         }
     }
-    script.extend(posts(planned));
+    program.extend(posts(planned));
     for group in 0..groups {
-        script.push(Instruction::Wait { group });
-        script.push(Instruction::Close { group });
+        program.push(Instruction::Wait { group });
+        program.push(Instruction::Close { group });
     }
-    script
+    program
+}
+
+/// First tag of messages that are received from any rank. Each draw of them has its own tag,
+/// because such a receive takes every message with its tag.
+const ANY_TAGS: u64 = 100;
+
+/// Half of the jobs have messages.
+fn draw_messages(rng: &mut Rng, world_size: usize, groups: usize, calls: usize) -> Vec<Messages> {
+    let most = if world_size > 16 { 4 } else { 12 };
+    let count = if rng.bool() { rng.usize(1..=most) } else { 0 };
+    let one = |number| {
+        let any = rng.u8(0..3) == 0;
+        let mut from: Vec<usize> = (0..world_size).collect();
+        rng.shuffle(&mut from);
+        from.truncate(if any { rng.usize(1..=world_size.min(8)) } else { 1 });
+        let dtype = DType::ALL[rng.usize(0..DType::ALL.len())];
+        let elements = if rng.u8(0..4) == 0 { rng.usize(0..=2) } else { rng.usize(0..=400) };
+        let kind = Kind::Broadcast(from[0]);
+        Messages {
+            group: rng.usize(0..groups),
+            from,
+            to: rng.usize(0..world_size),
+            tag: if any { ANY_TAGS + number } else { rng.u64(0..3) },
+            any,
+            case: Case { kind, dtype, elements, uneven: false, seed: rng.u64(..) },
+            before: rng.usize(0..=calls),
+        }
+    };
+    (0..count as u64).map(one).collect()
+}
+
+/// The messages of `rank` before the call with index `call`. All ranks go through messages and
+/// calls in the same order, so waiting after any of them is safe. The exception is a wait between
+/// sending and receiving a message to itself.
+fn posts(rng: &mut Rng, all: &[Messages], rank: usize, call: usize) -> Vec<Instruction> {
+    let mut posts = Vec::new();
+    for (messages, it) in all.iter().enumerate().filter(|(_, it)| it.before == call) {
+        let to = it.from.iter().filter(|from| **from == rank).map(|_| Side::SendTo(it.to));
+        let receive = |from: &usize| match it.any {
+            true => Side::ReceiveFromAny,
+            false => Side::ReceiveFrom(*from),
+        };
+        let from = it.from.iter().filter(|_| it.to == rank).map(receive);
+        let mut sides: Vec<Side> = to.chain(from).collect();
+        // Before it receives from any rank, a rank sends to itself: when all others have left,
+        // nobody else can send.
+        if !it.any && rng.bool() {
+            sides.reverse();
+        }
+        let takes_part = !sides.is_empty();
+        posts.extend(sides.into_iter().map(|side| Instruction::Post { messages, side }));
+        if takes_part && rng.u8(0..3) == 0 {
+            posts.push(Instruction::Wait { group: it.group });
+        }
+    }
+    posts
 }

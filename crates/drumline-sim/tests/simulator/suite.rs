@@ -1,17 +1,14 @@
-//! The conformance suite on simulated transports: unchanged cases, nothing goes wrong.
-
-#![allow(clippy::panic, clippy::unwrap_used)]
+//! The conformance suite on simulated transports, without faults.
 
 use drumline_conformance::{
     Case, Extent, Part,
     on_group::Form,
     suite::{Call, WORLD_SIZES, calls},
 };
-use drumline_schedule::ALGORITHMS;
-use drumline_schedule::SumOrder;
-use drumline_sim::{Job, Place};
+use drumline_schedule::{ALGORITHMS, SumOrder};
+use drumline_sim::{ConformanceJob, Place};
 
-/// Every operation, type and operator for few ranks, every size for many.
+/// Small worlds run every collective, type and operator. Large worlds run every size.
 const WORLDS: [(usize, Extent); 10] = [
     (1, Extent::Small),
     (2, Extent::Small),
@@ -33,9 +30,9 @@ fn suite(place: Place, sum_order: SumOrder) {
 
 fn run(calls: &[Call], world_size: usize, place: Place, sum_order: SumOrder) {
     for form in Form::ALL {
-        let job = Job { world_size, place, sum_order, all_reduce: None, form, cases: &[] };
-        // Where hosts hold ranks that are no node of the tree, there is no algorithm that sums
-        // blocks by placement.
+        let job =
+            ConformanceJob { world_size, place, sum_order, all_reduce: None, form, cases: &[] };
+        // No algorithm sums blocks by placement if a host's ranks are no node of the tree.
         let serves = |collective| {
             let topology = job.topology();
             let mut rows = ALGORITHMS.iter().filter(|row| row.collective == collective);
@@ -46,7 +43,7 @@ fn run(calls: &[Call], world_size: usize, place: Place, sum_order: SumOrder) {
             .iter()
             .filter(|(case, of)| *of == form && is_possible && serves(case.kind.collective()));
         let cases: Vec<Case> = cases.map(|(case, _)| *case).collect();
-        if let Err(problem) = (Job { cases: &cases, ..job }).run() {
+        if let Err(problem) = (ConformanceJob { cases: &cases, ..job }).run() {
             panic!("{problem}");
         }
     }
@@ -72,7 +69,7 @@ fn every_case_without_shared_memory() {
     suite(Place::Flat, SumOrder::Rank);
 }
 
-/// More than one message, slot, and way through shared memory.
+/// Buffers that need several messages and slots.
 #[test]
 fn every_operation_on_longer_buffers() {
     let shorter = |(case, form): Call| (Case { elements: case.elements / 50, ..case }, form);

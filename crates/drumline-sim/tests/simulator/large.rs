@@ -1,35 +1,32 @@
-//! A thousand ranks.
+//! Jobs of a thousand ranks.
 
-#![allow(clippy::panic)]
-
-use drumline_sim::large::{Summary, Task, run};
+use drumline_sim::large::{LargeSummary, Task, run};
 
 const RANKS: usize = 1_000;
 
-/// Ranks times rounds: 2^10 is the first power of two from 1,000 on.
-const BUNDLES_MAX: usize = RANKS * 10;
+/// Ranks times rounds of a barrier: 2^10 is the smallest power of two above 1,000.
+const LINKS_MAX: usize = RANKS * 10;
 
-/// What ranks ask the store until they are ready: a number of times that does not depend on how
-/// many they are.
+/// Requests of a rank during start-up. Their number does not grow with the number of ranks.
 const REQUESTS_PER_RANK_MAX: u64 = 40;
 
 const SHORT: Task = Task::AllReduce { elements: 1 };
 const LONG: Task = Task::AllReduce { elements: 16 << 10 };
 
-fn simulate(ranks_per_host: usize, tasks: &[Task]) -> Summary {
+fn simulate(ranks_per_host: usize, tasks: &[Task]) -> LargeSummary {
     let summary = run(RANKS / ranks_per_host, ranks_per_host, tasks, 4711)
         .unwrap_or_else(|problem| panic!("{tasks:?}: {problem}"));
     println!("{tasks:?}: {summary:?}");
     assert!(summary.requests <= RANKS as u64 * REQUESTS_PER_RANK_MAX, "{tasks:?}: {summary:?}");
-    assert!(summary.bundles <= BUNDLES_MAX, "{tasks:?}: {summary:?}");
+    assert!(summary.links <= LINKS_MAX, "{tasks:?}: {summary:?}");
     summary
 }
 
 #[test]
 fn a_thousand_hosts_start_and_open_few_connections() {
-    assert_eq!(simulate(1, &[]).bundles, 0);
-    // Each opens only what it lacks.
-    assert!(simulate(1, &[Task::Barrier, SHORT, Task::Barrier, SHORT]).bundles > RANKS);
+    assert_eq!(simulate(1, &[]).links, 0);
+    // The second barrier and sum open only the links that are missing.
+    assert!(simulate(1, &[Task::Barrier, SHORT, Task::Barrier, SHORT]).links > RANKS);
 }
 
 #[test]

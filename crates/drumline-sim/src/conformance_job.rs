@@ -1,76 +1,75 @@
-//! Jobs without faults: chosen cases on chosen transports.
+//! Jobs without faults that carry out cases of the conformance suite.
 
 use std::time::Duration;
 
 use drumline_conformance::{Case, on_group::Form};
 use drumline_engine::Settings;
-use drumline_schedule::SumOrder;
-use drumline_schedule::Topology;
+use drumline_schedule::{SumOrder, Topology};
 use fastrand::Rng;
 
 use crate::{
-    Summary,
-    call::Call,
-    caught,
-    network::Quality,
-    plan::{Group, Instruction, Plan, TIMEOUT, WARN_AFTER},
+    call::PlannedCall,
+    network::LinkQuality,
     process::Record,
+    scenario::{GroupSetup, Instruction, Scenario},
     simulation::Simulation,
+    summary::{RunSummary, caught},
+    time::{TIMEOUT, WARN_AFTER},
 };
 
-/// Where the ranks of a job are.
+/// The hosts on which the ranks of a job are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// On one host: they share memory.
+    /// All ranks share the memory of one host.
     OneHost,
-    /// On so many hosts, in the order of ranks: those of a host share memory.
+    /// This number of hosts, filled in the order of ranks. The ranks of a host share memory.
     Hosts(usize),
-    /// They share no memory, and know nothing of hosts.
+    /// Ranks share no memory, and the topology has no hosts.
     Flat,
 }
 
-/// Collectives that all ranks of one group call, one after another: in several groups if they are
-/// many or long.
+/// Cases that all ranks carry out one after another. Many or long cases are spread over several
+/// groups.
 #[derive(Clone, Debug)]
-pub struct Job<'a> {
-    /// How many ranks there are.
+pub struct ConformanceJob<'a> {
+    /// Number of ranks.
     pub world_size: usize,
-    /// Where they are.
+    /// The hosts of the ranks.
     pub place: Place,
-    /// In which order they sum.
+    /// The order in which ranks sum.
     pub sum_order: SumOrder,
     /// The algorithm of all-reduces; see [`Settings::all_reduce`].
     pub all_reduce: Option<&'a str>,
-    /// How all calls are made. Asynchronous ones of a group are all under way at the same time.
+    /// The form of all calls. Asynchronous calls of a group are in flight at the same time.
     pub form: Form,
-    /// What is called.
+    /// The cases.
     pub cases: &'a [Case],
 }
 
-impl Job<'_> {
+impl ConformanceJob<'_> {
     /// Runs the job and compares every result with the oracle's.
     ///
     /// # Errors
     ///
-    /// The first thing that is wrong.
-    pub fn run(&self) -> Result<Summary, String> {
+    /// The first check that fails.
+    pub fn run(&self) -> Result<RunSummary, String> {
         let of_groups = self.simulate(|simulation| (simulation.events, simulation.now))?;
         let (events, times): (Vec<u64>, Vec<u64>) = of_groups.into_iter().unzip();
         let (events, virtual_ns) = (events.iter().sum(), times.iter().sum());
-        Ok(Summary { fault: false, events, virtual_ns })
+        Ok(RunSummary { fault: false, events, virtual_ns })
     }
 
-    /// Runs the job and compares every result with the oracle's. Returns the digest of every
-    /// result of every rank, with its case.
+    /// Like [`ConformanceJob::run`]. Returns the digest of every result of every rank, with its
+    /// case.
     ///
     /// # Errors
     ///
-    /// The first thing that is wrong.
+    /// The first check that fails.
     pub fn digests(&self) -> Result<Vec<(Case, u64)>, String> {
         let of_groups = self.simulate(|simulation| {
             let records = simulation.processes.iter().flat_map(|process| &process.records);
             let digest = |record: &Record| {
-                let case = simulation.plan.calls[record.call()?].case;
+                let case = simulation.scenario.calls[record.call()?].case;
                 Some((case, case.digest(record.bytes()?)))
             };
             records.filter_map(digest).collect::<Vec<_>>()
@@ -80,7 +79,7 @@ impl Job<'_> {
 
     fn simulate<R>(&self, look: impl Fn(&Simulation) -> R) -> Result<Vec<R>, String> {
         let job = |cases: &[Case]| {
-            let simulation = Simulation::run(Rng::with_seed(0), self.plan(cases), false)?;
+            let simulation = Simulation::run(Rng::with_seed(0), self.scenario(cases), false)?;
             simulation.check()?;
             Ok(look(&simulation))
         };
@@ -89,8 +88,8 @@ impl Job<'_> {
         groups.map(|cases| caught(|| job(cases)).map_err(named)).collect()
     }
 
-    /// The cases of each group. All buffers of a group are kept to its end, to see whether somebody
-    /// still writes to them.
+    /// The cases of each group. A group keeps all its buffers to its end, so that a write after the
+    /// end of a call is noticed.
     fn groups(&self) -> Vec<&[Case]> {
         let mut groups = Vec::new();
         let mut rest = self.cases;
@@ -108,25 +107,25 @@ impl Job<'_> {
         groups
     }
 
-    /// What one buffer of a rank takes at most.
+    /// Bytes of the longest buffer of a rank.
     fn bytes(&self, case: &Case) -> usize {
         let blocks = if case.kind.has_blocks() { self.world_size } else { 1 };
         case.elements * case.dtype.size() * blocks
     }
 
-    /// Who runs it, and how.
+    /// A description of the job, without its cases.
     pub fn name(&self) -> String {
-        let Job { world_size, place, sum_order, all_reduce, form, .. } = self;
+        let ConformanceJob { world_size, place, sum_order, all_reduce, form, .. } = self;
         let algorithm = all_reduce.unwrap_or("the best algorithm");
         format!("{world_size} ranks, {place:?}, {sum_order:?}, {algorithm}, {form:?}")
     }
 
-    /// Whether neighbours can reach a rank's memory, so that there may be registered buffers.
+    /// Whether any ranks share memory. Only then can buffers be registered.
     pub fn shares_memory(&self) -> bool {
         self.topology().ranks_by_host().iter().any(|ranks| ranks.len() > 1)
     }
 
-    /// Who is where.
+    /// Where the ranks are, and the order in which they sum.
     pub fn topology(&self) -> Topology {
         let topology = match self.place {
             Place::Flat => Topology::flat(self.world_size),
@@ -144,7 +143,7 @@ impl Job<'_> {
         (0..self.world_size).map(|rank| rank * hosts / self.world_size).collect()
     }
 
-    fn plan(&self, cases: &[Case]) -> Plan {
+    fn scenario(&self, cases: &[Case]) -> Scenario {
         let longest = cases.iter().map(|case| self.bytes(case)).max().unwrap_or(0);
         let piece_bytes = (longest / PIECES_MAX).next_multiple_of(PIECE_BYTES).max(PIECE_BYTES);
         let settings = Settings {
@@ -156,27 +155,28 @@ impl Job<'_> {
         };
         let slot_bytes = self.shares_memory().then_some(piece_bytes);
         let cases = cases.iter().filter(|case| self.form.is_of(case.kind));
-        let calls: Vec<_> = cases.map(|&case| Call { group: 0, case, form: self.form }).collect();
+        let calls: Vec<_> =
+            cases.map(|&case| PlannedCall { group: 0, case, form: self.form }).collect();
         let blocking = self.form != Form::Async;
         let call = |call| Instruction::Call { call, blocking };
         let end = [Instruction::Wait { group: 0 }, Instruction::Close { group: 0 }];
-        let script: Vec<_> = (0..calls.len()).map(call).chain(end).collect();
-        let group = Group {
-            topology: self.topology(),
-            settings,
-            sum_order: self.sum_order,
-            streams: 1 + self.world_size % 2,
-            block_bytes: 1000,
-            slot_bytes,
-            arena_bytes: 2 * GROUP_BYTES,
-        };
-        Plan {
+        let program: Vec<_> = (0..calls.len()).map(call).chain(end).collect();
+        let (topology, arena_bytes) = (self.topology(), 2 * GROUP_BYTES);
+        Scenario {
             world_size: self.world_size,
             host_of: self.hosts(),
-            groups: vec![group],
+            groups: vec![GroupSetup {
+                topology,
+                settings,
+                sum_order: self.sum_order,
+                streams: 1 + self.world_size % 2,
+                block_bytes: 1000,
+                slot_bytes,
+                arena_bytes,
+            }],
             calls,
             messages: vec![],
-            scripts: vec![script; self.world_size],
+            programs: vec![program; self.world_size],
             fault: None,
             launched: false,
             goes_on: false,
@@ -186,19 +186,19 @@ impl Job<'_> {
     }
 }
 
-/// How many calls are made in a group at most, and how long the buffers of a rank are that hold
-/// their results, unless it is a single call.
+/// The most calls of a group, and the most bytes of its results on one rank. A single call may have
+/// more bytes.
 const GROUP_CALLS: usize = 300;
 const GROUP_BYTES: usize = 32 << 20;
 
-/// Slots and windows: blocks of 1,024 `f32` just fit.
+/// Bytes of slots and windows: a block of 1,024 `f32` just fits.
 const PIECE_BYTES: usize = 4096;
 
-/// Longer buffers take no more windows and slots than about so many: these are larger.
+/// For long buffers, windows and slots grow so that there are about this many at most.
 const PIECES_MAX: usize = 32;
 
-/// Messages are torn, but not for long: how bytes may come late is up to the seeds.
-const NETWORK: Quality = Quality {
+/// Bytes are torn but hardly late: late bytes are tested by seeds.
+const NETWORK: LinkQuality = LinkQuality {
     latency_ns: 1_000,
     jitter_ns: 1_000,
     ns_per_byte: 0,

@@ -1,4 +1,4 @@
-//! Real ranks ask what the script says.
+//! Real ranks send the requests of the script.
 
 use std::{
     sync::{Arc, Mutex},
@@ -10,19 +10,21 @@ use drumline::{
     ProcessGroup,
     store::{HashStore, Store},
 };
-use drumline_store::Result;
-use drumline_store::store::tcp::protocol::{Decoded, decode};
+use drumline_store::{
+    Result,
+    store::tcp::protocol::{Decoded, decode},
+};
 
 use super::*;
 
 const WORLD_SIZE: usize = 4;
 
-/// Passes everything on, and keeps what is asked.
+/// Passes every call on to `store`, and records it.
 #[derive(Clone, Debug)]
 struct Recording {
     store: Arc<dyn Store>,
     calls: Arc<Mutex<Vec<String>>>,
-    /// What its rank has drawn.
+    /// The random number that the rank has drawn.
     ticket: Arc<Mutex<String>>,
 }
 
@@ -57,14 +59,14 @@ impl Store for Recording {
         self.store.compare_set(key, expected, desired)
     }
 
-    /// A wait that was not long enough is repeated.
+    /// Records only waits that succeed: ranks repeat the others.
     fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()> {
         self.store.wait(keys, timeout)?;
         self.record("wait", keys);
         Ok(())
     }
 
-    /// Only a rank asks so that has waited for long.
+    /// Not recorded: ranks ask this only after a long wait.
     fn check(&self, keys: &[&str]) -> Result<bool> {
         self.store.check(keys)
     }
@@ -139,14 +141,14 @@ impl Store for Recording {
     }
 }
 
-/// The calls behind an operation of a script.
-fn calls_of(op: &Op) -> Vec<String> {
+/// The calls of a store that an action stands for.
+fn calls_of(action: &Action) -> Vec<String> {
     let text = |key: &[u8]| String::from_utf8_lossy(key).trim_start_matches('/').to_owned();
     let list = |call: &str, keys: &[String]| {
         shown(call, &keys.iter().map(String::as_str).collect::<Vec<_>>())
     };
-    match op {
-        Op::Wait { keys, wants, .. } => {
+    match action {
+        Action::Wait { keys, wants, .. } => {
             let keys: Vec<String> = keys.iter().map(|key| text(&key.0)).collect();
             let call = match (wants, keys.len()) {
                 (Want::Nothing, _) => "wait",
@@ -155,7 +157,7 @@ fn calls_of(op: &Op) -> Vec<String> {
             };
             vec![list(call, &keys)]
         }
-        Op::Ask { requests, .. } => {
+        Action::Ask { requests, .. } => {
             let (mut rest, mut calls) = (&requests.0[..], Vec::new());
             while let Ok(Decoded::Request(request, length)) = decode(rest) {
                 rest = &rest[length..];
@@ -202,7 +204,7 @@ fn check(far: bool) {
             each.fold(call.clone(), |call, (rank, it)| call.replace(it.as_str(), &ticket(rank)))
         };
         let mut asked: Vec<String> = store.calls.lock().unwrap().iter().map(named).collect();
-        // The last one wipes the board.
+        // The last rank deletes the board's keys.
         let wiped = ["/all", "/gone"];
         asked.retain(|it| !it.starts_with("delete ") || !wiped.iter().any(|end| it.ends_with(end)));
         let script: Vec<String> =

@@ -1,7 +1,5 @@
-//! The same bits for one input over shared memory, Unix sockets, TCP and simulated connections,
-//! whatever the size and the algorithm.
-
-#![allow(clippy::panic)]
+//! One input gives the same bits over shared memory, Unix sockets, TCP and simulated connections,
+//! for every number of ranks and every algorithm.
 
 use drumline_conformance::{
     Case,
@@ -9,14 +7,14 @@ use drumline_conformance::{
     same_bits::{Digests, WORLD_SIZES, Way, cases, over_real_transports},
 };
 use drumline_schedule::SumOrder;
-use drumline_sim::{Job, Place};
+use drumline_sim::{ConformanceJob, Place};
 
 const PLACES: [Place; 3] = [Place::OneHost, Place::Hosts(2), Place::Flat];
 
 fn over_the_simulator(digests: &mut Digests) -> Result<(), String> {
     for world_size in WORLD_SIZES {
         for place in PLACES {
-            let job = Job {
+            let job = ConformanceJob {
                 world_size,
                 place,
                 sum_order: SumOrder::Rank,
@@ -28,7 +26,8 @@ fn over_the_simulator(digests: &mut Digests) -> Result<(), String> {
                 let cases: Vec<Case> =
                     cases().into_iter().filter(|case| way.serves(case)).collect();
                 let all_reduce = Some(way.algorithm.name);
-                let job = Job { all_reduce, form: way.form, cases: &cases, ..job.clone() };
+                let job =
+                    ConformanceJob { all_reduce, form: way.form, cases: &cases, ..job.clone() };
                 for (case, digest) in job.digests()? {
                     digests.add(&case, world_size, digest, &job.name())?;
                 }
@@ -45,7 +44,7 @@ fn all_algorithms_give_the_same_bits_over_all_transports() {
         .map(|()| digests.compared())
         .and_then(|real| over_the_simulator(&mut digests).map(|()| (real, digests.compared())));
     match compared {
-        // Each rank of each group is compared, in every case and way but the first.
+        // Every rank's result is compared with that of the first way, in every case.
         Ok((real, all)) => assert!(real > 15_000 && all > 2 * real, "{real} and {all}"),
         Err(problem) => panic!("{problem}"),
     }

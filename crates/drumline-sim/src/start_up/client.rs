@@ -1,0 +1,358 @@
+//! A process that uses the store: a rank that starts up, another program or a stranger.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use drumline_store::store::tcp::protocol::{ASK_EXTENSIONS, EXTENSIONS, Key, MAGIC, Request};
+
+use super::{
+    connection::ClientConnection,
+    script::{Action, Bytes, ReplyFormat, Script},
+    shared_state::SharedState,
+    waiting::{ANSWER_PATIENCE, WaitProgress, Waiting},
+};
+use crate::time::{MS, Nanos};
+
+/// Time between two questions for the number of ranks that have joined.
+const JOIN_POLL: Nanos = 10 * MS;
+
+const NONCE: u32 = 0x0bad_cafe;
+
+#[derive(Debug)]
+pub(super) struct Client<'p> {
+    pub(super) process: usize,
+    pub(super) script: &'p Script,
+    /// Number of actions that have begun.
+    at: usize,
+    connection: Option<ClientConnection>,
+    activity: ClientActivity<'p>,
+    /// The outcomes of the actions that have ended.
+    pub(super) outcomes: Vec<ActionOutcome>,
+    switch: Arc<AtomicU64>,
+    pub(super) ended: bool,
+}
+
+#[derive(Debug)]
+enum ClientActivity<'p> {
+    Next,
+    Pausing(Nanos),
+    /// On a new connection, the store must answer a number.
+    Greeting {
+        until: Nanos,
+    },
+    Asking {
+        replies: VecDeque<ReplyFormat>,
+        got: Vec<u8>,
+        until: Nanos,
+    },
+    Waiting(Waiting<'p>),
+    /// Waits for the number of ranks that have joined, or will ask for it at a time.
+    Joining {
+        asks_at: Option<Nanos>,
+        until: Nanos,
+    },
+    Lingering {
+        until: Nanos,
+    },
+}
+
+/// How an action ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ActionOutcome {
+    Done,
+    /// These keys were missing when the time was over.
+    Missing(Vec<Bytes>),
+    /// Only this number of ranks had joined when the time was over.
+    Alone(i64),
+    /// The store did not answer in time.
+    NoAnswer,
+    /// The connection broke.
+    Lost {
+        transcript: usize,
+    },
+    /// No store took the connection.
+    NoStore,
+}
+
+/// What one attempt to go on has led to.
+enum ClientProgress {
+    Over(ActionOutcome),
+    /// There is more to do at once.
+    More,
+    /// There is nothing to do until this time, unless bytes arrive.
+    Sleep(Nanos),
+}
+
+impl<'p> Client<'p> {
+    pub(super) fn new(process: usize, script: &'p Script) -> Client<'p> {
+        Client {
+            process,
+            script,
+            at: 0,
+            connection: None,
+            activity: ClientActivity::Next,
+            outcomes: Vec::new(),
+            switch: Arc::default(),
+            ended: false,
+        }
+    }
+
+    /// The transcript of the open connection.
+    pub(super) fn transcript(&self) -> Option<usize> {
+        self.connection.as_ref().map(|connection| connection.transcript)
+    }
+
+    /// Ends the process. As the kernel does, this closes what the process leaves open.
+    pub(super) fn die(&mut self) {
+        self.switch.store(1, Ordering::Relaxed);
+        self.connection = None;
+        self.ended = true;
+    }
+
+    /// Does what can be done now. Returns when the next step is due even if nothing arrives until
+    /// then. Fails if the store sends what it should not.
+    pub(super) fn step(&mut self, shared: &mut SharedState) -> Result<Option<Nanos>, String> {
+        loop {
+            if self.ended {
+                return Ok(None);
+            }
+            let broken = self.pump(shared);
+            let progress = match self.go_on(shared)? {
+                // A client in a pause notices with its next action.
+                ClientProgress::Sleep(_)
+                    if broken && !matches!(self.activity, ClientActivity::Pausing(_)) =>
+                {
+                    ClientProgress::Over(self.lost())
+                }
+                progress => progress,
+            };
+            match progress {
+                ClientProgress::Sleep(at) => return Ok(Some(at)),
+                ClientProgress::More => {}
+                ClientProgress::Over(outcome) => self.conclude(outcome, shared),
+            }
+        }
+    }
+
+    fn lost(&self) -> ActionOutcome {
+        self.transcript()
+            .map_or(ActionOutcome::NoStore, |transcript| ActionOutcome::Lost { transcript })
+    }
+
+    fn conclude(&mut self, outcome: ActionOutcome, shared: &mut SharedState) {
+        shared.note(|| format!("{}: {outcome:?}", self.script.name));
+        if outcome != ActionOutcome::Done && !matches!(outcome, ActionOutcome::Missing(_)) {
+            self.connection = None; // it may stand in the middle of a reply
+        }
+        let failed = outcome != ActionOutcome::Done;
+        self.outcomes.push(outcome);
+        self.at = self.outcomes.len();
+        let thinks = shared.rng.u64(0..4_000).saturating_sub(2_000);
+        self.activity = ClientActivity::Pausing(shared.now() + thinks);
+        if (failed && !self.script.persists) || self.outcomes.len() == self.script.actions.len() {
+            self.connection = None;
+            self.ended = true;
+        }
+    }
+
+    fn pump(&mut self, shared: &mut SharedState) -> bool {
+        self.connection.as_mut().is_some_and(|connection| {
+            connection.pump(&mut shared.transcripts[connection.transcript])
+        })
+    }
+
+    fn go_on(&mut self, shared: &mut SharedState) -> Result<ClientProgress, String> {
+        let now = shared.now();
+        match (&mut self.activity, &mut self.connection) {
+            (ClientActivity::Next, _) => Ok(self.begin(shared)),
+            (ClientActivity::Pausing(until), _) if now < *until => {
+                Ok(ClientProgress::Sleep(*until))
+            }
+            (ClientActivity::Pausing(_), _) => {
+                self.activity = ClientActivity::Next;
+                Ok(ClientProgress::More)
+            }
+            (_, None) => Ok(ClientProgress::Over(ActionOutcome::NoStore)),
+            (ClientActivity::Greeting { until }, Some(connection)) => {
+                match connection.take(ReplyFormat::Bytes(4)) {
+                    Some(answer) if answer == greeting(self.script)[1].to_le_bytes() => {
+                        self.activity = ClientActivity::Next;
+                        Ok(ClientProgress::More)
+                    }
+                    Some(answer) => Err(format!("the store answers {}", answer.escape_ascii())),
+                    None => Ok(until_then(now, *until)),
+                }
+            }
+            (ClientActivity::Asking { replies, got, until }, Some(connection)) => {
+                while let Some(shape) = replies.front() {
+                    let Some(reply) = connection.take(*shape) else {
+                        return Ok(until_then(now, *until));
+                    };
+                    got.extend(reply);
+                    replies.pop_front();
+                }
+                connection.check_silence()?;
+                let got = std::mem::take(got);
+                self.end_with(&got)
+            }
+            (ClientActivity::Waiting(waiting), Some(connection)) => {
+                match waiting.go_on(connection, now)? {
+                    WaitProgress::More => Ok(ClientProgress::More),
+                    WaitProgress::Sleep(at) => Ok(ClientProgress::Sleep(at)),
+                    WaitProgress::NoAnswer => Ok(ClientProgress::Over(ActionOutcome::NoAnswer)),
+                    WaitProgress::Missing(keys) => {
+                        Ok(ClientProgress::Over(ActionOutcome::Missing(keys)))
+                    }
+                    WaitProgress::Got(got) => self.end_with(&got),
+                    WaitProgress::Ask(request) => {
+                        let replies = ReplyFormat::of(&request).into_iter().collect();
+                        connection.say(&[request]);
+                        let until = now + ANSWER_PATIENCE;
+                        self.activity = ClientActivity::Asking { replies, got: Vec::new(), until };
+                        Ok(ClientProgress::More)
+                    }
+                }
+            }
+            (ClientActivity::Joining { asks_at, until }, Some(connection)) => {
+                let Action::Join { key, all, looks, .. } = &self.script.actions[self.at - 1] else {
+                    return Err("joins without being told".to_owned());
+                };
+                match asks_at {
+                    Some(at) if now < *at => Ok(ClientProgress::Sleep(*at)),
+                    Some(_) => {
+                        connection.say(&[Request::Add(Key(&key.0), 0)]);
+                        *asks_at = None;
+                        Ok(ClientProgress::More)
+                    }
+                    None => {
+                        let Some(sum) = connection.take(ReplyFormat::Bytes(8)) else {
+                            return Ok(until_then(now, *until + ANSWER_PATIENCE));
+                        };
+                        let sum = sum.try_into().map_or(0, i64::from_le_bytes);
+                        if !*looks || sum >= *all {
+                            return Ok(ClientProgress::Over(ActionOutcome::Done));
+                        }
+                        if now >= *until {
+                            return Ok(ClientProgress::Over(ActionOutcome::Alone(sum)));
+                        }
+                        *asks_at = Some(now + JOIN_POLL);
+                        Ok(ClientProgress::More)
+                    }
+                }
+            }
+            (ClientActivity::Lingering { until }, Some(_)) if now < *until => {
+                Ok(ClientProgress::Sleep(*until))
+            }
+            (ClientActivity::Lingering { .. }, Some(_)) => {
+                self.connection = None;
+                Ok(ClientProgress::Over(ActionOutcome::Done))
+            }
+        }
+    }
+
+    /// Begins the next action, on a new connection if there is none.
+    fn begin(&mut self, shared: &mut SharedState) -> ClientProgress {
+        let now = shared.now();
+        let Some(action) = self.script.actions.get(self.at) else {
+            self.connection = None;
+            self.ended = true;
+            return ClientProgress::Sleep(now);
+        };
+        let Some(connection) =
+            self.connection.as_mut().filter(|_| !matches!(action, Action::Pause(_)))
+        else {
+            if let Action::Pause(time) = action {
+                self.at += 1;
+                self.outcomes.push(ActionOutcome::Done);
+                self.activity = ClientActivity::Pausing(now + time);
+                return ClientProgress::More;
+            }
+            let Some((transcript, stream)) =
+                shared.dial(self.process, &self.switch, self.script.quality)
+            else {
+                self.at += 1;
+                return ClientProgress::Over(ActionOutcome::NoStore);
+            };
+            let mut connection = ClientConnection::new(transcript, stream);
+            self.activity = match action {
+                // A stranger does not begin as clients do.
+                Action::Shout { .. } => ClientActivity::Next,
+                _ => {
+                    let [nonce, _] = greeting(self.script);
+                    connection.say(&[Request::Validate(MAGIC), Request::Ping(nonce)]);
+                    ClientActivity::Greeting { until: now + ANSWER_PATIENCE }
+                }
+            };
+            self.connection = Some(connection);
+            return ClientProgress::More;
+        };
+        self.at += 1;
+        self.activity = match action {
+            Action::Pause(time) => ClientActivity::Pausing(now + time),
+            Action::Ask { requests, replies, patience, .. } => {
+                connection.shout(&requests.0);
+                let replies = replies.iter().copied().collect();
+                ClientActivity::Asking { replies, got: Vec::new(), until: now + patience }
+            }
+            Action::Wait { keys, wants, patience, .. } => {
+                let knows_extensions = self.script.knows_extensions;
+                let until = now + patience;
+                ClientActivity::Waiting(Waiting::begin(
+                    keys,
+                    *wants,
+                    knows_extensions,
+                    until,
+                    connection,
+                ))
+            }
+            Action::Join { key, patience, .. } => {
+                connection.say(&[Request::Add(Key(&key.0), 1)]);
+                ClientActivity::Joining { asks_at: None, until: now + patience }
+            }
+            Action::Shout { bytes, linger } => {
+                connection.shout(&bytes.0);
+                ClientActivity::Lingering { until: now + linger }
+            }
+            Action::Die { bytes } => {
+                connection.shout(&bytes.0);
+                self.pump(shared);
+                self.die();
+                return ClientProgress::Over(ActionOutcome::Done);
+            }
+        };
+        ClientProgress::More
+    }
+
+    /// The action has ended and has got these bytes.
+    fn end_with(&self, got: &[u8]) -> Result<ClientProgress, String> {
+        let expected = match &self.script.actions[self.at - 1] {
+            Action::Ask { expected, .. } | Action::Wait { expected, .. } => expected.as_ref(),
+            _ => None,
+        };
+        match expected.filter(|expected| expected.0 != got) {
+            None => Ok(ClientProgress::Over(ActionOutcome::Done)),
+            Some(expected) => Err(format!("got {}, not {expected:?}", got.escape_ascii())),
+        }
+    }
+}
+
+/// The number that a client sends first, and the store's answer.
+fn greeting(script: &Script) -> [u32; 2] {
+    match script.knows_extensions {
+        true => [ASK_EXTENSIONS, EXTENSIONS],
+        false => [NONCE, NONCE],
+    }
+}
+
+/// Sleeps until then. After that the store counts as silent.
+fn until_then(now: Nanos, until: Nanos) -> ClientProgress {
+    match now < until {
+        true => ClientProgress::Sleep(until),
+        false => ClientProgress::Over(ActionOutcome::NoAnswer),
+    }
+}

@@ -1,0 +1,309 @@
+//! The start-up of a job, one event after another.
+
+use std::{
+    cmp::Reverse,
+    collections::BinaryHeap,
+    sync::{Arc, atomic::AtomicU64},
+};
+
+use fastrand::Rng;
+
+use super::{
+    client::{ActionOutcome, Client},
+    scenario::{StartUpFault, StartUpScenario},
+    script::{Action, Bytes},
+    shared_state::{STORE, SharedState},
+    store_process::StoreProcess,
+};
+use crate::{
+    network::{Network, PipeEnd, lock},
+    scenario::Scenario,
+    time::{MS, Nanos, SECOND},
+};
+
+/// What a start-up was like.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StartUpSummary {
+    /// Whether the job can begin.
+    pub(crate) complete: bool,
+    /// Number of requests that the store carried out.
+    pub(crate) requests: u64,
+    pub(crate) events: u64,
+    pub(crate) virtual_ns: Nanos,
+}
+
+/// Runs the start-up of a job and checks it.
+pub(crate) fn run(rng: &mut Rng, job: &Scenario, trace: bool) -> Result<StartUpSummary, String> {
+    let scenario = StartUpScenario::new(rng, job);
+    StartUpSimulation::new(rng.fork(), &scenario, trace).run()
+}
+
+/// Like [`run`], without other programs and without faults.
+pub(crate) fn run_undisturbed(rng: &mut Rng, job: &Scenario) -> Result<StartUpSummary, String> {
+    let scenario = StartUpScenario::undisturbed(rng, job);
+    StartUpSimulation::new(rng.fork(), &scenario, false).run()
+}
+
+struct StartUpSimulation<'p> {
+    scenario: &'p StartUpScenario,
+    shared: SharedState,
+    store: StoreProcess,
+    clients: Vec<Client<'p>>,
+    queue: BinaryHeap<Reverse<(Nanos, u64, StartUpEvent)>>,
+    /// When the next step of each process is scheduled.
+    looks: Vec<Option<Nanos>>,
+    /// The fault that struck.
+    struck: Option<StartUpFault>,
+    events: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum StartUpEvent {
+    Step(usize),
+    Fault,
+    Cut(usize),
+    StoreStops,
+}
+
+/// Limit on events: more than any start-up needs.
+const EVENTS_MAX: u64 = 3_000_000;
+const TIME_MAX: Nanos = 600 * SECOND;
+
+impl<'p> StartUpSimulation<'p> {
+    fn new(rng: Rng, scenario: &'p StartUpScenario, trace: bool) -> StartUpSimulation<'p> {
+        let names = scenario.scripts.iter().map(|script| script.name.clone());
+        let shared = SharedState {
+            network: Network::new(trace),
+            rng,
+            transcripts: Vec::new(),
+            dials: Vec::new(),
+            store_answers: true,
+            store_killed: Arc::new(AtomicU64::new(0)),
+            names: std::iter::once("the store".to_owned()).chain(names).collect(),
+        };
+        let clients = scenario.scripts.iter().enumerate();
+        let clients = clients.map(|(at, script)| Client::new(at + 1, script));
+        StartUpSimulation {
+            scenario,
+            shared,
+            store: StoreProcess::default(),
+            clients: clients.collect(),
+            queue: BinaryHeap::new(),
+            looks: vec![None; scenario.scripts.len() + 1],
+            struck: None,
+            events: 0,
+        }
+    }
+
+    fn run(mut self) -> Result<StartUpSummary, String> {
+        self.run_to_end()?;
+        self.check()?;
+        Ok(StartUpSummary {
+            complete: self.struck.is_none(),
+            requests: self.store.requests,
+            events: self.events,
+            virtual_ns: self.shared.now(),
+        })
+    }
+
+    fn schedule(&mut self, at: Nanos, event: StartUpEvent) {
+        let tie = self.shared.rng.u64(..);
+        self.queue.push(Reverse((at, tie, event)));
+    }
+
+    fn run_to_end(&mut self) -> Result<(), String> {
+        for (at, script) in self.scenario.scripts.iter().enumerate() {
+            self.schedule(script.starts_at, StartUpEvent::Step(at + 1));
+        }
+        for (at, client) in &self.scenario.cuts {
+            self.schedule(*at, StartUpEvent::Cut(*client));
+        }
+        if let Some((at, _)) = self.scenario.fault {
+            self.schedule(at, StartUpEvent::Fault);
+        }
+        if let Some((at, _)) = self.scenario.store_stops {
+            self.schedule(at, StartUpEvent::StoreStops);
+        }
+        while let Some(Reverse((at, _, event))) = self.queue.pop() {
+            let now = self.shared.now().max(at);
+            self.shared.network.set_now(now);
+            self.events += 1;
+            if self.events > EVENTS_MAX || now > TIME_MAX {
+                break;
+            }
+            match event {
+                StartUpEvent::Step(STORE) => self.step_store()?,
+                StartUpEvent::Step(process) => self.step_client(process)?,
+                StartUpEvent::Cut(client) => self.cut(client),
+                StartUpEvent::Fault => self.strike(),
+                StartUpEvent::StoreStops => {
+                    if let Some((_, time)) = self.scenario.store_stops {
+                        self.shared.note(|| "the store: is stopped".to_owned());
+                        self.store.stopped_until = now + time;
+                    }
+                }
+            }
+            for (at, process) in self.shared.network.take_wakes() {
+                self.schedule(at, StartUpEvent::Step(process));
+            }
+        }
+        match self.clients.iter().find(|client| !client.ended) {
+            None => Ok(()),
+            Some(client) => Err(format!("{} hangs, using the store", client.script.name)),
+        }
+    }
+
+    fn step_store(&mut self) -> Result<(), String> {
+        let now = self.shared.now();
+        if self.store.ended {
+            return Ok(());
+        }
+        if self.looks[STORE].is_some_and(|at| at <= now) {
+            self.looks[STORE] = None;
+        }
+        let resumes = self.store.stopped_until.max(self.store.busy_until);
+        let next = match now < resumes {
+            true => Some(resumes),
+            false => {
+                let more = self.store.step(&mut self.shared)?;
+                self.store.busy_until = now + self.shared.rng.u64(500..5_000);
+                more.then_some(self.store.busy_until)
+            }
+        };
+        self.look_again(STORE, next);
+        Ok(())
+    }
+
+    fn look_again(&mut self, process: usize, next: Option<Nanos>) {
+        if let Some(at) = next.filter(|at| self.looks[process].is_none_or(|next| *at < next)) {
+            self.looks[process] = Some(at);
+            self.schedule(at, StartUpEvent::Step(process));
+        }
+    }
+
+    fn step_client(&mut self, process: usize) -> Result<(), String> {
+        let now = self.shared.now();
+        if self.looks[process].is_some_and(|at| at <= now) {
+            self.looks[process] = None;
+        }
+        let client = &mut self.clients[process - 1];
+        let next = client.step(&mut self.shared);
+        let next = next.map_err(|bad| format!("{}: {bad}", client.script.name))?;
+        self.look_again(process, next);
+        for (at, transcript, stream) in std::mem::take(&mut self.shared.dials) {
+            self.schedule(at, StartUpEvent::Step(STORE));
+            self.store.callers.push((at, transcript, stream));
+        }
+        Ok(())
+    }
+
+    /// Breaks the connection of a client, if it has one.
+    fn cut(&mut self, client: usize) {
+        let Some(transcript) = self.clients[client].transcript() else { return };
+        self.shared.note(|| format!("{}: its connection breaks", self.clients[client].script.name));
+        let end = if self.shared.rng.bool() { PipeEnd::Reset } else { PipeEnd::Closed };
+        let transcript = &mut self.shared.transcripts[transcript];
+        transcript.doomed = true;
+        transcript.pipes.iter().for_each(|pipe| lock(pipe).cut(&self.shared.network, end));
+    }
+
+    fn strike(&mut self) {
+        let Some((_, fault)) = self.scenario.fault else { return };
+        let victims = match fault {
+            StartUpFault::StoreCrash | StartUpFault::StoreSilent(_) => 0..self.scenario.ranks,
+            StartUpFault::RankCrash(rank) | StartUpFault::RankCut(rank) => rank..rank + 1,
+        };
+        // A fault cannot hit ranks that have ended, nor break a connection that is not open.
+        let victims = &self.clients[victims];
+        let connected =
+            !matches!(fault, StartUpFault::RankCut(_)) || victims[0].transcript().is_some();
+        if !connected || victims.iter().all(|client| client.ended) {
+            return;
+        }
+        self.shared.note(|| format!("FAULT {fault:?}"));
+        self.struck = Some(fault);
+        match fault {
+            StartUpFault::StoreCrash => {
+                self.shared.store_answers = false;
+                self.store.end();
+            }
+            StartUpFault::StoreSilent(keepalive) => {
+                self.shared.store_answers = false;
+                for transcript in &self.shared.transcripts {
+                    let noticed = self.shared.now() + keepalive + self.shared.rng.u64(0..100 * MS);
+                    let silence = |pipe| lock(pipe).fall_silent(&self.shared.network, noticed);
+                    transcript.pipes.iter().for_each(silence);
+                }
+                self.store.end();
+            }
+            StartUpFault::RankCrash(rank) => self.clients[rank].die(),
+            StartUpFault::RankCut(rank) => self.cut(rank),
+        }
+    }
+
+    /// Checks what must hold after every start-up, whichever fault struck.
+    fn check(&mut self) -> Result<(), String> {
+        for (number, transcript) in self.shared.transcripts.iter().enumerate() {
+            transcript.check().map_err(|bad| format!("{}: {bad}", self.shared.whose(number)))?;
+        }
+        for client in &self.clients {
+            for (action, outcome) in client.script.actions.iter().zip(&client.outcomes) {
+                self.check_outcome(client, action, outcome).map_err(|bad| {
+                    format!("{}: {bad}: {action:?} gave {outcome:?}", client.script.name)
+                })?;
+            }
+        }
+        match self.store.ended {
+            true => Ok(()),
+            false => self.store.check_at_end(&mut self.shared),
+        }
+    }
+
+    fn check_outcome(
+        &self,
+        client: &Client<'_>,
+        action: &Action,
+        outcome: &ActionOutcome,
+    ) -> Result<(), String> {
+        let store_failed =
+            matches!(self.struck, Some(StartUpFault::StoreCrash | StartUpFault::StoreSilent(_)));
+        let is_rank = client.process <= self.scenario.ranks;
+        if is_rank && *outcome != ActionOutcome::Done && self.struck.is_none() {
+            return Err("an error although nothing is wrong".to_owned());
+        }
+        let may_be = match outcome {
+            ActionOutcome::Done => true,
+            ActionOutcome::Missing(keys) if is_rank => keys.iter().all(|key| self.is_missing(key)),
+            ActionOutcome::Missing(keys) => {
+                let Action::Wait { keys: asked, .. } = action else {
+                    return Err("no wait".to_owned());
+                };
+                !keys.is_empty() && keys.iter().all(|key| asked.contains(key))
+            }
+            ActionOutcome::Alone(_) => is_rank,
+            ActionOutcome::Lost { transcript } => {
+                store_failed || self.shared.transcripts[*transcript].doomed
+            }
+            ActionOutcome::NoStore => store_failed,
+            ActionOutcome::NoAnswer => {
+                store_failed || matches!(action, Action::Ask { may_be_in_vain: true, .. })
+            }
+        };
+        match may_be {
+            true => Ok(()),
+            false => Err("nothing explains this".to_owned()),
+        }
+    }
+
+    /// Whether a rank that failed should have set this key.
+    fn is_missing(&self, key: &Bytes) -> bool {
+        let name = String::from_utf8_lossy(&key.0);
+        let name = name.rsplit('/').next().unwrap_or_default();
+        // Rank 0 sets the keys that have no number.
+        let rank = name.parse::<usize>().unwrap_or(0);
+        self.clients.get(rank).is_some_and(|client| {
+            let all = client.outcomes.len() == client.script.actions.len();
+            !all || client.outcomes.iter().any(|outcome| *outcome != ActionOutcome::Done)
+        })
+    }
+}
