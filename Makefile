@@ -74,7 +74,7 @@ soak:
 	cargo test --locked -p drumline --lib -- --ignored
 	cargo test --locked -p drumline-shm --test processes a_million -- --ignored
 	cargo test --locked -p drumline-kernels -- --ignored
-	cargo test --locked -p fashion-mnist --features soak --test resume
+	cargo test --locked -p fashion-mnist --features soak --test program resume
 	cargo run --locked --release -p drumline-sim -- --seeds $(SEEDS)
 	$(MAKE) soak-python
 
@@ -89,7 +89,7 @@ nightly: export DRUMLINE_PART := $(PART)
 nightly:
 	cargo test --locked --release -p drumline-conformance -p drumline-sim \
 	    --features drumline-conformance/nightly,drumline-sim/nightly \
-	    --test transports --test programs --test suite -- everything programs_of
+	    --test conformance --test suite -- everything programs_of
 
 schedules:
 	cargo run --locked -p drumline-schedule --example draw

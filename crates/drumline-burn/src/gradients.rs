@@ -3,17 +3,19 @@
 use std::collections::HashMap;
 
 use burn::{
+    backend::Dispatch,
     module::{Module, Param},
     optim::GradientsParams,
-    tensor::{Gradients, Tensor, TensorData},
+    tensor::{DType, Gradients, Tensor, TensorData},
 };
 use drumline::ddp::{
-    Averaged, FaultKind, GradientFault, GradientReducer, UnusedParameters, Values,
+    Averaged, FaultKind, GradientFault, GradientReducer, UnusedParameters, Values, ValuesMut,
 };
 
 use crate::{
     Result,
-    pack::pack,
+    pack::{is_flex, pack_flex},
+    tap::{GradientTap, InMemory},
     tensors::{VisitFloat, visit_floats},
 };
 
@@ -99,6 +101,20 @@ impl VisitFloat for Pass<'_> {
             }
             What::Submit(_) => {}
         }
+    }
+}
+
+/// Writes `gradient`, which may be on any device, to `place`. Returns whether type and length fit.
+fn pack<const D: usize>(gradient: Tensor<D>, place: ValuesMut<'_>) -> bool {
+    if is_flex(&gradient.device()) {
+        let InMemory(gradient) = Dispatch::in_memory(gradient.into_dispatch());
+        return pack_flex(&gradient, place);
+    }
+    let data = gradient.into_data();
+    match data.dtype() {
+        DType::F32 => data.as_slice().is_ok_and(|values| place.copy_from(Values::F32(values))),
+        DType::F64 => data.as_slice().is_ok_and(|values| place.copy_from(Values::F64(values))),
+        _ => false,
     }
 }
 

@@ -239,7 +239,7 @@ impl SyncBatchNorm {
 
     fn forward_train<const D: usize>(&self, input: Tensor<D>) -> Result<Tensor<D>> {
         let device = input.device();
-        if !pack::is_host(&device) {
+        if !pack::is_flex(&device) {
             let device = pack::device_name(&device);
             let problem = format!("it is on {device}; only burn's flex backend is supported");
             return Err(Error::CannotNormalize { problem });

@@ -47,7 +47,7 @@ use burn::{
 };
 use drumline::ddp::GradientReducer;
 
-use crate::pack::pack_host;
+use crate::pack::pack_flex;
 
 /// Attaches a tap to each parameter that `slot_of` knows by its path.
 pub(crate) fn attach<M: Module>(
@@ -141,12 +141,12 @@ pub(crate) trait GradientTap: Backend {
     fn tap(x: FloatTensor<Self>, anchor: FloatTensor<Self>, tapped: Arc<Use>) -> FloatTensor<Self>;
     /// `x`, one step deeper in the graph.
     fn deepen(x: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// The memory of `x`, without a copy.
-    fn host(x: FloatTensor<Self>) -> Host;
+    /// `x` as a tensor of the flex backend, without a copy.
+    fn in_memory(x: FloatTensor<Self>) -> InMemory;
 }
 
-/// A tensor in host memory. (A type of its own, since the macro reads tensor types as outputs.)
-pub(crate) struct Host(pub(crate) FlexTensor);
+/// A tensor whose memory can be read. (A type of its own: the macro takes a tensor type for an output.)
+pub(crate) struct InMemory(pub(crate) FlexTensor);
 
 impl GradientTap for Flex {
     fn tap(x: FloatTensor<Self>, _: FloatTensor<Self>, _: Arc<Use>) -> FloatTensor<Self> {
@@ -157,8 +157,8 @@ impl GradientTap for Flex {
         x
     }
 
-    fn host(x: FloatTensor<Self>) -> Host {
-        Host(x)
+    fn in_memory(x: FloatTensor<Self>) -> InMemory {
+        InMemory(x)
     }
 }
 
@@ -175,8 +175,8 @@ impl<C: CheckpointStrategy> GradientTap for Autodiff<Flex, C> {
         DeepenBackward.prepare::<C>([node]).compute_bound().stateless(x.into_primitive())
     }
 
-    fn host(x: FloatTensor<Self>) -> Host {
-        Host(x.into_primitive())
+    fn in_memory(x: FloatTensor<Self>) -> InMemory {
+        InMemory(x.into_primitive())
     }
 }
 
@@ -195,8 +195,8 @@ impl<B: GradientTap> Backward<B, 2> for TapBackward {
         let Tap { taps, slot } = &ops.state.tap;
         if ops.state.close() && taps.is_armed.load(Ordering::Acquire) {
             // The parameter is a leaf, whose gradient `consume` leaves in place.
-            let Host(total) = B::host(grads.consume::<B>(&parameter));
-            taps.reducer.submit_with(*slot, |place| pack_host(&total, place));
+            let InMemory(total) = B::in_memory(grads.consume::<B>(&parameter));
+            taps.reducer.submit_with(*slot, |place| pack_flex(&total, place));
         }
     }
 }

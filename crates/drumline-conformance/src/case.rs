@@ -2,7 +2,7 @@ use drumline::{DType, ReduceOp};
 use drumline_schedule::Collective;
 use fastrand::Rng;
 
-use crate::{oracle, value::by_type};
+use crate::value::{by_type, random_elements};
 
 /// One collective, as all ranks of a group call it. All its data follow from the seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,6 +181,6 @@ impl Case {
     /// The first `elements` of what `rank` brings, as bytes.
     pub(crate) fn contribution(&self, rank: usize, elements: usize) -> Vec<u8> {
         let rng = Rng::with_seed(self.seed ^ (rank as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        by_type!(self.dtype, oracle::random(rng, elements))
+        by_type!(self.dtype, random_elements(rng, elements))
     }
 }

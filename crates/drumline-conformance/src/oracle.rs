@@ -7,7 +7,6 @@ use std::{
 
 use drumline::{ReduceOp, SumOrder};
 use drumline_schedule::Topology;
-use fastrand::Rng;
 
 use crate::{
     Case, Kind,
@@ -150,12 +149,4 @@ fn tree<T: Value>(op: ReduceOp, values: &[T::Wide]) -> T::Wide {
             T::apply(op, tree::<T>(op, low), tree::<T>(op, high))
         }
     }
-}
-
-pub(crate) fn random<T: Value>(mut rng: Rng, elements: usize) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(elements * size_of::<T>());
-    for _ in 0..elements {
-        bytes.extend_from_slice(bytemuck::bytes_of(&T::random(&mut rng)));
-    }
-    bytes
 }

@@ -51,6 +51,14 @@ pub(crate) fn read_all<T: Pod>(bytes: &[u8]) -> Vec<T> {
     bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
 }
 
+pub(crate) fn random_elements<T: Value>(mut rng: Rng, elements: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(elements * size_of::<T>());
+    for _ in 0..elements {
+        bytes.extend_from_slice(bytemuck::bytes_of(&T::random(&mut rng)));
+    }
+    bytes
+}
+
 fn unknown(op: ReduceOp) -> ! {
     unreachable!("an operator that these elements do not have: {op}")
 }

@@ -4,7 +4,7 @@ use drumline::{DType, ReduceOp};
 use drumline_schedule::step::Rank;
 use fastrand::Rng;
 
-use super::{Action, Group, Messages, Program};
+use super::script::{Action, Group, Messages, Script};
 use crate::{Case, Kind};
 
 /// So many groups are there at once at most.
@@ -33,9 +33,9 @@ impl Draft {
         Draft { rng, groups: vec![world], open: vec![0], next_any_tag: ANY_TAGS }
     }
 
-    pub(super) fn program(mut self, seed: u64) -> Program {
+    pub(super) fn script(mut self) -> Script {
         let rounds = (0..self.rng.usize(3..=9)).map(|_| self.round()).collect();
-        Program { seed, groups: self.groups, rounds }
+        Script { groups: self.groups, rounds }
     }
 
     fn round(&mut self) -> Vec<Action> {

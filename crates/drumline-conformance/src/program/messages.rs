@@ -4,7 +4,7 @@ use bytemuck::Pod;
 use drumline::{Element, ProcessGroup};
 use drumline_schedule::step::Rank;
 
-use super::Messages;
+use super::script::Messages;
 use crate::{
     on_group::UnderWay,
     value::{by_type, read_all},

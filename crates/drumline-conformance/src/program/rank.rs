@@ -6,14 +6,14 @@ use drumline::{Error, GroupOptions, ProcessGroup};
 use drumline_schedule::step::Rank;
 use fastrand::Rng;
 
-use super::{Action, Program};
+use super::script::{Action, Script};
 use crate::{
     on_group::{Form, UnderWay, begin, compare, perform},
     wait::Wait,
 };
 
 pub(super) struct Performer<'p> {
-    program: &'p Program,
+    script: &'p Script,
     /// The rank's number in the world.
     me: Rank,
     /// Those that it is a member of, by their place in the program's list.
@@ -31,12 +31,17 @@ struct Begun<'p> {
 }
 
 impl<'p> Performer<'p> {
-    pub(super) fn new(program: &'p Program, world: &ProcessGroup, trace: bool) -> Performer<'p> {
+    pub(super) fn new(
+        script: &'p Script,
+        seed: u64,
+        world: &ProcessGroup,
+        trace: bool,
+    ) -> Performer<'p> {
         let me = world.rank();
         let of_rank = (me as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let rng = Rng::with_seed(program.seed ^ of_rank);
+        let rng = Rng::with_seed(seed ^ of_rank);
         let groups = BTreeMap::from([(0, world.clone())]);
-        Performer { program, me, groups, under_way: Vec::new(), rng, trace }
+        Performer { script, me, groups, under_way: Vec::new(), rng, trace }
     }
 
     /// Leaves the world to whoever has made it.
@@ -50,7 +55,7 @@ impl<'p> Performer<'p> {
     }
 
     fn rounds(&mut self) -> Result<(), String> {
-        for (number, round) in self.program.rounds.iter().enumerate() {
+        for (number, round) in self.script.rounds.iter().enumerate() {
             let mut queues = BTreeMap::<_, VecDeque<(&Action, bool)>>::new();
             for (at, action) in round.iter().enumerate() {
                 if self.groups.contains_key(&action.group()) {
@@ -141,7 +146,7 @@ impl<'p> Performer<'p> {
 
     /// Takes the new group in, which is one of those that were made, if there is one for this rank.
     fn join(&mut self, made: &[usize], new: Option<ProcessGroup>) -> Result<(), String> {
-        let members = |at: &usize| &self.program.groups[*at].members;
+        let members = |at: &usize| &self.script.groups[*at].members;
         let expected = made.iter().find(|at| members(at).contains(&self.me));
         match (expected, new) {
             (None, None) => Ok(()),
@@ -163,7 +168,7 @@ impl<'p> Performer<'p> {
         let begun = self.under_way.swap_remove(found[self.rng.usize(0..found.len())]);
         let Begun { round, action, end } = begun;
         // What nobody awaits ends at the latest when the group is destroyed.
-        if self.program.groups[action.group()].is_destroyed && self.rng.u8(0..16) == 0 {
+        if self.script.groups[action.group()].is_destroyed && self.rng.u8(0..16) == 0 {
             self.tell(round, "does not await", action);
             return Ok(());
         }
@@ -173,7 +178,7 @@ impl<'p> Performer<'p> {
     }
 
     fn end(&mut self, group: usize) -> Result<(), String> {
-        let is_destroyed = self.program.groups[group].is_destroyed;
+        let is_destroyed = self.script.groups[group].is_destroyed;
         if !is_destroyed || self.rng.bool() {
             let of_group = |begun: &Begun<'_>| begun.action.group() == group;
             while self.under_way.iter().any(of_group) {

@@ -3,8 +3,6 @@
 //!
 //! The ranks are this test program again, with `HUB_VICTIM` in the environment.
 
-#![allow(clippy::unwrap_used, clippy::panic)]
-
 use std::{
     env,
     process::{self, Command, Output, Stdio},
@@ -51,7 +49,7 @@ fn job(victim: usize) -> Vec<Output> {
     let _server = TcpStoreServer::bind_secured(&endpoint, &Secret::new(secret).unwrap()).unwrap();
     let start = |rank: usize| {
         Command::new(env::current_exe().unwrap())
-            .args(["--exact", "rank_process", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "processes::rank_process", "--nocapture", "--test-threads=1"])
             .env("HUB_VICTIM", victim.to_string())
             .env("DRUMLINE_BACKEND", "Hub")
             .env("DRUMLINE_STORE", format!("unix:@{name}"))

@@ -1,7 +1,5 @@
 //! What every rank hears when something goes wrong.
 
-#![allow(clippy::unwrap_used, clippy::panic)]
-
 use std::{
     sync::Barrier,
     thread,

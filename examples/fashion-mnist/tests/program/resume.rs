@@ -1,7 +1,5 @@
 //! Interrupted and resumed is the same as never interrupted, to the last bit.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 use std::{
     collections::BTreeMap,
     fs,

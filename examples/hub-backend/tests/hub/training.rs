@@ -1,7 +1,5 @@
 //! What is built from collectives works on a backend as it is, to the same bits.
 
-#![allow(clippy::unwrap_used)]
-
 use std::thread;
 
 use drumline::{

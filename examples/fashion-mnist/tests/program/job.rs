@@ -1,7 +1,5 @@
 //! The program as a job: real processes under `drumline run`, and what goes wrong with them.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 use std::{
     fs,
     io::{BufRead, BufReader},
@@ -9,7 +7,6 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     thread,
-    time::{Duration, Instant},
 };
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -198,13 +195,9 @@ fn a_rank_that_is_killed_is_named_and_nothing_is_left() {
         assert!(trained.is_some(), "the job ended before it was killed");
 
         let pid = rank_in(directory.path(), victim).unwrap();
-        let killed = Instant::now();
         kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
         let reader = thread::spawn(move || lines.count());
         let output = job.wait_with_output().unwrap();
-        // Meant to be below a second; the bound here only tells a hang.
-        println!("the job ended {:.3?} after rank {victim} was killed", killed.elapsed());
-        assert!(killed.elapsed() < Duration::from_secs(20));
         reader.join().unwrap();
 
         assert_eq!(output.status.code(), Some(128 + 9));
