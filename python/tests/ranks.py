@@ -79,3 +79,9 @@ def _report(
     except BaseException as error:
         text = f"{type(error).__module__}.{type(error).__qualname__}: {error}"
         pipe.send(("raised", text + "\n" + traceback.format_exc()))
+
+
+def wait_for(path: str) -> None:
+    """Waits until another rank has made the file."""
+    while not os.path.exists(path):
+        time.sleep(0.01)

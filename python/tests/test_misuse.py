@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from datetime import timedelta
 
 import numpy as np
 import pytest
-from ranks import run, run_and_see
+from ranks import run, run_and_see, wait_for
 from torch_versions import needs_backends
 
 import drumline
@@ -159,12 +158,31 @@ def test_a_hook_that_raises_ends_its_rank_and_the_others_name_it():
     assert how == "raised" and "rank 1" in text and "all_reduce" in text, text
 
 
+def ends_after_a_mismatch(rank, world_size, directory):
+    connect(rank, world_size, directory)
+    if rank == 0:
+        dist.broadcast(torch.zeros(4), 0)  # needs no answer
+    else:
+        with pytest.raises(dist.DistBackendError):
+            dist.all_reduce(torch.zeros(4))
+    dist.destroy_process_group()
+
+
+def test_the_end_of_a_group_tells_of_a_mismatch_that_no_call_has_told():
+    (how, text), (other, why) = run_and_see(2, ends_after_a_mismatch)
+    assert how == "raised" and "rank 1" in text and "all_reduce" in text, (how, text)
+    assert other == "returned", why
+
+
 def too_late(rank, world_size, directory):
     connect(rank, world_size, directory, timeout=timedelta(seconds=1))
     if rank == 1:
-        time.sleep(4)
+        wait_for(f"{directory}/over")
         dist.all_reduce(torch.ones(2))  # has what it needs of rank 0
-    dist.all_reduce(torch.ones(2))
+    try:
+        dist.all_reduce(torch.ones(2))
+    finally:
+        open(f"{directory}/over", "w").close()
 
 
 def test_a_rank_that_comes_too_late_is_named():
@@ -242,11 +260,14 @@ def interrupted(rank, world_size, directory, in_background):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if rank == 0:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-        if in_background:
-            dist.all_reduce(torch.ones(2), async_op=True).wait()
-        else:
-            dist.all_reduce(torch.ones(2))
-    time.sleep(1.5)
+        try:
+            if in_background:
+                dist.all_reduce(torch.ones(2), async_op=True).wait()
+            else:
+                dist.all_reduce(torch.ones(2))
+        finally:
+            open(f"{directory}/over", "w").close()
+    wait_for(f"{directory}/over")
     dist.all_reduce(torch.ones(2))  # has what it needs of rank 0
     dist.all_reduce(torch.ones(2))
 
