@@ -176,7 +176,7 @@ class ProcessGroup(Objects):
         return _ended(handle, staging)
 
     def reduce(self, data: Any, dst: int, op: Op = "sum", async_op: bool = False) -> Work | None:
-        """Reduces the ``data`` of all ranks into that of rank ``dst``. On other ranks ``data`` does not change."""
+        """Reduces the ``data`` of all ranks into that of rank ``dst``. Others keep their ``data``."""
         staging, (name, factor) = staging_for(data), _operator(op)
         memory = staging.write(data) if self.rank == dst else staging.read(data)
         return _ended(self._group.reduce(memory, name, factor, _rank(dst), async_op), staging)

@@ -1,5 +1,5 @@
-//! Random programs: groups are made of groups, used side by side and ended, and each rank begins
-//! and awaits what is under way in an order of its own.
+//! Random programs: groups are made from groups, used side by side and ended. Each rank begins and awaits
+//! calls in its own order.
 
 mod draft;
 mod messages;
@@ -11,14 +11,13 @@ use fastrand::Rng;
 use self::{draft::Draft, rank::Performer, script::Script};
 use crate::World;
 
-/// What all ranks of a job do, drawn from a seed.
+/// The actions of all ranks of a job, drawn from a seed.
 ///
-/// A program is made of rounds. The first action of a round may block: making a group, ending
-/// one, or what some ranks call in its blocking form. All others of the round are under way beside
-/// it. A rank begins the actions of a round in any order that keeps those of one group's
-/// collectives, and messages with one tag, as they are; it awaits each of them at the end of the
-/// round or at any time later. So no rank ever waits for what another one has not begun because it
-/// waits itself, and what an implementation makes of it must come to an end.
+/// A program consists of rounds. The first action of a round may block: it makes or ends a group, or is a
+/// call in its blocking form. The other actions of the round run in the background beside it. A rank
+/// begins the actions of a round in any order that keeps the order of the collectives of one group, and
+/// of messages with one tag. It awaits each action at the end of the round or at any later time. So ranks
+/// never wait for each other in a circle, and a correct implementation comes to an end.
 #[derive(Clone, Debug)]
 pub struct Program {
     seed: u64,
@@ -26,22 +25,22 @@ pub struct Program {
 }
 
 impl Program {
-    /// Everything follows from the seed.
+    /// The program of a seed, the same every time.
     pub fn draw(seed: u64) -> Program {
         Program { seed, script: Draft::new(Rng::with_seed(seed)).script() }
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn world_size(&self) -> usize {
         self.script.groups[0].members.len()
     }
 
-    /// Runs the program and compares every result with the oracle's. With `trace`, tells on
-    /// stderr what the program is and what each rank does.
+    /// Runs the program and compares every result with the oracle's. With `trace`, prints the program and
+    /// the actions of each rank on stderr.
     ///
     /// # Errors
     ///
-    /// What the ranks that fail say.
+    /// The errors of the ranks that fail.
     pub fn run(&self, world: &dyn World, trace: bool) -> Result<(), String> {
         if trace {
             self.tell();

@@ -27,7 +27,8 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
 
     Like torch's class of this name, but on `AsyncReduce` of drumline's core: gradients are views into
     memory that the ranks of a host share, and are averaged there while backward runs. After backward all
-    ranks have the same gradients, bit by bit. So equal optimizers keep equal parameters equal. Autocast, GradScaler, clipping, accumulation and schedulers work as on one device.
+    ranks have the same gradients, bit by bit. So equal optimizers keep equal parameters equal. Autocast,
+    GradScaler, clipping, accumulation and schedulers work as on one device.
 
     Construction is a collective: all ranks' parameters and buffers are compared (DrumlineError names
     the first that differs, and the rank, on every rank), then all take those of rank 0. A backward

@@ -1,4 +1,4 @@
-//! What the ranks of a program do.
+//! The actions of a program.
 
 use drumline_schedule::step::Rank;
 
@@ -14,13 +14,13 @@ pub(super) struct Script {
 
 #[derive(Clone, Debug)]
 pub(super) struct Group {
-    /// What the world calls the group's ranks, in their order.
+    /// The members' numbers in the world, in the order of the group.
     pub(super) members: Vec<Rank>,
-    /// Whether its ranks wait for each other before it ends.
+    /// Whether its ranks end it by `destroy`, which waits for all members; otherwise they drop it.
     pub(super) is_destroyed: bool,
 }
 
-/// What the ranks of a group do together. Ranks are numbers in the group; a group is named by its index
+/// An action of all ranks of a group. Ranks are numbers in the group; a group is named by its index
 /// in [`Script::groups`].
 #[derive(Clone, Debug)]
 pub(super) enum Action {
@@ -52,21 +52,21 @@ pub(super) enum Action {
     },
 }
 
-/// One rank receives from some, perhaps from itself.
+/// Messages from several ranks to one, which may be among the senders.
 #[derive(Clone, Debug)]
 pub(super) struct Messages {
     pub(super) from: Vec<Rank>,
     pub(super) to: Rank,
     pub(super) tag: u64,
-    /// Whether they are received as they come.
+    /// Whether the receiver receives from any rank.
     pub(super) any: bool,
-    /// Whose contributions are sent.
+    /// The contents: each sender sends its contribution to this case.
     pub(super) case: Case,
 }
 
 impl Action {
-    /// What must be begun in the same order on all ranks: collectives of a group, and messages
-    /// with the same tag.
+    /// The queue of the action. All ranks begin the actions of a queue in the same order: the collectives
+    /// of a group, and messages with the same tag.
     pub(super) fn queue(&self) -> (usize, Option<u64>) {
         match self {
             Action::NewGroup { made, .. } => (*made, None),
