@@ -1,4 +1,4 @@
-"""What goes wrong in drumline.DistributedDataParallel is told to every rank."""
+"""Errors of drumline.DistributedDataParallel reach every rank."""
 
 from __future__ import annotations
 

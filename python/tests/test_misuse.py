@@ -1,4 +1,4 @@
-"""Programs that do something wrong hear of it, on every rank, with the rank and the operation."""
+"""Wrong programs get an error on every rank, which names the rank and the call."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def room(count=2):
     return [torch.zeros(3) for _ in range(count)]
 
 
-# What rank 0 calls, and what rank 1 calls in its place.
+# The different calls of ranks 0 and 1.
 DISAGREEMENTS = {
     "type": lambda r: dist.all_reduce(torch.zeros(4, dtype=[torch.float32, torch.int32][r])),
     "shape": lambda r: dist.all_reduce(torch.zeros(4 + r)),
@@ -62,7 +62,7 @@ def disagree(rank, world_size, directory):
         connect(rank, world_size, directory, name)
         try:
             call(rank)
-            # Where the call needed nobody's answer, the next one tells.
+            # If the call needed no answer, the next one raises the error.
             dist.all_reduce(torch.zeros(1))
         except Exception as error:
             texts[name] = f"{type(error).__name__}: {error}"
@@ -86,7 +86,7 @@ def test_ranks_that_disagree_are_told_both_calls():
                 assert operation in text, (name, text)
 
 
-# What the others call when rank 1 has died.
+# Calls of the other ranks after rank 1 has died.
 DEATHS = {
     "all_reduce": lambda group: dist.all_reduce(torch.ones(3), group=group),
     "wait": lambda group: dist.all_reduce(torch.ones(3), group=group, async_op=True).wait(),

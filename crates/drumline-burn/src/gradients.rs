@@ -22,8 +22,8 @@ use crate::{
 /// The index of each trained parameter in the reducer, by path.
 pub(crate) type Slots = HashMap<String, usize>;
 
-/// Submits the gradients that no tap has submitted: the parameter carries none, a use of it was
-/// left in a graph that is still alive, or it was read past its tap. They are final now.
+/// Submits the gradients that no tap has submitted: the parameter has no tap, one of its uses is in a
+/// graph that is still alive, or the model read it without the tap. These gradients are final now.
 pub(crate) fn submit_missing<M: Module>(
     reducer: &GradientReducer,
     slots: &Slots,
@@ -64,7 +64,7 @@ pub(crate) fn own<M: Module>(
     }
 }
 
-/// Makes burn's tensors of the averages.
+/// Converts the averages to tensors of burn.
 pub(crate) fn collect<M: Module>(
     averaged: Averaged<'_>,
     slots: &Slots,
@@ -84,9 +84,9 @@ struct Pass<'a> {
 }
 
 enum What {
-    /// Those of these parameters, in rising order, are final.
+    /// Submit the gradients of these parameters, in rising order: they are final.
     Submit(Vec<usize>),
-    /// All that there are; more will come.
+    /// Add all gradients; more will follow.
     Accumulate,
 }
 

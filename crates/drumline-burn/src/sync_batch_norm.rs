@@ -77,7 +77,7 @@ pub struct SyncBatchNorm {
     pub running_var: RunningState<Tensor<1>>,
     /// The weight of a batch in the running statistics.
     pub momentum: f64,
-    /// What is added to the variance.
+    /// Added to the variance.
     pub epsilon: f64,
     #[module(skip)]
     group: ProcessGroup,
@@ -99,32 +99,19 @@ pub struct SyncBatchNorm {
 pub struct SyncBatchNormConfig {
     /// The number of channels; at least 1.
     pub num_features: usize,
-    /// What is added to the variance; 1e-5 unless set.
+    /// Added to the variance; 1e-5 unless set.
     pub epsilon: f64,
     /// The weight of a batch in the running statistics; 0.1 unless set.
     pub momentum: f64,
 }
 
 impl SyncBatchNormConfig {
-    /// A layer for so many channels.
-    ///
-    /// ```
-    /// use drumline_burn::SyncBatchNormConfig;
-    ///
-    /// let config = SyncBatchNormConfig::new(16);
-    /// assert_eq!((config.num_features, config.epsilon, config.momentum), (16, 1e-5, 0.1));
-    /// ```
+    /// A layer for `num_features` channels.
     pub fn new(num_features: usize) -> Self {
         Self { num_features, epsilon: 1e-5, momentum: 0.1 }
     }
 
     /// Sets [`SyncBatchNormConfig::epsilon`].
-    ///
-    /// ```
-    /// use drumline_burn::SyncBatchNormConfig;
-    ///
-    /// assert_eq!(SyncBatchNormConfig::new(16).with_epsilon(1e-3).epsilon, 1e-3);
-    /// ```
     #[must_use]
     pub fn with_epsilon(mut self, epsilon: f64) -> Self {
         self.epsilon = epsilon;
@@ -132,12 +119,6 @@ impl SyncBatchNormConfig {
     }
 
     /// Sets [`SyncBatchNormConfig::momentum`].
-    ///
-    /// ```
-    /// use drumline_burn::SyncBatchNormConfig;
-    ///
-    /// assert_eq!(SyncBatchNormConfig::new(16).with_momentum(0.01).momentum, 0.01);
-    /// ```
     #[must_use]
     pub fn with_momentum(mut self, momentum: f64) -> Self {
         self.momentum = momentum;

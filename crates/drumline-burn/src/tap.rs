@@ -1,7 +1,7 @@
 //! Gradient taps: how the reducer learns of a gradient while backward still goes on.
 //!
 //! burn has no gradient hooks. It has reparameterizations: `Param::val()` runs a function of ours
-//! on the stored parameter, in every forward. That function puts an identity into the graph whose
+//! on the stored parameter, in every forward. That function adds an identity to the graph. Its
 //! backward step is our hook. Nothing is copied, and the user's model stays as it is.
 //!
 //! # Anchors
@@ -19,8 +19,8 @@
 //! A parameter may be used several times; each use adds to its gradient. Every use is counted
 //! while its step is in the graph, whether it is waiting for backward or will be thrown away. The
 //! gradient is final when a tap fires and no use is left. A graph that is dropped late (a
-//! forward without backward) thus only delays a gradient to the end of backward, where the
-//! adapter hands in whatever is missing.
+//! forward without backward) thus only delays a gradient to the end of backward, where DDP submits
+//! the missing gradients.
 
 use std::{
     fmt,
@@ -58,13 +58,13 @@ pub(crate) fn attach<M: Module>(
     model.apply_reparameterization(Attach { taps, slot_of })
 }
 
-/// What the taps of a model share.
+/// State that all taps of a model share.
 pub(crate) struct Taps {
     reducer: Arc<GradientReducer>,
-    /// Per parameter: its uses that are in a graph and that backward has not passed.
+    /// Per parameter: the uses in a graph that backward has not passed.
     open_uses: Vec<AtomicUsize>,
     anchors: Mutex<Anchors>,
-    /// Gradients are handed in. Otherwise backward gives this rank's own, and nothing is sent.
+    /// Whether taps submit gradients. If not, backward returns the gradients of this rank alone.
     is_armed: AtomicBool,
 }
 
@@ -121,7 +121,7 @@ impl Use {
         Arc::new(Self { tap, is_open: AtomicBool::new(true) })
     }
 
-    /// Returns whether it was the last open one of its parameter.
+    /// Returns whether this was the last open use of its parameter.
     fn close(&self) -> bool {
         self.is_open.swap(false, Ordering::Relaxed)
             && self.tap.taps.open_uses[self.tap.slot].fetch_sub(1, Ordering::AcqRel) == 1

@@ -1,5 +1,5 @@
-//! The recorded step: normalisation by given statistics, whose backward knows that they come from
-//! the samples of all ranks.
+//! The recorded step of autodiff: normalises by given statistics. Its backward takes into account that
+//! the statistics depend on the samples of all ranks.
 //!
 //! With `y` the normalised values and `g` the gradient of the loss with respect to the output,
 //! and means taken over the samples of all ranks,
@@ -26,7 +26,7 @@ use drumline::{ProcessGroup, ReduceOp};
 
 use crate::tap::{GradientTap, InMemory};
 
-/// What the statistics were taken over.
+/// The samples behind the statistics.
 #[derive(Clone, Debug)]
 pub(super) struct Over {
     pub(super) group: ProcessGroup,

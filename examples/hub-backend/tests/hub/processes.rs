@@ -1,5 +1,5 @@
-//! Ranks as real processes, chosen by the environment, of which one is killed: it is named by the
-//! others, also if the hub goes with it.
+//! Ranks as real processes, configured by the environment. One is killed, perhaps together with the hub:
+//! the other ranks name it.
 //!
 //! The ranks are this test program again, with `HUB_VICTIM` in the environment.
 
@@ -41,7 +41,7 @@ fn rank_process() {
     println!("as expected");
 }
 
-/// What the ranks of a job say, of which this one dies.
+/// The outputs of the ranks of a job in which rank `victim` dies.
 fn job(victim: usize) -> Vec<Output> {
     let secret = "a secret that only this job's processes know";
     let name = format!("hub-test-{}-{victim}", process::id());
