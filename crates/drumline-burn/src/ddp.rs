@@ -79,27 +79,6 @@ impl DistributedDataParallel {
     /// CPU. Their gradients are averaged after backward instead of during it; a warning names them. The
     /// factors of a LoRA adapter do get taps.
     ///
-    /// ```
-    /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
-    /// use drumline::ProcessGroup;
-    /// use drumline_burn::{DistributedDataParallel, parameters_digest};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let device = Device::flex().autodiff();
-    ///             let model = LinearConfig::new(2, 1).init(&device); // random
-    ///             let (_ddp, model) = DistributedDataParallel::wrap(model, &group).unwrap();
-    ///             let mut digests = [0; 2];
-    ///             group.all_gather(&[parameters_digest(&model).unwrap()], &mut digests).unwrap();
-    ///             assert_eq!(digests[0], digests[1]); // rank 0's values, on both
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline_burn::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// The ranks hold different models, or a parameter cannot be averaged; the error names it.

@@ -127,20 +127,6 @@ impl SyncBatchNormConfig {
 
     /// The layer. `group` must serve normalisation only.
     ///
-    /// ```
-    /// # use burn::tensor::{Device, Tensor};
-    /// # use drumline::ProcessGroup;
-    /// # use drumline_burn::SyncBatchNormConfig;
-    /// # let device = Device::flex().autodiff();
-    /// use drumline::GroupOptions;
-    ///
-    /// let world = ProcessGroup::alone();
-    /// let own = world.new_group(&world.ranks(), &GroupOptions::default().name("normalisation"))?;
-    /// let norm = SyncBatchNormConfig::new(2).init(&own, &device);
-    /// assert_eq!(norm.beta.dims(), [2]);
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
-    ///
     /// # Panics
     ///
     /// As burn's [`BatchNormConfig::init`]: no channel, or settings out of range.
@@ -153,15 +139,6 @@ impl SyncBatchNormConfig {
 
 impl SyncBatchNorm {
     /// The layer with the values of `norm`. `group` must serve normalisation only.
-    ///
-    /// ```
-    /// use burn::{nn::BatchNormConfig, tensor::Device};
-    /// use drumline::ProcessGroup;
-    /// use drumline_burn::SyncBatchNorm;
-    ///
-    /// let norm = BatchNormConfig::new(2).with_momentum(0.25).init(&Device::flex());
-    /// assert_eq!(SyncBatchNorm::from_batch_norm(norm, &ProcessGroup::alone()).momentum, 0.25);
-    /// ```
     pub fn from_batch_norm(norm: BatchNorm, group: &ProcessGroup) -> Self {
         let BatchNorm { gamma, beta, training, running_mean, running_var, momentum, epsilon } =
             norm;

@@ -31,7 +31,7 @@ pub(crate) struct Progress {
 enum Shown {
     Nothing,
     Bar,
-    /// The same bar, for a terminal of the launcher with `columns` columns.
+    /// The same bar, on the terminal of the launcher, which has this many columns.
     LauncherBar(u16),
     Lines,
 }

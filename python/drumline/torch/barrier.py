@@ -63,13 +63,16 @@ class MonitoredBarrier:
             self._store.wait([f"{prefix}/verdict"], max(timeout, timedelta(milliseconds=1)))
             verdict = self._store.get(f"{prefix}/verdict").decode(errors="replace")
         except RuntimeError as error:
-            verdict = str(error)
+            raise self._failed(error) from None
         if verdict != _PASSED:
-            raise dist.DistBackendError(
-                f"[Rank {self._rank}]: Rank {self._rank} successfully reached monitoredBarrier, but "
-                f"received errors while waiting for send/recv from rank 0. Please check rank 0 logs "
-                f"for faulty rank. It says: {verdict}"
-            )
+            raise self._failed(verdict)
+
+    def _failed(self, why: object) -> Exception:
+        return dist.DistBackendError(
+            f"[Rank {self._rank}]: Rank {self._rank} successfully reached monitoredBarrier, but "
+            f"received errors while waiting for send/recv from rank 0. Please check rank 0 logs "
+            f"for faulty rank. It says: {why}"
+        )
 
 
 def _prefix(count: int) -> str:
