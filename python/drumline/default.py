@@ -100,7 +100,7 @@ def alloc_registered(shape: Shape, dtype: Any = np.float32, group: Any = None) -
         return group_or_world(group).alloc_registered(shape, dtype)
     from drumline.ddp.groups import group_of, own_group
 
-    core = own_group(groupgroup_or_world(group))
+    core = own_group(group_of(group))
     if core is None:
         raise ValueError(
             "this group of torch's is not on the backend drumline, which has the memory "

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from drumline import _core, default
+from drumline import _core, _world
 from drumline.ddp.groups import core_group
 from drumline.torch.tensors import CODE
 
@@ -107,7 +107,7 @@ def _converted(norm: Any, process_group: Any) -> SyncBatchNorm:
 def _has_world() -> bool:
     distributed = torch.distributed
     is_there = distributed.is_available() and distributed.is_initialized()
-    return is_there or default.is_initialized()
+    return is_there or _world.is_initialized()
 
 
 class _Normalise(torch.autograd.Function):
