@@ -14,7 +14,7 @@ BACKENDS = ["drumline", "gloo", "nccl", "mpi"]
 
 
 def problem_of(backend: str) -> str | None:
-    """What happens when a group of one sums a tensor; None if the sum is right."""
+    """Sums a tensor in a group of one. Returns the error, or None if the sum is right."""
     try:
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         device = "cuda" if backend == "nccl" else "cpu"

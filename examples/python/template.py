@@ -30,7 +30,7 @@ SyncBatchNorm: Any = getattr(drumline, "SyncBatchNorm", nn.SyncBatchNorm)
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens on."""
+    """A free TCP port."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         return int(probe.getsockname()[1])

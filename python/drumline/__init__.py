@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         ConnectError,
         DrumlineError,
         NotBroughtError,
+        PoisonedError,
         StoreError,
         StoreTimeoutError,
         __version__,
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
         get_world_size,
         init_process_group,
         irecv,
-        is_initialized,
         isend,
         monitored_barrier,
         new_group,
@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from drumline.groups import ProcessGroup, Work
     from drumline.sampler import DistributedSampler, evaluation_shard
     from drumline._spawn import ProcessRaisedError, spawn
+    from drumline._world import is_initialized
     from drumline.stores import FileStore, HashStore, PrefixStore, Store, TCPStore
 
 __all__ = [
@@ -75,6 +76,7 @@ __all__ = [
     "FileStore",
     "HashStore",
     "NotBroughtError",
+    "PoisonedError",
     "PrefixStore",
     "ProcessGroup",
     "ProcessRaisedError",
@@ -116,7 +118,8 @@ __all__ = [
 
 # Looked up when used: the launcher, which is here as well, starts faster without numpy.
 _MODULES = {
-    "drumline._core": ["CollectiveError", "CollectiveMismatchError", "CollectiveTimeoutError", "ConnectError", "DrumlineError", "NotBroughtError", "StoreError", "StoreTimeoutError", "__version__"],
+    "drumline._core": ["CollectiveError", "CollectiveMismatchError", "CollectiveTimeoutError", "ConnectError", "DrumlineError", "NotBroughtError", "PoisonedError", "StoreError", "StoreTimeoutError", "__version__"],
+    "drumline._world": ["is_initialized"],
     "drumline.groups": ["ProcessGroup", "Work"],
     "drumline.sampler": ["DistributedSampler", "evaluation_shard"],
     "drumline._spawn": ["ProcessRaisedError", "spawn"],

@@ -1,6 +1,6 @@
-"""Arrays as memory: address, length, type, and whoever keeps it alive.
+"""Arrays as memory: address, length, type, and the object that keeps the memory alive.
 
-What is taken: numpy arrays, torch tensors, whatever has ``__dlpack__`` or the buffer protocol.
+Takes numpy arrays, torch tensors, and objects with ``__dlpack__`` or the buffer protocol.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Memory = tuple[int, int, int, Any]
 
 
 class Staging(Protocol):
-    """Copies of what does not lie side by side."""
+    """Turns arrays into memory. Copies arrays whose elements do not lie side by side."""
 
     def read(self, array: Any, /) -> Memory: ...
     def write(self, array: Any, /) -> Memory: ...
@@ -34,7 +34,7 @@ class Staging(Protocol):
 
 
 def staging_for(array: Any) -> Staging:
-    """What turns arrays of this kind into memory."""
+    """The staging for arrays of this kind."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(array, torch.Tensor):
         from drumline.torch.tensors import Staging as OfTensors
@@ -44,22 +44,22 @@ def staging_for(array: Any) -> Staging:
 
 
 class OfArrays:
-    """Of numpy, DLPack and the buffer protocol."""
+    """The staging for numpy, DLPack and the buffer protocol."""
 
     def __init__(self) -> None:
         self._back: list[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = []
 
     def read(self, array: Any) -> Memory:
-        """The elements of an array that the operation only reads."""
+        """The elements of an array that the call only reads."""
         found = as_numpy(array)
         return _memory(found if _is_plain(found) else np.array(found, order="C"))
 
     def write(self, array: Any) -> Memory:
-        """The elements of an array that the operation changes."""
+        """The elements of an array that the call changes."""
         found = as_numpy(array)
         if not found.flags.writeable:
             raise ValueError(
-                f"this {type(array).__name__} is read-only, and the operation writes to it: pass a "
+                f"this {type(array).__name__} is read-only, and the call writes to it: pass a "
                 "copy"
             )
         if _is_plain(found):
@@ -69,14 +69,14 @@ class OfArrays:
         return _memory(copy)
 
     def finish(self) -> None:
-        """Brings results to where they belong."""
+        """Copies results back to the arrays."""
         back, self._back = self._back, []
         for array, copy in back:
             array[...] = copy
 
 
 def as_numpy(array: Any) -> np.ndarray[Any, Any]:
-    """The same memory as an array of numpy's."""
+    """A numpy array on the same memory."""
     if isinstance(array, np.ndarray):
         return array
     if hasattr(array, "__dlpack__"):

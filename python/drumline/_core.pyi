@@ -15,18 +15,27 @@ class DrumlineError(RuntimeError):
     """Base of the errors of drumline."""
 
 class CollectiveError(DrumlineError):
-    """An operation failed. The text names the group, this rank, the operation, the rank at fault and
-    the next step. The group is poisoned: every later call repeats the error."""
+    """A collective failed. The text names the group, this rank, the call, the rank at fault and the next
+    step. The group is poisoned: every later call raises PoisonedError."""
+
+    cause: str | None
+    """The kind of failure: peer_exited, peer_left, nobody_left, host_silent, disconnected, unreachable,
+    reported (by a peer that failed first), aborted, panicked, mismatch, timeout, backend or protocol."""
+    culprit: int | None
+    """The rank at fault, by its number in the group, where one rank is."""
+
+class PoisonedError(CollectiveError):
+    """A call on a group that has failed before. `cause` and `culprit` are those of that failure."""
 
 class CollectiveTimeoutError(CollectiveError):
-    """An operation took longer than its time limit; the text names the ranks that did not answer."""
+    """A call took longer than its time limit. The text names the ranks that did not answer."""
 
 class CollectiveMismatchError(CollectiveError):
-    """Ranks called different operations; the text has both calls."""
+    """Ranks made different calls. The text has both calls."""
 
 class NotBroughtError(DrumlineError):
-    """Ranks have not brought all tensors in a step of an AsyncReduce; the text names both. The next
-    step may go on."""
+    """In a step of an AsyncReduce, some ranks have not brought all tensors. The text names ranks and
+    tensors. The next step may go on."""
 
 class ConnectError(DrumlineError):
     """The ranks of a group could not be connected with each other."""
@@ -35,7 +44,7 @@ class StoreError(DrumlineError):
     """A store answered wrongly or went away."""
 
 class StoreTimeoutError(StoreError):
-    """Keys did not appear in a store in time; the text names them."""
+    """Keys did not appear in a store in time. The text names the keys."""
 
 def wait_for_callbacks(limit: float) -> bool: ...
 def supports(op: str, dtype: int) -> bool: ...

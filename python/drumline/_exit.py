@@ -1,4 +1,4 @@
-"""What becomes of groups that are still there when the interpreter ends."""
+"""Closes groups that are still open when the interpreter ends."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from drumline import _core
 
 _log = logging.getLogger(__name__)
 
-# How long callbacks that are running, or whose operations have just ended, may take.
+# Time limit, in seconds, for callbacks that are running or about to run.
 _PATIENCE_S = 5.0
 
 _groups: weakref.WeakSet[_core.Group | _core.AsyncReduce] = weakref.WeakSet()
 
 
 def watch(group: _core.Group | _core.AsyncReduce) -> None:
-    """Closes the group when the interpreter ends, if it is still open then.
+    """Closes the group when the interpreter ends, if the group is still open then.
 
-    After an exception that nobody has caught, it is left open: the other ranks see this process
-    end, instead of hearing that it has closed the group in good order.
+    After an uncaught exception the group stays open. So the other ranks see that this process has ended,
+    instead of a group that was closed in good order.
     """
     if not _groups:
         atexit.unregister(_at_exit)

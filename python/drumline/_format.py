@@ -3,11 +3,11 @@
 ```
  8 bytes, little-endian   length of the description
  description              JSON: [tag, ...] for every value
- contents                 of arrays, tensors and bytes, behind each other
+ contents                 of arrays, tensors and bytes, one after another
 ```
 
 Plain data (None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict), numpy
-arrays and torch tensors travel so. Whatever else there is needs pickle, on both sides and by name.
+arrays and torch tensors travel in this way. All other objects need ``allow_pickle=True`` on both sides.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEPTH_MAX = 200
 
 
 class FormatError(ValueError):
-    """An object that cannot be described, or a description that is none."""
+    """An object cannot be described, or bytes are not a description."""
 
 
 def encode(value: object, allow_pickle: bool = False) -> bytes:
@@ -48,7 +48,7 @@ def decode(data: bytes, allow_pickle: bool = False) -> Any:
 
 
 class _Contents:
-    """What lies behind the description, taken piece by piece."""
+    """The bytes after the description, taken piece by piece."""
 
     def __init__(self, data: bytes, place: int) -> None:
         self._data, self._place = data, place

@@ -1,4 +1,4 @@
-"""Objects from rank to rank."""
+"""Collectives and messages of Python objects."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _CALLS = ["all_gather_object", "broadcast_object_list", "gather_object", "scatte
 
 
 class Objects:
-    """The operations of a group on objects.
+    """Collectives and messages of Python objects.
 
-    Plain data, numpy arrays and torch tensors, in lists, tuples, sets and dicts, travel without
-    anything being executed. Other objects are pickled if all ranks pass ``allow_pickle=True``:
-    whoever can send such bytes can run any code.
+    Plain data, numpy arrays and torch tensors, in lists, tuples, sets and dicts, travel without running
+    code. Other objects are pickled if all ranks pass ``allow_pickle=True``. A rank that can send pickled
+    bytes can run any code on the receiver.
 
-    A rank whose object cannot travel, or that makes another call, is named on all ranks by a
-    ValueError, and the group goes on.
+    If the object of a rank cannot travel, or a rank makes another call, all ranks raise a ValueError that
+    names the rank. The group can be used further.
     """
 
     _group: _core.Group
@@ -30,7 +30,7 @@ class Objects:
     def all_gather_object(
         self, object_list: list[Any] | None, obj: Any, *, allow_pickle: bool = False
     ) -> list[Any]:
-        """Gathers the ``obj`` of all ranks, in ``object_list`` if there is one. Returns the list."""
+        """Gathers the ``obj`` of all ranks into ``object_list``, if given. Returns the list."""
         own = _encoded(obj, allow_pickle)
         lengths = self._agree("all_gather_object", 0, own)
         parts = [np.empty(length, np.uint8) for length in lengths]
@@ -133,7 +133,7 @@ class Objects:
         return decode(data.tobytes(), allow_pickle)
 
     def _agree(self, call: str, root: int, own: bytes | FormatError) -> list[int]:
-        """Lets all ranks know what all of them call, and how long their objects are."""
+        """Compares the calls of all ranks. Returns the lengths of their objects, in bytes."""
         group = self._group
         length = _FAILED if isinstance(own, FormatError) else len(own)
         ours = np.array([_CALLS.index(call), root, length], np.int64)
@@ -173,7 +173,7 @@ def _encoded(obj: Any, allow_pickle: bool) -> bytes | FormatError:
         return encode(obj, allow_pickle)
     except FormatError as error:
         return error
-    except Exception as error:  # pickle runs code of the object's
+    except Exception as error:  # pickle runs code of the object
         return FormatError(f"it cannot be pickled: {error!r}")
 
 

@@ -1,4 +1,4 @@
-"""Memory of the core's, as arrays of numpy's and tensors of torch's."""
+"""numpy arrays and torch tensors on memory of the core."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ Shape = int | Sequence[int]
 
 
 def zeros(group: _core.Group, shape: Shape, dtype: Any) -> Any:
-    """An array, or a tensor if ``dtype`` is one of torch's, that collectives of the group reach without
-    a copy. It keeps its memory."""
+    """Zeros that collectives of the group reach without a copy: a torch tensor if ``dtype`` is torch's, or
+    else a numpy array. The result keeps its memory alive."""
     sizes = (shape,) if isinstance(shape, int) else tuple(int(size) for size in shape)
     if any(size < 0 for size in sizes):
         raise ValueError(f"a shape has no negative sizes, and this is {sizes}")
@@ -38,14 +38,14 @@ def zeros(group: _core.Group, shape: Shape, dtype: Any) -> Any:
 
 
 def storage_of(owner: _core.Registered | _core.AsyncReduce) -> Any:
-    """The memory of the owner as a storage of torch's, which keeps it where it is."""
+    """A torch storage on the memory of the owner. The storage keeps the owner alive."""
     import torch
 
     return torch.frombuffer(_as_buffer(owner), dtype=torch.uint8).untyped_storage()
 
 
 def _as_buffer(owner: _core.Registered | _core.AsyncReduce) -> Any:
-    """What has the buffer protocol, and keeps the owner."""
+    """An object with the buffer protocol, which keeps the owner alive."""
     address, length = owner.memory
 
     class Memory(ctypes.c_char * length):  # type: ignore[misc]

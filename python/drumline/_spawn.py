@@ -14,12 +14,12 @@ from typing import Any
 
 from drumline.stores import TCPStore
 
-# How long the others may take to end after one has failed.
+# Time limit, in seconds, for the other processes to end after one has failed.
 _GRACE_S = 5.0
 
 
 class ProcessRaisedError(RuntimeError):
-    """A rank has raised, or was killed. The text has its traceback."""
+    """A rank has raised or was killed. The text contains its traceback."""
 
     def __init__(self, text: str, error_index: int, exit_code: int | None) -> None:
         super().__init__(text)
@@ -36,9 +36,9 @@ def spawn(
 ) -> SpawnContext | None:
     """Runs ``fn(rank, *args)`` in ``nprocs`` new processes and waits until all have ended.
 
-    In each, ``init_process_group()`` connects them: the environment is as under a launcher, and this
-    process hosts their store. If one fails, the others are ended, and `ProcessRaisedError` has its
-    traceback. With ``join=False`` a context comes back whose ``join`` waits.
+    The processes call ``init_process_group()`` to connect: their environment is as under a launcher, and
+    this process hosts their store. If one process fails, the others are terminated, and
+    `ProcessRaisedError` contains its traceback. ``join=False`` returns a context whose ``join`` waits.
     """
     context = SpawnContext(fn, args, nprocs, daemon, start_method)
     if not join:
@@ -49,7 +49,7 @@ def spawn(
 
 
 class SpawnContext:
-    """Processes that were spawned."""
+    """The processes of a `spawn`."""
 
     def __init__(
         self,
@@ -75,13 +75,13 @@ class SpawnContext:
             self._reports.append(report)
 
     def pids(self) -> list[int | None]:
-        """The numbers of the processes."""
+        """The process ids."""
         return [process.pid for process in self.processes]
 
     def join(self, timeout: float | None = None) -> bool:
-        """Waits until all have ended well (True), or ``timeout`` seconds (False).
+        """Waits at most ``timeout`` seconds. Returns whether all processes have ended without an error.
 
-        Raises `ProcessRaisedError` as soon as one has failed; the others are ended then.
+        When one process has failed, terminates the others and raises `ProcessRaisedError`.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
@@ -98,7 +98,7 @@ class SpawnContext:
 
     def _error(self, failed: BaseProcess) -> ProcessRaisedError:
         self._end_all()
-        # Whoever raised first is the cause; the others' errors often follow from it.
+        # The first error is the cause; the errors of other ranks often follow from it.
         reports = [self._report(rank) for rank in range(len(self.processes))]
         raised = [(at, rank, text) for rank, (at, text) in enumerate(reports) if text]
         if raised:
@@ -159,5 +159,5 @@ def _run(
         fn(rank, *args)
     except Exception:
         report.send((time.time(), traceback.format_exc()))
-        # As after an exception that nobody has caught: the other ranks see this process end.
+        # As after an uncaught exception: the other ranks see this process end.
         os._exit(1)

@@ -1,7 +1,7 @@
-"""The group of the whole job, and its operations as functions.
+"""The group of the whole job, and the methods of a group as functions.
 
-Every function takes ``group=None`` for the group of the whole job; `ProcessGroup` says what each
-operation does. Ranks are numbers in the group.
+``group=None`` means the group of the whole job. `ProcessGroup` documents each function. Ranks are numbers
+in the group.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ import numpy as np
 
 from drumline import _core
 from drumline._registered import Shape, zeros
+from drumline._world import group_or_world, is_initialized, is_set, set_world
 from drumline.groups import Op, ProcessGroup, Seconds, Work, seconds
 from drumline.stores import Store, core_of
-
-_world: ProcessGroup | None = None
 
 
 def init_process_group(
@@ -33,13 +32,12 @@ def init_process_group(
 
     ``init_method`` is ``env://`` (what `drumline run` and torchrun set), or
     ``tcp://host:port?rank=R&world_size=W``, or ``file:///path?rank=R&world_size=W``; ``rank`` and
-    ``world_size`` may be given apart. With a ``store`` (drumline's or torch's) they must be.
+    ``world_size`` may be arguments instead. With a ``store`` (drumline's or torch's) they must be.
     ``settings`` are those of the table in docs/python.md, such as ``shared_memory=False``.
 
-    Raises ValueError for a setting that is missing or wrong, StoreError and ConnectError for
-    processes that do not come, which they name.
+    Raises ValueError for a setting that is missing or wrong. Raises StoreError or ConnectError if
+    processes do not come; the text names them.
     """
-    global _world
     if is_initialized():
         raise ValueError(
             "the group of the whole job is there already: destroy_process_group() first"
@@ -53,8 +51,9 @@ def init_process_group(
         raise ValueError("with a store, pass rank and world_size")
     else:
         group = _core.Group.init_with_store(core_of(store), rank, world_size, settings)
-    _world = ProcessGroup(group)
-    return _world
+    world = ProcessGroup(group)
+    set_world(world)
+    return world
 
 
 def _with_place(url: str, rank: int | None, world_size: int | None) -> str:
@@ -63,24 +62,9 @@ def _with_place(url: str, rank: int | None, world_size: int | None) -> str:
     return f"{url}{'&' if '?' in url else '?'}{query}" if query else url
 
 
-def is_initialized() -> bool:
-    """Whether there is a group of the whole job."""
-    return _world is not None and not _world.is_destroyed
-
-
-def _of(group: ProcessGroup | None) -> ProcessGroup:
-    if group is not None:
-        return group
-    if _world is None:
-        raise ValueError("there is no group yet: call init_process_group() first")
-    if _world.is_destroyed:
-        raise ValueError("the group has been destroyed: call init_process_group() for another one")
-    return _world
-
-
 def destroy_process_group(group: ProcessGroup | None = None) -> None:
     """Closes a group after all its ranks have called this."""
-    _of(group).destroy()
+    group_or_world(group).destroy()
 
 
 def new_group(
@@ -91,36 +75,36 @@ def new_group(
     keep_order: bool = False,
 ) -> ProcessGroup:
     """Connects some ranks of the job. Only they call this."""
-    return _of(None).new_group(ranks, name=name, timeout=timeout, keep_order=keep_order)
+    return group_or_world(None).new_group(ranks, name=name, timeout=timeout, keep_order=keep_order)
 
 
 def get_rank(group: ProcessGroup | None = None) -> int:
-    """This process's number."""
-    return _of(group).rank
+    """The number of this rank in the group."""
+    return group_or_world(group).rank
 
 
 def get_world_size(group: ProcessGroup | None = None) -> int:
-    """How many ranks there are."""
-    return _of(group).world_size
+    """The number of ranks in the group."""
+    return group_or_world(group).world_size
 
 
 def alloc_registered(shape: Shape, dtype: Any = np.float32, group: Any = None) -> Any:
     """`ProcessGroup.alloc_registered`, for a group of drumline's or one of torch's on drumline.
 
-    Without ``group``, for that of `init_process_group`, else for that of torch's.
+    Without ``group``: for the group of `init_process_group`, or else for torch's default group.
     """
     is_ours = isinstance(group, ProcessGroup)
     if group is None:
-        is_ours = _world is not None or "torch" not in sys.modules
+        is_ours = is_set() or "torch" not in sys.modules
     if is_ours:
-        return _of(group).alloc_registered(shape, dtype)
+        return group_or_world(group).alloc_registered(shape, dtype)
     from drumline.ddp.groups import group_of, own_group
 
     core = own_group(group_of(group))
     if core is None:
         raise ValueError(
-            "this group of torch's is not on the backend drumline, whose memory is asked for "
-            "(TORCH_DISTRIBUTED_DEBUG=DETAIL hides it, too)"
+            "this group of torch's is not on the backend drumline, which has the memory "
+            "(TORCH_DISTRIBUTED_DEBUG=DETAIL hides the backend, too)"
         )
     return zeros(core, shape, dtype)
 
@@ -129,14 +113,14 @@ def all_reduce(
     data: Any, op: Op = "sum", group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
     """`ProcessGroup.all_reduce`."""
-    return _of(group).all_reduce(data, op, async_op)
+    return group_or_world(group).all_reduce(data, op, async_op)
 
 
 def reduce(
     data: Any, dst: int, op: Op = "sum", group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
     """`ProcessGroup.reduce`."""
-    return _of(group).reduce(data, dst, op, async_op)
+    return group_or_world(group).reduce(data, dst, op, async_op)
 
 
 def scan(
@@ -147,21 +131,21 @@ def scan(
     async_op: bool = False,
 ) -> Work | None:
     """`ProcessGroup.scan`."""
-    return _of(group).scan(data, op, exclusive, async_op)
+    return group_or_world(group).scan(data, op, exclusive, async_op)
 
 
 def broadcast(
     data: Any, src: int, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
     """`ProcessGroup.broadcast`."""
-    return _of(group).broadcast(data, src, async_op)
+    return group_or_world(group).broadcast(data, src, async_op)
 
 
 def all_gather(
     outputs: Any, data: Any, group: ProcessGroup | None = None, async_op: bool = False
 ) -> Work | None:
     """`ProcessGroup.all_gather`."""
-    return _of(group).all_gather(outputs, data, async_op)
+    return group_or_world(group).all_gather(outputs, data, async_op)
 
 
 def gather(
@@ -173,7 +157,7 @@ def gather(
     async_op: bool = False,
 ) -> Work | None:
     """`ProcessGroup.gather`."""
-    return _of(group).gather(data, outputs, dst, counts, async_op)
+    return group_or_world(group).gather(data, outputs, dst, counts, async_op)
 
 
 def scatter(
@@ -185,7 +169,7 @@ def scatter(
     async_op: bool = False,
 ) -> Work | None:
     """`ProcessGroup.scatter`."""
-    return _of(group).scatter(output, inputs, src, counts, async_op)
+    return group_or_world(group).scatter(output, inputs, src, counts, async_op)
 
 
 def reduce_scatter(
@@ -196,7 +180,7 @@ def reduce_scatter(
     async_op: bool = False,
 ) -> Work | None:
     """`ProcessGroup.reduce_scatter`."""
-    return _of(group).reduce_scatter(output, inputs, op, async_op)
+    return group_or_world(group).reduce_scatter(output, inputs, op, async_op)
 
 
 def all_to_all(
@@ -206,41 +190,41 @@ def all_to_all(
     async_op: bool = False,
 ) -> Work | None:
     """`ProcessGroup.all_to_all`."""
-    return _of(group).all_to_all(outputs, inputs, async_op)
+    return group_or_world(group).all_to_all(outputs, inputs, async_op)
 
 
 def barrier(group: ProcessGroup | None = None, async_op: bool = False) -> Work | None:
     """`ProcessGroup.barrier`."""
-    return _of(group).barrier(async_op)
+    return group_or_world(group).barrier(async_op)
 
 
 def monitored_barrier(timeout: Seconds, group: ProcessGroup | None = None) -> None:
     """`ProcessGroup.monitored_barrier`."""
-    _of(group).monitored_barrier(timeout)
+    group_or_world(group).monitored_barrier(timeout)
 
 
 def send(data: Any, dst: int, tag: int = 0, group: ProcessGroup | None = None) -> None:
     """`ProcessGroup.send`."""
-    _of(group).send(data, dst, tag)
+    group_or_world(group).send(data, dst, tag)
 
 
 def isend(data: Any, dst: int, tag: int = 0, group: ProcessGroup | None = None) -> Work:
     """`ProcessGroup.isend`."""
-    return _of(group).isend(data, dst, tag)
+    return group_or_world(group).isend(data, dst, tag)
 
 
 def recv(
     data: Any, src: int | None = None, tag: int = 0, group: ProcessGroup | None = None
 ) -> int:
     """`ProcessGroup.recv`."""
-    return _of(group).recv(data, src, tag)
+    return group_or_world(group).recv(data, src, tag)
 
 
 def irecv(
     data: Any, src: int | None = None, tag: int = 0, group: ProcessGroup | None = None
 ) -> Work:
     """`ProcessGroup.irecv`."""
-    return _of(group).irecv(data, src, tag)
+    return group_or_world(group).irecv(data, src, tag)
 
 
 def all_gather_object(
@@ -251,7 +235,7 @@ def all_gather_object(
     allow_pickle: bool = False,
 ) -> list[Any]:
     """`ProcessGroup.all_gather_object`."""
-    return _of(group).all_gather_object(object_list, obj, allow_pickle=allow_pickle)
+    return group_or_world(group).all_gather_object(object_list, obj, allow_pickle=allow_pickle)
 
 
 def gather_object(
@@ -263,7 +247,7 @@ def gather_object(
     allow_pickle: bool = False,
 ) -> list[Any] | None:
     """`ProcessGroup.gather_object`."""
-    return _of(group).gather_object(obj, object_gather_list, dst, allow_pickle=allow_pickle)
+    return group_or_world(group).gather_object(obj, object_gather_list, dst, allow_pickle=allow_pickle)
 
 
 def broadcast_object_list(
@@ -274,7 +258,7 @@ def broadcast_object_list(
     allow_pickle: bool = False,
 ) -> list[Any]:
     """`ProcessGroup.broadcast_object_list`."""
-    return _of(group).broadcast_object_list(object_list, src, allow_pickle=allow_pickle)
+    return group_or_world(group).broadcast_object_list(object_list, src, allow_pickle=allow_pickle)
 
 
 def scatter_object_list(
@@ -286,6 +270,6 @@ def scatter_object_list(
     allow_pickle: bool = False,
 ) -> Any:
     """`ProcessGroup.scatter_object_list`."""
-    return _of(group).scatter_object_list(
+    return group_or_world(group).scatter_object_list(
         scatter_object_output_list, scatter_object_input_list, src, allow_pickle=allow_pickle
     )

@@ -1,4 +1,4 @@
-"""Process groups and their operations on arrays, without torch.
+"""Process groups and their calls on arrays, without torch.
 
 >>> import numpy as np
 >>> from drumline import ProcessGroup
@@ -32,15 +32,15 @@ def seconds(limit: Seconds | None) -> float | None:
 
 
 class Work:
-    """An operation in the background. It owns its arrays until it has ended."""
+    """A call in the background. It owns its arrays until its end."""
 
     def __init__(self, handle: _core.Work, staging: Staging) -> None:
         self._handle, self._staging = handle, staging
 
     def wait(self, timeout: Seconds | None = None) -> bool:
-        """Waits for the end, at most for ``timeout``. Whether the operation has ended.
+        """Waits for the end, at most ``timeout``. Returns whether the call has ended.
 
-        Raises CollectiveError with the rank at fault, as the blocking call.
+        Raises the errors of the blocking call: CollectiveError names the rank at fault.
         """
         ended = self._handle.wait(seconds(timeout))
         if ended:
@@ -48,28 +48,28 @@ class Work:
         return ended
 
     def is_completed(self) -> bool:
-        """Whether the operation has ended, well or not."""
+        """Whether the call has ended, with or without an error."""
         return self._handle.is_completed()
 
     def exception(self) -> BaseException | None:
-        """The error of an operation that has ended with one."""
+        """The error, if the call has failed."""
         return self._handle.error()
 
     def source_rank(self) -> int | None:
-        """Who has sent what a receive from any rank has got."""
+        """The sender, after a receive from any rank."""
         return self._handle.source()
 
 
 class ProcessGroup(Objects):
     """Ranks that work together. All of them make the same calls in the same order.
 
-    Operations work in place on numpy arrays, torch tensors and whatever has ``__dlpack__`` or the
-    buffer protocol. They return when this rank's part is done; with ``async_op=True`` at once, with
-    a `Work`. ``op`` is one of sum, avg, min, max, product, band, bor, bxor, or ``("premul_sum",
+    Calls work in place on numpy arrays, torch tensors and objects with ``__dlpack__`` or the buffer
+    protocol. They return when this rank's part is done. With ``async_op=True`` they return a `Work`
+    at once. ``op`` is one of sum, avg, min, max, product, band, bor, bxor, or ``("premul_sum",
     factor)``. Ranks are numbers in this group.
 
-    An operation that fails raises `CollectiveError`, which names the rank at fault. The group is
-    poisoned then: every later call says why.
+    A call that fails raises `CollectiveError`, which names the rank at fault. The failure poisons the
+    group: every later call raises `PoisonedError` with the same reason.
     """
 
     def __init__(self, group: _core.Group) -> None:
@@ -88,22 +88,22 @@ class ProcessGroup(Objects):
 
     @property
     def rank(self) -> int:
-        """This process's number in the group: 0 to ``world_size - 1``."""
+        """The number of this rank in the group: 0 to ``world_size - 1``."""
         return self._group.rank
 
     @property
     def world_size(self) -> int:
-        """How many ranks the group has."""
+        """The number of ranks in the group."""
         return self._group.world_size
 
     @property
     def ranks(self) -> list[int]:
-        """The members, by their numbers in the whole job."""
+        """The members' numbers in the whole job."""
         return self._group.ranks
 
     @property
     def timeout(self) -> float:
-        """The time limit of operations, in seconds."""
+        """The time limit of calls, in seconds."""
         return self._group.timeout
 
     @property
@@ -112,11 +112,11 @@ class ProcessGroup(Objects):
         return self._group.is_destroyed
 
     def set_timeout(self, timeout: Seconds) -> None:
-        """Sets the time limit of the operations that are called from now on."""
+        """Sets the time limit of later calls."""
         self._group.set_timeout(float(seconds(timeout) or 0.0))
 
     def communication_time(self) -> float:
-        """Seconds that operations have taken on this rank, waiting included."""
+        """Seconds that calls have taken on this rank, including waiting."""
         return self._group.communication_time()
 
     def new_group(
@@ -127,15 +127,15 @@ class ProcessGroup(Objects):
         timeout: Seconds | None = None,
         keep_order: bool = False,
     ) -> ProcessGroup:
-        """Connects some of the ranks to a group of their own. Only its members call this.
+        """Makes a group of some of the ranks. Only its members call this.
 
-        Raises ValueError on a rank that is not listed.
+        Raises ValueError on any other rank.
         """
         limit = seconds(timeout)
         return ProcessGroup(self._group.new_group(list(ranks), name, limit, keep_order))
 
     def abort(self) -> None:
-        """Breaks the group off on all ranks, from any thread."""
+        """Aborts the group on all ranks. May be called from any thread."""
         self._group.abort()
 
     def destroy(self) -> None:
@@ -161,12 +161,11 @@ class ProcessGroup(Objects):
         """Zeros in memory that the ranks of a host share: a numpy array, or a torch tensor if ``dtype`` is
         torch's.
 
-        Collectives of this group on it, or on a part of it that lies side by side, work straight in the
-        memory of all ranks, in one pass over it; so all ranks pass such memory to a call, or none. Apart
-        from that it is like any other, and may outlive the group.
+        Collectives of this group on this memory, or on a contiguous part of it, work directly in the memory
+        of all ranks, in one pass. So either all ranks pass such memory to a call, or none does. Otherwise
+        it is ordinary memory, and may outlive the group.
 
-        Raises DrumlineError when there is no room: the setting ``registered_bytes_max`` says how much
-        there is.
+        Raises DrumlineError when the memory is used up; the setting ``registered_bytes_max`` is the limit.
         """
         return zeros(self._group, shape, dtype)
 
@@ -177,7 +176,7 @@ class ProcessGroup(Objects):
         return _ended(handle, staging)
 
     def reduce(self, data: Any, dst: int, op: Op = "sum", async_op: bool = False) -> Work | None:
-        """Reduces the ``data`` of all ranks into that of rank ``dst``; others' stays as it is."""
+        """Reduces the ``data`` of all ranks into that of rank ``dst``. Others keep their ``data``."""
         staging, (name, factor) = staging_for(data), _operator(op)
         memory = staging.write(data) if self.rank == dst else staging.read(data)
         return _ended(self._group.reduce(memory, name, factor, _rank(dst), async_op), staging)
@@ -199,7 +198,7 @@ class ProcessGroup(Objects):
         """Gathers the ``data`` of all ranks.
 
         ``outputs`` is a list with an array for every rank, of any lengths, or one array that holds
-        all of them behind each other.
+        the data of all ranks in order.
         """
         staging = staging_for(data)
         filled = _each(outputs, staging.write)
@@ -215,7 +214,7 @@ class ProcessGroup(Objects):
     ) -> Work | None:
         """Gathers the ``data`` of all ranks on rank ``dst``; elsewhere ``outputs`` is None.
 
-        Where ranks bring different numbers of elements, all pass the ``counts`` of all.
+        If ranks bring different numbers of elements, every rank passes the ``counts`` of all ranks.
         """
         staging = staging_for(data)
         filled = _each(outputs, staging.write)
@@ -264,11 +263,11 @@ class ProcessGroup(Objects):
         return _ended(self._group.barrier(async_op), staging_for(None))
 
     def monitored_barrier(self, timeout: Seconds) -> None:
-        """A barrier that names, on every rank, all ranks that have not come in time."""
+        """A barrier whose error names, on every rank, all ranks that have not come in time."""
         self._group.monitored_barrier(float(seconds(timeout) or 0.0))
 
     def send(self, data: Any, dst: int, tag: int = 0) -> None:
-        """Sends ``data``; returns when the receiver has asked for it and it is on its way."""
+        """Sends ``data``; returns when the receiver has asked for it and this rank has sent it."""
         self.isend(data, dst, tag).wait()
 
     def isend(self, data: Any, dst: int, tag: int = 0) -> Work:
@@ -277,7 +276,7 @@ class ProcessGroup(Objects):
         return Work(self._group.send(staging.read(data), _rank(dst), tag), staging)
 
     def recv(self, data: Any, src: int | None = None, tag: int = 0) -> int:
-        """Receives into ``data``, from any rank without ``src``. Returns who has sent it."""
+        """Receives into ``data``, from any rank without ``src``. Returns the sender."""
         work = self.irecv(data, src, tag)
         work.wait()
         source = work.source_rank() if src is None else src
@@ -302,7 +301,7 @@ def _operator(op: Op) -> tuple[str, Any]:
 
 
 def _rank(number: int) -> int:
-    """A rank of the caller's, which the core takes without a sign."""
+    """Checks a rank; the core takes only numbers from 0 on."""
     if number < 0:
         raise ValueError(f"a rank is at least 0, and this is {number}")
     return number

@@ -52,7 +52,7 @@ class DistributedSampler:
         self._core.set_epoch(epoch)
 
     def advance(self, samples: int) -> None:
-        """This rank has used so many samples of the epoch: an iteration begins behind them."""
+        """Marks ``samples`` further samples of this rank as used: the next iteration begins after them."""
         self._core.advance(samples)
 
     def state_dict(self) -> dict[str, Any]:
@@ -60,20 +60,20 @@ class DistributedSampler:
         return {"epoch": self.epoch, "state": self._core.state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from there, with whatever number of ranks.
+        """Continues from ``state``, with any number of ranks.
 
-        Raises ValueError if data or settings were others.
+        Raises ValueError if ``state`` comes from other data or settings.
         """
         self._core.resume(state["state"])
         self.epoch = state["epoch"]
 
 
 def _default_group() -> Any:
-    """What has ``get_rank`` and ``get_world_size``."""
-    from drumline import default
+    """The module whose ``get_rank`` and ``get_world_size`` serve the sampler."""
+    from drumline import _world, default
 
     torch = sys.modules.get("torch")
-    if default.is_initialized() or torch is None or not torch.distributed.is_initialized():
+    if _world.is_initialized() or torch is None or not torch.distributed.is_initialized():
         return default
     return torch.distributed
 

@@ -29,7 +29,7 @@ class Store:
     _inner: _core.Store
 
     def set(self, key: str, value: Value) -> None:
-        """Sets ``key`` and wakes whoever waits for it."""
+        """Sets ``key``. Callers that wait for it continue."""
         self._inner.set(key, _bytes(value))
 
     def get(self, key: str) -> bytes:
@@ -60,11 +60,11 @@ class Store:
         return self._inner.num_keys()
 
     def delete_key(self, key: str) -> bool:
-        """Removes a key; whether it was there."""
+        """Removes a key. Returns whether the store had it."""
         return self._inner.delete_key(key)
 
     def append(self, key: str, value: Value) -> None:
-        """Puts ``value`` behind that of ``key``, or makes it."""
+        """Appends ``value`` to that of ``key``. A missing key counts as empty."""
         self._inner.append(key, _bytes(value))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
@@ -82,7 +82,7 @@ class Store:
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Takes the first item of a queue; every item goes to exactly one caller.
 
-        Raises LookupError if it is not to wait, and the queue is empty.
+        Without ``block``, raises LookupError when the queue is empty.
         """
         item = self._inner.queue_pop(key, block)
         if item is None:
@@ -90,7 +90,7 @@ class Store:
         return item
 
     def queue_len(self, key: str) -> int:
-        """How many items a queue has."""
+        """The number of items in a queue."""
         return self._inner.queue_len(key)
 
     def list_keys(self) -> list[str]:
@@ -98,12 +98,12 @@ class Store:
         return self._inner.list_keys()
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
-        """Waits until so many callers have come. Every barrier takes a key of its own."""
+        """Waits until ``world_size`` callers have come. Every barrier needs a key of its own."""
         self._inner.barrier(key, world_size, _seconds(timeout))
 
     @property
     def timeout(self) -> timedelta:
-        """How long calls wait that are told nothing else."""
+        """The time limit of calls without one of their own."""
         return timedelta(seconds=self._inner.timeout)
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -117,7 +117,7 @@ class Store:
         return other
 
     def has_extended_api(self) -> bool:
-        """Whether `append`, `multi_get` and `multi_set` are there."""
+        """Whether the store has `append`, `multi_get` and `multi_set`: always."""
         return True
 
 
@@ -137,7 +137,7 @@ class FileStore(Store):
 
 
 class PrefixStore(Store):
-    """A part of another store (of drumline's or torch's), under keys that begin with ``prefix/``."""
+    """The keys of another store (drumline's or torch's) that begin with ``prefix/``."""
 
     def __init__(self, prefix: str, store: object) -> None:
         self.prefix, self.underlying_store = prefix, store
@@ -147,8 +147,9 @@ class PrefixStore(Store):
 class TCPStore(Store):
     """For processes on any hosts; torch's may be the other end.
 
-    The protocol knows no secret, so a master listens on loopback only, unless ``exposed=True``
-    says that everybody who reaches the port is trusted. Port 0: any; see `port`.
+    The protocol has no secret. So a master listens on loopback only. With
+    ``exposed=True`` it listens on any address, and trusts every client that reaches the port. Port 0 means
+    any free port; see `port`.
     """
 
     def __init__(

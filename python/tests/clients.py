@@ -1,4 +1,4 @@
-"""What is built on torch.distributed, on two ranks: ``python clients.py BACKENDS [WHAT ...]``, with
+"""Libraries on top of torch.distributed, on two ranks: ``python clients.py BACKENDS [WHAT ...]``, with
 commas between backends. Rank 0 prints what came out of each, as JSON."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs a function on several ranks, each a process of its own, and tells how each has ended."""
+"""Runs a function on several ranks, each in its own process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIMIT_S = 120.0
 def run(
     world_size: int, function: Callable[..., Any], *args: Any, limit_s: float = LIMIT_S
 ) -> list[Any]:
-    """What ``function(rank, world_size, directory, *args)`` returns on every rank."""
+    """Calls ``function(rank, world_size, directory, *args)`` on every rank. Returns the results by rank."""
     outcomes = run_and_see(world_size, function, *args, limit_s=limit_s)
     for rank, (how, what) in enumerate(outcomes):
         assert how == "returned", f"rank {rank} {how} {what}"
@@ -29,8 +29,8 @@ def run(
 def run_and_see(
     world_size: int, function: Callable[..., Any], *args: Any, limit_s: float = LIMIT_S
 ) -> list[tuple[str, Any]]:
-    """The same; ``("raised", text)`` for a rank that has raised, ``("exited", code)`` for one that
-    has ended without a word."""
+    """Like `run`, but each result is ``("returned", value)``, ``("raised", text)``, ``("exited", code)`` for
+    a rank that ended without a report, or ``("hangs", None)``."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory() as directory:
         pipes, processes = [], []
@@ -79,3 +79,9 @@ def _report(
     except BaseException as error:
         text = f"{type(error).__module__}.{type(error).__qualname__}: {error}"
         pipe.send(("raised", text + "\n" + traceback.format_exc()))
+
+
+def wait_for(path: str) -> None:
+    """Waits until another rank has made the file."""
+    while not os.path.exists(path):
+        time.sleep(0.01)

@@ -1,4 +1,4 @@
-"""What is built on torch.distributed has the same numbers as with gloo."""
+"""Libraries on top of torch.distributed give the same numbers as with gloo."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ pytestmark = needs_backends
 
 PROGRAM = str(Path(__file__).with_name("clients.py"))
 CLIENTS = re.findall(r"^@client\ndef (\w+)", Path(PROGRAM).read_text(), re.MULTILINE)
-# Those that take more than a minute on a busy machine: only by DRUMLINE_SLOW_TESTS=1.
+# Clients that take more than a minute on a busy machine. DRUMLINE_SLOW_TESTS=1 runs them, too.
 SLOW = {"compiled"}
 
 
 def numbers(backends, clients):
-    """What each client gave, for each backend."""
+    """The numbers of each client, for each backend."""
     command = [sys.executable, "-m", "drumline", "run", "--nproc-per-node", "2", "--"]
     done = subprocess.run(
         [*command, sys.executable, PROGRAM, ",".join(backends), *clients],

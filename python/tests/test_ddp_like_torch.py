@@ -1,4 +1,4 @@
-"""What torch's DistributedDataParallel takes and has, drumline's takes and has as well."""
+"""drumline's DistributedDataParallel has the arguments and attributes of torch's."""
 
 from __future__ import annotations
 

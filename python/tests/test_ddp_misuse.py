@@ -1,15 +1,14 @@
-"""What goes wrong in drumline.DistributedDataParallel is told to every rank."""
+"""Errors of drumline.DistributedDataParallel reach every rank."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-import time
 from datetime import timedelta
 
 import pytest
-from ranks import run_and_see
+from ranks import run_and_see, wait_for
 from test_ddp import connect, network
 
 torch = pytest.importorskip("torch")
@@ -96,11 +95,6 @@ def is_late(rank, world_size, directory):
         outputs.sum().backward()
     finally:
         open(f"{directory}/over", "w").close()
-
-
-def wait_for(path):
-    while not os.path.exists(path):
-        time.sleep(0.01)
 
 
 def test_a_rank_that_comes_too_late_is_named():

@@ -1,16 +1,15 @@
-"""Programs that do something wrong hear of it, on every rank, with the rank and the operation."""
+"""Wrong programs get an error on every rank, which names the rank and the call."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
-import time
 from datetime import timedelta
 
 import numpy as np
 import pytest
-from ranks import run, run_and_see
+from ranks import run, run_and_see, wait_for
 from torch_versions import needs_backends
 
 import drumline
@@ -34,7 +33,7 @@ def room(count=2):
     return [torch.zeros(3) for _ in range(count)]
 
 
-# What rank 0 calls, and what rank 1 calls in its place.
+# The different calls of ranks 0 and 1.
 DISAGREEMENTS = {
     "type": lambda r: dist.all_reduce(torch.zeros(4, dtype=[torch.float32, torch.int32][r])),
     "shape": lambda r: dist.all_reduce(torch.zeros(4 + r)),
@@ -63,7 +62,7 @@ def disagree(rank, world_size, directory):
         connect(rank, world_size, directory, name)
         try:
             call(rank)
-            # Where the call needed nobody's answer, the next one tells.
+            # If the call needed no answer, the next one raises the error.
             dist.all_reduce(torch.zeros(1))
         except Exception as error:
             texts[name] = f"{type(error).__name__}: {error}"
@@ -87,7 +86,7 @@ def test_ranks_that_disagree_are_told_both_calls():
                 assert operation in text, (name, text)
 
 
-# What the others call when rank 1 has died.
+# Calls of the other ranks after rank 1 has died.
 DEATHS = {
     "all_reduce": lambda group: dist.all_reduce(torch.ones(3), group=group),
     "wait": lambda group: dist.all_reduce(torch.ones(3), group=group, async_op=True).wait(),
@@ -159,12 +158,31 @@ def test_a_hook_that_raises_ends_its_rank_and_the_others_name_it():
     assert how == "raised" and "rank 1" in text and "all_reduce" in text, text
 
 
+def ends_after_a_mismatch(rank, world_size, directory):
+    connect(rank, world_size, directory)
+    if rank == 0:
+        dist.broadcast(torch.zeros(4), 0)  # needs no answer
+    else:
+        with pytest.raises(dist.DistBackendError):
+            dist.all_reduce(torch.zeros(4))
+    dist.destroy_process_group()
+
+
+def test_the_end_of_a_group_tells_of_a_mismatch_that_no_call_has_told():
+    (how, text), (other, why) = run_and_see(2, ends_after_a_mismatch)
+    assert how == "raised" and "rank 1" in text and "all_reduce" in text, (how, text)
+    assert other == "returned", why
+
+
 def too_late(rank, world_size, directory):
     connect(rank, world_size, directory, timeout=timedelta(seconds=1))
     if rank == 1:
-        time.sleep(4)
+        wait_for(f"{directory}/over")
         dist.all_reduce(torch.ones(2))  # has what it needs of rank 0
-    dist.all_reduce(torch.ones(2))
+    try:
+        dist.all_reduce(torch.ones(2))
+    finally:
+        open(f"{directory}/over", "w").close()
 
 
 def test_a_rank_that_comes_too_late_is_named():
@@ -242,11 +260,14 @@ def interrupted(rank, world_size, directory, in_background):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if rank == 0:
         threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
-        if in_background:
-            dist.all_reduce(torch.ones(2), async_op=True).wait()
-        else:
-            dist.all_reduce(torch.ones(2))
-    time.sleep(1.5)
+        try:
+            if in_background:
+                dist.all_reduce(torch.ones(2), async_op=True).wait()
+            else:
+                dist.all_reduce(torch.ones(2))
+        finally:
+            open(f"{directory}/over", "w").close()
+    wait_for(f"{directory}/over")
     dist.all_reduce(torch.ones(2))  # has what it needs of rank 0
     dist.all_reduce(torch.ones(2))
 

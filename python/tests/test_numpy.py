@@ -144,6 +144,22 @@ def test_ranks_that_disagree_are_told_both_calls(what):
         assert text.startswith("drumline.CollectiveMismatchError") and "rank" in text, text
 
 
+def failed(rank, world_size, directory):
+    group = connect(rank, world_size, directory)
+    if rank == 1:
+        group.abort()
+    with pytest.raises(drumline.CollectiveError) as first:
+        group.all_reduce(np.zeros(2))
+    with pytest.raises(drumline.PoisonedError) as later:
+        group.barrier()
+    return [(it.value.cause, it.value.culprit) for it in (first, later)]
+
+
+def test_errors_have_their_cause_and_the_rank_at_fault():
+    assert run(2, failed) == [[("reported", 1)] * 2, [("aborted", 1)] * 2]
+    assert (drumline.CollectiveError().cause, drumline.CollectiveError().culprit) == (None, None)
+
+
 def refused(rank, world_size, directory):
     group = drumline.ProcessGroup.alone()
     wrong = {

@@ -90,7 +90,7 @@ def every_call(rank, world_size, directory):
     mine = [None]
     drumline.scatter_object_list(mine, [10, "b", None] if rank == 0 else None)
     out["scatter"] = mine[0]
-    group = drumline.default._of(None)
+    group = drumline._world.group_or_world(None)
     if rank == 0:
         group.send_object({"to": 1}, 1, tag=3)
     if rank == 1:

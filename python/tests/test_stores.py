@@ -79,7 +79,7 @@ def through(rank, world_size, directory, kind, port):
 
 
 class OnlyTheNeedful:
-    """A store of somebody's own, which lacks whatever is not needed."""
+    """A foreign store with only the methods that drumline needs."""
 
     def __init__(self, store):
         self._store = store
@@ -98,7 +98,7 @@ class OnlyTheNeedful:
 
 
 class BothLookFirst(OnlyTheNeedful):
-    """Whether there is a key two callers always know before either goes on."""
+    """A store in which two callers have both looked for a key before either continues."""
 
     def __init__(self, store):
         super().__init__(store)

@@ -1,4 +1,4 @@
-"""What needs torch says so, and everything else does without."""
+"""Without torch, parts that need it say so, and all others work."""
 
 from __future__ import annotations
 

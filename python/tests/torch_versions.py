@@ -1,4 +1,4 @@
-"""What the torch that is here can do, if there is one."""
+"""The abilities of the installed torch."""
 
 from __future__ import annotations
 

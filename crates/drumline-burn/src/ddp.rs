@@ -61,10 +61,10 @@ pub struct DistributedDataParallel {
     group: ProcessGroup,
     slots: Slots,
     reducer: Arc<GradientReducer>,
-    /// `None` in a world of one: burn's own gradients are the averages already.
+    /// `None` in a world of one, where burn's own gradients are the averages.
     taps: Option<Arc<Taps>>,
     unused_parameters: UnusedParameters,
-    /// The model carries reparameterizations that are not ours.
+    /// The model carries reparameterizations of the user.
     is_reparameterized: bool,
     steps: AtomicU64,
 }
@@ -75,30 +75,9 @@ impl DistributedDataParallel {
     /// Returns the handle, and the model to train. Parameters that require no gradient now are
     /// treated as buffers.
     ///
-    /// Gradients of parameters that burn lets no tap onto (they carry a reparameterization
-    /// themselves, or are on another device than the CPU) are averaged after backward instead of
-    /// during it; a warning names them. The factors of a LoRA adapter do get taps.
-    ///
-    /// ```
-    /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
-    /// use drumline::ProcessGroup;
-    /// use drumline_burn::{DistributedDataParallel, parameters_digest};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let device = Device::flex().autodiff();
-    ///             let model = LinearConfig::new(2, 1).init(&device); // random
-    ///             let (_ddp, model) = DistributedDataParallel::wrap(model, &group).unwrap();
-    ///             let mut digests = [0; 2];
-    ///             group.all_gather(&[parameters_digest(&model).unwrap()], &mut digests).unwrap();
-    ///             assert_eq!(digests[0], digests[1]); // rank 0's values, on both
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline_burn::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
+    /// Some parameters cannot have a tap: they carry a reparameterization of the user, or are not on the
+    /// CPU. Their gradients are averaged after backward instead of during it; a warning names them. The
+    /// factors of a LoRA adapter do get taps.
     ///
     /// # Errors
     ///
@@ -163,8 +142,8 @@ impl DistributedDataParallel {
 
     /// `loss.backward()`, with the gradients of `model` averaged over all ranks.
     ///
-    /// Gradients leave for the other ranks while backward still computes the rest. What comes
-    /// back has the same bits on every rank; hand it to the optimizer. (`loss.backward()` itself
+    /// Gradients are sent to the other ranks while backward still computes the rest. The averages have
+    /// the same bits on every rank; pass them to the optimizer. (`loss.backward()` itself
     /// still works, and gives this rank's own gradients.)
     ///
     /// ```
@@ -185,8 +164,8 @@ impl DistributedDataParallel {
     ///
     /// # Errors
     ///
-    /// A parameter got no gradient, on whichever rank: every rank gets the same error, which names
-    /// it (unless [`UnusedParameters::Ignore`] was chosen). Or the communication failed.
+    /// A parameter got no gradient on some rank: every rank gets the same error, which names the
+    /// parameter (unless [`UnusedParameters::Ignore`] was chosen). Or the communication failed.
     pub fn backward<M: Module, const D: usize>(
         &self,
         loss: Tensor<D>,
@@ -207,7 +186,7 @@ impl DistributedDataParallel {
     /// share of the step and sends nothing. The next [`backward`](Self::backward) averages the
     /// sum of all of them.
     ///
-    /// What torch users do within `no_sync()`. The losses are added up, so divide each by the
+    /// torch users do this within `no_sync()`. The losses are added up, so divide each by the
     /// number of micro-batches where their mean is wanted.
     ///
     /// ```
@@ -237,8 +216,7 @@ impl DistributedDataParallel {
     ///
     /// # Errors
     ///
-    /// The loss has no gradient. Whatever else is wrong comes out of the next `backward`, on
-    /// every rank.
+    /// The loss has no gradient. The next `backward` returns all other errors, on every rank.
     #[doc(alias = "no_sync")]
     pub fn accumulate<M: Module, const D: usize>(&self, loss: Tensor<D>, model: &M) -> Result<()> {
         let own = self.run(loss, false)?;
@@ -249,9 +227,9 @@ impl DistributedDataParallel {
     /// Takes part in a step of the others without data: for a rank whose share of an epoch ends
     /// before theirs. `None` when no rank has data left.
     ///
-    /// Until then, the averages over all ranks, with zeros for those without data. The rank gives
-    /// them to its optimizer like any others, so parameters and optimizer states stay equal on
-    /// all ranks, bit for bit. What torch users do with `Join`:
+    /// Until then it returns the averages over all ranks; ranks without data count as zeros. The rank
+    /// passes the averages to its optimizer as usual. So parameters and optimizer states stay equal on
+    /// all ranks, bit for bit. torch users do this with `Join`:
     ///
     /// ```
     /// # use burn::{module::Module, optim::ModuleOptimizer, tensor::Tensor};
@@ -288,11 +266,11 @@ impl DistributedDataParallel {
         Ok(Some(gradients::collect(averaged, &self.slots, model)))
     }
 
-    /// Gives all ranks rank 0's buffers: running statistics and whatever else is not trained.
+    /// Gives all ranks rank 0's buffers: running statistics and all other tensors that are not trained.
     ///
-    /// Each rank updates them from its own data. A collective: call it on all ranks, with the
+    /// Each rank updates its buffers from its own data. A collective: call it on all ranks, with the
     /// model that is trained, before evaluation, a checkpoint or a digest. Call it before each
-    /// forward for what torch does with `broadcast_buffers=True`. Evaluation itself communicates
+    /// forward to do the same as torch with `broadcast_buffers=True`. Evaluation itself communicates
     /// nothing, so one rank may evaluate alone. A model without buffers costs nothing.
     ///
     /// ```
@@ -337,7 +315,7 @@ impl DistributedDataParallel {
     /// Not needed for saving, evaluation or [`named_tensors`](crate::named_tensors), which see the
     /// same model with and without taps; only for going on without this handle, or for wrapping
     /// again. A model with reparameterizations of its own keeps them, and keeps the taps too,
-    /// which do nothing any more: burn cannot take off the ones without the others.
+    /// which do nothing any more: burn can only remove all reparameterizations together.
     ///
     /// ```
     /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
@@ -365,75 +343,19 @@ impl DistributedDataParallel {
     }
 
     /// How much was communicated so far, and how much of that backward did not hide.
-    ///
-    /// ```
-    /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
-    /// use drumline::ProcessGroup;
-    /// use drumline_burn::DistributedDataParallel;
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let device = Device::flex().autodiff();
-    ///             let model = LinearConfig::new(2, 1).init(&device); // random
-    ///             let (ddp, model) = DistributedDataParallel::wrap(model, &group).unwrap();
-    ///             let loss = model.forward(Tensor::<2>::ones([4, 2], &device)).mean();
-    ///             ddp.backward(loss, &model).unwrap();
-    ///             assert_eq!((ddp.stats().steps, ddp.stats().bytes), (1, 12)); // 3 x f32
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline_burn::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
     pub fn stats(&self) -> ReducerStats {
         let mut stats = self.reducer.stats();
         stats.steps = self.steps.load(Ordering::Relaxed);
         stats
     }
 
-    /// When each bucket of the last step left and came back, since backward began. It can be
-    /// printed. Empty in a world of one.
-    ///
-    /// ```
-    /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
-    /// use drumline::ProcessGroup;
-    /// use drumline_burn::DistributedDataParallel;
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let device = Device::flex().autodiff();
-    ///             let model = LinearConfig::new(2, 1).init(&device); // random
-    ///             let (ddp, model) = DistributedDataParallel::wrap(model, &group).unwrap();
-    ///             let loss = model.forward(Tensor::<2>::ones([4, 2], &device)).mean();
-    ///             ddp.backward(loss, &model).unwrap();
-    ///             let timeline = ddp.timeline();
-    ///             assert_eq!((timeline.step, timeline.buckets[0].bytes), (1, 12));
-    ///             println!("{timeline}");
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline_burn::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
+    /// The times at which each bucket of the last step was launched and completed, counted from the begin
+    /// of backward. It can be printed. Empty in a world of one.
     pub fn timeline(&self) -> Timeline {
         self.reducer.timeline()
     }
 
     /// The group that gradients are averaged over.
-    ///
-    /// ```
-    /// # use burn::{nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
-    /// # use drumline::ProcessGroup;
-    /// # use drumline_burn::DistributedDataParallel;
-    /// # let device = Device::flex().autodiff();
-    /// # let model: Linear = LinearConfig::new(2, 1).init(&device);
-    /// # let group = ProcessGroup::alone();
-    /// let (ddp, _model) = DistributedDataParallel::wrap(model, &group)?;
-    /// assert_eq!(ddp.group().world_size(), 1);
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
     pub fn group(&self) -> &ProcessGroup {
         &self.group
     }

@@ -1,4 +1,4 @@
-/// What every fallible function of this crate returns.
+/// The result of every fallible function of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a model cannot be trained data-parallel, or a step failed.
@@ -46,9 +46,9 @@ pub enum Error {
          twice in forward"
     )]
     SharedParameter {
-        /// The path of the one.
+        /// The path of one parameter.
         first: String,
-        /// The path of the other.
+        /// The path of the other parameter.
         second: String,
     },
 
@@ -68,14 +68,14 @@ pub enum Error {
     /// The input of a [`SyncBatchNorm`](crate::SyncBatchNorm) cannot be normalised.
     #[error("SyncBatchNorm cannot normalise its input: {problem}")]
     CannotNormalize {
-        /// What is wrong with it.
+        /// The problem with the input.
         problem: String,
     },
 
     /// Tensors do not fit a model.
     #[error("the tensors do not fit the model: {problem}")]
     TensorsDoNotFit {
-        /// Which are missing, left over, or of another shape.
+        /// The tensors that are missing, left over, or of another shape.
         problem: String,
     },
 }

@@ -3,25 +3,27 @@
 use std::collections::HashMap;
 
 use burn::{
+    backend::Dispatch,
     module::{Module, Param},
     optim::GradientsParams,
-    tensor::{Gradients, Tensor, TensorData},
+    tensor::{DType, Gradients, Tensor, TensorData},
 };
 use drumline::ddp::{
-    Averaged, FaultKind, GradientFault, GradientReducer, UnusedParameters, Values,
+    Averaged, FaultKind, GradientFault, GradientReducer, UnusedParameters, Values, ValuesMut,
 };
 
 use crate::{
     Result,
-    pack::pack,
+    pack::{is_flex, pack_flex},
+    tap::{GradientTap, InMemory},
     tensors::{VisitFloat, visit_floats},
 };
 
 /// The index of each trained parameter in the reducer, by path.
 pub(crate) type Slots = HashMap<String, usize>;
 
-/// Submits the gradients that no tap has submitted: the parameter carries none, a use of it was
-/// left in a graph that is still alive, or it was read past its tap. They are final now.
+/// Submits the gradients that no tap has submitted: the parameter has no tap, one of its uses is in a
+/// graph that is still alive, or the model read it without the tap. These gradients are final now.
 pub(crate) fn submit_missing<M: Module>(
     reducer: &GradientReducer,
     slots: &Slots,
@@ -62,7 +64,7 @@ pub(crate) fn own<M: Module>(
     }
 }
 
-/// Makes burn's tensors of the averages.
+/// Converts the averages to tensors of burn.
 pub(crate) fn collect<M: Module>(
     averaged: Averaged<'_>,
     slots: &Slots,
@@ -82,9 +84,9 @@ struct Pass<'a> {
 }
 
 enum What {
-    /// Those of these parameters, in rising order, are final.
+    /// Submit the gradients of these parameters, in rising order: they are final.
     Submit(Vec<usize>),
-    /// All that there are; more will come.
+    /// Add all gradients; more will follow.
     Accumulate,
 }
 
@@ -99,6 +101,20 @@ impl VisitFloat for Pass<'_> {
             }
             What::Submit(_) => {}
         }
+    }
+}
+
+/// Writes `gradient`, which may be on any device, to `place`. Returns whether type and length fit.
+fn pack<const D: usize>(gradient: Tensor<D>, place: ValuesMut<'_>) -> bool {
+    if is_flex(&gradient.device()) {
+        let InMemory(gradient) = Dispatch::in_memory(gradient.into_dispatch());
+        return pack_flex(&gradient, place);
+    }
+    let data = gradient.into_data();
+    match data.dtype() {
+        DType::F32 => data.as_slice().is_ok_and(|values| place.copy_from(Values::F32(values))),
+        DType::F64 => data.as_slice().is_ok_and(|values| place.copy_from(Values::F64(values))),
+        _ => false,
     }
 }
 

@@ -1,4 +1,4 @@
-//! What a model is made of, before it is wrapped.
+//! The tensors of a model, before it is wrapped.
 
 use std::collections::HashMap;
 
@@ -14,19 +14,19 @@ use crate::{
     tensors::{self, Path},
 };
 
-/// What a model is made of.
+/// The tensors of a model.
 #[derive(Debug, Default)]
 pub(crate) struct Inspected {
-    /// The tensors that are trained.
+    /// The trained tensors.
     pub(crate) parameters: Vec<ParameterSpec>,
-    /// The others.
+    /// The other tensors.
     pub(crate) buffers: Vec<ParameterSpec>,
     /// The trained tensors whose gradients cannot be tapped, and why.
     pub(crate) untappable: Vec<(String, String)>,
     /// Some tensor carries a reparameterization of the user's.
     pub(crate) is_reparameterized: bool,
-    /// Why the model cannot be wrapped. Not an error at once, because the ranks shall compare
-    /// their models first: a rank with another one must not wait for one that gave up.
+    /// Why the model cannot be wrapped. Not returned at once, because the ranks compare their models
+    /// first: otherwise a rank with a good model would wait for a rank that has returned.
     pub(crate) problem: Option<Error>,
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn inspect<M: Module>(model: &M) -> Result<Inspected> {
         let name = &tensor.spec.name;
         let why = if let Some(carried) = visitor.carried.get(name) {
             Some(format!("it carries the reparameterization `{carried}`"))
-        } else if !pack::is_host(&tensor.device) {
+        } else if !pack::is_flex(&tensor.device) {
             Some(format!("it is on {}", pack::device_name(&tensor.device)))
         } else {
             None
@@ -60,7 +60,7 @@ pub(crate) fn inspect<M: Module>(model: &M) -> Result<Inspected> {
 }
 
 impl Inspected {
-    /// Says once, for humans, what cannot overlap.
+    /// Logs a warning with the parameters whose communication cannot overlap backward.
     pub(crate) fn warn(&self, rank: usize) {
         const SHOWN_MAX: usize = 8;
         if self.untappable.is_empty() {
@@ -88,7 +88,7 @@ struct Visitor {
     path: Path,
     /// The path of each parameter, by id.
     ids: HashMap<ParamId, String>,
-    /// What parameters carry, by their paths.
+    /// The reparameterization of each parameter that carries one, by path.
     carried: HashMap<String, String>,
     problem: Option<Error>,
 }

@@ -62,7 +62,7 @@
 //! | `SyncBatchNorm` | [`SyncBatchNorm`] |
 //! | `_get_ddp_logging_data()` | [`stats`](DistributedDataParallel::stats), [`timeline`](DistributedDataParallel::timeline) |
 //!
-//! # What it does not do
+//! # Limits
 //!
 //! Parameters are f32 and f64. Only gradients on burn's flex backend (the CPU) travel during
 //! backward; those on other devices do afterwards.

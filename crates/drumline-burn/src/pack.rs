@@ -1,18 +1,16 @@
-//! A tensor's elements, row-major, wherever they are to go.
+//! Tensors in the memory of the CPU, copied row-major.
 
 use burn::{
     backend::{
-        Dispatch, DispatchDevice,
+        DispatchDevice,
         flex::{FlexTensor, Layout},
     },
-    tensor::{DType, Device, Tensor},
+    tensor::{DType, Device},
 };
-use drumline::ddp::{Values, ValuesMut};
+use drumline::ddp::ValuesMut;
 
-use crate::tap::{GradientTap, Host};
-
-/// Whether the memory of tensors on `device` can be read in place.
-pub(crate) fn is_host(device: &Device) -> bool {
+/// Whether `device` is burn's flex backend, so that the memory of its tensors can be read in place.
+pub(crate) fn is_flex(device: &Device) -> bool {
     let device = device.clone().without_autodiff();
     matches!(device.as_dispatch(), DispatchDevice::Flex(_))
 }
@@ -22,22 +20,9 @@ pub(crate) fn device_name(device: &Device) -> String {
     format!("{:?}", device.clone().without_autodiff().as_dispatch())
 }
 
-/// Writes `tensor` to `place`. Says whether it fits; copies once if it is in host memory.
-pub(crate) fn pack<const D: usize>(tensor: Tensor<D>, place: ValuesMut<'_>) -> bool {
-    if is_host(&tensor.device()) {
-        let Host(tensor) = Dispatch::host(tensor.into_dispatch());
-        return pack_host(&tensor, place);
-    }
-    let data = tensor.into_data();
-    match data.dtype() {
-        DType::F32 => data.as_slice().is_ok_and(|values| place.copy_from(Values::F32(values))),
-        DType::F64 => data.as_slice().is_ok_and(|values| place.copy_from(Values::F64(values))),
-        _ => false,
-    }
-}
-
-/// [`pack`] for tensors in host memory. Gradients of weights are often transposed views.
-pub(crate) fn pack_host(tensor: &FlexTensor, place: ValuesMut<'_>) -> bool {
+/// Writes `tensor` to `place` with one copy. Returns whether type and length fit. Gradients of weights
+/// are often transposed views.
+pub(crate) fn pack_flex(tensor: &FlexTensor, place: ValuesMut<'_>) -> bool {
     match (place, tensor.dtype()) {
         (ValuesMut::F32(place), DType::F32) => copy(tensor.storage(), tensor.layout(), place),
         (ValuesMut::F64(place), DType::F64) => copy(tensor.storage(), tensor.layout(), place),
@@ -134,7 +119,7 @@ mod tests {
         fn any_view_is_packed_row_major(view in views()) {
             let wanted: Vec<f32> = view.clone().into_data().try_into_vec().unwrap();
             let mut packed = vec![f32::NAN; wanted.len()];
-            prop_assert!(pack_host(&view, ValuesMut::F32(&mut packed)));
+            prop_assert!(pack_flex(&view, ValuesMut::F32(&mut packed)));
             prop_assert_eq!(packed, wanted);
         }
     }
@@ -142,7 +127,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_not_packed() {
         let tensor = FlexTensor::from_data(TensorData::from([1.0_f32, 2.0]));
-        assert!(!pack_host(&tensor, ValuesMut::F32(&mut [0.0; 3])));
-        assert!(!pack_host(&tensor, ValuesMut::F64(&mut [0.0; 2])));
+        assert!(!pack_flex(&tensor, ValuesMut::F32(&mut [0.0; 3])));
+        assert!(!pack_flex(&tensor, ValuesMut::F64(&mut [0.0; 2])));
     }
 }

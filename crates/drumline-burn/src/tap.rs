@@ -1,7 +1,7 @@
 //! Gradient taps: how the reducer learns of a gradient while backward still goes on.
 //!
 //! burn has no gradient hooks. It has reparameterizations: `Param::val()` runs a function of ours
-//! on the stored parameter, in every forward. That function puts an identity into the graph whose
+//! on the stored parameter, in every forward. That function adds an identity to the graph. Its
 //! backward step is our hook. Nothing is copied, and the user's model stays as it is.
 //!
 //! # Anchors
@@ -19,8 +19,8 @@
 //! A parameter may be used several times; each use adds to its gradient. Every use is counted
 //! while its step is in the graph, whether it is waiting for backward or will be thrown away. The
 //! gradient is final when a tap fires and no use is left. A graph that is dropped late (a
-//! forward without backward) thus only delays a gradient to the end of backward, where the
-//! adapter hands in whatever is missing.
+//! forward without backward) thus only delays a gradient to the end of backward, where DDP submits
+//! the missing gradients.
 
 use std::{
     fmt,
@@ -47,7 +47,7 @@ use burn::{
 };
 use drumline::ddp::GradientReducer;
 
-use crate::pack::pack_host;
+use crate::pack::pack_flex;
 
 /// Attaches a tap to each parameter that `slot_of` knows by its path.
 pub(crate) fn attach<M: Module>(
@@ -58,13 +58,13 @@ pub(crate) fn attach<M: Module>(
     model.apply_reparameterization(Attach { taps, slot_of })
 }
 
-/// What the taps of a model share.
+/// State that all taps of a model share.
 pub(crate) struct Taps {
     reducer: Arc<GradientReducer>,
-    /// Per parameter: its uses that are in a graph and that backward has not passed.
+    /// Per parameter: the uses in a graph that backward has not passed.
     open_uses: Vec<AtomicUsize>,
     anchors: Mutex<Anchors>,
-    /// Gradients are handed in. Otherwise backward gives this rank's own, and nothing is sent.
+    /// Whether taps submit gradients. If not, backward returns the gradients of this rank alone.
     is_armed: AtomicBool,
 }
 
@@ -121,7 +121,7 @@ impl Use {
         Arc::new(Self { tap, is_open: AtomicBool::new(true) })
     }
 
-    /// Returns whether it was the last open one of its parameter.
+    /// Returns whether this was the last open use of its parameter.
     fn close(&self) -> bool {
         self.is_open.swap(false, Ordering::Relaxed)
             && self.tap.taps.open_uses[self.tap.slot].fetch_sub(1, Ordering::AcqRel) == 1
@@ -141,12 +141,12 @@ pub(crate) trait GradientTap: Backend {
     fn tap(x: FloatTensor<Self>, anchor: FloatTensor<Self>, tapped: Arc<Use>) -> FloatTensor<Self>;
     /// `x`, one step deeper in the graph.
     fn deepen(x: FloatTensor<Self>) -> FloatTensor<Self>;
-    /// The memory of `x`, without a copy.
-    fn host(x: FloatTensor<Self>) -> Host;
+    /// `x` as a tensor of the flex backend, without a copy.
+    fn in_memory(x: FloatTensor<Self>) -> InMemory;
 }
 
-/// A tensor in host memory. (A type of its own, since the macro reads tensor types as outputs.)
-pub(crate) struct Host(pub(crate) FlexTensor);
+/// A tensor whose memory can be read. (A type of its own: the macro takes a tensor type for an output.)
+pub(crate) struct InMemory(pub(crate) FlexTensor);
 
 impl GradientTap for Flex {
     fn tap(x: FloatTensor<Self>, _: FloatTensor<Self>, _: Arc<Use>) -> FloatTensor<Self> {
@@ -157,8 +157,8 @@ impl GradientTap for Flex {
         x
     }
 
-    fn host(x: FloatTensor<Self>) -> Host {
-        Host(x)
+    fn in_memory(x: FloatTensor<Self>) -> InMemory {
+        InMemory(x)
     }
 }
 
@@ -175,8 +175,8 @@ impl<C: CheckpointStrategy> GradientTap for Autodiff<Flex, C> {
         DeepenBackward.prepare::<C>([node]).compute_bound().stateless(x.into_primitive())
     }
 
-    fn host(x: FloatTensor<Self>) -> Host {
-        Host(x.into_primitive())
+    fn in_memory(x: FloatTensor<Self>) -> InMemory {
+        InMemory(x.into_primitive())
     }
 }
 
@@ -195,8 +195,8 @@ impl<B: GradientTap> Backward<B, 2> for TapBackward {
         let Tap { taps, slot } = &ops.state.tap;
         if ops.state.close() && taps.is_armed.load(Ordering::Acquire) {
             // The parameter is a leaf, whose gradient `consume` leaves in place.
-            let Host(total) = B::host(grads.consume::<B>(&parameter));
-            taps.reducer.submit_with(*slot, |place| pack_host(&total, place));
+            let InMemory(total) = B::in_memory(grads.consume::<B>(&parameter));
+            taps.reducer.submit_with(*slot, |place| pack_flex(&total, place));
         }
     }
 }

@@ -91,15 +91,6 @@ impl NamedTensor {
     }
 
     /// Name, shape and dtype without the elements.
-    ///
-    /// ```
-    /// use burn::{nn::LinearConfig, tensor::Device};
-    /// use drumline_burn::named_tensors;
-    ///
-    /// let model = LinearConfig::new(3, 2).init(&Device::flex());
-    /// assert_eq!(named_tensors(&model)?[1].spec().to_string(), "`bias` f32[2]");
-    /// # Ok::<_, drumline_burn::Error>(())
-    /// ```
     pub fn spec(&self) -> ParameterSpec {
         ParameterSpec::new(self.name.clone(), self.shape.clone(), self.values.dtype())
     }
@@ -107,13 +98,6 @@ impl NamedTensor {
 
 impl TensorValues {
     /// The dtype in which they travel.
-    ///
-    /// ```
-    /// use drumline::DType;
-    /// use drumline_burn::TensorValues;
-    ///
-    /// assert_eq!(TensorValues::I64(vec![7]).dtype(), DType::I64);
-    /// ```
     pub fn dtype(&self) -> DType {
         match self {
             TensorValues::F32(_) => DType::F32,
@@ -124,12 +108,6 @@ impl TensorValues {
     }
 
     /// The elements as native-endian bytes.
-    ///
-    /// ```
-    /// use drumline_burn::TensorValues;
-    ///
-    /// assert_eq!(TensorValues::F32(vec![0.5]).as_bytes(), 0.5_f32.to_ne_bytes());
-    /// ```
     pub fn as_bytes(&self) -> &[u8] {
         match self {
             TensorValues::F32(values) => bytemuck::cast_slice(values),
@@ -157,7 +135,7 @@ impl TensorValues {
         }
     }
 
-    /// `data` must have the dtype of `spec`, or an integer or boolean one that becomes it.
+    /// `data` must have the dtype of `spec`, or an integer or boolean dtype that converts to it.
     fn read(spec: &ParameterSpec, data: TensorData) -> Result<Self> {
         let values = match spec.dtype {
             DType::F32 => data.try_into_vec().map(TensorValues::F32),
@@ -282,11 +260,11 @@ pub fn parameters_digest<M: Module>(model: &M) -> Result<u64> {
     Ok(digest.finish())
 }
 
-/// Which tensors of a model.
+/// A choice of tensors of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Which {
     All,
-    /// Those that no optimizer changes: running statistics, frozen parameters, integers.
+    /// The tensors that no optimizer changes: running statistics, frozen parameters, integers.
     Buffers,
 }
 
@@ -361,7 +339,7 @@ pub(crate) fn is_training<M: Module>(model: &M) -> bool {
     find.0
 }
 
-/// What [`visit_floats`] calls.
+/// The visitor of [`visit_floats`].
 pub(crate) trait VisitFloat {
     fn float<const D: usize>(&mut self, name: &str, param: &Param<Tensor<D>>);
 }

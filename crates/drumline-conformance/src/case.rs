@@ -2,36 +2,36 @@ use drumline::{DType, ReduceOp};
 use drumline_schedule::Collective;
 use fastrand::Rng;
 
-use crate::{oracle, value::by_type};
+use crate::value::{by_type, random_elements};
 
 /// One collective, as all ranks of a group call it. All its data follow from the seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Case {
-    /// What is called.
+    /// The collective.
     pub kind: Kind,
     /// The type of the elements.
     pub dtype: DType,
-    /// Elements of a block: what a rank contributes, or gets of what is dealt out. If blocks are
-    /// uneven, the longest has at most so many.
+    /// Elements of a block: of what a rank contributes, or of what it gets. Uneven blocks have at most this
+    /// many elements.
     pub elements: usize,
-    /// Whether the blocks of the ranks differ in length. Of use where a buffer is made of blocks.
+    /// Whether the blocks of the ranks differ in length, in collectives with blocks.
     pub uneven: bool,
-    /// What its data are made from.
+    /// The seed of all data.
     pub seed: u64,
 }
 
-/// What a collective does.
+/// A collective, with its operator and root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Every rank gets what the operator makes of all data.
+    /// Every rank gets the data of all ranks, reduced.
     AllReduce(ReduceOp),
-    /// This rank gets it.
+    /// This rank gets the data of all ranks, reduced.
     Reduce(ReduceOp, usize),
-    /// Every rank gets a block of it.
+    /// Every rank gets its block of the data of all ranks, reduced.
     ReduceScatter(ReduceOp),
-    /// Every rank gets what it makes of the data of the ranks up to it.
+    /// Every rank gets the data of the ranks up to itself, reduced.
     Scan(ReduceOp),
-    /// Every rank but the first gets what it makes of the data of the ranks before it.
+    /// Every rank but the first gets the data of the ranks before it, reduced.
     ExclusiveScan(ReduceOp),
     /// Every rank gets the data of this one.
     Broadcast(usize),
@@ -39,16 +39,16 @@ pub enum Kind {
     AllGather,
     /// This rank gets the inputs of all.
     Gather(usize),
-    /// Every rank gets a block of this one's input.
+    /// Every rank gets its block of this rank's input.
     Scatter(usize),
-    /// Every rank gets a block of everybody's input.
+    /// Every rank gets its block of the input of each rank.
     AllToAll,
-    /// Ranks meet.
+    /// No rank returns before all have called.
     Barrier,
 }
 
 impl Kind {
-    /// Whether there are blocks that may differ in length.
+    /// Whether the collective has blocks, which may differ in length.
     pub fn has_blocks(self) -> bool {
         matches!(
             self,
@@ -60,7 +60,7 @@ impl Kind {
         )
     }
 
-    /// What it is called.
+    /// The collective without operator and root.
     pub fn collective(self) -> Collective {
         match self {
             Kind::AllReduce(_) => Collective::AllReduce,
@@ -101,12 +101,12 @@ impl Kind {
     }
 }
 
-/// What a rank's buffers hold, as bytes.
+/// The contents of a rank's buffers, as bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Buffers {
-    /// The one for the result.
+    /// The buffer of the result.
     pub data: Vec<u8>,
-    /// The one that is only read, where there is one.
+    /// The buffer that is only read; empty if the call has none.
     pub input: Vec<u8>,
 }
 
@@ -127,7 +127,7 @@ impl Case {
         }
     }
 
-    /// The blocks' lengths, by rank.
+    /// The lengths of the blocks, by rank.
     pub fn counts(&self, world_size: usize) -> Vec<usize> {
         (0..world_size).map(|rank| self.count(rank)).collect()
     }
@@ -139,7 +139,7 @@ impl Case {
         (sent, received)
     }
 
-    /// Sometimes nothing, sometimes all.
+    /// A random length: often 0 or the longest.
     fn draw(&self, of: u64) -> usize {
         let mut rng =
             Rng::with_seed(self.seed.wrapping_add(of.wrapping_mul(0x9e37_79b9_7f4a_7c15)));
@@ -150,7 +150,7 @@ impl Case {
         }
     }
 
-    /// What `rank` has before.
+    /// The buffers of `rank` before the call.
     pub fn buffers(&self, rank: usize, world_size: usize) -> Buffers {
         let own = |elements| self.contribution(rank, elements);
         let noise = |elements: usize| vec![0xa5; elements * self.dtype.size()];
@@ -178,9 +178,9 @@ impl Case {
         Buffers { data, input }
     }
 
-    /// The first `elements` of what `rank` brings, as bytes.
+    /// The first `elements` that `rank` contributes, as bytes.
     pub(crate) fn contribution(&self, rank: usize, elements: usize) -> Vec<u8> {
         let rng = Rng::with_seed(self.seed ^ (rank as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        by_type!(self.dtype, oracle::random(rng, elements))
+        by_type!(self.dtype, random_elements(rng, elements))
     }
 }

@@ -1,16 +1,15 @@
-//! What every transport and every backend must pass: cases, a sequential oracle, and whoever
-//! carries the cases out.
+//! The tests that every transport and every backend must pass: cases, a sequential oracle, and runners.
 //!
 //! | module | what it holds |
 //! |---|---|
-//! | [`Case`] | one collective call, with the data of every rank and what must come out |
-//! | [`same_bits`] | what gives the same bits wherever and however it is summed |
-//! | [`suite`] | which cases there are |
-//! | [`on_group`] | carries a case out with a [`ProcessGroup`](drumline::ProcessGroup) |
-//! | [`Program`] | random groups and calls, of which every rank begins and awaits many at a time |
-//! | [`World`] | where groups come from: shared memory, sockets, a backend of yours |
+//! | [`Case`] | one collective call, with the data and the expected result of every rank |
+//! | [`same_bits`] | sums that must have the same bits over every transport and by every algorithm |
+//! | [`suite`] | the list of cases |
+//! | [`on_group`] | runs a case on a [`ProcessGroup`](drumline::ProcessGroup) |
+//! | [`Program`] | random groups and calls; every rank has many calls under way at a time |
+//! | [`World`] | makes groups: over shared memory, sockets, or your own backend |
 //!
-//! A backend of your own is tested like this:
+//! To test your own backend:
 //!
 //! ```
 //! use drumline_conformance::{Extent, Threads, run};

@@ -1,4 +1,4 @@
-//! Carries cases out with the collectives of a [`ProcessGroup`].
+//! Runs cases on a [`ProcessGroup`].
 
 use bytemuck::Pod;
 use drumline::{Element, ProcessGroup, RegisteredBuffer, Result};
@@ -10,16 +10,16 @@ use crate::{
     wait::Wait,
 };
 
-/// In which of its forms a collective is called.
+/// The form of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// It returns when this rank's part is done.
+    /// The call returns when this rank's part is done.
     Blocking,
-    /// It takes its buffers, and gives them back when it is waited for.
+    /// The call takes its buffers, and returns them at the end of the wait.
     Async,
-    /// Its data lies in memory that neighbours reach.
+    /// The data lies in registered memory.
     Registered,
-    /// Where the usual form works in place: from one buffer to another.
+    /// From one buffer to another, for collectives whose usual form works in place.
     OutOfPlace,
 }
 
@@ -36,7 +36,7 @@ impl Form {
         }
     }
 
-    /// What `rank` has before: out of place all it brings is in a buffer of its own.
+    /// The buffers of `rank` before the call. Out of place, the contribution is in the input buffer.
     pub fn buffers(self, case: &Case, rank: usize, world_size: usize) -> Buffers {
         let Buffers { data, input } = case.buffers(rank, world_size);
         match self {
@@ -46,11 +46,11 @@ impl Form {
     }
 }
 
-/// Makes the call on this rank and compares what comes out with the answer.
+/// Makes the call on this rank and compares the result with `answer`.
 ///
 /// # Errors
 ///
-/// What the call said, or what is wrong with its result.
+/// The call failed, or its result is wrong.
 pub fn check(case: &Case, form: Form, group: &ProcessGroup, answer: &[u8]) -> Result<(), String> {
     perform(case, form, group)
         .and_then(|found| agree(case, &found, answer))
@@ -67,7 +67,7 @@ pub(crate) fn perform(case: &Case, form: Form, group: &ProcessGroup) -> Result<V
     }
 }
 
-/// Whether this is what the call must give on this rank.
+/// Compares a result with the oracle's for this rank.
 pub(crate) fn compare(
     case: &Case,
     rank: usize,
@@ -84,7 +84,7 @@ fn agree(case: &Case, found: &[u8], answer: &[u8]) -> Result<(), String> {
     }
 }
 
-/// A call that is under way. Gives the buffer of the result.
+/// A call under way. Returns the buffer of the result.
 pub(crate) type UnderWay<B> = Box<dyn FnOnce(Wait) -> Result<B, String>>;
 
 /// Begins the call on this rank.
@@ -216,7 +216,7 @@ where
     Ok(Box::new(|wait| wait.of(work)))
 }
 
-/// Where a rank gets nothing, its input counts: that must be as it was.
+/// Returns the output. A rank without a result returns its input, which must be unchanged.
 fn out_of_place<T: Element + Pod>(
     case: &Case,
     group: &ProcessGroup,

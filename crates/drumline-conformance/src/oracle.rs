@@ -1,4 +1,4 @@
-//! What collectives must give, computed one element at a time.
+//! The expected results of collectives, computed one element at a time.
 
 use std::{
     hash::{DefaultHasher, Hash as _, Hasher as _},
@@ -7,7 +7,6 @@ use std::{
 
 use drumline::{ReduceOp, SumOrder};
 use drumline_schedule::Topology;
-use fastrand::Rng;
 
 use crate::{
     Case, Kind,
@@ -15,8 +14,7 @@ use crate::{
 };
 
 impl Case {
-    /// What each rank must have in the buffer for the result after. What several ranks get is there
-    /// once.
+    /// The expected result of each rank. Equal results share one allocation.
     pub fn answers(&self, topology: &Topology) -> Vec<Arc<Vec<u8>>> {
         let ranks = topology.world_size;
         let counts = self.counts(ranks);
@@ -34,7 +32,7 @@ impl Case {
         let inputs = |elements: usize| -> Vec<Vec<u8>> {
             (0..ranks).map(|rank| self.contribution(rank, elements)).collect()
         };
-        // The block of a long buffer that comes behind these blocks.
+        // The block of a long buffer that follows these blocks.
         let block = |all: &[u8], before: &[usize], len: usize| {
             let before = before.iter().sum::<usize>() * self.dtype.size();
             all[before..before + len * self.dtype.size()].to_vec()
@@ -42,7 +40,7 @@ impl Case {
         let blocks = |all: &[u8]| each(&|rank| block(all, &counts[..rank], counts[rank]));
         let gathered =
             || (0..ranks).flat_map(|rank| self.contribution(rank, counts[rank])).collect();
-        // Prefixes are always in the order of ranks, that of all ranks, too.
+        // Scans always reduce in the order of ranks, also on the last rank.
         let of_first =
             |op, inputs: &[Vec<u8>]| self.reduced(op, &Topology::flat(inputs.len()), inputs);
         match self.kind {
@@ -82,17 +80,17 @@ impl Case {
         }
     }
 
-    /// What `rank` must have in the buffer for the result after.
+    /// The expected result of `rank`.
     pub fn expected(&self, rank: usize, topology: &Topology) -> Vec<u8> {
         self.answers(topology)[rank].to_vec()
     }
 
-    /// Whether the two are the same result: payloads and signs of NaN are nobody's business.
+    /// Whether two results are equal, apart from payloads and signs of NaN.
     pub fn agree(&self, ours: &[u8], theirs: &[u8]) -> bool {
         ours == theirs || self.canonical(ours) == self.canonical(theirs)
     }
 
-    /// The same for all results that [agree](Case::agree), and with hardly any other.
+    /// A digest that is equal for results that [agree](Case::agree).
     pub fn digest(&self, result: &[u8]) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.canonical(result).hash(&mut hasher);
@@ -107,7 +105,7 @@ impl Case {
         by_type!(self.dtype, of(result))
     }
 
-    /// What the operator makes of these inputs of all ranks.
+    /// The inputs of all ranks, reduced.
     fn reduced(&self, op: ReduceOp, topology: &Topology, inputs: &[Vec<u8>]) -> Vec<u8> {
         fn reduce<T: Value>(op: ReduceOp, inputs: &[Vec<u8>], hosts: &[Vec<usize>]) -> Vec<u8> {
             let inputs: Vec<Vec<T>> = inputs.iter().map(|bytes| read_all(bytes)).collect();
@@ -137,7 +135,7 @@ impl Case {
     }
 }
 
-/// The canonical tree, as it is defined.
+/// Reduces by the canonical tree, straight from its definition.
 fn tree<T: Value>(op: ReduceOp, values: &[T::Wide]) -> T::Wide {
     match values {
         [one] => *one,
@@ -150,12 +148,4 @@ fn tree<T: Value>(op: ReduceOp, values: &[T::Wide]) -> T::Wide {
             T::apply(op, tree::<T>(op, low), tree::<T>(op, high))
         }
     }
-}
-
-pub(crate) fn random<T: Value>(mut rng: Rng, elements: usize) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(elements * size_of::<T>());
-    for _ in 0..elements {
-        bytes.extend_from_slice(bytemuck::bytes_of(&T::random(&mut rng)));
-    }
-    bytes
 }

@@ -2,9 +2,9 @@ use std::{fmt, str::FromStr};
 
 use fastrand::Rng;
 
-/// One of so many parts of a list, to be gone through in several runs: `3/24`.
+/// One part of a list, for tests that are spread over several runs: `3/24`.
 ///
-/// What is in a part follows from the list alone. Each part has something of everything.
+/// The contents of a part depend only on the list. Each part is a sample of the whole list.
 ///
 /// ```
 /// use drumline_conformance::Part;
@@ -22,17 +22,17 @@ pub struct Part {
 }
 
 impl Part {
-    /// All of it.
+    /// The whole list.
     pub const WHOLE: Part = Part { index: 0, parts: 1 };
 
-    /// The environment variable that names one.
+    /// The environment variable that names a part.
     pub const VARIABLE: &str = "DRUMLINE_PART";
 
-    /// The one that the environment names, or all.
+    /// The part that the environment names, or the whole list.
     ///
     /// # Errors
     ///
-    /// When it names none.
+    /// The variable is set to something else.
     pub fn from_env() -> Result<Part, String> {
         match std::env::var(Part::VARIABLE) {
             Ok(text) => text.parse().map_err(|problem| format!("{}: {problem}", Part::VARIABLE)),
@@ -40,7 +40,7 @@ impl Part {
         }
     }
 
-    /// What is in it, in an order of its own.
+    /// The items of this part, shuffled.
     pub fn of<T>(self, mut list: Vec<T>) -> Vec<T> {
         Rng::with_seed(list.len() as u64).shuffle(&mut list);
         list.into_iter().skip(self.index).step_by(self.parts).collect()

@@ -1,106 +1,53 @@
-//! Random programs: groups are made of groups, used side by side and ended, and each rank begins
-//! and awaits what is under way in an order of its own.
+//! Random programs: groups are made from groups, used side by side and ended. Each rank begins and awaits
+//! calls in its own order.
 
 mod draft;
 mod messages;
 mod rank;
+mod script;
 
-use drumline_schedule::step::Rank;
 use fastrand::Rng;
 
-use self::{draft::Draft, rank::Performer};
-use crate::{Case, World};
+use self::{draft::Draft, rank::Performer, script::Script};
+use crate::World;
 
-/// What all ranks of a job do, drawn from a seed.
+/// The actions of all ranks of a job, drawn from a seed.
 ///
-/// A program is made of rounds. The first action of a round may block: making a group, ending
-/// one, or what some ranks call in its blocking form. All others of the round are under way beside
-/// it. A rank begins the actions of a round in any order that keeps those of one group's
-/// collectives, and messages with one tag, as they are; it awaits each of them at the end of the
-/// round or at any time later. So no rank ever waits for what another one has not begun because it
-/// waits itself, and what an implementation makes of it must come to an end.
+/// A program consists of rounds. The first action of a round may block: it makes or ends a group, or is a
+/// call in its blocking form. The other actions of the round run in the background beside it. A rank
+/// begins the actions of a round in any order that keeps the order of the collectives of one group, and
+/// of messages with one tag. It awaits each action at the end of the round or at any later time. So ranks
+/// never wait for each other in a circle, and a correct implementation comes to an end.
 #[derive(Clone, Debug)]
 pub struct Program {
     seed: u64,
-    /// The first one is the world.
-    groups: Vec<Group>,
-    rounds: Vec<Vec<Action>>,
-}
-
-#[derive(Clone, Debug)]
-struct Group {
-    /// What the world calls the group's ranks, in their order.
-    members: Vec<Rank>,
-    /// Whether its ranks wait for each other before it ends.
-    is_destroyed: bool,
-}
-
-/// Something that ranks of a group do together. Ranks are the group's, groups stand for their
-/// place in the program's list.
-#[derive(Clone, Debug)]
-enum Action {
-    /// Some ranks make a group of their own.
-    NewGroup {
-        parent: usize,
-        ranks: Vec<Rank>,
-        keep_order: bool,
-        made: usize,
-    },
-    /// Each rank finds its group by its colour.
-    Split {
-        parent: usize,
-        colors: Vec<Option<u64>>,
-        keys: Vec<i64>,
-        made: Vec<usize>,
-    },
-    End {
-        group: usize,
-    },
-    Call {
-        group: usize,
-        case: Case,
-        registered: bool,
-    },
-    Messages {
-        group: usize,
-        messages: Messages,
-    },
-}
-
-/// One rank receives from some, perhaps from itself.
-#[derive(Clone, Debug)]
-struct Messages {
-    from: Vec<Rank>,
-    to: Rank,
-    tag: u64,
-    /// Whether they are received as they come.
-    any: bool,
-    /// Whose contributions are sent.
-    case: Case,
+    script: Script,
 }
 
 impl Program {
-    /// Everything follows from the seed.
+    /// The program of a seed, the same every time.
     pub fn draw(seed: u64) -> Program {
-        Draft::new(Rng::with_seed(seed)).program(seed)
+        Program { seed, script: Draft::new(Rng::with_seed(seed)).script() }
     }
 
-    /// How many ranks there are.
+    /// The number of ranks.
     pub fn world_size(&self) -> usize {
-        self.groups[0].members.len()
+        self.script.groups[0].members.len()
     }
 
-    /// Runs the program and compares every result with the oracle's. With `trace`, tells on
-    /// stderr what the program is and what each rank does.
+    /// Runs the program and compares every result with the oracle's. With `trace`, prints the program and
+    /// the actions of each rank on stderr.
     ///
     /// # Errors
     ///
-    /// What the ranks that fail say.
+    /// The errors of the ranks that fail.
     pub fn run(&self, world: &dyn World, trace: bool) -> Result<(), String> {
         if trace {
             self.tell();
         }
-        let rank = |group: &drumline::ProcessGroup| Performer::new(self, group, trace).perform();
+        let rank = |group: &drumline::ProcessGroup| {
+            Performer::new(&self.script, self.seed, group, trace).perform()
+        };
         world
             .run(self.world_size(), &rank)
             .map_err(|problem| format!("program {}, {}: {problem}", self.seed, world.name()))
@@ -108,38 +55,13 @@ impl Program {
 
     #[expect(clippy::print_stderr, reason = "the trace is for people")]
     fn tell(&self) {
-        for (number, group) in self.groups.iter().enumerate() {
+        for (number, group) in self.script.groups.iter().enumerate() {
             eprintln!("group {number}: {group:?}");
         }
-        for (number, round) in self.rounds.iter().enumerate() {
+        for (number, round) in self.script.rounds.iter().enumerate() {
             for action in round {
                 eprintln!("round {number}: {action:?}");
             }
-        }
-    }
-}
-
-impl Action {
-    /// What must be begun in the same order on all ranks: collectives of a group, and messages
-    /// with the same tag.
-    fn queue(&self) -> (usize, Option<u64>) {
-        match self {
-            Action::NewGroup { made, .. } => (*made, None),
-            Action::Split { parent: group, .. }
-            | Action::End { group }
-            | Action::Call { group, .. } => (*group, None),
-            Action::Messages { group, messages } => (*group, Some(messages.tag)),
-        }
-    }
-
-    /// The group whose ranks take part.
-    fn group(&self) -> usize {
-        match self {
-            Action::NewGroup { parent: group, .. }
-            | Action::Split { parent: group, .. }
-            | Action::End { group }
-            | Action::Call { group, .. }
-            | Action::Messages { group, .. } => *group,
         }
     }
 }

@@ -1,5 +1,4 @@
-//! One input, summed over every transport by every algorithm: the bits are the same, and so are
-//! their digests.
+//! Sums the same input over every transport by every algorithm, and compares digests of the bits.
 
 use std::{collections::BTreeMap, sync::Mutex};
 
@@ -12,11 +11,11 @@ use crate::{
     suite::SIZES,
 };
 
-/// How many ranks sum.
+/// Numbers of ranks.
 pub const WORLD_SIZES: [usize; 5] = [2, 3, 4, 6, 8];
 
-/// What is summed: every size around a border that algorithms have, and one of several messages.
-/// And a few more that are reduced otherwise, or are no floats.
+/// Sums of every size around which algorithms change, and of one size that takes several messages. Also
+/// other operators and integers.
 pub fn cases() -> Vec<Case> {
     let case = |op, dtype, elements| {
         let kind = Kind::AllReduce(op);
@@ -39,12 +38,12 @@ pub fn cases() -> Vec<Case> {
 pub struct Way {
     /// The algorithm.
     pub algorithm: &'static Algorithm,
-    /// Where it finds its data.
+    /// The form of the call.
     pub form: Form,
 }
 
 impl Way {
-    /// All that ranks which are placed so can go, if they share memory or not.
+    /// All ways for ranks that are placed like this, with or without shared memory.
     pub fn all(topology: &Topology, share_memory: bool) -> impl Iterator<Item = Way> {
         let rows = ALGORITHMS.iter().filter(move |row| {
             row.collective == Collective::AllReduce
@@ -57,14 +56,14 @@ impl Way {
         })
     }
 
-    /// Whether it serves a case: partial sums of narrow floats cannot lie in registered memory.
+    /// Whether this way serves a case: partial sums of narrow floats cannot lie in registered memory.
     pub fn serves(&self, case: &Case) -> bool {
         let in_place = self.form == Form::Registered && self.algorithm.partial_sums_travel;
         !in_place || case.dtype == DType::F32
     }
 }
 
-/// What has come out of each case, and who was the first to say so.
+/// The digest of each case, and the way that gave it first.
 #[derive(Debug, Default)]
 pub struct Digests {
     of_case: BTreeMap<String, (u64, String)>,
@@ -72,11 +71,11 @@ pub struct Digests {
 }
 
 impl Digests {
-    /// Somebody has summed.
+    /// Adds the digest that the way `by` gave.
     ///
     /// # Errors
     ///
-    /// Who had something else.
+    /// The digest differs from the first one of its case; the text names both ways.
     pub fn add(
         &mut self,
         case: &Case,
@@ -100,7 +99,7 @@ impl Digests {
         }
     }
 
-    /// How often a digest was the same as the first one of its case.
+    /// The number of digests that were equal to the first one of their case.
     pub fn compared(&self) -> usize {
         self.compared
     }
@@ -111,7 +110,7 @@ impl Digests {
 ///
 /// # Errors
 ///
-/// Where bits differ, or what failed.
+/// Bits differ, or a call failed.
 pub fn over_real_transports(digests: &mut Digests) -> Result<(), String> {
     for world_size in WORLD_SIZES {
         for (threads, share_memory) in Threads::everywhere().into_iter().zip([true, false, false]) {

@@ -1,4 +1,4 @@
-//! Which cases there are.
+//! The list of cases.
 
 use std::{
     collections::HashSet,
@@ -14,31 +14,30 @@ use crate::{
     on_group::{Form, check},
 };
 
-/// How much is tried.
+/// The number of cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Extent {
-    /// Every operation and form at the sizes around which algorithms change.
+    /// Every collective and form at the sizes around which algorithms change.
     Sizes,
     /// The same, and every type and operator with few elements.
     Small,
-    /// Every operation and form at sizes that take other ways, too: many pieces, many messages.
+    /// Every collective and form with long buffers, which take many pieces and many messages.
     Large,
-    /// Every combination of operation, type, operator, root, form and size but the longest; and of
-    /// that every pair of all others. Here every rank is a root; elsewhere the first and the last.
+    /// Every combination of collective, type, operator, root, form and size, but of the longest size only
+    /// every pair of the others. Every rank is a root here; in the other extents the first and the last.
     All,
 }
 
-/// Around every border that an algorithm may have: none, one, fewer than there are ranks, a page
-/// and its neighbours.
+/// Elements around which algorithms change: none, one, fewer than ranks, and about a page.
 pub const SIZES: [usize; 6] = [0, 1, 7, 1023, 1024, 1025];
 
 /// Longer than slots and socket buffers, and odd.
 pub const LONG: usize = (1 << 20) + 3;
 
-/// How many ranks there are in groups of any size.
+/// Numbers of ranks.
 pub const WORLD_SIZES: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 12, 16];
 
-/// A case, and how it is called.
+/// A case and the form of its call.
 pub type Call = (Case, Form);
 
 /// Every call of an extent in groups of this size.
@@ -68,7 +67,7 @@ pub fn calls(extent: Extent, world_size: usize) -> Vec<Call> {
     list.calls
 }
 
-/// Every type with every operator that it has.
+/// Every type with every operator that it supports.
 //
 // In loops: of `flat_map` and `filter` rustc 1.95 makes a look into a table of types by the type of an
 // iterator that is not there, which crashes.
@@ -94,8 +93,7 @@ impl List {
     fn cross(&mut self, sizes: &[usize], types: &[(DType, ReduceOp)], roots: &[usize]) {
         for &size in sizes {
             for &(dtype, op) in types {
-                // Once for each type is enough where nothing is reduced, and once where there are
-                // no elements.
+                // Collectives that reduce nothing appear once per type, and a barrier once in all.
                 let kinds = kinds(op, roots).into_iter().filter(|kind| match kind {
                     Kind::Barrier => (dtype, op) == types[0],
                     kind => kind.reduce_op().is_some() || op == ReduceOp::Sum,
@@ -106,7 +104,7 @@ impl List {
     }
 
     fn add(&mut self, kind: Kind, dtype: DType, size: usize) {
-        // A long buffer of all blocks is long enough.
+        // It is enough if all blocks together are long.
         let elements = match kind.has_blocks() && size == LONG {
             true => size.div_ceil(self.world_size),
             false => size,
@@ -122,9 +120,9 @@ impl List {
     }
 }
 
-/// Keeps so many calls that each pair of values of two of their parts is still there.
+/// Keeps calls so that each pair of [`values`] still occurs together in a call.
 fn keep_pairs(calls: &mut Vec<Call>) {
-    // Neighbours in the list have most of their values in common.
+    // Shuffled, because neighbours in the list have most of their values in common.
     Rng::with_seed(0).shuffle(calls);
     let mut seen = HashSet::new();
     calls.retain(|call| {
@@ -135,7 +133,7 @@ fn keep_pairs(calls: &mut Vec<Call>) {
     });
 }
 
-/// What a call is made of, other than its size.
+/// The properties of a call without its size.
 pub fn values((case, form): &Call) -> [String; 6] {
     let Case { kind, dtype, uneven, .. } = case;
     [
@@ -170,20 +168,20 @@ fn kinds(op: ReduceOp, roots: &[usize]) -> Vec<Kind> {
     kinds
 }
 
-/// Carries out the calls of `extent` in groups of these sizes.
+/// Runs the calls of `extent` in groups of these sizes.
 ///
 /// # Errors
 ///
-/// What the first one that fails says.
+/// The error of the first call that fails.
 pub fn run(world: &dyn World, world_sizes: &[usize], extent: Extent) -> Result<(), String> {
     run_part(world, world_sizes, extent, Part::WHOLE)
 }
 
-/// Carries out a part of the calls of `extent` in groups of each of these sizes.
+/// Runs a part of the calls of `extent` in groups of each of these sizes.
 ///
 /// # Errors
 ///
-/// What the first one that fails says.
+/// The error of the first call that fails.
 pub fn run_part(
     world: &dyn World,
     world_sizes: &[usize],
@@ -204,7 +202,8 @@ pub fn run_part(
     Ok(())
 }
 
-/// What a case must give, worked out by the first rank that asks and kept until no rank needs it.
+/// The expected results of a case. The first rank that asks computes them; they are kept while a rank needs
+/// them.
 type Answers = Vec<Arc<Vec<u8>>>;
 
 fn once(case: &Case, world_size: usize, known: &Mutex<Weak<Answers>>) -> Arc<Answers> {

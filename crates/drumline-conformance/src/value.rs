@@ -35,10 +35,10 @@ macro_rules! by_type {
 pub(crate) use by_type;
 
 pub(crate) trait Value: Pod {
-    /// What partial results are kept in.
+    /// The type of partial results.
     type Wide: Copy;
     fn random(rng: &mut Rng) -> Self;
-    /// One that stands for all that mean the same: payloads and signs of NaN are nobody's business.
+    /// The same value for all NaN, whatever their payload and sign.
     fn canonical(self) -> Self;
     fn widen(self) -> Self::Wide;
     fn narrow(wide: Self::Wide) -> Self;
@@ -46,9 +46,17 @@ pub(crate) trait Value: Pod {
     fn divide(wide: Self::Wide, by: u32) -> Self::Wide;
 }
 
-/// All elements, wherever the bytes lie.
+/// All elements; the bytes need no alignment.
 pub(crate) fn read_all<T: Pod>(bytes: &[u8]) -> Vec<T> {
     bytes.chunks_exact(size_of::<T>()).map(bytemuck::pod_read_unaligned).collect()
+}
+
+pub(crate) fn random_elements<T: Value>(mut rng: Rng, elements: usize) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(elements * size_of::<T>());
+    for _ in 0..elements {
+        bytes.extend_from_slice(bytemuck::bytes_of(&T::random(&mut rng)));
+    }
+    bytes
 }
 
 fn unknown(op: ReduceOp) -> ! {
@@ -136,7 +144,7 @@ macro_rules! floats {
         impl Value for $type {
             type Wide = $wide;
 
-            /// Of many magnitudes, so that the order of sums shows.
+            /// Many magnitudes, so that the order of sums shows in the bits.
             fn random(rng: &mut Rng) -> $type {
                 let fraction = rng.f64() * 2.0 - 1.0;
                 $of(match rng.u8(..) {

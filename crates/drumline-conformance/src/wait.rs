@@ -1,4 +1,4 @@
-//! The ways in which a program can learn that its work has ended.
+//! The ways to wait for a [`Work`].
 
 use std::{
     pin::pin,
@@ -10,7 +10,7 @@ use std::{
 
 use drumline::Work;
 
-/// How a call is waited for.
+/// A way to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wait {
     /// [`Work::wait`].

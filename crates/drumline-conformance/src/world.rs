@@ -2,16 +2,16 @@ use std::fmt::Debug;
 
 use drumline::{Config, ProcessGroup};
 
-/// Where groups come from.
+/// Makes groups.
 pub trait World: Debug {
-    /// What stands in a report.
+    /// The name, for reports.
     fn name(&self) -> &str;
 
     /// Runs `rank` once for every rank of a group of `world_size`, all at the same time.
     ///
     /// # Errors
     ///
-    /// What the ranks that fail say, or why there is no group.
+    /// The errors of the ranks that fail, or why the group could not be made.
     fn run(
         &self,
         world_size: usize,
@@ -73,7 +73,7 @@ impl World for Threads {
                 .map(|group| {
                     threads.spawn(move || {
                         rank(&group).map_err(|problem| {
-                            // The others are told at once, and do not wait for the time limit.
+                            // So that the other ranks fail at once instead of at the time limit.
                             group.abort();
                             format!("rank {} of {world_size}: {problem}", group.rank())
                         })?;
@@ -85,8 +85,7 @@ impl World for Threads {
                 Ok(result) => result,
                 Err(panic) => std::panic::resume_unwind(panic),
             });
-            // Who fails aborts, and all others tell of that: which one was the first shows in
-            // what they say.
+            // A rank that fails aborts, and all others report that. The texts show which failed first.
             let problems: Vec<String> = results.filter_map(Result::err).collect();
             if problems.is_empty() { Ok(()) } else { Err(problems.join("\n")) }
         })

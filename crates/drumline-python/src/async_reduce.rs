@@ -10,8 +10,8 @@ use std::{
 };
 
 use drumline::{
-    DType, ReduceOp,
-    async_reduce::{AsyncReduce as Engine, AsyncReduceOptions, TensorRegistry},
+    DType, ReduceOp, Result,
+    async_reduce::{AsyncReduce as Core, AsyncReduceOptions, TensorRegistry},
 };
 use pyo3::{exceptions::PyValueError, prelude::*};
 
@@ -19,22 +19,22 @@ use crate::{config::duration, error::raise, group::Group, memory::with_element, 
 
 /// Tensors in one buffer that the ranks of a host share.
 ///
-/// The buffer stays where it is for as long as this object lives, also when the engine has been
-/// left: whoever makes tensors from it keeps the object.
+/// The buffer stays in place as long as this object lives, also after `leave`. Tensors over the buffer
+/// must keep this object.
 #[pyclass(frozen, weakref, module = "drumline._core")]
 pub(crate) struct AsyncReduce {
-    /// There until this object is dropped.
-    engine: Mutex<Option<Engine>>,
+    /// `None` only after `forget`.
+    core: Mutex<Option<Core>>,
     is_left: AtomicBool,
-    /// Where the buffer begins, and its bytes.
+    /// The address of the buffer, and its length in bytes.
     memory: (usize, usize),
-    /// The process that has made it.
+    /// The process that made this object.
     process: rustix::process::Pid,
 }
 
 #[pymethods]
 impl AsyncReduce {
-    /// `tensors` are names, numbers of elements and codes of types. All ranks of `group` call this.
+    /// `tensors` are names, numbers of elements and codes of element types. All ranks of `group` call this.
     #[new]
     #[pyo3(signature = (group, tensors, op="avg", bucket_bytes=None))]
     fn new(
@@ -56,52 +56,52 @@ impl AsyncReduce {
         let mut options = AsyncReduceOptions::default().op(op);
         options.bucket_bytes = bucket_bytes.unwrap_or(options.bucket_bytes);
         let group = group.get()?;
-        let engine = signals::run_beside(py, move || registry.freeze(&group, &options))?;
+        let core = signals::run_beside(py, move || registry.freeze(&group, &options))?;
         let mut bytes = 0;
-        for name in engine.names() {
-            bytes = bytes.max(engine.place(name).map_err(raise)?.bytes.end);
+        for name in core.names() {
+            bytes = bytes.max(core.place(name).map_err(raise)?.bytes.end);
         }
         Ok(AsyncReduce {
-            memory: (engine.as_mut_ptr().addr(), bytes),
-            engine: Mutex::new(Some(engine)),
+            memory: (core.as_mut_ptr().addr(), bytes),
+            core: Mutex::new(Some(core)),
             is_left: AtomicBool::new(false),
             process: rustix::process::getpid(),
         })
     }
 
-    /// The address of the buffer, and its bytes.
+    /// The address of the buffer, and its length in bytes.
     #[getter]
     fn memory(&self) -> (usize, usize) {
         self.memory
     }
 
-    /// Where a tensor begins in the buffer, in bytes.
+    /// The offset of a tensor in the buffer, in bytes.
     fn offset(&self, py: Python<'_>, name: &str) -> PyResult<usize> {
-        self.with(py, |engine| engine.place(name).map(|place| place.bytes.start))
+        self.with(py, |core| core.place(name).map(|place| place.bytes.start))
     }
 
-    /// Brings a tensor as it lies in its place. Returns at once; until `synchronize` has returned,
-    /// nobody may touch it.
+    /// Starts to reduce a tensor in its place. Returns at once. Until `synchronize` has returned, the program
+    /// must not touch the tensor.
     fn async_reduce(&self, py: Python<'_>, name: &str) -> PyResult<()> {
-        self.with(py, |engine| engine.async_reduce(name))
+        self.with(py, |core| core.async_reduce(name))
     }
 
     /// Waits until all tensors are reduced.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         self.check()?;
-        signals::run(py, || self.lock().as_mut().map_or(Ok(()), Engine::synchronize))
+        signals::run(py, || self.lock().as_mut().map_or(Ok(()), Core::synchronize))
     }
 
-    /// Brings what was not brought in this step, and waits.
+    /// Brings the tensors that were not brought in this step, and waits.
     fn sync_grad(&self, py: Python<'_>) -> PyResult<()> {
         self.check()?;
-        signals::run(py, || self.lock().as_mut().map_or(Ok(()), Engine::sync_grad))
+        signals::run(py, || self.lock().as_mut().map_or(Ok(()), Core::sync_grad))
     }
 
-    /// Steps that have ended well, rounds in which ranks told each other what is complete, and
+    /// Steps without an error, rounds in which ranks told each other which tensors are complete, and
     /// all-reduces.
     fn counts(&self, py: Python<'_>) -> PyResult<(u64, u64, u64)> {
-        let counts = self.with(py, |engine| Ok(engine.counts()))?;
+        let counts = self.with(py, |core| Ok(core.counts()))?;
         Ok((counts.steps, counts.rounds, counts.all_reduces))
     }
 
@@ -110,29 +110,28 @@ impl AsyncReduce {
         self.is_left.load(Ordering::SeqCst)
     }
 
-    /// Breaks the engine off, on all ranks.
+    /// Aborts the steps of all ranks.
     fn abort(&self, py: Python<'_>) {
         if self.check().is_ok() {
             py.detach(|| {
-                if let Some(engine) = &*self.lock() {
-                    engine.abort();
+                if let Some(core) = &*self.lock() {
+                    core.abort();
                 }
             });
         }
     }
 
-    /// Leaves the other ranks, without waiting longer than so many seconds for them. The tensors
-    /// stay where they are.
+    /// Leaves the other ranks, after waiting for them at most `patience` seconds. The tensors stay in place.
     fn leave(&self, py: Python<'_>, patience: f64) -> PyResult<()> {
         self.leave_within(py, duration("patience", patience)?)
     }
 
-    /// Leaves without waiting for anybody.
+    /// Leaves without waiting for other ranks.
     fn drop(&self, py: Python<'_>) -> PyResult<()> {
         self.leave_within(py, Duration::ZERO)
     }
 
-    /// Leaves the engine as it is when the process ends: the peers see it die.
+    /// At the end of the process: closes nothing, so that the peers see this process die.
     fn forget(&self, py: Python<'_>) {
         self.is_left.store(true, Ordering::SeqCst);
         py.detach(|| mem::forget(self.lock().take()));
@@ -140,15 +139,15 @@ impl AsyncReduce {
 }
 
 impl AsyncReduce {
-    /// To be called without the interpreter's lock, for which whoever has this one may be waiting.
-    fn lock(&self) -> MutexGuard<'_, Option<Engine>> {
-        self.engine.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Call this without the interpreter's lock: the holder of this lock may be waiting for that one.
+    fn lock(&self) -> MutexGuard<'_, Option<Core>> {
+        self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn with<R: Send>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&mut Engine) -> drumline::Result<R> + Send,
+        call: impl FnOnce(&mut Core) -> Result<R> + Send,
     ) -> PyResult<R> {
         self.check()?;
         let result = py.detach(|| self.lock().as_mut().map(call));
@@ -183,7 +182,7 @@ fn left() -> PyErr {
 
 impl Drop for AsyncReduce {
     fn drop(&mut self) {
-        // A fork of the process shares the connections: no goodbye from there.
+        // A fork shares the connections, and must not say goodbye on them.
         if rustix::process::getpid() != self.process {
             mem::forget(self.lock().take());
         }

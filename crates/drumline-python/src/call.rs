@@ -1,6 +1,6 @@
-//! One call of Python's on its way to the core.
+//! One call from Python on its way to the core.
 
-use drumline::{DType, Element, Operator, ProcessGroup, ReduceOp, Result};
+use drumline::{DType, Element, Error, Operator, ProcessGroup, ReduceOp, Result};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
@@ -10,16 +10,16 @@ use crate::{
     work::Work,
 };
 
-/// An operation on one buffer, in both forms.
-pub(crate) struct Call<T> {
+/// A call with its group and its buffers, to run on this thread or in the background.
+pub(crate) struct Prepared<T> {
     pub(crate) group: ProcessGroup,
     pub(crate) input: Input<T>,
     pub(crate) buffer: Buffer<T>,
     pub(crate) background: bool,
 }
 
-impl<T: Element> Call<T> {
-    /// Runs `now` on this thread, or starts `later`.
+impl<T: Element> Prepared<T> {
+    /// Runs `now` on this thread, or starts `later` in the background.
     pub(crate) fn run(
         mut self,
         py: Python<'_>,
@@ -37,7 +37,7 @@ impl<T: Element> Call<T> {
         signals::run(py, || {
             now(&group, input.as_ref(), self.buffer.as_mut())?;
             self.buffer.deal_out();
-            Ok(())
+            Ok::<_, Error>(())
         })?;
         Ok(None)
     }
@@ -81,14 +81,15 @@ pub(crate) fn check_types(one: &Memory, others: &[Memory]) -> PyResult<()> {
     }
 }
 
-/// The type of several buffers, none of which are in the same place.
+/// The one type of all buffers in the list; `None` for an empty list.
 pub(crate) fn check_list(list: &[Memory]) -> PyResult<Option<DType>> {
     let Some(first) = list.first() else { return Ok(None) };
     check_types(first, list)?;
     Ok(Some(first.dtype))
 }
 
-/// Where all ranks bring or get equally many elements, so do those in the list.
+/// Fails if a buffer of the list does not have `block` elements: where `counts` are not given, every rank
+/// brings and gets equally many.
 pub(crate) fn check_blocks(operation: &str, block: usize, list: &[Memory]) -> PyResult<()> {
     if list.len() < 2 || list.iter().all(|memory| memory.len() == block) {
         return Ok(());
@@ -99,7 +100,7 @@ pub(crate) fn check_blocks(operation: &str, block: usize, list: &[Memory]) -> Py
     )))
 }
 
-/// Waits for the operation, unless it may go on in the background.
+/// Waits for the call, unless it runs in the background.
 pub(crate) fn finish<T: Element>(
     py: Python<'_>,
     background: bool,

@@ -1,4 +1,4 @@
-//! Settings from Python: those of the environment, and what is said otherwise.
+//! Settings from Python: those of the environment, overridden by arguments.
 
 use std::time::Duration;
 
@@ -11,8 +11,8 @@ use pyo3::{
 
 use crate::error::raise;
 
-/// The settings of the environment with those of `settings` in their place. They have the names of
-/// [`Config`]'s fields; time is in seconds.
+/// The settings of the environment, overridden by `settings`. The names are those of [`Config`]'s fields;
+/// durations are in seconds.
 pub(crate) fn config(settings: Option<&Bound<'_, PyDict>>) -> PyResult<Config> {
     let mut config = Config::from_env().map_err(raise)?;
     for (name, value) in settings.into_iter().flatten() {
@@ -48,7 +48,7 @@ fn seconds(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Duration> {
     duration(name, seconds)
 }
 
-/// A time limit of more than nothing.
+/// A duration above zero.
 pub(crate) fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
     let duration = Duration::try_from_secs_f64(seconds).ok().filter(|it| !it.is_zero());
     duration.ok_or_else(|| {

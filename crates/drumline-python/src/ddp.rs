@@ -1,4 +1,4 @@
-//! What every rank's model must begin with: the same tensors, and rank 0's values.
+//! Makes the models of all ranks start equal: the same tensors, with rank 0's values.
 
 use drumline::{
     DType,
@@ -11,7 +11,8 @@ use crate::{group::Group, memory::Memory, signals};
 /// Name, shape and code of the type.
 type Spec = (String, Vec<usize>, u8);
 
-/// Raises, on all ranks, which tensor or option is not the same on which rank.
+/// Compares the models of all ranks. If they differ, every rank raises an error that names the rank and
+/// the tensor or option.
 #[pyfunction]
 pub(crate) fn verify_model(
     py: Python<'_>,
@@ -33,7 +34,7 @@ pub(crate) fn verify_model(
     signals::run(py, || drumline::ddp::verify_model(&group, &parameters, &buffers, &options))
 }
 
-/// Gives the bytes of `tensors` on rank 0 to all ranks, which pass the same lengths.
+/// Gives the bytes of `tensors` on rank 0 to all ranks. All ranks pass the same lengths.
 #[pyfunction]
 pub(crate) fn broadcast(py: Python<'_>, group: &Group, mut tensors: Vec<Memory>) -> PyResult<()> {
     if let Some(other) = tensors.iter().find(|tensor| tensor.dtype != DType::U8) {

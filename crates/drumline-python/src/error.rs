@@ -1,9 +1,10 @@
 //! Errors of the core as Python exceptions.
 
-use drumline::{Cause, Error};
+use drumline::{Cause, CollectiveError as Failure, Error};
 use pyo3::{
-    PyErr, create_exception,
+    create_exception,
     exceptions::{PyOSError, PyRuntimeError, PyValueError},
+    prelude::*,
 };
 
 create_exception!(drumline, DrumlineError, PyRuntimeError, "Base of the errors of drumline.");
@@ -11,27 +12,34 @@ create_exception!(
     drumline,
     CollectiveError,
     DrumlineError,
-    "An operation failed. The text names the group, this rank, the operation, the rank at fault \
-     and the next step. The group is poisoned: every later call repeats the error."
+    "A collective failed. The text names the group, this rank, the call, the rank at fault and the \
+     next step. `cause` names the kind of failure; `culprit` is the rank at fault, where one rank is. \
+     The group is poisoned: every later call raises PoisonedError."
+);
+create_exception!(
+    drumline,
+    PoisonedError,
+    CollectiveError,
+    "A call on a group that has failed before. `cause` and `culprit` are those of that failure."
 );
 create_exception!(
     drumline,
     CollectiveTimeoutError,
     CollectiveError,
-    "An operation took longer than its time limit; the text names the ranks that did not answer."
+    "A call took longer than its time limit. The text names the ranks that did not answer."
 );
 create_exception!(
     drumline,
     CollectiveMismatchError,
     CollectiveError,
-    "Ranks called different operations; the text has both calls."
+    "Ranks made different calls. The text has both calls."
 );
 create_exception!(
     drumline,
     NotBroughtError,
     DrumlineError,
-    "Ranks have not brought all tensors in a step of an AsyncReduce; the text names both. The next \
-     step may go on."
+    "In a step of an AsyncReduce, some ranks have not brought all tensors. The text names ranks and \
+     tensors. The next step may go on."
 );
 create_exception!(
     drumline,
@@ -44,38 +52,84 @@ create_exception!(
     drumline,
     StoreTimeoutError,
     StoreError,
-    "Keys did not appear in a store in time; the text names them."
+    "Keys did not appear in a store in time. The text names the keys."
 );
 
+/// An error of the core that has an exception in Python.
+pub(crate) trait Raise {
+    fn raise(self) -> PyErr;
+}
+
 /// The exception for an error of the core.
-pub(crate) fn raise(error: Error) -> PyErr {
-    let text = named_as_in_python(&error).to_string();
-    match error {
-        Error::InvalidArgument { .. }
-        | Error::InvalidSetting { .. }
-        | Error::NotAMember { .. }
-        | Error::Object { .. } => PyValueError::new_err(text),
-        Error::Store { .. } => StoreError::new_err(text),
-        Error::StoreTimeout { .. } => StoreTimeoutError::new_err(text),
-        Error::Connect { .. } => ConnectError::new_err(text),
-        Error::Collective(error) if matches!(error.cause, Cause::Timeout { .. }) => {
-            CollectiveTimeoutError::new_err(text)
+pub(crate) fn raise(error: impl Raise) -> PyErr {
+    error.raise()
+}
+
+impl Raise for Error {
+    fn raise(self) -> PyErr {
+        let text = named_as_in_python(&self).to_string();
+        match &self {
+            Error::InvalidArgument { .. }
+            | Error::InvalidSetting { .. }
+            | Error::NotAMember { .. }
+            | Error::Object { .. } => PyValueError::new_err(text),
+            Error::Store { .. } => StoreError::new_err(text),
+            Error::StoreTimeout { .. } => StoreTimeoutError::new_err(text),
+            Error::Connect { .. } => ConnectError::new_err(text),
+            Error::Poisoned { by, .. } => with_cause(PoisonedError::new_err(text), by),
+            Error::Collective(failure) => failed(text, failure),
+            Error::NotBrought { by: Some(failure), .. } => failed(text, failure),
+            Error::NotBrought { by: None, .. } => NotBroughtError::new_err(text),
+            Error::Io { .. } => PyOSError::new_err(text),
+            _ => DrumlineError::new_err(text),
         }
-        Error::Collective(error) if matches!(error.cause, Cause::Mismatch { .. }) => {
-            CollectiveMismatchError::new_err(text)
-        }
-        Error::Collective(_) | Error::Poisoned { .. } => CollectiveError::new_err(text),
-        Error::NotBrought { by: None, .. } => NotBroughtError::new_err(text),
-        Error::NotBrought { by: Some(by), .. } => match by.cause {
-            Cause::Timeout { .. } => CollectiveTimeoutError::new_err(text),
-            _ => CollectiveError::new_err(text),
-        },
-        Error::Io { .. } => PyOSError::new_err(text),
-        _ => DrumlineError::new_err(text),
     }
 }
 
-/// Python has no `all_gather_v`: its `all_gather` takes uneven blocks, too.
+fn failed(text: String, failure: &Failure) -> PyErr {
+    let error = match failure.cause {
+        Cause::Timeout { .. } => CollectiveTimeoutError::new_err(text),
+        Cause::Mismatch { .. } => CollectiveMismatchError::new_err(text),
+        _ => CollectiveError::new_err(text),
+    };
+    with_cause(error, failure)
+}
+
+/// Sets the attributes `cause` and `culprit`, so that no program has to read the text.
+fn with_cause(error: PyErr, failure: &Failure) -> PyErr {
+    let set = |py: Python<'_>| {
+        let error = error.value(py);
+        error.setattr("cause", kind(&failure.cause))?;
+        error.setattr("culprit", failure.culprit())
+    };
+    // Without an interpreter nobody sees the attributes; any other failure is the one to raise.
+    match Python::try_attach(set) {
+        Some(Err(other)) => other,
+        Some(Ok(())) | None => error,
+    }
+}
+
+fn kind(cause: &Cause) -> &'static str {
+    match cause {
+        Cause::PeerExited { .. } => "peer_exited",
+        Cause::PeerLeft { .. } => "peer_left",
+        Cause::NobodyLeft { .. } => "nobody_left",
+        Cause::HostSilent { .. } => "host_silent",
+        Cause::Disconnected { .. } => "disconnected",
+        Cause::Unreachable { .. } => "unreachable",
+        Cause::Reported { .. } => "reported",
+        Cause::Aborted => "aborted",
+        Cause::Panicked { .. } => "panicked",
+        Cause::Mismatch { .. } => "mismatch",
+        Cause::Timeout { .. } => "timeout",
+        Cause::Backend { .. } => "backend",
+        Cause::Protocol { .. } => "protocol",
+        _ => "other",
+    }
+}
+
+/// The error under the name that Python has for a call: `all_gather` there takes uneven blocks, too, and
+/// there is no `all_gather_v`.
 fn named_as_in_python(error: &Error) -> Error {
     match error {
         Error::InvalidArgument { operation, problem } => Error::InvalidArgument {

@@ -2,7 +2,7 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -11,46 +11,59 @@ use drumline::{
     store::{DEFAULT_TIMEOUT, Store},
 };
 use pyo3::{
-    exceptions::{PyAttributeError, PyNotImplementedError},
+    exceptions::{PyAttributeError, PyNotImplementedError, PyRuntimeError},
     prelude::*,
     types::PyBytes,
 };
 
-use crate::store;
-
-/// The store behind a Python object.
-pub(crate) fn any_store(object: &Bound<'_, PyAny>) -> PyResult<Arc<dyn Store>> {
-    if let Ok(own) = object.cast::<store::Store>() {
-        return Ok(own.get().inner());
-    }
-    Ok(Arc::new(ForeignStore {
-        name: object.get_type().name()?.to_string(),
-        object: object.clone().unbind(),
-        timeout: Mutex::new(DEFAULT_TIMEOUT),
-    }))
-}
-
-/// Calls the methods of a Python object. What it lacks is made of what it has: `check` of a short
-/// `wait`, and `compare_set` of `add`, which says who is the first to make a key. (To replace a value
-/// is not atomic then.)
-struct ForeignStore {
+/// Calls the methods of a Python object. Methods that the object lacks are built from others: `check`
+/// from a short `wait`, and `compare_set` from `add`, which tells one caller that it is the first to make
+/// a key. (Then `compare_set` does not replace a value atomically.)
+pub(crate) struct ForeignStore {
     name: String,
     object: Py<PyAny>,
     timeout: Mutex<Duration>,
 }
 
-/// How long a store is asked for a key that may not be there, if it has no other way to tell.
+/// How long `wait` is given to find a key, where the object has no `check`.
 const A_MOMENT: Duration = Duration::from_millis(10);
 
+/// Exceptions by which a Python object says that it lacks a method.
+#[derive(Clone, Copy)]
+enum Lacking {
+    /// `NotImplementedError` and `AttributeError`.
+    Named,
+    /// These, and `RuntimeError` itself (not a class derived from it). torch's stores in C++ raise it for
+    /// a method without a body, and classes derived from it for failures.
+    OrRuntimeError,
+}
+
+impl Lacking {
+    fn is(self, raised: &PyErr, py: Python<'_>) -> bool {
+        raised.is_instance_of::<PyNotImplementedError>(py)
+            || raised.is_instance_of::<PyAttributeError>(py)
+            || matches!(self, Lacking::OrRuntimeError)
+                && raised.get_type(py).is(py.get_type::<PyRuntimeError>())
+    }
+}
+
 impl ForeignStore {
+    pub(crate) fn new(object: &Bound<'_, PyAny>) -> PyResult<ForeignStore> {
+        Ok(ForeignStore {
+            name: object.get_type().name()?.to_string(),
+            object: object.clone().unbind(),
+            timeout: Mutex::new(DEFAULT_TIMEOUT),
+        })
+    }
+
     /// Calls the object with the lock of the interpreter.
     fn call<R>(
         &self,
         operation: &str,
         call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<R>,
     ) -> Result<R> {
-        self.attempt(operation, call).unwrap_or_else(|| {
-            Err(self.error(operation, "this kind of store has no such method".to_owned()))
+        self.attempt(operation, Lacking::Named, call)?.ok_or_else(|| {
+            self.error(operation, "this kind of store has no such method".to_owned())
         })
     }
 
@@ -58,20 +71,16 @@ impl ForeignStore {
     fn attempt<R>(
         &self,
         operation: &str,
+        lacking: Lacking,
         call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<R>,
-    ) -> Option<Result<R>> {
-        let result = Python::try_attach(|py| {
-            call(self.object.bind(py)).map_err(|raised| match is_lacking(py, &raised) {
-                true => None,
-                false => Some(self.error(operation, raised.to_string())),
-            })
+    ) -> Result<Option<R>> {
+        let called = Python::try_attach(|py| match call(self.object.bind(py)) {
+            Err(raised) if lacking.is(&raised, py) => Ok(None),
+            Err(raised) => Err(self.error(operation, raised.to_string())),
+            Ok(value) => Ok(Some(value)),
         });
-        match result {
-            None => Some(Err(self.error(operation, "the interpreter has ended".to_owned()))),
-            Some(Ok(value)) => Some(Ok(value)),
-            Some(Err(Some(error))) => Some(Err(error)),
-            Some(Err(None)) => None,
-        }
+        let ended = || Err(self.error(operation, "the interpreter has ended".to_owned()));
+        called.unwrap_or_else(ended)
     }
 
     fn error(&self, operation: &str, problem: String) -> Error {
@@ -79,15 +88,8 @@ impl ForeignStore {
     }
 
     fn lacks(&self, operation: &str) -> Error {
-        self.error(operation, "drumline makes no use of it in a store of torch's".to_owned())
+        self.error(operation, "drumline does not use it on a store of torch's".to_owned())
     }
-}
-
-fn is_lacking(py: Python<'_>, raised: &PyErr) -> bool {
-    raised.is_instance_of::<PyNotImplementedError>(py)
-        || raised.is_instance_of::<PyAttributeError>(py)
-        || raised.to_string().to_lowercase().contains("not implemented")
-        || raised.to_string().to_lowercase().contains("not supported")
 }
 
 impl Store for ForeignStore {
@@ -108,13 +110,14 @@ impl Store for ForeignStore {
     }
 
     fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>> {
-        let set = self.attempt(&format!("compare_set {key}"), |store| {
+        let operation = format!("compare_set {key}");
+        let set = self.attempt(&operation, Lacking::OrRuntimeError, |store| {
             let py = store.py();
             let (expected, desired) = (PyBytes::new(py, expected), PyBytes::new(py, desired));
             store.call_method1("compare_set", (key, expected, desired))?.extract()
-        });
-        if let Some(result) = set {
-            return result;
+        })?;
+        if let Some(value) = set {
+            return Ok(value);
         }
         if self.check(&[key])? {
             let value = self.get(key)?;
@@ -124,7 +127,7 @@ impl Store for ForeignStore {
         } else if !expected.is_empty() {
             return Ok(expected.to_vec());
         } else if self.add(&format!("{key}/makers"), 1)? > 1 {
-            // Somebody else is about to make it.
+            // Another caller is the first and is about to set the key.
             return self.get(key);
         }
         self.set(key, desired)?;
@@ -139,42 +142,42 @@ impl Store for ForeignStore {
                 false => Err(self.missing(keys, started)),
             };
         }
-        // torch takes whole milliseconds, and nothing of them for without end.
+        // torch takes whole milliseconds, and 0 means without end.
         let limit = timeout.max(Duration::from_millis(1));
         let waited = self.call(&format!("wait for {}", keys.join(", ")), |store| {
             store.call_method1("wait", (keys.to_vec(), limit)).map(drop)
         });
         match waited {
-            // Whatever torch's store says then.
+            // A failure about as late as the time limit is one: stores raise many kinds of exceptions.
             Err(_) if started.elapsed() >= timeout.mul_f64(0.9) => Err(self.missing(keys, started)),
             result => result,
         }
     }
 
     fn check(&self, keys: &[&str]) -> Result<bool> {
-        let checked = self.attempt(&format!("check {}", keys.join(", ")), |store| {
+        let operation = format!("check {}", keys.join(", "));
+        let checked = self.attempt(&operation, Lacking::Named, |store| {
             store.call_method1("check", (keys.to_vec(),))?.extract()
-        });
-        checked.unwrap_or_else(|| {
-            match self.call("wait", |store| {
+        })?;
+        Ok(checked.unwrap_or_else(|| {
+            let waited = self.call("wait", |store| {
                 store.call_method1("wait", (keys.to_vec(), A_MOMENT)).map(drop)
-            }) {
-                Ok(()) => Ok(true),
-                Err(_) => Ok(false),
-            }
-        })
+            });
+            waited.is_ok()
+        }))
     }
 
     fn num_keys(&self) -> Result<usize> {
         self.call("num_keys", |store| store.call_method0("num_keys")?.extract())
     }
 
-    /// Keys that a store cannot delete stay in it: then it serves one group of each name.
+    /// Keys that a store cannot delete stay in it: then the store serves one group of each name.
     fn delete_key(&self, key: &str) -> Result<bool> {
-        let deleted = self.attempt(&format!("delete_key {key}"), |store| {
+        let operation = format!("delete_key {key}");
+        let deleted = self.attempt(&operation, Lacking::OrRuntimeError, |store| {
             store.call_method1("delete_key", (key,))?.extract()
-        });
-        deleted.unwrap_or(Ok(false))
+        })?;
+        Ok(deleted.unwrap_or(false))
     }
 
     fn append(&self, key: &str, value: &[u8]) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Process groups: how they are made, what they are, how they end.
+//! Process groups: creation, properties, end.
 
 use std::{
     mem,
@@ -10,23 +10,24 @@ use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
 
 use crate::{
     config::{config, duration},
-    foreign_store::any_store,
     signals,
+    store::any_store,
 };
 
-/// A process group. Operations (`operations.rs`) with `background=True` return a `Work` at once.
+/// A process group. Its collectives and messages are in `collectives.rs`; with `background=True` they
+/// return a `Work` at once.
 #[pyclass(frozen, weakref, module = "drumline._core")]
 pub(crate) struct Group {
     group: Mutex<Option<ProcessGroup>>,
-    /// Its name, for errors when it is gone.
+    /// The name, for errors after the group has gone.
     name: String,
-    /// The process that has made it.
+    /// The process that made this object.
     process: rustix::process::Pid,
 }
 
 #[pymethods]
 impl Group {
-    /// Meets the other ranks as `url` says, in the group `world`.
+    /// The group `world`. Ranks meet at `url`.
     #[staticmethod]
     #[pyo3(signature = (url, settings=None))]
     fn init(py: Python<'_>, url: String, settings: Option<&Bound<'_, PyDict>>) -> PyResult<Group> {
@@ -34,7 +35,7 @@ impl Group {
         signals::run_beside(py, move || init_process_group(&url, &config)).map(Group::new)
     }
 
-    /// Meets the other ranks in `store`, in the group `world`.
+    /// The group `world`. Ranks meet in `store`.
     #[staticmethod]
     #[pyo3(signature = (store, rank, world_size, settings=None))]
     fn init_with_store(
@@ -54,8 +55,8 @@ impl Group {
         Group::new(ProcessGroup::alone())
     }
 
-    /// Connects the members of a group of a job that was formed elsewhere. `ranks` are their numbers
-    /// in the job.
+    /// Connects the members of a group whose job another library has started. `ranks` are their numbers in
+    /// the job.
     #[staticmethod]
     #[pyo3(signature = (name, store, rank, ranks, master=None, settings=None))]
     fn connect(
@@ -89,13 +90,13 @@ impl Group {
         Ok(self.get()?.world_size())
     }
 
-    /// The members, by their numbers in the whole job.
+    /// The members' numbers in the whole job.
     #[getter]
     fn ranks(&self) -> PyResult<Vec<usize>> {
         Ok(self.get()?.ranks())
     }
 
-    /// The time limit of operations, in seconds.
+    /// The time limit of calls, in seconds.
     #[getter]
     fn timeout(&self) -> PyResult<f64> {
         Ok(self.get()?.config().timeout.as_secs_f64())
@@ -112,24 +113,24 @@ impl Group {
         self.lock().is_none()
     }
 
-    /// Sets the time limit of the operations that are called from now on, in seconds.
+    /// Sets the time limit of later calls, in seconds.
     fn set_timeout(&self, seconds: f64) -> PyResult<()> {
         let group = self.get()?.within(duration("timeout", seconds)?);
         *self.lock() = Some(group);
         Ok(())
     }
 
-    /// The same group with another time limit for the operations called there, in seconds.
+    /// A handle of the group whose calls have another time limit, in seconds.
     fn within(&self, seconds: f64) -> PyResult<Group> {
         Ok(Group::new(self.get()?.within(duration("timeout", seconds)?)))
     }
 
-    /// Seconds spent in operations.
+    /// Seconds spent in calls.
     fn communication_time(&self) -> PyResult<f64> {
         Ok(self.get()?.communication_time().as_secs_f64())
     }
 
-    /// Connects some of the members, which alone call this.
+    /// A group of some of the members. Only those call this.
     #[pyo3(signature = (ranks, name=None, timeout=None, keep_order=false))]
     fn new_group(
         &self,
@@ -146,7 +147,7 @@ impl Group {
         signals::run_beside(py, move || group.new_group(&ranks, &options)).map(Group::new)
     }
 
-    /// Breaks the group off, on all ranks.
+    /// Aborts the group, on all ranks.
     fn abort(&self, py: Python<'_>) {
         if let Ok(group) = self.get() {
             py.detach(|| group.abort());
@@ -159,21 +160,21 @@ impl Group {
         signals::run_beside(py, || group.destroy())
     }
 
-    /// Closes the group, without waiting longer than so many seconds for the others.
+    /// Closes the group, after waiting for the other ranks at most `patience` seconds.
     fn leave(&self, py: Python<'_>, patience: f64) -> PyResult<()> {
         let patience = duration("patience", patience)?;
         let Some(group) = self.take()? else { return Ok(()) };
         signals::run_beside(py, move || group.leave(patience))
     }
 
-    /// Leaves the group without waiting for anybody.
+    /// Leaves the group without waiting for other ranks.
     fn drop(&self, py: Python<'_>) -> PyResult<()> {
         let group = self.take()?;
         py.detach(|| drop(group));
         Ok(())
     }
 
-    /// Leaves the group as it is when the process ends: the peers see it die.
+    /// At the end of the process: closes nothing, so that the peers see this process die.
     fn forget(&self) {
         if let Some(group) = self.lock().take() {
             mem::forget(group);
@@ -215,7 +216,7 @@ impl Group {
         Ok(self.lock().take())
     }
 
-    /// A forked process shares the connections of its parent, which must not hear from both.
+    /// Fails in a fork. It shares the connections of its parent, and peers must not hear from both.
     fn check_process(&self) -> PyResult<()> {
         let process = rustix::process::getpid();
         if process == self.process {
@@ -234,7 +235,7 @@ impl Drop for Group {
         let group = self.lock().take();
         match rustix::process::getpid() == self.process {
             true => drop(group),
-            // The parent goes on with it: no goodbye from here.
+            // The parent still uses the connections: a fork must not say goodbye on them.
             false => mem::forget(group),
         }
     }

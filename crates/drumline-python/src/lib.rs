@@ -1,12 +1,14 @@
 //! The Python module `drumline._core`: process groups, stores and the launcher, for the package
 //! around it (`python/drumline`), which has the public API.
 //!
-//! A tensor comes as its address, its length, its type and an object that keeps it alive
-//! ([`memory`]); the package sees to it that its elements lie side by side. Whatever may take long
-//! runs without the interpreter's lock.
+//! The package passes a tensor as its address, its length, its type and an object that keeps it alive
+//! ([`memory`]). The package makes sure that the elements lie side by side. Calls that may take long run
+//! without the interpreter's lock.
 
 mod async_reduce;
 mod call;
+mod callbacks;
+mod collectives;
 mod config;
 mod ddp;
 mod error;
@@ -14,26 +16,25 @@ mod foreign_store;
 mod group;
 mod launch;
 mod memory;
-mod operations;
 mod registered;
 mod sampler;
 mod signals;
 mod store;
-mod tellers;
 mod work;
 
 use pyo3::prelude::*;
 
-/// What the package `drumline` is made of. Use that instead.
+/// The core of the package `drumline`. Programs use the package.
 #[pymodule]
 mod _core {
     #[pymodule_export]
     use super::{
         async_reduce::AsyncReduce,
+        callbacks::wait_for_callbacks,
         ddp::{broadcast, verify_model},
         error::{
             CollectiveError, CollectiveMismatchError, CollectiveTimeoutError, ConnectError,
-            DrumlineError, NotBroughtError, StoreError, StoreTimeoutError,
+            DrumlineError, NotBroughtError, PoisonedError, StoreError, StoreTimeoutError,
         },
         group::Group,
         launch::main,
@@ -41,7 +42,6 @@ mod _core {
         registered::Registered,
         sampler::Sampler,
         store::Store,
-        tellers::wait_for_callbacks,
         work::Work,
     };
 
@@ -50,6 +50,10 @@ mod _core {
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-        module.add("DTYPES", super::memory::names())
+        module.add("DTYPES", super::memory::names())?;
+        // Of an exception that Python code has made itself.
+        let collective_error = module.getattr("CollectiveError")?;
+        collective_error.setattr("cause", module.py().None())?;
+        collective_error.setattr("culprit", module.py().None())
     }
 }

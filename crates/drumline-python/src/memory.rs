@@ -6,8 +6,8 @@ use pyo3::{exceptions::PyValueError, prelude::*};
 /// Elements that lie side by side in the memory of a Python object: `(address, elements, dtype,
 /// owner)`.
 ///
-/// The package `drumline` takes the numbers from numpy, torch or DLPack, and passes as owner what
-/// keeps the memory where it is. `_core` trusts it, as every extension trusts the array library.
+/// The package `drumline` takes the numbers from numpy, torch or DLPack. The owner is an object that keeps
+/// the memory in place. `_core` trusts the package, as every extension trusts its array library.
 pub(crate) struct Memory {
     address: usize,
     count: usize,
@@ -36,7 +36,7 @@ fn is_addressable(bytes: usize) -> bool {
     isize::try_from(bytes).is_ok()
 }
 
-/// Complex numbers are aligned as their parts.
+/// In bytes. Complex numbers are aligned as their parts.
 fn alignment(dtype: DType) -> usize {
     match dtype {
         DType::Complex64 | DType::Complex128 => dtype.size() / 2,
@@ -73,28 +73,28 @@ impl Memory {
     fn read<T: Element>(&self) -> &[T] {
         // SAFETY: `extract` has checked the alignment and that the bytes fit the address space. That
         // they are there and initialised while the owner lives is what the package promises, and
-        // `self` holds it. Every pattern of bits is a `T` (`Element: Pod`). Another thread of
-        // Python may write meanwhile, as it may while numpy or torch read: users are told not to.
+        // `self` holds it. Every pattern of bits is a `T` (`Element: Pod`). Another Python thread
+        // may write meanwhile, as with numpy and torch; the documentation forbids it.
         unsafe { std::slice::from_raw_parts(self.pointer(), self.count) }
     }
 
-    /// The same to write, for as long as no other slice of these elements is in use.
+    /// The elements, to write to. No other slice of these elements may be in use.
     pub(crate) fn write<T: Element>(&mut self) -> &mut [T] {
         // SAFETY: as in `read`; that the memory may be written to is promised as well. `&mut self`
-        // keeps this operation from lending it twice, and operations check that their memories do
-        // not overlap.
+        // keeps this call from lending it twice, and calls check that their memories do not
+        // overlap.
         unsafe { std::slice::from_raw_parts_mut(self.pointer(), self.count) }
     }
 }
 
-/// What an operation only reads.
+/// Elements that a call only reads.
 pub(crate) enum Input<T> {
     Lent(Memory),
     Copied(Vec<T>),
 }
 
 impl<T: Element> Input<T> {
-    /// Copied if the operation writes to the same place.
+    /// Copies the elements if the call writes to the same memory.
     pub(crate) fn new(input: Memory, outputs: &[&Memory]) -> Input<T> {
         match outputs.iter().any(|output| output.overlaps(&input)) {
             true => Input::Copied(input.read().to_vec()),
@@ -102,12 +102,12 @@ impl<T: Element> Input<T> {
         }
     }
 
-    /// Nothing, for operations on one buffer.
+    /// No elements, for calls on one buffer.
     pub(crate) fn none() -> Input<T> {
         Input::Copied(Vec::new())
     }
 
-    /// The elements of all, behind each other.
+    /// The elements of all inputs, one input after another.
     pub(crate) fn joined(inputs: &[Memory]) -> Input<T> {
         Input::Copied(inputs.iter().flat_map(Memory::read::<T>).copied().collect())
     }
@@ -122,10 +122,10 @@ impl<T: Element> AsRef<[T]> for Input<T> {
     }
 }
 
-/// What an operation works on and writes to.
+/// Elements that a call writes.
 pub(crate) struct Buffer<T> {
     elements: Elements<T>,
-    /// Where the elements go to in the end, one part after another, if they are gathered first.
+    /// The memories that [`Buffer::deal_out`] fills in order; empty if the call writes in place.
     parts: Vec<Memory>,
 }
 
@@ -139,13 +139,13 @@ impl<T: Element> Buffer<T> {
         Buffer { elements: Elements::Lent(memory), parts: Vec::new() }
     }
 
-    /// One buffer for several memories, which are filled by [`Buffer::deal_out`].
+    /// One buffer for several memories. [`Buffer::deal_out`] fills them after the call.
     pub(crate) fn gathered(parts: Vec<Memory>) -> Buffer<T> {
         let count = parts.iter().map(Memory::len).sum();
         Buffer { elements: Elements::Gathered(vec![T::zeroed(); count]), parts }
     }
 
-    /// Brings the elements to where they belong. The operation has ended.
+    /// After the call: copies the elements to the memories of [`Buffer::gathered`].
     pub(crate) fn deal_out(&mut self) {
         let Elements::Gathered(all) = &self.elements else { return };
         let mut rest = &all[..];
@@ -198,7 +198,7 @@ macro_rules! with_element {
 }
 pub(crate) use with_element;
 
-/// A number of Python's as a factor of `premul_sum`.
+/// An element type to which a Python number converts, as the factor of `premul_sum`.
 pub(crate) trait Factor: Element {
     fn from_python(value: &Bound<'_, PyAny>) -> PyResult<Self>;
 }
@@ -239,7 +239,7 @@ pub(crate) fn names() -> Vec<(&'static str, u8)> {
     DType::ALL.map(|dtype| (dtype.name(), dtype as u8)).to_vec()
 }
 
-/// Whether the operator of that name means something for elements of the type with that code.
+/// Whether the operator `op` supports elements of the type with code `dtype`.
 #[pyfunction]
 pub(crate) fn supports(op: &str, dtype: u8) -> bool {
     let op: Option<drumline::ReduceOp> = op.parse().ok();

@@ -7,13 +7,13 @@ use pyo3::prelude::*;
 
 use crate::{error::raise, group::Group};
 
-/// Zeros that collectives of a group reach without a copy. They stay where they are for as long as
-/// this object lives, also when the group has ended: whoever makes arrays of them keeps the object.
+/// Memory, zero at first, that collectives of a group reach without a copy. It stays in place as long as
+/// this object lives, also after the end of the group. Arrays over the memory must keep this object.
 #[pyclass(frozen, module = "drumline._core")]
 pub(crate) struct Registered {
-    /// Aligned for every type. Nobody looks at it here: the arrays do.
+    /// Words, because they are aligned for every element type. Only the arrays of Python read them.
     _words: Mutex<RegisteredBuffer<u64>>,
-    /// Where it begins, and its bytes.
+    /// The address of the memory, and its length in bytes.
     memory: (usize, usize),
 }
 
@@ -27,7 +27,7 @@ impl Registered {
         Ok(Registered { _words: Mutex::new(words), memory: (address, bytes) })
     }
 
-    /// The address of the memory, and its bytes.
+    /// The address of the memory, and its length in bytes.
     #[getter]
     fn memory(&self) -> (usize, usize) {
         self.memory

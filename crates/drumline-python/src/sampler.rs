@@ -1,4 +1,4 @@
-//! Which samples a rank sees.
+//! The samples of a rank.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 
 use crate::error::raise;
 
-/// The order of an epoch, as torch's sampler has it.
+/// Draws the indices of an epoch in the same order as torch's sampler.
 #[pyclass(frozen, module = "drumline._core")]
 pub(crate) struct Sampler(Mutex<DistributedSampler>);
 
@@ -35,12 +35,12 @@ impl Sampler {
         self.lock().set_epoch(epoch);
     }
 
-    /// This many indices of this rank are done.
+    /// Marks `indices` further indices of this rank as done.
     fn advance(&self, indices: usize) {
         self.lock().advance(indices);
     }
 
-    /// What is left of the epoch for this rank.
+    /// The indices of the epoch that this rank has not done yet.
     fn indices(&self) -> Vec<usize> {
         self.lock().iter().collect()
     }
@@ -49,7 +49,7 @@ impl Sampler {
         self.lock().len()
     }
 
-    /// Where all ranks are, as a text.
+    /// The position of all ranks in the epoch, as text.
     fn state(&self) -> String {
         self.lock().state().to_string()
     }

@@ -1,31 +1,31 @@
-//! Ctrl-C while a call waits. Python's own signal handler only leaves a note, which the main thread
-//! must look at.
+//! Ctrl-C while a call waits. Python's own signal handler only sets a flag; the main thread must look
+//! at the flag to run the handlers of the program.
 
 use std::{cell::RefCell, sync::mpsc, thread, time::Duration};
 
 use drumline::interruptible;
 use pyo3::{exceptions::PyOSError, prelude::*};
 
-use crate::error::raise;
+use crate::error::{Raise, raise};
 
 thread_local! {
-    /// What a signal handler has raised while a call was waiting.
+    /// The exception that a signal handler raised while a call was waiting.
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
-/// How often a wait that knows nothing of signals is interrupted for them.
+/// Time between two looks for signals, in a wait that signals do not interrupt.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Only this thread runs signal handlers.
+/// Whether this is the main thread, the only one that runs Python's signal handlers.
 pub(crate) fn on_main_thread() -> bool {
     rustix::thread::gettid() == rustix::process::getpid()
 }
 
-/// Runs a blocking call of a group without the interpreter's lock. If a signal handler raises
-/// meanwhile (Ctrl-C), the group is broken off and that is what is raised.
-pub(crate) fn run<R: Send>(
+/// Runs a blocking call of a group without the interpreter's lock. If a signal handler raises meanwhile
+/// (Ctrl-C), this aborts the group and raises the handler's exception.
+pub(crate) fn run<R: Send, E: Raise + Send>(
     py: Python<'_>,
-    call: impl FnOnce() -> drumline::Result<R> + Send,
+    call: impl FnOnce() -> Result<R, E> + Send,
 ) -> PyResult<R> {
     if !on_main_thread() {
         return py.detach(call).map_err(raise);
@@ -37,7 +37,7 @@ pub(crate) fn run<R: Send>(
     }
 }
 
-/// Whether a signal handler has raised.
+/// Runs pending signal handlers and keeps what they raise in [`RAISED`]. Whether one has raised.
 fn signal_raised() -> bool {
     let raised = Python::try_attach(|py| py.check_signals().err()).flatten();
     let is_raised = raised.is_some();
@@ -47,18 +47,18 @@ fn signal_raised() -> bool {
     is_raised
 }
 
-/// Runs `call`, which knows nothing of signals, without the interpreter's lock. If a signal handler
-/// raises meanwhile, that is raised, and `call` goes on in the background to its own end.
-pub(crate) fn run_beside<R: Send + 'static>(
+/// Runs `call`, which signals do not interrupt, without the interpreter's lock. If a signal handler
+/// raises meanwhile, this raises the handler's exception, and `call` runs to its end in the background.
+pub(crate) fn run_beside<R: Send + 'static, E: Raise + Send + 'static>(
     py: Python<'_>,
-    call: impl FnOnce() -> drumline::Result<R> + Send + 'static,
+    call: impl FnOnce() -> Result<R, E> + Send + 'static,
 ) -> PyResult<R> {
     if !on_main_thread() {
         return py.detach(call).map_err(raise);
     }
     let (sender, mut result) = mpsc::sync_channel(1);
     thread::Builder::new().name("drumline-call".to_owned()).spawn(move || {
-        // Nobody may be there any more.
+        // The caller may have stopped waiting.
         let _ = sender.send(call());
     })?;
     loop {

@@ -2,10 +2,17 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
-use drumline::store::{self, FileStore, HashStore, PrefixStore, Store as _, tcp::TcpStore};
+use drumline::{
+    Error,
+    store::{self, FileStore, HashStore, PrefixStore, Store as _, tcp::TcpStore},
+};
 use pyo3::{prelude::*, types::PyBytes};
 
-use crate::{error::raise, foreign_store::any_store, signals::run_beside};
+use crate::{
+    error::{Raise, raise},
+    foreign_store::ForeignStore,
+    signals::run_beside,
+};
 
 /// A key-value store.
 #[pyclass(frozen, module = "drumline._core")]
@@ -19,24 +26,24 @@ impl Store {
         Store { store: Arc::new(store), address: None }
     }
 
-    pub(crate) fn inner(&self) -> Arc<dyn store::Store> {
+    fn inner(&self) -> Arc<dyn store::Store> {
         self.store.clone()
     }
 
-    /// Without the interpreter's lock, and so that Ctrl-C gets through.
-    fn wait_for<R: Send + 'static>(
+    /// Calls the store without the interpreter's lock. Ctrl-C ends the wait.
+    fn wait_for<R: Send + 'static, E: Raise + Send + 'static>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&dyn store::Store) -> drumline::Result<R> + Send + 'static,
+        call: impl FnOnce(&dyn store::Store) -> Result<R, E> + Send + 'static,
     ) -> PyResult<R> {
         let store = self.inner();
         run_beside(py, move || call(&*store))
     }
 
-    fn run<R: Send>(
+    fn run<R: Send, E: Raise + Send>(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&dyn store::Store) -> drumline::Result<R> + Send,
+        call: impl FnOnce(&dyn store::Store) -> Result<R, E> + Send,
     ) -> PyResult<R> {
         py.detach(|| call(&*self.store)).map_err(raise)
     }
@@ -88,7 +95,7 @@ impl Store {
                 store.wait_for_workers(world_size, timeout)?;
             }
             let address = store.address();
-            Ok(Store { store: Arc::new(store), address })
+            Ok::<_, Error>(Store { store: Arc::new(store), address })
         })
     }
 
@@ -166,7 +173,7 @@ impl Store {
         self.run(py, |store| store.queue_push(key, value))
     }
 
-    /// `None` only if it is not to wait, and the queue is empty.
+    /// `None` only without `block`, when the queue is empty.
     fn queue_pop<'py>(
         &self,
         py: Python<'py>,
@@ -200,7 +207,7 @@ impl Store {
         self.wait_for(py, move |store| store.barrier(&key, world_size, limit))
     }
 
-    /// Seconds that calls wait which are told nothing else.
+    /// The time limit of calls without one of their own, in seconds.
     #[getter]
     fn timeout(&self) -> f64 {
         self.store.timeout().as_secs_f64()
@@ -212,8 +219,16 @@ impl Store {
     }
 
     fn clone(&self, py: Python<'_>) -> PyResult<Store> {
-        let store: Box<dyn store::Store> = self.run(py, |store| store.try_clone())?;
+        let store = self.run(py, |store| store.try_clone())?;
         Ok(Store { store: store.into(), address: self.address })
+    }
+}
+
+/// The store behind a Python object: the core's own, or any object with torch's methods.
+pub(crate) fn any_store(object: &Bound<'_, PyAny>) -> PyResult<Arc<dyn store::Store>> {
+    match object.cast::<Store>() {
+        Ok(own) => Ok(own.get().inner()),
+        Err(_) => Ok(Arc::new(ForeignStore::new(object)?)),
     }
 }
 

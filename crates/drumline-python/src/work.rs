@@ -1,4 +1,4 @@
-//! An operation in the background, as Python sees it.
+//! A call or message in the background, as Python sees it.
 
 use std::{
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
@@ -9,71 +9,71 @@ use drumline::{Element, Error, Result};
 use pyo3::prelude::*;
 
 use crate::{
+    callbacks::Promise,
     error::raise,
     memory::Buffer,
     signals::{LOOK_EVERY, on_main_thread},
-    tellers::Promise,
 };
 
-/// What an operation gives back, to be brought to its place.
-pub(crate) trait Ended: Send + 'static {
-    /// Also tells which rank has sent it, where that was open.
+/// What a [`drumline::Work`] returns at its end.
+pub(crate) trait Returned: Send + 'static {
+    /// Copies the elements to their places. Returns the sender, after a receive from any rank.
     fn settle(self) -> Option<usize>;
 }
 
-impl<T: Element> Ended for Buffer<T> {
+impl<T: Element> Returned for Buffer<T> {
     fn settle(mut self) -> Option<usize> {
         self.deal_out();
         None
     }
 }
 
-impl<T: Element> Ended for Vec<Buffer<T>> {
+impl<T: Element> Returned for Vec<Buffer<T>> {
     fn settle(self) -> Option<usize> {
         None
     }
 }
 
-impl<T: Element> Ended for (Buffer<T>, usize) {
+impl<T: Element> Returned for (Buffer<T>, usize) {
     fn settle(mut self) -> Option<usize> {
         self.0.deal_out();
         Some(self.1)
     }
 }
 
-/// Of a barrier.
-impl Ended for Vec<u8> {
+/// After a barrier.
+impl Returned for Vec<u8> {
     fn settle(self) -> Option<usize> {
         None
     }
 }
 
-/// An operation that is under way.
+/// A call or message in the background.
 ///
-/// `wait` returns when it has ended; `then` calls a function when it has.
+/// `wait` blocks until its end; `then` calls a function at its end.
 #[pyclass(frozen, module = "drumline._core")]
 pub(crate) struct Work(Arc<Shared>);
 
 struct Shared {
-    state: Mutex<State>,
+    guarded: Mutex<Guarded>,
     changed: Condvar,
 }
 
-struct State {
+struct Guarded {
     progress: Progress,
-    /// Whom to tell.
+    /// Functions to call at the end.
     callbacks: Vec<Py<PyAny>>,
 }
 
 enum Progress {
-    /// Nobody waits for it.
+    /// Running, and no thread waits for the end.
     UnderWay(Box<dyn Pending>),
-    /// Somebody waits for it, or is told of its end.
+    /// Running. A thread that waits has taken the [`Pending`], or a callback at its end has.
     Taken,
     Ended(Outcome),
 }
 
-/// The rank of which a message came, where that was open.
+/// The sender, after a receive from any rank.
 type Outcome = Result<Option<usize>>;
 
 /// A [`drumline::Work`] of any type.
@@ -83,34 +83,35 @@ trait Pending: Send {
     fn on_complete(self: Box<Self>, tell: Box<dyn FnOnce(Outcome) + Send>) -> Result<()>;
 }
 
-impl<B: Ended> Pending for drumline::Work<B> {
+impl<B: Returned> Pending for drumline::Work<B> {
     fn is_completed(&self) -> bool {
         drumline::Work::is_completed(self)
     }
 
     fn wait_timeout(self: Box<Self>, limit: Duration) -> Result<Outcome, Box<dyn Pending>> {
         match drumline::Work::wait_timeout(*self, limit) {
-            Ok(result) => Ok(result.map(Ended::settle)),
+            Ok(result) => Ok(result.map(Returned::settle)),
             Err(goes_on) => Err(Box::new(goes_on)),
         }
     }
 
     fn on_complete(self: Box<Self>, tell: Box<dyn FnOnce(Outcome) + Send>) -> Result<()> {
-        drumline::Work::on_complete(*self, |result| tell(result.map(Ended::settle)))
+        drumline::Work::on_complete(*self, |result| tell(result.map(Returned::settle)))
     }
 }
 
 impl Work {
-    pub(crate) fn of<B: Ended>(work: drumline::Work<B>) -> Work {
+    pub(crate) fn of<B: Returned>(work: drumline::Work<B>) -> Work {
         let progress = Progress::UnderWay(Box::new(work));
-        let state = Mutex::new(State { progress, callbacks: Vec::new() });
-        Work(Arc::new(Shared { state, changed: Condvar::new() }))
+        let guarded = Mutex::new(Guarded { progress, callbacks: Vec::new() });
+        Work(Arc::new(Shared { guarded, changed: Condvar::new() }))
     }
 }
 
 #[pymethods]
 impl Work {
-    /// Waits for the end, at most for so many seconds. Whether it has ended; raises its error.
+    /// Waits for the end, at most `timeout` seconds. Returns whether the end has come; raises the error of
+    /// a failure.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let limit = timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
@@ -129,7 +130,7 @@ impl Work {
         }
     }
 
-    /// Whether the operation has ended, well or not.
+    /// Whether the end has come, with or without an error.
     fn is_completed(&self) -> bool {
         match &self.0.lock().progress {
             Progress::UnderWay(pending) => pending.is_completed(),
@@ -138,36 +139,36 @@ impl Work {
         }
     }
 
-    /// The error of an operation that has ended with one.
+    /// The error, after a failure.
     fn error(&self, py: Python<'_>) -> Option<Py<PyAny>> {
         let outcome = self.ended()?;
         outcome.err().map(|error| raise(error).into_value(py).into_any())
     }
 
-    /// The rank that has sent what a receive from any rank has got.
+    /// The sender, after a receive from any rank.
     fn source(&self) -> Option<usize> {
         self.ended()?.ok()?
     }
 
-    /// Calls `callback` with the exception, or None, when the operation has ended: on a thread for
-    /// callbacks, or at once.
+    /// Calls `callback` at the end, with the exception or None: on a thread for callbacks, or at once if
+    /// the end has come already.
     fn then(&self, py: Python<'_>, callback: Py<PyAny>) -> PyResult<()> {
-        let mut state = self.0.lock();
-        match std::mem::replace(&mut state.progress, Progress::Taken) {
+        let mut guarded = self.0.lock();
+        match std::mem::replace(&mut guarded.progress, Progress::Taken) {
             Progress::Ended(outcome) => {
-                state.progress = Progress::Ended(outcome.clone());
-                drop(state);
+                guarded.progress = Progress::Ended(outcome.clone());
+                drop(guarded);
                 tell(py, vec![callback], &outcome);
                 Ok(())
             }
             Progress::Taken => {
-                state.callbacks.push(callback);
+                guarded.callbacks.push(callback);
                 Ok(())
             }
             Progress::UnderWay(pending) => {
-                state.callbacks.push(callback);
-                drop(state);
-                // If it has ended, the thread of callbacks may want the interpreter already.
+                guarded.callbacks.push(callback);
+                drop(guarded);
+                // The thread for callbacks may need the interpreter's lock before this returns.
                 py.detach(|| self.0.tell_at_the_end(pending));
                 Ok(())
             }
@@ -176,7 +177,7 @@ impl Work {
 }
 
 impl Work {
-    /// How it has ended, if it has.
+    /// The outcome, if the end has come.
     fn ended(&self) -> Option<Outcome> {
         if !self.is_completed() {
             return None;
@@ -185,21 +186,21 @@ impl Work {
     }
 }
 
-/// As good as for ever.
+/// Between two looks at a condition that only another thread changes.
 const FOR_LONG: Duration = Duration::from_secs(24 * 3600);
 
 impl Shared {
-    /// Waits until the operation has ended, without the interpreter's lock.
+    /// Waits for the end, without the interpreter's lock. `None` if `until` comes first.
     fn wait_until(self: &Arc<Self>, until: Instant) -> Option<Outcome> {
-        let mut state = self.lock();
+        let mut guarded = self.lock();
         loop {
-            match std::mem::replace(&mut state.progress, Progress::Taken) {
+            match std::mem::replace(&mut guarded.progress, Progress::Taken) {
                 Progress::Ended(outcome) => {
-                    state.progress = Progress::Ended(outcome.clone());
+                    guarded.progress = Progress::Ended(outcome.clone());
                     return Some(outcome);
                 }
                 Progress::UnderWay(pending) => {
-                    drop(state);
+                    drop(guarded);
                     match pending.wait_timeout(until.saturating_duration_since(Instant::now())) {
                         Ok(outcome) => {
                             self.end(outcome.clone());
@@ -216,22 +217,22 @@ impl Shared {
                     if left.is_zero() {
                         return None;
                     }
-                    let waited = self.changed.wait_timeout(state, left);
-                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                    let waited = self.changed.wait_timeout(guarded, left);
+                    guarded = waited.unwrap_or_else(PoisonError::into_inner).0;
                 }
             }
         }
     }
 
-    /// Nobody waits for it any more; others may want to, and some may want to be told.
+    /// Ends this thread's wait before the end. Other threads may wait next; callbacks may have been added.
     fn give_back(self: &Arc<Self>, pending: Box<dyn Pending>) {
-        let mut state = self.lock();
-        if state.callbacks.is_empty() {
-            state.progress = Progress::UnderWay(pending);
-            drop(state);
+        let mut guarded = self.lock();
+        if guarded.callbacks.is_empty() {
+            guarded.progress = Progress::UnderWay(pending);
+            drop(guarded);
             return self.changed.notify_all();
         }
-        drop(state);
+        drop(guarded);
         self.tell_at_the_end(pending);
     }
 
@@ -244,19 +245,19 @@ impl Shared {
     }
 
     fn end(&self, outcome: Outcome) {
-        let mut state = self.lock();
-        let callbacks = std::mem::take(&mut state.callbacks);
-        state.progress = Progress::Ended(outcome.clone());
-        drop(state);
+        let mut guarded = self.lock();
+        let callbacks = std::mem::take(&mut guarded.callbacks);
+        guarded.progress = Progress::Ended(outcome.clone());
+        drop(guarded);
         self.changed.notify_all();
         if !callbacks.is_empty() {
-            // At the end of the interpreter there is nobody left to tell.
+            // After the end of the interpreter there is nothing to call.
             Python::try_attach(|py| tell(py, callbacks, &outcome));
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Guarded> {
+        self.guarded.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// In `out`, of which the last `keep` are kept; within epochs after so many steps each.
+    /// Saves in `out`, keeps the last `keep` files, and saves within epochs every `every` steps.
     pub(crate) fn new(
         out: &Path,
         keep: NonZeroUsize,
@@ -45,7 +45,7 @@ impl Checkpoints {
         Ok(self.directory.steps()?.last().is_some_and(|last| *last > steps))
     }
 
-    /// Whether to save in the middle of an epoch, after so many steps in all.
+    /// Whether to save in the middle of an epoch, after `steps` steps in all.
     pub(crate) fn is_due(&self, steps: u64) -> bool {
         self.every.is_some_and(|every| steps.is_multiple_of(every.get()))
     }

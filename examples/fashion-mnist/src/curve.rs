@@ -26,7 +26,7 @@ impl LossCurve {
         Self { steps, sums: vec![0.0; steps.min(POINTS_PER_EPOCH)] }
     }
 
-    /// Whether it is of an epoch of so many steps.
+    /// Whether the curve belongs to an epoch of `steps` steps.
     pub(crate) fn fits(&self, steps: usize) -> bool {
         self.steps == steps
     }
@@ -45,7 +45,7 @@ impl LossCurve {
         Ok(means)
     }
 
-    /// What all ranks have, for a checkpoint.
+    /// The losses of all ranks, for a checkpoint.
     pub(crate) fn gather(&self, group: &ProcessGroup) -> Result<GatheredLosses> {
         let mut sums = vec![0.0; self.sums.len() * group.world_size()];
         group.all_gather(&self.sums, &mut sums)?;

@@ -20,7 +20,7 @@ pub const CLASSES: usize = 10;
 /// Images to learn from and images to be judged on.
 #[derive(Clone, Debug)]
 pub struct DataSet {
-    /// What it is called in a sentence.
+    /// The name, to be used in a sentence.
     pub name: &'static str,
     /// The directory it was read from; None: the copy in this program.
     pub directory: Option<PathBuf>,

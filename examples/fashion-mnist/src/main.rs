@@ -250,7 +250,7 @@ fn load_data(options: &Options) -> Result<DataSet> {
     Ok(data)
 }
 
-/// Prints a line. (`println!` panics when nobody listens any more.)
+/// Prints a line. (`println!` panics when the reader has closed the pipe.)
 fn say(line: fmt::Arguments<'_>) -> io::Result<()> {
     writeln!(io::stdout(), "{line}")
 }

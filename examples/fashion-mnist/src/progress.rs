@@ -31,7 +31,7 @@ pub(crate) struct Progress {
 enum Shown {
     Nothing,
     Bar,
-    /// The same bar, where the launcher's terminal has so many columns.
+    /// The same bar, on the terminal of the launcher, which has this many columns.
     LauncherBar(u16),
     Lines,
 }
@@ -85,7 +85,7 @@ impl Progress {
                     self.last_line = Instant::now();
                     let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
                     let percent = done * 100 / all.max(1);
-                    // Nobody may be listening, which is no reason to stop.
+                    // The reader may have closed the pipe. Training goes on.
                     let _ = writeln!(io::stderr(), "{} {percent} %  loss {loss:.4}", self.title);
                 }
             }

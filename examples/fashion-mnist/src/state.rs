@@ -23,7 +23,7 @@ use crate::{curve::LossCurve, model::Classifier, optimizer};
 pub(crate) struct State {
     pub(crate) model: Classifier,
     pub(crate) optimizer: ModuleOptimizer,
-    /// Those that are over.
+    /// The finished epochs.
     pub(crate) epochs: Vec<Epoch>,
     /// In all epochs.
     pub(crate) steps: u64,
@@ -31,7 +31,7 @@ pub(crate) struct State {
     pub(crate) curve: Option<LossCurve>,
 }
 
-/// What must be the same when training is resumed.
+/// The settings that must be equal when training is resumed.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
     /// Its name and size.

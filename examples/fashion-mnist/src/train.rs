@@ -35,7 +35,7 @@ pub(crate) struct Trainer<'a> {
     device: &'a Device,
 }
 
-/// What an epoch of training gave.
+/// The results of an epoch of training.
 #[derive(Clone, Debug)]
 pub(crate) struct Trained {
     /// See [`fashion_mnist::history::Epoch::losses`].

@@ -1,7 +1,7 @@
 //! The hub: a switch in the process of rank 0.
 //!
-//! It knows nothing of operations. In every call each rank brings a part for each rank, and gets a
-//! part from each. When all have called, it compares what they called and deals the parts out.
+//! The hub knows no collectives. In every call each rank sends a part for each rank, and gets a part from
+//! each. When all ranks have called, the hub compares their calls and distributes the parts.
 
 use std::{
     io,
@@ -19,34 +19,34 @@ use drumline::backend::Signature;
 
 use crate::wire::{BODY_BYTES_MAX, Frame, Kind, NOBODY, join, split};
 
-/// How long a stranger may take to say who it is, and a rank to take what it is sent.
+/// Time limit for a new connection to identify itself, and for a rank to accept a frame.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 pub(crate) const TOKEN_BYTES: usize = 16;
 
 #[derive(Debug)]
 struct Hub {
-    /// To each rank.
+    /// The connection to each rank.
     lines: Vec<Mutex<TcpStream>>,
-    state: Mutex<State>,
+    ranks: Mutex<Ranks>,
 }
 
 #[derive(Debug)]
-struct State {
-    /// What each rank brings to the call at hand: its signature and its parts.
+struct Ranks {
+    /// What each rank has sent for the present call: its signature and its parts.
     calls: Vec<Option<Vec<u8>>>,
     left: Vec<bool>,
     failed: bool,
 }
 
-/// Frames, and to whom they go.
+/// Frames with their receivers.
 type Post = Vec<(usize, Frame)>;
 
-/// Waits until all ranks have connected, and then serves them until they go.
+/// Waits until all ranks have connected, then serves them until they leave.
 ///
 /// # Errors
 ///
-/// Who has not come in time.
+/// Ranks have not connected in time; the text names them.
 pub(crate) fn open(
     listener: TcpListener,
     token: [u8; TOKEN_BYTES],
@@ -64,7 +64,7 @@ pub(crate) fn open(
                     break;
                 }
                 let met = stream.and_then(|stream| Ok((meet(&stream, &token)?, stream)));
-                // A stranger is turned away; that no more are wanted is seen above.
+                // Other connections are dropped. The receiver may have gone; see the check of `closed`.
                 if let Ok(met) = met {
                     let _ = arrive.send(met);
                 }
@@ -83,7 +83,7 @@ pub(crate) fn open(
         }
     }
     closed.store(true, Ordering::SeqCst);
-    // Opens the door once more, so that it sees that it is closed.
+    // A last connection, so that the thread returns from `accept` and sees `closed`.
     let knock = TcpStream::connect(address);
     if knock.is_ok() {
         let _ = door.join();
@@ -98,7 +98,7 @@ pub(crate) fn open(
     serve(lines.into_iter().flatten().collect())
 }
 
-/// Which rank that is.
+/// Returns the rank of a new connection.
 fn meet(stream: &TcpStream, token: &[u8]) -> io::Result<usize> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
@@ -113,10 +113,10 @@ fn meet(stream: &TcpStream, token: &[u8]) -> io::Result<usize> {
 fn serve(lines: Vec<TcpStream>) -> io::Result<()> {
     let ranks = lines.len();
     let readers = lines.iter().map(TcpStream::try_clone).collect::<io::Result<Vec<_>>>()?;
-    let state = State { calls: vec![None; ranks], left: vec![false; ranks], failed: false };
+    let all = Ranks { calls: vec![None; ranks], left: vec![false; ranks], failed: false };
     let hub = Arc::new(Hub {
         lines: lines.into_iter().map(Mutex::new).collect(),
-        state: Mutex::new(state),
+        ranks: Mutex::new(all),
     });
     hub.deliver((0..ranks).map(|rank| (rank, Frame::new(Kind::Hello, 0, []))).collect());
     for (rank, reader) in readers.into_iter().enumerate() {
@@ -132,25 +132,25 @@ fn serve(lines: Vec<TcpStream>) -> io::Result<()> {
 }
 
 impl Hub {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Ranks> {
+        self.ranks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn deliver(&self, post: Post) {
         for (rank, frame) in post {
             let line = self.lines[rank].lock().unwrap_or_else(PoisonError::into_inner);
             if frame.write(&*line).is_err() {
-                // Whoever reads from it notices, and tells the others.
+                // The thread that reads from this line notices, and tells the other ranks.
                 let _ = line.shutdown(Shutdown::Both);
             }
         }
     }
 }
 
-impl State {
+impl Ranks {
     fn on_frame(&mut self, rank: usize, frame: Frame) -> Post {
         match frame.kind {
-            // All have been told, or are just being told, why.
+            // All ranks have got, or are getting, the reason.
             Kind::Call | Kind::Late if self.failed => Vec::new(),
             Kind::Call => {
                 self.calls[rank] = Some(frame.body);
@@ -178,7 +178,7 @@ impl State {
         }
     }
 
-    /// A call is complete, or never will be.
+    /// Answers the present call if it is complete, or fails if it cannot complete.
     fn look(&mut self) -> Post {
         let ranks = self.calls.len();
         let gone = (0..ranks).find(|rank| self.left[*rank] && self.calls[*rank].is_none());
@@ -205,7 +205,7 @@ impl State {
         (0..ranks).rev().map(answer).collect() // rank 0 last, see `to_all`
     }
 
-    /// Tells each rank of one that called something else.
+    /// If ranks made different calls: tells each rank the call of another one.
     fn mismatch(&mut self) -> Option<Post> {
         let signature = |rank: &usize| self.calls[*rank].as_ref()?.get(..Signature::BYTES);
         let present: Vec<usize> =
@@ -241,7 +241,7 @@ impl State {
         }
     }
 
-    /// Rank 0 comes last: when it has gone, the hub goes with its process.
+    /// Rank 0 comes last: when it leaves, its process ends, and the hub with it.
     fn to_all(&self, frame: &Frame) -> Post {
         (0..self.calls.len()).rev().map(|rank| (rank, frame.clone())).collect()
     }

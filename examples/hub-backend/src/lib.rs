@@ -1,5 +1,5 @@
-//! A backend of one's own, to begin with: every rank has one TCP connection, to a hub in the
-//! process of rank 0, and all that ranks have for each other goes through it.
+//! A small backend as a starting point for your own: every rank has one TCP connection to a hub in the
+//! process of rank 0. All data between ranks passes through the hub.
 //!
 //! ```
 //! use drumline::{Config, ProcessGroup, ReduceOp};
@@ -20,8 +20,8 @@
 //! # Ok::<_, drumline::Error>(())
 //! ```
 //!
-//! `hub` is the switch, `wire` are its frames, and this file is a rank's end of it: a thread sorts
-//! what comes from the hub, and whoever waits for something finds it in the inbox.
+//! `hub` is the switch, `wire` has its frames, and this file is a rank's end: a thread sorts frames from
+//! the hub into the inbox, where calls wait for them.
 
 #![forbid(unsafe_code)]
 
@@ -70,13 +70,13 @@ struct Rank {
 
 #[derive(Debug, Default)]
 struct Inbox {
-    state: Mutex<State>,
+    contents: Mutex<Contents>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    /// What this rank calls.
+struct Contents {
+    /// The present call of this rank.
     call: Option<Signature>,
     answer: Option<Frame>,
     messages: VecDeque<Frame>,
@@ -84,13 +84,13 @@ struct State {
     fault: Option<Cause>,
 }
 
-/// Messages that nobody has asked for.
+/// The most messages in the inbox that no receive has asked for.
 const WAITING_MAX: usize = 65_536;
 
-/// How long the hub may take to say who is late, after the time limit.
+/// After the time limit of a call: time for the hub to name the late ranks.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// How long a frame may make no way.
+/// Time limit for a frame that makes no progress.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 impl Rank {
@@ -129,7 +129,7 @@ impl Rank {
                 Ok(line)
             })
             .map_err(failed)?;
-        // Says who is missing.
+        // The hub names the missing ranks.
         if let Some(Ok(opened)) = opening.map(thread::JoinHandle::join) {
             opened.map_err(failed)?;
         }
@@ -144,7 +144,7 @@ impl Rank {
     fn send(&self, frame: &Frame) -> Result<(), Cause> {
         let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let Err(error) = frame.write(&self.line) else { return Ok(()) };
-        // Whoever reads from the line knows best why it ended, and will know soon.
+        // The thread that reads from the line will soon know why it ended.
         if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) {
             self.inbox.wait(Instant::now() + GRACE, |_| None::<()>)?;
         }
@@ -157,7 +157,7 @@ impl Rank {
         self.inbox.lock().call = Some(signature);
         let body = [&signature.to_bytes()[..], &join(parts.iter().copied())].concat();
         self.send(&Frame::new(Kind::Call, self.rank, body))?;
-        let answer = |state: &mut State| state.answer.take();
+        let answer = |state: &mut Contents| state.answer.take();
         if let Some(answer) = self.inbox.wait(deadline, answer)? {
             return Ok(answer);
         }
@@ -223,7 +223,7 @@ impl Backend for Rank {
         let body = [&message.label.0, message.bytes].concat();
         let frame = Frame { number: message.tag, ..Frame::new(Kind::Message, message.to, body) };
         match message.to == self.rank {
-            // By way of the hub it might come after all others have said that they leave.
+            // Through the hub it might arrive after all other ranks have left.
             true => self.inbox.change(|state| state.take_in(frame)),
             false => self.send(&frame)?,
         }
@@ -235,13 +235,13 @@ impl Backend for Rank {
             Some(from) => [from].into(),
             None => (0..self.world_size).filter(|rank| *rank != self.rank).collect(),
         };
-        let is_here = |state: &mut State| {
+        let is_here = |state: &mut Contents| {
             let fits = |frame: &Frame| {
                 frame.number == wanted.tag && wanted.from.is_none_or(|from| from == frame.rank)
             };
             state.messages.remove(state.messages.iter().position(fits)?)
         };
-        let all_gone = |state: &State| !others.is_empty() && state.left.is_superset(&others);
+        let all_gone = |state: &Contents| !others.is_empty() && state.left.is_superset(&others);
         let mut found = self.inbox.wait(wanted.deadline, |state| {
             let message = is_here(state);
             (message.is_some() || all_gone(state)).then_some(message)
@@ -276,13 +276,13 @@ impl Backend for Rank {
         self.inbox.change(|state| {
             state.fault.get_or_insert(fault);
         });
-        // If the hub is gone, the others know.
+        // If the hub is gone, the other ranks know of the failure.
         let _ = self.send(&frame);
     }
 
     fn shutdown(&self, deadline: Instant) -> Result<(), Cause> {
         self.send(&Frame::new(Kind::Left, self.rank, []))?;
-        let all = |state: &mut State| (state.left.len() == self.world_size).then_some(());
+        let all = |state: &mut Contents| (state.left.len() == self.world_size).then_some(());
         match self.inbox.wait(deadline, all)? {
             Some(()) => Ok(()),
             None => {
@@ -296,7 +296,7 @@ impl Backend for Rank {
 
 impl Drop for Rank {
     fn drop(&mut self) {
-        // A rank that panics does not leave in good order: its peers shall see it as dead.
+        // A rank that panics does not leave in good order, so that its peers see it as dead.
         if !thread::panicking() && !self.inbox.lock().left.contains(&self.rank) {
             let _ = self.send(&Frame::new(Kind::Left, self.rank, []));
         }
@@ -305,11 +305,11 @@ impl Drop for Rank {
 }
 
 impl Inbox {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Contents> {
+        self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn change(&self, change: impl FnOnce(&mut State)) {
+    fn change(&self, change: impl FnOnce(&mut Contents)) {
         change(&mut self.lock());
         self.changed.notify_all();
     }
@@ -318,7 +318,7 @@ impl Inbox {
     fn wait<R>(
         &self,
         deadline: Instant,
-        mut look: impl FnMut(&mut State) -> Option<R>,
+        mut look: impl FnMut(&mut Contents) -> Option<R>,
     ) -> Result<Option<R>, Cause> {
         let mut state = self.lock();
         loop {
@@ -350,7 +350,7 @@ impl Inbox {
     }
 }
 
-impl State {
+impl Contents {
     fn take_in(&mut self, frame: Frame) {
         let peer = frame.rank;
         let text = || String::from_utf8_lossy(&frame.body).into_owned();

@@ -12,21 +12,21 @@ use std::io::{self, Read, Write};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
-    /// Rank to hub: who I am, and the token as body. Hub to rank: all are here.
+    /// Rank to hub: its number, with the token as body. Hub to rank: all ranks have connected.
     Hello = 1,
     /// A call: its signature, and a part for all ranks or one for each.
     Call,
-    /// What each rank has for this one.
+    /// The part of each rank for this one.
     Answer,
     /// To or from `rank`, with the tag as number: label and bytes.
     Message,
     /// The time limit of this rank's call has passed.
     Late,
-    /// `rank` has taken leave.
+    /// `rank` has left in good order.
     Left,
-    /// `rank` has taken leave but is needed.
+    /// `rank` has left in good order but is needed.
     Needed,
-    /// `rank` has gone without taking leave.
+    /// `rank` has gone without leaving in good order.
     Exited,
     /// The ranks in the body (4 bytes each) have not made the call.
     Missing,
@@ -83,7 +83,7 @@ impl Frame {
         to.write_all(&self.body)
     }
 
-    /// Memory is taken as the body arrives, whatever length the head claims.
+    /// Allocates memory as the body arrives, not by the length in the head.
     pub(crate) fn read(mut from: impl Read, body_bytes_max: u64) -> io::Result<Frame> {
         let mut head = [0; HEAD_BYTES];
         from.read_exact(&mut head)?;
@@ -102,14 +102,14 @@ impl Frame {
     }
 }
 
-/// Takes a number of so many bytes from the front; 0 where there are too few.
+/// Takes a number of `len` bytes from the front; 0 if there are too few.
 pub(crate) fn number(bytes: &mut &[u8], len: usize) -> u64 {
     let mut wide = [0; 8];
     wide[..len].copy_from_slice(bytes.split_off(..len).unwrap_or(&[0; 8][..len]));
     u64::from_le_bytes(wide)
 }
 
-/// Puts parts behind each other, each with its length in front.
+/// Concatenates parts, each after its length.
 pub(crate) fn join<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     let mut all = Vec::new();
     for part in parts {
@@ -119,7 +119,7 @@ pub(crate) fn join<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     all
 }
 
-/// The inverse of [`join`]. What is cut short is left out.
+/// The inverse of [`join`]. A truncated part is left out.
 pub(crate) fn split(mut all: &[u8]) -> Vec<&[u8]> {
     let mut parts = Vec::new();
     while !all.is_empty() {

@@ -99,7 +99,7 @@ class Training:
 
     @torch.no_grad()
     def validated(self) -> float:
-        """The loss over all windows for validation, of which each rank sees a part."""
+        """The loss over all windows for validation. Each rank computes a part."""
         part = evaluation_shard(len(self.validation), dist.get_world_size(), dist.get_rank())
         sums = torch.zeros(2, dtype=torch.float64)
         for batch in DataLoader(self.validation, 2 * self.args.batch_size, sampler=part):

@@ -163,5 +163,5 @@ def main(arguments: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    # This file under its own name, so that its classes are there once.
+    # Imports this file under its own name, so that its classes exist only once.
     importlib.import_module("drumline.compat.haiscale").main(sys.argv[1:])

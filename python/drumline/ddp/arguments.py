@@ -1,4 +1,4 @@
-"""What the wrapper is made of: modules that can be trained, and the devices where they are."""
+"""Checks of the wrapper's arguments: the module, and the devices of its parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch._utils import _get_device_index
 
 
 def check_parameters(module: torch.nn.Module) -> None:
-    """Raises where there is nothing to train, or no memory for it yet."""
+    """Raises if no parameter is trained, or a parameter has no memory yet."""
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"DistributedDataParallel wraps a module, and this is a {type(module).__name__}")
     parameters = list(module.parameters())

@@ -1,4 +1,4 @@
-"""How autograd calls whoever wants to know of gradients and of the end of backward."""
+"""Callbacks of autograd, for gradients and for the end of backward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 class End:
-    """What autograd calls when backward has ended. It drops it uncalled when backward has raised."""
+    """A callback for the end of backward. If backward raises, autograd drops the callback uncalled."""
 
     def __init__(self, on_end: Callable[[], None], on_failure: Callable[[], None]) -> None:
         self._on_end: Callable[[], None] | None = on_end
@@ -24,7 +24,7 @@ class End:
 
 
 def calling(owner: object, method: str, *args: object) -> Callable[..., None]:
-    """Calls a method of ``owner`` for as long as there is one: a hook keeps nothing alive."""
+    """A hook that calls a method of ``owner``, and does not keep ``owner`` alive."""
     reference = weakref.ref(owner)
 
     def hook(*more: object) -> None:

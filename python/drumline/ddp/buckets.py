@@ -18,11 +18,11 @@ _MARKS = "(which parameters were used)"
 class SharedBuckets:
     """A place for every gradient, in an `AsyncReduce` of the core.
 
-    The gradient of a parameter on the CPU is a view of its place; nothing is copied but what
-    autograd has put elsewhere. Gradients of other devices, or of a type that travels as another one
-    (``wire``), are copied to their place and back.
+    The gradient of a parameter on the CPU is a view of its place. It is copied only if autograd has put
+    it elsewhere. Gradients on other devices, and gradients that travel as another type (``wire``), are
+    copied to their place and back.
 
-    With ``marks``, ranks also learn which parameters any of them has used.
+    With ``marks``, ranks also learn which parameters any rank has used.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class SharedBuckets:
             self._marks = tensor_at(memory, self._engine.offset(_MARKS), torch.float32, like)
 
     def bring(self, index: int) -> None:
-        """Puts a gradient to its place, zeros if there is none, and hands it to the core."""
+        """Copies a gradient, or zeros without one, to its place and hands it to the core."""
         name = self._names[index]
         put(name, self._parameters[index], self.places[index], self._is_view[index])
         self._engine.async_reduce(name)
@@ -98,17 +98,17 @@ class SharedBuckets:
         self._engine.abort()
 
     def leave(self, patience_s: float) -> None:
-        """Leaves the other ranks; gradients stay where they are."""
+        """Leaves the other ranks. Gradients stay in place."""
         self._engine.leave(patience_s)
 
     def drop(self) -> None:
-        """Leaves without waiting. Of a failure whoever used it has heard."""
+        """Leaves without waiting. An earlier failure has been raised before."""
         with suppress(_core.DrumlineError):
             self._engine.drop()
 
 
 def _wire_type(dtype: Any, wire: Any) -> Any:
-    """Only what becomes shorter by it travels as another type."""
+    """The type in which gradients travel: ``wire`` only where it is shorter."""
     return wire if wire is not None and dtype in (torch.float32, torch.float64) else dtype
 
 
@@ -120,7 +120,7 @@ def _code(name: str, dtype: Any) -> int:
 
 
 def put(name: str, parameter: Any, place: Any, is_view: bool) -> None:
-    """Copies a gradient to its place, unless it is there; zeros if there is none."""
+    """Copies a gradient, or zeros without one, to its place, unless it is there already."""
     gradient = parameter.grad
     if gradient is place:
         return
@@ -139,7 +139,7 @@ def put(name: str, parameter: Any, place: Any, is_view: bool) -> None:
 
 
 def tensor_at(storage: Any, offset: int, dtype: Any, like: Any) -> Any:
-    """A tensor at a byte of a storage, with the strides of the parameter as far as it is dense."""
+    """A tensor at a byte offset of a storage, with the strides of a dense parameter."""
     strides = torch.empty_like(like, device="meta", memory_format=torch.preserve_format).stride()
     with torch.no_grad():
         empty = torch.empty(0, dtype=dtype, device=storage.device)

@@ -25,7 +25,7 @@ def tensors_in(value: Any) -> Iterator[Any]:
 
 
 def functions_of(outputs: Any) -> list[Any]:
-    """What has made the tensors, each function once."""
+    """The functions that computed the tensors, each once."""
     functions = (tensor.grad_fn for tensor in tensors_in(outputs))
     return list(dict.fromkeys(function for function in functions if function is not None))
 
@@ -33,7 +33,7 @@ def functions_of(outputs: Any) -> list[Any]:
 def parameters_reached(outputs: Any) -> set[int]:
     """The leaves that a backward from ``outputs`` leads to, by ``id``."""
     reached = {id(tensor) for tensor in tensors_in(outputs) if tensor.is_leaf}
-    # Functions are kept while others are visited: theirs must not get the same number.
+    # `seen` keeps the functions alive: a new one must not get the `id` of a dropped one.
     seen = set(functions_of(outputs))
     waiting = list(seen)
     while waiting:

@@ -1,4 +1,4 @@
-"""The group of drumline's that serves a process group of any kind."""
+"""The group of the core that serves a process group of any kind."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from drumline import _core, _exit, default
+from drumline import _core, _exit, _world
 from drumline.groups import ProcessGroup
 from drumline.torch.store import master_of
 
@@ -17,8 +17,8 @@ _connected: weakref.WeakKeyDictionary[Any, _core.Group] = weakref.WeakKeyDiction
 
 
 def group_of(process_group: Any, device_mesh: Any = None) -> Any:
-    """The group that is meant, torch's or drumline's: this one, that of a mesh of one dimension, or that
-    of the whole job."""
+    """The process group to use, torch's or drumline's: ``process_group``, the group of a mesh of one
+    dimension, or the group of the whole job."""
     if device_mesh is not None:
         if process_group is not None:
             raise RuntimeError("Cannot specify both process_group and device_mesh arguments.")
@@ -37,8 +37,8 @@ def group_of(process_group: Any, device_mesh: Any = None) -> Any:
         return process_group
     if dist.is_available() and dist.is_initialized():
         return dist.group.WORLD
-    if default.is_initialized():
-        return default._of(None)
+    if _world.is_initialized():
+        return _world.group_or_world(None)
     raise RuntimeError(
         "there is no process group: call torch.distributed.init_process_group or "
         "drumline.init_process_group first"
@@ -46,11 +46,11 @@ def group_of(process_group: Any, device_mesh: Any = None) -> Any:
 
 
 def core_group(process_group: Any = None) -> _core.Group:
-    """The group itself if it is drumline's, by whatever name; beside any other, one with the same
-    ranks that has met in its store.
+    """The group of the core behind ``process_group``. For a group of another backend, makes a second group
+    of the same ranks, which meet in its store.
 
-    Without ``process_group``, that of the whole job: torch's, or that of
-    `drumline.init_process_group`. The first call for a foreign group is a collective.
+    Without ``process_group``: the group of the whole job, torch's or that of
+    `drumline.init_process_group`. The first call for a group of another backend is a collective.
     """
     process_group = group_of(process_group)
     if isinstance(process_group, ProcessGroup):
@@ -66,7 +66,7 @@ def core_group(process_group: Any = None) -> _core.Group:
 
 
 def own_group(process_group: Any) -> _core.Group | None:
-    """The group behind drumline's backend of torch's, if it is one."""
+    """The group of the core behind a torch group on the backend drumline; None for other backends."""
     module = sys.modules.get("drumline.torch.backend")
     backend = _backend(process_group)
     if module is None or not isinstance(backend, module.DrumlineBackend):

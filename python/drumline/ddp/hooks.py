@@ -1,4 +1,4 @@
-"""What may take the place of averaging: types that travel shorter, and functions of the user's."""
+"""Communication hooks: shorter types for travelling gradients, and functions of the user."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Compress:
 fp16_compress = Compress(torch.float16, "fp16_compress")
 bf16_compress = Compress(torch.bfloat16, "bf16_compress")
 
-# Buckets for functions have torch's lengths.
+# Buckets for functions of the user have torch's lengths.
 _BUCKET_BYTES = 25 << 20
 _FIRST_BUCKET_BYTES = 1 << 20
 
@@ -34,7 +34,7 @@ _FIRST_BUCKET_BYTES = 1 << 20
 def buckets_for(
     reducer: Reducer, state: object, hook: Any
 ) -> Callable[[], Buckets] | None:
-    """What makes the buckets that go with a hook. None: those that are there."""
+    """A function that makes the buckets for a hook. None: the present buckets serve."""
     hook = _OF_TORCH.get(_name_in_torch(hook), hook)
     if hook is None:
         return None
@@ -46,7 +46,7 @@ def buckets_for(
     return lambda: HookBuckets(reducer, state, hook)
 
 
-# torch's hooks that the core does by itself.
+# Hooks of torch that the core carries out itself.
 _OF_TORCH: dict[str | None, Compress | None] = {
     "allreduce_hook": None,
     "fp16_compress_hook": fp16_compress,
@@ -69,7 +69,7 @@ class GradBucket:
         self.is_last_one = False
 
     def index(self) -> int:
-        """Its number: buckets leave in this order."""
+        """The number of the bucket. Buckets are reduced in this order."""
         return self._index
 
     def buffer(self) -> Any:
@@ -77,7 +77,7 @@ class GradBucket:
         return self._buffer
 
     def set_buffer(self, tensor: Any) -> None:
-        """What `buffer` returns from now on."""
+        """Replaces the tensor that `buffer` returns."""
         self._buffer = tensor
 
     def gradients(self) -> list[Any]:
@@ -89,12 +89,12 @@ class GradBucket:
         return self._parameters
 
     def is_last(self) -> bool:
-        """Whether it is the last one of a backward."""
+        """Whether this is the last bucket of a backward."""
         return self.is_last_one
 
 
 class HookBuckets:
-    """Buckets that a function of the user's reduces, one after the other."""
+    """Buckets that a function of the user reduces, one after another."""
 
     def __init__(self, reducer: Reducer, state: object, hook: Callable[..., Any]) -> None:
         self._group, self._names, self._parameters = reducer.group, reducer.names, reducer.parameters
@@ -155,7 +155,7 @@ class HookBuckets:
         self._futures.append(future)
 
     def synchronize(self, used: Sequence[bool]) -> list[bool]:
-        # The others wait for all buckets, also for those in which something is missing here.
+        # Other ranks wait for all buckets, also for those in which a gradient is missing on this rank.
         while len(self._futures) < len(self._buckets):
             self._launch()
         for bucket, future in zip(self._buckets, self._futures, strict=True):
@@ -177,7 +177,7 @@ class HookBuckets:
         return [any(column) for column in zip(*self._tell(used), strict=True)]
 
     def _tell(self, own: Sequence[bool]) -> list[list[bool]]:
-        """What all ranks say of each parameter."""
+        """Gathers one flag per parameter from all ranks; one row per rank."""
         mine = torch.tensor(own, dtype=torch.uint8)
         rows = torch.empty(self._group.world_size, len(own), dtype=torch.uint8)
         code = CODE[torch.uint8]
@@ -193,14 +193,15 @@ class HookBuckets:
         self._group.abort()
 
     def leave(self, patience_s: float) -> None:
-        """It has no connections of its own."""
+        """Does nothing: these buckets have no connections of their own."""
 
     def drop(self) -> None:
-        """It has no connections of its own."""
+        """Does nothing: these buckets have no connections of their own."""
 
 
 def plan(parameters: Sequence[Any]) -> list[list[int]]:
-    """Indices of neighbours of one type and device, from the end; the first bucket is small."""
+    """Indices of parameters, in buckets of one type and device, from the last parameter to the first. The
+    first bucket is small."""
     buckets: list[list[int]] = []
     open_buckets: dict[Any, list[int]] = {}
     for index in reversed(range(len(parameters))):

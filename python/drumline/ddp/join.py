@@ -11,16 +11,16 @@ from drumline import _core
 from drumline.ddp.reducer import Reducer
 from drumline.torch.tensors import CODE
 
-# What a rank says before each forward.
+# Each rank sends one of these before each forward.
 _ENDED, _SYNCS, _ACCUMULATES = 0, 1, 2
 
 
 class Joined(JoinHook):
-    """All ranks say before each forward whether they have data; those that have none left do what
-    the others do.
+    """Before each forward, every rank sends whether it has data. Ranks without data make the same calls as
+    the others.
 
-    ``sync_buffers`` is what a forward does first. ``end`` is called when all ranks have ended, with
-    the number of one that went on longest.
+    A forward calls ``sync_buffers`` first. When all ranks have ended, ``end`` is called with the number of
+    a rank that had data longest.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Joined(JoinHook):
         self._sync_buffers, self._end = sync_buffers, end
         self._divide_by_initial, self._throw = divide_by_initial, throw
         self.first_active = 0
-        """Whose buffers all take."""
+        """The rank whose buffers all ranks take."""
 
     def begin_forward(self, syncs: bool) -> None:
         """This rank has data."""

@@ -1,4 +1,4 @@
-"""What a wrapper tells of itself."""
+"""Settings and times of a wrapper."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def logging_data(model: Any) -> dict[str, Any]:
     """Settings of the wrapper, and how long its steps took (nanoseconds), as text and integers under the
     names of torch's ``_get_ddp_logging_data``.
 
-    What torch tells of its buckets has no match here: they are formed anew in each step.
+    torch's fields about buckets have no match: drumline forms buckets anew in each step.
     """
     reducer = model.reducer
     parameters = reducer.parameters
@@ -56,7 +56,7 @@ def _backend_name(process_group: Any) -> str:
 
 
 def _short(dtype: torch.dtype) -> str:
-    # C++'s names, which torch tells here.
+    # torch reports the names of C++ here.
     return {"float32": "float", "float64": "double"}.get(name := str(dtype).split(".")[-1], name)
 
 

@@ -25,10 +25,10 @@ _DEFAULT_BUCKET_BYTES = 4 << 20
 class DistributedDataParallel(torch.nn.Module, TorchMethods):
     """Trains the same module on all ranks, each on its own share of the data.
 
-    What torch's class of this name does, on `AsyncReduce` of drumline's core: gradients are views into
-    memory that the ranks of a host share, and are averaged there while backward goes on. After
-    backward all ranks have the same gradients, bit by bit; so equal optimizers keep equal parameters
-    equal. Autocast, GradScaler, clipping, accumulation and schedulers work as on one device.
+    Like torch's class of this name, but on `AsyncReduce` of drumline's core: gradients are views into
+    memory that the ranks of a host share, and are averaged there while backward runs. After backward all
+    ranks have the same gradients, bit by bit. So equal optimizers keep equal parameters equal. Autocast,
+    GradScaler, clipping, accumulation and schedulers work as on one device.
 
     Construction is a collective: all ranks' parameters and buffers are compared (DrumlineError names
     the first that differs, and the rank, on every rank), then all take those of rank 0. A backward
@@ -40,23 +40,23 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
         module: on the CPU or anywhere else; gradients of other devices are staged.
         device_ids: at most one GPU. The module and its inputs are moved there. On a machine without
             GPUs it means the CPU, with a warning. None for modules on several devices.
-        output_device, dim, check_reduction: taken and not needed.
+        output_device, dim, check_reduction: accepted and ignored.
         broadcast_buffers: rank 0's buffers for all at the beginning, and before each forward while
             gradients are enabled. None, as True.
         init_sync: compare ranks, and take rank 0's values.
         process_group: drumline's, or torch's of any backend; None for that of the whole job.
-        bucket_cap_mb: gradients shorter than so many MiB share buckets of that length. 4 unless set.
+        bucket_cap_mb: gradients shorter than this (in MiB) share buckets of this length. 4 unless set.
         find_unused_parameters: a parameter that only some ranks use is averaged with zeros; one that
-            nobody uses keeps its gradient.
+            no rank uses keeps its gradient.
         gradient_as_bucket_view: gradients are views in any case.
         static_graph: the same parameters are used in every backward, equally often.
         delay_all_reduce_named_params, param_to_hook_all_reduce: both or none. These parameters are
-            averaged when they are ready, as all others: there is no order to be kept.
+            averaged when they are ready, like all others.
         mixed_precision: torch's ``_MixedPrecision``. Forward and backward run on casts of parameters and
             inputs; parameters and gradients keep their type.
         device_mesh: of one dimension, in the place of a process group.
         bucket_cap_mb_list: the largest number counts.
-        skip_all_reduce_unused_params, batched_grad_copy, lazy_bucket_allocation: taken and not needed.
+        skip_all_reduce_unused_params, batched_grad_copy, lazy_bucket_allocation: accepted and ignored.
         forward_sync_buffers: rank 0's buffers before each forward, as ``broadcast_buffers``, which it
             replaces; at the beginning they are rank 0's in any case.
 
@@ -243,7 +243,7 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
             self._leave_join()
 
     def join_hook(self, **kwargs: Any) -> Joined:
-        """What torch's `Join` calls on a rank that has ended. Takes ``divide_by_initial_world_size``."""
+        """The hook that torch's `Join` calls on a rank without data. Takes ``divide_by_initial_world_size``."""
         _ = self.join_process_group  # raises if `Join` cannot count ranks in it
         return self._join(kwargs.get("divide_by_initial_world_size", True), throw=False)
 

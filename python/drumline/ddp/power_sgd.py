@@ -17,10 +17,10 @@ from drumline.torch.tensors import Staging
 
 
 class PowerSGDState:
-    """What `power_sgd` keeps from step to step. The arguments have torch's names and meaning.
+    """The state of `power_sgd` between steps. The arguments have torch's names and meaning.
 
-    ``start_powerSGD_iter``: so many steps are averaged as they are first. A matrix is compressed if it
-    becomes ``min_compression_rate`` times shorter by it.
+    The first ``start_powerSGD_iter`` steps are averaged without compression. A matrix is compressed if
+    that makes it at least ``min_compression_rate`` times shorter.
     """
 
     def __init__(

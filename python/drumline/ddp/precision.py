@@ -25,8 +25,8 @@ class Precision:
 
     @classmethod
     def like_torch(cls, config: Any) -> Precision:
-        """From a ``_MixedPrecision`` of torch's, or whatever has its fields. Gradients travel in the
-        type of the parameters unless another one is given."""
+        """From torch's ``_MixedPrecision``, or an object with its fields. Gradients travel in the type of
+        the parameters unless ``reduce_dtype`` is set."""
         if config is None:
             return cls()
         try:
@@ -47,8 +47,8 @@ class Precision:
     def call(
         self, module: Any, parameters: dict[str, Any], inputs: Any, kwargs: dict[str, Any]
     ) -> Any:
-        """The forward of ``module`` on casts of its parameters, through which backward brings gradients
-        of their own type."""
+        """The forward of ``module`` on casts of its parameters. Backward casts the gradients back to the
+        type of the parameters."""
         if self.parameters is None:
             return module(*inputs, **kwargs)
         dtype = self.parameters

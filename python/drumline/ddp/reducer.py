@@ -18,7 +18,7 @@ _STOP_PATIENCE_S = 5.0
 
 
 class Buckets(Protocol):
-    """Where gradients lie and how they are averaged."""
+    """The memory of gradients, and how they are averaged."""
 
     places: list[Any]
 
@@ -34,15 +34,14 @@ class Buckets(Protocol):
 class Reducer:
     """Averages the gradients of ``parameters`` over the ranks of ``group`` while backward runs.
 
-    A gradient that is final is handed to the buckets, in whatever order they come; the end of
-    backward waits for all averages. A parameter without a gradient is an error that names it on every
-    rank, unless it was found to be unused (`filter_unused_parameters`, with ``marks``) or
-    ``find_unused``.
+    A gradient that is final goes to the buckets, in any order. The end of backward waits for all
+    averages. A parameter without a gradient is an error that names it on every rank, unless
+    `filter_unused_parameters` has found it unused (needs ``marks``), or with ``find_unused``.
 
-    ``static_graph``: the first backward finds out how many gradients each parameter gets, and the
-    later ones rely on it. ``sync_backward=False``: `synchronize` waits, not the end of backward.
-    ``by_forward``: only what goes through the outputs of an `expect`ed forward is averaged;
-    otherwise every backward is, while `sync_grad`. ``wire``: the type in which gradients travel.
+    ``static_graph``: the first backward counts the gradients of each parameter, and later ones rely on
+    the count. ``sync_backward=False``: `synchronize` waits, not the end of backward. ``by_forward``: only
+    a backward through the outputs of an `expect`ed forward is averaged; otherwise every backward is,
+    while `sync_grad`. ``wire``: the type in which gradients travel.
     """
 
     def __init__(
@@ -69,11 +68,11 @@ class Reducer:
         self.steps = 0
         """Backward passes that were averaged."""
         self.unused_bytes = 0
-        """Of the parameters that no rank has used in the last one, as far as there are marks."""
+        """Bytes of the parameters that no rank has used in the last one; 0 without marks."""
         self._find_unused, self._by_forward = find_unused, by_forward
         self._make: Callable[[], Buckets] = lambda: self.shared_buckets(wire)
         self._buckets: Buckets = self._make()
-        # How many gradients a parameter gets in a backward; not known yet of a static graph.
+        # Gradients per parameter in a backward. None: a static graph before its first backward.
         self._calls: list[int] | None = None if static_graph else [1] * len(self.names)
         self._used = [False] * len(self.names)
         self._unreached: list[int] = []
@@ -91,8 +90,8 @@ class Reducer:
         self._finalizer.atexit = False
 
     def shared_buckets(self, wire: Any = None) -> Buckets:
-        """Buckets in memory that ranks share; gradients travel as another type, if they become shorter
-        by it. A collective."""
+        """Buckets in memory that ranks share. Gradients travel as ``wire`` where that is shorter. A
+        collective."""
         return SharedBuckets(
             self.group, self.names, self.parameters, self.bucket_bytes, self.has_marks, wire
         )
@@ -113,7 +112,7 @@ class Reducer:
         self._finalizer.atexit = False
 
     def expect(self, outputs: Any) -> None:
-        """The backward that goes through these outputs of forward is to be averaged."""
+        """Has the backward through these outputs of forward averaged."""
         functions = functions_of(outputs)
         for function in functions:
             function.register_prehook(self._on_outputs)
@@ -144,14 +143,14 @@ class Reducer:
             self._finish(self._step)
 
     def stop(self) -> None:
-        """Leaves the other ranks, in good order: waits for them some seconds. Gradients are not
-        averaged any more."""
+        """Leaves the other ranks in good order, after waiting for them a few seconds. Later gradients are
+        not averaged."""
         self.sync_grad = False
         self._failure = "the reducer was stopped"
         self._buckets.leave(_STOP_PATIENCE_S)
 
     def check(self) -> None:
-        """Raises where gradients cannot be averaged any more."""
+        """Raises if gradients cannot be averaged any more."""
         if self._failure is not None:
             raise RuntimeError(f"gradients cannot be averaged: {self._failure}")
         if self.group.is_destroyed:
@@ -172,17 +171,17 @@ class Reducer:
             self._buckets.bring_zeros(index)
         self._take(self._buckets.synchronize([not self.has_marks] * len(self.names)))
 
-    # From here on: backward.
+    # Callbacks of backward.
 
     def _on_outputs(self, _gradients: Any) -> None:
         self._begin()
 
     def _begin(self) -> None:
-        """Waits for the end of the backward that runs, the outermost one if they are nested."""
+        """Asks autograd to call at the end of the running backward, the outermost one if nested."""
         if not self._is_running:
             self._is_running = True
             self.times.mark("backward")
-            # Nobody else keeps it: it is to be dropped when backward drops it.
+            # No other reference: the callback must be dropped when backward drops it.
             torch.autograd.Variable._execution_engine.queue_callback(End(self._on_end, self._on_failure))
 
     def _on_gradient(self, index: int, _parameter: Any) -> None:
@@ -210,7 +209,7 @@ class Reducer:
             raise RuntimeError(self._too_often(index))
 
     def _bring_unused(self, step: _Step, index: int) -> None:
-        """What was added up before, or zeros. If no rank uses the parameter it stays as it is."""
+        """Brings what was accumulated before, or zeros. `_finish` restores it if no rank uses the parameter."""
         gradient = self.parameters[index].grad
         if gradient is None:
             self._used[index] = False
@@ -220,7 +219,7 @@ class Reducer:
         self._buckets.bring(index)
 
     def _on_end(self) -> None:
-        """Backward has ended well."""
+        """Backward has ended without an error."""
         self._is_running = False
         if self._step is not None and self.sync_backward:
             self._finish(self._step)
@@ -247,7 +246,9 @@ class Reducer:
             raise _core.NotBroughtError(f"backward, {error}. {_UNUSED}") from None
         except _core.CollectiveError as error:
             text = f"backward, {error}. Look at what the ranks that are named here have printed"
-            raise type(error)(text) from None
+            told = type(error)(text)
+            told.cause, told.culprit = error.cause, error.culprit
+            raise told from None
         if self._calls is None:
             self._calls = step.came
         self._take(used_anywhere)

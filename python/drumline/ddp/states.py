@@ -1,4 +1,4 @@
-"""What the ranks begin with: the same tensors, and rank 0's values."""
+"""Makes the models of all ranks start equal: the same tensors, with rank 0's values."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _BYTE = CODE[torch.uint8]
 
 
 def parameters_of(module: torch.nn.Module, ignored: Iterable[str]) -> dict[str, Any]:
-    """All parameters by name, each once, without those that are ignored."""
+    """All parameters by name, each once, without the ignored ones."""
     skipped = set(ignored)
     return {name: it for name, it in module.named_parameters() if name not in skipped}
 
 
 def buffers_of(module: torch.nn.Module, ignored: Iterable[str]) -> dict[str, Any]:
-    """The same for buffers, as they are now: modules may replace them."""
+    """All buffers by name, at this moment: modules may replace them."""
     skipped = set(ignored)
     return {name: it for name, it in module.named_buffers() if name not in skipped}
 
@@ -32,7 +32,7 @@ def verify(
     bucket_bytes: int,
     ignores_unused: bool,
 ) -> None:
-    """Raises DrumlineError on all ranks, with the tensor and the ranks, where they differ."""
+    """If models differ, raises DrumlineError on all ranks, with the tensor and the ranks."""
     _core.verify_model(
         group,
         [_spec(name, tensor) for name, tensor in parameters.items()],

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from drumline import _core, default
+from drumline import _core, _world
 from drumline.ddp.groups import core_group
 from drumline.torch.tensors import CODE
 
@@ -41,7 +41,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
             raise ValueError(f"SyncBatchNorm takes [N, C, ...], and got {input.dim()} dimensions")
 
     def forward(self, input: Any) -> Any:
-        """Normalises; in training a collective."""
+        """Normalises. A collective in training."""
         group = self._group()
         if group is None:
             return super().forward(input)
@@ -53,7 +53,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         return output
 
     def _group(self) -> _core.Group | None:
-        """Where there are other ranks to ask."""
+        """The group; None without other ranks."""
         if not self.training or (self.process_group is None and not _has_world()):
             return None
         group = core_group(self.process_group)
@@ -107,7 +107,7 @@ def _converted(norm: Any, process_group: Any) -> SyncBatchNorm:
 def _has_world() -> bool:
     distributed = torch.distributed
     is_there = distributed.is_available() and distributed.is_initialized()
-    return is_there or default.is_initialized()
+    return is_there or _world.is_initialized()
 
 
 class _Normalise(torch.autograd.Function):

@@ -6,7 +6,7 @@ from time import perf_counter_ns
 
 
 class Times:
-    """Of the steps that were averaged, in nanoseconds."""
+    """Times of the averaged steps, in nanoseconds."""
 
     def __init__(self) -> None:
         self._marks: dict[str, int] = {}
@@ -36,6 +36,6 @@ class Times:
             self._sums[name] = self._sums.get(name, 0) + part
 
     def table(self) -> dict[str, int]:
-        """Of the last step, and on average: torch's names."""
+        """Times of the last step, and averages, under torch's names."""
         averages = {f"avg_{name}": it // self._steps for name, it in self._sums.items()}
         return {**self._parts, **averages}

@@ -1,4 +1,4 @@
-"""What torch's class has beside, and programs and libraries call."""
+"""Further methods of torch's class that programs and libraries call."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from drumline.groups import ProcessGroup
 
 
 class TorchMethods(Joinable):
-    """Methods and attributes of torch's DistributedDataParallel that are no part of training itself.
+    """Methods and attributes of torch's DistributedDataParallel beside training itself.
 
-    Those with a leading underscore are torch's own secret, and are here for who calls them anyhow.
+    Names with a leading underscore are private in torch. They are here for programs that use them.
     """
 
     module: Any
@@ -68,7 +68,7 @@ class TorchMethods(Joinable):
 
     @property
     def join_process_group(self) -> Any:
-        """The group in which `Join` counts ranks, which is one of torch's."""
+        """The torch group in which `Join` counts ranks."""
         if isinstance(self.process_group, ProcessGroup):
             raise TypeError(
                 "torch's Join counts ranks in a process group of torch's, and this model is on one of "
@@ -110,7 +110,7 @@ class TorchMethods(Joinable):
     # Not public in torch.
 
     def _check_reducer_finalized(self) -> None:
-        """Raises if gradients are not averaged, or cannot be any more."""
+        """Raises if gradients are not averaged, or cannot be averaged any more."""
         self.reducer.check()
 
     def _set_static_graph(self) -> None:
@@ -132,10 +132,10 @@ class TorchMethods(Joinable):
     def _register_buffer_comm_hook(
         self, state: object, hook: Callable[..., Any], comm_hook_location: Any = None
     ) -> None:
-        """``hook(state, buffers)``, with a dict by name, in the place of rank 0's values for all. It may
-        return futures, which are waited for at once.
+        """Calls ``hook(state, buffers)``, with a dict by name, instead of giving all ranks the buffers of
+        rank 0. If the hook returns futures, the wrapper waits for them at once.
 
-        It runs after forward, or before with ``_BufferCommHookLocation.PRE_FORWARD``.
+        The hook runs after forward, or before it with ``_BufferCommHookLocation.PRE_FORWARD``.
         """
         if not callable(hook):
             raise TypeError(f"a hook for buffers is callable, and this is a {type(hook).__name__}")
@@ -143,19 +143,19 @@ class TorchMethods(Joinable):
         self._buffer_hook = hook, state, is_before
 
     def _update_process_group(self, new_process_group: Any) -> None:
-        """Goes on in another group. A collective of its members; of the old group nobody is asked, so it
-        may have failed. Who is not a member goes on as before. A communication hook is to be registered anew."""
+        """Moves to another group. A collective of the new members. The old group may have failed. A rank
+        that is no member changes nothing. Communication hooks must be registered again."""
         if new_process_group is dist.GroupMember.NON_GROUP_MEMBER:
             return
         core_group(new_process_group)  # raises while the old one is still there
         self._connect(new_process_group, init_sync=False)
 
     def _get_ddp_logging_data(self) -> dict[str, Any]:
-        """What is set and what was measured, under torch's names as far as there is the same here."""
+        """Settings and measured times, under torch's names where drumline has the same thing."""
         return logging_data(self)
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Taken and not needed: all steps are measured."""
+        """Accepted and ignored: all steps are measured."""
         if sample_rate < 1:
             raise ValueError(f"a sample rate is at least 1, and this is {sample_rate}")
 

@@ -1,4 +1,4 @@
-"""What torch passes to a backend, checked and in the core's words."""
+"""Checks the arguments that torch passes to a backend, and translates them for the core."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OPERATORS = {
 
 
 def only(things: Sequence[T], operation: str) -> T:
-    """The tensor of an operation that takes a list of one."""
+    """The tensor of a call that takes a list of one."""
     if len(things) != 1:
         raise ValueError(f"{operation} takes one tensor per rank, and got {len(things)}")
     return things[0]
@@ -57,7 +57,7 @@ def check_list(tensors: Sequence[Any], world_size: int, what: str) -> None:
 def list_at_root(
     lists: list[list[torch.Tensor]], is_root: bool, world_size: int, what: str
 ) -> list[torch.Tensor]:
-    """The list that the root passes, and nobody else."""
+    """The list of the root; other ranks pass none."""
     if not is_root:
         if lists and lists[0]:
             raise ValueError(f"requires an empty {what} list on ranks other than the root")
@@ -68,7 +68,7 @@ def list_at_root(
 
 
 def split_counts(tensor: torch.Tensor, sizes: list[int], world_size: int) -> list[int]:
-    """Elements for each rank, of rows for each rank; no ``sizes``: equally many."""
+    """Elements for each rank. ``sizes`` are rows for each rank; empty means equally many."""
     rows = tensor.size(0) if tensor.dim() else 1
     row = tensor.numel() // rows * width(tensor) if rows else 0
     if not sizes:

@@ -18,22 +18,22 @@ from drumline._registered import zeros
 from drumline.torch.arguments import checked_tag, only
 from drumline.torch.barrier import MonitoredBarrier
 from drumline.torch.collectives import Collectives
-from drumline.torch.operation import PER_GROUP
+from drumline.torch.calls import PER_GROUP
 from drumline.torch.store import master_of
 from drumline.torch.tensors import Staging
 from drumline.torch.work import DrumlineWork, as_dist_error, patch_holder
 
 _log = logging.getLogger(__name__)
 
-# torch may wrap a backend and drop the half of it that is in Python.
+# torch may wrap a backend and drop its Python object, which must live on.
 _LIVING: set[DrumlineBackend] = set()
 
-# How long destroy_process_group waits for ranks that have not called it.
+# Seconds that destroy_process_group waits for ranks that have not called it.
 _PATIENCE_S = 5.0
 
 
 def create(options: Any, backend_options: Any) -> Backend:
-    """What torch calls for every group of this rank."""
+    """Makes a backend. torch calls this for every group of this rank."""
     patch_holder()
     ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
     is_world = not options.global_ranks_in_group
@@ -44,7 +44,7 @@ def create(options: Any, backend_options: Any) -> Backend:
 def connect(
     store: dist.Store, rank: int, ranks: list[int], name: str, timeout: timedelta
 ) -> DrumlineBackend:
-    """A backend for ``ranks``, numbers in the job, of which this is number ``rank``."""
+    """A backend for a group. ``ranks`` are the members' numbers in the job, ``rank`` is this one's index."""
     settings: dict[str, Any] = {"timeout": timeout.total_seconds()}
     try:
         group = Group.connect(name, store, rank, ranks, master_of(store), settings)
@@ -54,9 +54,9 @@ def connect(
 
 
 class DrumlineBackend(Collectives):
-    """What torch asks of a group beside collectives: who it is, messages, its end.
+    """The methods of a torch backend beside collectives: properties, messages, end.
 
-    torch has checked arguments, and turned global ranks into those of the group.
+    torch has checked the arguments, and turned global ranks into ranks of the group.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class DrumlineBackend(Collectives):
     supports_completion_hooks = property(lambda self: False)
     _supports_time_estimate = property(lambda self: False)
 
-    # Memory that is reduced without a copy: FSDP2 takes it, if it is told to.
+    # Memory that is reduced without a copy. FSDP2 uses it if configured so.
 
     def supports_tensor_alloc(self, device: torch.device | int) -> bool:
-        # torch's DDP in C++ asks with a number. What it would ask for then, torch 2.15 cannot say in Python.
+        # torch's DDP in C++ asks with a number. The call that follows has no form in Python (torch 2.15).
         return isinstance(device, torch.device) and device.type == "cpu"
 
     def allocate_tensor(
@@ -114,7 +114,7 @@ class DrumlineBackend(Collectives):
 
     _set_default_timeout = set_timeout
 
-    # Messages, and the barrier that names who is missing.
+    # Messages, and the barrier whose error names missing ranks.
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> DrumlineWork:
         staging, tensor = Staging(), only(tensors, "send")
@@ -154,13 +154,22 @@ class DrumlineBackend(Collectives):
         try:
             self._group.leave(_PATIENCE_S)
         except _core.DrumlineError as error:
-            # A call that needed nobody's answer is not known to have failed until now. Of all else
-            # whoever used the group has heard, and it is to go.
-            is_news = not str(error).startswith("destroy did not happen")
-            if is_news and "ranks disagree" in str(error):
+            if _is_news_of_a_mismatch(error):
                 raise as_dist_error(error) from None
             _log.warning("left a group that had failed: %s", error)
 
     def abort(self) -> None:
         _LIVING.discard(self)
         self._group.abort()
+
+
+def _is_news_of_a_mismatch(error: _core.DrumlineError) -> bool:
+    """Whether the end of a group shows that ranks made different calls.
+
+    A call that needs no answer returns before its rank can know of that. All other failures have been
+    raised before, by the call that failed, or are no reason to keep the group. A peer that reports a
+    mismatch blames no rank.
+    """
+    if not isinstance(error, _core.CollectiveError) or isinstance(error, _core.PoisonedError):
+        return False
+    return error.cause == "mismatch" or (error.cause == "reported" and error.culprit is None)

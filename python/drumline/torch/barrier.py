@@ -1,4 +1,4 @@
-"""monitored_barrier through the store, so that a group can go on if ranks are missing."""
+"""monitored_barrier through the store: the group stays usable if ranks are missing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ _PASSED = "passed"
 
 
 class MonitoredBarrier:
-    """Barriers of one group, counted. Rank 0 looks who has come, and tells the others."""
+    """The barriers of one group, numbered. Rank 0 waits for all ranks and writes the verdict."""
 
     def __init__(self, store: dist.Store, rank: int, world_size: int) -> None:
         self._store, self._rank, self._world_size = store, rank, world_size
         self._count = 0
 
     def wait(self, timeout: timedelta, wait_all_ranks: bool) -> None:
-        """Raises DistBackendError: on rank 0 it names who is missing, on others why rank 0 failed."""
+        """Raises DistBackendError: on rank 0 it names missing ranks, on others the failure of rank 0."""
         self._count += 1
         prefix = _prefix(self._count)
         if self._rank == 0:
@@ -36,7 +36,7 @@ class MonitoredBarrier:
         missing = [rank for rank in ranks if not self._has_come(f"{prefix}/{rank}", deadline)]
         if not missing:
             self._store.set(f"{prefix}/verdict", _PASSED)
-            # Who is here has read the verdict on the barrier before.
+            # A rank that has come here has read the verdict of the barrier before.
             done = [f"{_prefix(self._count - 1)}/verdict", *(f"{prefix}/{rank}" for rank in ranks)]
             for key in done:
                 self._store.delete_key(key)
@@ -63,13 +63,16 @@ class MonitoredBarrier:
             self._store.wait([f"{prefix}/verdict"], max(timeout, timedelta(milliseconds=1)))
             verdict = self._store.get(f"{prefix}/verdict").decode(errors="replace")
         except RuntimeError as error:
-            verdict = str(error)
+            raise self._failed(error) from None
         if verdict != _PASSED:
-            raise dist.DistBackendError(
-                f"[Rank {self._rank}]: Rank {self._rank} successfully reached monitoredBarrier, but "
-                f"received errors while waiting for send/recv from rank 0. Please check rank 0 logs "
-                f"for faulty rank. It says: {verdict}"
-            )
+            raise self._failed(verdict)
+
+    def _failed(self, why: object) -> Exception:
+        return dist.DistBackendError(
+            f"[Rank {self._rank}]: Rank {self._rank} successfully reached monitoredBarrier, but "
+            f"received errors while waiting for send/recv from rank 0. Please check rank 0 logs "
+            f"for faulty rank. It says: {why}"
+        )
 
 
 def _prefix(count: int) -> str:

@@ -1,4 +1,4 @@
-"""The collectives of c10d, on tensors that may lie anywhere."""
+"""The collectives of c10d, on tensors on any device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from drumline import _core
 from drumline._core import Group
 from drumline.torch import profile
 from drumline.torch.arguments import by_type, check_list, list_at_root, only, operator, split_counts
-from drumline.torch.operation import Operations
+from drumline.torch.calls import Calls
 from drumline.torch.sparse import all_reduce_sparse
 from drumline.torch.tensors import Memory, Staging
 from drumline.torch.work import DrumlineWork, as_dist_error
@@ -18,8 +18,8 @@ from drumline.torch.work import DrumlineWork, as_dist_error
 Tensors = list[torch.Tensor]
 
 
-class Collectives(Operations):
-    """torch passes lists of tensors and an object of options; ranks are those of the group."""
+class Collectives(Calls):
+    """torch passes lists of tensors and an object of options. Ranks are numbers in the group."""
 
     # One tensor per rank.
 
@@ -40,7 +40,7 @@ class Collectives(Operations):
         return self._run("all_reduce", opts, tensors, tensors, staging, call)
 
     def allreduce_sparse(self, tensors: Tensors, opts: Any) -> DrumlineWork:
-        """On the calling thread, also where torch does not wait."""
+        """Runs on the calling thread, even if torch does not wait."""
         op, _ = operator(opts)
         self._sequence += 1
         event = profile.begin("drumline:sparse_all_reduce", tensors)

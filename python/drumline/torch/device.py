@@ -20,7 +20,7 @@ import torch
 
 
 class Accelerator(Protocol):
-    """What is used of a kind of device."""
+    """The functions that staging needs of a kind of device."""
 
     def current_stream(self, device: torch.device) -> Any: ...
     def new_stream(self, device: torch.device) -> Any: ...
@@ -29,7 +29,7 @@ class Accelerator(Protocol):
         ...
 
     def copy(self, to: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
-        """Lets the stream copy. Both tensors' memory is kept until it has."""
+        """Queues a copy on the stream. The memory of both tensors is kept until its end."""
         ...
 
 
@@ -41,11 +41,11 @@ class SideStream:
         self._stream = accelerator.new_stream(device)
 
     def room_for(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Where the tensor's elements may lie on the CPU; what is in there is anything."""
+        """Uninitialised memory of the CPU for the tensor's elements."""
         return self._accelerator.pinned_like(tensor)
 
     def fetch(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The elements that the tensor has when the caller's stream has come so far."""
+        """Copies the elements to the CPU, after all work that the caller's stream has queued."""
         copy = self.room_for(tensor)
         self._stream.wait_stream(self._accelerator.current_stream(self._device))
         self._accelerator.copy(copy, tensor, self._stream)
@@ -53,12 +53,12 @@ class SideStream:
         return copy
 
     def bring_back(self, tensor: torch.Tensor, copy: torch.Tensor) -> None:
-        """Puts the elements of the copy into the tensor. `join` before it is used."""
+        """Queues a copy of the elements into the tensor. Call `join` before using the tensor."""
         self._stream.wait_stream(self._accelerator.current_stream(self._device))
         self._accelerator.copy(tensor, copy, self._stream)
 
     def join(self) -> None:
-        """Lets the caller's stream wait for what was brought back."""
+        """Makes the caller's stream wait for the queued copies."""
         self._accelerator.current_stream(self._device).wait_stream(self._stream)
 
 
@@ -84,7 +84,7 @@ class OfTorch:
 
 @functools.cache
 def side_stream(device: torch.device) -> SideStream:
-    """The one of a device (with an index). Warns of what was not tried: once for each device."""
+    """The side stream of a device (with an index). Warns once for each device."""
     warnings.warn(
         f"drumline stages tensors on {device} through pinned memory of the CPU, which has not been "
         "verified on this kind of hardware: compare a first result with another backend's",

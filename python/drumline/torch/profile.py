@@ -14,10 +14,10 @@ from drumline.torch.work import when_all_ended
 
 
 class Event:
-    """An event that ends on another thread than it began on, and so counts as asynchronous: torch's
-    own backends never work on the caller's thread.
+    """An event that ends on another thread than it began on. So it counts as asynchronous, like the events
+    of torch's own backends, which never work on the caller's thread.
 
-    Whoever lets go of torch's object last ends it once more, so nobody but this holds it.
+    Dropping the last reference to torch's object ends the event once more. So only this class holds one.
     """
 
     __slots__ = ("_inner", "_thread")
@@ -35,12 +35,12 @@ class Event:
 
 
 def begin(title: str, tensors: list[torch.Tensor]) -> Event | None:
-    """Begins an event if somebody profiles."""
+    """Begins an event if a profiler runs."""
     return Event(title, tensors) if torch.autograd._profiler_enabled() else None
 
 
 def end(event: Event | None, handles: list[_core.Work]) -> None:
-    """Ends the event when the operations have ended."""
+    """Ends the event when the calls have ended."""
     if event is not None:
         when_all_ended(handles, event.end)
 

@@ -1,4 +1,4 @@
-"""Makes the name known to torch. Runs while torch itself is imported, so it imports nothing else."""
+"""Registers the backend with torch. Runs while torch itself is imported, so it imports nothing else."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def register() -> None:
 
 
 def too_old() -> str:
-    """Why this torch cannot have the backend, and what it can have; nothing if it is new enough."""
+    """Why this torch cannot have the backend, and what works instead; empty if it is new enough."""
     import torch
 
     version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
@@ -44,8 +44,8 @@ def too_old() -> str:
 
 
 def autoload() -> None:
-    """The same for the end of ``import torch``, where an error would harm everybody: who asks for the
-    backend hears of it.
+    """Like `register`, but never raises: an error at the end of ``import torch`` would break every program.
+    `init_process_group` raises the error for programs that ask for the backend.
 
     Entry point ``torch.backends``, which torch 2.4 does not know: there, `drumline.ddp` calls it.
     """
@@ -59,7 +59,7 @@ def autoload() -> None:
 
 
 def _refuse(why: str) -> None:
-    """Has `init_process_group` say why there is no such backend."""
+    """Makes `init_process_group` raise an ImportError with ``why``."""
     import torch.distributed as dist
 
     def create(*_: Any) -> Any:
@@ -77,7 +77,7 @@ def _replaces_gloo() -> bool:
 
 
 def _create(options: Any, backend_options: Any) -> Any:
-    """Called for every new group; only now is the rest imported."""
+    """Called for every new group. Only now the rest of the package is imported."""
     from drumline.torch.backend import create
 
     return create(options, backend_options)

@@ -1,4 +1,4 @@
-"""all_reduce of sparse tensors: everybody's elements, added in the order of ranks."""
+"""all_reduce of sparse tensors: the elements of all ranks, added in the order of ranks."""
 
 from __future__ import annotations
 

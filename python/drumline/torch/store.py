@@ -1,4 +1,4 @@
-"""drumline's stores where torch wants one of its own.
+"""drumline's stores as torch stores.
 
 >>> dist.init_process_group("gloo", store=TorchStore(store), rank=0, world_size=1)  # doctest: +SKIP
 """
@@ -17,7 +17,7 @@ from drumline.stores import Store, Value
 
 
 class TorchStore(dist.Store):
-    """A store of drumline's as one of torch's."""
+    """A drumline store as a torch store."""
 
     def __init__(self, store: Store) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ def _as_torch(call: Any) -> Any:
 
 
 def master_of(store: dist.Store) -> tuple[str, int] | None:
-    """Where the store is, if it is on a host: the way there leads to the other hosts."""
+    """Host and port of the store, if it has one: the route there leads to the other hosts."""
     while isinstance(store, dist.PrefixStore):
         store = store.underlying_store
     if isinstance(store, dist.TCPStore):

@@ -1,4 +1,4 @@
-"""Tensors as memory: address, length, type, and whoever keeps it alive."""
+"""Tensors as memory: address, length, type, and the object that keeps the memory alive."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Memory = tuple[int, int, int, Any]
 class Staging:
     """Copies of tensors whose elements do not lie side by side in the memory of the CPU.
 
-    Results go back to the tensors by ``finish``, in the thread that wants to see them.
+    ``finish`` copies results back to the tensors. The thread that uses the tensors calls it.
     """
 
     __slots__ = ("_back", "_sides")
@@ -44,11 +44,11 @@ class Staging:
 
     @property
     def devices(self) -> list[torch.device]:
-        """Where results are brought back to by streams."""
+        """The devices to which streams copy results back."""
         return list(self._sides)
 
     def read(self, tensor: torch.Tensor, reduce: bool = False) -> Memory:
-        """The elements of a tensor that the operation only reads."""
+        """The elements of a tensor that the call only reads."""
         return _memory(tensor if _is_plain(tensor) else self._copied(tensor), reduce)
 
     def read_all(self, tensors: Sequence[torch.Tensor], reduce: bool = False) -> list[Memory]:
@@ -56,7 +56,7 @@ class Staging:
         return [self.read(tensor, reduce) for tensor in tensors]
 
     def write(self, tensor: torch.Tensor, reduce: bool = False) -> Memory:
-        """The elements of a tensor that the operation changes."""
+        """The elements of a tensor that the call changes."""
         if _is_plain(tensor):
             return _memory(tensor, reduce)
         copy = self._copied(tensor)

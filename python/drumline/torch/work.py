@@ -1,4 +1,4 @@
-"""What an operation returns, and what torch makes of it."""
+"""The result of a call, as torch's Work."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def as_dist_error(error: BaseException) -> BaseException:
     if isinstance(error, _core.ConnectError):
         return dist.DistNetworkError(str(error))
     if isinstance(error, _core.CollectiveTimeoutError):
-        # What programs look for in the texts of gloo.
+        # Programs for gloo look for these words.
         return dist.DistBackendError(f"drumline: Timed out waiting: {error}")
     if isinstance(error, _core.DrumlineError):
         return dist.DistBackendError(str(error))
@@ -33,10 +33,10 @@ def as_dist_error(error: BaseException) -> BaseException:
 
 
 class DrumlineWork(dist.Work):
-    """An operation that has ended (no ``handles``) or goes on.
+    """A call that has ended (no ``handles``) or runs in the background.
 
-    torch hands out a holder in its place, which passes on ``wait`` and ``get_future`` only. A future
-    is made when somebody asks for it.
+    torch gives programs a holder instead, which passes on ``wait`` and ``get_future`` only. The future
+    is made on the first `get_future`.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class DrumlineWork(dist.Work):
         self.wait()
 
     def get_future(self) -> Future[Any]:
-        # Nothing of torch's may be left in a thread that is not Python's own.
+        # No torch object may stay in a thread that Python has not started.
         if getattr(_asked, "wanted", False):
             _asked.work = self
         with self._lock:
@@ -78,8 +78,8 @@ class DrumlineWork(dist.Work):
             return self._future
 
     def _make_future(self) -> Future[Any]:
-        # With devices, callbacks have streams of their own, and whoever waits for a future has its
-        # stream wait for theirs.
+        # With devices, callbacks have streams of their own. The stream of a thread that waits for a
+        # future waits for those streams.
         devices = self._staging.devices
         ended: Future[Any] = Future(devices=[*devices]) if devices else Future()
         error: BaseException | None = None
@@ -158,10 +158,10 @@ def when_all_ended(
 
 
 def patch_holder() -> None:
-    """Lets torch's holder of a Work ask ours for what the holder does not pass on.
+    """Makes torch's holder of a Work call our Work for methods that the holder does not pass on.
 
-    ``get_future`` is passed on, and ours leaves itself where it can be found then. Works of other
-    backends keep their behaviour.
+    The holder passes on ``get_future``, and our ``get_future`` stores the Work where the patched method
+    finds it. Works of other backends behave as before.
     """
     for name in (
         "is_completed", "is_success", "exception", "result", "source_rank", "_source_rank",

@@ -1,5 +1,5 @@
-//! The recorded step: normalisation by given statistics, whose backward knows that they come from
-//! the samples of all ranks.
+//! The recorded step of autodiff: normalises by given statistics. Its backward takes into account that
+//! the statistics depend on the samples of all ranks.
 //!
 //! With `y` the normalised values and `g` the gradient of the loss with respect to the output,
 //! and means taken over the samples of all ranks,
@@ -24,9 +24,9 @@ use burn::{
 };
 use drumline::{ProcessGroup, ReduceOp};
 
-use crate::tap::{GradientTap, Host};
+use crate::tap::{GradientTap, InMemory};
 
-/// What the statistics were taken over.
+/// The samples behind the statistics.
 #[derive(Clone, Debug)]
 pub(super) struct Over {
     pub(super) group: ProcessGroup,
@@ -55,8 +55,8 @@ pub(super) fn normalize<const D: usize>(
 }
 
 thread_local! {
-    /// A backward step cannot return an error. It leaves it here, for the caller of backward on
-    /// this very thread, and NaN as the gradient, for nobody to train on.
+    /// A backward step cannot return an error. It puts the error here, where the caller of backward
+    /// takes it on the same thread, and makes the gradient NaN, so that nobody trains on it.
     static FAILURE: RefCell<Option<drumline::Error>> = const { RefCell::new(None) };
 }
 
@@ -103,7 +103,7 @@ impl<C: CheckpointStrategy> Normalize for Autodiff<Flex, C> {
         let (mean, variance) = (mean.into_primitive(), variance.into_primitive());
         match NormalizeBackward.prepare::<C>(nodes).compute_bound().stateful() {
             OpsKind::Tracked(mut prep) => {
-                let state = State {
+                let state = Saved {
                     x: prep.checkpoint(&x),
                     gamma: prep.checkpoint(&gamma),
                     mean: mean.clone(),
@@ -124,8 +124,9 @@ impl<C: CheckpointStrategy> Normalize for Autodiff<Flex, C> {
 #[derive(Debug)]
 struct NormalizeBackward;
 
+/// What forward keeps for backward.
 #[derive(Clone, Debug)]
-struct State<F> {
+struct Saved<F> {
     x: NodeId,
     gamma: NodeId,
     mean: F,
@@ -134,7 +135,7 @@ struct State<F> {
 }
 
 impl<B: GradientTap> Backward<B, 3> for NormalizeBackward {
-    type State = State<B::FloatTensorPrimitive>;
+    type State = Saved<B::FloatTensorPrimitive>;
 
     fn backward(
         self,
@@ -144,7 +145,7 @@ impl<B: GradientTap> Backward<B, 3> for NormalizeBackward {
     ) {
         let [x_node, gamma_node, beta_node] = ops.parents;
         let gradient = grads.consume::<B>(&ops.node);
-        let State { x, gamma, mean, variance, over } = ops.state;
+        let Saved { x, gamma, mean, variance, over } = ops.state;
         let x = checkpointer.retrieve_node_output::<B::FloatTensorPrimitive>(x);
         let gamma = checkpointer.retrieve_node_output::<B::FloatTensorPrimitive>(gamma);
 
@@ -165,7 +166,7 @@ impl<B: GradientTap> Backward<B, 3> for NormalizeBackward {
         let beta_gradient = sums(gradient.clone());
         let gamma_gradient = sums(B::float_mul(gradient.clone(), normalized.clone()));
 
-        // Whoever needs the gradient of `x`: all ranks must make the same calls.
+        // Also where nothing needs the gradient of `x`: all ranks must make the same calls.
         let means = means_over_all_ranks::<B>(&over, &beta_gradient, &gamma_gradient);
         if let Some(node) = x_node {
             let [mean_gradient, mean_projection] = means.map(per_channel);
@@ -190,7 +191,7 @@ fn means_over_all_ranks<B: GradientTap>(
     first: &FloatTensor<B>,
     second: &FloatTensor<B>,
 ) -> [FloatTensor<B>; 2] {
-    let mut sums = [host::<B>(first), host::<B>(second)].concat();
+    let mut sums = [elements::<B>(first), elements::<B>(second)].concat();
     if let Err(error) = over.group.all_reduce(&mut sums, ReduceOp::Sum) {
         FAILURE.set(Some(error));
         sums.fill(f64::NAN);
@@ -205,7 +206,7 @@ fn means_over_all_ranks<B: GradientTap>(
 }
 
 /// The elements of a vector, in double precision.
-fn host<B: GradientTap>(tensor: &FloatTensor<B>) -> Vec<f64> {
-    let Host(tensor) = B::host(tensor.clone());
+fn elements<B: GradientTap>(tensor: &FloatTensor<B>) -> Vec<f64> {
+    let InMemory(tensor) = B::in_memory(tensor.clone());
     tensor.into_data().iter::<f64>().collect()
 }

@@ -1,23 +1,23 @@
-//! How a program is drawn.
+//! Draws a program.
 
 use drumline::{DType, ReduceOp};
 use drumline_schedule::step::Rank;
 use fastrand::Rng;
 
-use super::{Action, Group, Messages, Program};
+use super::script::{Action, Group, Messages, Script};
 use crate::{Case, Kind};
 
-/// So many groups are there at once at most.
+/// The most groups that are open at a time.
 const GROUPS_MAX: usize = 6;
 
-/// Messages that are received from any rank have tags of their own from here on: a receive from
-/// any takes whatever has its tag.
+/// First tag for messages that are received from any rank. Each such receive has its own tag, because it
+/// takes any message with its tag.
 const ANY_TAGS: u64 = 1000;
 
 pub(super) struct Draft {
     rng: Rng,
     groups: Vec<Group>,
-    /// Those that have not ended.
+    /// The groups that have not ended.
     open: Vec<usize>,
     next_any_tag: u64,
 }
@@ -33,9 +33,9 @@ impl Draft {
         Draft { rng, groups: vec![world], open: vec![0], next_any_tag: ANY_TAGS }
     }
 
-    pub(super) fn program(mut self, seed: u64) -> Program {
+    pub(super) fn script(mut self) -> Script {
         let rounds = (0..self.rng.usize(3..=9)).map(|_| self.round()).collect();
-        Program { seed, groups: self.groups, rounds }
+        Script { groups: self.groups, rounds }
     }
 
     fn round(&mut self) -> Vec<Action> {
@@ -53,7 +53,7 @@ impl Draft {
             let more = self.something();
             round.extend(more);
         }
-        // They can be used when all members have them.
+        // The new groups can be used from the next round on, when all members have them.
         self.open.extend(known..self.groups.len());
         round
     }
@@ -173,7 +173,7 @@ impl Draft {
         DType::ALL[self.rng.usize(0..DType::ALL.len())]
     }
 
-    /// Mostly few; sometimes more than a slot or a socket takes at once.
+    /// A random length: mostly short, sometimes more than a slot or a socket buffer holds.
     fn elements(&mut self) -> usize {
         match self.rng.u8(0..40) {
             0..=2 => 0,

@@ -1,10 +1,10 @@
-//! How a rank takes part in sending and receiving.
+//! Sends and receives the messages of a rank.
 
 use bytemuck::Pod;
 use drumline::{Element, ProcessGroup};
 use drumline_schedule::step::Rank;
 
-use super::Messages;
+use super::script::Messages;
 use crate::{
     on_group::UnderWay,
     value::{by_type, read_all},
@@ -22,12 +22,12 @@ impl Messages {
         self.compare(received.map_err(|error| error.to_string())?)
     }
 
-    /// What a rank sends.
+    /// The contents of a rank's message.
     fn payload(&self, rank: Rank) -> Vec<u8> {
         self.case.contribution(rank, self.case.elements)
     }
 
-    /// Whether everything that was to come has come, and with the right content.
+    /// Checks that all expected messages have come, with the right contents.
     fn compare(&self, received: Vec<(Vec<u8>, Rank)>) -> Result<(), String> {
         let mut from: Vec<Rank> = received.iter().map(|(_, from)| *from).collect();
         let mut expected = if received.is_empty() { vec![] } else { self.from.clone() };
@@ -54,7 +54,7 @@ fn begin<T: Element + Pod>(
         true => group.send_async(read_all::<T>(&messages.payload(me)), *to, *tag).map(Some),
         false => Ok(None),
     };
-    // If the others have left, nobody but this rank can send what a receive from any waits for.
+    // Send first: if all others have left, a receive from any rank fails unless this rank has sent.
     let early = if *any { send()? } else { None };
     let mut received: Vec<UnderWay<(Vec<T>, Rank)>> = Vec::new();
     for &from in from.iter().filter(|_| me == *to) {

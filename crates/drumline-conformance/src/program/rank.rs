@@ -1,4 +1,4 @@
-//! One rank carries a program out.
+//! Runs a program on one rank.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,24 +6,24 @@ use drumline::{Error, GroupOptions, ProcessGroup};
 use drumline_schedule::step::Rank;
 use fastrand::Rng;
 
-use super::{Action, Program};
+use super::script::{Action, Script};
 use crate::{
     on_group::{Form, UnderWay, begin, compare, perform},
     wait::Wait,
 };
 
 pub(super) struct Performer<'p> {
-    program: &'p Program,
+    script: &'p Script,
     /// The rank's number in the world.
     me: Rank,
-    /// Those that it is a member of, by their place in the program's list.
+    /// The groups of which this rank is a member, by their index in [`Script::groups`].
     groups: BTreeMap<usize, ProcessGroup>,
     under_way: Vec<Begun<'p>>,
     rng: Rng,
     trace: bool,
 }
 
-/// An action that was begun and not awaited yet.
+/// An action that has begun and was not awaited yet.
 struct Begun<'p> {
     round: usize,
     action: &'p Action,
@@ -31,26 +31,31 @@ struct Begun<'p> {
 }
 
 impl<'p> Performer<'p> {
-    pub(super) fn new(program: &'p Program, world: &ProcessGroup, trace: bool) -> Performer<'p> {
+    pub(super) fn new(
+        script: &'p Script,
+        seed: u64,
+        world: &ProcessGroup,
+        trace: bool,
+    ) -> Performer<'p> {
         let me = world.rank();
         let of_rank = (me as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        let rng = Rng::with_seed(program.seed ^ of_rank);
+        let rng = Rng::with_seed(seed ^ of_rank);
         let groups = BTreeMap::from([(0, world.clone())]);
-        Performer { program, me, groups, under_way: Vec::new(), rng, trace }
+        Performer { script, me, groups, under_way: Vec::new(), rng, trace }
     }
 
-    /// Leaves the world to whoever has made it.
+    /// Ends all groups but the world, which the caller ends.
     pub(super) fn perform(mut self) -> Result<(), String> {
         let done = self.rounds().and_then(|()| self.end_all());
         if done.is_err() {
-            // The others shall not wait for this rank.
+            // So that the other ranks do not wait for this one.
             self.groups.values().for_each(ProcessGroup::abort);
         }
         done
     }
 
     fn rounds(&mut self) -> Result<(), String> {
-        for (number, round) in self.program.rounds.iter().enumerate() {
+        for (number, round) in self.script.rounds.iter().enumerate() {
             let mut queues = BTreeMap::<_, VecDeque<(&Action, bool)>>::new();
             for (at, action) in round.iter().enumerate() {
                 if self.groups.contains_key(&action.group()) {
@@ -58,7 +63,7 @@ impl<'p> Performer<'p> {
                 }
             }
             while !queues.is_empty() {
-                // What was begun by all ranks can be awaited at any time.
+                // All ranks have begun the earlier rounds, so any of their actions can be awaited.
                 if self.rng.u8(0..4) == 0 {
                     self.await_one(|begun| begun.round < number)?;
                 }
@@ -88,7 +93,7 @@ impl<'p> Performer<'p> {
         let begun = match action {
             Action::NewGroup { ranks, keep_order, made, .. } => {
                 let is_member = ranks.contains(&group.rank());
-                // Who is none need not call.
+                // Other ranks need not call.
                 match is_member || blocks {
                     true => new_group(group, ranks, *keep_order)
                         .and_then(|new| self.join(&[*made], new))
@@ -126,7 +131,7 @@ impl<'p> Performer<'p> {
                     Some(end)
                 })
             }
-            // A rank that sends to itself must not wait for the end of that.
+            // A rank that sends to itself must not wait for the end of the send.
             Action::Messages { messages, .. }
                 if blocks && !messages.from.contains(&messages.to) =>
             {
@@ -139,9 +144,9 @@ impl<'p> Performer<'p> {
         Ok(())
     }
 
-    /// Takes the new group in, which is one of those that were made, if there is one for this rank.
+    /// Adds the new group. It must be the group of `made` that has this rank as a member, if there is one.
     fn join(&mut self, made: &[usize], new: Option<ProcessGroup>) -> Result<(), String> {
-        let members = |at: &usize| &self.program.groups[*at].members;
+        let members = |at: &usize| &self.script.groups[*at].members;
         let expected = made.iter().find(|at| members(at).contains(&self.me));
         match (expected, new) {
             (None, None) => Ok(()),
@@ -153,7 +158,7 @@ impl<'p> Performer<'p> {
         }
     }
 
-    /// Awaits one of the actions for which this holds, any of them.
+    /// Awaits a random action for which `may_end` holds.
     fn await_one(&mut self, may_end: impl Fn(&Begun<'_>) -> bool) -> Result<(), String> {
         let found = (0..self.under_way.len()).filter(|&at| may_end(&self.under_way[at]));
         let found: Vec<usize> = found.collect();
@@ -162,8 +167,8 @@ impl<'p> Performer<'p> {
         }
         let begun = self.under_way.swap_remove(found[self.rng.usize(0..found.len())]);
         let Begun { round, action, end } = begun;
-        // What nobody awaits ends at the latest when the group is destroyed.
-        if self.program.groups[action.group()].is_destroyed && self.rng.u8(0..16) == 0 {
+        // An action that is not awaited ends at the latest when its group is destroyed.
+        if self.script.groups[action.group()].is_destroyed && self.rng.u8(0..16) == 0 {
             self.tell(round, "does not await", action);
             return Ok(());
         }
@@ -173,7 +178,7 @@ impl<'p> Performer<'p> {
     }
 
     fn end(&mut self, group: usize) -> Result<(), String> {
-        let is_destroyed = self.program.groups[group].is_destroyed;
+        let is_destroyed = self.script.groups[group].is_destroyed;
         if !is_destroyed || self.rng.bool() {
             let of_group = |begun: &Begun<'_>| begun.action.group() == group;
             while self.under_way.iter().any(of_group) {
@@ -186,7 +191,7 @@ impl<'p> Performer<'p> {
         }
     }
 
-    /// All groups but the world, in one order on all ranks, and all that is under way.
+    /// Ends all groups but the world, in the same order on all ranks, and awaits all actions.
     fn end_all(&mut self) -> Result<(), String> {
         while let Some(group) = self.groups.keys().next_back().copied().filter(|&it| it > 0) {
             self.end(group).map_err(|problem| format!("at the end of group {group}: {problem}"))?;
@@ -209,7 +214,7 @@ impl<'p> Performer<'p> {
     }
 }
 
-/// None: this rank is no member.
+/// `None` if this rank is no member.
 fn new_group(
     group: &ProcessGroup,
     ranks: &[Rank],

@@ -1,19 +1,16 @@
 //! `SyncBatchNorm` on several ranks against burn's own layer on the whole batch, in double
 //! precision.
 
-#![allow(clippy::panic, clippy::unwrap_used)]
-
-mod common;
-
-use std::sync::OnceLock;
-
+use crate::{
+    common::{self, tensor},
+    device,
+};
 use burn::{
     module::Module,
     nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
     optim::{GradientsParams, ModuleOptimizer, SgdConfig},
-    tensor::{Device, FloatDType, Tensor, activation::tanh},
+    tensor::{Tensor, activation::tanh},
 };
-use common::tensor;
 use drumline::ProcessGroup;
 use drumline_burn::{
     DistributedDataParallel, Error, Result, SyncBatchNorm, SyncBatchNormConfig, TensorValues,
@@ -22,12 +19,6 @@ use drumline_burn::{
 
 const FEATURES: usize = 4;
 const STEPS: usize = 5;
-
-fn device() -> Device {
-    static CONFIGURED: OnceLock<()> = OnceLock::new();
-    CONFIGURED.get_or_init(|| Device::flex().configure(FloatDType::F64).unwrap());
-    Device::flex().autodiff()
-}
 
 /// Normalises in two places: over vectors, and over little images.
 #[derive(Module, Debug)]

@@ -1,7 +1,5 @@
 //! The program as a job: real processes under `drumline run`, and what goes wrong with them.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 use std::{
     fs,
     io::{BufRead, BufReader},
@@ -9,7 +7,6 @@ use std::{
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
     thread,
-    time::{Duration, Instant},
 };
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -140,8 +137,8 @@ fn a_job_that_is_resumed_ends_with_the_same_bits() {
 #[test]
 fn ranks_meet_without_a_launcher() {
     let directory = tempfile::tempdir().unwrap();
-    // Nobody can hand over a bound port here, and one that was free a moment ago may be taken by
-    // now. But all of 127/8 is this machine, and nobody else uses this address of it.
+    // The test cannot pass on a bound port, and a port that was free may be taken again. But all of 127/8
+    // is this machine, and no other program uses this address.
     let [.., high, low] = std::process::id().to_be_bytes();
     let host = format!("127.{high}.{low}.254");
     let ranks: Vec<_> = (0..2)
@@ -198,13 +195,9 @@ fn a_rank_that_is_killed_is_named_and_nothing_is_left() {
         assert!(trained.is_some(), "the job ended before it was killed");
 
         let pid = rank_in(directory.path(), victim).unwrap();
-        let killed = Instant::now();
         kill_process(Pid::from_raw(pid as i32).unwrap(), Signal::KILL).unwrap();
         let reader = thread::spawn(move || lines.count());
         let output = job.wait_with_output().unwrap();
-        // Meant to be below a second; the bound here only tells a hang.
-        println!("the job ended {:.3?} after rank {victim} was killed", killed.elapsed());
-        assert!(killed.elapsed() < Duration::from_secs(20));
         reader.join().unwrap();
 
         assert_eq!(output.status.code(), Some(128 + 9));
@@ -319,7 +312,7 @@ fn settings_that_cannot_work_are_named_on_every_rank() {
     for error in errors("--algorithm ring") {
         assert!(error.contains("ring") && error.contains("doubling"), "{error}");
     }
-    // The launcher reads the environment, too, and starts nobody.
+    // The launcher reads the environment, too, and starts no rank.
     let mut misconfigured = patient_job(&directory, 2, "");
     let output = misconfigured.env("DRUMLINE_TIMEOUT_S", "soon").output().unwrap();
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));

@@ -1,6 +1,4 @@
-//! What every rank hears when something goes wrong.
-
-#![allow(clippy::unwrap_used, clippy::panic)]
+//! The errors of every rank when something goes wrong.
 
 use std::{
     sync::Barrier,
@@ -15,7 +13,7 @@ fn config() -> Config {
     Config { backend: Some("hub".into()), timeout: Duration::from_secs(30), ..Config::default() }
 }
 
-/// What the ranks of a world say, in their order.
+/// Runs `rank` on the ranks of a world. Returns their results in order.
 fn world<R: Send>(
     ranks: usize,
     config: &Config,

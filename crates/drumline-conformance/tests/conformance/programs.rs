@@ -1,7 +1,5 @@
 //! Random programs over the library's own transports.
 
-#![allow(clippy::panic)]
-
 use std::time::Duration;
 
 use drumline_conformance::{Part, Program, Threads};
@@ -18,7 +16,7 @@ fn run(seeds: impl Iterator<Item = u64>, trace: bool) {
             // Who waits for ever is an error soon.
             let world = world.with(|config| config.timeout = Duration::from_secs(60));
             if let Err(problem) = program.run(&world, trace) {
-                let test = "cargo test -p drumline-conformance --test programs -- --nocapture";
+                let test = "cargo test -p drumline-conformance programs -- --nocapture";
                 panic!("{problem}\nreplay: {SEED}={seed} {test}");
             }
         }

@@ -1,6 +1,4 @@
-//! What is built from collectives works on a backend as it is, to the same bits.
-
-#![allow(clippy::unwrap_used)]
+//! DDP and AsyncReduce, which are built from collectives, give the same bits on this backend.
 
 use std::thread;
 
@@ -12,7 +10,7 @@ use drumline::{
 
 const LENGTHS: [usize; 3] = [1_000, 7, 30];
 
-/// What each of three ranks finds, which must be the same.
+/// The result of three ranks, which must be equal.
 fn same_on_three_ranks(config: &Config, rank: fn(ProcessGroup) -> Vec<u32>) -> Vec<u32> {
     let groups = ProcessGroup::local_world_with(3, config).unwrap();
     let ranks: Vec<_> =
@@ -22,7 +20,7 @@ fn same_on_three_ranks(config: &Config, rank: fn(ProcessGroup) -> Vec<u32>) -> V
     found.remove(0)
 }
 
-/// What three ranks average, over a few steps, as bits.
+/// The averages of three ranks over a few steps, as bits.
 fn averages(config: &Config) -> Vec<u32> {
     let rank = |group: ProcessGroup| {
         let specs = LENGTHS.map(|len| ParameterSpec::new("any", [len], DType::F32));
@@ -56,7 +54,7 @@ fn gradients_are_averaged_to_the_bits_of_the_built_in_backend() {
     assert!(found.iter().any(|bits| *bits != 0));
 }
 
-/// What three ranks average of tensors that come in different orders, as bits.
+/// The averages of three ranks that bring tensors in different orders, as bits.
 fn averages_by_name(config: &Config) -> Vec<u32> {
     let rank = |group: ProcessGroup| {
         let mut tensors = TensorRegistry::new();

@@ -1,11 +1,8 @@
 //! Gradients leave while backward goes on: shown by counting, not by a clock.
 
-#![allow(clippy::panic, clippy::unwrap_used)]
-
-mod common;
-
 use std::sync::{Arc, Mutex};
 
+use crate::common::{Mlp, on_ranks, tensor};
 use burn::{
     backend::{
         Autodiff, Backend, Dispatch, Flex,
@@ -19,7 +16,6 @@ use burn::{
     },
     tensor::{Device, Tensor, activation::tanh},
 };
-use common::{Mlp, on_ranks, tensor};
 use drumline_burn::{DdpOptions, DistributedDataParallel};
 
 const LAYERS: usize = 6;

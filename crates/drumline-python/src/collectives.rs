@@ -1,10 +1,10 @@
-//! The operations of process groups.
+//! The collectives and messages of process groups.
 
 use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
     call::{
-        Call, buffer_of_list, check_blocks, check_list, check_types, finish, input_of_list,
+        Prepared, buffer_of_list, check_blocks, check_list, check_types, finish, input_of_list,
         operator,
     },
     config::duration,
@@ -28,7 +28,7 @@ impl Group {
     ) -> PyResult<Option<Work>> {
         with_element!(data.dtype, T => {
             let op = operator::<T>(op, factor)?;
-            self.call(Input::<T>::none(), Buffer::of(data), background)?.run(
+            self.prepare(Input::<T>::none(), Buffer::of(data), background)?.run(
                 py,
                 |group, _, data| group.all_reduce(data, &op),
                 |group, _, data| Ok(group.all_reduce_async(data, &op)),
@@ -36,7 +36,7 @@ impl Group {
         })
     }
 
-    /// The sum of the ranks up to this one; `exclusive`: below it.
+    /// Reduces the data of the ranks up to this one; with `exclusive`, of the ranks below it.
     #[pyo3(signature = (data, op, factor=None, exclusive=false, background=false))]
     fn scan(
         &self,
@@ -49,7 +49,7 @@ impl Group {
     ) -> PyResult<Option<Work>> {
         with_element!(data.dtype, T => {
             let op = operator::<T>(op, factor)?;
-            self.call(Input::<T>::none(), Buffer::of(data), background)?.run(
+            self.prepare(Input::<T>::none(), Buffer::of(data), background)?.run(
                 py,
                 |group, _, data| match exclusive {
                     true => group.exclusive_scan(data, &op),
@@ -75,7 +75,7 @@ impl Group {
     ) -> PyResult<Option<Work>> {
         with_element!(data.dtype, T => {
             let op = operator::<T>(op, factor)?;
-            self.call(Input::<T>::none(), Buffer::of(data), background)?.run(
+            self.prepare(Input::<T>::none(), Buffer::of(data), background)?.run(
                 py,
                 |group, _, data| group.reduce(data, &op, root),
                 |group, _, data| group.reduce_async(data, &op, root),
@@ -92,7 +92,7 @@ impl Group {
         background: bool,
     ) -> PyResult<Option<Work>> {
         with_element!(data.dtype, T => {
-            self.call(Input::<T>::none(), Buffer::of(data), background)?.run(
+            self.prepare(Input::<T>::none(), Buffer::of(data), background)?.run(
                 py,
                 |group, _, data| group.broadcast(data, root),
                 |group, _, data| group.broadcast_async(data, root),
@@ -100,7 +100,7 @@ impl Group {
         })
     }
 
-    /// The inputs of all ranks; `outputs` is one memory for all, or one for each rank.
+    /// Gathers the inputs of all ranks. `outputs` is one memory for all, or one for each rank.
     #[pyo3(signature = (input, outputs, background=false))]
     fn all_gather(
         &self,
@@ -113,7 +113,7 @@ impl Group {
         with_element!(input.dtype, T => {
             let counts = self.counts_of_list(&outputs, input.len())?;
             let input = Input::<T>::new(input, &outputs.iter().collect::<Vec<_>>());
-            self.call(input, buffer_of_list(outputs), background)?.run(
+            self.prepare(input, buffer_of_list(outputs), background)?.run(
                 py,
                 |group, input, output| group.all_gather_v(input, output, &counts),
                 |group, input, output| group.all_gather_v_async(input, output, &counts),
@@ -121,7 +121,7 @@ impl Group {
         })
     }
 
-    /// `outputs` is empty but at the root. With `counts`, ranks bring so many elements each.
+    /// `outputs` is empty except at the root. `counts` are the elements that each rank brings.
     #[pyo3(signature = (input, outputs, root, counts=None, background=false))]
     fn gather(
         &self,
@@ -136,7 +136,7 @@ impl Group {
         let counts = self.counts_or_even("gather", counts, &outputs, input.len())?;
         with_element!(input.dtype, T => {
             let input = Input::<T>::new(input, &outputs.iter().collect::<Vec<_>>());
-            self.call(input, buffer_of_list(outputs), background)?.run(
+            self.prepare(input, buffer_of_list(outputs), background)?.run(
                 py,
                 |group, input, output| group.gather_v(input, output, &counts, root),
                 |group, input, output| group.gather_v_async(input, output, &counts, root),
@@ -144,7 +144,7 @@ impl Group {
         })
     }
 
-    /// `inputs` is empty but at the root. With `counts`, ranks get so many elements each.
+    /// `inputs` is empty except at the root. `counts` are the elements that each rank gets.
     #[pyo3(signature = (inputs, output, root, counts=None, background=false))]
     fn scatter(
         &self,
@@ -159,7 +159,7 @@ impl Group {
         let counts = self.counts_or_even("scatter", counts, &inputs, output.len())?;
         with_element!(output.dtype, T => {
             let input = input_of_list::<T>(inputs, &output);
-            self.call(input, Buffer::of(output), background)?.run(
+            self.prepare(input, Buffer::of(output), background)?.run(
                 py,
                 |group, input, output| group.scatter_v(input, &counts, output, root),
                 |group, input, output| group.scatter_v_async(input, &counts, output, root),
@@ -183,7 +183,7 @@ impl Group {
             let op = operator::<T>(op, factor)?;
             let counts = self.counts_of_list(&inputs, output.len())?;
             let input = input_of_list::<T>(inputs, &output);
-            self.call(input, Buffer::of(output), background)?.run(
+            self.prepare(input, Buffer::of(output), background)?.run(
                 py,
                 |group, input, output| group.reduce_scatter_v(input, &counts, output, &op),
                 |group, input, output| group.reduce_scatter_v_async(input, &counts, output, &op),
@@ -213,7 +213,7 @@ impl Group {
                 Ok([input]) => Input::<T>::new(input, &outputs.iter().collect::<Vec<_>>()),
                 Err(inputs) => Input::joined(&inputs),
             };
-            self.call(input, buffer_of_list(outputs), background)?.run(
+            self.prepare(input, buffer_of_list(outputs), background)?.run(
                 py,
                 |group, input, output| {
                     group.all_to_all_v(input, &send_counts, output, &recv_counts)
@@ -225,7 +225,7 @@ impl Group {
         })
     }
 
-    /// Several buffers in one operation.
+    /// Reduces several buffers in one call.
     #[pyo3(signature = (data, op, factor=None, background=false))]
     fn all_reduce_coalesced(
         &self,
@@ -298,13 +298,13 @@ impl Group {
         signals::run(py, || group.barrier()).map(|()| None)
     }
 
-    /// A barrier that names all ranks that have not come after so many seconds.
+    /// A barrier whose error names all ranks that have not come within `timeout` seconds.
     fn monitored_barrier(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
         let (group, timeout) = (self.get()?, duration("timeout", timeout)?);
         signals::run(py, || group.monitored_barrier(timeout))
     }
 
-    /// Always in the background.
+    /// Sends in the background.
     fn send(&self, py: Python<'_>, data: Memory, to: usize, tag: u64) -> PyResult<Work> {
         with_element!(data.dtype, T => {
             let group = self.get()?;
@@ -313,7 +313,7 @@ impl Group {
         })
     }
 
-    /// Always in the background. Without `from`, from any rank.
+    /// Receives in the background, from any rank without `from_rank`.
     #[pyo3(signature = (data, from_rank, tag))]
     fn recv(
         &self,
@@ -335,12 +335,17 @@ impl Group {
 }
 
 impl Group {
-    fn call<T>(&self, input: Input<T>, buffer: Buffer<T>, background: bool) -> PyResult<Call<T>> {
-        Ok(Call { group: self.get()?, input, buffer, background })
+    fn prepare<T>(
+        &self,
+        input: Input<T>,
+        buffer: Buffer<T>,
+        background: bool,
+    ) -> PyResult<Prepared<T>> {
+        Ok(Prepared { group: self.get()?, input, buffer, background })
     }
 
-    /// How many elements each rank brings or gets: those of its entry in the list. With one memory
-    /// for all ranks, as many as this one.
+    /// The number of elements of each rank: the length of its entry in the list, or `own` for every rank
+    /// if the list is one memory for all.
     fn counts_of_list(&self, list: &[Memory], own: usize) -> PyResult<Vec<usize>> {
         match (list, self.get()?.world_size()) {
             ([_], ranks) if ranks > 1 => Ok(vec![own; ranks]),
@@ -348,7 +353,7 @@ impl Group {
         }
     }
 
-    /// The same where only the root has the list, and the others must be told of uneven ones.
+    /// The same where only the root has the list: without `counts`, `own` elements for every rank.
     fn counts_or_even(
         &self,
         operation: &str,

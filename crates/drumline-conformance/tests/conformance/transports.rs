@@ -1,7 +1,5 @@
 //! The library's own transports.
 
-#![allow(clippy::unwrap_used, clippy::panic)]
-
 use drumline_conformance::{Extent, Part, Threads, run_part, suite::WORLD_SIZES};
 
 fn everywhere(world_sizes: &[usize], extent: Extent) {

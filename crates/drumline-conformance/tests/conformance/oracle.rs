@@ -1,7 +1,5 @@
 //! The suite would notice.
 
-#![allow(clippy::unwrap_used)]
-
 use std::collections::HashSet;
 
 use drumline::{DType, ReduceOp, SumOrder};

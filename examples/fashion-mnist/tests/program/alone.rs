@@ -1,7 +1,5 @@
 //! The program as a user starts it, as a single process.
 
-#![allow(clippy::unwrap_used)]
-
 use std::{
     fs,
     path::Path,

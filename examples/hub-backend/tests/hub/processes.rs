@@ -1,9 +1,7 @@
-//! Ranks as real processes, chosen by the environment, of which one is killed: it is named by the
-//! others, also if the hub goes with it.
+//! Ranks as real processes, configured by the environment. One is killed, perhaps together with the hub:
+//! the other ranks name it.
 //!
 //! The ranks are this test program again, with `HUB_VICTIM` in the environment.
-
-#![allow(clippy::unwrap_used, clippy::panic)]
 
 use std::{
     env,
@@ -43,7 +41,7 @@ fn rank_process() {
     println!("as expected");
 }
 
-/// What the ranks of a job say, of which this one dies.
+/// The outputs of the ranks of a job in which rank `victim` dies.
 fn job(victim: usize) -> Vec<Output> {
     let secret = "a secret that only this job's processes know";
     let name = format!("hub-test-{}-{victim}", process::id());
@@ -51,7 +49,7 @@ fn job(victim: usize) -> Vec<Output> {
     let _server = TcpStoreServer::bind_secured(&endpoint, &Secret::new(secret).unwrap()).unwrap();
     let start = |rank: usize| {
         Command::new(env::current_exe().unwrap())
-            .args(["--exact", "rank_process", "--nocapture", "--test-threads=1"])
+            .args(["--exact", "processes::rank_process", "--nocapture", "--test-threads=1"])
             .env("HUB_VICTIM", victim.to_string())
             .env("DRUMLINE_BACKEND", "Hub")
             .env("DRUMLINE_STORE", format!("unix:@{name}"))

@@ -1,16 +1,12 @@
 //! Data-parallel training of burn models, with ranks as threads.
 
-#![allow(clippy::panic, clippy::unwrap_used)]
-
-mod common;
-
+use crate::common::{Mlp, on_ranks, single_weight, tensor};
 use burn::{
     module::{Module, Param},
     nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
     optim::{GradientsParams, SgdConfig},
     tensor::{Device, Int, Tensor},
 };
-use common::{Mlp, on_ranks, single_weight, tensor};
 use drumline::ProcessGroup;
 use drumline_burn::{
     DdpOptions, DistributedDataParallel, Error, NamedTensor, TensorValues, load_named_tensors,

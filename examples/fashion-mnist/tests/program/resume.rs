@@ -1,7 +1,5 @@
 //! Interrupted and resumed is the same as never interrupted, to the last bit.
 
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
-
 use std::{
     collections::BTreeMap,
     fs,
@@ -15,7 +13,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_fashion-mnist");
 
-/// The program in `directory` with the built-in digits, alone or on so many ranks.
+/// The program in `directory` with the built-in digits, on `ranks` ranks.
 fn command(directory: &Path, ranks: usize, arguments: &str) -> Command {
     let mut command = if ranks == 1 {
         Command::new(PROGRAM)
@@ -53,13 +51,13 @@ fn checkpoints(directory: &Path) -> BTreeMap<u64, PathBuf> {
     paths.filter_map(|path| Some((step(&path)?, path))).collect()
 }
 
-/// What training ends with: the last checkpoint, history and digest in it, and the picture.
+/// The results of training: the step and the bytes of the last checkpoint, and the picture.
 fn end(out: &Path) -> (u64, Vec<u8>, Vec<u8>) {
     let (step, path) = checkpoints(out).into_iter().next_back().expect("no checkpoint");
     (step, fs::read(path).unwrap(), fs::read(out.join("training.svg")).unwrap())
 }
 
-/// What is printed of the last epoch and is not a time: loss, accuracy, digest of the parameters.
+/// The printed results of the last epoch without times: loss and accuracy, digest of the parameters.
 fn last_epoch(stdout: &str) -> (String, String) {
     let line = stdout.lines().rfind(|line| line.contains("  loss ")).expect("no epoch").to_owned();
     let line = line.strip_prefix("[0] ").map(str::to_owned).unwrap_or(line);
@@ -92,7 +90,7 @@ fn every_checkpoint_leads_to_the_same_end() {
     }
 }
 
-/// Every process whose working directory is `directory`, or that of one rank only.
+/// The processes with the working directory `directory`; with `rank`, only those of that rank.
 fn processes(directory: &Path, rank: Option<usize>) -> Vec<Pid> {
     let directory = directory.canonicalize().unwrap();
     let wanted = rank.map(|rank| format!("RANK={rank}"));

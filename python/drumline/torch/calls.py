@@ -1,4 +1,4 @@
-"""How an operation of torch's runs: on the calling thread, or in the background."""
+"""Runs calls of torch on the calling thread or in the background."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from drumline.torch.tensors import Staging
 from drumline.torch.work import DrumlineWork, as_dist_error
 
 PER_GROUP = timedelta(milliseconds=-1)
-"""A time limit that was not given."""
+"""torch passes this if the program gives no time limit."""
 
 Call = tuple[Any, ...]
 """A method of the core's group, and its arguments without the last, ``background``."""
 
 
-class Operations(Backend):
-    """A backend whose operations are calls of the core's group."""
+class Calls(Backend):
+    """The part of the backend that calls the group of the core."""
 
     def __init__(self, group: _core.Group, timeout: timedelta) -> None:
         super().__init__(group.rank, group.world_size)
@@ -39,9 +39,9 @@ class Operations(Backend):
         staging: Staging,
         *calls: Call,
     ) -> DrumlineWork:
-        """A call that torch waits for runs on this thread; others in the background.
+        """Runs calls: on this thread if torch waits for them, or else in the background.
 
-        ``inputs`` are for the profiler, ``outputs`` are the value of the future.
+        The profiler gets ``inputs``; ``outputs`` become the value of the future.
         """
         self._sequence += 1
         group = self._within(opts.timeout)
@@ -54,7 +54,7 @@ class Operations(Backend):
     def _post(
         self, title: str, tensor: torch.Tensor, staging: Staging, *call: Any
     ) -> DrumlineWork:
-        """A message, which always goes on in the background."""
+        """Sends or receives a message, always in the background."""
         method, *arguments = call
         return self._begin(
             title, [tensor], [tensor], staging, lambda: [method(self._group, *arguments)]
@@ -81,7 +81,7 @@ class Operations(Backend):
         return DrumlineWork(title, handles, staging, outputs)
 
     def _within(self, timeout: timedelta) -> _core.Group:
-        """The group, with the time limit of this call."""
+        """A handle of the group with this time limit."""
         if timeout in (PER_GROUP, self._timeout):
             return self._group
         return self._group.within(timeout.total_seconds())

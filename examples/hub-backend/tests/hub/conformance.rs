@@ -1,7 +1,5 @@
 //! The suite that the library's own transports pass.
 
-#![allow(clippy::unwrap_used, clippy::panic)]
-
 use std::time::Duration;
 
 use drumline::Config;

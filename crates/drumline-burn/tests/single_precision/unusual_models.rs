@@ -1,21 +1,17 @@
 //! Models that do not use all their parameters, and models on which no tap can be put.
 
-#![allow(clippy::panic, clippy::unwrap_used)]
-
-mod common;
-
 use std::{
     io::{self, Write},
     sync::{Arc, Mutex},
 };
 
+use crate::common::{Mlp, on_ranks, tensor};
 use burn::{
     module::{Lora, Module, Param, Reparameterization, Reparameterizer},
     nn::{Linear, LinearConfig},
     optim::{AdamConfig, GradientsParams, SgdConfig, momentum::MomentumConfig},
     tensor::{Device, Tensor},
 };
-use common::{Mlp, on_ranks, tensor};
 use drumline_burn::{
     DdpOptions, DistributedDataParallel, NamedTensor, UnusedParameters, named_tensors,
     parameters_digest,

@@ -1,18 +1,10 @@
 //! N ranks with a batch of b end where one rank with a batch of N·b ends, in double precision.
-//!
-//! A program of its own, because burn fixes a device's default dtype once per process.
 
-#![allow(clippy::panic, clippy::unwrap_used)]
-
-mod common;
-
-use std::sync::OnceLock;
-
-use burn::{
-    optim::GradientsParams,
-    tensor::{DType, Device, FloatDType},
+use crate::{
+    common::{Mlp, on_ranks, optimizers, tensor},
+    device,
 };
-use common::{Mlp, on_ranks, optimizers, tensor};
+use burn::{optim::GradientsParams, tensor::DType};
 use drumline_burn::{
     DdpOptions, DistributedDataParallel, TensorValues, named_tensors, parameters_digest,
 };
@@ -20,12 +12,6 @@ use drumline_burn::{
 const WIDTH: usize = 8;
 const STEPS: usize = 20;
 const BATCH_PER_RANK: usize = 4;
-
-fn device() -> Device {
-    static CONFIGURED: OnceLock<()> = OnceLock::new();
-    CONFIGURED.get_or_init(|| Device::flex().configure(FloatDType::F64).unwrap());
-    Device::flex().autodiff()
-}
 
 #[test]
 fn n_ranks_with_batch_b_equal_one_rank_with_batch_n_times_b() {

@@ -1,0 +1,34 @@
+"""The group of the whole job."""
+
+from __future__ import annotations
+
+from drumline.groups import ProcessGroup
+
+_world: ProcessGroup | None = None
+
+
+def set_world(group: ProcessGroup) -> None:
+    """Makes ``group`` the group of the whole job."""
+    global _world
+    _world = group
+
+
+def is_set() -> bool:
+    """Whether `init_process_group` was called, even if the group has been destroyed since."""
+    return _world is not None
+
+
+def is_initialized() -> bool:
+    """Whether there is a group of the whole job."""
+    return _world is not None and not _world.is_destroyed
+
+
+def group_or_world(group: ProcessGroup | None) -> ProcessGroup:
+    """``group``, or without one the group of the whole job."""
+    if group is not None:
+        return group
+    if _world is None:
+        raise ValueError("there is no group yet: call init_process_group() first")
+    if _world.is_destroyed:
+        raise ValueError("the group has been destroyed: call init_process_group() for another one")
+    return _world
