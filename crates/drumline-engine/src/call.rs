@@ -10,15 +10,16 @@ use drumline_schedule::{
 
 use crate::{
     Error, Result, Settings,
-    executor::{Description, Operation},
-    operation::Request,
+    executor::Description,
     operator::{Operator, OperatorKind},
+    typed_call::Request,
 };
 
 /// One call of a collective on a rank: its arguments, other than buffers.
 #[derive(Clone, Debug)]
 pub struct Call {
-    pub operation: Operation,
+    /// What it does.
+    pub collective: Collective,
     pub operator: Option<OperatorKind>,
     pub root: Option<Rank>,
     pub dtype: DType,
@@ -32,9 +33,9 @@ pub struct Call {
 
 impl Call {
     /// A call without a root and an operator.
-    pub fn new(operation: Operation, dtype: DType, counts: Counts) -> Call {
+    pub fn new(collective: Collective, dtype: DType, counts: Counts) -> Call {
         let (operator, root, parts, timeout) = (None, None, Vec::new(), None);
-        Call { operation, operator, root, dtype, counts, parts, timeout }
+        Call { collective, operator, root, dtype, counts, parts, timeout }
     }
 
     pub fn reducing<T>(self, operator: impl Into<Operator<T>>) -> Request<T> {
@@ -56,20 +57,20 @@ impl Call {
 
     /// Whether the other call has the same plan: it differs at most in its time limit.
     pub fn is_like(&self, other: &Call) -> bool {
-        let Call { operation, operator, root, dtype, counts, parts, timeout: _ } = self;
+        let Call { collective, operator, root, dtype, counts, parts, timeout: _ } = self;
         // Most calls have no parts. A comparison of two empty lists, at dangling addresses, would take as
         // long as all other comparisons together: 50 ns on a processor with masked loads.
         let same_parts =
             parts.len() == other.parts.len() && (parts.is_empty() || *parts == other.parts);
         let lengths = same_parts && *counts == other.counts;
-        let rest = (*operation, *operator, *root, *dtype);
-        lengths && rest == (other.operation, other.operator, other.root, other.dtype)
+        let rest = (*collective, *operator, *root, *dtype);
+        lengths && rest == (other.collective, other.operator, other.root, other.dtype)
     }
 
     /// The description of the call for peers.
     pub fn describe(&self, group: u64, sequence: u64, algorithm: &str) -> Description {
-        let Call { operation, dtype, .. } = *self;
-        let description = Description::new(group, sequence, operation, dtype, 0, algorithm)
+        let Call { collective, dtype, .. } = *self;
+        let description = Description::new(group, sequence, collective, dtype, 0, algorithm)
             .with_counts(&self.counts);
         let description = match self.parts[..] {
             [] => description,
@@ -94,7 +95,7 @@ impl Call {
         registered: bool,
     ) -> Situation<'a> {
         Situation {
-            collective: self.operation.collective(),
+            collective: self.collective,
             topology,
             elements: self.counts.longest(),
             kind: ElementKind { bytes: self.dtype.size(), sum_bytes: self.accumulator().size() },
@@ -137,7 +138,7 @@ pub fn choose(
     chooser: &mut Chooser,
     settings: &Settings,
 ) -> Result<Choice> {
-    let name = call.operation.name();
+    let name = call.collective.name();
     if let Some(problem) = call.operator.and_then(|operator| operator.problem_with(call.dtype)) {
         return Err(Error::InvalidArgument { operation: name, problem });
     }
@@ -196,9 +197,9 @@ mod tests {
 
     use crate::{ReduceOp, explain::explain};
 
-    fn call(operation: Operation, dtype: DType, elements: usize) -> Call {
+    fn call(collective: Collective, dtype: DType, elements: usize) -> Call {
         let operator = Some(OperatorKind::Builtin(ReduceOp::Sum));
-        Call { operator, ..Call::new(operation, dtype, Counts::Even(elements)) }
+        Call { operator, ..Call::new(collective, dtype, Counts::Even(elements)) }
     }
 
     fn without_shared_memory(call: &Call, ranks: usize) -> Choice {
@@ -210,7 +211,7 @@ mod tests {
     #[test]
     fn links_take_few_rounds_for_short_data_and_few_bytes_for_long() {
         let name = |elements, ranks| {
-            let call = call(Operation::AllReduce, DType::F32, elements);
+            let call = call(Collective::AllReduce, DType::F32, elements);
             without_shared_memory(&call, ranks).algorithm.name
         };
         assert_eq!(name(1, 4), "doubling");
@@ -220,9 +221,9 @@ mod tests {
 
     #[test]
     fn a_time_limit_changes_nothing_of_how_a_call_is_carried_out() {
-        let short = call(Operation::AllReduce, DType::F32, 1);
+        let short = call(Collective::AllReduce, DType::F32, 1);
         assert!(short.is_like(&short.clone().within(Duration::from_secs(1))));
-        assert!(!short.is_like(&call(Operation::AllReduce, DType::F32, 2)));
+        assert!(!short.is_like(&call(Collective::AllReduce, DType::F32, 2)));
         assert!(!short.is_like(&Call { operator: None, ..short.clone() }));
         assert!(!short.is_like(&short.clone().rooted(0)));
         assert!(!short.is_like(&short.clone().in_parts(vec![1])));
@@ -231,7 +232,7 @@ mod tests {
     /// How ranks in shared memory sum `elements` of f32, 8 on each of so many hosts.
     fn on_hosts(hosts: usize, elements: usize) -> &'static str {
         let (topology, settings) = (Topology::hosts(&vec![8; hosts]), Settings::default());
-        let call = call(Operation::AllReduce, DType::F32, elements);
+        let call = call(Collective::AllReduce, DType::F32, elements);
         let situation = call.situation(&topology, Some(1 << 20), false);
         choose(&call, &situation, &mut Chooser::default(), &settings).unwrap().algorithm.name
     }
@@ -254,7 +255,7 @@ mod tests {
         let settings = Settings::default();
         let nodes = Topology::hosts(&[8]).with_nodes((0..8).map(|rank| Some(rank / 4)));
         let name = |dtype, elements, registered| {
-            let call = call(Operation::AllReduce, dtype, elements);
+            let call = call(Collective::AllReduce, dtype, elements);
             let situation = call.situation(&nodes, Some(1 << 20), registered);
             let choice = choose(&call, &situation, &mut Chooser::default(), &settings).unwrap();
             assert!(!choice.wide);
@@ -272,7 +273,7 @@ mod tests {
     #[test]
     fn narrow_floats_travel_wide_in_partial_sums_only() {
         let travels = |dtype, elements| {
-            let choice = without_shared_memory(&call(Operation::AllReduce, dtype, elements), 64);
+            let choice = without_shared_memory(&call(Collective::AllReduce, dtype, elements), 64);
             (choice.algorithm.name, choice.wide, choice.element_bytes)
         };
         assert_eq!(travels(DType::Bf16, 1 << 24), ("direct", false, 2));
@@ -285,7 +286,7 @@ mod tests {
     fn custom_operators_get_narrow_floats_as_they_are() {
         let call = Call {
             operator: Some(OperatorKind::Custom("first")),
-            ..call(Operation::AllReduce, DType::Bf16, 100)
+            ..call(Collective::AllReduce, DType::Bf16, 100)
         };
         let choice = without_shared_memory(&call, 64);
         assert_eq!((choice.wide, choice.element_bytes), (false, 2));
@@ -297,7 +298,7 @@ mod tests {
         let settings =
             Settings { all_reduce: Some("hierarchical-push".into()), ..Settings::default() };
         let attempt = |dtype| {
-            let call = call(Operation::AllReduce, dtype, 100);
+            let call = call(Collective::AllReduce, dtype, 100);
             let topology = Topology::hosts(&[2, 2]);
             let situation = call.situation(&topology, Some(1 << 20), true);
             choose(&call, &situation, &mut Chooser::default(), &settings)
@@ -309,7 +310,7 @@ mod tests {
 
     #[test]
     fn a_rank_alone_may_name_any_algorithm() {
-        let call = call(Operation::AllReduce, DType::F32, 100);
+        let call = call(Collective::AllReduce, DType::F32, 100);
         for row in ALGORITHMS.iter().filter(|row| row.collective == Collective::AllReduce) {
             let settings = Settings { all_reduce: Some(row.name.into()), ..Settings::default() };
             let topology = Topology::flat(1);
@@ -333,14 +334,14 @@ mod tests {
             for (long_bytes, registered) in
                 [(None, false), (Some(1 << 20), false), (Some(1 << 20), true)]
             {
-                for (operation, dtype, elements) in
-                    Operation::ALL.into_iter().flat_map(|operation| {
+                for (collective, dtype, elements) in
+                    Collective::ALL.into_iter().flat_map(|collective| {
                         [DType::F32, DType::Bf16]
                             .into_iter()
-                            .flat_map(move |dtype| [1, 1 << 22].map(|n| (operation, dtype, n)))
+                            .flat_map(move |dtype| [1, 1 << 22].map(|n| (collective, dtype, n)))
                     })
                 {
-                    let call = call(operation, dtype, elements);
+                    let call = call(collective, dtype, elements);
                     let situation = call.situation(&topology, long_bytes, registered);
                     let mut take = |all_reduce: Option<String>| {
                         let settings = Settings { all_reduce, ..Settings::default() };
@@ -355,7 +356,7 @@ mod tests {
                     assert!(is_listed(chosen.algorithm.name), "{situation:?}: {explanation}");
                     for candidate in &explanation.candidates {
                         assert!(candidate.price.is_none() || candidate.problem.is_none());
-                        if operation == Operation::AllReduce {
+                        if collective == Collective::AllReduce {
                             let can_take = take(Some(candidate.algorithm.to_owned())).is_ok();
                             assert_eq!(
                                 is_listed(candidate.algorithm),

@@ -29,7 +29,7 @@ use crate::{
     Cause, CollectiveError, Error, Result, Settings,
     call::{self, Call},
     executor::{
-        self, Flags, Layout, Machine, Memory, Now, Plan, Pool, Progress, Seats, Shape, Spin, drive,
+        Flags, Layout, Machine, Memory, Now, Plan, Pool, Progress, Seats, Shape, Spin, drive,
     },
     explain::{self, Explanation},
     host::Host,
@@ -41,7 +41,7 @@ use crate::{
 };
 
 /// A collective with its buffers.
-pub trait Operation {
+pub trait AnyCall {
     /// What is called.
     fn call(&self) -> &Call;
     /// Where in this rank's arena the [buffer](drumline_schedule::Collective::registered_buffer) begins that
@@ -65,7 +65,7 @@ pub type OnBytes<'a> = dyn FnMut(&mut [u8], &[u8], &dyn Reduce) -> Result<(), Ca
 
 /// An operation that owns its buffers, and whoever waits for it.
 pub trait Job: Send {
-    fn operation(&mut self) -> &mut dyn Operation;
+    fn operation(&mut self) -> &mut dyn AnyCall;
     fn complete(self: Box<Self>, result: Result<()>);
 }
 
@@ -277,7 +277,7 @@ impl Lane {
                 }
                 Ok(Err(error)) => Err(error),
                 Err(panic) => {
-                    let call = job.operation().call().operation.name();
+                    let call = job.operation().call().collective.name();
                     let error = self.on_panic(call, panic_text(&*panic));
                     shielded(|| {
                         let operation = job.operation();
@@ -296,12 +296,7 @@ impl Lane {
 
     /// Brings one operation as far as possible without waiting, other than by spinning. To be
     /// called with the same operation until it is done or has failed.
-    pub fn step(
-        &mut self,
-        operation: &mut dyn Operation,
-        now: &Now,
-        spin: Spin,
-    ) -> Result<Progress> {
+    pub fn step(&mut self, operation: &mut dyn AnyCall, now: &Now, spin: Spin) -> Result<Progress> {
         if self.running.is_none() {
             self.start(operation, now)?;
         }
@@ -309,7 +304,7 @@ impl Lane {
         if let State::Failed(by) = &self.state {
             // A message from rank to rank has failed beside it.
             let error =
-                Error::Poisoned { attempted: operation.call().operation.name(), by: by.clone() };
+                Error::Poisoned { attempted: operation.call().collective.name(), by: by.clone() };
             self.end(operation, now);
             if let Some(host) = &self.host {
                 operation.detach(host);
@@ -354,13 +349,13 @@ impl Lane {
         }
     }
 
-    fn start(&mut self, operation: &mut dyn Operation, now: &Now) -> Result<()> {
+    fn start(&mut self, operation: &mut dyn AnyCall, now: &Now) -> Result<()> {
         let call = operation.call();
-        self.check_open(call.operation.name())?;
-        if call.operation == executor::Operation::MonitoredBarrier
+        self.check_open(call.collective.name())?;
+        if call.collective == Collective::MonitoredBarrier
             && let Err(cause) = self.hear(now.get())
         {
-            let operation = call.operation.name().to_owned();
+            let operation = call.collective.name().to_owned();
             return Err(self.fail(operation, self.sequence, Duration::ZERO, cause));
         }
         let registered = self.host.as_ref().and_then(|host| operation.registered(host));
@@ -377,7 +372,7 @@ impl Lane {
         let bytes = (call.counts.of(rank) * call.dtype.size()) as u64;
         let open = self.recorder.begin(|| What {
             category: Category::Collective,
-            name: call.operation.name(),
+            name: call.collective.name(),
             sequence: Some(sequence),
             bytes: Some(bytes),
             algorithm: Some(plan.schedule.algorithm),
@@ -425,7 +420,7 @@ impl Lane {
         }))
     }
 
-    fn end(&mut self, operation: &mut dyn Operation, now: &Now) {
+    fn end(&mut self, operation: &mut dyn AnyCall, now: &Now) {
         operation.release(&mut self.pool);
         self.machine.end();
         let Some(Running { started: Some(started), patience, stands_for, .. }) =
@@ -448,14 +443,14 @@ impl Lane {
     /// The schedule of `call` for this rank; made once.
     fn schedule(&mut self, algorithm: &'static Algorithm, call: &Call) -> Result<Arc<Schedule>> {
         let root = call.root.unwrap_or(0);
-        let key = (call.operation.name(), algorithm.name, root);
+        let key = (call.collective.name(), algorithm.name, root);
         if let Some(schedule) = self.schedules.get(&key) {
             return Ok(schedule.clone());
         }
         let schedule =
             algorithm.schedule(&self.topology, self.member.rank, root).map_err(|error| {
                 Error::InvalidArgument {
-                    operation: call.operation.name(),
+                    operation: call.collective.name(),
                     problem: error.to_string(),
                 }
             })?;

@@ -24,13 +24,13 @@ pub mod explain;
 pub mod host;
 pub mod lane;
 pub mod membership;
-pub mod operation;
 pub mod operator;
 pub mod panics;
 pub mod recorder;
 pub mod registered;
 pub mod settings;
 pub mod transport;
+pub mod typed_call;
 
 pub use drumline_kernels::{DType, Element, ReduceOp};
 pub use error::{Cause, CollectiveError, Error, Result};

@@ -19,13 +19,13 @@ use drumline_engine::{
     call::Call,
     executor::{self, Header, History, Machine, Memory, Now, Spin, Stretch},
     host::Host,
-    lane::{Job, Lane, Operation},
+    lane::{AnyCall, Job, Lane},
     membership::Membership,
-    operation::{CallOn, Request},
     registered::RegisteredBuffer,
     transport::{
         self, Bundle, Connections, Duplex, Point, StreamKind, Streams, Striped, Transport, Waits,
     },
+    typed_call::{Request, TypedCall},
 };
 use drumline_schedule::{Collective, Counts, Topology, step::Rank};
 use drumline_shm::{Arena, PeerSegment, Segment};
@@ -147,8 +147,7 @@ impl<S: Connection> Member<S> {
     /// When there is no room for a registered buffer.
     pub fn collective(&self, order: &Order<'_>) -> Result<Prepared> {
         fn make<T: Element>(order: &Order<'_>, arena: Option<&Arena>) -> Result<Prepared> {
-            let operation = operation(order.collective);
-            let call = Call::new(operation, T::DTYPE, order.counts.clone());
+            let call = Call::new(order.collective, T::DTYPE, order.counts.clone());
             let call = order.root.into_iter().fold(call, Call::rooted);
             let request: Request<T> = match order.reduce_op {
                 Some(op) => call.reducing(op),
@@ -165,7 +164,7 @@ impl<S: Connection> Member<S> {
                 true => (buffer(order.input)?, buffer(&[])?),
                 false => (buffer(order.data)?, buffer(order.input)?),
             };
-            Ok(Prepared(Box::new(CallOn::new(request, data, input))))
+            Ok(Prepared(Box::new(TypedCall::new(request, data, input))))
         }
         let arena = self.arena.as_ref().filter(|_| order.registered);
         match order.dtype {
@@ -325,24 +324,6 @@ impl From<executor::Progress> for Progress {
     }
 }
 
-fn operation(collective: Collective) -> executor::Operation {
-    use executor::Operation;
-    match collective {
-        Collective::AllReduce => Operation::AllReduce,
-        Collective::ReduceScatter => Operation::ReduceScatter,
-        Collective::Reduce => Operation::Reduce,
-        Collective::Scan => Operation::Scan,
-        Collective::ExclusiveScan => Operation::ExclusiveScan,
-        Collective::Broadcast => Operation::Broadcast,
-        Collective::AllGather => Operation::AllGather,
-        Collective::Gather => Operation::Gather,
-        Collective::Scatter => Operation::Scatter,
-        Collective::AllToAll => Operation::AllToAll,
-        Collective::Barrier => Operation::Barrier,
-        Collective::MonitoredBarrier => Operation::MonitoredBarrier,
-    }
-}
-
 /// A collective to be made.
 #[derive(Clone, Debug)]
 pub struct Order<'a> {
@@ -376,13 +357,13 @@ impl Order<'_> {
 pub struct Prepared(Box<dyn Erased>);
 
 trait Erased: Send {
-    fn operation(&mut self) -> &mut dyn Operation;
+    fn operation(&mut self) -> &mut dyn AnyCall;
     fn bytes(&self) -> &[u8];
     fn overwrite_input(&mut self);
 }
 
-impl<T: Element> Erased for CallOn<T, RegisteredBuffer<T>, RegisteredBuffer<T>> {
-    fn operation(&mut self) -> &mut dyn Operation {
+impl<T: Element> Erased for TypedCall<T, RegisteredBuffer<T>, RegisteredBuffer<T>> {
+    fn operation(&mut self) -> &mut dyn AnyCall {
         self
     }
 
@@ -433,7 +414,7 @@ struct Submitted {
 }
 
 impl Job for Submitted {
-    fn operation(&mut self) -> &mut dyn Operation {
+    fn operation(&mut self) -> &mut dyn AnyCall {
         self.collective.0.operation()
     }
 

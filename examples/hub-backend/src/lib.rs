@@ -172,7 +172,7 @@ impl Backend for Rank {
         let (call, ranks) = (request.call, 0..self.world_size);
         let root = call.root().unwrap_or(0);
         let own = request.contribution();
-        let parts: Vec<&[u8]> = match call.operation() {
+        let parts: Vec<&[u8]> = match call.collective() {
             Operation::Reduce | Operation::Gather => {
                 ranks.clone().map(|to| if to == root { own } else { &[] }).collect()
             }
@@ -188,7 +188,7 @@ impl Backend for Rank {
             let problem = "sent an answer that is cut short".to_owned();
             return Err(Cause::Protocol { peer: 0, problem });
         }
-        match call.operation() {
+        match call.collective() {
             Operation::AllReduce | Operation::ReduceScatter => call.reduce(&parts, request.data),
             Operation::Reduce if call.is_root() => call.reduce(&parts, request.data),
             Operation::Scan => call.reduce(&parts[..=self.rank], request.data),

@@ -25,107 +25,6 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{DType, operator::OperatorKind};
 
-/// What a collective call does, in the code that travels.
-///
-/// ```
-/// use drumline::backend::Operation;
-///
-/// /// Of a backend that cannot scan.
-/// fn is_supported(operation: Operation) -> bool {
-///     !matches!(operation, Operation::Scan | Operation::ExclusiveScan)
-/// }
-/// assert_eq!(Operation::ALL.into_iter().filter(|it| is_supported(*it)).count(), 10);
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-#[repr(u8)]
-pub enum Operation {
-    /// Reduces the data of all ranks; every rank gets the result.
-    AllReduce = 1,
-    /// Every rank gets what the root has.
-    Broadcast = 2,
-    /// Every rank gets the blocks of all.
-    AllGather = 3,
-    /// Returns when every rank has called it.
-    Barrier = 4,
-    /// Reduces the input of all ranks; every rank gets its block.
-    ReduceScatter = 5,
-    /// Reduces the data of all ranks; the root gets the result.
-    Reduce = 6,
-    /// The root gets the blocks of all.
-    Gather = 7,
-    /// Every rank gets a block of what the root has.
-    Scatter = 8,
-    /// Every rank gets a block of every rank.
-    AllToAll = 9,
-    /// Reduces the data of the ranks up to each.
-    Scan = 10,
-    /// Reduces the data of the ranks before each.
-    ExclusiveScan = 11,
-    /// A barrier that names every rank that is missing.
-    MonitoredBarrier = 12,
-}
-
-impl Operation {
-    /// All of them, in the order of their codes.
-    pub const ALL: [Operation; 12] = [
-        Operation::AllReduce,
-        Operation::Broadcast,
-        Operation::AllGather,
-        Operation::Barrier,
-        Operation::ReduceScatter,
-        Operation::Reduce,
-        Operation::Gather,
-        Operation::Scatter,
-        Operation::AllToAll,
-        Operation::Scan,
-        Operation::ExclusiveScan,
-        Operation::MonitoredBarrier,
-    ];
-
-    /// As functions are called: `all_reduce`.
-    ///
-    /// ```
-    /// use drumline::backend::Operation;
-    ///
-    /// assert_eq!(Operation::AllReduce.name(), "all_reduce");
-    /// assert_eq!(Operation::ExclusiveScan.name(), "exclusive_scan");
-    /// ```
-    pub const fn name(self) -> &'static str {
-        match self {
-            Operation::AllReduce => "all_reduce",
-            Operation::Broadcast => "broadcast",
-            Operation::AllGather => "all_gather",
-            Operation::Barrier => "barrier",
-            Operation::ReduceScatter => "reduce_scatter",
-            Operation::Reduce => "reduce",
-            Operation::Gather => "gather",
-            Operation::Scatter => "scatter",
-            Operation::AllToAll => "all_to_all",
-            Operation::Scan => "scan",
-            Operation::ExclusiveScan => "exclusive_scan",
-            Operation::MonitoredBarrier => "monitored_barrier",
-        }
-    }
-
-    pub const fn collective(self) -> Collective {
-        match self {
-            Operation::AllReduce => Collective::AllReduce,
-            Operation::Broadcast => Collective::Broadcast,
-            Operation::AllGather => Collective::AllGather,
-            Operation::Barrier => Collective::Barrier,
-            Operation::MonitoredBarrier => Collective::MonitoredBarrier,
-            Operation::ReduceScatter => Collective::ReduceScatter,
-            Operation::Reduce => Collective::Reduce,
-            Operation::Gather => Collective::Gather,
-            Operation::Scatter => Collective::Scatter,
-            Operation::AllToAll => Collective::AllToAll,
-            Operation::Scan => Collective::Scan,
-            Operation::ExclusiveScan => Collective::ExclusiveScan,
-        }
-    }
-}
-
 /// What one rank believes an operation of its group to be.
 ///
 /// Codes are kept as they travel, so that a description from a peer can be compared and shown
@@ -134,7 +33,7 @@ impl Operation {
 pub struct Description {
     group: u64,
     sequence: u64,
-    operation: u8,
+    collective: u8,
     reduce_op: u8,
     dtype: u8,
     root: u32,
@@ -185,7 +84,7 @@ impl Description {
     pub fn new(
         group: u64,
         sequence: u64,
-        operation: Operation,
+        collective: Collective,
         dtype: DType,
         count: usize,
         algorithm: &str,
@@ -193,7 +92,7 @@ impl Description {
         Description {
             group,
             sequence,
-            operation: operation as u8,
+            collective: collective.code(),
             reduce_op: 0,
             dtype: dtype as u8,
             root: NO_ROOT,
@@ -249,7 +148,7 @@ impl Description {
     pub(crate) const NONE: Description = Description {
         group: 0,
         sequence: 0,
-        operation: 0,
+        collective: 0,
         reduce_op: 0,
         dtype: 0,
         root: NO_ROOT,
@@ -282,9 +181,9 @@ impl Description {
 /// `all_reduce(sum) of 10 f32 [doubling]`, `all_gather of 10 f32 in blocks #1a2b3c4d [direct]`
 impl fmt::Display for Description {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match Operation::ALL.iter().find(|op| **op as u8 == self.operation) {
-            Some(operation) => f.write_str(operation.name())?,
-            None => write!(f, "operation {}", self.operation)?,
+        match Collective::from_code(self.collective) {
+            Some(collective) => f.write_str(collective.name())?,
+            None => write!(f, "operation {}", self.collective)?,
         }
         if self.reduce_op != 0 {
             f.write_str("(")?;
@@ -294,8 +193,8 @@ impl fmt::Display for Description {
         if self.root != NO_ROOT {
             write!(f, "(root {})", self.root)?;
         }
-        let barriers = [Operation::Barrier, Operation::MonitoredBarrier];
-        if !barriers.iter().any(|barrier| *barrier as u8 == self.operation) {
+        let barriers = [Collective::Barrier, Collective::MonitoredBarrier];
+        if !barriers.iter().any(|barrier| barrier.code() == self.collective) {
             f.write_str(" of ")?;
             if self.splits != BY_PAIR {
                 write!(f, "{} ", self.count)?;
@@ -346,7 +245,7 @@ impl Header {
         let d = &self.description;
         let mut bytes = [0; Header::BYTES];
         bytes[0..4].copy_from_slice(&MAGIC);
-        bytes[4..8].copy_from_slice(&[d.operation, d.reduce_op, d.dtype, 0]);
+        bytes[4..8].copy_from_slice(&[d.collective, d.reduce_op, d.dtype, 0]);
         bytes[8..16].copy_from_slice(&d.group.to_le_bytes());
         bytes[16..24].copy_from_slice(&d.sequence.to_le_bytes());
         bytes[24..32].copy_from_slice(&d.count.to_le_bytes());
@@ -369,7 +268,7 @@ impl Header {
         let u64_at = |at| u64::from_le_bytes(array(bytes, at));
         Some(Header {
             description: Description {
-                operation: bytes[4],
+                collective: bytes[4],
                 reduce_op: bytes[5],
                 dtype: bytes[6],
                 group: u64_at(8),
@@ -421,7 +320,7 @@ mod tests {
         let description = Description::new(
             0x1122_3344_5566_7788,
             7,
-            Operation::AllReduce,
+            Collective::AllReduce,
             DType::F32,
             10,
             "doubling",
@@ -466,16 +365,16 @@ mod tests {
     #[test]
     fn descriptions_read_like_calls() {
         assert_eq!(header().description.to_string(), "all_reduce(avg) of 10 f32 [doubling]");
-        let push = |name| Description::new(0, 0, Operation::AllReduce, DType::U8, 3, name);
+        let push = |name| Description::new(0, 0, Collective::AllReduce, DType::U8, 3, name);
         assert_eq!(
             push("hierarchical-push").to_string(),
             "all_reduce of 3 u8 in registered memory [hierarchical-push]"
         );
         assert_eq!(push("of a backend").to_string(), "all_reduce of 3 u8 [of a bmd]");
         let broadcast =
-            Description::new(0, 0, Operation::Broadcast, DType::U8, 3, "binomial").with_root(2);
+            Description::new(0, 0, Collective::Broadcast, DType::U8, 3, "binomial").with_root(2);
         assert_eq!(broadcast.to_string(), "broadcast(root 2) of 3 u8 [binomial]");
-        let gather = Description::new(0, 0, Operation::AllGather, DType::F16, 0, "direct");
+        let gather = Description::new(0, 0, Collective::AllGather, DType::F16, 0, "direct");
         let borders = |counts| Borders::new(counts).unwrap();
         let by_rank = |counts| gather.with_counts(&Counts::ByRank(borders(counts)));
         let text = by_rank(&[3, 4]).to_string();
@@ -487,14 +386,6 @@ mod tests {
             gather.with_counts(&own).to_string(),
             "all_gather of f16 in uneven blocks [direct]"
         );
-    }
-
-    #[test]
-    fn every_code_has_an_operation() {
-        for (index, operation) in Operation::ALL.into_iter().enumerate() {
-            assert_eq!(operation as usize, index + 1);
-            assert!(operation.name().ends_with(&operation.collective().to_string()));
-        }
     }
 
     #[test]

@@ -26,7 +26,6 @@ pub use history::History;
 pub use layout::{Layout, Stretch};
 pub use machine::{Action, Awaited, Machine, Notice};
 pub use memory::{Buffers, Memory, Pool};
-pub use message::Operation;
 pub use message::{Description, Header, array};
 pub use now::Now;
 pub use plan::{Plan, Shape};

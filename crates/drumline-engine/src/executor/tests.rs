@@ -212,7 +212,7 @@ fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>
                     let description = Description::new(
                         1,
                         at as u64,
-                        Operation::AllReduce,
+                        Collective::AllReduce,
                         DType::I64,
                         plan.len,
                         plan.algorithm.name,
@@ -351,7 +351,7 @@ fn waiting_machine(before: Option<Description>) -> (Machine, Header) {
 }
 
 fn description(sequence: u64, count: usize) -> Description {
-    Description::new(1, sequence, Operation::AllReduce, DType::F32, count, "doubling")
+    Description::new(1, sequence, Collective::AllReduce, DType::F32, count, "doubling")
         .with_operator(OperatorKind::Builtin(ReduceOp::Sum))
 }
 

@@ -72,7 +72,7 @@ pub(crate) struct Index(usize);
 /// that differ in nothing else pays for laying them out.
 fn place_of(call: &Call) -> usize {
     let root: Rank = call.root.unwrap_or(0);
-    let parts = [call.operation as usize, call.dtype as usize, call.counts.longest(), root];
+    let parts = [call.collective as usize, call.dtype as usize, call.counts.longest(), root];
     let mix = |hash: usize, part: usize| (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     // The high bits depend on all others.
     parts.into_iter().fold(0, mix) >> (usize::BITS - PLACES.ilog2())

@@ -116,11 +116,12 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::{DType, executor::Operation};
+    use crate::DType;
+    use drumline_schedule::Collective;
 
     /// What a rank says that awaits these in a call.
     fn calls(ranks: &[Rank]) -> Waits {
-        let call = Description::new(1, 7, Operation::Barrier, DType::U8, 0, "tree");
+        let call = Description::new(1, 7, Collective::Barrier, DType::U8, 0, "tree");
         let call = Some(InCall { call, ranks: ranks.to_vec() });
         Waits { call, messages: Vec::new() }
     }

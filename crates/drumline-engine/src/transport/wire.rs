@@ -127,13 +127,11 @@ fn decode_waits(body: &[u8]) -> Result<Waits, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        DType,
-        executor::{Description, Operation},
-    };
+    use crate::{DType, executor::Description};
+    use drumline_schedule::Collective;
 
     fn waits(ranks: Vec<Rank>, messages: Vec<Rank>) -> Control {
-        let call = Description::new(7, 3, Operation::Barrier, DType::U8, 0, "direct");
+        let call = Description::new(7, 3, Collective::Barrier, DType::U8, 0, "direct");
         let call = (!ranks.is_empty()).then_some(InCall { call, ranks });
         Control::Waits(Waits { call, messages })
     }

@@ -21,8 +21,8 @@
 //!
 //! impl Backend for Lonely {
 //!     fn collective(&self, request: &mut Request<'_>) -> Result<(), Cause> {
-//!         match request.call.operation() {
-//!             Operation::ReduceScatter => request.call.reduce(&[request.input], request.data),
+//!         match request.call.collective() {
+//!             Collective::ReduceScatter => request.call.reduce(&[request.input], request.data),
 //!             _ if request.input.is_empty() => Ok(()), // in place
 //!             _ => Ok(request.data.copy_from_slice(request.input)),
 //!         }
@@ -69,7 +69,7 @@ pub use self::{
     request::{Call, Request, Signature},
 };
 use crate::{Config, DType, Error};
-pub use drumline_engine::executor::Operation;
+pub use drumline_schedule::Collective;
 
 /// One rank's end of one group.
 ///
@@ -124,12 +124,12 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
     /// # use common::carried_by;
-    /// use drumline::{Cause, backend::{Operation, Request}};
+    /// use drumline::{Cause, Collective, backend::Request};
     ///
     /// /// Carries out the calls of a backend.
     /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-    ///     match request.call.operation() {
-    ///         Operation::Barrier => Ok(()),
+    ///     match request.call.collective() {
+    ///         Collective::Barrier => Ok(()),
     ///         other => Err(Cause::Backend { problem: format!("it has no {}", other.name()) }),
     ///     }
     /// }
@@ -154,18 +154,18 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// What is not supported is refused before any rank hears of it, and the group goes on.
     ///
     /// ```
-    /// use drumline::{DType, backend::Operation};
+    /// use drumline::{Collective, DType};
     ///
     /// /// Of a backend that knows no scans of complex numbers.
-    /// fn supports(operation: Operation, dtype: DType) -> bool {
-    ///     !operation.name().contains("scan") || !dtype.name().starts_with("complex")
+    /// fn supports(collective: Collective, dtype: DType) -> bool {
+    ///     !collective.name().contains("scan") || !dtype.name().starts_with("complex")
     /// }
-    /// for operation in Operation::ALL {
-    ///     assert!(supports(operation, DType::F32));
+    /// for collective in Collective::ALL {
+    ///     assert!(supports(collective, DType::F32));
     /// }
     /// ```
-    fn supports(&self, operation: Operation, dtype: DType, operator: Option<&str>) -> bool {
-        let _ = (operation, dtype, operator);
+    fn supports(&self, collective: Collective, dtype: DType, operator: Option<&str>) -> bool {
+        let _ = (collective, dtype, operator);
         true
     }
 

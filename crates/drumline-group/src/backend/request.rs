@@ -12,8 +12,8 @@ use drumline_schedule::{
     step::{Buffer, Rank},
 };
 
-use super::Operation;
 use crate::DType;
+use drumline_schedule::Collective;
 
 /// One collective on this rank.
 ///
@@ -39,13 +39,13 @@ use crate::DType;
 /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
 /// # }
 /// # use common::carried_by;
-/// use drumline::{Cause, backend::{Operation, Request}};
+/// use drumline::{Cause, Collective, backend::Request};
 ///
 /// /// Carries out the calls of a backend.
 /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-///     match request.call.operation() {
-///         Operation::AllReduce => Ok(()), // in place, and here nobody else brings anything
-///         Operation::ReduceScatter => request.call.reduce(&[request.input], request.data),
+///     match request.call.collective() {
+///         Collective::AllReduce => Ok(()), // in place, and here nobody else brings anything
+///         Collective::ReduceScatter => request.call.reduce(&[request.input], request.data),
 ///         _ => Ok(request.data.copy_from_slice(request.input)),
 ///     }
 /// }
@@ -88,13 +88,13 @@ impl Request<'_> {
     /// # Ok::<_, drumline::Error>(())
     /// ```
     pub fn contribution(&self) -> &[u8] {
-        match self.call.operation() {
-            Operation::AllReduce
-            | Operation::Reduce
-            | Operation::Scan
-            | Operation::ExclusiveScan => self.data,
-            Operation::Broadcast if self.call.is_root() => self.data,
-            Operation::Broadcast => &[],
+        match self.call.collective() {
+            Collective::AllReduce
+            | Collective::Reduce
+            | Collective::Scan
+            | Collective::ExclusiveScan => self.data,
+            Collective::Broadcast if self.call.is_root() => self.data,
+            Collective::Broadcast => &[],
             _ => self.input,
         }
     }
@@ -144,11 +144,11 @@ impl Call<'_> {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
     /// # use common::carried_by;
-    /// use drumline::{Cause, backend::{Operation, Request}};
+    /// use drumline::{Cause, Collective, backend::Request};
     ///
     /// /// Carries out the calls of a backend.
     /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-    ///     assert_eq!(request.call.operation(), Operation::Barrier);
+    ///     assert_eq!(request.call.collective(), Collective::Barrier);
     ///     Ok(())
     /// }
     /// # for group in carried_by(collective, 1)? {
@@ -156,8 +156,8 @@ impl Call<'_> {
     /// # }
     /// # Ok::<_, drumline::Error>(())
     /// ```
-    pub fn operation(&self) -> Operation {
-        self.call.operation
+    pub fn collective(&self) -> Collective {
+        self.call.collective
     }
 
     /// The type of the elements.
@@ -218,11 +218,11 @@ impl Call<'_> {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
     /// # use common::carried_by;
-    /// use drumline::{Cause, backend::{Operation, Request}};
+    /// use drumline::{Cause, Collective, backend::Request};
     ///
     /// /// Carries out the calls of a backend.
     /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
-    ///     let is_rooted = request.call.operation() == Operation::Broadcast;
+    ///     let is_rooted = request.call.collective() == Collective::Broadcast;
     ///     assert_eq!(request.call.root(), is_rooted.then_some(1));
     ///     Ok(())
     /// }
@@ -393,13 +393,13 @@ impl Call<'_> {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
     /// # use common::carried_by;
-    /// use drumline::{Cause, backend::{Operation, Request}};
+    /// use drumline::{Cause, Collective, backend::Request};
     ///
     /// /// Carries out the calls of a backend.
     /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
     ///     let blocks = [0, 1].map(|rank| request.call.input_block(rank));
-    ///     match request.call.operation() {
-    ///         Operation::AllToAll => assert_eq!(blocks, [0..8, 8..16]), // one for every rank
+    ///     match request.call.collective() {
+    ///         Collective::AllToAll => assert_eq!(blocks, [0..8, 8..16]), // one for every rank
     ///         _ if request.call.rank() == 0 => assert_eq!(blocks, [0..8, 0..0]), // its own
     ///         _ => assert_eq!(blocks, [0..0, 0..8]),
     ///     }
@@ -441,7 +441,7 @@ impl Call<'_> {
 
     fn block(&self, buffer: Buffer, rank: Rank) -> Range<usize> {
         let (call, size) = (self.call, self.call.dtype.size());
-        let collective = call.operation.collective();
+        let collective = call.collective;
         let len = call.counts.block(buffer, rank) * size;
         match collective.blocks(buffer, self.rank, call.root.unwrap_or(0)) {
             Blocks::None => 0..0,

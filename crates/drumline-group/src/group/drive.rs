@@ -22,7 +22,7 @@ use std::{
 use drumline_engine::{
     call::Call,
     executor::{Now, Progress, Spin},
-    lane::{Job, Lane, Operation},
+    lane::{AnyCall, Job, Lane},
     transport::Point,
 };
 use drumline_schedule::price::Prices;
@@ -308,7 +308,7 @@ impl Driven {
     }
 
     /// Runs an operation on the caller's thread, after those that were called before.
-    pub(super) fn run(self: &Arc<Self>, operation: &mut dyn Operation) -> Result<()> {
+    pub(super) fn run(self: &Arc<Self>, operation: &mut dyn AnyCall) -> Result<()> {
         let mut lane = self.drive();
         self.empty_inbox(&mut lane);
         while lane.has_jobs() {

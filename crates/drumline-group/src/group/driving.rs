@@ -5,7 +5,8 @@
 
 use std::time::Instant;
 
-use drumline_engine::{executor::Operation as Kind, operator::Operator, recorder::Recorder};
+use drumline_engine::{operator::Operator, recorder::Recorder};
+use drumline_schedule::Collective;
 use drumline_shm::Arena;
 
 use super::{ProcessGroup, collectives::call};
@@ -22,7 +23,7 @@ pub fn all_reduce_then<T, B>(
     T: Element,
     B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
 {
-    let call = call::<T>(Kind::AllReduce, buffer.as_ref().len()).reducing(op);
+    let call = call::<T>(Collective::AllReduce, buffer.as_ref().len()).reducing(op);
     group.submit_and(call, buffer, Vec::new(), end);
 }
 
@@ -33,7 +34,7 @@ pub fn all_gather_then<T: Element>(
     end: impl FnOnce(Result<Vec<T>>) + Send + 'static,
 ) {
     let all = vec![T::zeroed(); own.len() * group.world_size()];
-    let call = call::<T>(Kind::AllGather, own.len());
+    let call = call::<T>(Collective::AllGather, own.len());
     group.submit_and(call, all, own, |result, all: Vec<T>| end(result.map(|()| all)));
 }
 

@@ -1,12 +1,10 @@
 //! Which algorithm a call would take.
 
-use drumline_engine::{
-    call::Call, executor::Operation, explain::Explanation, operator::OperatorKind,
-};
+use drumline_engine::{call::Call, explain::Explanation, operator::OperatorKind};
 use drumline_schedule::Counts;
 
 use super::ProcessGroup;
-use crate::{Collective, DType, Error, ReduceOp, Result};
+use crate::{Collective, DType, ReduceOp, Result};
 
 impl ProcessGroup {
     /// Says which algorithm a call with blocks of `elements` elements takes, and why. It sends no message,
@@ -33,18 +31,9 @@ impl ProcessGroup {
         dtype: DType,
         registered: bool,
     ) -> Result<Explanation> {
-        let operation = operation_of(collective)?;
-        let call = Call::new(operation, dtype, Counts::Even(elements));
+        let call = Call::new(collective, dtype, Counts::Even(elements));
         // The sum, for the width that partial results travel in.
         let operator = collective.reduces().then_some(OperatorKind::Builtin(ReduceOp::Sum));
         self.explain_call(&Call { operator, ..call }, registered)
     }
-}
-
-fn operation_of(collective: Collective) -> Result<Operation> {
-    let found = Operation::ALL.into_iter().find(|it| it.collective() == collective);
-    found.ok_or_else(|| Error::InvalidArgument {
-        operation: "explain",
-        problem: format!("no call is carried out as {collective}"),
-    })
 }

@@ -18,7 +18,7 @@ use std::{
 
 use drumline_engine::{
     Cause, CollectiveError, Error, Result,
-    lane::{Job, Operation},
+    lane::{AnyCall, Job},
     membership::Membership,
     panics::{panic_text, shielded},
     recorder::{Category, What},
@@ -113,7 +113,7 @@ impl Foreign {
     }
 
     /// Runs an operation on the caller's thread, after those that were called before.
-    pub(super) fn run(&self, operation: &mut dyn Operation) -> Result<()> {
+    pub(super) fn run(&self, operation: &mut dyn AnyCall) -> Result<()> {
         let ticket = self.lock().draw();
         self.collective(ticket, operation)
     }
@@ -218,10 +218,10 @@ impl Foreign {
         }
     }
 
-    fn collective(&self, ticket: u64, operation: &mut dyn Operation) -> Result<()> {
+    fn collective(&self, ticket: u64, operation: &mut dyn AnyCall) -> Result<()> {
         let _turn = self.await_turn(ticket);
         let call = operation.call().clone();
-        let name = call.operation.name();
+        let name = call.collective.name();
         self.check_open(name)?;
         self.check_supported(&call)?;
         let sequence = {
@@ -296,18 +296,18 @@ impl Foreign {
     }
 
     fn check_supported(&self, call: &drumline_engine::call::Call) -> Result<()> {
-        let (operation, dtype) = (call.operation, call.dtype);
-        let invalid = |problem| Error::InvalidArgument { operation: operation.name(), problem };
+        let (collective, dtype) = (call.collective, call.dtype);
+        let invalid = |problem| Error::InvalidArgument { operation: collective.name(), problem };
         if let Some(problem) = call.operator.and_then(|operator| operator.problem_with(dtype)) {
             return Err(invalid(problem));
         }
         let operator = call.operator.map(|operator| operator.name());
-        if self.backend.supports(operation, dtype, operator) {
+        if self.backend.supports(collective, dtype, operator) {
             return Ok(());
         }
         let operator = operator.map(|operator| format!("({operator})")).unwrap_or_default();
         let name = &self.name;
-        Err(invalid(format!("backend {name:?} has no {}{operator} of {dtype}", operation.name())))
+        Err(invalid(format!("backend {name:?} has no {}{operator} of {dtype}", collective.name())))
     }
 
     /// Poisons the group, if no other failure has, and tells the backend.

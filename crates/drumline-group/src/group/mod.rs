@@ -22,7 +22,7 @@ use std::{
 
 use drumline_engine::{
     call::Call,
-    lane::{Job, Operation},
+    lane::{AnyCall, Job},
     membership::Membership,
     transport::Point,
 };
@@ -296,7 +296,7 @@ impl Inner {
     }
 
     /// Runs an operation on the caller's thread, after those that were called before.
-    fn run(&self, operation: &mut dyn Operation) -> Result<()> {
+    fn run(&self, operation: &mut dyn AnyCall) -> Result<()> {
         match &self.carrier {
             Carrier::Lane(lane) => lane.run(operation),
             Carrier::Backend(backend) => Ok(backend.run(operation)?),

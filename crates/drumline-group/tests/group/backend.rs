@@ -7,8 +7,8 @@ use std::{
 };
 
 use drumline_group::{
-    Cause, CollectiveError, Config, DType, Error, Operator, ProcessGroup, ReduceOp,
-    backend::{Backend, BackendOptions, Operation, Request, register_backend},
+    Cause, Collective, CollectiveError, Config, DType, Error, Operator, ProcessGroup, ReduceOp,
+    backend::{Backend, BackendOptions, Request, register_backend},
     store::HashStore,
 };
 
@@ -21,25 +21,25 @@ struct Solo {
 impl Backend for Solo {
     fn collective(&self, request: &mut Request<'_>) -> Result<(), Cause> {
         let call = request.call;
-        assert!(call.operation() != Operation::Scan, "scans are too much");
+        assert!(call.collective() != Collective::Scan, "scans are too much");
         self.seen.lock().unwrap().push(call.signature().to_string());
-        match call.operation() {
-            Operation::AllReduce => {
+        match call.collective() {
+            Collective::AllReduce => {
                 let own = request.data.to_vec();
                 call.reduce(&[&own], request.data)
             }
-            Operation::Barrier => {
+            Collective::Barrier => {
                 // The next call must not overtake this one.
                 thread::sleep(Duration::from_millis(20));
                 Ok(())
             }
-            Operation::Gather => Err(Cause::Backend { problem: "no fabric".to_owned() }),
+            Collective::Gather => Err(Cause::Backend { problem: "no fabric".to_owned() }),
             _ => Ok(()),
         }
     }
 
-    fn supports(&self, operation: Operation, dtype: DType, operator: Option<&str>) -> bool {
-        operation != Operation::AllReduce || (dtype != DType::F64 && operator != Some("max"))
+    fn supports(&self, collective: Collective, dtype: DType, operator: Option<&str>) -> bool {
+        collective != Collective::AllReduce || (dtype != DType::F64 && operator != Some("max"))
     }
 
     fn abort(&self, failure: &CollectiveError) {

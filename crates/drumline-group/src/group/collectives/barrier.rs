@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use drumline_engine::executor::Operation as Kind;
+use drumline_schedule::Collective;
 
 use super::{ProcessGroup, call};
 use crate::{Error, Result, Work};
@@ -28,7 +28,7 @@ impl ProcessGroup {
     ///
     /// As [`ProcessGroup::all_reduce`].
     pub fn barrier(&self) -> Result<()> {
-        self.run::<u8>(call::<u8>(Kind::Barrier, 0), &mut [], &[])
+        self.run::<u8>(call::<u8>(Collective::Barrier, 0), &mut [], &[])
     }
 
     /// [`ProcessGroup::barrier`] in the background.
@@ -41,7 +41,7 @@ impl ProcessGroup {
     /// # Ok::<_, drumline::Error>(())
     /// ```
     pub fn barrier_async(&self) -> Work<Vec<u8>> {
-        self.submit(call::<u8>(Kind::Barrier, 0), Vec::new(), Vec::new())
+        self.submit(call::<u8>(Collective::Barrier, 0), Vec::new(), Vec::new())
     }
 
     /// A [`barrier`](ProcessGroup::barrier) with a time limit of its own which names every rank that
@@ -82,7 +82,7 @@ impl ProcessGroup {
                 problem: "no rank can answer in no time: pass a longer time limit".to_owned(),
             });
         }
-        let call = call::<u8>(Kind::MonitoredBarrier, 0).within(timeout);
+        let call = call::<u8>(Collective::MonitoredBarrier, 0).within(timeout);
         self.run::<u8>(call, &mut [], &[])
     }
 }

@@ -4,10 +4,9 @@
 
 use drumline_schedule::step::Rank;
 
-use drumline_engine::{
-    call::Call, executor::Operation as Kind, operation::Request, operator::Operator,
-};
+use drumline_engine::{call::Call, operator::Operator, typed_call::Request};
 use drumline_kernels::copy;
+use drumline_schedule::Collective;
 
 use super::{
     ProcessGroup, call,
@@ -42,7 +41,7 @@ impl ProcessGroup {
         op: impl Into<Operator<T>>,
     ) -> Result<()> {
         let mut all = concat(buffers);
-        let call = call::<T>(Kind::AllReduce, all.len()).in_parts(lengths(buffers));
+        let call = call::<T>(Collective::AllReduce, all.len()).in_parts(lengths(buffers));
         self.run(call.reducing(op), &mut all, &[])?;
         deal_out(&all, buffers);
         Ok(())
@@ -66,7 +65,7 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let all = concat(&buffers);
-        let call = call::<T>(Kind::AllReduce, all.len()).in_parts(lengths(&buffers));
+        let call = call::<T>(Collective::AllReduce, all.len()).in_parts(lengths(&buffers));
         self.submit_then(call.reducing(op), all, Vec::new(), move |all: Vec<T>| {
             deal_out(&all, &mut buffers);
             buffers
@@ -212,7 +211,7 @@ impl ProcessGroup {
         let (operation, parts) = ("all_gather_coalesced", lengths(inputs));
         self.check_pairs_of_buffers(operation, &parts, &lengths(outputs), "an output")?;
         let own = inputs.concat();
-        Ok((call::<T>(Kind::AllGather, own.len()).in_parts(parts), own))
+        Ok((call::<T>(Collective::AllGather, own.len()).in_parts(parts), own))
     }
 
     /// The call, and what this rank brings: for each rank the blocks of all inputs.
@@ -229,7 +228,7 @@ impl ProcessGroup {
             blocks.flat_map(move |(input, len)| &input[rank * len..][..*len])
         };
         let all: Vec<T> = (0..self.world_size()).flat_map(blocks_for).copied().collect();
-        let call = call::<T>(Kind::ReduceScatter, parts.iter().sum());
+        let call = call::<T>(Collective::ReduceScatter, parts.iter().sum());
         Ok((call.in_parts(parts).reducing(op), all))
     }
 

@@ -2,8 +2,9 @@
 //!
 //! The buffers are copied to lie behind each other, and back.
 
-use drumline_engine::{executor::Operation as Kind, operator::Operator};
+use drumline_engine::operator::Operator;
 use drumline_kernels::copy;
+use drumline_schedule::Collective;
 use drumline_schedule::step::Rank;
 
 use super::{ProcessGroup, call, call_of};
@@ -36,7 +37,7 @@ impl ProcessGroup {
         let counts = lengths(outputs);
         let blocks = self.blocks_by_rank("all_gather_list", &counts, input.len(), None)?;
         let mut all = vec![T::zeroed(); counts.iter().sum()];
-        self.run(call_of::<T>(Kind::AllGather, blocks), &mut all, input)?;
+        self.run(call_of::<T>(Collective::AllGather, blocks), &mut all, input)?;
         deal_out(&all, outputs);
         Ok(())
     }
@@ -66,7 +67,7 @@ impl ProcessGroup {
         let counts = lengths(&outputs);
         let blocks = self.blocks_by_rank("all_gather_list", &counts, input.as_ref().len(), None)?;
         let all = vec![T::zeroed(); counts.iter().sum()];
-        let call = call_of::<T>(Kind::AllGather, blocks);
+        let call = call_of::<T>(Collective::AllGather, blocks);
         Ok(self.submit_then(call, all, input, move |all: Vec<T>| {
             deal_out(&all, &mut outputs);
             outputs
@@ -109,7 +110,7 @@ impl ProcessGroup {
         let operation = "gather_list";
         self.check_list_at_root(operation, root, &lengths(outputs), input.len())?;
         let mut all = vec![T::zeroed(); outputs.len() * input.len()];
-        self.run(call::<T>(Kind::Gather, input.len()).rooted(root), &mut all, input)?;
+        self.run(call::<T>(Collective::Gather, input.len()).rooted(root), &mut all, input)?;
         deal_out(&all, outputs);
         Ok(())
     }
@@ -140,7 +141,7 @@ impl ProcessGroup {
         let len = input.as_ref().len();
         self.check_list_at_root("gather_list", root, &lengths(&outputs), len)?;
         let all = vec![T::zeroed(); outputs.len() * len];
-        let call = call::<T>(Kind::Gather, len).rooted(root);
+        let call = call::<T>(Collective::Gather, len).rooted(root);
         Ok(self.submit_then(call, all, input, move |all: Vec<T>| {
             deal_out(&all, &mut outputs);
             outputs
@@ -176,7 +177,7 @@ impl ProcessGroup {
         root: Rank,
     ) -> Result<()> {
         self.check_list_at_root("scatter_list", root, &lengths(inputs), output.len())?;
-        let call = call::<T>(Kind::Scatter, output.len()).rooted(root);
+        let call = call::<T>(Collective::Scatter, output.len()).rooted(root);
         self.run(call, output, &inputs.concat())
     }
 
@@ -204,7 +205,7 @@ impl ProcessGroup {
     {
         let len = output.as_ref().len();
         self.check_list_at_root("scatter_list", root, &lengths(inputs), len)?;
-        let call = call::<T>(Kind::Scatter, len).rooted(root);
+        let call = call::<T>(Collective::Scatter, len).rooted(root);
         Ok(self.submit(call, output, inputs.concat()))
     }
 
@@ -237,7 +238,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         let counts = lengths(inputs);
         let blocks = self.blocks_by_rank("reduce_scatter_list", &counts, output.len(), None)?;
-        let call = call_of::<T>(Kind::ReduceScatter, blocks).reducing(op);
+        let call = call_of::<T>(Collective::ReduceScatter, blocks).reducing(op);
         self.run(call, output, &inputs.concat())
     }
 
@@ -265,7 +266,7 @@ impl ProcessGroup {
     {
         let (counts, own) = (lengths(inputs), output.as_ref().len());
         let blocks = self.blocks_by_rank("reduce_scatter_list", &counts, own, None)?;
-        let call = call_of::<T>(Kind::ReduceScatter, blocks).reducing(op);
+        let call = call_of::<T>(Collective::ReduceScatter, blocks).reducing(op);
         Ok(self.submit(call, output, inputs.concat()))
     }
 
@@ -326,7 +327,7 @@ impl ProcessGroup {
         let (send_counts, recv_counts) = (lengths(inputs), lengths(&outputs));
         let (input, all) = (inputs.concat(), vec![T::zeroed(); recv_counts.iter().sum()]);
         let counts = self.check_pairs(input.len(), &send_counts, all.len(), &recv_counts)?;
-        let call = call_of::<T>(Kind::AllToAll, counts);
+        let call = call_of::<T>(Collective::AllToAll, counts);
         Ok(self.submit_then(call, all, input, move |all: Vec<T>| {
             deal_out(&all, &mut outputs);
             outputs

@@ -1,8 +1,9 @@
 //! The local part of collectives in which a rank has several members.
 
 use bytemuck::Zeroable;
-use drumline_engine::{call::Call, executor::Operation as Kind};
+use drumline_engine::call::Call;
 use drumline_kernels::{Source, Target, combine, narrow, reduce_tree, widen};
+use drumline_schedule::Collective;
 use drumline_schedule::tree::{Node, merges};
 
 use super::{call, lists::deal_out};
@@ -17,7 +18,11 @@ pub(super) fn finish<A: Element>(op: ReduceOp, sum: &mut [A], members: usize) {
 }
 
 /// A reduction of members, in the type that their sums are kept in.
-pub(super) fn of_members<T: Element>(operation: Kind, elements: usize, members: usize) -> Call {
+pub(super) fn of_members<T: Element>(
+    operation: Collective,
+    elements: usize,
+    members: usize,
+) -> Call {
     // The type of the members themselves does not show otherwise.
     let parts = vec![elements, members, T::DTYPE as usize];
     call::<T::Accumulator>(operation, elements).in_parts(parts)

@@ -17,10 +17,10 @@ mod scatter;
 
 use drumline_engine::{
     call::Call,
-    executor::Operation as Kind,
-    lane::{Job, Operation},
-    operation::{CallOn, Request},
+    lane::{AnyCall, Job},
+    typed_call::{Request, TypedCall},
 };
+use drumline_schedule::Collective;
 use drumline_schedule::{Borders, Counts, step::Rank};
 
 use super::ProcessGroup;
@@ -156,7 +156,7 @@ impl ProcessGroup {
         data: &mut [T],
         input: &[T],
     ) -> Result<()> {
-        self.inner.run(&mut CallOn::<T, _, _>::new(self.limited(call), data, input))
+        self.inner.run(&mut TypedCall::<T, _, _>::new(self.limited(call), data, input))
     }
 
     /// The call with the time limit of this handle, unless it has its own.
@@ -210,23 +210,23 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
         F: FnOnce(Result<()>, B) + Send + 'static,
     {
-        let on = CallOn::new(self.limited(call), buffer, input);
+        let on = TypedCall::new(self.limited(call), buffer, input);
         self.inner.submit(Box::new(Owned { on, end }));
     }
 }
 
 /// A call on blocks of so many elements.
-pub(super) fn call<T: Element>(operation: Kind, elements: usize) -> Call {
+pub(super) fn call<T: Element>(operation: Collective, elements: usize) -> Call {
     call_of::<T>(operation, Counts::Even(elements))
 }
 
-fn call_of<T: Element>(operation: Kind, counts: Counts) -> Call {
+fn call_of<T: Element>(operation: Collective, counts: Counts) -> Call {
     Call::new(operation, T::DTYPE, counts)
 }
 
 /// An operation that owns its buffers.
 struct Owned<T: Element, B, I, F> {
-    on: CallOn<T, B, I>,
+    on: TypedCall<T, B, I>,
     end: F,
 }
 
@@ -237,7 +237,7 @@ where
     B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     F: FnOnce(Result<()>, B) + Send,
 {
-    fn operation(&mut self) -> &mut dyn Operation {
+    fn operation(&mut self) -> &mut dyn AnyCall {
         &mut self.on
     }
 

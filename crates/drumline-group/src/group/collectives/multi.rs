@@ -7,8 +7,9 @@
 //! elements accumulate in.
 
 use bytemuck::Zeroable;
-use drumline_engine::{call::Call, executor::Operation as Kind, operation::Request};
+use drumline_engine::{call::Call, typed_call::Request};
 use drumline_kernels::copy;
+use drumline_schedule::Collective;
 use drumline_schedule::step::Rank;
 
 use super::{
@@ -52,7 +53,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         let len = check_members("all_reduce_multi", buffers)?;
         let mut sum = sum_of_members(buffers, op);
-        let call = of_members::<T>(Kind::AllReduce, len, buffers.len()).reducing(across(op));
+        let call = of_members::<T>(Collective::AllReduce, len, buffers.len()).reducing(across(op));
         self.run(call, &mut sum, &[])?;
         finish(op, &mut sum, self.members(buffers.len()));
         buffers.iter_mut().for_each(|buffer| round(&sum, buffer));
@@ -82,7 +83,7 @@ impl ProcessGroup {
     {
         let len = check_members("all_reduce_multi", &buffers)?;
         let (sum, members) = (sum_of_members(&buffers, op), self.members(buffers.len()));
-        let call = of_members::<T>(Kind::AllReduce, len, buffers.len()).reducing(across(op));
+        let call = of_members::<T>(Collective::AllReduce, len, buffers.len()).reducing(across(op));
         Ok(self.submit_then(call, sum, Vec::new(), move |mut sum: Vec<T::Accumulator>| {
             finish(op, &mut sum, members);
             buffers.iter_mut().for_each(|buffer| round(&sum, buffer.as_mut()));
@@ -121,7 +122,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         let len = self.check_root_buffer("reduce_multi", buffers, root, root_buffer)?;
         let mut sum = sum_of_members(buffers, op);
-        let call = of_members::<T>(Kind::Reduce, len, buffers.len()).rooted(root);
+        let call = of_members::<T>(Collective::Reduce, len, buffers.len()).rooted(root);
         self.run(call.reducing(across(op)), &mut sum, &[])?;
         if self.rank() == root {
             finish(op, &mut sum, self.members(buffers.len()));
@@ -155,7 +156,7 @@ impl ProcessGroup {
     {
         let len = self.check_root_buffer("reduce_multi", &buffers, root, root_buffer)?;
         let (sum, members) = (sum_of_members(&buffers, op), self.members(buffers.len()));
-        let call = of_members::<T>(Kind::Reduce, len, buffers.len()).rooted(root);
+        let call = of_members::<T>(Collective::Reduce, len, buffers.len()).rooted(root);
         let at_root = self.rank() == root;
         let then = move |mut sum: Vec<T::Accumulator>| {
             if at_root {
@@ -196,7 +197,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         let len = self.check_root_buffer("broadcast_multi", buffers, root, root_buffer)?;
         let parts = vec![len, buffers.len()];
-        let call = call::<T>(Kind::Broadcast, len).rooted(root).in_parts(parts);
+        let call = call::<T>(Collective::Broadcast, len).rooted(root).in_parts(parts);
         self.run(call, buffers[root_buffer], &[])?;
         let (before, at_and_behind) = buffers.split_at_mut(root_buffer);
         if let [source, behind @ ..] = at_and_behind {
@@ -232,7 +233,7 @@ impl ProcessGroup {
     {
         let len = self.check_root_buffer("broadcast_multi", &buffers, root, root_buffer)?;
         let parts = vec![len, buffers.len()];
-        let call = call::<T>(Kind::Broadcast, len).rooted(root).in_parts(parts);
+        let call = call::<T>(Collective::Broadcast, len).rooted(root).in_parts(parts);
         let source = buffers[root_buffer].as_ref().to_vec();
         Ok(self.submit_then(call, source, Vec::new(), move |data: Vec<T>| {
             buffers.iter_mut().for_each(|buffer| copy(buffer.as_mut().into(), data[..].into()));
@@ -395,7 +396,7 @@ impl ProcessGroup {
         let own = inputs.concat();
         self.check_blocks(operation, own.len(), all, "an output")?;
         let parts = vec![len, inputs.len()];
-        Ok((call::<T>(Kind::AllGather, own.len()).in_parts(parts), own))
+        Ok((call::<T>(Collective::AllGather, own.len()).in_parts(parts), own))
     }
 
     /// The call, and what this rank brings.
@@ -411,7 +412,7 @@ impl ProcessGroup {
         check_as_many(operation, outputs.len(), inputs.len())?;
         let block = len * outputs.len();
         self.check_blocks(operation, block, all, "an input")?;
-        let call = of_members::<T>(Kind::ReduceScatter, block, inputs.len());
+        let call = of_members::<T>(Collective::ReduceScatter, block, inputs.len());
         Ok((call.reducing(across(op)), sum_of_members(inputs, op)))
     }
 

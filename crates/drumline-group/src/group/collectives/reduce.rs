@@ -1,7 +1,8 @@
 //! Collectives that reduce: all_reduce, reduce, reduce_scatter.
 
-use drumline_engine::{executor::Operation as Kind, operation::CallOn, operator::Operator};
+use drumline_engine::{operator::Operator, typed_call::TypedCall};
 use drumline_kernels::copy;
+use drumline_schedule::Collective;
 use drumline_schedule::step::Rank;
 
 use super::{ProcessGroup, call, call_of};
@@ -34,7 +35,7 @@ impl ProcessGroup {
     /// [`Error::Collective`](crate::Error::Collective) says which rank did what;
     /// [`Error::Poisoned`](crate::Error::Poisoned) after a failure.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: impl Into<Operator<T>>) -> Result<()> {
-        let call = call::<T>(Kind::AllReduce, data.len()).reducing(op);
+        let call = call::<T>(Collective::AllReduce, data.len()).reducing(op);
         self.run(call, data, &[])
     }
 
@@ -55,7 +56,7 @@ impl ProcessGroup {
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let call = call::<T>(Kind::AllReduce, buffer.as_ref().len()).reducing(op);
+        let call = call::<T>(Collective::AllReduce, buffer.as_ref().len()).reducing(op);
         self.submit(call, buffer, Vec::new())
     }
 
@@ -152,7 +153,7 @@ impl ProcessGroup {
         root: Rank,
     ) -> Result<()> {
         self.check_rank("reduce", root)?;
-        self.run(call::<T>(Kind::Reduce, data.len()).rooted(root).reducing(op), data, &[])
+        self.run(call::<T>(Collective::Reduce, data.len()).rooted(root).reducing(op), data, &[])
     }
 
     /// [`ProcessGroup::reduce`] in the background.
@@ -178,7 +179,7 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         self.check_rank("reduce", root)?;
-        let call = call::<T>(Kind::Reduce, buffer.as_ref().len()).rooted(root).reducing(op);
+        let call = call::<T>(Collective::Reduce, buffer.as_ref().len()).rooted(root).reducing(op);
         Ok(self.submit(call, buffer, Vec::new()))
     }
 
@@ -215,9 +216,9 @@ impl ProcessGroup {
         if self.rank() == root {
             self.check_len("reduce_into", "the output", output.len(), input.len())?;
             copy(output.into(), input.into());
-            let call = call::<T>(Kind::Reduce, output.len()).rooted(root).reducing(op);
+            let call = call::<T>(Collective::Reduce, output.len()).rooted(root).reducing(op);
             // The others have no output that could be registered, too.
-            let operation = CallOn::<T, _, _>::new(self.limited(call), output, &[]);
+            let operation = TypedCall::<T, _, _>::new(self.limited(call), output, &[]);
             return self.inner.run(&mut operation.staged());
         }
         self.check_len(
@@ -259,7 +260,7 @@ impl ProcessGroup {
         op: impl Into<Operator<T>>,
     ) -> Result<()> {
         self.check_blocks("reduce_scatter", output.len(), input.len(), "an input")?;
-        let call = call::<T>(Kind::ReduceScatter, output.len()).reducing(op);
+        let call = call::<T>(Collective::ReduceScatter, output.len()).reducing(op);
         self.run(call, output, input)
     }
 
@@ -288,7 +289,7 @@ impl ProcessGroup {
     {
         let len = output.as_ref().len();
         self.check_blocks("reduce_scatter", len, input.as_ref().len(), "an input")?;
-        Ok(self.submit(call::<T>(Kind::ReduceScatter, len).reducing(op), output, input))
+        Ok(self.submit(call::<T>(Collective::ReduceScatter, len).reducing(op), output, input))
     }
 
     /// [`ProcessGroup::reduce_scatter`] in blocks of different lengths: rank `i` gets the sum of
@@ -322,7 +323,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         let blocks =
             self.blocks_by_rank("reduce_scatter_v", counts, output.len(), Some(input.len()))?;
-        self.run(call_of::<T>(Kind::ReduceScatter, blocks).reducing(op), output, input)
+        self.run(call_of::<T>(Collective::ReduceScatter, blocks).reducing(op), output, input)
     }
 
     /// [`ProcessGroup::reduce_scatter_v`] in the background. Gives `output` back.
@@ -352,7 +353,7 @@ impl ProcessGroup {
         let own = output.as_ref().len();
         let blocks =
             self.blocks_by_rank("reduce_scatter_v", counts, own, Some(input.as_ref().len()))?;
-        let call = call_of::<T>(Kind::ReduceScatter, blocks).reducing(op);
+        let call = call_of::<T>(Collective::ReduceScatter, blocks).reducing(op);
         Ok(self.submit(call, output, input))
     }
 }

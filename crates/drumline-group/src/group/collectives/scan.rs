@@ -1,6 +1,7 @@
 //! Scans: sums over the ranks up to the own.
 
-use drumline_engine::{executor::Operation as Kind, operator::Operator};
+use drumline_engine::operator::Operator;
+use drumline_schedule::Collective;
 
 use super::{ProcessGroup, call};
 use crate::{Element, Result, Work};
@@ -33,7 +34,7 @@ impl ProcessGroup {
     /// As [`ProcessGroup::all_reduce`]. A rank that needs nobody's answer (rank 0) learns of a
     /// mismatch in its next call or in [`destroy`](ProcessGroup::destroy).
     pub fn scan<T: Element>(&self, data: &mut [T], op: impl Into<Operator<T>>) -> Result<()> {
-        self.run(call::<T>(Kind::Scan, data.len()).reducing(op), data, &[])
+        self.run(call::<T>(Collective::Scan, data.len()).reducing(op), data, &[])
     }
 
     /// [`ProcessGroup::scan`] in the background.
@@ -48,7 +49,7 @@ impl ProcessGroup {
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let call = call::<T>(Kind::Scan, buffer.as_ref().len()).reducing(op);
+        let call = call::<T>(Collective::Scan, buffer.as_ref().len()).reducing(op);
         self.submit(call, buffer, Vec::new())
     }
 
@@ -83,7 +84,7 @@ impl ProcessGroup {
         data: &mut [T],
         op: impl Into<Operator<T>>,
     ) -> Result<()> {
-        self.run(call::<T>(Kind::ExclusiveScan, data.len()).reducing(op), data, &[])
+        self.run(call::<T>(Collective::ExclusiveScan, data.len()).reducing(op), data, &[])
     }
 
     /// [`ProcessGroup::exclusive_scan`] in the background.
@@ -99,7 +100,7 @@ impl ProcessGroup {
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let call = call::<T>(Kind::ExclusiveScan, buffer.as_ref().len()).reducing(op);
+        let call = call::<T>(Collective::ExclusiveScan, buffer.as_ref().len()).reducing(op);
         self.submit(call, buffer, Vec::new())
     }
 }

@@ -14,7 +14,7 @@ use crate::{
     call::Call,
     executor::{Buffers, Memory, Plan, Pool},
     host::Host,
-    lane::{OnBytes, Operation},
+    lane::{AnyCall, OnBytes},
     operator::Reduce,
     operator::{Combine, Operator},
 };
@@ -35,7 +35,7 @@ impl<T> From<Call> for Request<T> {
 
 /// A call on buffers that are lent (`&mut [T]`, `&[T]`) or owned.
 #[derive(Debug)]
-pub struct CallOn<T: Element, D, I> {
+pub struct TypedCall<T: Element, D, I> {
     call: Call,
     /// What this rank multiplies its own values by.
     factor: Option<T>,
@@ -91,22 +91,22 @@ where
     });
 }
 
-impl<T, D, I> CallOn<T, D, I>
+impl<T, D, I> TypedCall<T, D, I>
 where
     T: Element,
     D: AsMut<[T]> + AsRef<[T]>,
     I: AsRef<[T]>,
 {
-    pub fn new(request: impl Into<Request<T>>, data: D, input: I) -> CallOn<T, D, I> {
+    pub fn new(request: impl Into<Request<T>>, data: D, input: I) -> TypedCall<T, D, I> {
         let Request { call, operator: Operator { factor, combine } } = request.into();
         let input = Contribution { callers: input, scaled: None };
         let buffers = Buffers::new(combine, data, input);
-        CallOn { call, factor, buffers, wide: None, unscaled: None, staged: false }
+        TypedCall { call, factor, buffers, wide: None, unscaled: None, staged: false }
     }
 
     /// Through slots even where the buffer is registered: that of other ranks is not.
-    pub fn staged(self) -> CallOn<T, D, I> {
-        CallOn { staged: true, ..self }
+    pub fn staged(self) -> TypedCall<T, D, I> {
+        TypedCall { staged: true, ..self }
     }
 
     /// The caller's buffer.
@@ -126,7 +126,7 @@ where
 
     /// What neighbours may reach, if it is registered.
     fn open_buffer(&self) -> Option<&[T]> {
-        match self.call.operation.collective().registered_buffer() {
+        match self.call.collective.registered_buffer() {
             _ if self.staged => None,
             // Not the multiples, which are what is brought.
             Buffer::Input if self.factor.is_some() => None,
@@ -200,7 +200,7 @@ impl<T: Element> Reduce for Combine<T> {
     }
 }
 
-impl<T, D, I> Operation for CallOn<T, D, I>
+impl<T, D, I> AnyCall for TypedCall<T, D, I>
 where
     T: Element,
     D: AsMut<[T]> + AsRef<[T]>,
@@ -261,7 +261,7 @@ where
     fn on_bytes(&mut self, rank: Rank, carry_out: &mut OnBytes<'_>) -> Result<(), Cause> {
         let root = self.call.root.unwrap_or(0);
         if let Some(factor) = self.factor {
-            self.contribute(factor, self.call.operation.collective(), rank, root);
+            self.contribute(factor, self.call.collective, rank, root);
         }
         let (op, data, input) = self.buffers.parts();
         let result = carry_out(
