@@ -341,7 +341,7 @@ mod tests {
                 {
                     let call = call(operation, dtype, elements);
                     let situation = call.situation(&topology, long_bytes, registered);
-                    let mut take = |all_reduce: Option<String>| {
+                    let take = |all_reduce: Option<String>| {
                         let config = Config { all_reduce, ..Config::default() };
                         choose(&call, &situation, &mut Chooser::default(), &config)
                     };
