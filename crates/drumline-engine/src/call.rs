@@ -343,7 +343,7 @@ mod tests {
                 {
                     let call = call(collective, dtype, elements);
                     let situation = call.situation(&topology, long_bytes, registered);
-                    let mut take = |all_reduce: Option<String>| {
+                    let take = |all_reduce: Option<String>| {
                         let settings = Settings { all_reduce, ..Settings::default() };
                         choose(&call, &situation, &mut Chooser::default(), &settings)
                     };
