@@ -9,7 +9,7 @@ use burn::{
     module::Module,
     nn::{BatchNorm, BatchNormConfig, Linear, LinearConfig},
     optim::{GradientsParams, ModuleOptimizer, SgdConfig},
-    tensor::{Tensor, activation::tanh},
+    tensor::{Device, Tensor, activation::tanh},
 };
 use drumline::ProcessGroup;
 use drumline_burn::{
