@@ -255,7 +255,8 @@ mod tests {
     fn restartable_sequences_are_disabled_only_on_request() {
         assert!(!job("drumline run prog --disable-rseq").unwrap().disables_rseq);
         assert!(job("drumline run --disable-rseq prog").unwrap().disables_rseq);
-        for (line, disables) in [("drumline bench", false), ("drumline bench --disable-rseq", true)] {
+        for (line, disables) in [("drumline bench", false), ("drumline bench --disable-rseq", true)]
+        {
             let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
             let Command::Bench { rseq, .. } = cli.command else { panic!("{line}: {cli:?}") };
             assert_eq!(rseq.disable_rseq, disables, "{line}");
