@@ -1,5 +1,5 @@
 //! What collectives take: [`measure`] times them on this host or between hosts (`drumline bench`), and
-//! [`predict`] replays their schedules on a cluster that need not be there (`drumline predict`).
+//! [`predict()`] replays their schedules on a cluster that need not be there (`drumline predict`).
 //!
 //! Both are parts of the command line: their options are arguments of `clap`.
 //!
@@ -25,6 +25,7 @@
 mod bench;
 mod error;
 mod predict;
+mod svg;
 
 pub use bench::{Options as BenchOptions, measure};
 pub use error::{Error, Result};

@@ -17,10 +17,7 @@ impl Write for Stdout {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        match io::stdout().flush() {
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(()),
-            other => other,
-        }
+        io::stdout().flush()
     }
 }
 

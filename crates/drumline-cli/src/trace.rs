@@ -5,10 +5,6 @@ use std::path::Path;
 use crate::{Error, Result, output::print};
 
 /// Merges the traces in `dir` to the file `out`, by default `dir/trace.json`, and prints what it holds.
-///
-/// # Errors
-///
-/// [`Error::Trace`] when a file cannot be read or written.
 pub(crate) fn merge(dir: &Path, out: Option<&Path>) -> Result<u8> {
     let default = dir.join("trace.json");
     let out = out.unwrap_or(&default);
@@ -23,10 +19,6 @@ pub(crate) fn merge(dir: &Path, out: Option<&Path>) -> Result<u8> {
 }
 
 /// Prints how long everything took, and which rank the others waited for.
-///
-/// # Errors
-///
-/// As [`merge`].
 pub(crate) fn summary(dir: &Path) -> Result<u8> {
     let summary = drumline::trace::summarize(dir).map_err(Error::Trace)?;
     print(&summary.to_string())?;

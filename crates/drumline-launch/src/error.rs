@@ -13,6 +13,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 ///
 /// let error = Error::ProgramNotFound { program: "trian".into(), hint: "is it in PATH?".into() };
 /// assert_eq!(error.to_string(), "program trian not found: is it in PATH?");
+/// assert_eq!(error.exit_code(), 127);
 /// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -53,13 +54,6 @@ pub enum Error {
 impl Error {
     /// The exit code for this error: 2 for bad usage, 126 and 127 as in a shell for programs that
     /// cannot be run, else 1.
-    ///
-    /// ```
-    /// use drumline_launch::Error;
-    ///
-    /// let not_found = Error::ProgramNotFound { program: "trian".into(), hint: String::new() };
-    /// assert_eq!(not_found.exit_code(), 127);
-    /// ```
     pub fn exit_code(&self) -> u8 {
         match self {
             Error::ProgramNotFound { .. } => 127,

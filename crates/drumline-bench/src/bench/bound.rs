@@ -4,6 +4,7 @@
 //! plain stream between two ranks, both ways at once.
 
 use std::{
+    collections::BTreeSet,
     hint, io,
     time::{Duration, Instant},
 };
@@ -40,9 +41,7 @@ impl Bound {
         if here == hosts.len() {
             return operation.bus_factor(hosts.len());
         }
-        let mut distinct = hosts.to_vec();
-        distinct.sort_unstable();
-        distinct.dedup();
+        let distinct: BTreeSet<&u64> = hosts.iter().collect();
         let each = match operation {
             // Every rank has different bytes for every other rank.
             Operation::AllToAll => here as f64,

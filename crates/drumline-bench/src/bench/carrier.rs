@@ -1,5 +1,7 @@
 //! The hosts of the ranks, and a group for each transport.
 
+use std::collections::BTreeSet;
+
 use drumline::{Config, GroupOptions, ProcessGroup};
 
 use super::{bound::Bound, choice::Transport, options::Options, plain_stream::PlainStream};
@@ -18,10 +20,7 @@ impl Hosts {
     }
 
     pub(super) fn count(&self) -> usize {
-        let mut hosts = self.0.clone();
-        hosts.sort_unstable();
-        hosts.dedup();
-        hosts.len()
+        self.0.iter().collect::<BTreeSet<_>>().len()
     }
 
     /// A rank that rank 0 can be connected with: on another host, if there is one; `None` if rank 0 is

@@ -55,56 +55,47 @@ impl Choice for ReduceOp {
     const ALL: &'static [ReduceOp] = &ReduceOp::ALL;
 }
 
-/// Implements `Display` by the names of the variants.
-macro_rules! named {
-    ($type:ident: $($variant:ident = $name:literal),*) => {
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(match self { $($type::$variant => $name),* })
+/// Defines an enum with the names of its variants. `all` stands for the variants before the semicolon.
+macro_rules! choice {
+    ($(#[$doc:meta])* $type:ident {
+        $($(#[$item_doc:meta])* $item:ident = $name:literal),*
+        $(; $other:ident = $other_name:literal)?
+    }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub(super) enum $type {
+            $($(#[$item_doc])* $item,)*
+            $($other,)?
+        }
+
+        impl std::fmt::Display for $type {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(match self {
+                    $($type::$item => $name,)*
+                    $($type::$other => $other_name,)?
+                })
             }
+        }
+
+        impl Choice for $type {
+            const ALL: &'static [$type] = &[$($type::$item),*];
+            const OTHERS: &'static [$type] = &[$($type::$other)?];
         }
     };
 }
-pub(super) use named;
+pub(super) use choice;
 
-/// What carries the data between ranks of one host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Transport {
-    Auto,
-    Shm,
-    Unix,
-    Tcp,
+choice! {
+    /// What carries the data between ranks of one host.
+    Transport { Shm = "shm", Unix = "unix", Tcp = "tcp"; Auto = "auto" }
 }
 
-named!(Transport: Auto = "auto", Shm = "shm", Unix = "unix", Tcp = "tcp");
-
-impl Choice for Transport {
-    const ALL: &'static [Transport] = &[Transport::Shm, Transport::Unix, Transport::Tcp];
-    const OTHERS: &'static [Transport] = &[Transport::Auto];
+choice! {
+    /// Which memory holds the data.
+    Buffers { Staged = "staged", Registered = "registered" }
 }
 
-/// Which memory holds the data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Buffers {
-    Staged,
-    Registered,
-}
-
-named!(Buffers: Staged = "staged", Registered = "registered");
-
-impl Choice for Buffers {
-    const ALL: &'static [Buffers] = &[Buffers::Staged, Buffers::Registered];
-}
-
-/// How an operation is called.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum CallStyle {
-    Blocking,
-    Async,
-}
-
-named!(CallStyle: Blocking = "blocking", Async = "async");
-
-impl Choice for CallStyle {
-    const ALL: &'static [CallStyle] = &[CallStyle::Blocking, CallStyle::Async];
+choice! {
+    /// How an operation is called.
+    CallStyle { Blocking = "blocking", Async = "async" }
 }

@@ -155,18 +155,7 @@ fn switches() -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-
-    #[derive(clap::Parser)]
-    struct TestArguments {
-        #[command(flatten)]
-        options: Options,
-    }
-
-    fn options(line: &str) -> Options {
-        use clap::Parser;
-        TestArguments::parse_from(format!("bench {line}").split_whitespace()).options
-    }
+    use super::{super::options::tests::parse, *};
 
     /// A trial that has as many wrong elements as its salt says.
     struct Broken {
@@ -186,7 +175,7 @@ mod tests {
     }
 
     fn turn(line: &str, ranks: usize) -> Vec<(Turn, usize)> {
-        let options = options(line);
+        let options = parse(line).unwrap();
         let groups = drumline::ProcessGroup::local_world(ranks).unwrap();
         std::thread::scope(|threads| {
             let running: Vec<_> = groups
@@ -225,7 +214,7 @@ mod tests {
     #[test]
     fn a_turn_takes_its_time() {
         let pace = |line, cycle_s, call_s| {
-            let Pace { samples, batch } = super::pace(&options(line), cycle_s, call_s);
+            let Pace { samples, batch } = super::pace(&parse(line).unwrap(), cycle_s, call_s);
             (samples, batch)
         };
         assert_eq!(pace("--time 1s", 1e-2, 5e-3), (100, 1));

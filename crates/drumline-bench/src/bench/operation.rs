@@ -1,60 +1,31 @@
 //! What can be measured: the buffers and the result of each operation, and how its bandwidth counts.
 
-use std::{fmt, ops::Range};
+use std::ops::Range;
 
-use super::choice::{Choice, named};
+use super::choice::{Choice, choice};
 
-/// What is measured: a collective, or an exchange of messages.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Operation {
-    AllReduce,
-    Reduce,
-    Broadcast,
-    AllGather,
-    Gather,
-    Scatter,
-    ReduceScatter,
-    AllToAll,
-    Scan,
-    ExclusiveScan,
-    /// Each rank sends to the next rank and receives from the previous one.
-    SendRecv,
-    Barrier,
+choice! {
+    /// What is measured: a collective, or an exchange of messages.
+    Operation {
+        AllReduce = "all_reduce",
+        Reduce = "reduce",
+        Broadcast = "broadcast",
+        AllGather = "all_gather",
+        Gather = "gather",
+        Scatter = "scatter",
+        ReduceScatter = "reduce_scatter",
+        AllToAll = "all_to_all",
+        Scan = "scan",
+        ExclusiveScan = "exclusive_scan",
+        /// Each rank sends to the next rank and receives from the previous one.
+        SendRecv = "sendrecv",
+        Barrier = "barrier"
+    }
 }
 
-named!(Operation: AllReduce = "all_reduce", Reduce = "reduce", Broadcast = "broadcast",
-    AllGather = "all_gather", Gather = "gather", Scatter = "scatter",
-    ReduceScatter = "reduce_scatter", AllToAll = "all_to_all", Scan = "scan",
-    ExclusiveScan = "exclusive_scan", SendRecv = "sendrecv", Barrier = "barrier");
-
-impl Choice for Operation {
-    const ALL: &'static [Operation] = &[
-        Operation::AllReduce,
-        Operation::Reduce,
-        Operation::Broadcast,
-        Operation::AllGather,
-        Operation::Gather,
-        Operation::Scatter,
-        Operation::ReduceScatter,
-        Operation::AllToAll,
-        Operation::Scan,
-        Operation::ExclusiveScan,
-        Operation::SendRecv,
-        Operation::Barrier,
-    ];
-}
-
-/// Whether the result replaces the input.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Place {
-    Out,
-    In,
-}
-
-named!(Place: Out = "out", In = "in");
-
-impl Choice for Place {
-    const ALL: &'static [Place] = &[Place::Out, Place::In];
+choice! {
+    /// Whether the result replaces the input.
+    Place { Out = "out", In = "in" }
 }
 
 /// How many elements the buffers of a rank have.

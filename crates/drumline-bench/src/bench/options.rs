@@ -268,10 +268,11 @@ fn turn(text: &str) -> Result<Duration, String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use clap::Parser;
 
-    use super::{super::choice::Choice, *};
+    use super::*;
+    use crate::bench::choice::Choice;
 
     #[derive(Parser)]
     struct TestArguments {
@@ -279,9 +280,9 @@ mod tests {
         options: Options,
     }
 
-    fn parse(line: &str) -> Result<Options, String> {
-        let line = TestArguments::try_parse_from(format!("bench {line}").split_whitespace());
-        let options = line.map_err(|error| error.to_string())?.options;
+    pub(in super::super) fn parse(line: &str) -> Result<Options, String> {
+        let arguments = TestArguments::try_parse_from(format!("bench {line}").split_whitespace());
+        let options = arguments.map_err(|error| error.to_string())?.options;
         options.check(options.nproc_per_node.get()).map_err(|error| error.to_string())?;
         Ok(options)
     }

@@ -1,9 +1,11 @@
 //! A plain stream between two ranks, to measure what a link carries.
 
 use std::{
+    fs::File,
     io::{self, ErrorKind, Read, Write},
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket},
     os::{
+        fd::OwnedFd,
         linux::net::SocketAddrExt,
         unix::net::{SocketAddr as UnixAddress, UnixListener, UnixStream},
     },
@@ -11,10 +13,13 @@ use std::{
 };
 
 use drumline::{Config, ProcessGroup};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::{Errno, ioctl_fionbio},
+};
 
 use super::choice::Transport;
-use crate::Error;
+use crate::{Error, Result};
 
 /// More than any stream needs for its next bytes.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -22,15 +27,10 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// One end of a plain stream.
 #[derive(Debug)]
 pub(super) struct PlainStream {
-    socket: Socket,
+    /// A connected socket that does not block. `File` reads and writes a socket of either family.
+    socket: File,
     outgoing: Vec<u8>,
     incoming: Vec<u8>,
-}
-
-#[derive(Debug)]
-enum Socket {
-    Tcp(TcpStream),
-    Unix(UnixStream),
 }
 
 impl PlainStream {
@@ -41,18 +41,22 @@ impl PlainStream {
         other: usize,
         transport: Transport,
         config: &Config,
-    ) -> crate::Result<Option<PlainStream>> {
+    ) -> Result<Option<PlainStream>> {
         let (listener, address) = match (group.rank(), transport) {
-            (0, Transport::Unix) => Listener::unix()?,
-            (0, _) => Listener::tcp(config)?,
-            _ => (Listener::Nowhere, String::new()),
-        };
+            (0, Transport::Unix) => Listener::unix(),
+            (0, _) => Listener::tcp(config),
+            _ => Ok((Listener::Nowhere, String::new())),
+        }
+        .map_err(Error::system("listen for a plain stream"))?;
         let mut invitation = (address, word());
         group.broadcast_object(&mut invitation, 0).map_err(Error::Measure)?;
         let (address, word) = invitation;
         let socket = match group.rank() {
-            0 => Some(listener.accept(word)?),
-            rank if rank == other => Some(call(&address, word, transport)?),
+            0 => Some(listener.accept(word).map_err(Error::system("accept a plain stream"))?),
+            rank if rank == other => {
+                let failed = Error::system(format!("call {address} for a plain stream"));
+                Some(call(&address, word, transport).map_err(failed)?)
+            }
             _ => None,
         };
         group.barrier().map_err(Error::Measure)?;
@@ -73,7 +77,10 @@ impl PlainStream {
                         self.socket.read(&mut self.incoming[at..bytes])
                     })?;
             if !progress {
-                self.socket.wait(sent < bytes, received < bytes)?;
+                let mut flags = PollFlags::empty();
+                flags.set(PollFlags::OUT, sent < bytes);
+                flags.set(PollFlags::IN, received < bytes);
+                wait(&self.socket, flags, PATIENCE)?;
             }
         }
         Ok(start.elapsed())
@@ -102,46 +109,12 @@ fn advance(
     }
 }
 
-impl Socket {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => stream.write(bytes),
-            Socket::Unix(stream) => stream.write(bytes),
-        }
-    }
-
-    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        match self {
-            Socket::Tcp(stream) => stream.read(bytes),
-            Socket::Unix(stream) => stream.read(bytes),
-        }
-    }
-
-    fn wait(&self, to_write: bool, to_read: bool) -> io::Result<()> {
-        let mut flags = PollFlags::empty();
-        flags.set(PollFlags::OUT, to_write);
-        flags.set(PollFlags::IN, to_read);
-        let mut ready = [match self {
-            Socket::Tcp(stream) => PollFd::new(stream, flags),
-            Socket::Unix(stream) => PollFd::new(stream, flags),
-        }];
-        let patience = Timespec::try_from(PATIENCE).ok();
-        match poll(&mut ready, patience.as_ref()) {
-            Ok(0) => Err(ErrorKind::TimedOut.into()),
-            Ok(_) | Err(rustix::io::Errno::INTR) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    fn unblocked(self) -> io::Result<Socket> {
-        match &self {
-            Socket::Tcp(stream) => {
-                stream.set_nodelay(true)?;
-                stream.set_nonblocking(true)?;
-            }
-            Socket::Unix(stream) => stream.set_nonblocking(true)?,
-        }
-        Ok(self)
+fn wait(socket: &File, flags: PollFlags, patience: Duration) -> io::Result<()> {
+    let patience = Timespec::try_from(patience).ok();
+    match poll(&mut [PollFd::new(socket, flags)], patience.as_ref()) {
+        Ok(0) => Err(ErrorKind::TimedOut.into()),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -156,87 +129,84 @@ enum Listener {
 }
 
 impl Listener {
-    fn tcp(config: &Config) -> crate::Result<(Listener, String)> {
-        let failed = || Error::system("listen for a plain stream");
-        let socket = TcpListener::bind((own_address(config), 0)).map_err(failed())?;
-        socket.set_nonblocking(true).map_err(failed())?;
-        let address = socket.local_addr().map_err(failed())?.to_string();
-        Ok((Listener::Tcp(socket), address))
+    fn tcp(config: &Config) -> io::Result<(Listener, String)> {
+        let listener = TcpListener::bind((own_address(config), 0))?;
+        listener.set_nonblocking(true)?;
+        let address = listener.local_addr()?.to_string();
+        Ok((Listener::Tcp(listener), address))
     }
 
     /// At an abstract name, which is no file.
-    fn unix() -> crate::Result<(Listener, String)> {
-        let failed = || Error::system("listen for a plain stream");
+    fn unix() -> io::Result<(Listener, String)> {
         let name = format!("drumline-bench-{}", std::process::id());
-        let address = UnixAddress::from_abstract_name(&name).map_err(failed())?;
-        let socket = UnixListener::bind_addr(&address).map_err(failed())?;
-        socket.set_nonblocking(true).map_err(failed())?;
-        Ok((Listener::Unix(socket), name))
+        let listener = UnixListener::bind_addr(&UnixAddress::from_abstract_name(&name)?)?;
+        listener.set_nonblocking(true)?;
+        Ok((Listener::Unix(listener), name))
     }
 
     /// The first caller that sends `word`.
-    fn accept(self, word: Word) -> crate::Result<Socket> {
-        let failed = || Error::system("accept a plain stream");
-        let deadline = Instant::now() + PATIENCE;
+    fn accept(self, word: Word) -> io::Result<File> {
+        let start = Instant::now();
         loop {
-            let stream = match &self {
-                Listener::Tcp(socket) => socket.accept().map(|(stream, _)| Socket::Tcp(stream)),
-                Listener::Unix(socket) => socket.accept().map(|(stream, _)| Socket::Unix(stream)),
+            let caller = match &self {
+                Listener::Tcp(listener) => listener.accept().and_then(|(it, _)| tcp(it)),
+                Listener::Unix(listener) => listener.accept().and_then(|(it, _)| socket(it)),
                 Listener::Nowhere => Err(ErrorKind::NotConnected.into()),
             };
-            match stream {
-                Ok(stream) => {
-                    if let Some(stream) = hear(stream, word) {
-                        return stream.unblocked().map_err(failed());
+            match caller {
+                Ok(mut socket) => {
+                    if says(&mut socket, word) {
+                        return Ok(socket);
                     }
                 }
                 Err(error)
-                    if error.kind() == ErrorKind::WouldBlock && Instant::now() < deadline =>
+                    if error.kind() == ErrorKind::WouldBlock && start.elapsed() < PATIENCE =>
                 {
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                Err(error) => return Err(failed()(error)),
+                Err(error) => return Err(error),
             }
         }
     }
 }
 
-fn hear(mut stream: Socket, word: Word) -> Option<Socket> {
-    let patience = Some(Duration::from_secs(1));
-    match &stream {
-        Socket::Tcp(stream) => {
-            stream.set_nonblocking(false).ok()?;
-            stream.set_read_timeout(patience).ok()?;
-        }
-        Socket::Unix(stream) => {
-            stream.set_nonblocking(false).ok()?;
-            stream.set_read_timeout(patience).ok()?;
-        }
-    }
+fn tcp(stream: TcpStream) -> io::Result<File> {
+    stream.set_nodelay(true)?;
+    socket(stream)
+}
+
+fn socket(stream: impl Into<OwnedFd>) -> io::Result<File> {
+    let socket = File::from(stream.into());
+    ioctl_fionbio(&socket, true)?;
+    Ok(socket)
+}
+
+/// Whether the caller sends `word`, with at most a second between its bytes.
+fn says(caller: &mut File, word: Word) -> bool {
     let mut said = Word::default();
     let mut len = 0;
     while len < said.len() {
-        match stream.read(&mut said[len..]) {
-            Ok(count) if count > 0 => len += count,
-            _ => return None,
+        let ready = wait(caller, PollFlags::IN, Duration::from_secs(1));
+        match ready.and_then(|()| advance(&mut len, word.len(), |at| caller.read(&mut said[at..])))
+        {
+            Ok(_) => {}
+            Err(_) => return false,
         }
     }
-    (said == word).then_some(stream)
+    said == word
 }
 
-fn call(address: &str, word: Word, transport: Transport) -> crate::Result<Socket> {
-    let failed = || Error::system(format!("call {address} for a plain stream"));
-    let stream = match (transport, address.parse::<SocketAddr>()) {
-        (Transport::Unix, _) => UnixAddress::from_abstract_name(address)
-            .and_then(|address| UnixStream::connect_addr(&address))
-            .map(Socket::Unix),
-        (_, Ok(address)) => TcpStream::connect_timeout(&address, PATIENCE).map(Socket::Tcp),
-        (_, Err(_)) => Err(ErrorKind::InvalidInput.into()),
+fn call(address: &str, word: Word, transport: Transport) -> io::Result<File> {
+    let mut socket = match (transport, address.parse::<SocketAddr>()) {
+        (Transport::Unix, _) => {
+            socket(UnixStream::connect_addr(&UnixAddress::from_abstract_name(address)?)?)?
+        }
+        (_, Ok(address)) => tcp(TcpStream::connect_timeout(&address, PATIENCE)?)?,
+        (_, Err(_)) => return Err(ErrorKind::InvalidInput.into()),
     };
-    let mut stream = stream.map_err(failed())?;
     // The socket buffer is empty, so the word goes in one piece.
-    stream.write(&word).map_err(failed())?;
-    stream.unblocked().map_err(failed())
+    socket.write_all(&word)?;
+    Ok(socket)
 }
 
 /// 128 random bits: the hasher's keys come from the operating system.
@@ -267,21 +237,21 @@ fn own_address(config: &Config) -> IpAddr {
 mod tests {
     use super::*;
 
-    fn lines(transport: Transport) -> Vec<Option<PlainStream>> {
+    fn streams(transport: Transport) -> Vec<Option<PlainStream>> {
         let groups = ProcessGroup::local_world(3).unwrap();
         std::thread::scope(|threads| {
             let ranks: Vec<_> = groups
                 .into_iter()
                 .map(|group| {
                     threads.spawn(move || {
-                        let mut line =
+                        let mut stream =
                             PlainStream::open(&group, 2, transport, &Config::default()).unwrap();
-                        if let Some(line) = &mut line {
+                        if let Some(stream) = &mut stream {
                             // More than the buffers of the system hold, both ways.
-                            line.both_ways(8 << 20).unwrap();
-                            assert!(line.incoming.iter().all(|byte| *byte == 1));
+                            stream.both_ways(8 << 20).unwrap();
+                            assert!(stream.incoming.iter().all(|byte| *byte == 1));
                         }
-                        line
+                        stream
                     })
                 })
                 .collect();
@@ -290,20 +260,21 @@ mod tests {
     }
 
     #[test]
-    fn a_line_joins_two_ranks_and_carries_both_ways_at_once() {
+    fn a_stream_joins_two_ranks_and_carries_both_ways_at_once() {
         for transport in [Transport::Unix, Transport::Tcp] {
-            let ends: Vec<bool> = lines(transport).iter().map(Option::is_some).collect();
+            let ends: Vec<bool> = streams(transport).iter().map(Option::is_some).collect();
             assert_eq!(ends, [true, false, true], "{transport}");
         }
     }
 
     #[test]
     fn strangers_are_turned_away() {
-        let (stranger, door) = UnixStream::pair().unwrap();
-        (&stranger).write_all(&[7; 16]).unwrap();
-        assert!(hear(Socket::Unix(door), [8; 16]).is_none());
-        let (friend, door) = UnixStream::pair().unwrap();
-        (&friend).write_all(&[8; 16]).unwrap();
-        assert!(hear(Socket::Unix(door), [8; 16]).is_some());
+        let hears = |said: &[u8]| {
+            let (caller, door) = UnixStream::pair().unwrap();
+            (&caller).write_all(said).unwrap();
+            drop(caller);
+            says(&mut socket(door).unwrap(), [8; 16])
+        };
+        assert!(hears(&[8; 16]) && !hears(&[7; 16]) && !hears(&[8; 15]));
     }
 }

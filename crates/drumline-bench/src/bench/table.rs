@@ -6,6 +6,12 @@ use serde_json::{Value, json};
 
 use super::row::Row;
 
+/// The columns: names to the left, numbers to the right.
+const TITLES: &str = "# operation,size,count,type,redop,root,way,place,time,algbw,busbw,#wrong,p50,p99,\
+                      spread,bound,cpu,switches,hand-over";
+const UNITS: &str =
+    "#,(B),(elements),,,,,,(us),(GB/s),(GB/s),,(us),(us),(%),(%),(s/GB),(each),(ns)";
+
 /// What all figures have in common.
 #[derive(Clone, Debug)]
 pub(super) struct Heading {
@@ -29,48 +35,8 @@ impl Heading {
             plural(self.hosts, "host"),
             plural(self.cores, "usable core"),
             plural(self.rounds, "round"),
-            line([
-                "# operation",
-                "size",
-                "count",
-                "type",
-                "redop",
-                "root",
-                "way",
-                "place",
-                "time",
-                "algbw",
-                "busbw",
-                "#wrong",
-                "p50",
-                "p99",
-                "spread",
-                "bound",
-                "cpu",
-                "switches",
-                "hand-over",
-            ]),
-            line([
-                "#",
-                "(B)",
-                "(elements)",
-                "",
-                "",
-                "",
-                "",
-                "",
-                "(us)",
-                "(GB/s)",
-                "(GB/s)",
-                "",
-                "(us)",
-                "(us)",
-                "(%)",
-                "(%)",
-                "(s/GB)",
-                "(each)",
-                "(ns)",
-            ]),
+            line(TITLES.split(',')),
+            line(UNITS.split(',')),
         )
     }
 
@@ -110,7 +76,7 @@ impl Row {
             true => format!("{:.0}", (low + high) / 2.0),
             false => format!("{low:.0}-{high:.0}"),
         });
-        let mut text = line([
+        let cells: [&str; 19] = [
             &self.operation.to_string(),
             &self.bytes.to_string(),
             &self.count.to_string(),
@@ -130,8 +96,8 @@ impl Row {
             &or_none(self.cpu_s_per_gb().map(short)),
             &format!("{:.1}", self.bill.switches),
             &or_none(hand_over),
-        ]);
-        text.push('\n');
+        ];
+        let mut text = line(cells) + "\n";
         let explanation = self.explanation.as_ref().map(ToString::to_string).unwrap_or_default();
         for line in explanation.lines() {
             let _ = writeln!(text, "#   {line}");
@@ -140,7 +106,7 @@ impl Row {
     }
 }
 
-fn line(cells: [&str; 19]) -> String {
+fn line<'a>(cells: impl IntoIterator<Item = &'a str>) -> String {
     const WIDTHS: [usize; 19] = [14, 11, 10, 10, 7, 4, 16, 5, 9, 8, 8, 6, 9, 9, 6, 5, 7, 8, 9];
     let mut text = String::new();
     for (at, (cell, width)) in cells.into_iter().zip(WIDTHS).enumerate() {

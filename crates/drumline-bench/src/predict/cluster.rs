@@ -87,11 +87,7 @@ pub(super) fn describe(options: &Options) -> Result<Described> {
     Ok(described)
 }
 
-/// Reads a cluster file.
-///
-/// # Errors
-///
-/// [`Error::Usage`] names the file, and the line that cannot be understood.
+/// Reads a cluster file. An error names the file, and the line that cannot be understood.
 pub(super) fn read(path: &Path) -> Result<Described> {
     let wrong = |what: String| problem(format!("{}: {what}", path.display()));
     let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;

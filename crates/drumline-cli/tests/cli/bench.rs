@@ -8,8 +8,10 @@ use std::{
 use serde_json::Value;
 use tempfile::TempDir;
 
+const DRUMLINE: &str = env!("CARGO_BIN_EXE_drumline");
+
 fn command(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_drumline"));
+    let mut command = Command::new(DRUMLINE);
     for name in ["RANK", "WORLD_SIZE", "RUST_LOG"] {
         command.env_remove(name);
     }
@@ -17,8 +19,8 @@ fn command(arguments: &[&str]) -> Command {
     command
 }
 
-fn drumline(arguments: &[&str]) -> Output {
-    command(arguments).output().unwrap()
+fn bench(arguments: &str) -> Output {
+    command(&["bench"]).args(arguments.split_whitespace()).output().unwrap()
 }
 
 fn text(bytes: &[u8]) -> String {
@@ -30,29 +32,9 @@ fn two_ranks_measure_print_and_keep() {
     let dir = TempDir::new().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let (json, svg) = (path("speed.json"), path("speed.svg"));
-    let output = drumline(&[
-        "bench",
-        "all",
-        "-b",
-        "64K",
-        "-e",
-        "64K",
-        "--iters",
-        "2",
-        "--rounds",
-        "2",
-        "--transport",
-        "shm,tcp",
-        "--buffers",
-        "all",
-        "--calls",
-        "all",
-        "--explain",
-        "--json",
-        &json,
-        "--svg",
-        &svg,
-    ]);
+    let measured = "all -b 64K -e 64K --iters 2 --rounds 2 --explain";
+    let ways = "--transport shm,tcp --buffers all --calls all";
+    let output = bench(&format!("{measured} {ways} --json {json} --svg {svg}"));
     assert!(output.status.success(), "{output:?}");
     let table = text(&output.stdout);
     assert!(table.contains("# wrong elements: 0 OK"), "{table}");
@@ -89,28 +71,9 @@ fn two_ranks_measure_print_and_keep() {
 
 #[test]
 fn it_runs_under_a_launcher_too() {
-    let own = env!("CARGO_BIN_EXE_drumline");
-    let output = drumline(&[
-        "run",
-        "--nproc-per-node",
-        "3",
-        own,
-        "bench",
-        "reduce_scatter",
-        "-b",
-        "1K",
-        "-e",
-        "1K",
-        "--iters",
-        "1",
-        "--rounds",
-        "1",
-        "--untouched",
-        "-d",
-        "bf16",
-        "-o",
-        "max",
-    ]);
+    let once = "reduce_scatter -b 1K -e 1K --iters 1 --rounds 1 --untouched -d bf16 -o max";
+    let program = [DRUMLINE, "bench"].into_iter().chain(once.split_whitespace());
+    let output = command(&["run", "--nproc-per-node", "3"]).args(program).output().unwrap();
     assert!(output.status.success(), "{output:?}");
     let stdout = text(&output.stdout);
     assert!(
@@ -128,9 +91,8 @@ fn it_runs_under_a_launcher_too() {
 /// ordinary buffers, so for them the setting must not count.
 #[test]
 fn an_algorithm_that_was_asked_for_is_measured() {
-    let once = ["bench", "-b", "4K", "-e", "4K", "--iters", "1", "--rounds", "1", "--explain"];
-    let output = command(&once)
-        .args(["--place", "in", "--buffers", "registered"])
+    let once = "bench -b 4K -e 4K --iters 1 --rounds 1 --explain --place in --buffers registered";
+    let output = command(&once.split_whitespace().collect::<Vec<_>>())
         .env("DRUMLINE_ALL_REDUCE", "shm-push")
         .output()
         .unwrap();
@@ -142,11 +104,11 @@ fn an_algorithm_that_was_asked_for_is_measured() {
 #[test]
 fn what_cannot_be_is_said_before_anything_is_started() {
     for (arguments, part) in [
-        (&["bench", "--root", "7"][..], "--root 7: there are 2 ranks"),
-        (&["bench", "--json", "/no/such/dir/x.json"], "cannot write /no/such/dir/x.json"),
-        (&["bench", "all_gather", "-b", "4", "-e", "4"], "try a larger --max-bytes"),
+        ("--root 7", "--root 7: there are 2 ranks"),
+        ("--json /no/such/dir/x.json", "cannot write /no/such/dir/x.json"),
+        ("all_gather -b 4 -e 4", "try a larger --max-bytes"),
     ] {
-        let output = drumline(arguments);
+        let output = bench(arguments);
         let stderr = text(&output.stderr);
         assert_eq!(output.status.code(), Some(2), "{stderr}");
         assert!(stderr.contains(part), "{arguments:?}: {stderr}");
