@@ -20,7 +20,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Error {
     /// The process group or the reduction failed; the text names rank and operation.
     #[error(transparent)]
-    Drumline(#[from] drumline::Error),
+    Drumline(#[from] drumline::train::Error),
 
     /// A tensor of the model has a dtype that cannot travel.
     #[error("tensor `{name}` is {dtype}; Drumline carries f32, f64, integers and booleans")]
@@ -78,4 +78,10 @@ pub enum Error {
         /// The tensors that are missing, left over, or of another shape.
         problem: String,
     },
+}
+
+impl From<drumline::Error> for Error {
+    fn from(error: drumline::Error) -> Error {
+        Error::Drumline(error.into())
+    }
 }

@@ -60,7 +60,7 @@ pub(crate) fn own<M: Module>(
     }
     match find.faults {
         faults if faults.is_empty() => Ok(GradientsParams::from_grads(gradients, model)),
-        faults => Err(drumline::Error::Gradients { step, faults }.into()),
+        faults => Err(drumline::train::Error::Gradients { step, faults }.into()),
     }
 }
 

@@ -10,8 +10,9 @@ use std::{
 };
 
 use drumline::{
-    DType, ReduceOp, Result,
+    DType, ReduceOp,
     async_reduce::{AsyncReduce as Core, AsyncReduceOptions, TensorRegistry},
+    train::Result,
 };
 use pyo3::{exceptions::PyValueError, prelude::*};
 

@@ -1,6 +1,6 @@
 //! Errors of the core as Python exceptions.
 
-use drumline::{Cause, CollectiveError as Failure, Error};
+use drumline::{Cause, CollectiveError as Failure, Error, store, train};
 use pyo3::{
     create_exception,
     exceptions::{PyOSError, PyRuntimeError, PyValueError},
@@ -78,9 +78,26 @@ impl Raise for Error {
             Error::Connect { .. } => ConnectError::new_err(text),
             Error::Poisoned { by, .. } => with_cause(PoisonedError::new_err(text), by),
             Error::Collective(failure) => failed(text, failure),
-            Error::NotBrought { by: Some(failure), .. } => failed(text, failure),
-            Error::NotBrought { by: None, .. } => NotBroughtError::new_err(text),
             Error::Io { .. } => PyOSError::new_err(text),
+            _ => DrumlineError::new_err(text),
+        }
+    }
+}
+
+impl Raise for store::Error {
+    fn raise(self) -> PyErr {
+        Error::from(self).raise()
+    }
+}
+
+impl Raise for train::Error {
+    fn raise(self) -> PyErr {
+        let text = self.to_string();
+        match self {
+            train::Error::Group(error) => error.raise(),
+            train::Error::InvalidArgument { .. } => PyValueError::new_err(text),
+            train::Error::NotBrought { by: Some(failure), .. } => failed(text, &failure),
+            train::Error::NotBrought { by: None, .. } => NotBroughtError::new_err(text),
             _ => DrumlineError::new_err(text),
         }
     }

@@ -6,10 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{
-    Error, Result,
-    store::{DEFAULT_TIMEOUT, Store},
-};
+use drumline::store::{DEFAULT_TIMEOUT, Error, Result, Store};
 use pyo3::{
     exceptions::{PyAttributeError, PyNotImplementedError, PyRuntimeError},
     prelude::*,

@@ -39,9 +39,9 @@ use std::{
 };
 
 use drumline::{
-    Cause, CollectiveError, Result,
+    Cause, Collective, CollectiveError, Result,
     backend::{
-        Arrived, Backend, BackendOptions, Label, Operation, Outgoing, Request, Signature, Wanted,
+        Arrived, Backend, BackendOptions, Label, Outgoing, Request, Signature, Wanted,
         register_backend,
     },
 };
@@ -173,10 +173,10 @@ impl Backend for Rank {
         let root = call.root().unwrap_or(0);
         let own = request.contribution();
         let parts: Vec<&[u8]> = match call.collective() {
-            Operation::Reduce | Operation::Gather => {
+            Collective::Reduce | Collective::Gather => {
                 ranks.clone().map(|to| if to == root { own } else { &[] }).collect()
             }
-            Operation::ReduceScatter | Operation::Scatter | Operation::AllToAll => {
+            Collective::ReduceScatter | Collective::Scatter | Collective::AllToAll => {
                 ranks.clone().map(|to| &own[call.input_block(to)]).collect()
             }
             // The same for all.
@@ -189,17 +189,17 @@ impl Backend for Rank {
             return Err(Cause::Protocol { peer: 0, problem });
         }
         match call.collective() {
-            Operation::AllReduce | Operation::ReduceScatter => call.reduce(&parts, request.data),
-            Operation::Reduce if call.is_root() => call.reduce(&parts, request.data),
-            Operation::Scan => call.reduce(&parts[..=self.rank], request.data),
-            Operation::ExclusiveScan if self.rank > 0 => {
+            Collective::AllReduce | Collective::ReduceScatter => call.reduce(&parts, request.data),
+            Collective::Reduce if call.is_root() => call.reduce(&parts, request.data),
+            Collective::Scan => call.reduce(&parts[..=self.rank], request.data),
+            Collective::ExclusiveScan if self.rank > 0 => {
                 call.reduce(&parts[..self.rank], request.data)
             }
-            Operation::Broadcast | Operation::Scatter => {
+            Collective::Broadcast | Collective::Scatter => {
                 request.data.copy_from_slice(parts[root]);
                 Ok(())
             }
-            Operation::AllGather | Operation::Gather | Operation::AllToAll => {
+            Collective::AllGather | Collective::Gather | Collective::AllToAll => {
                 for (from, part) in ranks.zip(parts) {
                     let place = &mut request.data[call.data_block(from)];
                     if place.len() != part.len() {

@@ -37,8 +37,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use crate::Error;
-use crate::Result;
+pub use crate::{Error, Result};
 
 pub use self::{file::FileStore, hash::HashStore, prefix::PrefixStore, tcp::TcpStore};
 
