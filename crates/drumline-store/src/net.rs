@@ -16,6 +16,7 @@ mod endpoint;
 pub mod gate;
 pub mod interface;
 mod pacing;
+pub mod poll;
 pub mod stream;
 #[cfg(test)]
 mod tests;

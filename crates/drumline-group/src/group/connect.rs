@@ -25,7 +25,7 @@ use crate::{
     Config, Error, PriceSource, Result,
     backend::{self, Backend},
     board::{Board, Subject},
-    engine, memory_node,
+    memory_node,
     prices::probe,
     trace::GroupTrace,
     trace::{Inquiry, Trace},
@@ -312,7 +312,7 @@ impl ProcessGroup {
         let family = Arc::new(Mutex::new(Some(family)));
         let driven = Driven::new(lane, wake, aborted, family.clone());
         if let Some(door) = door {
-            engine::get()?.guard(&driven, door);
+            driven.let_callers_in(door)?;
         }
         Ok(ProcessGroup::whole(Arc::new(Inner {
             member,

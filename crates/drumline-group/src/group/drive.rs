@@ -1,20 +1,13 @@
-//! Who drives a group's lane: a blocking call, a thread that waits for a [`Work`](crate::Work), or
-//! the engine, one at a time.
-//!
-//! Three rules keep anything from being forgotten:
-//!
-//! - Whoever leaves the lane looks for unfinished work *after* unlocking it, and gives it to the
-//!   engine ([`Driver`]). So whoever finds the lane locked may leave its work in the inbox.
-//! - A wake-up is taken back (by a sleep or by [`Lane::look`]) *before* the inbox, the flag of an
-//!   abort and the threads that want the lane are looked at, never between that and a sleep.
-//! - A thread that only helps goes when another one wants the lane for a blocking call.
+//! Drives a group's lane. The driver is a blocking call, a thread that waits for a
+//! [`Work`](crate::Work), or the progress thread. [`handoff`] passes the lane between them.
+
+mod handoff;
 
 use std::{
-    ops::{Deref, DerefMut},
     os::fd::OwnedFd,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, TryLockError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        Arc, Weak,
+        atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -27,98 +20,89 @@ use drumline_engine::{
 };
 use drumline_schedule::price::Prices;
 
-use super::{Patience, family::FamilyCell};
+use super::family::FamilyCell;
 use crate::{
-    Explanation, Result,
-    engine::{self, Advance, Engine},
-    interrupt,
+    Explanation, Result, interrupt,
+    progress_thread::{self, Advance, Served},
     transport::Waker,
 };
+use handoff::{Drivable, Handoff, Surroundings, Turn};
 
-/// How long a rank that has failed waits for connections to be made, at most. Those to hosts that
-/// answer take a few milliseconds.
+/// How long a rank that has failed waits at most for connections on which it tells why. A host that
+/// answers takes a few milliseconds.
 const WORD_WITHIN: Duration = Duration::from_millis(200);
 
-/// What was submitted and is not in the lane yet.
-#[derive(Default)]
-struct Inbox {
-    jobs: Vec<Box<dyn Job>>,
-    points: Vec<Point>,
+/// What [`Driven::close`] does when other ranks have not closed the group in time.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Patience {
+    /// It fails.
+    Required,
+    /// It leaves without them.
+    Enough,
 }
 
-/// A group's lane, which whoever needs it drives.
+/// A group's lane, which the threads that need it drive in turns.
 pub(crate) struct Driven {
-    /// The store that this process may host for the others stays for as long as operations do.
+    /// Keeps the store alive that this process may host for other ranks.
     _family: FamilyCell,
-    lane: Mutex<Lane>,
-    /// Threads that wait for the lane, to make a blocking call.
-    wanted: AtomicUsize,
-    /// What was submitted and is not in the lane yet, so that nobody who submits waits for the
-    /// operation that runs.
-    inbox: Mutex<Inbox>,
-    /// Whether anything is in the inbox.
-    has_mail: AtomicBool,
-    /// Ends the sleep of whoever drives the lane.
-    waker: Waker,
+    handoff: Handoff<Lane, Outside>,
+    /// Readable when the lane can go on.
     readiness: Arc<OwnedFd>,
-    /// Whether peers of other hosts have come that nobody has looked at.
-    has_callers: AtomicBool,
-    aborted: Arc<AtomicBool>,
     has_said_why: AtomicBool,
-    /// Whether a panic has taken the last handle of the group.
+    /// Whether a panic has dropped the last handle of the group.
     forsaken: AtomicBool,
 }
 
-/// A locked lane. When it is unlocked, what is unfinished goes to the engine.
-struct Driver<'a> {
-    // Dropped in this order.
-    lane: MutexGuard<'a, Lane>,
-    rest: Rest<'a>,
+impl Drivable for Lane {
+    type Job = Box<dyn Job>;
+    type Point = Point;
+
+    fn submit(&mut self, job: Box<dyn Job>) {
+        self.submit(job);
+    }
+
+    fn post(&mut self, point: Point) {
+        self.post(point);
+    }
+
+    fn is_busy(&self) -> bool {
+        self.is_busy()
+    }
+
+    fn wake_up(&mut self) {
+        self.wake_up();
+    }
+
+    fn on_panic(&mut self) {
+        self.on_panic("a call", "its message stands in the output of this rank");
+    }
 }
 
-struct Rest<'a> {
-    group: &'a Arc<Driven>,
-    busy: bool,
+/// The waker of a lane, and the way from the lane to the progress thread.
+struct Outside {
+    waker: Waker,
+    group: Weak<Driven>,
+}
+
+impl Surroundings for Outside {
+    fn wake(&self) {
+        self.waker.wake();
+    }
+
+    fn serve(&self) {
+        let Some(group) = self.group.upgrade() else { return };
+        match progress_thread::get() {
+            Ok(thread) => thread.serve(group),
+            // Nothing was submitted: that would have started the thread. So it is an abort.
+            Err(error) => tracing::error!(%error, "peers may not hear of an abort"),
+        }
+    }
 }
 
 impl Drop for Driven {
     fn drop(&mut self) {
         if *self.forsaken.get_mut() {
-            self.lane.get_mut().unwrap_or_else(PoisonError::into_inner).forsake();
-        }
-    }
-}
-
-impl Deref for Driver<'_> {
-    type Target = Lane;
-
-    fn deref(&self) -> &Lane {
-        &self.lane
-    }
-}
-
-impl DerefMut for Driver<'_> {
-    fn deref_mut(&mut self) -> &mut Lane {
-        &mut self.lane
-    }
-}
-
-impl Drop for Driver<'_> {
-    fn drop(&mut self) {
-        // After a panic the engine tells everybody who waits.
-        self.rest.busy = self.lane.is_busy() || std::thread::panicking();
-    }
-}
-
-impl Drop for Rest<'_> {
-    fn drop(&mut self) {
-        if !self.busy && !self.group.has_news() {
-            return;
-        }
-        match engine::get() {
-            Ok(engine) => engine.serve(self.group),
-            // There was none before: nothing was submitted but an abort.
-            Err(error) => tracing::error!(%error, "peers may not hear of an abort"),
+            self.handoff.lane_mut().forsake();
         }
     }
 }
@@ -131,219 +115,104 @@ impl Driven {
         aborted: Arc<AtomicBool>,
         family: FamilyCell,
     ) -> Arc<Driven> {
-        Arc::new(Driven {
+        Arc::new_cyclic(|group| Driven {
             _family: family,
-            lane: Mutex::new(lane),
-            wanted: AtomicUsize::new(0),
-            inbox: Mutex::default(),
-            has_mail: AtomicBool::new(false),
-            waker,
+            handoff: Handoff::new(lane, aborted, Outside { waker, group: group.clone() }),
             readiness,
-            has_callers: AtomicBool::new(false),
-            aborted,
             has_said_why: AtomicBool::new(false),
             forsaken: AtomicBool::new(false),
         })
     }
 
-    /// A panic has taken the last handle of the group: its peers shall see this rank as dead.
+    /// From now on the progress thread lets peers of other hosts in. `door` is readable when a peer
+    /// calls.
+    pub(super) fn let_callers_in(self: &Arc<Self>, door: Arc<OwnedFd>) -> Result<()> {
+        let group: Weak<Driven> = Arc::downgrade(self);
+        progress_thread::get()?.guard(group, door);
+        Ok(())
+    }
+
+    /// Tells that a panic has dropped the last handle of the group: its peers shall see this rank
+    /// as dead.
     pub(super) fn forsake(&self) {
         self.forsaken.store(true, Ordering::SeqCst);
     }
 
-    /// Algorithms over links are chosen by `prices` from now on.
-    pub(super) fn set_prices(self: &Arc<Self>, prices: Prices) {
-        self.drive().set_prices(prices);
+    /// From now on `prices` choose algorithms over links.
+    pub(super) fn set_prices(&self, prices: Prices) {
+        self.handoff.drive().set_prices(prices);
     }
 
     /// Which algorithm a call would take, and why.
-    pub(super) fn explain(self: &Arc<Self>, call: &Call, registered: bool) -> Result<Explanation> {
-        Ok(self.drive().explain(call, registered)?)
+    pub(super) fn explain(&self, call: &Call, registered: bool) -> Result<Explanation> {
+        Ok(self.handoff.drive().explain(call, registered)?)
     }
 
-    /// Waits for the lane, to make a blocking call.
-    #[inline]
-    fn drive(self: &Arc<Self>) -> Driver<'_> {
-        if let Some(driver) = self.try_drive() {
-            return driver;
-        }
-        self.driver(self.wait_for_lane())
-    }
-
-    /// Waits for the lane, which somebody else drives.
-    #[cold]
-    fn wait_for_lane(&self) -> MutexGuard<'_, Lane> {
-        self.wanted.fetch_add(1, Ordering::SeqCst);
-        self.waker.wake();
-        let lane = self.lane.lock().unwrap_or_else(|lane| self.recover(lane));
-        self.wanted.fetch_sub(1, Ordering::SeqCst);
-        lane
-    }
-
-    #[inline]
-    fn try_drive(self: &Arc<Self>) -> Option<Driver<'_>> {
-        match self.lane.try_lock() {
-            Ok(lane) => Some(self.driver(lane)),
-            Err(TryLockError::WouldBlock) => None,
-            Err(TryLockError::Poisoned(lane)) => Some(self.driver(self.recover(lane))),
+    pub(super) fn submit(&self, job: Box<dyn Job>) {
+        match progress_thread::get() {
+            Ok(_) => self.handoff.submit(job),
+            Err(error) => job.complete(Err(error)),
         }
     }
 
-    #[inline]
-    fn driver<'a>(self: &'a Arc<Self>, mut lane: MutexGuard<'a, Lane>) -> Driver<'a> {
-        lane.wake_up();
-        Driver { lane, rest: Rest { group: self, busy: false } }
-    }
-
-    #[cold]
-    fn recover<'a>(&self, poisoned: PoisonError<MutexGuard<'a, Lane>>) -> MutexGuard<'a, Lane> {
-        self.lane.clear_poison();
-        let mut lane = poisoned.into_inner();
-        lane.on_panic("a call", "its message stands in the output of this rank");
-        lane
-    }
-
-    fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// To be called after the lane was unlocked. Whoever finds it locked has told its news before:
-    /// all of them exchange one word, in which one comes after the other.
-    fn has_news(&self) -> bool {
-        let has_mail =
-            self.has_mail.compare_exchange(false, false, Ordering::SeqCst, Ordering::SeqCst);
-        has_mail.is_err() || self.aborted.load(Ordering::SeqCst) || self.has_callers()
-    }
-
-    /// Peers of other hosts have come: whoever drives the lane lets them in, or, if nobody does,
-    /// the engine.
-    pub(crate) fn on_callers(&self) {
-        self.has_callers.store(true, Ordering::SeqCst);
-        self.tell_leavers();
-    }
-
-    /// Orders what was told before with [`Driven::has_news`]: either that finds it, or whoever
-    /// tells it finds the lane unlocked.
-    fn tell_leavers(&self) {
-        self.has_mail.fetch_or(false, Ordering::SeqCst);
-    }
-
-    /// Whether peers of other hosts have come that nobody has looked at.
-    pub(crate) fn has_callers(&self) -> bool {
-        self.has_callers.load(Ordering::SeqCst)
-    }
-
-    pub(super) fn submit(self: &Arc<Self>, job: Box<dyn Job>) {
-        let engine = match engine::get() {
-            Ok(engine) => engine,
-            Err(error) => return job.complete(Err(error.clone())),
-        };
-        let mut inbox = self.inbox();
-        inbox.jobs.push(job);
-        let first = inbox.jobs.len() == 1;
-        self.has_mail.swap(true, Ordering::SeqCst);
-        drop(inbox);
-        self.announce(engine, first);
-    }
-
-    pub(super) fn post(self: &Arc<Self>, point: Point) {
-        let engine = match engine::get() {
-            Ok(engine) => engine,
-            Err(error) => return point.complete(Err(error.clone())),
-        };
-        let mut inbox = self.inbox();
-        inbox.points.push(point);
-        let first = inbox.points.len() == 1;
-        self.has_mail.swap(true, Ordering::SeqCst);
-        drop(inbox);
-        self.announce(engine, first);
-    }
-
-    /// Tells whoever drives the lane, and the engine if nobody does. What lies behind others of
-    /// its kind in the inbox is found together with them.
-    fn announce(self: &Arc<Self>, engine: &Engine, first: bool) {
-        if first {
-            self.waker.wake();
-            engine.serve(self);
+    pub(super) fn post(&self, point: Point) {
+        match progress_thread::get() {
+            Ok(_) => self.handoff.post(point),
+            Err(error) => point.complete(Err(error)),
         }
     }
 
-    fn has_mail(&self) -> bool {
-        self.has_mail.load(Ordering::SeqCst)
-    }
-
-    fn empty_inbox(&self, lane: &mut Lane) {
-        if self.has_mail() {
-            self.take_all(lane);
-        }
-    }
-
-    #[inline(never)]
-    fn take_all(&self, lane: &mut Lane) {
-        let mut inbox = self.inbox();
-        self.has_mail.store(false, Ordering::SeqCst);
-        let Inbox { jobs, points } = std::mem::take(&mut *inbox);
-        drop(inbox);
-        jobs.into_iter().for_each(|job| lane.submit(job));
-        points.into_iter().for_each(|point| lane.post(point));
-    }
-
-    /// Sends and receives do not wait for the operation that runs.
-    #[inline(never)]
-    fn take_points(&self, lane: &mut Lane) {
-        let mut inbox = self.inbox();
-        self.has_mail.store(!inbox.jobs.is_empty(), Ordering::SeqCst);
-        let points = std::mem::take(&mut inbox.points);
-        drop(inbox);
-        points.into_iter().for_each(|point| lane.post(point));
-    }
-
-    /// Brings everything on that was submitted.
+    /// Brings on everything that was submitted.
     fn turn(&self, lane: &mut Lane, now: Instant) -> Progress {
         if lane.has_points() {
             lane.look(now);
         }
-        self.empty_inbox(lane);
+        self.handoff.take_mail(lane);
         lane.progress(now, Spin::Yes)
     }
 
     /// Runs an operation on the caller's thread, after those that were called before.
-    pub(super) fn run(self: &Arc<Self>, operation: &mut dyn AnyCall) -> Result<()> {
-        let mut lane = self.drive();
-        self.empty_inbox(&mut lane);
+    pub(super) fn run(&self, operation: &mut dyn AnyCall) -> Result<()> {
+        let mut lane = self.handoff.drive();
+        self.handoff.take_mail(&mut lane);
         while lane.has_jobs() {
-            let progress = self
-                .beside(&mut lane, &Now::unread(), |lane, now| lane.progress(now.get(), Spin::Yes));
+            let now = Now::unread();
+            self.prepare_turn(&mut lane, &now);
             // Receives may be stuck for long after the last job has ended.
-            if progress == Progress::Stuck && lane.has_jobs() {
+            if lane.progress(now.get(), Spin::Yes) == Progress::Stuck && lane.has_jobs() {
                 self.sleep_interruptibly(&mut lane);
             }
         }
-        let mut result = Ok(Progress::Moved);
-        loop {
-            let progress = self.beside(&mut lane, &Now::unread(), |lane, now| {
-                let points = match lane.has_points() {
-                    true => lane.progress_points(now.get()),
-                    false => Progress::Done,
-                };
-                result = lane.step(operation, now, Spin::Yes);
-                match (&result, points) {
-                    (Ok(Progress::Stuck), Progress::Moved) => Progress::Moved,
-                    (Ok(progress), _) => *progress,
-                    (Err(_), _) => Progress::Done,
+        let result = loop {
+            let now = Now::unread();
+            self.prepare_turn(&mut lane, &now);
+            let points = match lane.has_points() {
+                true => lane.progress_points(now.get()),
+                false => Progress::Done,
+            };
+            match lane.step(operation, &now, Spin::Yes) {
+                Ok(Progress::Done) => break Ok(()),
+                Ok(Progress::Stuck) if points != Progress::Moved => {
+                    self.sleep_interruptibly(&mut lane);
                 }
-            });
-            match progress {
-                Progress::Done => break,
-                Progress::Moved => {}
-                Progress::Stuck => self.sleep_interruptibly(&mut lane),
+                Ok(Progress::Stuck | Progress::Moved) => {}
+                Err(error) => break Err(error.into()),
             }
-        }
+        };
         self.say_why(&mut lane);
-        Ok(result.map(drop)?)
+        result
     }
 
-    /// Peers that are just being connected hear why this rank has failed: it may be about to exit,
+    /// Prepares a turn of a blocking call: sends and receives that were posted meanwhile come along.
+    #[inline]
+    fn prepare_turn(&self, lane: &mut Lane, now: &Now) {
+        if lane.has_points() {
+            lane.look(now.get());
+        }
+        self.handoff.take_points(lane);
+    }
+
+    /// Tells peers that are just being connected why this rank has failed. It may be about to exit,
     /// and they would blame it for that.
     fn say_why(&self, lane: &mut Lane) {
         if lane.owes_word() && !self.has_said_why.swap(true, Ordering::SeqCst) {
@@ -362,34 +231,18 @@ impl Driven {
     fn sleep_interruptibly(&self, lane: &mut Lane) {
         lane.sleep(interrupt::look_again_at());
         if interrupt::is_wanted() {
-            self.aborted.store(true, Ordering::SeqCst);
+            self.handoff.raise_abort();
         }
-    }
-
-    /// One turn of a blocking call: sends and receives that were posted meanwhile come along.
-    fn beside(
-        &self,
-        lane: &mut Lane,
-        now: &Now,
-        turn: impl FnOnce(&mut Lane, &Now) -> Progress,
-    ) -> Progress {
-        if lane.has_points() {
-            lane.look(now.get());
-        }
-        if self.has_mail() {
-            self.take_points(lane);
-        }
-        turn(lane, now)
     }
 
     /// Closes the lane after all ranks have called this. What is under way ends first.
     pub(super) fn close(
-        self: &Arc<Self>,
+        &self,
         started: Instant,
         timeout: Duration,
         patience: Patience,
     ) -> Result<()> {
-        let mut lane = self.drive();
+        let mut lane = self.handoff.drive();
         loop {
             match self.turn(&mut lane, Instant::now()) {
                 Progress::Done => break,
@@ -398,7 +251,11 @@ impl Driven {
             }
         }
         lane.close()?;
-        let enough = (patience == Patience::Enough).then_some(started + timeout);
+        let leave_at = match patience {
+            Patience::Required => None,
+            // A time beyond the clock's range never comes.
+            Patience::Enough => started.checked_add(timeout),
+        };
         loop {
             match lane.closed(started, Instant::now()) {
                 Ok(true) => return Ok(()),
@@ -408,56 +265,53 @@ impl Driven {
                     return Err(error.into());
                 }
             }
-            if enough.is_some_and(|until| Instant::now() >= until) {
+            if leave_at.is_some_and(|until| Instant::now() >= until) {
                 tracing::debug!("left a group that other ranks have not closed yet");
                 return Ok(());
             }
-            lane.sleep(enough);
+            lane.sleep(leave_at);
         }
     }
 
     /// Time in operations.
-    pub(super) fn busy(self: &Arc<Self>) -> Duration {
-        self.drive().busy()
+    pub(super) fn busy(&self) -> Duration {
+        self.handoff.drive().busy()
     }
 
-    /// Drives the lane on the caller's thread until `done` or `deadline`. `false`: somebody else
-    /// drives it, or wants to.
-    pub(crate) fn help(
-        self: &Arc<Self>,
-        deadline: Option<Instant>,
-        done: &dyn Fn() -> bool,
-    ) -> bool {
-        let Some(mut lane) = self.try_drive() else { return false };
-        loop {
+    /// Drives the lane on the caller's thread until `done` or `deadline`. `false`: another thread
+    /// drives the lane or wants to, or nothing is left to do.
+    pub(crate) fn help(&self, deadline: Option<Instant>, done: &dyn Fn() -> bool) -> bool {
+        let turn = |lane: &mut Lane| {
             let now = Instant::now();
-            let progress = self.turn(&mut lane, now);
+            let progress = self.turn(lane, now);
             if done() || deadline.is_some_and(|deadline| now >= deadline) {
-                self.say_why(&mut lane);
-                return true;
+                self.say_why(lane);
+                return Turn::Over;
             }
-            if self.wanted.load(Ordering::SeqCst) > 0 || progress == Progress::Done {
-                return false;
+            match progress {
+                Progress::Done => Turn::Idle,
+                Progress::Moved => Turn::Moved,
+                Progress::Stuck => Turn::Stuck,
             }
-            if progress == Progress::Stuck {
-                lane.sleep(deadline);
-            }
+        };
+        self.handoff.help(turn, |lane| lane.sleep(deadline))
+    }
+
+    /// See [`ProcessGroup::abort`](super::ProcessGroup::abort).
+    pub(super) fn abort(&self) {
+        if let Some(mut lane) = self.handoff.abort() {
+            self.turn(&mut lane, Instant::now());
+            self.say_why(&mut lane);
         }
     }
+}
 
-    /// Brings the lane on, for the engine.
-    pub(crate) fn advance(self: &Arc<Self>) -> Advance {
-        // Unlike a driver the engine keeps what is unfinished.
-        let mut lane = match self.lane.try_lock() {
-            Ok(lane) => lane,
-            Err(TryLockError::WouldBlock) => return Advance::Taken,
-            Err(TryLockError::Poisoned(lane)) => self.recover(lane),
-        };
+impl Served for Driven {
+    fn advance(&self) -> Advance {
+        let Some(mut lane) = self.handoff.visit() else { return Advance::Taken };
         let now = Instant::now();
-        lane.wake_up();
-        self.has_callers.store(false, Ordering::SeqCst);
         lane.look(now);
-        self.empty_inbox(&mut lane);
+        self.handoff.take_mail(&mut lane);
         match lane.progress(now, Spin::No) {
             Progress::Done => Advance::Idle(lane.look_again_at()),
             Progress::Moved => Advance::Moved,
@@ -468,15 +322,31 @@ impl Driven {
         }
     }
 
-    /// See [`ProcessGroup::abort`](super::ProcessGroup::abort).
-    pub(super) fn abort(self: &Arc<Self>) {
-        self.aborted.store(true, Ordering::SeqCst);
-        self.tell_leavers();
-        self.waker.wake();
-        // If nobody drives it, the peers hear of it from here.
-        if let Some(mut lane) = self.try_drive() {
-            self.turn(&mut lane, Instant::now());
-            self.say_why(&mut lane);
-        }
+    fn has_callers(&self) -> bool {
+        self.handoff.has_callers()
+    }
+
+    fn on_callers(&self) {
+        self.handoff.on_callers();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use crate::{Config, ProcessGroup, ReduceOp};
+
+    #[test]
+    fn any_duration_is_a_valid_patience() {
+        std::thread::scope(|threads| {
+            for group in ProcessGroup::local_world_with(2, &Config::default()).unwrap() {
+                threads.spawn(move || {
+                    let work = group.all_reduce_async(vec![1.0_f32], ReduceOp::Sum);
+                    assert_eq!(work.wait_timeout(Duration::MAX).unwrap().unwrap(), [2.0]);
+                    group.leave(Duration::MAX).unwrap();
+                });
+            }
+        });
     }
 }

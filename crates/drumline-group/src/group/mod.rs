@@ -33,6 +33,7 @@ use crate::{Config, Explanation, Result, trace::GroupTrace};
 
 pub use default_group::{default_group, is_initialized};
 pub(crate) use drive::Driven;
+use drive::Patience;
 use family::{Family, FamilyCell};
 use foreign::Foreign;
 pub use init::{connect_members, describe_addresses, init_process_group, init_with_store};
@@ -87,22 +88,13 @@ pub(crate) struct Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // The engine may hold the lane for a moment more, on a thread that does not panic.
+        // The progress thread may hold the lane for a moment more, and does not panic.
         if std::thread::panicking()
             && let Carrier::Lane(lane) = &self.carrier
         {
             lane.forsake();
         }
     }
-}
-
-/// What it means that others have not closed the group in time.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Patience {
-    /// An error.
-    Required,
-    /// Nothing.
-    Enough,
 }
 
 /// What carries the group's operations.

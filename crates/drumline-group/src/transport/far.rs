@@ -1,4 +1,5 @@
-//! Peers on other hosts: called when they are first used, let in whenever they come.
+//! Connects with peers on other hosts: this rank calls a peer when it first needs it, and lets peers
+//! in whenever they call.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,43 +18,47 @@ use drumline_engine::{
 use drumline_schedule::step::Rank;
 use drumline_store::{
     auth::{Handshake, Nonce, Secret},
-    net::{call::CallError, dial::Dial, gate::Gate, stream::Stream},
+    net::{
+        call::CallError,
+        dial::Dial,
+        gate::Gate,
+        poll::{self, Deadline},
+        stream::Stream,
+    },
 };
-use rustix::{
-    buffer::spare_capacity,
-    event::{Timespec, epoll},
-    io::Errno,
-};
+use rustix::{event::epoll, io::Errno};
 
 use super::{
-    mesh::{expect, hello},
-    stream::{PeerStream, carries},
+    greeting::{expect, hello, stream_of},
+    stream::PeerStream,
 };
-use crate::{Config, Error, Result};
+use crate::{Config, Error, Result, progress_thread::Linger};
 
-/// Calls peers on other hosts, and lets them in. It never blocks.
+/// Calls peers on other hosts, and lets in peers that call. It never blocks.
 #[derive(Debug)]
 pub(crate) struct Far {
     member: Membership,
     secret: Option<Secret>,
-    /// Where they listen.
+    /// Where the peers listen.
     addresses: BTreeMap<Rank, Vec<SocketAddr>>,
     gates: Vec<Gate>,
     /// Readable when [`Far::progress`] has something to do.
     epoll: Arc<OwnedFd>,
     calls: BTreeMap<Rank, Call>,
-    /// What has come of peers that have not opened all of their streams.
+    /// The streams of peers that have called and have not opened all of their streams.
     arriving: BTreeMap<Rank, Opening<PeerStream>>,
     /// How many streams carry the messages of collectives to each peer.
     data_streams: usize,
-    /// How long a call may remain without an answer.
+    /// How long a call may go on without success.
     patience: Duration,
 }
 
-/// What became of a call, or who has called.
+/// How a call ended, or which peer has called.
 #[derive(Debug)]
 pub(super) enum Met {
+    /// This rank has called the peer, which has answered.
     Called(Rank, Bundle<PeerStream>),
+    /// The peer has called this rank.
     Came(Rank, Bundle<PeerStream>),
     Unreachable(Rank, Cause),
 }
@@ -70,19 +75,19 @@ struct Call {
 enum Line {
     Dialling(Box<Dial>),
     Open,
-    /// The peer has hung up: it may have been crowded by strangers.
+    /// To be dialled at this time. If the peer has hung up before, strangers may have crowded it.
     Again {
         at: Instant,
     },
 }
 
-/// A host that does not answer for so long is given up: time for three repetitions of a lost
-/// packet.
+/// The longest that a call may go on: time for the kernel to repeat a lost packet three times.
 const PATIENCE_MAX: Duration = Duration::from_secs(10);
 
+/// How long to wait before a peer that has hung up is dialled again.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Gates have these numbers in the set, from the highest down.
+/// The keys of gates in the set count down from this one. The key of a call is its rank.
 const LAST_GATE: u64 = u64::MAX;
 
 /// Events that are looked at in one turn. The next turn sees the others.
@@ -117,8 +122,7 @@ impl Far {
         })
     }
 
-    /// Readable when [`Far::progress`] has something to do, which is also to be called at
-    /// [`Far::deadline`].
+    /// Readable when [`Far::progress`] has something to do. Call that at [`Far::deadline`], too.
     pub(super) fn readiness(&self) -> Arc<OwnedFd> {
         self.epoll.clone()
     }
@@ -128,7 +132,7 @@ impl Far {
         !self.calls.is_empty()
     }
 
-    /// When there is something to do even if nothing arrives.
+    /// When [`Far::progress`] has something to do even if nothing arrives.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let gates = self.gates.iter().filter_map(Gate::deadline);
         let calls = self.calls.values().filter_map(|call| call.deadline(self.patience));
@@ -143,7 +147,7 @@ impl Far {
         self.calls.insert(rank, Call { began: now, lines, opening });
     }
 
-    /// Goes on with all calls that are still wanted, and hears who comes.
+    /// Lets peers in and goes on with calls. Calls to ranks for which `is_calling` is false end.
     pub(super) fn progress(&mut self, is_calling: impl Fn(Rank) -> bool, now: Instant) -> Vec<Met> {
         let mut met = Vec::new();
         let touched = self.hear(&mut met, now);
@@ -168,10 +172,8 @@ impl Far {
     /// Lets peers in, and returns those whose calls can go on.
     fn hear(&mut self, met: &mut Vec<Met>, now: Instant) -> BTreeSet<Rank> {
         let mut events = Vec::with_capacity(EVENTS_MAX);
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        match epoll::wait(&self.epoll, spare_capacity(&mut events), Some(&at_once)) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => tracing::warn!(%error, "cannot wait for peers of other hosts"),
+        if let Err(error) = poll::wait_events(&*self.epoll, &mut events, Deadline::Now) {
+            tracing::warn!(%error, "cannot wait for peers of other hosts");
         }
         let mut arrivals = Vec::new();
         for gate in &mut self.gates {
@@ -183,12 +185,11 @@ impl Far {
         for arrival in arrivals {
             let Some(hello) = arrival.hello else { continue };
             let (rank, channel) = (hello.rank, hello.channel);
-            let carried = carries(channel);
             let mut opening = self.addresses.contains_key(&rank).then(|| {
                 let arriving = self.arriving.entry(rank);
                 arriving.or_insert_with(|| Opening::new(self.data_streams))
             });
-            let place = opening.as_mut().and_then(|opening| opening.place(carried?));
+            let place = opening.as_mut().and_then(|it| it.place(stream_of(channel)?));
             let Some(place) = place else {
                 tracing::warn!(rank, ?channel, "turned a connection away that is not expected");
                 continue;
@@ -205,7 +206,7 @@ impl Far {
 
     fn go_on(&self, rank: Rank, call: &mut Call, now: Instant) -> Result<(), Cause> {
         let addresses = self.addresses.get(&rank).map_or(&[][..], Vec::as_slice);
-        // Spread over what the peer offers, each rank beginning with another one.
+        // Spreads the streams over the peer's addresses. Each rank begins with another address.
         let addresses = addresses.iter().cycle().skip(self.member.rank % addresses.len().max(1));
         let give_up = call.began + self.patience;
         for ((channel, line), address) in call.lines.iter_mut().zip(addresses) {
@@ -220,7 +221,7 @@ impl Far {
             let was_connecting = dial.is_connecting();
             match dial.progress() {
                 Ok(true) => {
-                    // It leaves the set, whatever it is going to be used for.
+                    // The stream leaves this set for that of the transport.
                     let _ = epoll::delete(&self.epoll, &**dial);
                     if let Line::Dialling(dial) = std::mem::replace(line, Line::Again { at: now }) {
                         let stream = dial.into_stream();
@@ -270,7 +271,7 @@ impl AsFd for Far {
 }
 
 impl Call {
-    /// When it is to be looked at even if nothing arrives.
+    /// When to go on with the call even if nothing arrives.
     fn deadline(&self, patience: Duration) -> Option<Instant> {
         let lines = self.lines.iter().filter_map(|(_, line)| match line {
             Line::Dialling(dial) if dial.is_connecting() => Some(self.began + patience),
@@ -281,7 +282,7 @@ impl Call {
     }
 }
 
-/// Lets the kernel find out that the peer's host is silent.
+/// Makes the kernel end the connection when the peer's host falls silent.
 fn watch(rank: Rank, control: &Stream) {
     if let Err(error) = control.watch_host() {
         tracing::warn!(rank, %error, "it will not be noticed if its host falls silent");
@@ -301,28 +302,29 @@ fn unreachable(rank: Rank, address: SocketAddr, error: &CallError) -> Cause {
     Cause::Unreachable { peer: rank, problem: format!("at {address}: {error}{advice}") }
 }
 
-/// What is left of a group that this rank takes part in no more: for a while, whoever calls it hears
-/// why.
+/// What is left of a group that this rank has dropped: for a while it tells callers why.
 #[derive(Debug)]
 pub(crate) struct Lingering {
     far: Far,
     word: Control,
-    /// They have heard it, or will.
+    /// The streams of peers that were told. Closing them at once could lose the word.
     told: Vec<Bundle<PeerStream>>,
     until: Instant,
 }
 
+/// How long callers are told why.
 const LINGER: Duration = Duration::from_secs(5);
 
 impl Lingering {
     pub(super) fn new(far: Far, word: Control) -> Lingering {
         Lingering { far, word, told: Vec::new(), until: Instant::now() + LINGER }
     }
+}
 
-    /// Tells those who have called. Whether to go on.
-    pub(crate) fn progress(&mut self, now: Instant) -> bool {
+impl Linger for Lingering {
+    fn progress(&mut self, now: Instant) -> bool {
         for met in self.far.progress(|_| true, now) {
-            // Whom this rank was just calling has perhaps begun to wait for it.
+            // A peer that this rank was just calling may have begun to wait for it.
             if let Met::Came(rank, mut streams) | Met::Called(rank, mut streams) = met {
                 let ended = [streams.data.end(), streams.points.end()];
                 let told = streams.control.write_all(&self.word.encode());
@@ -335,8 +337,7 @@ impl Lingering {
         now < self.until
     }
 
-    /// When, or on what, [`Lingering::progress`] is to be called.
-    pub(crate) fn news(&self) -> (Instant, Arc<OwnedFd>) {
+    fn news(&self) -> (Instant, Arc<OwnedFd>) {
         let far = self.far.deadline().map_or(self.until, |at| at.min(self.until));
         (far, self.far.readiness())
     }

@@ -11,7 +11,6 @@ use std::{
     collections::BTreeMap,
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    ops::Range,
     thread,
     time::{Duration, Instant},
 };
@@ -22,7 +21,7 @@ use drumline_engine::{
 };
 use drumline_schedule::step::Rank;
 use drumline_store::{
-    auth::{Expected, Handshake, Hello, Nonce, Secret},
+    auth::{Handshake, Nonce, Secret},
     net::{
         call::{Address, CallError, open, shake_hands},
         gate::{Admission, Gate, Listener},
@@ -35,13 +34,14 @@ use rustix::event::{PollFd, PollFlags};
 use self::card::Card;
 use super::{
     Far,
-    stream::{PeerStream, carries, greeted_as},
+    greeting::{expect, hello, stream_of},
+    stream::PeerStream,
 };
 use crate::{
     Config, Error, Result,
     board::{Board, Subject},
     config::STREAMS_MAX,
-    engine,
+    progress_thread,
 };
 
 /// A peer on this host, in this network, of the same user.
@@ -126,7 +126,7 @@ fn prepare_far(
     let elsewhere = far.iter().filter(|(_, card)| !card.is_same_network(own));
     let elsewhere: Vec<Rank> = elsewhere.map(|(rank, _)| *rank).collect();
     if config.port_range.is_some() {
-        engine::get()?.end_lingering();
+        progress_thread::get()?.end_lingering();
     }
     // First how many connections each makes of its data.
     let (mut gates, mut told) = (Vec::new(), vec![config.streams.to_string()]);
@@ -285,17 +285,6 @@ fn tell(member: &Membership, near: &BTreeMap<Rank, Card>, far: &BTreeMap<Rank, C
     );
 }
 
-/// The greeting of this rank, for a connection of this kind.
-pub(super) fn hello(member: &Membership, channel: Channel) -> Hello {
-    let Membership { rank, world_size, digest, .. } = *member;
-    Hello { channel: greeted_as(channel), rank, world_size, group: digest }
-}
-
-/// The greetings of these ranks.
-pub(super) fn expect(member: &Membership, ranks: Range<Rank>) -> Expected {
-    Expected { ranks, world_size: member.world_size, group: member.digest }
-}
-
 /// Lets ranks from `first` on in.
 fn gate(member: &Membership, listener: Listener, first: Rank, config: &Config) -> Result<Gate> {
     let admission = Admission::Handshake {
@@ -398,7 +387,7 @@ fn accept(
         {
             let Some(hello) = arrival.hello else { continue };
             let opening = peers.get_mut(&hello.rank);
-            match opening.and_then(|opening| opening.place(carries(hello.channel)?)) {
+            match opening.and_then(|opening| opening.place(stream_of(hello.channel)?)) {
                 Some(place @ None) => *place = Some(PeerStream(arrival.stream)),
                 _ => tracing::warn!(
                     rank = hello.rank,

@@ -1,8 +1,7 @@
-//! Streams that are sockets, and how a rank sleeps until one of them has news.
+//! The sockets of a rank, and the epoll set on which it sleeps until one of them has news.
 
 use std::{
     collections::BTreeMap,
-    io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
     time::{Duration, Instant},
@@ -16,17 +15,14 @@ use drumline_engine::{
 };
 use drumline_schedule::step::Rank;
 use drumline_shm::{PidFd, SpinLimit, spin};
-use rustix::{
-    buffer::spare_capacity,
-    event::{EventfdFlags, Timespec, epoll, eventfd},
-    io::Errno,
-};
+use drumline_store::net::poll::{self, Deadline};
+use rustix::{event::epoll, io::Errno};
 
-use super::{Far, Lingering, far::Met, mesh::Near, stream::PeerStream};
-use crate::{Error, Result, config::STREAMS_MAX, engine};
+use super::{Far, Lingering, Waker, far::Met, mesh::Near, stream::PeerStream};
+use crate::{Error, Result, config::STREAMS_MAX, progress_thread};
 
-/// The sockets of one rank, and one place to sleep on for all of them, for the processes of
-/// neighbours, their doorbell, peers that come, and wake-ups from other threads.
+/// The sockets of one rank and its epoll set. The set also holds the processes of neighbours, their
+/// doorbell, the listeners for peers of other hosts, and the waker for other threads.
 #[derive(Debug)]
 pub(crate) struct Sockets {
     streams: Streams<PeerStream>,
@@ -35,17 +31,13 @@ pub(crate) struct Sockets {
     processes: Vec<(Rank, PidFd)>,
     waker: Waker,
     epoll: Arc<OwnedFd>,
-    /// When this rank last made the kernels of other hosts answer.
+    /// When this rank last sent a beat to other hosts.
     last_beat: Option<Instant>,
-    /// What the set waits for, by the number that a stream has in it.
+    /// The flags of each stream in the set, by its key.
     armed: BTreeMap<u64, epoll::EventFlags>,
 }
 
-/// Ends a rank's sleep from another thread.
-#[derive(Clone, Debug)]
-pub(crate) struct Waker(Arc<OwnedFd>);
-
-/// What belongs to one peer has consecutive numbers in the set: its process, and its streams.
+/// How many keys of the set belong to one peer: consecutive ones, for its process and its streams.
 const KINDS: u64 = 32;
 const PROCESS: u64 = 0;
 const CONTROL: u64 = 1;
@@ -53,7 +45,7 @@ const POINTS: u64 = 2;
 const FIRST_DATA: u64 = 3;
 const _: () = assert!(FIRST_DATA + STREAMS_MAX as u64 <= KINDS);
 
-/// The number of a peer's stream.
+/// The key of a peer's stream.
 fn key(rank: Rank, kind: StreamKind) -> u64 {
     let kind = match kind {
         StreamKind::Control => CONTROL,
@@ -66,32 +58,9 @@ const WAKER: u64 = u64::MAX;
 const DOORBELL: u64 = u64::MAX - 1;
 const FAR: u64 = u64::MAX - 2;
 
-impl Waker {
-    pub(crate) fn new() -> io::Result<Waker> {
-        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        Ok(Waker(Arc::new(bell)))
-    }
-
-    pub(crate) fn wake(&self) {
-        // It fails only when the counter is full, and then it is readable anyway.
-        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
-    }
-
-    pub(crate) fn drain(&self) {
-        // It fails only when there is nothing to drain.
-        let _ = rustix::io::read(&self.0, &mut [0; 8]);
-    }
-}
-
-impl AsFd for Waker {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
 impl Sockets {
-    /// Takes over the connections to the peers of this host, with their processes, and how to
-    /// reach the others.
+    /// `near` are the connections to the peers of this host, with their processes. `far` reaches the
+    /// other peers.
     ///
     /// # Errors
     ///
@@ -101,14 +70,14 @@ impl Sockets {
         near: Vec<(Near, Option<PidFd>)>,
         far: Option<Far>,
     ) -> Result<Sockets> {
-        let failed = |error: rustix::io::Errno| Error::io("cannot wait for peers", error.into());
+        let failed = |error: Errno| Error::io("cannot wait for peers", error.into());
         let waker = Waker::new().map_err(|error| Error::io("cannot create an eventfd", error))?;
         let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed)?);
         let add = |fd: BorrowedFd<'_>, key| {
             let key = epoll::EventData::new_u64(key);
             epoll::add(&epoll, fd, key, epoll::EventFlags::IN).map_err(failed)
         };
-        add(waker.0.as_fd(), WAKER)?;
+        add(waker.as_fd(), WAKER)?;
         if let Some(far) = &far {
             add(far.as_fd(), FAR)?;
         }
@@ -129,12 +98,12 @@ impl Sockets {
         self.waker.clone()
     }
 
-    /// Readable when there is news of peers, or somebody wakes this rank.
+    /// Readable when there is news of peers, or another thread wakes this rank.
     pub(crate) fn readiness(&self) -> Arc<OwnedFd> {
         self.epoll.clone()
     }
 
-    /// Readable when a peer on another host comes or answers; `None` where all are on this one.
+    /// Readable when a peer on another host calls or answers; `None` if all peers are on this one.
     pub(crate) fn door(&self) -> Option<Arc<OwnedFd>> {
         self.far.as_ref().map(Far::readiness)
     }
@@ -146,8 +115,9 @@ impl Sockets {
             .map_err(|error| Error::io("cannot wait for neighbours", error.into()))
     }
 
-    /// Makes the kernels of other hosts answer, now and then: one that does not is noticed by
-    /// the limit on unacknowledged data that control connections have. Returns when to come back.
+    /// Sends a beat on the control connections to other hosts when it is due. A kernel that does not
+    /// acknowledge it in time ends the connection, so a silent host is noticed. Returns when the
+    /// next beat is due.
     fn beat(&mut self, now: Instant) -> Option<Instant> {
         if self.far.is_none() || !self.streams.has_far() {
             return None;
@@ -171,7 +141,7 @@ impl Sockets {
         }
     }
 
-    /// Goes on with calls, and lets in who comes.
+    /// Goes on with calls to peers on other hosts, and lets in peers that call.
     fn meet(&mut self, now: Instant) {
         let Sockets { far: Some(far), streams, armed, .. } = self else { return };
         for met in far.progress(|rank| streams.is_calling(rank), now) {
@@ -179,7 +149,7 @@ impl Sockets {
                 Met::Called(rank, bundle) => streams.called(rank, bundle),
                 Met::Came(rank, bundle) => {
                     if streams.came(rank, bundle) {
-                        // Those that were in the set are closed.
+                        // The peer's earlier streams are closed, which took them out of the set.
                         armed.retain(|key, _| key / KINDS != rank as u64);
                     }
                 }
@@ -190,16 +160,11 @@ impl Sockets {
         }
     }
 
-    /// Waits for so long at most for something to happen, and adds it to `events`; whether anything
-    /// has.
-    fn has_events(&self, events: &mut Vec<epoll::Event>, longest: Duration) -> bool {
-        // A day at a time keeps the conversion from overflowing.
-        let longest = longest.min(Duration::from_secs(86_400));
-        let timeout =
-            Timespec { tv_sec: longest.as_secs() as i64, tv_nsec: longest.subsec_nanos().into() };
-        match epoll::wait(&self.epoll, spare_capacity(events), Some(&timeout)) {
-            Ok(_) | Err(Errno::INTR) => {}
-            Err(error) => tracing::warn!(%error, "cannot wait for peers"),
+    /// Waits until `deadline` for events of the set, and adds them to `events`. Returns whether there
+    /// are any.
+    fn has_events(&self, events: &mut Vec<epoll::Event>, deadline: Deadline) -> bool {
+        if let Err(error) = poll::wait_events(&*self.epoll, events, deadline) {
+            tracing::warn!(%error, "cannot wait for peers");
         }
         !events.is_empty()
     }
@@ -207,7 +172,7 @@ impl Sockets {
     fn on_event(&mut self, key: u64, now: Instant) {
         match key {
             WAKER => self.waker.drain(),
-            // Whoever slept on it drains it.
+            // The host's memory drains it when the sleep ends.
             DOORBELL => {}
             FAR => self.meet(now),
             _ => {
@@ -231,11 +196,11 @@ impl Sockets {
 
 impl Drop for Sockets {
     fn drop(&mut self) {
-        // Peers that are not connected could not be told that this rank leaves, or why it failed.
+        // Peers without a connection have not heard that this rank leaves, or why it failed.
         if let (Some(far), Some(word)) = (self.far.take(), self.streams.farewell())
-            && let Ok(engine) = engine::get()
+            && let Ok(thread) = progress_thread::get()
         {
-            engine.linger(Lingering::new(far, word.clone()));
+            thread.linger(Box::new(Lingering::new(far, word.clone())));
         }
     }
 }
@@ -296,14 +261,15 @@ impl Transport for Sockets {
         let far = self.far.as_ref().and_then(Far::deadline);
         let until = far.map_or(until, |far| until.min(far));
         let mut events = Vec::with_capacity(EVENTS_MAX);
-        // Sleeping and being woken takes far longer than what is awaited, if that is on its way.
-        if until > now && self.streams.is_pending() {
-            spin(SPIN, || self.has_events(&mut events, Duration::ZERO), || false);
+        let sleeps = until > now;
+        // A message that is on its way arrives faster than a sleeping thread wakes up.
+        if sleeps && self.streams.is_pending() {
+            spin(SPIN, || self.has_events(&mut events, Deadline::Now), || false);
         }
         if events.is_empty() {
-            self.has_events(&mut events, until.saturating_duration_since(now));
+            self.has_events(&mut events, if sleeps { until.into() } else { Deadline::Now });
         }
-        let now = if until > now { Instant::now() } else { now };
+        let now = if sleeps { Instant::now() } else { now };
         for event in events {
             self.on_event(event.data.u64(), now);
         }
@@ -313,11 +279,11 @@ impl Transport for Sockets {
     }
 }
 
-/// How a rank looks for messages before it sleeps: some 50 us if nobody else wants its core. The
-/// peer may be about to send from that very core, so each look leaves it.
+/// How a rank looks for messages before it sleeps: for some 50 us if no other thread wants its core.
+/// It yields after each look, because the peer may be about to send from that very core.
 const SPIN: SpinLimit = SpinLimit { looks: 1, yields: 100 };
 
-/// How often a rank that waits makes other hosts answer.
+/// How often a rank that waits sends a beat to other hosts.
 const BEAT_EVERY: Duration = Duration::from_millis(100);
 
 impl Connections for Sockets {
@@ -382,7 +348,7 @@ impl Connections for Sockets {
 const EVENTS_MAX: usize = 64;
 
 fn change(epoll: &OwnedFd, stream: impl AsFd, key: u64, flags: epoll::EventFlags) {
-    // An ended stream without interests would still report its end, again and again.
+    // In the set, a stream that has ended reports its end again and again, even without flags.
     let key = epoll::EventData::new_u64(key);
     let result = match flags.is_empty() {
         true => epoll::delete(epoll, stream),

@@ -1,4 +1,4 @@
-//! A connection of the store's kind as a stream of the engine's.
+//! Makes a connection of `drumline-store` a stream for `drumline-engine`.
 
 use std::{
     io::{self, IoSlice, IoSliceMut, Read, Write},
@@ -7,8 +7,8 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
-use drumline_engine::transport::{self, Duplex};
-use drumline_store::{auth, net::stream::Stream};
+use drumline_engine::transport::Duplex;
+use drumline_store::net::stream::Stream;
 
 /// One of the connections to a peer.
 #[derive(Debug)]
@@ -61,24 +61,5 @@ impl Write for PeerStream {
 impl AsFd for PeerStream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
-    }
-}
-
-/// What the greeting of a connection says of a stream of this kind.
-pub(crate) fn greeted_as(channel: transport::Channel) -> auth::Channel {
-    match channel {
-        transport::Channel::Control => auth::Channel::Control,
-        transport::Channel::Points => auth::Channel::Points,
-        transport::Channel::Data(number) => auth::Channel::Data(number),
-    }
-}
-
-/// What a connection that was greeted so carries between ranks, if it does.
-pub(crate) fn carries(channel: auth::Channel) -> Option<transport::Channel> {
-    match channel {
-        auth::Channel::Control => Some(transport::Channel::Control),
-        auth::Channel::Points => Some(transport::Channel::Points),
-        auth::Channel::Data(number) => Some(transport::Channel::Data(number)),
-        auth::Channel::Store => None,
     }
 }

@@ -1,0 +1,320 @@
+//! Hands a lane from one driver to the next, so that no work and no wake-up is lost.
+//!
+//! One thread at a time drives a lane: the progress thread, a blocking call, or a thread that waits
+//! for a [`Work`](crate::Work) and helps. Any other thread leaves a note for the driver: mail in the
+//! inbox, the flag of an abort, or the flag of callers.
+//!
+//! ```text
+//! the thread that leaves a note            the driver that leaves the lane
+//! mail or flag                             unlock the lane
+//! read-modify-write on `has_mail`          read-modify-write on `has_mail`
+//! wake the driver                          mail, flags, unfinished work?
+//! the progress thread tries the lock           yes: the progress thread tries the lock
+//! ```
+//!
+//! One of the two read-modify-writes comes first. If that of the note does, the driver sees the
+//! note. If that of the driver does, the progress thread finds the lane unlocked, or locked by a
+//! later driver, of which the same is true.
+//!
+//! A driver that sleeps is woken for every note. It must forget a wake-up before it looks for
+//! notes, never between the look and the next sleep.
+//!
+//! `tests/loom.rs` tries all interleavings of the functions in this file.
+
+#[cfg(loom)]
+use loom::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+};
+#[cfg(not(loom))]
+use std::sync::{
+    Mutex, MutexGuard,
+    atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
+};
+use std::{
+    ops::{Deref, DerefMut},
+    sync::{Arc, PoisonError, TryLockError},
+};
+
+/// What the hand-off needs of a lane.
+pub(crate) trait Drivable {
+    type Job;
+    type Point;
+
+    fn submit(&mut self, job: Self::Job);
+    fn post(&mut self, point: Self::Point);
+    /// Whether anything is unfinished.
+    fn is_busy(&self) -> bool;
+    /// Tells the lane that it has a new driver: the one before may have prepared to sleep.
+    fn wake_up(&mut self);
+    /// Tells the lane that its driver has panicked.
+    fn on_panic(&mut self);
+}
+
+/// Who else is told of a note.
+pub(crate) trait Surroundings {
+    /// Ends the sleep of the driver, now or the next time that it falls asleep.
+    fn wake(&self);
+    /// Makes the progress thread [visit](Handoff::visit) the lane.
+    fn serve(&self);
+}
+
+/// A lane, and the notes for its driver.
+pub(crate) struct Handoff<L: Drivable, S> {
+    lane: Mutex<L>,
+    /// Threads that wait for the lane to make a blocking call.
+    wanted: AtomicUsize,
+    /// Work for the lane, so that its submitters need not wait for the operation that runs.
+    inbox: Mutex<Inbox<L>>,
+    /// Whether anything is in the inbox. Every change is a read-modify-write.
+    has_mail: AtomicBool,
+    /// Whether peers of other hosts have called and no thread has let them in.
+    has_callers: AtomicBool,
+    aborted: Arc<AtomicBool>,
+    surroundings: S,
+}
+
+struct Inbox<L: Drivable> {
+    jobs: Vec<L::Job>,
+    points: Vec<L::Point>,
+}
+
+/// The right to drive a lane.
+pub(crate) struct Driver<'a, L: Drivable, S: Surroundings> {
+    // Dropped in this order: notes are looked for after the lane is unlocked.
+    lane: MutexGuard<'a, L>,
+    leaving: Leaving<'a, L, S>,
+}
+
+struct Leaving<'a, L: Drivable, S: Surroundings> {
+    handoff: &'a Handoff<L, S>,
+    is_busy: bool,
+}
+
+impl<L: Drivable, S: Surroundings> Deref for Driver<'_, L, S> {
+    type Target = L;
+
+    fn deref(&self) -> &L {
+        &self.lane
+    }
+}
+
+impl<L: Drivable, S: Surroundings> DerefMut for Driver<'_, L, S> {
+    fn deref_mut(&mut self) -> &mut L {
+        &mut self.lane
+    }
+}
+
+impl<L: Drivable, S: Surroundings> Drop for Driver<'_, L, S> {
+    fn drop(&mut self) {
+        // After a panic the progress thread fails all that is unfinished.
+        self.leaving.is_busy = self.lane.is_busy() || std::thread::panicking();
+    }
+}
+
+impl<L: Drivable, S: Surroundings> Drop for Leaving<'_, L, S> {
+    fn drop(&mut self) {
+        if self.is_busy || self.handoff.has_notes() {
+            self.handoff.surroundings.serve();
+        }
+    }
+}
+
+/// What a turn of a helping thread came to.
+pub(crate) enum Turn {
+    /// What the thread waits for has ended.
+    Over,
+    /// Nothing is left to do.
+    Idle,
+    Moved,
+    /// Nothing can be done before a peer or another thread moves.
+    Stuck,
+}
+
+impl<L: Drivable, S: Surroundings> Handoff<L, S> {
+    /// `aborted` is the flag that the lane looks at.
+    pub(crate) fn new(lane: L, aborted: Arc<AtomicBool>, surroundings: S) -> Handoff<L, S> {
+        Handoff {
+            lane: Mutex::new(lane),
+            wanted: AtomicUsize::new(0),
+            inbox: Mutex::new(Inbox { jobs: Vec::new(), points: Vec::new() }),
+            has_mail: AtomicBool::new(false),
+            has_callers: AtomicBool::new(false),
+            aborted,
+            surroundings,
+        }
+    }
+
+    pub(crate) fn lane_mut(&mut self) -> &mut L {
+        self.lane.get_mut().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the lane, to make a blocking call.
+    #[inline]
+    pub(crate) fn drive(&self) -> Driver<'_, L, S> {
+        self.try_drive().unwrap_or_else(|| self.wait_for_lane())
+    }
+
+    #[cold]
+    fn wait_for_lane(&self) -> Driver<'_, L, S> {
+        self.wanted.fetch_add(1, SeqCst);
+        self.surroundings.wake();
+        let lane = self.lane.lock().unwrap_or_else(|lane| self.recover(lane));
+        self.wanted.fetch_sub(1, SeqCst);
+        self.driver(lane)
+    }
+
+    /// `None`: another thread drives the lane.
+    #[inline]
+    fn try_drive(&self) -> Option<Driver<'_, L, S>> {
+        self.try_lock().map(|lane| self.driver(lane))
+    }
+
+    #[inline]
+    fn try_lock(&self) -> Option<MutexGuard<'_, L>> {
+        match self.lane.try_lock() {
+            Ok(lane) => Some(lane),
+            Err(TryLockError::WouldBlock) => None,
+            Err(TryLockError::Poisoned(lane)) => Some(self.recover(lane)),
+        }
+    }
+
+    #[inline]
+    fn driver<'a>(&'a self, mut lane: MutexGuard<'a, L>) -> Driver<'a, L, S> {
+        lane.wake_up();
+        Driver { lane, leaving: Leaving { handoff: self, is_busy: false } }
+    }
+
+    #[cold]
+    fn recover<'a>(&self, poisoned: PoisonError<MutexGuard<'a, L>>) -> MutexGuard<'a, L> {
+        #[cfg(not(loom))]
+        self.lane.clear_poison();
+        let mut lane = poisoned.into_inner();
+        lane.on_panic();
+        lane
+    }
+
+    /// Locks the lane for the progress thread, unless another thread drives it. Unlike a driver,
+    /// the progress thread must itself come back for what is unfinished.
+    pub(crate) fn visit(&self) -> Option<MutexGuard<'_, L>> {
+        let mut lane = self.try_lock()?;
+        lane.wake_up();
+        self.has_callers.store(false, SeqCst);
+        Some(lane)
+    }
+
+    /// Drives the lane by `turn` and `sleep`. `false`: another thread drives the lane or wants to
+    /// for a blocking call, or nothing is left to do.
+    pub(crate) fn help(
+        &self,
+        mut turn: impl FnMut(&mut L) -> Turn,
+        mut sleep: impl FnMut(&mut L),
+    ) -> bool {
+        let Some(mut lane) = self.try_drive() else { return false };
+        loop {
+            match turn(&mut lane) {
+                Turn::Over => return true,
+                Turn::Idle => return false,
+                Turn::Moved | Turn::Stuck if self.wanted.load(SeqCst) > 0 => return false,
+                Turn::Moved => {}
+                Turn::Stuck => sleep(&mut lane),
+            }
+        }
+    }
+
+    pub(crate) fn submit(&self, job: L::Job) {
+        self.leave_mail(job, |inbox| &mut inbox.jobs);
+    }
+
+    pub(crate) fn post(&self, point: L::Point) {
+        self.leave_mail(point, |inbox| &mut inbox.points);
+    }
+
+    fn leave_mail<M>(&self, item: M, kind: fn(&mut Inbox<L>) -> &mut Vec<M>) {
+        let mut inbox = self.inbox();
+        let items = kind(&mut inbox);
+        items.push(item);
+        let is_first = items.len() == 1;
+        self.has_mail.swap(true, SeqCst);
+        drop(inbox);
+        // The driver takes a later item together with the first.
+        if is_first {
+            self.surroundings.wake();
+            self.surroundings.serve();
+        }
+    }
+
+    fn inbox(&self) -> MutexGuard<'_, Inbox<L>> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Moves the mail from the inbox to the lane.
+    #[inline]
+    pub(crate) fn take_mail(&self, lane: &mut L) {
+        if self.has_mail.load(SeqCst) {
+            self.take_points_and(true, lane);
+        }
+    }
+
+    /// Moves sends and receives from the inbox to the lane: unlike jobs, they do not wait for the
+    /// operation that runs.
+    #[inline]
+    pub(crate) fn take_points(&self, lane: &mut L) {
+        if self.has_mail.load(SeqCst) {
+            self.take_points_and(false, lane);
+        }
+    }
+
+    #[inline(never)]
+    fn take_points_and(&self, jobs_too: bool, lane: &mut L) {
+        let mut inbox = self.inbox();
+        let jobs = if jobs_too { std::mem::take(&mut inbox.jobs) } else { Vec::new() };
+        let points = std::mem::take(&mut inbox.points);
+        self.has_mail.swap(!inbox.jobs.is_empty(), SeqCst);
+        drop(inbox);
+        jobs.into_iter().for_each(|job| lane.submit(job));
+        points.into_iter().for_each(|point| lane.post(point));
+    }
+
+    /// Raises the flag of an abort. Only for the driver, which looks at it in its next turn.
+    pub(crate) fn raise_abort(&self) {
+        self.aborted.store(true, SeqCst);
+    }
+
+    /// Raises the flag of an abort and wakes the driver. `Some`: there is none, and the caller may
+    /// drive.
+    pub(crate) fn abort(&self) -> Option<Driver<'_, L, S>> {
+        self.raise_abort();
+        self.tell_leavers();
+        self.surroundings.wake();
+        let driver = self.try_drive();
+        if driver.is_none() {
+            // The progress thread does not look for notes when it unlocks the lane.
+            self.surroundings.serve();
+        }
+        driver
+    }
+
+    /// Raises the flag of callers. The progress thread, which alone calls this, visits the lane
+    /// afterwards.
+    pub(crate) fn on_callers(&self) {
+        self.has_callers.store(true, SeqCst);
+        self.tell_leavers();
+    }
+
+    pub(crate) fn has_callers(&self) -> bool {
+        self.has_callers.load(SeqCst)
+    }
+
+    /// Read-modify-write on `has_mail`: either the leaving driver sees our flag, or we see the lane
+    /// unlocked.
+    fn tell_leavers(&self) {
+        self.has_mail.fetch_or(false, SeqCst);
+    }
+
+    /// Whether there are notes for a driver. To be called after the lane is unlocked.
+    fn has_notes(&self) -> bool {
+        let has_mail = self.has_mail.compare_exchange(false, false, SeqCst, SeqCst);
+        has_mail.is_err() || self.aborted.load(SeqCst) || self.has_callers()
+    }
+}

@@ -1,0 +1,33 @@
+//! What ranks say when a connection between them begins.
+
+use std::ops::Range;
+
+use drumline_engine::{membership::Membership, transport};
+use drumline_schedule::step::Rank;
+use drumline_store::auth::{Channel, Expected, Hello};
+
+/// The greeting of this rank, for a stream of this kind.
+pub(super) fn hello(member: &Membership, channel: transport::Channel) -> Hello {
+    let channel = match channel {
+        transport::Channel::Control => Channel::Control,
+        transport::Channel::Points => Channel::Points,
+        transport::Channel::Data(number) => Channel::Data(number),
+    };
+    let Membership { rank, world_size, digest, .. } = *member;
+    Hello { channel, rank, world_size, group: digest }
+}
+
+/// The greetings of these ranks.
+pub(super) fn expect(member: &Membership, ranks: Range<Rank>) -> Expected {
+    Expected { ranks, world_size: member.world_size, group: member.digest }
+}
+
+/// Which stream between ranks a greeting names. `None`: it asks for the store.
+pub(super) fn stream_of(channel: Channel) -> Option<transport::Channel> {
+    match channel {
+        Channel::Control => Some(transport::Channel::Control),
+        Channel::Points => Some(transport::Channel::Points),
+        Channel::Data(number) => Some(transport::Channel::Data(number)),
+        Channel::Store => None,
+    }
+}
