@@ -1,11 +1,9 @@
 //! Who is who in a group.
 
-use std::{fmt::Write as _, sync::Arc, time::Duration};
+use std::{fmt::Write as _, sync::Arc};
 
 use drumline_schedule::step::Rank;
 use xxhash_rust::xxh3::xxh3_64;
-
-use crate::error::{Cause, CollectiveError};
 
 /// A rank's place in its group.
 #[derive(Clone, Debug)]
@@ -25,19 +23,6 @@ impl Membership {
     /// Rank `rank` of `world_size`, before the group has a digest.
     pub fn new(name: &str, (rank, world_size): (Rank, usize), global: GlobalRanks) -> Membership {
         Membership { name: name.to_owned(), rank, world_size, digest: 0, global }
-    }
-
-    /// What this rank tells of a call that failed.
-    pub fn failure(
-        &self,
-        sequence: u64,
-        operation: String,
-        elapsed: Duration,
-        cause: Cause,
-    ) -> CollectiveError {
-        let Membership { name, rank, global, .. } = self;
-        let (group, rank, global) = (name.clone(), *rank, global.clone());
-        CollectiveError { group, rank, global, sequence, operation, elapsed, cause }
     }
 }
 

@@ -11,12 +11,11 @@ use drumline_schedule::{
 
 use crate::{
     Cause, ReduceOp,
+    any_call::{AnyCall, OnBytes},
     call::Call,
     executor::{Buffers, Memory, Plan, Pool},
     host::Host,
-    lane::{AnyCall, OnBytes},
-    operator::Reduce,
-    operator::{Combine, Operator},
+    operator::{Combine, Operator, Reduce},
 };
 
 /// A call with its operator, of which the call itself only knows the kind.

@@ -16,10 +16,11 @@ use std::{
 
 use drumline_engine::{
     Cause, CollectiveError, DType, Element, ReduceOp, Result, Settings,
+    any_call::{AnyCall, Job},
     call::Call,
     executor::{self, Header, History, Machine, Memory, Now, Spin, Stretch},
     host::Host,
-    lane::{AnyCall, Job, Lane},
+    lane::Lane,
     membership::Membership,
     registered::RegisteredBuffer,
     transport::{

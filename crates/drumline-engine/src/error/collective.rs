@@ -2,7 +2,7 @@ use std::{fmt, time::Duration};
 
 use drumline_schedule::step::Rank;
 
-use crate::{executor::Description, membership::GlobalRanks};
+use crate::membership::{GlobalRanks, Membership};
 
 /// A collective operation that failed, and who is at fault.
 ///
@@ -37,6 +37,19 @@ pub struct CollectiveError {
 }
 
 impl CollectiveError {
+    /// The failure of this rank's call number `sequence`.
+    pub fn new(
+        member: &Membership,
+        sequence: u64,
+        call: String,
+        elapsed: Duration,
+        cause: Cause,
+    ) -> CollectiveError {
+        let Membership { name, rank, global, .. } = member;
+        let (group, rank, global) = (name.clone(), *rank, global.clone());
+        CollectiveError { group, rank, global, sequence, operation: call, elapsed, cause }
+    }
+
     /// What the group's rank `rank` is called in the whole job.
     ///
     /// ```
@@ -259,8 +272,12 @@ impl Cause {
         }
     }
 
-    /// `peer` called `theirs` where this rank called `ours`, if it still knows what.
-    pub fn mismatch(peer: Rank, theirs: Description, ours: Option<Description>) -> Cause {
+    /// `peer` called `theirs` where this rank called `ours`. `None`: that call is too long ago.
+    pub(crate) fn mismatch(
+        peer: Rank,
+        theirs: impl fmt::Debug,
+        ours: Option<impl fmt::Debug>,
+    ) -> Cause {
         let ours = ours.map(|ours| format!("{ours:?}")).unwrap_or_default();
         Cause::Mismatch { peer, theirs: format!("{theirs:?}"), ours }
     }

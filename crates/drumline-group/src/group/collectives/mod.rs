@@ -16,8 +16,8 @@ mod scan;
 mod scatter;
 
 use drumline_engine::{
+    any_call::{AnyCall, Job},
     call::Call,
-    lane::{AnyCall, Job},
     typed_call::{Request, TypedCall},
 };
 use drumline_schedule::Collective;
