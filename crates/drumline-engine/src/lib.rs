@@ -20,6 +20,7 @@
 pub mod any_call;
 pub mod call;
 pub mod choice;
+pub mod deadline;
 pub mod error;
 pub mod executor;
 pub mod explain;

@@ -18,11 +18,12 @@ use std::time::Instant;
 use drumline_schedule::step::Rank;
 
 use super::{
-    Waits,
-    link::{ControlLink, DataLink, PeerState},
+    control_link::{ControlLink, PeerState},
+    data_link::DataLink,
+    duplex::Duplex,
     points::PointLink,
-    streams::Duplex,
     striped::Striped,
+    waits::Waits,
     wire::Control,
 };
 use crate::error::Cause;

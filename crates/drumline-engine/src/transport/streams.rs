@@ -10,19 +10,18 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
-    io::{self, Read, Write},
     time::{Duration, Instant},
 };
 
 use drumline_schedule::step::Rank;
 
 use super::{
-    Waits,
-    link::PeerState,
+    control_link::PeerState,
+    duplex::Duplex,
     peer::{Bond, Bundle, Peer},
     points::{Desk, Ended, Point},
     striped::Striped,
+    waits::Waits,
     wire::Control,
 };
 use crate::{
@@ -33,19 +32,6 @@ use crate::{
 /// How long a broken stream may wait for the control stream to say why; and a receive from any rank,
 /// when all others have left, for this rank's own message.
 const GRACE: Duration = Duration::from_secs(2);
-
-/// A stream of bytes in both directions that never blocks.
-pub trait Duplex: Read + Write + Send + fmt::Debug {
-    /// Nothing more will be written.
-    fn end(&mut self) -> io::Result<()>;
-}
-
-#[cfg(test)]
-impl Duplex for std::os::unix::net::UnixStream {
-    fn end(&mut self) -> io::Result<()> {
-        self.shutdown(std::net::Shutdown::Write)
-    }
-}
 
 /// What a stream is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -2,7 +2,7 @@
 
 use drumline_schedule::step::Rank;
 
-use super::{Waits, waits::InCall};
+use super::waits::{InCall, Waits};
 use crate::executor::{Header, array};
 
 /// A message on a control connection: one byte of kind, three zero bytes, the length of the

@@ -13,9 +13,10 @@ use proptest::prelude::*;
 use super::{
     by_tag::ByTag,
     exchange::{CHUNK_BYTES, Exchange, WAITING_MAX},
+    frame::{Frame, OBJECT, Offer},
     *,
 };
-use crate::transport::streams::Duplex;
+use crate::transport::duplex::Duplex;
 
 /// One end of two byte pipes. How much moves in one call is up to the seed.
 #[derive(Debug)]
