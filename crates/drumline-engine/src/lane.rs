@@ -1,15 +1,615 @@
-//! The queue of one group on one rank: one collective after another, sends and receives beside them.
+//! One group's operations, collectives one after another and sends and receives beside them: what
+//! runs, what waits for its turn, what failed.
 //!
-//! A lane has no thread, no lock and no clock, and never blocks unless it is told to sleep. A blocking call,
-//! the progress thread and the simulator all drive it in the same way.
+//! A lane has no thread, no lock and no clock, and never blocks. A blocking call, the progress
+//! thread and the simulator all drive it in the same way.
 
-mod closing;
-mod collectives;
-mod messages;
 mod patience;
 mod plans;
-mod sleep;
-mod state;
-mod waiting;
+mod points;
 
-pub use state::Lane;
+use std::{
+    collections::{BTreeSet, HashMap, VecDeque},
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use patience::{Patience, Told};
+use plans::Plans;
+
+use drumline_schedule::{
+    Algorithm, Chooser, Collective, Schedule, Topology, price::Prices, step::Rank,
+};
+
+use crate::{
+    Cause, CollectiveError, Error, Result, Settings,
+    any_call::{AnyCall, Job},
+    call::Call,
+    choice::choose,
+    executor::{Flags, Layout, Machine, Now, Plan, Pool, Progress, Seats, Shape, Spin, drive},
+    explain::{self, Explanation},
+    host::Host,
+    membership::Membership,
+    panics::{panic_text, shielded},
+    recorder::{Category, Open, Recorder, What},
+    transport::{Connections, Lack},
+};
+
+/// See the [module's documentation](self).
+pub struct Lane {
+    member: Membership,
+    topology: Topology,
+    chooser: Chooser,
+    settings: Settings,
+    transport: Box<dyn Connections>,
+    host: Option<Host>,
+    /// Set by [`ProcessGroup::abort`](crate::ProcessGroup::abort), from any thread.
+    aborted: Arc<AtomicBool>,
+    /// Number of the next collective.
+    sequence: u64,
+    machine: Machine,
+    plans: Plans,
+    schedules: HashMap<(&'static str, &'static str, Rank), Arc<Schedule>>,
+    pool: Pool,
+    queue: VecDeque<Box<dyn Job>>,
+    running: Option<Running>,
+    /// Sends and receives that are under way.
+    points: usize,
+    /// When the oldest of them is to be looked at.
+    points_due: Option<Instant>,
+    /// Whether some have waited for so long that it is found out for whom.
+    points_followed: bool,
+    /// With whom those are that have waited for long, when they were last looked at.
+    points_awaited: BTreeSet<Rank>,
+    points_looked_at: Option<Instant>,
+    /// What peers believe of this rank's waiting, if they believe that it waits.
+    told: Option<Told>,
+    /// Whether neighbours have been told to ring the doorbell.
+    asleep: bool,
+    state: State,
+    closing: Option<Closing>,
+    /// Whether a panic ends the group.
+    forsaken: bool,
+    /// Time in operations.
+    busy: Duration,
+    recorder: Recorder,
+}
+
+enum State {
+    Open,
+    /// This rank has said goodbye.
+    Left,
+    Failed(Arc<CollectiveError>),
+}
+
+/// This rank has said goodbye and waits for the others'.
+#[derive(Clone, Copy, Debug)]
+struct Closing {
+    give_up_at: Instant,
+    /// How long before that it looks who is late: a rank that did not was stopped itself, and hears
+    /// first what the others say.
+    lead: Duration,
+    has_looked: bool,
+}
+
+impl Closing {
+    /// When there is something to do even if no peer moves; it is `now`.
+    fn due(&self, now: Instant) -> Instant {
+        let look_at = self.give_up_at - self.lead;
+        if now < look_at { look_at } else { self.give_up_at }
+    }
+}
+
+/// The operation that the machine works on.
+#[derive(Debug)]
+struct Running {
+    /// When it began, if anybody has looked at the clock since.
+    started: Option<Instant>,
+    /// Once it has had to wait.
+    patience: Option<Patience>,
+    /// How many operations its time stands for.
+    stands_for: u32,
+    /// Ends with the operation.
+    open: Open,
+}
+
+/// Of operations on fewer bytes, which are as short as a look at the clock...
+const SHORT_BYTES: u64 = 64 << 10;
+
+/// ...one of so many is timed, and counts for all of them. Those that have to wait for longer
+/// count for themselves.
+const TIMED: u32 = 64;
+
+impl Lane {
+    pub fn new(
+        member: Membership,
+        topology: Topology,
+        settings: &Settings,
+        transport: Box<dyn Connections>,
+        host: Option<Host>,
+        aborted: Arc<AtomicBool>,
+    ) -> Lane {
+        let recorder = Recorder::of(&member.name, member.rank);
+        let machine = Machine::new(host.as_ref().map_or_else(Flags::default, Host::flags));
+        Lane {
+            member,
+            topology,
+            chooser: Chooser::default(),
+            settings: settings.clone(),
+            transport,
+            host,
+            aborted,
+            forsaken: false,
+            sequence: 0,
+            machine,
+            plans: Plans::new(),
+            schedules: HashMap::new(),
+            pool: Pool::default(),
+            queue: VecDeque::new(),
+            running: None,
+            points: 0,
+            points_due: None,
+            points_followed: false,
+            points_awaited: BTreeSet::new(),
+            points_looked_at: None,
+            told: None,
+            asleep: false,
+            state: State::Open,
+            closing: None,
+            busy: Duration::ZERO,
+            recorder,
+        }
+    }
+
+    /// The same, with algorithms over links chosen by `prices`.
+    pub fn priced_by(mut self, prices: Prices) -> Lane {
+        self.set_prices(prices);
+        self
+    }
+
+    /// From now on; on all ranks after the same operation.
+    pub fn set_prices(&mut self, prices: Prices) {
+        self.chooser = Chooser::by(prices);
+        // They were laid out by the prices before.
+        self.plans = Plans::new();
+    }
+
+    /// Which algorithm a call would take, and why.
+    pub fn explain(&mut self, call: &Call, registered: bool) -> Result<Explanation> {
+        let host = self.host.as_ref();
+        let registered = registered && host.is_some();
+        let situation = call.situation(&self.topology, host.map(Host::long_bytes), registered);
+        let chosen = choose(call, &situation, &mut self.chooser, &self.settings)?.algorithm;
+        let named = situation.collective == Collective::AllReduce
+            && self.settings.all_reduce.as_deref() == Some(chosen.name);
+        Ok(explain::explain(&situation, self.chooser.prices(), chosen, named))
+    }
+
+    /// The same, with what it does recorded by `recorder`.
+    pub fn recorded_by(mut self, recorder: Recorder) -> Lane {
+        self.recorder = recorder;
+        self
+    }
+
+    /// Time that this rank has spent in operations, waiting for others included.
+    pub fn busy(&self) -> Duration {
+        self.busy
+    }
+
+    /// Adds a job behind all others.
+    pub fn submit(&mut self, job: Box<dyn Job>) {
+        self.queue.push_back(job);
+    }
+
+    /// Whether anything is unfinished.
+    pub fn is_busy(&self) -> bool {
+        self.has_jobs() || self.has_points() || self.is_to_abort()
+    }
+
+    /// Whether jobs are unfinished.
+    pub fn has_jobs(&self) -> bool {
+        !self.queue.is_empty()
+    }
+
+    fn is_to_abort(&self) -> bool {
+        self.aborted.load(Ordering::SeqCst) && matches!(self.state, State::Open)
+    }
+
+    /// Brings everything as far as possible without waiting, other than by spinning.
+    pub fn progress(&mut self, now: Instant, spin: Spin) -> Progress {
+        if self.is_to_abort() && self.running.is_none() {
+            self.fail("abort".to_owned(), self.sequence, Duration::ZERO, Cause::Aborted);
+        }
+        let points = self.progress_points(now);
+        let jobs = self.progress_jobs(now, spin);
+        match (points, jobs) {
+            (Progress::Moved, _) | (_, Progress::Moved) => Progress::Moved,
+            (Progress::Done, Progress::Done) => Progress::Done,
+            _ => Progress::Stuck,
+        }
+    }
+
+    fn progress_jobs(&mut self, now: Instant, spin: Spin) -> Progress {
+        let now = Now::at(now);
+        while let Some(mut job) = self.queue.pop_front() {
+            // A job's buffer is of a type of the caller's, whose panic must not fall upon whoever
+            // happens to drive the lane.
+            let step = catch_unwind(AssertUnwindSafe(|| self.step(job.operation(), &now, spin)));
+            let result = match step {
+                Ok(Ok(Progress::Done)) => Ok(()),
+                Ok(Ok(progress)) => {
+                    self.queue.push_front(job);
+                    return progress;
+                }
+                Ok(Err(error)) => Err(error),
+                Err(panic) => {
+                    let call = job.operation().call().collective.name();
+                    let error = self.on_panic(call, panic_text(&*panic));
+                    shielded(|| {
+                        let operation = job.operation();
+                        operation.release(&mut self.pool);
+                        if let Some(host) = &self.host {
+                            operation.detach(host);
+                        }
+                    });
+                    Err(error)
+                }
+            };
+            shielded(|| job.complete(result));
+        }
+        Progress::Done
+    }
+
+    /// Brings one operation as far as possible without waiting, other than by spinning. To be
+    /// called with the same operation until it is done or has failed.
+    pub fn step(&mut self, operation: &mut dyn AnyCall, now: &Now, spin: Spin) -> Result<Progress> {
+        if self.running.is_none() {
+            self.start(operation, now)?;
+        }
+        let _inside = self.running.as_ref().and_then(|running| running.open.enter());
+        if let State::Failed(by) = &self.state {
+            // A message from rank to rank has failed beside it.
+            let error =
+                Error::Poisoned { attempted: operation.call().collective.name(), by: by.clone() };
+            self.end(operation, now);
+            if let Some(host) = &self.host {
+                operation.detach(host);
+            }
+            return Err(error);
+        }
+        let result = match self.aborted.load(Ordering::SeqCst) {
+            true => Err(Cause::Aborted),
+            false => {
+                let (transport, host) = (&mut *self.transport, self.host.as_mut());
+                drive(&mut self.machine, transport, host, operation.memory(), now, spin)
+            }
+        };
+        match result {
+            Ok(Progress::Done) => {
+                self.note_end(now);
+                self.end(operation, now);
+                self.retract(now);
+                Ok(Progress::Done)
+            }
+            Ok(Progress::Moved) => Ok(Progress::Moved),
+            Ok(Progress::Stuck) => {
+                self.be_patient(now.get());
+                Ok(Progress::Stuck)
+            }
+            Err(Cause::Timeout { waiting_for }) if self.looks_again(&waiting_for, now.get()) => {
+                self.be_patient(now.get());
+                Ok(Progress::Stuck)
+            }
+            Err(cause) => {
+                let cause = self.trace(cause, Lack::Call, now.get());
+                let description = self.machine.description().to_string();
+                let started = self.running.as_ref().and_then(|running| running.started);
+                let elapsed = now.get().saturating_duration_since(started.unwrap_or(now.get()));
+                self.end(operation, now);
+                // A neighbour that is merely slow may go on with the call later.
+                if let Some(host) = &self.host {
+                    operation.detach(host);
+                }
+                Err(self.fail(description, self.sequence - 1, elapsed, cause))
+            }
+        }
+    }
+
+    fn start(&mut self, operation: &mut dyn AnyCall, now: &Now) -> Result<()> {
+        let call = operation.call();
+        self.check_open(call.collective.name())?;
+        if call.collective == Collective::MonitoredBarrier
+            && let Err(cause) = self.hear(now.get())
+        {
+            let operation = call.collective.name().to_owned();
+            return Err(self.fail(operation, self.sequence, Duration::ZERO, cause));
+        }
+        let registered = self.host.as_ref().and_then(|host| operation.registered(host));
+        let index = match self.plans.find(call, registered.is_some()) {
+            Some(index) => index,
+            None => {
+                let plan = self.plan(call, registered.is_some())?;
+                self.plans.keep(call.clone(), registered.is_some(), plan)
+            }
+        };
+        let plan = self.plans.at(index);
+        let (rank, sequence) = (self.member.rank, self.sequence);
+        let limit = call.timeout.unwrap_or(self.settings.timeout);
+        let bytes = (call.counts.of(rank) * call.dtype.size()) as u64;
+        let open = self.recorder.begin(|| What {
+            category: Category::Collective,
+            name: call.collective.name(),
+            sequence: Some(sequence),
+            bytes: Some(bytes),
+            algorithm: Some(plan.schedule.algorithm),
+            ..What::default()
+        });
+        let (started, stands_for) = match now.known() {
+            None if bytes >= SHORT_BYTES => (Some(now.get()), 1),
+            None if sequence.is_multiple_of(TIMED.into()) => (Some(now.get()), TIMED),
+            known => (known, 1),
+        };
+        if let (Some(_), Some(host)) = (started, &self.host) {
+            // A rank that is always last never waits, and would not say it then.
+            host.stand_here();
+        }
+        operation.prepare(plan, &mut self.pool);
+        let registered = registered.filter(|_| plan.registered);
+        self.machine.begin(plan, sequence, registered, limit, started);
+        self.sequence += 1;
+        self.running = Some(Running { started, patience: None, stands_for, open });
+        Ok(())
+    }
+
+    /// Works out how calls like this one are carried out.
+    fn plan(&mut self, call: &Call, registered: bool) -> Result<Plan> {
+        let host = self.host.as_ref();
+        let situation = call.situation(&self.topology, host.map(Host::long_bytes), registered);
+        let choice = choose(call, &situation, &mut self.chooser, &self.settings)?;
+        let slot_bytes = choice.staged.then(|| host.map_or(0, Host::slot_bytes));
+        let slot = slot_bytes.map(|bytes| bytes / choice.element_bytes);
+        let schedule = self.schedule(choice.algorithm, call)?;
+        let layout = Layout::new(&schedule, call.counts.clone(), slot);
+        let layout = match choice.algorithm.pipelined {
+            true => layout.in_windows_of_bytes(self.settings.window_bytes, choice.element_bytes),
+            false => layout,
+        };
+        let alone = Seats::default();
+        Ok(Plan::new(Shape {
+            schedule,
+            seats: self.host.as_ref().map_or(&alone, Host::seats),
+            description: call.describe(self.member.digest, 0, choice.algorithm.name),
+            layout,
+            element_bytes: choice.element_bytes,
+            wide: choice.wide,
+            cache_bytes: self.host.as_ref().map(Host::cache_bytes),
+        }))
+    }
+
+    fn end(&mut self, operation: &mut dyn AnyCall, now: &Now) {
+        operation.release(&mut self.pool);
+        self.machine.end();
+        let Some(Running { started: Some(started), patience, stands_for, .. }) =
+            self.running.take()
+        else {
+            return;
+        };
+        // The time of this turn is that of its beginning.
+        let ended = if patience.is_none() { Instant::now() } else { now.get() };
+        let time = ended.saturating_duration_since(started);
+        self.busy += if patience.is_none() { time * stands_for } else { time };
+        // Neighbours have just said where they stand.
+        if let Some(host) = &mut self.host {
+            host.spread_out(self.member.rank, ended, self.settings.spread_over_cores);
+        }
+    }
+
+    /// The schedule of `call` for this rank; made once.
+    fn schedule(&mut self, algorithm: &'static Algorithm, call: &Call) -> Result<Arc<Schedule>> {
+        let root = call.root.unwrap_or(0);
+        let key = (call.collective.name(), algorithm.name, root);
+        if let Some(schedule) = self.schedules.get(&key) {
+            return Ok(schedule.clone());
+        }
+        let schedule =
+            algorithm.schedule(&self.topology, self.member.rank, root).map_err(|error| {
+                Error::InvalidArgument {
+                    operation: call.collective.name(),
+                    problem: error.to_string(),
+                }
+            })?;
+        let schedule = Arc::new(schedule);
+        self.schedules.insert(key, schedule.clone());
+        Ok(schedule)
+    }
+
+    /// Refuses `attempted` on a group that has failed or was closed.
+    fn check_open(&self, attempted: &'static str) -> Result<()> {
+        match &self.state {
+            State::Open => Ok(()),
+            State::Failed(by) => Err(Error::Poisoned { attempted, by: by.clone() }),
+            State::Left => Err(Error::InvalidArgument {
+                operation: attempted,
+                problem: "the group has been destroyed".to_owned(),
+            }),
+        }
+    }
+
+    /// Poisons the group and tells the peers why.
+    fn fail(&mut self, operation: String, sequence: u64, elapsed: Duration, cause: Cause) -> Error {
+        let failure =
+            Arc::new(CollectiveError::new(&self.member, sequence, operation, elapsed, cause));
+        tracing::debug!("{failure}");
+        self.recorder.mark("failed", &failure);
+        self.transport.abort(&failure);
+        self.told = None;
+        self.state = State::Failed(failure.clone());
+        self.poison_points(&failure);
+        Error::Collective(failure)
+    }
+
+    /// A call has panicked: the group is in an unknown state.
+    pub fn on_panic(&mut self, operation: &'static str, text: &str) -> Error {
+        self.running = None;
+        if let Err(error) = self.check_open(operation) {
+            return error;
+        }
+        let cause = Cause::Panicked { text: text.to_owned() };
+        self.fail(operation.to_owned(), self.sequence, Duration::ZERO, cause)
+    }
+
+    /// When there is something to do even if no peer moves.
+    fn next_deadline(&self, now: Instant) -> Option<Instant> {
+        let running = self.running.as_ref().and_then(|running| running.due(&self.machine));
+        let transport = self.transport.next_deadline(now);
+        let closing = self.closing.map(|closing| closing.due(now));
+        let own = [running, self.points_due, self.tell_due(), closing];
+        own.into_iter().flatten().chain(transport).min()
+    }
+
+    /// Hears what has happened meanwhile, without waiting. Wake-ups are forgotten by this: what
+    /// they are for must be looked at afterwards.
+    pub fn look(&mut self, now: Instant) {
+        self.transport.wait(now, now);
+    }
+
+    /// When to look again although nothing is unfinished.
+    pub fn look_again_at(&self) -> Option<Instant> {
+        self.transport.idle_deadline()
+    }
+
+    /// Hears whether peers have given up. An operation that finds all it needs does not ask.
+    fn hear(&mut self, now: Instant) -> Result<(), Cause> {
+        self.look(now);
+        if self.has_points() {
+            // Whoever drives these listens.
+            return Ok(());
+        }
+        self.transport.progress_points(false, now, &mut Vec::new()).map(drop)
+    }
+
+    /// Sleeps until something can go on, on the caller's thread, but not beyond `limit`.
+    pub fn sleep(&mut self, limit: Option<Instant>) {
+        let now = Instant::now();
+        if let Some(until) = self.next_deadline(now).into_iter().chain(limit).min() {
+            self.sleep_until(until, now);
+        }
+    }
+
+    /// Sleeps until peers have news, on the caller's thread; it is `now`.
+    pub fn sleep_until(&mut self, until: Instant, now: Instant) {
+        if self.fall_asleep() {
+            self.transport.wait(until, now);
+        }
+        self.wake_up();
+    }
+
+    /// Prepares for a sleep outside of this lane, at most until the returned time. Afterwards
+    /// call [`Lane::wake_up`] and [`Lane::look`]. `None`: there is something to do.
+    pub fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
+        if !self.fall_asleep() {
+            self.wake_up();
+            return None;
+        }
+        self.transport.arm();
+        self.next_deadline(now)
+    }
+
+    /// Whether there is really nothing to do: neighbours have been told to ring before looking.
+    ///
+    /// That they are told even where none is awaited sees to it that the bell is silent afterwards:
+    /// a ring may come late, after the sleep that it was meant for.
+    fn fall_asleep(&mut self) -> bool {
+        let Some(host) = &self.host else { return true };
+        if !std::mem::replace(&mut self.asleep, true) {
+            host.begin_sleep();
+        }
+        self.running.is_none() || !host.has_news(&self.machine)
+    }
+
+    /// To be called by whoever takes over a lane that may have slept.
+    pub fn wake_up(&mut self) {
+        if let Some(host) = &self.host
+            && std::mem::take(&mut self.asleep)
+        {
+            host.end_sleep();
+        }
+    }
+
+    /// Whether this rank has failed, and a peer that is just being connected has not heard why.
+    pub fn owes_word(&self) -> bool {
+        matches!(self.state, State::Failed(_)) && self.transport.owes_word()
+    }
+
+    /// Begins to close the group: call [`Lane::closed`] until it says so.
+    pub fn close(&mut self) -> Result<()> {
+        self.check_open("destroy")?;
+        self.transport.take_leave();
+        Ok(())
+    }
+
+    /// The lane will be dropped without a goodbye.
+    pub fn forsake(&mut self) {
+        self.forsaken = true;
+    }
+
+    /// Whether all ranks have left, after [`Lane::close`] at `started`.
+    pub fn closed(&mut self, started: Instant, now: Instant) -> Result<bool> {
+        let lead = patience::lead(self.settings.timeout, &self.settings);
+        let give_up_at = started + self.settings.timeout;
+        let new = Closing { give_up_at, lead, has_looked: false };
+        let closing = self.closing.get_or_insert(new);
+        if now >= closing.give_up_at && !closing.has_looked {
+            closing.give_up_at = now + lead;
+        }
+        closing.has_looked |= now + lead >= closing.give_up_at;
+        let expired = now >= closing.give_up_at;
+        let cause = match self.transport.still_present(self.machine.history()) {
+            Ok(present) if present.is_empty() => {
+                let (flags, history) = self.machine.flags_mut();
+                let left_over =
+                    self.host.as_ref().map_or(Ok(()), |host| host.left_over(flags, history));
+                match left_over {
+                    Ok(()) => {
+                        self.state = State::Left;
+                        return Ok(true);
+                    }
+                    Err(cause) => cause,
+                }
+            }
+            Ok(_) if self.aborted.load(Ordering::SeqCst) => Cause::Aborted,
+            Ok(waiting_for) if expired => {
+                self.trace(Cause::Timeout { waiting_for }, Lack::Call, now)
+            }
+            Ok(_) => return Ok(false),
+            Err(cause) => cause,
+        };
+        let elapsed = now.saturating_duration_since(started);
+        Err(self.fail("destroy".to_owned(), self.sequence, elapsed, cause))
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        // A neighbour that is about to complete the call may still read what this rank brought:
+        // its pages must not go back to the kernel, which would make zeros of them.
+        if let (Some(mut job), Some(_), Some(host)) =
+            (self.queue.pop_front(), self.running.take(), &self.host)
+        {
+            shielded(|| {
+                let operation = job.operation();
+                operation.release(&mut self.pool);
+                operation.detach(host);
+            });
+        }
+        // A rank that panics does not leave in good order: its peers shall see it as dead.
+        let panics = self.forsaken || std::thread::panicking();
+        if matches!(self.state, State::Open) && !panics {
+            self.transport.take_leave();
+        }
+    }
+}
