@@ -58,6 +58,7 @@ format:
 
 links:
 	$(PYTHON) docs/check_links.py
+	$(PYTHON) .ci/check_imports.py
 
 lint:
 	cargo clippy --locked --workspace --all-targets $(FEATURES) -- -D warnings
