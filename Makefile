@@ -7,7 +7,7 @@ ARGS ?=
 OUT ?= runs/fashion-mnist
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
-        gpt wheel wheel-aarch64 sdist bench bench-torch bench-step soak soak-python nightly schedules predict simulate torch torch-venv clean
+        gpt wheel wheel-aarch64 sdist bench bench-torch bench-step soak soak-python nightly schedules predict simulate torch torch-venv deny semver package clean
 
 # What is tested beside the defaults.
 FEATURES := --features ndarray
@@ -35,6 +35,8 @@ help:
 	@echo 'make bench-step   time a training step of DDP in torch, on drumline and on gloo'
 	@echo 'make wheel      a wheel for pip, in target/wheels; make sdist: the source for one'
 	@echo 'make torch-venv install torch, so that the tests of the stores talk with it'
+	@echo 'make deny       licences and sources of all dependencies; make semver: the API beside the last release'
+	@echo 'make package    build every crate from what would be uploaded'
 	@echo 'make clean      remove everything that was built; runs are kept'
 
 train:
@@ -218,6 +220,20 @@ $(PYTHON_VENV)/installed:
 	$(PYTHON_VENV)/bin/python -c 'import sysconfig; site = sysconfig.get_path("purelib"); \
 	    open(site + "/torch-venv.pth", "w").write(site.replace("python-venv", "torch-venv"))'
 	touch $@
+
+# Programs of crates.io: cargo install cargo-deny cargo-semver-checks. Without them these say so.
+deny:
+	@if cargo deny --version >/dev/null 2>&1; then cargo deny --locked check bans licenses sources; \
+	else echo 'skipped: cargo install --locked cargo-deny'; fi
+
+# Against the versions on crates.io, once there are any.
+semver:
+	@if cargo semver-checks --version >/dev/null 2>&1; then cargo semver-checks --workspace; \
+	else echo 'skipped: cargo install --locked cargo-semver-checks'; fi
+
+# Every crate that is published builds from what would be uploaded.
+package:
+	cargo package --locked --workspace --allow-dirty
 
 clean:
 	cargo clean
