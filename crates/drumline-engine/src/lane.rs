@@ -27,47 +27,17 @@ use drumline_schedule::{
 
 use crate::{
     Cause, CollectiveError, Error, Result, Settings,
-    call::{self, Call},
-    executor::{
-        Flags, Layout, Machine, Memory, Now, Plan, Pool, Progress, Seats, Shape, Spin, drive,
-    },
+    any_call::{AnyCall, Job},
+    call::Call,
+    choice::choose,
+    executor::{Flags, Layout, Machine, Now, Plan, Pool, Progress, Seats, Shape, Spin, drive},
     explain::{self, Explanation},
     host::Host,
     membership::Membership,
-    operator::Reduce,
     panics::{panic_text, shielded},
     recorder::{Category, Open, Recorder, What},
     transport::{Connections, Lack},
 };
-
-/// A collective with its buffers.
-pub trait AnyCall {
-    /// What is called.
-    fn call(&self) -> &Call;
-    /// Where in this rank's arena the [buffer](drumline_schedule::Collective::registered_buffer) begins that
-    /// neighbours may reach, in bytes, if it lies there.
-    fn registered(&self, host: &Host) -> Option<u64>;
-    /// Takes that buffer back from neighbours that may still write to it, or read what its owner is about
-    /// to write.
-    fn detach(&mut self, host: &Host);
-    /// Lays out what the plan needs.
-    fn prepare(&mut self, plan: &Plan, pool: &mut Pool);
-    /// The buffers, once prepared.
-    fn memory(&mut self) -> &mut dyn Memory;
-    /// Gives the working memory back. The result is in the caller's buffers afterwards.
-    fn release(&mut self, pool: &mut Pool);
-    /// Lets `carry_out` do it all, on data and input as bytes. Not to be mixed with the others.
-    fn on_bytes(&mut self, rank: Rank, carry_out: &mut OnBytes<'_>) -> Result<(), Cause>;
-}
-
-/// Works on data and input, with the operator of the call.
-pub type OnBytes<'a> = dyn FnMut(&mut [u8], &[u8], &dyn Reduce) -> Result<(), Cause> + 'a;
-
-/// An operation that owns its buffers, and whoever waits for it.
-pub trait Job: Send {
-    fn operation(&mut self) -> &mut dyn AnyCall;
-    fn complete(self: Box<Self>, result: Result<()>);
-}
 
 /// See the [module's documentation](self).
 pub struct Lane {
@@ -213,7 +183,7 @@ impl Lane {
         let host = self.host.as_ref();
         let registered = registered && host.is_some();
         let situation = call.situation(&self.topology, host.map(Host::long_bytes), registered);
-        let chosen = call::choose(call, &situation, &mut self.chooser, &self.settings)?.algorithm;
+        let chosen = choose(call, &situation, &mut self.chooser, &self.settings)?.algorithm;
         let named = situation.collective == Collective::AllReduce
             && self.settings.all_reduce.as_deref() == Some(chosen.name);
         Ok(explain::explain(&situation, self.chooser.prices(), chosen, named))
@@ -399,7 +369,7 @@ impl Lane {
     fn plan(&mut self, call: &Call, registered: bool) -> Result<Plan> {
         let host = self.host.as_ref();
         let situation = call.situation(&self.topology, host.map(Host::long_bytes), registered);
-        let choice = call::choose(call, &situation, &mut self.chooser, &self.settings)?;
+        let choice = choose(call, &situation, &mut self.chooser, &self.settings)?;
         let slot_bytes = choice.staged.then(|| host.map_or(0, Host::slot_bytes));
         let slot = slot_bytes.map(|bytes| bytes / choice.element_bytes);
         let schedule = self.schedule(choice.algorithm, call)?;
@@ -433,10 +403,8 @@ impl Lane {
         let time = ended.saturating_duration_since(started);
         self.busy += if patience.is_none() { time * stands_for } else { time };
         // Neighbours have just said where they stand.
-        if let Some(host) = &mut self.host
-            && self.settings.spread_over_cores
-        {
-            host.spread_out(self.member.rank, ended);
+        if let Some(host) = &mut self.host {
+            host.spread_out(self.member.rank, ended, self.settings.spread_over_cores);
         }
     }
 
@@ -473,7 +441,8 @@ impl Lane {
 
     /// Poisons the group and tells the peers why.
     fn fail(&mut self, operation: String, sequence: u64, elapsed: Duration, cause: Cause) -> Error {
-        let failure = Arc::new(self.member.failure(sequence, operation, elapsed, cause));
+        let failure =
+            Arc::new(CollectiveError::new(&self.member, sequence, operation, elapsed, cause));
         tracing::debug!("{failure}");
         self.recorder.mark("failed", &failure);
         self.transport.abort(&failure);

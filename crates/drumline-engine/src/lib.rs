@@ -17,7 +17,9 @@
 
 #![forbid(unsafe_code)]
 
+pub mod any_call;
 pub mod call;
+pub mod choice;
 pub mod error;
 pub mod executor;
 pub mod explain;

@@ -15,16 +15,17 @@ use std::{
 
 use drumline_engine::{
     Cause, CollectiveError, DType, Element, ReduceOp, Result, Settings,
+    any_call::{AnyCall, Job},
     call::Call,
     executor::{Header, History, Machine, Memory, Now, Progress, Spin, Stretch},
     host::Host,
-    lane::{AnyCall, Job, Lane},
+    lane::Lane,
     membership::Membership,
     registered::RegisteredBuffer,
     transport::{
         self, Bundle, Connections, Duplex, Point, StreamKind, Streams, Striped, Transport, Waits,
     },
-    typed_call::{Request, TypedCall},
+    typed_call::TypedCall,
 };
 use drumline_schedule::{Collective, Counts, Topology, step::Rank};
 use drumline_shm::{Arena, PeerSegment, Segment};
@@ -127,10 +128,6 @@ impl<S: Connection> Member<S> {
         fn make<T: Element>(order: &Order<'_>, arena: Option<&Arena>) -> Result<Prepared> {
             let call = Call::new(order.collective, T::DTYPE, order.counts.clone());
             let call = order.root.into_iter().fold(call, Call::rooted);
-            let request: Request<T> = match order.reduce_op {
-                Some(op) => call.reducing(op),
-                None => call.into(),
-            };
             let buffer = |bytes: &[u8]| {
                 let mut buffer =
                     RegisteredBuffer::<T>::allocate(arena, bytes.len() / size_of::<T>())?;
@@ -142,7 +139,12 @@ impl<S: Connection> Member<S> {
                 true => (buffer(order.input)?, buffer(&[])?),
                 false => (buffer(order.data)?, buffer(order.input)?),
             };
-            Ok(Prepared(Box::new(TypedCall::new(request, data, input))))
+            Ok(Prepared(Box::new(TypedCall::<T, _, _>::new(
+                call,
+                order.reduce_op.map(Into::into),
+                data,
+                input,
+            ))))
         }
         let arena = self.arena.as_ref().filter(|_| order.registered);
         match order.dtype {

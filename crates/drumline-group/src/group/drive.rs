@@ -20,9 +20,10 @@ use std::{
 };
 
 use drumline_engine::{
+    any_call::{AnyCall, Job},
     call::Call,
     executor::{Now, Progress, Spin},
-    lane::{AnyCall, Job, Lane},
+    lane::Lane,
     transport::Point,
 };
 use drumline_schedule::price::Prices;
