@@ -131,65 +131,22 @@ const FORMAT: u32 = 1;
 
 impl Checkpoint {
     /// Adds a tensor, and returns the one that had its name.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::{Checkpoint, Tensor};
-    /// let mut checkpoint = Checkpoint::default();
-    /// assert_eq!(checkpoint.insert(Tensor::from_values("bias", [1], &[0.5_f32])?), None);
-    /// let before = checkpoint.insert(Tensor::from_values("bias", [1], &[1.5_f32])?);
-    /// assert_eq!(before, Some(Tensor::from_values("bias", [1], &[0.5_f32])?));
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn insert(&mut self, tensor: Tensor) -> Option<Tensor> {
         self.tensors.insert(tensor.name().to_owned(), tensor)
     }
 
     /// The tensor of that name.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::{Checkpoint, Tensor};
-    /// # let mut checkpoint = Checkpoint::default();
-    /// # for name in ["model.weight", "model.bias", "optimizer.step"] {
-    /// #     checkpoint.insert(Tensor::from_values(name, [1], &[0.5_f32])?);
-    /// # }
-    /// let bias = checkpoint.tensor("model.bias").expect("it was inserted");
-    /// assert_eq!(bias.values::<f32>()?, [0.5]);
-    /// assert!(checkpoint.tensor("bias").is_none());
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn tensor(&self, name: &str) -> Option<&Tensor> {
         self.tensors.get(name)
     }
 
     /// All tensors, sorted by name.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::{Checkpoint, Tensor};
-    /// # let mut checkpoint = Checkpoint::default();
-    /// # for name in ["model.weight", "model.bias", "optimizer.step"] {
-    /// #     checkpoint.insert(Tensor::from_values(name, [1], &[0.5_f32])?);
-    /// # }
-    /// let names: Vec<&str> = checkpoint.tensors().map(Tensor::name).collect();
-    /// assert_eq!(names, ["model.bias", "model.weight", "optimizer.step"]);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn tensors(&self) -> impl ExactSizeIterator<Item = &Tensor> {
         self.tensors.values()
     }
 
     /// The tensors whose names begin with `prefix`, and the rest of those names: with the prefix
     /// `model.`, the tensor `model.fc.bias` is `fc.bias`.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::{Checkpoint, Tensor};
-    /// # let mut checkpoint = Checkpoint::default();
-    /// # for name in ["model.weight", "model.bias", "optimizer.step"] {
-    /// #     checkpoint.insert(Tensor::from_values(name, [1], &[0.5_f32])?);
-    /// # }
-    /// let names: Vec<&str> = checkpoint.section("model.").map(|(name, _)| name).collect();
-    /// assert_eq!(names, ["bias", "weight"]);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn section<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (&'a str, &'a Tensor)> {
         let named = self.tensors().map(move |tensor| (tensor.name().strip_prefix(prefix), tensor));
         named.filter_map(|(name, tensor)| Some((name?, tensor)))
@@ -198,19 +155,6 @@ impl Checkpoint {
     /// XXH3-128 over everything in it: equal for equal checkpoints.
     ///
     /// It finds damage, not forgery: anyone can compute it.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::{Checkpoint, Tensor};
-    /// # let mut checkpoint = Checkpoint::default();
-    /// # for name in ["model.weight", "model.bias", "optimizer.step"] {
-    /// #     checkpoint.insert(Tensor::from_values(name, [1], &[0.5_f32])?);
-    /// # }
-    /// let mut other = checkpoint.clone();
-    /// assert_eq!(other.digest(), checkpoint.digest());
-    /// other.metadata.insert("note".into(), "one word more".into());
-    /// assert_ne!(other.digest(), checkpoint.digest());
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn digest(&self) -> u128 {
         let mut hash = Hash(xxhash_rust::xxh3::Xxh3::new());
         hash.number(self.metadata.len());
@@ -235,23 +179,6 @@ impl Checkpoint {
     /// with a dot and ends with `.partial`; a process that is killed may leave that behind, and the
     /// next write to `path` deletes it. For more than one file see [`CheckpointDirectory`].
     ///
-    /// ```
-    /// # use drumline::checkpoint::{Checkpoint, Tensor};
-    /// # let mut checkpoint = Checkpoint::default();
-    /// # for name in ["model.weight", "model.bias", "optimizer.step"] {
-    /// #     checkpoint.insert(Tensor::from_values(name, [1], &[0.5_f32])?);
-    /// # }
-    /// # let directory = tempfile::tempdir().unwrap();
-    /// let path = directory.path().join("model.safetensors");
-    /// checkpoint.write(&path)?;
-    /// assert_eq!(Checkpoint::read(&path)?, checkpoint);
-    ///
-    /// checkpoint.metadata.insert("drumline.digest".into(), "0".into());
-    /// assert!(checkpoint.write(&path).is_err()); // the name is reserved
-    /// assert!(Checkpoint::read(&path).is_ok()); // what was there still is
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::Checkpoint`] when a file cannot be written there, or when the metadata uses a
@@ -264,23 +191,6 @@ impl Checkpoint {
     }
 
     /// Reads the file that [`Checkpoint::write`] wrote.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::{Checkpoint, Tensor};
-    /// # let mut checkpoint = Checkpoint::default();
-    /// # for name in ["model.weight", "model.bias", "optimizer.step"] {
-    /// #     checkpoint.insert(Tensor::from_values(name, [1], &[0.5_f32])?);
-    /// # }
-    /// # let directory = tempfile::tempdir().unwrap();
-    /// let path = directory.path().join("model.safetensors");
-    /// checkpoint.write(&path)?;
-    /// let mut bytes = std::fs::read(&path).unwrap();
-    /// *bytes.last_mut().unwrap() ^= 1; // one bit of the disk flips
-    /// std::fs::write(&path, bytes).unwrap();
-    /// let error = Checkpoint::read(&path).unwrap_err().to_string();
-    /// assert!(error.contains("it is damaged"), "{error}");
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///

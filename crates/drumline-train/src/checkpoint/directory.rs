@@ -111,31 +111,12 @@ const SUFFIX: &str = ".safetensors";
 
 impl CheckpointDirectory {
     /// Checkpoints at `path`, which need not exist yet; the last three are kept. Touches no disk.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::CheckpointDirectory;
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// # let out = temporary.path().join("out");
-    /// let directory = CheckpointDirectory::new(&out);
-    /// assert!(!out.exists());
-    /// assert_eq!(directory.newest()?, None); // that is no error: training begins
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn new(path: impl Into<PathBuf>) -> Self {
         const KEEP: NonZeroUsize = NonZeroUsize::MIN.saturating_add(2);
         Self { path: path.into(), keep: KEEP }
     }
 
     /// Keeps so many files. While one is written there is one more.
-    ///
-    /// ```
-    /// use std::num::NonZeroUsize;
-    ///
-    /// use drumline::checkpoint::CheckpointDirectory;
-    ///
-    /// let directory = CheckpointDirectory::new("out").keep(NonZeroUsize::MIN);
-    /// assert!(directory.path_of(1200).ends_with("step-00001200.safetensors"));
-    /// ```
     #[must_use]
     pub fn keep(mut self, files: NonZeroUsize) -> Self {
         self.keep = files;
@@ -143,41 +124,16 @@ impl CheckpointDirectory {
     }
 
     /// Where it is.
-    ///
-    /// ```
-    /// use drumline::checkpoint::CheckpointDirectory;
-    ///
-    /// assert_eq!(CheckpointDirectory::new("runs/7").path(), "runs/7");
-    /// ```
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// The file of a step.
-    ///
-    /// ```
-    /// use drumline::checkpoint::CheckpointDirectory;
-    ///
-    /// let path = CheckpointDirectory::new("runs/7").path_of(1200);
-    /// assert_eq!(path, std::path::Path::new("runs/7/step-00001200.safetensors"));
-    /// ```
     pub fn path_of(&self, step: u64) -> PathBuf {
         self.path.join(file_name(step))
     }
 
     /// The steps of which there is a file, whole or not, in order. None if there is no directory.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::{Checkpoint, CheckpointDirectory};
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// # let out = temporary.path().join("out");
-    /// let directory = CheckpointDirectory::new(&out);
-    /// directory.prepare()?;
-    /// directory.save(200, &Checkpoint::default())?;
-    /// directory.save(1000, &Checkpoint::default())?;
-    /// assert_eq!(directory.steps()?, [200, 1000]);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -189,19 +145,6 @@ impl CheckpointDirectory {
     /// Makes the directory if it is missing, and makes sure that files can be written there.
     ///
     /// Call it before training, so that hours of work are not lost for want of a permission.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::CheckpointDirectory;
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// # let out = temporary.path().join("out");
-    /// let directory = CheckpointDirectory::new(&out);
-    /// directory.prepare()?;
-    /// assert!(out.is_dir());
-    ///
-    /// std::fs::write(out.join("file"), "").unwrap();
-    /// assert!(CheckpointDirectory::new(out.join("file")).prepare().is_err()); // no directory
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -216,22 +159,6 @@ impl CheckpointDirectory {
     /// and are deleted as well. So are unfinished files that a process left behind when it died;
     /// never those of a process that still writes.
     ///
-    /// ```
-    /// # use drumline::checkpoint::{Checkpoint, CheckpointDirectory};
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// # let out = temporary.path().join("out");
-    /// let directory = CheckpointDirectory::new(&out);
-    /// directory.prepare()?;
-    /// for step in [1, 2, 3, 4] {
-    ///     directory.save(step, &Checkpoint::default())?;
-    /// }
-    /// assert_eq!(directory.steps()?, [2, 3, 4]); // three are kept
-    ///
-    /// directory.save(3, &Checkpoint::default())?; // trained from step 2 once more
-    /// assert_eq!(directory.steps()?, [2, 3]);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::Checkpoint`] when it cannot be written; then all files are as they were. Or when a
@@ -245,22 +172,6 @@ impl CheckpointDirectory {
     ///
     /// Files that are cut short, damaged or unreadable are skipped; the result and a warning name
     /// them.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::{Checkpoint, CheckpointDirectory};
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// # let out = temporary.path().join("out");
-    /// let directory = CheckpointDirectory::new(&out);
-    /// directory.prepare()?;
-    /// assert_eq!(directory.newest()?, None);
-    /// directory.save(100, &Checkpoint::default())?;
-    /// assert_eq!(directory.newest()?.map(|found| found.step), Some(100));
-    ///
-    /// std::fs::write(directory.path_of(100), "damaged").unwrap();
-    /// let error = directory.newest().unwrap_err().to_string();
-    /// assert!(error.contains("holds no whole checkpoint"), "{error}");
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///

@@ -12,28 +12,6 @@ impl Checkpoint {
     /// [`Checkpoint::read`] on rank 0, whose disk alone needs to have the file. All ranks get the
     /// same checkpoint or the same error.
     ///
-    /// ```
-    /// use drumline::{ProcessGroup, checkpoint::Checkpoint};
-    ///
-    /// # let directory = tempfile::tempdir().unwrap();
-    /// let path = directory.path().join("model.safetensors");
-    /// let mut checkpoint = Checkpoint::default();
-    /// checkpoint.metadata.insert("epoch".into(), "3".into());
-    /// checkpoint.write(&path)?;
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         // As if rank 1 had no disk in common with rank 0.
-    ///         let path = if group.rank() == 0 { path.clone() } else { "elsewhere".into() };
-    ///         threads.spawn(move || {
-    ///             let read = Checkpoint::read_on_root(&group, &path).unwrap();
-    ///             assert_eq!(read.metadata["epoch"], "3");
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::train::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// As [`Checkpoint::read`], and what the group says when a rank fails.
@@ -45,22 +23,6 @@ impl Checkpoint {
 
     /// [`Checkpoint::write`] on rank 0, which alone calls `make`. All ranks learn whether it
     /// is done.
-    ///
-    /// ```
-    /// use drumline::{Error, ProcessGroup, checkpoint::{Checkpoint, Tensor}};
-    ///
-    /// # let directory = tempfile::tempdir().unwrap();
-    /// let path = directory.path().join("model.safetensors");
-    /// let group = ProcessGroup::alone();
-    /// Checkpoint::write_on_root(&group, &path, || {
-    ///     let mut checkpoint = Checkpoint::default();
-    ///     checkpoint.insert(Tensor::from_values("weight", [2], &[1.0_f32, 2.0])?);
-    ///     Ok::<_, Error>(checkpoint)
-    /// })?;
-    /// let checkpoint = Checkpoint::read_on_root(&group, &path)?;
-    /// assert_eq!(checkpoint.tensor("weight").unwrap().shape(), [2]);
-    /// # Ok::<_, Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -77,26 +39,6 @@ impl Checkpoint {
 impl CheckpointDirectory {
     /// [`prepare`](Self::prepare) on rank 0. All ranks learn whether files can be written.
     ///
-    /// ```
-    /// use drumline::{ProcessGroup, checkpoint::CheckpointDirectory};
-    ///
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// let file = temporary.path().join("file");
-    /// std::fs::write(&file, "in the way").unwrap();
-    /// let directory = CheckpointDirectory::new(&file);
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         let directory = &directory;
-    ///         threads.spawn(move || {
-    ///             let error = directory.prepare_on_root(&group).unwrap_err().to_string();
-    ///             assert!(error.contains("the directory cannot be made"), "{error}"); // on both
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::train::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// As [`prepare`](Self::prepare), and what the group says when a rank fails.
@@ -106,28 +48,6 @@ impl CheckpointDirectory {
 
     /// [`save`](Self::save) on rank 0, which alone calls `make`. All ranks learn whether it is
     /// done.
-    ///
-    /// ```
-    /// use drumline::{Error, ProcessGroup, checkpoint::{Checkpoint, CheckpointDirectory}};
-    ///
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// let directory = CheckpointDirectory::new(temporary.path());
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         let directory = &directory;
-    ///         threads.spawn(move || {
-    ///             let make = || {
-    ///                 assert_eq!(group.rank(), 0); // only there
-    ///                 Ok::<_, Error>(Checkpoint::default())
-    ///             };
-    ///             directory.save_on_root(&group, 100, make).unwrap();
-    ///             assert_eq!(directory.steps().unwrap(), [100]);
-    ///         });
-    ///     }
-    ///     Ok::<_, Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -143,29 +63,6 @@ impl CheckpointDirectory {
 
     /// [`newest`](Self::newest) on rank 0, whose disk alone needs to have the files. All ranks get
     /// the same checkpoint or the same error; only rank 0's says which files it skipped.
-    ///
-    /// ```
-    /// use drumline::{ProcessGroup, checkpoint::{Checkpoint, CheckpointDirectory}};
-    ///
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// let directory = CheckpointDirectory::new(temporary.path());
-    /// directory.save(100, &Checkpoint::default())?;
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         // As if rank 1 had no disk in common with rank 0.
-    ///         let directory = match group.rank() {
-    ///             0 => directory.clone(),
-    ///             _ => CheckpointDirectory::new("elsewhere"),
-    ///         };
-    ///         threads.spawn(move || {
-    ///             let found = directory.newest_on_root(&group).unwrap();
-    ///             assert_eq!(found.map(|found| found.step), Some(100));
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::train::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -188,16 +85,6 @@ impl CheckpointDirectory {
 
     /// The checkpoint that [`newest`](Self::newest) finds on rank 0, which each rank reads by
     /// itself. For files too large to be sent around, where all ranks see one directory.
-    ///
-    /// ```
-    /// use drumline::{ProcessGroup, checkpoint::CheckpointDirectory};
-    ///
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// # let out = temporary.path().join("out");
-    /// let directory = CheckpointDirectory::new(&out);
-    /// assert!(directory.newest_on_all(&ProcessGroup::alone())?.is_none());
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///

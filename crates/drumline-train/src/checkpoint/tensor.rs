@@ -25,16 +25,6 @@ pub struct Tensor {
 impl Tensor {
     /// Puts a tensor together.
     ///
-    /// ```
-    /// use drumline::{DType, checkpoint::Tensor};
-    ///
-    /// // Of a framework that gives bytes.
-    /// let bias = Tensor::new("bias", DType::F16, [3], vec![0; 6])?;
-    /// let error = Tensor::new("bias", DType::F16, [4], vec![0; 6]).unwrap_err().to_string();
-    /// assert!(error.contains("6 bytes do not fill f16 [4]"), "{error}");
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when there are not exactly as many bytes as type and shape say.
@@ -56,16 +46,6 @@ impl Tensor {
 
     /// Copies a tensor from its elements.
     ///
-    /// ```
-    /// use drumline::checkpoint::Tensor;
-    ///
-    /// let weight = Tensor::from_values("weight", [2, 2], &[1.0_f64, 2.0, 3.0, 4.0])?;
-    /// let step = Tensor::from_values("step", [], &[1200_i64])?; // a scalar
-    /// assert_eq!((weight.values::<f64>()?[3], step.values::<i64>()?), (4.0, vec![1200]));
-    /// assert!(Tensor::from_values("weight", [2, 3], &[1.0_f64; 4]).is_err());
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when there are not exactly as many as the shape says.
@@ -82,15 +62,6 @@ impl Tensor {
     /// What is random on each rank alone (dropout, say) needs the state of every rank: collect it
     /// with [`all_gather`](drumline_group::ProcessGroup::all_gather), and keep it as one row per rank.
     ///
-    /// ```
-    /// use drumline::checkpoint::Tensor;
-    ///
-    /// let (ranks, words) = (2, [0x9e37_79b9_7f4a_7c15, 7, u64::MAX, 0]);
-    /// let tensor = Tensor::from_words("generators", [ranks, 2], &words)?;
-    /// assert_eq!(tensor.words()?, words);
-    /// # Ok::<(), drumline::train::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// As [`Tensor::from_values`].
@@ -104,15 +75,6 @@ impl Tensor {
 
     /// Copies out what [`Tensor::from_words`] got.
     ///
-    /// ```
-    /// use drumline::checkpoint::Tensor;
-    ///
-    /// let state = Tensor::from_words("generator", [2], &[u64::MAX, 7])?;
-    /// assert_eq!(state.words()?, [u64::MAX, 7]);
-    /// assert!(Tensor::from_values("weight", [1], &[1.0_f32])?.words().is_err());
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when the elements are not i64.
@@ -121,63 +83,26 @@ impl Tensor {
     }
 
     /// Unique in a checkpoint: `conv1.weight`.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::Tensor;
-    /// let tensor = Tensor::from_values("conv1.bias", [2, 1], &[7_u8, 8])?;
-    /// assert_eq!(tensor.name(), "conv1.bias");
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The type of the elements.
-    ///
-    /// ```
-    /// # use drumline::{DType, checkpoint::Tensor};
-    /// let tensor = Tensor::from_values("conv1.bias", [2, 1], &[7_u8, 8])?;
-    /// assert_eq!(tensor.dtype(), DType::U8);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
     /// The length of each dimension; empty for a scalar.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::Tensor;
-    /// let tensor = Tensor::from_values("conv1.bias", [2, 1], &[7_u8, 8])?;
-    /// assert_eq!(tensor.shape(), [2, 1]);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
     /// The elements as bytes.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::Tensor;
-    /// let tensor = Tensor::from_values("conv1.bias", [2, 1], &[7_u8, 8])?;
-    /// assert_eq!(tensor.bytes(), [7, 8]);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
     /// Copies the elements out.
-    ///
-    /// ```
-    /// use drumline::checkpoint::Tensor;
-    ///
-    /// let bias = Tensor::from_values("bias", [2], &[0.5_f32, -1.0])?;
-    /// assert_eq!(bias.values::<f32>()?, [0.5, -1.0]);
-    /// assert!(bias.values::<f64>().unwrap_err().to_string().contains("bias holds f32, not f64"));
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
