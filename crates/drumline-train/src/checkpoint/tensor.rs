@@ -23,11 +23,11 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Puts a tensor together.
+    /// A tensor whose elements are `bytes`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when there are not exactly as many bytes as type and shape say.
+    /// [`Error::InvalidArgument`] when the number of bytes is not the one that type and shape need.
     pub fn new(
         name: impl Into<String>,
         dtype: DType,
@@ -44,11 +44,11 @@ impl Tensor {
         Ok(Self { name, dtype, shape, bytes })
     }
 
-    /// Copies a tensor from its elements.
+    /// A tensor whose elements are a copy of `values`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when there are not exactly as many as the shape says.
+    /// [`Error::InvalidArgument`] when the number of values is not the one that the shape needs.
     pub fn from_values<T: Element>(
         name: impl Into<String>,
         shape: impl Into<Vec<usize>>,
@@ -59,8 +59,9 @@ impl Tensor {
 
     /// Keeps 64-bit words, such as the state of a random generator, as elements of type i64.
     ///
-    /// What is random on each rank alone (dropout, say) needs the state of every rank: collect it
-    /// with [`all_gather`](drumline_group::ProcessGroup::all_gather), and keep it as one row per rank.
+    /// If each rank has its own generator (for dropout, say), a checkpoint needs all their states:
+    /// collect them with [`all_gather`](drumline_group::ProcessGroup::all_gather), and keep one row
+    /// per rank.
     ///
     /// # Errors
     ///
@@ -73,7 +74,7 @@ impl Tensor {
         Self::from_values::<i64>(name, shape, bytemuck::cast_slice(words))
     }
 
-    /// Copies out what [`Tensor::from_words`] got.
+    /// Copies out the words of [`Tensor::from_words`].
     ///
     /// # Errors
     ///
@@ -82,7 +83,7 @@ impl Tensor {
         Ok(self.values::<i64>()?.into_iter().map(i64::cast_unsigned).collect())
     }
 
-    /// Unique in a checkpoint: `conv1.weight`.
+    /// The name, unique in a checkpoint: `conv1.weight`.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -106,7 +107,7 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when they are of another type.
+    /// [`Error::InvalidArgument`] when the elements are not `T`.
     pub fn values<T: Element>(&self) -> Result<Vec<T>> {
         if T::DTYPE != self.dtype {
             return Err(Error::InvalidArgument {
@@ -118,7 +119,7 @@ impl Tensor {
     }
 }
 
-/// Bytes of a dense tensor; None if they cannot be counted.
+/// The length of a dense tensor in bytes; `None` on overflow.
 pub(super) fn byte_length(dtype: DType, shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(dtype.size(), |product, &length| product.checked_mul(length))
 }
