@@ -5,57 +5,54 @@ use std::time::Duration;
 use drumline_kernels::DType;
 use drumline_schedule::{Collective, Counts, Situation, Topology, price::ElementKind, step::Rank};
 
-use crate::{
-    executor::Description,
-    operator::{Operator, OperatorKind},
-    typed_call::Request,
-};
+use crate::{executor::Description, operator::OperatorKind};
 
-/// One call of a collective on a rank: its arguments, other than buffers.
+/// One call of a collective on a rank: its arguments without the buffers.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// What it does.
+    /// The kind of the collective.
     pub collective: Collective,
+    /// The kind of its operator, if it reduces.
     pub operator: Option<OperatorKind>,
+    /// The root, if it has one.
     pub root: Option<Rank>,
+    /// The type of the elements.
     pub dtype: DType,
-    /// The elements of each block.
+    /// The number of elements in each block.
     pub counts: Counts,
-    /// The lengths of the caller's buffers, where several travel as one.
+    /// The lengths of the caller's buffers, if several of them travel as one.
     pub parts: Vec<usize>,
-    /// The time limit, if it differs from the group's.
+    /// The time limit. `None`: that of the group.
     pub timeout: Option<Duration>,
 }
 
 impl Call {
-    /// A call without a root and an operator.
+    /// A call without an operator, a root, parts and a time limit of its own.
     pub fn new(collective: Collective, dtype: DType, counts: Counts) -> Call {
         let (operator, root, parts, timeout) = (None, None, Vec::new(), None);
         Call { collective, operator, root, dtype, counts, parts, timeout }
     }
 
-    pub fn reducing<T>(self, operator: impl Into<Operator<T>>) -> Request<T> {
-        let operator = operator.into();
-        Request { call: Call { operator: Some(operator.kind()), ..self }, operator }
-    }
-
+    /// The same call with a root.
     pub fn rooted(self, root: Rank) -> Call {
         Call { root: Some(root), ..self }
     }
 
+    /// The same call on several buffers of these lengths, which travel as one.
     pub fn in_parts(self, parts: Vec<usize>) -> Call {
         Call { parts, ..self }
     }
 
+    /// The same call with a time limit of its own.
     pub fn within(self, timeout: Duration) -> Call {
         Call { timeout: Some(timeout), ..self }
     }
 
-    /// Whether the other call has the same plan: it differs at most in its time limit.
-    pub fn is_like(&self, other: &Call) -> bool {
+    /// Whether the calls share a plan: they differ at most in their time limits.
+    pub(crate) fn is_like(&self, other: &Call) -> bool {
         let Call { collective, operator, root, dtype, counts, parts, timeout: _ } = self;
-        // Most calls have no parts. A comparison of two empty lists, at dangling addresses, would take as
-        // long as all other comparisons together: 50 ns on a processor with masked loads.
+        // Most calls have no parts. A comparison of two empty lists reads dangling addresses, which takes 50 ns
+        // on a processor with masked loads: as long as all other comparisons together.
         let same_parts =
             parts.len() == other.parts.len() && (parts.is_empty() || *parts == other.parts);
         let lengths = same_parts && *counts == other.counts;
@@ -63,7 +60,7 @@ impl Call {
         lengths && rest == (other.collective, other.operator, other.root, other.dtype)
     }
 
-    /// The description of the call for peers.
+    /// The description of the call that peers compare with their own.
     pub fn describe(&self, group: u64, sequence: u64, algorithm: &str) -> Description {
         let Call { collective, dtype, .. } = *self;
         let description = Description::new(group, sequence, collective, dtype, 0, algorithm)
@@ -82,9 +79,9 @@ impl Call {
         }
     }
 
-    /// What the choice of its algorithm depends on. Where the ranks of a host share memory, `long_bytes` is
-    /// the length from which data is [long](crate::host::Host::long_bytes) there.
-    pub fn situation<'a>(
+    /// Everything that the choice of the algorithm depends on. `long_bytes` is
+    /// [`Host::long_bytes`](crate::host::Host::long_bytes); `None` where ranks share no memory.
+    pub(crate) fn situation<'a>(
         &self,
         topology: &'a Topology,
         long_bytes: Option<usize>,
@@ -101,7 +98,7 @@ impl Call {
         }
     }
 
-    /// The type of partial results. A custom operator works on the caller's type.
+    /// The type of partial sums. A custom operator works on the caller's type.
     fn accumulator(&self) -> DType {
         match self.operator {
             Some(operator) if operator.is_custom() => self.dtype,
