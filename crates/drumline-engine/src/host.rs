@@ -48,6 +48,7 @@ struct Neighbour {
 }
 
 impl Host {
+    /// The segment of this rank, and those of its neighbours.
     pub fn new(segment: Segment, neighbours: BTreeMap<Rank, PeerSegment>) -> Host {
         let ranks_here = neighbours.len() + 1;
         let neighbour = |(rank, segment)| Neighbour { rank, segment, place: u64::MAX };
@@ -151,6 +152,7 @@ impl Host {
         self.segment.announce(self.parity, announcement, &call.header(sequence, place));
     }
 
+    /// Tells neighbours that what this rank wrote may be read.
     pub fn post(&self) {
         self.segment.post_and_wake(self.parity, self.neighbours.iter().map(|it| &it.segment));
     }
@@ -316,7 +318,7 @@ impl Host {
         self.segment.begin_sleep();
     }
 
-    pub fn end_sleep(&self) {
+    pub(crate) fn end_sleep(&self) {
         self.segment.end_sleep();
     }
 }

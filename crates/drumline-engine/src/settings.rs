@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::deadline::bounded;
+
 /// The part of a group's configuration that a lane needs. It is the same on all ranks, except for
 /// [`Settings::warn_after`] and [`Settings::spread_over_cores`].
 #[derive(Clone, Debug, PartialEq)]
@@ -16,6 +18,13 @@ pub struct Settings {
     pub all_reduce: Option<String>,
     /// Whether a thread may move to an emptier core when ranks outnumber cores.
     pub spread_over_cores: bool,
+}
+
+impl Settings {
+    /// The same with limits that a clock can count: [`Duration::MAX`] means none.
+    pub(crate) fn bounded(self) -> Settings {
+        Settings { timeout: bounded(self.timeout), warn_after: bounded(self.warn_after), ..self }
+    }
 }
 
 impl Default for Settings {

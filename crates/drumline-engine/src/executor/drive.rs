@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{error::Cause, host::Host, transport::Transport};
 
-/// How far [`drive`] brought a call.
+/// How far `drive` brought a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
     /// The call is complete.

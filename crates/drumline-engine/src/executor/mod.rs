@@ -1,6 +1,6 @@
 //! Carries out the schedule of one call.
 //!
-//! [`drive`](drive::drive) lets four parties take turns, and never blocks:
+//! `drive` lets four parties take turns, and never blocks:
 //!
 //! - the [`Machine`] decides what is next,
 //! - the [`Memory`] holds the caller's buffers,
@@ -39,5 +39,5 @@ pub(crate) use layout::Layout;
 pub(crate) use machine::{Awaited, Notice};
 pub(crate) use memory::Buffers;
 pub use memory::Pool;
-pub(crate) use plan::Shape;
 pub use plan::Plan;
+pub(crate) use plan::Shape;

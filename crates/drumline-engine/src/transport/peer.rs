@@ -79,6 +79,7 @@ impl<S> Opening<S> {
         }
     }
 
+    /// Whether all streams are open.
     pub fn is_complete(&self) -> bool {
         let Opening { control, data, points } = self;
         control.is_some() && points.is_some() && data.iter().all(Option::is_some)

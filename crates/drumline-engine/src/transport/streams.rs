@@ -5,7 +5,7 @@
 //! stream may be held up behind a message that nobody awaits yet; if it breaks, the control
 //! stream of the same peer says why.
 //!
-//! Nothing here knows of sockets or sleeps: [`Sockets`](super::Sockets) gives it both, a
+//! Nothing here knows of sockets or sleeps: a shell around it gives it both, a
 //! simulator others.
 
 use std::{
@@ -47,10 +47,13 @@ pub enum StreamKind {
 /// What a rank that sleeps wants to hear of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest {
+    /// The peer.
     pub rank: Rank,
+    /// Which of its streams.
     pub kind: StreamKind,
     /// That it can be read, or written.
     pub readable: bool,
+    /// Whether there is something to write.
     pub writable: bool,
 }
 
@@ -217,14 +220,17 @@ impl<S: Duplex> Streams<S> {
         far.for_each(|peer| peer.control.beat());
     }
 
+    /// See [`Transport::begin`](super::Transport::begin).
     pub fn begin(&mut self, machine: &mut Machine) -> Result<(), Cause> {
         self.peers.values_mut().try_for_each(|peer| peer.data.begin(machine))
     }
 
+    /// See [`Transport::send`](super::Transport::send).
     pub fn send(&mut self, to: Rank, header: Header, src: Stretch) {
         self.used(to).data.send(header, src);
     }
 
+    /// See [`Transport::receive`](super::Transport::receive).
     pub fn receive(&mut self, from: Rank, dst: Stretch) {
         self.used(from).data.receive(dst);
     }
@@ -266,6 +272,7 @@ impl<S: Duplex> Streams<S> {
         offered.len() < before
     }
 
+    /// See [`Connections::post`](super::Connections::post).
     pub fn post(&mut self, mut point: Point, ended: &mut Vec<Ended>) {
         self.desk.number(&mut point);
         let to = match point.call.peer {
@@ -316,11 +323,13 @@ impl<S: Duplex> Streams<S> {
         Ok(moved)
     }
 
+    /// The sends and receives that are under way.
     pub fn points_mut(&mut self) -> impl Iterator<Item = &mut Point> {
         let named = self.peers.values_mut().flat_map(|peer| peer.points.points_mut());
         named.chain(self.desk.points_mut())
     }
 
+    /// See [`Connections::take_points`](super::Connections::take_points).
     pub fn take_points(&mut self) -> Vec<Point> {
         let named = self.peers.values_mut().flat_map(|peer| peer.points.take_points());
         named.chain(self.desk.take_points()).collect()
@@ -429,10 +438,12 @@ impl<S: Duplex> Streams<S> {
         self.peers.get(&rank).is_some_and(|peer| *peer.control.state() == PeerState::Left)
     }
 
+    /// See [`Transport::abort`](super::Transport::abort).
     pub fn abort(&mut self, failure: &CollectiveError) {
         self.part(Control::Abort { culprit: failure.culprit(), text: failure.to_string() });
     }
 
+    /// See [`Transport::take_leave`](super::Transport::take_leave).
     pub fn take_leave(&mut self) {
         self.part(Control::Goodbye);
     }
@@ -455,6 +466,7 @@ impl<S: Duplex> Streams<S> {
         self.farewell.as_ref()
     }
 
+    /// See [`Transport::still_present`](super::Transport::still_present).
     pub fn still_present(&mut self, history: &History) -> Result<Vec<Rank>, Cause> {
         self.agree();
         let mut present = Vec::new();

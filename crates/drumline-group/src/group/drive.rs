@@ -313,8 +313,9 @@ impl Driven {
         let mut lane = self.drive();
         self.empty_inbox(&mut lane);
         while lane.has_jobs() {
-            let progress = self
-                .beside(&mut lane, &Now::unread(), |lane, now| lane.progress(now.get(), Spin::Yes));
+            let progress = self.beside(&mut lane, &Now::lazy(Instant::now), |lane, now| {
+                lane.progress(now.get(), Spin::Yes)
+            });
             // Receives may be stuck for long after the last job has ended.
             if progress == Progress::Stuck && lane.has_jobs() {
                 self.sleep_interruptibly(&mut lane);
@@ -322,7 +323,7 @@ impl Driven {
         }
         let mut result = Ok(Progress::Moved);
         loop {
-            let progress = self.beside(&mut lane, &Now::unread(), |lane, now| {
+            let progress = self.beside(&mut lane, &Now::lazy(Instant::now), |lane, now| {
                 let points = match lane.has_points() {
                     true => lane.progress_points(now.get()),
                     false => Progress::Done,
@@ -361,7 +362,7 @@ impl Driven {
     }
 
     fn sleep_interruptibly(&self, lane: &mut Lane) {
-        lane.sleep(interrupt::look_again_at());
+        lane.sleep(Instant::now(), interrupt::look_again_at());
         if interrupt::is_wanted() {
             self.aborted.store(true, Ordering::SeqCst);
         }
@@ -395,7 +396,7 @@ impl Driven {
             match self.turn(&mut lane, Instant::now()) {
                 Progress::Done => break,
                 Progress::Moved => {}
-                Progress::Stuck => lane.sleep(None),
+                Progress::Stuck => lane.sleep(Instant::now(), None),
             }
         }
         lane.close()?;
@@ -413,7 +414,7 @@ impl Driven {
                 tracing::debug!("left a group that other ranks have not closed yet");
                 return Ok(());
             }
-            lane.sleep(enough);
+            lane.sleep(Instant::now(), enough);
         }
     }
 
@@ -441,7 +442,7 @@ impl Driven {
                 return false;
             }
             if progress == Progress::Stuck {
-                lane.sleep(deadline);
+                lane.sleep(Instant::now(), deadline);
             }
         }
     }

@@ -62,8 +62,7 @@ impl<S: Connection> Member<S> {
         let posted = Posted::default();
         let content = Content::Elements { dtype, count: bytes.len() / dtype.size() };
         let message = Box::new(InBytes { bytes, posted: posted.clone() });
-        let mut point = Point::new(PointCall { direction, peer, tag, content }, message);
-        point.started = now;
+        let point = Point::new(PointCall { direction, peer, tag, content }, message, now);
         self.lane.post(point);
         posted
     }

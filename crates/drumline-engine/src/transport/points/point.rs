@@ -13,7 +13,9 @@ use crate::{Result, error::Cause, panics::shielded, recorder::Open};
 
 /// The buffer of a message, and whoever waits for it.
 pub trait Message: Send {
+    /// What a send reads.
     fn bytes(&self) -> &[u8];
+    /// What a receive writes.
     fn bytes_mut(&mut self) -> &mut [u8];
     /// Makes a buffer of that length, for an object.
     fn make_room(&mut self, _bytes: usize) {}
@@ -23,7 +25,9 @@ pub trait Message: Send {
 
 /// One side of a message: a send or a receive that is under way.
 pub struct Point {
+    /// What is called.
     pub call: PointCall,
+    /// When it was called.
     pub started: Instant,
     /// Whether the peer has been reported as late.
     pub warned: bool,
@@ -41,42 +45,54 @@ pub struct Point {
 /// What is called, without the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PointCall {
+    /// Whether this rank sends or receives.
     pub direction: Direction,
     /// None for a receive from any rank that no message has met.
     pub peer: Option<Rank>,
+    /// The number that a send and its receive share.
     pub tag: u64,
+    /// What the message holds.
     pub content: Content,
 }
 
 /// What a message holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
+    /// Elements of one type.
     Elements {
+        /// Their type.
         dtype: DType,
+        /// How many.
         count: usize,
     },
     /// So many bytes that describe an object; for a receive that no message has met, the most
     /// that it takes.
     Object {
+        /// The length of its description.
         bytes: usize,
     },
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The side of a message.
 pub enum Direction {
+    /// This rank sends.
     Send,
+    /// This rank receives.
     Receive,
 }
 
 /// A send or receive that needs nothing more.
 #[derive(Debug)]
 pub struct Ended {
-    pub point: Point,
-    pub outcome: Outcome,
+    pub(crate) point: Point,
+    pub(crate) outcome: Outcome,
 }
 
 #[derive(Debug)]
+/// How a send or receive has ended.
 pub enum Outcome {
+    /// The message has arrived, or has left.
     Done,
     /// Too many wait already. Nothing was sent.
     Refused(String),
@@ -85,6 +101,7 @@ pub enum Outcome {
 }
 
 impl Point {
+    /// A call that this rank makes at `started`.
     pub fn new(call: PointCall, message: Box<dyn Message>, started: Instant) -> Point {
         Point {
             call,
@@ -128,6 +145,7 @@ impl Point {
         Ok(())
     }
 
+    /// Tells the caller the result.
     pub fn complete(self, result: Result<()>) {
         let peer = self.call.peer.unwrap_or_default();
         shielded(|| self.message.complete(result.map(|()| peer)));
@@ -157,6 +175,7 @@ impl Point {
 }
 
 impl PointCall {
+    /// As the function is called.
     pub fn name(&self) -> &'static str {
         match (self.direction, self.content) {
             (Direction::Send, Content::Elements { .. }) => "send",
@@ -166,6 +185,7 @@ impl PointCall {
         }
     }
 
+    /// The length of the message, as far as this rank knows it.
     pub fn bytes(&self) -> u64 {
         match self.content {
             Content::Elements { dtype, count } => count as u64 * dtype.size() as u64,
