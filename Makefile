@@ -6,8 +6,8 @@ ARGS ?=
 
 OUT ?= runs/fashion-mnist
 
-.PHONY: help train test format lint unit model docs python python-package python-release python-suite \
-        gpt wheel wheel-aarch64 sdist bench bench-torch bench-step soak soak-python nightly schedules predict simulate torch torch-venv clean
+.PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
+        gpt wheel wheel-aarch64 sdist bench bench-torch bench-step soak soak-python nightly schedules predict simulate torch torch-venv deny semver package clean
 
 # What is tested beside the defaults.
 FEATURES := --features ndarray
@@ -21,7 +21,8 @@ SEEDS ?= 0..100000
 
 help:
 	@echo 'make train      train a classifier on NPROC=$(NPROC) processes; ARGS goes to the program'
-	@echo 'make test       formatting, lints, documentation, and all tests'
+	@echo 'make test       formatting, links, lints, documentation, and all tests'
+	@echo 'make check      lints and unit tests of the crates that differ from the last commit'
 	@echo 'make bench      measure beside MPI and gloo; writes the tables of docs/performance.md'
 	@echo 'make soak       what takes long: 100,000 simulated jobs, hundreds of kills, every resume'
 	@echo 'make nightly    every case of the conformance suite, with every size: an hour or two; PART=3/24'
@@ -34,6 +35,8 @@ help:
 	@echo 'make bench-step   time a training step of DDP in torch, on drumline and on gloo'
 	@echo 'make wheel      a wheel for pip, in target/wheels; make sdist: the source for one'
 	@echo 'make torch-venv install torch, so that the tests of the stores talk with it'
+	@echo 'make deny       licences and sources of all dependencies; make semver: the API beside the last release'
+	@echo 'make package    build every crate from what would be uploaded'
 	@echo 'make clean      remove everything that was built; runs are kept'
 
 train:
@@ -42,10 +45,22 @@ train:
 	target/release/drumline run --nproc-per-node $(NPROC) \
 	    target/release/fashion-mnist --data "$$data" --out $(OUT) $(ARGS)
 
-test: format lint docs torch unit model python
+# What needs nothing of each other runs side by side: few of these keep two cores busy alone.
+test:
+	$(MAKE) --jobs=2 --output-sync=line torch static
+	$(MAKE) build-tests
+	$(MAKE) --jobs=2 --output-sync=line rust python
+
+static: format links lint docs
+
+rust: unit model
 
 format:
 	cargo fmt --all --check
+
+links:
+	$(PYTHON) docs/check_links.py
+	$(PYTHON) .ci/check_imports.py
 
 lint:
 	cargo clippy --locked --workspace --all-targets $(FEATURES) -- -D warnings
@@ -53,11 +68,24 @@ lint:
 docs:
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace $(FEATURES) --no-deps --document-private-items --quiet
 
+# The libraries, too: the extension of the Python package is one.
+build-tests:
+	cargo test --locked --workspace $(FEATURES) --no-run
+	cargo build --locked --workspace --lib $(FEATURES)
+
 unit:
 	cargo test --locked --workspace $(FEATURES)
 
-# The protocol of flags and doorbells, in every interleaving that the memory model allows.
+# The inner loop, in less than a minute once built: the crates that differ from the last commit.
+CHANGED = $(shell { git diff --name-only HEAD; git ls-files --others --exclude-standard; } | \
+            sed -n 's,^\(crates\|examples\)/\([^/]*\)/.*,-p \2,p' | sort -u)
+check: format
+	$(if $(CHANGED),cargo clippy --locked $(CHANGED) --all-targets -- -D warnings)
+	$(if $(CHANGED),cargo test --locked $(CHANGED) --lib,@echo 'no crate differs from the last commit')
+
+# The protocols around a lane, and of flags and doorbells, in every interleaving that the memory model allows.
 model:
+	RUSTFLAGS='--cfg loom' cargo test --locked --release -p drumline-group-loom --target-dir target/loom
 	RUSTFLAGS='--cfg loom' cargo test --locked --release -p drumline-shm --test loom \
 	    --target-dir target/loom
 
@@ -70,9 +98,9 @@ bench: torch
 
 soak:
 	cargo build --locked -p drumline-cli
-	cargo test --locked -p drumline --features soak --test deaths -- --nocapture
-	cargo test --locked -p drumline --lib -- --ignored
-	cargo test --locked -p drumline-shm --test processes a_million -- --ignored
+	cargo test --locked -p drumline-group --features soak --test processes deaths -- --nocapture
+	cargo test --locked -p drumline-engine -p drumline-store -p drumline-group -p drumline-train --lib -- --ignored
+	cargo test --locked -p drumline-shm --test segments a_million -- --ignored
 	cargo test --locked -p drumline-kernels -- --ignored
 	cargo test --locked -p fashion-mnist --features soak --test program resume
 	cargo run --locked --release -p drumline-sim -- --seeds $(SEEDS)
@@ -89,7 +117,7 @@ nightly: export DRUMLINE_PART := $(PART)
 nightly:
 	cargo test --locked --release -p drumline-conformance -p drumline-sim \
 	    --features drumline-conformance/nightly,drumline-sim/nightly \
-	    --test conformance --test suite -- everything programs_of
+	    --test conformance --test simulator -- everything programs_of
 
 schedules:
 	cargo run --locked -p drumline-inspect --example draw
@@ -132,7 +160,8 @@ INSTALL := $(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-versio
            --no-deps --force-reinstall
 
 python-package: $(PYTHON_VENV)/installed
-	$(PYTHON_VENV)/bin/maturin build --quiet --locked --profile dev --out target/wheels/dev
+	cargo build --locked --workspace --lib $(FEATURES)
+	$(PYTHON_VENV)/bin/python python/dev_wheel.py target/debug/lib_core.so target/wheels/dev
 	$(INSTALL) target/wheels/dev/drumline-*.whl
 
 python: python-package
@@ -192,6 +221,20 @@ $(PYTHON_VENV)/installed:
 	$(PYTHON_VENV)/bin/python -c 'import sysconfig; site = sysconfig.get_path("purelib"); \
 	    open(site + "/torch-venv.pth", "w").write(site.replace("python-venv", "torch-venv"))'
 	touch $@
+
+# Programs of crates.io: cargo install cargo-deny cargo-semver-checks. Without them these say so.
+deny:
+	@if cargo deny --version >/dev/null 2>&1; then cargo deny --locked check bans licenses sources; \
+	else echo 'skipped: cargo install --locked cargo-deny'; fi
+
+# Against the versions on crates.io, once there are any.
+semver:
+	@if cargo semver-checks --version >/dev/null 2>&1; then cargo semver-checks --workspace; \
+	else echo 'skipped: cargo install --locked cargo-semver-checks'; fi
+
+# Every crate that is published builds from what would be uploaded.
+package:
+	cargo package --locked --workspace --allow-dirty
 
 clean:
 	cargo clean

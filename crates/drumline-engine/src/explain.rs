@@ -1,4 +1,4 @@
-//! Which algorithm a call takes, and why.
+//! The algorithm that a call takes, and the reason.
 
 use std::{fmt, time::Duration};
 
@@ -7,7 +7,7 @@ use drumline_schedule::{
     price::{Prices, price},
 };
 
-/// Which algorithm a call takes, and why. Printed, it is a table.
+/// The algorithm that a call takes, the reason, and the prices of the others. It prints as a table.
 ///
 /// ```
 /// use drumline::{Candidate, Collective, DType, Explanation, ProcessGroup};
@@ -20,15 +20,15 @@ use drumline_schedule::{
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Explanation {
-    /// The name of the algorithm, or of the backend that carries the group.
+    /// The name of the algorithm. In a group with a backend of its own: the name of the backend.
     pub algorithm: String,
     /// The reason for the choice.
     pub why: String,
-    /// All algorithms of the collective, in the order of the table. Empty where another backend chooses.
+    /// All algorithms of the collective, in the order of the table. Empty where a backend chooses.
     pub candidates: Vec<Candidate>,
 }
 
-/// An algorithm of the collective, which may be eligible or not.
+/// An algorithm of the collective, eligible or not.
 ///
 /// ```
 /// use drumline::{Candidate, Collective, DType, ProcessGroup};
@@ -46,10 +46,10 @@ pub struct Explanation {
 pub struct Candidate {
     /// Its name.
     pub algorithm: &'static str,
-    /// The time of the call by the prices of links. Work in shared memory is left out, so an algorithm in
-    /// the memory of one host has no price. Nor has one that cannot be taken.
+    /// The expected time of the call over links, by their prices. It leaves out work in shared memory. `None`
+    /// for an algorithm that works in the memory of one host only, and for one that is not eligible.
     pub price: Option<Duration>,
-    /// Why it cannot be taken. `None`: it can.
+    /// Why the algorithm is not eligible. `None`: it is.
     pub problem: Option<String>,
 }
 
@@ -69,8 +69,8 @@ impl fmt::Display for Explanation {
     }
 }
 
-/// Why `chosen` was chosen. `named`: the settings name it.
-pub fn explain(
+/// Explains why `chosen` was chosen. `named`: the settings name it.
+pub(crate) fn explain(
     situation: &Situation<'_>,
     prices: &Prices,
     chosen: &Algorithm,
@@ -78,11 +78,11 @@ pub fn explain(
 ) -> Explanation {
     let Situation { collective, topology, elements, kind, .. } = *situation;
     let one_host = topology.is_one_host();
-    // One choice serves all lengths up to the next power of two.
+    // Over links, the choice for a power of two serves all lengths up to the next one.
     let class = 1 << elements.max(1).ilog2();
     let price = |row: &Algorithm| {
         let over_links = row.memory == MemoryUse::Private;
-        // Between hosts the length itself is priced.
+        // Between hosts, the choice is made by the length itself.
         let elements = if over_links { class } else { elements };
         (over_links || !one_host).then(|| {
             let price = price(row, topology, elements, kind, prices);

@@ -48,6 +48,7 @@ struct Neighbour {
 }
 
 impl Host {
+    /// The segment of this rank, and those of its neighbours.
     pub fn new(segment: Segment, neighbours: BTreeMap<Rank, PeerSegment>) -> Host {
         let ranks_here = neighbours.len() + 1;
         let neighbour = |(rank, segment)| Neighbour { rank, segment, place: u64::MAX };
@@ -151,6 +152,7 @@ impl Host {
         self.segment.announce(self.parity, announcement, &call.header(sequence, place));
     }
 
+    /// Tells neighbours that what this rank wrote may be read.
     pub fn post(&self) {
         self.segment.post_and_wake(self.parity, self.neighbours.iter().map(|it| &it.segment));
     }
@@ -247,20 +249,21 @@ impl Host {
         self.segment.stand_here();
     }
 
-    /// Where ranks outnumber the cores, the last one on a core that has too many goes to where there
-    /// are fewest; this is `rank`, and it is `now`.
+    /// Publishes this rank's core from time to time, where ranks outnumber cores: neighbours that spin yield
+    /// to a rank on their own core. With `may_move`, the last rank on a crowded core then moves to the core
+    /// with the fewest ranks.
     ///
-    /// Ranks leave their cores to each other and hardly ever sleep, so to the kernel a core with three of
-    /// them is as busy as one with one: it leaves them like that for a tenth of a second and more,
-    /// and short operations take twice as long.
-    pub fn spread_out(&mut self, rank: Rank, now: Instant) {
+    /// Why move: ranks yield to each other and hardly ever sleep. To the kernel a core with three ranks is
+    /// therefore as busy as a core with one. It leaves them there for 100 ms and longer, and short calls take
+    /// twice as long.
+    pub(crate) fn spread_out(&mut self, rank: Rank, now: Instant, may_move: bool) {
         let is_crowded = self.spins_max.yields > 0;
         if !is_crowded || self.spread_due.is_some_and(|due| now < due) {
             return;
         }
-        self.spread_due = Some(now + SPREAD);
+        self.spread_due = now.checked_add(SPREAD);
         let own = self.segment.stand_here();
-        if self.on(own).any(|it| it.rank > rank) {
+        if !may_move || self.on(own).any(|it| it.rank > rank) {
             return;
         }
         match self.go_from(own) {
@@ -268,7 +271,7 @@ impl Host {
             Ok(true) => {
                 self.segment.stand_here();
             }
-            Err(error) => tracing::debug!(%error, "cannot go to another core"),
+            Err(error) => tracing::debug!(%error, "cannot move to another core"),
         }
     }
 
@@ -315,7 +318,7 @@ impl Host {
         self.segment.begin_sleep();
     }
 
-    pub fn end_sleep(&self) {
+    pub(crate) fn end_sleep(&self) {
         self.segment.end_sleep();
     }
 }
@@ -366,7 +369,7 @@ mod tests {
         // The last one first, as the others wait for it to go.
         for rank in (0..RANKS).rev() {
             cores.go_to(first).unwrap();
-            hosts[rank].spread_out(rank, Instant::now());
+            hosts[rank].spread_out(rank, Instant::now(), true);
             stood.push(hosts[rank].segment.stand_here() == second);
         }
         // Of more cores, each is as empty as the second.

@@ -4,9 +4,12 @@
 //! A lane has no thread, no lock and no clock, and never blocks. A blocking call, the progress
 //! thread and the simulator all drive it in the same way.
 
+mod closing;
 mod patience;
 mod plans;
 mod points;
+mod state;
+mod waiting;
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -18,134 +21,26 @@ use std::{
     time::{Duration, Instant},
 };
 
-use patience::{Patience, Told};
 use plans::Plans;
+pub use state::Lane;
+use state::{Running, State};
 
-use drumline_schedule::{
-    Algorithm, Chooser, Collective, Schedule, Topology, price::Prices, step::Rank,
-};
+use drumline_schedule::{Algorithm, Chooser, Collective, Schedule, Topology, price::Prices};
 
 use crate::{
     Cause, CollectiveError, Error, Result, Settings,
-    call::{self, Call},
-    executor::{
-        Flags, Layout, Machine, Memory, Now, Plan, Pool, Progress, Seats, Shape, Spin, drive,
-    },
+    any_call::{AnyCall, Job},
+    call::Call,
+    choice::choose,
+    deadline::bounded,
+    executor::{Flags, Layout, Machine, Now, Plan, Pool, Progress, Seats, Shape, Spin, drive},
     explain::{self, Explanation},
     host::Host,
     membership::Membership,
-    operator::Reduce,
     panics::{panic_text, shielded},
-    recorder::{Category, Open, Recorder, What},
+    recorder::{Category, Recorder, What},
     transport::{Connections, Lack},
 };
-
-/// A collective with its buffers.
-pub trait AnyCall {
-    /// What is called.
-    fn call(&self) -> &Call;
-    /// Where in this rank's arena the [buffer](drumline_schedule::Collective::registered_buffer) begins that
-    /// neighbours may reach, in bytes, if it lies there.
-    fn registered(&self, host: &Host) -> Option<u64>;
-    /// Takes that buffer back from neighbours that may still write to it, or read what its owner is about
-    /// to write.
-    fn detach(&mut self, host: &Host);
-    /// Lays out what the plan needs.
-    fn prepare(&mut self, plan: &Plan, pool: &mut Pool);
-    /// The buffers, once prepared.
-    fn memory(&mut self) -> &mut dyn Memory;
-    /// Gives the working memory back. The result is in the caller's buffers afterwards.
-    fn release(&mut self, pool: &mut Pool);
-    /// Lets `carry_out` do it all, on data and input as bytes. Not to be mixed with the others.
-    fn on_bytes(&mut self, rank: Rank, carry_out: &mut OnBytes<'_>) -> Result<(), Cause>;
-}
-
-/// Works on data and input, with the operator of the call.
-pub type OnBytes<'a> = dyn FnMut(&mut [u8], &[u8], &dyn Reduce) -> Result<(), Cause> + 'a;
-
-/// An operation that owns its buffers, and whoever waits for it.
-pub trait Job: Send {
-    fn operation(&mut self) -> &mut dyn AnyCall;
-    fn complete(self: Box<Self>, result: Result<()>);
-}
-
-/// See the [module's documentation](self).
-pub struct Lane {
-    member: Membership,
-    topology: Topology,
-    chooser: Chooser,
-    settings: Settings,
-    transport: Box<dyn Connections>,
-    host: Option<Host>,
-    /// Set by [`ProcessGroup::abort`](crate::ProcessGroup::abort), from any thread.
-    aborted: Arc<AtomicBool>,
-    /// Number of the next collective.
-    sequence: u64,
-    machine: Machine,
-    plans: Plans,
-    schedules: HashMap<(&'static str, &'static str, Rank), Arc<Schedule>>,
-    pool: Pool,
-    queue: VecDeque<Box<dyn Job>>,
-    running: Option<Running>,
-    /// Sends and receives that are under way.
-    points: usize,
-    /// When the oldest of them is to be looked at.
-    points_due: Option<Instant>,
-    /// Whether some have waited for so long that it is found out for whom.
-    points_followed: bool,
-    /// With whom those are that have waited for long, when they were last looked at.
-    points_awaited: BTreeSet<Rank>,
-    points_looked_at: Option<Instant>,
-    /// What peers believe of this rank's waiting, if they believe that it waits.
-    told: Option<Told>,
-    /// Whether neighbours have been told to ring the doorbell.
-    asleep: bool,
-    state: State,
-    closing: Option<Closing>,
-    /// Whether a panic ends the group.
-    forsaken: bool,
-    /// Time in operations.
-    busy: Duration,
-    recorder: Recorder,
-}
-
-enum State {
-    Open,
-    /// This rank has said goodbye.
-    Left,
-    Failed(Arc<CollectiveError>),
-}
-
-/// This rank has said goodbye and waits for the others'.
-#[derive(Clone, Copy, Debug)]
-struct Closing {
-    give_up_at: Instant,
-    /// How long before that it looks who is late: a rank that did not was stopped itself, and hears
-    /// first what the others say.
-    lead: Duration,
-    has_looked: bool,
-}
-
-impl Closing {
-    /// When there is something to do even if no peer moves; it is `now`.
-    fn due(&self, now: Instant) -> Instant {
-        let look_at = self.give_up_at - self.lead;
-        if now < look_at { look_at } else { self.give_up_at }
-    }
-}
-
-/// The operation that the machine works on.
-#[derive(Debug)]
-struct Running {
-    /// When it began, if anybody has looked at the clock since.
-    started: Option<Instant>,
-    /// Once it has had to wait.
-    patience: Option<Patience>,
-    /// How many operations its time stands for.
-    stands_for: u32,
-    /// Ends with the operation.
-    open: Open,
-}
 
 /// Of operations on fewer bytes, which are as short as a look at the clock...
 const SHORT_BYTES: u64 = 64 << 10;
@@ -155,6 +50,7 @@ const SHORT_BYTES: u64 = 64 << 10;
 const TIMED: u32 = 64;
 
 impl Lane {
+    /// The lane of a group that `transport` carries. Where the ranks of this host share memory, `host` is it.
     pub fn new(
         member: Membership,
         topology: Topology,
@@ -169,7 +65,7 @@ impl Lane {
             member,
             topology,
             chooser: Chooser::default(),
-            settings: settings.clone(),
+            settings: settings.clone().bounded(),
             transport,
             host,
             aborted,
@@ -213,7 +109,7 @@ impl Lane {
         let host = self.host.as_ref();
         let registered = registered && host.is_some();
         let situation = call.situation(&self.topology, host.map(Host::long_bytes), registered);
-        let chosen = call::choose(call, &situation, &mut self.chooser, &self.settings)?.algorithm;
+        let chosen = choose(call, &situation, &mut self.chooser, &self.settings)?.algorithm;
         let named = situation.collective == Collective::AllReduce
             && self.settings.all_reduce.as_deref() == Some(chosen.name);
         Ok(explain::explain(&situation, self.chooser.prices(), chosen, named))
@@ -368,7 +264,7 @@ impl Lane {
         };
         let plan = self.plans.at(index);
         let (rank, sequence) = (self.member.rank, self.sequence);
-        let limit = call.timeout.unwrap_or(self.settings.timeout);
+        let limit = call.timeout.map_or(self.settings.timeout, bounded);
         let bytes = (call.counts.of(rank) * call.dtype.size()) as u64;
         let open = self.recorder.begin(|| What {
             category: Category::Collective,
@@ -399,7 +295,7 @@ impl Lane {
     fn plan(&mut self, call: &Call, registered: bool) -> Result<Plan> {
         let host = self.host.as_ref();
         let situation = call.situation(&self.topology, host.map(Host::long_bytes), registered);
-        let choice = call::choose(call, &situation, &mut self.chooser, &self.settings)?;
+        let choice = choose(call, &situation, &mut self.chooser, &self.settings)?;
         let slot_bytes = choice.staged.then(|| host.map_or(0, Host::slot_bytes));
         let slot = slot_bytes.map(|bytes| bytes / choice.element_bytes);
         let schedule = self.schedule(choice.algorithm, call)?;
@@ -429,14 +325,12 @@ impl Lane {
             return;
         };
         // The time of this turn is that of its beginning.
-        let ended = if patience.is_none() { Instant::now() } else { now.get() };
+        let ended = if patience.is_none() { now.fresh() } else { now.get() };
         let time = ended.saturating_duration_since(started);
         self.busy += if patience.is_none() { time * stands_for } else { time };
         // Neighbours have just said where they stand.
-        if let Some(host) = &mut self.host
-            && self.settings.spread_over_cores
-        {
-            host.spread_out(self.member.rank, ended);
+        if let Some(host) = &mut self.host {
+            host.spread_out(self.member.rank, ended, self.settings.spread_over_cores);
         }
     }
 
@@ -473,7 +367,8 @@ impl Lane {
 
     /// Poisons the group and tells the peers why.
     fn fail(&mut self, operation: String, sequence: u64, elapsed: Duration, cause: Cause) -> Error {
-        let failure = Arc::new(self.member.failure(sequence, operation, elapsed, cause));
+        let failure =
+            Arc::new(CollectiveError::new(&self.member, sequence, operation, elapsed, cause));
         tracing::debug!("{failure}");
         self.recorder.mark("failed", &failure);
         self.transport.abort(&failure);
@@ -524,8 +419,7 @@ impl Lane {
     }
 
     /// Sleeps until something can go on, on the caller's thread, but not beyond `limit`.
-    pub fn sleep(&mut self, limit: Option<Instant>) {
-        let now = Instant::now();
+    pub fn sleep(&mut self, now: Instant, limit: Option<Instant>) {
         if let Some(until) = self.next_deadline(now).into_iter().chain(limit).min() {
             self.sleep_until(until, now);
         }
@@ -574,53 +468,6 @@ impl Lane {
     /// Whether this rank has failed, and a peer that is just being connected has not heard why.
     pub fn owes_word(&self) -> bool {
         matches!(self.state, State::Failed(_)) && self.transport.owes_word()
-    }
-
-    /// Begins to close the group: call [`Lane::closed`] until it says so.
-    pub fn close(&mut self) -> Result<()> {
-        self.check_open("destroy")?;
-        self.transport.take_leave();
-        Ok(())
-    }
-
-    /// The lane will be dropped without a goodbye.
-    pub fn forsake(&mut self) {
-        self.forsaken = true;
-    }
-
-    /// Whether all ranks have left, after [`Lane::close`] at `started`.
-    pub fn closed(&mut self, started: Instant, now: Instant) -> Result<bool> {
-        let lead = patience::lead(self.settings.timeout, &self.settings);
-        let give_up_at = started + self.settings.timeout;
-        let new = Closing { give_up_at, lead, has_looked: false };
-        let closing = self.closing.get_or_insert(new);
-        if now >= closing.give_up_at && !closing.has_looked {
-            closing.give_up_at = now + lead;
-        }
-        closing.has_looked |= now + lead >= closing.give_up_at;
-        let expired = now >= closing.give_up_at;
-        let cause = match self.transport.still_present(self.machine.history()) {
-            Ok(present) if present.is_empty() => {
-                let (flags, history) = self.machine.flags_mut();
-                let left_over =
-                    self.host.as_ref().map_or(Ok(()), |host| host.left_over(flags, history));
-                match left_over {
-                    Ok(()) => {
-                        self.state = State::Left;
-                        return Ok(true);
-                    }
-                    Err(cause) => cause,
-                }
-            }
-            Ok(_) if self.aborted.load(Ordering::SeqCst) => Cause::Aborted,
-            Ok(waiting_for) if expired => {
-                self.trace(Cause::Timeout { waiting_for }, Lack::Call, now)
-            }
-            Ok(_) => return Ok(false),
-            Err(cause) => cause,
-        };
-        let elapsed = now.saturating_duration_since(started);
-        Err(self.fail("destroy".to_owned(), self.sequence, elapsed, cause))
     }
 }
 

@@ -6,10 +6,9 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`call`] | a call: which collective, on what, without its buffers |
-//! | [`choice`] | which algorithm carries a call out |
-//! | [`explain`] | why that algorithm, and what the others would cost |
-//! | [`buffers`] | a call together with the caller's buffers |
-//! | [`executor`] | the machine that carries out one schedule |
+//! | [`choice`], [`explain`] | which algorithm carries a call out, and why |
+//! | [`any_call`], [`typed_call`] | a call together with the caller's buffers |
+//! | [`executor`] | the plan of a call, and the machine that carries it out |
 //! | [`lane`] | a group's queue: one collective after another, messages beside them |
 //! | [`host`] | the memory that the ranks of one host share |
 //! | [`transport`] | what carries messages between ranks, up to the streams |
@@ -17,7 +16,10 @@
 
 #![forbid(unsafe_code)]
 
+pub mod any_call;
 pub mod call;
+pub mod choice;
+pub mod deadline;
 pub mod error;
 pub mod executor;
 pub mod explain;

@@ -1,23 +1,23 @@
-//! Who is who in a group.
+//! The ranks of a group.
 
-use std::{fmt::Write as _, sync::Arc, time::Duration};
+use std::{fmt::Write as _, sync::Arc};
 
 use drumline_schedule::step::Rank;
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::error::{Cause, CollectiveError};
-
-/// A rank's place in its group.
+/// This rank's place in its group.
 #[derive(Clone, Debug)]
 pub struct Membership {
-    /// Name of the group, for errors.
+    /// The name of the group, for errors.
     pub name: String,
+    /// This rank.
     pub rank: Rank,
+    /// The number of ranks.
     pub world_size: usize,
-    /// A number that only this group's ranks have, to tell left-over processes of an earlier
-    /// group apart.
+    /// A number that only the ranks of this group know. It tells them from left-over processes of an earlier
+    /// group.
     pub digest: u64,
-    /// What the ranks are called in the whole job.
+    /// The numbers of the ranks in the whole job.
     pub global: GlobalRanks,
 }
 
@@ -26,27 +26,15 @@ impl Membership {
     pub fn new(name: &str, (rank, world_size): (Rank, usize), global: GlobalRanks) -> Membership {
         Membership { name: name.to_owned(), rank, world_size, digest: 0, global }
     }
-
-    /// What this rank tells of a call that failed.
-    pub fn failure(
-        &self,
-        sequence: u64,
-        operation: String,
-        elapsed: Duration,
-        cause: Cause,
-    ) -> CollectiveError {
-        let Membership { name, rank, global, .. } = self;
-        let (group, rank, global) = (name.clone(), *rank, global.clone());
-        CollectiveError { group, rank, global, sequence, operation, elapsed, cause }
-    }
 }
 
-/// The ranks of a group, by their numbers in the whole job. For the whole job itself, where they
-/// are the same, it takes no memory.
+/// The numbers in the whole job of a group's ranks. The group of the whole job stores none, because the
+/// numbers are the same there.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GlobalRanks(Option<Arc<[Rank]>>);
 
 impl GlobalRanks {
+    /// A group in which rank `i` is the job's rank `ranks[i]`.
     pub fn new(ranks: Vec<Rank>) -> GlobalRanks {
         GlobalRanks(Some(ranks.into()))
     }
@@ -56,7 +44,7 @@ impl GlobalRanks {
         self.0.as_ref().and_then(|ranks| ranks.get(rank).copied()).unwrap_or(rank)
     }
 
-    /// The number in a group of `world_size` of the job's rank `global`.
+    /// The number in the group of the job's rank `global`. The group has `world_size` ranks.
     pub fn position(&self, global: Rank, world_size: usize) -> Option<Rank> {
         match &self.0 {
             Some(ranks) => ranks.iter().position(|&rank| rank == global),
@@ -64,7 +52,7 @@ impl GlobalRanks {
         }
     }
 
-    /// `rank 1 (global rank 3)`, or `rank 1` where the numbers are the same.
+    /// `rank 1 (global rank 3)`, or `rank 1` where both numbers are the same.
     pub fn who(&self, rank: Rank) -> String {
         match self.of(rank) {
             global if global == rank => format!("rank {rank}"),
@@ -73,14 +61,14 @@ impl GlobalRanks {
     }
 }
 
-/// What ranks are called in names of groups: `0-3,8`. Long lists end in a digest.
+/// A list of ranks for the name of a group: `0-3,8`. A long list ends in a digest.
 pub fn list(ranks: &[Rank]) -> String {
     let mut text = String::new();
     let mut rest = ranks;
     while let [first, ..] = *rest {
         let run = rest.iter().zip(first..).take_while(|(rank, expected)| *rank == expected).count();
         let comma = if text.is_empty() { "" } else { "," };
-        // Two neighbours are as short without a dash.
+        // A dash makes a run of two no shorter.
         let taken = if run > 2 { run } else { 1 };
         // Writing to a string cannot fail.
         let _ = match taken {

@@ -1,13 +1,15 @@
+//! How a reducing call combines the values of all ranks.
+
 use std::{fmt, sync::Arc};
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{Cause, DType, ReduceOp};
 
-/// How a reducing call makes one value of the values of all ranks.
+/// How a reducing call combines the values of all ranks.
 ///
-/// Such calls take a [`ReduceOp`] as it is. The others are made here: a sum of multiples, and a
-/// function of the caller's own.
+/// A [`ReduceOp`] converts into it. Two more operators are made here: a sum of multiples, and a function of
+/// the caller's own.
 ///
 /// ```
 /// use drumline::{Operator, ProcessGroup, ReduceOp};
@@ -21,32 +23,33 @@ use crate::{Cause, DType, ReduceOp};
 /// # Ok::<(), drumline::Error>(())
 /// ```
 pub struct Operator<T> {
-    /// What this rank multiplies its own values by, before they are combined with others.
-    pub factor: Option<T>,
-    pub combine: Combine<T>,
+    /// The factor by which this rank multiplies its own values before ranks combine theirs.
+    pub(crate) factor: Option<T>,
+    /// How two values become one.
+    pub(crate) combine: Combine<T>,
 }
 
-/// Combines elements, whatever their type.
+/// An operator on bytes: it knows the type of its elements.
 pub trait Reduce {
-    /// The reduction of `inputs`, in this order, to `output`.
+    /// Reduces `inputs`, from left to right, into `output`.
     fn reduce(&self, inputs: &[&[u8]], output: &mut [u8]) -> Result<(), Cause>;
 }
 
 /// How two values become one.
-pub enum Combine<T> {
+pub(crate) enum Combine<T> {
     Builtin(ReduceOp),
     Custom { name: &'static str, function: Arc<Function<T>> },
 }
 
-pub type Function<T> = dyn Fn(T, T) -> T + Send + Sync;
+/// A function of the caller's that combines two values.
+pub(crate) type Function<T> = dyn Fn(T, T) -> T + Send + Sync;
 
 impl<T> Operator<T> {
-    /// The sum of all ranks' values, of which every rank multiplies its own by a `factor` of its
-    /// own first.
+    /// A sum to which every rank brings `factor` times its values.
     ///
-    /// It gives the bits of multiplying the data before a call with [`ReduceOp::Sum`]: products are
-    /// rounded to `T`, integers wrap. Ranks may pass different factors, say the share of the
-    /// samples that each has seen. `bool` has no multiples.
+    /// It gives the same bits as multiplying the data before a call with [`ReduceOp::Sum`]: products are
+    /// rounded to `T`, integers wrap. Ranks may pass different factors, for example each its share of the
+    /// samples. `bool` has no multiples.
     ///
     /// ```
     /// use drumline::{Operator, ProcessGroup};
@@ -72,28 +75,15 @@ impl<T> Operator<T> {
     /// A function of two values, which must be associative:
     /// `f(f(a, b), c) == f(a, f(b, c))`.
     ///
-    /// It need not commute: values of lower ranks stand on the left. (In a group that sums by
-    /// [`SumOrder::Placement`](crate::SumOrder::Placement) it must: ranks of one host stand
-    /// together there.) A function that is not quite associative, because it rounds, still gives
-    /// the same bits with every algorithm, for they all take the canonical tree. It always works
-    /// on `T`: floats of 16 and 8 bits are not widened for it.
+    /// It need not commute: values of lower ranks stand on the left. In a group that sums by
+    /// [`SumOrder::Placement`](drumline_schedule::SumOrder::Placement) it must commute, because values of one
+    /// host stand together there. A function that rounds is not quite associative. It still gives the same
+    /// bits with every algorithm, because all algorithms combine along the same tree. The function always
+    /// works on `T`: floats of 16 and 8 bits are not widened for it.
     ///
-    /// Ranks that pass different names are told that their calls differ; the functions cannot be
-    /// compared. If it panics, the call fails with
-    /// [`Cause::Panicked`](crate::Cause::Panicked), and on other ranks with this rank's error.
-    ///
-    /// ```
-    /// use drumline::{Operator, ProcessGroup};
-    ///
-    /// fn gcd(a: u64, b: u64) -> u64 {
-    ///     if b == 0 { a } else { gcd(b, a % b) }
-    /// }
-    ///
-    /// let group = ProcessGroup::alone();
-    /// let mut data = [12];
-    /// group.all_reduce(&mut data, Operator::custom("gcd", gcd))?;
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
+    /// Ranks compare the names of their operators, and a call with different names fails. The functions
+    /// themselves cannot be compared. If the function panics, the call fails with [`Cause::Panicked`] on this
+    /// rank, and with this rank's error on the others.
     pub fn custom(
         name: &'static str,
         function: impl Fn(T, T) -> T + Send + Sync + 'static,
@@ -102,6 +92,7 @@ impl<T> Operator<T> {
         Operator { factor: None, combine: Combine::Custom { name, function } }
     }
 
+    /// The part of the operator that does not depend on the type of the elements.
     pub fn kind(&self) -> OperatorKind {
         match (&self.combine, &self.factor) {
             (Combine::Custom { name, .. }, _) => OperatorKind::Custom(name),
@@ -117,7 +108,7 @@ impl<T> From<ReduceOp> for Operator<T> {
     }
 }
 
-/// For an operator that is used again and again. Functions are shared, not copied.
+/// For an operator that several calls use: they share its function.
 impl<T: Clone> From<&Operator<T>> for Operator<T> {
     fn from(operator: &Operator<T>) -> Operator<T> {
         operator.clone()
@@ -158,22 +149,25 @@ impl<T: fmt::Debug> fmt::Debug for Operator<T> {
     }
 }
 
-/// What of an operator all ranks must have in common, and what does not depend on the type of the
+/// The part of an operator that all ranks must have in common. It does not depend on the type of the
 /// elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OperatorKind {
+    /// An operator of the library.
     Builtin(ReduceOp),
+    /// [`Operator::premul_sum`].
     PremulSum,
+    /// [`Operator::custom`] of this name.
     Custom(&'static str),
 }
 
 impl OperatorKind {
-    /// Beyond the codes of [`ReduceOp`], of which there may be more one day.
+    /// Leaves room for more codes of [`ReduceOp`].
     const PREMUL_SUM: u8 = 128;
     const CUSTOM: u8 = 129;
 
-    /// The code that travels.
-    pub fn code(self) -> u8 {
+    /// The code on the wire.
+    pub(crate) fn code(self) -> u8 {
         match self {
             OperatorKind::Builtin(op) => op as u8,
             OperatorKind::PremulSum => OperatorKind::PREMUL_SUM,
@@ -190,17 +184,21 @@ impl OperatorKind {
         }
     }
 
-    /// What travels of a name; 0 where the code says everything.
-    pub fn digest(self) -> u32 {
+    /// The digest of a custom operator's name on the wire. 0 for other operators.
+    pub(crate) fn digest(self) -> u32 {
         match self {
             OperatorKind::Custom(name) => xxh3_64(name.as_bytes()) as u32,
             OperatorKind::Builtin(_) | OperatorKind::PremulSum => 0,
         }
     }
 
-    /// How a code and a digest from a peer are shown. `name` is the name of a custom operator
-    /// where it is known.
-    pub fn show(f: &mut fmt::Formatter<'_>, code: u8, digest: u32, name: &str) -> fmt::Result {
+    /// Shows a code and a digest from a peer. `name` is the name of a custom operator if this rank called it.
+    pub(crate) fn show(
+        f: &mut fmt::Formatter<'_>,
+        code: u8,
+        digest: u32,
+        name: &str,
+    ) -> fmt::Result {
         match (ReduceOp::from_code(code), code) {
             (Some(op), _) => write!(f, "{op}"),
             (None, OperatorKind::PREMUL_SUM) => f.write_str("premul_sum"),
@@ -210,11 +208,12 @@ impl OperatorKind {
         }
     }
 
-    pub fn is_custom(self) -> bool {
+    /// Whether this is an operator of the caller's own.
+    pub(crate) fn is_custom(self) -> bool {
         matches!(self, OperatorKind::Custom(_))
     }
 
-    /// Why this cannot be applied to elements of `dtype`, if it cannot.
+    /// Why the operator cannot be applied to elements of `dtype`. `None`: it can.
     pub fn problem_with(self, dtype: DType) -> Option<String> {
         let (name, supported) = match self {
             OperatorKind::Builtin(op) => (op.name(), op.supports(dtype)),

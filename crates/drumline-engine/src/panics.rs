@@ -1,15 +1,15 @@
-//! Panics in code of the caller's: wakers, callbacks, buffers and operators.
+//! Panics in the caller's code: wakers, callbacks, buffers and operators.
 
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-/// Runs `code` of the caller's. A panic is logged and goes no further.
+/// Runs the caller's `code`. Logs a panic and stops it.
 pub fn shielded(code: impl FnOnce()) {
     if let Err(panic) = catch_unwind(AssertUnwindSafe(code)) {
         tracing::error!(
-            "a waker, a callback or a buffer of an operation panicked: {}",
+            "a waker, a callback or a buffer of a call panicked: {}",
             panic_text(&*panic)
         );
     }

@@ -1,21 +1,21 @@
-//! What a lane tells of its operations: `tracing` spans, and a sink if somebody keeps records.
+//! Records of calls: `tracing` spans, and a sink if the group keeps a trace.
 
 use std::{fmt, sync::Arc, time::Instant};
 
 use drumline_schedule::step::Rank;
 use tracing::{Level, Span, span::EnteredSpan};
 
-/// Keeps records of operations.
+/// Keeps records of calls.
 pub trait Sink: Send + Sync + fmt::Debug {
-    /// Whether it still takes records.
+    /// Whether the sink still takes records.
     fn is_open(&self) -> bool;
-    /// An operation of `group` has ended. `track` tells groups apart.
+    /// A call of `group` has ended. `track` tells groups apart.
     fn record(&self, track: u32, group: Arc<str>, what: What, started: Instant, ended: Instant);
-    /// Something has happened to the group.
+    /// Something has happened to the group, other than a call.
     fn mark(&self, track: u32, name: &'static str, text: String);
 }
 
-/// Records the operations of one group on one rank.
+/// Records the calls of one group on one rank.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     group: Arc<str>,
@@ -24,30 +24,30 @@ pub struct Recorder {
     track: u32,
 }
 
-/// An operation. Fields that do not apply are `None`.
+/// What is recorded of a call. Fields that do not apply are `None`.
 #[derive(Clone, Debug, Default)]
 pub struct What {
-    /// What kind of operation.
+    /// The kind of the call.
     pub category: Category,
-    /// As the function is called: `all_reduce`.
+    /// The name of the function: `all_reduce`.
     pub name: &'static str,
-    /// What the caller's buffer holds.
+    /// The length of the caller's buffer, in bytes.
     pub bytes: Option<u64>,
     /// The number of the collective in its group.
     pub sequence: Option<u64>,
-    /// How it is carried out.
+    /// The name of the algorithm.
     pub algorithm: Option<&'static str>,
     /// The other rank of a message.
     pub peer: Option<Rank>,
     /// The tag of a message.
     pub tag: Option<u64>,
-    /// The bucket of gradients.
+    /// The number of the bucket of gradients.
     pub bucket: Option<usize>,
-    /// The key of a call to the store.
+    /// The key in the store.
     pub key: Option<Box<str>>,
 }
 
-/// The kinds of operations.
+/// The kinds of calls that are recorded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Category {
     /// A collective.
@@ -56,7 +56,7 @@ pub enum Category {
     Message,
     /// The reduction of a bucket of gradients.
     Bucket,
-    /// A phase of start-up, or of the end.
+    /// A phase of start-up or of closing.
     #[default]
     StartUp,
     /// A call to a store.
@@ -64,7 +64,7 @@ pub enum Category {
 }
 
 impl Category {
-    /// As traces spell it.
+    /// The name of the category in traces.
     pub const fn name(self) -> &'static str {
         match self {
             Category::Collective => "collective",
@@ -76,7 +76,7 @@ impl Category {
     }
 }
 
-/// An operation that is under way. It ends when this is dropped.
+/// The open record of a call. The record ends when it is dropped.
 #[derive(Debug)]
 pub struct Open(Option<Box<Opened>>);
 
@@ -88,27 +88,27 @@ struct Opened {
     group: Arc<str>,
     what: What,
     started: Instant,
-    /// If not when this is dropped.
+    /// The end, if it is not the time of the drop.
     ended: Option<Instant>,
 }
 
 impl Recorder {
-    /// Spans only.
+    /// A recorder that writes spans only.
     pub fn of(group: &str, rank: Rank) -> Recorder {
         Recorder { group: group.into(), rank, sink: None, track: 0 }
     }
 
-    /// The same, which also writes to `sink`.
+    /// The same recorder, which also writes to `sink`.
     pub fn into_sink(self, sink: Arc<dyn Sink>) -> Recorder {
         Recorder { sink: Some(sink), ..self }
     }
 
-    /// From now on, operations but those of start-up go to this track.
+    /// Sends later calls to this track. Start-up and calls to a store stay on track 0.
     pub fn set_track(&mut self, track: u32) {
         self.track = track;
     }
 
-    /// An operation begins. `what` is called only if somebody wants to know.
+    /// Opens the record of a call that begins now. `what` runs only if a span or a sink is listening.
     pub fn begin(&self, what: impl FnOnce() -> What) -> Open {
         if !self.is_heard() {
             return Open(None);
@@ -116,7 +116,7 @@ impl Recorder {
         self.open(what(), Instant::now())
     }
 
-    /// An operation has begun at `started`.
+    /// Opens the record of a call that began at `started`.
     pub fn begin_at(&self, started: Instant, what: impl FnOnce() -> What) -> Open {
         if !self.is_heard() {
             return Open(None);
@@ -124,7 +124,7 @@ impl Recorder {
         self.open(what(), started)
     }
 
-    /// A phase of start-up, or of the end.
+    /// Opens the record of a phase of start-up or of closing.
     pub fn phase(&self, name: &'static str) -> Open {
         self.begin(|| What { category: Category::StartUp, name, ..What::default() })
     }
@@ -159,7 +159,7 @@ impl Recorder {
         Open(Some(Box::new(opened)))
     }
 
-    /// Something has happened to the group.
+    /// Records an event of the group.
     pub fn mark(&self, name: &'static str, text: impl fmt::Display) {
         if let Some(sink) = &self.sink {
             sink.mark(self.track, name, text.to_string());
@@ -168,13 +168,13 @@ impl Recorder {
 }
 
 impl Open {
-    /// What happens until the result is dropped belongs to the operation.
+    /// Enters the span of the call, until the result is dropped.
     pub fn enter(&self) -> Option<EnteredSpan> {
         let opened = self.0.as_ref()?;
         Some(opened.span.clone().entered())
     }
 
-    /// The operation has ended at `ended`.
+    /// Ends the record at `ended`.
     pub fn end_at(mut self, ended: Instant) {
         if let Some(opened) = &mut self.0 {
             opened.ended = Some(ended);

@@ -11,10 +11,10 @@ use crate::{Element, Error, Result};
 
 /// A buffer in memory that the ranks of a host share.
 ///
-/// A collective on it (or on a part of it) works straight in everybody's buffer, instead of
-/// through staging slots: one pass over memory. All ranks of a group must register a buffer for
-/// the same call, or none. Apart from that it is a slice like any other. Where a group shares no
-/// memory, it is ordinary memory.
+/// A collective on the buffer, or on a part of it, works directly in the buffers of all ranks. It needs no
+/// staging slots and passes over memory once. Either all ranks of a group pass a registered buffer to a call,
+/// or none does. In other respects the buffer is a slice like any other. In a group that shares no memory it is
+/// ordinary memory.
 ///
 /// ```
 /// use drumline::{ProcessGroup, ReduceOp};
@@ -34,7 +34,11 @@ enum Memory<T: Element> {
 }
 
 impl<T: Element> RegisteredBuffer<T> {
-    /// `len` zeros in the arena, or in ordinary memory where there is none.
+    /// `len` zeros in the arena, or in ordinary memory without an arena.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Memory`] when the arena has no room.
     pub fn allocate(arena: Option<&Arena>, len: usize) -> Result<RegisteredBuffer<T>> {
         let memory = match arena {
             Some(arena) => Memory::Shared(
@@ -47,7 +51,7 @@ impl<T: Element> RegisteredBuffer<T> {
         Ok(RegisteredBuffer(memory))
     }
 
-    /// Memory that no other rank reaches.
+    /// `len` zeros in ordinary memory, which no other rank reaches.
     pub fn private(len: usize) -> RegisteredBuffer<T> {
         RegisteredBuffer(Memory::Private(vec![T::zeroed(); len]))
     }

@@ -2,20 +2,29 @@
 
 use std::time::Duration;
 
-/// What a lane takes from the configuration of its group; the same on all ranks, but for
+use crate::deadline::bounded;
+
+/// The part of a group's configuration that a lane needs. It is the same on all ranks, except for
 /// [`Settings::warn_after`] and [`Settings::spread_over_cores`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// The time limit of a call that has none of its own.
+    /// The time limit of a call without one of its own.
     pub timeout: Duration,
-    /// After this time a waiting call warns and names the late ranks.
+    /// A call that has waited for this time logs a warning that names the late ranks.
     pub warn_after: Duration,
-    /// Bytes of a window of long data over links.
+    /// Length of a window of long data over links, in bytes.
     pub window_bytes: usize,
     /// The name of the algorithm that every all_reduce must use.
     pub all_reduce: Option<String>,
     /// Whether a thread may move to an emptier core when ranks outnumber cores.
     pub spread_over_cores: bool,
+}
+
+impl Settings {
+    /// The same with limits that a clock can count: [`Duration::MAX`] means none.
+    pub(crate) fn bounded(self) -> Settings {
+        Settings { timeout: bounded(self.timeout), warn_after: bounded(self.warn_after), ..self }
+    }
 }
 
 impl Default for Settings {

@@ -11,27 +11,12 @@ use drumline_schedule::{
 
 use crate::{
     Cause, ReduceOp,
+    any_call::{AnyCall, OnBytes},
     call::Call,
     executor::{Buffers, Memory, Plan, Pool},
     host::Host,
-    lane::{AnyCall, OnBytes},
-    operator::Reduce,
-    operator::{Combine, Operator},
+    operator::{Combine, Operator, Reduce},
 };
-
-/// A call with its operator, of which the call itself only knows the kind.
-#[derive(Debug)]
-pub struct Request<T> {
-    pub call: Call,
-    pub operator: Operator<T>,
-}
-
-/// A call that reduces nothing: its operator is not looked at.
-impl<T> From<Call> for Request<T> {
-    fn from(call: Call) -> Request<T> {
-        Request { call, operator: ReduceOp::Sum.into() }
-    }
-}
 
 /// A call on buffers that are lent (`&mut [T]`, `&[T]`) or owned.
 #[derive(Debug)]
@@ -97,8 +82,11 @@ where
     D: AsMut<[T]> + AsRef<[T]>,
     I: AsRef<[T]>,
 {
-    pub fn new(request: impl Into<Request<T>>, data: D, input: I) -> TypedCall<T, D, I> {
-        let Request { call, operator: Operator { factor, combine } } = request.into();
+    /// The call with these buffers; with its operator, if it reduces.
+    pub fn new(call: Call, operator: Option<Operator<T>>, data: D, input: I) -> TypedCall<T, D, I> {
+        let call = Call { operator: operator.as_ref().map(Operator::kind), ..call };
+        // A call that reduces nothing combines nothing: any operator will do.
+        let Operator { factor, combine } = operator.unwrap_or(ReduceOp::Sum.into());
         let input = Contribution { callers: input, scaled: None };
         let buffers = Buffers::new(combine, data, input);
         TypedCall { call, factor, buffers, wide: None, unscaled: None, staged: false }

@@ -4,7 +4,7 @@ use std::{cell::OnceCell, collections::BTreeSet, sync::Arc};
 
 use drumline_engine::Error;
 
-use crate::member::Side;
+use crate::member::posting::Side;
 use drumline_launch::{Ending, supervisor::Verdict};
 
 use crate::{

@@ -5,7 +5,7 @@ use std::time::Duration;
 use drumline_engine::{DType, ReduceOp, Settings};
 use drumline_schedule::{ALGORITHMS, Collective, MemoryUse, SumOrder, Topology};
 
-use crate::member::Side;
+use crate::member::posting::Side;
 use drumline_conformance::{Case, Kind, on_group::Form};
 use fastrand::Rng;
 

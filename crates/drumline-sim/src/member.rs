@@ -1,7 +1,6 @@
-//! One rank of a group without sockets, threads and a clock: whoever has it decides what arrives
-//! when, and what time it is. For simulators; no part of the public API.
+//! One rank of a group on simulated streams: the engine's lane, which the simulator drives.
 
-mod messages;
+pub(crate) mod posting;
 
 use std::{
     collections::BTreeMap,
@@ -16,25 +15,24 @@ use std::{
 
 use drumline_engine::{
     Cause, CollectiveError, DType, Element, ReduceOp, Result, Settings,
+    any_call::{AnyCall, Job},
     call::Call,
-    executor::{self, Header, History, Machine, Memory, Now, Spin, Stretch},
+    executor::{Header, History, Machine, Memory, Now, Progress, Spin, Stretch},
     host::Host,
-    lane::{AnyCall, Job, Lane},
+    lane::Lane,
     membership::Membership,
     registered::RegisteredBuffer,
     transport::{
         self, Bundle, Connections, Duplex, Point, StreamKind, Streams, Striped, Transport, Waits,
     },
-    typed_call::{Request, TypedCall},
+    typed_call::TypedCall,
 };
 use drumline_schedule::{Collective, Counts, Topology, step::Rank};
 use drumline_shm::{Arena, PeerSegment, Segment};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-pub use self::messages::{MessageOrder, Posted, Side};
-
 /// A stream of bytes in both directions that never blocks.
-pub trait Connection: Duplex + 'static {
+pub(crate) trait Connection: Duplex + 'static {
     /// Whether a read would not block.
     fn is_readable(&self) -> bool;
     /// Whether a write would not block.
@@ -42,7 +40,7 @@ pub trait Connection: Duplex + 'static {
 }
 
 /// One rank of one group.
-pub struct Member<S> {
+pub(crate) struct Member<S> {
     lane: Lane,
     streams: Shared<S>,
     aborted: Arc<AtomicBool>,
@@ -50,40 +48,40 @@ pub struct Member<S> {
     doorbell: Option<OwnedFd>,
 }
 
-/// Who a [`Member`] is.
+/// The group and the rank of a [`Member`].
 #[derive(Clone, Debug)]
-pub struct Identity {
+pub(crate) struct Identity {
     /// Name of the group.
-    pub group: String,
+    pub(crate) group: String,
     /// The rank.
-    pub rank: Rank,
-    /// A number that only this group's ranks have.
-    pub digest: u64,
+    pub(crate) rank: Rank,
+    /// A number that tells groups apart.
+    pub(crate) digest: u64,
 }
 
-/// The memory that a rank shares with the others of its host. All ranks of a group have it, even
-/// without neighbours, as soon as two of them share a host.
+/// The memory that a rank shares with its neighbours. If two ranks of a group share a host, every rank of
+/// the group has such memory, also a rank without neighbours.
 #[derive(Debug)]
-pub struct SharedMemory {
-    /// The rank's own.
-    pub segment: Segment,
-    /// Those of its neighbours.
-    pub neighbours: BTreeMap<Rank, PeerSegment>,
+pub(crate) struct SharedMemory {
+    /// The segment of this rank.
+    pub(crate) segment: Segment,
+    /// The segments of its neighbours.
+    pub(crate) neighbours: BTreeMap<Rank, PeerSegment>,
     /// How many bytes of each slot are used: the same on all ranks.
-    pub slot_bytes: usize,
+    pub(crate) slot_bytes: usize,
 }
 
 /// The streams between two ranks.
 #[derive(Debug)]
-pub struct PeerStreams<S> {
+pub(crate) struct PeerStreams<S> {
     /// Leave-taking and failures.
-    pub control: S,
+    pub(crate) control: S,
     /// Messages of collectives: at least one stream, in the same order at both ends.
-    pub data: Vec<S>,
-    /// How many bytes each of them carries before the next one's turn: the same at both ends.
-    pub block_bytes: usize,
+    pub(crate) data: Vec<S>,
+    /// Bytes that a stream carries before it is the next one's turn: the same at both ends.
+    pub(crate) block_bytes: usize,
     /// Messages from rank to rank.
-    pub points: S,
+    pub(crate) points: S,
 }
 
 impl<S> PeerStreams<S> {
@@ -93,25 +91,10 @@ impl<S> PeerStreams<S> {
     }
 }
 
-/// How far a rank's operations have come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
-    /// They are complete.
-    Done,
-    /// Something moved; there may be more.
-    Moved,
-    /// Nothing can be done before a peer or the clock moves.
-    Stuck,
-}
-
 impl<S: Connection> Member<S> {
-    /// A rank with its streams to near peers. The others are to be called when they are
-    /// [wanted](Member::take_wanted).
-    ///
-    /// # Errors
-    ///
-    /// When there is no descriptor left.
-    pub fn new(
+    /// A rank with its streams to near peers. It calls other peers when it [wants](Member::take_wanted)
+    /// them.
+    pub(crate) fn new(
         identity: &Identity,
         topology: &Topology,
         settings: &Settings,
@@ -140,19 +123,11 @@ impl<S: Connection> Member<S> {
         Ok(Member { lane, streams, aborted, arena, doorbell })
     }
 
-    /// A collective on buffers of its own, of which `data` and `input` are the bytes.
-    ///
-    /// # Errors
-    ///
-    /// When there is no room for a registered buffer.
-    pub fn collective(&self, order: &Order<'_>) -> Result<Prepared> {
+    /// A call on buffers of its own, filled with the bytes of `order`.
+    pub(crate) fn collective(&self, order: &Order<'_>) -> Result<Prepared> {
         fn make<T: Element>(order: &Order<'_>, arena: Option<&Arena>) -> Result<Prepared> {
             let call = Call::new(order.collective, T::DTYPE, order.counts.clone());
             let call = order.root.into_iter().fold(call, Call::rooted);
-            let request: Request<T> = match order.reduce_op {
-                Some(op) => call.reducing(op),
-                None => call.into(),
-            };
             let buffer = |bytes: &[u8]| {
                 let mut buffer =
                     RegisteredBuffer::<T>::allocate(arena, bytes.len() / size_of::<T>())?;
@@ -164,7 +139,12 @@ impl<S: Connection> Member<S> {
                 true => (buffer(order.input)?, buffer(&[])?),
                 false => (buffer(order.data)?, buffer(order.input)?),
             };
-            Ok(Prepared(Box::new(TypedCall::new(request, data, input))))
+            Ok(Prepared(Box::new(TypedCall::<T, _, _>::new(
+                call,
+                order.reduce_op.map(Into::into),
+                data,
+                input,
+            ))))
         }
         let arena = self.arena.as_ref().filter(|_| order.registered);
         match order.dtype {
@@ -189,58 +169,52 @@ impl<S: Connection> Member<S> {
         }
     }
 
-    /// Brings a blocking call as far as possible, and messages beside it. To be called with the
-    /// same collective until it is done or has failed, and only when no calls are queued.
-    ///
-    /// # Errors
-    ///
-    /// As [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce).
-    pub fn step(&mut self, collective: &mut Prepared, now: Instant) -> Result<Progress> {
+    /// Takes a blocking call, and messages beside it, as far as possible. The simulator repeats this with
+    /// the same call until the call has ended, while no calls are queued.
+    pub(crate) fn step(&mut self, collective: &mut Prepared, now: Instant) -> Result<Progress> {
         let messages = self.lane.progress_points(now);
         match self.lane.step(collective.0.operation(), &Now::at(now), Spin::No)? {
-            executor::Progress::Stuck if messages == executor::Progress::Moved => {
-                Ok(Progress::Moved)
-            }
-            progress => Ok(progress.into()),
+            Progress::Stuck if messages == Progress::Moved => Ok(Progress::Moved),
+            progress => Ok(progress),
         }
     }
 
     /// Adds an asynchronous call behind all others.
-    pub fn submit(&mut self, collective: Prepared) -> Outcome {
+    pub(crate) fn submit(&mut self, collective: Prepared) -> Outcome {
         let outcome = Outcome::default();
         self.lane.submit(Box::new(Submitted { collective, outcome: outcome.clone() }));
         outcome
     }
 
-    /// Brings the queued calls and messages as far as possible.
-    pub fn progress(&mut self, now: Instant) -> Progress {
-        self.lane.progress(now, Spin::No).into()
+    /// Takes the queued calls and messages as far as possible.
+    pub(crate) fn progress(&mut self, now: Instant) -> Progress {
+        self.lane.progress(now, Spin::No)
     }
 
     /// Whether queued calls or messages are unfinished.
-    pub fn is_busy(&self) -> bool {
+    pub(crate) fn is_busy(&self) -> bool {
         self.lane.is_busy()
     }
 
     /// Whether queued calls are unfinished.
-    pub fn has_calls(&self) -> bool {
+    pub(crate) fn has_calls(&self) -> bool {
         self.lane.has_jobs()
     }
 
-    /// Prepares for a sleep until the returned time or [`Member::has_news`]; `None`: there is
-    /// something to do.
-    pub fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
+    /// Prepares for a sleep until the returned time or [`Member::has_news`]. `None`: the rank has something
+    /// to do.
+    pub(crate) fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
         self.lane.prepare_sleep(now)
     }
 
     /// Ends a sleep; it is `now`.
-    pub fn end_sleep(&mut self, now: Instant) {
+    pub(crate) fn end_sleep(&mut self, now: Instant) {
         self.lane.wake_up();
         self.lane.look(now);
     }
 
     /// Whether something has happened that should end a sleep.
-    pub fn has_news(&self) -> bool {
+    pub(crate) fn has_news(&self) -> bool {
         let driven = self.streams.lock();
         let rung = || {
             self.doorbell.as_ref().is_some_and(|doorbell| {
@@ -256,54 +230,47 @@ impl<S: Connection> Member<S> {
             || rung()
     }
 
-    /// The peers that are needed now and have no streams: each is to be called, which ends in
+    /// The peers that this rank needs now and has no streams to. The simulator calls each, which ends in
     /// [`Member::called`] or [`Member::unreachable`].
-    pub fn take_wanted(&mut self) -> Vec<Rank> {
+    pub(crate) fn take_wanted(&mut self) -> Vec<Rank> {
         self.streams.lock().streams.take_wanted()
     }
 
-    /// These streams to the peer are open.
-    pub fn called(&mut self, peer: Rank, streams: PeerStreams<S>) {
+    /// This rank has opened these streams to the peer.
+    pub(crate) fn called(&mut self, peer: Rank, streams: PeerStreams<S>) {
         self.streams.lock().streams.called(peer, streams.bundle());
     }
 
-    /// The peer has opened these streams. Whether they are in use now.
-    pub fn came(&mut self, peer: Rank, streams: PeerStreams<S>) -> bool {
+    /// The peer has opened these streams. Returns whether this rank uses them now.
+    pub(crate) fn came(&mut self, peer: Rank, streams: PeerStreams<S>) -> bool {
         self.streams.lock().streams.came(peer, streams.bundle())
     }
 
-    /// The peer could not be called. Whether streams that it has opened meanwhile are in use now.
-    pub fn unreachable(&mut self, peer: Rank, problem: &str) -> bool {
+    /// This rank could not call the peer. Returns whether it uses the streams that the peer has opened
+    /// meanwhile.
+    pub(crate) fn unreachable(&mut self, peer: Rank, problem: &str) -> bool {
         let cause = Cause::Unreachable { peer, problem: problem.to_owned() };
         self.streams.lock().streams.unreachable(peer, cause)
     }
 
     /// The process of a peer on the same host has ended.
-    pub fn on_exit(&mut self, peer: Rank) {
+    pub(crate) fn on_exit(&mut self, peer: Rank) {
         self.streams.lock().exits.push(peer);
     }
 
-    /// See [`ProcessGroup::abort`](crate::ProcessGroup::abort).
-    pub fn abort(&mut self, now: Instant) {
+    /// Breaks the group off.
+    pub(crate) fn abort(&mut self, now: Instant) {
         self.aborted.store(true, Ordering::SeqCst);
         self.lane.progress(now, Spin::No);
     }
 
-    /// Begins to close the group: call [`Member::closed`] until it says so.
-    ///
-    /// # Errors
-    ///
-    /// When the group has failed or was closed.
-    pub fn close(&mut self) -> Result<()> {
+    /// Begins to close the group. [`Member::closed`] says when all ranks have.
+    pub(crate) fn close(&mut self) -> Result<()> {
         self.lane.close()
     }
 
     /// Whether all ranks have left, after [`Member::close`] at `started`.
-    ///
-    /// # Errors
-    ///
-    /// As [`ProcessGroup::destroy`](crate::ProcessGroup::destroy).
-    pub fn closed(&mut self, started: Instant, now: Instant) -> Result<bool> {
+    pub(crate) fn closed(&mut self, started: Instant, now: Instant) -> Result<bool> {
         self.lane.closed(started, now)
     }
 }
@@ -314,36 +281,26 @@ impl<S: fmt::Debug> fmt::Debug for Member<S> {
     }
 }
 
-impl From<executor::Progress> for Progress {
-    fn from(progress: executor::Progress) -> Progress {
-        match progress {
-            executor::Progress::Done => Progress::Done,
-            executor::Progress::Moved => Progress::Moved,
-            executor::Progress::Stuck => Progress::Stuck,
-        }
-    }
-}
-
-/// A collective to be made.
+/// A call to be made.
 #[derive(Clone, Debug)]
-pub struct Order<'a> {
+pub(crate) struct Order<'a> {
     /// What it does.
-    pub collective: Collective,
+    pub(crate) collective: Collective,
     /// The operator, where it reduces.
-    pub reduce_op: Option<ReduceOp>,
+    pub(crate) reduce_op: Option<ReduceOp>,
     /// The root, where it has one.
-    pub root: Option<Rank>,
-    /// With what.
-    pub dtype: DType,
-    /// How many elements the blocks have, as this rank knows it.
-    pub counts: Counts,
-    /// The bytes of the buffer that holds the result in the end.
-    pub data: &'a [u8],
-    /// The bytes of the buffer that is only read, where there is one: if the collective works in
-    /// place, it is called out of place.
-    pub input: &'a [u8],
-    /// Whether both lie in memory that neighbours reach.
-    pub registered: bool,
+    pub(crate) root: Option<Rank>,
+    /// The type of the elements.
+    pub(crate) dtype: DType,
+    /// The elements of each block, as far as this rank knows them.
+    pub(crate) counts: Counts,
+    /// The bytes of the buffer that gets the result.
+    pub(crate) data: &'a [u8],
+    /// The bytes of the buffer that is only read. A collective that works in place is called out of place
+    /// if there are any.
+    pub(crate) input: &'a [u8],
+    /// Whether both buffers are registered.
+    pub(crate) registered: bool,
 }
 
 impl Order<'_> {
@@ -353,8 +310,8 @@ impl Order<'_> {
     }
 }
 
-/// A collective with its buffers, of any type.
-pub struct Prepared(Box<dyn Erased>);
+/// A call with its buffers, of any type.
+pub(crate) struct Prepared(Box<dyn Erased>);
 
 trait Erased: Send {
     fn operation(&mut self) -> &mut dyn AnyCall;
@@ -378,12 +335,12 @@ impl<T: Element> Erased for TypedCall<T, RegisteredBuffer<T>, RegisteredBuffer<T
 
 impl Prepared {
     /// The bytes of its data, as they are now.
-    pub fn bytes(&self) -> &[u8] {
+    pub(crate) fn bytes(&self) -> &[u8] {
         self.0.bytes()
     }
 
-    /// Does what its owner may do once the call has ended.
-    pub fn overwrite_input(&mut self) {
+    /// Overwrites the input, as its owner may once the call has ended.
+    pub(crate) fn overwrite_input(&mut self) {
         self.0.overwrite_input();
     }
 }
@@ -394,16 +351,16 @@ impl fmt::Debug for Prepared {
     }
 }
 
-/// Where an asynchronous call leaves its result and its buffers.
+/// The place where an asynchronous call leaves its result and its buffers.
 #[derive(Clone, Debug, Default)]
-pub struct Outcome(Arc<Mutex<Option<Ended>>>);
+pub(crate) struct Outcome(Arc<Mutex<Option<Ended>>>);
 
 /// The result of a call, and its buffers.
 type Ended = (Result<()>, Prepared);
 
 impl Outcome {
     /// The result, once there is one.
-    pub fn take(&self) -> Option<Ended> {
+    pub(crate) fn take(&self) -> Option<Ended> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
@@ -424,7 +381,7 @@ impl Job for Submitted {
     }
 }
 
-/// Streams that a lane uses, and that whoever drives it can reach.
+/// The streams of a lane, which the simulator reaches, too.
 #[derive(Debug)]
 struct Shared<S>(Arc<Mutex<Driven<S>>>);
 
@@ -485,7 +442,7 @@ impl<S: Connection> Transport for Shared<S> {
     }
 
     fn wait(&mut self, _until: Instant, _now: Instant) {
-        // Whoever drives this rank sleeps for it. What is left is to hear what has happened.
+        // The simulator sleeps for this rank. Here the rank hears what has happened.
         let mut driven = self.lock();
         for (rank, kind) in driven.news().collect::<Vec<_>>() {
             driven.streams.on_readable(rank, kind);

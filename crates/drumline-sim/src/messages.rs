@@ -1,6 +1,6 @@
 //! Messages from rank to rank.
 
-use crate::member::{MessageOrder, Side};
+use crate::member::posting::{MessageOrder, Side};
 use drumline_conformance::{Case, Kind};
 use drumline_schedule::Topology;
 

@@ -8,9 +8,12 @@ use std::{
     },
 };
 
-use drumline_engine::Error;
+use drumline_engine::{Error, executor::Progress};
 
-use crate::member::{Member, Outcome, Posted, Prepared, Progress, Side};
+use crate::member::{
+    Member, Outcome, Prepared,
+    posting::{Posted, Side},
+};
 use drumline_launch::Ending;
 use fastrand::Rng;
 

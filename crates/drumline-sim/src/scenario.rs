@@ -2,7 +2,7 @@
 
 use drumline_engine::Settings;
 
-use crate::member::Side;
+use crate::member::posting::Side;
 use drumline_schedule::{ALGORITHMS, Algorithm, Collective, MemoryUse, SumOrder, Topology};
 
 use crate::{call::PlannedCall, messages::Messages, network::LinkQuality, time::Nanos};

@@ -1,7 +1,8 @@
 //! Jobs over several hosts: network namespaces of one machine, each with an address of its own,
 //! joined by a bridge.
 //!
-//! They take root and `ip` of iproute2. Where these are missing the tests say so and do nothing.
+//! They take root and iproute2. Without these the tests say so and do nothing; with `DRUMLINE_TEST_HOSTS` set
+//! they fail.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -94,35 +95,30 @@ fn tree(values: &[f32]) -> f32 {
 const LAYERS: usize = 16;
 const LAYER_ELEMENTS: usize = 256 * 1024;
 const LAYER_MS: u64 = 25;
+const STEPS: usize = 5;
 
-/// Backward passes whose layers take a while, and whose gradients go over a slow link: times
-/// them with only the one, only the other, and both.
+/// Backward passes whose layers take a while, and whose gradients go over a slow link. Of each, says how many
+/// buckets came back before the last gradient.
 fn train(group: &ProcessGroup) {
     let parameters = (0..LAYERS)
         .map(|layer| ParameterSpec::new(format!("layer{layer}"), [LAYER_ELEMENTS], DType::F32));
     let options = DdpOptions::default().bucket_bytes(2 << 20);
     let reducer = GradientReducer::new(parameters.collect(), &options, group).unwrap();
     let gradient = vec![1.0_f32; LAYER_ELEMENTS];
-    let step = |layer_ms: u64| {
+    for _ in 0..=STEPS {
         group.barrier().unwrap();
-        let start = Instant::now();
         reducer.begin_backward();
         for layer in (0..LAYERS).rev() {
-            std::thread::sleep(Duration::from_millis(layer_ms));
+            std::thread::sleep(Duration::from_millis(LAYER_MS));
             reducer.submit(layer, gradient.as_slice().into());
         }
         drop(reducer.finish().unwrap());
-        start.elapsed().as_secs_f64() * 1e3
-    };
-    step(0); // the link's burst, and the plan
-    for _ in 0..5 {
-        let communication = step(0);
-        let both = step(LAYER_MS);
-        let compute = (LAYER_MS * LAYERS as u64) as f64;
-        println!("ms: {compute:.0} {communication:.0} {both:.0}");
+        let timeline = reducer.timeline();
+        let hidden =
+            timeline.buckets.iter().filter(|it| it.done_us <= timeline.backward_us).count();
+        println!("{timeline}");
+        println!("hidden: {hidden} {}", timeline.buckets.len());
     }
-    println!("{}", reducer.timeline());
-    println!("timeline: printed");
 }
 
 /// Some hosts in one network.
@@ -171,7 +167,7 @@ impl Hosts {
         match hosts.build() {
             Ok(()) => Some(hosts),
             Err(reason) => {
-                println!("SKIPPED: no network namespaces here: {reason}");
+                skip(&format!("no network namespaces here: {reason}"));
                 None
             }
         }
@@ -283,6 +279,13 @@ impl Drop for Hosts {
     }
 }
 
+/// The rest of the test needs what this machine lacks. Where `DRUMLINE_TEST_HOSTS` is set, as in CI, that is a
+/// failure.
+fn skip(reason: &str) {
+    assert!(std::env::var_os("DRUMLINE_TEST_HOSTS").is_none(), "{reason}");
+    println!("SKIPPED: {reason}");
+}
+
 fn ip(arguments: &str) -> Result<(), String> {
     run("ip", arguments)
 }
@@ -312,15 +315,6 @@ impl Rank {
                 return rest.trim().to_owned();
             }
             all += &line;
-        }
-    }
-
-    /// Prints all lines up to the one that begins with `front`.
-    fn print_to(&mut self, front: &str) {
-        let mut line = String::new();
-        while self.stdout.read_line(&mut line).unwrap() > 0 && !line.starts_with(front) {
-            print!("{line}");
-            line.clear();
         }
     }
 
@@ -377,30 +371,21 @@ fn hosts_that_share_memory_add_in_the_same_order() {
     }
 }
 
-/// With a link slowed on purpose: a step takes hardly longer than the longer of its two parts.
+/// With a link slowed on purpose, most buckets come back while backward goes on.
 #[test]
 fn communication_hides_behind_backward() {
     let Some(network) = Hosts::new(2) else { return };
     if let Err(reason) = network.slow_down(400) {
-        return println!("SKIPPED: cannot slow a link down: {reason}");
+        return skip(&format!("cannot slow a link down: {reason}"));
     }
     let mut ranks = network.start_all(2, "train");
-    let steps: Vec<[f64; 3]> = (0..5)
-        .map(|_| {
-            let told = ranks[0].line("ms: ");
-            let mut times = told.split(' ').map(|time| time.parse().unwrap());
-            std::array::from_fn(|_| times.next().unwrap())
-        })
-        .collect();
-    // The share of the shorter part that was not hidden, in the best of the steps: others may
-    // have had the machine to share.
-    let exposed = steps.iter().map(|[compute, communication, both]| {
-        (both - compute.max(*communication)) / compute.min(*communication)
+    // The first step begins with the link's burst, and ends with the plan of the others.
+    let told: Vec<String> = (0..=STEPS).map(|_| ranks[0].line("hidden: ")).skip(1).collect();
+    let most = told.iter().filter(|told| {
+        let (hidden, all) = told.split_once(' ').unwrap();
+        2 * hidden.parse::<usize>().unwrap() >= all.parse().unwrap()
     });
-    let best = exposed.fold(f64::INFINITY, f64::min);
-    println!("compute, communication, both (ms): {steps:.0?}; at best {:.0} % exposed", best * 1e2);
-    ranks[0].print_to("timeline: ");
-    assert!(best <= 0.25, "{steps:?}");
+    assert!(most.count() > 0, "{told:?}");
 }
 
 #[test]

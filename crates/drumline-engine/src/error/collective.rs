@@ -1,10 +1,12 @@
+//! The failure of a collective or of a message, and its cause.
+
 use std::{fmt, time::Duration};
 
 use drumline_schedule::step::Rank;
 
-use crate::{executor::Description, membership::GlobalRanks};
+use crate::membership::{GlobalRanks, Membership};
 
-/// A collective operation that failed, and who is at fault.
+/// A call that failed, and the rank at fault.
 ///
 /// ```
 /// use drumline::{Cause, CollectiveError, Error, ProcessGroup};
@@ -15,6 +17,7 @@ use crate::{executor::Description, membership::GlobalRanks};
 /// let Err(Error::Poisoned { by, .. }) = group.barrier() else { panic!() };
 /// let CollectiveError { group, rank, sequence, cause, .. } = &*by;
 /// assert_eq!((&group[..], *rank, cause), ("alone", 0, &Cause::Aborted));
+/// assert_eq!(by.culprit().map(|rank| by.global_rank(rank)), Some(0));
 /// # Ok::<_, drumline::Error>(())
 /// ```
 #[derive(Clone, Debug)]
@@ -22,11 +25,12 @@ use crate::{executor::Description, membership::GlobalRanks};
 pub struct CollectiveError {
     /// Name of the process group.
     pub group: String,
-    /// The rank that tells.
+    /// The rank that reports the failure.
     pub rank: Rank,
+    /// The numbers of the group's ranks in the whole job.
     pub global: GlobalRanks,
-    /// How many collectives the group had called before: the same number on every rank names
-    /// the same call.
+    /// The number of collectives that the group had called before. The same number on every rank means the
+    /// same call.
     pub sequence: u64,
     /// The call as this rank made it: `all_reduce(sum) of 10 f32 [doubling]`.
     pub operation: String,
@@ -37,53 +41,25 @@ pub struct CollectiveError {
 }
 
 impl CollectiveError {
-    /// What the group's rank `rank` is called in the whole job.
-    ///
-    /// ```
-    /// use drumline::{Error, GroupOptions, ProcessGroup};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for world in ProcessGroup::local_world(3)? {
-    ///         threads.spawn(move || {
-    ///             if world.rank() == 0 {
-    ///                 return;
-    ///             }
-    ///             let pair = world.new_group(&[1, 2], &GroupOptions::default()).unwrap();
-    ///             if pair.rank() == 1 {
-    ///                 return pair.abort();
-    ///             }
-    ///             let Err(Error::Collective(error)) = pair.barrier() else { panic!() };
-    ///             let culprit = error.culprit().unwrap();
-    ///             assert_eq!((culprit, error.global_rank(culprit)), (1, 2));
-    ///         });
-    ///     }
-    ///     Ok::<_, Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
+    /// The failure of this rank's call number `sequence`.
+    pub fn new(
+        member: &Membership,
+        sequence: u64,
+        call: String,
+        elapsed: Duration,
+        cause: Cause,
+    ) -> CollectiveError {
+        let Membership { name, rank, global, .. } = member;
+        let (group, rank, global) = (name.clone(), *rank, global.clone());
+        CollectiveError { group, rank, global, sequence, operation: call, elapsed, cause }
+    }
+
+    /// The number in the whole job of the group's rank `rank`.
     pub fn global_rank(&self, rank: Rank) -> Rank {
         self.global.of(rank)
     }
 
-    /// The rank at fault, by its number in the group, where there is one to name.
-    ///
-    /// ```
-    /// use drumline::{Error, ProcessGroup};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             if group.rank() == 1 {
-    ///                 return group.abort();
-    ///             }
-    ///             let Err(Error::Collective(error)) = group.barrier() else { panic!() };
-    ///             assert_eq!(error.culprit(), Some(1));
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
+    /// The rank at fault, by its number in the group. `None` where no single rank is known to be.
     pub fn culprit(&self) -> Option<Rank> {
         match &self.cause {
             Cause::Aborted | Cause::Panicked { .. } => Some(self.rank),
@@ -116,7 +92,7 @@ impl fmt::Display for CollectiveError {
 
 impl std::error::Error for CollectiveError {}
 
-/// Why a collective failed.
+/// Why a call failed.
 ///
 /// ```
 /// use drumline::{Cause, Error, ProcessGroup, ReduceOp};
@@ -134,7 +110,7 @@ impl std::error::Error for CollectiveError {}
 ///                     assert_ne!(*peer, group.rank());
 ///                     assert!(theirs.contains("of 8 f32") != ours.contains("of 8 f32"));
 ///                 }
-///                 Cause::Reported { by, .. } => assert_ne!(*by, group.rank()), // it saw it first
+///                 Cause::Reported { by, .. } => assert_ne!(*by, group.rank()), // that rank saw it first
 ///                 other => panic!("{other}"),
 ///             }
 ///         });
@@ -148,88 +124,88 @@ impl std::error::Error for CollectiveError {}
 pub enum Cause {
     /// The peer's process has ended without taking leave of the group.
     PeerExited {
-        /// Who.
+        /// That peer.
         peer: Rank,
     },
-    /// The peer has closed the group in good order while this rank still needs it.
+    /// The peer has closed the group in good order while this rank still needs the peer.
     PeerLeft {
-        /// Who.
+        /// That peer.
         peer: Rank,
     },
-    /// A receive from any rank, when there is nobody any more whose message it could be.
+    /// A receive from any rank waits, but no peer is left that could send.
     NobodyLeft {
         /// The ranks that have closed the group in good order.
         left: Vec<Rank>,
-        /// Those that could not be connected, where and why. They have left before that, or ended.
+        /// The ranks that could not be connected, each with address and reason. They had left or ended.
         unreachable: Vec<(Rank, String)>,
     },
-    /// The peer's host does not answer: it has crashed, or the network between is broken. A
-    /// process that is stopped or slow on a living host is not silent in this sense.
+    /// The peer's host does not answer: the host has crashed, or the network is broken. A stopped or slow
+    /// process on a living host does not count: its host answers.
     HostSilent {
-        /// Whose host.
+        /// The rank on that host.
         peer: Rank,
     },
-    /// The connection to a peer broke although its process seems to live.
+    /// The connection to a peer broke, although the peer's process seems to live.
     Disconnected {
-        /// Who.
+        /// That peer.
         peer: Rank,
-        /// What the system said.
+        /// The system's error.
         problem: String,
     },
-    /// A peer on another host, which this rank needed for the first time, could not be connected.
+    /// This rank could not connect to a peer on another host when it first needed the peer.
     Unreachable {
-        /// Who.
+        /// That peer.
         peer: Rank,
-        /// At which address, why, and what to do.
+        /// The address, the reason, and what to do.
         problem: String,
     },
-    /// A peer has failed first and says why.
+    /// A peer failed first and reports its error.
     Reported {
-        /// Who tells.
+        /// The rank that reports.
         by: Rank,
-        /// Who is at fault, where the teller knows.
+        /// The rank at fault, if the reporting rank knows.
         culprit: Option<Rank>,
-        /// The teller's own error.
+        /// The error of the reporting rank.
         text: String,
     },
     /// This rank has aborted the group.
     Aborted,
-    /// A call of this rank has panicked, in the caller's type of buffer or own operator.
+    /// A call of this rank has panicked, in the caller's type of buffer or in the caller's operator.
     Panicked {
-        /// What the panic said.
+        /// The message of the panic.
         text: String,
     },
-    /// Ranks called different operations.
+    /// Ranks made different calls.
     Mismatch {
         /// The rank whose message revealed it.
         peer: Rank,
-        /// What that rank called, with its sequence number.
+        /// The call of that rank, with its sequence number.
         theirs: String,
-        /// What this rank called, with its sequence number; empty where it is too long ago.
+        /// The call of this rank, with its sequence number. Empty where it is too long ago.
         ours: String,
     },
     /// The deadline has passed.
     Timeout {
-        /// The ranks that did not answer. Not those that have said in time that they wait for
-        /// others themselves: these others.
+        /// The ranks that did not answer. A rank that said in time that it waits itself is not listed;
+        /// the ranks that it waits for are.
         waiting_for: Vec<Rank>,
     },
-    /// The backend of the group has failed in a way of its own. See [`crate::backend`].
+    /// The backend of the group has failed in a way of its own.
     Backend {
-        /// What it says.
+        /// The backend's own words.
         problem: String,
     },
     /// A peer sent something that no correct peer sends.
     Protocol {
-        /// Who.
+        /// That peer.
         peer: Rank,
-        /// What.
+        /// What it sent.
         problem: String,
     },
 }
 
 impl Cause {
-    /// The other ranks at fault, as far as they are known.
+    /// The other ranks that are known to be at fault.
     pub fn ranks(&self) -> Vec<Rank> {
         match self {
             Cause::PeerExited { peer }
@@ -251,7 +227,7 @@ impl Cause {
         }
     }
 
-    /// The other ranks that the text names, at fault or not.
+    /// The other ranks that the error text names, at fault or not.
     fn named(&self) -> Vec<Rank> {
         match self {
             Cause::Mismatch { peer, .. } | Cause::Reported { by: peer, .. } => vec![*peer],
@@ -259,8 +235,12 @@ impl Cause {
         }
     }
 
-    /// `peer` called `theirs` where this rank called `ours`, if it still knows what.
-    pub fn mismatch(peer: Rank, theirs: Description, ours: Option<Description>) -> Cause {
+    /// `peer` called `theirs` where this rank called `ours`. `None`: that call is too long ago.
+    pub(crate) fn mismatch(
+        peer: Rank,
+        theirs: impl fmt::Debug,
+        ours: Option<impl fmt::Debug>,
+    ) -> Cause {
         let ours = ours.map(|ours| format!("{ours:?}")).unwrap_or_default();
         Cause::Mismatch { peer, theirs: format!("{theirs:?}"), ours }
     }

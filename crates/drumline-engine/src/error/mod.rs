@@ -6,7 +6,7 @@ use std::{io, sync::Arc};
 
 pub use collective::{Cause, CollectiveError};
 
-/// What every fallible function of this crate returns.
+/// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call did not happen, which rank is at fault, and what to do next.
@@ -24,33 +24,33 @@ pub enum Error {
     /// A setting cannot be used here.
     #[error("{setting}: {problem}")]
     InvalidSetting {
-        /// The variable or field.
+        /// The variable or the field.
         setting: String,
         /// What is wrong, and what would be right.
         problem: String,
     },
 
-    /// The system refused what a call needs.
+    /// The system refused something that a call needs.
     #[error("{what}: {source}")]
     Io {
-        /// What was tried.
+        /// What this rank tried.
         what: String,
-        /// What the system said.
+        /// The system's error.
         source: Arc<io::Error>,
     },
 
     /// There is no more memory to register.
     #[error("{problem} (DRUMLINE_REGISTERED_BYTES_MAX sets the limit)")]
     Memory {
-        /// How much was asked for, and how much there is.
+        /// How much the caller asked for, and how much there is.
         problem: String,
     },
 
-    /// A collective failed. The group is poisoned: every later call fails.
+    /// A call failed. The group is poisoned: every later call fails.
     #[error(transparent)]
     Collective(Arc<CollectiveError>),
 
-    /// A call on a group that another failure has poisoned before this call had ended.
+    /// Another failure had poisoned the group before this call ended.
     #[error(
         "{attempted} did not happen, because the group is poisoned by an earlier failure: {by}"
     )]

@@ -19,7 +19,7 @@ impl Default for History {
 impl History {
     const CALLS: usize = 64;
 
-    pub fn push(&mut self, description: Description) {
+    pub(crate) fn push(&mut self, description: Description) {
         self.0[History::place(description.sequence())] = description;
     }
 

@@ -43,13 +43,13 @@ pub struct Place {
 /// Elements of one of this rank's own buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stretch {
-    pub buffer: Buffer,
-    pub first: usize,
-    pub len: usize,
+    pub(crate) buffer: Buffer,
+    pub(crate) first: usize,
+    pub(crate) len: usize,
 }
 
 impl Stretch {
-    pub fn range(self) -> Range<usize> {
+    pub(crate) fn range(self) -> Range<usize> {
         self.first..self.first + self.len
     }
 }

@@ -213,11 +213,11 @@ impl Machine {
         self.plan.uses_messages
     }
 
-    pub fn history(&self) -> &History {
+    pub(crate) fn history(&self) -> &History {
         &self.history
     }
 
-    pub fn flags_mut(&mut self) -> (&mut Flags, &History) {
+    pub(crate) fn flags_mut(&mut self) -> (&mut Flags, &History) {
         (&mut self.flags, &self.history)
     }
 
@@ -241,6 +241,7 @@ impl Machine {
         self.deadline = self.deadline.max(Some(deadline));
     }
 
+    /// The description of the call that runs.
     pub fn description(&self) -> Description {
         self.plan.description(self.sequence)
     }

@@ -30,7 +30,9 @@ type Operands<T> = SmallVec<[T; 8]>;
 
 /// Bytes for a transport, and local steps for the executor; the element type is hidden.
 pub trait Memory {
+    /// The bytes of a stretch, to read.
     fn bytes(&self, stretch: Stretch) -> &[u8];
+    /// The bytes of a stretch, to write.
     fn bytes_mut(&mut self, stretch: Stretch) -> &mut [u8];
     /// Carries out a step. Places of peers lie in `host`.
     fn compute(&mut self, computation: Computation<'_>, host: Option<&Host>) -> Result<(), Cause>;
@@ -41,7 +43,7 @@ pub trait Memory {
 /// `D` and `I` lend or own the caller's elements: a blocking call lends them, an asynchronous
 /// one owns them.
 #[derive(Debug)]
-pub struct Buffers<T, D, I> {
+pub(crate) struct Buffers<T, D, I> {
     op: Combine<T>,
     pub data: D,
     pub input: I,
@@ -108,12 +110,12 @@ impl<'a, T: Element> Places<'a, T> {
 
 impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
     /// Buffers of a call that has not begun.
-    pub fn new(op: Combine<T>, data: D, input: I) -> Buffers<T, D, I> {
+    pub(crate) fn new(op: Combine<T>, data: D, input: I) -> Buffers<T, D, I> {
         Buffers { op, data, input, scratch: Block::default() }
     }
 
     /// Makes room for the working memory that the call needs. It holds left-overs.
-    pub fn lay_out(&mut self, plan: &Plan, pool: &mut Pool) {
+    pub(crate) fn lay_out(&mut self, plan: &Plan, pool: &mut Pool) {
         let words = plan.scratch_bytes().div_ceil(size_of::<Word>());
         if words == 0 {
             return;
@@ -125,18 +127,18 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
     }
 
     /// Gives the working memory back.
-    pub fn release(&mut self, pool: &mut Pool) {
+    pub(crate) fn release(&mut self, pool: &mut Pool) {
         if !self.scratch.is_empty() {
             pool.0 = std::mem::take(&mut self.scratch);
         }
     }
 
-    pub fn op(&self) -> &Combine<T> {
+    pub(crate) fn op(&self) -> &Combine<T> {
         &self.op
     }
 
     /// The operator and both buffers.
-    pub fn parts(&mut self) -> (&Combine<T>, &mut D, &mut I) {
+    pub(crate) fn parts(&mut self) -> (&Combine<T>, &mut D, &mut I) {
         (&self.op, &mut self.data, &mut self.input)
     }
 
@@ -221,7 +223,7 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
 impl<T: Element> Combine<T> {
     /// Combines all sources by a stack program. A function of the caller's may panic; then the
     /// operation fails as it does when a peer is lost, and nobody is left waiting.
-    pub fn tree(
+    pub(crate) fn tree(
         &self,
         dsts: &[Target<'_, T>],
         srcs: &[Source<'_, T>],

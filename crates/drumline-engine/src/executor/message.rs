@@ -104,7 +104,7 @@ impl Description {
         }
     }
 
-    pub fn with_operator(self, operator: OperatorKind) -> Description {
+    pub(crate) fn with_operator(self, operator: OperatorKind) -> Description {
         let name = match operator {
             OperatorKind::Custom(name) => name,
             OperatorKind::Builtin(_) | OperatorKind::PremulSum => "",
@@ -117,7 +117,7 @@ impl Description {
         }
     }
 
-    pub fn with_root(self, root: usize) -> Description {
+    pub(crate) fn with_root(self, root: usize) -> Description {
         Description { root: root as u32, ..self }
     }
 
@@ -169,11 +169,12 @@ impl Description {
         xxh3_64(&Header { description: self, part: 0, payload: 0 }.encode())
     }
 
+    /// How many collectives the group had called before.
     pub fn sequence(&self) -> u64 {
         self.sequence
     }
 
-    pub fn group(&self) -> u64 {
+    pub(crate) fn group(&self) -> u64 {
         self.group
     }
 }
@@ -229,6 +230,7 @@ impl fmt::Debug for Description {
 /// The front of one data message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
+    /// The call that the message belongs to.
     pub description: Description,
     /// How many messages of this operation the sender has sent to the receiver before.
     pub part: u32,
@@ -239,8 +241,10 @@ pub struct Header {
 const MAGIC: [u8; 4] = *b"DRM1";
 
 impl Header {
+    /// The length of a header.
     pub const BYTES: usize = 64;
 
+    /// The bytes on the wire.
     pub fn encode(&self) -> [u8; Header::BYTES] {
         let d = &self.description;
         let mut bytes = [0; Header::BYTES];

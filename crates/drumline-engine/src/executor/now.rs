@@ -1,33 +1,63 @@
-//! What time it is, if anybody wants to know.
+//! The time of one turn, read from the clock when it is first needed.
 
 use std::{cell::Cell, time::Instant};
 
-/// The time of one turn. To look at the clock takes as long as a short operation, so it is looked
-/// at when the time is first asked for, and not again.
+/// The time of one turn of a lane.
+///
+/// Reading the clock takes as long as a short collective. So the driver of the lane hands in its clock,
+/// and the lane reads it only where it needs the time, once a turn.
 #[derive(Debug)]
-pub struct Now(Cell<Option<Instant>>);
+pub struct Now(Source);
+
+#[derive(Debug)]
+enum Source {
+    Clock { clock: fn() -> Instant, read: Cell<Option<Instant>> },
+    Fixed(Instant),
+}
 
 impl Now {
-    /// The clock has not been looked at.
-    pub const fn unread() -> Now {
-        Now(Cell::new(None))
+    /// The time of a clock that has not been read.
+    pub const fn lazy(clock: fn() -> Instant) -> Now {
+        Now(Source::Clock { clock, read: Cell::new(None) })
     }
 
-    /// It is that time.
+    /// The time of a clock that is read at once.
+    pub fn read(clock: fn() -> Instant) -> Now {
+        Now(Source::Clock { clock, read: Cell::new(Some(clock())) })
+    }
+
+    /// A fixed time, for a driver whose time does not pass by itself.
     pub const fn at(time: Instant) -> Now {
-        Now(Cell::new(Some(time)))
+        Now(Source::Fixed(time))
     }
 
+    /// The time of this turn.
     pub fn get(&self) -> Instant {
-        self.known().unwrap_or_else(|| {
-            let now = Instant::now();
-            self.0.set(Some(now));
-            now
-        })
+        self.known().unwrap_or_else(|| self.look())
     }
 
-    /// The time, if the clock has been looked at.
+    /// The time of this turn, if the clock has been read.
     pub fn known(&self) -> Option<Instant> {
-        self.0.get()
+        match &self.0 {
+            Source::Clock { read, .. } => read.get(),
+            Source::Fixed(time) => Some(*time),
+        }
+    }
+
+    /// The present time, which may be later than that of the turn. Reads the clock again.
+    pub(crate) fn fresh(&self) -> Instant {
+        match &self.0 {
+            Source::Clock { clock, .. } => clock(),
+            Source::Fixed(time) => *time,
+        }
+    }
+
+    #[cold]
+    fn look(&self) -> Instant {
+        let time = self.fresh();
+        if let Source::Clock { read, .. } = &self.0 {
+            read.set(Some(time));
+        }
+        time
     }
 }

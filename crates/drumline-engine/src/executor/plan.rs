@@ -21,7 +21,7 @@ use super::{
 /// call, and kept. What is left for each call is in the [`Machine`](super::Machine) and in the caller's buffers.
 #[derive(Debug)]
 pub struct Plan {
-    pub schedule: Arc<Schedule>,
+    pub(crate) schedule: Arc<Schedule>,
     /// As the call is told to peers: of call number 0.
     description: Description,
     pub(crate) frame: Frame,
@@ -61,6 +61,7 @@ pub struct Shape<'a> {
 }
 
 impl Plan {
+    /// Lays a call of this shape out.
     pub fn new(shape: Shape<'_>) -> Plan {
         let Shape { schedule, seats, description, layout, element_bytes, wide, cache_bytes } =
             shape;

@@ -13,7 +13,11 @@ use drumline_schedule::{
 };
 use proptest::prelude::*;
 
-use super::*;
+use super::{
+    drive::*, flags::*, history::*, layout::*, machine::*, memory::*, message::*, now::*,
+    plan::Shape,
+};
+use crate::{Cause, transport::Transport};
 use crate::{
     DType, ReduceOp,
     error::CollectiveError,

@@ -9,9 +9,10 @@ use std::{
 
 use drumline_schedule::step::Rank;
 
-use super::{Lane, State};
+use super::state::{Lane, State};
 use crate::{
     Cause, CollectiveError, Error, Settings,
+    deadline::bounded,
     executor::Progress,
     membership::Membership,
     panics::panic_text,
@@ -237,7 +238,7 @@ struct Limits {
 
 impl Limits {
     fn of(point: &Point, settings: &Settings) -> Limits {
-        let timeout = point.timeout.unwrap_or(settings.timeout);
+        let timeout = point.timeout.map_or(settings.timeout, bounded);
         let warn_after = settings.warn_after.min(timeout);
         Limits { lead: warn_after / 2, warn_after, timeout }
     }

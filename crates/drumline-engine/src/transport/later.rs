@@ -2,7 +2,7 @@
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 
-use super::streams::Duplex;
+use super::duplex::Duplex;
 
 /// Until its stream is there, nothing can be read or written, which is no error: so whoever uses
 /// it need not know.

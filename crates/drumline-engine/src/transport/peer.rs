@@ -18,11 +18,12 @@ use std::time::Instant;
 use drumline_schedule::step::Rank;
 
 use super::{
-    Waits,
-    link::{ControlLink, DataLink, PeerState},
+    control_link::{ControlLink, PeerState},
+    data_link::DataLink,
+    duplex::Duplex,
     points::PointLink,
-    streams::Duplex,
     striped::Striped,
+    waits::Waits,
     wire::Control,
 };
 use crate::error::Cause;
@@ -78,6 +79,7 @@ impl<S> Opening<S> {
         }
     }
 
+    /// Whether all streams are open.
     pub fn is_complete(&self) -> bool {
         let Opening { control, data, points } = self;
         control.is_some() && points.is_some() && data.iter().all(Option::is_some)

@@ -5,24 +5,23 @@
 //! stream may be held up behind a message that nobody awaits yet; if it breaks, the control
 //! stream of the same peer says why.
 //!
-//! Nothing here knows of sockets or sleeps: [`Sockets`](super::Sockets) gives it both, a
+//! Nothing here knows of sockets or sleeps: a shell around it gives it both, a
 //! simulator others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt,
-    io::{self, Read, Write},
     time::{Duration, Instant},
 };
 
 use drumline_schedule::step::Rank;
 
 use super::{
-    Waits,
-    link::PeerState,
+    control_link::PeerState,
+    duplex::Duplex,
     peer::{Bond, Bundle, Peer},
     points::{Desk, Ended, Point},
     striped::Striped,
+    waits::Waits,
     wire::Control,
 };
 use crate::{
@@ -33,19 +32,6 @@ use crate::{
 /// How long a broken stream may wait for the control stream to say why; and a receive from any rank,
 /// when all others have left, for this rank's own message.
 const GRACE: Duration = Duration::from_secs(2);
-
-/// A stream of bytes in both directions that never blocks.
-pub trait Duplex: Read + Write + Send + fmt::Debug {
-    /// Nothing more will be written.
-    fn end(&mut self) -> io::Result<()>;
-}
-
-#[cfg(test)]
-impl Duplex for std::os::unix::net::UnixStream {
-    fn end(&mut self) -> io::Result<()> {
-        self.shutdown(std::net::Shutdown::Write)
-    }
-}
 
 /// What a stream is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,10 +47,13 @@ pub enum StreamKind {
 /// What a rank that sleeps wants to hear of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest {
+    /// The peer.
     pub rank: Rank,
+    /// Which of its streams.
     pub kind: StreamKind,
     /// That it can be read, or written.
     pub readable: bool,
+    /// Whether there is something to write.
     pub writable: bool,
 }
 
@@ -231,14 +220,17 @@ impl<S: Duplex> Streams<S> {
         far.for_each(|peer| peer.control.beat());
     }
 
+    /// See [`Transport::begin`](super::Transport::begin).
     pub fn begin(&mut self, machine: &mut Machine) -> Result<(), Cause> {
         self.peers.values_mut().try_for_each(|peer| peer.data.begin(machine))
     }
 
+    /// See [`Transport::send`](super::Transport::send).
     pub fn send(&mut self, to: Rank, header: Header, src: Stretch) {
         self.used(to).data.send(header, src);
     }
 
+    /// See [`Transport::receive`](super::Transport::receive).
     pub fn receive(&mut self, from: Rank, dst: Stretch) {
         self.used(from).data.receive(dst);
     }
@@ -280,6 +272,7 @@ impl<S: Duplex> Streams<S> {
         offered.len() < before
     }
 
+    /// See [`Connections::post`](super::Connections::post).
     pub fn post(&mut self, mut point: Point, ended: &mut Vec<Ended>) {
         self.desk.number(&mut point);
         let to = match point.call.peer {
@@ -330,11 +323,13 @@ impl<S: Duplex> Streams<S> {
         Ok(moved)
     }
 
+    /// The sends and receives that are under way.
     pub fn points_mut(&mut self) -> impl Iterator<Item = &mut Point> {
         let named = self.peers.values_mut().flat_map(|peer| peer.points.points_mut());
         named.chain(self.desk.points_mut())
     }
 
+    /// See [`Connections::take_points`](super::Connections::take_points).
     pub fn take_points(&mut self) -> Vec<Point> {
         let named = self.peers.values_mut().flat_map(|peer| peer.points.take_points());
         named.chain(self.desk.take_points()).collect()
@@ -443,10 +438,12 @@ impl<S: Duplex> Streams<S> {
         self.peers.get(&rank).is_some_and(|peer| *peer.control.state() == PeerState::Left)
     }
 
+    /// See [`Transport::abort`](super::Transport::abort).
     pub fn abort(&mut self, failure: &CollectiveError) {
         self.part(Control::Abort { culprit: failure.culprit(), text: failure.to_string() });
     }
 
+    /// See [`Transport::take_leave`](super::Transport::take_leave).
     pub fn take_leave(&mut self) {
         self.part(Control::Goodbye);
     }
@@ -469,6 +466,7 @@ impl<S: Duplex> Streams<S> {
         self.farewell.as_ref()
     }
 
+    /// See [`Transport::still_present`](super::Transport::still_present).
     pub fn still_present(&mut self, history: &History) -> Result<Vec<Rank>, Cause> {
         self.agree();
         let mut present = Vec::new();

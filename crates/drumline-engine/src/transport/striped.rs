@@ -11,7 +11,7 @@
 
 use std::io::{self, IoSlice, Read, Write};
 
-use super::streams::Duplex;
+use super::duplex::Duplex;
 
 /// At least one stream. A stream alone has no blocks.
 #[derive(Debug)]

@@ -23,8 +23,9 @@ pub struct Waits {
 /// A call, and without whom nothing goes on there: at least one rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InCall {
+    /// The call.
     pub call: Description,
-    pub ranks: Vec<Rank>,
+    pub(crate) ranks: Vec<Rank>,
 }
 
 impl Waits {
@@ -46,6 +47,7 @@ pub enum Lack {
 /// A rank that looks for a culprit.
 #[derive(Clone, Copy, Debug)]
 pub struct Seeker<'a> {
+    /// The rank that looks.
     pub rank: Rank,
     /// What all ranks have said, this one among them, but for those that have stopped since.
     pub told: &'a BTreeMap<Rank, Waits>,

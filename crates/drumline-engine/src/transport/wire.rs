@@ -2,7 +2,7 @@
 
 use drumline_schedule::step::Rank;
 
-use super::{Waits, waits::InCall};
+use super::waits::{InCall, Waits};
 use crate::executor::{Header, array};
 
 /// A message on a control connection: one byte of kind, three zero bytes, the length of the
@@ -16,7 +16,12 @@ pub enum Control {
     Beat,
     /// The sender's operation failed. The body is the rank at fault (`u32::MAX`: none) and a
     /// text for people.
-    Abort { culprit: Option<Rank>, text: String },
+    Abort {
+        /// The rank at fault, if this rank knows it.
+        culprit: Option<Rank>,
+        /// What this rank tells of the failure.
+        text: String,
+    },
     /// The sender waits, or does so no more. The body is how many ranks it awaits in a call (4
     /// bytes), and if there are any the header of a message of that call, with zeros for what only
     /// messages have, and these ranks. The rest are the ranks for whose messages it waits. A rank
@@ -38,6 +43,7 @@ impl Control {
     const COUNT_BYTES: usize = 4;
     const AWAITED_MAX: usize = (Control::BODY_BYTES_MAX - Control::COUNT_BYTES - Header::BYTES) / 4;
 
+    /// The bytes on the wire.
     pub fn encode(&self) -> Vec<u8> {
         let (kind, body) = match self {
             Control::Goodbye => (GOODBYE, Vec::new()),

@@ -7,7 +7,7 @@ use std::{
 };
 
 use drumline_engine::{
-    call,
+    choice,
     host::Host,
     lane::Lane,
     membership::{GlobalRanks, Membership},
@@ -181,7 +181,7 @@ impl ProcessGroup {
         config: &Config,
     ) -> Result<ProcessGroup> {
         if let Some(name) = &config.all_reduce {
-            call::find(Collective::AllReduce, name)?; // refused before anything starts
+            choice::find(Collective::AllReduce, name)?; // refused before anything starts
         }
         let prices = config.prices.load()?;
         let foreign = backend::find(config.backend.as_deref())?;

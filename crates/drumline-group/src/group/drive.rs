@@ -13,9 +13,10 @@ use std::{
 };
 
 use drumline_engine::{
+    any_call::{AnyCall, Job},
     call::Call,
     executor::{Now, Progress, Spin},
-    lane::{AnyCall, Job, Lane},
+    lane::Lane,
     transport::Point,
 };
 use drumline_schedule::price::Prices;
@@ -176,7 +177,7 @@ impl Driven {
         let mut lane = self.handoff.drive();
         self.handoff.take_mail(&mut lane);
         while lane.has_jobs() {
-            let now = Now::unread();
+            let now = Now::lazy(Instant::now);
             self.prepare_turn(&mut lane, &now);
             // Receives may be stuck for long after the last job has ended.
             if lane.progress(now.get(), Spin::Yes) == Progress::Stuck && lane.has_jobs() {
@@ -184,7 +185,7 @@ impl Driven {
             }
         }
         let result = loop {
-            let now = Now::unread();
+            let now = Now::lazy(Instant::now);
             self.prepare_turn(&mut lane, &now);
             let points = match lane.has_points() {
                 true => lane.progress_points(now.get()),
@@ -229,7 +230,7 @@ impl Driven {
     }
 
     fn sleep_interruptibly(&self, lane: &mut Lane) {
-        lane.sleep(interrupt::look_again_at());
+        lane.sleep(Instant::now(), interrupt::look_again_at());
         if interrupt::is_wanted() {
             self.handoff.raise_abort();
         }
@@ -247,7 +248,7 @@ impl Driven {
             match self.turn(&mut lane, Instant::now()) {
                 Progress::Done => break,
                 Progress::Moved => {}
-                Progress::Stuck => lane.sleep(None),
+                Progress::Stuck => lane.sleep(Instant::now(), None),
             }
         }
         lane.close()?;
@@ -269,7 +270,7 @@ impl Driven {
                 tracing::debug!("left a group that other ranks have not closed yet");
                 return Ok(());
             }
-            lane.sleep(leave_at);
+            lane.sleep(Instant::now(), leave_at);
         }
     }
 
@@ -294,7 +295,7 @@ impl Driven {
                 Progress::Stuck => Turn::Stuck,
             }
         };
-        self.handoff.help(turn, |lane| lane.sleep(deadline))
+        self.handoff.help(turn, |lane| lane.sleep(Instant::now(), deadline))
     }
 
     /// See [`ProcessGroup::abort`](super::ProcessGroup::abort).

@@ -23,8 +23,8 @@ pub fn all_reduce_then<T, B>(
     T: Element,
     B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
 {
-    let call = call::<T>(Collective::AllReduce, buffer.as_ref().len()).reducing(op);
-    group.submit_and(call, buffer, Vec::new(), end);
+    let call = call::<T>(Collective::AllReduce, buffer.as_ref().len());
+    group.submit_and(call, Some(op.into()), buffer, Vec::new(), end);
 }
 
 /// [`ProcessGroup::all_gather_async`].
@@ -35,7 +35,7 @@ pub fn all_gather_then<T: Element>(
 ) {
     let all = vec![T::zeroed(); own.len() * group.world_size()];
     let call = call::<T>(Collective::AllGather, own.len());
-    group.submit_and(call, all, own, |result, all: Vec<T>| end(result.map(|()| all)));
+    group.submit_and(call, None, all, own, |result, all: Vec<T>| end(result.map(|()| all)));
 }
 
 /// Drives the group on this thread until `done` or `deadline`. `false`: another thread drives it or

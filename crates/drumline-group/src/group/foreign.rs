@@ -18,7 +18,7 @@ use std::{
 
 use drumline_engine::{
     Cause, CollectiveError, Error, Result,
-    lane::{AnyCall, Job},
+    any_call::{AnyCall, Job},
     membership::Membership,
     panics::{panic_text, shielded},
     recorder::{Category, What},
@@ -319,7 +319,13 @@ impl Foreign {
         started: Instant,
         cause: Cause,
     ) -> Error {
-        let failure = Arc::new(self.member.failure(sequence, operation, started.elapsed(), cause));
+        let failure = Arc::new(CollectiveError::new(
+            &self.member,
+            sequence,
+            operation,
+            started.elapsed(),
+            cause,
+        ));
         let mut state = self.lock();
         if let Some(Ended::Failed(by)) = &state.ended {
             return Error::Poisoned { attempted, by: by.clone() };

@@ -21,8 +21,8 @@ use std::{
 };
 
 use drumline_engine::{
+    any_call::{AnyCall, Job},
     call::Call,
-    lane::{AnyCall, Job},
     membership::Membership,
     transport::Point,
 };

@@ -1,6 +1,6 @@
 //! Messages from rank to rank.
 
-use std::marker::PhantomData;
+use std::{marker::PhantomData, time::Instant};
 
 use drumline_engine::transport::{Content, Direction, Message, Point, PointCall};
 use drumline_schedule::step::Rank;
@@ -214,7 +214,7 @@ impl ProcessGroup {
         if let Some(peer) = call.peer {
             self.check_rank(call.name(), peer)?;
         }
-        self.inner.post(Point::new(call, message).within(self.timeout));
+        self.inner.post(Point::new(call, message, Instant::now()).within(self.timeout));
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ use std::{
 use drumline_engine::{
     Cause,
     membership::Membership,
-    transport::{Bundle, Channel, Duplex, Opening, link::is_silence, wire::Control},
+    transport::{Bundle, Channel, Control, Duplex, Opening, is_silence},
 };
 use drumline_schedule::step::Rank;
 use drumline_store::{

@@ -179,35 +179,12 @@ impl AsyncReduce {
     }
 
     /// The names of the tensors, in the order in which they lie in memory.
-    ///
-    /// ```
-    /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
-    /// # let mut tensors = TensorRegistry::new();
-    /// # tensors.register::<f32>("weight", 2)?;
-    /// # tensors.register::<f32>("bias", 1)?;
-    /// # let reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
-    /// assert_eq!(reduce.names().collect::<Vec<_>>(), ["weight", "bias"]);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.background.layout.tensors.iter().map(|tensor| tensor.spec.name.as_str())
     }
 
     /// The elements of a tensor: this rank's own until it is brought, the result after
     /// [`synchronize`](AsyncReduce::synchronize).
-    ///
-    /// ```
-    /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
-    /// # let mut tensors = TensorRegistry::new();
-    /// # tensors.register::<f32>("weight", 2)?;
-    /// # tensors.register::<f32>("bias", 1)?;
-    /// # let mut reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
-    /// reduce.gradient_mut("bias")?.copy_from_slice(&[0.5_f32]);
-    /// assert_eq!(reduce.gradient::<f32>("bias")?, [0.5]);
-    /// assert!(reduce.gradient::<f64>("bias").is_err()); // it is of another type
-    /// assert!(reduce.gradient::<f32>("biass").is_err()); // there is none
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -221,21 +198,6 @@ impl AsyncReduce {
     }
 
     /// The place of a tensor, to be written to. What lies there is kept from step to step.
-    ///
-    /// ```
-    /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
-    /// # let mut tensors = TensorRegistry::new();
-    /// # tensors.register::<f32>("weight", 2)?;
-    /// # tensors.register::<f32>("bias", 1)?;
-    /// # let mut reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
-    /// reduce.gradient_mut::<f32>("bias")?.fill(0.0);
-    /// for pass in [1.0, 2.0] {
-    ///     reduce.gradient_mut::<f32>("bias")?[0] += pass; // two backward passes for one step
-    /// }
-    /// reduce.sync_grad()?;
-    /// assert_eq!(reduce.gradient::<f32>("bias")?, [3.0]);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -252,24 +214,6 @@ impl AsyncReduce {
 
     /// Brings a tensor as it lies in its place. Returns at once.
     ///
-    /// ```
-    /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
-    /// # let mut tensors = TensorRegistry::new();
-    /// # tensors.register::<f32>("weight", 1)?;
-    /// # let mut reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
-    /// reduce.gradient_mut("weight")?.copy_from_slice(&[1.0_f32]);
-    /// reduce.async_reduce("weight")?;
-    /// let error = reduce.gradient_mut::<f32>("weight").unwrap_err().to_string();
-    /// assert_eq!(
-    ///     error,
-    ///     "gradient_mut: tensor `weight` was brought in this step and is being reduced: \
-    ///      `synchronize` gives it back"
-    /// );
-    /// reduce.synchronize()?;
-    /// # reduce.stop()?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] where there is no such tensor, or it was brought in this step
@@ -280,21 +224,6 @@ impl AsyncReduce {
     }
 
     /// Copies `gradient` to its tensor's place and brings it. Returns at once.
-    ///
-    /// ```
-    /// use drumline::{ProcessGroup, async_reduce::{AsyncReduce, AsyncReduceOptions, TensorRegistry}};
-    ///
-    /// let mut tensors = TensorRegistry::new();
-    /// tensors.register::<f32>("bias", 2)?;
-    /// let group = ProcessGroup::alone();
-    /// let mut reduce: AsyncReduce = tensors.freeze(&group, &AsyncReduceOptions::default())?;
-    /// reduce.async_reduce_from("bias", &[1.0_f32, 2.0])?;
-    /// reduce.synchronize()?;
-    /// assert_eq!(reduce.gradient::<f32>("bias")?, [1.0, 2.0]);
-    /// assert_eq!(reduce.counts().steps, 1);
-    /// # reduce.stop()?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -316,22 +245,6 @@ impl AsyncReduce {
     }
 
     /// Waits until all tensors are reduced; they lie in their places then, and the next step begins.
-    ///
-    /// ```
-    /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
-    /// # let mut tensors = TensorRegistry::new();
-    /// # tensors.register::<f32>("weight", 2)?;
-    /// # tensors.register::<f32>("bias", 1)?;
-    /// # let mut reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
-    /// reduce.async_reduce("weight")?;
-    /// let error = reduce.synchronize().unwrap_err().to_string();
-    /// assert!(error.contains("rank 0 has not brought `bias`"), "{error}");
-    ///
-    /// reduce.async_reduce("weight")?; // the next step
-    /// reduce.async_reduce("bias")?;
-    /// reduce.synchronize()?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -356,18 +269,6 @@ impl AsyncReduce {
 
     /// Brings all tensors that were not brought in this step, as they lie in their places, and
     /// [synchronizes](AsyncReduce::synchronize).
-    ///
-    /// ```
-    /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
-    /// # let mut tensors = TensorRegistry::new();
-    /// # tensors.register::<f32>("bias", 2)?;
-    /// # let mut reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
-    /// reduce.gradient_mut::<f32>("bias")?.fill(1.5);
-    /// reduce.sync_grad()?;
-    /// assert_eq!(reduce.gradient::<f32>("bias")?, [1.5, 1.5]);
-    /// # reduce.stop()?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -419,18 +320,6 @@ impl AsyncReduce {
 
     /// Where a tensor lies in the fused buffer.
     ///
-    /// ```
-    /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
-    /// # let mut tensors = TensorRegistry::new();
-    /// # tensors.register::<f32>("weight", 2)?;
-    /// # tensors.register::<f32>("bias", 1)?;
-    /// # let reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
-    /// let (weight, bias) = (reduce.place("weight")?, reduce.place("bias")?);
-    /// assert_eq!((weight.len, weight.bytes.len()), (2, 8));
-    /// assert!(weight.bytes.end <= bias.bytes.start); // they do not overlap
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] where there is no such tensor.
@@ -444,53 +333,17 @@ impl AsyncReduce {
     /// It stays there, mapped, for as long as this engine lives, also after a failure. What lies
     /// behind it must not be touched when [`gradient_mut`](AsyncReduce::gradient_mut) would refuse,
     /// nor while a slice that was lent out is in use.
-    ///
-    /// ```
-    /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
-    /// # let mut tensors = TensorRegistry::new();
-    /// # tensors.register::<f32>("weight", 2)?;
-    /// # tensors.register::<f32>("bias", 1)?;
-    /// # let mut reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
-    /// let bias = reduce.place("bias")?.bytes;
-    /// let address = reduce.as_mut_ptr().wrapping_add(bias.start);
-    /// assert_eq!(address.cast(), reduce.gradient_mut::<f32>("bias")?.as_mut_ptr());
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn as_mut_ptr(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.address)
     }
 
     /// What was done so far.
-    ///
-    /// ```
-    /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
-    /// # let mut tensors = TensorRegistry::new();
-    /// # tensors.register::<f32>("weight", 2)?;
-    /// # tensors.register::<f32>("bias", 1)?;
-    /// # let mut reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
-    /// reduce.sync_grad()?;
-    /// let counts = reduce.counts();
-    /// assert_eq!((counts.steps, counts.all_reduces), (1, 1)); // both tensors share a bucket
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn counts(&self) -> Counts {
         self.background.counts()
     }
 
     /// Breaks the step and the engine off: every later call fails on this rank at once, and on the
     /// other ranks with this rank's name. The tensors stay where they are.
-    ///
-    /// ```
-    /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
-    /// # let mut tensors = TensorRegistry::new();
-    /// # tensors.register::<f32>("weight", 2)?;
-    /// # tensors.register::<f32>("bias", 1)?;
-    /// # let mut reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
-    /// reduce.abort();
-    /// let error = reduce.sync_grad().unwrap_err().to_string();
-    /// assert!(error.contains("this rank has aborted the group"), "{error}");
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn abort(&self) {
         self.background.group.abort();
     }
@@ -498,19 +351,6 @@ impl AsyncReduce {
     /// [`AsyncReduce::stop`] without insisting, and without giving the tensors up: ranks that have
     /// not left after `patience` are left behind. For bindings whose tensors live on. In the middle
     /// of a step the engine is [aborted](AsyncReduce::abort) first.
-    ///
-    /// ```
-    /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
-    /// # let mut tensors = TensorRegistry::new();
-    /// # tensors.register::<f32>("weight", 2)?;
-    /// # tensors.register::<f32>("bias", 1)?;
-    /// # let mut reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
-    /// reduce.sync_grad()?;
-    /// let patience = std::time::Duration::from_secs(5);
-    /// reduce.leave(patience)?; // here, nobody else is waited for
-    /// assert!(reduce.sync_grad().is_err()); // the engine is over
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -524,18 +364,6 @@ impl AsyncReduce {
     }
 
     /// Ends the engine in good order: waits until all ranks have called this.
-    ///
-    /// ```
-    /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
-    /// # let mut tensors = TensorRegistry::new();
-    /// # tensors.register::<f32>("weight", 2)?;
-    /// # tensors.register::<f32>("bias", 1)?;
-    /// # let mut reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
-    /// reduce.async_reduce("bias")?;
-    /// let error = reduce.stop().unwrap_err().to_string(); // in the middle of a step
-    /// assert!(error.contains("tensor `bias` was brought and not synchronized"), "{error}");
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///

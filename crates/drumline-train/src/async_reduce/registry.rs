@@ -39,14 +39,6 @@ impl Default for AsyncReduceOptions {
 
 impl AsyncReduceOptions {
     /// Sets [`AsyncReduceOptions::op`].
-    ///
-    /// ```
-    /// use drumline::{ReduceOp, async_reduce::AsyncReduceOptions};
-    ///
-    /// let options = AsyncReduceOptions::default();
-    /// assert_eq!(options.op, ReduceOp::Avg);
-    /// assert_eq!(options.op(ReduceOp::Max).op, ReduceOp::Max);
-    /// ```
     #[must_use]
     pub fn op(mut self, op: ReduceOp) -> Self {
         self.op = op;
@@ -54,20 +46,6 @@ impl AsyncReduceOptions {
     }
 
     /// Sets [`AsyncReduceOptions::bucket_bytes`].
-    ///
-    /// ```
-    /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
-    /// # let mut tensors = TensorRegistry::new();
-    /// # tensors.register::<f32>("weight", 2)?;
-    /// # tensors.register::<f32>("bias", 1)?;
-    /// let options = AsyncReduceOptions::default().bucket_bytes(1); // each tensor leaves alone
-    /// let mut reduce = tensors.freeze(&ProcessGroup::alone(), &options)?;
-    /// reduce.async_reduce("weight")?;
-    /// reduce.sync_grad()?;
-    /// // Buckets begin on pages of their own.
-    /// assert!(reduce.place("bias")?.bytes.start >= 64 << 10);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     #[must_use]
     pub fn bucket_bytes(mut self, bytes: usize) -> Self {
         self.bucket_bytes = bytes;
@@ -96,30 +74,12 @@ pub struct TensorRegistry {
 
 impl TensorRegistry {
     /// No tensors.
-    ///
-    /// ```
-    /// use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
-    ///
-    /// let group = ProcessGroup::alone();
-    /// let nothing = TensorRegistry::new().freeze(&group, &AsyncReduceOptions::default());
-    /// assert!(nothing.unwrap_err().to_string().contains("no tensor is registered"));
-    /// ```
     pub fn new() -> TensorRegistry {
         TensorRegistry::default()
     }
 
     /// Adds a tensor of `len` elements. Those that come about the same time in a step are best
     /// registered side by side: they share buckets.
-    ///
-    /// ```
-    /// use drumline::async_reduce::TensorRegistry;
-    ///
-    /// let mut tensors = TensorRegistry::new();
-    /// tensors.register::<f32>("fc.weight", 10 * 128)?; // 5 KiB
-    /// let again = tensors.register::<f32>("fc.weight", 10).unwrap_err().to_string();
-    /// assert!(again.contains("`fc.weight` is registered already"));
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -144,24 +104,6 @@ impl TensorRegistry {
     /// `group` may be used for anything else meanwhile.
     ///
     /// The order of the tensors in memory is that in which rank 0 has registered them.
-    ///
-    /// ```
-    /// use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let mut tensors = TensorRegistry::new();
-    ///             tensors.register::<f32>("weight", 10 + group.rank()).unwrap();
-    ///             let options = AsyncReduceOptions::default();
-    ///             let differ = tensors.freeze(&group, &options).unwrap_err();
-    ///             assert!(differ.to_string().contains("f32[11]"), "{differ}"); // on both ranks
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::train::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///

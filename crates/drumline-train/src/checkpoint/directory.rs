@@ -5,18 +5,19 @@ use std::{
 };
 
 use super::{
-    Checkpoint, Refusal,
+    content::Checkpoint,
     disk::{Disk, SystemDisk},
-    replace, why_not_written,
+    file::{Refusal, why_not_written},
+    replace,
 };
 use crate::{Error, Result};
 
 /// A directory of checkpoints, one file per saved step: `step-00001200.safetensors`.
 ///
-/// [`save`](Self::save) puts a new file beside the old ones, and deletes those that are no longer
-/// kept only when the new one is on the disk. So whenever the process, the machine or the disk
-/// fails, the directory holds the last whole checkpoint or the one before it. After a save,
-/// [`newest`](Self::newest) finds that one.
+/// [`save`](Self::save) writes a new file beside the old ones. Only when the new file is on the disk
+/// does it delete the oldest files. So whenever the process, the machine or the disk fails, the
+/// directory holds the last whole checkpoint or the one before it. [`newest`](Self::newest) finds
+/// the last whole one.
 ///
 /// The methods whose names end in `_on_root` are for all ranks of a group together.
 ///
@@ -35,7 +36,7 @@ use crate::{Error, Result};
 ///     }
 ///     None => 0,
 /// };
-/// directory.prepare()?; // Notices now, not after an hour, that nothing can be written.
+/// directory.prepare()?; // Fails now, not after an hour, if nothing can be written.
 /// for step in first..300 {
 ///     weight *= 0.99; // one step of training
 ///     if (step + 1) % 100 == 0 {
@@ -72,13 +73,13 @@ pub struct CheckpointDirectory {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Found {
-    /// After how many steps it was saved.
+    /// The number of steps after which it was saved.
     pub step: u64,
     /// Its file.
     pub path: PathBuf,
-    /// What is in it.
+    /// Its content.
     pub checkpoint: Checkpoint,
-    /// Files of later steps that are not whole, the latest first.
+    /// The files of later steps, which are not whole, the latest first.
     pub skipped: Vec<Skipped>,
 }
 
@@ -110,74 +111,30 @@ const PREFIX: &str = "step-";
 const SUFFIX: &str = ".safetensors";
 
 impl CheckpointDirectory {
-    /// Checkpoints at `path`, which need not exist yet; the last three are kept. Touches no disk.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::CheckpointDirectory;
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// # let out = temporary.path().join("out");
-    /// let directory = CheckpointDirectory::new(&out);
-    /// assert!(!out.exists());
-    /// assert_eq!(directory.newest()?, None); // that is no error: training begins
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
+    /// A directory at `path`, which need not exist yet. Keeps the last three files. Touches no disk.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         const KEEP: NonZeroUsize = NonZeroUsize::MIN.saturating_add(2);
         Self { path: path.into(), keep: KEEP }
     }
 
-    /// Keeps so many files. While one is written there is one more.
-    ///
-    /// ```
-    /// use std::num::NonZeroUsize;
-    ///
-    /// use drumline::checkpoint::CheckpointDirectory;
-    ///
-    /// let directory = CheckpointDirectory::new("out").keep(NonZeroUsize::MIN);
-    /// assert!(directory.path_of(1200).ends_with("step-00001200.safetensors"));
-    /// ```
+    /// Sets how many files are kept. While a file is written there is one more.
     #[must_use]
     pub fn keep(mut self, files: NonZeroUsize) -> Self {
         self.keep = files;
         self
     }
 
-    /// Where it is.
-    ///
-    /// ```
-    /// use drumline::checkpoint::CheckpointDirectory;
-    ///
-    /// assert_eq!(CheckpointDirectory::new("runs/7").path(), "runs/7");
-    /// ```
+    /// The path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
     /// The file of a step.
-    ///
-    /// ```
-    /// use drumline::checkpoint::CheckpointDirectory;
-    ///
-    /// let path = CheckpointDirectory::new("runs/7").path_of(1200);
-    /// assert_eq!(path, std::path::Path::new("runs/7/step-00001200.safetensors"));
-    /// ```
     pub fn path_of(&self, step: u64) -> PathBuf {
         self.path.join(file_name(step))
     }
 
-    /// The steps of which there is a file, whole or not, in order. None if there is no directory.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::{Checkpoint, CheckpointDirectory};
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// # let out = temporary.path().join("out");
-    /// let directory = CheckpointDirectory::new(&out);
-    /// directory.prepare()?;
-    /// directory.save(200, &Checkpoint::default())?;
-    /// directory.save(1000, &Checkpoint::default())?;
-    /// assert_eq!(directory.steps()?, [200, 1000]);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
+    /// The steps that have a file, whole or not, in rising order. Empty if there is no directory.
     ///
     /// # Errors
     ///
@@ -186,22 +143,9 @@ impl CheckpointDirectory {
         self.steps_on(&SystemDisk)
     }
 
-    /// Makes the directory if it is missing, and makes sure that files can be written there.
+    /// Makes the directory if it is missing, and checks that files can be written there.
     ///
-    /// Call it before training, so that hours of work are not lost for want of a permission.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::CheckpointDirectory;
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// # let out = temporary.path().join("out");
-    /// let directory = CheckpointDirectory::new(&out);
-    /// directory.prepare()?;
-    /// assert!(out.is_dir());
-    ///
-    /// std::fs::write(out.join("file"), "").unwrap();
-    /// assert!(CheckpointDirectory::new(out.join("file")).prepare().is_err()); // no directory
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
+    /// Call it before training, so that a missing permission does not cost hours of work.
     ///
     /// # Errors
     ///
@@ -212,60 +156,28 @@ impl CheckpointDirectory {
 
     /// Writes the checkpoint of a step, then deletes the files that are not kept.
     ///
-    /// It becomes the newest one: files of later steps are of a training that was not gone on with,
-    /// and are deleted as well. So are unfinished files that a process left behind when it died;
-    /// never those of a process that still writes.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::{Checkpoint, CheckpointDirectory};
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// # let out = temporary.path().join("out");
-    /// let directory = CheckpointDirectory::new(&out);
-    /// directory.prepare()?;
-    /// for step in [1, 2, 3, 4] {
-    ///     directory.save(step, &Checkpoint::default())?;
-    /// }
-    /// assert_eq!(directory.steps()?, [2, 3, 4]); // three are kept
-    ///
-    /// directory.save(3, &Checkpoint::default())?; // trained from step 2 once more
-    /// assert_eq!(directory.steps()?, [2, 3]);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
+    /// It becomes the newest checkpoint: files of later steps belong to a run that was given up, and
+    /// are deleted too. Unfinished files of processes that have died are also deleted; those of
+    /// living processes are not.
     ///
     /// # Errors
     ///
-    /// [`Error::Checkpoint`] when it cannot be written; then all files are as they were. Or when a
-    /// file of a later step cannot be deleted. (If an old file cannot be deleted, only a warning
-    /// says so.)
+    /// [`Error::Checkpoint`] when the file cannot be written; all files are then as they were.
+    /// [`Error::Checkpoint`] when a file of a later step cannot be deleted. (If an old file cannot
+    /// be deleted, there is only a warning.)
     pub fn save(&self, step: u64, checkpoint: &Checkpoint) -> Result<PathBuf> {
         self.save_on(&SystemDisk, step, checkpoint)
     }
 
-    /// Reads the whole checkpoint of the latest step. None when there is no file of any step.
+    /// Reads the latest whole checkpoint. `None` when no step has a file.
     ///
-    /// Files that are cut short, damaged or unreadable are skipped; the result and a warning name
+    /// Files that are cut short, damaged or unreadable are skipped. The result and a warning name
     /// them.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::{Checkpoint, CheckpointDirectory};
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// # let out = temporary.path().join("out");
-    /// let directory = CheckpointDirectory::new(&out);
-    /// directory.prepare()?;
-    /// assert_eq!(directory.newest()?, None);
-    /// directory.save(100, &Checkpoint::default())?;
-    /// assert_eq!(directory.newest()?.map(|found| found.step), Some(100));
-    ///
-    /// std::fs::write(directory.path_of(100), "damaged").unwrap();
-    /// let error = directory.newest().unwrap_err().to_string();
-    /// assert!(error.contains("holds no whole checkpoint"), "{error}");
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
-    /// [`Error::Checkpoint`] when there are files but none is whole, so that nobody begins anew
-    /// without knowing; when the latest was written by a newer version of this crate; or when the
+    /// [`Error::Checkpoint`] when there are files but none is whole, so that training does not begin
+    /// anew unnoticed; when a newer version of this crate wrote the latest file; or when the
     /// directory cannot be read.
     pub fn newest(&self) -> Result<Option<Found>> {
         self.newest_on(&SystemDisk)
@@ -306,8 +218,8 @@ impl CheckpointDirectory {
 
         let steps = self.steps_on(disk)?;
         let (kept, later): (Vec<u64>, Vec<u64>) = steps.into_iter().partition(|&at| at <= step);
-        // One after the other, the latest last and each for good: at every moment the newest one is
-        // either still that of before or already the new one.
+        // In rising order, each synced before the next: at every moment the newest checkpoint is
+        // either the latest of the later steps, or the new one.
         for later in later {
             let path = self.path_of(later);
             let removed = disk.remove(&path).or_else(fine_if_gone);
@@ -334,7 +246,7 @@ impl CheckpointDirectory {
             let path = self.path_of(step);
             match Checkpoint::read_on(disk, &path) {
                 Ok(checkpoint) => return Ok(Some(Found { step, path, checkpoint, skipped })),
-                Err(Refusal::Missing) => {} // Another process has deleted it since.
+                Err(Refusal::Missing) => {} // Another process has deleted it meanwhile.
                 Err(refusal @ Refusal::Newer(_)) => return Err(refusal.into_error(&path)),
                 Err(Refusal::Unusable(problem)) => {
                     tracing::warn!(?path, problem, "skipped a checkpoint that is not whole");

@@ -6,42 +6,43 @@ use std::{
     path::Path,
 };
 
-/// The operations on a file system that checkpoints are made of, one call each.
+/// The operations on a file system that checkpoints need, one system call each where possible.
 ///
-/// [`SystemDisk`] does them. The tests put a disk underneath that fails at the n-th operation, and
-/// one that forgets what was not synced.
+/// [`SystemDisk`] carries them out. The tests use a disk that fails at the n-th operation, and one
+/// that forgets what was not synced.
 pub(super) trait Disk {
     /// A file that is being written.
     type File: Write;
     /// A file that is being read.
     type Reader: Read;
 
-    /// Makes a directory and those above it, all lasting; fine if it is there.
+    /// Makes a directory and its parents, so that they survive a power cut. An existing directory is
+    /// no error.
     fn create_directory(&self, directory: &Path) -> io::Result<()>;
     /// The names in a directory, in any order.
     fn names(&self, directory: &Path) -> io::Result<Vec<OsString>>;
-    /// Makes a file and marks it as being written, until it is closed. `AlreadyExists` when the
-    /// name is taken.
+    /// Makes a file and marks it as being written until it is closed. `AlreadyExists` when the name
+    /// is taken.
     fn create(&self, path: &Path) -> io::Result<Self::File>;
-    /// Returns when the content would survive a power cut.
+    /// Returns when the content of the file would survive a power cut.
     fn sync(&self, file: &Self::File) -> io::Result<()>;
-    /// Moves a file over the one that has the new name, if any. Never shows anything in between.
+    /// Renames a file, replacing any file that has the new name, in one atomic step.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
-    /// Returns when names would survive a power cut.
+    /// Returns when the names in the directory would survive a power cut.
     fn sync_directory(&self, directory: &Path) -> io::Result<()>;
     /// Deletes a file.
     fn remove(&self, path: &Path) -> io::Result<()>;
-    /// Deletes a file unless some process is writing it; tells whether it did.
+    /// Deletes a file unless a process is writing it. Returns whether it was deleted.
     fn remove_if_abandoned(&self, path: &Path) -> io::Result<bool>;
-    /// Opens a file to read, and tells its length in bytes.
+    /// Opens a file to read. Returns its length in bytes too.
     fn open(&self, path: &Path) -> io::Result<(Self::Reader, u64)>;
 }
 
-/// The operating system's.
+/// The file system of the operating system.
 ///
-/// A file that is being written has an exclusive advisory lock. The system lets go of it when the
-/// process ends, however it ends, so what is left of a dead process can be told from what a living
-/// one is about to finish. Where a file system has no locks, nothing is taken for abandoned.
+/// A file that is being written has an exclusive advisory lock. The system releases the lock when
+/// the process ends, however it ends. So a file without a lock is left over from a dead process. On
+/// a file system without locks, no file counts as abandoned.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SystemDisk;
 
@@ -57,7 +58,7 @@ impl Disk for SystemDisk {
         self.create_directory(parent)?;
         match fs::create_dir(directory) {
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists && directory.is_dir() => {
-                Ok(()) // Somebody was faster.
+                Ok(()) // Another process made it meanwhile.
             }
             made => made.and_then(|()| self.sync_directory(parent)),
         }
@@ -71,7 +72,7 @@ impl Disk for SystemDisk {
         let file = File::create_new(path)?;
         let taken = || io::Error::from(io::ErrorKind::AlreadyExists);
         match file.try_lock() {
-            // Somebody took it for abandoned before it was locked, and deletes it.
+            // Another process took the file for abandoned before it was locked, and deletes it.
             Err(TryLockError::WouldBlock) => Err(taken()),
             Ok(()) if !is_still_there(&file, path) => Err(taken()),
             Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
@@ -97,14 +98,14 @@ impl Disk for SystemDisk {
     fn remove_if_abandoned(&self, path: &Path) -> io::Result<bool> {
         let file = OpenOptions::new().write(true).open(path)?;
         match file.try_lock() {
-            Ok(()) => fs::remove_file(path).map(|()| true), // Still locked, so nobody begins anew.
+            Ok(()) => fs::remove_file(path).map(|()| true), // Our lock keeps others from writing it.
             Err(TryLockError::WouldBlock) => Ok(false),
             Err(TryLockError::Error(error)) => Err(error),
         }
     }
 
     fn open(&self, path: &Path) -> io::Result<(BufReader<File>, u64)> {
-        // Asked before it is opened, because opening a pipe may take for ever.
+        // Checked before opening, because opening a pipe may block for ever.
         if !fs::metadata(path)?.is_file() {
             return Err(io::Error::other("it is not a file"));
         }
@@ -114,7 +115,7 @@ impl Disk for SystemDisk {
     }
 }
 
-/// The directory of a file name alone is the present one.
+/// A bare file name has an empty directory, which means the current one.
 fn here_if_empty(directory: &Path) -> &Path {
     if directory.as_os_str().is_empty() { Path::new(".") } else { directory }
 }

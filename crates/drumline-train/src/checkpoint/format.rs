@@ -1,8 +1,8 @@
 //! The safetensors format: length of the header (u64, little-endian), header (JSON), elements.
 //!
-//! Written here rather than by the crate of that name, because its files differ from run to run
-//! (metadata in the order of a hash map) and it needs all of a file in memory. The tests hold
-//! the two against each other.
+//! This module does not use the crate `safetensors`, for two reasons: that crate's files differ from
+//! run to run (it writes metadata in the order of a hash map), and it needs the whole file in memory.
+//! The tests compare the two.
 
 use std::{collections::BTreeMap, io::Read};
 
@@ -11,24 +11,24 @@ use serde_json::{Map, Value, json};
 
 use super::tensor::{Tensor, byte_length};
 
-/// The format's own limit.
+/// The format's own limit, in bytes.
 const HEADER_LENGTH_MAX: u64 = 100_000_000;
 
 const METADATA_KEY: &str = "__metadata__";
 
-/// Sorted as the format wants them: largest elements first, so that all are aligned.
+/// The tensors in the order of the format: largest elements first, so that all are aligned.
 pub(super) fn file_order<'a>(tensors: impl Iterator<Item = &'a Tensor>) -> Vec<&'a Tensor> {
     let mut tensors: Vec<_> = tensors.collect();
     tensors.sort_by_key(|tensor| std::cmp::Reverse(tensor.dtype().size()));
     tensors
 }
 
-/// Everything that comes before the elements of `tensors`. The error says what is wrong.
+/// The bytes that come before the elements of `tensors`. The error says what is wrong.
 pub(super) fn header(
     tensors: &[&Tensor],
     metadata: &BTreeMap<String, String>,
 ) -> Result<Vec<u8>, String> {
-    // Ordered maps, whatever serde_json's own is: equal checkpoints make equal files.
+    // Ordered maps, so that equal checkpoints make equal files. serde_json's map may be unordered.
     let mut header = BTreeMap::from([(METADATA_KEY, json!(metadata))]);
     let mut start = 0;
     for tensor in tensors {
@@ -52,26 +52,26 @@ pub(super) fn header(
     Ok([&length.to_le_bytes(), &text[..]].concat())
 }
 
-/// Where a tensor lies in a file.
-pub(super) struct Entry {
+/// A tensor's entry in the header.
+pub(super) struct TensorEntry {
     name: String,
     dtype: DType,
     shape: Vec<usize>,
-    /// Of its elements, counted from the first element of all.
+    /// The bytes `start..end` hold its elements, counted from the end of the header.
     start: u64,
     end: u64,
 }
 
-/// What comes before the elements.
+/// The header, parsed.
 pub(super) struct Header {
-    /// Its bytes in the file.
+    /// The header and its length, as they are in the file.
     pub(super) bytes: Vec<u8>,
     /// The tensors in the order of their elements, which fill the rest of the file without gaps.
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<TensorEntry>,
     pub(super) metadata: BTreeMap<String, String>,
 }
 
-/// Reads what comes before the elements in a file of `file_length` bytes.
+/// Reads the header of a file of `file_length` bytes.
 pub(super) fn parse_header(input: &mut impl Read, file_length: u64) -> Result<Header, String> {
     let mut length_bytes = [0; 8];
     input.read_exact(&mut length_bytes).map_err(|_| too_short(file_length))?;
@@ -115,10 +115,10 @@ pub(super) fn parse_header(input: &mut impl Read, file_length: u64) -> Result<He
     Ok(Header { bytes: [&length_bytes, &text[..]].concat(), entries, metadata })
 }
 
-impl Entry {
+impl TensorEntry {
     /// Reads the elements, which come next in `input`.
     pub(super) fn read_tensor(self, input: &mut impl Read) -> Result<Tensor, String> {
-        // Bounded, because all entries together fill the file exactly.
+        // The file bounds this allocation: `parse_header` has checked that the entries fill it exactly.
         let mut bytes = vec![0; (self.end - self.start) as usize];
         input
             .read_exact(&mut bytes)
@@ -127,7 +127,7 @@ impl Entry {
     }
 }
 
-fn parse_entry(name: String, value: &Value) -> Result<Entry, String> {
+fn parse_entry(name: String, value: &Value) -> Result<TensorEntry, String> {
     let damaged = |what: &str| format!("it is damaged: the header has no valid {what} of {name}");
     let numbers = |key: &str| -> Option<Vec<u64>> {
         value.get(key)?.as_array()?.iter().map(Value::as_u64).collect()
@@ -143,7 +143,7 @@ fn parse_entry(name: String, value: &Value) -> Result<Entry, String> {
     if end.checked_sub(start) != byte_length(dtype, &shape).map(|length| length as u64) {
         return Err(damaged("length"));
     }
-    Ok(Entry { name, dtype, shape, start, end })
+    Ok(TensorEntry { name, dtype, shape, start, end })
 }
 
 fn too_short(length: u64) -> String {

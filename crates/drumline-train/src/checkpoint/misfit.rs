@@ -1,9 +1,9 @@
 use std::{collections::BTreeMap, fmt};
 
-use super::Checkpoint;
+use super::content::Checkpoint;
 use crate::ddp::ParameterSpec;
 
-/// How the tensors of a checkpoint differ from those that a model has. See [`Checkpoint::check`].
+/// How the tensors of a checkpoint differ from those of a model. See [`Checkpoint::check`].
 ///
 /// ```
 /// use drumline::{DType, checkpoint::{Checkpoint, Misfit}, ddp::ParameterSpec};
@@ -15,17 +15,17 @@ use crate::ddp::ParameterSpec;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Misfit {
-    /// The model has them, the checkpoint does not.
+    /// The tensors that the model has and the checkpoint lacks.
     pub missing: Vec<ParameterSpec>,
-    /// The checkpoint has them, the model does not.
+    /// The tensors that the checkpoint has and the model lacks.
     pub surplus: Vec<ParameterSpec>,
-    /// Both have them, with another shape or type: first the model's, then the checkpoint's.
+    /// The tensors whose shapes or types differ: (the model's, the checkpoint's).
     pub different: Vec<(ParameterSpec, ParameterSpec)>,
 }
 
 impl Checkpoint {
-    /// Whether the tensors whose names begin with `prefix` are exactly `wanted`, which are named
-    /// without the prefix. To be called before a model is filled from it.
+    /// Checks that the [section](Checkpoint::section) `prefix` holds exactly the tensors `wanted`,
+    /// which are named without the prefix. Call it before filling a model from the checkpoint.
     ///
     /// ```
     /// use drumline::{DType, checkpoint::{Checkpoint, Tensor}, ddp::ParameterSpec};
@@ -73,7 +73,7 @@ impl std::error::Error for Misfit {}
 
 impl fmt::Display for Misfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// More say no more.
+        /// A longer list helps nobody.
         const NAMED_MAX: usize = 8;
         let different = self.different.iter().map(|(model, file)| {
             let (name, file, model) = (&file.name, file.type_name(), model.type_name());

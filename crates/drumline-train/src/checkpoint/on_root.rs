@@ -1,70 +1,35 @@
-//! The same for all ranks of a group. Whatever happens on one rank, all return, and all with the
-//! same outcome.
+//! Reading and writing by all ranks of a group together. All ranks get the same outcome.
 
 use std::{fmt::Display, path::Path};
 
 use drumline_group::ProcessGroup;
 
-use super::{Checkpoint, CheckpointDirectory, Found};
+use super::{
+    content::Checkpoint,
+    directory::{CheckpointDirectory, Found},
+    share::{exchange, on_root, problem_of, share},
+};
 use crate::{Error, Result};
 
 impl Checkpoint {
-    /// [`Checkpoint::read`] on rank 0, whose disk alone needs to have the file. All ranks get the
-    /// same checkpoint or the same error.
-    ///
-    /// ```
-    /// use drumline::{ProcessGroup, checkpoint::Checkpoint};
-    ///
-    /// # let directory = tempfile::tempdir().unwrap();
-    /// let path = directory.path().join("model.safetensors");
-    /// let mut checkpoint = Checkpoint::default();
-    /// checkpoint.metadata.insert("epoch".into(), "3".into());
-    /// checkpoint.write(&path)?;
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         // As if rank 1 had no disk in common with rank 0.
-    ///         let path = if group.rank() == 0 { path.clone() } else { "elsewhere".into() };
-    ///         threads.spawn(move || {
-    ///             let read = Checkpoint::read_on_root(&group, &path).unwrap();
-    ///             assert_eq!(read.metadata["epoch"], "3");
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::train::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
+    /// [`Checkpoint::read`] on rank 0; the other ranks need not see the file. All ranks get the same
+    /// checkpoint or the same error.
     ///
     /// # Errors
     ///
-    /// As [`Checkpoint::read`], and what the group says when a rank fails.
+    /// As [`Checkpoint::read`], or [`Error::Group`] when a rank fails.
     pub fn read_on_root(group: &ProcessGroup, path: &Path) -> Result<Self> {
         let read = || Checkpoint::read(path);
         let parse = |bytes: &[u8]| Checkpoint::from_bytes(bytes);
         share(group, path, read, |checkpoint| checkpoint.to_bytes(), parse)
     }
 
-    /// [`Checkpoint::write`] on rank 0, which alone calls `make`. All ranks learn whether it
-    /// is done.
-    ///
-    /// ```
-    /// use drumline::{Error, ProcessGroup, checkpoint::{Checkpoint, Tensor}};
-    ///
-    /// # let directory = tempfile::tempdir().unwrap();
-    /// let path = directory.path().join("model.safetensors");
-    /// let group = ProcessGroup::alone();
-    /// Checkpoint::write_on_root(&group, &path, || {
-    ///     let mut checkpoint = Checkpoint::default();
-    ///     checkpoint.insert(Tensor::from_values("weight", [2], &[1.0_f32, 2.0])?);
-    ///     Ok::<_, Error>(checkpoint)
-    /// })?;
-    /// let checkpoint = Checkpoint::read_on_root(&group, &path)?;
-    /// assert_eq!(checkpoint.tensor("weight").unwrap().shape(), [2]);
-    /// # Ok::<_, Error>(())
-    /// ```
+    /// [`Checkpoint::write`] on rank 0; only rank 0 calls `make`. All ranks learn whether the file
+    /// was written.
     ///
     /// # Errors
     ///
-    /// As [`Checkpoint::write`], what `make` says, and what the group says when a rank fails.
+    /// As [`Checkpoint::write`], the error of `make`, or [`Error::Group`] when a rank fails.
     pub fn write_on_root<E: From<Error> + Display>(
         group: &ProcessGroup,
         path: &Path,
@@ -77,61 +42,19 @@ impl Checkpoint {
 impl CheckpointDirectory {
     /// [`prepare`](Self::prepare) on rank 0. All ranks learn whether files can be written.
     ///
-    /// ```
-    /// use drumline::{ProcessGroup, checkpoint::CheckpointDirectory};
-    ///
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// let file = temporary.path().join("file");
-    /// std::fs::write(&file, "in the way").unwrap();
-    /// let directory = CheckpointDirectory::new(&file);
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         let directory = &directory;
-    ///         threads.spawn(move || {
-    ///             let error = directory.prepare_on_root(&group).unwrap_err().to_string();
-    ///             assert!(error.contains("the directory cannot be made"), "{error}"); // on both
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::train::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
-    /// As [`prepare`](Self::prepare), and what the group says when a rank fails.
+    /// As [`prepare`](Self::prepare), or [`Error::Group`] when a rank fails.
     pub fn prepare_on_root(&self, group: &ProcessGroup) -> Result<()> {
         on_root(group, self.path(), || self.prepare())
     }
 
-    /// [`save`](Self::save) on rank 0, which alone calls `make`. All ranks learn whether it is
-    /// done.
-    ///
-    /// ```
-    /// use drumline::{Error, ProcessGroup, checkpoint::{Checkpoint, CheckpointDirectory}};
-    ///
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// let directory = CheckpointDirectory::new(temporary.path());
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         let directory = &directory;
-    ///         threads.spawn(move || {
-    ///             let make = || {
-    ///                 assert_eq!(group.rank(), 0); // only there
-    ///                 Ok::<_, Error>(Checkpoint::default())
-    ///             };
-    ///             directory.save_on_root(&group, 100, make).unwrap();
-    ///             assert_eq!(directory.steps().unwrap(), [100]);
-    ///         });
-    ///     }
-    ///     Ok::<_, Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
+    /// [`save`](Self::save) on rank 0; only rank 0 calls `make`. All ranks learn whether the file
+    /// was written.
     ///
     /// # Errors
     ///
-    /// As [`save`](Self::save), what `make` says, and what the group says when a rank fails.
+    /// As [`save`](Self::save), the error of `make`, or [`Error::Group`] when a rank fails.
     pub fn save_on_root<E: From<Error> + Display>(
         &self,
         group: &ProcessGroup,
@@ -141,37 +64,14 @@ impl CheckpointDirectory {
         on_root(group, &self.path_of(step), || Ok(self.save(step, &make()?).map(drop)?))
     }
 
-    /// [`newest`](Self::newest) on rank 0, whose disk alone needs to have the files. All ranks get
-    /// the same checkpoint or the same error; only rank 0's says which files it skipped.
-    ///
-    /// ```
-    /// use drumline::{ProcessGroup, checkpoint::{Checkpoint, CheckpointDirectory}};
-    ///
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// let directory = CheckpointDirectory::new(temporary.path());
-    /// directory.save(100, &Checkpoint::default())?;
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         // As if rank 1 had no disk in common with rank 0.
-    ///         let directory = match group.rank() {
-    ///             0 => directory.clone(),
-    ///             _ => CheckpointDirectory::new("elsewhere"),
-    ///         };
-    ///         threads.spawn(move || {
-    ///             let found = directory.newest_on_root(&group).unwrap();
-    ///             assert_eq!(found.map(|found| found.step), Some(100));
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::train::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
+    /// [`newest`](Self::newest) on rank 0; the other ranks need not see the files. All ranks get the
+    /// same checkpoint or the same error. Only rank 0 gets [`Found::skipped`].
     ///
     /// # Errors
     ///
-    /// As [`newest`](Self::newest), and what the group says when a rank fails.
+    /// As [`newest`](Self::newest), or [`Error::Group`] when a rank fails.
     pub fn newest_on_root(&self, group: &ProcessGroup) -> Result<Option<Found>> {
-        // Nothing, or the step and the file.
+        // No bytes, or the step and the file.
         let give = |found: &Option<Found>| match found {
             None => Ok(Vec::new()),
             Some(Found { step, checkpoint, .. }) => {
@@ -179,30 +79,20 @@ impl CheckpointDirectory {
             }
         };
         let take = |bytes: &[u8]| {
-            let Some((step, file)) = bytes.split_first_chunk() else { return Ok(None) };
-            let (step, checkpoint) = (u64::from_le_bytes(*step), Checkpoint::from_bytes(file)?);
+            let Some((step, file)) = split_step(bytes)? else { return Ok(None) };
+            let checkpoint = Checkpoint::from_bytes(file)?;
             Ok(Some(Found { step, path: self.path_of(step), checkpoint, skipped: Vec::new() }))
         };
         share(group, self.path(), || self.newest(), give, take)
     }
 
-    /// The checkpoint that [`newest`](Self::newest) finds on rank 0, which each rank reads by
-    /// itself. For files too large to be sent around, where all ranks see one directory.
-    ///
-    /// ```
-    /// use drumline::{ProcessGroup, checkpoint::CheckpointDirectory};
-    ///
-    /// # let temporary = tempfile::tempdir().unwrap();
-    /// # let out = temporary.path().join("out");
-    /// let directory = CheckpointDirectory::new(&out);
-    /// assert!(directory.newest_on_all(&ProcessGroup::alone())?.is_none());
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
+    /// The checkpoint that [`newest`](Self::newest) finds on rank 0. Each rank reads the file itself.
+    /// For files that are too large to send, when all ranks see one directory.
     ///
     /// # Errors
     ///
-    /// As [`newest`](Self::newest). When a rank cannot read that file, or finds another content
-    /// under its name, all ranks get one error, which names those ranks.
+    /// As [`newest`](Self::newest). When a rank cannot read the file, or its file has another
+    /// content, all ranks get one error that names those ranks.
     pub fn newest_on_all(&self, group: &ProcessGroup) -> Result<Option<Found>> {
         let mut found = None;
         let mut choose = || -> Result<Vec<u8>> {
@@ -212,8 +102,9 @@ impl CheckpointDirectory {
             }))
         };
         let chosen = share(group, self.path(), &mut choose, |b| Ok(b.clone()), |b| Ok(b.to_vec()))?;
-        let Some((step, digest)) = chosen.split_first_chunk() else { return Ok(None) };
-        let path = self.path_of(u64::from_le_bytes(*step));
+        let chosen = split_step(&chosen).map_err(|problem| self.error(problem))?;
+        let Some((step, digest)) = chosen else { return Ok(None) };
+        let path = self.path_of(step);
 
         let mine = match found {
             Some(found) => Ok(found),
@@ -221,8 +112,7 @@ impl CheckpointDirectory {
                 if read.digest().to_le_bytes() != digest {
                     return Err("it has another content than rank 0's".to_owned());
                 }
-                let (step, path) = (u64::from_le_bytes(*step), path.clone());
-                Ok(Found { step, path, checkpoint: read, skipped: Vec::new() })
+                Ok(Found { step, path: path.clone(), checkpoint: read, skipped: Vec::new() })
             }),
         };
         let problems: Vec<String> = exchange(group, mine.as_ref().err())?
@@ -244,115 +134,23 @@ impl CheckpointDirectory {
     }
 }
 
-impl Checkpoint {
-    /// What the file holds.
-    fn to_bytes(&self) -> Result<Vec<u8>, String> {
-        let (mut bytes, tensors) = self.to_parts()?;
-        tensors.iter().for_each(|tensor| bytes.extend_from_slice(tensor.bytes()));
-        Ok(bytes)
-    }
-
-    fn from_bytes(mut bytes: &[u8]) -> Result<Self, String> {
-        let length = bytes.len() as u64;
-        Self::parse(&mut bytes, length).map_err(|refusal| refusal.problem())
+/// The step at the beginning of what rank 0 sent; `None` if rank 0 sent nothing.
+fn split_step(bytes: &[u8]) -> Result<Option<(u64, &[u8])>, String> {
+    match bytes.split_first_chunk() {
+        Some((step, rest)) => Ok(Some((u64::from_le_bytes(*step), rest))),
+        None if bytes.is_empty() => Ok(None),
+        None => Err(format!("rank 0 sent {} bytes, too few for a step", bytes.len())),
     }
 }
 
-/// What went wrong, without the file's name, which the others put in front themselves.
-fn problem_of(error: &Error) -> String {
-    match error {
-        Error::Checkpoint { problem, .. } => problem.clone(),
-        other => other.to_string(),
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// Longer texts are cut; an error must not fill the others' memory.
-const PROBLEM_LENGTH_MAX: usize = 4096;
-
-/// Does `work` on rank 0, and lets all ranks know how it went.
-fn on_root<E: From<Error> + Display>(
-    group: &ProcessGroup,
-    path: &Path,
-    work: impl FnOnce() -> Result<(), E>,
-) -> Result<(), E> {
-    if group.rank() == 0 {
-        let done = work();
-        // The path is put in front by the others, who know it.
-        let of_path = format!("checkpoint {}: ", path.display());
-        let outcome = done.as_ref().map(|()| Vec::new()).map_err(|error| {
-            let text = error.to_string();
-            text.strip_prefix(&of_path).map(str::to_owned).unwrap_or(text)
-        });
-        tell(group, &outcome)?;
-        return done;
+    #[test]
+    fn bytes_without_a_whole_step_are_an_error_and_not_the_absence_of_a_checkpoint() {
+        assert_eq!(split_step(&[]), Ok(None));
+        assert_eq!(split_step(&[7, 0, 0, 0, 0, 0, 0, 0, 9]), Ok(Some((7, &[9][..]))));
+        assert!(split_step(&[7; 5]).unwrap_err().contains("5 bytes, too few for a step"));
     }
-    match hear(group)? {
-        Ok(_) => Ok(()),
-        Err(problem) => Err(Error::Checkpoint { path: path.to_owned(), problem }.into()),
-    }
-}
-
-/// What `work` finds on rank 0, on all ranks: it travels as the bytes that `give` makes.
-fn share<T>(
-    group: &ProcessGroup,
-    path: &Path,
-    work: impl FnOnce() -> Result<T>,
-    give: impl FnOnce(&T) -> Result<Vec<u8>, String>,
-    take: impl FnOnce(&[u8]) -> Result<T, String>,
-) -> Result<T> {
-    if group.world_size() == 1 {
-        return work();
-    }
-    if group.rank() == 0 {
-        let found = work();
-        tell(group, &found.as_ref().map_err(problem_of).and_then(give))?;
-        return found;
-    }
-    hear(group)?
-        .and_then(|bytes| take(&bytes))
-        .map_err(|problem| Error::Checkpoint { path: path.to_owned(), problem })
-}
-
-/// Rank 0: gives all others the bytes or the problem.
-fn tell(group: &ProcessGroup, outcome: &Result<Vec<u8>, String>) -> Result<()> {
-    let (is_error, bytes) = match outcome {
-        Ok(bytes) => (0, &bytes[..]),
-        Err(problem) => (1, &problem.as_bytes()[..problem.len().min(PROBLEM_LENGTH_MAX)]),
-    };
-    group.broadcast(&mut [is_error, bytes.len() as i64], 0)?;
-    Ok(group.broadcast(&mut bytes.to_vec(), 0)?)
-}
-
-/// The others: what rank 0 [`tell`]s.
-fn hear(group: &ProcessGroup) -> Result<Result<Vec<u8>, String>> {
-    let mut head = [0_i64; 2];
-    group.broadcast(&mut head, 0)?;
-    let [is_error, length] = head;
-    let mut bytes = Vec::new();
-    let fits = usize::try_from(length).is_ok_and(|length| bytes.try_reserve_exact(length).is_ok());
-    if !fits {
-        return Err(Error::InvalidArgument {
-            operation: "read_on_root",
-            problem: format!("rank 0 has {length} bytes to give, which do not fit in memory"),
-        });
-    }
-    bytes.resize(length as usize, 0);
-    group.broadcast(&mut bytes, 0)?;
-    Ok(match is_error {
-        0 => Ok(bytes),
-        _ => Err(format!("rank 0: {}", String::from_utf8_lossy(&bytes))),
-    })
-}
-
-/// The problem of every rank, cut to a line; empty where there is none.
-fn exchange(group: &ProcessGroup, mine: Option<&String>) -> Result<Vec<String>> {
-    const LENGTH: usize = 256;
-    let mut line = [0_u8; LENGTH];
-    let text = mine.map_or("", String::as_str).as_bytes();
-    let kept = text.len().min(LENGTH);
-    line[..kept].copy_from_slice(&text[..kept]);
-    let mut all = vec![0; LENGTH * group.world_size()];
-    group.all_gather(&line, &mut all)?;
-    let lines = all.chunks_exact(LENGTH);
-    Ok(lines.map(|l| String::from_utf8_lossy(l).trim_end_matches('\0').to_owned()).collect())
 }

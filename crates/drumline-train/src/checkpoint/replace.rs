@@ -10,12 +10,12 @@ use super::disk::Disk;
 /// What a file's name ends with until it is complete.
 const SUFFIX: &str = ".partial";
 
-/// Writes a file so that under `path` there is always either the old content or the whole new one.
+/// Writes a file so that `path` always leads to either the old content or the whole new content.
 ///
 /// The content reaches the disk before the name does, and the name before this returns. Until then
-/// the file has a name that no other process uses: `.NAME.SOMETHING.partial`. When something fails,
-/// nothing of the new file is left, unless the failure is that it cannot be deleted, or comes after
-/// it got its name.
+/// the file has a name that no other process uses: `.NAME.SOMETHING.partial`. A failure leaves
+/// nothing of the new file, with two exceptions: the partial file cannot be deleted, or the failure
+/// comes after the rename.
 pub(super) fn atomically<D: Disk>(
     disk: &D,
     path: &Path,
@@ -28,33 +28,34 @@ pub(super) fn atomically<D: Disk>(
         write(&mut file)?;
         file.flush()?;
         disk.sync(file.get_ref())?;
-        disk.rename(&partial, path) // Still open, and so not taken for abandoned.
+        disk.rename(&partial, path) // The file is still open, so nobody takes it for abandoned.
     })();
     if written.is_err() {
-        let _ = disk.remove(&partial); // The error that brought us here is the one to report.
+        let _ = disk.remove(&partial); // `written` holds the error to report.
     }
     written?;
     disk.sync_directory(directory)
 }
 
-/// Makes sure that files can be written in a directory, by writing one whose name begins with
-/// `.PREFIX`, and deleting it.
+/// Checks that files can be written in a directory: writes a file whose name begins with `.PREFIX`,
+/// and deletes it.
 pub(super) fn probe(disk: &impl Disk, directory: &Path, prefix: &str) -> io::Result<()> {
     let (mut file, partial) = create_partial(disk, directory, OsStr::new(prefix))?;
     let written = file.write_all(b"x").and_then(|()| disk.sync(&file));
     written.and(disk.remove(&partial))
 }
 
-/// Deletes what dead processes have left of files whose names begin with `prefix`.
+/// Deletes the partial files of dead processes whose final names begin with `prefix`.
 ///
-/// Nothing depends on its success, so what goes wrong is only told.
+/// Nothing depends on its success, so a failure is only logged.
 pub(super) fn remove_leftovers(disk: &impl Disk, directory: &Path, prefix: &str) {
     let start = format!(".{prefix}");
     let is_leftover = |name: &OsString| {
         let name = name.as_encoded_bytes();
         name.starts_with(start.as_bytes()) && name.ends_with(SUFFIX.as_bytes())
     };
-    let names = disk.names(directory).unwrap_or_default(); // Writing will tell what is wrong.
+    // The write that follows reports a directory that cannot be read.
+    let names = disk.names(directory).unwrap_or_default();
     for path in names.iter().filter(|name| is_leftover(name)).map(|name| directory.join(name)) {
         match disk.remove_if_abandoned(&path) {
             Ok(true) => tracing::info!(?path, "removed what an interrupted save had left"),
@@ -65,7 +66,7 @@ pub(super) fn remove_leftovers(disk: &impl Disk, directory: &Path, prefix: &str)
     }
 }
 
-/// Directory and name of a file.
+/// The directory and the name of a file.
 pub(super) fn split(path: &Path) -> io::Result<(&Path, &OsStr)> {
     let name = path
         .file_name()
@@ -78,7 +79,7 @@ fn create_partial<D: Disk>(
     directory: &Path,
     name: &OsStr,
 ) -> io::Result<(D::File, PathBuf)> {
-    /// More failures than a name that is taken now and then can explain.
+    /// Names taken by chance cannot explain more failures than this.
     const TRIES_MAX: usize = 100;
     static COUNTER: AtomicU64 = AtomicU64::new(0);
 

@@ -23,21 +23,11 @@ pub struct Tensor {
 }
 
 impl Tensor {
-    /// Puts a tensor together.
-    ///
-    /// ```
-    /// use drumline::{DType, checkpoint::Tensor};
-    ///
-    /// // Of a framework that gives bytes.
-    /// let bias = Tensor::new("bias", DType::F16, [3], vec![0; 6])?;
-    /// let error = Tensor::new("bias", DType::F16, [4], vec![0; 6]).unwrap_err().to_string();
-    /// assert!(error.contains("6 bytes do not fill f16 [4]"), "{error}");
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
+    /// A tensor whose elements are `bytes`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when there are not exactly as many bytes as type and shape say.
+    /// [`Error::InvalidArgument`] when the number of bytes is not the one that type and shape need.
     pub fn new(
         name: impl Into<String>,
         dtype: DType,
@@ -54,21 +44,11 @@ impl Tensor {
         Ok(Self { name, dtype, shape, bytes })
     }
 
-    /// Copies a tensor from its elements.
-    ///
-    /// ```
-    /// use drumline::checkpoint::Tensor;
-    ///
-    /// let weight = Tensor::from_values("weight", [2, 2], &[1.0_f64, 2.0, 3.0, 4.0])?;
-    /// let step = Tensor::from_values("step", [], &[1200_i64])?; // a scalar
-    /// assert_eq!((weight.values::<f64>()?[3], step.values::<i64>()?), (4.0, vec![1200]));
-    /// assert!(Tensor::from_values("weight", [2, 3], &[1.0_f64; 4]).is_err());
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
+    /// A tensor whose elements are a copy of `values`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when there are not exactly as many as the shape says.
+    /// [`Error::InvalidArgument`] when the number of values is not the one that the shape needs.
     pub fn from_values<T: Element>(
         name: impl Into<String>,
         shape: impl Into<Vec<usize>>,
@@ -79,17 +59,9 @@ impl Tensor {
 
     /// Keeps 64-bit words, such as the state of a random generator, as elements of type i64.
     ///
-    /// What is random on each rank alone (dropout, say) needs the state of every rank: collect it
-    /// with [`all_gather`](drumline_group::ProcessGroup::all_gather), and keep it as one row per rank.
-    ///
-    /// ```
-    /// use drumline::checkpoint::Tensor;
-    ///
-    /// let (ranks, words) = (2, [0x9e37_79b9_7f4a_7c15, 7, u64::MAX, 0]);
-    /// let tensor = Tensor::from_words("generators", [ranks, 2], &words)?;
-    /// assert_eq!(tensor.words()?, words);
-    /// # Ok::<(), drumline::train::Error>(())
-    /// ```
+    /// If each rank has its own generator (for dropout, say), a checkpoint needs all their states:
+    /// collect them with [`all_gather`](drumline_group::ProcessGroup::all_gather), and keep one row
+    /// per rank.
     ///
     /// # Errors
     ///
@@ -102,16 +74,7 @@ impl Tensor {
         Self::from_values::<i64>(name, shape, bytemuck::cast_slice(words))
     }
 
-    /// Copies out what [`Tensor::from_words`] got.
-    ///
-    /// ```
-    /// use drumline::checkpoint::Tensor;
-    ///
-    /// let state = Tensor::from_words("generator", [2], &[u64::MAX, 7])?;
-    /// assert_eq!(state.words()?, [u64::MAX, 7]);
-    /// assert!(Tensor::from_values("weight", [1], &[1.0_f32])?.words().is_err());
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
+    /// Copies out the words of [`Tensor::from_words`].
     ///
     /// # Errors
     ///
@@ -120,68 +83,31 @@ impl Tensor {
         Ok(self.values::<i64>()?.into_iter().map(i64::cast_unsigned).collect())
     }
 
-    /// Unique in a checkpoint: `conv1.weight`.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::Tensor;
-    /// let tensor = Tensor::from_values("conv1.bias", [2, 1], &[7_u8, 8])?;
-    /// assert_eq!(tensor.name(), "conv1.bias");
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
+    /// The name, unique in a checkpoint: `conv1.weight`.
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// The type of the elements.
-    ///
-    /// ```
-    /// # use drumline::{DType, checkpoint::Tensor};
-    /// let tensor = Tensor::from_values("conv1.bias", [2, 1], &[7_u8, 8])?;
-    /// assert_eq!(tensor.dtype(), DType::U8);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
     /// The length of each dimension; empty for a scalar.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::Tensor;
-    /// let tensor = Tensor::from_values("conv1.bias", [2, 1], &[7_u8, 8])?;
-    /// assert_eq!(tensor.shape(), [2, 1]);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
     /// The elements as bytes.
-    ///
-    /// ```
-    /// # use drumline::checkpoint::Tensor;
-    /// let tensor = Tensor::from_values("conv1.bias", [2, 1], &[7_u8, 8])?;
-    /// assert_eq!(tensor.bytes(), [7, 8]);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
     /// Copies the elements out.
     ///
-    /// ```
-    /// use drumline::checkpoint::Tensor;
-    ///
-    /// let bias = Tensor::from_values("bias", [2], &[0.5_f32, -1.0])?;
-    /// assert_eq!(bias.values::<f32>()?, [0.5, -1.0]);
-    /// assert!(bias.values::<f64>().unwrap_err().to_string().contains("bias holds f32, not f64"));
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when they are of another type.
+    /// [`Error::InvalidArgument`] when the elements are not `T`.
     pub fn values<T: Element>(&self) -> Result<Vec<T>> {
         if T::DTYPE != self.dtype {
             return Err(Error::InvalidArgument {
@@ -193,7 +119,7 @@ impl Tensor {
     }
 }
 
-/// Bytes of a dense tensor; None if they cannot be counted.
+/// The length of a dense tensor in bytes; `None` on overflow.
 pub(super) fn byte_length(dtype: DType, shape: &[usize]) -> Option<usize> {
     shape.iter().try_fold(dtype.size(), |product, &length| product.checked_mul(length))
 }

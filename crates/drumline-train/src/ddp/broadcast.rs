@@ -40,26 +40,6 @@ impl<'g> Broadcast<'g> {
     const CHUNK_BYTES: usize = 4 << 20;
 
     /// A broadcast of tensors that take `total_bytes` together.
-    ///
-    /// ```
-    /// use drumline::{ProcessGroup, ddp::Broadcast};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let (mut weight, mut steps) = ([group.rank() as f32; 2], [group.rank() as i64]);
-    ///             let total_bytes = size_of_val(&weight) + size_of_val(&steps);
-    ///             let mut broadcast = Broadcast::new(&group, total_bytes);
-    ///             broadcast.tensor(&mut weight).unwrap();
-    ///             broadcast.tensor(&mut steps).unwrap();
-    ///             broadcast.finish().unwrap();
-    ///             assert_eq!((weight, steps), ([0.0; 2], [0]));
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::train::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn new(group: &'g ProcessGroup, total_bytes: usize) -> Self {
         Self::with_chunks(group, total_bytes, Self::CHUNK_BYTES)
     }
@@ -71,70 +51,17 @@ impl<'g> Broadcast<'g> {
     }
 
     /// Whether this rank's values win.
-    ///
-    /// ```
-    /// use drumline::{ProcessGroup, ddp::Broadcast};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             assert_eq!(Broadcast::new(&group, 0).is_source(), group.rank() == 0);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::train::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn is_source(&self) -> bool {
         self.group.rank() == 0
     }
 
     /// [`Broadcast::put`] on rank 0, [`Broadcast::take`] on the others: for frameworks whose
     /// tensors are changed in place.
-    ///
-    /// ```
-    /// use drumline::{ProcessGroup, ddp::Broadcast};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let mut weight = [group.rank() as f32; 3];
-    ///             let mut broadcast = Broadcast::new(&group, size_of_val(&weight));
-    ///             broadcast.tensor(&mut weight).unwrap();
-    ///             broadcast.finish().unwrap();
-    ///             assert_eq!(weight, [0.0; 3]);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::train::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn tensor<T: Element>(&mut self, values: &mut [T]) -> Result<()> {
         if self.is_source() { self.put(values) } else { self.take(values) }
     }
 
     /// Rank 0: the next tensor.
-    ///
-    /// ```
-    /// use drumline::{ProcessGroup, ddp::Broadcast};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let mut weight = [group.rank() as f32; 3];
-    ///             let mut broadcast = Broadcast::new(&group, size_of_val(&weight));
-    ///             match broadcast.is_source() {
-    ///                 true => broadcast.put(&weight).unwrap(),
-    ///                 false => broadcast.take(&mut weight).unwrap(),
-    ///             }
-    ///             broadcast.finish().unwrap();
-    ///             assert_eq!(weight, [0.0; 3]);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::train::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn put<T: Element>(&mut self, values: &[T]) -> Result<()> {
         if self.group.world_size() == 1 {
             return Ok(());
@@ -156,30 +83,6 @@ impl<'g> Broadcast<'g> {
     }
 
     /// All ranks but 0: fills `values` with the next tensor.
-    ///
-    /// ```
-    /// use drumline::{ProcessGroup, ddp::Broadcast};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let mut broadcast = Broadcast::new(&group, 8);
-    ///             if broadcast.is_source() {
-    ///                 broadcast.put(&[7_i64]).unwrap();
-    ///             } else {
-    ///                 // As many bytes as were put in, and not one more.
-    ///                 let mut steps = [0_i64];
-    ///                 broadcast.take(&mut steps).unwrap();
-    ///                 assert_eq!(steps, [7]);
-    ///                 assert!(broadcast.take(&mut steps).is_err());
-    ///             }
-    ///             broadcast.finish().unwrap();
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::train::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn take<T: Element>(&mut self, values: &mut [T]) -> Result<()> {
         let mut bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
         let left = self.chunk.len() - self.taken + self.remaining_bytes;
@@ -200,24 +103,6 @@ impl<'g> Broadcast<'g> {
     }
 
     /// Ends the broadcast.
-    ///
-    /// ```
-    /// use drumline::{ProcessGroup, ddp::Broadcast};
-    ///
-    /// std::thread::scope(|threads| {
-    ///     for group in ProcessGroup::local_world(2)? {
-    ///         threads.spawn(move || {
-    ///             let mut bias = [group.rank() as f32];
-    ///             let mut broadcast = Broadcast::new(&group, 4);
-    ///             broadcast.tensor(&mut bias).unwrap(); // on rank 0, only kept
-    ///             broadcast.finish().unwrap(); // sent
-    ///             assert_eq!(bias, [0.0]);
-    ///         });
-    ///     }
-    ///     Ok::<_, drumline::train::Error>(())
-    /// })?;
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///

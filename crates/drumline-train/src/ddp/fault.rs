@@ -64,14 +64,6 @@ impl FaultKind {
 
 impl GradientFault {
     /// `kind` happened to `parameter` on `ranks`.
-    ///
-    /// ```
-    /// use drumline::ddp::{FaultKind, GradientFault};
-    ///
-    /// let fault = GradientFault::new("bias", FaultKind::Twice, vec![0, 3]);
-    /// let text = "parameter `bias` got two gradients in one step on ranks 0, 3";
-    /// assert_eq!(fault.to_string(), text);
-    /// ```
     pub fn new(parameter: impl Into<String>, kind: FaultKind, ranks: Vec<usize>) -> Self {
         Self { parameter: parameter.into(), kind, ranks }
     }

@@ -47,20 +47,6 @@ pub enum UnusedParameters {
 
 impl DdpOptions {
     /// Sets [`DdpOptions::first_bucket_bytes`].
-    ///
-    /// ```
-    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    /// # let group = ProcessGroup::alone();
-    /// let layer = |_| ParameterSpec::new("layer", [100], DType::F32);
-    /// let layers: Vec<_> = (0..4).map(layer).collect();
-    /// let options = DdpOptions::default().first_bucket_bytes(400);
-    /// let reducer = GradientReducer::new(layers, &options, &group)?;
-    /// # (0..4).for_each(|layer| reducer.submit(layer, [1.0_f32; 100][..].into()));
-    /// # drop(reducer.finish()?);
-    /// let bytes: Vec<usize> = reducer.timeline().buckets.iter().map(|it| it.bytes).collect();
-    /// assert_eq!(bytes, [400, 1200]); // of one layer, so that it leaves at once
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     #[must_use]
     pub fn first_bucket_bytes(mut self, bytes: usize) -> Self {
         self.first_bucket_bytes = bytes;
@@ -68,20 +54,6 @@ impl DdpOptions {
     }
 
     /// Sets [`DdpOptions::bucket_bytes`].
-    ///
-    /// ```
-    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    /// # let group = ProcessGroup::alone();
-    /// let layer = |_| ParameterSpec::new("layer", [100], DType::F32);
-    /// let layers: Vec<_> = (0..4).map(layer).collect();
-    /// let options = DdpOptions::default().first_bucket_bytes(400).bucket_bytes(500);
-    /// let reducer = GradientReducer::new(layers, &options, &group)?;
-    /// # (0..4).for_each(|layer| reducer.submit(layer, [1.0_f32; 100][..].into()));
-    /// # drop(reducer.finish()?);
-    /// let bytes: Vec<usize> = reducer.timeline().buckets.iter().map(|it| it.bytes).collect();
-    /// assert_eq!(bytes, [400, 800, 400]); // a tensor is never cut
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     #[must_use]
     pub fn bucket_bytes(mut self, bytes: usize) -> Self {
         self.bucket_bytes = bytes;
@@ -89,18 +61,6 @@ impl DdpOptions {
     }
 
     /// Sets [`DdpOptions::unused_parameters`].
-    ///
-    /// ```
-    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    /// use drumline::ddp::UnusedParameters;
-    ///
-    /// let branches = ["left", "right"].map(|name| ParameterSpec::new(name, [1], DType::F32));
-    /// let options = DdpOptions::default().unused_parameters(UnusedParameters::Ignore);
-    /// let reducer = GradientReducer::new(branches.into(), &options, &ProcessGroup::alone())?;
-    /// reducer.submit(0, [1.0_f32][..].into()); // forward went left
-    /// assert_eq!(reducer.finish()?.get::<f32>(1), None);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     #[must_use]
     pub fn unused_parameters(mut self, unused: UnusedParameters) -> Self {
         self.unused_parameters = unused;

@@ -1,9 +1,9 @@
-/// The Mersenne Twister of M. Matsumoto and T. Nishimura (ACM TOMACS 8(1), 1998), which torch's
-/// generator for CPUs is.
+/// The Mersenne Twister of M. Matsumoto and T. Nishimura (ACM TOMACS 8(1), 1998): torch's generator
+/// for CPUs.
 #[derive(Clone, Debug)]
 pub(super) struct Mt19937 {
     state: [u32; N],
-    /// The next word to give out; `N`: all are used.
+    /// Index of the next word to give out. `N` means that all are used.
     next: usize,
 }
 

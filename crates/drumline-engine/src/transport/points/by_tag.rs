@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::Point;
+use super::point::Point;
 
 /// Queues by tag. A tag without entries takes no memory.
 #[derive(Debug)]

@@ -2,9 +2,9 @@
 //! itself.
 
 use super::{
-    Direction, Ended, Outcome, Point,
     by_tag::{ByTag, pop_first},
     exchange::{WAITING_MAX, too_many},
+    point::{Direction, Ended, Outcome, Point},
 };
 
 /// See the [module's documentation](self).

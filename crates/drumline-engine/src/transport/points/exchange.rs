@@ -8,9 +8,9 @@ use std::{
 use drumline_schedule::step::Rank;
 
 use super::{
-    Direction, Ended, Outcome, Point,
     by_tag::{ByTag, pop_first},
     frame::{Frame, Offer},
+    point::{Direction, Ended, Outcome, Point},
 };
 use crate::error::Cause;
 

@@ -5,17 +5,17 @@ use std::io::{IoSlice, Read as _, Write as _};
 use drumline_schedule::step::Rank;
 
 use super::{
-    Ended, Point,
     by_tag::ByTag,
     exchange::{Chunk, Exchange},
     frame::Frame,
+    point::{Ended, Point},
 };
 use crate::{
     error::Cause,
     transport::{
+        broken::{Broken, outcome},
+        duplex::Duplex,
         later::Later,
-        link::{Broken, outcome},
-        streams::Duplex,
     },
 };
 
@@ -27,7 +27,7 @@ pub(crate) struct PointLink<S> {
     exchange: Exchange,
     incoming: Incoming,
     outgoing: Option<Outgoing>,
-    /// Why the stream carries no more, once that is so; see [`DataLink`](crate::transport::link::DataLink).
+    /// Why the stream carries no more, once that is so; see [`DataLink`](crate::transport::data_link::DataLink).
     broken: Option<Broken>,
     /// Whether there may be something to read.
     ready: bool,

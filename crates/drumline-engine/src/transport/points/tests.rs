@@ -6,16 +6,20 @@ use std::{
     io::{self, Read, Write},
     rc::Rc,
     sync::{Arc, Mutex},
+    time::Instant,
 };
 
+use drumline_schedule::step::Rank;
 use proptest::prelude::*;
 
 use super::{
     by_tag::ByTag,
     exchange::{CHUNK_BYTES, Exchange, WAITING_MAX},
+    frame::{Frame, Offer},
     *,
 };
-use crate::transport::streams::Duplex;
+use crate::transport::duplex::Duplex;
+use crate::{Cause, DType, Result};
 
 /// One end of two byte pipes. How much moves in one call is up to the seed.
 #[derive(Debug)]
@@ -105,7 +109,7 @@ fn point(direction: Direction, tag: u64, bytes: Vec<u8>) -> (Point, Received) {
     let result = Received::default();
     let content = Content::Elements { dtype: DType::U8, count: bytes.len() };
     let call = PointCall { direction, peer: Some(1), tag, content };
-    (Point::new(call, Box::new(Buffer { bytes, result: result.clone() })), result)
+    (Point::new(call, Box::new(Buffer { bytes, result: result.clone() }), Instant::now()), result)
 }
 
 fn content(number: usize, len: usize) -> Vec<u8> {

@@ -28,7 +28,7 @@ impl ProcessGroup {
     ///
     /// As [`ProcessGroup::all_reduce`].
     pub fn barrier(&self) -> Result<()> {
-        self.run::<u8>(call::<u8>(Collective::Barrier, 0), &mut [], &[])
+        self.run::<u8>(call::<u8>(Collective::Barrier, 0), None, &mut [], &[])
     }
 
     /// [`ProcessGroup::barrier`] in the background.
@@ -41,7 +41,7 @@ impl ProcessGroup {
     /// # Ok::<_, drumline::Error>(())
     /// ```
     pub fn barrier_async(&self) -> Work<Vec<u8>> {
-        self.submit(call::<u8>(Collective::Barrier, 0), Vec::new(), Vec::new())
+        self.submit(call::<u8>(Collective::Barrier, 0), None, Vec::new(), Vec::new())
     }
 
     /// A [`barrier`](ProcessGroup::barrier) with a time limit of its own which names every rank that
@@ -83,6 +83,6 @@ impl ProcessGroup {
             });
         }
         let call = call::<u8>(Collective::MonitoredBarrier, 0).within(timeout);
-        self.run::<u8>(call, &mut [], &[])
+        self.run::<u8>(call, None, &mut [], &[])
     }
 }

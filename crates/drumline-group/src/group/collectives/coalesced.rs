@@ -4,7 +4,7 @@
 
 use drumline_schedule::step::Rank;
 
-use drumline_engine::{call::Call, operator::Operator, typed_call::Request};
+use drumline_engine::{call::Call, operator::Operator};
 use drumline_kernels::copy;
 use drumline_schedule::Collective;
 
@@ -42,7 +42,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         let mut all = concat(buffers);
         let call = call::<T>(Collective::AllReduce, all.len()).in_parts(lengths(buffers));
-        self.run(call.reducing(op), &mut all, &[])?;
+        self.run(call, Some(op.into()), &mut all, &[])?;
         deal_out(&all, buffers);
         Ok(())
     }
@@ -66,7 +66,7 @@ impl ProcessGroup {
     {
         let all = concat(&buffers);
         let call = call::<T>(Collective::AllReduce, all.len()).in_parts(lengths(&buffers));
-        self.submit_then(call.reducing(op), all, Vec::new(), move |all: Vec<T>| {
+        self.submit_then(call, Some(op.into()), all, Vec::new(), move |all: Vec<T>| {
             deal_out(&all, &mut buffers);
             buffers
         })
@@ -100,7 +100,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         let (call, own) = self.gather_together(inputs, outputs)?;
         let mut all = vec![T::zeroed(); own.len() * self.world_size()];
-        self.run(call, &mut all, &own)?;
+        self.run(call, None, &mut all, &own)?;
         deal_out_by_rank(&all, &lengths(inputs), outputs);
         Ok(())
     }
@@ -129,7 +129,7 @@ impl ProcessGroup {
     {
         let (call, own) = self.gather_together(inputs, &outputs)?;
         let (all, parts) = (vec![T::zeroed(); own.len() * self.world_size()], lengths(inputs));
-        Ok(self.submit_then(call, all, own, move |all: Vec<T>| {
+        Ok(self.submit_then(call, None, all, own, move |all: Vec<T>| {
             deal_out_by_rank(&all, &parts, &mut outputs);
             outputs
         }))
@@ -164,9 +164,9 @@ impl ProcessGroup {
         outputs: &mut [&mut [T]],
         op: impl Into<Operator<T>>,
     ) -> Result<()> {
-        let (call, all) = self.scatter_together(inputs, outputs, op)?;
+        let (call, all) = self.scatter_together(inputs, outputs)?;
         let mut own = concat(outputs);
-        self.run(call, &mut own, &all)?;
+        self.run(call, Some(op.into()), &mut own, &all)?;
         deal_out(&own, outputs);
         Ok(())
     }
@@ -195,8 +195,8 @@ impl ProcessGroup {
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let (call, all) = self.scatter_together(inputs, &outputs, op)?;
-        Ok(self.submit_then(call, concat(&outputs), all, move |own: Vec<T>| {
+        let (call, all) = self.scatter_together(inputs, &outputs)?;
+        Ok(self.submit_then(call, Some(op.into()), concat(&outputs), all, move |own: Vec<T>| {
             deal_out(&own, &mut outputs);
             outputs
         }))
@@ -219,8 +219,7 @@ impl ProcessGroup {
         &self,
         inputs: &[&[T]],
         outputs: &[impl AsRef<[T]>],
-        op: impl Into<Operator<T>>,
-    ) -> Result<(Request<T>, Vec<T>)> {
+    ) -> Result<(Call, Vec<T>)> {
         let (operation, parts) = ("reduce_scatter_coalesced", lengths(outputs));
         self.check_pairs_of_buffers(operation, &parts, &lengths(inputs), "an input")?;
         let blocks_for = |rank: Rank| {
@@ -229,7 +228,7 @@ impl ProcessGroup {
         };
         let all: Vec<T> = (0..self.world_size()).flat_map(blocks_for).copied().collect();
         let call = call::<T>(Collective::ReduceScatter, parts.iter().sum());
-        Ok((call.in_parts(parts).reducing(op), all))
+        Ok((call.in_parts(parts), all))
     }
 
     /// Whether each long buffer holds a block for every rank of the short one beside it.

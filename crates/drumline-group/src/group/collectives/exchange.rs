@@ -33,7 +33,7 @@ impl ProcessGroup {
     /// otherwise as [`ProcessGroup::all_reduce`].
     pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
         let block = self.check_exchange(input.len(), output.len())?;
-        self.run(call::<T>(Collective::AllToAll, block), output, input)
+        self.run(call::<T>(Collective::AllToAll, block), None, output, input)
     }
 
     /// [`ProcessGroup::all_to_all`] in the background. Gives `output` back.
@@ -55,7 +55,7 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let block = self.check_exchange(input.as_ref().len(), output.as_ref().len())?;
-        Ok(self.submit(call::<T>(Collective::AllToAll, block), output, input))
+        Ok(self.submit(call::<T>(Collective::AllToAll, block), None, output, input))
     }
 
     /// [`ProcessGroup::all_to_all`] of blocks of different lengths: this rank sends
@@ -92,7 +92,7 @@ impl ProcessGroup {
         recv_counts: &[usize],
     ) -> Result<()> {
         let counts = self.check_pairs(input.len(), send_counts, output.len(), recv_counts)?;
-        self.run(call_of::<T>(Collective::AllToAll, counts), output, input)
+        self.run(call_of::<T>(Collective::AllToAll, counts), None, output, input)
     }
 
     /// [`ProcessGroup::all_to_all_v`] in the background. Gives `output` back.
@@ -121,7 +121,7 @@ impl ProcessGroup {
     {
         let out = output.as_ref().len();
         let counts = self.check_pairs(input.as_ref().len(), send_counts, out, recv_counts)?;
-        Ok(self.submit(call_of::<T>(Collective::AllToAll, counts), output, input))
+        Ok(self.submit(call_of::<T>(Collective::AllToAll, counts), None, output, input))
     }
 
     /// The length of a block.

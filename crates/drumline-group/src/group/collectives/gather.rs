@@ -32,7 +32,7 @@ impl ProcessGroup {
     /// otherwise as [`ProcessGroup::all_reduce`].
     pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
         self.check_blocks("all_gather", input.len(), output.len(), "an output")?;
-        self.run(call::<T>(Collective::AllGather, input.len()), output, input)
+        self.run(call::<T>(Collective::AllGather, input.len()), None, output, input)
     }
 
     /// [`ProcessGroup::all_gather`] in the background. Gives `output` back.
@@ -55,7 +55,7 @@ impl ProcessGroup {
     {
         let len = input.as_ref().len();
         self.check_blocks("all_gather", len, output.as_ref().len(), "an output")?;
-        Ok(self.submit(call::<T>(Collective::AllGather, len), output, input))
+        Ok(self.submit(call::<T>(Collective::AllGather, len), None, output, input))
     }
 
     /// [`ProcessGroup::all_gather`] of blocks of different lengths: rank `i` brings `counts[i]`
@@ -88,7 +88,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         let blocks =
             self.blocks_by_rank("all_gather_v", counts, input.len(), Some(output.len()))?;
-        self.run(call_of::<T>(Collective::AllGather, blocks), output, input)
+        self.run(call_of::<T>(Collective::AllGather, blocks), None, output, input)
     }
 
     /// [`ProcessGroup::all_gather_v`] in the background. Gives `output` back.
@@ -117,7 +117,7 @@ impl ProcessGroup {
         let long = output.as_ref().len();
         let blocks =
             self.blocks_by_rank("all_gather_v", counts, input.as_ref().len(), Some(long))?;
-        Ok(self.submit(call_of::<T>(Collective::AllGather, blocks), output, input))
+        Ok(self.submit(call_of::<T>(Collective::AllGather, blocks), None, output, input))
     }
 
     /// Collects the `input` of every rank in `output` at rank `root`, in order of rank.
@@ -147,7 +147,7 @@ impl ProcessGroup {
     /// answer learns of a mismatch in its next call or in [`destroy`](ProcessGroup::destroy).
     pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
         self.check_at_root("gather", root, input.len(), output.len(), "an output")?;
-        self.run(call::<T>(Collective::Gather, input.len()).rooted(root), output, input)
+        self.run(call::<T>(Collective::Gather, input.len()).rooted(root), None, output, input)
     }
 
     /// [`ProcessGroup::gather`] in the background. Gives `output` back.
@@ -171,7 +171,7 @@ impl ProcessGroup {
     {
         let (len, long) = (input.as_ref().len(), output.as_ref().len());
         self.check_at_root("gather", root, len, long, "an output")?;
-        Ok(self.submit(call::<T>(Collective::Gather, len).rooted(root), output, input))
+        Ok(self.submit(call::<T>(Collective::Gather, len).rooted(root), None, output, input))
     }
 
     /// [`ProcessGroup::gather`] of blocks of different lengths: rank `i` brings `counts[i]`
@@ -204,7 +204,7 @@ impl ProcessGroup {
         root: Rank,
     ) -> Result<()> {
         let blocks = self.blocks_at_root("gather_v", root, counts, input.len(), output.len())?;
-        self.run(call_of::<T>(Collective::Gather, blocks).rooted(root), output, input)
+        self.run(call_of::<T>(Collective::Gather, blocks).rooted(root), None, output, input)
     }
 
     /// [`ProcessGroup::gather_v`] in the background. Gives `output` back.
@@ -234,6 +234,6 @@ impl ProcessGroup {
     {
         let long = output.as_ref().len();
         let blocks = self.blocks_at_root("gather_v", root, counts, input.as_ref().len(), long)?;
-        Ok(self.submit(call_of::<T>(Collective::Gather, blocks).rooted(root), output, input))
+        Ok(self.submit(call_of::<T>(Collective::Gather, blocks).rooted(root), None, output, input))
     }
 }

@@ -37,7 +37,7 @@ impl ProcessGroup {
         let counts = lengths(outputs);
         let blocks = self.blocks_by_rank("all_gather_list", &counts, input.len(), None)?;
         let mut all = vec![T::zeroed(); counts.iter().sum()];
-        self.run(call_of::<T>(Collective::AllGather, blocks), &mut all, input)?;
+        self.run(call_of::<T>(Collective::AllGather, blocks), None, &mut all, input)?;
         deal_out(&all, outputs);
         Ok(())
     }
@@ -68,7 +68,7 @@ impl ProcessGroup {
         let blocks = self.blocks_by_rank("all_gather_list", &counts, input.as_ref().len(), None)?;
         let all = vec![T::zeroed(); counts.iter().sum()];
         let call = call_of::<T>(Collective::AllGather, blocks);
-        Ok(self.submit_then(call, all, input, move |all: Vec<T>| {
+        Ok(self.submit_then(call, None, all, input, move |all: Vec<T>| {
             deal_out(&all, &mut outputs);
             outputs
         }))
@@ -110,7 +110,7 @@ impl ProcessGroup {
         let operation = "gather_list";
         self.check_list_at_root(operation, root, &lengths(outputs), input.len())?;
         let mut all = vec![T::zeroed(); outputs.len() * input.len()];
-        self.run(call::<T>(Collective::Gather, input.len()).rooted(root), &mut all, input)?;
+        self.run(call::<T>(Collective::Gather, input.len()).rooted(root), None, &mut all, input)?;
         deal_out(&all, outputs);
         Ok(())
     }
@@ -142,7 +142,7 @@ impl ProcessGroup {
         self.check_list_at_root("gather_list", root, &lengths(&outputs), len)?;
         let all = vec![T::zeroed(); outputs.len() * len];
         let call = call::<T>(Collective::Gather, len).rooted(root);
-        Ok(self.submit_then(call, all, input, move |all: Vec<T>| {
+        Ok(self.submit_then(call, None, all, input, move |all: Vec<T>| {
             deal_out(&all, &mut outputs);
             outputs
         }))
@@ -178,7 +178,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         self.check_list_at_root("scatter_list", root, &lengths(inputs), output.len())?;
         let call = call::<T>(Collective::Scatter, output.len()).rooted(root);
-        self.run(call, output, &inputs.concat())
+        self.run(call, None, output, &inputs.concat())
     }
 
     /// [`ProcessGroup::scatter_list`] in the background. Gives `output` back.
@@ -206,7 +206,7 @@ impl ProcessGroup {
         let len = output.as_ref().len();
         self.check_list_at_root("scatter_list", root, &lengths(inputs), len)?;
         let call = call::<T>(Collective::Scatter, len).rooted(root);
-        Ok(self.submit(call, output, inputs.concat()))
+        Ok(self.submit(call, None, output, inputs.concat()))
     }
 
     /// [`ProcessGroup::reduce_scatter`] of a buffer for every rank. They may have different
@@ -238,8 +238,8 @@ impl ProcessGroup {
     ) -> Result<()> {
         let counts = lengths(inputs);
         let blocks = self.blocks_by_rank("reduce_scatter_list", &counts, output.len(), None)?;
-        let call = call_of::<T>(Collective::ReduceScatter, blocks).reducing(op);
-        self.run(call, output, &inputs.concat())
+        let call = call_of::<T>(Collective::ReduceScatter, blocks);
+        self.run(call, Some(op.into()), output, &inputs.concat())
     }
 
     /// [`ProcessGroup::reduce_scatter_list`] in the background. Gives `output` back.
@@ -266,8 +266,8 @@ impl ProcessGroup {
     {
         let (counts, own) = (lengths(inputs), output.as_ref().len());
         let blocks = self.blocks_by_rank("reduce_scatter_list", &counts, own, None)?;
-        let call = call_of::<T>(Collective::ReduceScatter, blocks).reducing(op);
-        Ok(self.submit(call, output, inputs.concat()))
+        let call = call_of::<T>(Collective::ReduceScatter, blocks);
+        Ok(self.submit(call, Some(op.into()), output, inputs.concat()))
     }
 
     /// [`ProcessGroup::all_to_all_v`] with a buffer to and one from every rank, of any lengths.
@@ -328,7 +328,7 @@ impl ProcessGroup {
         let (input, all) = (inputs.concat(), vec![T::zeroed(); recv_counts.iter().sum()]);
         let counts = self.check_pairs(input.len(), &send_counts, all.len(), &recv_counts)?;
         let call = call_of::<T>(Collective::AllToAll, counts);
-        Ok(self.submit_then(call, all, input, move |all: Vec<T>| {
+        Ok(self.submit_then(call, None, all, input, move |all: Vec<T>| {
             deal_out(&all, &mut outputs);
             outputs
         }))

@@ -16,9 +16,10 @@ mod scan;
 mod scatter;
 
 use drumline_engine::{
+    any_call::{AnyCall, Job},
     call::Call,
-    lane::{AnyCall, Job},
-    typed_call::{Request, TypedCall},
+    operator::Operator,
+    typed_call::TypedCall,
 };
 use drumline_schedule::Collective;
 use drumline_schedule::{Borders, Counts, step::Rank};
@@ -152,33 +153,39 @@ impl ProcessGroup {
 
     fn run<T: Element>(
         &self,
-        call: impl Into<Request<T>>,
+        call: Call,
+        operator: Option<Operator<T>>,
         data: &mut [T],
         input: &[T],
     ) -> Result<()> {
-        self.inner.run(&mut TypedCall::<T, _, _>::new(self.limited(call), data, input))
+        self.inner.run(&mut TypedCall::new(self.limited(call), operator, data, input))
     }
 
     /// The call with the time limit of this handle, unless it has its own.
-    fn limited<T>(&self, call: impl Into<Request<T>>) -> Request<T> {
-        let mut request = call.into();
-        request.call.timeout = request.call.timeout.or(self.timeout);
-        request
+    fn limited(&self, call: Call) -> Call {
+        Call { timeout: call.timeout.or(self.timeout), ..call }
     }
 
-    fn submit<T, B, I>(&self, call: impl Into<Request<T>>, buffer: B, input: I) -> Work<B>
+    fn submit<T, B, I>(
+        &self,
+        call: Call,
+        operator: Option<Operator<T>>,
+        buffer: B,
+        input: I,
+    ) -> Work<B>
     where
         T: Element,
         I: AsRef<[T]> + Send + 'static,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        self.submit_then(call, buffer, input, |buffer| buffer)
+        self.submit_then(call, operator, buffer, input, |buffer| buffer)
     }
 
     /// Where the operation ends, `then` makes of its buffer what the caller gets back.
     fn submit_then<T, B, I, R, F>(
         &self,
-        call: impl Into<Request<T>>,
+        call: Call,
+        operator: Option<Operator<T>>,
         buffer: B,
         input: I,
         then: F,
@@ -191,7 +198,7 @@ impl ProcessGroup {
         F: FnOnce(B) -> R + Send + 'static,
     {
         let (promise, work) = Work::of(&self.inner);
-        self.submit_and(call, buffer, input, move |result, buffer: B| {
+        self.submit_and(call, operator, buffer, input, move |result, buffer: B| {
             promise.complete(result.map(|()| then(buffer)));
         });
         work
@@ -200,7 +207,8 @@ impl ProcessGroup {
     /// Where the operation ends, `end` gets its result and its buffer.
     pub(super) fn submit_and<T, B, I, F>(
         &self,
-        call: impl Into<Request<T>>,
+        call: Call,
+        operator: Option<Operator<T>>,
         buffer: B,
         input: I,
         end: F,
@@ -210,7 +218,7 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
         F: FnOnce(Result<()>, B) + Send + 'static,
     {
-        let on = TypedCall::new(self.limited(call), buffer, input);
+        let on = TypedCall::new(self.limited(call), operator, buffer, input);
         self.inner.submit(Box::new(Owned { on, end }));
     }
 }

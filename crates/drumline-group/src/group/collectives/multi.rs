@@ -7,7 +7,7 @@
 //! elements accumulate in.
 
 use bytemuck::Zeroable;
-use drumline_engine::{call::Call, typed_call::Request};
+use drumline_engine::call::Call;
 use drumline_kernels::copy;
 use drumline_schedule::Collective;
 use drumline_schedule::step::Rank;
@@ -22,7 +22,7 @@ use super::{
 use crate::{Element, Error, ReduceOp, Result, Work};
 
 /// A call on sums of members, and this rank's.
-type Summed<A> = (Request<A>, Vec<A>);
+type Summed<A> = (Call, Vec<A>);
 
 impl ProcessGroup {
     /// Reduces all buffers of all ranks, in place: afterwards they are all the same.
@@ -53,8 +53,8 @@ impl ProcessGroup {
     ) -> Result<()> {
         let len = check_members("all_reduce_multi", buffers)?;
         let mut sum = sum_of_members(buffers, op);
-        let call = of_members::<T>(Collective::AllReduce, len, buffers.len()).reducing(across(op));
-        self.run(call, &mut sum, &[])?;
+        let call = of_members::<T>(Collective::AllReduce, len, buffers.len());
+        self.run(call, Some(across(op).into()), &mut sum, &[])?;
         finish(op, &mut sum, self.members(buffers.len()));
         buffers.iter_mut().for_each(|buffer| round(&sum, buffer));
         Ok(())
@@ -83,12 +83,18 @@ impl ProcessGroup {
     {
         let len = check_members("all_reduce_multi", &buffers)?;
         let (sum, members) = (sum_of_members(&buffers, op), self.members(buffers.len()));
-        let call = of_members::<T>(Collective::AllReduce, len, buffers.len()).reducing(across(op));
-        Ok(self.submit_then(call, sum, Vec::new(), move |mut sum: Vec<T::Accumulator>| {
-            finish(op, &mut sum, members);
-            buffers.iter_mut().for_each(|buffer| round(&sum, buffer.as_mut()));
-            buffers
-        }))
+        let call = of_members::<T>(Collective::AllReduce, len, buffers.len());
+        Ok(self.submit_then(
+            call,
+            Some(across(op).into()),
+            sum,
+            Vec::new(),
+            move |mut sum: Vec<T::Accumulator>| {
+                finish(op, &mut sum, members);
+                buffers.iter_mut().for_each(|buffer| round(&sum, buffer.as_mut()));
+                buffers
+            },
+        ))
     }
 
     /// Reduces all buffers of all ranks into buffer `root_buffer` of rank `root`. All other
@@ -123,7 +129,7 @@ impl ProcessGroup {
         let len = self.check_root_buffer("reduce_multi", buffers, root, root_buffer)?;
         let mut sum = sum_of_members(buffers, op);
         let call = of_members::<T>(Collective::Reduce, len, buffers.len()).rooted(root);
-        self.run(call.reducing(across(op)), &mut sum, &[])?;
+        self.run(call, Some(across(op).into()), &mut sum, &[])?;
         if self.rank() == root {
             finish(op, &mut sum, self.members(buffers.len()));
             round(&sum, buffers[root_buffer]);
@@ -165,7 +171,7 @@ impl ProcessGroup {
             }
             buffers
         };
-        Ok(self.submit_then(call.reducing(across(op)), sum, Vec::new(), then))
+        Ok(self.submit_then(call, Some(across(op).into()), sum, Vec::new(), then))
     }
 
     /// Gives all buffers of all ranks what buffer `root_buffer` of rank `root` has.
@@ -198,7 +204,7 @@ impl ProcessGroup {
         let len = self.check_root_buffer("broadcast_multi", buffers, root, root_buffer)?;
         let parts = vec![len, buffers.len()];
         let call = call::<T>(Collective::Broadcast, len).rooted(root).in_parts(parts);
-        self.run(call, buffers[root_buffer], &[])?;
+        self.run(call, None, buffers[root_buffer], &[])?;
         let (before, at_and_behind) = buffers.split_at_mut(root_buffer);
         if let [source, behind @ ..] = at_and_behind {
             before
@@ -235,7 +241,7 @@ impl ProcessGroup {
         let parts = vec![len, buffers.len()];
         let call = call::<T>(Collective::Broadcast, len).rooted(root).in_parts(parts);
         let source = buffers[root_buffer].as_ref().to_vec();
-        Ok(self.submit_then(call, source, Vec::new(), move |data: Vec<T>| {
+        Ok(self.submit_then(call, None, source, Vec::new(), move |data: Vec<T>| {
             buffers.iter_mut().for_each(|buffer| copy(buffer.as_mut().into(), data[..].into()));
             buffers
         }))
@@ -273,7 +279,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         let (call, own) = self.gather_of_members(inputs, outputs)?;
         if let [first, others @ ..] = outputs {
-            self.run(call, first, &own)?;
+            self.run(call, None, first, &own)?;
             others.iter_mut().for_each(|other| copy((&mut **other).into(), (&**first).into()));
         }
         Ok(())
@@ -302,7 +308,7 @@ impl ProcessGroup {
     {
         let (call, own) = self.gather_of_members(inputs, &outputs)?;
         let all = vec![T::zeroed(); own.len() * self.world_size()];
-        Ok(self.submit_then(call, all, own, move |all: Vec<T>| {
+        Ok(self.submit_then(call, None, all, own, move |all: Vec<T>| {
             outputs.iter_mut().for_each(|output| copy(output.as_mut().into(), all[..].into()));
             outputs
         }))
@@ -344,7 +350,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         let (call, sum) = self.scatter_of_members(inputs, outputs, op)?;
         let mut own = vec![T::Accumulator::zeroed(); sum.len() / self.world_size()];
-        self.run(call, &mut own, &sum)?;
+        self.run(call, Some(across(op).into()), &mut own, &sum)?;
         finish(op, &mut own, self.members(inputs.len()));
         round_and_deal_out(&own, outputs);
         Ok(())
@@ -376,11 +382,17 @@ impl ProcessGroup {
         let (call, sum) = self.scatter_of_members(inputs, &outputs, op)?;
         let own = vec![T::Accumulator::zeroed(); sum.len() / self.world_size()];
         let members = self.members(inputs.len());
-        Ok(self.submit_then(call, own, sum, move |mut own: Vec<T::Accumulator>| {
-            finish(op, &mut own, members);
-            round_and_deal_out(&own, &mut outputs);
-            outputs
-        }))
+        Ok(self.submit_then(
+            call,
+            Some(across(op).into()),
+            own,
+            sum,
+            move |mut own: Vec<T::Accumulator>| {
+                finish(op, &mut own, members);
+                round_and_deal_out(&own, &mut outputs);
+                outputs
+            },
+        ))
     }
 
     /// The call, and what this rank brings.
@@ -413,7 +425,7 @@ impl ProcessGroup {
         let block = len * outputs.len();
         self.check_blocks(operation, block, all, "an input")?;
         let call = of_members::<T>(Collective::ReduceScatter, block, inputs.len());
-        Ok((call.reducing(across(op)), sum_of_members(inputs, op)))
+        Ok((call, sum_of_members(inputs, op)))
     }
 
     /// How many all ranks have together.

@@ -35,8 +35,8 @@ impl ProcessGroup {
     /// [`Error::Collective`](crate::Error::Collective) says which rank did what;
     /// [`Error::Poisoned`](crate::Error::Poisoned) after a failure.
     pub fn all_reduce<T: Element>(&self, data: &mut [T], op: impl Into<Operator<T>>) -> Result<()> {
-        let call = call::<T>(Collective::AllReduce, data.len()).reducing(op);
-        self.run(call, data, &[])
+        let call = call::<T>(Collective::AllReduce, data.len());
+        self.run(call, Some(op.into()), data, &[])
     }
 
     /// [`ProcessGroup::all_reduce`] in the background.
@@ -56,8 +56,8 @@ impl ProcessGroup {
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let call = call::<T>(Collective::AllReduce, buffer.as_ref().len()).reducing(op);
-        self.submit(call, buffer, Vec::new())
+        let call = call::<T>(Collective::AllReduce, buffer.as_ref().len());
+        self.submit(call, Some(op.into()), buffer, Vec::new())
     }
 
     /// [`ProcessGroup::all_reduce`] of `input`, which stays as it is, into `output` of the same
@@ -153,7 +153,7 @@ impl ProcessGroup {
         root: Rank,
     ) -> Result<()> {
         self.check_rank("reduce", root)?;
-        self.run(call::<T>(Collective::Reduce, data.len()).rooted(root).reducing(op), data, &[])
+        self.run(call::<T>(Collective::Reduce, data.len()).rooted(root), Some(op.into()), data, &[])
     }
 
     /// [`ProcessGroup::reduce`] in the background.
@@ -179,8 +179,8 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         self.check_rank("reduce", root)?;
-        let call = call::<T>(Collective::Reduce, buffer.as_ref().len()).rooted(root).reducing(op);
-        Ok(self.submit(call, buffer, Vec::new()))
+        let call = call::<T>(Collective::Reduce, buffer.as_ref().len()).rooted(root);
+        Ok(self.submit(call, Some(op.into()), buffer, Vec::new()))
     }
 
     /// [`ProcessGroup::reduce`] of `input`, which stays as it is, into `output` at the root. There
@@ -216,9 +216,10 @@ impl ProcessGroup {
         if self.rank() == root {
             self.check_len("reduce_into", "the output", output.len(), input.len())?;
             copy(output.into(), input.into());
-            let call = call::<T>(Collective::Reduce, output.len()).rooted(root).reducing(op);
+            let call = call::<T>(Collective::Reduce, output.len()).rooted(root);
             // The others have no output that could be registered, too.
-            let operation = TypedCall::<T, _, _>::new(self.limited(call), output, &[]);
+            let operation =
+                TypedCall::<T, _, _>::new(self.limited(call), Some(op.into()), output, &[]);
             return self.inner.run(&mut operation.staged());
         }
         self.check_len(
@@ -260,8 +261,8 @@ impl ProcessGroup {
         op: impl Into<Operator<T>>,
     ) -> Result<()> {
         self.check_blocks("reduce_scatter", output.len(), input.len(), "an input")?;
-        let call = call::<T>(Collective::ReduceScatter, output.len()).reducing(op);
-        self.run(call, output, input)
+        let call = call::<T>(Collective::ReduceScatter, output.len());
+        self.run(call, Some(op.into()), output, input)
     }
 
     /// [`ProcessGroup::reduce_scatter`] in the background. Gives `output` back.
@@ -289,7 +290,7 @@ impl ProcessGroup {
     {
         let len = output.as_ref().len();
         self.check_blocks("reduce_scatter", len, input.as_ref().len(), "an input")?;
-        Ok(self.submit(call::<T>(Collective::ReduceScatter, len).reducing(op), output, input))
+        Ok(self.submit(call::<T>(Collective::ReduceScatter, len), Some(op.into()), output, input))
     }
 
     /// [`ProcessGroup::reduce_scatter`] in blocks of different lengths: rank `i` gets the sum of
@@ -323,7 +324,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         let blocks =
             self.blocks_by_rank("reduce_scatter_v", counts, output.len(), Some(input.len()))?;
-        self.run(call_of::<T>(Collective::ReduceScatter, blocks).reducing(op), output, input)
+        self.run(call_of::<T>(Collective::ReduceScatter, blocks), Some(op.into()), output, input)
     }
 
     /// [`ProcessGroup::reduce_scatter_v`] in the background. Gives `output` back.
@@ -353,7 +354,7 @@ impl ProcessGroup {
         let own = output.as_ref().len();
         let blocks =
             self.blocks_by_rank("reduce_scatter_v", counts, own, Some(input.as_ref().len()))?;
-        let call = call_of::<T>(Collective::ReduceScatter, blocks).reducing(op);
-        Ok(self.submit(call, output, input))
+        let call = call_of::<T>(Collective::ReduceScatter, blocks);
+        Ok(self.submit(call, Some(op.into()), output, input))
     }
 }

@@ -34,7 +34,7 @@ impl ProcessGroup {
     /// As [`ProcessGroup::all_reduce`]. A rank that needs nobody's answer (rank 0) learns of a
     /// mismatch in its next call or in [`destroy`](ProcessGroup::destroy).
     pub fn scan<T: Element>(&self, data: &mut [T], op: impl Into<Operator<T>>) -> Result<()> {
-        self.run(call::<T>(Collective::Scan, data.len()).reducing(op), data, &[])
+        self.run(call::<T>(Collective::Scan, data.len()), Some(op.into()), data, &[])
     }
 
     /// [`ProcessGroup::scan`] in the background.
@@ -49,8 +49,8 @@ impl ProcessGroup {
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let call = call::<T>(Collective::Scan, buffer.as_ref().len()).reducing(op);
-        self.submit(call, buffer, Vec::new())
+        let call = call::<T>(Collective::Scan, buffer.as_ref().len());
+        self.submit(call, Some(op.into()), buffer, Vec::new())
     }
 
     /// Reduces the `data` of the ranks below this one, in place. That of rank 0, who has none
@@ -84,7 +84,7 @@ impl ProcessGroup {
         data: &mut [T],
         op: impl Into<Operator<T>>,
     ) -> Result<()> {
-        self.run(call::<T>(Collective::ExclusiveScan, data.len()).reducing(op), data, &[])
+        self.run(call::<T>(Collective::ExclusiveScan, data.len()), Some(op.into()), data, &[])
     }
 
     /// [`ProcessGroup::exclusive_scan`] in the background.
@@ -100,7 +100,7 @@ impl ProcessGroup {
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        let call = call::<T>(Collective::ExclusiveScan, buffer.as_ref().len()).reducing(op);
-        self.submit(call, buffer, Vec::new())
+        let call = call::<T>(Collective::ExclusiveScan, buffer.as_ref().len());
+        self.submit(call, Some(op.into()), buffer, Vec::new())
     }
 }

@@ -33,7 +33,7 @@ impl ProcessGroup {
     /// otherwise as [`ProcessGroup::all_reduce`].
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: Rank) -> Result<()> {
         self.check_rank("broadcast", root)?;
-        self.run(call::<T>(Collective::Broadcast, data.len()).rooted(root), data, &[])
+        self.run(call::<T>(Collective::Broadcast, data.len()).rooted(root), None, data, &[])
     }
 
     /// [`ProcessGroup::broadcast`] in the background.
@@ -54,7 +54,7 @@ impl ProcessGroup {
     {
         self.check_rank("broadcast", root)?;
         let call = call::<T>(Collective::Broadcast, buffer.as_ref().len()).rooted(root);
-        Ok(self.submit(call, buffer, Vec::new()))
+        Ok(self.submit(call, None, buffer, Vec::new()))
     }
 
     /// Gives rank `i` block `i` of the `input` of rank `root`, in `output`.
@@ -86,7 +86,7 @@ impl ProcessGroup {
     /// it learns of a mismatch in its next call or in [`destroy`](ProcessGroup::destroy).
     pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
         self.check_at_root("scatter", root, output.len(), input.len(), "an input")?;
-        self.run(call::<T>(Collective::Scatter, output.len()).rooted(root), output, input)
+        self.run(call::<T>(Collective::Scatter, output.len()).rooted(root), None, output, input)
     }
 
     /// [`ProcessGroup::scatter`] in the background. Gives `output` back.
@@ -109,7 +109,7 @@ impl ProcessGroup {
     {
         let len = output.as_ref().len();
         self.check_at_root("scatter", root, len, input.as_ref().len(), "an input")?;
-        Ok(self.submit(call::<T>(Collective::Scatter, len).rooted(root), output, input))
+        Ok(self.submit(call::<T>(Collective::Scatter, len).rooted(root), None, output, input))
     }
 
     /// [`ProcessGroup::scatter`] of blocks of different lengths: rank `i` gets `counts[i]`
@@ -143,7 +143,7 @@ impl ProcessGroup {
         root: Rank,
     ) -> Result<()> {
         let blocks = self.blocks_at_root("scatter_v", root, counts, output.len(), input.len())?;
-        self.run(call_of::<T>(Collective::Scatter, blocks).rooted(root), output, input)
+        self.run(call_of::<T>(Collective::Scatter, blocks).rooted(root), None, output, input)
     }
 
     /// [`ProcessGroup::scatter_v`] in the background. Gives `output` back.
@@ -172,6 +172,6 @@ impl ProcessGroup {
     {
         let own = output.as_ref().len();
         let blocks = self.blocks_at_root("scatter_v", root, counts, own, input.as_ref().len())?;
-        Ok(self.submit(call_of::<T>(Collective::Scatter, blocks).rooted(root), output, input))
+        Ok(self.submit(call_of::<T>(Collective::Scatter, blocks).rooted(root), None, output, input))
     }
 }

@@ -19,8 +19,10 @@
 //! A driver that sleeps is woken for every note. It must forget a wake-up before it looks for
 //! notes, never between the look and the next sleep.
 //!
-//! `tests/loom.rs` tries all interleavings of the functions in this file.
+//! `loom/tests/handoff.rs` tries all interleavings of the functions in this file.
 
+#[cfg(loom)]
+use crate::lane_mutex::{Mutex as LaneMutex, MutexGuard as LaneGuard};
 #[cfg(loom)]
 use loom::sync::{
     Mutex, MutexGuard,
@@ -28,7 +30,7 @@ use loom::sync::{
 };
 #[cfg(not(loom))]
 use std::sync::{
-    Mutex, MutexGuard,
+    Mutex as LaneMutex, Mutex, MutexGuard as LaneGuard, MutexGuard,
     atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
 };
 use std::{
@@ -61,7 +63,7 @@ pub(crate) trait Surroundings {
 
 /// A lane, and the notes for its driver.
 pub(crate) struct Handoff<L: Drivable, S> {
-    lane: Mutex<L>,
+    lane: LaneMutex<L>,
     /// Threads that wait for the lane to make a blocking call.
     wanted: AtomicUsize,
     /// Work for the lane, so that its submitters need not wait for the operation that runs.
@@ -82,7 +84,7 @@ struct Inbox<L: Drivable> {
 /// The right to drive a lane.
 pub(crate) struct Driver<'a, L: Drivable, S: Surroundings> {
     // Dropped in this order: notes are looked for after the lane is unlocked.
-    lane: MutexGuard<'a, L>,
+    lane: LaneGuard<'a, L>,
     leaving: Leaving<'a, L, S>,
 }
 
@@ -135,7 +137,7 @@ impl<L: Drivable, S: Surroundings> Handoff<L, S> {
     /// `aborted` is the flag that the lane looks at.
     pub(crate) fn new(lane: L, aborted: Arc<AtomicBool>, surroundings: S) -> Handoff<L, S> {
         Handoff {
-            lane: Mutex::new(lane),
+            lane: LaneMutex::new(lane),
             wanted: AtomicUsize::new(0),
             inbox: Mutex::new(Inbox { jobs: Vec::new(), points: Vec::new() }),
             has_mail: AtomicBool::new(false),
@@ -171,7 +173,7 @@ impl<L: Drivable, S: Surroundings> Handoff<L, S> {
     }
 
     #[inline]
-    fn try_lock(&self) -> Option<MutexGuard<'_, L>> {
+    fn try_lock(&self) -> Option<LaneGuard<'_, L>> {
         match self.lane.try_lock() {
             Ok(lane) => Some(lane),
             Err(TryLockError::WouldBlock) => None,
@@ -180,13 +182,13 @@ impl<L: Drivable, S: Surroundings> Handoff<L, S> {
     }
 
     #[inline]
-    fn driver<'a>(&'a self, mut lane: MutexGuard<'a, L>) -> Driver<'a, L, S> {
+    fn driver<'a>(&'a self, mut lane: LaneGuard<'a, L>) -> Driver<'a, L, S> {
         lane.wake_up();
         Driver { lane, leaving: Leaving { handoff: self, is_busy: false } }
     }
 
     #[cold]
-    fn recover<'a>(&self, poisoned: PoisonError<MutexGuard<'a, L>>) -> MutexGuard<'a, L> {
+    fn recover<'a>(&self, poisoned: PoisonError<LaneGuard<'a, L>>) -> LaneGuard<'a, L> {
         #[cfg(not(loom))]
         self.lane.clear_poison();
         let mut lane = poisoned.into_inner();
@@ -196,7 +198,7 @@ impl<L: Drivable, S: Surroundings> Handoff<L, S> {
 
     /// Locks the lane for the progress thread, unless another thread drives it. Unlike a driver,
     /// the progress thread must itself come back for what is unfinished.
-    pub(crate) fn visit(&self) -> Option<MutexGuard<'_, L>> {
+    pub(crate) fn visit(&self) -> Option<LaneGuard<'_, L>> {
         let mut lane = self.try_lock()?;
         lane.wake_up();
         self.has_callers.store(false, SeqCst);

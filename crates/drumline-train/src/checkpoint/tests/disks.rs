@@ -29,10 +29,10 @@ pub(super) enum Fault {
 /// Lets the n-th operation on a disk fail. Reading a file is none.
 pub(super) struct Faulty<D> {
     disk: D,
-    plan: Rc<Plan>,
+    faults: Rc<Faults>,
 }
 
-struct Plan {
+struct Faults {
     fault: Fault,
     nth: usize,
     done: Cell<usize>,
@@ -40,12 +40,12 @@ struct Plan {
 
 impl<D> Faulty<D> {
     pub(super) fn new(disk: D, nth: usize, fault: Fault) -> Self {
-        Self { disk, plan: Rc::new(Plan { fault, nth, done: Cell::new(0) }) }
+        Self { disk, faults: Rc::new(Faults { fault, nth, done: Cell::new(0) }) }
     }
 
     /// Whether there were as many operations.
     pub(super) fn was_reached(&self) -> bool {
-        self.plan.done.get() > self.plan.nth
+        self.faults.done.get() > self.faults.nth
     }
 
     pub(super) fn inner(&self) -> &D {
@@ -53,7 +53,7 @@ impl<D> Faulty<D> {
     }
 }
 
-impl Plan {
+impl Faults {
     /// The fault, if it concerns the operation that comes now.
     fn next(&self) -> Option<Fault> {
         let now = self.done.replace(self.done.get() + 1);
@@ -73,14 +73,14 @@ impl Plan {
 
 pub(super) struct FaultyFile<F> {
     file: F,
-    plan: Rc<Plan>,
+    faults: Rc<Faults>,
     is_full: bool,
 }
 
 impl<F: Write> Write for FaultyFile<F> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let half = &bytes[..bytes.len().div_ceil(2)];
-        match self.plan.next() {
+        match self.faults.next() {
             None => self.file.write(bytes),
             Some(Fault::ShortWrite) => self.file.write(half),
             Some(Fault::FullFromNowOn) if self.is_full => Err(ErrorKind::StorageFull.into()),
@@ -104,36 +104,36 @@ impl<D: Disk> Disk for Faulty<D> {
     type Reader = D::Reader;
 
     fn create_directory(&self, directory: &Path) -> io::Result<()> {
-        self.plan.run(|| self.disk.create_directory(directory))
+        self.faults.run(|| self.disk.create_directory(directory))
     }
 
     fn names(&self, directory: &Path) -> io::Result<Vec<OsString>> {
-        self.plan.run(|| self.disk.names(directory))
+        self.faults.run(|| self.disk.names(directory))
     }
 
     fn create(&self, path: &Path) -> io::Result<Self::File> {
-        let file = self.plan.run(|| self.disk.create(path))?;
-        Ok(FaultyFile { file, plan: self.plan.clone(), is_full: false })
+        let file = self.faults.run(|| self.disk.create(path))?;
+        Ok(FaultyFile { file, faults: self.faults.clone(), is_full: false })
     }
 
     fn sync(&self, file: &Self::File) -> io::Result<()> {
-        self.plan.run(|| self.disk.sync(&file.file))
+        self.faults.run(|| self.disk.sync(&file.file))
     }
 
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.plan.run(|| self.disk.rename(from, to))
+        self.faults.run(|| self.disk.rename(from, to))
     }
 
     fn sync_directory(&self, directory: &Path) -> io::Result<()> {
-        self.plan.run(|| self.disk.sync_directory(directory))
+        self.faults.run(|| self.disk.sync_directory(directory))
     }
 
     fn remove(&self, path: &Path) -> io::Result<()> {
-        self.plan.run(|| self.disk.remove(path))
+        self.faults.run(|| self.disk.remove(path))
     }
 
     fn remove_if_abandoned(&self, path: &Path) -> io::Result<bool> {
-        self.plan.run(|| self.disk.remove_if_abandoned(path))
+        self.faults.run(|| self.disk.remove_if_abandoned(path))
     }
 
     fn open(&self, path: &Path) -> io::Result<(Self::Reader, u64)> {

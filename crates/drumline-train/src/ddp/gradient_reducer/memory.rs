@@ -34,14 +34,6 @@ pub enum Values<'a> {
 
 impl<'a> Values<'a> {
     /// The elements, if they are `T`.
-    ///
-    /// ```
-    /// use drumline::ddp::Values;
-    ///
-    /// let average = Values::F32(&[0.5, 4.0]);
-    /// assert_eq!(average.as_slice::<f32>(), Some(&[0.5, 4.0][..]));
-    /// assert_eq!(average.as_slice::<f64>(), None);
-    /// ```
     pub fn as_slice<T: Element>(self) -> Option<&'a [T]> {
         match self {
             Values::F32(values) if T::DTYPE == DType::F32 => Some(bytemuck::cast_slice(values)),
@@ -89,15 +81,6 @@ pub enum ValuesMut<'a> {
 
 impl ValuesMut<'_> {
     /// Copies `values`, if they have the right dtype and number; says whether they had.
-    ///
-    /// ```
-    /// use drumline::ddp::{Values, ValuesMut};
-    ///
-    /// let mut place = [0.0_f32; 2];
-    /// assert!(ValuesMut::F32(&mut place).copy_from(Values::F32(&[1.0, 2.0])));
-    /// assert!(!ValuesMut::F32(&mut place).copy_from(Values::F64(&[3.0, 4.0])));
-    /// assert_eq!(place, [1.0, 2.0]);
-    /// ```
     pub fn copy_from(self, values: Values<'_>) -> bool {
         match (self, values) {
             (ValuesMut::F32(target), Values::F32(values)) if target.len() == values.len() => {

@@ -87,19 +87,6 @@ impl GradientReducer {
     /// A reducer for the gradients of `parameters`, which must be equal on all ranks
     /// ([`verify_model`](super::verify_model) checks that).
     ///
-    /// ```
-    /// use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    ///
-    /// let group = ProcessGroup::alone();
-    /// let reducer = |dtype| {
-    ///     let weight = ParameterSpec::new("weight", [2, 3], dtype);
-    ///     GradientReducer::new(vec![weight], &DdpOptions::default(), &group)
-    /// };
-    /// assert_eq!(reducer(DType::F64)?.missing(), [0]);
-    /// assert!(reducer(DType::I64).unwrap_err().to_string().contains("weight")); // no gradient
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
-    ///
     /// # Errors
     ///
     /// There are no parameters, one is neither f32 nor f64, or no thread can be started.
@@ -116,24 +103,6 @@ impl GradientReducer {
 
     /// Backward begins: the zero of the step's [`Timeline`]. Unless called, that is the moment of
     /// the first gradient.
-    ///
-    /// ```
-    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    /// # let group = ProcessGroup::alone();
-    /// # let parameters = vec![
-    /// #     ParameterSpec::new("weight", [2], DType::F32),
-    /// #     ParameterSpec::new("bias", [1], DType::F32),
-    /// # ];
-    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
-    /// reducer.begin_backward();
-    /// let begun = std::time::Instant::now();
-    /// while begun.elapsed().as_micros() < 50 {} // backward works on the loss
-    /// reducer.submit(0, [1.0_f32, 2.0][..].into());
-    /// reducer.submit(1, [3.0_f32][..].into());
-    /// drop(reducer.finish()?);
-    /// assert!(reducer.timeline().buckets[0].first_us >= 50);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn begin_backward(&self) {
         self.lock().start_clock();
     }
@@ -142,21 +111,6 @@ impl GradientReducer {
     ///
     /// For gradient hooks: copies the values, never waits for a peer, never panics. Whatever is
     /// wrong comes out of [`GradientReducer::finish`].
-    ///
-    /// ```
-    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    /// # let group = ProcessGroup::alone();
-    /// # let parameters = vec![
-    /// #     ParameterSpec::new("weight", [2], DType::F32),
-    /// #     ParameterSpec::new("bias", [1], DType::F32),
-    /// # ];
-    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
-    /// // In the order of backward.
-    /// reducer.submit(1, [3.0_f32][..].into());
-    /// reducer.submit(0, [1.0_f32, 2.0][..].into());
-    /// assert_eq!(reducer.finish()?.get::<f32>(0), Some(&[1.0, 2.0][..]));
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn submit(&self, parameter: usize, gradient: Values<'_>) {
         self.submit_with(parameter, |place| place.copy_from(gradient));
     }
@@ -218,61 +172,16 @@ impl GradientReducer {
     }
 
     /// Whether gradients of this step were submitted or accumulated.
-    ///
-    /// ```
-    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    /// # let group = ProcessGroup::alone();
-    /// # let parameters = vec![
-    /// #     ParameterSpec::new("weight", [2], DType::F32),
-    /// #     ParameterSpec::new("bias", [1], DType::F32),
-    /// # ];
-    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
-    /// assert!(!reducer.has_gradients());
-    /// reducer.submit(1, [3.0_f32][..].into());
-    /// assert!(reducer.has_gradients());
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn has_gradients(&self) -> bool {
         self.lock().has_gradients()
     }
 
     /// The parameters whose gradient was not submitted yet in this step, by index.
-    ///
-    /// ```
-    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    /// # let group = ProcessGroup::alone();
-    /// # let parameters = vec![
-    /// #     ParameterSpec::new("weight", [2], DType::F32),
-    /// #     ParameterSpec::new("bias", [1], DType::F32),
-    /// # ];
-    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
-    /// reducer.submit(1, [3.0_f32][..].into());
-    /// assert_eq!(reducer.missing(), [0]);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn missing(&self) -> Vec<usize> {
         self.lock().missing()
     }
 
     /// Ends the step: launches what is left, waits for the averages and lends them out.
-    ///
-    /// ```
-    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    /// # let group = ProcessGroup::alone();
-    /// # let parameters = vec![
-    /// #     ParameterSpec::new("weight", [2], DType::F32),
-    /// #     ParameterSpec::new("bias", [1], DType::F32),
-    /// # ];
-    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
-    /// reducer.submit(1, [3.0_f32][..].into());
-    /// let error = reducer.finish().unwrap_err().to_string();
-    /// assert!(error.contains("parameter `weight` got no gradient on rank 0"), "{error}");
-    ///
-    /// reducer.submit(0, [1.0_f32, 2.0][..].into()); // the next step
-    /// reducer.submit(1, [3.0_f32][..].into());
-    /// assert_eq!(reducer.finish()?.get::<f32>(1), Some(&[3.0][..]));
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     ///
     /// # Errors
     ///
@@ -339,45 +248,11 @@ impl GradientReducer {
     }
 
     /// How much was communicated so far, and how much of that backward did not hide.
-    ///
-    /// ```
-    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    /// # let group = ProcessGroup::alone();
-    /// # let parameters = vec![
-    /// #     ParameterSpec::new("weight", [2], DType::F32),
-    /// #     ParameterSpec::new("bias", [1], DType::F32),
-    /// # ];
-    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
-    /// reducer.submit(0, [1.0_f32, 2.0][..].into());
-    /// reducer.submit(1, [3.0_f32][..].into());
-    /// drop(reducer.finish()?);
-    /// let stats = reducer.stats();
-    /// assert_eq!((stats.steps, stats.bytes), (1, 12));
-    /// assert_eq!(stats.buckets_launched_early, 1); // before `finish`: backward went on meanwhile
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn stats(&self) -> ReducerStats {
         self.lock().stats
     }
 
     /// When the buckets of the last finished step travelled. Empty before the first.
-    ///
-    /// ```
-    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    /// # let group = ProcessGroup::alone();
-    /// # let parameters = vec![
-    /// #     ParameterSpec::new("weight", [2], DType::F32),
-    /// #     ParameterSpec::new("bias", [1], DType::F32),
-    /// # ];
-    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
-    /// reducer.submit(0, [1.0_f32, 2.0][..].into());
-    /// reducer.submit(1, [3.0_f32][..].into());
-    /// drop(reducer.finish()?);
-    /// let timeline = reducer.timeline();
-    /// assert_eq!((timeline.step, timeline.buckets.len()), (1, 1));
-    /// println!("{timeline}");
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn timeline(&self) -> Timeline {
         self.lock().timeline.clone()
     }
@@ -498,22 +373,6 @@ pub struct Averaged<'a> {
 impl Averaged<'_> {
     /// The average of a parameter's gradient; `None` if no rank has used it
     /// ([`UnusedParameters::Ignore`](super::UnusedParameters)), or there is no such parameter.
-    ///
-    /// ```
-    /// use drumline::{
-    ///     DType, ProcessGroup,
-    ///     ddp::{DdpOptions, GradientReducer, ParameterSpec, UnusedParameters, Values},
-    /// };
-    ///
-    /// let parameters = ["used", "unused"].map(|name| ParameterSpec::new(name, [1], DType::F32));
-    /// let options = DdpOptions::default().unused_parameters(UnusedParameters::Ignore);
-    /// let reducer = GradientReducer::new(parameters.into(), &options, &ProcessGroup::alone())?;
-    /// reducer.submit(0, [3.0_f32][..].into());
-    /// let averaged = reducer.finish()?;
-    /// assert_eq!(averaged.values(0), Some(Values::F32(&[3.0])));
-    /// assert_eq!(averaged.values(1), None); // an optimizer leaves it alone
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn values(&self, parameter: usize) -> Option<Values<'_>> {
         let slot = self.plan.slots.get(parameter)?;
         let memory = self.memory[slot.bucket].as_ref()?;
@@ -521,22 +380,6 @@ impl Averaged<'_> {
     }
 
     /// The average of a parameter's gradient, if its elements are `T`.
-    ///
-    /// ```
-    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    /// # let group = ProcessGroup::alone();
-    /// # let parameters = vec![
-    /// #     ParameterSpec::new("weight", [2], DType::F32),
-    /// #     ParameterSpec::new("bias", [1], DType::F32),
-    /// # ];
-    /// # let reducer = GradientReducer::new(parameters, &DdpOptions::default(), &group)?;
-    /// reducer.submit(0, [1.0_f32, 2.0][..].into());
-    /// reducer.submit(1, [3.0_f32][..].into());
-    /// let averaged = reducer.finish()?;
-    /// assert_eq!(averaged.get::<f32>(0), Some(&[1.0, 2.0][..]));
-    /// assert_eq!(averaged.get::<f64>(0), None);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn get<T: Element>(&self, parameter: usize) -> Option<&[T]> {
         self.values(parameter)?.as_slice()
     }

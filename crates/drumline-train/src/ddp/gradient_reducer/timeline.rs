@@ -103,18 +103,6 @@ pub struct BucketTimes {
 
 impl Timeline {
     /// The part of the communication that backward did not hide.
-    ///
-    /// ```
-    /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
-    /// # let bias = ParameterSpec::new("bias", [1], DType::F32);
-    /// # let group = ProcessGroup::alone();
-    /// # let reducer = GradientReducer::new(vec![bias], &DdpOptions::default(), &group)?;
-    /// # reducer.submit(0, [1.0_f32][..].into());
-    /// # drop(reducer.finish()?);
-    /// let timeline = reducer.timeline();
-    /// assert_eq!(timeline.exposed_us(), timeline.done_us - timeline.backward_us);
-    /// # Ok::<_, drumline::train::Error>(())
-    /// ```
     pub fn exposed_us(&self) -> u64 {
         self.done_us.saturating_sub(self.backward_us)
     }

@@ -15,20 +15,20 @@ use drumline_engine::{
 
 /// A send or receive to be made.
 #[derive(Clone, Debug)]
-pub struct MessageOrder {
+pub(crate) struct MessageOrder {
     /// What is to be done.
-    pub side: Side,
+    pub(crate) side: Side,
     /// What a send and its receive have in common.
-    pub tag: u64,
+    pub(crate) tag: u64,
     /// With what.
-    pub dtype: DType,
+    pub(crate) dtype: DType,
     /// What is sent, or as many bytes as are to come.
-    pub bytes: Vec<u8>,
+    pub(crate) bytes: Vec<u8>,
 }
 
 /// A side of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
+pub(crate) enum Side {
     /// It is sent to this rank.
     SendTo(Rank),
     /// It is received from this rank.
@@ -39,20 +39,20 @@ pub enum Side {
 
 /// Where a message leaves what became of it: the other rank, and its bytes.
 #[derive(Clone, Debug, Default)]
-pub struct Posted(Arc<Mutex<Option<EndOfMessage>>>);
+pub(crate) struct Posted(Arc<Mutex<Option<EndOfMessage>>>);
 
 type EndOfMessage = (Result<Rank>, Vec<u8>);
 
 impl Posted {
     /// The result, once there is one.
-    pub fn take(&self) -> Option<EndOfMessage> {
+    pub(crate) fn take(&self) -> Option<EndOfMessage> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
 impl<S: Connection> Member<S> {
     /// Sends or receives beside everything else.
-    pub fn post(&mut self, order: MessageOrder, now: Instant) -> Posted {
+    pub(crate) fn post(&mut self, order: MessageOrder, now: Instant) -> Posted {
         let MessageOrder { side, tag, dtype, bytes } = order;
         let (direction, peer) = match side {
             Side::SendTo(rank) => (Direction::Send, Some(rank)),
@@ -62,8 +62,7 @@ impl<S: Connection> Member<S> {
         let posted = Posted::default();
         let content = Content::Elements { dtype, count: bytes.len() / dtype.size() };
         let message = Box::new(InBytes { bytes, posted: posted.clone() });
-        let mut point = Point::new(PointCall { direction, peer, tag, content }, message);
-        point.started = now;
+        let point = Point::new(PointCall { direction, peer, tag, content }, message, now);
         self.lane.post(point);
         posted
     }

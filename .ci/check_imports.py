@@ -1,0 +1,186 @@
+"""Checks that arrows between crates point down, and that no files of a crate import each other in a circle.
+
+An import counts as an arrow to the file that defines the name: re-exports are followed. Tests are left out.
+"""
+
+import pathlib
+import re
+import sys
+
+try:
+    import tomllib
+except ImportError:  # Python 3.10
+    from pip._vendor import tomli as tomllib
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+# A crate may use those in lines below its own.
+FLOORS = [
+    ["drumline-python"],
+    ["drumline-cli", "drumline-sim"],
+    ["drumline-bench", "drumline-burn", "drumline-conformance", "drumline-launch"],
+    ["drumline"],
+    ["drumline-train"],
+    ["drumline-group"],
+    ["drumline-engine", "drumline-inspect", "drumline-store"],
+    ["drumline-schedule", "drumline-shm"],
+    ["drumline-kernels"],
+]
+LINES_MAX = 15_000
+
+Module = tuple[str, ...]
+
+
+def use_tree(text: str) -> list[list[str]]:
+    """The paths of `a::{b, c::{d, e as f}}`; a renamed leaf is `e as f`."""
+    text = text.strip()
+    brace = text.find("{")
+    if brace < 0:
+        return [[part.strip() for part in text.split("::") if part.strip()]]
+    prefix = [part for part in text[:brace].strip().split("::") if part]
+    depth, start, parts = 0, brace + 1, []
+    for at, letter in enumerate(text[brace:], brace):
+        depth += (letter == "{") - (letter == "}")
+        if (letter == "," and depth == 1) or depth == 0:
+            parts.append(text[start:at])
+            start = at + 1
+            if depth == 0:
+                break
+    return [prefix + path for part in parts if part.strip() for path in use_tree(part)]
+
+
+class Crate:
+    """The files of one crate, what each defines, and what it imports."""
+
+    def __init__(self, source: pathlib.Path) -> None:
+        self.files: dict[Module, pathlib.Path] = {}
+        for path in source.rglob("*.rs"):
+            inside = path.relative_to(source)
+            if path.name in ("tests.rs", "main.rs") or "tests" in inside.parts:
+                continue
+            module = tuple(inside.with_suffix("").parts)
+            self.files[module[:-1] if module[-1] in ("mod", "lib") else module] = path
+        self.defined: dict[Module, set[str]] = {}
+        self.imported: dict[Module, dict[str, list[str]]] = {}
+        self.globs: dict[Module, list[list[str]]] = {}
+        self.paths: dict[Module, list[list[str]]] = {}
+        for module, path in self.files.items():
+            self.read(module, path.read_text())
+
+    def read(self, module: Module, text: str) -> None:
+        text = re.sub(r"#\[cfg\((all\()?test.*?\)\]\s*mod \w+ \{.*", "", text, flags=re.S)
+        text = "\n".join(line for line in text.split("\n") if not line.strip().startswith("//"))
+        kinds = "struct|enum|trait|fn|const|type|static|union|macro_rules!"
+        self.defined[module] = set(re.findall(rf"\b(?:{kinds})\s+(?:mut\s+)?(\w+)", text))
+        self.imported[module], self.globs[module], self.paths[module] = {}, [], []
+        uses = r"^\s*(pub(?:\([^)]*\))?\s+)?use\s+([^;]+);"
+        for public, tree in re.findall(uses, text, flags=re.M):
+            for path in use_tree(tree):
+                name, _, alias = path[-1].partition(" as ")
+                path = path[:-1] if name == "self" else [*path[:-1], name]
+                if name == "*":
+                    if public:
+                        self.globs[module].append(path[:-1])
+                elif path:
+                    self.imported[module][alias or path[-1]] = path
+                    self.paths[module].append(path)
+        text = re.sub(uses, "", text, flags=re.M)
+        self.paths[module] += [it.split("::") for it in re.findall(r"\b(?:crate|super|self)(?:::\w+)+", text)]
+        for name, member in re.findall(r"(?<![\w:])([a-z_]\w*)::(\w+)", text):
+            if name in self.imported[module] or (*module, name) in self.files:
+                self.paths[module].append(["self", name, member])
+
+    def absolute(self, module: Module, path: list[str]) -> list[str] | None:
+        """The path from the crate's root; `None` for another crate's."""
+        if path[0] == "crate":
+            return path[1:]
+        if path[0] == "self":
+            return [*module, *path[1:]]
+        if path[0] == "super":
+            up = list(module)
+            while path and path[0] == "super":
+                up, path = up[:-1], path[1:]
+            return up + path
+        if (*module, path[0]) in self.files or path[0] in self.defined[module]:
+            return [*module, *path]
+        return None
+
+    def home(self, path: list[str], seen: frozenset[tuple[Module, str]] = frozenset()) -> Module | None:
+        """The file that defines the last name of an absolute path; `None` for a module or another crate's."""
+        module: Module = ()
+        for at, name in enumerate(path):
+            if (*module, name) in self.files:
+                module = (*module, name)
+                continue
+            if name in self.defined[module] or (module, name) in seen:
+                return module
+            seen |= {(module, name)}
+            sources = [self.imported[module].get(name)] + [[*glob, name] for glob in self.globs[module]]
+            for source in filter(None, sources):
+                whole = self.absolute(module, source)
+                found = whole and self.home(whole + path[at + 1 :], seen)
+                if found is not None and found != []:
+                    return found
+            return None if name in self.imported[module] else module
+        return None
+
+    def arrows(self) -> dict[Module, set[Module]]:
+        arrows: dict[Module, set[Module]] = {module: set() for module in self.files}
+        for module, paths in self.paths.items():
+            for path in paths:
+                whole = self.absolute(module, path)
+                home = self.home(whole) if whole else None
+                if home is not None and home != module:
+                    arrows[module].add(home)
+        return arrows
+
+
+def circles(arrows: dict[Module, set[Module]]) -> list[list[Module]]:
+    """Files that reach each other."""
+
+    def reach(start: Module) -> set[Module]:
+        seen: set[Module] = set()
+        todo = [start]
+        while todo:
+            for other in arrows[todo.pop()] - seen:
+                seen.add(other)
+                todo.append(other)
+        return seen
+
+    reached = {module: reach(module) for module in arrows}
+    found: list[list[Module]] = []
+    for module in sorted(arrows):
+        circle = [other for other in sorted(arrows) if other in reached[module] and module in reached[other]]
+        if circle and circle not in found:
+            found.append(circle)
+    return found
+
+
+def main() -> int:
+    floor = {name: number for number, names in enumerate(FLOORS) for name in names}
+    problems = []
+    for folder in sorted((ROOT / "crates").iterdir()):
+        name = folder.name
+        manifest = tomllib.loads((folder / "Cargo.toml").read_text())
+        used = [it for it in manifest.get("dependencies", {}) if it.startswith("drumline")]
+        if name not in floor:
+            problems.append(f"{name} stands on no floor of {pathlib.Path(__file__).name}")
+            continue
+        problems += [f"{name} uses {it}, which is not below it" for it in used if floor[it] <= floor[name]]
+        crate = Crate(folder / "src")
+        lines = sum(len(path.read_text().splitlines()) for path in crate.files.values())
+        if lines > LINES_MAX:
+            problems.append(f"{name} has {lines} lines, more than {LINES_MAX}")
+        arrows = crate.arrows()
+        for circle in circles(arrows):
+            inside = [
+                f"{'::'.join(module) or 'lib'} -> {', '.join('::'.join(it) or 'lib' for it in sorted(arrows[module] & set(circle)))}"
+                for module in circle
+            ]
+            problems.append(f"{name}: a circle of {len(circle)} files\n    " + "\n    ".join(inside))
+    print("\n".join(problems) or "no circle, and no arrow that runs up")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,199 @@
+//! The words of a rank that waits in a call: to its peers, to people, and the ranks that it names.
+
+use std::time::{Duration, Instant};
+
+use drumline_schedule::step::Rank;
+
+use super::{
+    patience::{Patience, Told, lead},
+    state::{Lane, Running},
+};
+use crate::{
+    error::Cause,
+    executor::{Machine, Now},
+    transport::{InCall, Lack, Seeker, Waits},
+};
+
+impl Running {
+    /// When there is something to say even if no peer moves.
+    pub(crate) fn due(&self, machine: &Machine) -> Option<Instant> {
+        let patience = self.patience.as_ref()?;
+        let tell = (!patience.has_told()).then_some(patience.tell_at);
+        let warn = patience.warn_at.filter(|_| !patience.warned);
+        tell.into_iter().chain(warn).chain(machine.known_deadline()).min()
+    }
+}
+
+impl Lane {
+    /// The operation that runs waits: tells peers for whom, and people who is late.
+    pub(crate) fn be_patient(&mut self, now: Instant) {
+        let Some(running) = &mut self.running else { return };
+        let started = *running.started.get_or_insert(now);
+        let new = || Patience::new(started, self.machine.timeout(), &self.settings);
+        let patience = running.patience.get_or_insert_with(new);
+        if now < patience.tell_at && !patience.has_told() {
+            return;
+        }
+        let rest = self.settings.warn_after.saturating_sub(patience.lead);
+        let warn_at = *patience.warn_at.get_or_insert(now + rest);
+        let warns = !patience.warned && now >= warn_at;
+        patience.warned |= warns;
+        self.tell(now);
+        let call = self.machine.description();
+        let awaited = self.machine.awaited();
+        let late = self.follow(Lack::Call, &awaited, now);
+        if warns {
+            self.recorder.mark("late", format_args!("{late:?}"));
+            tracing::warn!(
+                group = self.member.name,
+                rank = self.member.rank,
+                ?late,
+                ?awaited,
+                "{call} has been waiting for {:.1?}: the late ranks are stopped, slow or in another \
+                 call; it is given up after {:.1?} (DRUMLINE_TIMEOUT_S)",
+                now.saturating_duration_since(started),
+                self.machine.timeout()
+            );
+        }
+    }
+
+    /// The time limit has passed for a call that awaits these. Whether it is too early to name
+    /// anybody: then it waits a little for what its peers say.
+    ///
+    /// That is so if this rank was stopped itself, and if all wait for each other: unless they do
+    /// for ever, one has gone on, and those that it has met just now have not said so yet.
+    pub(crate) fn looks_again(&mut self, awaited: &[Rank], now: Instant) -> bool {
+        let patience = self.running.as_ref().and_then(|running| running.patience.as_ref());
+        let until = match patience {
+            Some(Patience { looked_again: true, .. }) => return false,
+            Some(patience) if patience.has_told() => {
+                if !self.ends(Lack::Call, awaited, now).is_empty() {
+                    return false;
+                }
+                now + 2 * self.news_after()
+            }
+            _ => now + lead(self.machine.timeout(), &self.settings),
+        };
+        if let Some(patience) = self.running.as_mut().and_then(|it| it.patience.as_mut()) {
+            patience.looked_again = patience.has_told();
+        }
+        self.machine.extend(until);
+        true
+    }
+
+    /// The operation is about to end well: people who were told that it waits hear of it.
+    pub(crate) fn note_end(&self, now: &Now) {
+        let Some(Running { started, patience: Some(patience), .. }) = &self.running else { return };
+        if patience.warned {
+            let started = started.unwrap_or(now.get());
+            tracing::warn!(
+                group = self.member.name,
+                "{} has gone on after {:.1?}",
+                self.machine.description(),
+                now.get().saturating_duration_since(started)
+            );
+        }
+    }
+
+    /// A call is over: peers that believe that this rank waits in it hear that it does not.
+    pub(crate) fn retract(&mut self, now: &Now) {
+        if self.told.as_ref().is_some_and(|told| told.waits.call.is_some()) {
+            self.tell_at_once(self.waits(), now.get());
+        }
+    }
+
+    /// For whom this rank has waited for long: for their parts in the call that runs, and for
+    /// messages.
+    fn waits(&self) -> Waits {
+        let patience = self.running.as_ref().and_then(|running| running.patience.as_ref());
+        let ranks = match patience.is_some_and(Patience::has_told) {
+            true => self.machine.awaited(),
+            false => Vec::new(),
+        };
+        let call = self.machine.description();
+        Waits {
+            call: (!ranks.is_empty()).then_some(InCall { call, ranks }),
+            messages: self.points_awaited.iter().copied().collect(),
+        }
+    }
+
+    /// Tells peers for whom this rank waits, if that is news, or if it is time to ask again whether
+    /// they listen.
+    pub(crate) fn tell(&mut self, now: Instant) {
+        let waits = self.waits();
+        let is_due = match &self.told {
+            None => waits.is_any(),
+            Some(_) if !waits.is_any() => true,
+            Some(told) => now >= self.tell_again_at(told, &waits),
+        };
+        if is_due {
+            self.tell_at_once(waits, now);
+        }
+    }
+
+    fn tell_at_once(&mut self, waits: Waits, now: Instant) {
+        self.transport.tell(&waits, now);
+        self.told = waits.is_any().then_some(Told { waits, at: now });
+    }
+
+    fn tell_again_at(&self, told: &Told, waits: &Waits) -> Instant {
+        told.at + if told.waits != *waits { self.news_after() } else { self.answer_within() }
+    }
+
+    /// How long peers have to answer, before they are told again.
+    fn answer_within(&self) -> Duration {
+        // One that stops is asked, and found silent, in less time than a warning takes.
+        lead(self.settings.timeout, &self.settings) * 3 / 4
+    }
+
+    /// How long news waits for more of it.
+    pub(crate) fn news_after(&self) -> Duration {
+        lead(self.settings.timeout, &self.settings) / 8
+    }
+
+    /// When there is more to tell even if no peer moves.
+    pub(crate) fn tell_due(&self) -> Option<Instant> {
+        let told = self.told.as_ref()?;
+        Some(self.tell_again_at(told, &self.waits()))
+    }
+
+    /// Compares the calls in which peers say that they wait with those that this rank has made. Of use
+    /// where it waits for messages only: in a call each word of theirs is compared as it comes.
+    pub(crate) fn compare_waits(&mut self, now: Instant) -> Result<(), Cause> {
+        let told = self.transport.told(now, self.answer_within());
+        let mut in_calls =
+            told.iter().filter_map(|(peer, waits)| Some((*peer, waits.call.as_ref()?)));
+        let history = self.machine.history();
+        in_calls.try_for_each(|(peer, in_call)| history.compare(peer, in_call.call))
+    }
+
+    /// Names the roots of a time-out in the place of those that this rank awaits.
+    pub(crate) fn trace(&mut self, cause: Cause, lack: Lack, now: Instant) -> Cause {
+        match cause {
+            Cause::Timeout { waiting_for } => {
+                Cause::Timeout { waiting_for: self.roots(lack, &waiting_for, now) }
+            }
+            cause => cause,
+        }
+    }
+
+    /// For whom this rank waits in the end, as far as it knows. Whoever is named by others is
+    /// called, to say whom it awaits itself.
+    pub(crate) fn follow(&mut self, lack: Lack, awaited: &[Rank], now: Instant) -> Vec<Rank> {
+        let roots = self.roots(lack, awaited, now);
+        self.transport.want(&roots);
+        roots
+    }
+
+    /// Where all wait for each other, the awaited.
+    fn roots(&mut self, lack: Lack, awaited: &[Rank], now: Instant) -> Vec<Rank> {
+        let ends = self.ends(lack, awaited, now);
+        if ends.is_empty() { awaited.to_vec() } else { ends }
+    }
+
+    fn ends(&mut self, lack: Lack, awaited: &[Rank], now: Instant) -> Vec<Rank> {
+        let mut told = self.transport.told(now, self.answer_within());
+        told.insert(self.member.rank, self.waits());
+        Seeker { rank: self.member.rank, told: &told }.roots(lack, awaited)
+    }
+}
