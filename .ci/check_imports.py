@@ -121,7 +121,7 @@ class Crate:
                 found = whole and self.home(whole + path[at + 1 :], seen)
                 if found is not None and found != []:
                     return found
-            return None if name in self.imported[module] else module
+            return None
         return None
 
     def arrows(self) -> dict[Module, set[Module]]:

@@ -5,6 +5,7 @@ use std::env;
 /// Whether process groups can be had at all: always. (torch can be built without.)
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// assert!(drumline::is_available());
 /// ```
 pub const fn is_available() -> bool {
@@ -15,6 +16,7 @@ pub const fn is_available() -> bool {
 /// Drumline's own transports.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// assert!(!drumline::is_mpi_available());
 /// ```
 pub const fn is_mpi_available() -> bool {
@@ -24,6 +26,7 @@ pub const fn is_mpi_available() -> bool {
 /// Whether collectives can go through NCCL, for memory of GPUs. They cannot.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// assert!(!drumline::is_nccl_available());
 /// ```
 pub const fn is_nccl_available() -> bool {
@@ -33,6 +36,7 @@ pub const fn is_nccl_available() -> bool {
 /// Whether collectives can go through gloo. They cannot: Drumline takes its place.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// assert!(!drumline::is_gloo_available());
 /// ```
 pub const fn is_gloo_available() -> bool {
@@ -43,6 +47,7 @@ pub const fn is_gloo_available() -> bool {
 /// [`is_launched`](crate::is_launched) for any launcher.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// assert_eq!(drumline::is_torchelastic_launched(), std::env::var_os("TORCHELASTIC_RUN_ID").is_some());
 /// ```
 pub fn is_torchelastic_launched() -> bool {

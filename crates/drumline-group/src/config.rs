@@ -11,6 +11,7 @@ use crate::{Error, PriceSource, Result, trace::Trace};
 /// How a process group behaves. Build it in code, or read it from the environment once.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use std::time::Duration;
 ///
 /// let config = drumline::Config { timeout: Duration::from_secs(60), ..Default::default() };
@@ -157,6 +158,7 @@ impl Config {
     /// Reads the `DRUMLINE_*` variables of the environment.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use std::time::Duration;
     ///
     /// use drumline::Config;

@@ -13,6 +13,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Errors can be cloned, because a process group repeats the one that broke it.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::{Error, ProcessGroup, ReduceOp};
 ///
 /// let [group] = ProcessGroup::local_world(1)?.try_into().expect("one rank");

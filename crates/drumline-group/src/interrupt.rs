@@ -20,6 +20,7 @@ pub const ASK_EVERY: Duration = Duration::from_millis(200);
 /// For bindings to languages whose signal handlers only leave a note.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::{ProcessGroup, interruptible};
 ///
 /// let group = ProcessGroup::alone();

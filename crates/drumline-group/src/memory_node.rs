@@ -13,6 +13,7 @@ use drumline_shm::Cores;
 /// with cores that may be used, or more nodes than ranks.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// // Of torchrun's environment:
 /// let number = |name| std::env::var(name).ok()?.parse().ok();
 /// let rank = number("LOCAL_RANK").unwrap_or(0);

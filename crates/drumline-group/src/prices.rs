@@ -14,6 +14,7 @@ pub(crate) mod probe;
 /// ([`Config::prices`](crate::Config::prices)). Prices change the time of a call, never its result.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::PriceSource;
 ///
 /// assert_eq!("default".parse(), Ok(PriceSource::Default));

@@ -38,6 +38,7 @@
 //! file, can disturb the job but not join it.
 //!
 //! ```
+//! # use drumline_group as drumline;
 //! use drumline::{Config, rendezvous::rendezvous, store::Store};
 //!
 //! let job = rendezvous("tcp://127.0.0.1:0?rank=0&world_size=1", &Config::default())?;
@@ -74,6 +75,7 @@ pub use self::{
 /// secret, that of the environment is taken, as [`Secret::from_env`] reads it.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::{Config, rendezvous::rendezvous};
 ///
 /// let job = rendezvous("tcp://127.0.0.1:0?rank=0&world_size=1", &Config::default())?;
@@ -112,6 +114,7 @@ pub fn rendezvous(url: &str, config: &Config) -> Result<Rendezvous> {
 /// A program that also runs alone asks this before it uses `env://`.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::{Config, ProcessGroup, init_process_group, is_launched};
 ///
 /// let group = match is_launched() {
@@ -128,6 +131,7 @@ pub fn is_launched() -> bool {
 /// A place in a job, and the store that its processes share.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::{Config, rendezvous::{Rendezvous, rendezvous}};
 ///
 /// let url = "tcp://127.0.0.1:0?rank=0&world_size=1";
@@ -159,6 +163,7 @@ impl Rendezvous {
     /// agree on one through it, and are as safe as it is.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use std::sync::Arc;
     ///
     /// use drumline::{Config, rendezvous::Rendezvous, store::HashStore};
@@ -215,6 +220,7 @@ impl Rendezvous {
     /// notice.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use std::time::Duration;
     ///
     /// use drumline::{Config, rendezvous::rendezvous};

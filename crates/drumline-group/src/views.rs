@@ -6,6 +6,7 @@
 //! same index is always combined with the same index.
 //!
 //! ```
+//! # use drumline_group as drumline;
 //! use drumline::{ProcessGroup, ReduceOp, views};
 //! use ndarray::{Array2, array};
 //!
@@ -30,6 +31,7 @@ use crate::{Element, Error, Result};
 /// copied back, also if the call fails.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::{ProcessGroup, ReduceOp, views};
 /// use ndarray::array;
 ///
@@ -63,6 +65,7 @@ pub fn on_slice<T: Element, D: Dimension, R>(
 /// The elements of `view` in the order of its indices: borrowed if they lie like that, or copied.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use std::borrow::Cow;
 ///
 /// use drumline::views::as_slice;
@@ -82,6 +85,7 @@ pub fn as_slice<'a, T: Element, D: Dimension>(view: &'a ArrayView<'_, T, D>) -> 
 /// The elements of `view`, which lie side by side in the order of its indices.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::views::as_slice_mut;
 /// use ndarray::array;
 ///

@@ -3,7 +3,6 @@
 use std::{
     fmt,
     future::{Future, IntoFuture},
-    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
     task::{Context, Poll, Waker},
@@ -27,6 +26,7 @@ use crate::{
 /// has ended, while the group is locked: it must not wait for the group itself.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::{ProcessGroup, ReduceOp};
 ///
 /// let group = ProcessGroup::alone();
@@ -67,22 +67,6 @@ impl<B> Drop for Promise<B> {
             }));
         }
     }
-}
-
-/// Runs code of the caller's (a waker, a callback, the end of a buffer) where its panic would harm others.
-pub(crate) fn shielded(code: impl FnOnce()) {
-    if let Err(panic) = catch_unwind(AssertUnwindSafe(code)) {
-        tracing::error!(
-            "a waker, a callback or a buffer of an operation panicked: {}",
-            panic_text(&*panic)
-        );
-    }
-}
-
-/// What a panic said.
-pub(crate) fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a text")
 }
 
 enum State<B> {
@@ -148,6 +132,7 @@ impl<B> Work<B> {
     /// Whether the operation has ended, well or not.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum);
     /// while !work.is_completed() {
@@ -164,6 +149,7 @@ impl<B> Work<B> {
     /// Waits for the end of the operation and gives the buffer back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum);
     /// // ... compute something else ...
@@ -186,6 +172,7 @@ impl<B> Work<B> {
     /// back, to be waited for again.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let mut work = group.all_reduce_async(vec![1.0], drumline::ReduceOp::Sum);
     /// let sum = loop {
@@ -213,6 +200,7 @@ impl<B> Work<B> {
     /// goes to the log.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use std::sync::mpsc::channel;
     ///
     /// use drumline::{ProcessGroup, ReduceOp};
@@ -304,6 +292,7 @@ impl<B> IntoFuture for Work<B> {
 /// The future of a [`Work`]. The operation goes on whether or not it is polled.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::{ProcessGroup, ReduceOp, Work, WorkFuture};
 ///
 /// let group = ProcessGroup::alone();

@@ -40,11 +40,20 @@
 //! What follows the handshake is neither encrypted nor signed: who can change packets on the
 //! wire can still take an authenticated connection over. That takes TLS or a network of one's own.
 
+mod channel;
+/// The proof that both ends know the secret.
 pub mod handshake;
+/// The first bytes of a connection.
 pub mod hello;
+mod nonce;
+mod refusal;
 mod secret;
 
-pub use secret::Secret;
-
-pub use handshake::{Expected, Handshake, Nonce, Refusal};
-pub use hello::{Channel, Hello};
+pub use self::{
+    channel::Channel,
+    handshake::{Expected, Handshake},
+    hello::Hello,
+    nonce::Nonce,
+    refusal::Refusal,
+    secret::Secret,
+};

@@ -8,6 +8,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// Why a call to a store, or a connection, failed.
 ///
 /// ```
+/// # use drumline_store as drumline;
 /// use std::time::Duration;
 ///
 /// use drumline::store::{Error, HashStore, Store};

@@ -8,6 +8,7 @@ use drumline_schedule::step::Rank;
 /// the library compares it with what the receiver expects.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::backend::Label;
 ///
 /// // A backend carries it beside the bytes, and looks at neither.
@@ -32,6 +33,7 @@ impl fmt::Debug for Label {
 /// A message to be sent.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use std::{collections::VecDeque, sync::Mutex};
 ///
 /// use drumline::backend::{Arrived, Label, Outgoing};
@@ -68,6 +70,7 @@ pub struct Outgoing<'a> {
 /// A message to be received.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::backend::{Arrived, Wanted};
 ///
 /// /// Whether a message with this tag is one that a receive waits for.
@@ -93,6 +96,7 @@ pub struct Wanted {
 /// A message that has been received.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::backend::{Arrived, Label};
 ///
 /// /// A message as it has come from rank `from`: its label, and the bytes behind it.

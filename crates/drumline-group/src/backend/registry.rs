@@ -11,7 +11,7 @@ use std::{
 use drumline_engine::{membership::Membership, panics::panic_text};
 use drumline_store::store::PrefixStore;
 
-use super::{Backend, BackendOptions};
+use super::interface::{Backend, BackendOptions};
 use crate::{
     Config, Error, Result,
     board::{Board, Subject},
@@ -22,6 +22,7 @@ use crate::{
 /// The name of the library's own transports.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::backend::{BUILT_IN, backends};
 ///
 /// assert!(backends().iter().any(|name| name == BUILT_IN));
@@ -100,6 +101,7 @@ fn registry() -> MutexGuard<'static, BTreeMap<String, Factory>> {
 /// See the [module](super) for an example.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::{Error, backend::{backends, is_backend_available}, register_backend};
 ///
 /// register_backend("Fabric", |options| Err(options.error("no fabric on this host".to_owned())))?;
@@ -131,6 +133,7 @@ pub fn register_backend(
 /// The names of all backends in this process, the library's own one first.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// assert_eq!(drumline::backend::backends()[0], "drumline");
 /// ```
 pub fn backends() -> Vec<String> {
@@ -141,6 +144,7 @@ pub fn backends() -> Vec<String> {
 /// registered here (`gloo`, `nccl`, `mpi`) are not.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::backend::is_backend_available;
 ///
 /// assert!(is_backend_available("drumline") && !is_backend_available("nccl"));

@@ -35,6 +35,7 @@ use drumline_schedule::Collective;
 /// say where. Elements are in the machine's byte order.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// # mod common {
 /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
 /// # }
@@ -70,6 +71,7 @@ impl Request<'_> {
     /// What this rank brings: the input, or the data where the operation works in place.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # mod common {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
@@ -103,6 +105,7 @@ impl Request<'_> {
 /// What is called, other than the buffers.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// # mod common {
 /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
 /// # }
@@ -140,6 +143,7 @@ impl Call<'_> {
     /// What it does.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # mod common {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
@@ -163,6 +167,7 @@ impl Call<'_> {
     /// The type of the elements.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # mod common {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
@@ -188,6 +193,7 @@ impl Call<'_> {
     /// What this rank brings to a `premul_sum` is multiplied already.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # mod common {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
@@ -214,6 +220,7 @@ impl Call<'_> {
     /// The root, where there is one.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # mod common {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
@@ -239,6 +246,7 @@ impl Call<'_> {
     /// This rank's number in the group.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # mod common {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
@@ -264,6 +272,7 @@ impl Call<'_> {
     /// How many ranks the group has.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # mod common {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
@@ -288,6 +297,7 @@ impl Call<'_> {
     /// Whether this rank is the root.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # mod common {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
@@ -311,6 +321,7 @@ impl Call<'_> {
     /// How many collectives the group has called before.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # mod common {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
@@ -337,6 +348,7 @@ impl Call<'_> {
     /// When the call must have ended.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # mod common {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
@@ -361,6 +373,7 @@ impl Call<'_> {
     /// What must be the same on all ranks.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # mod common {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
@@ -389,6 +402,7 @@ impl Call<'_> {
     /// Where the block of `rank` lies in the input, in bytes. Nothing where it holds none.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # mod common {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
@@ -419,6 +433,7 @@ impl Call<'_> {
     /// Nothing where it holds none.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # mod common {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
@@ -459,6 +474,7 @@ impl Call<'_> {
     /// are rounded once. The bits are those of any other backend that calls this.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # mod common {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
@@ -510,6 +526,7 @@ impl fmt::Debug for Call<'_> {
 /// receiver compares what arrives with [`Call::data_block`].
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// # mod common {
 /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
 /// # }
@@ -537,6 +554,7 @@ impl Signature {
     /// As it travels.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # mod common {
     /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
     /// # }
@@ -561,6 +579,7 @@ impl Signature {
     /// From another rank. `None` if it is no signature.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::backend::Signature;
     ///
     /// // What has come is from something else altogether.

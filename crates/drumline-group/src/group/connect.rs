@@ -40,6 +40,7 @@ impl ProcessGroup {
     /// with and without a launcher.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// let group = drumline::ProcessGroup::alone();
     /// assert_eq!((group.rank(), group.world_size()), (0, 1));
     /// ```
@@ -63,6 +64,7 @@ impl ProcessGroup {
     /// thread of its own.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::{ProcessGroup, ReduceOp};
     ///
     /// std::thread::scope(|threads| {
@@ -89,6 +91,7 @@ impl ProcessGroup {
     /// Like [`ProcessGroup::local_world`], with settings.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::{Config, ProcessGroup};
     ///
     /// let config = Config { shared_memory: false, ..Config::default() }; // over sockets
@@ -132,6 +135,7 @@ impl ProcessGroup {
     /// connecting again after a failure. Connections and shared memory are new each time.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use std::sync::Arc;
     ///
     /// use drumline::{Config, ProcessGroup, store::HashStore};

@@ -13,6 +13,7 @@ static WORLDS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 /// a group to. It keeps no group alive: the program that has made one holds on to it.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use std::sync::Arc;
 ///
 /// use drumline::{Config, default_group, init_with_store, is_initialized, store::HashStore};
@@ -46,6 +47,7 @@ pub fn default_group() -> Result<ProcessGroup> {
 /// not destroyed. See [`default_group`].
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::{Config, init_process_group, is_initialized};
 ///
 /// assert!(!is_initialized());

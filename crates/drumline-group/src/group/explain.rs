@@ -11,6 +11,7 @@ impl ProcessGroup {
     /// and all ranks get the same answer.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::{Collective, DType, ProcessGroup};
     ///
     /// let group = ProcessGroup::alone();

@@ -28,6 +28,7 @@ use crate::{
 /// and all that were made of it are destroyed, the processes may meet there again.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::{Config, ProcessGroup, init_process_group, is_launched};
 ///
 /// // Runs under `drumline run` and `torchrun` as well as alone.
@@ -63,6 +64,7 @@ pub fn init_process_group(url: &str, config: &Config) -> Result<ProcessGroup> {
 /// [`init_process_group`] for processes that share a store already.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use std::sync::Arc;
 ///
 /// use drumline::{Config, init_with_store, store::HashStore};
@@ -93,6 +95,7 @@ pub fn init_with_store(
 /// Otherwise like [`ProcessGroup::connect`].
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use std::sync::Arc;
 ///
 /// use drumline::{Config, connect_members, store::HashStore};
@@ -160,6 +163,7 @@ fn choose_addresses(config: &mut Config, master: Option<SocketAddr>) -> Result<(
 /// way to the master at 10.0.0.9:29500`. Without a master, the default route counts.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::{Config, describe_addresses};
 ///
 /// let config = Config { bind_addresses: vec![[127, 0, 0, 1].into()], ..Config::default() };

@@ -54,6 +54,7 @@ pub use subgroups::GroupOptions;
 /// rank fails with the first failure's text. Connect a new group to go on.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::{ProcessGroup, ReduceOp};
 ///
 /// // Three ranks in one process, each on a thread of its own.
@@ -111,6 +112,7 @@ impl ProcessGroup {
     /// The name of the group: `world` for the whole job.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// assert_eq!(group.name(), "alone");
     /// ```
@@ -121,6 +123,7 @@ impl ProcessGroup {
     /// This process's number in the group: `0..world_size`.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// assert!(group.rank() < group.world_size());
     /// ```
@@ -131,6 +134,7 @@ impl ProcessGroup {
     /// How many ranks the group has.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// assert_eq!(group.world_size(), 1);
     /// ```
@@ -141,6 +145,7 @@ impl ProcessGroup {
     /// The settings that the group was made with, and what start-up has added to them.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// assert!(drumline::ProcessGroup::alone().config().shared_memory);
     /// ```
     pub fn config(&self) -> &Config {
@@ -153,6 +158,7 @@ impl ProcessGroup {
     /// too; those that were there before have their own.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use std::time::Duration;
     ///
     /// let group = drumline::ProcessGroup::alone();
@@ -168,6 +174,7 @@ impl ProcessGroup {
     /// short ones that need not wait for long, one in 64 is timed and counts for all.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// group.barrier()?;
     /// println!("{:?} of communication", group.communication_time());
@@ -195,6 +202,7 @@ impl ProcessGroup {
     /// Whether ranks of this host share memory with this one.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// assert!(!group.shares_memory()); // with nobody
     /// ```
@@ -207,6 +215,7 @@ impl ProcessGroup {
     /// ranks with this rank's name.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::{Cause, Error, ProcessGroup};
     ///
     /// let group = ProcessGroup::alone();
@@ -225,6 +234,7 @@ impl ProcessGroup {
     /// leaves without waiting.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// // ... all that is to be done ...
     /// group.destroy()?;
@@ -244,6 +254,7 @@ impl ProcessGroup {
     /// `patience` are left behind, as if the last handle had been dropped.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// group.leave(std::time::Duration::from_secs(1))?;
     /// # Ok::<_, drumline::Error>(())

@@ -21,6 +21,7 @@ impl ProcessGroup {
     /// takes it by value, copies nothing.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::ProcessGroup;
     ///
     /// std::thread::scope(|threads| {
@@ -56,6 +57,7 @@ impl ProcessGroup {
     /// order:
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::{ProcessGroup, Result};
     ///
     /// std::thread::scope(|threads| {
@@ -91,6 +93,7 @@ impl ProcessGroup {
     /// elements; see [`ProcessGroup::send`]. After an error `data` is as it was.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let sent = group.send_async(vec![1, 2, 3], 0, 7)?; // to itself
     /// let mut data = [0; 3];
@@ -112,6 +115,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::recv`] in the background.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let received = group.recv_async(vec![0; 3], 0, 7)?;
     /// group.send(&[1, 2, 3], 0, 7)?; // to itself
@@ -135,6 +139,7 @@ impl ProcessGroup {
     /// those from any alike.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::ProcessGroup;
     ///
     /// std::thread::scope(|threads| {
@@ -172,6 +177,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::recv_any`] in the background. Also tells which rank has sent.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let received = group.recv_any_async(vec![0; 3], 7)?;
     /// group.send(&[1, 2, 3], 0, 7)?; // to itself

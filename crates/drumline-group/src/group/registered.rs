@@ -17,6 +17,7 @@ impl ProcessGroup {
     /// is [`Config::registered_bytes_max`](crate::Config::registered_bytes_max).
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::{ProcessGroup, ReduceOp, RegisteredBuffer};
     ///
     /// let group = ProcessGroup::alone();

@@ -11,6 +11,7 @@ use crate::{Config, Error, Result};
 /// How a group of some ranks differs from the one that it is made of.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use std::time::Duration;
 ///
 /// use drumline::GroupOptions;
@@ -38,6 +39,7 @@ impl GroupOptions {
     /// Sets [`GroupOptions::name`].
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::{GroupOptions, ProcessGroup};
     /// let world = ProcessGroup::alone();
     /// let group = world.new_group(&[0], &GroupOptions::default().name("evaluation"))?;
@@ -53,6 +55,7 @@ impl GroupOptions {
     /// Sets [`GroupOptions::timeout`].
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::{GroupOptions, ProcessGroup};
     /// let world = ProcessGroup::alone();
     /// let minute = std::time::Duration::from_secs(60);
@@ -69,6 +72,7 @@ impl GroupOptions {
     /// Sets [`GroupOptions::config`].
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::{Config, GroupOptions, ProcessGroup};
     ///
     /// let config = Config { object_bytes_max: 1 << 10, ..Config::default() };
@@ -85,6 +89,7 @@ impl GroupOptions {
     /// Sets [`GroupOptions::keep_order`].
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::{GroupOptions, ProcessGroup};
     ///
     /// std::thread::scope(|threads| {
@@ -120,6 +125,7 @@ impl ProcessGroup {
     /// in one order on all of them, or each on a thread of its own.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::{Error, GroupOptions, ProcessGroup, ReduceOp};
     ///
     /// std::thread::scope(|threads| {
@@ -189,6 +195,7 @@ impl ProcessGroup {
     /// All ranks call.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::{GroupOptions, ProcessGroup};
     ///
     /// std::thread::scope(|threads| {
@@ -226,6 +233,7 @@ impl ProcessGroup {
     /// them call, with the same lists.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::{GroupOptions, ProcessGroup};
     ///
     /// std::thread::scope(|threads| {
@@ -265,6 +273,7 @@ impl ProcessGroup {
     /// those that pass no colour get no group.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::{GroupOptions, ProcessGroup};
     ///
     /// std::thread::scope(|threads| {
@@ -309,6 +318,7 @@ impl ProcessGroup {
     /// What the group's ranks are called in the whole job, in order of their rank in the group.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// let group = drumline::ProcessGroup::alone();
     /// assert_eq!(group.ranks(), [0]);
     /// ```
@@ -319,6 +329,7 @@ impl ProcessGroup {
     /// What the group's rank `rank` is called in the whole job, if there is such a rank.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// let group = drumline::ProcessGroup::alone();
     /// assert_eq!((group.global_rank(0), group.global_rank(1)), (Some(0), None));
     /// ```
@@ -329,6 +340,7 @@ impl ProcessGroup {
     /// Which rank of this group the job's rank `global` is, if it is a member.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// let group = drumline::ProcessGroup::alone();
     /// assert_eq!((group.group_rank(0), group.group_rank(1)), (Some(0), None));
     /// ```

@@ -23,6 +23,7 @@ impl Plan {
     /// Nothing is read from the environment.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::{Config, rendezvous::Plan, store::Store as _};
     ///
     /// // Port 0: nobody else must know it.

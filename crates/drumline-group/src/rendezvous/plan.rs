@@ -10,6 +10,7 @@ use crate::Result;
 /// What a URL and an environment ask for, before anything is opened.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::{Endpoint, rendezvous::{Plan, StoreHost}};
 ///
 /// let plan = Plan::parse("tcp://node-0:4000?rank=1&world_size=2", &|_| None)?;
@@ -32,6 +33,7 @@ pub struct Plan {
 /// Who hosts the store of a job.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::rendezvous::{Plan, StoreHost};
 ///
 /// let of_torchrun = |name: &str| match name {
@@ -62,6 +64,7 @@ impl Plan {
     /// Works out the plan from `url` and the variables that `variable` looks up.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::rendezvous::{Plan, StoreHost};
     ///
     /// let plan = Plan::parse("tcp://10.0.0.1:4000?rank=0&world_size=2", &|_| None)?;
@@ -156,6 +159,7 @@ impl Plan {
     /// Whether this process hosts the store.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::rendezvous::Plan;
     ///
     /// let plan = |url| Plan::parse(url, &|_| None);

@@ -22,6 +22,7 @@ const BUILT_IN: [&str; 3] = ["env", "tcp", "file"];
 /// one, and usually ends in [`Rendezvous::with_store`].
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use std::sync::Arc;
 ///
 /// use drumline::{

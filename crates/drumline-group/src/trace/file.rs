@@ -22,9 +22,9 @@ use drumline_store::store::Store;
 use rustix::system::uname;
 
 use super::{
-    Trace,
     clock::{self, Clock, Inquiry},
-    file_name, format,
+    destination::{Trace, file_name},
+    format,
 };
 use crate::{Error, Result};
 

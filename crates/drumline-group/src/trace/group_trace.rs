@@ -9,7 +9,7 @@ use drumline_engine::{
 use drumline_schedule::step::Rank;
 use drumline_store::store::Store;
 
-use super::{Trace, clock::Inquiry, file::TraceFile};
+use super::{clock::Inquiry, destination::Trace, file::TraceFile};
 use crate::Result;
 
 /// The recorder of a group, and the file that it writes to, if there is one.

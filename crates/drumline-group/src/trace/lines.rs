@@ -8,8 +8,7 @@ use std::{
 
 use serde_json::{Map, Value};
 
-use super::read::trouble;
-use crate::Result;
+use crate::{Error, Result};
 
 /// Longer lines are not ours.
 const LINE_BYTES_MAX: u64 = 64 * 1024;
@@ -90,4 +89,13 @@ impl Iterator for Lines {
             }
         }
     }
+}
+
+/// An [`Error::Trace`] about line `line`, or about the whole of `path`.
+pub(super) fn trouble(path: &Path, line: u64, problem: impl ToString) -> Error {
+    let place = match line {
+        0 => String::new(),
+        line => format!(", line {line}"),
+    };
+    Error::Trace { path: path.to_owned(), place, problem: problem.to_string() }
 }

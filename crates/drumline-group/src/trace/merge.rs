@@ -13,13 +13,15 @@ use serde_json::Value;
 use super::{
     format::Micros,
     join::{Arrival, Join},
-    read::{Event, Run, trouble},
+    lines::trouble,
+    read::{Event, Run},
 };
 use crate::Result;
 
 /// What has been merged.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// # use drumline::{Config, ProcessGroup, trace::Trace};
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let dir = directory.path().join("trace");
@@ -54,6 +56,7 @@ pub struct Merged {
 /// `out` is whole or not there. Memory does not depend on the length of the files.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// # use drumline::{Config, ProcessGroup, trace::Trace};
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let dir = directory.path().join("trace");

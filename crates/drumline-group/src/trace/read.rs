@@ -10,8 +10,12 @@ use std::{
 use drumline_schedule::step::Rank;
 use serde_json::{Map, Value};
 
-use super::{clock::Offset, format, lines::Lines};
-use crate::{Error, Result};
+use super::{
+    clock::Offset,
+    format,
+    lines::{Lines, trouble},
+};
+use crate::Result;
 
 /// The files of a run, aligned.
 #[derive(Debug)]
@@ -260,13 +264,4 @@ impl RankFile {
 
 fn decimal(value: &Value) -> Option<i64> {
     value.as_str()?.parse().ok()
-}
-
-/// An [`Error::Trace`] about line `line`, or about the whole of `path`.
-pub(super) fn trouble(path: &Path, line: u64, problem: impl ToString) -> Error {
-    let place = match line {
-        0 => String::new(),
-        line => format!(", line {line}"),
-    };
-    Error::Trace { path: path.to_owned(), place, problem: problem.to_string() }
 }

@@ -14,6 +14,7 @@ use crate::Result;
 /// What all ranks did; prints as two tables.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// # use drumline::{Config, ProcessGroup, trace::Trace};
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let dir = directory.path().join("trace");
@@ -50,6 +51,7 @@ pub struct Summary {
 /// All operations of one name.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// # use drumline::{Config, ProcessGroup, trace::Trace};
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let dir = directory.path().join("trace");
@@ -90,6 +92,7 @@ pub struct OperationSummary {
 /// What one rank did.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// # use drumline::{Config, ProcessGroup, trace::Trace};
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let dir = directory.path().join("trace");
@@ -124,6 +127,7 @@ pub struct RankSummary {
 /// Sums up what the ranks in `dir` did.
 ///
 /// ```
+/// # use drumline_group as drumline;
 /// use drumline::{
 ///     Config, ProcessGroup,
 ///     trace::{Merged, OperationSummary, RankSummary, Summary, Trace, merge, summarize},
@@ -268,6 +272,7 @@ impl Summary {
     /// The operations with this name.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::{Config, ProcessGroup, trace::Trace};
     /// # let directory = tempfile::tempdir().unwrap();
     /// # let dir = directory.path().join("trace");

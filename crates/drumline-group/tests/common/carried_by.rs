@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use drumline::{
+use drumline_group::{
     Cause, CollectiveError, Config, ProcessGroup,
     backend::{Backend, Request, register_backend},
 };
@@ -28,7 +28,7 @@ impl Backend for Carrier {
 pub fn carried_by(
     collective: Collective,
     world_size: usize,
-) -> drumline::Result<Vec<ProcessGroup>> {
+) -> drumline_group::Result<Vec<ProcessGroup>> {
     register_backend("example", move |_| Ok(Arc::new(Carrier(collective))))?;
     let config = Config { backend: Some("example".into()), ..Config::default() };
     ProcessGroup::local_world_with(world_size, &config)

@@ -2,10 +2,8 @@ use std::ops::Range;
 
 use crate::Rank;
 use hmac::Mac as _;
-use rustix::rand::{GetRandomFlags, getrandom};
 
-use super::{Channel, Hello, Secret};
-use crate::{Error, Result};
+use super::{channel::Channel, hello::Hello, nonce::Nonce, refusal::Refusal, secret::Secret};
 
 /// One end of a connection that opens: bytes in, bytes out, no socket and no clock.
 ///
@@ -15,8 +13,9 @@ use crate::{Error, Result};
 /// connection after a [`Refusal`], as soon as the output is written.
 ///
 /// ```
+/// # use drumline_store as drumline;
 /// use drumline::auth::Secret;
-/// use drumline::internals::handshake::{Channel, Expected, Handshake, Hello, Nonce};
+/// use drumline::auth::{Channel, Expected, Handshake, Hello, Nonce};
 ///
 /// let secret = Some(Secret::new(*b"sixteen bytes at least")?);
 /// let hello = |rank| Hello { channel: Channel::Data(0), rank, world_size: 2, group: 7 };
@@ -53,83 +52,6 @@ pub struct Expected {
     pub world_size: usize,
     /// The group they must belong to.
     pub group: u64,
-}
-
-/// A number that is used once: 32 random bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Nonce(pub [u8; 32]);
-
-/// Why a handshake failed: what is wrong with the other end.
-///
-/// ```
-/// use drumline::internals::handshake::{Expected, Handshake, Hello, Nonce, Refusal};
-///
-/// let (ours, expected) = (Hello::STORE, Expected::STORE);
-/// let mut answerer = Handshake::answer(ours, expected, None, Nonce::random()?);
-/// assert_eq!(answerer.wanted(), Hello::BYTES);
-/// let refusal = answerer.receive(b"GET / HTTP/1.1").unwrap_err();
-/// assert_eq!(refusal, Refusal::NotDrumline);
-/// assert_eq!(answerer.wanted(), 0); // it is over
-/// # Ok::<_, drumline::Error>(())
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Refusal {
-    /// It does not begin with a greeting.
-    #[error("it does not speak this protocol")]
-    NotDrumline,
-    /// It is of another release.
-    #[error(
-        "it speaks version {theirs} of the protocol, this process version {ours}: install the \
-         same release everywhere"
-    )]
-    Version {
-        /// What it speaks.
-        theirs: u16,
-        /// What we speak.
-        ours: u16,
-    },
-    /// It wants to prove itself in a way that we do not know.
-    #[error("it asks for authentication of kind {0}, unknown here")]
-    UnknownAuthentication(u8),
-    /// The connection is for something that we do not know.
-    #[error("it opens a channel of kind {0}, unknown here")]
-    UnknownChannel(u8),
-    /// The connection is for something that was not asked for.
-    #[error("it opens a channel for {0:?}, which is not wanted here")]
-    UnwantedChannel(Channel),
-    /// It has a secret and we have none.
-    #[error(
-        "it has a secret and this process has none: set the same DRUMLINE_SECRET or \
-         DRUMLINE_SECRET_FILE for all processes of the job"
-    )]
-    OnlyTheyHaveASecret,
-    /// We have a secret and it has none.
-    #[error(
-        "it has no secret and this process has one: set the same DRUMLINE_SECRET or \
-         DRUMLINE_SECRET_FILE for all processes of the job"
-    )]
-    OnlyWeHaveASecret,
-    /// It belongs to another group, or to an earlier life of this one.
-    #[error("it belongs to another group")]
-    OtherGroup,
-    /// It has another idea of the group's size.
-    #[error("it counts {theirs} ranks, this rank {ours}")]
-    OtherWorldSize {
-        /// What it counts.
-        theirs: usize,
-        /// What we count.
-        ours: usize,
-    },
-    /// It is not the rank that should be there.
-    #[error("it says that it is rank {0}")]
-    OtherRank(Rank),
-    /// Its proof is wrong.
-    #[error(
-        "it does not know this job's secret: is DRUMLINE_SECRET or DRUMLINE_SECRET_FILE the same \
-         for all processes of the job?"
-    )]
-    WrongSecret,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -360,29 +282,4 @@ impl Expected {
         }
         Ok(())
     }
-}
-
-impl Nonce {
-    /// A fresh one, from the system.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Io`] if the system gives no random bytes.
-    pub fn random() -> Result<Nonce> {
-        random_bytes().map(Nonce)
-    }
-}
-
-/// 32 random bytes of the system's.
-pub(super) fn random_bytes() -> Result<[u8; 32]> {
-    let mut bytes = [0; 32];
-    let mut have = 0;
-    while have < bytes.len() {
-        match getrandom(&mut bytes[have..], GetRandomFlags::empty()) {
-            Ok(more) => have += more,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(Error::io("cannot get random bytes", error.into())),
-        }
-    }
-    Ok(bytes)
 }

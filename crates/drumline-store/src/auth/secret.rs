@@ -19,6 +19,7 @@ use crate::{Error, Result};
 /// Nothing prints it, and its memory is overwritten when the last copy goes. Clones share it.
 ///
 /// ```
+/// # use drumline_store as drumline;
 /// use drumline::auth::Secret;
 ///
 /// let secret = Secret::new(*b"forty-two is not very secret")?;
@@ -41,6 +42,7 @@ impl Secret {
     /// A secret of these bytes.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::auth::Secret;
     ///
     /// let secret = Secret::new("what my scheduler has handed out")?;
@@ -59,6 +61,7 @@ impl Secret {
     /// A fresh secret: 32 random bytes of the system's, as 64 hexadecimal digits.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::{Config, auth::Secret};
     ///
     /// // What `drumline run` does for every job.
@@ -73,7 +76,7 @@ impl Secret {
     ///
     /// [`Error::Io`] if the system gives no random bytes.
     pub fn random() -> Result<Secret> {
-        let bytes = Zeroizing::new(super::handshake::random_bytes()?);
+        let bytes = Zeroizing::new(super::nonce::random_bytes()?);
         let digit = |nibble: u8| char::from_digit(nibble.into(), 16).unwrap_or_default() as u8;
         let text = bytes.iter().flat_map(|byte| [digit(byte >> 4), digit(byte & 15)]).collect();
         Ok(Secret(Arc::new(Zeroizing::new(text))))
@@ -82,6 +85,7 @@ impl Secret {
     /// The bytes of a file, without the end of its last line.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use std::{fs, os::unix::fs::PermissionsExt};
     ///
     /// use drumline::auth::Secret;
@@ -144,6 +148,7 @@ impl Secret {
     /// that `DRUMLINE_SECRET_FILE` names; `None` if neither is set.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::auth::Secret;
     ///
     /// // The job's secret, or one of our own if we are alone.
@@ -162,7 +167,9 @@ impl Secret {
         Secret::from_variables(|name| std::env::var_os(name))
     }
 
-    pub fn from_variables(variable: impl Fn(&str) -> Option<OsString>) -> Result<Option<Secret>> {
+    pub(crate) fn from_variables(
+        variable: impl Fn(&str) -> Option<OsString>,
+    ) -> Result<Option<Secret>> {
         match (variable(VARIABLE), variable(FILE_VARIABLE)) {
             (None, None) => Ok(None),
             (Some(text), None) => Secret::named(VARIABLE, text.into_vec()).map(Some),
@@ -192,6 +199,7 @@ impl Secret {
     /// The bytes themselves: to hand them to a process of the job, and for nothing else.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::auth::Secret;
     ///
     /// let secret = Secret::random()?;

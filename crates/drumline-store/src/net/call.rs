@@ -22,6 +22,7 @@ use crate::auth::{Handshake, Hello, Refusal};
 /// Where a socket listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
+    /// An address of TCP.
     Tcp(SocketAddr),
     /// The name of an abstract Unix socket.
     Unix(String),
@@ -39,6 +40,7 @@ impl fmt::Display for Address {
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
+    /// The system said so.
     #[error(transparent)]
     Io(#[from] io::Error),
     /// The other end is not who it should be. Calling again will not help.

@@ -31,6 +31,7 @@ pub struct Dial {
 }
 
 impl Dial {
+    /// Begins to connect, and then to shake hands.
     pub fn begin(address: SocketAddr, handshake: Handshake, has_secret: bool) -> io::Result<Dial> {
         let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;

@@ -4,6 +4,7 @@ use std::{fmt, str::FromStr};
 /// only processes of one machine (and one network namespace) can see and which leaves no file.
 ///
 /// ```
+/// # use drumline_store as drumline;
 /// use drumline::Endpoint;
 ///
 /// let store: Endpoint = "tcp://[fd00::1]:29500".parse()?;

@@ -24,7 +24,9 @@ use crate::auth::{Expected, Handshake, Hello, Nonce, Secret};
 /// A socket that listens.
 #[derive(Debug)]
 pub enum Listener {
+    /// A socket of TCP.
     Tcp(TcpListener),
+    /// A Unix socket.
     Unix(UnixListener),
 }
 
@@ -89,7 +91,14 @@ pub enum Admission {
     /// Nothing: whoever connects is in.
     Anyone,
     /// The handshake, as the one who answers.
-    Handshake { ours: Hello, expected: Expected, secret: Option<Secret> },
+    Handshake {
+        /// The greeting of this end.
+        ours: Hello,
+        /// The greetings that are let in.
+        expected: Expected,
+        /// The secret that both ends prove, if there is one.
+        secret: Option<Secret>,
+    },
 }
 
 /// The most connections that have not proven themselves. One more takes the place of the oldest,
@@ -137,6 +146,7 @@ struct Guest {
 /// A connection that is let in.
 #[derive(Debug)]
 pub struct Arrival {
+    /// The connection.
     pub stream: Stream,
     /// Who it is; absent where [`Admission::Anyone`] is.
     pub hello: Option<Hello>,
@@ -146,6 +156,7 @@ pub struct Arrival {
 const LISTENER: u64 = u64::MAX;
 
 impl Gate {
+    /// A gate at this socket.
     pub fn new(listener: Listener, admission: Admission) -> io::Result<Gate> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let token = epoll::EventData::new_u64(LISTENER);

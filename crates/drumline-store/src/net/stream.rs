@@ -17,7 +17,9 @@ use super::pacing;
 /// A connection to another process.
 #[derive(Debug)]
 pub enum Stream {
+    /// Over TCP.
     Tcp(TcpStream),
+    /// Over a Unix socket.
     Unix(UnixStream),
 }
 
@@ -32,10 +34,11 @@ macro_rules! either {
 }
 
 impl Stream {
-    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+    pub(crate) fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         either!(self, stream => stream.set_nonblocking(nonblocking))
     }
 
+    /// Ends one direction, or both.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         either!(self, stream => stream.shutdown(how))
     }

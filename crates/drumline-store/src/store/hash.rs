@@ -4,7 +4,8 @@ use std::{
 };
 
 use super::{
-    BYTES_MAX, DEFAULT_TIMEOUT, Store, barrier_of_keys,
+    BYTES_MAX, DEFAULT_TIMEOUT, Store,
+    interface::barrier_of_keys,
     limits::{check_value, raw_key, raw_keys, raw_pairs, shown},
     values::{Misfit, Values},
 };
@@ -13,6 +14,7 @@ use crate::{Error, Result};
 /// A store inside one process, for ranks that are threads.
 ///
 /// ```
+/// # use drumline_store as drumline;
 /// use drumline::store::{HashStore, Store};
 ///
 /// let store = HashStore::new();
@@ -41,6 +43,7 @@ impl HashStore {
     /// An empty store of at most [`BYTES_MAX`].
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::store::{HashStore, Store};
     ///
     /// let store = HashStore::new();
@@ -54,6 +57,7 @@ impl HashStore {
     /// An empty store of at most `bytes_max` bytes.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::store::{HashStore, Store};
     ///
     /// let store = HashStore::with_limit(1000);

@@ -9,6 +9,7 @@ use crate::Result;
 /// time-out is the other store's: setting it here sets it there.
 ///
 /// ```
+/// # use drumline_store as drumline;
 /// use std::sync::Arc;
 ///
 /// use drumline::store::{HashStore, PrefixStore, Store};
@@ -30,6 +31,7 @@ impl PrefixStore {
     /// The part of `store` under `prefix`. The `/` behind it is added here.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use std::sync::Arc;
     ///
     /// use drumline::store::{HashStore, PrefixStore, Store};
@@ -48,6 +50,7 @@ impl PrefixStore {
     /// The store that this is a part of.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// # use std::sync::Arc;
     /// # use drumline::store::{HashStore, PrefixStore, Store};
     /// let part = PrefixStore::new("part", Arc::new(HashStore::new()));

@@ -1,9 +1,7 @@
 //! The handshake under everything that a stranger may try. No sockets: bytes in, bytes out.
 
 use drumline_store::auth::{
-    Secret,
-    handshake::{Expected, Handshake, Nonce, Refusal},
-    hello::{Channel, Hello},
+    Channel, Expected, Handshake, Hello, Nonce, Refusal, Secret,
 };
 use proptest::prelude::*;
 

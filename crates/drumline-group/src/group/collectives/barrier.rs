@@ -11,6 +11,7 @@ impl ProcessGroup {
     /// Returns when every rank has called it.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::ProcessGroup;
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -34,6 +35,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::barrier`] in the background.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let everybody_is_here = group.barrier_async();
     /// // ... compute something else ...
@@ -51,6 +53,7 @@ impl ProcessGroup {
     /// rank that is. That takes more messages than a plain barrier where ranks share no memory.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use std::time::Duration;
     ///
     /// use drumline::ProcessGroup;

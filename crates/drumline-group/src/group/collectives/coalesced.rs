@@ -18,6 +18,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::all_reduce`] of several buffers as one operation.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::{ProcessGroup, ReduceOp};
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -50,6 +51,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::all_reduce_coalesced`] in the background. Gives the buffers back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.all_reduce_coalesced_async(vec![vec![1.0], vec![2.0, 3.0]], drumline::ReduceOp::Sum);
     /// assert_eq!(work.wait()?, [vec![1.0], vec![2.0, 3.0]]);
@@ -75,6 +77,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::all_gather`] of `inputs[i]` into `outputs[i]`, for all `i`, as one operation.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::ProcessGroup;
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -108,6 +111,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::all_gather_coalesced`] in the background. Gives `outputs` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.all_gather_coalesced_async(&[&[1], &[2, 3]], vec![vec![0], vec![0, 0]])?;
     /// assert_eq!(work.wait()?, [vec![1], vec![2, 3]]);
@@ -139,6 +143,7 @@ impl ProcessGroup {
     /// operation.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::{ProcessGroup, ReduceOp};
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -174,6 +179,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::reduce_scatter_coalesced`] in the background. Gives `outputs` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let outputs = vec![vec![0], vec![0, 0]];
     /// let work = group.reduce_scatter_coalesced_async(&[&[1], &[2, 3]], outputs, drumline::ReduceOp::Sum)?;

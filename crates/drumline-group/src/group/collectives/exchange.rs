@@ -12,6 +12,7 @@ impl ProcessGroup {
     /// `input` and `output` have the same length, on all ranks: a block for each rank.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::ProcessGroup;
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -39,6 +40,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::all_to_all`] in the background. Gives `output` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.all_to_all_async(vec![1, 2], vec![0; 2])?;
     /// assert_eq!(work.wait()?, [1, 2]);
@@ -64,6 +66,7 @@ impl ProcessGroup {
     /// What one rank sends to another must be what that one expects; no other rank has to know.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::ProcessGroup;
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -98,6 +101,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::all_to_all_v`] in the background. Gives `output` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.all_to_all_v_async(vec![1, 2], &[2], vec![0; 2], &[2])?;
     /// assert_eq!(work.wait()?, [1, 2]);

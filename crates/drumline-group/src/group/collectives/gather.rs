@@ -12,6 +12,7 @@ impl ProcessGroup {
     /// All ranks pass the same number of elements; `output` holds `world_size` times as many.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::ProcessGroup;
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -38,6 +39,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::all_gather`] in the background. Gives `output` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.all_gather_async(vec![7], vec![0; group.world_size()])?;
     /// assert_eq!(work.wait()?, [7]);
@@ -62,6 +64,7 @@ impl ProcessGroup {
     /// elements. All ranks pass the same `counts`.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::ProcessGroup;
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -94,6 +97,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::all_gather_v`] in the background. Gives `output` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.all_gather_v_async(vec![7, 8], vec![0; 2], &[2])?;
     /// assert_eq!(work.wait()?, [7, 8]);
@@ -126,6 +130,7 @@ impl ProcessGroup {
     /// as many; on other ranks it is empty, and success means that their part has been taken.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::ProcessGroup;
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -153,6 +158,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::gather`] in the background. Gives `output` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.gather_async(vec![7], vec![0; group.world_size()], 0)?;
     /// assert_eq!(work.wait()?, [7]);
@@ -178,6 +184,7 @@ impl ProcessGroup {
     /// elements. All ranks pass the same `counts`.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::ProcessGroup;
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -210,6 +217,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::gather_v`] in the background. Gives `output` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.gather_v_async(vec![7, 8], vec![0; 2], &[2], 0)?;
     /// assert_eq!(work.wait()?, [7, 8]);

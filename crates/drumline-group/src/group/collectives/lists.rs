@@ -15,6 +15,7 @@ impl ProcessGroup {
     /// the same on all ranks; that of this rank has the length of `input`.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::ProcessGroup;
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -45,6 +46,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::all_gather_list`] in the background. Gives `outputs` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.all_gather_list_async(vec![7], vec![vec![0]])?;
     /// assert_eq!(work.wait()?, [[7]]);
@@ -78,6 +80,7 @@ impl ProcessGroup {
     /// than the root the list is empty.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::ProcessGroup;
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -118,6 +121,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::gather_list`] in the background. Gives `outputs` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.gather_list_async(vec![7], vec![vec![0]], 0)?;
     /// assert_eq!(work.wait()?, [[7]]);
@@ -152,6 +156,7 @@ impl ProcessGroup {
     /// than the root the list is empty.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::ProcessGroup;
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -184,6 +189,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::scatter_list`] in the background. Gives `output` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.scatter_list_async(&[&[7]], vec![0], 0)?;
     /// assert_eq!(work.wait()?, [7]);
@@ -213,6 +219,7 @@ impl ProcessGroup {
     /// lengths, the same on all ranks; that of this rank has the length of `output`.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::{ProcessGroup, ReduceOp};
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -245,6 +252,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::reduce_scatter_list`] in the background. Gives `output` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.reduce_scatter_list_async(&[&[7]], vec![0], drumline::ReduceOp::Sum)?;
     /// assert_eq!(work.wait()?, [7]);
@@ -273,6 +281,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::all_to_all_v`] with a buffer to and one from every rank, of any lengths.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::ProcessGroup;
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -306,6 +315,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::all_to_all_list`] in the background. Gives `outputs` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.all_to_all_list_async(&[&[7]], vec![vec![0]])?;
     /// assert_eq!(work.wait()?, [[7]]);

@@ -28,6 +28,7 @@ impl ProcessGroup {
     /// Reduces all buffers of all ranks, in place: afterwards they are all the same.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::{ProcessGroup, ReduceOp};
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -63,6 +64,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::all_reduce_multi`] in the background. Gives the buffers back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.all_reduce_multi_async(vec![vec![1], vec![2]], drumline::ReduceOp::Sum)?;
     /// assert_eq!(work.wait()?, [[3], [3]]);
@@ -101,6 +103,7 @@ impl ProcessGroup {
     /// buffers stay as they are.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::{ProcessGroup, ReduceOp};
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -140,6 +143,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::reduce_multi`] in the background. Gives the buffers back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.reduce_multi_async(vec![vec![1], vec![2]], drumline::ReduceOp::Sum, 0, 1)?;
     /// assert_eq!(work.wait()?, [[1], [3]]);
@@ -177,6 +181,7 @@ impl ProcessGroup {
     /// Gives all buffers of all ranks what buffer `root_buffer` of rank `root` has.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::ProcessGroup;
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -218,6 +223,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::broadcast_multi`] in the background. Gives the buffers back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.broadcast_multi_async(vec![vec![1], vec![2]], 0, 1)?;
     /// assert_eq!(work.wait()?, [[2], [2]]);
@@ -253,6 +259,7 @@ impl ProcessGroup {
     /// group: with `n` inputs, that of input `j` of rank `k` is block `k * n + j`.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::ProcessGroup;
     /// # let groups = ProcessGroup::local_world(2)?;
     /// # std::thread::scope(|threads| {
@@ -288,6 +295,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::all_gather_multi`] in the background. Gives `outputs` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.all_gather_multi_async(&[&[1], &[2]], vec![vec![0; 2]; 2])?;
     /// assert_eq!(work.wait()?, [[1, 2], [1, 2]]);
@@ -322,6 +330,7 @@ impl ProcessGroup {
     /// blocks `k * n + j`.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::{ProcessGroup, ReduceOp};
     /// # let groups = ProcessGroup::local_world(2)?;
     /// # std::thread::scope(|threads| {
@@ -359,6 +368,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::reduce_scatter_multi`] in the background. Gives `outputs` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let outputs = vec![vec![0], vec![0]];
     /// let work = group.reduce_scatter_multi_async(&[&[1, 2], &[3, 4]], outputs, drumline::ReduceOp::Sum)?;

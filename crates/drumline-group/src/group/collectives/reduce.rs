@@ -16,6 +16,7 @@ impl ProcessGroup {
     /// 16-bit floats are kept in `f32` and rounded once.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::{ProcessGroup, ReduceOp};
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -45,6 +46,7 @@ impl ProcessGroup {
     /// [`RegisteredBuffer<T>`](crate::RegisteredBuffer).
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.all_reduce_async(vec![1.0, 2.0], drumline::ReduceOp::Sum);
     /// // ... compute something else ...
@@ -64,6 +66,7 @@ impl ProcessGroup {
     /// length.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::{ProcessGroup, ReduceOp};
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -96,6 +99,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::all_reduce_into`] in the background. Gives `output` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.all_reduce_into_async(&[1.0, 2.0], vec![0.0; 2], drumline::ReduceOp::Sum)?;
     /// assert_eq!(work.wait()?, [1.0, 2.0]);
@@ -127,6 +131,7 @@ impl ProcessGroup {
     /// means that their part has been taken, not that the sum is complete.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::{ProcessGroup, ReduceOp};
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -159,6 +164,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::reduce`] in the background.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.reduce_async(vec![1.0, 2.0], drumline::ReduceOp::Sum, 0)?;
     /// assert_eq!(work.wait()?, [1.0, 2.0]);
@@ -187,6 +193,7 @@ impl ProcessGroup {
     /// it has the same length; on other ranks it is empty.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::{ProcessGroup, ReduceOp};
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -236,6 +243,7 @@ impl ProcessGroup {
     /// `input` holds `world_size` blocks of the length of `output`.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::{ProcessGroup, ReduceOp};
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -268,6 +276,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::reduce_scatter`] in the background. Gives `output` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.reduce_scatter_async(vec![1.0, 2.0], vec![0.0; 2], drumline::ReduceOp::Sum)?;
     /// assert_eq!(work.wait()?, [1.0, 2.0]);
@@ -297,6 +306,7 @@ impl ProcessGroup {
     /// `counts[i]` elements. All ranks pass the same `counts`.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::{ProcessGroup, ReduceOp};
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -330,6 +340,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::reduce_scatter_v`] in the background. Gives `output` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let work = group.reduce_scatter_v_async(vec![1.0, 2.0], &[2], vec![0.0; 2], drumline::ReduceOp::Sum)?;
     /// assert_eq!(work.wait()?, [1.0, 2.0]);

@@ -15,6 +15,7 @@ impl ProcessGroup {
     /// these ranks.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::{ProcessGroup, ReduceOp};
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -40,6 +41,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::scan`] in the background.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// assert_eq!(group.scan_async(vec![3], drumline::ReduceOp::Sum).wait()?, [3]);
     /// # Ok::<_, drumline::Error>(())
@@ -59,6 +61,7 @@ impl ProcessGroup {
     /// Otherwise like [`ProcessGroup::scan`].
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::{ProcessGroup, ReduceOp};
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -90,6 +93,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::exclusive_scan`] in the background.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let before = group.exclusive_scan_async(vec![3], drumline::ReduceOp::Sum).wait()?;
     /// assert_eq!(before, [3]); // nothing is before rank 0: the buffer stays as it is

@@ -13,6 +13,7 @@ impl ProcessGroup {
     /// been sent, not that it has arrived.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::ProcessGroup;
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -39,6 +40,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::broadcast`] in the background.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// assert_eq!(group.broadcast_async(vec![1.0, 2.0], 0)?.wait()?, [1.0, 2.0]);
     /// # Ok::<_, drumline::Error>(())
@@ -64,6 +66,7 @@ impl ProcessGroup {
     /// been sent, not that they have arrived.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::ProcessGroup;
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -92,6 +95,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::scatter`] in the background. Gives `output` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// assert_eq!(group.scatter_async(vec![7], vec![0], 0)?.wait()?, [7]);
     /// # Ok::<_, drumline::Error>(())
@@ -116,6 +120,7 @@ impl ProcessGroup {
     /// elements. All ranks pass the same `counts`.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # use drumline::ProcessGroup;
     /// # let groups = ProcessGroup::local_world(3)?;
     /// # std::thread::scope(|threads| {
@@ -149,6 +154,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::scatter_v`] in the background. Gives `output` back.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// assert_eq!(group.scatter_v_async(vec![7, 8], &[2], vec![0; 2], 0)?.wait()?, [7, 8]);
     /// # Ok::<_, drumline::Error>(())

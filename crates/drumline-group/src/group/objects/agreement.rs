@@ -4,8 +4,8 @@
 
 use drumline_schedule::step::Rank;
 
-use super::description::type_digest;
-use crate::{Error, ProcessGroup, Result};
+use super::{call::Call, description::type_digest};
+use crate::{ProcessGroup, Result};
 
 impl ProcessGroup {
     /// Lets all ranks know what all of them call, with objects of type `T`. Returns the lengths of
@@ -59,48 +59,6 @@ impl ProcessGroup {
 
 /// Stands for the length of an object that could not be described.
 const FAILED: u64 = u64::MAX;
-
-/// The collectives, by the number that tells them apart.
-const OPERATIONS: [&str; 5] = [
-    "broadcast_object",
-    "broadcast_object_list",
-    "all_gather_object",
-    "gather_object",
-    "scatter_object_list",
-];
-
-/// What a rank calls.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Call {
-    pub(super) operation: &'static str,
-    pub(super) root: Rank,
-}
-
-impl Call {
-    fn code(self) -> u64 {
-        OPERATIONS.iter().position(|name| *name == self.operation).unwrap_or(OPERATIONS.len())
-            as u64
-    }
-
-    /// What another rank has called.
-    fn named(code: u64, root: u64) -> Call {
-        let operation = usize::try_from(code).ok().and_then(|code| OPERATIONS.get(code).copied());
-        Call { operation: operation.unwrap_or("something else"), root: root as Rank }
-    }
-
-    pub(super) fn error(self, rank: Rank, problem: String) -> Error {
-        Error::Object { operation: self.operation, rank, problem }
-    }
-}
-
-impl std::fmt::Display for Call {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.operation {
-            "all_gather_object" => f.write_str(self.operation),
-            _ => write!(f, "{}(root {})", self.operation, self.root),
-        }
-    }
-}
 
 /// Whether an object of rank `rank` may travel.
 pub(super) fn check_length(call: Call, rank: Rank, length: u64, limit: usize) -> Result<()> {

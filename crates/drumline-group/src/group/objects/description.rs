@@ -6,7 +6,7 @@ use drumline_schedule::step::Rank;
 use serde::{Serialize, de::DeserializeOwned};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::Call;
+use super::call::Call;
 use crate::Result;
 
 /// Tells types apart, by the names that the compiler gives them: another version of it may give

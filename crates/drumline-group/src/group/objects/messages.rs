@@ -22,6 +22,7 @@ impl ProcessGroup {
     /// Blocks and keeps the order as [`ProcessGroup::send`] does.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::ProcessGroup;
     ///
     /// std::thread::scope(|threads| {
@@ -62,6 +63,7 @@ impl ProcessGroup {
     /// Receives an object that rank `from` sends with the same `tag`.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// let group = drumline::ProcessGroup::alone();
     /// std::thread::scope(|threads| {
     ///     threads.spawn(|| group.send_object(&(1_u32, "one"), 0, 3));
@@ -85,6 +87,7 @@ impl ProcessGroup {
     /// that was: see [`ProcessGroup::recv_any`] and [`ProcessGroup::send_object`].
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// std::thread::scope(|threads| {
     ///     threads.spawn(|| group.send_object("done", 0, 3));

@@ -7,6 +7,7 @@
 //! everything is. Nothing in either is ever executed.
 
 mod agreement;
+mod call;
 mod description;
 mod messages;
 
@@ -14,7 +15,7 @@ use drumline_schedule::step::Rank;
 use serde::{Serialize, de::DeserializeOwned};
 
 use self::{
-    agreement::Call,
+    call::Call,
     description::{decode, encode},
 };
 use super::ProcessGroup;
@@ -24,6 +25,7 @@ impl ProcessGroup {
     /// Gives every rank the object of rank `root`, in place.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use std::collections::BTreeMap;
     ///
     /// use drumline::ProcessGroup;
@@ -65,6 +67,7 @@ impl ProcessGroup {
     /// [`ProcessGroup::broadcast_object`] of several objects at once, the same number on all ranks.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// let group = drumline::ProcessGroup::alone();
     /// let mut words = ["one".to_owned(), "two".to_owned()];
     /// group.broadcast_object_list(&mut words, 0)?;
@@ -96,6 +99,7 @@ impl ProcessGroup {
     /// Gives every rank the objects of all ranks, in order of rank.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::ProcessGroup;
     ///
     /// std::thread::scope(|threads| {
@@ -128,6 +132,7 @@ impl ProcessGroup {
     /// Gives rank `root` the objects of all ranks, in order of rank; the others get nothing.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::ProcessGroup;
     ///
     /// std::thread::scope(|threads| {
@@ -164,6 +169,7 @@ impl ProcessGroup {
     /// nothing.
     ///
     /// ```
+    /// # use drumline_group as drumline;
     /// use drumline::ProcessGroup;
     ///
     /// std::thread::scope(|threads| {

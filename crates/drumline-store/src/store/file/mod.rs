@@ -15,7 +15,8 @@ use self::{
     record::{CLOSED, REFERENCES, Record},
 };
 use super::{
-    BYTES_MAX, DEFAULT_TIMEOUT, Store, barrier_of_keys, deadline_after,
+    BYTES_MAX, DEFAULT_TIMEOUT, Store,
+    interface::{barrier_of_keys, deadline_after},
     limits::{VALUE_BYTES_MAX, check_value, raw_key, raw_keys, raw_pairs, shown},
     values::{Misfit, Values},
 };
@@ -38,6 +39,7 @@ const POLL: Duration = Duration::from_millis(10);
 /// On a network file system it works if that has locks (`flock`).
 ///
 /// ```
+/// # use drumline_store as drumline;
 /// use drumline::store::{FileStore, Store};
 ///
 /// let path = std::env::temp_dir().join(format!("drumline-doc-{}", std::process::id()));
@@ -69,6 +71,7 @@ impl FileStore {
     /// of them deletes it. With a `world_size` of 0 the file is never deleted.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::store::{FileStore, Store};
     ///
     /// # let directory = tempfile::tempdir().unwrap();
@@ -91,6 +94,7 @@ impl FileStore {
     /// As [`FileStore::open`], with a limit to what this handle stores and keeps in memory.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::store::{FileStore, Store};
     ///
     /// let path = std::env::temp_dir().join(format!("drumline-limit-{}", std::process::id()));
@@ -119,6 +123,7 @@ impl FileStore {
     /// Where the file is.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::store::FileStore;
     ///
     /// let path = std::env::temp_dir().join(format!("drumline-path-{}", std::process::id()));

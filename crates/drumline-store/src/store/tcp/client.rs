@@ -14,7 +14,8 @@ use super::{
 use crate::{
     Error, Result,
     store::{
-        Store, deadline_after,
+        Store,
+        interface::deadline_after,
         limits::{check_value, check_world_size, raw_key, raw_keys, raw_pairs, shown},
         values::{Misfit, parse_number},
     },

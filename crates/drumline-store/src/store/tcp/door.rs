@@ -17,6 +17,7 @@ use crate::{
 /// can read and change what those who know a secret have stored.
 ///
 /// ```
+/// # use drumline_store as drumline;
 /// use std::time::Duration;
 ///
 /// use drumline::{

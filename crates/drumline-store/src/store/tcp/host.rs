@@ -33,6 +33,7 @@ use crate::{
 /// A store's server. It serves from a thread of its own until it is dropped.
 ///
 /// ```
+/// # use drumline_store as drumline;
 /// use std::time::Duration;
 ///
 /// use drumline::store::{Store, tcp::{TcpStore, TcpStoreServer}};
@@ -66,6 +67,7 @@ impl TcpStoreServer {
     /// must be loopback. Port 0 lets the system choose; [`TcpStoreServer::address`] tells which.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::{store::tcp::TcpStoreServer};
     ///
     /// let server = TcpStoreServer::bind("127.0.0.1", 0)?;
@@ -90,6 +92,7 @@ impl TcpStoreServer {
     /// addresses behind a name the first is taken that belongs to this machine.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::{store::tcp::TcpStoreServer};
     ///
     /// let server = TcpStoreServer::bind_exposed("127.0.0.1", 0)?;
@@ -108,6 +111,7 @@ impl TcpStoreServer {
     /// or on an abstract Unix socket.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use std::time::Duration;
     ///
     /// use drumline::{
@@ -136,6 +140,7 @@ impl TcpStoreServer {
     /// `bytes_max` bytes together. See [`Door`].
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::{store::tcp::{Door, TcpStoreServer}};
     ///
     /// let doors = [
@@ -176,6 +181,7 @@ impl TcpStoreServer {
     /// Where the server listens on TCP: at the first of its doors that does.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::{store::tcp::TcpStoreServer};
     ///
     /// let server = TcpStoreServer::bind("127.0.0.1", 0)?;
@@ -192,6 +198,7 @@ impl TcpStoreServer {
     /// What its first door was asked to listen on, with the port that it has got.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::{store::tcp::TcpStoreServer};
     ///
     /// let server = TcpStoreServer::bind("127.0.0.1", 0)?;

@@ -4,6 +4,7 @@
 //! server has one thread, however many clients there are ([`TcpStoreServer`]).
 //!
 //! ```
+//! # use drumline_store as drumline;
 //! use std::time::Duration;
 //!
 //! use drumline::store::{Store, tcp::TcpStore};
@@ -45,7 +46,7 @@ use self::{
     connection::{ANSWER_PATIENCE, Connection, Server, is_hang_up},
     protocol::Key,
 };
-use super::{DEFAULT_TIMEOUT, deadline_after};
+use super::interface::{DEFAULT_TIMEOUT, deadline_after};
 use crate::{
     Error, Result,
     auth::Secret,
@@ -69,6 +70,7 @@ const WORKERS_POLL: Duration = Duration::from_millis(10);
 /// [`TcpStore::wait_for_departure`].
 ///
 /// ```
+/// # use drumline_store as drumline;
 /// use drumline::store::{Store, tcp::TcpStore};
 ///
 /// let host = TcpStore::host("127.0.0.1", 0)?;
@@ -95,6 +97,7 @@ impl TcpStore {
     /// Starts a server as [`TcpStoreServer::bind`] does, and connects to it.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::{store::tcp::TcpStore};
     ///
     /// let store = TcpStore::host("127.0.0.1", 0)?;
@@ -112,6 +115,7 @@ impl TcpStore {
     /// Starts a server as [`TcpStoreServer::bind_exposed`] does, and connects to it.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::{store::tcp::TcpStore};
     ///
     /// // Here it is loopback after all.
@@ -130,6 +134,7 @@ impl TcpStore {
     /// Starts a server as [`TcpStoreServer::bind_secured`] does, and connects to it.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::{auth::Secret, store::{Store, tcp::TcpStore}};
     ///
     /// let secret = Secret::random()?;
@@ -148,6 +153,7 @@ impl TcpStore {
     /// Connects to a server, trying again until `timeout` if it is not up yet.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::{store::{Store, tcp::TcpStore}};
     ///
     /// let host = TcpStore::host("127.0.0.1", 0)?;
@@ -169,6 +175,7 @@ impl TcpStore {
     /// Connects to a server that asks for a secret, as [`TcpStore::connect`].
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::{auth::Secret, store::{Store, tcp::TcpStore}};
     ///
     /// let secret = Secret::random()?;
@@ -195,6 +202,7 @@ impl TcpStore {
     /// ends it.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::store::{Store, tcp::{Door, TcpStore, TcpStoreServer}};
     ///
     /// let doors = [Door::Loopback { host: "127.0.0.1".into(), port: 0 }];
@@ -254,6 +262,7 @@ impl TcpStore {
     /// The [`Endpoint`] as text, for messages.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::{store::tcp::TcpStore};
     ///
     /// let store = TcpStore::host("127.0.0.1", 0)?;
@@ -267,6 +276,7 @@ impl TcpStore {
     /// The server's address; none for a Unix socket.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::{store::tcp::TcpStore};
     ///
     /// let store = TcpStore::host("127.0.0.1", 0)?;
@@ -284,6 +294,7 @@ impl TcpStore {
     /// all have joined, the others' at once. Processes that run torch are counted as well.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::{store::tcp::TcpStore};
     ///
     /// let store = TcpStore::host("127.0.0.1", 0)?;
@@ -325,6 +336,7 @@ impl TcpStore {
     /// its connections too.
     ///
     /// ```
+    /// # use drumline_store as drumline;
     /// use drumline::{store::tcp::TcpStore};
     ///
     /// let patience = std::time::Duration::from_secs(5);

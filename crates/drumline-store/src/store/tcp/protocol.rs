@@ -23,7 +23,7 @@
 //! whatever exceeds the `*_MAX` limits as soon as the offending length is visible.
 //!
 //! ```
-//! use drumline::internals::store::protocol::{Decoded, Key, Request, Value, decode};
+//! use drumline::store::tcp::protocol::{Decoded, Key, Request, Value, decode};
 //!
 //! let mut bytes = Vec::new();
 //! Request::Set(Key(b"/k"), Value(b"v")).encode(&mut bytes);
@@ -165,7 +165,7 @@ pub enum Decoded<'a> {
 /// request would begin.
 ///
 /// ```
-/// use drumline::internals::store::protocol::{
+/// use drumline::store::tcp::protocol::{
 ///     KEY_BYTES_MAX, KEYS_PER_REQUEST_MAX, Key, ProtocolError, REQUEST_BYTES_MAX, Request,
 ///     VALUE_BYTES_MAX, decode,
 /// };

@@ -6,8 +6,9 @@
 //! what [`Server::output`] holds, and closes what [`Server::take_refused`] names.
 //!
 //! ```
-//! use drumline::internals::store::protocol::{MAGIC, Request};
-//! use drumline::internals::store::server::Server;
+//! # use drumline_store as drumline;
+//! use drumline::store::tcp::protocol::{MAGIC, Request};
+//! use drumline::store::tcp::server::Server;
 //!
 //! let mut server = Server::default();
 //! let connection = server.connect();
@@ -49,7 +50,8 @@ pub struct ConnectionId(pub(super) u64);
 /// All keys, queues, connections and waits of one store.
 ///
 /// ```
-/// use drumline::internals::store::{
+/// # use drumline_store as drumline;
+/// use drumline::store::tcp::{
 ///     protocol::{
 ///         ASK_EXTENSIONS, EXTENSIONS, Key, KEYS_STORED_MAX, MAGIC, NOT_READY, READY, Request,
 ///         STOP_WAITING, Value, WAIT_CANCELED,
@@ -106,7 +108,8 @@ pub struct Server {
 /// What a server keeps for its connections, beside keys and queues. Nothing of it outlives them.
 ///
 /// ```
-/// use drumline::internals::store::server::{Load, Server};
+/// # use drumline_store as drumline;
+/// use drumline::store::tcp::server::{Load, Server};
 ///
 /// assert_eq!(Server::default().load(), Load::default());
 /// ```

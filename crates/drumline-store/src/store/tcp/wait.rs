@@ -9,7 +9,8 @@ use super::protocol::{Key, READY, Request, STOP_WAITING, WAIT_CANCELED};
 /// each key whether it is missing, unless the wait has come to its end meanwhile.
 ///
 /// ```
-/// use drumline::internals::store::{
+/// # use drumline_store as drumline;
+/// use drumline::store::tcp::{
 ///     protocol::{Key, NOT_READY, READY, Request, STOP_WAITING, WAIT_CANCELED},
 ///     wait::{Next, UnexpectedReply, Wait},
 /// };

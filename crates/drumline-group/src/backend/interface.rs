@@ -1,0 +1,379 @@
+//! What a backend implements, and what it is given.
+
+use std::{fmt, sync::Arc, time::Instant};
+
+use drumline_engine::{Cause, CollectiveError};
+use drumline_schedule::{Collective, step::Rank};
+use drumline_store::store::Store;
+
+use super::{
+    message::{Arrived, Outgoing, Wanted},
+    request::Request,
+};
+use crate::{Config, DType, Error};
+
+/// One rank's end of one group.
+///
+/// Collectives come one after another, in the order of the calls; sends and receives come from
+/// other threads beside them. Every call has a deadline, and must have returned soon after it.
+/// After an error the group is poisoned, and no call comes any more but [`Backend::abort`].
+///
+/// A method that panics fails its operation with [`Cause::Panicked`], and harms no other group.
+/// Who drops the last handle of a group leaves it: that is where a backend takes leave of its
+/// peers, if it was not shut down.
+///
+/// ```
+/// # use drumline_group as drumline;
+/// use std::{sync::Arc, time::Instant};
+///
+/// use drumline::{
+///     Cause, CollectiveError, Config, ProcessGroup,
+///     backend::{Backend, Request, register_backend},
+/// };
+///
+/// /// Groups of one rank: what a rank gets is what it brings.
+/// #[derive(Debug)]
+/// struct Alone;
+///
+/// impl Backend for Alone {
+///     fn collective(&self, request: &mut Request<'_>) -> Result<(), Cause> {
+///         if !request.input.is_empty() {
+///             request.data.copy_from_slice(request.input);
+///         }
+///         Ok(())
+///     }
+///
+///     fn abort(&self, _: &CollectiveError) {}
+///
+///     fn shutdown(&self, _: Instant) -> Result<(), Cause> {
+///         Ok(())
+///     }
+/// }
+///
+/// register_backend("alone", |_| Ok(Arc::new(Alone)))?;
+/// let config = Config { backend: Some("alone".into()), ..Config::default() };
+/// let group = ProcessGroup::local_world_with(1, &config)?.remove(0);
+/// let mut gathered = [0; 2];
+/// group.all_gather(&[3, 4], &mut gathered)?;
+/// assert_eq!(gathered, [3, 4]);
+/// # Ok::<_, drumline::Error>(())
+/// ```
+pub trait Backend: fmt::Debug + Send + Sync {
+    /// Carries out one collective. The table of [`Request`] says what its buffers hold.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, Collective, backend::Request};
+    ///
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     match request.call.collective() {
+    ///         Collective::Barrier => Ok(()),
+    ///         other => Err(Cause::Backend { problem: format!("it has no {}", other.name()) }),
+    ///     }
+    /// }
+    /// # for group in carried_by(collective, 1)? {
+    /// group.barrier()?;
+    /// let error = group.broadcast(&mut [1_u8], 0).unwrap_err().to_string();
+    /// assert!(error.contains("the backend says: it has no broadcast"), "{error}");
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Who is at fault: [`Cause::PeerExited`], [`Cause::Mismatch`], [`Cause::Timeout`] and so on,
+    /// or [`Cause::Backend`] for what is none of these.
+    fn collective(&self, request: &mut Request<'_>) -> Result<(), Cause>;
+
+    /// Whether a collective can be carried out on elements of this type, with this operator where
+    /// it has one: `sum`, `premul_sum`, or the name of a custom operator. The same on all ranks.
+    /// Everything, unless a backend says otherwise.
+    ///
+    /// What is not supported is refused before any rank hears of it, and the group goes on.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// use drumline::{Collective, DType};
+    ///
+    /// /// Of a backend that knows no scans of complex numbers.
+    /// fn supports(collective: Collective, dtype: DType) -> bool {
+    ///     !collective.name().contains("scan") || !dtype.name().starts_with("complex")
+    /// }
+    /// for collective in Collective::ALL {
+    ///     assert!(supports(collective, DType::F32));
+    /// }
+    /// ```
+    fn supports(&self, collective: Collective, dtype: DType, operator: Option<&str>) -> bool {
+        let _ = (collective, dtype, operator);
+        true
+    }
+
+    /// Whether [`Backend::send`] and [`Backend::recv`] are there.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// # mod common {
+    /// #     include!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/common/carried_by.rs"));
+    /// # }
+    /// # use common::carried_by;
+    /// use drumline::{Cause, backend::Request};
+    ///
+    /// /// Carries out the calls of a backend.
+    /// fn collective(request: &mut Request<'_>) -> Result<(), Cause> {
+    ///     Ok(()) // and no messages, as nothing else is said
+    /// }
+    /// # for group in carried_by(collective, 1)? {
+    /// let error = group.send(&[1_u8], 0, 7).unwrap_err().to_string();
+    /// assert_eq!(error, r#"send: backend "example" carries no messages from rank to rank"#);
+    /// # }
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    fn has_messages(&self) -> bool {
+        false
+    }
+
+    /// Sends a message. It may return as soon as it needs the bytes no longer.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// use std::{collections::VecDeque, sync::Mutex, time::Instant};
+    ///
+    /// use drumline::{
+    ///     Cause, CollectiveError,
+    ///     backend::{Arrived, Backend, Outgoing, Request, Wanted},
+    /// };
+    ///
+    /// /// Carries messages of a rank to itself.
+    /// #[derive(Debug, Default)]
+    /// struct Mirror(Mutex<VecDeque<(u64, Arrived)>>);
+    ///
+    /// impl Backend for Mirror {
+    ///     fn has_messages(&self) -> bool {
+    ///         true
+    ///     }
+    ///
+    ///     fn send(&self, message: &Outgoing<'_>) -> Result<(), Cause> {
+    ///         let bytes = message.bytes.to_vec();
+    ///         let arrived = Arrived { from: message.to, label: message.label, bytes };
+    ///         self.0.lock().unwrap().push_back((message.tag, arrived));
+    ///         Ok(())
+    ///     }
+    ///
+    ///     fn recv(&self, wanted: &Wanted) -> Result<Arrived, Cause> {
+    ///         let mut messages = self.0.lock().unwrap();
+    ///         let at = messages.iter().position(|(tag, _)| *tag == wanted.tag);
+    ///         let problem = || Cause::Backend { problem: "nothing was sent".to_owned() };
+    ///         at.and_then(|at| messages.remove(at)).map(|(_, message)| message).ok_or_else(problem)
+    ///     }
+    /// #
+    /// #   fn collective(&self, _: &mut Request<'_>) -> Result<(), Cause> {
+    /// #       Ok(())
+    /// #   }
+    /// #   fn abort(&self, _: &CollectiveError) {}
+    /// #   fn shutdown(&self, _: Instant) -> Result<(), Cause> {
+    /// #       Ok(())
+    /// #   }
+    /// }
+    /// # use std::sync::Arc;
+    /// # drumline::register_backend("mirror", |_| Ok(Arc::new(Mirror::default())))?;
+    /// # let config = drumline::Config { backend: Some("mirror".into()), ..Default::default() };
+    /// # let group = drumline::ProcessGroup::local_world_with(1, &config)?.remove(0);
+    /// # group.send(&[1_u8, 2], 0, 7)?;
+    /// # let mut received = [0_u8; 2];
+    /// # group.recv(&mut received, 0, 7)?;
+    /// # assert_eq!(received, [1, 2]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Backend::collective`].
+    fn send(&self, message: &Outgoing<'_>) -> Result<(), Cause> {
+        let _ = message;
+        Err(Cause::Backend { problem: NO_MESSAGES.to_owned() })
+    }
+
+    /// Waits for a message. Those of one rank with one tag come in the order in which they were
+    /// sent; those that nobody asks for yet do not hold up others.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// # use std::{sync::Arc, time::Instant};
+    /// # use drumline::{CollectiveError, Config, ProcessGroup};
+    /// # use drumline::backend::{Request, register_backend};
+    /// use drumline::{Cause, backend::{Arrived, Backend, Wanted}};
+    ///
+    /// /// A backend to which nothing ever comes.
+    /// #[derive(Debug)]
+    /// struct Deaf;
+    ///
+    /// impl Backend for Deaf {
+    ///     fn has_messages(&self) -> bool {
+    ///         true
+    ///     }
+    ///
+    ///     fn recv(&self, wanted: &Wanted) -> Result<Arrived, Cause> {
+    ///         // When `wanted.deadline` has passed: who has not sent.
+    ///         Err(Cause::Timeout { waiting_for: wanted.from.into_iter().collect() })
+    ///     }
+    /// #
+    /// #   fn collective(&self, _: &mut Request<'_>) -> Result<(), Cause> {
+    /// #       Ok(())
+    /// #   }
+    /// #   fn abort(&self, _: &CollectiveError) {}
+    /// #   fn shutdown(&self, _: Instant) -> Result<(), Cause> {
+    /// #       Ok(())
+    /// #   }
+    /// }
+    /// # register_backend("deaf", |_| Ok(Arc::new(Deaf)))?;
+    /// # let config = Config { backend: Some("deaf".into()), ..Config::default() };
+    /// # let group = ProcessGroup::local_world_with(1, &config)?.remove(0);
+    /// let error = group.recv(&mut [0_u8], 0, 7).unwrap_err().to_string();
+    /// assert!(error.contains("without an answer from rank 0"), "{error}");
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Backend::collective`].
+    fn recv(&self, wanted: &Wanted) -> Result<Arrived, Cause> {
+        let _ = wanted;
+        Err(Cause::Backend { problem: NO_MESSAGES.to_owned() })
+    }
+
+    /// The group has failed on this rank. Tells the peers why, and makes calls that are under way
+    /// return. Does not wait.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// # use std::{sync::Arc, time::Instant};
+    /// # use drumline::{CollectiveError, Config, ProcessGroup};
+    /// # use drumline::backend::{Request, register_backend};
+    /// use std::sync::Mutex;
+    ///
+    /// use drumline::{Cause, backend::Backend};
+    ///
+    /// #[derive(Debug, Default)]
+    /// struct Line(Mutex<Vec<String>>);
+    ///
+    /// impl Backend for Line {
+    ///     fn abort(&self, failure: &CollectiveError) {
+    ///         self.0.lock().unwrap().push(failure.cause.to_string()); // for all peers
+    ///     }
+    /// #
+    /// #   fn collective(&self, _: &mut Request<'_>) -> Result<(), Cause> {
+    /// #       Ok(())
+    /// #   }
+    /// #   fn shutdown(&self, _: Instant) -> Result<(), Cause> {
+    /// #       Ok(())
+    /// #   }
+    /// }
+    /// # let line = Arc::new(Line::default());
+    /// # let lent = line.clone();
+    /// # register_backend("line", move |_| Ok(lent.clone()))?;
+    /// # let config = Config { backend: Some("line".into()), ..Config::default() };
+    /// # let group = ProcessGroup::local_world_with(1, &config)?.remove(0);
+    /// group.abort();
+    /// assert_eq!(line.0.lock().unwrap()[..], ["this rank has aborted the group"]);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    fn abort(&self, failure: &CollectiveError);
+
+    /// Returns when all ranks have called it. No call comes afterwards.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// # use std::{sync::Arc, time::Instant};
+    /// # use drumline::{CollectiveError, Config, ProcessGroup};
+    /// # use drumline::backend::{Request, register_backend};
+    /// use drumline::{Cause, backend::Backend};
+    ///
+    /// #[derive(Debug)]
+    /// struct Unwilling;
+    ///
+    /// impl Backend for Unwilling {
+    ///     fn shutdown(&self, deadline: Instant) -> Result<(), Cause> {
+    ///         assert!(deadline > Instant::now()); // until then it waits for the others
+    ///         Err(Cause::PeerExited { peer: 0 })
+    ///     }
+    /// #
+    /// #   fn collective(&self, _: &mut Request<'_>) -> Result<(), Cause> {
+    /// #       Ok(())
+    /// #   }
+    /// #   fn abort(&self, _: &CollectiveError) {}
+    /// }
+    /// # register_backend("unwilling", |_| Ok(Arc::new(Unwilling)))?;
+    /// # let config = Config { backend: Some("unwilling".into()), ..Config::default() };
+    /// # let group = ProcessGroup::local_world_with(1, &config)?.remove(0);
+    /// let error = group.destroy().unwrap_err().to_string();
+    /// assert!(error.contains("the process of rank 0 has ended"), "{error}");
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Backend::collective`].
+    fn shutdown(&self, deadline: Instant) -> Result<(), Cause>;
+}
+
+const NO_MESSAGES: &str = "it carries no messages from rank to rank";
+
+/// What a backend is made from, once for every group and rank.
+///
+/// ```
+/// # use drumline_group as drumline;
+/// use drumline::{Config, ProcessGroup, backend::{BackendOptions, register_backend}};
+///
+/// register_backend("meeting", |options: &BackendOptions| {
+///     // Each rank says where it listens, and hears where its neighbour does.
+///     let key = |rank| format!("address/{rank}");
+///     options.store.set(&key(options.rank), format!("port {}", options.rank).as_bytes())?;
+///     let neighbour = options.store.get(&key((options.rank + 1) % options.world_size))?;
+///     let neighbour = String::from_utf8_lossy(&neighbour).into_owned();
+///     Err(options.error(format!("it cannot connect to {neighbour}")))
+/// })?;
+/// let config = Config { backend: Some("meeting".into()), ..Config::default() };
+/// let error = ProcessGroup::local_world_with(2, &config).unwrap_err().to_string();
+/// assert!(error.contains("rank 0: it cannot connect to port 1"), "{error}");
+/// # Ok::<_, drumline::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct BackendOptions {
+    /// A part of the job's store that only the ranks of this group know of, and that no earlier
+    /// group has used. All ranks have met there.
+    pub store: Arc<dyn Store>,
+    /// Name of the group, for errors.
+    pub name: String,
+    /// This process's number in the group.
+    pub rank: Rank,
+    /// How many ranks the group has.
+    pub world_size: usize,
+    /// When all ranks must be connected.
+    pub deadline: Instant,
+    /// The settings of the group.
+    pub config: Config,
+}
+
+impl BackendOptions {
+    /// What keeps this rank from being connected.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// use drumline::{Config, ProcessGroup, backend::register_backend};
+    ///
+    /// register_backend("fabric", |options| Err(options.error("no fabric here".to_owned())))?;
+    /// let config = Config { backend: Some("fabric".into()), ..Config::default() };
+    /// let error = ProcessGroup::local_world_with(1, &config).unwrap_err().to_string();
+    /// assert_eq!(error, r#"group "local", rank 0: no fabric here"#);
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn error(&self, problem: String) -> Error {
+        Error::Connect { group: self.name.clone(), rank: self.rank, problem }
+    }
+}

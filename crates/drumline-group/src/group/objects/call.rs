@@ -1,0 +1,47 @@
+//! The calls on objects.
+
+use drumline_schedule::step::Rank;
+
+use crate::Error;
+
+/// The collectives, by the number that tells them apart.
+const OPERATIONS: [&str; 5] = [
+    "broadcast_object",
+    "broadcast_object_list",
+    "all_gather_object",
+    "gather_object",
+    "scatter_object_list",
+];
+
+/// What a rank calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Call {
+    pub(super) operation: &'static str,
+    pub(super) root: Rank,
+}
+
+impl Call {
+    pub(super) fn code(self) -> u64 {
+        OPERATIONS.iter().position(|name| *name == self.operation).unwrap_or(OPERATIONS.len())
+            as u64
+    }
+
+    /// What another rank has called.
+    pub(super) fn named(code: u64, root: u64) -> Call {
+        let operation = usize::try_from(code).ok().and_then(|code| OPERATIONS.get(code).copied());
+        Call { operation: operation.unwrap_or("something else"), root: root as Rank }
+    }
+
+    pub(super) fn error(self, rank: Rank, problem: String) -> Error {
+        Error::Object { operation: self.operation, rank, problem }
+    }
+}
+
+impl std::fmt::Display for Call {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self.operation {
+            "all_gather_object" => f.write_str(self.operation),
+            _ => write!(f, "{}(root {})", self.operation, self.root),
+        }
+    }
+}

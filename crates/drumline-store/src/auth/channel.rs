@@ -1,0 +1,44 @@
+//! What a connection is for.
+
+/// What a connection is for.
+///
+/// ```
+/// use drumline::auth::Channel;
+///
+/// for channel in [Channel::Control, Channel::Data(0), Channel::Data(3), Channel::Store] {
+///     assert_eq!(Channel::from_code(channel.code()), Some(channel));
+/// }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Channel {
+    /// Leave-taking and failures: read whenever its owner waits, never held up by data.
+    Control,
+    /// Messages from one rank to another, outside of collectives.
+    Points,
+    /// Requests to a store. Rank, world size and group mean nothing here.
+    Store,
+    /// The messages of collectives; by number, if several connections carry them.
+    Data(u8),
+}
+
+/// That of the first data channel; others follow.
+const DATA_CODE: u8 = 16;
+
+impl Channel {
+    /// What stands for it in a greeting.
+    pub fn code(self) -> u8 {
+        match self {
+            Channel::Control => 0,
+            Channel::Points => 1,
+            Channel::Store => 2,
+            Channel::Data(number) => DATA_CODE.saturating_add(number),
+        }
+    }
+
+    /// The channel that a code stands for.
+    pub fn from_code(code: u8) -> Option<Channel> {
+        let data = || code.checked_sub(DATA_CODE).map(Channel::Data);
+        let named = [Channel::Control, Channel::Points, Channel::Store];
+        named.into_iter().find(|channel| channel.code() == code).or_else(data)
+    }
+}

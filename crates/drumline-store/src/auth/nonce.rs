@@ -1,0 +1,34 @@
+//! Random numbers that are used once.
+
+use rustix::rand::{GetRandomFlags, getrandom};
+
+use crate::{Error, Result};
+
+/// A number that is used once: 32 random bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Nonce(pub [u8; 32]);
+
+impl Nonce {
+    /// A fresh one, from the system.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Io`] if the system gives no random bytes.
+    pub fn random() -> Result<Nonce> {
+        random_bytes().map(Nonce)
+    }
+}
+
+/// 32 random bytes of the system's.
+pub(super) fn random_bytes() -> Result<[u8; 32]> {
+    let mut bytes = [0; 32];
+    let mut have = 0;
+    while have < bytes.len() {
+        match getrandom(&mut bytes[have..], GetRandomFlags::empty()) {
+            Ok(more) => have += more,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Error::io("cannot get random bytes", error.into())),
+        }
+    }
+    Ok(bytes)
+}

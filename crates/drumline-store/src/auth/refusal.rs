@@ -1,0 +1,78 @@
+//! Why a handshake fails.
+
+use super::channel::Channel;
+use crate::Rank;
+
+/// Why a handshake failed: what is wrong with the other end.
+///
+/// ```
+/// # use drumline_store as drumline;
+/// use drumline::auth::{Expected, Handshake, Hello, Nonce, Refusal};
+///
+/// let (ours, expected) = (Hello::STORE, Expected::STORE);
+/// let mut answerer = Handshake::answer(ours, expected, None, Nonce::random()?);
+/// assert_eq!(answerer.wanted(), Hello::BYTES);
+/// let refusal = answerer.receive(b"GET / HTTP/1.1").unwrap_err();
+/// assert_eq!(refusal, Refusal::NotDrumline);
+/// assert_eq!(answerer.wanted(), 0); // it is over
+/// # Ok::<_, drumline::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// It does not begin with a greeting.
+    #[error("it does not speak this protocol")]
+    NotDrumline,
+    /// It is of another release.
+    #[error(
+        "it speaks version {theirs} of the protocol, this process version {ours}: install the \
+         same release everywhere"
+    )]
+    Version {
+        /// What it speaks.
+        theirs: u16,
+        /// What we speak.
+        ours: u16,
+    },
+    /// It wants to prove itself in a way that we do not know.
+    #[error("it asks for authentication of kind {0}, unknown here")]
+    UnknownAuthentication(u8),
+    /// The connection is for something that we do not know.
+    #[error("it opens a channel of kind {0}, unknown here")]
+    UnknownChannel(u8),
+    /// The connection is for something that was not asked for.
+    #[error("it opens a channel for {0:?}, which is not wanted here")]
+    UnwantedChannel(Channel),
+    /// It has a secret and we have none.
+    #[error(
+        "it has a secret and this process has none: set the same DRUMLINE_SECRET or \
+         DRUMLINE_SECRET_FILE for all processes of the job"
+    )]
+    OnlyTheyHaveASecret,
+    /// We have a secret and it has none.
+    #[error(
+        "it has no secret and this process has one: set the same DRUMLINE_SECRET or \
+         DRUMLINE_SECRET_FILE for all processes of the job"
+    )]
+    OnlyWeHaveASecret,
+    /// It belongs to another group, or to an earlier life of this one.
+    #[error("it belongs to another group")]
+    OtherGroup,
+    /// It has another idea of the group's size.
+    #[error("it counts {theirs} ranks, this rank {ours}")]
+    OtherWorldSize {
+        /// What it counts.
+        theirs: usize,
+        /// What we count.
+        ours: usize,
+    },
+    /// It is not the rank that should be there.
+    #[error("it says that it is rank {0}")]
+    OtherRank(Rank),
+    /// Its proof is wrong.
+    #[error(
+        "it does not know this job's secret: is DRUMLINE_SECRET or DRUMLINE_SECRET_FILE the same \
+         for all processes of the job?"
+    )]
+    WrongSecret,
+}

@@ -1,0 +1,357 @@
+//! What every store does.
+
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
+
+use super::limits;
+use crate::Result;
+
+/// How long [`Store::get`] waits unless told otherwise, as in torch.
+///
+/// ```
+/// # use drumline_store as drumline;
+/// use drumline::store::{DEFAULT_TIMEOUT, HashStore, Store};
+///
+/// assert_eq!(HashStore::new().timeout(), DEFAULT_TIMEOUT);
+/// assert_eq!(DEFAULT_TIMEOUT.as_secs(), 300);
+/// ```
+pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How many bytes a store holds unless it was opened with another limit: 1 GiB.
+///
+/// ```
+/// # use drumline_store as drumline;
+/// use drumline::{Config, store::BYTES_MAX};
+///
+/// assert_eq!(Config::default().store_bytes_max, BYTES_MAX);
+/// ```
+pub const BYTES_MAX: usize = 1 << 30;
+
+/// A small shared map from text keys to bytes, with waiting.
+///
+/// Ranks meet through one: they publish their addresses and wait for the others'. All methods
+/// may be called from many threads; a call that waits never holds up another thread's call.
+///
+/// A key can have a value, and a queue beside it. [`wait`](Store::wait) and
+/// [`check`](Store::check) look for either; all other methods mean the value, unless they have
+/// `queue` in their name.
+///
+/// ```
+/// # use drumline_store as drumline;
+/// use std::{sync::Arc, time::Duration};
+///
+/// use drumline::{Result, store::{HashStore, Store}};
+///
+/// /// Whoever comes first leads; the others hear who it is.
+/// fn elect(store: &dyn Store, name: &str) -> Result<Vec<u8>> {
+///     store.compare_set("leader", b"", name.as_bytes())
+/// }
+///
+/// let store: Arc<dyn Store> = Arc::new(HashStore::new()); // or any other
+/// assert_eq!(elect(&*store, "rank 3")?, b"rank 3");
+/// assert_eq!(elect(&*store, "rank 5")?, b"rank 3");
+/// # Ok::<_, drumline::Error>(())
+/// ```
+///
+/// # Errors
+///
+/// Every method: [`Error::InvalidArgument`](crate::Error::InvalidArgument) for what is longer than
+/// allowed, [`Error::Store`](crate::Error::Store) if the store is gone, full or holds something
+/// that does not fit the call, [`Error::Io`](crate::Error::Io) if the system fails. Methods that
+/// wait: [`Error::StoreTimeout`](crate::Error::StoreTimeout), which names the keys that are
+/// missing. A time-out of zero looks once.
+pub trait Store: fmt::Debug + Send + Sync {
+    /// Sets `key` to `value` and wakes whoever waits for it.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.set("key", b"value")?;
+    /// store.set("key", b"another")?;
+    /// assert_eq!(store.get("key")?, b"another");
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn set(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// Waits until `key` exists, at most for [`Store::timeout`], and returns its value.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| store.set("key", b"value"));
+    ///     assert_eq!(store.get("key")?, b"value");
+    ///     Ok::<(), drumline::Error>(())
+    /// })?;
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn get(&self, key: &str) -> Result<Vec<u8>>;
+
+    /// Adds `amount` to the decimal number under `key` (absent counts as 0) and returns the sum.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// assert_eq!(store.add("n", 5)?, 5);
+    /// assert_eq!(store.add("n", -7)?, -2);
+    /// assert_eq!(store.get("n")?, b"-2");
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn add(&self, key: &str, amount: i64) -> Result<i64>;
+
+    /// Replaces the value of `key` by `desired` if it is `expected`, and returns the value that
+    /// `key` has afterwards.
+    ///
+    /// An absent key is created when `expected` is empty; otherwise nothing is stored and
+    /// `expected` comes back, as in torch.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// assert_eq!(store.compare_set("leader", b"", b"rank 3")?, b"rank 3");
+    /// assert_eq!(store.compare_set("leader", b"", b"rank 5")?, b"rank 3");
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn compare_set(&self, key: &str, expected: &[u8], desired: &[u8]) -> Result<Vec<u8>>;
+
+    /// Waits until all `keys` exist, at most for `timeout`.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use std::time::Duration;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.set("a", b"")?;
+    /// let error = store.wait(&["a", "b"], Duration::from_millis(1)).unwrap_err();
+    /// assert!(error.to_string().contains("for b;"));
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn wait(&self, keys: &[&str], timeout: Duration) -> Result<()>;
+
+    /// Whether all `keys` exist now.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.set("a", b"")?;
+    /// assert!(store.check(&["a"])? && !store.check(&["a", "b"])?);
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn check(&self, keys: &[&str]) -> Result<bool>;
+
+    /// How many keys [`Store::list_keys`] would list.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.multi_set(&[("a", b"1"), ("b", b"2")])?;
+    /// assert_eq!(store.num_keys()?, 2);
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn num_keys(&self) -> Result<usize>;
+
+    /// Removes `key` and tells whether it was there.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.set("key", b"")?;
+    /// assert!(store.delete_key("key")?);
+    /// assert!(!store.delete_key("key")?);
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn delete_key(&self, key: &str) -> Result<bool>;
+
+    /// Puts `value` behind the value of `key`, or creates it.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.append("log", b"one ")?;
+    /// store.append("log", b"two")?;
+    /// assert_eq!(store.get("log")?, b"one two");
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn append(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// Waits until all `keys` exist, at most for [`Store::timeout`], and returns their values, in
+    /// the order of `keys`. They may have 32 MiB together.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.multi_set(&[("a", b"1"), ("b", b"2")])?;
+    /// assert_eq!(store.multi_get(&["b", "a"])?, [b"2", b"1"]);
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>>;
+
+    /// Sets several keys at once, in the order of `pairs`.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.multi_set(&[("a", b"1"), ("b", b"2")])?;
+    /// assert_eq!(store.get("b")?, b"2");
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()>;
+
+    /// Puts `value` at the end of the queue of `key`, and wakes one of those who wait for it.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.queue_push("work", b"first")?;
+    /// store.queue_push("work", b"second")?;
+    /// assert_eq!(store.queue_len("work")?, 2);
+    /// assert_eq!(store.queue_pop("work")?, b"first");
+    /// assert_eq!(store.queue_try_pop("work")?.as_deref(), Some(&b"second"[..]));
+    /// assert_eq!(store.queue_try_pop("work")?, None);
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()>;
+
+    /// Waits until the queue of `key` has an item, at most for [`Store::timeout`], and takes the
+    /// first. Every item goes to exactly one caller.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.queue_push("work", b"item")?;
+    /// assert_eq!(store.queue_pop("work")?, b"item");
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn queue_pop(&self, key: &str) -> Result<Vec<u8>>;
+
+    /// Takes the first item of the queue of `key`; `None` if there is none now.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// assert_eq!(store.queue_try_pop("work")?, None);
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn queue_try_pop(&self, key: &str) -> Result<Option<Vec<u8>>>;
+
+    /// How many items the queue of `key` has.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.queue_push("work", b"item")?;
+    /// assert_eq!(store.queue_len("work")?, 1);
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn queue_len(&self, key: &str) -> Result<usize>;
+
+    /// All keys that have a value, in order; neither queues nor what the store keeps for itself.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.multi_set(&[("b", b""), ("a", b"")])?;
+    /// assert_eq!(store.list_keys()?, ["a", "b"]);
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn list_keys(&self) -> Result<Vec<String>>;
+
+    /// Waits until `world_size` callers have come to the barrier `key`, at most for `timeout`.
+    ///
+    /// A barrier opens once and for all: who comes later passes at once, so every barrier takes a
+    /// key of its own. Its count is kept in keys that begin with `key`. Who has given up stays
+    /// counted.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use std::time::Duration;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// let other = store.try_clone()?;
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| other.barrier("start", 2, Duration::from_secs(60)));
+    ///     store.barrier("start", 2, Duration::from_secs(60))
+    /// })?;
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn barrier(&self, key: &str, world_size: usize, timeout: Duration) -> Result<()>;
+
+    /// How long [`Store::get`], [`Store::multi_get`] and [`Store::queue_pop`] wait. 300 s unless
+    /// set.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// assert_eq!(store.timeout(), drumline::store::DEFAULT_TIMEOUT);
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn timeout(&self) -> Duration;
+
+    /// Sets [`Store::timeout`], for this handle.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use std::time::Duration;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// store.set_timeout(Duration::from_millis(1));
+    /// assert!(store.get("key").is_err());
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn set_timeout(&self, timeout: Duration);
+
+    /// Another handle for the same keys, with a time-out of its own that begins as this one's.
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// # use std::time::Duration;
+    /// # use drumline::store::{HashStore, Store};
+    /// let store = HashStore::new();
+    /// let impatient = store.try_clone()?;
+    /// impatient.set_timeout(Duration::ZERO);
+    /// store.set("key", b"value")?;
+    /// assert_eq!(impatient.get("key")?, b"value");
+    /// assert_ne!(store.timeout(), impatient.timeout());
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    fn try_clone(&self) -> Result<Box<dyn Store>>;
+}
+
+/// The barrier of stores that have none of their own, in the keys that torch takes for it.
+pub(super) fn barrier_of_keys(
+    store: &dyn Store,
+    key: &str,
+    world_size: usize,
+    timeout: Duration,
+) -> Result<()> {
+    let world_size = limits::check_world_size(world_size)?;
+    let complete = format!("{key}/last_member");
+    if store.add(&format!("{key}/num_members"), 1)? >= world_size {
+        store.set(&complete, b"1")?;
+    }
+    store.wait(&[&complete], timeout)
+}
+
+/// The time `timeout` from now.
+pub(super) fn deadline_after(timeout: Duration) -> Instant {
+    const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);
+    Instant::now() + timeout.min(YEAR)
+}
