@@ -10,7 +10,7 @@ OUT ?= runs/fashion-mnist
         gpt wheel wheel-aarch64 sdist bench bench-torch bench-step soak soak-python nightly schedules predict simulate torch torch-venv deny semver package clean
 
 # What is tested beside the defaults.
-FEATURES := --features ndarray
+FEATURES := --features drumline/ndarray
 
 # Rounds of `make bench`, and which of its sections: make bench ROUNDS=1 ONLY=imb,links
 ROUNDS ?= 5

@@ -28,6 +28,9 @@ FLOORS = [
 ]
 LINES_MAX = 15_000
 
+# Circles that are still to be opened, by their first file. No other may come.
+TO_OPEN = {("drumline-group", "group"), ("drumline-group", "rendezvous"), ("drumline-train", "async_reduce")}
+
 Module = tuple[str, ...]
 
 
@@ -177,8 +180,12 @@ def main() -> int:
                 f"{'::'.join(module) or 'lib'} -> {', '.join('::'.join(it) or 'lib' for it in sorted(arrows[module] & set(circle)))}"
                 for module in circle
             ]
-            problems.append(f"{name}: a circle of {len(circle)} files\n    " + "\n    ".join(inside))
-    print("\n".join(problems) or "no circle, and no arrow that runs up")
+            text = f"{name}: a circle of {len(circle)} files\n    " + "\n    ".join(inside)
+            if (name, "::".join(circle[0])) in TO_OPEN:
+                print(f"still to open: {text}")
+            else:
+                problems.append(text)
+    print("\n".join(problems) or "no other circle, and no arrow that runs up")
     return 1 if problems else 0
 
 

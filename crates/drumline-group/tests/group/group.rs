@@ -15,10 +15,7 @@ use crate::common::{everywhere, on_threads, world_with};
 use drumline_group::{
     Cause, CollectiveError, Config, Error, ProcessGroup, ReduceOp,
     auth::Secret,
-    auth::{
-        Nonce,
-        hello::{Channel, Hello},
-    },
+    auth::{Channel, Hello, Nonce},
     store::{HashStore, Store},
 };
 

@@ -1,8 +1,6 @@
 //! The handshake under everything that a stranger may try. No sockets: bytes in, bytes out.
 
-use drumline_store::auth::{
-    Channel, Expected, Handshake, Hello, Nonce, Refusal, Secret,
-};
+use drumline_store::auth::{Channel, Expected, Handshake, Hello, Nonce, Refusal, Secret};
 use proptest::prelude::*;
 
 const PROOF_BYTES: usize = 32;
