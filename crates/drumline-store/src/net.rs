@@ -3,11 +3,11 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`stream`] | a connection: TCP or Unix |
-//! | [`endpoint`] | where one listens, as text: `tcp://host:port`, `unix:@name` |
+//! | [`Endpoint`] | where one listens, as text: `tcp://host:port`, `unix:@name` |
 //! | [`gate`] | a listener that admits only who proves itself |
 //! | [`call`] | the other side of a gate |
 //! | [`dial`] | the same, without blocking |
-//! | [`pacing`] | the congestion control of what stays on this host |
+//! | `pacing` | the congestion control of what stays on this host |
 //! | [`interface`] | addresses of this machine's network interfaces |
 
 pub mod call;

@@ -23,7 +23,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As the call itself: [`Error::InvalidSetting`] where the settings ask for an algorithm that
+    /// As the call itself: [`Error::InvalidSetting`](crate::Error::InvalidSetting) where the settings ask for an algorithm that
     /// cannot be used.
     pub fn explain(
         &self,

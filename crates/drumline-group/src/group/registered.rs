@@ -29,7 +29,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Memory`] says how much was asked for and how much there is.
+    /// [`Error::Memory`](crate::Error::Memory) says how much was asked for and how much there is.
     pub fn alloc_registered<T: Element>(&self, len: usize) -> Result<RegisteredBuffer<T>> {
         Ok(RegisteredBuffer::allocate(self.arena(), len)?)
     }

@@ -82,7 +82,7 @@ impl Run {
     ///
     /// # Errors
     ///
-    /// [`Error::Trace`] when there is none, when one is broken, or when they are of two runs.
+    /// [`Error::Trace`](crate::Error::Trace) when there is none, when one is broken, or when they are of two runs.
     pub(super) fn open(dir: &Path) -> Result<Run> {
         let entries = fs::read_dir(dir).map_err(|error| trouble(dir, 0, error))?;
         let mut notes = Vec::new();

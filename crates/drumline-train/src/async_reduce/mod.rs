@@ -251,7 +251,7 @@ impl AsyncReduce {
     /// [`Error::NotBrought`], the same on all ranks, where this rank or another one has not brought
     /// all tensors. Some tensors are reduced then and some are not; the next step begins all the
     /// same. After any other failure every later call repeats it:
-    /// [`Error::Collective`] says which rank did what, [`Error::NotBrought`] what the ranks that
+    /// [`drumline_group::Error::Collective`] says which rank did what, [`Error::NotBrought`] what the ranks that
     /// answer no more had not brought.
     pub fn synchronize(&mut self) -> Result<()> {
         self.background.failure()?;

@@ -109,7 +109,7 @@ impl TensorRegistry {
     ///
     /// [`Error::ModelMismatch`], the same on every rank, names the first tensor or option that
     /// differs and the ranks. [`Error::InvalidArgument`] where nothing is registered, or the
-    /// operator does not suit a type. [`Error::Memory`] where there is not enough to register.
+    /// operator does not suit a type. [`drumline_group::Error::Memory`] where there is not enough to register.
     /// Else as [`ProcessGroup::new_group`].
     pub fn freeze(self, group: &ProcessGroup, options: &AsyncReduceOptions) -> Result<AsyncReduce> {
         self.check(options)?;
