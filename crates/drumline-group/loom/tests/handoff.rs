@@ -5,7 +5,6 @@
 //! ```
 #![cfg(loom)]
 #![allow(clippy::unwrap_used)]
-#![allow(dead_code, reason = "only the crate uses some parts of the module")]
 
 #[path = "../../src/group/drive/handoff.rs"]
 mod handoff;
@@ -91,37 +90,41 @@ mod lane_mutex {
     }
 }
 
-use handoff::{Drivable, Handoff, Surroundings, Turn};
-use loom::sync::{
-    Condvar, Mutex,
-    atomic::{AtomicBool, Ordering::SeqCst},
-};
-use loom::thread;
 use std::sync::Arc;
 
-/// A lane whose jobs end as soon as it is driven.
+use handoff::{Drivable, Handoff, Surroundings, Turn};
+use loom::{
+    sync::{
+        Condvar, Mutex,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    },
+    thread::{self, JoinHandle},
+};
+
+/// A lane that notes what its drivers bring to it.
 #[derive(Default)]
-struct TestLane {
-    waiting: usize,
-    done: usize,
-    has_aborted: bool,
-    is_over: bool,
+struct Lane {
+    jobs: Vec<u32>,
+    points: Vec<u32>,
+    /// Whether an operation is under way that waits for a peer.
+    is_busy: bool,
+    is_aborted: bool,
 }
 
-impl Drivable for TestLane {
-    type Job = ();
-    type Point = ();
+impl Drivable for Lane {
+    type Job = u32;
+    type Point = u32;
 
-    fn submit(&mut self, (): ()) {
-        self.waiting += 1;
+    fn submit(&mut self, job: u32) {
+        self.jobs.push(job);
     }
 
-    fn post(&mut self, (): ()) {
-        self.waiting += 1;
+    fn post(&mut self, point: u32) {
+        self.points.push(point);
     }
 
     fn is_busy(&self) -> bool {
-        self.waiting > 0
+        self.is_busy
     }
 
     fn wake_up(&mut self) {}
@@ -129,161 +132,259 @@ impl Drivable for TestLane {
     fn on_panic(&mut self) {}
 }
 
-/// A sleep that others end. If no thread ever ends it, loom reports a deadlock.
+/// Stands for an eventfd and the `poll` that sleeps on it.
+#[derive(Default)]
 struct Bell {
-    has_rung: Mutex<bool>,
-    rung: Condvar,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    is_rung: bool,
+    has_ended: bool,
 }
 
 impl Bell {
-    fn new() -> Bell {
-        Bell { has_rung: Mutex::new(false), rung: Condvar::new() }
-    }
-
     fn ring(&self) {
-        *self.has_rung.lock().unwrap() = true;
-        self.rung.notify_one();
+        self.state.lock().unwrap().is_rung = true;
+        self.changed.notify_all();
     }
 
-    fn sleep(&self) {
-        let mut has_rung = self.has_rung.lock().unwrap();
-        while !*has_rung {
-            has_rung = self.rung.wait(has_rung).unwrap();
+    /// No thread will ring any more.
+    fn end(&self) {
+        self.state.lock().unwrap().has_ended = true;
+        self.changed.notify_all();
+    }
+
+    fn drain(&self) -> bool {
+        std::mem::take(&mut self.state.lock().unwrap().is_rung)
+    }
+
+    /// Sleeps until the bell has rung, and silences it. If no thread rings, loom reports a deadlock.
+    /// `false`: no ring is left and none will come.
+    fn wait(&self) -> bool {
+        let mut state = self.state.lock().unwrap();
+        while !state.is_rung && !state.has_ended {
+            state = self.changed.wait(state).unwrap();
         }
-        *has_rung = false;
+        std::mem::take(&mut state.is_rung)
     }
 }
 
-#[derive(Clone)]
+#[derive(Default)]
 struct Bells {
-    driver: Arc<Bell>,
-    progress_thread: Arc<Bell>,
+    /// The lane's waker.
+    waker: Bell,
+    /// Calls the progress thread.
+    arrivals: Bell,
 }
 
-impl Surroundings for Bells {
+impl Surroundings for Arc<Bells> {
     fn wake(&self) {
-        self.driver.ring();
+        self.waker.ring();
     }
 
     fn serve(&self) {
-        self.progress_thread.ring();
+        self.arrivals.ring();
     }
 }
 
 struct Group {
-    handoff: Handoff<TestLane, Bells>,
-    bells: Bells,
+    handoff: Handoff<Lane, Arc<Bells>>,
     aborted: Arc<AtomicBool>,
+    bells: Arc<Bells>,
 }
 
 impl Group {
-    fn new() -> Arc<Group> {
-        let bells = Bells { driver: Arc::new(Bell::new()), progress_thread: Arc::new(Bell::new()) };
-        let aborted = Arc::new(AtomicBool::new(false));
-        let handoff = Handoff::new(TestLane::default(), aborted.clone(), bells.clone());
-        Arc::new(Group { handoff, bells, aborted })
+    fn new(lane: Lane) -> Arc<Group> {
+        let (aborted, bells) = (Arc::new(AtomicBool::new(false)), Arc::new(Bells::default()));
+        let handoff = Handoff::new(lane, aborted.clone(), bells.clone());
+        Arc::new(Group { handoff, aborted, bells })
     }
 
-    /// One turn of any driver.
-    fn turn(&self, lane: &mut TestLane) {
+    /// A driver's look at its notes.
+    fn turn(&self, lane: &mut Lane) {
         self.handoff.take_mail(lane);
-        lane.done += std::mem::take(&mut lane.waiting);
-        lane.has_aborted |= self.aborted.load(SeqCst);
+        lane.is_aborted |= self.aborted.load(SeqCst);
     }
 
-    /// The progress thread, until `is_over`.
-    fn serve_until(&self, is_over: impl Fn(&TestLane) -> bool) {
-        loop {
-            self.bells.progress_thread.sleep();
-            let Some(mut lane) = self.handoff.visit() else { continue };
+    /// A blocking call.
+    fn call(&self) {
+        let mut lane = self.handoff.drive();
+        self.turn(&mut lane);
+    }
+
+    fn abort(&self) {
+        if let Some(mut lane) = self.handoff.abort() {
             self.turn(&mut lane);
-            if is_over(&lane) {
-                return;
-            }
         }
+    }
+
+    /// What the progress thread does when it was called. It lets go of a lane that another thread
+    /// drives.
+    fn visit(&self) {
+        if let Some(mut lane) = self.handoff.visit() {
+            self.bells.waker.drain();
+            self.turn(&mut lane);
+        }
+    }
+
+    /// The progress thread, until [`Group::end`].
+    fn progress_thread(&self) {
+        while self.bells.arrivals.wait() {
+            self.visit();
+        }
+    }
+
+    fn spawn(self: &Arc<Self>, run: fn(&Group)) -> JoinHandle<()> {
+        let group = self.clone();
+        thread::spawn(move || run(&group))
+    }
+
+    /// Waits for `threads`, ends the progress thread after the last visit to which they have called
+    /// it, and returns the lane.
+    fn end(self: Arc<Self>, threads: Vec<JoinHandle<()>>, progress: JoinHandle<()>) -> Lane {
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+        self.bells.arrivals.end();
+        progress.join().unwrap();
+        let mut group = Arc::into_inner(self).unwrap();
+        assert!(!group.handoff.has_callers(), "callers stand before the door");
+        std::mem::take(group.handoff.lane_mut())
     }
 }
 
-/// A blocking call takes the mail that it finds at its beginning, and leaves. Whatever the moment of the
-/// submission, some thread carries the job out.
+/// All interleavings of three threads would take hours. Those with up to three preemptions take
+/// seconds.
+fn check(model: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(model);
+}
+
 #[test]
-fn work_that_meets_a_leaving_driver_is_taken() {
-    loom::model(|| {
-        let group = Group::new();
-        let caller = group.clone();
-        let call = thread::spawn(move || {
-            let mut lane = caller.handoff.drive();
-            caller.turn(&mut lane);
-            let done = lane.done;
-            drop(lane);
-            if done > 0 {
-                // The progress thread of this test ends when it has seen that.
-                caller.bells.progress_thread.ring();
-            }
+fn work_left_in_the_inbox_is_taken() {
+    check(|| {
+        let group = Group::new(Lane::default());
+        let progress = group.spawn(Group::progress_thread);
+        let submitting = group.spawn(|group| {
+            group.handoff.submit(1);
+            group.handoff.post(2);
         });
-        let submitter = group.clone();
-        let submit = thread::spawn(move || submitter.handoff.submit(()));
-        group.serve_until(|lane| lane.done == 1);
-        call.join().unwrap();
-        submit.join().unwrap();
+        group.call();
+        let lane = group.end(vec![submitting], progress);
+        assert_eq!((lane.jobs, lane.points), (vec![1], vec![2]));
     });
 }
 
-/// An abort reaches the lane, also where its flag is raised while a driver leaves.
+/// A driver that runs an operation takes the messages and leaves the jobs for later.
 #[test]
-fn an_abort_that_meets_a_leaving_driver_is_seen() {
-    // All interleavings take minutes. Three threads with three preemptions each take seconds.
-    let mut model = loom::model::Builder::new();
-    model.preemption_bound = Some(3);
-    model.check(|| {
-        let group = Group::new();
-        let caller = group.clone();
-        let call = thread::spawn(move || drop(caller.handoff.drive()));
-        let aborter = group.clone();
-        let abort = thread::spawn(move || {
-            if let Some(mut lane) = aborter.handoff.abort() {
-                aborter.turn(&mut lane);
-                drop(lane);
-                aborter.bells.progress_thread.ring();
-            }
+fn jobs_behind_messages_are_taken() {
+    check(|| {
+        let group = Group::new(Lane::default());
+        let progress = group.spawn(Group::progress_thread);
+        let submitting = group.spawn(|group| {
+            group.handoff.submit(1);
+            group.handoff.post(2);
         });
-        group.serve_until(|lane| lane.has_aborted);
-        call.join().unwrap();
-        abort.join().unwrap();
+        group.handoff.take_points(&mut group.handoff.drive());
+        let lane = group.end(vec![submitting], progress);
+        assert_eq!((lane.jobs, lane.points), (vec![1], vec![2]));
     });
 }
 
-/// A thread that helps while it waits gives way to a blocking call.
 #[test]
-fn a_helper_gives_way_to_a_blocking_call() {
-    loom::model(|| {
-        let group = Group::new();
-        let helper = group.clone();
-        let help = thread::spawn(move || {
-            let turn = |lane: &mut TestLane| match lane.is_over {
-                true => Turn::Over,
-                false => Turn::Stuck,
-            };
-            helper.handoff.help(turn, |_| helper.bells.driver.sleep());
-        });
-        group.handoff.drive().is_over = true;
-        help.join().unwrap();
+fn an_abort_reaches_the_lane() {
+    check(|| {
+        let group = Group::new(Lane::default());
+        let progress = group.spawn(Group::progress_thread);
+        let aborting = group.spawn(Group::abort);
+        group.call();
+        assert!(group.end(vec![aborting], progress).is_aborted);
     });
 }
 
-/// Peers that call a group while a driver leaves are let in.
 #[test]
-fn callers_that_meet_a_leaving_driver_are_let_in() {
-    loom::model(|| {
-        let group = Group::new();
-        let caller = group.clone();
-        let call = thread::spawn(move || drop(caller.handoff.drive()));
-        // The progress thread hears of peers, and visits; a driver serves it if it could not.
-        group.handoff.on_callers();
-        while group.handoff.visit().is_none() {
-            group.bells.progress_thread.sleep();
-        }
-        assert!(!group.handoff.has_callers());
-        call.join().unwrap();
+fn an_abort_reaches_a_driver_that_takes_mail() {
+    check(|| {
+        let group = Group::new(Lane::default());
+        let progress = group.spawn(Group::progress_thread);
+        group.handoff.submit(1);
+        let aborting = group.spawn(Group::abort);
+        group.call();
+        let lane = group.end(vec![aborting], progress);
+        assert!(lane.is_aborted && lane.jobs == [1]);
+    });
+}
+
+/// The progress thread visits a lane and finds nothing to do.
+#[test]
+fn an_abort_during_a_visit_reaches_the_lane() {
+    check(|| {
+        let group = Group::new(Lane::default());
+        group.bells.arrivals.ring();
+        let progress = group.spawn(Group::progress_thread);
+        group.abort();
+        assert!(group.end(Vec::new(), progress).is_aborted);
+    });
+}
+
+#[test]
+fn callers_are_let_in() {
+    check(|| {
+        let group = Group::new(Lane::default());
+        let progress = group.spawn(|group| {
+            group.handoff.on_callers();
+            group.visit();
+            group.progress_thread();
+        });
+        group.call();
+        group.end(Vec::new(), progress);
+    });
+}
+
+#[test]
+fn a_helper_that_sleeps_takes_new_work() {
+    check(|| {
+        let group = Group::new(Lane::default());
+        let progress = group.spawn(Group::progress_thread);
+        let submitting = group.spawn(|group| group.handoff.submit(1));
+        let turn = |lane: &mut Lane| {
+            group.turn(lane);
+            if lane.jobs.is_empty() { Turn::Stuck } else { Turn::Over }
+        };
+        group.handoff.help(turn, |_| assert!(group.bells.waker.wait()));
+        assert_eq!(group.end(vec![submitting], progress).jobs, [1]);
+    });
+}
+
+#[test]
+fn a_helper_makes_room_for_a_blocking_call() {
+    check(|| {
+        let group = Group::new(Lane { is_busy: true, ..Lane::default() });
+        let progress = group.spawn(Group::progress_thread);
+        let calling = group.spawn(|group| {
+            group.handoff.drive().is_busy = false;
+        });
+        let mut has_moved = false;
+        let turn = |lane: &mut Lane| match lane.is_busy {
+            true if std::mem::replace(&mut has_moved, true) => Turn::Stuck,
+            true => Turn::Moved,
+            false => Turn::Idle,
+        };
+        assert!(!group.handoff.help(turn, |_| assert!(group.bells.waker.wait())));
+        group.end(vec![calling], progress);
+    });
+}
+
+/// The progress thread goes on with what a driver leaves unfinished.
+#[test]
+fn unfinished_work_goes_to_the_progress_thread() {
+    check(|| {
+        let group = Group::new(Lane::default());
+        let calling = group.spawn(|group| group.handoff.drive().is_busy = true);
+        group.call();
+        calling.join().unwrap();
+        assert!(group.bells.arrivals.drain());
     });
 }
