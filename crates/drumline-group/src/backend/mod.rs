@@ -12,8 +12,8 @@
 //! use std::{sync::Arc, time::Instant};
 //!
 //! use drumline::{
-//!     Cause, CollectiveError, Config, ProcessGroup, ReduceOp,
-//!     backend::{Backend, Operation, Request, register_backend},
+//!     Cause, Collective, CollectiveError, Config, ProcessGroup, ReduceOp,
+//!     backend::{Backend, Request, register_backend},
 //! };
 //!
 //! /// Serves groups of one rank.
