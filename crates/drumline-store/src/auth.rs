@@ -23,6 +23,7 @@
 //! | find the secret out byte by byte | proofs are compared in constant time |
 //!
 //! ```
+//! # use drumline_store as drumline;
 //! use std::time::Duration;
 //!
 //! use drumline::{auth::Secret, store::{Store, TcpStore}};

@@ -14,6 +14,7 @@ pub mod net;
 pub mod store;
 
 pub use error::{Error, Result};
+pub use net::Endpoint;
 
 /// The number of a rank, in `0..world_size`.
 pub type Rank = usize;

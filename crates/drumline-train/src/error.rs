@@ -14,7 +14,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// ```
 /// use drumline::{sampler::DistributedSampler, train::Error};
 ///
-/// let error = DistributedSampler::builder(100).ranks(2, 2).build().unwrap_err();
+/// let error = DistributedSampler::builder(100, 2, 2).build().unwrap_err();
 /// assert!(matches!(error, Error::InvalidArgument { .. }), "{error}");
 /// ```
 #[derive(Clone, Debug, thiserror::Error)]

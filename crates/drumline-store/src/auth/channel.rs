@@ -3,6 +3,7 @@
 /// What a connection is for.
 ///
 /// ```
+/// # use drumline_store as drumline;
 /// use drumline::auth::Channel;
 ///
 /// for channel in [Channel::Control, Channel::Data(0), Channel::Data(3), Channel::Store] {

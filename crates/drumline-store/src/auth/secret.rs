@@ -62,13 +62,12 @@ impl Secret {
     ///
     /// ```
     /// # use drumline_store as drumline;
-    /// use drumline::{Config, auth::Secret};
+    /// use drumline::auth::Secret;
     ///
     /// // What `drumline run` does for every job.
     /// let secret = Secret::random()?;
     /// assert_eq!(secret.expose().len(), 64);
     /// assert_ne!(secret, Secret::random()?);
-    /// let config = Config { secret: Some(secret), ..Config::default() };
     /// # Ok::<_, drumline::Error>(())
     /// ```
     ///

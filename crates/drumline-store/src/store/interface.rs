@@ -23,9 +23,7 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 ///
 /// ```
 /// # use drumline_store as drumline;
-/// use drumline::{Config, store::BYTES_MAX};
-///
-/// assert_eq!(Config::default().store_bytes_max, BYTES_MAX);
+/// assert_eq!(drumline::store::BYTES_MAX, 1024 * 1024 * 1024);
 /// ```
 pub const BYTES_MAX: usize = 1 << 30;
 

@@ -5,8 +5,9 @@ use std::fmt;
 ///
 /// ```
 /// use drumline::{
-///     Error, ProcessGroup,
+///     ProcessGroup,
 ///     async_reduce::{AsyncReduceOptions, MissingTensors, TensorRegistry},
+///     train::Error,
 /// };
 ///
 /// let mut tensors = TensorRegistry::new();

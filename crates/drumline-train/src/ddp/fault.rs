@@ -23,8 +23,9 @@ pub struct GradientFault {
 ///
 /// ```
 /// use drumline::{
-///     DType, Error, ProcessGroup,
+///     DType, ProcessGroup,
 ///     ddp::{DdpOptions, FaultKind, GradientReducer, ParameterSpec},
+///     train::Error,
 /// };
 ///
 /// let weight = ParameterSpec::new("weight", [2], DType::F32);

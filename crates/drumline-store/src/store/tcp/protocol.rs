@@ -23,6 +23,7 @@
 //! whatever exceeds the `*_MAX` limits as soon as the offending length is visible.
 //!
 //! ```
+//! # use drumline_store as drumline;
 //! use drumline::store::tcp::protocol::{Decoded, Key, Request, Value, decode};
 //!
 //! let mut bytes = Vec::new();
@@ -165,6 +166,7 @@ pub enum Decoded<'a> {
 /// request would begin.
 ///
 /// ```
+/// # use drumline_store as drumline;
 /// use drumline::store::tcp::protocol::{
 ///     KEY_BYTES_MAX, KEYS_PER_REQUEST_MAX, Key, ProtocolError, REQUEST_BYTES_MAX, Request,
 ///     VALUE_BYTES_MAX, decode,
