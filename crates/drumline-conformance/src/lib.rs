@@ -14,7 +14,7 @@
 //! ```
 //! use drumline_conformance::{Extent, Threads, run};
 //!
-//! let world = Threads::new("over TCP", drumline::Config { unix_sockets: false, ..Default::default() });
+//! let world = Threads::new("over TCP", drumline::Config::default().unix_sockets(false));
 //! run(&world, &[2], Extent::Small)?;
 //! # Ok::<(), String>(())
 //! ```

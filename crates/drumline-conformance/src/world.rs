@@ -41,11 +41,11 @@ impl Threads {
 
     /// Over shared memory, over Unix sockets alone, and over TCP.
     pub fn everywhere() -> [Threads; 3] {
-        let with = |shared_memory, unix_sockets| Config {
-            shared_memory,
-            unix_sockets,
-            registered_bytes_max: Some(256 << 20),
-            ..Config::default()
+        let with = |shared_memory, unix_sockets| {
+            Config::default()
+                .shared_memory(shared_memory)
+                .unix_sockets(unix_sockets)
+                .registered_bytes_max(256 << 20)
         };
         [
             Threads::new("over shared memory", with(true, true)),

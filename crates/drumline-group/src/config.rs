@@ -1,5 +1,7 @@
 //! Every setting, in one place.
 
+mod builder;
+
 use std::{net::IpAddr, ops::RangeInclusive, time::Duration};
 
 use drumline_engine::Settings;
@@ -10,14 +12,18 @@ use crate::{Error, PriceSource, Result, trace::Trace};
 
 /// How a process group behaves. Build it in code, or read it from the environment once.
 ///
+/// Each setting is a field, to be read, and a method of the same name, which sets it.
+///
 /// ```
 /// # use drumline_group as drumline;
 /// use std::time::Duration;
 ///
-/// let config = drumline::Config { timeout: Duration::from_secs(60), ..Default::default() };
-/// assert_eq!(config.all_reduce, None);
+/// let config = drumline::Config::default().timeout(Duration::from_secs(60)).shared_memory(false);
+/// assert_eq!(config.timeout.as_secs(), 60);
+/// assert_eq!(config.all_reduce, None); // as it was
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Config {
     /// How long start-up and every collective may take. `DRUMLINE_TIMEOUT_S`, in seconds; 600 s
     /// unless set.
@@ -164,7 +170,7 @@ impl Config {
     /// use drumline::Config;
     ///
     /// // As the job's environment says, but for what this program knows better.
-    /// let config = Config { timeout: Duration::from_secs(60), ..Config::from_env()? };
+    /// let config = Config::from_env()?.timeout(Duration::from_secs(60));
     /// # let is_ours = |name: &str| name.starts_with("DRUMLINE_") || name == "GLOO_SOCKET_IFNAME";
     /// # if !std::env::vars_os().any(|(name, _)| is_ours(&name.to_string_lossy())) {
     /// assert_eq!(config.bind_addresses, Config::default().bind_addresses); // where nothing is set

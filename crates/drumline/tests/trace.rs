@@ -23,7 +23,7 @@ use tempfile::TempDir;
 use tracing_subscriber::{Layer, layer::SubscriberExt, registry::LookupSpan};
 
 fn traced(dir: &Path) -> Config {
-    Config { trace: Some(Trace::to(dir)), ..Config::default() }
+    Config::default().trace(Trace::to(dir))
 }
 
 fn events(path: &Path) -> Vec<Value> {
@@ -132,7 +132,7 @@ fn a_file_has_a_limit_and_says_so() {
     let dir = TempDir::new().unwrap();
     let mut trace = Trace::to(dir.path());
     trace.bytes_max = BYTES_MAX;
-    let config = Config { trace: Some(trace), ..Config::default() };
+    let config = Config::default().trace(trace);
     world_with(1, &config, |group| {
         (0..1_000).for_each(|_| group.barrier().unwrap());
         group.destroy().unwrap();

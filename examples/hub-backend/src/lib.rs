@@ -5,7 +5,7 @@
 //! use drumline::{Config, ProcessGroup, ReduceOp};
 //!
 //! hub_backend::register()?;
-//! let config = Config { backend: Some("hub".into()), ..Config::default() };
+//! let config = Config::default().backend("hub");
 //! std::thread::scope(|threads| {
 //!     for group in ProcessGroup::local_world_with(3, &config)? {
 //!         threads.spawn(move || {

@@ -61,7 +61,7 @@ impl Carrier {
             Transport::Unix => (false, true),
             Transport::Tcp => (false, false),
         };
-        let config = Config { shared_memory, unix_sockets, ..config.clone() };
+        let config = config.clone().shared_memory(shared_memory).unix_sockets(unix_sockets);
         let all: Vec<usize> = (0..control.world_size()).collect();
         let settings = GroupOptions::default().name(transport.to_string()).config(config.clone());
         let group = control.new_group(&all, &settings).map_err(Error::Measure)?;

@@ -35,7 +35,8 @@ pub fn measure(options: &Options, out: &mut dyn Write) -> Result<u8> {
     let control = init_process_group("env://", &config).map_err(Error::Measure)?;
     options.check(control.world_size())?;
     // With the addresses that the control group has found for this rank.
-    let config = Config { all_reduce, ..control.config().clone() };
+    let mut config = control.config().clone();
+    config.all_reduce = all_reduce;
     let is_first = control.rank() == 0;
     if is_first {
         options.create_files()?;

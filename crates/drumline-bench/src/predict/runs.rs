@@ -37,7 +37,7 @@ impl Way {
 
     fn config(self) -> Config {
         let shares = matches!(self, Way::Staged | Way::Registered);
-        Config { shared_memory: shares, unix_sockets: self != Way::Tcp, ..Config::default() }
+        Config::default().shared_memory(shares).unix_sockets(self != Way::Tcp)
     }
 }
 
@@ -111,7 +111,8 @@ impl Run {
 
     fn on_rank(&self, store: Arc<dyn Store>, rank: usize, budget: Duration) -> Result<Found> {
         let all_reduce = self.algorithm.map(str::to_owned);
-        let config = Config { all_reduce, ..self.way.config() };
+        let mut config = self.way.config();
+        config.all_reduce = all_reduce;
         let group = ProcessGroup::connect("predict", store, rank, self.ranks, &config)?;
         let registered = self.way == Way::Registered;
         let chosen =

@@ -29,17 +29,17 @@ use crate::{Error, Result, output::print};
 ///
 /// [`Error::Check`] when a setting in the environment is invalid.
 pub fn check(as_json: bool) -> Result<u8> {
-    let config = Config { timeout: TIMEOUT, ..Config::from_env().map_err(Error::Check)? };
-    let config = Config { trace: None, backend: None, all_reduce: None, ..config };
+    let mut config = Config::from_env().map_err(Error::Check)?.timeout(TIMEOUT).trace(None);
+    (config.backend, config.all_reduce) = (None, None);
     let over = |transport, shared_memory, unix_sockets| {
-        let config = Config { shared_memory, unix_sockets, ..config.clone() };
+        let config = config.clone().shared_memory(shared_memory).unix_sockets(unix_sockets);
         try_out(backend::BUILT_IN, transport, &config)
     };
     let mut columns =
         vec![over("shm", true, true), over("unix", false, true), over("tcp", false, false)];
     columns.push(Column::without_cuda());
     for name in backend::backends().iter().filter(|name| *name != backend::BUILT_IN) {
-        columns.push(try_out(name, "", &Config { backend: Some(name.clone()), ..config.clone() }));
+        columns.push(try_out(name, "", &config.clone().backend(name.clone())));
     }
     let torch = [
         ("gloo", drumline::is_gloo_available()),

@@ -51,7 +51,7 @@ use crate::{Config, DType, Error};
 /// }
 ///
 /// register_backend("alone", |_| Ok(Arc::new(Alone)))?;
-/// let config = Config { backend: Some("alone".into()), ..Config::default() };
+/// let config = Config::default().backend("alone");
 /// let group = ProcessGroup::local_world_with(1, &config)?.remove(0);
 /// let mut gathered = [0; 2];
 /// group.all_gather(&[3, 4], &mut gathered)?;
@@ -181,7 +181,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// }
     /// # use std::sync::Arc;
     /// # drumline::register_backend("mirror", |_| Ok(Arc::new(Mirror::default())))?;
-    /// # let config = drumline::Config { backend: Some("mirror".into()), ..Default::default() };
+    /// # let config = drumline::Config::default().backend("mirror");
     /// # let group = drumline::ProcessGroup::local_world_with(1, &config)?.remove(0);
     /// # group.send(&[1_u8, 2], 0, 7)?;
     /// # let mut received = [0_u8; 2];
@@ -231,7 +231,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// #   }
     /// }
     /// # register_backend("deaf", |_| Ok(Arc::new(Deaf)))?;
-    /// # let config = Config { backend: Some("deaf".into()), ..Config::default() };
+    /// # let config = Config::default().backend("deaf");
     /// # let group = ProcessGroup::local_world_with(1, &config)?.remove(0);
     /// let error = group.recv(&mut [0_u8], 0, 7).unwrap_err().to_string();
     /// assert!(error.contains("without an answer from rank 0"), "{error}");
@@ -276,7 +276,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// # let line = Arc::new(Line::default());
     /// # let lent = line.clone();
     /// # register_backend("line", move |_| Ok(lent.clone()))?;
-    /// # let config = Config { backend: Some("line".into()), ..Config::default() };
+    /// # let config = Config::default().backend("line");
     /// # let group = ProcessGroup::local_world_with(1, &config)?.remove(0);
     /// group.abort();
     /// assert_eq!(line.0.lock().unwrap()[..], ["this rank has aborted the group"]);
@@ -308,7 +308,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// #   fn abort(&self, _: &CollectiveError) {}
     /// }
     /// # register_backend("unwilling", |_| Ok(Arc::new(Unwilling)))?;
-    /// # let config = Config { backend: Some("unwilling".into()), ..Config::default() };
+    /// # let config = Config::default().backend("unwilling");
     /// # let group = ProcessGroup::local_world_with(1, &config)?.remove(0);
     /// let error = group.destroy().unwrap_err().to_string();
     /// assert!(error.contains("the process of rank 0 has ended"), "{error}");
@@ -337,7 +337,7 @@ const NO_MESSAGES: &str = "it carries no messages from rank to rank";
 ///     let neighbour = String::from_utf8_lossy(&neighbour).into_owned();
 ///     Err(options.error(format!("it cannot connect to {neighbour}")))
 /// })?;
-/// let config = Config { backend: Some("meeting".into()), ..Config::default() };
+/// let config = Config::default().backend("meeting");
 /// let error = ProcessGroup::local_world_with(2, &config).unwrap_err().to_string();
 /// assert!(error.contains("rank 0: it cannot connect to port 1"), "{error}");
 /// # Ok::<_, drumline::Error>(())
@@ -368,7 +368,7 @@ impl BackendOptions {
     /// use drumline::{Config, ProcessGroup, backend::register_backend};
     ///
     /// register_backend("fabric", |options| Err(options.error("no fabric here".to_owned())))?;
-    /// let config = Config { backend: Some("fabric".into()), ..Config::default() };
+    /// let config = Config::default().backend("fabric");
     /// let error = ProcessGroup::local_world_with(1, &config).unwrap_err().to_string();
     /// assert_eq!(error, r#"group "local", rank 0: no fabric here"#);
     /// # Ok::<_, drumline::Error>(())

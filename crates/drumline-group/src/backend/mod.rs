@@ -40,7 +40,7 @@
 //!     1 => Ok(Arc::new(Lonely)),
 //!     _ => Err(options.error("it serves groups of one rank".to_owned())),
 //! })?;
-//! let config = Config { backend: Some("lonely".into()), ..Config::default() };
+//! let config = Config::default().backend("lonely");
 //! for group in ProcessGroup::local_world_with(1, &config)? {
 //!     let mut data = [1.0_f32, 2.0];
 //!     group.all_reduce(&mut data, ReduceOp::Avg)?;

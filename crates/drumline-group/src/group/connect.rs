@@ -94,7 +94,7 @@ impl ProcessGroup {
     /// # use drumline_group as drumline;
     /// use drumline::{Config, ProcessGroup};
     ///
-    /// let config = Config { shared_memory: false, ..Config::default() }; // over sockets
+    /// let config = Config::default().shared_memory(false); // over sockets
     /// let ranks = ProcessGroup::local_world_with(2, &config)?;
     /// assert!(ranks.iter().all(|group| !group.shares_memory()));
     /// # Ok::<_, drumline::Error>(())

@@ -166,7 +166,7 @@ fn choose_addresses(config: &mut Config, master: Option<SocketAddr>) -> Result<(
 /// # use drumline_group as drumline;
 /// use drumline::{Config, describe_addresses};
 ///
-/// let config = Config { bind_addresses: vec![[127, 0, 0, 1].into()], ..Config::default() };
+/// let config = Config::default().bind_addresses(vec![[127, 0, 0, 1].into()]);
 /// assert!(describe_addresses(&config, None)?.contains("DRUMLINE_BIND_ADDRESS"));
 /// # Ok::<_, drumline::Error>(())
 /// ```

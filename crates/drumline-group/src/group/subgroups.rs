@@ -75,7 +75,7 @@ impl GroupOptions {
     /// # use drumline_group as drumline;
     /// use drumline::{Config, GroupOptions, ProcessGroup};
     ///
-    /// let config = Config { object_bytes_max: 1 << 10, ..Config::default() };
+    /// let config = Config::default().object_bytes_max(1 << 10);
     /// let group = ProcessGroup::alone().new_group(&[0], &GroupOptions::default().config(config))?;
     /// assert_eq!(group.config().object_bytes_max, 1 << 10);
     /// # Ok::<_, drumline::Error>(())

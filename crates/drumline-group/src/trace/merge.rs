@@ -25,7 +25,7 @@ use crate::Result;
 /// # use drumline::{Config, ProcessGroup, trace::Trace};
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let dir = directory.path().join("trace");
-/// # let config = Config { trace: Some(Trace::to(&dir)), ..Config::default() };
+/// # let config = Config::default().trace(Trace::to(&dir));
 /// # for group in ProcessGroup::local_world_with(1, &config)? {
 /// #     for _ in 0..3 {
 /// #         group.broadcast(&mut [0_u8; 100], 0)?;
@@ -60,7 +60,7 @@ pub struct Merged {
 /// # use drumline::{Config, ProcessGroup, trace::Trace};
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let dir = directory.path().join("trace");
-/// # let config = Config { trace: Some(Trace::to(&dir)), ..Config::default() };
+/// # let config = Config::default().trace(Trace::to(&dir));
 /// # for group in ProcessGroup::local_world_with(1, &config)? {
 /// #     for _ in 0..3 {
 /// #         group.broadcast(&mut [0_u8; 100], 0)?;

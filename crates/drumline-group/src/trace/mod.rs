@@ -10,7 +10,7 @@
 //! use drumline::{Config, ProcessGroup, ReduceOp, trace::{Trace, merge, summarize}};
 //!
 //! let dir = std::env::temp_dir().join(format!("drumline-doc-{}", std::process::id()));
-//! let config = Config { trace: Some(Trace::to(&dir)), ..Config::default() };
+//! let config = Config::default().trace(Trace::to(&dir));
 //! std::thread::scope(|threads| {
 //!     for group in ProcessGroup::local_world_with(2, &config)? {
 //!         threads.spawn(move || {

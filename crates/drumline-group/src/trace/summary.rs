@@ -18,7 +18,7 @@ use crate::Result;
 /// # use drumline::{Config, ProcessGroup, trace::Trace};
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let dir = directory.path().join("trace");
-/// # let config = Config { trace: Some(Trace::to(&dir)), ..Config::default() };
+/// # let config = Config::default().trace(Trace::to(&dir));
 /// # for group in ProcessGroup::local_world_with(1, &config)? {
 /// #     for _ in 0..3 {
 /// #         group.broadcast(&mut [0_u8; 100], 0)?;
@@ -55,7 +55,7 @@ pub struct Summary {
 /// # use drumline::{Config, ProcessGroup, trace::Trace};
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let dir = directory.path().join("trace");
-/// # let config = Config { trace: Some(Trace::to(&dir)), ..Config::default() };
+/// # let config = Config::default().trace(Trace::to(&dir));
 /// # for group in ProcessGroup::local_world_with(1, &config)? {
 /// #     for _ in 0..3 {
 /// #         group.broadcast(&mut [0_u8; 100], 0)?;
@@ -96,7 +96,7 @@ pub struct OperationSummary {
 /// # use drumline::{Config, ProcessGroup, trace::Trace};
 /// # let directory = tempfile::tempdir().unwrap();
 /// # let dir = directory.path().join("trace");
-/// # let config = Config { trace: Some(Trace::to(&dir)), ..Config::default() };
+/// # let config = Config::default().trace(Trace::to(&dir));
 /// # for group in ProcessGroup::local_world_with(1, &config)? {
 /// #     for _ in 0..3 {
 /// #         group.broadcast(&mut [0_u8; 100], 0)?;
@@ -135,7 +135,7 @@ pub struct RankSummary {
 ///
 /// # let directory = tempfile::tempdir()?;
 /// # let traces = directory.path().join("traces");
-/// let config = Config { trace: Some(Trace::to(&traces)), ..Config::default() };
+/// let config = Config::default().trace(Trace::to(&traces));
 /// for group in ProcessGroup::local_world_with(1, &config)? {
 ///     group.barrier()?;
 ///     group.destroy()?;
@@ -276,7 +276,7 @@ impl Summary {
     /// # use drumline::{Config, ProcessGroup, trace::Trace};
     /// # let directory = tempfile::tempdir().unwrap();
     /// # let dir = directory.path().join("trace");
-    /// # let config = Config { trace: Some(Trace::to(&dir)), ..Config::default() };
+    /// # let config = Config::default().trace(Trace::to(&dir));
     /// # for group in ProcessGroup::local_world_with(1, &config)? {
     /// #     for _ in 0..3 {
     /// #         group.broadcast(&mut [0_u8; 100], 0)?;

@@ -30,6 +30,6 @@ pub fn carried_by(
     world_size: usize,
 ) -> drumline_group::Result<Vec<ProcessGroup>> {
     register_backend("example", move |_| Ok(Arc::new(Carrier(collective))))?;
-    let config = Config { backend: Some("example".into()), ..Config::default() };
+    let config = Config::default().backend("example");
     ProcessGroup::local_world_with(world_size, &config)
 }

@@ -31,7 +31,7 @@ pub(crate) fn everywhere_with(config: &Config, test: impl Fn(&Config)) {
     for (shared_memory, unix_sockets) in [(true, true), (false, true), (false, false)] {
         // What a failing test shows of its setting.
         println!("shared memory: {shared_memory}, Unix sockets: {unix_sockets}");
-        test(&Config { shared_memory, unix_sockets, ..config.clone() });
+        test(&config.clone().shared_memory(shared_memory).unix_sockets(unix_sockets));
     }
 }
 

@@ -360,7 +360,7 @@ fn an_abort_ends_the_operation_that_another_thread_is_in() {
 
 #[test]
 fn a_deadline_ends_the_operation_and_all_behind_it() {
-    let config = Config { timeout: Duration::from_secs(3), ..Config::default() };
+    let config = Config::default().timeout(Duration::from_secs(3));
     everywhere_with(&config, |config| {
         let given_up = Barrier::new(2);
         world_with(2, config, |group| {
@@ -642,7 +642,7 @@ fn late_ranks_are_named_in_a_warning() {
         .with_ansi(false)
         .init();
     let logged = || String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-    let config = Config { warn_after: Duration::from_millis(200), ..Config::default() };
+    let config = Config::default().warn_after(Duration::from_millis(200));
     everywhere_with(&config, |config| {
         let calls = [
             "all_reduce(sum) of 3 f32",

@@ -59,7 +59,7 @@ fn solo(name: &str) -> (Arc<Solo>, ProcessGroup) {
     let solo = Arc::new(Solo::default());
     let made = solo.clone();
     register_backend(name, move |_: &BackendOptions| Ok(made.clone())).unwrap();
-    let config = Config { backend: Some(name.to_owned()), ..Config::default() };
+    let config = Config::default().backend(name);
     (solo, ProcessGroup::local_world_with(1, &config).unwrap().remove(0))
 }
 
@@ -138,7 +138,7 @@ fn a_panic_of_a_backend_is_an_error_of_the_call() {
 #[test]
 fn a_panic_of_a_factory_is_an_error_of_the_start() {
     register_backend("stillborn", |_: &BackendOptions| panic!("no such fabric")).unwrap();
-    let config = Config { backend: Some("stillborn".into()), ..Config::default() };
+    let config = Config::default().backend("stillborn");
     let error = ProcessGroup::local_world_with(2, &config).unwrap_err().to_string();
     assert!(error.contains("no such fabric"), "{error}");
 }
@@ -151,7 +151,8 @@ fn ranks_on_different_backends_are_told_so() {
     for others in [Some("the-other"), None] {
         let store = Arc::new(HashStore::new());
         let start = |rank, backend: Option<&str>| {
-            let config = Config { backend: backend.map(str::to_owned), ..Config::default() };
+            let mut config = Config::default();
+            config.backend = backend.map(str::to_owned);
             ProcessGroup::connect("mixed", store.clone(), rank, 2, &config)
         };
         let (mine, theirs) = thread::scope(|threads| {

@@ -27,7 +27,7 @@ fn world<R: Send>(world_size: usize, rank: impl Fn(ProcessGroup) -> R + Sync) ->
 }
 
 fn with_algorithm(name: &str) -> Config {
-    Config { all_reduce: Some(name.to_owned()), ..Config::default() }
+    Config::default().all_reduce(name)
 }
 
 #[test]
@@ -35,7 +35,7 @@ fn messages_larger_than_any_socket_buffer_go_through() {
     let len = 6 << 20;
     for name in ALL_REDUCE {
         for unix_sockets in [true, false] {
-            let config = Config { unix_sockets, ..with_algorithm(name) };
+            let config = with_algorithm(name).unix_sockets(unix_sockets);
             world_with(3, &config, |group| {
                 let mut data = vec![group.rank() as f32 + 1.0; len];
                 group.all_reduce(&mut data, ReduceOp::Sum).unwrap();
@@ -110,7 +110,7 @@ fn ranks_disagree(
     calls: [&str; 2],
     call: impl Fn(&ProcessGroup) -> Result<(), Error> + Sync,
 ) {
-    let config = Config { timeout: Duration::from_secs(20), ..config.clone() };
+    let config = config.clone().timeout(Duration::from_secs(20));
     let told = world_with(world_size, &config, |group| {
         let error = call(&group).and_then(|()| group.barrier()).unwrap_err();
         assert!(group.barrier().is_err(), "the group must be poisoned");
@@ -231,7 +231,7 @@ fn a_root_is_told_that_its_receiver_has_left() {
 
 #[test]
 fn what_is_sent_to_a_rank_that_has_left_unconnected_is_not_lost_unsaid() {
-    let config = Config { shared_memory: false, unix_sockets: false, ..Config::default() };
+    let config = Config::default().shared_memory(false).unix_sockets(false);
     let left = Barrier::new(2);
     let told = world_with(2, &config, |group| {
         if group.rank() == 1 {
@@ -285,7 +285,7 @@ fn a_rank_that_panics_is_dead_to_the_others() {
 #[test]
 fn a_deadline_names_the_ranks_that_did_not_answer() {
     // Long enough to connect on a busy machine.
-    let config = Config { timeout: Duration::from_secs(3), ..Config::default() };
+    let config = Config::default().timeout(Duration::from_secs(3));
     let gave_up = AtomicUsize::new(0);
     let told = world_with(3, &config, |group| {
         if group.rank() == 2 {
@@ -334,13 +334,12 @@ fn rank_1_waits_for_3_in_the_end(
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let gave_up = AtomicUsize::new(0);
     let told = crate::common::on_threads((0..4).collect(), |rank| {
-        let config = Config {
-            // Long enough to connect, and to answer, on a busy machine.
-            timeout: Duration::from_secs(if rank == 1 { 6 } else { 60 }),
-            warn_after: Duration::from_secs(2),
-            shared_memory: false,
-            ..with_algorithm("binomial")
-        };
+        // Long enough to connect, and to answer, on a busy machine.
+        let timeout = Duration::from_secs(if rank == 1 { 6 } else { 60 });
+        let config = with_algorithm("binomial")
+            .timeout(timeout)
+            .warn_after(Duration::from_secs(2))
+            .shared_memory(false);
         let group = ProcessGroup::connect(name, store.clone(), rank, 4, &config).unwrap();
         if rank == 3 {
             // Alive, but in no call until the others have given up.
@@ -368,12 +367,10 @@ fn a_rank_that_has_left_blames_the_root_as_well() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let gave_up = AtomicUsize::new(0);
     let told = crate::common::on_threads((0..3).collect(), |rank| {
-        let config = Config {
-            timeout: Duration::from_secs(if rank == 2 { 4 } else { 8 }),
-            warn_after: Duration::from_secs(1),
-            shared_memory: false,
-            ..Config::default()
-        };
+        let config = Config::default()
+            .timeout(Duration::from_secs(if rank == 2 { 4 } else { 8 }))
+            .warn_after(Duration::from_secs(1))
+            .shared_memory(false);
         let group = ProcessGroup::connect("left", store.clone(), rank, 3, &config).unwrap();
         if rank == 1 {
             while gave_up.load(Ordering::SeqCst) < 2 {
@@ -394,7 +391,7 @@ fn a_rank_that_has_left_blames_the_root_as_well() {
 /// Each of two ranks takes the other for the root, so that no message passes between them.
 #[test]
 fn ranks_that_wait_for_each_other_in_different_calls_learn_of_it() {
-    let config = Config { warn_after: Duration::from_millis(200), ..Config::default() };
+    let config = Config::default().warn_after(Duration::from_millis(200));
     crate::common::everywhere_with(&config, |config| {
         let calls = ["broadcast(root 0) of 4 f32", "broadcast(root 1) of 4 f32"];
         ranks_disagree(config, 2, calls, |g| g.broadcast(&mut [1_f32; 4], 1 - g.rank()));
@@ -447,7 +444,7 @@ fn ranks_share_memory_all_together_or_not_at_all() {
         let store: Arc<dyn Store> = Arc::new(HashStore::new());
         let told = crate::common::on_threads((0..3).collect(), |rank| {
             let shared_memory = alone != Some(rank);
-            let config = Config { shared_memory, ..Config::default() };
+            let config = Config::default().shared_memory(shared_memory);
             let group = ProcessGroup::connect("mixed", store.clone(), rank, 3, &config).unwrap();
             let mut data = group.alloc_registered::<i64>(100_000).unwrap();
             data.fill(1 << rank);
@@ -464,12 +461,10 @@ fn strangers_at_the_door_hold_up_nobody() {
     // Over TCP, where strangers can come; ranks of other hosts are connected when they first need
     // each other, so strangers are there before them.
     let host = "127.77.3.1";
-    let config = Config {
-        unix_sockets: false,
-        bind_addresses: vec![host.parse().unwrap()],
-        port_range: Some(45_000..=45_001),
-        ..Config::default()
-    };
+    let config = Config::default()
+        .unix_sockets(false)
+        .bind_addresses(vec![host.parse().unwrap()])
+        .port_range(45_000..=45_001);
     let groups = ProcessGroup::local_world_with(2, &config).unwrap();
     std::thread::scope(|threads| {
         let strangers: Vec<TcpStream> = (0..600)
@@ -516,7 +511,8 @@ fn ranks_that_do_not_share_one_secret_do_not_meet() {
             let store: Arc<dyn Store> = Arc::new(HashStore::new());
             let connect = move |store: Arc<dyn Store>, rank, secret: &Option<Secret>| {
                 let (timeout, secret) = (Duration::from_secs(60), secret.clone());
-                let config = Config { unix_sockets, timeout, secret, ..Config::default() };
+                let config =
+                    Config::default().unix_sockets(unix_sockets).timeout(timeout).secret(secret);
                 // Ranks of one host meet at once, others when they first need each other.
                 let group = ProcessGroup::connect("secret", store, rank, 2, &config)?;
                 group.barrier()
@@ -542,7 +538,7 @@ fn ranks_that_do_not_share_one_secret_do_not_meet() {
             });
         }
     });
-    let config = Config { secret: ours, ..Config::default() };
+    let config = Config::default().secret(ours);
     world_with(3, &config, |group| group.barrier().unwrap());
 }
 
@@ -550,29 +546,22 @@ fn ranks_that_do_not_share_one_secret_do_not_meet() {
 fn peers_on_other_addresses_need_a_secret_and_one_address() {
     let wildcard = vec!["0.0.0.0".parse().unwrap()];
     for (config, part) in [
-        (Config { bind_addresses: wildcard.clone(), ..Config::default() }, "every address"),
-        (Config { socket_ifname: Some("no-such-0".to_owned()), ..Config::default() }, "no-such-0"),
-        (
-            Config {
-                bind_addresses: wildcard,
-                socket_ifname: Some("lo".into()),
-                ..Config::default()
-            },
-            "which is meant",
-        ),
+        (Config::default().bind_addresses(wildcard.clone()), "every address"),
+        (Config::default().socket_ifname("no-such-0"), "no-such-0"),
+        (Config::default().bind_addresses(wildcard).socket_ifname("lo"), "which is meant"),
         // 192.0.2.0/24 is for documentation: nobody's.
         (
-            Config { bind_addresses: vec!["192.0.2.1".parse().unwrap()], ..Config::default() },
+            Config::default().bind_addresses(vec!["192.0.2.1".parse().unwrap()]),
             "DRUMLINE_SECRET: not set",
         ),
-        (Config { streams: 0, ..Config::default() }, "DRUMLINE_STREAMS: 0 connections"),
-        (Config { streams: 17, ..Config::default() }, "there can be 1 to 16"),
+        (Config::default().streams(0), "DRUMLINE_STREAMS: 0 connections"),
+        (Config::default().streams(17), "there can be 1 to 16"),
     ] {
-        let config = Config { unix_sockets: false, timeout: Duration::from_secs(3), ..config };
+        let config = config.unix_sockets(false).timeout(Duration::from_secs(3));
         let error = ProcessGroup::local_world_with(2, &config).unwrap_err().to_string();
         assert!(error.contains(part), "{error}");
         // On one host nothing of this is looked at.
-        let config = Config { unix_sockets: true, ..config };
+        let config = config.unix_sockets(true);
         ProcessGroup::local_world_with(2, &config).unwrap();
     }
 }
@@ -581,7 +570,7 @@ fn peers_on_other_addresses_need_a_secret_and_one_address() {
 fn ranks_with_other_numbers_of_connections_are_named() {
     let store: Arc<dyn Store> = Arc::new(HashStore::new());
     let told = on_threads(vec![(0, 2), (1, 2), (2, 3)], |(rank, streams)| {
-        let config = Config { streams, unix_sockets: false, ..Config::default() };
+        let config = Config::default().streams(streams).unix_sockets(false);
         ProcessGroup::connect("streams", store.clone(), rank, 3, &config).unwrap_err().to_string()
     });
     for (rank, culprit) in

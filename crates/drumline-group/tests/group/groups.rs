@@ -234,9 +234,9 @@ fn failures_name_the_ranks_of_the_whole_job_too() {
 
 #[test]
 fn a_group_has_settings_of_its_own() {
-    let config = Config { timeout: Duration::from_secs(77), ..Config::default() };
+    let config = Config::default().timeout(Duration::from_secs(77));
     world_with(2, &config, |world| {
-        let other = Config { shared_memory: false, ..Config::default() };
+        let other = Config::default().shared_memory(false);
         let options = options().config(other).timeout(Duration::from_secs(3));
         let hasty = world.new_group(&[0, 1], &options).unwrap();
         assert!(world.shares_memory() && !hasty.shares_memory());
@@ -343,14 +343,15 @@ fn nothing_is_left_in_the_store() {
     let host = TcpStore::host("127.0.0.1", 0).unwrap();
     let port = host.address().unwrap().port();
     let store: Arc<dyn Store> = Arc::new(host);
-    let brief = &Config { timeout: Duration::from_millis(400), ..Config::default() };
+    let brief = &Config::default().timeout(Duration::from_millis(400));
     let text = ProcessGroup::connect("w", store.clone(), 1, 3, brief).unwrap_err().to_string();
     assert!(text.contains("rank 0 has not come, rank 2 has not come"), "{text}");
     assert_eq!(keys_at(port), 0);
 
     // Nor when the ranks have met and then fail, and they hear of it at once.
     let nowhere = Some("no-such-0".to_owned());
-    let config = Config { unix_sockets: false, socket_ifname: nowhere, ..Config::default() };
+    let mut config = Config::default().unix_sockets(false);
+    config.socket_ifname = nowhere;
     let told = on_threads((0..3).collect(), |rank| {
         ProcessGroup::connect("w", store.clone(), rank, 3, &config).unwrap_err().to_string()
     });

@@ -53,7 +53,7 @@ fn ranks_disagree(
 ) {
     everywhere(|config| {
         for world_size in [2, 3] {
-            let config = Config { timeout: Duration::from_secs(20), ..config.clone() };
+            let config = config.clone().timeout(Duration::from_secs(20));
             let told = world_with(world_size, &config, |group| {
                 let odd = group.rank() == world_size - 1;
                 failure(call(&group, odd).and_then(|()| group.barrier()).unwrap_err())
@@ -195,7 +195,7 @@ fn a_rank_that_is_missing_is_named() {
 /// under way between the two.
 #[test]
 fn a_rank_that_waits_for_a_message_only_learns_that_ranks_disagree() {
-    let soon = Config { warn_after: Duration::from_secs(1), ..Config::default() };
+    let soon = Config::default().warn_after(Duration::from_secs(1));
     everywhere_with(&soon, |config| {
         let told = world_with(3, config, |group| {
             let result = match group.rank() {
@@ -233,7 +233,7 @@ fn a_monitored_barrier_lets_all_pass_who_come() {
 
 #[test]
 fn a_monitored_barrier_names_all_missing_ranks_on_every_rank() {
-    let patient = Config { warn_after: Duration::from_secs(120), ..Config::default() };
+    let patient = Config::default().warn_after(Duration::from_secs(120));
     everywhere_with(&patient, |config| {
         let gave_up = std::sync::Barrier::new(5);
         let told = world_with(5, config, |group| {

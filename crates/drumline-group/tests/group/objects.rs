@@ -191,7 +191,7 @@ fn check<T>(result: drumline_group::Result<T>, culprit: usize, parts: &[&str]) {
 
 #[test]
 fn what_goes_wrong_on_one_rank_is_told_on_all_and_the_group_goes_on() {
-    let config = Config { object_bytes_max: 1000, ..Config::default() };
+    let config = Config::default().object_bytes_max(1000);
     world_with(3, &config, |group| {
         let me = group.rank();
         let reason = if me == 1 { "cannot describe its" } else { "could not describe" };
@@ -234,7 +234,7 @@ fn no_rank_allocates_more_than_it_wants_to() {
     let worlds = ProcessGroup::local_world(2).unwrap();
     crate::common::on_threads(worlds, |world| {
         let bytes_max = if world.rank() == 0 { 100 } else { 1 << 20 };
-        let config = Config { object_bytes_max: bytes_max, ..Config::default() };
+        let config = Config::default().object_bytes_max(bytes_max);
         let group = world
             .new_group(&[0, 1], &drumline_group::GroupOptions::default().config(config))
             .unwrap();

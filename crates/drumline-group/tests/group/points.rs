@@ -248,7 +248,7 @@ fn a_rank_that_dies_is_named() {
 
 #[test]
 fn a_message_that_nobody_receives_in_time_names_the_receiver() {
-    let config = Config { timeout: Duration::from_secs(3), ..Config::default() };
+    let config = Config::default().timeout(Duration::from_secs(3));
     everywhere_with(&config, |config| {
         let given_up = Barrier::new(2);
         let told = world_with(2, config, |group| {
@@ -480,7 +480,7 @@ fn a_receive_from_any_rank_may_be_of_this_one_although_all_others_have_left() {
 
 #[test]
 fn a_receive_from_any_rank_that_takes_too_long_names_all() {
-    let config = Config { timeout: Duration::from_secs(2), ..Config::default() };
+    let config = Config::default().timeout(Duration::from_secs(2));
     let given_up = Barrier::new(3);
     world_with(3, &config, |group| {
         if group.rank() == 1 {

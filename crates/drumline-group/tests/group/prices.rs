@@ -19,12 +19,10 @@ fn on_ranks<R: Send>(
             .zip(sources)
             .map(|(number, source)| {
                 let (store, rank) = (store.clone(), &rank);
-                let config = Config {
-                    prices: source.clone(),
-                    shared_memory: !over_links,
-                    unix_sockets: !over_links,
-                    ..Config::default()
-                };
+                let config = Config::default()
+                    .prices(source.clone())
+                    .shared_memory(!over_links)
+                    .unix_sockets(!over_links);
                 threads.spawn(move || {
                     let world_size = sources.len();
                     rank(ProcessGroup::connect("prices", store, number, world_size, &config))

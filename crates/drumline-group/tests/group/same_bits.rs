@@ -10,13 +10,10 @@ use proptest::prelude::*;
 
 /// Every way there is to carry an all-reduce of ranks on one host.
 fn ways() -> Vec<(&'static str, Config)> {
-    let shared = Config { registered_bytes_max: Some(64 << 20), ..Config::default() };
-    let unix = Config { shared_memory: false, ..Config::default() };
-    let tcp = Config { unix_sockets: false, ..unix.clone() };
-    let with = |config: &Config, name: &str| Config {
-        all_reduce: Some(name.to_owned()),
-        ..config.clone()
-    };
+    let shared = Config::default().registered_bytes_max(64 << 20);
+    let unix = Config::default().shared_memory(false);
+    let tcp = unix.clone().unix_sockets(false);
+    let with = |config: &Config, name: &str| config.clone().all_reduce(name);
     let mut ways = vec![("shared", shared.clone()), ("unix", unix.clone()), ("tcp", tcp.clone())];
     for name in ["shm-oneshot", "shm-twoshot", "hierarchical", "direct"] {
         ways.push((name, with(&shared, name)));
@@ -167,7 +164,7 @@ fn long_vectors_go_through_short_slots() {
 /// The order is a property of the group: ranks that want different ones do not meet.
 #[test]
 fn the_order_of_sums_can_be_chosen() {
-    let config = Config { sum_order: SumOrder::Placement, ..Config::default() };
+    let config = Config::default().sum_order(SumOrder::Placement);
     let sums = world(3, &config, |group| {
         let mut data = [sample::<f32>(1, group.rank(), 0)];
         group.all_reduce(&mut data, ReduceOp::Sum).unwrap();

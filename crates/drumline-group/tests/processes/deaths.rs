@@ -49,16 +49,14 @@ fn rank_process() {
     let secret = Secret::new(variable("DEATHS_SECRET")).unwrap();
     let endpoint = Endpoint::Unix(variable("DEATHS_STORE"));
     let store = TcpStore::connect_secured(&endpoint, &secret, Duration::from_secs(60)).unwrap();
-    let config = Config {
-        timeout: Duration::from_millis(variable("DEATHS_TIMEOUT_MS").parse().unwrap()),
+    let config = Config::default()
+        .timeout(Duration::from_millis(variable("DEATHS_TIMEOUT_MS").parse().unwrap()))
         // Long enough for peers to say that they wait, on a busy machine.
-        warn_after: Duration::from_secs(2),
-        shared_memory: variable("DEATHS_OVER") == "shared",
-        unix_sockets: variable("DEATHS_OVER") != "tcp",
-        secret: Some(secret),
-        ..Config::default()
-    };
-    let patient = Config { timeout: Duration::from_secs(60), ..config.clone() };
+        .warn_after(Duration::from_secs(2))
+        .shared_memory(variable("DEATHS_OVER") == "shared")
+        .unix_sockets(variable("DEATHS_OVER") != "tcp")
+        .secret(secret);
+    let patient = config.clone().timeout(Duration::from_secs(60));
     let store: Arc<dyn Store> = Arc::new(store);
     // Start-up is not what is tried here.
     let meeting = ProcessGroup::connect("meeting", store.clone(), rank, WORLD, &patient).unwrap();

@@ -18,11 +18,11 @@ use drumline_group::{
 const HANG: Duration = Duration::from_secs(60);
 
 fn patient() -> Config {
-    Config { timeout: HANG, ..Config::default() }
+    Config::default().timeout(HANG)
 }
 
 fn with(secret: &Secret) -> Config {
-    Config { secret: Some(secret.clone()), ..patient() }
+    patient().secret(secret.clone())
 }
 
 /// `A=1 B=2`.
@@ -178,8 +178,8 @@ fn a_place_that_others_can_reach_takes_a_secret_or_ones_word() {
             }
             // Either gets past this: now it fails because the place is not there.
             let soon = Duration::from_millis(50);
-            let trusting = Config { trust_store: true, timeout: soon, ..patient() };
-            let knowing = Config { timeout: soon, ..with(&Secret::random().unwrap()) };
+            let trusting = patient().trust_store(true).timeout(soon);
+            let knowing = with(&Secret::random().unwrap()).timeout(soon);
             for config in [trusting, knowing] {
                 let error = plan.meet(&config).unwrap_err().to_string();
                 assert!(error.starts_with("store tcp://"), "{error}");
@@ -282,8 +282,8 @@ fn ranks_meet_in_the_launchers_store() {
 
 #[test]
 fn the_store_that_a_rank_hosts_holds_no_more_than_it_may() {
-    let config = Config { store_bytes_max: 10_000, ..patient() };
-    let knowing = Config { secret: Some(Secret::random().unwrap()), ..config.clone() };
+    let config = patient().store_bytes_max(10_000);
+    let knowing = config.clone().secret(Secret::random().unwrap());
     let path = std::env::temp_dir().join(format!("drumline-full-{}", std::process::id()));
     let file = format!("file://{}?rank=0&world_size=1", path.display());
     let tcp = "tcp://127.0.0.1:0?rank=0&world_size=1";
@@ -326,7 +326,7 @@ fn processes_meet_over_env() {
 fn the_host_names_the_ranks_that_are_missing() {
     let host = &fresh_host();
     // Long enough for two.
-    let config = Config { timeout: Duration::from_secs(2), ..patient() };
+    let config = patient().timeout(Duration::from_secs(2));
     thread::scope(|scope| {
         for rank in [1, 3] {
             scope.spawn(move || {

@@ -33,7 +33,7 @@ fn url(host: &str, rank: usize, world_size: usize) -> String {
 }
 
 fn within(timeout_ms: u64) -> Config {
-    Config { timeout: Duration::from_millis(timeout_ms), ..Config::default() }
+    Config::default().timeout(Duration::from_millis(timeout_ms))
 }
 
 fn sum_of_ranks(group: &ProcessGroup) -> usize {
@@ -138,8 +138,8 @@ fn a_file_that_others_can_read_takes_a_secret_or_ones_word() {
             error.contains("DRUMLINE_SECRET: not set") && error.contains("chmod 600"),
             "{error}"
         );
-        let trusting = Config { trust_store: true, ..within(5_000) };
-        let knowing = Config { secret: Some(Secret::random().unwrap()), ..within(5_000) };
+        let trusting = within(5_000).trust_store(true);
+        let knowing = within(5_000).secret(Secret::random().unwrap());
         for config in [trusting, knowing] {
             fs::write(&path, "").unwrap();
             fs::set_permissions(&path, Permissions::from_mode(others_may)).unwrap();
@@ -183,8 +183,8 @@ fn a_bad_file_url_says_what_is_wrong() {
 #[test]
 fn a_rank_that_failed_is_heard_of_by_those_who_wait_for_its_connections() {
     let store = Arc::new(HashStore::new());
-    let config = Config { unix_sockets: false, ..within(60_000) };
-    let nowhere = Config { bind_addresses: vec!["0.0.0.0".parse().unwrap()], ..config.clone() };
+    let config = within(60_000).unix_sockets(false);
+    let nowhere = config.clone().bind_addresses(vec!["0.0.0.0".parse().unwrap()]);
     on_threads((0..3).collect(), |rank: usize| {
         let config = if rank == 2 { &nowhere } else { &config };
         let told = ProcessGroup::connect("failing", store.clone(), rank, 3, config);
@@ -309,13 +309,11 @@ fn established() -> Vec<(String, u16)> {
 #[test]
 fn connections_are_spread_over_addresses_within_the_ports_allowed() {
     let hosts = [fresh_host(), fresh_host()];
-    let config = Config {
-        unix_sockets: false,
-        bind_addresses: hosts.iter().map(|host| host.parse().unwrap()).collect(),
-        port_range: Some(41_000..=41_002),
-        streams: 4,
-        ..within(30_000)
-    };
+    let config = within(30_000)
+        .unix_sockets(false)
+        .bind_addresses(hosts.iter().map(|host| host.parse().unwrap()).collect())
+        .port_range(41_000..=41_002)
+        .streams(4);
     let groups = ProcessGroup::local_world_with(3, &config).unwrap();
     // Ranks are connected when they first need each other.
     let groups = on_threads(groups, |group| {
@@ -337,8 +335,8 @@ fn connections_are_spread_over_addresses_within_the_ports_allowed() {
     on_threads(groups, |group| assert_eq!(sum_of_ranks(&group), 3));
 
     // All ranks listen on each address: one port is too few, whoever comes first.
-    let config = Config { port_range: Some(41_000..=41_000), ..config };
-    let config = Config { timeout: Duration::from_secs(3), ..config };
+    let config = config.port_range(41_000..=41_000);
+    let config = config.timeout(Duration::from_secs(3));
     let store = Arc::new(HashStore::new());
     let told = on_threads((0..3).collect(), |rank: usize| {
         ProcessGroup::connect("narrow", store.clone(), rank, 3, &config).unwrap_err().to_string()

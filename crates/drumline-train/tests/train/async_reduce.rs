@@ -286,14 +286,11 @@ fn several_ranks_with_missing_tensors_are_all_named() {
 
 #[test]
 fn a_rank_that_does_not_go_on_is_named_together_with_its_tensors() {
-    let impatient = Config {
-        timeout: Duration::from_secs(2),
-        warn_after: Duration::from_millis(500),
-        ..Config::default()
-    };
+    let impatient =
+        Config::default().timeout(Duration::from_secs(2)).warn_after(Duration::from_millis(500));
     everywhere_with(&impatient, |config| {
         let others_have_failed = Barrier::new(3);
-        let patient = Config { timeout: Duration::from_secs(60), ..config.clone() };
+        let patient = config.clone().timeout(Duration::from_secs(60));
         world_with(3, &patient, |world| {
             let options = drumline_group::GroupOptions::default().config(config.clone());
             let group = world.new_group(&[0, 1, 2], &options).unwrap();
@@ -581,7 +578,7 @@ fn a_thousand_steps_leave_nothing_behind() {
 
 /// How ranks of processes talk, by number.
 fn over(number: usize) -> Config {
-    Config { shared_memory: number == 0, unix_sockets: number < 2, ..Config::default() }
+    Config::default().shared_memory(number == 0).unix_sockets(number < 2)
 }
 
 /// What a rank of three processes does: some steps, then rank 1 dies in the middle of one.
@@ -595,7 +592,7 @@ fn rank_process() {
     let minute = Duration::from_secs(60);
     let store = Arc::new(TcpStore::connect_secured(&endpoint, &secret, minute).unwrap());
     let number: usize = env::var("ASYNC_REDUCE_OVER").unwrap().parse().unwrap();
-    let config = Config { secret: Some(secret), ..over(number) };
+    let config = over(number).secret(secret);
     let group = ProcessGroup::connect("world", store.clone(), rank, 3, &config).unwrap();
     let mut reduce = engine(&group);
     assert_eq!(group.shares_memory(), number == 0);

@@ -8,7 +8,7 @@ use drumline_conformance::{Extent, Program, Threads, run};
 fn hub() -> Threads {
     hub_backend::register().unwrap();
     let timeout = Duration::from_secs(60);
-    Threads::new("hub", Config { backend: Some("hub".into()), timeout, ..Config::default() })
+    Threads::new("hub", Config::default().backend("hub").timeout(timeout))
 }
 
 #[test]

@@ -10,7 +10,7 @@ use drumline::{Cause, Config, Error, GroupOptions, Operator, ProcessGroup, Reduc
 
 fn config() -> Config {
     hub_backend::register().unwrap();
-    Config { backend: Some("hub".into()), timeout: Duration::from_secs(30), ..Config::default() }
+    Config::default().backend("hub").timeout(Duration::from_secs(30))
 }
 
 /// Runs `rank` on the ranks of a world. Returns their results in order.
@@ -231,7 +231,7 @@ fn groups_of_a_group_have_hubs_of_their_own() {
 #[test]
 fn a_world_that_is_not_complete_does_not_start() {
     hub_backend::register().unwrap();
-    let config = Config { timeout: Duration::from_millis(200), ..config() };
+    let config = config().timeout(Duration::from_millis(200));
     let store = std::sync::Arc::new(drumline::store::HashStore::new());
     let started = Instant::now();
     let error = drumline::init_with_store(store, 0, 2, &config).unwrap_err().to_string();

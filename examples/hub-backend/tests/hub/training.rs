@@ -48,7 +48,7 @@ fn averages(config: &Config) -> Vec<u32> {
 #[test]
 fn gradients_are_averaged_to_the_bits_of_the_built_in_backend() {
     hub_backend::register().unwrap();
-    let hub = Config { backend: Some("hub".into()), ..Config::default() };
+    let hub = Config::default().backend("hub");
     let found = averages(&hub);
     assert_eq!(found, averages(&Config::default()));
     assert!(found.iter().any(|bits| *bits != 0));
@@ -87,6 +87,6 @@ fn averages_by_name(config: &Config) -> Vec<u32> {
 #[test]
 fn tensors_by_name_have_the_bits_of_the_built_in_backend() {
     hub_backend::register().unwrap();
-    let hub = Config { backend: Some("hub".into()), ..Config::default() };
+    let hub = Config::default().backend("hub");
     assert_eq!(averages_by_name(&hub), averages_by_name(&Config::default()));
 }

@@ -182,7 +182,7 @@ fn calls_of(action: &Action) -> Vec<String> {
 
 fn check(far: bool) {
     let shared: Arc<dyn Store> = Arc::new(HashStore::new());
-    let config = drumline::Config { unix_sockets: !far, ..Default::default() };
+    let config = drumline::Config::default().unix_sockets(!far);
     let stores: Vec<Recording> = (0..WORLD_SIZE)
         .map(|_| Recording { store: shared.clone(), calls: Arc::default(), ticket: Arc::default() })
         .collect();
