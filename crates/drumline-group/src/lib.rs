@@ -52,4 +52,4 @@ pub use interrupt::interruptible;
 pub use memory_node::bind_to_memory_node;
 pub use prices::PriceSource;
 pub use rendezvous::{is_launched, register_rendezvous_handler};
-pub use work::{Work, WorkFuture};
+pub use work::{Work, WorkError, WorkFuture};

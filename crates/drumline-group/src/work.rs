@@ -14,6 +14,13 @@ use crate::{
     group::{Driven, Inner},
 };
 
+mod later;
+
+pub(crate) use later::Later;
+
+/// What an operation in the background came to.
+type Ended<B> = Result<B, WorkError<B>>;
+
 /// An operation that goes on in the background, and the buffer that it works on.
 ///
 /// The buffer is owned by the operation until [`Work::wait`] (or `.await`) gives it back, so it
@@ -22,8 +29,12 @@ use crate::{
 /// waits helps. A `Work` that is dropped does not stop its operation: the other ranks take part in
 /// it.
 ///
-/// [`Work::on_complete`] hands the result to a function. It can also be awaited, in any executor. The waker is called on the thread on which the operation
-/// has ended, while the group is locked: it must not wait for the group itself.
+/// When the operation fails, the buffer comes back with the error ([`WorkError`]), which `?` turns into an
+/// [`Error`].
+///
+/// [`Work::on_complete`] hands the result to a function. A `Work` can also be awaited, in any executor. The
+/// waker is called on the thread on which the operation has ended, without any lock of this library. It should
+/// be brief: that thread may have other operations to bring on.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -53,7 +64,7 @@ struct Completion<B> {
 pub(crate) struct Promise<B>(Arc<Completion<B>>);
 
 impl<B> Promise<B> {
-    pub(crate) fn complete(self, result: Result<B>) {
+    pub(crate) fn complete(self, result: Ended<B>) {
         self.0.complete(result);
     }
 }
@@ -61,17 +72,80 @@ impl<B> Promise<B> {
 impl<B> Drop for Promise<B> {
     fn drop(&mut self) {
         if !self.0.is_done() {
-            self.0.complete(Err(Error::InvalidArgument {
+            self.0.complete(Err(WorkError::without_buffer(Error::InvalidArgument {
                 operation: "wait",
                 problem: "the operation was given up before it ended".to_owned(),
-            }));
+            })));
         }
+    }
+}
+
+/// Why an operation in the background failed, and the buffer that it worked on.
+///
+/// The buffer is the caller's again: no rank that is late writes to it or reads it. What it holds is
+/// undefined, for the operation may have ended half-way.
+///
+/// ```
+/// # use drumline_group as drumline;
+/// use drumline::{ProcessGroup, ReduceOp};
+///
+/// let group = ProcessGroup::alone();
+/// group.abort();
+/// let failed = group.all_reduce_async(vec![1.0_f32; 1000], ReduceOp::Avg).wait().unwrap_err();
+/// assert!(failed.to_string().contains("abort"), "{failed}");
+/// assert_eq!(failed.buffer.map(|buffer| buffer.len()), Some(1000));
+/// # Ok::<_, drumline::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct WorkError<B> {
+    /// Why the operation failed.
+    pub error: Error,
+    /// What the operation would have given back. `None` where that is not known without a success: the rank
+    /// that a message from any rank came from.
+    pub buffer: Option<B>,
+}
+
+impl<B> WorkError<B> {
+    pub(crate) fn without_buffer(error: Error) -> WorkError<B> {
+        WorkError { error, buffer: None }
+    }
+}
+
+/// Gives the buffer of an operation that has ended back, with the error if it has failed.
+pub(crate) fn give_back<B>(result: Result<()>, buffer: B) -> Result<B, WorkError<B>> {
+    match result {
+        Ok(()) => Ok(buffer),
+        Err(error) => Err(WorkError { error, buffer: Some(buffer) }),
+    }
+}
+
+impl<B> From<WorkError<B>> for Error {
+    fn from(failed: WorkError<B>) -> Error {
+        failed.error
+    }
+}
+
+impl<B> fmt::Debug for WorkError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("WorkError").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<B> fmt::Display for WorkError<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<B> std::error::Error for WorkError<B> {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.error.source()
     }
 }
 
 enum State<B> {
     Pending(Listener<B>),
-    Done(Result<B>),
+    Done(Ended<B>),
     Taken,
 }
 
@@ -80,11 +154,11 @@ enum Listener<B> {
     Nobody,
     Waker(Waker),
     /// Passes the result on to the thread of callbacks.
-    Callback(Box<dyn FnOnce(Result<B>) + Send>),
+    Callback(Box<dyn FnOnce(Ended<B>) + Send>),
 }
 
 impl<B> Completion<B> {
-    fn complete(&self, result: Result<B>) {
+    fn complete(&self, result: Ended<B>) {
         self.ended.get_or_init(Instant::now);
         let mut state = self.lock();
         let before = std::mem::replace(&mut *state, State::Taken);
@@ -96,7 +170,7 @@ impl<B> Completion<B> {
         drop(state);
         self.done.notify_all();
         if let State::Pending(Listener::Waker(waker)) = before {
-            waker.wake();
+            later::wake(waker);
         }
     }
 
@@ -108,7 +182,7 @@ impl<B> Completion<B> {
         !matches!(*self.lock(), State::Pending(_))
     }
 
-    fn take(&self) -> Option<Result<B>> {
+    fn take(&self) -> Option<Ended<B>> {
         let mut state = self.lock();
         match std::mem::replace(&mut *state, State::Taken) {
             State::Done(result) => Some(result),
@@ -160,8 +234,8 @@ impl<B> Work<B> {
     /// # Errors
     ///
     /// As the blocking call: [`Error::Collective`] says which rank did what, and
-    /// [`Error::Poisoned`] that an earlier operation has failed. The buffer is dropped then.
-    pub fn wait(self) -> Result<B> {
+    /// [`Error::Poisoned`] that an earlier operation has failed. The buffer comes back with the error.
+    pub fn wait(self) -> Result<B, WorkError<B>> {
         match self.wait_until(None) {
             Ok(result) => result,
             Err(_) => Err(taken_already()),
@@ -188,7 +262,7 @@ impl<B> Work<B> {
     /// # Errors
     ///
     /// Outside: the `Work`, when it has not ended in time. Inside: as [`Work::wait`].
-    pub fn wait_timeout(self, timeout: Duration) -> Result<Result<B>, Work<B>> {
+    pub fn wait_timeout(self, timeout: Duration) -> Result<Result<B, WorkError<B>>, Work<B>> {
         self.wait_until(Instant::now().checked_add(timeout))
     }
 
@@ -221,10 +295,10 @@ impl<B> Work<B> {
     pub fn on_complete<F>(self, callback: F) -> Result<()>
     where
         B: Send + 'static,
-        F: FnOnce(Result<B>) + Send + 'static,
+        F: FnOnce(Result<B, WorkError<B>>) + Send + 'static,
     {
         let callbacks = callbacks::get()?;
-        let pass_on = move |result: Result<B>| {
+        let pass_on = move |result: Ended<B>| {
             // The thread never ends.
             let _ = callbacks.send(Box::new(move || callback(result)));
         };
@@ -240,13 +314,13 @@ impl<B> Work<B> {
     }
 
     /// [`Work::wait`], and when the operation has ended.
-    pub(crate) fn wait_and_tell(self) -> Result<(B, Instant)> {
+    pub(crate) fn wait_and_tell(self) -> Result<(B, Instant), WorkError<B>> {
         let completion = self.completion.clone();
         let buffer = self.wait()?;
         Ok((buffer, *completion.ended.get_or_init(Instant::now)))
     }
 
-    fn wait_until(self, deadline: Option<Instant>) -> Result<Result<B>, Work<B>> {
+    fn wait_until(self, deadline: Option<Instant>) -> Result<Ended<B>, Work<B>> {
         loop {
             if let Some(result) = self.completion.take() {
                 return Ok(result);
@@ -281,7 +355,7 @@ impl<B> Work<B> {
 }
 
 impl<B> IntoFuture for Work<B> {
-    type Output = Result<B>;
+    type Output = Result<B, WorkError<B>>;
     type IntoFuture = WorkFuture<B>;
 
     fn into_future(self) -> WorkFuture<B> {
@@ -306,9 +380,9 @@ pub struct WorkFuture<B> {
 }
 
 impl<B> Future for WorkFuture<B> {
-    type Output = Result<B>;
+    type Output = Result<B, WorkError<B>>;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<B>> {
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Ended<B>> {
         // Cloned and dropped outside of the lock: both run code of the executor.
         let mut listener = Listener::Waker(context.waker().clone());
         let mut state = self.completion.lock();
@@ -324,11 +398,11 @@ impl<B> Future for WorkFuture<B> {
 
 /// For a result that was taken before. The types make that impossible but for a future that is
 /// polled after it was ready.
-fn taken_already() -> Error {
-    Error::InvalidArgument {
+fn taken_already<B>() -> WorkError<B> {
+    WorkError::without_buffer(Error::InvalidArgument {
         operation: "wait",
         problem: "the result of this operation has been taken already".to_owned(),
-    }
+    })
 }
 
 impl<B> fmt::Debug for Work<B> {

@@ -109,6 +109,6 @@ pub(crate) fn finish<T: Element>(
     if background {
         return Ok(Some(Work::of(work)));
     }
-    signals::run(py, || work.wait().map(drop))?;
+    signals::run(py, || work.wait().map(drop).map_err(Error::from))?;
     Ok(None)
 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::{Element, Error, Result};
+use drumline::{Element, Error, Result, WorkError};
 use pyo3::prelude::*;
 
 use crate::{
@@ -83,6 +83,10 @@ trait Pending: Send {
     fn on_complete(self: Box<Self>, tell: Box<dyn FnOnce(Outcome) + Send>) -> Result<()>;
 }
 
+fn outcome<B: Returned>(result: Result<B, WorkError<B>>) -> Outcome {
+    Ok(result?.settle())
+}
+
 impl<B: Returned> Pending for drumline::Work<B> {
     fn is_completed(&self) -> bool {
         drumline::Work::is_completed(self)
@@ -90,13 +94,13 @@ impl<B: Returned> Pending for drumline::Work<B> {
 
     fn wait_timeout(self: Box<Self>, limit: Duration) -> Result<Outcome, Box<dyn Pending>> {
         match drumline::Work::wait_timeout(*self, limit) {
-            Ok(result) => Ok(result.map(Returned::settle)),
+            Ok(result) => Ok(outcome(result)),
             Err(goes_on) => Err(Box::new(goes_on)),
         }
     }
 
     fn on_complete(self: Box<Self>, tell: Box<dyn FnOnce(Outcome) + Send>) -> Result<()> {
-        drumline::Work::on_complete(*self, |result| tell(result.map(Returned::settle)))
+        drumline::Work::on_complete(*self, |result| tell(outcome(result)))
     }
 }
 

@@ -82,3 +82,9 @@ pub enum Error {
         by: Option<Arc<CollectiveError>>,
     },
 }
+
+impl<B> From<drumline_group::WorkError<B>> for Error {
+    fn from(failed: drumline_group::WorkError<B>) -> Error {
+        Error::Group(failed.error)
+    }
+}

@@ -26,6 +26,7 @@ use crate::{
     Explanation, Result, interrupt,
     progress_thread::{self, Advance, Served},
     transport::Waker,
+    work::Later,
 };
 use handoff::{Drivable, Handoff, Surroundings, Turn};
 
@@ -174,6 +175,7 @@ impl Driven {
 
     /// Runs an operation on the caller's thread, after those that were called before.
     pub(super) fn run(&self, operation: &mut dyn AnyCall) -> Result<()> {
+        let _wakers = Later::begin();
         let mut lane = self.handoff.drive();
         self.handoff.take_mail(&mut lane);
         while lane.has_jobs() {
@@ -243,6 +245,7 @@ impl Driven {
         timeout: Duration,
         patience: Patience,
     ) -> Result<()> {
+        let _wakers = Later::begin();
         let mut lane = self.handoff.drive();
         loop {
             match self.turn(&mut lane, Instant::now()) {
@@ -295,11 +298,13 @@ impl Driven {
                 Progress::Stuck => Turn::Stuck,
             }
         };
+        let _wakers = Later::begin();
         self.handoff.help(turn, |lane| lane.sleep(Instant::now(), deadline))
     }
 
     /// See [`ProcessGroup::abort`](super::ProcessGroup::abort).
     pub(super) fn abort(&self) {
+        let _wakers = Later::begin();
         if let Some(mut lane) = self.handoff.abort() {
             self.turn(&mut lane, Instant::now());
             self.say_why(&mut lane);
@@ -309,6 +314,7 @@ impl Driven {
 
 impl Served for Driven {
     fn advance(&self) -> Advance {
+        let _wakers = Later::begin();
         let Some(mut lane) = self.handoff.visit() else { return Advance::Taken };
         let now = Instant::now();
         lane.look(now);

@@ -11,7 +11,7 @@ use drumline_shm::Arena;
 
 use super::{ProcessGroup, collectives::call};
 pub use crate::interrupt::{ASK_EVERY, is_wanted, look_again_at};
-use crate::{Element, Result, Work};
+use crate::{Element, Result, Work, WorkError};
 
 /// [`ProcessGroup::all_reduce_async`]; `end` gets the buffer after a failure, too.
 pub fn all_reduce_then<T, B>(
@@ -59,6 +59,6 @@ pub fn arena(group: &ProcessGroup) -> Option<&Arena> {
 /// # Errors
 ///
 /// As [`Work::wait`].
-pub fn wait_and_tell<B>(work: Work<B>) -> Result<(B, Instant)> {
+pub fn wait_and_tell<B>(work: Work<B>) -> Result<(B, Instant), WorkError<B>> {
     work.wait_and_tell()
 }

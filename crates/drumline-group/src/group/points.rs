@@ -6,7 +6,10 @@ use drumline_engine::transport::{Content, Direction, Message, Point, PointCall};
 use drumline_schedule::step::Rank;
 
 use super::ProcessGroup;
-use crate::{Element, Error, Result, Work, work::Promise};
+use crate::{
+    Element, Error, Result, Work, WorkError,
+    work::{Promise, give_back},
+};
 
 impl ProcessGroup {
     /// Sends `data` to rank `to`, which must receive it with [`ProcessGroup::recv`].
@@ -48,7 +51,8 @@ impl ProcessGroup {
     /// ([`Config::timeout`](crate::Config::timeout)). As after a collective, the group is poisoned
     /// then.
     pub fn send<T: Element>(&self, data: &[T], to: Rank, tag: u64) -> Result<()> {
-        self.send_async::<T, _>(data.to_vec(), to, tag)?.wait().map(drop)
+        self.send_async::<T, _>(data.to_vec(), to, tag)?.wait()?;
+        Ok(())
     }
 
     /// [`ProcessGroup::send`] in the background. Gives the buffer back, unchanged.
@@ -86,7 +90,7 @@ impl ProcessGroup {
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        self.post::<T, B, _>(Direction::Send, buffer, Some(to), tag, |buffer, _| buffer)
+        self.post::<T, B, _>(Direction::Send, buffer, Some(to), tag, buffer_alone)
     }
 
     /// Receives into `data` what rank `from` sends with the same `tag`, type and number of
@@ -131,7 +135,7 @@ impl ProcessGroup {
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        self.post::<T, B, _>(Direction::Receive, buffer, Some(from), tag, |buffer, _| buffer)
+        self.post::<T, B, _>(Direction::Receive, buffer, Some(from), tag, buffer_alone)
     }
 
     /// Receives into `data` from whichever rank sends first with this tag, and tells which one
@@ -193,7 +197,9 @@ impl ProcessGroup {
         T: Element,
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
-        self.post::<T, B, _>(Direction::Receive, buffer, None, tag, |buffer, from| (buffer, from))
+        self.post::<T, B, _>(Direction::Receive, buffer, None, tag, |from, buffer| {
+            from.map(|from| (buffer, from)).map_err(WorkError::without_buffer)
+        })
     }
 
     fn post<T, B, R>(
@@ -202,7 +208,7 @@ impl ProcessGroup {
         buffer: B,
         peer: Option<Rank>,
         tag: u64,
-        result: fn(B, Rank) -> R,
+        then: Then<B, R>,
     ) -> Result<Work<R>>
     where
         T: Element,
@@ -211,7 +217,7 @@ impl ProcessGroup {
     {
         let content = Content::Elements { dtype: T::DTYPE, count: buffer.as_ref().len() };
         let (promise, work) = Work::of(&self.inner);
-        let message = Owned { buffer, promise, result, element: PhantomData::<T> };
+        let message = Owned { buffer, promise, then, element: PhantomData::<T> };
         self.post_message(PointCall { direction, peer, tag, content }, Box::new(message))?;
         Ok(work)
     }
@@ -225,12 +231,18 @@ impl ProcessGroup {
     }
 }
 
+/// Makes what the caller gets of the other rank and the buffer.
+type Then<B, R> = fn(Result<Rank>, B) -> Result<R, WorkError<R>>;
+
+fn buffer_alone<B>(result: Result<Rank>, buffer: B) -> Result<B, WorkError<B>> {
+    give_back(result.map(drop), buffer)
+}
+
 /// A message that owns its buffer.
 struct Owned<T, B, R> {
     buffer: B,
     promise: Promise<R>,
-    /// What the caller gets, of the buffer and the other rank.
-    result: fn(B, Rank) -> R,
+    then: Then<B, R>,
     element: PhantomData<T>,
 }
 
@@ -249,7 +261,7 @@ where
     }
 
     fn complete(self: Box<Self>, result: drumline_engine::Result<Rank>) {
-        let Owned { buffer, promise, result: of, .. } = *self;
-        promise.complete(result.map_err(Error::from).map(|peer| of(buffer, peer)));
+        let Owned { buffer, promise, then, .. } = *self;
+        promise.complete(then(result.map_err(Error::from), buffer));
     }
 }

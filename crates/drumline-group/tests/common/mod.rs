@@ -47,8 +47,8 @@ pub(crate) fn tree<T: Copy>(values: &[T], combine: &impl Fn(T, T) -> T) -> T {
 }
 
 /// The failure behind an error, whether this call or another one failed.
-pub(crate) fn failure(error: Error) -> CollectiveError {
-    match error {
+pub(crate) fn failure(error: impl Into<Error>) -> CollectiveError {
+    match error.into() {
         Error::Collective(failure) | Error::Poisoned { by: failure, .. } => (*failure).clone(),
         other => panic!("not a failed operation: {other}"),
     }

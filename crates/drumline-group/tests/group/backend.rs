@@ -111,7 +111,7 @@ fn a_failure_poisons_the_group() {
     };
     assert_eq!(failure.to_string().matches("the backend says: no fabric").count(), 1);
     assert_eq!((failure.sequence, &*failure.group), (0, "local"));
-    let error = group.barrier_async().wait().unwrap_err();
+    let error = group.barrier_async().wait().unwrap_err().error;
     assert!(matches!(&error, Error::Poisoned { by, .. } if by.to_string() == failure.to_string()));
     assert!(group.clone().destroy().is_err());
     let seen = backend.seen.lock().unwrap();
@@ -126,7 +126,9 @@ fn a_panic_of_a_backend_is_an_error_of_the_call() {
     for in_background in [false, true] {
         let (_, group) = solo("panicking");
         let result = match in_background {
-            true => group.scan_async(vec![1_u8], ReduceOp::Sum).wait().map(drop),
+            true => {
+                group.scan_async(vec![1_u8], ReduceOp::Sum).wait().map(drop).map_err(Error::from)
+            }
             false => group.scan(&mut [1_u8], ReduceOp::Sum),
         };
         let Err(Error::Collective(failure)) = result else { panic!("scans panic") };

@@ -8,6 +8,7 @@ mod common;
 mod asynchrony;
 mod backend;
 mod collectives;
+mod given_back;
 mod group;
 mod groups;
 mod mismatch;

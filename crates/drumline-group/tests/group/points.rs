@@ -294,7 +294,7 @@ fn a_failed_collective_ends_sends_and_receives() {
             let receive = group.recv_async(vec![0_u8], 1 - group.rank(), 0).unwrap();
             let mut data = vec![0_u8; 1 + group.rank()];
             let collective = group.all_reduce(&mut data, ReduceOp::Sum).unwrap_err();
-            let receive = receive.wait().unwrap_err();
+            let receive = receive.wait().unwrap_err().error;
             // The other rank's word may reach either of them first.
             let poisoned = |error: &Error| matches!(error, Error::Poisoned { .. });
             assert!(poisoned(&collective) != poisoned(&receive), "{collective}\n{receive}");

@@ -124,7 +124,7 @@ fn an_abort_ends_the_calls_of_all() {
         0 => {
             let waiting = group.barrier_async();
             group.abort();
-            let ended = waiting.wait().map(drop);
+            let ended = waiting.wait().map(drop).map_err(Error::from);
             aborted.wait();
             ended
         }

@@ -25,7 +25,7 @@ use drumline_schedule::Collective;
 use drumline_schedule::{Borders, Counts, step::Rank};
 
 use super::ProcessGroup;
-use crate::{Element, Error, Result, Work};
+use crate::{Element, Error, Result, Work, work::give_back};
 
 impl ProcessGroup {
     pub(super) fn check_rank(&self, operation: &'static str, rank: Rank) -> Result<()> {
@@ -199,7 +199,7 @@ impl ProcessGroup {
     {
         let (promise, work) = Work::of(&self.inner);
         self.submit_and(call, operator, buffer, input, move |result, buffer: B| {
-            promise.complete(result.map(|()| then(buffer)));
+            promise.complete(give_back(result, then(buffer)));
         });
         work
     }

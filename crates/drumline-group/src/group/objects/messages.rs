@@ -13,7 +13,7 @@ use super::{
     agreement::check_length,
     description::{decode, encode_for_anyone, type_digest},
 };
-use crate::{Error, ProcessGroup, Result, Work, work::Promise};
+use crate::{ProcessGroup, Result, Work, WorkError, work::Promise};
 
 impl ProcessGroup {
     /// Sends an object to rank `to`, which must receive it with [`ProcessGroup::recv_object`] as the
@@ -57,7 +57,8 @@ impl ProcessGroup {
         let (promise, work) = Work::of(&self.inner);
         let call = PointCall { direction: Direction::Send, peer: Some(to), tag, content };
         self.post_message(call, Box::new(Bytes { bytes, promise }))?;
-        work.wait().map(drop)
+        work.wait()?;
+        Ok(())
     }
 
     /// Receives an object that rank `from` sends with the same `tag`.
@@ -152,6 +153,7 @@ impl Message for Bytes {
 
     fn complete(self: Box<Self>, result: drumline_engine::Result<Rank>) {
         let Bytes { bytes, promise } = *self;
-        promise.complete(result.map_err(Error::from).map(|peer| (bytes, peer)));
+        let result = result.map(|peer| (bytes, peer));
+        promise.complete(result.map_err(|error| WorkError::without_buffer(error.into())));
     }
 }

@@ -1,0 +1,51 @@
+//! Wakers that are called when this thread has unlocked the lane on which their operations ended.
+
+use std::{
+    cell::{Cell, RefCell},
+    marker::PhantomData,
+    task::Waker,
+};
+
+use drumline_engine::panics::shielded;
+
+thread_local! {
+    /// How many [`Later`]s of this thread are alive.
+    static NESTED: Cell<usize> = const { Cell::new(0) };
+    static WAKERS: RefCell<Vec<Waker>> = const { RefCell::new(Vec::new()) };
+}
+
+/// While one is alive, [`wake`] keeps the wakers of this thread. They are called when it is dropped. Made
+/// before a lane is locked, it is dropped after the lane is unlocked.
+#[must_use]
+pub(crate) struct Later {
+    /// Bound to its thread.
+    _thread: PhantomData<*const ()>,
+}
+
+impl Later {
+    pub(crate) fn begin() -> Later {
+        NESTED.set(NESTED.get() + 1);
+        Later { _thread: PhantomData }
+    }
+}
+
+impl Drop for Later {
+    fn drop(&mut self) {
+        let nested = NESTED.get() - 1;
+        NESTED.set(nested);
+        if nested == 0 {
+            // A waker may come here again.
+            while let Some(waker) = WAKERS.with_borrow_mut(Vec::pop) {
+                shielded(|| waker.wake());
+            }
+        }
+    }
+}
+
+/// Calls `waker`, at once or when the last [`Later`] of this thread is dropped.
+pub(super) fn wake(waker: Waker) {
+    match NESTED.get() {
+        0 => waker.wake(),
+        _ => WAKERS.with_borrow_mut(|wakers| wakers.push(waker)),
+    }
+}
