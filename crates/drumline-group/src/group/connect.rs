@@ -20,7 +20,12 @@ use drumline_store::{
 };
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::{Carrier, Driven, Inner, ProcessGroup, family::Family, foreign::Foreign};
+use super::{
+    drive::Driven,
+    family::Family,
+    foreign::Foreign,
+    process_group::{Carrier, Inner, ProcessGroup},
+};
 use crate::{
     Config, Error, PriceSource, Result,
     backend::{self, Backend},

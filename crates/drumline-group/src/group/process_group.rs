@@ -1,0 +1,317 @@
+//! The handle of a group, and what it shares with the operations that are under way.
+
+use std::{
+    fmt,
+    sync::{Arc, PoisonError, Weak},
+    time::{Duration, Instant},
+};
+
+use drumline_engine::{
+    any_call::{AnyCall, Job},
+    call::Call,
+    membership::Membership,
+    transport::Point,
+};
+use drumline_schedule::step::Rank;
+use drumline_shm::Arena;
+
+use crate::{Config, Explanation, Result, trace::GroupTrace};
+
+use super::{
+    drive::{Driven, Patience},
+    family::{Family, FamilyCell},
+    foreign::Foreign,
+};
+
+/// The ranks of a job and the operations they do together.
+///
+/// Every rank makes the same collective calls in the same order. The handle can be cloned and sent
+/// to other threads: all clones are one group, and their collectives run one after another. Sends
+/// and receives ([`send`](ProcessGroup::send)) run beside them.
+///
+/// A blocking call (`all_reduce`) runs on the caller's thread and returns when this rank's part
+/// is done. An asynchronous one (`all_reduce_async`) takes its buffer by value and returns a
+/// [`Work`](crate::Work) at once.
+///
+/// When a call fails, the group is poisoned: its peers learn why, and every later call on any
+/// rank fails with the first failure's text. Connect a new group to go on.
+///
+/// ```
+/// # use drumline_group as drumline;
+/// use drumline::{ProcessGroup, ReduceOp};
+///
+/// // Three ranks in one process, each on a thread of its own.
+/// std::thread::scope(|threads| {
+///     for group in ProcessGroup::local_world(3)? {
+///         threads.spawn(move || {
+///             let mut gradient = [group.rank() as f32, 1.0];
+///             group.all_reduce(&mut gradient, ReduceOp::Sum).unwrap();
+///             assert_eq!(gradient, [3.0, 3.0]);
+///         });
+///     }
+///     Ok::<_, drumline::Error>(())
+/// })?;
+/// # Ok::<_, drumline::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct ProcessGroup {
+    pub(super) inner: Arc<Inner>,
+    /// The time limit of calls on this handle, if it is not that of the group.
+    pub(super) timeout: Option<Duration>,
+}
+
+pub(crate) struct Inner {
+    pub(super) member: Membership,
+    pub(super) config: Config,
+    /// Until the group is destroyed. This process may host the store for the others.
+    pub(super) family: FamilyCell,
+    pub(super) carrier: Carrier,
+    pub(super) arena: Option<Arena>,
+    pub(super) recorder: GroupTrace,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // The progress thread may hold the lane for a moment more, and does not panic.
+        if std::thread::panicking()
+            && let Carrier::Lane(lane) = &self.carrier
+        {
+            lane.forsake();
+        }
+    }
+}
+
+/// What carries the group's operations.
+pub(super) enum Carrier {
+    Lane(Arc<Driven>),
+    Backend(Arc<Foreign>),
+}
+
+impl ProcessGroup {
+    pub(super) fn whole(inner: Arc<Inner>) -> ProcessGroup {
+        ProcessGroup { inner, timeout: None }
+    }
+
+    /// The name of the group: `world` for the whole job.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// # let group = drumline::ProcessGroup::alone();
+    /// assert_eq!(group.name(), "alone");
+    /// ```
+    pub fn name(&self) -> &str {
+        &self.inner.member.name
+    }
+
+    /// This process's number in the group: `0..world_size`.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// # let group = drumline::ProcessGroup::alone();
+    /// assert!(group.rank() < group.world_size());
+    /// ```
+    pub fn rank(&self) -> Rank {
+        self.inner.member.rank
+    }
+
+    /// How many ranks the group has.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// # let group = drumline::ProcessGroup::alone();
+    /// assert_eq!(group.world_size(), 1);
+    /// ```
+    pub fn world_size(&self) -> usize {
+        self.inner.member.world_size
+    }
+
+    /// The settings that the group was made with, and what start-up has added to them.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// assert!(drumline::ProcessGroup::alone().config().shared_memory);
+    /// ```
+    pub fn config(&self) -> &Config {
+        &self.inner.config
+    }
+
+    /// The same group, with another time limit for the calls that are made on this handle.
+    ///
+    /// A time limit of nothing is one that has passed already. Clones of the handle have its limit,
+    /// too; those that were there before have their own.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// use std::time::Duration;
+    ///
+    /// let group = drumline::ProcessGroup::alone();
+    /// group.within(Duration::from_secs(5)).barrier()?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    #[must_use]
+    pub fn within(&self, timeout: Duration) -> ProcessGroup {
+        ProcessGroup { timeout: Some(timeout), ..self.clone() }
+    }
+
+    /// Time that operations of the group have taken on this rank, waiting for others included. Of
+    /// short ones that need not wait for long, one in 64 is timed and counts for all.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// # let group = drumline::ProcessGroup::alone();
+    /// group.barrier()?;
+    /// println!("{:?} of communication", group.communication_time());
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    pub fn communication_time(&self) -> Duration {
+        match &self.inner.carrier {
+            Carrier::Lane(lane) => lane.busy(),
+            Carrier::Backend(backend) => backend.busy(),
+        }
+    }
+
+    /// Which algorithm a call would take, and why.
+    pub(crate) fn explain_call(&self, call: &Call, registered: bool) -> Result<Explanation> {
+        match &self.inner.carrier {
+            Carrier::Lane(lane) => lane.explain(call, registered),
+            Carrier::Backend(_) => Ok(Explanation {
+                algorithm: self.inner.config.backend.clone().unwrap_or_default(),
+                why: "this backend carries the group, and chooses for itself".to_owned(),
+                candidates: Vec::new(),
+            }),
+        }
+    }
+
+    /// Whether ranks of this host share memory with this one.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// # let group = drumline::ProcessGroup::alone();
+    /// assert!(!group.shares_memory()); // with nobody
+    /// ```
+    pub fn shares_memory(&self) -> bool {
+        self.inner.arena.is_some()
+    }
+
+    /// Breaks the group off, from any thread and at any time: the operation that runs, those
+    /// that wait for their turn and all later ones fail on this rank at once, and on the other
+    /// ranks with this rank's name.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// use drumline::{Cause, Error, ProcessGroup};
+    ///
+    /// let group = ProcessGroup::alone();
+    /// group.abort();
+    /// assert!(matches!(group.barrier(), Err(Error::Collective(_) | Error::Poisoned { .. })));
+    /// ```
+    pub fn abort(&self) {
+        match &self.inner.carrier {
+            Carrier::Lane(lane) => lane.abort(),
+            Carrier::Backend(backend) => backend.abort(),
+        }
+    }
+
+    /// Closes the group after all ranks have called this, so that no rank is left waiting for
+    /// one that has gone. Operations that are under way end first. Dropping the last handle
+    /// leaves without waiting.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// # let group = drumline::ProcessGroup::alone();
+    /// // ... all that is to be done ...
+    /// group.destroy()?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Collective`](crate::Error::Collective) when a peer fails or never comes, or when
+    /// it made a call that no other rank took part in.
+    pub fn destroy(self) -> Result<()> {
+        let timeout = self.inner.config.timeout;
+        self.close(timeout, Patience::Required)
+    }
+
+    /// [`destroy`](ProcessGroup::destroy) without insisting: ranks that have not called it after
+    /// `patience` are left behind, as if the last handle had been dropped.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// # let group = drumline::ProcessGroup::alone();
+    /// group.leave(std::time::Duration::from_secs(1))?;
+    /// # Ok::<_, drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::destroy`], for ranks that have failed or made another call.
+    pub fn leave(self, patience: Duration) -> Result<()> {
+        self.close(patience, Patience::Enough)
+    }
+
+    fn close(self, timeout: Duration, patience: Patience) -> Result<()> {
+        let inner = &self.inner;
+        let started = Instant::now();
+        let open = inner.recorder.phase("destroy");
+        match &inner.carrier {
+            Carrier::Lane(lane) => lane.close(started, timeout, patience)?,
+            Carrier::Backend(backend) => backend.close(started, timeout)?,
+        }
+        let family = inner.family.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(family) = family {
+            family.leave(timeout.saturating_sub(started.elapsed()));
+        }
+        drop(open);
+        inner.recorder.flush();
+        Ok(())
+    }
+}
+
+impl Inner {
+    pub(super) fn family(&self) -> Option<Arc<Family>> {
+        self.family.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whose waiting threads may bring operations on; nobody's, if those have threads of their own.
+    pub(crate) fn driven(&self) -> Weak<Driven> {
+        match &self.carrier {
+            Carrier::Lane(lane) => Arc::downgrade(lane),
+            Carrier::Backend(_) => Weak::new(),
+        }
+    }
+
+    /// Runs an operation on the caller's thread, after those that were called before.
+    pub(super) fn run(&self, operation: &mut dyn AnyCall) -> Result<()> {
+        match &self.carrier {
+            Carrier::Lane(lane) => lane.run(operation),
+            Carrier::Backend(backend) => Ok(backend.run(operation)?),
+        }
+    }
+
+    /// Runs an operation in the background, after those that were called before.
+    pub(super) fn submit(&self, job: Box<dyn Job>) {
+        match &self.carrier {
+            Carrier::Lane(lane) => lane.submit(job),
+            Carrier::Backend(backend) => backend.submit(job),
+        }
+    }
+
+    /// Sends or receives in the background.
+    pub(super) fn post(&self, point: Point) {
+        match &self.carrier {
+            Carrier::Lane(lane) => lane.post(point),
+            Carrier::Backend(backend) => backend.post(point),
+        }
+    }
+}
+
+impl fmt::Debug for ProcessGroup {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ProcessGroup")
+            .field("name", &self.name())
+            .field("rank", &self.rank())
+            .field("world_size", &self.world_size())
+            .finish_non_exhaustive()
+    }
+}
