@@ -4,7 +4,7 @@ use std::{collections::HashMap, marker::PhantomData, ops::Range};
 
 use drumline_group::{DType, Element, ProcessGroup, ReduceOp, driving};
 
-use super::{AsyncReduceOptions, pieces::Piece};
+use super::{options::AsyncReduceOptions, pieces::Piece};
 use crate::{
     Error, Result,
     ddp::{DdpOptions, ParameterSpec, plan_buckets},

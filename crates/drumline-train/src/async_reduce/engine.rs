@@ -1,0 +1,395 @@
+//! The handle that hooks bring their tensors to.
+
+use std::{fmt, ops::Range, sync::Arc, time::Duration};
+
+use drumline_group::{DType, Element, driving};
+use drumline_shm::{Arena, Segment, SegmentSize};
+
+use super::{
+    background::{Background, Counts},
+    bitmap::Bitmap,
+    layout::{GRANULE, Tensor},
+    missing::names,
+    pieces::Pieces,
+};
+use crate::{Error, Result};
+
+/// Reduces named tensors over a group, in any order. See the [module's documentation](super).
+///
+/// Made by [`TensorRegistry::freeze`]. It belongs to one thread at a time; hooks on several threads
+/// share it behind a lock. Nothing that is brought makes its caller wait.
+///
+/// Dropping it in the middle of a step aborts its group: the other ranks are told. Between steps it
+/// just leaves, as does [`AsyncReduce::stop`], which waits for the others.
+///
+/// ```
+/// use drumline::{ProcessGroup, async_reduce::{AsyncReduce, AsyncReduceOptions, TensorRegistry}};
+///
+/// let mut tensors = TensorRegistry::new();
+/// tensors.register::<f32>("weight", 2)?;
+/// tensors.register::<f32>("bias", 1)?;
+/// let group = ProcessGroup::alone();
+/// let mut reduce: AsyncReduce = tensors.freeze(&group, &AsyncReduceOptions::default())?;
+/// reduce.async_reduce_from("bias", &[0.5_f32])?; // in whatever order they come
+/// reduce.async_reduce_from("weight", &[1.0_f32, 2.0])?;
+/// reduce.synchronize()?;
+/// assert_eq!(reduce.gradient::<f32>("weight")?, [1.0, 2.0]); // the average of all ranks
+/// reduce.stop()?;
+/// # Ok::<_, drumline::train::Error>(())
+/// ```
+pub struct AsyncReduce {
+    background: Arc<Background>,
+    /// What is the caller's to write to: buckets that are not complete.
+    pieces: Pieces,
+    /// The tensors that were brought in this step.
+    brought: Bitmap,
+    /// How many tensors of each bucket were not.
+    pending: Vec<usize>,
+    /// How many tensors were not.
+    left: usize,
+    /// Where the fused buffer begins.
+    address: usize,
+    /// Keeps the fused buffer mapped, whatever becomes of its pieces.
+    _arena: Arena,
+}
+
+/// Where a tensor lies in the fused buffer.
+///
+/// ```
+/// use drumline::{DType, ProcessGroup, async_reduce::{AsyncReduceOptions, Place, TensorRegistry}};
+///
+/// let mut tensors = TensorRegistry::new();
+/// tensors.register::<f32>("weight", 3)?;
+/// let world = ProcessGroup::local_world(1)?;
+/// let reduce = tensors.freeze(&world[0], &AsyncReduceOptions::default())?;
+/// let place: Place = reduce.place("weight")?;
+/// assert_eq!((place.bytes.len(), place.len, place.dtype), (12, 3, DType::F32));
+/// # Ok::<(), drumline::train::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Place {
+    /// Its bytes, counted from the beginning of the buffer.
+    pub bytes: Range<usize>,
+    /// How many elements it has.
+    pub len: usize,
+    /// Their type.
+    pub dtype: DType,
+}
+
+impl AsyncReduce {
+    pub(super) fn new(background: Arc<Background>) -> Result<AsyncReduce> {
+        let layout = &background.layout;
+        let memory = |error: drumline_shm::Error| no_memory(error.to_string());
+        let arena = match driving::arena(&background.group) {
+            Some(arena) => arena.clone(),
+            // A segment of its own, which nobody else maps.
+            None => {
+                let size = SegmentSize { slot_bytes: 1, arena_bytes: layout.bytes };
+                Segment::create(size).map_err(memory)?.arena().clone()
+            }
+        };
+        if !GRANULE.is_multiple_of(arena.page_bytes()) {
+            let problem = format!("pages of {} bytes are too long", arena.page_bytes());
+            return Err(no_memory(problem));
+        }
+        let mut whole = arena.allocate::<u8>(layout.bytes).map_err(memory)?;
+        let address = whole.as_mut_ptr().expose_provenance();
+        let mut pieces = Pieces::default();
+        pieces.put(0, whole);
+        Ok(AsyncReduce {
+            pieces,
+            brought: Bitmap::new(layout.tensors.len()),
+            pending: layout.buckets.iter().map(|bucket| bucket.tensors.len()).collect(),
+            left: layout.tensors.len(),
+            address,
+            _arena: arena,
+            background,
+        })
+    }
+
+    /// The names of the tensors, in the order in which they lie in memory.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.background.layout.tensors.iter().map(|tensor| tensor.spec.name.as_str())
+    }
+
+    /// The elements of a tensor: this rank's own until it is brought, the result after
+    /// [`synchronize`](AsyncReduce::synchronize).
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] where there is no such tensor, its elements are not `T`, or it is
+    /// under way.
+    pub fn gradient<T: Element>(&self, name: &str) -> Result<&[T]> {
+        let operation = "gradient";
+        let (_, place) = self.place_here::<T>(operation, name)?;
+        Ok(bytemuck::cast_slice(here(self.pieces.get(place))))
+    }
+
+    /// The place of a tensor, to be written to. What lies there is kept from step to step.
+    ///
+    /// # Errors
+    ///
+    /// As [`AsyncReduce::gradient`].
+    pub fn gradient_mut<T: Element>(&mut self, name: &str) -> Result<&mut [T]> {
+        let operation = "gradient_mut";
+        let (_, place) = self.place_here::<T>(operation, name)?;
+        Ok(bytemuck::cast_slice_mut(here(self.pieces.get_mut(place))))
+    }
+
+    /// Brings a tensor as it lies in its place. Returns at once.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] where there is no such tensor, or it was brought in this step
+    /// before. When the engine has failed, its first failure.
+    pub fn async_reduce(&mut self, name: &str) -> Result<()> {
+        let tensor = self.find("async_reduce", name)?;
+        self.bring("async_reduce", tensor)
+    }
+
+    /// Copies `gradient` to its tensor's place and brings it. Returns at once.
+    ///
+    /// # Errors
+    ///
+    /// As [`AsyncReduce::async_reduce`], and where type or length are not those of the tensor.
+    pub fn async_reduce_from<T: Element>(&mut self, name: &str, gradient: &[T]) -> Result<()> {
+        let operation = "async_reduce_from";
+        let (tensor, place) = self.place_here::<T>(operation, name)?;
+        let spec = &self.background.layout.tensors[tensor].spec;
+        if gradient.len() != spec.elements() {
+            let problem = format!("tensor {spec} cannot take {} elements", gradient.len());
+            return Err(Error::InvalidArgument { operation, problem });
+        }
+        here(self.pieces.get_mut(place)).copy_from_slice(bytemuck::cast_slice(gradient));
+        self.bring(operation, tensor)
+    }
+
+    /// Waits until all tensors are reduced; they lie in their places then, and the next step begins.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotBrought`], the same on all ranks, where this rank or another one has not brought
+    /// all tensors. Some tensors are reduced then and some are not; the next step begins all the
+    /// same. After any other failure every later call repeats it:
+    /// [`drumline_group::Error::Collective`] says which rank did what, [`Error::NotBrought`] what the ranks that
+    /// answer no more had not brought.
+    pub fn synchronize(&mut self) -> Result<()> {
+        self.background.failure()?;
+        if self.left > 0 {
+            self.background.take_over(None, Some(&self.brought));
+        }
+        let result = self.background.finish_step(&mut self.pieces);
+        let layout = &self.background.layout;
+        self.brought.clear();
+        self.left = layout.tensors.len();
+        let pending = self.pending.iter_mut().zip(&layout.buckets);
+        pending.for_each(|(pending, bucket)| *pending = bucket.tensors.len());
+        result
+    }
+
+    /// Brings all tensors that were not brought in this step, as they lie in their places, and
+    /// [synchronizes](AsyncReduce::synchronize).
+    ///
+    /// # Errors
+    ///
+    /// As [`AsyncReduce::synchronize`].
+    pub fn sync_grad(&mut self) -> Result<()> {
+        let count = self.background.layout.tensors.len();
+        for tensor in self.brought.missing(0..count) {
+            self.bring("sync_grad", tensor)?;
+        }
+        self.synchronize()
+    }
+
+    /// The whole buffer, between steps, where all tensors are of one type: for optimizers that work
+    /// on all of them at once. Between tensors there may be zeros; [`AsyncReduce::place`] says
+    /// where each lies.
+    ///
+    /// ```
+    /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
+    /// # let mut tensors = TensorRegistry::new();
+    /// # tensors.register::<f32>("bias", 2)?;
+    /// # let mut reduce = tensors.freeze(&ProcessGroup::alone(), &AsyncReduceOptions::default())?;
+    /// let place = reduce.place("bias")?;
+    /// let first = place.bytes.start / size_of::<f32>();
+    /// reduce.fused::<f32>()?[first..first + place.len].fill(2.5);
+    /// assert_eq!(reduce.gradient::<f32>("bias")?, [2.5, 2.5]);
+    /// assert!(reduce.as_mut_ptr().is_aligned());
+    /// # reduce.stop()?;
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] where tensors are of another type, or under way.
+    pub fn fused<T: Element>(&mut self) -> Result<&mut [T]> {
+        let operation = "fused";
+        self.background.failure()?;
+        let layout = &self.background.layout;
+        let other = layout.tensors.iter().find(|tensor| tensor.spec.dtype != T::DTYPE);
+        if let Some(Tensor { spec, .. }) = other {
+            let problem = format!("tensor {spec} is not of {}", T::DTYPE);
+            return Err(Error::InvalidArgument { operation, problem });
+        }
+        if let Some(tensor) = self.first_brought() {
+            return Err(self.under_way(operation, tensor));
+        }
+        Ok(bytemuck::cast_slice_mut(here(self.pieces.get_mut(0..layout.bytes))))
+    }
+
+    /// Where a tensor lies in the fused buffer.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] where there is no such tensor.
+    pub fn place(&self, name: &str) -> Result<Place> {
+        let Tensor { spec, place, .. } =
+            &self.background.layout.tensors[self.find("place", name)?];
+        Ok(Place { bytes: place.clone(), len: spec.elements(), dtype: spec.dtype })
+    }
+
+    /// Where the fused buffer begins: for bindings that make tensors of another language from it.
+    /// It stays there, mapped, for as long as this engine lives, also after a failure. What lies
+    /// behind it must not be touched when [`gradient_mut`](AsyncReduce::gradient_mut) would refuse,
+    /// nor while a slice that was lent out is in use.
+    pub fn as_mut_ptr(&self) -> *mut u8 {
+        std::ptr::with_exposed_provenance_mut(self.address)
+    }
+
+    /// What was done so far.
+    pub fn counts(&self) -> Counts {
+        self.background.counts()
+    }
+
+    /// Breaks the step and the engine off: every later call fails on this rank at once, and on the
+    /// other ranks with this rank's name. The tensors stay where they are.
+    pub fn abort(&self) {
+        self.background.group.abort();
+    }
+
+    /// [`AsyncReduce::stop`] without insisting, and without giving the tensors up: ranks that have
+    /// not left after `patience` are left behind. For bindings whose tensors live on. In the middle
+    /// of a step the engine is [aborted](AsyncReduce::abort) first.
+    ///
+    /// # Errors
+    ///
+    /// As [`ProcessGroup::leave`](drumline_group::ProcessGroup::leave).
+    pub fn leave(&mut self, patience: Duration) -> Result<()> {
+        self.background.failure()?;
+        if self.first_brought().is_some() {
+            self.abort();
+        }
+        Ok(self.background.group.clone().leave(patience)?)
+    }
+
+    /// Ends the engine in good order: waits until all ranks have called this.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::InvalidArgument`] in the middle of a step; the other ranks are told that this
+    /// one has given up. Else as [`ProcessGroup::destroy`](drumline_group::ProcessGroup::destroy).
+    pub fn stop(self) -> Result<()> {
+        self.background.failure()?;
+        if let Some(tensor) = self.first_brought() {
+            let name = &self.background.layout.tensors[tensor].spec.name;
+            let problem = format!(
+                "tensor `{name}` was brought and not synchronized: the other ranks wait for the \
+                 end of the step"
+            );
+            return Err(Error::InvalidArgument { operation: "stop", problem });
+        }
+        Ok(self.background.group.clone().destroy()?)
+    }
+
+    fn first_brought(&self) -> Option<usize> {
+        (0..self.background.layout.tensors.len()).find(|&tensor| self.brought.contains(tensor))
+    }
+
+    fn bring(&mut self, operation: &'static str, tensor: usize) -> Result<()> {
+        self.background.failure()?;
+        let layout = &self.background.layout;
+        let Tensor { spec, bucket, .. } = &layout.tensors[tensor];
+        if self.brought.contains(tensor) {
+            let problem = format!(
+                "tensor `{}` was brought in this step before: each once, then `synchronize`",
+                spec.name
+            );
+            return Err(Error::InvalidArgument { operation, problem });
+        }
+        self.brought.insert(tensor);
+        self.left -= 1;
+        self.pending[*bucket] -= 1;
+        if self.pending[*bucket] == 0 {
+            let piece = self.pieces.take(layout.buckets[*bucket].place.clone());
+            let closing = (self.left == 0).then_some(&self.brought);
+            self.background.take_over(piece.map(|piece| (*bucket, piece)), closing);
+        }
+        Ok(())
+    }
+
+    fn find(&self, operation: &'static str, name: &str) -> Result<usize> {
+        self.background.layout.by_name.get(name).copied().ok_or_else(|| Error::InvalidArgument {
+            operation,
+            problem: format!("no tensor `{name}` is registered; there are {}", names(self.names())),
+        })
+    }
+
+    /// The tensor and its place, if that is the caller's to touch.
+    fn place_here<T: Element>(
+        &self,
+        operation: &'static str,
+        name: &str,
+    ) -> Result<(usize, Range<usize>)> {
+        self.background.failure()?;
+        let tensor = self.find(operation, name)?;
+        let Tensor { spec, place, .. } = &self.background.layout.tensors[tensor];
+        if spec.dtype != T::DTYPE {
+            let problem = format!("tensor {spec} is not of {}", T::DTYPE);
+            return Err(Error::InvalidArgument { operation, problem });
+        }
+        match self.brought.contains(tensor) {
+            true => Err(self.under_way(operation, tensor)),
+            false => Ok((tensor, place.clone())),
+        }
+    }
+
+    fn under_way(&self, operation: &'static str, tensor: usize) -> Error {
+        let name = &self.background.layout.tensors[tensor].spec.name;
+        let problem = format!(
+            "tensor `{name}` was brought in this step and is being reduced: `synchronize` gives it \
+             back"
+        );
+        Error::InvalidArgument { operation, problem }
+    }
+}
+
+impl Drop for AsyncReduce {
+    fn drop(&mut self) {
+        let is_amid = self.left < self.background.layout.tensors.len();
+        if is_amid && self.background.failure().is_ok() {
+            self.background.group.abort();
+        }
+    }
+}
+
+impl fmt::Debug for AsyncReduce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AsyncReduce")
+            .field("tensors", &self.background.layout.tensors.len())
+            .field("not_brought", &self.left)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Bytes that are the caller's.
+fn here<T>(bytes: Option<T>) -> T {
+    let Some(bytes) = bytes else {
+        unreachable!("what was not brought is here, unless the engine has failed");
+    };
+    bytes
+}
+
+fn no_memory(problem: String) -> Error {
+    drumline_group::Error::Memory { problem }.into()
+}
