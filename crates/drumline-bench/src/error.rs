@@ -24,12 +24,12 @@ pub enum Error {
     Measure(drumline::Error),
 
     /// A system call failed.
-    #[error("{what}: {source}")]
+    #[error("{what}: {error}")]
     System {
         /// What was tried.
         what: String,
         /// What the system said.
-        source: io::Error,
+        error: io::Error,
     },
 }
 
@@ -44,6 +44,6 @@ impl Error {
 
     /// For `map_err`: makes an [`Error::System`]; `what` names what was tried.
     pub(crate) fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Error {
-        |source| Error::System { what: what.into(), source: source.into() }
+        |error| Error::System { what: what.into(), error: error.into() }
     }
 }

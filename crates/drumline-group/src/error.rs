@@ -75,12 +75,12 @@ pub enum Error {
     },
 
     /// A file or socket operation failed.
-    #[error("{what}: {source}")]
+    #[error("{what}: {error}")]
     Io {
         /// What was tried, with the path or address.
         what: String,
         /// What the system said.
-        source: Arc<io::Error>,
+        error: Arc<io::Error>,
     },
 
     /// There is no more memory to register.
@@ -151,8 +151,8 @@ pub enum Error {
 
 impl Error {
     /// An [`Error::Io`]: `what` was tried and `source` came back.
-    pub(crate) fn io(what: impl Into<String>, source: io::Error) -> Error {
-        Error::Io { what: what.into(), source: Arc::new(source) }
+    pub(crate) fn io(what: impl Into<String>, error: io::Error) -> Error {
+        Error::Io { what: what.into(), error: Arc::new(error) }
     }
 
     /// What kept the rank of `member` from being connected.
@@ -176,7 +176,7 @@ impl From<drumline_engine::Error> for Error {
             Engine::InvalidSetting { setting, problem } => {
                 Error::InvalidSetting { setting, problem }
             }
-            Engine::Io { what, source } => Error::Io { what, source },
+            Engine::Io { what, error } => Error::Io { what, error },
             Engine::Memory { problem } => Error::Memory { problem },
             Engine::Collective(failure) => Error::Collective(failure),
             Engine::Poisoned { attempted, by } => Error::Poisoned { attempted, by },
@@ -200,7 +200,7 @@ impl From<drumline_store::Error> for Error {
             Store::StoreTimeout { store, keys, waited } => {
                 Error::StoreTimeout { store, keys, waited }
             }
-            Store::Io { what, source } => Error::Io { what, source },
+            Store::Io { what, error } => Error::Io { what, error },
         }
     }
 }

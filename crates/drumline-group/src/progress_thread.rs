@@ -100,9 +100,9 @@ impl Generation {
     }
 }
 
-fn not_started(source: io::Error) -> Error {
+fn not_started(error: io::Error) -> Error {
     let what = "cannot start the progress thread".to_owned();
-    Error::Io { what, source: Arc::new(source) }
+    Error::Io { what, error: Arc::new(error) }
 }
 
 impl ProgressThread {

@@ -42,12 +42,12 @@ pub enum Error {
     Store(#[from] drumline::Error),
 
     /// A system call failed.
-    #[error("{what}: {source}")]
+    #[error("{what}: {error}")]
     System {
         /// What was tried.
         what: String,
         /// What the system said.
-        source: io::Error,
+        error: io::Error,
     },
 }
 
@@ -65,7 +65,7 @@ impl Error {
 
     /// For `map_err`: makes an [`Error::System`]; `what` names what was tried.
     pub(crate) fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Error {
-        |source| Error::System { what: what.into(), source: source.into() }
+        |error| Error::System { what: what.into(), error: error.into() }
     }
 }
 

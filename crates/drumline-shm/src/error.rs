@@ -16,12 +16,12 @@ use std::io;
 #[non_exhaustive]
 pub enum Error {
     /// A system call failed.
-    #[error("cannot {action}: {source}")]
+    #[error("cannot {action}: {error}")]
     Os {
         /// What this process tried to do.
         action: &'static str,
         /// The error of the system call.
-        source: io::Error,
+        error: io::Error,
     },
     /// A segment of this size is not allowed.
     #[error("a segment with {what} of {bytes} bytes is refused: {why}")]
@@ -123,7 +123,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 impl Error {
     /// For `map_err`: a system call failed that was part of `action`.
     pub(crate) fn os<E: Into<io::Error>>(action: &'static str) -> impl FnOnce(E) -> Error {
-        move |source| Error::Os { action, source: source.into() }
+        move |error| Error::Os { action, error: error.into() }
     }
 
     /// Something that came from a peer is not the `what` that it should be.

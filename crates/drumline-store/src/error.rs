@@ -62,18 +62,18 @@ pub enum Error {
     },
 
     /// A file or socket operation failed.
-    #[error("{what}: {source}")]
+    #[error("{what}: {error}")]
     Io {
         /// What was tried, with the path or address.
         what: String,
         /// What the system said.
-        source: Arc<io::Error>,
+        error: Arc<io::Error>,
     },
 }
 
 impl Error {
     /// An [`Error::Io`]: `what` was tried and `source` came back.
-    pub fn io(what: impl Into<String>, source: io::Error) -> Error {
-        Error::Io { what: what.into(), source: Arc::new(source) }
+    pub fn io(what: impl Into<String>, error: io::Error) -> Error {
+        Error::Io { what: what.into(), error: Arc::new(error) }
     }
 }

@@ -31,12 +31,12 @@ pub enum Error {
     },
 
     /// The system refused something that a call needs.
-    #[error("{what}: {source}")]
+    #[error("{what}: {error}")]
     Io {
         /// What this rank tried.
         what: String,
         /// The system's error.
-        source: Arc<io::Error>,
+        error: Arc<io::Error>,
     },
 
     /// There is no more memory to register.

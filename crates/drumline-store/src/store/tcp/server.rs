@@ -140,7 +140,7 @@ pub enum Refusal {
     #[error("it does not begin as a TCP store's client does")]
     NotAClient,
     /// What it sent is not a request.
-    #[error("{0}")]
+    #[error(transparent)]
     Protocol(#[from] ProtocolError),
     /// ADD on something that is not a number, or past the end of 64 bits.
     #[error("ADD on key {key}: {problem}")]
