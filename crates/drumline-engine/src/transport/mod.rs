@@ -17,6 +17,8 @@ pub use broken::is_silence;
 pub use duplex::Duplex;
 pub use interface::{Connections, Transport};
 pub use peer::{Bundle, Channel, Opening};
+#[doc(hidden)]
+pub use points::frame_again;
 pub use points::{Content, Direction, Ended, Message, Outcome, Point, PointCall};
 pub use streams::{Interest, StreamKind, Streams};
 pub use striped::Striped;

@@ -23,6 +23,8 @@ mod point;
 #[cfg(test)]
 mod tests;
 
+#[doc(hidden)]
+pub use frame::frame_again;
 pub use point::{Content, Direction, Ended, Message, Outcome, Point, PointCall};
 
 pub(super) use desk::Desk;

@@ -1,7 +1,7 @@
 //! What time it is, here and at rank 0.
 
 use std::{
-    fs,
+    fmt, fs,
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -47,20 +47,27 @@ impl Clock {
 
 /// What is to be added to a clock to get another one, and how wrong that may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Offset {
-    pub(super) offset_ns: i64,
-    pub(super) uncertainty_ns: u64,
+pub(crate) struct Offset {
+    pub(crate) offset_ns: i64,
+    pub(crate) uncertainty_ns: u64,
 }
 
 impl Offset {
     pub(super) const NONE: Offset = Offset { offset_ns: 0, uncertainty_ns: 0 };
 
-    fn parse(text: &[u8]) -> Option<Offset> {
+    pub(crate) fn parse(text: &[u8]) -> Option<Offset> {
         let (offset_ns, uncertainty_ns) = std::str::from_utf8(text).ok()?.split_once(' ')?;
         Some(Offset {
             offset_ns: offset_ns.parse().ok()?,
             uncertainty_ns: uncertainty_ns.parse().ok()?,
         })
+    }
+}
+
+/// As [`Offset::parse`] reads it.
+impl fmt::Display for Offset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.offset_ns, self.uncertainty_ns)
     }
 }
 
@@ -146,10 +153,7 @@ pub(super) fn measure(
                     best = Some(Offset { offset_ns: theirs - (asked + half), uncertainty_ns });
                 }
             }
-            let text = best.map_or_else(
-                || "unknown".to_owned(),
-                |best| format!("{} {}", best.offset_ns, best.uncertainty_ns),
-            );
+            let text = best.map_or_else(|| "unknown".to_owned(), |best| best.to_string());
             store.set(&result, text.as_bytes())?;
             (reference, best)
         }

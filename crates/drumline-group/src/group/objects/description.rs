@@ -48,7 +48,7 @@ const SELF_DESCRIBING: u8 = 1;
 /// Describes an object that is read as a `D`. In postcard's format if a `D` that was read from it
 /// is described alike; else, say where fields are skipped or the type is only known by what is
 /// read, in one that tells what everything is.
-pub(super) fn encode<T, D>(object: &T) -> Result<Vec<u8>, String>
+pub(crate) fn encode<T, D>(object: &T) -> Result<Vec<u8>, String>
 where
     T: Serialize + ?Sized,
     D: Serialize + DeserializeOwned,
@@ -60,7 +60,7 @@ where
 }
 
 /// Describes an object of which it is not known as what it is read.
-pub(super) fn encode_for_anyone<T: Serialize + ?Sized>(object: &T) -> Result<Vec<u8>, String> {
+pub(crate) fn encode_for_anyone<T: Serialize + ?Sized>(object: &T) -> Result<Vec<u8>, String> {
     let mut bytes = vec![SELF_DESCRIBING];
     ciborium::into_writer(object, &mut bytes)
         .map_err(|error| format!("cannot describe its {}: {error}", type_name::<T>()))?;
@@ -83,7 +83,7 @@ fn is_exact<D: Serialize + DeserializeOwned>(bytes: &[u8]) -> bool {
     }
 }
 
-pub(super) fn decode<T: DeserializeOwned>(call: Call, from: Rank, description: &[u8]) -> Result<T> {
+pub(crate) fn decode<T: DeserializeOwned>(call: Call, from: Rank, description: &[u8]) -> Result<T> {
     let wanted = type_name::<T>();
     let read = match description.split_first() {
         Some((&COMPACT, bytes)) => {
