@@ -7,7 +7,7 @@
 use std::{
     collections::BTreeSet,
     env, fs,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, ExitCode},
     thread,
     time::{Duration, Instant},
@@ -16,7 +16,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use clap::Parser;
 use drumline_fuzz::{
-    DECODERS, Decoder, Verdict, corpus,
+    DECODERS, Decoder, Verdict, check, corpus,
     random::{Inputs, attempt},
     record::record,
 };
@@ -36,9 +36,12 @@ struct Options {
     /// Record the beginning of the corpus anew, and feed nothing
     #[arg(long)]
     record: bool,
+    /// Feed this file of the corpus, and nothing else
+    #[arg(long)]
+    replay: Option<PathBuf>,
     /// Feed one decoder in this process, and write each input to this file first
     #[arg(long, hide = true)]
-    last_input: Option<std::path::PathBuf>,
+    last_input: Option<PathBuf>,
 }
 
 /// How long one input may take. It takes microseconds.
@@ -46,6 +49,12 @@ const INPUT_MAX: Duration = Duration::from_secs(10);
 
 fn main() -> Result<ExitCode> {
     let options = Options::parse();
+    if let Some(file) = &options.replay {
+        let folder = file.parent().and_then(Path::file_name).unwrap_or_default();
+        let decoder = chosen(&[folder.to_string_lossy().into_owned()])?[0];
+        println!("{:?}", check(decoder, &fs::read(file)?));
+        return Ok(ExitCode::SUCCESS);
+    }
     let chosen = chosen(&options.only)?;
     if options.record {
         chosen.iter().try_for_each(|decoder| record(decoder))?;

@@ -82,13 +82,16 @@ pub(super) fn file(bytes: &[u8]) -> Verdict {
         // A key that is no text is shown in another way, and has no value under that name.
         Some(keys.into_iter().map(|key| (key.clone(), store.get(&key).ok())).collect())
     };
-    let Ok(store) = open() else {
-        assert_eq!(
-            fs::read(&path).ok().as_deref(),
-            Some(bytes),
-            "a file that was refused is changed"
-        );
-        return Verdict::Refused;
+    let store = match open() {
+        Ok(store) => store,
+        Err(error) => {
+            // One that begins as a store's is repaired before its number of handles is looked at.
+            if error.to_string().contains("is no store's") {
+                let kept = fs::read(&path).ok();
+                assert_eq!(kept.as_deref(), Some(bytes), "a file that was refused is changed");
+            }
+            return Verdict::Refused;
+        }
     };
     let first = contents(&store);
     drop(store);
