@@ -150,7 +150,8 @@ pub(super) fn measure(
                 let half = (told - asked) / 2;
                 let uncertainty_ns = half.unsigned_abs() + 1;
                 if best.is_none_or(|best| uncertainty_ns < best.uncertainty_ns) {
-                    best = Some(Offset { offset_ns: theirs - (asked + half), uncertainty_ns });
+                    let offset_ns = theirs.saturating_sub(asked.saturating_add(half));
+                    best = Some(Offset { offset_ns, uncertainty_ns });
                 }
             }
             let text = best.map_or_else(|| "unknown".to_owned(), |best| best.to_string());
@@ -190,6 +191,17 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn a_time_that_cannot_be_is_no_panic() {
+        let store = HashStore::new();
+        for round in 0..ROUNDS {
+            let told = if round % 2 == 0 { i64::MIN } else { i64::MAX };
+            store.set(&format!("trace/pong/1/{round}"), told.to_string().as_bytes()).unwrap();
+        }
+        let inquiry = Inquiry::Ask { reference: "a".to_owned(), number: 1 };
+        assert!(measure(&store, "b", inquiry, &|| 5_000).unwrap().is_some());
     }
 
     #[test]
