@@ -6,7 +6,7 @@ use drumline_schedule::step::Rank;
 use serde::{Serialize, de::DeserializeOwned};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::call::Call;
+use super::{call::Call, limited};
 use crate::Result;
 
 /// Tells types apart, by the names that the compiler gives them: another version of it may give
@@ -75,7 +75,7 @@ fn is_exact<D: Serialize + DeserializeOwned>(bytes: &[u8]) -> bool {
             counts
         })
     };
-    match postcard::take_from_bytes::<D>(bytes) {
+    match limited::from_bytes::<D>(bytes) {
         Ok((object, [])) => {
             postcard::to_allocvec(&object).is_ok_and(|again| census(&again) == census(bytes))
         }
@@ -86,9 +86,7 @@ fn is_exact<D: Serialize + DeserializeOwned>(bytes: &[u8]) -> bool {
 pub(crate) fn decode<T: DeserializeOwned>(call: Call, from: Rank, description: &[u8]) -> Result<T> {
     let wanted = type_name::<T>();
     let read = match description.split_first() {
-        Some((&COMPACT, bytes)) => {
-            postcard::take_from_bytes(bytes).map_err(|error| error.to_string())
-        }
+        Some((&COMPACT, bytes)) => limited::from_bytes(bytes).map_err(|error| error.to_string()),
         Some((&SELF_DESCRIBING, mut bytes)) => ciborium::from_reader(&mut bytes)
             .map(|object| (object, bytes))
             .map_err(|error| error.to_string()),

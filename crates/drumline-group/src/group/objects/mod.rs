@@ -9,6 +9,7 @@
 mod agreement;
 pub(crate) mod call;
 pub(crate) mod description;
+mod limited;
 mod messages;
 
 use drumline_schedule::step::Rank;
