@@ -14,7 +14,7 @@
 //! The crate has no features and needs no code in others but functions that are hidden: where a
 //! decoder is private, the crate that owns it has a function next to it that reads bytes and, where
 //! there is an encoder, writes again what it has read (`drumline_group::decoders`,
-//! `drumline_store::store::tcp::replies`, `drumline_engine::transport::frame_again`,
+//! `drumline_store::store::tcp::replies`, `drumline_engine::transport::{frame_again, messages_of}`,
 //! `drumline_shm::header_again`, `Checkpoint::from_bytes`). A cargo feature would build every crate twice.
 
 #![forbid(unsafe_code)]

@@ -53,6 +53,7 @@ fn recordings(name: &str) -> Result<Vec<Vec<u8>>> {
         "control" => control(),
         "header" => vec![header().encode().to_vec()],
         "frame" => frames(),
+        "messages" => messages(),
         "roll" => rolls(),
         "card" => texts(&["3 1b4e28ba-2fa1 net:[4026531840] 1000 drumline-mesh-1f-0", "3 b n 0 -"]),
         "address" => texts(&["\u{1}1 192.0.2.1:4000", "\u{2}2 192.0.2.1:4000 [2001:db8::1]:4001"]),
@@ -256,11 +257,34 @@ fn control() -> Vec<Vec<u8>> {
     vec![messages.iter().flat_map(Control::encode).collect(), waits]
 }
 
+/// A frame from rank to rank: kind, type, then number, tag, count and bytes.
+fn frame(kind: u8, dtype: u8, numbers: [u64; 4]) -> Vec<u8> {
+    let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
+    [kind, dtype, 0, 0, 0, 0, 0, 0].into_iter().chain(numbers).collect()
+}
+
+/// A peer that takes what is sent to it, and sends numbers and an object.
+fn messages() -> Vec<Vec<u8>> {
+    let float = DType::F32 as u8;
+    let said = [
+        frame(2, 0, [0, 0, 0, 0]),
+        frame(1, float, [0, 1, 4, 16]),
+        frame(1, u8::MAX, [1, 3, 100, 100]),
+        frame(1, float, [2, 4, 4, 16]),
+        frame(1, float, [3, 9, 4, 16]),
+        frame(3, 0, [0, 0, 0, 16]),
+        vec![1; 16],
+        frame(3, 0, [1, 0, 0, 60]),
+        vec![2; 60],
+        frame(3, 0, [2, 0, 0, 16]),
+        vec![3; 16],
+        frame(3, 0, [1, 0, 0, 40]),
+        vec![2; 40],
+    ];
+    [7, 0].map(|piece| [&[piece], &said.concat()[..]].concat()).into()
+}
+
 fn frames() -> Vec<Vec<u8>> {
-    let frame = |kind, dtype, numbers: [u64; 4]| {
-        let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
-        [kind, dtype, 0, 0, 0, 0, 0, 0].into_iter().chain(numbers).collect()
-    };
     vec![
         frame(1, DType::F32 as u8, [0, 7, 4, 16]),
         frame(1, u8::MAX, [1, 7, 100, 100]),

@@ -17,9 +17,9 @@ pub use broken::is_silence;
 pub use duplex::Duplex;
 pub use interface::{Connections, Transport};
 pub use peer::{Bundle, Channel, Opening};
-#[doc(hidden)]
-pub use points::frame_again;
 pub use points::{Content, Direction, Ended, Message, Outcome, Point, PointCall};
+#[doc(hidden)]
+pub use points::{frame_again, messages_of};
 pub use streams::{Interest, StreamKind, Streams};
 pub use striped::Striped;
 pub use waits::{InCall, Lack, Seeker, Waits};

@@ -56,6 +56,7 @@ pub const DECODERS: &[Decoder] = &[
     decoder("control", wire::control, 16 * KIB, 8),
     decoder("header", wire::header, KIB, 2),
     decoder("frame", wire::frame, KIB, 2),
+    decoder("messages", wire::messages, 32 * KIB, 32),
     decoder("roll", group::roll, 16 * KIB, 32),
     decoder("card", group::card, 4 * KIB, 64),
     decoder("address", group::addresses, 4 * KIB, 64),

@@ -2,7 +2,7 @@
 
 use drumline_engine::{
     executor::Header,
-    transport::{Control, frame_again},
+    transport::{Control, frame_again, messages_of},
 };
 use drumline_shm::{Announcement, Parity, PeerSegment, Segment, SegmentSize, header_again};
 use drumline_store::auth::{Channel, Expected, Handshake, Hello, Nonce, Refusal, Secret};
@@ -121,6 +121,16 @@ pub(super) fn frame(bytes: &[u8]) -> Verdict {
     assert_eq!(frame_again(&again), Some(again));
     assert_eq!((again[0], &again[8..16]), (frame[0], &frame[8..16]));
     Verdict::Taken
+}
+
+/// The first byte says how the rest is torn: frames and payloads of a peer, with sends and receives posted.
+/// However it is torn, as many of them are done.
+pub(super) fn messages(bytes: &[u8]) -> Verdict {
+    let Some((&piece, said)) = bytes.split_first() else { return Verdict::Refused };
+    let done = messages_of(said, usize::from(piece));
+    let whole = messages_of(said, said.len());
+    assert_eq!(done.as_ref().ok(), whole.as_ref().ok());
+    done.into()
 }
 
 /// The size of the file in 8 bytes, and the first line of a segment. Comes back but for its reserved end.
