@@ -7,7 +7,7 @@ ARGS ?=
 OUT ?= runs/fashion-mnist
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
-        gpt wheel wheel-aarch64 sdist bench bench-torch bench-step soak soak-python nightly schedules predict simulate torch torch-venv deny semver package clean
+        gpt wheel wheel-aarch64 sdist bench bench-torch bench-step soak soak-python fuzz nightly schedules predict simulate torch torch-venv deny semver package clean
 
 # What is tested beside the defaults.
 FEATURES := --features drumline/ndarray
@@ -25,6 +25,7 @@ help:
 	@echo 'make check      lints and unit tests of the crates that differ from the last commit'
 	@echo 'make bench      measure beside MPI and gloo; writes the tables of docs/performance.md'
 	@echo 'make soak       what takes long: 100,000 simulated jobs, hundreds of kills, every resume'
+	@echo 'make fuzz       every decoder under libFuzzer, TIME=$(TIME) seconds each; ONLY=trace,url'
 	@echo 'make nightly    every case of the conformance suite, with every size: an hour or two; PART=3/24'
 	@echo 'make schedules  draw docs/schedules anew'
 	@echo 'make predict    measure this host, and write the times of replays beside the measurements'
@@ -109,6 +110,17 @@ soak:
 # 10,000 random collectives and 200 groups, on numpy and on torch, that leave nothing behind.
 soak-python: python-package
 	DRUMLINE_SOAK=1 $(PYTHON_VENV)/bin/python -m pytest python/tests/test_soak.py
+
+# Every decoder (or ONLY some, with commas), TIME seconds each. Needs a nightly compiler and one of C++.
+TIME ?= 60
+
+fuzz:
+	@if rustup run nightly rustc --version >/dev/null 2>&1; then \
+	    sh crates/drumline-fuzz/fuzz/run.sh $(TIME) '$(ONLY)'; \
+	else \
+	    echo 'skipped libFuzzer: rustup toolchain install nightly; random changes instead'; \
+	    cargo run --locked -p drumline-fuzz -- --seconds $(TIME) $(if $(ONLY),--only '$(ONLY)'); \
+	fi
 
 # All of it, or one of so many parts that each have something of everything: make nightly PART=3/24
 PART ?= 1/1

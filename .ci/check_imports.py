@@ -17,7 +17,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # A crate may use those in lines below its own.
 FLOORS = [
     ["drumline-python"],
-    ["drumline-cli", "drumline-sim"],
+    ["drumline-cli", "drumline-fuzz", "drumline-sim"],
     ["drumline-bench", "drumline-burn", "drumline-conformance", "drumline-launch"],
     ["drumline"],
     ["drumline-train"],

@@ -43,8 +43,14 @@ def decode(data: bytes, allow_pickle: bool = False) -> Any:
     try:
         tree = json.loads(data[8 : 8 + length])
         return _restore(tree, _Contents(data, 8 + length), allow_pickle)
-    except (LookupError, TypeError, UnicodeDecodeError, RecursionError, OverflowError) as error:
-        raise FormatError(f"these bytes describe no object: {error!r}") from None
+    except FormatError:
+        raise
+    except _NO_OBJECT as error:
+        raise FormatError(f"these bytes describe no object: {error!r:.200}") from None
+
+
+# What the parsers of JSON, numbers, numpy and torch raise: RecursionError is a RuntimeError.
+_NO_OBJECT = (ArithmeticError, LookupError, RuntimeError, SyntaxError, TypeError, ValueError)
 
 
 class _Contents:
@@ -166,7 +172,8 @@ def _tensor(contents: _Contents, name: str, shape: list[int], length: int) -> An
         raise FormatError(
             "a torch tensor has come, and torch is not installed here: install it, or send numpy arrays"
         ) from None
-    dtype = getattr(torch, name, None)
+    # Not by getattr, which imports modules of torch by their names.
+    dtype = vars(torch).get(name)
     if not isinstance(dtype, torch.dtype):
         raise FormatError(f"torch has no element type {name!r:.80}")
     data = bytearray(contents.take(length))

@@ -25,14 +25,14 @@ use std::{
 };
 
 use drumline_engine::{
-    membership::Membership,
+    membership::{GlobalRanks, Membership},
     recorder::{Category, Open, What},
 };
 use drumline_schedule::step::Rank;
 use drumline_store::{
     Error as StoreError,
     auth::Nonce,
-    store::{PrefixStore, Store},
+    store::{HashStore, PrefixStore, Store},
 };
 
 use crate::{Error, Result, trace::GroupTrace, trace::Inquiry};
@@ -328,6 +328,15 @@ fn split(mut roll: &[u8]) -> Option<Vec<Vec<u8>>> {
         roll = rest;
     }
     Some(words)
+}
+
+/// What rank 1 of so many reads from a roll, as bytes again: for `drumline-fuzz`.
+pub(crate) fn roll_again(roll: &[u8], world_size: usize) -> Result<Vec<u8>> {
+    let member = Membership::new("fuzz", (1, world_size), GlobalRanks::default());
+    let recorder = GroupTrace::of(&member.name, member.rank);
+    let (store, prefix) = (Arc::new(HashStore::new()), "life".to_owned());
+    let board = Board { store, prefix, member, deadline: Instant::now(), recorder };
+    board.decode(roll).map(|words| encode(&words))
 }
 
 /// One rank's attempt to join.

@@ -198,7 +198,7 @@ impl Config {
         }
     }
 
-    fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Config> {
+    pub(crate) fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Config> {
         let mut config = Config::default();
         for (name, setting) in [
             ("DRUMLINE_TIMEOUT_S", &mut config.timeout),

@@ -16,6 +16,8 @@ pub mod backend;
 mod board;
 mod callbacks;
 mod config;
+#[doc(hidden)]
+pub mod decoders;
 mod error;
 mod group;
 mod interrupt;

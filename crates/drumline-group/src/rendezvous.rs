@@ -48,7 +48,7 @@
 //! # Ok::<(), drumline::Error>(())
 //! ```
 
-mod file;
+pub(crate) mod file;
 mod meeting;
 mod plan;
 mod schemes;

@@ -148,6 +148,11 @@ impl Layout {
     }
 }
 
+/// What is read from these bytes, as bytes again: for `drumline-fuzz`, and no part of the API.
+pub fn header_again(line: &[u8; 64], file_bytes: u64) -> Option<[u8; 64]> {
+    Some(Layout::from_header(line, file_bytes).ok()?.header())
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;

@@ -132,6 +132,8 @@ pub use error::{Error, Result};
 pub use flag::{Announcement, PAYLOAD_BYTES};
 pub use handover::Handles;
 pub use layout::SegmentSize;
+#[doc(hidden)]
+pub use layout::header_again;
 pub use parity::Parity;
 pub use peer::PeerSegment;
 pub use process::{Credentials, PidFd};

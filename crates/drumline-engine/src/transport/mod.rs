@@ -18,6 +18,8 @@ pub use duplex::Duplex;
 pub use interface::{Connections, Transport};
 pub use peer::{Bundle, Channel, Opening};
 pub use points::{Content, Direction, Ended, Message, Outcome, Point, PointCall};
+#[doc(hidden)]
+pub use points::{frame_again, messages_of};
 pub use streams::{Interest, StreamKind, Streams};
 pub use striped::Striped;
 pub use waits::{InCall, Lack, Seeker, Waits};

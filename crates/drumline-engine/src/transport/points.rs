@@ -20,10 +20,13 @@ mod exchange;
 mod frame;
 mod link;
 mod point;
+mod said;
 #[cfg(test)]
 mod tests;
 
 pub use point::{Content, Direction, Ended, Message, Outcome, Point, PointCall};
+#[doc(hidden)]
+pub use {frame::frame_again, said::messages_of};
 
 pub(super) use desk::Desk;
 pub(super) use link::PointLink;

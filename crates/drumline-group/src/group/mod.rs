@@ -9,7 +9,7 @@ mod explain;
 mod family;
 mod foreign;
 mod init;
-mod objects;
+pub(crate) mod objects;
 mod points;
 mod process_group;
 mod registered;

@@ -15,6 +15,17 @@ use crate::{Config, Error, Result};
 /// Nobody has to come first, and nobody has to stay: the file is there as long as one rank has it
 /// open, and the last one deletes it.
 pub(super) fn meet(url: &str, config: &Config) -> Result<Rendezvous> {
+    let (path, rank, world_size) = parse(url)?;
+    let store = FileStore::with_limit(&path, world_size, config.store_bytes_max)?;
+    if config.secret.is_none() && !config.trust_store {
+        check_private(&path)?;
+    }
+    store.set_timeout(config.timeout);
+    Rendezvous::in_store(Arc::new(store), &path, (rank, world_size), config)
+}
+
+/// The path, the rank and the world size.
+pub(crate) fn parse(url: &str) -> Result<(String, usize, usize)> {
     let place = url.split_once("://").map_or("", |(_, place)| place);
     let (path, query) = place.split_once('?').unwrap_or((place, ""));
     let [rank, world_size] = parse_query(query).map_err(|problem| invalid(url, problem))?;
@@ -29,13 +40,7 @@ pub(super) fn meet(url: &str, config: &Config) -> Result<Rendezvous> {
         return Err(invalid(&path.name, problem));
     }
     let (rank, world_size) = place_of(rank, world_size)?;
-
-    let store = FileStore::with_limit(path.text(), world_size, config.store_bytes_max)?;
-    if config.secret.is_none() && !config.trust_store {
-        check_private(path.text())?;
-    }
-    store.set_timeout(config.timeout);
-    Rendezvous::in_store(Arc::new(store), path.text(), (rank, world_size), config)
+    Ok((path.text().to_owned(), rank, world_size))
 }
 
 /// Without a secret the ranks leave one in the file, so no other user may read or replace it.

@@ -1,7 +1,7 @@
 //! What time it is, here and at rank 0.
 
 use std::{
-    fs,
+    fmt, fs,
     time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -47,20 +47,27 @@ impl Clock {
 
 /// What is to be added to a clock to get another one, and how wrong that may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Offset {
-    pub(super) offset_ns: i64,
-    pub(super) uncertainty_ns: u64,
+pub(crate) struct Offset {
+    pub(crate) offset_ns: i64,
+    pub(crate) uncertainty_ns: u64,
 }
 
 impl Offset {
     pub(super) const NONE: Offset = Offset { offset_ns: 0, uncertainty_ns: 0 };
 
-    fn parse(text: &[u8]) -> Option<Offset> {
+    pub(crate) fn parse(text: &[u8]) -> Option<Offset> {
         let (offset_ns, uncertainty_ns) = std::str::from_utf8(text).ok()?.split_once(' ')?;
         Some(Offset {
             offset_ns: offset_ns.parse().ok()?,
             uncertainty_ns: uncertainty_ns.parse().ok()?,
         })
+    }
+}
+
+/// As [`Offset::parse`] reads it.
+impl fmt::Display for Offset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.offset_ns, self.uncertainty_ns)
     }
 }
 
@@ -143,13 +150,11 @@ pub(super) fn measure(
                 let half = (told - asked) / 2;
                 let uncertainty_ns = half.unsigned_abs() + 1;
                 if best.is_none_or(|best| uncertainty_ns < best.uncertainty_ns) {
-                    best = Some(Offset { offset_ns: theirs - (asked + half), uncertainty_ns });
+                    let offset_ns = theirs.saturating_sub(asked.saturating_add(half));
+                    best = Some(Offset { offset_ns, uncertainty_ns });
                 }
             }
-            let text = best.map_or_else(
-                || "unknown".to_owned(),
-                |best| format!("{} {}", best.offset_ns, best.uncertainty_ns),
-            );
+            let text = best.map_or_else(|| "unknown".to_owned(), |best| best.to_string());
             store.set(&result, text.as_bytes())?;
             (reference, best)
         }
@@ -186,6 +191,17 @@ mod tests {
                 });
             }
         });
+    }
+
+    #[test]
+    fn a_time_that_cannot_be_is_no_panic() {
+        let store = HashStore::new();
+        for round in 0..ROUNDS {
+            let told = if round % 2 == 0 { i64::MIN } else { i64::MAX };
+            store.set(&format!("trace/pong/1/{round}"), told.to_string().as_bytes()).unwrap();
+        }
+        let inquiry = Inquiry::Ask { reference: "a".to_owned(), number: 1 };
+        assert!(measure(&store, "b", inquiry, &|| 5_000).unwrap().is_some());
     }
 
     #[test]

@@ -60,7 +60,7 @@
 //! stand in the file, and are applied by [`merge()`]. Files without them (rank 0 does not trace) are
 //! aligned by the clocks on the wall, which is said.
 
-mod clock;
+pub(crate) mod clock;
 mod destination;
 mod file;
 mod format;

@@ -179,7 +179,7 @@ fn align(files: &mut [RankFile], notes: &mut Vec<String>) {
                      clocks on the wall",
                     file.rank
                 ));
-                let offset_ns = file.wall_ns - anchor.unwrap_or(file.wall_ns);
+                let offset_ns = file.wall_ns.saturating_sub(anchor.unwrap_or(file.wall_ns));
                 // Hosts that keep their clocks are closer; nobody has looked.
                 Offset { offset_ns, uncertainty_ns: u64::MAX }
             }

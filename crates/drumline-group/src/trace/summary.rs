@@ -171,11 +171,12 @@ pub fn summarize(dir: &Path) -> Result<Summary> {
                 operation.add(&event, event.duration_ns);
                 let Some(arrivals) = join.add(&run, &event) else { continue };
                 let shares = waits(&arrivals);
-                let waiting: u64 = shares.iter().map(|(_, ns)| ns).sum();
-                *operation.waiting_ns.get_or_insert(0) += waiting;
+                let waiting = shares.iter().fold(0_u64, |sum, (_, ns)| sum.saturating_add(*ns));
+                let total = operation.waiting_ns.get_or_insert(0);
+                *total = total.saturating_add(waiting);
                 for (rank, ns) in &shares {
                     if let Some(it) = ranks.get_mut(rank) {
-                        it.waiting += Duration::from_nanos(*ns);
+                        it.waiting = it.waiting.saturating_add(Duration::from_nanos(*ns));
                     }
                 }
                 if arrivals.len() < 2 {
@@ -185,7 +186,7 @@ pub fn summarize(dir: &Path) -> Result<Summary> {
                 match last(&run, &arrivals).and_then(|rank| ranks.get_mut(&rank)) {
                     Some(it) => {
                         it.last += 1;
-                        it.awaited += Duration::from_nanos(waiting);
+                        it.awaited = it.awaited.saturating_add(Duration::from_nanos(waiting));
                     }
                     None => undecided += 1,
                 }
@@ -197,7 +198,7 @@ pub fn summarize(dir: &Path) -> Result<Summary> {
             }
             "e" => {
                 if let Some(begin) = pair(&event).and_then(|key| pairs.remove(&key)) {
-                    let took = event.end_ns() - begin.end_ns();
+                    let took = event.end_ns().saturating_sub(begin.end_ns());
                     operations.entry(begin.text("name").to_owned()).or_default().add(&begin, took);
                 }
             }
@@ -212,7 +213,7 @@ pub fn summarize(dir: &Path) -> Result<Summary> {
 /// How long each rank waited until the last one had begun, in nanoseconds.
 fn waits(arrivals: &[Arrival]) -> Vec<(Rank, u64)> {
     let last = arrivals.iter().map(|it| it.start_ns).max().unwrap_or_default();
-    let wait = |it: &Arrival| (last.min(it.end_ns) - it.start_ns).max(0).unsigned_abs();
+    let wait = |it: &Arrival| last.min(it.end_ns).saturating_sub(it.start_ns).max(0).unsigned_abs();
     arrivals.iter().map(|it| (it.rank, wait(it))).collect()
 }
 
@@ -224,7 +225,7 @@ fn last(run: &Run, arrivals: &[Arrival]) -> Option<Rank> {
         file.map_or(u64::MAX, |file| file.offset.uncertainty_ns)
     };
     let doubt = uncertainty(before.rank).saturating_add(uncertainty(last.rank));
-    let gap = (last.start_ns - before.start_ns).unsigned_abs();
+    let gap = last.start_ns.abs_diff(before.start_ns);
     (gap > doubt).then_some(last.rank)
 }
 

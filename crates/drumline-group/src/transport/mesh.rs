@@ -5,7 +5,7 @@
 //! over TCP, on the chosen addresses, when they first need each other: see [`Far`]. No TCP port is
 //! opened unless there are other hosts.
 
-mod card;
+pub(crate) mod card;
 
 use std::{
     collections::BTreeMap,
@@ -247,7 +247,7 @@ fn listen_on(ip: IpAddr, rank: Rank, config: &Config) -> Result<Listener> {
     })
 }
 
-fn parse_addresses(
+pub(crate) fn parse_addresses(
     member: &Membership,
     rank: Rank,
     text: &[u8],
@@ -260,7 +260,8 @@ fn parse_addresses(
         Some((streams.parse::<usize>().ok()?, addresses.ok()?))
     };
     let Some((streams, addresses)) = parse() else {
-        let problem = format!("it published {text:?}, which is no address");
+        let shown: String = text.chars().take(100).collect();
+        let problem = format!("it published {shown:?}, which is no address");
         return Err(Error::connect_to(member, rank, &problem));
     };
     if streams != config.streams {

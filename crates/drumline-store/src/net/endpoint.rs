@@ -43,7 +43,8 @@ impl FromStr for Endpoint {
         let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
         let is_plain = bare.is_some() || !host.contains(':');
         let host = bare.unwrap_or(host);
-        let port = port.parse().ok().filter(|_| !host.is_empty() && is_plain);
+        let is_plain = is_plain && !host.is_empty() && !host.contains(['[', ']']);
+        let port = port.parse().ok().filter(|_| is_plain);
         Ok(Endpoint::Tcp { host: host.to_owned(), port: port.ok_or_else(problem)? })
     }
 }
@@ -74,9 +75,17 @@ mod tests {
     #[test]
     fn what_is_no_endpoint_is_shown() {
         let long = format!("unix:@{}", "x".repeat(108));
-        for text in
-            ["", "tcp://", "tcp://h", "tcp://:1", "tcp://h:65536", "tcp://::1:1", "unix:@", &long]
-        {
+        for text in [
+            "",
+            "tcp://",
+            "tcp://[[h]]:1",
+            "tcp://h",
+            "tcp://:1",
+            "tcp://h:65536",
+            "tcp://::1:1",
+            "unix:@",
+            &long,
+        ] {
             let error = text.parse::<Endpoint>().unwrap_err();
             assert!(error.contains(&format!("{text:?}")) && error.contains("unix:@name"));
         }

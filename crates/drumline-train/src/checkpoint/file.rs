@@ -118,14 +118,16 @@ impl Checkpoint {
     }
 
     /// The bytes of the file.
-    pub(super) fn to_bytes(&self) -> Result<Vec<u8>, String> {
+    #[doc(hidden)]
+    pub fn to_bytes(&self) -> Result<Vec<u8>, String> {
         let (mut bytes, tensors) = self.to_parts()?;
         tensors.iter().for_each(|tensor| bytes.extend_from_slice(tensor.bytes()));
         Ok(bytes)
     }
 
     /// Parses the bytes of a file.
-    pub(super) fn from_bytes(mut bytes: &[u8]) -> Result<Self, String> {
+    #[doc(hidden)]
+    pub fn from_bytes(mut bytes: &[u8]) -> Result<Self, String> {
         let length = bytes.len() as u64;
         Self::parse(&mut bytes, length).map_err(|refusal| refusal.problem())
     }

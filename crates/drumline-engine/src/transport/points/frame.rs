@@ -79,6 +79,15 @@ impl Frame {
     }
 }
 
+/// What is read from these bytes, as bytes again: for `drumline-fuzz`, and no part of the API.
+pub fn frame_again(bytes: &[u8; 40]) -> Option<[u8; 40]> {
+    let frame = Frame::decode(bytes)?;
+    if let Frame::Offer(offer) = &frame {
+        let _ = offer.to_string();
+    }
+    Some(frame.encode())
+}
+
 /// `send(tag 7) of 4 f32`
 impl fmt::Display for Offer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

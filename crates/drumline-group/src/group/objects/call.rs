@@ -15,9 +15,9 @@ const OPERATIONS: [&str; 5] = [
 
 /// What a rank calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Call {
-    pub(super) operation: &'static str,
-    pub(super) root: Rank,
+pub(crate) struct Call {
+    pub(crate) operation: &'static str,
+    pub(crate) root: Rank,
 }
 
 impl Call {

@@ -6,7 +6,7 @@ use drumline_schedule::step::Rank;
 use serde::{Serialize, de::DeserializeOwned};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::call::Call;
+use super::{call::Call, limited};
 use crate::Result;
 
 /// Tells types apart, by the names that the compiler gives them: another version of it may give
@@ -48,7 +48,7 @@ const SELF_DESCRIBING: u8 = 1;
 /// Describes an object that is read as a `D`. In postcard's format if a `D` that was read from it
 /// is described alike; else, say where fields are skipped or the type is only known by what is
 /// read, in one that tells what everything is.
-pub(super) fn encode<T, D>(object: &T) -> Result<Vec<u8>, String>
+pub(crate) fn encode<T, D>(object: &T) -> Result<Vec<u8>, String>
 where
     T: Serialize + ?Sized,
     D: Serialize + DeserializeOwned,
@@ -60,7 +60,7 @@ where
 }
 
 /// Describes an object of which it is not known as what it is read.
-pub(super) fn encode_for_anyone<T: Serialize + ?Sized>(object: &T) -> Result<Vec<u8>, String> {
+pub(crate) fn encode_for_anyone<T: Serialize + ?Sized>(object: &T) -> Result<Vec<u8>, String> {
     let mut bytes = vec![SELF_DESCRIBING];
     ciborium::into_writer(object, &mut bytes)
         .map_err(|error| format!("cannot describe its {}: {error}", type_name::<T>()))?;
@@ -75,7 +75,7 @@ fn is_exact<D: Serialize + DeserializeOwned>(bytes: &[u8]) -> bool {
             counts
         })
     };
-    match postcard::take_from_bytes::<D>(bytes) {
+    match limited::from_bytes::<D>(bytes) {
         Ok((object, [])) => {
             postcard::to_allocvec(&object).is_ok_and(|again| census(&again) == census(bytes))
         }
@@ -83,12 +83,10 @@ fn is_exact<D: Serialize + DeserializeOwned>(bytes: &[u8]) -> bool {
     }
 }
 
-pub(super) fn decode<T: DeserializeOwned>(call: Call, from: Rank, description: &[u8]) -> Result<T> {
+pub(crate) fn decode<T: DeserializeOwned>(call: Call, from: Rank, description: &[u8]) -> Result<T> {
     let wanted = type_name::<T>();
     let read = match description.split_first() {
-        Some((&COMPACT, bytes)) => {
-            postcard::take_from_bytes(bytes).map_err(|error| error.to_string())
-        }
+        Some((&COMPACT, bytes)) => limited::from_bytes(bytes).map_err(|error| error.to_string()),
         Some((&SELF_DESCRIBING, mut bytes)) => ciborium::from_reader(&mut bytes)
             .map(|object| (object, bytes))
             .map_err(|error| error.to_string()),

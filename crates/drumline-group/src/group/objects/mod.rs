@@ -7,8 +7,9 @@
 //! everything is. Nothing in either is ever executed.
 
 mod agreement;
-mod call;
-mod description;
+pub(crate) mod call;
+pub(crate) mod description;
+mod limited;
 mod messages;
 
 use drumline_schedule::step::Rank;

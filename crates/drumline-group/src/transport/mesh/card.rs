@@ -8,7 +8,7 @@ use crate::Result;
 /// What a rank tells the others of its place, as text in the store:
 /// `2 BOOT-ID NETWORK UID UNIX-NAME`, with `-` for no name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Card {
+pub(crate) struct Card {
     /// The machine, since its last boot.
     boot: String,
     /// The network namespace: what abstract Unix sockets and loopback are local to.
@@ -39,7 +39,7 @@ impl Card {
         Ok(Card { boot, network, uid: geteuid().as_raw(), unix })
     }
 
-    pub(super) fn parse(bytes: &[u8]) -> Result<Card, String> {
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Card, String> {
         let text = String::from_utf8_lossy(bytes);
         let fields: Vec<&str> = text.split(' ').collect();
         let card = match fields[..] {

@@ -126,16 +126,17 @@ pub(super) fn is_plausible(bytes: &[u8]) -> bool {
 /// Where whole records begin again behind a torn one at the beginning of `bytes`: a torch process
 /// may have written behind it. The length of `bytes` if there are none.
 pub(super) fn next_whole(bytes: &[u8]) -> usize {
-    let are_whole = |mut rest: &[u8]| {
-        while let Some((record, length)) = Record::decode(rest) {
-            if !record.is_known() || matches!(record, Record::Filler(_)) {
-                return false;
-            }
-            rest = &rest[length..];
-        }
-        rest.is_empty()
-    };
-    (1..bytes.len()).find(|&start| are_whole(&bytes[start..])).unwrap_or(bytes.len())
+    // From the end: whether records are whole from a place on is known for all places behind it. So a
+    // file of many records takes no longer than it takes to read them.
+    let mut are_whole = vec![false; bytes.len() + 1];
+    are_whole[bytes.len()] = true;
+    for start in (1..bytes.len()).rev() {
+        are_whole[start] = Record::decode(&bytes[start..]).is_some_and(|(record, length)| {
+            let is_ours = record.is_known() && !matches!(record, Record::Filler(_));
+            is_ours && are_whole[start + length]
+        });
+    }
+    (1..bytes.len()).find(|&start| are_whole[start]).unwrap_or(bytes.len())
 }
 
 /// A length and that many bytes; what is behind them.
@@ -199,6 +200,16 @@ mod tests {
                 assert_eq!(next_whole(&bytes), end);
             }
         }
+    }
+
+    #[test]
+    fn a_torn_record_before_many_others_takes_no_longer_than_they() {
+        let torn = encoded(&[Record::Set(b"/key", &[7; 40])])[..20].to_vec();
+        let many = encoded(&[Record::Set(b"/k", b"")]).repeat(500_000);
+        assert_eq!(next_whole(&[&torn[..], &many].concat()), torn.len());
+        // Which end in the middle of one: no record is whole up to the end.
+        let bytes = [&torn[..], &many, &[5, 0, 0, 0, b'/']].concat();
+        assert_eq!(next_whole(&bytes), bytes.len());
     }
 
     #[test]

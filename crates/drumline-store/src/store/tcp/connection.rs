@@ -152,6 +152,11 @@ impl Connection {
         Ok(connection)
     }
 
+    /// Of a stream whose server has been greeted.
+    pub(super) fn over(stream: Stream, is_extended: bool) -> Connection {
+        Connection { stream, is_extended, _open: OpenConnection::new(Arc::default()) }
+    }
+
     fn greet(server: &Server, deadline: Instant) -> Result<Stream, CallError> {
         let mut stream = call::open(&server.address, deadline)?;
         if let Some(secret) = &server.secret {

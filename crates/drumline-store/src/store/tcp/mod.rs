@@ -31,6 +31,8 @@ mod connection;
 mod door;
 mod host;
 pub mod protocol;
+#[doc(hidden)]
+pub mod replies;
 pub mod server;
 pub mod wait;
 

@@ -1,0 +1,42 @@
+//! Files: checkpoints, the state of a sampler, traces.
+
+use std::fs;
+
+use drumline_group::trace;
+use drumline_train::{checkpoint::Checkpoint, sampler::SamplerState};
+
+use super::scratch;
+use crate::Verdict;
+
+/// Comes back byte by byte.
+pub(super) fn checkpoint(bytes: &[u8]) -> Verdict {
+    let Ok(checkpoint) = Checkpoint::from_bytes(bytes) else { return Verdict::Refused };
+    assert_eq!(checkpoint.to_bytes().as_deref(), Ok(bytes));
+    Verdict::Taken
+}
+
+/// Comes back letter by letter.
+pub(super) fn sampler(bytes: &[u8]) -> Verdict {
+    let Ok(text) = str::from_utf8(bytes) else { return Verdict::Refused };
+    let Ok(state) = text.parse::<SamplerState>() else { return Verdict::Refused };
+    assert_eq!(state.to_string(), text);
+    Verdict::Taken
+}
+
+/// The files of a run, with a zero byte between two ranks. What was read is merged and summed up; it has
+/// no encoder.
+pub(super) fn trace(bytes: &[u8]) -> Verdict {
+    let Ok(directory) = scratch::empty("trace") else { return Verdict::Refused };
+    for (rank, file) in bytes.split(|byte| *byte == 0).take(4).enumerate() {
+        if fs::write(directory.join(format!("rank-{rank}.json")), file).is_err() {
+            return Verdict::Refused;
+        }
+    }
+    let merged = trace::merge(&directory, &directory.join("trace.json"));
+    let summary = trace::summarize(&directory);
+    assert_eq!(merged.is_ok(), summary.is_ok(), "{merged:?}, {summary:?}");
+    if let Ok(summary) = &summary {
+        let _ = summary.to_string();
+    }
+    summary.into()
+}

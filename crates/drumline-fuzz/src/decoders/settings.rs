@@ -1,0 +1,102 @@
+//! What a user sets: prices, URLs, endpoints, variables, secrets.
+
+use std::time::{Duration, Instant};
+
+use drumline_group::{Endpoint, PriceList, decoders, rendezvous::Plan};
+use drumline_store::{auth::Secret, net::interface};
+
+use super::scratch;
+use crate::Verdict;
+
+/// Comments are lost: what was read is written and read again.
+pub(super) fn prices(bytes: &[u8]) -> Verdict {
+    let Ok(text) = str::from_utf8(bytes) else { return Verdict::Refused };
+    let Ok(prices) = text.parse::<PriceList>() else { return Verdict::Refused };
+    assert_eq!(prices.to_string().parse(), Ok(prices));
+    Verdict::Taken
+}
+
+/// A URL in the first line and variables in the others. A plan is written as `tcp://` and read again.
+pub(super) fn url(bytes: &[u8]) -> Verdict {
+    let text = String::from_utf8_lossy(bytes);
+    let mut lines = text.lines();
+    let url = lines.next().unwrap_or_default();
+    if url.starts_with("file://") {
+        let read = decoders::file_url(url);
+        if let Ok((path, rank, world_size)) = &read {
+            assert!(rank < world_size && path.starts_with('/'));
+            let again = format!("file://{path}?rank={rank}&world_size={world_size}");
+            assert_eq!(decoders::file_url(&again).as_ref().ok(), read.as_ref().ok());
+        }
+        return read.into();
+    }
+    let read = Plan::parse(url, &|name| value(&text, name));
+    match &read {
+        Err(error) => drop(error.to_string()),
+        Ok(plan) => {
+            assert!(plan.rank < plan.world_size);
+            if let Endpoint::Tcp { host, port } = &plan.store {
+                let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
+                let Plan { rank, world_size, .. } = plan;
+                let again = format!("tcp://{host}:{port}?rank={rank}&world_size={world_size}");
+                if let Ok(again) = Plan::parse(&again, &|name| value(&text, name)) {
+                    assert_eq!((&again.store, again.rank), (&plan.store, plan.rank));
+                }
+            }
+        }
+    }
+    read.into()
+}
+
+/// Comes back as the same endpoint.
+pub(super) fn endpoint(bytes: &[u8]) -> Verdict {
+    let Ok(text) = str::from_utf8(bytes) else { return Verdict::Refused };
+    let Ok(endpoint) = text.parse::<Endpoint>() else { return Verdict::Refused };
+    assert_eq!(endpoint.to_string().parse(), Ok(endpoint));
+    Verdict::Taken
+}
+
+/// Lines of `NAME=VALUE`: every variable but the secret. Settings have no text of their own, so it is
+/// looked at whether they can be used.
+pub(super) fn variables(bytes: &[u8]) -> Verdict {
+    let text = String::from_utf8_lossy(bytes);
+    let read = decoders::settings(|name| value(&text, name));
+    match &read {
+        Err(error) => drop(error.to_string()),
+        Ok(config) => {
+            let now = Instant::now();
+            for limit in [config.timeout, config.warn_after] {
+                assert!(limit > Duration::ZERO);
+                let _ = now.checked_add(limit);
+            }
+            assert!((1..=16).contains(&config.streams));
+            if let Some(names) = &config.socket_ifname {
+                let _ = interface::addresses_of(names, None);
+            }
+        }
+    }
+    read.into()
+}
+
+fn value(lines: &str, name: &str) -> Option<String> {
+    let given = |line: &str| line.strip_prefix(name)?.strip_prefix('=').map(str::to_owned);
+    lines.lines().find_map(given)
+}
+
+/// The first byte says whether it is the text of a variable or a file. Comes back byte by byte, but for
+/// the end of the last line.
+pub(super) fn secret(bytes: &[u8]) -> Verdict {
+    let Some((&form, bytes)) = bytes.split_first() else { return Verdict::Refused };
+    let secret = match form & 1 {
+        0 => Secret::new(bytes),
+        _ => match scratch::file("secret", bytes) {
+            Ok(path) => Secret::from_file(path),
+            Err(_) => return Verdict::Refused,
+        },
+    };
+    if let Ok(secret) = &secret {
+        let behind = bytes.strip_prefix(secret.expose());
+        assert!(matches!(behind, Some(b"" | b"\n" | b"\r\n")), "{} bytes", bytes.len());
+    }
+    secret.into()
+}

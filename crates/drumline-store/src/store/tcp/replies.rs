@@ -1,0 +1,35 @@
+//! A client whose server is a row of bytes: for `drumline-fuzz`, and no part of the API.
+
+use std::{
+    io::{self, Write as _},
+    net::Shutdown,
+    os::unix::net::UnixStream,
+    sync::Arc,
+};
+
+use super::{
+    TcpStore,
+    connection::{Connection, Server},
+};
+use crate::net::{call::Address, stream::Stream};
+
+/// A client that hears `said`, as much of it as fits a socket, and then the end. Its server is at the
+/// other end of the stream that is returned, and can be called no second time.
+///
+/// # Errors
+///
+/// When the system gives no socket.
+pub fn client(said: &[u8], is_extended: bool) -> io::Result<(TcpStore, UnixStream)> {
+    let (ours, mut theirs) = UnixStream::pair()?;
+    ours.set_nonblocking(true)?;
+    theirs.set_nonblocking(true)?;
+    let mut unsaid = said;
+    while let Ok(bytes @ 1..) = theirs.write(unsaid) {
+        unsaid = &unsaid[bytes..];
+    }
+    theirs.shutdown(Shutdown::Write)?;
+    let address = Address::Unix("drumline-nobody-listens-here".to_owned());
+    let target = Server { address, secret: None, open: Arc::default() };
+    let connection = Connection::over(Stream::Unix(ours), is_extended);
+    Ok((TcpStore::new("unix:@bytes".to_owned(), target, connection, None), theirs))
+}
