@@ -5,7 +5,6 @@ use std::{
 
 use super::{
     BYTES_MAX, DEFAULT_TIMEOUT, Store,
-    interface::barrier_of_keys,
     limits::{check_value, raw_key, raw_keys, raw_pairs, shown},
     values::{Misfit, Values},
 };
@@ -223,10 +222,6 @@ impl Store for HashStore {
 
     fn list_keys(&self) -> Result<Vec<String>> {
         Ok(self.values().keys().map(shown).collect())
-    }
-
-    fn barrier(&self, key: &str, world_size: usize, timeout: Duration) -> Result<()> {
-        barrier_of_keys(self, key, world_size, timeout)
     }
 
     fn timeout(&self) -> Duration {

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::limits;
-use crate::Result;
+use crate::{Error, Result};
 
 /// How long [`Store::get`] waits unless told otherwise, as in torch.
 ///
@@ -60,6 +60,13 @@ pub const BYTES_MAX: usize = 1 << 30;
 /// that does not fit the call, [`Error::Io`](crate::Error::Io) if the system fails. Methods that
 /// wait: [`Error::StoreTimeout`](crate::Error::StoreTimeout), which names the keys that are
 /// missing. A time-out of zero looks once.
+///
+/// # A store of your own
+///
+/// Nine methods are required. `check`, `num_keys`, `multi_get`, `multi_set` and `barrier` are made of these:
+/// override them where the store can do better. `append`, `list_keys` and the queues cannot be made of them
+/// (two callers at once would lose what one of them wrote): unless they are overridden they are errors. Process
+/// groups need none of these three.
 pub trait Store: fmt::Debug + Send + Sync {
     /// Sets `key` to `value` and wakes whoever waits for it.
     ///
@@ -142,7 +149,13 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// assert!(store.check(&["a"])? && !store.check(&["a", "b"])?);
     /// # Ok::<(), drumline::Error>(())
     /// ```
-    fn check(&self, keys: &[&str]) -> Result<bool>;
+    fn check(&self, keys: &[&str]) -> Result<bool> {
+        match self.wait(keys, Duration::ZERO) {
+            Ok(()) => Ok(true),
+            Err(Error::StoreTimeout { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
 
     /// How many keys [`Store::list_keys`] would list.
     ///
@@ -154,7 +167,9 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// assert_eq!(store.num_keys()?, 2);
     /// # Ok::<(), drumline::Error>(())
     /// ```
-    fn num_keys(&self) -> Result<usize>;
+    fn num_keys(&self) -> Result<usize> {
+        Ok(self.list_keys()?.len())
+    }
 
     /// Removes `key` and tells whether it was there.
     ///
@@ -180,7 +195,10 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// assert_eq!(store.get("log")?, b"one two");
     /// # Ok::<(), drumline::Error>(())
     /// ```
-    fn append(&self, key: &str, value: &[u8]) -> Result<()>;
+    fn append(&self, key: &str, value: &[u8]) -> Result<()> {
+        let _ = value;
+        missing::<Self, _>(format!("append {key}"))
+    }
 
     /// Waits until all `keys` exist, at most for [`Store::timeout`], and returns their values, in
     /// the order of `keys`. They may have 32 MiB together.
@@ -193,9 +211,13 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// assert_eq!(store.multi_get(&["b", "a"])?, [b"2", b"1"]);
     /// # Ok::<(), drumline::Error>(())
     /// ```
-    fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>>;
+    fn multi_get(&self, keys: &[&str]) -> Result<Vec<Vec<u8>>> {
+        self.wait(keys, self.timeout())?;
+        keys.iter().map(|key| self.get(key)).collect()
+    }
 
-    /// Sets several keys at once, in the order of `pairs`.
+    /// Sets several keys at once, in the order of `pairs`. A store that does not override this sets them one
+    /// after another: others may see some of them.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -205,7 +227,9 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// assert_eq!(store.get("b")?, b"2");
     /// # Ok::<(), drumline::Error>(())
     /// ```
-    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()>;
+    fn multi_set(&self, pairs: &[(&str, &[u8])]) -> Result<()> {
+        pairs.iter().try_for_each(|(key, value)| self.set(key, value))
+    }
 
     /// Puts `value` at the end of the queue of `key`, and wakes one of those who wait for it.
     ///
@@ -221,7 +245,10 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// assert_eq!(store.queue_try_pop("work")?, None);
     /// # Ok::<(), drumline::Error>(())
     /// ```
-    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()>;
+    fn queue_push(&self, key: &str, value: &[u8]) -> Result<()> {
+        let _ = value;
+        missing::<Self, _>(format!("queue_push {key}"))
+    }
 
     /// Waits until the queue of `key` has an item, at most for [`Store::timeout`], and takes the
     /// first. Every item goes to exactly one caller.
@@ -234,7 +261,9 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// assert_eq!(store.queue_pop("work")?, b"item");
     /// # Ok::<(), drumline::Error>(())
     /// ```
-    fn queue_pop(&self, key: &str) -> Result<Vec<u8>>;
+    fn queue_pop(&self, key: &str) -> Result<Vec<u8>> {
+        missing::<Self, _>(format!("queue_pop {key}"))
+    }
 
     /// Takes the first item of the queue of `key`; `None` if there is none now.
     ///
@@ -245,7 +274,9 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// assert_eq!(store.queue_try_pop("work")?, None);
     /// # Ok::<(), drumline::Error>(())
     /// ```
-    fn queue_try_pop(&self, key: &str) -> Result<Option<Vec<u8>>>;
+    fn queue_try_pop(&self, key: &str) -> Result<Option<Vec<u8>>> {
+        missing::<Self, _>(format!("queue_try_pop {key}"))
+    }
 
     /// How many items the queue of `key` has.
     ///
@@ -257,7 +288,9 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// assert_eq!(store.queue_len("work")?, 1);
     /// # Ok::<(), drumline::Error>(())
     /// ```
-    fn queue_len(&self, key: &str) -> Result<usize>;
+    fn queue_len(&self, key: &str) -> Result<usize> {
+        missing::<Self, _>(format!("queue_len {key}"))
+    }
 
     /// All keys that have a value, in order; neither queues nor what the store keeps for itself.
     ///
@@ -269,7 +302,9 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// assert_eq!(store.list_keys()?, ["a", "b"]);
     /// # Ok::<(), drumline::Error>(())
     /// ```
-    fn list_keys(&self) -> Result<Vec<String>>;
+    fn list_keys(&self) -> Result<Vec<String>> {
+        missing::<Self, _>("list_keys".to_owned())
+    }
 
     /// Waits until `world_size` callers have come to the barrier `key`, at most for `timeout`.
     ///
@@ -289,7 +324,15 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// })?;
     /// # Ok::<(), drumline::Error>(())
     /// ```
-    fn barrier(&self, key: &str, world_size: usize, timeout: Duration) -> Result<()>;
+    fn barrier(&self, key: &str, world_size: usize, timeout: Duration) -> Result<()> {
+        // The keys that torch takes for it.
+        let world_size = limits::check_world_size(world_size)?;
+        let complete = format!("{key}/last_member");
+        if self.add(&format!("{key}/num_members"), 1)? >= world_size {
+            self.set(&complete, b"1")?;
+        }
+        self.wait(&[&complete], timeout)
+    }
 
     /// How long [`Store::get`], [`Store::multi_get`] and [`Store::queue_pop`] wait. 300 s unless
     /// set.
@@ -333,19 +376,14 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn try_clone(&self) -> Result<Box<dyn Store>>;
 }
 
-/// The barrier of stores that have none of their own, in the keys that torch takes for it.
-pub(super) fn barrier_of_keys(
-    store: &dyn Store,
-    key: &str,
-    world_size: usize,
-    timeout: Duration,
-) -> Result<()> {
-    let world_size = limits::check_world_size(world_size)?;
-    let complete = format!("{key}/last_member");
-    if store.add(&format!("{key}/num_members"), 1)? >= world_size {
-        store.set(&complete, b"1")?;
-    }
-    store.wait(&[&complete], timeout)
+/// The error of a method that a store of type `S` does not have.
+fn missing<S: ?Sized, T>(operation: String) -> Result<T> {
+    let name = std::any::type_name::<S>();
+    Err(Error::Store {
+        store: name.to_owned(),
+        operation,
+        problem: "this kind of store does not have the method; `TcpStore`, `FileStore` and `HashStore` do".to_owned(),
+    })
 }
 
 /// The time `timeout` from now.

@@ -5,6 +5,7 @@
 mod file;
 mod handshake;
 mod kinds;
+mod least;
 mod model;
 mod protocol;
 mod semantics;

@@ -16,7 +16,7 @@ use self::{
 };
 use super::{
     BYTES_MAX, DEFAULT_TIMEOUT, Store,
-    interface::{barrier_of_keys, deadline_after},
+    interface::deadline_after,
     limits::{VALUE_BYTES_MAX, check_value, raw_key, raw_keys, raw_pairs, shown},
     values::{Misfit, Values},
 };
@@ -399,10 +399,6 @@ impl Store for FileStore {
         let mut log = self.log();
         let users = log.read()?.keys().filter(|key| key.starts_with(b"/"));
         Ok(users.map(shown).collect())
-    }
-
-    fn barrier(&self, key: &str, world_size: usize, timeout: Duration) -> Result<()> {
-        barrier_of_keys(self, key, world_size, timeout)
     }
 
     fn timeout(&self) -> Duration {
