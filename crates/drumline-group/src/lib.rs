@@ -47,7 +47,7 @@ pub use drumline_store::{auth, net::Endpoint, store};
 pub use error::{Error, Result};
 pub use group::driving;
 pub use group::{
-    GroupOptions, ProcessGroup, RegisteredBuffer, connect_members, default_group,
+    GroupOptions, ProcessGroup, RegisteredBuffer, TorchSpelling, connect_members, default_group,
     describe_addresses, init_process_group, init_with_store, is_initialized,
 };
 pub use interrupt::interruptible;

@@ -239,7 +239,7 @@ impl Group {
         with_element!(dtype, T => {
             let (group, op) = (self.get()?, operator::<T>(op, factor)?);
             let buffers = data.into_iter().map(Buffer::<T>::of).collect();
-            finish(py, background, py.detach(|| group.all_reduce_coalesced_async(buffers, &op)))
+            finish(py, background, py.detach(|| group.torch_spelling().all_reduce_coalesced_async(buffers, &op)))
         })
     }
 
@@ -259,7 +259,7 @@ impl Group {
             let inputs: Vec<Input<T>> = inputs.into_iter().map(Input::Lent).collect();
             let work = py.detach(|| {
                 let inputs: Vec<&[T]> = inputs.iter().map(AsRef::as_ref).collect();
-                group.all_gather_coalesced_async(&inputs, buffers)
+                group.torch_spelling().all_gather_coalesced_async(&inputs, buffers)
             });
             finish(py, background, work.map_err(raise)?)
         })
@@ -283,7 +283,7 @@ impl Group {
             let inputs: Vec<Input<T>> = inputs.into_iter().map(Input::Lent).collect();
             let work = py.detach(|| {
                 let inputs: Vec<&[T]> = inputs.iter().map(AsRef::as_ref).collect();
-                group.reduce_scatter_coalesced_async(&inputs, buffers, &op)
+                group.torch_spelling().reduce_scatter_coalesced_async(&inputs, buffers, &op)
             });
             finish(py, background, work.map_err(raise)?)
         })

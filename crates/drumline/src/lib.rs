@@ -20,6 +20,7 @@
 //! | [`ProcessGroup`] | the ranks that work together, and their collectives |
 //! | [`GroupOptions`] | groups of some of the ranks: `new_group`, `split` |
 //! | [`Work`] | an operation in the background |
+//! | [`TorchSpelling`] | collectives on lists of buffers, as torch spells them |
 //! | [`RegisteredBuffer`] | memory that the ranks of a host reach without a copy |
 //! | [`ddp`] | buckets, the reducer, verification and broadcast of models; users of burn want `drumline-burn` |
 //! | [`async_reduce`] | named tensors, reduced in whatever order they come |
@@ -59,11 +60,12 @@ pub use drumline_group::views;
 pub use drumline_group::{
     Bool, Candidate, Cause, Collective, CollectiveError, Complex, Config, DType, Element, Endpoint,
     Error, Explanation, F8E4M3, F8E5M2, GroupOptions, Operator, PriceList, PriceSource,
-    ProcessGroup, Rank, ReduceOp, RegisteredBuffer, Result, SumOrder, Work, WorkError, WorkFuture,
-    auth, backend, bf16, bind_to_memory_node, connect_members, default_group, describe_addresses,
-    f16, init_process_group, init_with_store, interruptible, is_available, is_gloo_available,
-    is_initialized, is_launched, is_mpi_available, is_nccl_available, is_torchelastic_launched,
-    register_backend, register_rendezvous_handler, rendezvous, store, trace,
+    ProcessGroup, Rank, ReduceOp, RegisteredBuffer, Result, SumOrder, TorchSpelling, Work,
+    WorkError, WorkFuture, auth, backend, bf16, bind_to_memory_node, connect_members,
+    default_group, describe_addresses, f16, init_process_group, init_with_store, interruptible,
+    is_available, is_gloo_available, is_initialized, is_launched, is_mpi_available,
+    is_nccl_available, is_torchelastic_launched, register_backend, register_rendezvous_handler,
+    rendezvous, store, trace,
 };
 pub use drumline_train as train;
 pub use drumline_train::{async_reduce, checkpoint, ddp, sampler};

@@ -15,6 +15,7 @@ mod process_group;
 mod registered;
 mod subgroups;
 
+pub use collectives::torch_spelling::TorchSpelling;
 pub use default_group::{default_group, is_initialized};
 pub(crate) use drive::Driven;
 pub use init::{connect_members, describe_addresses, init_process_group, init_with_store};

@@ -293,23 +293,23 @@ fn lists_are_the_same_as_one_buffer_behind_the_other() {
         let counts = counts(group, len);
         let mut outputs: Vec<Vec<i64>> = counts.iter().map(|count| vec![-1; *count]).collect();
         let mut list: Vec<&mut [i64]> = outputs.iter_mut().map(|output| &mut output[..]).collect();
-        group.all_gather_list(&values(own, counts[own]), &mut list).unwrap();
+        group.torch_spelling().all_gather_list(&values(own, counts[own]), &mut list).unwrap();
         assert!(outputs.concat() == blocks(&counts, value));
 
         let mut sums = vec![-1; counts[own]];
         let inputs: Vec<&[i64]> = outputs.iter().map(|output| &output[..]).collect();
-        group.reduce_scatter_list(&inputs, &mut sums, ReduceOp::Max).unwrap();
+        group.torch_spelling().reduce_scatter_list(&inputs, &mut sums, ReduceOp::Max).unwrap();
         assert!(sums == values(own, counts[own]));
 
         let root = ranks - 1;
         let entries = if own == root { ranks } else { 0 };
         let mut outputs = vec![vec![-1; len]; entries];
         let mut list: Vec<&mut [i64]> = outputs.iter_mut().map(|output| &mut output[..]).collect();
-        group.gather_list(&values(own, len), &mut list, root).unwrap();
+        group.torch_spelling().gather_list(&values(own, len), &mut list, root).unwrap();
         assert!(own != root || outputs.concat() == blocks(&vec![len; ranks], value));
         let inputs: Vec<&[i64]> = outputs.iter().map(|output| &output[..]).collect();
         let mut back = vec![-1; len];
-        group.scatter_list(&inputs, &mut back, root).unwrap();
+        group.torch_spelling().scatter_list(&inputs, &mut back, root).unwrap();
         assert!(back == values(own, len));
 
         let count = |from: usize, to: usize| len * ((from + 2 * to) % 4) / 3;
@@ -319,7 +319,7 @@ fn lists_are_the_same_as_one_buffer_behind_the_other() {
         let mut outputs: Vec<Vec<i64>> =
             (0..ranks).map(|from| vec![-1; count(from, own)]).collect();
         let mut list: Vec<&mut [i64]> = outputs.iter_mut().map(|output| &mut output[..]).collect();
-        group.all_to_all_list(&inputs, &mut list).unwrap();
+        group.torch_spelling().all_to_all_list(&inputs, &mut list).unwrap();
         let recv: Vec<usize> = (0..ranks).map(|from| count(from, own)).collect();
         assert!(outputs.concat() == blocks(&recv, |from, index| pair(from, own, index)));
     });
@@ -332,25 +332,34 @@ fn lists_go_in_the_background_too() {
         let (ranks, own, op) = (group.world_size(), group.rank(), ReduceOp::Sum);
         let counts = counts(group, len);
         let empty = || counts.iter().map(|count| vec![-1; *count]).collect::<Vec<Vec<i64>>>();
-        let work = group.all_gather_list_async(values(own, counts[own]), empty()).unwrap();
+        let work = group
+            .torch_spelling()
+            .all_gather_list_async(values(own, counts[own]), empty())
+            .unwrap();
         let lists = work.wait().unwrap();
         assert!(lists.concat() == blocks(&counts, value));
 
         let inputs: Vec<&[i64]> = lists.iter().map(|list| &list[..]).collect();
-        let sums = group.reduce_scatter_list_async(&inputs, vec![-1; counts[own]], op).unwrap();
+        let sums = group
+            .torch_spelling()
+            .reduce_scatter_list_async(&inputs, vec![-1; counts[own]], op)
+            .unwrap();
         let sum = |index| ranks as i64 * value(own, index);
         assert!(sums.wait().unwrap() == (0..counts[own]).map(sum).collect::<Vec<_>>());
 
         let outputs = vec![vec![-1; len]; if own == 0 { ranks } else { 0 }];
-        let work = group.gather_list_async(values(own, len), outputs, 0).unwrap();
+        let work = group.torch_spelling().gather_list_async(values(own, len), outputs, 0).unwrap();
         let lists = work.wait().unwrap();
         let inputs: Vec<&[i64]> = lists.iter().map(|list| &list[..]).collect();
-        let work = group.scatter_list_async(&inputs, vec![-1; len], 0).unwrap();
+        let work = group.torch_spelling().scatter_list_async(&inputs, vec![-1; len], 0).unwrap();
         assert!(work.wait().unwrap() == values(own, len));
 
         let to: Vec<Vec<i64>> = (0..ranks).map(|to| vec![pair(own, to, 0); len]).collect();
         let inputs: Vec<&[i64]> = to.iter().map(|list| &list[..]).collect();
-        let work = group.all_to_all_list_async(&inputs, vec![vec![-1; len]; ranks]).unwrap();
+        let work = group
+            .torch_spelling()
+            .all_to_all_list_async(&inputs, vec![vec![-1; len]; ranks])
+            .unwrap();
         for (from, list) in work.wait().unwrap().iter().enumerate() {
             assert!(*list == vec![pair(from, own, 0); len]);
         }
@@ -369,9 +378,10 @@ fn several_calls_go_as_one() {
         let expected = vec![sum(0, len), sum(1, 2 * len)];
         let mut sums = [a.clone(), b.clone()];
         let [first, second] = &mut sums;
-        group.all_reduce_coalesced(&mut [first, second], op).unwrap();
+        group.torch_spelling().all_reduce_coalesced(&mut [first, second], op).unwrap();
         assert!(sums.to_vec() == expected);
-        let work = group.all_reduce_coalesced_async(vec![a.clone(), b.clone()], op);
+        let work =
+            group.torch_spelling().all_reduce_coalesced_async(vec![a.clone(), b.clone()], op);
         assert!(work.wait().unwrap() == expected);
 
         let empty = || vec![vec![-1; ranks * len], vec![-1; 2 * ranks * len]];
@@ -379,22 +389,23 @@ fn several_calls_go_as_one() {
             blocks(&vec![len; ranks], value),
             blocks(&vec![2 * len; ranks], |rank, index| value(rank + 1, index)),
         ];
-        let work = group.all_gather_coalesced_async(&[&a, &b], empty()).unwrap();
+        let work = group.torch_spelling().all_gather_coalesced_async(&[&a, &b], empty()).unwrap();
         assert!(work.wait().unwrap() == all);
         let mut outputs = empty();
         let mut list: Vec<&mut [i64]> = outputs.iter_mut().map(|output| &mut output[..]).collect();
-        group.all_gather_coalesced(&[&a, &b], &mut list).unwrap();
+        group.torch_spelling().all_gather_coalesced(&[&a, &b], &mut list).unwrap();
         assert!(outputs == all);
 
         let inputs = [&all[0][..], &all[1]];
         let times = |values: &[i64]| values.iter().map(|value| ranks as i64 * value).collect();
         let expected: Vec<Vec<i64>> = vec![times(&a), times(&b)];
         let empty = || vec![vec![-1; len], vec![-1; 2 * len]];
-        let work = group.reduce_scatter_coalesced_async(&inputs, empty(), op).unwrap();
+        let work =
+            group.torch_spelling().reduce_scatter_coalesced_async(&inputs, empty(), op).unwrap();
         assert!(work.wait().unwrap() == expected);
         let mut outputs = empty();
         let mut list: Vec<&mut [i64]> = outputs.iter_mut().map(|output| &mut output[..]).collect();
-        group.reduce_scatter_coalesced(&inputs, &mut list, op).unwrap();
+        group.torch_spelling().reduce_scatter_coalesced(&inputs, &mut list, op).unwrap();
         assert!(outputs == expected);
     });
 }
@@ -424,18 +435,25 @@ fn members_count_as_ranks() {
                     };
                     let expected: Vec<bf16> = (0..len).map(sum).collect();
                     let (mut a, mut b) = (own(0), own(1));
-                    group.all_reduce_multi(&mut [&mut a, &mut b], op).unwrap();
+                    group.torch_spelling().all_reduce_multi(&mut [&mut a, &mut b], op).unwrap();
                     assert_eq!((&a, &b), (&expected, &expected), "{op}");
-                    let work = group.all_reduce_multi_async(vec![own(0), own(1)], op).unwrap();
+                    let work = group
+                        .torch_spelling()
+                        .all_reduce_multi_async(vec![own(0), own(1)], op)
+                        .unwrap();
                     assert_eq!(work.wait().unwrap(), [expected.clone(), expected.clone()]);
 
                     let (mut a, mut b) = (own(0), own(1));
                     let root = world_size - 1;
-                    group.reduce_multi(&mut [&mut a, &mut b], op, root, 1).unwrap();
+                    group
+                        .torch_spelling()
+                        .reduce_multi(&mut [&mut a, &mut b], op, root, 1)
+                        .unwrap();
                     assert_eq!(a, own(0));
                     assert_eq!(b, if group.rank() == root { expected.clone() } else { own(1) });
                     let buffers = vec![own(0), own(1)];
-                    let work = group.reduce_multi_async(buffers, op, root, 1).unwrap();
+                    let work =
+                        group.torch_spelling().reduce_multi_async(buffers, op, root, 1).unwrap();
                     assert_eq!(work.wait().unwrap(), [a, b]);
 
                     // Every member has its own part of the sum.
@@ -443,7 +461,10 @@ fn members_count_as_ranks() {
                     let input = |member| vec![own(member)[0]; all];
                     let (first, second) = (input(0), input(1));
                     let (inputs, outputs) = ([&first[..], &second], vec![vec![bf16::ZERO]; 2]);
-                    let work = group.reduce_scatter_multi_async(&inputs, outputs, op).unwrap();
+                    let work = group
+                        .torch_spelling()
+                        .reduce_scatter_multi_async(&inputs, outputs, op)
+                        .unwrap();
                     assert_eq!(work.wait().unwrap(), [part.clone(), part]);
                 }
             });
@@ -463,18 +484,19 @@ fn members_are_gathered_and_told() {
                 let [mut a, mut b] = [vec![-1; all.len()], vec![-1; all.len()]];
                 let (first, second) = (own(0), own(1));
                 let inputs = [&first[..], &second];
-                group.all_gather_multi(&inputs, &mut [&mut a, &mut b]).unwrap();
+                group.torch_spelling().all_gather_multi(&inputs, &mut [&mut a, &mut b]).unwrap();
                 assert_eq!((&a, &b), (&all, &all));
-                let work = group.all_gather_multi_async(&inputs, vec![a, b]).unwrap();
+                let work =
+                    group.torch_spelling().all_gather_multi_async(&inputs, vec![a, b]).unwrap();
                 assert_eq!(work.wait().unwrap(), [all.clone(), all]);
 
                 let root = world_size - 1;
                 let told = values(10 * root + 1, 5);
                 let (mut a, mut b) = (own(0), own(1));
-                group.broadcast_multi(&mut [&mut a, &mut b], root, 1).unwrap();
+                group.torch_spelling().broadcast_multi(&mut [&mut a, &mut b], root, 1).unwrap();
                 assert_eq!((&a, &b), (&told, &told));
                 let buffers = vec![own(0), own(1)];
-                let work = group.broadcast_multi_async(buffers, root, 1).unwrap();
+                let work = group.torch_spelling().broadcast_multi_async(buffers, root, 1).unwrap();
                 assert_eq!(work.wait().unwrap(), [told.clone(), told]);
             });
         }

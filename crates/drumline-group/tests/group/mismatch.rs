@@ -31,13 +31,16 @@ fn arguments_that_cannot_work_are_refused_and_harm_nothing() {
         let mut counts = [0, 0];
         counts[group.rank()] = 1;
         expect(group.all_to_all_v(&[1_u8], &counts, &mut [], &[0, 0]), "to itself but expects 0");
-        expect(group.all_gather_list(&[1_u8], &mut [&mut one]), "1 entries");
-        expect(group.gather_list(&[1_u8], &mut [&mut one], other), "1 buffers");
+        expect(group.torch_spelling().all_gather_list(&[1_u8], &mut [&mut one]), "1 entries");
+        expect(group.torch_spelling().gather_list(&[1_u8], &mut [&mut one], other), "1 buffers");
         let (inputs, mut outputs) = ([&[1_u8][..]], [&mut one[..]]);
-        expect(group.all_gather_coalesced(&inputs, &mut outputs), "an output of 1 elements");
-        expect(group.all_reduce_multi::<u8>(&mut [], op), "empty");
-        expect(group.all_reduce_multi(&mut [&mut one, &mut two], op), "as long");
-        expect(group.broadcast_multi(&mut [&mut two], 0, 1), "no buffer 1");
+        expect(
+            group.torch_spelling().all_gather_coalesced(&inputs, &mut outputs),
+            "an output of 1 elements",
+        );
+        expect(group.torch_spelling().all_reduce_multi::<u8>(&mut [], op), "empty");
+        expect(group.torch_spelling().all_reduce_multi(&mut [&mut one, &mut two], op), "as long");
+        expect(group.torch_spelling().broadcast_multi(&mut [&mut two], 0, 1), "no buffer 1");
         expect(group.monitored_barrier(Duration::ZERO), "longer time limit");
         group.barrier().unwrap();
     });
@@ -137,7 +140,7 @@ fn counts_that_differ_are_found_out() {
     ranks_disagree(["all_reduce(sum) of 5 f32 in blocks #", "rank"], |group, odd| {
         let (mut a, mut b) =
             (vec![1_f32; if odd { 2 } else { 3 }], vec![1_f32; if odd { 3 } else { 2 }]);
-        group.all_reduce_coalesced(&mut [&mut a, &mut b], ReduceOp::Sum)
+        group.torch_spelling().all_reduce_coalesced(&mut [&mut a, &mut b], ReduceOp::Sum)
     });
 }
 
@@ -160,8 +163,8 @@ fn members_that_differ_are_found_out() {
     ranks_disagree(["all_reduce(sum) of 3 f32 in blocks #", "rank"], |group, odd| {
         let (mut a, mut b) = ([1_f32; 3], [1_f32; 3]);
         match odd {
-            true => group.all_reduce_multi(&mut [&mut a], ReduceOp::Sum),
-            false => group.all_reduce_multi(&mut [&mut a, &mut b], ReduceOp::Sum),
+            true => group.torch_spelling().all_reduce_multi(&mut [&mut a], ReduceOp::Sum),
+            false => group.torch_spelling().all_reduce_multi(&mut [&mut a, &mut b], ReduceOp::Sum),
         }
     });
 }

@@ -1,19 +1,14 @@
 //! The collectives, blocking and asynchronous, by what they do.
 //!
-//! Functions that end in `_v` take blocks of different lengths, those in `_list` a buffer for every
-//! rank, those in `_coalesced` the buffers of several calls; and in those in `_multi` a rank has several
-//! members.
+//! Functions that end in `_v` take blocks of different lengths.
 
 mod barrier;
-mod coalesced;
 mod exchange;
 mod gather;
-mod lists;
-mod members;
-mod multi;
 mod reduce;
 mod scan;
 mod scatter;
+pub(super) mod torch_spelling;
 
 use drumline_engine::{
     any_call::{AnyCall, Job},

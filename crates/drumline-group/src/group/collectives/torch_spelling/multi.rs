@@ -13,7 +13,7 @@ use drumline_schedule::Collective;
 use drumline_schedule::step::Rank;
 
 use super::{
-    ProcessGroup, call,
+    TorchSpelling, call,
     members::{
         across, check_as_many, check_members, finish, of_members, round, round_and_deal_out,
         sum_of_members,
@@ -24,7 +24,7 @@ use crate::{Element, Error, ReduceOp, Result, Work};
 /// A call on sums of members, and this rank's.
 type Summed<A> = (Call, Vec<A>);
 
-impl ProcessGroup {
+impl TorchSpelling<'_> {
     /// Reduces all buffers of all ranks, in place: afterwards they are all the same.
     ///
     /// ```
@@ -35,7 +35,7 @@ impl ProcessGroup {
     /// #     for group in groups {
     /// #         threads.spawn(move || {
     /// let (mut a, mut b) = ([1], [group.rank() as i32]);
-    /// group.all_reduce_multi(&mut [&mut a, &mut b], ReduceOp::Sum).unwrap();
+    /// group.torch_spelling().all_reduce_multi(&mut [&mut a, &mut b], ReduceOp::Sum).unwrap();
     /// assert_eq!((a, b), ([6], [6]));
     /// #         });
     /// #     }
@@ -55,18 +55,18 @@ impl ProcessGroup {
         let len = check_members("all_reduce_multi", buffers)?;
         let mut sum = sum_of_members(buffers, op);
         let call = of_members::<T>(Collective::AllReduce, len, buffers.len());
-        self.run(call, Some(across(op).into()), &mut sum, &[])?;
+        self.group.run(call, Some(across(op).into()), &mut sum, &[])?;
         finish(op, &mut sum, self.members(buffers.len()));
         buffers.iter_mut().for_each(|buffer| round(&sum, buffer));
         Ok(())
     }
 
-    /// [`ProcessGroup::all_reduce_multi`] in the background. Gives the buffers back.
+    /// [`TorchSpelling::all_reduce_multi`] in the background. Gives the buffers back.
     ///
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.all_reduce_multi_async(vec![vec![1], vec![2]], drumline::ReduceOp::Sum)?;
+    /// let work = group.torch_spelling().all_reduce_multi_async(vec![vec![1], vec![2]], drumline::ReduceOp::Sum)?;
     /// assert_eq!(work.wait()?, [[3], [3]]);
     /// # Ok::<_, drumline::Error>(())
     /// ```
@@ -86,7 +86,7 @@ impl ProcessGroup {
         let len = check_members("all_reduce_multi", &buffers)?;
         let (sum, members) = (sum_of_members(&buffers, op), self.members(buffers.len()));
         let call = of_members::<T>(Collective::AllReduce, len, buffers.len());
-        Ok(self.submit_then(
+        Ok(self.group.submit_then(
             call,
             Some(across(op).into()),
             sum,
@@ -110,7 +110,7 @@ impl ProcessGroup {
     /// #     for group in groups {
     /// #         threads.spawn(move || {
     /// let (mut a, mut b) = ([1], [2]);
-    /// group.reduce_multi(&mut [&mut a, &mut b], ReduceOp::Sum, 2, 1).unwrap();
+    /// group.torch_spelling().reduce_multi(&mut [&mut a, &mut b], ReduceOp::Sum, 2, 1).unwrap();
     /// assert_eq!((a, b), ([1], if group.rank() == 2 { [9] } else { [2] }));
     /// #         });
     /// #     }
@@ -132,20 +132,20 @@ impl ProcessGroup {
         let len = self.check_root_buffer("reduce_multi", buffers, root, root_buffer)?;
         let mut sum = sum_of_members(buffers, op);
         let call = of_members::<T>(Collective::Reduce, len, buffers.len()).rooted(root);
-        self.run(call, Some(across(op).into()), &mut sum, &[])?;
-        if self.rank() == root {
+        self.group.run(call, Some(across(op).into()), &mut sum, &[])?;
+        if self.group.rank() == root {
             finish(op, &mut sum, self.members(buffers.len()));
             round(&sum, buffers[root_buffer]);
         }
         Ok(())
     }
 
-    /// [`ProcessGroup::reduce_multi`] in the background. Gives the buffers back.
+    /// [`TorchSpelling::reduce_multi`] in the background. Gives the buffers back.
     ///
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.reduce_multi_async(vec![vec![1], vec![2]], drumline::ReduceOp::Sum, 0, 1)?;
+    /// let work = group.torch_spelling().reduce_multi_async(vec![vec![1], vec![2]], drumline::ReduceOp::Sum, 0, 1)?;
     /// assert_eq!(work.wait()?, [[1], [3]]);
     /// # Ok::<_, drumline::Error>(())
     /// ```
@@ -167,7 +167,7 @@ impl ProcessGroup {
         let len = self.check_root_buffer("reduce_multi", &buffers, root, root_buffer)?;
         let (sum, members) = (sum_of_members(&buffers, op), self.members(buffers.len()));
         let call = of_members::<T>(Collective::Reduce, len, buffers.len()).rooted(root);
-        let at_root = self.rank() == root;
+        let at_root = self.group.rank() == root;
         let then = move |mut sum: Vec<T::Accumulator>| {
             if at_root {
                 finish(op, &mut sum, members);
@@ -175,7 +175,7 @@ impl ProcessGroup {
             }
             buffers
         };
-        Ok(self.submit_then(call, Some(across(op).into()), sum, Vec::new(), then))
+        Ok(self.group.submit_then(call, Some(across(op).into()), sum, Vec::new(), then))
     }
 
     /// Gives all buffers of all ranks what buffer `root_buffer` of rank `root` has.
@@ -188,7 +188,7 @@ impl ProcessGroup {
     /// #     for group in groups {
     /// #         threads.spawn(move || {
     /// let (mut a, mut b) = ([1], [10 + group.rank() as u8]);
-    /// group.broadcast_multi(&mut [&mut a, &mut b], 1, 1).unwrap();
+    /// group.torch_spelling().broadcast_multi(&mut [&mut a, &mut b], 1, 1).unwrap();
     /// assert_eq!((a, b), ([11], [11]));
     /// #         });
     /// #     }
@@ -209,7 +209,7 @@ impl ProcessGroup {
         let len = self.check_root_buffer("broadcast_multi", buffers, root, root_buffer)?;
         let parts = vec![len, buffers.len()];
         let call = call::<T>(Collective::Broadcast, len).rooted(root).in_parts(parts);
-        self.run(call, None, buffers[root_buffer], &[])?;
+        self.group.run(call, None, buffers[root_buffer], &[])?;
         let (before, at_and_behind) = buffers.split_at_mut(root_buffer);
         if let [source, behind @ ..] = at_and_behind {
             before
@@ -220,12 +220,12 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// [`ProcessGroup::broadcast_multi`] in the background. Gives the buffers back.
+    /// [`TorchSpelling::broadcast_multi`] in the background. Gives the buffers back.
     ///
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.broadcast_multi_async(vec![vec![1], vec![2]], 0, 1)?;
+    /// let work = group.torch_spelling().broadcast_multi_async(vec![vec![1], vec![2]], 0, 1)?;
     /// assert_eq!(work.wait()?, [[2], [2]]);
     /// # Ok::<_, drumline::Error>(())
     /// ```
@@ -247,7 +247,7 @@ impl ProcessGroup {
         let parts = vec![len, buffers.len()];
         let call = call::<T>(Collective::Broadcast, len).rooted(root).in_parts(parts);
         let source = buffers[root_buffer].as_ref().to_vec();
-        Ok(self.submit_then(call, None, source, Vec::new(), move |data: Vec<T>| {
+        Ok(self.group.submit_then(call, None, source, Vec::new(), move |data: Vec<T>| {
             buffers.iter_mut().for_each(|buffer| copy(buffer.as_mut().into(), data[..].into()));
             buffers
         }))
@@ -267,7 +267,7 @@ impl ProcessGroup {
     /// #         threads.spawn(move || {
     /// let inputs = [10, 11].map(|value| [value + 10 * group.rank() as i16]);
     /// let [mut a, mut b] = [[0; 4]; 2];
-    /// group.all_gather_multi(&[&inputs[0], &inputs[1]], &mut [&mut a, &mut b]).unwrap();
+    /// group.torch_spelling().all_gather_multi(&[&inputs[0], &inputs[1]], &mut [&mut a, &mut b]).unwrap();
     /// assert_eq!((a, b), ([10, 11, 20, 21], [10, 11, 20, 21]));
     /// #         });
     /// #     }
@@ -286,18 +286,18 @@ impl ProcessGroup {
     ) -> Result<()> {
         let (call, own) = self.gather_of_members(inputs, outputs)?;
         if let [first, others @ ..] = outputs {
-            self.run(call, None, first, &own)?;
+            self.group.run(call, None, first, &own)?;
             others.iter_mut().for_each(|other| copy((&mut **other).into(), (&**first).into()));
         }
         Ok(())
     }
 
-    /// [`ProcessGroup::all_gather_multi`] in the background. Gives `outputs` back.
+    /// [`TorchSpelling::all_gather_multi`] in the background. Gives `outputs` back.
     ///
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.all_gather_multi_async(&[&[1], &[2]], vec![vec![0; 2]; 2])?;
+    /// let work = group.torch_spelling().all_gather_multi_async(&[&[1], &[2]], vec![vec![0; 2]; 2])?;
     /// assert_eq!(work.wait()?, [[1, 2], [1, 2]]);
     /// # Ok::<_, drumline::Error>(())
     /// ```
@@ -315,15 +315,15 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let (call, own) = self.gather_of_members(inputs, &outputs)?;
-        let all = vec![T::zeroed(); own.len() * self.world_size()];
-        Ok(self.submit_then(call, None, all, own, move |all: Vec<T>| {
+        let all = vec![T::zeroed(); own.len() * self.group.world_size()];
+        Ok(self.group.submit_then(call, None, all, own, move |all: Vec<T>| {
             outputs.iter_mut().for_each(|output| copy(output.as_mut().into(), all[..].into()));
             outputs
         }))
     }
 
     /// Reduces all inputs of all ranks, and gives every member its block: the inverse of
-    /// [`ProcessGroup::all_gather_multi`].
+    /// [`TorchSpelling::all_gather_multi`].
     ///
     /// There are as many inputs as outputs, `n` of them. Each input holds a block for every
     /// member of the group, of the length of an output; output `j` of rank `k` gets the sum of all
@@ -339,7 +339,7 @@ impl ProcessGroup {
     /// let input = [1, 2, 3, 4];
     /// let (mut a, mut b) = ([0], [0]);
     /// let (inputs, mut outputs) = ([&input[..], &input], [&mut a[..], &mut b]);
-    /// group.reduce_scatter_multi(&inputs, &mut outputs, ReduceOp::Sum).unwrap();
+    /// group.torch_spelling().reduce_scatter_multi(&inputs, &mut outputs, ReduceOp::Sum).unwrap();
     /// assert_eq!((a, b), if group.rank() == 0 { ([4], [8]) } else { ([12], [16]) });
     /// #         });
     /// #     }
@@ -358,20 +358,20 @@ impl ProcessGroup {
         op: ReduceOp,
     ) -> Result<()> {
         let (call, sum) = self.scatter_of_members(inputs, outputs, op)?;
-        let mut own = vec![T::Accumulator::zeroed(); sum.len() / self.world_size()];
-        self.run(call, Some(across(op).into()), &mut own, &sum)?;
+        let mut own = vec![T::Accumulator::zeroed(); sum.len() / self.group.world_size()];
+        self.group.run(call, Some(across(op).into()), &mut own, &sum)?;
         finish(op, &mut own, self.members(inputs.len()));
         round_and_deal_out(&own, outputs);
         Ok(())
     }
 
-    /// [`ProcessGroup::reduce_scatter_multi`] in the background. Gives `outputs` back.
+    /// [`TorchSpelling::reduce_scatter_multi`] in the background. Gives `outputs` back.
     ///
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let outputs = vec![vec![0], vec![0]];
-    /// let work = group.reduce_scatter_multi_async(&[&[1, 2], &[3, 4]], outputs, drumline::ReduceOp::Sum)?;
+    /// let work = group.torch_spelling().reduce_scatter_multi_async(&[&[1, 2], &[3, 4]], outputs, drumline::ReduceOp::Sum)?;
     /// assert_eq!(work.wait()?, [[4], [6]]);
     /// # Ok::<_, drumline::Error>(())
     /// ```
@@ -390,9 +390,9 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let (call, sum) = self.scatter_of_members(inputs, &outputs, op)?;
-        let own = vec![T::Accumulator::zeroed(); sum.len() / self.world_size()];
+        let own = vec![T::Accumulator::zeroed(); sum.len() / self.group.world_size()];
         let members = self.members(inputs.len());
-        Ok(self.submit_then(
+        Ok(self.group.submit_then(
             call,
             Some(across(op).into()),
             own,
@@ -416,7 +416,7 @@ impl ProcessGroup {
         let all = check_members(operation, outputs)?;
         check_as_many(operation, inputs.len(), outputs.len())?;
         let own = inputs.concat();
-        self.check_blocks(operation, own.len(), all, "an output")?;
+        self.group.check_blocks(operation, own.len(), all, "an output")?;
         let parts = vec![len, inputs.len()];
         Ok((call::<T>(Collective::AllGather, own.len()).in_parts(parts), own))
     }
@@ -433,14 +433,14 @@ impl ProcessGroup {
         let len = check_members(operation, outputs)?;
         check_as_many(operation, outputs.len(), inputs.len())?;
         let block = len * outputs.len();
-        self.check_blocks(operation, block, all, "an input")?;
+        self.group.check_blocks(operation, block, all, "an input")?;
         let call = of_members::<T>(Collective::ReduceScatter, block, inputs.len());
         Ok((call, sum_of_members(inputs, op)))
     }
 
     /// How many all ranks have together.
     fn members(&self, of_a_rank: usize) -> usize {
-        self.world_size() * of_a_rank
+        self.group.world_size() * of_a_rank
     }
 
     fn check_root_buffer<T>(
@@ -450,7 +450,7 @@ impl ProcessGroup {
         root: Rank,
         root_buffer: usize,
     ) -> Result<usize> {
-        self.check_rank(operation, root)?;
+        self.group.check_rank(operation, root)?;
         let len = check_members(operation, buffers)?;
         if root_buffer < buffers.len() {
             return Ok(len);

@@ -9,12 +9,12 @@ use drumline_kernels::copy;
 use drumline_schedule::Collective;
 
 use super::{
-    ProcessGroup, call,
+    TorchSpelling, call,
     lists::{concat, deal_out, lengths},
 };
 use crate::{Element, Result, Work};
 
-impl ProcessGroup {
+impl TorchSpelling<'_> {
     /// [`ProcessGroup::all_reduce`] of several buffers as one operation.
     ///
     /// ```
@@ -25,7 +25,7 @@ impl ProcessGroup {
     /// #     for group in groups {
     /// #         threads.spawn(move || {
     /// let (mut a, mut b) = ([1.0], [2.0, 3.0]);
-    /// group.all_reduce_coalesced(&mut [&mut a, &mut b], ReduceOp::Avg).unwrap();
+    /// group.torch_spelling().all_reduce_coalesced(&mut [&mut a, &mut b], ReduceOp::Avg).unwrap();
     /// assert_eq!((a, b), ([1.0], [2.0, 3.0]));
     /// #         });
     /// #     }
@@ -43,17 +43,17 @@ impl ProcessGroup {
     ) -> Result<()> {
         let mut all = concat(buffers);
         let call = call::<T>(Collective::AllReduce, all.len()).in_parts(lengths(buffers));
-        self.run(call, Some(op.into()), &mut all, &[])?;
+        self.group.run(call, Some(op.into()), &mut all, &[])?;
         deal_out(&all, buffers);
         Ok(())
     }
 
-    /// [`ProcessGroup::all_reduce_coalesced`] in the background. Gives the buffers back.
+    /// [`TorchSpelling::all_reduce_coalesced`] in the background. Gives the buffers back.
     ///
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.all_reduce_coalesced_async(vec![vec![1.0], vec![2.0, 3.0]], drumline::ReduceOp::Sum);
+    /// let work = group.torch_spelling().all_reduce_coalesced_async(vec![vec![1.0], vec![2.0, 3.0]], drumline::ReduceOp::Sum);
     /// assert_eq!(work.wait()?, [vec![1.0], vec![2.0, 3.0]]);
     /// # Ok::<_, drumline::Error>(())
     /// ```
@@ -68,7 +68,7 @@ impl ProcessGroup {
     {
         let all = concat(&buffers);
         let call = call::<T>(Collective::AllReduce, all.len()).in_parts(lengths(&buffers));
-        self.submit_then(call, Some(op.into()), all, Vec::new(), move |all: Vec<T>| {
+        self.group.submit_then(call, Some(op.into()), all, Vec::new(), move |all: Vec<T>| {
             deal_out(&all, &mut buffers);
             buffers
         })
@@ -85,7 +85,7 @@ impl ProcessGroup {
     /// #         threads.spawn(move || {
     /// let (mut a, mut b) = ([0; 3], [0; 6]);
     /// let own = [1, 2, 3].map(|value| value * 10_i32.pow(group.rank() as u32));
-    /// group.all_gather_coalesced(&[&own[..1], &own[1..]], &mut [&mut a, &mut b]).unwrap();
+    /// group.torch_spelling().all_gather_coalesced(&[&own[..1], &own[1..]], &mut [&mut a, &mut b]).unwrap();
     /// assert_eq!((a, b), ([1, 10, 100], [2, 3, 20, 30, 200, 300]));
     /// #         });
     /// #     }
@@ -102,18 +102,18 @@ impl ProcessGroup {
         outputs: &mut [&mut [T]],
     ) -> Result<()> {
         let (call, own) = self.gather_together(inputs, outputs)?;
-        let mut all = vec![T::zeroed(); own.len() * self.world_size()];
-        self.run(call, None, &mut all, &own)?;
+        let mut all = vec![T::zeroed(); own.len() * self.group.world_size()];
+        self.group.run(call, None, &mut all, &own)?;
         deal_out_by_rank(&all, &lengths(inputs), outputs);
         Ok(())
     }
 
-    /// [`ProcessGroup::all_gather_coalesced`] in the background. Gives `outputs` back.
+    /// [`TorchSpelling::all_gather_coalesced`] in the background. Gives `outputs` back.
     ///
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.all_gather_coalesced_async(&[&[1], &[2, 3]], vec![vec![0], vec![0, 0]])?;
+    /// let work = group.torch_spelling().all_gather_coalesced_async(&[&[1], &[2, 3]], vec![vec![0], vec![0, 0]])?;
     /// assert_eq!(work.wait()?, [vec![1], vec![2, 3]]);
     /// # Ok::<_, drumline::Error>(())
     /// ```
@@ -132,8 +132,9 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let (call, own) = self.gather_together(inputs, &outputs)?;
-        let (all, parts) = (vec![T::zeroed(); own.len() * self.world_size()], lengths(inputs));
-        Ok(self.submit_then(call, None, all, own, move |all: Vec<T>| {
+        let (all, parts) =
+            (vec![T::zeroed(); own.len() * self.group.world_size()], lengths(inputs));
+        Ok(self.group.submit_then(call, None, all, own, move |all: Vec<T>| {
             deal_out_by_rank(&all, &parts, &mut outputs);
             outputs
         }))
@@ -151,7 +152,7 @@ impl ProcessGroup {
     /// #         threads.spawn(move || {
     /// let (mut a, mut b) = ([0], [0, 0]);
     /// let (inputs, mut outputs) = ([&[1, 2, 3][..], &[4, 4, 5, 5, 6, 6]], [&mut a[..], &mut b]);
-    /// group.reduce_scatter_coalesced(&inputs, &mut outputs, ReduceOp::Max).unwrap();
+    /// group.torch_spelling().reduce_scatter_coalesced(&inputs, &mut outputs, ReduceOp::Max).unwrap();
     /// let value = group.rank() + 1;
     /// assert_eq!((a, b), ([value as i32], [value as i32 + 3; 2]));
     /// #         });
@@ -171,18 +172,18 @@ impl ProcessGroup {
     ) -> Result<()> {
         let (call, all) = self.scatter_together(inputs, outputs)?;
         let mut own = concat(outputs);
-        self.run(call, Some(op.into()), &mut own, &all)?;
+        self.group.run(call, Some(op.into()), &mut own, &all)?;
         deal_out(&own, outputs);
         Ok(())
     }
 
-    /// [`ProcessGroup::reduce_scatter_coalesced`] in the background. Gives `outputs` back.
+    /// [`TorchSpelling::reduce_scatter_coalesced`] in the background. Gives `outputs` back.
     ///
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
     /// let outputs = vec![vec![0], vec![0, 0]];
-    /// let work = group.reduce_scatter_coalesced_async(&[&[1], &[2, 3]], outputs, drumline::ReduceOp::Sum)?;
+    /// let work = group.torch_spelling().reduce_scatter_coalesced_async(&[&[1], &[2, 3]], outputs, drumline::ReduceOp::Sum)?;
     /// assert_eq!(work.wait()?, [vec![1], vec![2, 3]]);
     /// # Ok::<_, drumline::Error>(())
     /// ```
@@ -202,10 +203,16 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let (call, all) = self.scatter_together(inputs, &outputs)?;
-        Ok(self.submit_then(call, Some(op.into()), concat(&outputs), all, move |own: Vec<T>| {
-            deal_out(&own, &mut outputs);
-            outputs
-        }))
+        Ok(self.group.submit_then(
+            call,
+            Some(op.into()),
+            concat(&outputs),
+            all,
+            move |own: Vec<T>| {
+                deal_out(&own, &mut outputs);
+                outputs
+            },
+        ))
     }
 
     /// The call, and what this rank brings.
@@ -232,7 +239,7 @@ impl ProcessGroup {
             let blocks = inputs.iter().zip(&parts);
             blocks.flat_map(move |(input, len)| &input[rank * len..][..*len])
         };
-        let all: Vec<T> = (0..self.world_size()).flat_map(blocks_for).copied().collect();
+        let all: Vec<T> = (0..self.group.world_size()).flat_map(blocks_for).copied().collect();
         let call = call::<T>(Collective::ReduceScatter, parts.iter().sum());
         Ok((call.in_parts(parts), all))
     }
@@ -247,7 +254,7 @@ impl ProcessGroup {
     ) -> Result<()> {
         self.check_entries(operation, long.len(), blocks.len())?;
         let mut pairs = blocks.iter().zip(long);
-        pairs.try_for_each(|(&block, &long)| self.check_blocks(operation, block, long, what))
+        pairs.try_for_each(|(&block, &long)| self.group.check_blocks(operation, block, long, what))
     }
 }
 

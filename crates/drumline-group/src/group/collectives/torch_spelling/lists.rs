@@ -7,10 +7,10 @@ use drumline_kernels::copy;
 use drumline_schedule::Collective;
 use drumline_schedule::step::Rank;
 
-use super::{ProcessGroup, call, call_of};
+use super::{TorchSpelling, call, call_of};
 use crate::{Element, Error, Result, Work};
 
-impl ProcessGroup {
+impl TorchSpelling<'_> {
     /// [`ProcessGroup::all_gather`] into a buffer for every rank. They may have different lengths,
     /// the same on all ranks; that of this rank has the length of `input`.
     ///
@@ -23,7 +23,7 @@ impl ProcessGroup {
     /// #         threads.spawn(move || {
     /// let (mut a, mut b, mut c) = ([0; 1], [0; 2], [0; 3]);
     /// let own = vec![7; group.rank() + 1];
-    /// group.all_gather_list(&own, &mut [&mut a, &mut b, &mut c]).unwrap();
+    /// group.torch_spelling().all_gather_list(&own, &mut [&mut a, &mut b, &mut c]).unwrap();
     /// assert_eq!((a, b, c), ([7], [7; 2], [7; 3]));
     /// #         });
     /// #     }
@@ -36,19 +36,19 @@ impl ProcessGroup {
     /// As [`ProcessGroup::all_gather_v`].
     pub fn all_gather_list<T: Element>(&self, input: &[T], outputs: &mut [&mut [T]]) -> Result<()> {
         let counts = lengths(outputs);
-        let blocks = self.blocks_by_rank("all_gather_list", &counts, input.len(), None)?;
+        let blocks = self.group.blocks_by_rank("all_gather_list", &counts, input.len(), None)?;
         let mut all = vec![T::zeroed(); counts.iter().sum()];
-        self.run(call_of::<T>(Collective::AllGather, blocks), None, &mut all, input)?;
+        self.group.run(call_of::<T>(Collective::AllGather, blocks), None, &mut all, input)?;
         deal_out(&all, outputs);
         Ok(())
     }
 
-    /// [`ProcessGroup::all_gather_list`] in the background. Gives `outputs` back.
+    /// [`TorchSpelling::all_gather_list`] in the background. Gives `outputs` back.
     ///
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.all_gather_list_async(vec![7], vec![vec![0]])?;
+    /// let work = group.torch_spelling().all_gather_list_async(vec![7], vec![vec![0]])?;
     /// assert_eq!(work.wait()?, [[7]]);
     /// # Ok::<_, drumline::Error>(())
     /// ```
@@ -67,10 +67,11 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let counts = lengths(&outputs);
-        let blocks = self.blocks_by_rank("all_gather_list", &counts, input.as_ref().len(), None)?;
+        let blocks =
+            self.group.blocks_by_rank("all_gather_list", &counts, input.as_ref().len(), None)?;
         let all = vec![T::zeroed(); counts.iter().sum()];
         let call = call_of::<T>(Collective::AllGather, blocks);
-        Ok(self.submit_then(call, None, all, input, move |all: Vec<T>| {
+        Ok(self.group.submit_then(call, None, all, input, move |all: Vec<T>| {
             deal_out(&all, &mut outputs);
             outputs
         }))
@@ -91,7 +92,7 @@ impl ProcessGroup {
     ///     0 => vec![&mut a[..], &mut b, &mut c],
     ///     _ => vec![],
     /// };
-    /// group.gather_list(&[group.rank() as u16; 2], &mut outputs, 0).unwrap();
+    /// group.torch_spelling().gather_list(&[group.rank() as u16; 2], &mut outputs, 0).unwrap();
     /// if group.rank() == 0 {
     ///     assert_eq!([a, b, c], [[0; 2], [1; 2], [2; 2]]);
     /// }
@@ -113,17 +114,22 @@ impl ProcessGroup {
         let operation = "gather_list";
         self.check_list_at_root(operation, root, &lengths(outputs), input.len())?;
         let mut all = vec![T::zeroed(); outputs.len() * input.len()];
-        self.run(call::<T>(Collective::Gather, input.len()).rooted(root), None, &mut all, input)?;
+        self.group.run(
+            call::<T>(Collective::Gather, input.len()).rooted(root),
+            None,
+            &mut all,
+            input,
+        )?;
         deal_out(&all, outputs);
         Ok(())
     }
 
-    /// [`ProcessGroup::gather_list`] in the background. Gives `outputs` back.
+    /// [`TorchSpelling::gather_list`] in the background. Gives `outputs` back.
     ///
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.gather_list_async(vec![7], vec![vec![0]], 0)?;
+    /// let work = group.torch_spelling().gather_list_async(vec![7], vec![vec![0]], 0)?;
     /// assert_eq!(work.wait()?, [[7]]);
     /// # Ok::<_, drumline::Error>(())
     /// ```
@@ -146,7 +152,7 @@ impl ProcessGroup {
         self.check_list_at_root("gather_list", root, &lengths(&outputs), len)?;
         let all = vec![T::zeroed(); outputs.len() * len];
         let call = call::<T>(Collective::Gather, len).rooted(root);
-        Ok(self.submit_then(call, None, all, input, move |all: Vec<T>| {
+        Ok(self.group.submit_then(call, None, all, input, move |all: Vec<T>| {
             deal_out(&all, &mut outputs);
             outputs
         }))
@@ -164,7 +170,7 @@ impl ProcessGroup {
     /// #         threads.spawn(move || {
     /// let inputs: &[&[i8]] = if group.rank() == 1 { &[&[1], &[2], &[3]] } else { &[] };
     /// let mut own = [0];
-    /// group.scatter_list(inputs, &mut own, 1).unwrap();
+    /// group.torch_spelling().scatter_list(inputs, &mut own, 1).unwrap();
     /// assert_eq!(own, [group.rank() as i8 + 1]);
     /// #         });
     /// #     }
@@ -183,15 +189,15 @@ impl ProcessGroup {
     ) -> Result<()> {
         self.check_list_at_root("scatter_list", root, &lengths(inputs), output.len())?;
         let call = call::<T>(Collective::Scatter, output.len()).rooted(root);
-        self.run(call, None, output, &inputs.concat())
+        self.group.run(call, None, output, &inputs.concat())
     }
 
-    /// [`ProcessGroup::scatter_list`] in the background. Gives `output` back.
+    /// [`TorchSpelling::scatter_list`] in the background. Gives `output` back.
     ///
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.scatter_list_async(&[&[7]], vec![0], 0)?;
+    /// let work = group.torch_spelling().scatter_list_async(&[&[7]], vec![0], 0)?;
     /// assert_eq!(work.wait()?, [7]);
     /// # Ok::<_, drumline::Error>(())
     /// ```
@@ -212,7 +218,7 @@ impl ProcessGroup {
         let len = output.as_ref().len();
         self.check_list_at_root("scatter_list", root, &lengths(inputs), len)?;
         let call = call::<T>(Collective::Scatter, len).rooted(root);
-        Ok(self.submit(call, None, output, inputs.concat()))
+        Ok(self.group.submit(call, None, output, inputs.concat()))
     }
 
     /// [`ProcessGroup::reduce_scatter`] of a buffer for every rank. They may have different
@@ -226,7 +232,7 @@ impl ProcessGroup {
     /// #     for group in groups {
     /// #         threads.spawn(move || {
     /// let mut part = vec![0; group.rank()];
-    /// group.reduce_scatter_list(&[&[], &[1], &[2, 3]], &mut part, ReduceOp::Sum).unwrap();
+    /// group.torch_spelling().reduce_scatter_list(&[&[], &[1], &[2, 3]], &mut part, ReduceOp::Sum).unwrap();
     /// assert_eq!(part, [vec![], vec![3], vec![6, 9]][group.rank()]);
     /// #         });
     /// #     }
@@ -244,17 +250,18 @@ impl ProcessGroup {
         op: impl Into<Operator<T>>,
     ) -> Result<()> {
         let counts = lengths(inputs);
-        let blocks = self.blocks_by_rank("reduce_scatter_list", &counts, output.len(), None)?;
+        let blocks =
+            self.group.blocks_by_rank("reduce_scatter_list", &counts, output.len(), None)?;
         let call = call_of::<T>(Collective::ReduceScatter, blocks);
-        self.run(call, Some(op.into()), output, &inputs.concat())
+        self.group.run(call, Some(op.into()), output, &inputs.concat())
     }
 
-    /// [`ProcessGroup::reduce_scatter_list`] in the background. Gives `output` back.
+    /// [`TorchSpelling::reduce_scatter_list`] in the background. Gives `output` back.
     ///
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.reduce_scatter_list_async(&[&[7]], vec![0], drumline::ReduceOp::Sum)?;
+    /// let work = group.torch_spelling().reduce_scatter_list_async(&[&[7]], vec![0], drumline::ReduceOp::Sum)?;
     /// assert_eq!(work.wait()?, [7]);
     /// # Ok::<_, drumline::Error>(())
     /// ```
@@ -273,9 +280,9 @@ impl ProcessGroup {
         B: AsMut<[T]> + AsRef<[T]> + Send + 'static,
     {
         let (counts, own) = (lengths(inputs), output.as_ref().len());
-        let blocks = self.blocks_by_rank("reduce_scatter_list", &counts, own, None)?;
+        let blocks = self.group.blocks_by_rank("reduce_scatter_list", &counts, own, None)?;
         let call = call_of::<T>(Collective::ReduceScatter, blocks);
-        Ok(self.submit(call, Some(op.into()), output, inputs.concat()))
+        Ok(self.group.submit(call, Some(op.into()), output, inputs.concat()))
     }
 
     /// [`ProcessGroup::all_to_all_v`] with a buffer to and one from every rank, of any lengths.
@@ -289,7 +296,7 @@ impl ProcessGroup {
     /// #         threads.spawn(move || {
     /// let [mut a, mut b, mut c] = [[0]; 3];
     /// let to = [0, 1, 2].map(|to| [10 * group.rank() as u64 + to]);
-    /// group.all_to_all_list(&[&to[0], &to[1], &to[2]], &mut [&mut a, &mut b, &mut c]).unwrap();
+    /// group.torch_spelling().all_to_all_list(&[&to[0], &to[1], &to[2]], &mut [&mut a, &mut b, &mut c]).unwrap();
     /// assert_eq!([a, b, c].concat(), [0, 10, 20].map(|value| value + group.rank() as u64));
     /// #         });
     /// #     }
@@ -307,17 +314,17 @@ impl ProcessGroup {
     ) -> Result<()> {
         let (send_counts, recv_counts) = (lengths(inputs), lengths(outputs));
         let mut all = vec![T::zeroed(); recv_counts.iter().sum()];
-        self.all_to_all_v(&inputs.concat(), &send_counts, &mut all, &recv_counts)?;
+        self.group.all_to_all_v(&inputs.concat(), &send_counts, &mut all, &recv_counts)?;
         deal_out(&all, outputs);
         Ok(())
     }
 
-    /// [`ProcessGroup::all_to_all_list`] in the background. Gives `outputs` back.
+    /// [`TorchSpelling::all_to_all_list`] in the background. Gives `outputs` back.
     ///
     /// ```
     /// # use drumline_group as drumline;
     /// # let group = drumline::ProcessGroup::alone();
-    /// let work = group.all_to_all_list_async(&[&[7]], vec![vec![0]])?;
+    /// let work = group.torch_spelling().all_to_all_list_async(&[&[7]], vec![vec![0]])?;
     /// assert_eq!(work.wait()?, [[7]]);
     /// # Ok::<_, drumline::Error>(())
     /// ```
@@ -336,9 +343,9 @@ impl ProcessGroup {
     {
         let (send_counts, recv_counts) = (lengths(inputs), lengths(&outputs));
         let (input, all) = (inputs.concat(), vec![T::zeroed(); recv_counts.iter().sum()]);
-        let counts = self.check_pairs(input.len(), &send_counts, all.len(), &recv_counts)?;
+        let counts = self.group.check_pairs(input.len(), &send_counts, all.len(), &recv_counts)?;
         let call = call_of::<T>(Collective::AllToAll, counts);
-        Ok(self.submit_then(call, None, all, input, move |all: Vec<T>| {
+        Ok(self.group.submit_then(call, None, all, input, move |all: Vec<T>| {
             deal_out(&all, &mut outputs);
             outputs
         }))
@@ -351,12 +358,12 @@ impl ProcessGroup {
         lengths: &[usize],
         block: usize,
     ) -> Result<()> {
-        self.check_rank(operation, root)?;
-        let expected = if self.rank() == root { self.world_size() } else { 0 };
+        self.group.check_rank(operation, root)?;
+        let expected = if self.group.rank() == root { self.group.world_size() } else { 0 };
         self.check_entries(operation, lengths.len(), expected)?;
-        lengths
-            .iter()
-            .try_for_each(|&len| self.check_len(operation, "a buffer of the list", len, block))
+        lengths.iter().try_for_each(|&len| {
+            self.group.check_len(operation, "a buffer of the list", len, block)
+        })
     }
 
     pub(super) fn check_entries(

@@ -1,0 +1,38 @@
+//! The forms of collectives that only serve torch's spelling.
+//!
+//! Those that end in `_list` take a buffer for every rank, those in `_coalesced` the buffers of several calls,
+//! and in those in `_multi` a rank has several members. Each is one collective, and copies. A program that is
+//! not translated from torch lays its data out in one buffer and needs none of them.
+
+mod coalesced;
+mod lists;
+mod members;
+mod multi;
+
+use super::{super::ProcessGroup, call, call_of};
+
+/// The collectives of a group in forms that only serve torch's spelling. Made by
+/// [`ProcessGroup::torch_spelling`].
+///
+/// ```
+/// # use drumline_group as drumline;
+/// use drumline::ProcessGroup;
+///
+/// let group = ProcessGroup::alone();
+/// let mut from_each_rank = vec![vec![0_u8; 3]; group.world_size()];
+/// let mut outputs: Vec<&mut [u8]> = from_each_rank.iter_mut().map(Vec::as_mut_slice).collect();
+/// group.torch_spelling().all_gather_list(&[1, 2, 3], &mut outputs)?;
+/// assert_eq!(from_each_rank, [[1, 2, 3]]);
+/// # Ok::<_, drumline::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct TorchSpelling<'a> {
+    group: &'a ProcessGroup,
+}
+
+impl ProcessGroup {
+    /// The collectives that take lists of buffers, as torch spells them.
+    pub fn torch_spelling(&self) -> TorchSpelling<'_> {
+        TorchSpelling { group: self }
+    }
+}
