@@ -73,7 +73,8 @@ impl ProcessGroup {
     ///                 group.recv_async(vec![0_u32], before, 0),
     ///                 group.send_async(vec![me as u32], next, 0),
     ///             ];
-    ///             let batch: Result<Vec<Vec<u32>>> = batch.into_iter().map(|it| it?.wait()).collect();
+    ///             let batch: Result<Vec<Vec<u32>>> =
+    ///                 batch.into_iter().map(|work| Ok(work?.wait()?)).collect();
     ///             assert_eq!(batch.unwrap(), [[before as u32], [me as u32]]);
     ///         });
     ///     }
