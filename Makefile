@@ -244,9 +244,11 @@ semver:
 	@if cargo semver-checks --version >/dev/null 2>&1; then cargo semver-checks --workspace; \
 	else echo 'skipped: cargo install --locked cargo-semver-checks'; fi
 
-# Every crate that is published builds from what would be uploaded.
+# Every crate that is published builds from what would be uploaded: make package PACKAGE_ARGS=--no-verify
+# only packs them.
+PUBLISHED = $(shell grep -L 'publish = false' crates/*/Cargo.toml | sed 's,crates/\([^/]*\)/.*,-p \1,')
 package:
-	cargo package --locked --workspace --allow-dirty
+	cargo package --locked --allow-dirty $(PACKAGE_ARGS) $(PUBLISHED)
 
 clean:
 	cargo clean
