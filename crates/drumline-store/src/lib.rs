@@ -5,6 +5,7 @@
 //! | [`store`] | the key-value stores |
 //! | [`auth`] | the job's secret, and how both ends of a connection prove that they know it |
 //! | [`net`] | streams, listeners and calls to them, over TCP and Unix sockets |
+//! | [`text`] | how text of others is shown |
 
 #![forbid(unsafe_code)]
 
@@ -12,6 +13,7 @@ pub mod auth;
 mod error;
 pub mod net;
 pub mod store;
+pub mod text;
 
 pub use error::{Error, Result};
 pub use net::Endpoint;

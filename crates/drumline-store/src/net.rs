@@ -7,6 +7,8 @@
 //! | [`gate`] | a listener that admits only who proves itself |
 //! | [`call`] | the other side of a gate |
 //! | [`dial`] | the same, without blocking |
+//! | `owner` | whose the other end of a connection on loopback is |
+//! | `warnings` | how often strangers may make this process write to its log |
 //! | `pacing` | the congestion control of what stays on this host |
 //! | [`interface`] | addresses of this machine's network interfaces |
 
@@ -15,11 +17,13 @@ pub mod dial;
 mod endpoint;
 pub mod gate;
 pub mod interface;
+mod owner;
 mod pacing;
 pub mod poll;
 pub mod stream;
 #[cfg(test)]
 mod tests;
+pub(crate) mod warnings;
 
 pub use endpoint::Endpoint;
 

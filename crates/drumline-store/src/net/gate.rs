@@ -3,9 +3,9 @@
 use std::{
     collections::BTreeMap,
     io::{self, ErrorKind, Read as _, Write as _},
-    net::{SocketAddr, TcpListener},
+    net::{IpAddr, SocketAddr, TcpListener},
     os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
         linux::net::SocketAddrExt as _,
         unix::net::{SocketAddr as UnixAddr, UnixListener},
     },
@@ -16,10 +16,14 @@ use rustix::{
     buffer::spare_capacity,
     event::{Timespec, epoll},
     io::Errno,
+    process::{Resource, getrlimit},
 };
 
-use super::{pacing, stream::Stream};
-use crate::auth::{Expected, Handshake, Hello, Nonce, Secret};
+use super::{owner, pacing, stream::Stream, warnings::Warnings};
+use crate::{
+    auth::{Expected, Handshake, Hello, Nonce, Secret},
+    text::escaped,
+};
 
 /// A socket that listens.
 #[derive(Debug)]
@@ -88,8 +92,13 @@ impl AsFd for Listener {
 /// What a [`Gate`] asks of those who come.
 #[derive(Clone, Debug)]
 pub enum Admission {
-    /// Nothing: whoever connects is in.
-    Anyone,
+    /// To begin with these bytes, which show the protocol and no more.
+    Opening {
+        /// The bytes. They are taken off the stream.
+        bytes: &'static [u8],
+        /// Whether a process of another user is turned away; then the listener is on loopback.
+        own_user_only: bool,
+    },
     /// The handshake, as the one who answers.
     Handshake {
         /// The greeting of this end.
@@ -106,6 +115,9 @@ pub enum Admission {
 /// is bounded: less than a kilobyte each here, and the socket's buffers in the kernel.
 pub const GUESTS_MAX: usize = 256;
 
+/// How many of them one address may have that others cannot push out.
+pub const GUESTS_PER_SOURCE: usize = 16;
+
 /// How long a connection may take to prove itself.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -115,8 +127,9 @@ const ACCEPTED_AT_ONCE: usize = 64;
 /// How long accepting pauses when the process has no descriptor left and no guest to close.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// After so many warnings about strangers, the log has enough of them.
-const WARNINGS_MAX: u32 = 16;
+/// Of the descriptors that this process may have, a door that asks for no secret leaves so many
+/// (one in four) to those that do.
+const RESERVED_PART: u64 = 4;
 
 /// Listens, and yields the connections whose other end belongs here.
 ///
@@ -132,15 +145,24 @@ pub struct Gate {
     next_guest: u64,
     /// Set while accepting pauses.
     accept_after: Option<Instant>,
-    warnings: u32,
+    warnings: Warnings,
 }
 
 /// A connection that has not proven itself.
 #[derive(Debug)]
 struct Guest {
     stream: Stream,
-    handshake: Handshake,
+    /// Where it calls from; none over a Unix socket.
+    source: Option<IpAddr>,
+    proof: Proof,
     deadline: Instant,
+}
+
+/// What a guest has shown so far.
+#[derive(Debug)]
+enum Proof {
+    Handshake(Box<Handshake>),
+    Opening { missing: &'static [u8] },
 }
 
 /// A connection that is let in.
@@ -148,7 +170,7 @@ struct Guest {
 pub struct Arrival {
     /// The connection.
     pub stream: Stream,
-    /// Who it is; absent where [`Admission::Anyone`] is.
+    /// Who it is; absent where [`Admission::Opening`] is.
     pub hello: Option<Hello>,
 }
 
@@ -168,7 +190,7 @@ impl Gate {
             guests: BTreeMap::new(),
             next_guest: 0,
             accept_after: None,
-            warnings: 0,
+            warnings: Warnings::default(),
         })
     }
 
@@ -209,23 +231,23 @@ impl Gate {
         let mut arrivals = Vec::new();
         for event in ready {
             match event.data.u64() {
-                LISTENER => self.accept(now, &mut arrivals)?,
-                id => arrivals.extend(self.hear(id)),
+                LISTENER => self.accept(now)?,
+                id => arrivals.extend(self.hear(id, now)),
             }
         }
         while let Some(oldest) = self.guests.first_entry()
             && now >= oldest.get().deadline
         {
             let guest = oldest.remove();
-            self.warn(&guest.stream, "it did not prove itself in time");
+            self.warn(&guest.stream, now, "it did not prove itself in time");
         }
         Ok(arrivals)
     }
 
-    fn accept(&mut self, now: Instant, arrivals: &mut Vec<Arrival>) -> io::Result<()> {
+    fn accept(&mut self, now: Instant) -> io::Result<()> {
         for _ in 0..ACCEPTED_AT_ONCE {
             match self.listener.accept() {
-                Ok(stream) => self.receive(stream, now, arrivals),
+                Ok(stream) => self.receive(stream, now),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 // It has gone before it was looked at.
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
@@ -234,7 +256,9 @@ impl Gate {
                     Some(_) => tracing::debug!(%error, "closed a guest to accept another"),
                     None => {
                         // Without the pause, the gate would be ready at once for ever.
-                        tracing::warn!(%error, "cannot accept connections for a moment");
+                        if let Some(held_back) = self.warnings.admit(now) {
+                            tracing::warn!(%error, held_back, "cannot accept connections for a moment");
+                        }
                         self.accept_after = Some(now + ACCEPT_PAUSE);
                         self.listen_for(epoll::EventFlags::empty())?;
                         break;
@@ -245,37 +269,71 @@ impl Gate {
         Ok(())
     }
 
-    /// Takes a fresh connection in, as a guest or at once.
-    fn receive(&mut self, stream: Stream, now: Instant, arrivals: &mut Vec<Arrival>) {
-        let Admission::Handshake { ours, expected, secret } = &self.admission else {
-            arrivals.push(Arrival { stream, hello: None });
-            return;
+    /// Takes a fresh connection in as a guest.
+    fn receive(&mut self, stream: Stream, now: Instant) {
+        let proof = match self.question(&stream) {
+            Ok(proof) => proof,
+            Err(objection) => return self.warn(&stream, now, &objection),
         };
-        if let Some(suspicion) = stream.suspicion(secret.is_some()) {
-            self.warn(&stream, &suspicion);
-            return;
-        }
-        let nonce = match Nonce::random() {
-            Ok(nonce) => nonce,
-            Err(error) => return self.warn(&stream, &error.to_string()),
-        };
-        let handshake = Handshake::answer(*ours, expected.clone(), secret.clone(), nonce);
         let id = self.next_guest;
         let token = epoll::EventData::new_u64(id);
         if let Err(error) = epoll::add(&self.epoll, &stream, token, epoll::EventFlags::IN) {
-            return self.warn(&stream, &error.to_string());
+            return self.warn(&stream, now, &error.to_string());
         }
         if self.guests.len() >= GUESTS_MAX
-            && let Some((_, oldest)) = self.guests.pop_first()
+            && let Some(guest) = self.one_too_many().and_then(|id| self.guests.remove(&id))
         {
-            self.warn(&oldest.stream, "too many others came before it had proven itself");
+            self.warn(&guest.stream, now, "too many others came before it had proven itself");
         }
         self.next_guest += 1;
-        self.guests.insert(id, Guest { stream, handshake, deadline: now + PATIENCE });
+        let source = stream.peer_address().map(|address| address.ip());
+        self.guests.insert(id, Guest { stream, source, proof, deadline: now + PATIENCE });
+    }
+
+    /// What a fresh connection is asked for, or why it is not even asked.
+    fn question(&self, stream: &Stream) -> Result<Proof, String> {
+        match &self.admission {
+            Admission::Opening { bytes, own_user_only } => {
+                if !leaves_descriptors(stream) {
+                    return Err(
+                        "three quarters of this process's descriptors are taken, and the rest is \
+                         for who knows the secret"
+                            .to_owned(),
+                    );
+                }
+                if let (true, Stream::Tcp(tcp)) = (own_user_only, stream)
+                    && let Some(objection) = owner::objection(tcp)
+                {
+                    return Err(objection);
+                }
+                Ok(Proof::Opening { missing: bytes })
+            }
+            Admission::Handshake { ours, expected, secret } => {
+                if let Some(suspicion) = stream.suspicion(secret.is_some()) {
+                    return Err(suspicion);
+                }
+                let nonce = Nonce::random().map_err(|error| error.to_string())?;
+                let secret = secret.clone();
+                let handshake = Handshake::answer(*ours, expected.clone(), secret, nonce);
+                Ok(Proof::Handshake(Box::new(handshake)))
+            }
+        }
+    }
+
+    /// The oldest guest of the address that has the most. So an address with at most
+    /// [`GUESTS_PER_SOURCE`] of them loses none to fewer than [`GUESTS_PER_SOURCE`] others.
+    fn one_too_many(&self) -> Option<u64> {
+        let mut counts = BTreeMap::<Option<IpAddr>, usize>::new();
+        for guest in self.guests.values() {
+            *counts.entry(guest.source).or_default() += 1;
+        }
+        let most = counts.values().copied().max()?;
+        let has_most = |guest: &Guest| counts.get(&guest.source) == Some(&most);
+        self.guests.iter().find(|(_, guest)| has_most(guest)).map(|(&id, _)| id)
     }
 
     /// Hears what a guest has to say; the guest, if that lets it in.
-    fn hear(&mut self, id: u64) -> Option<Arrival> {
+    fn hear(&mut self, id: u64, now: Instant) -> Option<Arrival> {
         let guest = self.guests.get_mut(&id)?;
         let heard = guest.hear();
         if matches!(heard, Ok(false)) {
@@ -286,7 +344,10 @@ impl Gate {
             .map_err(|error| Farewell::Refused(error.to_string()));
         match heard.and(taken_out) {
             Ok(()) => {
-                let hello = guest.handshake.peer().copied();
+                let hello = match &guest.proof {
+                    Proof::Handshake(handshake) => handshake.peer().copied(),
+                    Proof::Opening { .. } => None,
+                };
                 Some(Arrival { stream: guest.stream, hello })
             }
             Err(Farewell::Left(reason)) => {
@@ -295,7 +356,7 @@ impl Gate {
                 None
             }
             Err(Farewell::Refused(reason)) => {
-                self.warn(&guest.stream, &reason);
+                self.warn(&guest.stream, now, &reason);
                 None
             }
         }
@@ -306,13 +367,10 @@ impl Gate {
         Ok(epoll::modify(&self.epoll, &self.listener, token, flags)?)
     }
 
-    fn warn(&mut self, stream: &Stream, reason: &str) {
-        self.warnings = self.warnings.saturating_add(1);
-        if self.warnings <= WARNINGS_MAX {
-            tracing::warn!(peer = stream.peer(), reason, "turned a connection away");
-        }
-        if self.warnings == WARNINGS_MAX {
-            tracing::warn!("more connections that are turned away are not mentioned");
+    fn warn(&mut self, stream: &Stream, now: Instant, reason: &str) {
+        if let Some(held_back) = self.warnings.admit(now) {
+            let (peer, reason) = (stream.peer(), escaped(reason));
+            tracing::warn!(peer, reason, held_back, "turned a connection away");
         }
     }
 }
@@ -334,25 +392,55 @@ enum Farewell {
 impl Guest {
     /// Reads on and answers; whether the handshake is done.
     fn hear(&mut self) -> Result<bool, Farewell> {
-        let left = |error: io::Error| Farewell::Left(error.to_string());
-        let mut bytes = [0; Hello::BYTES];
-        while self.handshake.wanted() > 0 {
-            let wanted = self.handshake.wanted().min(bytes.len());
-            let heard = match self.stream.read(&mut bytes[..wanted]) {
-                Ok(0) => {
-                    let reason = "it left before it had proven itself".to_owned();
-                    return Err(Farewell::Left(reason));
-                }
-                Ok(count) => self.handshake.receive(&bytes[..count]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-                Err(error) if error.kind() == ErrorKind::Interrupted => continue,
-                Err(error) => return Err(left(error)),
-            };
-            // These few bytes always fit the empty send buffer of a fresh connection.
-            let answered = self.stream.write_all(&self.handshake.take_output());
-            heard.map_err(|refusal| Farewell::Refused(refusal.to_string()))?;
-            answered.map_err(left)?;
+        match &mut self.proof {
+            Proof::Handshake(handshake) => shake(&mut self.stream, handshake),
+            Proof::Opening { missing } => hear_opening(&mut self.stream, missing),
         }
-        Ok(true)
     }
+}
+
+fn hear_opening(stream: &mut Stream, missing: &mut &'static [u8]) -> Result<bool, Farewell> {
+    let mut bytes = [0; Hello::BYTES];
+    while !missing.is_empty() {
+        let wanted = missing.len().min(bytes.len());
+        let Some(count) = read(stream, &mut bytes[..wanted])? else { return Ok(false) };
+        *missing = missing.strip_prefix(&bytes[..count]).ok_or_else(|| {
+            Farewell::Refused("it does not begin as a TCP store's client does".to_owned())
+        })?;
+    }
+    Ok(true)
+}
+
+fn shake(stream: &mut Stream, handshake: &mut Handshake) -> Result<bool, Farewell> {
+    let mut bytes = [0; Hello::BYTES];
+    while handshake.wanted() > 0 {
+        let wanted = handshake.wanted().min(bytes.len());
+        let Some(count) = read(stream, &mut bytes[..wanted])? else { return Ok(false) };
+        let heard = handshake.receive(&bytes[..count]);
+        // These few bytes always fit the empty send buffer of a fresh connection.
+        let answered = stream.write_all(&handshake.take_output());
+        heard.map_err(|refusal| Farewell::Refused(refusal.to_string()))?;
+        answered.map_err(|error| Farewell::Left(error.to_string()))?;
+    }
+    Ok(true)
+}
+
+/// Reads what is there; `None`: nothing yet.
+fn read(stream: &mut Stream, bytes: &mut [u8]) -> Result<Option<usize>, Farewell> {
+    loop {
+        match stream.read(bytes) {
+            Ok(0) => return Err(Farewell::Left("it left before it had proven itself".to_owned())),
+            Ok(count) => return Ok(Some(count)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(None),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(Farewell::Left(error.to_string())),
+        }
+    }
+}
+
+/// Whether a door that asks for no secret may keep this connection. A process's descriptors are
+/// numbered from below: with this number, so many are taken.
+fn leaves_descriptors(stream: &Stream) -> bool {
+    let number = u64::try_from(stream.as_fd().as_raw_fd()).unwrap_or(u64::MAX);
+    getrlimit(Resource::Nofile).current.is_none_or(|limit| number < limit - limit / RESERVED_PART)
 }

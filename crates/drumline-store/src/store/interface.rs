@@ -386,6 +386,17 @@ fn missing<S: ?Sized, T>(operation: String) -> Result<T> {
     })
 }
 
+/// Why a handle that `process` has made cannot be used: this process is a fork of that one.
+pub(super) fn in_a_fork(process: u32) -> Option<String> {
+    let own = std::process::id();
+    (own != process).then(|| {
+        format!(
+            "the handle belongs to process {process}, of which this process ({own}) is a fork: use \
+             a clone of it that is made here, or open the store after the fork"
+        )
+    })
+}
+
 /// The time `timeout` from now.
 pub(super) fn deadline_after(timeout: Duration) -> Instant {
     const YEAR: Duration = Duration::from_secs(365 * 24 * 3600);

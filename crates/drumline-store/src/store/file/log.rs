@@ -9,12 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 
 use super::record::{COVER_BYTES, Record, cover, is_plausible, next_whole};
 use crate::{
     Error, Result,
     store::values::{Misfit, Values},
+    text::escaped,
 };
 
 /// How long others may keep the file to themselves.
@@ -36,6 +37,11 @@ pub(super) struct Log {
     bytes_max: usize,
 }
 
+/// The store in the file at `path`, for messages.
+pub(super) fn name_of(path: &Path) -> String {
+    escaped(&format!("file://{}", path.display()))
+}
+
 /// Keeps the file locked, as torch does while it reads or writes.
 struct Lock<'f>(&'f File);
 
@@ -52,6 +58,8 @@ impl Log {
         let mut options = OpenOptions::new();
         // For others than this user the one who wants them makes the file.
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        // A FIFO or a device would else keep the call waiting. Files do not care.
+        options.custom_flags(OFlags::NONBLOCK.bits() as i32);
         let file = options.open(path).map_err(|error| {
             let hint = match error.kind() {
                 ErrorKind::NotFound => "; its directory must exist",
@@ -59,12 +67,24 @@ impl Log {
             };
             Error::io(format!("open file store {}{hint}", path.display()), error)
         })?;
+        // What was opened counts: the path may lead elsewhere by now.
+        let metadata = file.metadata();
+        let metadata = metadata.map_err(|e| Error::io(format!("look at {}", name_of(path)), e))?;
+        if !metadata.is_file() {
+            return Err(Error::Store {
+                store: name_of(path),
+                operation: "open".into(),
+                problem: "it is no regular file (a directory, FIFO, socket or device); name one \
+                          that does not exist yet"
+                    .into(),
+            });
+        }
         let values = Values::new(bytes_max);
         Ok(Log { path: path.to_owned(), file, end: 0, values, bytes_max })
     }
 
     pub(super) fn name(&self) -> String {
-        format!("file://{}", self.path.display())
+        name_of(&self.path)
     }
 
     /// What the file says now.

@@ -11,16 +11,16 @@ use std::{
 };
 
 use self::{
-    log::Log,
+    log::{Log, name_of},
     record::{CLOSED, REFERENCES, Record},
 };
 use super::{
     BYTES_MAX, DEFAULT_TIMEOUT, Store,
-    interface::deadline_after,
+    interface::{deadline_after, in_a_fork},
     limits::{VALUE_BYTES_MAX, check_value, raw_key, raw_keys, raw_pairs, shown},
     values::{Misfit, Values},
 };
-use crate::{Error, Result};
+use crate::{Error, Result, text::escaped};
 
 /// How often a call that waits looks at the file, as in torch.
 const POLL: Duration = Duration::from_millis(10);
@@ -63,7 +63,13 @@ pub struct FileStore {
 #[derive(Debug)]
 struct Handle {
     log: Mutex<Log>,
+    path: PathBuf,
     world_size: usize,
+    bytes_max: usize,
+    /// Whether the file counts it. The clone that a fork makes is not counted.
+    is_counted: bool,
+    /// The process that opened it. A fork shares its lock, which therefore keeps neither out.
+    process: u32,
 }
 
 impl FileStore {
@@ -116,8 +122,8 @@ impl FileStore {
         let path = std::path::absolute(path.as_ref())
             .map_err(|error| Error::io(format!("find {}", path.as_ref().display()), error))?;
         let log = Log::open_counted(&path, bytes_max)?;
-        let handle = Arc::new(Handle { log: Mutex::new(log), world_size });
-        Ok(FileStore { handle, timeout: Mutex::new(DEFAULT_TIMEOUT) })
+        let handle = Handle::new(log, world_size, bytes_max, true);
+        Ok(FileStore { handle: Arc::new(handle), timeout: Mutex::new(DEFAULT_TIMEOUT) })
     }
 
     /// Where the file is.
@@ -131,11 +137,16 @@ impl FileStore {
     /// # Ok::<(), drumline::Error>(())
     /// ```
     pub fn path(&self) -> PathBuf {
-        self.log().path().to_owned()
+        self.handle.path.clone()
     }
 
-    fn log(&self) -> MutexGuard<'_, Log> {
-        self.handle.log.lock().unwrap_or_else(PoisonError::into_inner)
+    fn log(&self) -> Result<MutexGuard<'_, Log>> {
+        // First: another thread of the parent may have held the lock at the fork.
+        if let Some(problem) = in_a_fork(self.handle.process) {
+            let store = name_of(&self.handle.path);
+            return Err(Error::Store { store, operation: "use".into(), problem });
+        }
+        Ok(self.handle.log.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Writes the records that `plan` makes of the present state.
@@ -144,11 +155,11 @@ impl FileStore {
         operation: impl FnOnce() -> String,
         plan: impl FnOnce(&Values, &mut Vec<u8>) -> Result<T, Misfit>,
     ) -> Result<T> {
-        let mut log = self.log();
+        let mut log = self.log()?;
         log.write(plan)?.map_err(|misfit| Error::Store {
             store: log.name(),
-            operation: operation(),
-            problem: misfit.to_string(),
+            operation: escaped(&operation()),
+            problem: escaped(&misfit.to_string()),
         })
     }
 
@@ -166,10 +177,10 @@ impl FileStore {
         loop {
             // The lock must not outlive the look.
             let missing: Vec<_> = {
-                let mut log = self.log();
+                let mut log = self.log()?;
                 let values = log.read()?;
                 let missing = keys.iter().filter(|key| !is_there(values, key.as_bytes()));
-                let missing: Vec<_> = missing.map(|key| shown(key.as_bytes())).collect();
+                let missing: Vec<_> = missing.map(|key| escaped(&shown(key.as_bytes()))).collect();
                 if missing.is_empty() {
                     return Ok(find(values));
                 }
@@ -177,7 +188,7 @@ impl FileStore {
             };
             let now = Instant::now();
             if now >= deadline {
-                let store = self.log().name();
+                let store = name_of(&self.handle.path);
                 return Err(Error::StoreTimeout { store, keys: missing, waited: start.elapsed() });
             }
             thread::sleep(POLL.min(deadline - now));
@@ -187,6 +198,13 @@ impl FileStore {
 
 fn has_value(values: &Values, key: &[u8]) -> bool {
     values.get(key).is_some()
+}
+
+impl Handle {
+    fn new(log: Log, world_size: usize, bytes_max: usize, is_counted: bool) -> Handle {
+        let (path, process) = (log.path().to_owned(), std::process::id());
+        Handle { log: Mutex::new(log), path, world_size, bytes_max, is_counted, process }
+    }
 }
 
 impl Log {
@@ -221,6 +239,9 @@ fn set(values: &Values, key: &[u8], value: &[u8], records: &mut Vec<u8>) -> Resu
 impl Drop for Handle {
     /// Counts the handle as closed; the last one deletes the file.
     fn drop(&mut self) {
+        if !self.is_counted || self.process != std::process::id() {
+            return;
+        }
         let log = self.log.get_mut().unwrap_or_else(PoisonError::into_inner);
         if !log.is_at_its_path() {
             return;
@@ -293,7 +314,7 @@ impl Store for FileStore {
 
     fn check(&self, keys: &[&str]) -> Result<bool> {
         let keys = raw_keys("check", keys)?;
-        let mut log = self.log();
+        let mut log = self.log()?;
         let values = log.read()?;
         Ok(keys.iter().all(|key| values.is_present(key.as_bytes())))
     }
@@ -392,11 +413,11 @@ impl Store for FileStore {
 
     fn queue_len(&self, key: &str) -> Result<usize> {
         let raw = raw_key("queue_len", key)?;
-        Ok(self.log().read()?.queue_len(raw.as_bytes()))
+        Ok(self.log()?.read()?.queue_len(raw.as_bytes()))
     }
 
     fn list_keys(&self) -> Result<Vec<String>> {
-        let mut log = self.log();
+        let mut log = self.log()?;
         let users = log.read()?.keys().filter(|key| key.starts_with(b"/"));
         Ok(users.map(shown).collect())
     }
@@ -409,9 +430,17 @@ impl Store for FileStore {
         *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
     }
 
-    /// Shares the open file: the clone is not counted as another process.
+    /// Shares the open file: the clone is not counted as another process. In a fork it opens the
+    /// file anew, and is not counted either.
     fn try_clone(&self) -> Result<Box<dyn Store>> {
-        let handle = Arc::clone(&self.handle);
+        let handle = match in_a_fork(self.handle.process) {
+            None => Arc::clone(&self.handle),
+            Some(_) => {
+                let Handle { path, world_size, bytes_max, .. } = &*self.handle;
+                let log = Log::open(path, *bytes_max)?;
+                Arc::new(Handle::new(log, *world_size, *bytes_max, false))
+            }
+        };
         Ok(Box::new(FileStore { handle, timeout: Mutex::new(self.timeout()) }))
     }
 }

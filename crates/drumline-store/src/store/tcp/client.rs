@@ -2,23 +2,24 @@
 
 use std::{
     io::{self, ErrorKind},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use super::{
-    TcpStore, WORKERS,
-    connection::{ANSWER_PATIENCE, Connection, is_hang_up},
-    protocol::{KEYS_STORED_MAX, Key, READY, Request, Value},
+    TcpStore,
+    connection::{ANSWER_PATIENCE, Connection, Server, is_hang_up},
+    protocol::{KEYS_STORED_MAX, Key, READY, Request, Value, WORKERS},
 };
 use crate::{
     Error, Result,
     store::{
         Store,
-        interface::deadline_after,
+        interface::{deadline_after, in_a_fork},
         limits::{check_value, check_world_size, raw_key, raw_keys, raw_pairs, shown},
         values::{Misfit, parse_number},
     },
+    text::escaped,
 };
 
 /// Idle connections beyond these are closed.
@@ -31,6 +32,9 @@ impl TcpStore {
         operation: impl Fn() -> String,
         call: impl FnOnce(&mut Connection, Instant) -> io::Result<T>,
     ) -> Result<T> {
+        if let Some(problem) = in_a_fork(self.process) {
+            return Err(self.failed(operation(), problem));
+        }
         let start = Instant::now();
         let deadline = deadline_after(self.timeout().max(ANSWER_PATIENCE));
         let failed = |error: io::Error| self.failed(operation(), explain(&error, start.elapsed()));
@@ -126,13 +130,14 @@ impl TcpStore {
     }
 
     pub(super) fn failed(&self, operation: String, problem: String) -> Error {
-        Error::Store { store: self.name.clone(), operation, problem }
+        let operation = escaped(&operation);
+        Error::Store { store: self.name.clone(), operation, problem: escaped(&problem) }
     }
 
     fn timed_out(&self, missing: &[Key<'_>], start: Instant) -> Error {
         Error::StoreTimeout {
             store: self.name.clone(),
-            keys: missing.iter().map(|key| shown(key.0)).collect(),
+            keys: missing.iter().map(|key| escaped(&shown(key.0))).collect(),
             waited: start.elapsed(),
         }
     }
@@ -299,14 +304,20 @@ impl Store for TcpStore {
     /// hosts.
     fn try_clone(&self) -> Result<Box<dyn Store>> {
         let deadline = deadline_after(ANSWER_PATIENCE);
-        let connection = Connection::open(&self.target, deadline)
+        // In a fork the connections of the parent are none of ours.
+        let target = match in_a_fork(self.process) {
+            Some(_) => Server { open: Arc::default(), ..self.target.clone() },
+            None => self.target.clone(),
+        };
+        let connection = Connection::open(&target, deadline)
             .map_err(|error| self.failed("clone".to_owned(), explain(&error, ANSWER_PATIENCE)))?;
         Ok(Box::new(TcpStore {
             name: self.name.clone(),
-            target: self.target.clone(),
+            target,
             idle: Mutex::new(vec![connection]),
             timeout: Mutex::new(self.timeout()),
             hosted: None,
+            process: std::process::id(),
         }))
     }
 }

@@ -5,6 +5,7 @@
 use std::{
     hash::{BuildHasher as _, RandomState},
     io::{self, ErrorKind, Read as _, Write as _},
+    net::Shutdown,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -55,7 +56,18 @@ pub(super) struct Connection {
     stream: Stream,
     /// Whether the server knows FETCH and TAKE.
     is_extended: bool,
+    /// The process that opened it.
+    process: u32,
     _open: OpenConnection,
+}
+
+impl Drop for Connection {
+    /// Ends it for the copies, too, that forks of this process hold. A fork ends nothing.
+    fn drop(&mut self) {
+        if self.process == std::process::id() {
+            let _ = self.stream.shutdown(Shutdown::Both);
+        }
+    }
 }
 
 /// What a client needs for another connection to its server.
@@ -142,7 +154,12 @@ impl Connection {
                 }
             }
         };
-        let mut connection = Connection { stream, is_extended: false, _open: open };
+        let mut connection = Connection {
+            stream,
+            is_extended: false,
+            process: std::process::id(),
+            _open: open,
+        };
         connection.send(&[Request::Validate(MAGIC), Request::Ping(ASK_EXTENSIONS)], deadline)?;
         connection.is_extended = match u32::from_le_bytes(connection.read_array(deadline)?) {
             EXTENSIONS => true,

@@ -5,6 +5,7 @@ use std::{
     net::{IpAddr, SocketAddr, ToSocketAddrs as _},
 };
 
+use super::protocol::OPENING;
 use crate::{
     auth::{Expected, Hello, Secret},
     net::Endpoint,
@@ -44,15 +45,15 @@ use crate::{
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Door {
-    /// For everybody on this machine, over TCP: `host` must be loopback. Port 0 lets the system
-    /// choose.
+    /// For the processes of this user (and of root) on this machine, over TCP: `host` must be
+    /// loopback. Port 0 lets the system choose.
     Loopback {
         /// An address, or a name that stands for one.
         host: String,
         /// The port.
         port: u16,
     },
-    /// For everybody who reaches one address of this machine.
+    /// For everybody who reaches one address of this machine; if that is loopback, for all its users.
     Exposed {
         /// An address, or a name that stands for one.
         host: String,
@@ -88,7 +89,10 @@ impl Door {
 
     pub(super) fn admission(&self) -> Admission {
         match self.secret() {
-            None => Admission::Anyone,
+            None => Admission::Opening {
+                bytes: &OPENING,
+                own_user_only: matches!(self, Door::Loopback { .. }),
+            },
             Some(secret) => Admission::Handshake {
                 ours: Hello::STORE,
                 expected: Expected::STORE,

@@ -4,11 +4,11 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::{self, ErrorKind, Read as _, Write as _},
-    net::{Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, Shutdown, SocketAddr},
     os::{fd::OwnedFd, unix::net::UnixStream},
     sync::{Arc, Condvar, Mutex, PoisonError},
     thread::{self, JoinHandle},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -20,13 +20,19 @@ use rustix::{
 use super::{
     connection,
     door::Door,
+    protocol::OPENING,
     server::{ConnectionId, Server},
 };
 use crate::{
     Error, Result,
     auth::Secret,
     net::Endpoint,
-    net::{call::Address, gate::Gate, stream::Stream},
+    net::{
+        call::Address,
+        gate::{Arrival, Gate},
+        stream::Stream,
+        warnings::Warnings,
+    },
     store::BYTES_MAX,
 };
 
@@ -48,10 +54,12 @@ use crate::{
 pub struct TcpStoreServer {
     /// One for each door.
     places: Vec<Place>,
-    clients: Arc<Clients>,
-    /// The thread ends when this end of the pair closes.
+    ranks: Arc<Ranks>,
+    /// The thread ends when this end of the pair is shut.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
+    /// The process of the thread. A fork has only a copy of this handle.
+    process: u32,
 }
 
 /// Where a door is, and what clients must know there.
@@ -170,12 +178,12 @@ impl TcpStoreServer {
         }
         let failed = |error| Error::io(format!("host {}", places[0].endpoint), error);
         let (stop, stopped) = UnixStream::pair().map_err(failed)?;
-        let clients = Arc::new(Clients::default());
+        let ranks = Arc::new(Ranks::default());
         let server = Server::with_limit(bytes_max);
-        let host = Host::new(gates, stopped, server, Arc::clone(&clients)).map_err(failed)?;
+        let host = Host::new(gates, stopped, server, Arc::clone(&ranks)).map_err(failed)?;
         let thread = thread::Builder::new().name("drumline-store".into());
         let thread = Some(thread.spawn(|| host.run()).map_err(failed)?);
-        Ok(TcpStoreServer { places, clients, stop: Some(stop), thread })
+        Ok(TcpStoreServer { places, ranks, stop: Some(stop), thread, process: std::process::id() })
     }
 
     /// Where the server listens on TCP: at the first of its doors that does.
@@ -217,10 +225,29 @@ impl TcpStoreServer {
         connection::Server { address, secret, open: Arc::default() }
     }
 
-    /// Waits until at most `count` connections of store clients are open, or until `deadline`.
-    /// Tells which.
-    pub(super) fn wait_for_departure(&self, count: impl Fn() -> usize, deadline: Instant) -> bool {
-        self.clients.wait_until(|clients| clients <= count(), deadline)
+    /// Waits until at most `count` connections of ranks are open, or until `deadline`. Tells
+    /// which. After `warn_after` it says in the log who is awaited.
+    pub(super) fn wait_for_departure(
+        &self,
+        count: impl Fn() -> usize,
+        deadline: Instant,
+        warn_after: Duration,
+    ) -> bool {
+        let start = Instant::now();
+        let soon = start.checked_add(warn_after).map_or(deadline, |at| at.min(deadline));
+        let Some(left) = self.ranks.wait_until_left(&count, soon) else { return true };
+        if soon < deadline {
+            tracing::warn!(
+                store = %self.endpoint(),
+                waited = ?start.elapsed(),
+                left = left[..left.len().min(NAMED_MAX)].join(", "),
+                connections = left.len(),
+                "this process hosts the store and waits until those who still use it have left it \
+                 (its own connections are among them)"
+            );
+            return self.ranks.wait_until_left(count, deadline).is_none();
+        }
+        false
     }
 }
 
@@ -257,39 +284,57 @@ fn open_door(door: &Door) -> Result<(Gate, Place)> {
 impl Drop for TcpStoreServer {
     /// Stops serving: every connection closes.
     fn drop(&mut self) {
-        self.stop = None;
+        if self.process != std::process::id() {
+            // The parent's thread serves on, and there is none to wait for here.
+            return;
+        }
+        // A fork may hold a copy of this end: closing it alone would tell the thread nothing.
+        if let Some(stop) = self.stop.take() {
+            let _ = stop.shutdown(Shutdown::Both);
+        }
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
             tracing::error!(store = %self.endpoint(), "the store's thread has panicked");
         }
     }
 }
 
-/// How many connections of store clients are open, for those who wait for it to change.
+/// The open connections of ranks, for those who wait for them to end.
 #[derive(Debug, Default)]
-struct Clients {
-    count: Mutex<usize>,
+struct Ranks {
+    /// Each with the name of its other end.
+    present: Mutex<BTreeMap<ConnectionId, String>>,
     changed: Condvar,
 }
 
-impl Clients {
-    fn update(&self, count: usize) {
-        let mut present = self.count.lock().unwrap_or_else(PoisonError::into_inner);
-        if *present != count {
-            *present = count;
+impl Ranks {
+    fn update(&self, ranks: &BTreeSet<ConnectionId>, name: impl Fn(ConnectionId) -> String) {
+        let mut present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
+        if !present.keys().eq(ranks) {
+            present.retain(|id, _| ranks.contains(id));
+            for &id in ranks {
+                present.entry(id).or_insert_with(|| name(id));
+            }
             self.changed.notify_all();
         }
     }
 
-    fn wait_until(&self, condition: impl Fn(usize) -> bool, deadline: Instant) -> bool {
-        let count = self.count.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Waits until at most `count` are left, or until `deadline`. Who is left then.
+    fn wait_until_left(&self, count: impl Fn() -> usize, deadline: Instant) -> Option<Vec<String>> {
+        let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
         let patience = deadline.saturating_duration_since(Instant::now());
-        let (count, _) = self
+        let (present, _) = self
             .changed
-            .wait_timeout_while(count, patience, |count| !condition(*count))
+            .wait_timeout_while(present, patience, |present| present.len() > count())
             .unwrap_or_else(PoisonError::into_inner);
-        condition(*count)
+        (present.len() > count()).then(|| present.values().cloned().collect())
     }
 }
+
+/// So many of those who are awaited are named.
+const NAMED_MAX: usize = 16;
+
+/// The most connections that a server has from people without a secret.
+const STRANGERS_MAX: usize = 4096;
 
 /// How many bytes are taken from one connection before the others have their turn.
 const READ_BYTES: usize = 64 << 10;
@@ -311,7 +356,10 @@ struct Host {
     streams: BTreeMap<ConnectionId, Stream>,
     /// Connections that take no more bytes at the moment.
     full: BTreeSet<ConnectionId>,
-    clients: Arc<Clients>,
+    ranks: Arc<Ranks>,
+    /// Connections of those who have shown no secret.
+    strangers: BTreeSet<ConnectionId>,
+    warnings: Warnings,
     buffer: Vec<u8>,
 }
 
@@ -329,7 +377,7 @@ impl Host {
         gates: Vec<Gate>,
         stopped: UnixStream,
         server: Server,
-        clients: Arc<Clients>,
+        ranks: Arc<Ranks>,
     ) -> io::Result<Host> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let token = epoll::EventData::new_u64;
@@ -344,7 +392,9 @@ impl Host {
             server,
             streams: BTreeMap::new(),
             full: BTreeSet::new(),
-            clients,
+            ranks,
+            strangers: BTreeSet::new(),
+            warnings: Warnings::default(),
             buffer: vec![0; READ_BYTES],
         })
     }
@@ -367,22 +417,26 @@ impl Host {
             }
             for index in ready.gates {
                 for arrival in self.gates[index].admit(Instant::now())? {
-                    self.receive(arrival.stream);
+                    self.receive(arrival);
                 }
             }
             // Before the replies leave, so that a client that has one is counted, and again
             // after, because writing closes what is broken.
-            self.clients.update(self.server.clients());
+            self.count_ranks();
             for id in ready.writable.union(&self.server.take_answered()) {
                 self.write(*id)?;
             }
             for (id, refusal) in self.server.take_refused() {
                 self.full.remove(&id);
-                if let Some(stream) = self.streams.remove(&id) {
-                    tracing::warn!(peer = stream.peer(), %refusal, "the store closes a connection");
+                self.strangers.remove(&id);
+                if let Some(stream) = self.streams.remove(&id)
+                    && let Some(held_back) = self.warnings.admit(Instant::now())
+                {
+                    let (peer, refusal) = (stream.peer(), refusal.to_string());
+                    tracing::warn!(peer, refusal, held_back, "the store closes a connection");
                 }
             }
-            self.clients.update(self.server.clients());
+            self.count_ranks();
         }
     }
 
@@ -421,15 +475,34 @@ impl Host {
         Ok(ready)
     }
 
-    fn receive(&mut self, stream: Stream) {
-        let id = self.server.connect();
-        match epoll::add(&self.epoll, &stream, token(id), epoll::EventFlags::IN) {
-            Ok(()) => drop(self.streams.insert(id, stream)),
-            Err(error) => {
-                tracing::warn!(peer = stream.peer(), %error, "the store cannot take a connection");
-                self.server.disconnect(id);
+    fn receive(&mut self, Arrival { stream, hello }: Arrival) {
+        let is_stranger = hello.is_none();
+        if is_stranger && self.strangers.len() >= STRANGERS_MAX {
+            if let Some(held_back) = self.warnings.admit(Instant::now()) {
+                let peer = stream.peer();
+                tracing::warn!(peer, held_back, "the store takes no more than {STRANGERS_MAX} connections");
             }
+            return;
         }
+        let id = match is_stranger {
+            true => self.server.connect_stranger(),
+            false => self.server.connect(),
+        };
+        if let Err(error) = epoll::add(&self.epoll, &stream, token(id), epoll::EventFlags::IN) {
+            tracing::warn!(peer = stream.peer(), %error, "the store cannot take a connection");
+            return self.server.disconnect(id);
+        }
+        self.streams.insert(id, stream);
+        if is_stranger {
+            self.strangers.insert(id);
+            // The gate has heard it.
+            self.server.receive(id, &OPENING);
+        }
+    }
+
+    fn count_ranks(&self) {
+        let name = |id| self.streams.get(&id).map_or_else(String::new, Stream::peer);
+        self.ranks.update(self.server.ranks(), name);
     }
 
     fn read(&mut self, id: ConnectionId) {
@@ -471,6 +544,7 @@ impl Host {
     fn close(&mut self, id: ConnectionId) {
         self.server.disconnect(id);
         self.full.remove(&id);
+        self.strangers.remove(&id);
         // The kernel forgets a descriptor that is closed.
         self.streams.remove(&id);
     }

@@ -46,7 +46,7 @@ use std::{
 
 use self::{
     connection::{ANSWER_PATIENCE, Connection, Server, is_hang_up},
-    protocol::Key,
+    protocol::WORKERS,
 };
 use super::interface::{DEFAULT_TIMEOUT, deadline_after};
 use crate::{
@@ -57,8 +57,8 @@ use crate::{
 
 pub use self::{door::Door, host::TcpStoreServer};
 
-/// Counts the handles that joined. The only key of torch's without a leading `/`.
-const WORKERS: Key<'static> = Key(b"init/");
+/// How long a host waits for ranks to leave until it says whom it awaits.
+const WARN_AFTER: Duration = Duration::from_secs(10);
 
 /// How often the number of joined workers is looked at, as in torch.
 const WORKERS_POLL: Duration = Duration::from_millis(10);
@@ -93,6 +93,8 @@ pub struct TcpStore {
     idle: Mutex<Vec<Connection>>,
     timeout: Mutex<Duration>,
     hosted: Option<TcpStoreServer>,
+    /// The process that made this handle. A fork must not use its connections.
+    process: u32,
 }
 
 impl TcpStore {
@@ -258,7 +260,8 @@ impl TcpStore {
         hosted: Option<TcpStoreServer>,
     ) -> TcpStore {
         let idle = Mutex::new(vec![connection]);
-        TcpStore { name, target, idle, timeout: Mutex::new(DEFAULT_TIMEOUT), hosted }
+        let timeout = Mutex::new(DEFAULT_TIMEOUT);
+        TcpStore { name, target, idle, timeout, hosted, process: std::process::id() }
     }
 
     /// The [`Endpoint`] as text, for messages.
@@ -330,8 +333,12 @@ impl TcpStore {
         self.add_raw(WORKERS, -1).map(drop)
     }
 
-    /// Waits until every other client of this host's server has closed its connections, at most
-    /// for `timeout`, and tells whether they have. Not being the host, returns `true` at once.
+    /// Waits until every other rank has closed its connections to this host's server, at most for
+    /// `timeout`, and tells whether they have. Not being the host, returns `true` at once.
+    ///
+    /// Clients of drumline count as ranks, and others that have joined ([`TcpStore::wait_for_workers`],
+    /// or torch's). A torch process that only looks into the store holds up nobody. After 10 s the log
+    /// says who is awaited.
     ///
     /// A client that ends before the others have finished takes nothing from them, the host takes
     /// everything: so the host calls this before it drops the store. A process that dies closes
@@ -349,9 +356,15 @@ impl TcpStore {
     /// # Ok::<(), drumline::Error>(())
     /// ```
     pub fn wait_for_departure(&self, timeout: Duration) -> bool {
+        self.wait_for_departure_telling(timeout, WARN_AFTER)
+    }
+
+    /// As [`TcpStore::wait_for_departure`], and says after `warn_after` who is awaited.
+    pub fn wait_for_departure_telling(&self, timeout: Duration, warn_after: Duration) -> bool {
         let ours = || self.target.open.load(Ordering::SeqCst);
+        let deadline = deadline_after(timeout);
         self.hosted
             .as_ref()
-            .is_none_or(|server| server.wait_for_departure(ours, deadline_after(timeout)))
+            .is_none_or(|server| server.wait_for_departure(ours, deadline, warn_after))
     }
 }

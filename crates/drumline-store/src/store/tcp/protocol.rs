@@ -36,6 +36,9 @@
 /// The argument of [`Request::Validate`]: what tells a store's client from a stray connection.
 pub const MAGIC: u32 = 0x3C85_F7CE;
 
+/// VALIDATE as every connection begins with it.
+pub(super) const OPENING: [u8; 5] = [0, 0xCE, 0xF7, 0x85, 0x3C];
+
 /// The longest key, in bytes, with the `/` that clients put before it.
 pub const KEY_BYTES_MAX: usize = 8192;
 
@@ -77,6 +80,9 @@ pub struct Key<'a>(pub &'a [u8]);
 /// A value: opaque bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Value<'a>(pub &'a [u8]);
+
+/// Counts the handles that joined. The only key of torch's without a leading `/`.
+pub(super) const WORKERS: Key<'static> = Key(b"init/");
 
 /// Builds [`Request`] from the table of the protocol, one row for each opcode.
 macro_rules! requests {

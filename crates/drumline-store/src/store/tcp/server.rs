@@ -29,19 +29,26 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::protocol::{
     ASK_EXTENSIONS, Decoded, EXTENSIONS, Field, Key, MAGIC, NOT_READY, ProtocolError, READY,
-    Request, STOP_WAITING, VALUE_BYTES_MAX, Value, WAIT_CANCELED, decode,
+    Request, STOP_WAITING, VALUE_BYTES_MAX, Value, WAIT_CANCELED, WORKERS, decode,
 };
-use crate::store::{
-    BYTES_MAX,
-    values::{Misfit, Values},
+use crate::{
+    store::{
+        BYTES_MAX,
+        values::{Misfit, Values},
+    },
+    text::escaped,
 };
 
 /// The most bytes that wait for one connection's reader. Replies to a client that keeps to one
 /// request at a time never come near it, unless it asks for that much in a single request.
 pub const OUTPUT_BYTES_MAX: usize = 32 << 20;
 
-/// The room for input that a connection keeps when a long request is over.
-const INPUT_BYTES_KEPT: usize = 64 << 10;
+/// The most bytes that wait, as requests that are not complete and as replies, for all connections
+/// together that came through doors without a secret. Who holds the most of them has to go.
+pub const STRANGERS_BYTES_MAX: usize = 64 << 20;
+
+/// The room for bytes that a connection keeps when a long request or reply is over.
+const BYTES_KEPT: usize = 64 << 10;
 
 /// Names a connection in calls to [`Server`]. Never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -97,6 +104,10 @@ pub struct Server {
     connections: BTreeMap<ConnectionId, Connection>,
     /// How many of them belong to a store's client.
     clients: usize,
+    /// Those of a rank: of a program of ours, or of one that has joined the job.
+    ranks: BTreeSet<ConnectionId>,
+    /// What connections that are `counted` hold in buffers.
+    strangers_bytes: usize,
     /// Who waits for what, longest first. Never holds an empty list.
     waiters: BTreeMap<Event, VecDeque<ConnectionId>>,
     /// Connections that were given output since somebody asked.
@@ -167,6 +178,12 @@ pub enum Refusal {
     /// It asked for more than it read.
     #[error("more than {OUTPUT_BYTES_MAX} bytes of replies are waiting for it")]
     SlowReader,
+    /// It had the most in buffers when strangers together had too much.
+    #[error(
+        "requests and replies under way of all who came without a secret exceed \
+         {STRANGERS_BYTES_MAX} bytes, and it has the most of them"
+    )]
+    Crowded,
 }
 
 /// What a connection can wait for.
@@ -185,6 +202,9 @@ enum Event {
 #[derive(Debug, Default)]
 struct Connection {
     validated: bool,
+    /// Whether it came without a secret; then its bytes count in `strangers_bytes`.
+    is_stranger: bool,
+    counted: usize,
     input: Vec<u8>,
     /// Decoding again is pointless before `input` is this long.
     input_needed: usize,
@@ -210,6 +230,8 @@ impl Server {
             values: Values::new(bytes_max),
             connections: BTreeMap::new(),
             clients: 0,
+            ranks: BTreeSet::new(),
+            strangers_bytes: 0,
             waiters: BTreeMap::new(),
             answered: BTreeSet::new(),
             refused: Vec::new(),
@@ -225,24 +247,38 @@ impl Server {
         id
     }
 
+    /// As [`Server::connect`], of somebody who has not proven to know a secret. What all of them
+    /// have in buffers is limited ([`STRANGERS_BYTES_MAX`]).
+    pub fn connect_stranger(&mut self) -> ConnectionId {
+        let id = self.connect();
+        if let Some(connection) = self.connections.get_mut(&id) {
+            connection.is_stranger = true;
+        }
+        id
+    }
+
     /// `bytes` arrived on a connection. They may end anywhere in a request.
     ///
     /// Bytes for a connection that is not there (any more) are ignored.
     pub fn receive(&mut self, id: ConnectionId, bytes: &[u8]) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.input.extend_from_slice(bytes);
-        if connection.input.len() < connection.input_needed {
+        let is_complete = connection.input.len() >= connection.input_needed;
+        self.count(id);
+        if !is_complete {
             return;
         }
+        let Some(connection) = self.connections.get_mut(&id) else { return };
         let input = std::mem::take(&mut connection.input);
         match self.serve(id, &input) {
             Ok((used, needed)) => {
                 if let Some(connection) = self.connections.get_mut(&id) {
                     connection.input = input;
                     connection.input.drain(..used);
-                    connection.input.shrink_to(INPUT_BYTES_KEPT);
+                    connection.input.shrink_to(BYTES_KEPT);
                     connection.input_needed = needed;
                 }
+                self.count(id);
             }
             Err(refusal) => self.refuse(id, refusal),
         }
@@ -252,8 +288,11 @@ impl Server {
     pub fn disconnect(&mut self, id: ConnectionId) {
         self.stop_waiting(id);
         self.answered.remove(&id);
-        let gone = self.connections.remove(&id);
-        self.clients -= usize::from(gone.is_some_and(|connection| connection.validated));
+        self.ranks.remove(&id);
+        if let Some(gone) = self.connections.remove(&id) {
+            self.clients -= usize::from(gone.validated);
+            self.strangers_bytes -= gone.counted;
+        }
     }
 
     /// The connections that were given output since the last call.
@@ -270,7 +309,11 @@ impl Server {
     pub fn written(&mut self, id: ConnectionId, count: usize) {
         if let Some(connection) = self.connections.get_mut(&id) {
             connection.output.drain(..count.min(connection.output.len()));
+            if connection.output.is_empty() {
+                connection.output.shrink_to(BYTES_KEPT);
+            }
         }
+        self.count(id);
     }
 
     /// The connections that the server gave up on since the last call, and why. They are
@@ -282,6 +325,12 @@ impl Server {
     /// How many connections have shown that they belong to a store's client.
     pub fn clients(&self) -> usize {
         self.clients
+    }
+
+    /// The connections of ranks: those of our clients, and of others that have joined the job
+    /// ([`TcpStore::wait_for_workers`](super::TcpStore::wait_for_workers), and torch's).
+    pub fn ranks(&self) -> &BTreeSet<ConnectionId> {
+        &self.ranks
     }
 
     /// What it keeps for connections now.
@@ -340,6 +389,9 @@ impl Server {
             }
             Request::Get(key) => self.reply_value(id, key.0),
             Request::Add(Key(key), amount) => {
+                if key == WORKERS.0 {
+                    self.ranks.insert(id);
+                }
                 let sum = self.add(key, amount)?;
                 self.reply(id, sum);
             }
@@ -371,7 +423,10 @@ impl Server {
                 self.stop_waiting(id);
                 self.reply(id, WAIT_CANCELED);
             }
-            Request::Ping(ASK_EXTENSIONS) => self.reply(id, EXTENSIONS),
+            Request::Ping(ASK_EXTENSIONS) => {
+                self.ranks.insert(id);
+                self.reply(id, EXTENSIONS);
+            }
             Request::Ping(nonce) => self.reply(id, nonce),
             Request::QueuePush(Key(key), Value(value)) => {
                 self.values.push(key, value).map_err(|misfit| refusal(key, misfit))?;
@@ -542,6 +597,24 @@ impl Server {
         }
         connection.output.extend(bytes);
         self.answered.insert(id);
+        self.count(id);
+    }
+
+    /// Counts what a stranger has in buffers now, and refuses whoever has the most if it is too
+    /// much.
+    fn count(&mut self, id: ConnectionId) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        if !connection.is_stranger {
+            return;
+        }
+        let present = connection.input.len() + connection.output.len();
+        self.strangers_bytes = self.strangers_bytes - connection.counted + present;
+        connection.counted = present;
+        while self.strangers_bytes > STRANGERS_BYTES_MAX {
+            let greediest = self.connections.iter().max_by_key(|(_, other)| other.counted);
+            let Some((&greediest, _)) = greediest else { return };
+            self.refuse(greediest, Refusal::Crowded);
+        }
     }
 
     fn refuse(&mut self, id: ConnectionId, refusal: Refusal) {
@@ -564,5 +637,6 @@ fn refusal(key: &[u8], misfit: Misfit) -> Refusal {
 
 /// A key in a message for people.
 fn shown(key: &[u8]) -> String {
-    String::from_utf8_lossy(key).chars().take(100).collect()
+    let start: String = String::from_utf8_lossy(key).chars().take(100).collect();
+    escaped(&start)
 }

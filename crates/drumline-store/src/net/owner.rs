@@ -1,0 +1,148 @@
+//! Whose socket is at the other end of a TCP connection that does not leave this host.
+//!
+//! The kernel is asked for the one socket with the connection's two addresses, turned round
+//! (`sock_diag`); so the answer does not take longer when there are many sockets, as reading
+//! `/proc/net/tcp` would. Nobody else can be found under that pair: as long as this end is open, the
+//! kernel lets no other socket establish a connection between the two. Three answers count as
+//! "gone": none, a socket that is not established (somebody who tries to connect from a port that
+//! was just given up), and one that no process holds any more. The last is what a stranger leaves
+//! that closes at once, and the kernel then names root as its user.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, TcpStream},
+    os::fd::OwnedFd,
+};
+
+use rustix::{
+    io::Errno,
+    net::{
+        AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send,
+        socket_with,
+    },
+    process::geteuid,
+};
+
+/// SOCK_DIAG_BY_FAMILY of `linux/sock_diag.h`.
+const BY_FAMILY: u16 = 20;
+const NLM_F_REQUEST: u16 = 1;
+const TCP: u8 = 6;
+const ESTABLISHED: u8 = 1;
+
+/// Lengths and places in `struct nlmsghdr` and `struct inet_diag_msg`.
+const HEADER_BYTES: usize = 16;
+const REQUEST_BYTES: usize = HEADER_BYTES + 56;
+const STATE_AT: usize = HEADER_BYTES + 1;
+const UID_AT: usize = HEADER_BYTES + 64;
+const INODE_AT: usize = HEADER_BYTES + 68;
+
+/// Why the other end of `stream` may not come in: a process of another user holds it.
+pub(super) fn objection(stream: &TcpStream) -> Option<String> {
+    let own = geteuid().as_raw();
+    match owner(stream) {
+        Ok(Some(uid)) if uid == own || uid == 0 => None,
+        Ok(Some(uid)) => Some(format!(
+            "it belongs to user {uid}, this process to user {own}; to let everybody on this host \
+             in: `drumline run --torch-store=anyone`, or host_exposed in code"
+        )),
+        Ok(None) => Some("it had gone before it was asked who it is".to_owned()),
+        Err(error) => Some(format!(
+            "the kernel does not say whose it is ({error}); to let everybody on this host in: \
+             `drumline run --torch-store=anyone`, or host_exposed in code"
+        )),
+    }
+}
+
+/// The user of the process at the other end; none if no process holds it any more.
+fn owner(stream: &TcpStream) -> io::Result<Option<u32>> {
+    let request = request(stream.peer_addr()?, stream.local_addr()?);
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let protocol = Some(netlink::SOCK_DIAG);
+    let socket: OwnedFd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
+    send(&socket, &request, SendFlags::empty())?;
+    // The kernel has answered before it returns from `send`.
+    let mut answer = [0; 512];
+    let (length, _) = recv(&socket, &mut answer, RecvFlags::empty())?;
+    read(&answer[..length])
+}
+
+/// Asks for the socket at `own`, which is connected to `peer`.
+fn request(own: SocketAddr, peer: SocketAddr) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(REQUEST_BYTES);
+    bytes.extend((REQUEST_BYTES as u32).to_ne_bytes());
+    bytes.extend(BY_FAMILY.to_ne_bytes());
+    bytes.extend(NLM_F_REQUEST.to_ne_bytes());
+    bytes.extend([0; 8]); // number and sender
+    let family = if own.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    bytes.extend([family.as_raw() as u8, TCP, 0, 0]);
+    bytes.extend(u32::MAX.to_ne_bytes()); // all states
+    bytes.extend(own.port().to_be_bytes());
+    bytes.extend(peer.port().to_be_bytes());
+    for address in [own.ip(), peer.ip()] {
+        let mut field = [0; 16];
+        match address {
+            IpAddr::V4(ip) => field[..4].copy_from_slice(&ip.octets()),
+            IpAddr::V6(ip) => field.copy_from_slice(&ip.octets()),
+        }
+        bytes.extend(field);
+    }
+    bytes.extend([0; 4]); // any interface
+    bytes.extend([u8::MAX; 8]); // no cookie
+    bytes
+}
+
+fn read(answer: &[u8]) -> io::Result<Option<u32>> {
+    let short = || io::Error::other("its answer is too short");
+    let kind = answer.get(4..6).and_then(|bytes| bytes.try_into().ok()).map(u16::from_ne_bytes);
+    if kind.ok_or_else(short)? != BY_FAMILY {
+        let code = number(answer, HEADER_BYTES).ok_or_else(short)? as i32;
+        return match Errno::from_raw_os_error(code.saturating_neg()) {
+            Errno::NOENT => Ok(None),
+            error => Err(error.into()),
+        };
+    }
+    let state = *answer.get(STATE_AT).ok_or_else(short)?;
+    let uid = number(answer, UID_AT).ok_or_else(short)?;
+    let inode = number(answer, INODE_AT).ok_or_else(short)?;
+    Ok((state == ESTABLISHED && inode != 0).then_some(uid))
+}
+
+fn number(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..at + 4)?.try_into().ok().map(u32::from_ne_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, TcpListener};
+
+    use super::*;
+
+    fn connected(ip: IpAddr) -> io::Result<[TcpStream; 2]> {
+        let listener = TcpListener::bind((ip, 0))?;
+        let near = TcpStream::connect(listener.local_addr()?)?;
+        Ok([near, listener.accept()?.0])
+    }
+
+    #[test]
+    fn the_kernel_knows_whose_the_other_end_is() {
+        for ip in [IpAddr::from(Ipv4Addr::LOCALHOST), Ipv6Addr::LOCALHOST.into()] {
+            // Some hosts have no IPv6.
+            let Ok([near, accepted]) = connected(ip) else { continue };
+            assert_eq!(owner(&accepted).unwrap(), Some(geteuid().as_raw()));
+            assert_eq!(objection(&accepted), None);
+            drop(near);
+        }
+    }
+
+    /// The kernel calls such a socket root's.
+    #[test]
+    fn who_has_closed_is_nobody() {
+        let [near, accepted] = connected(Ipv4Addr::LOCALHOST.into()).unwrap();
+        drop(near);
+        assert_eq!(owner(&accepted).unwrap(), None);
+        assert!(objection(&accepted).unwrap().contains("had gone"));
+        let [near, accepted] = connected(Ipv4Addr::LOCALHOST.into()).unwrap();
+        near.shutdown(Shutdown::Both).unwrap();
+        assert_eq!(owner(&accepted).unwrap(), None);
+    }
+}
