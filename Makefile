@@ -100,6 +100,7 @@ bench: torch
 soak:
 	cargo build --locked -p drumline-cli
 	cargo test --locked -p drumline-group --features soak --test processes deaths -- --nocapture
+	cargo test --locked -p drumline-store --features soak --test attack -- --nocapture
 	cargo test --locked -p drumline-engine -p drumline-store -p drumline-group -p drumline-train --lib -- --ignored
 	cargo test --locked -p drumline-shm --test segments a_million -- --ignored
 	cargo test --locked -p drumline-kernels -- --ignored

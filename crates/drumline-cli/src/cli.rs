@@ -111,6 +111,16 @@ pub(crate) struct RunArgs {
     #[arg(long, alias = "no_torch_store", conflicts_with = "master_port")]
     no_torch_store: bool,
 
+    /// Who may use that store, over loopback
+    #[arg(
+        long,
+        alias = "torch_store",
+        value_name = "WHO",
+        default_value = "user",
+        conflicts_with = "no_torch_store"
+    )]
+    torch_store: TorchStore,
+
     /// Time from the failure of a rank until the others are killed
     #[arg(long, alias = "kill_after", value_name = "TIME", default_value = "500ms", value_parser = time)]
     kill_after: Duration,
@@ -157,6 +167,14 @@ fn switch(text: &str) -> Result<bool, String> {
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
+enum TorchStore {
+    /// Processes of this user, and of root
+    User,
+    /// Every process of this host
+    Anyone,
+}
+
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
 enum NumaBinding {
     /// Each rank to one node
     Node,
@@ -170,6 +188,7 @@ impl From<RunArgs> for Job {
         Job {
             arguments: command.collect(),
             torch_store: (!args.no_torch_store).then_some(args.master_port),
+            torch_store_takes_anyone: matches!(args.torch_store, TorchStore::Anyone),
             binds_to_nodes: args.numa_binding.is_some(),
             disables_rseq: args.rseq.disable_rseq,
             policy: Policy { kill_after, shutdown_timeout },

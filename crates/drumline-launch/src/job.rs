@@ -26,6 +26,8 @@ pub struct Job {
     /// The port on 127.0.0.1 of the store for programs that run torch; 0 takes a free one. `None`:
     /// there is no such store.
     pub torch_store: Option<u16>,
+    /// Whether processes of other users on this host may use that store, too.
+    pub torch_store_takes_anyone: bool,
     /// Whether lines of stdout start with their rank. Lines of stderr always do.
     pub labels_stdout: bool,
     /// Whether each worker may use the cores of one memory node only.
@@ -49,6 +51,7 @@ impl Job {
             arguments: Vec::new(),
             nproc_per_node,
             torch_store: Some(0),
+            torch_store_takes_anyone: false,
             labels_stdout: true,
             binds_to_nodes: false,
             disables_rseq: false,

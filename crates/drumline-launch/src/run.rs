@@ -49,7 +49,13 @@ pub fn run(job: &Job) -> Result<u8> {
     let _store = serve(Door::Secured { endpoint: store.clone(), secret: secret.secret().clone() })?;
     let torch_store = job
         .torch_store
-        .map(|port| serve(Door::Loopback { host: "127.0.0.1".to_owned(), port }))
+        .map(|port| {
+            let host = "127.0.0.1".to_owned();
+            serve(match job.torch_store_takes_anyone {
+                true => Door::Exposed { host, port },
+                false => Door::Loopback { host, port },
+            })
+        })
         .transpose()?;
     let rendezvous = Rendezvous {
         store,

@@ -444,3 +444,32 @@ impl Store for FileStore {
         Ok(Box::new(FileStore { handle, timeout: Mutex::new(self.timeout()) }))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A fork sees the handle as it is and a process id that is another: so here the id is changed.
+    #[test]
+    fn a_fork_shares_no_lock_with_its_parent_and_makes_clones() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let parent = FileStore::open(&path, 1).unwrap();
+        let mut log = Log::open(&path, BYTES_MAX).unwrap();
+        log.read().unwrap();
+        let mut handle = Handle::new(log, 1, BYTES_MAX, true);
+        handle.process += 1;
+        let inherited =
+            FileStore { handle: Arc::new(handle), timeout: Mutex::new(DEFAULT_TIMEOUT) };
+        let error = inherited.set("key", b"value").unwrap_err().to_string();
+        assert!(error.contains("is a fork") && error.contains("clone"), "{error}");
+        let clone = inherited.try_clone().unwrap();
+        clone.set("key", b"value").unwrap();
+        assert_eq!(parent.get("key").unwrap(), b"value");
+        // Neither takes the parent's file away.
+        drop((clone, inherited));
+        assert!(path.exists());
+        drop(parent);
+        assert!(!path.exists());
+    }
+}

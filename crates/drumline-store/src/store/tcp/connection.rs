@@ -154,12 +154,8 @@ impl Connection {
                 }
             }
         };
-        let mut connection = Connection {
-            stream,
-            is_extended: false,
-            process: std::process::id(),
-            _open: open,
-        };
+        let mut connection =
+            Connection { stream, is_extended: false, process: std::process::id(), _open: open };
         connection.send(&[Request::Validate(MAGIC), Request::Ping(ASK_EXTENSIONS)], deadline)?;
         connection.is_extended = match u32::from_le_bytes(connection.read_array(deadline)?) {
             EXTENSIONS => true,

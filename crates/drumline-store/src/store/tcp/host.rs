@@ -480,7 +480,11 @@ impl Host {
         if is_stranger && self.strangers.len() >= STRANGERS_MAX {
             if let Some(held_back) = self.warnings.admit(Instant::now()) {
                 let peer = stream.peer();
-                tracing::warn!(peer, held_back, "the store takes no more than {STRANGERS_MAX} connections");
+                tracing::warn!(
+                    peer,
+                    held_back,
+                    "the store takes no more than {STRANGERS_MAX} connections"
+                );
             }
             return;
         }

@@ -368,3 +368,24 @@ impl TcpStore {
             .is_none_or(|server| server.wait_for_departure(ours, deadline, warn_after))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Store as _;
+
+    /// A fork sees the handle as it is and a process id that is another: so here the id is changed.
+    #[test]
+    fn a_fork_uses_no_connection_of_its_parent_and_makes_clones() {
+        let parent = TcpStore::host("127.0.0.1", 0).unwrap();
+        let port = parent.address().unwrap().port();
+        let mut inherited = TcpStore::connect("127.0.0.1", port, Duration::from_secs(60)).unwrap();
+        inherited.process += 1;
+        let error = inherited.set("key", b"value").unwrap_err().to_string();
+        assert!(error.contains("is a fork") && error.contains("clone"), "{error}");
+        assert!(!parent.check(&["key"]).unwrap());
+        let clone = inherited.try_clone().unwrap();
+        clone.set("key", b"value").unwrap();
+        assert_eq!(parent.get("key").unwrap(), b"value");
+    }
+}
