@@ -167,7 +167,8 @@ impl Connection {
 
     /// Of a stream whose server has been greeted.
     pub(super) fn over(stream: Stream, is_extended: bool) -> Connection {
-        Connection { stream, is_extended, _open: OpenConnection::new(Arc::default()) }
+        let (process, open) = (std::process::id(), OpenConnection::new(Arc::default()));
+        Connection { stream, is_extended, process, _open: open }
     }
 
     fn greet(server: &Server, deadline: Instant) -> Result<Stream, CallError> {
