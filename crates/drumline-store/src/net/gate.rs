@@ -19,7 +19,7 @@ use rustix::{
 };
 
 use super::{pacing, stream::Stream};
-use crate::auth::{Expected, Handshake, Hello, Nonce, Secret};
+use crate::auth::{Expected, Handshake, Hello, Level, Nonce, Secret};
 
 /// A socket that listens.
 #[derive(Debug)]
@@ -98,6 +98,8 @@ pub enum Admission {
         expected: Expected,
         /// The secret that both ends prove, if there is one.
         secret: Option<Secret>,
+        /// How connections over TCP are protected from then on.
+        level: Level,
     },
 }
 
@@ -247,7 +249,7 @@ impl Gate {
 
     /// Takes a fresh connection in, as a guest or at once.
     fn receive(&mut self, stream: Stream, now: Instant, arrivals: &mut Vec<Arrival>) {
-        let Admission::Handshake { ours, expected, secret } = &self.admission else {
+        let Admission::Handshake { ours, expected, secret, level } = &self.admission else {
             arrivals.push(Arrival { stream, hello: None });
             return;
         };
@@ -259,7 +261,8 @@ impl Gate {
             Ok(nonce) => nonce,
             Err(error) => return self.warn(&stream, &error.to_string()),
         };
-        let handshake = Handshake::answer(*ours, expected.clone(), secret.clone(), nonce);
+        let handshake = Handshake::answer(*ours, expected.clone(), secret.clone(), nonce)
+            .at(stream.level(*level));
         let id = self.next_guest;
         let token = epoll::EventData::new_u64(id);
         if let Err(error) = epoll::add(&self.epoll, &stream, token, epoll::EventFlags::IN) {
@@ -284,18 +287,23 @@ impl Gate {
         let guest = self.guests.remove(&id)?;
         let taken_out = epoll::delete(&self.epoll, &guest.stream)
             .map_err(|error| Farewell::Refused(error.to_string()));
+        let Guest { stream, mut handshake, .. } = guest;
+        let peer = stream.peer();
         match heard.and(taken_out) {
-            Ok(()) => {
-                let hello = guest.handshake.peer().copied();
-                Some(Arrival { stream: guest.stream, hello })
-            }
+            Ok(()) => match stream.under(handshake.take_layer()) {
+                Ok(stream) => Some(Arrival { stream, hello: handshake.peer().copied() }),
+                Err(error) => {
+                    tracing::warn!(peer, %error, "turned a connection away");
+                    None
+                }
+            },
             Err(Farewell::Left(reason)) => {
                 // A peer that is closing the group again, or whoever looks which ports are open.
-                tracing::debug!(peer = guest.stream.peer(), reason, "a connection came and went");
+                tracing::debug!(peer, reason, "a connection came and went");
                 None
             }
             Err(Farewell::Refused(reason)) => {
-                self.warn(&guest.stream, &reason);
+                self.warn(&stream, &reason);
                 None
             }
         }

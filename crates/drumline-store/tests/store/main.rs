@@ -8,6 +8,7 @@ mod kinds;
 mod least;
 mod model;
 mod protocol;
+mod secured;
 mod semantics;
 mod tcp;
 mod torch;
