@@ -39,11 +39,6 @@ impl Threads {
         self
     }
 
-    /// The settings.
-    pub fn config(&self) -> &Config {
-        &self.config
-    }
-
     /// Over shared memory, over Unix sockets alone, and over TCP.
     pub fn everywhere() -> [Threads; 3] {
         let with = |shared_memory, unix_sockets| {

@@ -3,10 +3,12 @@
 //! block.
 
 mod blocks;
+mod seal;
 mod tls;
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 
+pub use self::seal::BLOCK_BYTES;
 pub(crate) use self::{
     blocks::Blocks,
     tls::{Tls, answerer, caller},
@@ -50,9 +52,6 @@ impl Layer {
         Layer { takes_at_once: true, ..self }
     }
 }
-
-/// The most bytes of its user that are sealed at a time.
-pub const BLOCK_BYTES: usize = 64 << 10;
 
 /// A stream that does not block, under a [`Layer`].
 ///
@@ -184,9 +183,4 @@ impl<S: Read + Write> Write for Secured<S> {
         }
         Ok(())
     }
-}
-
-/// The error over bytes that nobody at the other end has sealed.
-fn forged(what: impl std::fmt::Display) -> io::Error {
-    io::Error::new(ErrorKind::InvalidData, format!("somebody changed bytes on the way ({what})"))
 }

@@ -43,18 +43,17 @@ fn every_operation_over_several_connections() {
 #[test]
 fn every_operation_over_sealed_connections() {
     for level in [Level::Integrity, Level::Tls] {
-        for streams in [1, 3] {
+        for (streams, sizes, extent) in
+            [(1, &[1, 2, 3, 5][..], Extent::Small), (3, &[2, 3], Extent::Large)]
+        {
             let [_, _, tcp] = Threads::everywhere();
-            let world = Threads::new(&format!("over TCP at {level}"), tcp.config().clone());
-            let world = world.with(|config| {
+            let world = tcp.with(|config| {
                 config.streams = streams;
                 config.security = level;
                 config.secret = Some(Secret::new("of the conformance suite").unwrap());
             });
-            for (sizes, extent) in [(&[1, 2, 3, 5][..], Extent::Small), (&[2, 3], Extent::Large)] {
-                if let Err(problem) = run_part(&world, sizes, extent, Part::WHOLE) {
-                    panic!("{streams} streams: {problem}");
-                }
+            if let Err(problem) = run_part(&world, sizes, extent, Part::WHOLE) {
+                panic!("{level}, {streams} streams: {problem}");
             }
         }
     }

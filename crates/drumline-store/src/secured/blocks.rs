@@ -19,7 +19,7 @@ use std::{
 
 use ring::aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey};
 
-use super::{BLOCK_BYTES, forged};
+use super::seal::{BLOCK_BYTES, forged};
 
 const WORD_BYTES: usize = 4;
 const TAG_BYTES: usize = 16;

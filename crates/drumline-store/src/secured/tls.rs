@@ -28,17 +28,24 @@ use rustls::{
     version::TLS13,
 };
 
-use super::{BLOCK_BYTES, forged};
+use super::seal::{BLOCK_BYTES, forged};
 
 /// One end of a TLS connection, without its socket.
 pub(crate) struct Tls {
     connection: Connection,
+    /// From `begin` to `end`: has come, and TLS has not taken it.
+    input: Vec<u8>,
+    begin: usize,
+    end: usize,
     /// Plain bytes that wait to be read.
     ready: usize,
     /// The other end has said that nothing follows.
     ended: bool,
     failed: bool,
 }
+
+/// Room for what has come: at first for short messages, then for a whole block.
+const INPUT_BYTES_MIN: usize = 4 << 10;
 
 /// The end that opened the connection.
 pub(crate) fn caller() -> io::Result<Tls> {
@@ -57,7 +64,8 @@ impl Tls {
     fn new(mut connection: Connection) -> Tls {
         // A write is bounded by BLOCK_BYTES, and the next one waits until all is out.
         connection.set_buffer_limit(None);
-        Tls { connection, ready: 0, ended: false, failed: false }
+        let (input, begin, end) = (Vec::new(), 0, 0);
+        Tls { connection, input, begin, end, ready: 0, ended: false, failed: false }
     }
 
     /// Whether keys are still being agreed on.
@@ -110,23 +118,44 @@ impl Tls {
 
     /// Takes what the stream has. 0: it is at its end.
     pub(crate) fn pull(&mut self, stream: &mut impl Read) -> io::Result<usize> {
-        let count = self.connection.read_tls(stream)?;
-        if count > 0 && !self.failed {
-            match self.connection.process_new_packets() {
-                Ok(state) => {
+        if self.begin == self.end {
+            (self.begin, self.end) = (0, 0);
+        }
+        if self.end == self.input.len() {
+            let room = (self.input.len() * 4).clamp(INPUT_BYTES_MIN, BLOCK_BYTES);
+            self.input.resize(room.max(self.end + INPUT_BYTES_MIN), 0);
+        }
+        let count = stream.read(&mut self.input[self.end..])?;
+        self.end += count;
+        self.feed();
+        Ok(count)
+    }
+
+    /// Hands over what has come until some of it is opened: TLS takes a few kilobytes at a time, and
+    /// keeps what it has opened.
+    fn feed(&mut self) {
+        while self.ready == 0 && self.begin < self.end && !self.failed {
+            let mut come = &self.input[self.begin..self.end];
+            let before = come.len();
+            let read = self.connection.read_tls(&mut come);
+            self.begin += before - come.len();
+            match (read, self.connection.process_new_packets()) {
+                (Ok(1..), Ok(state)) => {
                     self.ready = state.plaintext_bytes_to_read();
-                    self.ended = state.peer_has_closed();
+                    self.ended |= state.peer_has_closed();
                 }
+                // Behind the end, nothing is looked at.
+                (Ok(0), Ok(_)) if self.ended => self.begin = self.end,
                 // What came before the wrong bytes is not handed out either.
-                Err(_) => self.failed = true,
+                _ => self.failed = true,
             }
         }
-        Ok(count)
     }
 
     /// Opened bytes, into `bytes`. `None`: nothing is complete. 0: the other end has ended in good
     /// order.
     pub(crate) fn open(&mut self, bytes: &mut [u8]) -> io::Result<Option<usize>> {
+        self.feed();
         if self.failed {
             return Err(forged("TLS does not accept them"));
         }
