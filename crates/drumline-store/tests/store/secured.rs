@@ -197,6 +197,21 @@ fn what_is_written_is_read_and_its_end_is_told_from_a_cut() {
     }
 }
 
+/// Whether a place in a row of TLS records is in the version that begins each of them, which says
+/// nothing since TLS 1.3.
+fn is_version(records: &[u8], at: usize) -> bool {
+    let mut begin = 0;
+    while begin + 5 <= at {
+        let length = u16::from_be_bytes([records[begin + 3], records[begin + 4]]);
+        let next = begin + 5 + usize::from(length);
+        if at < next {
+            return false;
+        }
+        begin = next;
+    }
+    [1, 2].contains(&(at - begin))
+}
+
 /// Every byte of three messages in turn: nothing that was not sent is ever read.
 #[test]
 fn a_changed_byte_anywhere_is_noticed() {
@@ -216,6 +231,10 @@ fn a_changed_byte_anywhere_is_noticed() {
             from_b.cut();
             let (read, result) = read_all(&mut b);
             assert!(b"firstsecondthird".starts_with(&read[..]), "{level}, byte {at}: {read:?}");
+            if level == Level::Tls && is_version(&wire, at) {
+                at += 1;
+                continue;
+            }
             let error = result.unwrap_err();
             // Who makes a record of TLS longer is noticed when so much has come, or at the end.
             let is_cut = level == Level::Tls && error.kind() == ErrorKind::ConnectionReset;
@@ -309,10 +328,13 @@ fn levels_above_auth_take_a_secret() {
 /// Every byte of the handshake at `tls`, in both directions.
 #[test]
 fn a_changed_byte_of_a_handshake_lets_nobody_in() {
-    let mut lengths = [0; 2];
-    shake(&mut handshakes([Level::Tls; 2]), |from, bytes| lengths[from] += bytes.len());
-    for by in 0..2 {
-        for at in 0..lengths[by] {
+    let mut said = [Vec::new(), Vec::new()];
+    shake(&mut handshakes([Level::Tls; 2]), |from, bytes| said[from].extend_from_slice(bytes));
+    for (by, said) in said.into_iter().enumerate() {
+        let in_version = |at: usize| {
+            at.checked_sub(Hello::BYTES).is_some_and(|at| is_version(&said[Hello::BYTES..], at))
+        };
+        for at in (0..said.len()).filter(|at| !in_version(*at)) {
             let mut ends = handshakes([Level::Tls; 2]);
             let mut seen = 0;
             shake(&mut ends, |from, bytes| {
