@@ -91,8 +91,9 @@ fn proxy(port: u16, plan: Plan) -> u16 {
                 }
                 answerer.write_all(&greeting).unwrap();
                 let is_meant = Channel::from_code(greeting[7]) == Some(plan.channel);
-                let plan_of =
-                    |from_caller| (is_meant && plan.from_caller == from_caller).then_some(plan);
+                let plan_of = move |from_caller| {
+                    (is_meant && plan.from_caller == from_caller).then_some(plan)
+                };
                 let ends = [caller.try_clone().unwrap(), answerer.try_clone().unwrap()];
                 let back = thread::spawn(move || carry(answerer, caller, plan_of(false), 0));
                 let [caller, answerer] = ends;
