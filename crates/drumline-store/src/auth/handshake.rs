@@ -448,3 +448,49 @@ impl Expected {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever two ends have to say to each other now.
+    fn pass(end: &mut Handshake, middle: &mut Tls) -> Result<(), Refusal> {
+        loop {
+            let (said, mut heard) = (end.take_output(), Vec::new());
+            let mut rest = &said[..];
+            while !rest.is_empty() {
+                middle.pull(&mut rest).unwrap();
+            }
+            middle.push(&mut heard).unwrap();
+            if said.is_empty() && heard.is_empty() {
+                return Ok(());
+            }
+            end.receive(&heard)?;
+        }
+    }
+
+    /// Somebody who knows no secret has a TLS connection with either end and passes on what goes
+    /// through them: greetings and proofs are those of the two ends.
+    #[test]
+    fn two_tls_connections_with_somebody_between_prove_nothing() {
+        let secret = Some(Secret::new("the secret of this job").unwrap());
+        let nonce = || Nonce::random().unwrap();
+        let (store, of_store) = (Hello::STORE, Expected::STORE);
+        let mut caller =
+            Handshake::call(store, of_store.clone(), secret.clone(), nonce()).at(Level::Tls);
+        let mut answerer = Handshake::answer(store, of_store, secret, nonce()).at(Level::Tls);
+        answerer.receive(&caller.take_output()).unwrap();
+        caller.receive(&answerer.take_output()).unwrap();
+        let mut to_caller = secured::answerer().unwrap();
+        let mut to_answerer = secured::caller().unwrap();
+        pass(&mut caller, &mut to_caller).unwrap();
+        pass(&mut answerer, &mut to_answerer).unwrap();
+        let mut proof = [0; PROOF_BYTES];
+        assert_eq!(to_caller.open(&mut proof).unwrap(), Some(PROOF_BYTES));
+        assert_ne!(to_caller.binding().unwrap(), to_answerer.binding().unwrap());
+        to_answerer.seal(&[&proof]).unwrap();
+        let refused = pass(&mut answerer, &mut to_answerer);
+        assert_eq!(refused, Err(Refusal::WrongSecret));
+        assert_eq!(answerer.peer(), None);
+    }
+}

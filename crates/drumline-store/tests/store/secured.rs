@@ -350,39 +350,6 @@ fn a_changed_byte_of_a_handshake_lets_nobody_in() {
     }
 }
 
-/// Somebody who knows no secret has a TLS connection with either end, and passes the proofs on.
-#[test]
-fn two_tls_connections_with_somebody_between_prove_nothing() {
-    // The keys of the two connections differ, and so do what they export and the proofs: stood in
-    // for by an end of each of two handshakes with the same greetings.
-    let nonces = [Nonce([1; 32]), Nonce([2; 32])];
-    let pair = || {
-        [
-            Handshake::call(hello(1), expected(0), secret(), nonces[0]).at(Level::Tls),
-            Handshake::answer(hello(0), expected(1), secret(), nonces[1]).at(Level::Tls),
-        ]
-    };
-    let (mut one, mut two) = (pair(), pair());
-    let proofs = [&mut one, &mut two].map(|ends| {
-        let mut said = Vec::new();
-        assert_eq!(shake(ends, |from, bytes| said.push((from, bytes.clone()))), [None, None]);
-        // The caller's proof leaves with the last of its part of the handshake.
-        said.into_iter().filter(|(from, _)| *from == 0).next_back().unwrap().1
-    });
-    assert_ne!(proofs[0], proofs[1]);
-    let mut fresh = pair();
-    let mut sent = 0;
-    let refused = shake(&mut fresh, |from, bytes| {
-        if from == 0 {
-            sent += 1;
-            if sent == 3 {
-                *bytes = proofs[0].clone();
-            }
-        }
-    });
-    assert!(refused[1].is_some() && fresh[1].peer().is_none(), "{refused:?}");
-}
-
 proptest! {
     /// Whatever the stream takes at a time, and however writes and reads are cut.
     #[test]
