@@ -12,7 +12,7 @@ use drumline_group::{Config, PriceList, ProcessGroup, ReduceOp, trace::Trace};
 use drumline_schedule::Collective;
 use drumline_shm::{PeerSegment, Segment, SegmentSize};
 use drumline_store::{
-    auth::{Channel, Expected, Handshake, Hello, Nonce, Secret},
+    auth::{Channel, Expected, Handshake, Hello, Level, Nonce, Secret},
     store::{
         FileStore, HashStore, Store,
         tcp::protocol::{Key, Request, Value},
@@ -120,7 +120,8 @@ DRUMLINE_TRUST_STORE=1
 fn greetings() -> Vec<Vec<u8>> {
     let ranks = Hello { channel: Channel::Data(3), rank: 3, world_size: 8, group: 7 };
     let nonce = Nonce([9; 32]);
-    vec![ranks.encode(true, &nonce).to_vec(), Hello::STORE.encode(false, &nonce).to_vec()]
+    let proven = ranks.encode(Some(Level::Auth), &nonce);
+    vec![proven.to_vec(), Hello::STORE.encode(None, &nonce).to_vec()]
 }
 
 /// What each end hears, for every form of [`decoders`](crate::decoders)' handshake.

@@ -6,7 +6,10 @@ use std::{net::IpAddr, ops::RangeInclusive, time::Duration};
 
 use drumline_engine::Settings;
 use drumline_schedule::SumOrder;
-use drumline_store::{auth::Secret, store::BYTES_MAX};
+use drumline_store::{
+    auth::{Level, Secret},
+    store::BYTES_MAX,
+};
 
 use crate::{Error, PriceSource, Result, trace::Trace};
 
@@ -114,6 +117,11 @@ pub struct Config {
     /// `DRUMLINE_SECRET_FILE`; `drumline run` makes a fresh one for every job.
     pub secret: Option<Secret>,
 
+    /// How the bytes of TCP connections of the job are protected ([`Level`]), the same on all
+    /// ranks. `DRUMLINE_SECURITY`: `auth` (unless set), `integrity` or `tls`; the last two take a
+    /// secret. Unix sockets and shared memory need none of it.
+    pub security: Level,
+
     /// Whether to meet through a store that other machines can reach and that asks for no secret,
     /// such as torchrun's. `DRUMLINE_TRUST_STORE`, 0 or 1; 0 unless set. The job is then only as
     /// safe as the network.
@@ -153,6 +161,7 @@ impl Default for Config {
             sum_order: SumOrder::Rank,
             warn_after: Duration::from_secs(10),
             secret: None,
+            security: Level::Auth,
             trust_store: false,
             store_bytes_max: BYTES_MAX,
             trace: None,
@@ -284,6 +293,11 @@ impl Config {
                 _ => return Err(invalid("DRUMLINE_SUM_ORDER", &text, "rank or placement")),
             };
         }
+        if let Some(text) = variable("DRUMLINE_SECURITY") {
+            let level = text.parse();
+            config.security =
+                level.map_err(|_| invalid("DRUMLINE_SECURITY", &text, "auth, integrity or tls"))?;
+        }
         for (name, setting) in [
             ("DRUMLINE_UNIX_SOCKETS", &mut config.unix_sockets),
             ("DRUMLINE_SPREAD_OVER_CORES", &mut config.spread_over_cores),
@@ -350,6 +364,7 @@ mod tests {
         assert_eq!(read("DRUMLINE_OBJECT_BYTES_MAX", "7").unwrap().object_bytes_max, 7);
         let order = read("DRUMLINE_SUM_ORDER", "placement").unwrap().sum_order;
         assert_eq!(order, SumOrder::Placement);
+        assert_eq!(read("DRUMLINE_SECURITY", "tls").unwrap().security, Level::Tls);
         assert_eq!(read("DRUMLINE_TRACE", "runs/7").unwrap().trace, Some(Trace::to("runs/7")));
     }
 
@@ -367,6 +382,7 @@ mod tests {
             ("DRUMLINE_REGISTERED_BYTES_MAX", "1G"),
             ("DRUMLINE_OBJECT_BYTES_MAX", "-1"),
             ("DRUMLINE_SUM_ORDER", "host"),
+            ("DRUMLINE_SECURITY", "TLS"),
             ("DRUMLINE_TRACE_BYTES_MAX", "1G"),
             ("DRUMLINE_TIMEOUT_S", "0"),
             ("DRUMLINE_TIMEOUT_S", "-1"),

@@ -44,9 +44,14 @@ pub fn run(job: &Job) -> Result<u8> {
     // The stores start before the first worker and end after the last: no port is guessed twice.
     let run_id = new_run_id();
     let store = Endpoint::Unix(format!("drumline-run-{run_id}"));
-    let bytes_max = Config::from_env()?.store_bytes_max;
+    let config = Config::from_env()?;
+    let bytes_max = config.store_bytes_max;
     let serve = |door| TcpStoreServer::open(&[door], bytes_max);
-    let _store = serve(Door::Secured { endpoint: store.clone(), secret: secret.secret().clone() })?;
+    let _store = serve(Door::Secured {
+        endpoint: store.clone(),
+        secret: secret.secret().clone(),
+        level: config.security,
+    })?;
     let torch_store = job
         .torch_store
         .map(|port| {

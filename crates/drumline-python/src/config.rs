@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use drumline::{Config, SumOrder, auth::Secret};
+use drumline::{
+    Config, SumOrder,
+    auth::{Level, Secret},
+};
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
     prelude::*,
@@ -33,6 +36,7 @@ pub(crate) fn config(settings: Option<&Bound<'_, PyDict>>) -> PyResult<Config> {
             "secret" => {
                 config.secret = Some(Secret::new(value.extract::<Vec<u8>>()?).map_err(raise)?);
             }
+            "security" => config.security = level(&value.extract::<String>()?)?,
             "sum_order" => config.sum_order = order(&value.extract::<String>()?)?,
             _ => {
                 let problem = format!("there is no setting {name:?}; docs/python.md lists them");
@@ -54,6 +58,10 @@ pub(crate) fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
     duration.ok_or_else(|| {
         PyValueError::new_err(format!("{name} is {seconds}; it should be seconds, more than 0"))
     })
+}
+
+fn level(name: &str) -> PyResult<Level> {
+    name.parse().map_err(|error| PyValueError::new_err(format!("security is {name:?}; {error}")))
 }
 
 fn order(name: &str) -> PyResult<SumOrder> {

@@ -16,6 +16,7 @@
 //! | what a stranger may try | why it does not work |
 //! |---|---|
 //! | replay a proof that it has seen | the other end's nonce is in it, and is new every time |
+//! | let the two ends agree on a weaker level | each end insists on its own, and both levels are in the proofs |
 //! | send our own proof back to us | the two roles sign different texts |
 //! | use a proof for another rank, group or channel | both hellos are in it, whole |
 //! | claim to be without a secret | both ends must agree on that, and it is for one host only |
@@ -38,14 +39,19 @@
 //! # Ok::<_, drumline::Error>(())
 //! ```
 //!
-//! What follows the handshake is neither encrypted nor signed: who can change packets on the
-//! wire can still take an authenticated connection over. That takes TLS or a network of one's own.
+//! What follows the handshake depends on the [`Level`], which both ends must have alike. At `auth` it
+//! is neither encrypted nor signed: who can change packets on the wire can still take a connection
+//! over. At `integrity` both ends make keys of the secret and both hellos, and seal every block
+//! ([`secured`](crate::secured)). At `tls` both ends agree on keys by TLS 1.3 between the hellos and
+//! the proofs. The proofs then go through TLS and also cover what it exports of its keys, so that
+//! nobody can sit in the middle of two TLS connections.
 
 mod channel;
 /// The proof that both ends know the secret.
 pub mod handshake;
 /// The first bytes of a connection.
 pub mod hello;
+mod level;
 mod nonce;
 mod refusal;
 mod secret;
@@ -54,6 +60,7 @@ pub use self::{
     channel::Channel,
     handshake::{Expected, Handshake},
     hello::Hello,
+    level::{Level, NoLevel},
     nonce::Nonce,
     refusal::Refusal,
     secret::Secret,

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`store`] | the key-value stores |
 //! | [`auth`] | the job's secret, and how both ends of a connection prove that they know it |
+//! | [`secured`] | what protects the bytes of a connection after that |
 //! | [`net`] | streams, listeners and calls to them, over TCP and Unix sockets |
 //! | [`text`] | how text of others is shown |
 
@@ -12,6 +13,7 @@
 pub mod auth;
 mod error;
 pub mod net;
+pub mod secured;
 pub mod store;
 pub mod text;
 

@@ -51,7 +51,7 @@
 //! # What it does not do yet
 //!
 //! - Data lies in the memory of the CPU, and one [`backend`] comes with the library: its own.
-//! - What travels between hosts is not encrypted ([`auth`] keeps strangers out).
+//! - What travels between hosts is encrypted only on request ([`Config::security`]).
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,6 @@
 //! The library's own transports.
 
+use drumline::auth::{Level, Secret};
 use drumline_conformance::{Extent, Part, Threads, run_part, suite::WORLD_SIZES};
 
 fn everywhere(world_sizes: &[usize], extent: Extent) {
@@ -35,6 +36,26 @@ fn every_operation_over_several_connections() {
     let tcp = tcp.with(|config| config.streams = 3);
     if let Err(problem) = run_part(&tcp, &[2, 3], Extent::Large, Part::WHOLE) {
         panic!("{problem}");
+    }
+}
+
+/// At the security levels above `auth`, over one connection and over several.
+#[test]
+fn every_operation_over_sealed_connections() {
+    for level in [Level::Integrity, Level::Tls] {
+        for (streams, sizes, extent) in
+            [(1, &[1, 2, 3, 5][..], Extent::Small), (3, &[2, 3], Extent::Large)]
+        {
+            let [_, _, tcp] = Threads::everywhere();
+            let world = tcp.with(|config| {
+                config.streams = streams;
+                config.security = level;
+                config.secret = Some(Secret::new("of the conformance suite").unwrap());
+            });
+            if let Err(problem) = run_part(&world, sizes, extent, Part::WHOLE) {
+                panic!("{level}, {streams} streams: {problem}");
+            }
+        }
     }
 }
 

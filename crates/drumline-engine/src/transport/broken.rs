@@ -15,6 +15,11 @@ pub(crate) enum Broken {
 }
 
 impl Broken {
+    /// Whether what has come is not what the peer has sent. Then nothing that the peer says explains it.
+    pub(crate) fn is_forged(&self) -> bool {
+        matches!(self, Broken::Failed(error) if error.kind() == io::ErrorKind::InvalidData)
+    }
+
     /// What that says of the peer, if its control connection says nothing.
     pub(crate) fn cause(&self, peer: Rank) -> Cause {
         match self {

@@ -123,9 +123,10 @@ impl<S: Duplex> ControlLink<S> {
         self.waits.as_ref().filter(|_| self.state == PeerState::Present)
     }
 
-    /// There is something to read.
+    /// There is something to read, or the stream can be written again.
     pub(crate) fn on_readable(&mut self) {
         self.ready = true;
+        self.stream.flush_held();
     }
 
     /// The peer's process has ended. Its last words count, if there are any.

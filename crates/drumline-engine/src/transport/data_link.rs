@@ -92,9 +92,10 @@ impl<S: Duplex> DataLink<S> {
         self.ready = true;
     }
 
-    /// There is something to read.
+    /// There is something to read, or the stream can be written again.
     pub(crate) fn on_readable(&mut self) {
         self.ready = true;
+        self.stream.flush_held();
     }
 
     /// No more will be sent.

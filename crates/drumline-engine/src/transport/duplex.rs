@@ -9,6 +9,11 @@ use std::{
 pub trait Duplex: Read + Write + Send + fmt::Debug {
     /// Nothing more will be written.
     fn end(&mut self) -> io::Result<()>;
+
+    /// Whether it has taken bytes that it has not passed on. A flush does, when it can be written.
+    fn holds_output(&self) -> bool {
+        false
+    }
 }
 
 #[cfg(test)]

@@ -31,6 +31,16 @@ impl<S: Duplex> Later<S> {
     pub(crate) fn end(&mut self) -> io::Result<()> {
         self.0.as_mut().map_or(Ok(()), Duplex::end)
     }
+
+    /// Passes on what the stream has taken and holds, as far as that goes now. What goes wrong is
+    /// found by the next read or write.
+    pub(crate) fn flush_held(&mut self) {
+        if let Some(stream) = &mut self.0
+            && stream.holds_output()
+        {
+            let _ = stream.flush();
+        }
+    }
 }
 
 impl<S: Read> Read for Later<S> {

@@ -181,7 +181,9 @@ impl<S: Duplex> Streams<S> {
                 (StreamKind::Points, points.stream(), to_points),
             ];
             others.into_iter().chain(data).filter_map(|(kind, stream, [readable, writable])| {
-                Some((Interest { rank: *rank, kind, readable, writable }, stream?))
+                let stream = stream?;
+                let writable = writable || stream.holds_output();
+                Some((Interest { rank: *rank, kind, readable, writable }, stream))
             })
         })
     }
@@ -192,7 +194,7 @@ impl<S: Duplex> Streams<S> {
         self.desk.awaits_any() || self.peers.values().any(is_pending)
     }
 
-    /// There is something to read on a stream.
+    /// There is something to read on a stream, or it can be written again.
     pub fn on_readable(&mut self, rank: Rank, kind: StreamKind) {
         let Some(peer) = self.peers.get_mut(&rank) else { return };
         match kind {
@@ -352,6 +354,11 @@ impl<S: Duplex> Streams<S> {
             }
             // What stands on a broken stream and is waited for.
             let data = peer.data.broken();
+            if let Some(forged) =
+                [data, peer.points.broken()].into_iter().flatten().find(|it| it.is_forged())
+            {
+                return Err(forged.cause(peer.rank));
+            }
             let points = peer.points.broken().filter(|_| peer.points.is_pending());
             match peer.control.state() {
                 PeerState::Present => {}

@@ -74,6 +74,10 @@ impl<S: Duplex> Duplex for Striped<S> {
         }
         ended
     }
+
+    fn holds_output(&self) -> bool {
+        self.streams.iter().any(Duplex::holds_output)
+    }
 }
 
 impl<S: Read> Read for Striped<S> {
@@ -116,7 +120,8 @@ impl<S: Write> Write for Striped<S> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.streams.iter_mut().try_for_each(Write::flush)
+        // Each of them, whether or not another one can be written.
+        self.streams.iter_mut().map(Write::flush).fold(Ok(()), io::Result::and)
     }
 }
 

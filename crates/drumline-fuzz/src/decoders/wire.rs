@@ -12,9 +12,9 @@ use crate::Verdict;
 /// Comes back byte by byte.
 pub(super) fn greeting(bytes: &[u8]) -> Verdict {
     let Ok(greeting) = <&[u8; Hello::BYTES]>::try_from(bytes) else { return Verdict::Refused };
-    let Ok((hello, has_secret)) = Hello::decode(greeting) else { return Verdict::Refused };
+    let Ok((hello, level)) = Hello::decode(greeting) else { return Verdict::Refused };
     let nonce: [u8; 32] = std::array::from_fn(|at| greeting[24 + at]);
-    assert_eq!(&hello.encode(has_secret, &Nonce(nonce)), greeting);
+    assert_eq!(&hello.encode(level, &Nonce(nonce)), greeting);
     Verdict::Taken
 }
 

@@ -3,7 +3,7 @@
 use std::{net::IpAddr, ops::RangeInclusive, time::Duration};
 
 use drumline_schedule::SumOrder;
-use drumline_store::auth::Secret;
+use drumline_store::auth::{Level, Secret};
 
 use crate::{Config, PriceSource, trace::Trace};
 
@@ -42,6 +42,7 @@ setters! {
     sum_order(SumOrder) = sum_order;
     warn_after(Duration) = warn_after;
     secret(impl Into<Option<Secret>>) = secret.into();
+    security(Level) = security;
     trust_store(bool) = trust_store;
     store_bytes_max(usize) = store_bytes_max;
     trace(impl Into<Option<Trace>>) = trace.into();

@@ -15,6 +15,7 @@ use drumline_engine::{
 use drumline_schedule::{Collective, Topology, price::PriceList, step::Rank};
 use drumline_shm::{PeerSegment, PidFd, Segment, SegmentSize, handover};
 use drumline_store::{
+    auth::Level,
     net::stream::Stream,
     store::{HashStore, Store},
 };
@@ -425,7 +426,7 @@ fn share_memory(
         .iter()
         .filter_map(|peer| match &*peer.streams.control {
             Stream::Unix(stream) => Some((peer.rank, stream)),
-            Stream::Tcp(_) => None,
+            Stream::Tcp(_) | Stream::Secured(_) => None,
         })
         .collect();
     let wanted = config.shared_memory && !near.is_empty();
@@ -456,12 +457,18 @@ fn share_memory(
     // Who shares no memory need not look.
     let node = wanted.then(|| config.memory_node.or_else(memory_node::of_this_thread)).flatten();
     let node = node.map_or_else(|| "any".to_owned(), |node| node.to_string());
-    let told = board.all_gather(Subject::Host, format!("{word} {node} {prices}").as_bytes())?;
+    let level = config.security;
+    let told =
+        board.all_gather(Subject::Host, format!("{word} {node} {level} {prices}").as_bytes())?;
     let told = told.into_iter().enumerate().map(|(rank, word)| {
         let word = String::from_utf8_lossy(&word);
-        let mut words = word.splitn(3, ' ');
+        let mut words = word.splitn(4, ' ');
         let mut number = || words.next()?.parse::<usize>().ok();
         let place = (number(), number());
+        let theirs = words.next().unwrap_or_default();
+        if theirs != level.to_string() {
+            return Err(Error::connect_to(member, rank, &other_level(theirs, level)));
+        }
         match words.next().unwrap_or_default() {
             theirs if theirs == prices => Ok(place),
             theirs => Err(Error::connect_to(member, rank, &other_prices(theirs, prices))),
@@ -503,6 +510,14 @@ fn other_prices(theirs: &str, ours: &str) -> String {
          DRUMLINE_PRICES to the same on all ranks, and if it is a file, to the same contents",
         what(theirs),
         what(ours)
+    )
+}
+
+/// What is wrong with the security level of a rank.
+fn other_level(theirs: &str, ours: Level) -> String {
+    format!(
+        "its security level is {theirs}, that of this rank {ours}: set DRUMLINE_SECURITY alike on all \
+         ranks"
     )
 }
 

@@ -104,12 +104,15 @@ impl Plan {
         };
         match (&config.secret, &self.store, self.host) {
             (Some(secret), store, StoreHost::RankZero) if self.rank == 0 => {
-                host(Door::Secured { endpoint: store.clone(), secret: secret.clone() })
+                let (endpoint, secret) = (store.clone(), secret.clone());
+                host(Door::Secured { endpoint, secret, level: config.security })
             }
             (Some(_), Endpoint::Tcp { host, port }, StoreHost::Launcher) => {
                 Ok(TcpStore::connect(host, *port, timeout)?)
             }
-            (Some(secret), store, _) => Ok(TcpStore::connect_secured(store, secret, timeout)?),
+            (Some(secret), store, _) => {
+                Ok(TcpStore::connect_at(store, secret, config.security, timeout)?)
+            }
             (None, _, StoreHost::Drumline) | (None, Endpoint::Unix(_), _) => Err(invalid(
                 "DRUMLINE_SECRET_FILE",
                 format!("not set, but the store at {} asks for the job's secret", self.store),

@@ -17,7 +17,7 @@ use drumline_engine::{
 };
 use drumline_schedule::step::Rank;
 use drumline_store::{
-    auth::{Handshake, Nonce, Secret},
+    auth::{Handshake, Level, Nonce, Secret},
     net::{
         call::CallError,
         dial::Dial,
@@ -39,6 +39,7 @@ use crate::{Config, Error, Result, progress_thread::Linger};
 pub(crate) struct Far {
     member: Membership,
     secret: Option<Secret>,
+    level: Level,
     /// Where the peers listen.
     addresses: BTreeMap<Rank, Vec<SocketAddr>>,
     gates: Vec<Gate>,
@@ -112,6 +113,7 @@ impl Far {
         Ok(Far {
             member: member.clone(),
             secret: config.secret.clone(),
+            level: config.security,
             addresses,
             gates,
             epoll: Arc::new(epoll),
@@ -224,7 +226,7 @@ impl Far {
                     // The stream leaves this set for that of the transport.
                     let _ = epoll::delete(&self.epoll, &**dial);
                     if let Line::Dialling(dial) = std::mem::replace(line, Line::Again { at: now }) {
-                        let stream = dial.into_stream();
+                        let stream = dial.into_stream().map_err(|error| failed(error.into()))?;
                         if *channel == Channel::Control {
                             watch(rank, &stream);
                         }
@@ -256,7 +258,7 @@ impl Far {
         let nonce = Nonce::random().map_err(|error| io::Error::other(error.to_string()))?;
         let (hello, expected) =
             (hello(&self.member, channel), expect(&self.member, rank..rank + 1));
-        let handshake = Handshake::call(hello, expected, self.secret.clone(), nonce);
+        let handshake = Handshake::call(hello, expected, self.secret.clone(), nonce).at(self.level);
         let dial = Dial::begin(address, handshake, self.secret.is_some())?;
         let key = epoll::EventData::new_u64(rank as u64);
         epoll::add(&self.epoll, &dial, key, epoll::EventFlags::OUT).map_err(io::Error::from)?;

@@ -21,7 +21,7 @@ use drumline_engine::{
 };
 use drumline_schedule::step::Rank;
 use drumline_store::{
-    auth::{Handshake, Nonce, Secret},
+    auth::{Handshake, Level, Nonce, Secret},
     net::{
         call::{Address, CallError, open, shake_hands},
         gate::{Admission, Gate, Listener},
@@ -121,6 +121,16 @@ fn prepare_far(
         return Err(Error::InvalidSetting {
             setting: "DRUMLINE_STREAMS".to_owned(),
             problem: format!("{} connections; there can be 1 to {STREAMS_MAX}", config.streams),
+        });
+    }
+    if let (None, Level::Integrity | Level::Tls) = (&config.secret, config.security) {
+        return Err(Error::InvalidSetting {
+            setting: "DRUMLINE_SECURITY".to_owned(),
+            problem: format!(
+                "the level {} takes a secret: give all processes of the job one DRUMLINE_SECRET or \
+                 DRUMLINE_SECRET_FILE",
+                config.security
+            ),
         });
     }
     let elsewhere = far.iter().filter(|(_, card)| !card.is_same_network(own));
@@ -292,6 +302,7 @@ fn gate(member: &Membership, listener: Listener, first: Rank, config: &Config) -
         ours: hello(member, Channel::Control),
         expected: expect(member, first..member.world_size),
         secret: config.secret.clone(),
+        level: config.security,
     };
     Gate::new(listener, admission)
         .map_err(|source| Error::io("cannot accept connections of peers", source))
@@ -338,12 +349,11 @@ impl Caller<'_> {
     ) -> Result<Result<Stream, CallError>> {
         let hello = hello(self.member, channel);
         let expected = expect(self.member, peer..peer + 1);
-        let mut handshake = Handshake::call(hello, expected, self.secret.clone(), Nonce::random()?);
+        let handshake = Handshake::call(hello, expected, self.secret.clone(), Nonce::random()?);
         let has_secret = self.secret.is_some();
-        Ok(open(address, self.deadline).map_err(CallError::from).and_then(|mut stream| {
-            shake_hands(&mut stream, &mut handshake, has_secret, self.deadline)?;
-            Ok(stream)
-        }))
+        Ok(open(address, self.deadline)
+            .map_err(CallError::from)
+            .and_then(|stream| shake_hands(stream, handshake, has_secret, self.deadline)))
     }
 }
 

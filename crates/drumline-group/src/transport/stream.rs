@@ -2,7 +2,6 @@
 
 use std::{
     io::{self, IoSlice, IoSliceMut, Read, Write},
-    net::Shutdown,
     ops::{Deref, DerefMut},
     os::fd::{AsFd, BorrowedFd},
 };
@@ -16,7 +15,11 @@ pub(crate) struct PeerStream(pub(crate) Stream);
 
 impl Duplex for PeerStream {
     fn end(&mut self) -> io::Result<()> {
-        self.0.shutdown(Shutdown::Write)
+        self.0.end()
+    }
+
+    fn holds_output(&self) -> bool {
+        self.0.holds_output()
     }
 }
 

@@ -480,7 +480,7 @@ fn strangers_at_the_door_hold_up_nobody() {
                         let channel = [Channel::Control, Channel::Data(0)][stranger / 4 % 2];
                         let hello = Hello { channel, rank: 1, world_size: 2, group: 42 };
                         let nonce = Nonce::random().unwrap();
-                        stream.write_all(&hello.encode(false, &nonce)).unwrap();
+                        stream.write_all(&hello.encode(None, &nonce)).unwrap();
                     }
                 }
                 stream

@@ -11,6 +11,7 @@ mod collectives;
 mod given_back;
 mod group;
 mod groups;
+mod meddler;
 mod mismatch;
 mod objects;
 mod operators;

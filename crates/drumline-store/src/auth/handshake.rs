@@ -1,9 +1,13 @@
-use std::ops::Range;
+use std::{io, ops::Range};
 
 use crate::Rank;
 use hmac::Mac as _;
+use zeroize::Zeroizing;
 
-use super::{channel::Channel, hello::Hello, nonce::Nonce, refusal::Refusal, secret::Secret};
+use super::{
+    channel::Channel, hello::Hello, level::Level, nonce::Nonce, refusal::Refusal, secret::Secret,
+};
+use crate::secured::{self, Blocks, Layer, Tls};
 
 /// One end of a connection that opens: bytes in, bytes out, no socket and no clock.
 ///
@@ -35,12 +39,17 @@ use super::{channel::Channel, hello::Hello, nonce::Nonce, refusal::Refusal, secr
 pub struct Handshake {
     role: Role,
     secret: Option<Secret>,
+    level: Level,
     expected: Expected,
     ours: Hello,
     nonce: Nonce,
     input: Vec<u8>,
     output: Vec<u8>,
     stage: Stage,
+    /// What the proofs go through at the level `tls`.
+    tls: Option<Tls>,
+    /// What protects the connection, once all is proven.
+    layer: Option<Layer>,
 }
 
 /// Whom a handshake lets in.
@@ -60,10 +69,24 @@ enum Role {
     Answerer,
 }
 
+impl Role {
+    fn other(self) -> Role {
+        match self {
+            Role::Caller => Role::Answerer,
+            Role::Answerer => Role::Caller,
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Stage {
     /// Their greeting comes next.
     Greeting,
+    /// TLS agrees on keys.
+    Tls {
+        theirs: Hello,
+        transcript: Vec<u8>,
+    },
     /// Their proof comes next. Both greetings are kept as they were on the wire.
     Proof {
         theirs: Hello,
@@ -110,14 +133,44 @@ impl Handshake {
         nonce: Nonce,
     ) -> Handshake {
         let (input, output) = (Vec::with_capacity(Hello::BYTES), Vec::new());
-        Handshake { role, secret, expected, ours, nonce, input, output, stage: Stage::Greeting }
+        Handshake {
+            role,
+            secret,
+            level: Level::Auth,
+            expected,
+            ours,
+            nonce,
+            input,
+            output,
+            stage: Stage::Greeting,
+            tls: None,
+            layer: None,
+        }
+    }
+
+    /// The same at this level, which takes a secret. To be said before anything else.
+    #[must_use]
+    pub fn at(mut self, level: Level) -> Handshake {
+        self.level = level;
+        if self.role == Role::Caller {
+            self.output = self.greeting().to_vec();
+        }
+        self
+    }
+
+    /// What protects the connection from now on, once the handshake is done: nothing at
+    /// [`Level::Auth`].
+    pub fn take_layer(&mut self) -> Option<Layer> {
+        self.layer.take()
     }
 
     /// How many bytes may be read now: none when the handshake is over.
     pub fn wanted(&self) -> usize {
         let whole = match self.stage {
             Stage::Greeting => Hello::BYTES,
-            Stage::Proof { .. } => PROOF_BYTES,
+            // TLS keeps what comes after its part.
+            Stage::Tls { .. } | Stage::Proof { .. } if self.tls.is_some() => return Hello::BYTES,
+            Stage::Tls { .. } | Stage::Proof { .. } => PROOF_BYTES,
             Stage::Done(_) | Stage::Refused => return 0,
         };
         whole - self.input.len()
@@ -134,8 +187,16 @@ impl Handshake {
         let mut used = 0;
         while used < bytes.len() && self.wanted() > 0 {
             let taken = self.wanted().min(bytes.len() - used);
-            self.input.extend_from_slice(&bytes[used..used + taken]);
+            let mut piece = &bytes[used..used + taken];
             used += taken;
+            match &mut self.tls {
+                None => self.input.extend_from_slice(piece),
+                Some(tls) => {
+                    while !piece.is_empty() {
+                        tls.pull(&mut piece).map_err(|error| Refusal::Tls(error.to_string()))?;
+                    }
+                }
+            }
             self.proceed().inspect_err(|_| self.stage = Stage::Refused)?;
         }
         Ok(used)
@@ -168,9 +229,17 @@ impl Handshake {
         if let Stage::Greeting = self.stage {
             self.check_front()?;
         }
+        if self.tls.is_some() {
+            return self.proceed_in_tls();
+        }
         if self.wanted() > 0 {
             return Ok(());
         }
+        self.step()
+    }
+
+    /// A greeting or a proof is complete.
+    fn step(&mut self) -> Result<(), Refusal> {
         let input = std::mem::take(&mut self.input);
         let stage = std::mem::replace(&mut self.stage, Stage::Refused);
         self.stage = match stage {
@@ -178,6 +247,53 @@ impl Handshake {
             Stage::Proof { theirs, transcript } => self.proven(theirs, &transcript, &input)?,
             over => over,
         };
+        Ok(())
+    }
+
+    fn proceed_in_tls(&mut self) -> Result<(), Refusal> {
+        let stepped = self.step_in_tls();
+        // An alert, too.
+        if let Some(tls) = &mut self.tls {
+            tls.push(&mut self.output).map_err(|error| Refusal::Tls(error.to_string()))?;
+        }
+        stepped
+    }
+
+    fn step_in_tls(&mut self) -> Result<(), Refusal> {
+        let Some(tls) = &mut self.tls else { return Ok(()) };
+        let failed = |error: io::Error| Refusal::Tls(error.to_string());
+        tls.open(&mut []).map_err(failed)?;
+        if tls.is_handshaking() {
+            return Ok(());
+        }
+        if let Stage::Tls { theirs, transcript } = &self.stage {
+            let binding = tls.binding().map_err(failed)?;
+            let (theirs, transcript) = (*theirs, [&transcript[..], &binding].concat());
+            if self.role == Role::Caller {
+                self.say(&self.proof(Role::Caller, &transcript))?;
+            }
+            self.stage = Stage::Proof { theirs, transcript };
+        }
+        let mut proof = [0; PROOF_BYTES];
+        while let Some(tls) = &mut self.tls {
+            let left = PROOF_BYTES - self.input.len();
+            match tls.open(&mut proof[..left]).map_err(failed)? {
+                None => break,
+                Some(0) => return Err(Refusal::Tls("it ended before it had proven itself".into())),
+                Some(count) => self.input.extend_from_slice(&proof[..count]),
+            }
+            if self.input.len() == PROOF_BYTES {
+                return self.step();
+            }
+        }
+        Ok(())
+    }
+
+    fn say(&mut self, bytes: &[u8]) -> Result<(), Refusal> {
+        match &mut self.tls {
+            None => self.output.extend_from_slice(bytes),
+            Some(tls) => drop(tls.seal(&[bytes]).map_err(|error| Refusal::Tls(error.to_string()))?),
+        }
         Ok(())
     }
 
@@ -205,10 +321,16 @@ impl Handshake {
             // Refused or not: so the caller can tell what is wrong.
             self.output = self.greeting().to_vec();
         }
-        let (theirs, they_have_a_secret) = decoded?;
-        match (&self.secret, they_have_a_secret) {
-            (None, true) => return Err(Refusal::OnlyTheyHaveASecret),
-            (Some(_), false) => return Err(Refusal::OnlyWeHaveASecret),
+        let (theirs, level) = decoded?;
+        match (&self.secret, level) {
+            (None, Some(_)) => return Err(Refusal::OnlyTheyHaveASecret),
+            (Some(_), None) => return Err(Refusal::OnlyWeHaveASecret),
+            (None, None) if self.level != Level::Auth => {
+                return Err(Refusal::LevelWithoutSecret(self.level));
+            }
+            (Some(_), Some(theirs)) if theirs != self.level => {
+                return Err(Refusal::OtherLevel { theirs, ours: self.level });
+            }
             _ => {}
         }
         if theirs.channel != self.ours.channel {
@@ -223,30 +345,73 @@ impl Handshake {
             Role::Caller => [&ours[..], input].concat(),
             Role::Answerer => [input, &ours[..]].concat(),
         };
+        if self.level == Level::Tls {
+            let tls = match self.role {
+                Role::Caller => secured::caller(),
+                Role::Answerer => secured::answerer(),
+            };
+            let mut tls = tls.map_err(|error| Refusal::Tls(error.to_string()))?;
+            tls.push(&mut self.output).map_err(|error| Refusal::Tls(error.to_string()))?;
+            self.tls = Some(tls);
+            return Ok(Stage::Tls { theirs, transcript });
+        }
         if self.role == Role::Caller {
-            self.output.extend_from_slice(&self.proof(Role::Caller, &transcript));
+            self.say(&self.proof(Role::Caller, &transcript))?;
         }
         Ok(Stage::Proof { theirs, transcript })
     }
 
     fn proven(&mut self, theirs: Hello, transcript: &[u8], proof: &[u8]) -> Result<Stage, Refusal> {
-        let other = match self.role {
-            Role::Caller => Role::Answerer,
-            Role::Answerer => Role::Caller,
-        };
-        let is_right = self.signed(other, transcript).is_some_and(|mac| {
+        let is_right = self.signed(self.role.other(), transcript).is_some_and(|mac| {
             // Compares in constant time.
             mac.verify_slice(proof).is_ok()
         });
         if self.role == Role::Answerer {
             let answer = if is_right { self.proof(Role::Answerer, transcript) } else { NO_PROOF };
-            self.output.extend_from_slice(&answer);
+            self.say(&answer)?;
         }
-        if is_right { Ok(Stage::Done(theirs)) } else { Err(Refusal::WrongSecret) }
+        if !is_right {
+            return Err(Refusal::WrongSecret);
+        }
+        self.layer = self.layer(transcript)?;
+        Ok(Stage::Done(theirs))
+    }
+
+    /// What protects the connection from now on.
+    fn layer(&mut self, transcript: &[u8]) -> Result<Option<Layer>, Refusal> {
+        let layer = match (self.level, self.tls.take()) {
+            (Level::Auth, _) | (Level::Tls, None) => return Ok(None),
+            (Level::Tls, Some(mut tls)) => {
+                tls.push(&mut self.output).map_err(|error| Refusal::Tls(error.to_string()))?;
+                Layer::tls(tls)
+            }
+            (Level::Integrity, _) => {
+                let keys = [self.role, self.role.other()].map(|role| self.key(role, transcript));
+                let [Some(ours), Some(theirs)] = keys else {
+                    return Err(Refusal::LevelWithoutSecret(self.level));
+                };
+                let blocks = Blocks::new(&ours, &theirs);
+                Layer::blocks(blocks.map_err(|error| Refusal::Tls(error.to_string()))?)
+            }
+        };
+        Ok(Some(match self.ours.channel {
+            Channel::Control => layer.that_takes_at_once(),
+            _ => layer,
+        }))
+    }
+
+    /// The key of the blocks that an end with this role seals.
+    fn key(&self, role: Role, transcript: &[u8]) -> Option<Zeroizing<[u8; 32]>> {
+        let label: &[u8; 27] = match role {
+            Role::Caller => b"drumline integrity 1 caller",
+            Role::Answerer => b"drumline integrity 1 answer",
+        };
+        let mac = self.secret.as_ref()?.mac().chain_update(label).chain_update(transcript);
+        Some(Zeroizing::new(mac.finalize().into_bytes().into()))
     }
 
     fn greeting(&self) -> [u8; Hello::BYTES] {
-        self.ours.encode(self.secret.is_some(), &self.nonce)
+        self.ours.encode(self.secret.as_ref().map(|_| self.level), &self.nonce)
     }
 
     fn proof(&self, role: Role, transcript: &[u8]) -> [u8; PROOF_BYTES] {
@@ -281,5 +446,51 @@ impl Expected {
             return Err(Refusal::OtherRank(hello.rank));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whatever two ends have to say to each other now.
+    fn pass(end: &mut Handshake, middle: &mut Tls) -> Result<(), Refusal> {
+        loop {
+            let (said, mut heard) = (end.take_output(), Vec::new());
+            let mut rest = &said[..];
+            while !rest.is_empty() {
+                middle.pull(&mut rest).unwrap();
+            }
+            middle.push(&mut heard).unwrap();
+            if said.is_empty() && heard.is_empty() {
+                return Ok(());
+            }
+            end.receive(&heard)?;
+        }
+    }
+
+    /// Somebody who knows no secret has a TLS connection with either end and passes on what goes
+    /// through them: greetings and proofs are those of the two ends.
+    #[test]
+    fn two_tls_connections_with_somebody_between_prove_nothing() {
+        let secret = Some(Secret::new("the secret of this job").unwrap());
+        let nonce = || Nonce::random().unwrap();
+        let (store, of_store) = (Hello::STORE, Expected::STORE);
+        let mut caller =
+            Handshake::call(store, of_store.clone(), secret.clone(), nonce()).at(Level::Tls);
+        let mut answerer = Handshake::answer(store, of_store, secret, nonce()).at(Level::Tls);
+        answerer.receive(&caller.take_output()).unwrap();
+        caller.receive(&answerer.take_output()).unwrap();
+        let mut to_caller = secured::answerer().unwrap();
+        let mut to_answerer = secured::caller().unwrap();
+        pass(&mut caller, &mut to_caller).unwrap();
+        pass(&mut answerer, &mut to_answerer).unwrap();
+        let mut proof = [0; PROOF_BYTES];
+        assert_eq!(to_caller.open(&mut proof).unwrap(), Some(PROOF_BYTES));
+        assert_ne!(to_caller.binding().unwrap(), to_answerer.binding().unwrap());
+        to_answerer.seal(&[&proof]).unwrap();
+        let refused = pass(&mut answerer, &mut to_answerer);
+        assert_eq!(refused, Err(Refusal::WrongSecret));
+        assert_eq!(answerer.peer(), None);
     }
 }

@@ -1,6 +1,6 @@
 use crate::Rank;
 
-use super::{channel::Channel, nonce::Nonce, refusal::Refusal};
+use super::{channel::Channel, level::Level, nonce::Nonce, refusal::Refusal};
 
 /// Who opens or answers a connection, and what for: the first bytes on it, in both directions.
 /// All numbers are little-endian.
@@ -12,8 +12,8 @@ use super::{channel::Channel, nonce::Nonce, refusal::Refusal};
 /// └────────┴────────┴──────┴─────────┴────────┴────────────┴──────────────┴────────┘
 /// ```
 ///
-/// `auth` says how the two ends prove that they belong together: 0 not at all, 1 as
-/// [`auth`](super) describes.
+/// `auth` says how the two ends prove that they belong together: 0 not at all, 1 to 3 as
+/// [`auth`](super) describes, with the [`Level`]s in their order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// What the connection is for.
@@ -29,7 +29,6 @@ pub struct Hello {
 const MAGIC: [u8; 4] = *b"DRUM";
 const VERSION: u16 = 3;
 const NO_AUTHENTICATION: u8 = 0;
-const SECRET: u8 = 1;
 
 impl Hello {
     /// The length of a greeting.
@@ -41,12 +40,12 @@ impl Hello {
     /// What either end of a connection to a store says.
     pub const STORE: Hello = Hello { channel: Channel::Store, rank: 0, world_size: 1, group: 0 };
 
-    /// The greeting's bytes. `has_secret` tells whether proofs are to follow.
-    pub fn encode(&self, has_secret: bool, nonce: &Nonce) -> [u8; Hello::BYTES] {
+    /// The greeting's bytes. `level` is that of the connection if proofs are to follow.
+    pub fn encode(&self, level: Option<Level>, nonce: &Nonce) -> [u8; Hello::BYTES] {
         let mut bytes = [0; Hello::BYTES];
         bytes[0..4].copy_from_slice(&MAGIC);
         bytes[4..6].copy_from_slice(&VERSION.to_le_bytes());
-        bytes[6] = if has_secret { SECRET } else { NO_AUTHENTICATION };
+        bytes[6] = level.map_or(NO_AUTHENTICATION, Level::code);
         bytes[7] = self.channel.code();
         bytes[8..12].copy_from_slice(&(self.rank as u32).to_le_bytes());
         bytes[12..16].copy_from_slice(&(self.world_size as u32).to_le_bytes());
@@ -69,17 +68,19 @@ impl Hello {
         Ok(())
     }
 
-    /// The greeting, and whether its sender has a secret; or what is wrong with it.
+    /// The greeting, and its level if its sender has a secret; or what is wrong with it.
     ///
     /// # Errors
     ///
     /// [`Refusal`] for another protocol, release, kind of authentication or channel.
-    pub fn decode(bytes: &[u8; Hello::BYTES]) -> Result<(Hello, bool), Refusal> {
+    pub fn decode(bytes: &[u8; Hello::BYTES]) -> Result<(Hello, Option<Level>), Refusal> {
         Hello::check_front(bytes)?;
-        let has_secret = match bytes[6] {
-            NO_AUTHENTICATION => false,
-            SECRET => true,
-            kind => return Err(Refusal::UnknownAuthentication(kind)),
+        let level = match bytes[6] {
+            NO_AUTHENTICATION => None,
+            code => {
+                let level = Level::ALL.into_iter().find(|level| level.code() == code);
+                Some(level.ok_or(Refusal::UnknownAuthentication(code))?)
+            }
         };
         let Some(channel) = Channel::from_code(bytes[7]) else {
             return Err(Refusal::UnknownChannel(bytes[7]));
@@ -90,7 +91,7 @@ impl Hello {
             world_size: u32::from_le_bytes(array(bytes, 12)) as usize,
             group: u64::from_le_bytes(array(bytes, 16)),
         };
-        Ok((hello, has_secret))
+        Ok((hello, level))
     }
 }
 
@@ -107,10 +108,11 @@ mod tests {
 
     #[test]
     fn greetings_survive_the_wire_and_lie_where_the_drawing_says() {
-        for has_secret in [false, true] {
-            let bytes = HELLO.encode(has_secret, &Nonce([9; 32]));
-            assert_eq!(Hello::decode(&bytes), Ok((HELLO, has_secret)));
-            assert_eq!(&bytes[..8], &[b'D', b'R', b'U', b'M', 3, 0, u8::from(has_secret), 17]);
+        let levels = [None, Some(Level::Auth), Some(Level::Integrity), Some(Level::Tls)];
+        for (level, code) in levels.into_iter().zip(0..) {
+            let bytes = HELLO.encode(level, &Nonce([9; 32]));
+            assert_eq!(Hello::decode(&bytes), Ok((HELLO, level)));
+            assert_eq!(&bytes[..8], &[b'D', b'R', b'U', b'M', 3, 0, code, 17]);
             assert_eq!((bytes[8], bytes[12], bytes[16], bytes[24], bytes[55]), (3, 8, 8, 9, 9));
         }
     }
@@ -123,7 +125,7 @@ mod tests {
             (6, 7, "authentication"),
             (7, 9, "channel"),
         ] {
-            let mut bytes = HELLO.encode(true, &Nonce([0; 32]));
+            let mut bytes = HELLO.encode(Some(Level::Auth), &Nonce([0; 32]));
             bytes[at] = value;
             let refused = Hello::decode(&bytes).unwrap_err().to_string();
             assert!(refused.contains(reason), "{refused}");

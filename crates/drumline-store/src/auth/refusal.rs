@@ -1,6 +1,6 @@
 //! Why a handshake fails.
 
-use super::channel::Channel;
+use super::{channel::Channel, level::Level};
 use crate::Rank;
 
 /// Why a handshake failed: what is wrong with the other end.
@@ -55,6 +55,26 @@ pub enum Refusal {
          DRUMLINE_SECRET_FILE for all processes of the job"
     )]
     OnlyWeHaveASecret,
+    /// It protects connections in another way.
+    #[error(
+        "its security level is {theirs}, that of this process {ours}: set DRUMLINE_SECURITY alike for \
+         all processes of the job"
+    )]
+    OtherLevel {
+        /// Its level.
+        theirs: Level,
+        /// Our level.
+        ours: Level,
+    },
+    /// There is nothing to make keys of.
+    #[error(
+        "the security level is {0}, which takes a secret: set DRUMLINE_SECRET or \
+         DRUMLINE_SECRET_FILE for all processes of the job"
+    )]
+    LevelWithoutSecret(Level),
+    /// TLS found something wrong.
+    #[error("TLS: {0}")]
+    Tls(String),
     /// It belongs to another group, or to an earlier life of this one.
     #[error("it belongs to another group")]
     OtherGroup,

@@ -92,21 +92,22 @@ pub fn open(address: &Address, deadline: Instant) -> io::Result<Stream> {
     Ok(stream)
 }
 
-/// Goes through a handshake over a connection that does not block.
+/// Goes through a handshake over a connection that does not block, and returns the connection under
+/// what protects it from then on.
 pub fn shake_hands(
-    stream: &mut Stream,
-    handshake: &mut Handshake,
+    mut stream: Stream,
+    mut handshake: Handshake,
     has_secret: bool,
     deadline: Instant,
-) -> Result<(), CallError> {
+) -> Result<Stream, CallError> {
     if let Some(suspicion) = stream.suspicion(has_secret) {
         return Err(CallError::Refused(suspicion));
     }
-    while !shake(stream, handshake)? {
+    while !shake(&mut stream, &mut handshake)? {
         time_left(deadline)?;
-        sleep_until(stream, PollFlags::IN, deadline);
+        sleep_until(&stream, PollFlags::IN, deadline);
     }
-    Ok(())
+    Ok(stream.under(handshake.take_layer())?)
 }
 
 /// Brings a handshake as far as it goes without waiting. Whether it is over.

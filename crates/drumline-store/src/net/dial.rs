@@ -79,8 +79,8 @@ impl Dial {
     }
 
     /// The open connection.
-    pub fn into_stream(self) -> Stream {
-        self.stream
+    pub fn into_stream(mut self) -> io::Result<Stream> {
+        self.stream.under(self.handshake.take_layer())
     }
 }
 

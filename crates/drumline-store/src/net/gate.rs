@@ -21,7 +21,7 @@ use rustix::{
 
 use super::{owner, pacing, stream::Stream, warnings::Warnings};
 use crate::{
-    auth::{Expected, Handshake, Hello, Nonce, Secret},
+    auth::{Expected, Handshake, Hello, Level, Nonce, Secret},
     text::escaped,
 };
 
@@ -107,6 +107,8 @@ pub enum Admission {
         expected: Expected,
         /// The secret that both ends prove, if there is one.
         secret: Option<Secret>,
+        /// How connections over TCP are protected from then on.
+        level: Level,
     },
 }
 
@@ -308,13 +310,14 @@ impl Gate {
                 }
                 Ok(Proof::Opening { missing: bytes })
             }
-            Admission::Handshake { ours, expected, secret } => {
+            Admission::Handshake { ours, expected, secret, level } => {
                 if let Some(suspicion) = stream.suspicion(secret.is_some()) {
                     return Err(suspicion);
                 }
                 let nonce = Nonce::random().map_err(|error| error.to_string())?;
                 let secret = secret.clone();
-                let handshake = Handshake::answer(*ours, expected.clone(), secret, nonce);
+                let handshake = Handshake::answer(*ours, expected.clone(), secret, nonce)
+                    .at(stream.level(*level));
                 Ok(Proof::Handshake(Box::new(handshake)))
             }
         }
@@ -342,21 +345,31 @@ impl Gate {
         let guest = self.guests.remove(&id)?;
         let taken_out = epoll::delete(&self.epoll, &guest.stream)
             .map_err(|error| Farewell::Refused(error.to_string()));
+        let Guest { stream, mut proof, .. } = guest;
+        let peer = stream.peer();
         match heard.and(taken_out) {
             Ok(()) => {
-                let hello = match &guest.proof {
-                    Proof::Handshake(handshake) => handshake.peer().copied(),
-                    Proof::Opening { .. } => None,
+                let (hello, layer) = match &mut proof {
+                    Proof::Handshake(handshake) => {
+                        (handshake.peer().copied(), handshake.take_layer())
+                    }
+                    Proof::Opening { .. } => (None, None),
                 };
-                Some(Arrival { stream: guest.stream, hello })
+                match stream.under(layer) {
+                    Ok(stream) => Some(Arrival { stream, hello }),
+                    Err(error) => {
+                        tracing::warn!(peer, %error, "turned a connection away");
+                        None
+                    }
+                }
             }
             Err(Farewell::Left(reason)) => {
                 // A peer that is closing the group again, or whoever looks which ports are open.
-                tracing::debug!(peer = guest.stream.peer(), reason, "a connection came and went");
+                tracing::debug!(peer, reason, "a connection came and went");
                 None
             }
             Err(Farewell::Refused(reason)) => {
-                self.warn(&guest.stream, now, &reason);
+                self.warn(&stream, now, &reason);
                 None
             }
         }

@@ -13,6 +13,10 @@ use std::{
 use rustix::{net::sockopt, process::geteuid};
 
 use super::pacing;
+use crate::{
+    auth::Level,
+    secured::{Layer, Secured},
+};
 
 /// A connection to another process.
 #[derive(Debug)]
@@ -21,48 +25,112 @@ pub enum Stream {
     Tcp(TcpStream),
     /// Over a Unix socket.
     Unix(UnixStream),
+    /// Over TCP, at a level above `auth`.
+    Secured(Box<Secured<TcpStream>>),
 }
 
-/// What one call of the same name on either kind of stream returns.
-macro_rules! either {
+/// What one call of the same name on any kind of stream returns.
+macro_rules! each {
     ($stream:expr, $inner:ident => $call:expr) => {
         match $stream {
             Stream::Tcp($inner) => $call,
             Stream::Unix($inner) => $call,
+            Stream::Secured($inner) => $call,
+        }
+    };
+}
+
+/// The same on the socket itself.
+macro_rules! socket {
+    ($stream:expr, $inner:ident => $call:expr) => {
+        match $stream {
+            Stream::Tcp($inner) => $call,
+            Stream::Unix($inner) => $call,
+            Stream::Secured(secured) => {
+                let $inner = secured.inner();
+                $call
+            }
         }
     };
 }
 
 impl Stream {
+    /// At which level such a stream is used where `wanted` is set: a Unix socket needs none above
+    /// `auth`, since the kernel keeps other users out.
+    pub fn level(&self, wanted: Level) -> Level {
+        match self {
+            Stream::Unix(_) => Level::Auth,
+            Stream::Tcp(_) | Stream::Secured(_) => wanted,
+        }
+    }
+
+    /// The same under the layer that its handshake has made, if it has made one.
+    pub(crate) fn under(self, layer: Option<Layer>) -> io::Result<Stream> {
+        match (self, layer) {
+            (stream, None) => Ok(stream),
+            (Stream::Tcp(stream), Some(layer)) => {
+                Ok(Stream::Secured(Box::new(Secured::new(stream, layer))))
+            }
+            (_, Some(_)) => Err(io::Error::other("only a plain TCP connection takes a layer")),
+        }
+    }
+
     pub(crate) fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
-        either!(self, stream => stream.set_nonblocking(nonblocking))
+        socket!(self, stream => stream.set_nonblocking(nonblocking))
     }
 
     /// Ends one direction, or both.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
-        either!(self, stream => stream.shutdown(how))
+        socket!(self, stream => stream.shutdown(how))
+    }
+
+    /// Nothing more will be written.
+    pub fn end(&mut self) -> io::Result<()> {
+        if let Stream::Secured(secured) = self {
+            secured.end()?;
+            if !secured.has_ended() {
+                // A flush says the rest.
+                return Ok(());
+            }
+        }
+        self.shutdown(Shutdown::Write)
+    }
+
+    /// Whether a flush has something to move.
+    pub fn holds_output(&self) -> bool {
+        matches!(self, Stream::Secured(secured) if secured.holds_output())
+    }
+
+    /// Whether a read finds something that has left the socket already.
+    pub(crate) fn holds_input(&self) -> bool {
+        matches!(self, Stream::Secured(secured) if secured.holds_input())
+    }
+
+    fn tcp(&self) -> Option<&TcpStream> {
+        match self {
+            Stream::Tcp(stream) => Some(stream),
+            Stream::Unix(_) => None,
+            Stream::Secured(secured) => Some(secured.inner()),
+        }
     }
 
     /// Once it is connected: small messages leave at once, as they always do over Unix sockets.
     pub fn tune(&self) -> io::Result<()> {
-        let Stream::Tcp(stream) = self else { return Ok(()) };
+        let Some(stream) = self.tcp() else { return Ok(()) };
         pacing::settle(stream);
         stream.set_nodelay(true)
     }
 
     /// The address at the other end of a TCP connection.
     pub fn peer_address(&self) -> Option<SocketAddr> {
-        match self {
-            Stream::Tcp(stream) => stream.peer_addr().ok(),
-            Stream::Unix(_) => None,
-        }
+        self.tcp().and_then(|stream| stream.peer_addr().ok())
     }
 
     /// The other end, for people.
     pub fn peer(&self) -> String {
         match (self, self.peer_address()) {
-            (Stream::Tcp(_), Some(address)) => address.to_string(),
-            (Stream::Tcp(_), None) => "a connection that is gone".to_owned(),
+            (Stream::Tcp(_) | Stream::Secured(_), Some(address)) => address.to_string(),
+            (Stream::Tcp(_) | Stream::Secured(_), None) => "a connection that is gone".to_owned(),
             (Stream::Unix(stream), _) => match sockopt::socket_peercred(stream) {
                 Ok(peer) => format!("process {} of this host", peer.pid),
                 Err(_) => "a process of this host".to_owned(),
@@ -85,8 +153,8 @@ impl Stream {
                 )),
                 Err(error) => Some(format!("the kernel does not say whose it is: {error}")),
             },
-            Stream::Tcp(_) if has_secret => None,
-            Stream::Tcp(_) => match self.peer_address() {
+            Stream::Tcp(_) | Stream::Secured(_) if has_secret => None,
+            Stream::Tcp(_) | Stream::Secured(_) => match self.peer_address() {
                 Some(address) if address.ip().is_loopback() => None,
                 _ => Some(
                     "it is on another host, and there is no secret: set DRUMLINE_SECRET or \
@@ -112,7 +180,7 @@ impl Stream {
     /// peer that acknowledges but takes nothing (a window of zero), and being held up in this way
     /// is normal for data.
     pub fn watch_host(&self) -> io::Result<()> {
-        let Stream::Tcp(stream) = self else { return Ok(()) };
+        let Some(stream) = self.tcp() else { return Ok(()) };
         const SECOND: Duration = Duration::from_secs(1);
         const UNACKNOWLEDGED_MS: u32 = 2_250;
         sockopt::set_socket_keepalive(stream, true)?;
@@ -135,30 +203,39 @@ pub fn is_silence(error: &io::Error) -> bool {
 
 impl Read for Stream {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        either!(self, stream => stream.read(bytes))
+        each!(self, stream => stream.read(bytes))
     }
 
     fn read_vectored(&mut self, bytes: &mut [IoSliceMut<'_>]) -> io::Result<usize> {
-        either!(self, stream => stream.read_vectored(bytes))
+        each!(self, stream => stream.read_vectored(bytes))
     }
 }
 
 impl Write for Stream {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        either!(self, stream => stream.write(bytes))
+        each!(self, stream => stream.write(bytes))
     }
 
     fn write_vectored(&mut self, bytes: &[IoSlice<'_>]) -> io::Result<usize> {
-        either!(self, stream => stream.write_vectored(bytes))
+        each!(self, stream => stream.write_vectored(bytes))
     }
 
+    /// Moves what [`Stream::holds_output`].
     fn flush(&mut self) -> io::Result<()> {
-        Ok(())
+        let Stream::Secured(secured) = self else { return Ok(()) };
+        if !secured.holds_output() {
+            return Ok(());
+        }
+        secured.flush()?;
+        match secured.has_ended() {
+            true => self.shutdown(Shutdown::Write),
+            false => Ok(()),
+        }
     }
 }
 
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        either!(self, stream => stream.as_fd())
+        socket!(self, stream => stream.as_fd())
     }
 }

@@ -16,7 +16,7 @@ use super::{
     sleep_until,
     stream::Stream,
 };
-use crate::auth::{Channel, Expected, Handshake, Hello, Nonce, Secret};
+use crate::auth::{Channel, Expected, Handshake, Hello, Level, Nonce, Secret};
 
 /// Nothing here takes that long unless something hangs.
 const HANG: Duration = Duration::from_secs(60);
@@ -31,7 +31,8 @@ fn hello(rank: usize) -> Hello {
 
 fn gate(listener: Listener) -> (Gate, Address) {
     let expected = Expected { ranks: 1..4, world_size: 4, group: 11 };
-    let admission = Admission::Handshake { ours: hello(0), expected, secret: secret() };
+    let admission =
+        Admission::Handshake { ours: hello(0), expected, secret: secret(), level: Level::Auth };
     let address = Address::Tcp(listener.address().unwrap_or(([0, 0, 0, 0], 0).into()));
     (Gate::new(listener, admission).unwrap(), address)
 }
@@ -54,10 +55,10 @@ fn call(address: &Address, rank: usize, secret: Option<Secret>) -> Result<Stream
     loop {
         let expected = Expected { ranks: 0..1, world_size: 4, group: 11 };
         let nonce = Nonce::random().unwrap();
-        let mut handshake = Handshake::call(hello(rank), expected, secret.clone(), nonce);
-        let mut stream = open(address, deadline)?;
-        match shake_hands(&mut stream, &mut handshake, secret.is_some(), deadline) {
-            Ok(()) => return Ok(stream),
+        let handshake = Handshake::call(hello(rank), expected, secret.clone(), nonce);
+        let stream = open(address, deadline)?;
+        match shake_hands(stream, handshake, secret.is_some(), deadline) {
+            Ok(stream) => return Ok(stream),
             Err(CallError::HungUp) => assert!(Instant::now() < deadline),
             Err(error) => return Err(error),
         }
@@ -148,10 +149,10 @@ fn another_user_does_not_pass_although_it_knows_the_secret() {
                 let deadline = Instant::now() + HANG;
                 let expected = Expected { ranks: 0..1, world_size: 4, group: 11 };
                 let nonce = Nonce::random().unwrap();
-                let mut handshake = Handshake::call(hello(1), expected, secret(), nonce);
-                let mut stream = open(address, deadline).unwrap();
+                let handshake = Handshake::call(hello(1), expected, secret(), nonce);
+                let stream = open(address, deadline).unwrap();
                 // Only the one who answers looks at users here: root's gate suits everybody.
-                shake_hands(&mut stream, &mut handshake, true, deadline).is_ok()
+                shake_hands(stream, handshake, true, deadline).is_ok()
             });
             if as_nobody {
                 while !caller.is_finished() {
@@ -171,7 +172,7 @@ fn a_slow_stranger_is_dropped_and_what_it_says_kept_nowhere() {
     let Address::Tcp(socket) = address else { panic!("not TCP") };
     let mut silent = TcpStream::connect(socket).unwrap();
     let mut slow = TcpStream::connect(socket).unwrap();
-    let greeting = hello(1).encode(true, &Nonce([0; 32]));
+    let greeting = hello(1).encode(Some(Level::Auth), &Nonce([0; 32]));
     let start = Instant::now();
     for (second, byte) in greeting.iter().enumerate().take(20) {
         slow.write_all(&[*byte]).unwrap();

@@ -9,6 +9,7 @@ mod kinds;
 mod least;
 mod model;
 mod protocol;
+mod secured;
 mod semantics;
 mod tcp;
 mod torch;

@@ -10,7 +10,7 @@ use std::{
 
 use drumline_store::{
     Error,
-    auth::Secret,
+    auth::{Level, Secret},
     net::Endpoint,
     store::{
         Store,
@@ -435,7 +435,7 @@ fn one_store_has_two_doors() {
     let secret = Secret::random().unwrap();
     let endpoint = Endpoint::Unix(format!("drumline-doors-{}", std::process::id()));
     let doors = [
-        Door::Secured { endpoint: endpoint.clone(), secret: secret.clone() },
+        Door::Secured { endpoint: endpoint.clone(), secret: secret.clone(), level: Level::Auth },
         Door::Loopback { host: "127.0.0.1".into(), port: 0 },
     ];
     let server = TcpStoreServer::open(&doors, 1 << 20).unwrap();
@@ -459,7 +459,7 @@ fn one_store_has_two_doors() {
     // One that cannot be opened opens none, and there must be one.
     let other = Endpoint::Unix(format!("drumline-doors-other-{}", std::process::id()));
     let impossible = [
-        Door::Secured { endpoint: other.clone(), secret: secret.clone() },
+        Door::Secured { endpoint: other.clone(), secret: secret.clone(), level: Level::Auth },
         Door::Loopback { host: "192.0.2.1".into(), port: 0 },
     ];
     TcpStoreServer::open(&impossible, 1 << 20).unwrap_err();

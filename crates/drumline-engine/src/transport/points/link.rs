@@ -86,9 +86,10 @@ impl<S: Duplex> PointLink<S> {
         self.ready = true;
     }
 
-    /// There is something to read.
+    /// There is something to read, or the stream can be written again.
     pub(crate) fn on_readable(&mut self) {
         self.ready = true;
+        self.stream.flush_held();
     }
 
     /// Whether the peer offers a message with that tag that no receive has met.

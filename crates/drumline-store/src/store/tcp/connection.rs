@@ -21,7 +21,7 @@ use super::{
     wait::{Next, Wait},
 };
 use crate::{
-    auth::{Expected, Handshake, Hello, Nonce, Secret},
+    auth::{Expected, Handshake, Hello, Level, Nonce, Secret},
     net::Endpoint,
     net::{
         call::{self, Address, CallError, resolve, shake_hands, time_left},
@@ -76,6 +76,8 @@ pub(super) struct Server {
     pub(super) address: Address,
     /// What both prove to know first. Without, the server takes everybody, as torch's does.
     pub(super) secret: Option<Secret>,
+    /// How the bytes are protected over TCP.
+    pub(super) level: Level,
     /// Counts this client's connections.
     pub(super) open: Arc<AtomicUsize>,
 }
@@ -102,13 +104,13 @@ impl Connection {
     /// and again until `deadline`. Also returns what it takes to connect there again.
     pub(super) fn establish(
         endpoint: &Endpoint,
-        secret: Option<&Secret>,
+        (secret, level): (Option<&Secret>, Level),
         deadline: Instant,
     ) -> io::Result<(Connection, Server)> {
         let mut pause = PAUSE_MIN;
         let mut hung_up_since = None;
         loop {
-            let error = match Connection::try_all(endpoint, secret, deadline) {
+            let error = match Connection::try_all(endpoint, (secret, level), deadline) {
                 Ok(established) => return Ok(established),
                 // Patience has run out meanwhile: the attempts before this one say more.
                 Err(error) if hung_up_since.is_some() && is_timeout(&error) => {
@@ -172,19 +174,18 @@ impl Connection {
     }
 
     fn greet(server: &Server, deadline: Instant) -> Result<Stream, CallError> {
-        let mut stream = call::open(&server.address, deadline)?;
-        if let Some(secret) = &server.secret {
-            let nonce = Nonce::random().map_err(io::Error::other)?;
-            let secret = Some(secret.clone());
-            let mut handshake = Handshake::call(Hello::STORE, Expected::STORE, secret, nonce);
-            shake_hands(&mut stream, &mut handshake, true, deadline)?;
-        }
-        Ok(stream)
+        let stream = call::open(&server.address, deadline)?;
+        let Some(secret) = &server.secret else { return Ok(stream) };
+        let nonce = Nonce::random().map_err(io::Error::other)?;
+        let secret = Some(secret.clone());
+        let handshake = Handshake::call(Hello::STORE, Expected::STORE, secret, nonce)
+            .at(stream.level(server.level));
+        shake_hands(stream, handshake, true, deadline)
     }
 
     fn try_all(
         endpoint: &Endpoint,
-        secret: Option<&Secret>,
+        (secret, level): (Option<&Secret>, Level),
         deadline: Instant,
     ) -> io::Result<(Connection, Server)> {
         let addresses: Vec<Address> = match endpoint {
@@ -199,7 +200,8 @@ impl Connection {
             // One silent address must not use up the time of the others.
             let share = time_left(deadline)? / (count - index) as u32;
             let until = Instant::now() + share.min(ATTEMPT_MAX);
-            let server = Server { address, secret: secret.cloned(), open: Arc::default() };
+            let secret = secret.cloned();
+            let server = Server { address, secret, level, open: Arc::default() };
             match Connection::open(&server, until) {
                 Ok(connection) => return Ok((connection, server)),
                 Err(error) => last_error = error,

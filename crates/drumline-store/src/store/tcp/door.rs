@@ -7,7 +7,7 @@ use std::{
 
 use super::protocol::OPENING;
 use crate::{
-    auth::{Expected, Hello, Secret},
+    auth::{Expected, Hello, Level, Secret},
     net::Endpoint,
     net::gate::{Admission, Listener},
 };
@@ -23,14 +23,18 @@ use crate::{
 ///
 /// use drumline::{
 ///     Endpoint,
-///     auth::Secret,
+///     auth::{Level, Secret},
 ///     store::{BYTES_MAX, Store, tcp::{Door, TcpStore, TcpStoreServer}},
 /// };
 ///
 /// let secret = Secret::random()?;
 /// let endpoint = Endpoint::Unix(format!("doc-doors-{}", std::process::id()));
 /// let doors = [
-///     Door::Secured { endpoint: endpoint.clone(), secret: secret.clone() },
+///     Door::Secured {
+///         endpoint: endpoint.clone(),
+///         secret: secret.clone(),
+///         level: Level::Auth,
+///     },
 ///     // For programs that run torch.
 ///     Door::Loopback { host: "127.0.0.1".into(), port: 0 },
 /// ];
@@ -66,6 +70,8 @@ pub enum Door {
         endpoint: Endpoint,
         /// What both ends prove to know.
         secret: Secret,
+        /// How the bytes are protected over TCP.
+        level: Level,
     },
 }
 
@@ -87,16 +93,24 @@ impl Door {
         }
     }
 
+    pub(super) fn level(&self) -> Level {
+        match self {
+            Door::Loopback { .. } | Door::Exposed { .. } => Level::Auth,
+            Door::Secured { level, .. } => *level,
+        }
+    }
+
     pub(super) fn admission(&self) -> Admission {
-        match self.secret() {
-            None => Admission::Opening {
+        match self {
+            Door::Loopback { .. } | Door::Exposed { .. } => Admission::Opening {
                 bytes: &OPENING,
                 own_user_only: matches!(self, Door::Loopback { .. }),
             },
-            Some(secret) => Admission::Handshake {
+            Door::Secured { secret, level, .. } => Admission::Handshake {
                 ours: Hello::STORE,
                 expected: Expected::STORE,
                 secret: Some(secret.clone()),
+                level: *level,
             },
         }
     }

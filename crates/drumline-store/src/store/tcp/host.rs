@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{
     Error, Result,
-    auth::Secret,
+    auth::{Level, Secret},
     net::Endpoint,
     net::{
         call::Address,
@@ -68,6 +68,7 @@ struct Place {
     endpoint: Endpoint,
     address: Address,
     secret: Option<Secret>,
+    level: Level,
 }
 
 impl TcpStoreServer {
@@ -140,7 +141,8 @@ impl TcpStoreServer {
     ///
     /// As [`TcpStoreServer::bind_exposed`]; [`Error::Store`] if the name is in use.
     pub fn bind_secured(endpoint: &Endpoint, secret: &Secret) -> Result<TcpStoreServer> {
-        let door = Door::Secured { endpoint: endpoint.clone(), secret: secret.clone() };
+        let (endpoint, secret) = (endpoint.clone(), secret.clone());
+        let door = Door::Secured { endpoint, secret, level: Level::Auth };
         TcpStoreServer::open(&[door], BYTES_MAX)
     }
 
@@ -220,9 +222,9 @@ impl TcpStoreServer {
 
     /// How a client in this process connects.
     pub(super) fn as_target(&self) -> connection::Server {
-        let Place { address, secret, .. } = &self.places[0];
+        let Place { address, secret, level, .. } = &self.places[0];
         let (address, secret) = (address.clone(), secret.clone());
-        connection::Server { address, secret, open: Arc::default() }
+        connection::Server { address, secret, level: *level, open: Arc::default() }
     }
 
     /// Waits until at most `count` connections of ranks are open, or until `deadline`. Tells
@@ -278,7 +280,7 @@ fn open_door(door: &Door) -> Result<(Gate, Place)> {
              what the ranks tell each other"
         );
     }
-    Ok((gate, Place { endpoint, address, secret }))
+    Ok((gate, Place { endpoint, address, secret, level: door.level() }))
 }
 
 impl Drop for TcpStoreServer {
@@ -510,12 +512,22 @@ impl Host {
     }
 
     fn read(&mut self, id: ConnectionId) {
-        let Some(stream) = self.streams.get_mut(&id) else { return };
-        match stream.read(&mut self.buffer) {
-            Ok(0) => self.close(id),
-            Ok(count) => self.server.receive(id, &self.buffer[..count]),
-            Err(error) if is_transient(&error) => {}
-            Err(_) => self.close(id),
+        while let Some(stream) = self.streams.get_mut(&id) {
+            match stream.read(&mut self.buffer) {
+                Ok(0) => self.close(id),
+                Ok(count) => self.server.receive(id, &self.buffer[..count]),
+                Err(error) if is_transient(&error) => {}
+                Err(error) => {
+                    if error.kind() == ErrorKind::InvalidData {
+                        tracing::warn!(peer = stream.peer(), %error, "the store closes a connection");
+                    }
+                    self.close(id);
+                }
+            }
+            // The kernel tells of what is in the socket, and of nothing else.
+            if !self.streams.get(&id).is_some_and(Stream::holds_input) {
+                break;
+            }
         }
     }
 

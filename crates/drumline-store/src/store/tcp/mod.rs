@@ -51,7 +51,7 @@ use self::{
 use super::interface::{DEFAULT_TIMEOUT, deadline_after};
 use crate::{
     Error, Result,
-    auth::Secret,
+    auth::{Level, Secret},
     net::{Endpoint, call::Address},
 };
 
@@ -173,7 +173,11 @@ impl TcpStore {
     /// [`Error::Store`] with the last failure when the time is over. The call does not outlast
     /// `timeout`, whatever name service and network do.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<TcpStore> {
-        TcpStore::reach(&Endpoint::Tcp { host: host.to_owned(), port }, None, timeout)
+        TcpStore::reach(
+            &Endpoint::Tcp { host: host.to_owned(), port },
+            (None, Level::Auth),
+            timeout,
+        )
     }
 
     /// Connects to a server that asks for a secret, as [`TcpStore::connect`].
@@ -199,7 +203,40 @@ impl TcpStore {
         secret: &Secret,
         timeout: Duration,
     ) -> Result<TcpStore> {
-        TcpStore::reach(endpoint, Some(secret), timeout)
+        TcpStore::reach(endpoint, (Some(secret), Level::Auth), timeout)
+    }
+
+    /// The same where the server's door has this level ([`Door::Secured`]).
+    ///
+    /// ```
+    /// # use drumline_store as drumline;
+    /// use drumline::{
+    ///     auth::{Level, Secret},
+    ///     store::{BYTES_MAX, Store, tcp::{Door, TcpStore, TcpStoreServer}},
+    /// };
+    ///
+    /// let (secret, level) = (Secret::random()?, Level::Tls);
+    /// let endpoint = "tcp://127.0.0.1:0".parse().unwrap();
+    /// let door = Door::Secured { endpoint, secret: secret.clone(), level };
+    /// let host = TcpStore::to_own(TcpStoreServer::open(&[door], BYTES_MAX)?)?;
+    /// let endpoint = host.name().parse().unwrap();
+    /// let patience = std::time::Duration::from_secs(5);
+    /// TcpStore::connect_at(&endpoint, &secret, level, patience)?.set("colour", b"green")?;
+    /// let error = TcpStore::connect_secured(&endpoint, &secret, patience).unwrap_err();
+    /// assert!(error.to_string().contains("level is tls"), "{error}");
+    /// # Ok::<(), drumline::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`TcpStore::connect_secured`].
+    pub fn connect_at(
+        endpoint: &Endpoint,
+        secret: &Secret,
+        level: Level,
+        timeout: Duration,
+    ) -> Result<TcpStore> {
+        TcpStore::reach(endpoint, (Some(secret), level), timeout)
     }
 
     /// Connects to `server`, through its first door, and hosts it from now on: dropping the store
@@ -231,9 +268,13 @@ impl TcpStore {
         Ok(TcpStore::new(name, target, connection, Some(server)))
     }
 
-    fn reach(endpoint: &Endpoint, secret: Option<&Secret>, timeout: Duration) -> Result<TcpStore> {
+    fn reach(
+        endpoint: &Endpoint,
+        proof: (Option<&Secret>, Level),
+        timeout: Duration,
+    ) -> Result<TcpStore> {
         let name = endpoint.to_string();
-        let established = Connection::establish(endpoint, secret, deadline_after(timeout));
+        let established = Connection::establish(endpoint, proof, deadline_after(timeout));
         let (connection, target) = established.map_err(|error| Error::Store {
             store: name.clone(),
             operation: "connect".into(),

@@ -11,7 +11,10 @@ use super::{
     TcpStore,
     connection::{Connection, Server},
 };
-use crate::net::{call::Address, stream::Stream};
+use crate::{
+    auth::Level,
+    net::{call::Address, stream::Stream},
+};
 
 /// A client that hears `said`, as much of it as fits a socket, and then the end. Its server is at the
 /// other end of the stream that is returned, and can be called no second time.
@@ -29,7 +32,7 @@ pub fn client(said: &[u8], is_extended: bool) -> io::Result<(TcpStore, UnixStrea
     }
     theirs.shutdown(Shutdown::Write)?;
     let address = Address::Unix("drumline-nobody-listens-here".to_owned());
-    let target = Server { address, secret: None, open: Arc::default() };
+    let target = Server { address, secret: None, level: Level::Auth, open: Arc::default() };
     let connection = Connection::over(Stream::Unix(ours), is_extended);
     Ok((TcpStore::new("unix:@bytes".to_owned(), target, connection, None), theirs))
 }

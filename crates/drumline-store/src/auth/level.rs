@@ -1,0 +1,65 @@
+//! How a connection is protected once its ends have proven themselves.
+
+use std::{fmt, str::FromStr};
+
+/// How the bytes of a TCP connection are protected once its two ends have proven that they know the
+/// secret. Both ends must have the same level: it is part of what they prove.
+///
+/// Unix sockets need none of it: the kernel keeps other users out.
+///
+/// ```
+/// # use drumline_store as drumline;
+/// use drumline::auth::Level;
+///
+/// assert_eq!("integrity".parse(), Ok(Level::Integrity));
+/// assert_eq!(Level::default().to_string(), "auth");
+/// assert!("none".parse::<Level>().is_err());
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Level {
+    /// Plain bytes: who can change packets on the way can change them unnoticed.
+    #[default]
+    Auth,
+    /// Blocks that are sealed with keys made of the secret: who changes, cuts, repeats or reorders
+    /// them is noticed.
+    Integrity,
+    /// TLS 1.3: also, who learns the secret later cannot read what was recorded.
+    Tls,
+}
+
+impl Level {
+    /// All of them, the weakest first.
+    pub const ALL: [Level; 3] = [Level::Auth, Level::Integrity, Level::Tls];
+
+    /// What stands for it in the greeting of an end that has a secret.
+    pub(super) fn code(self) -> u8 {
+        match self {
+            Level::Auth => 1,
+            Level::Integrity => 2,
+            Level::Tls => 3,
+        }
+    }
+}
+
+impl fmt::Display for Level {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Level::Auth => "auth",
+            Level::Integrity => "integrity",
+            Level::Tls => "tls",
+        })
+    }
+}
+
+/// A text that names no [`Level`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it should be auth, integrity or tls")]
+pub struct NoLevel;
+
+impl FromStr for Level {
+    type Err = NoLevel;
+
+    fn from_str(text: &str) -> Result<Level, NoLevel> {
+        Level::ALL.into_iter().find(|level| level.to_string() == text).ok_or(NoLevel)
+    }
+}
