@@ -2,9 +2,12 @@
 
 use std::fmt;
 
+use drumline_engine::transport::Channel;
+use drumline_schedule::step::Rank;
 use drumline_store::store::tcp::protocol::{Request, WAIT_CANCELED};
 use fastrand::Rng;
 
+use super::rank::{Kept, RankPlan};
 use crate::{
     network::LinkQuality,
     scenario::Scenario,
@@ -17,7 +20,7 @@ pub(super) struct Script {
     pub(super) name: String,
     pub(super) quality: LinkQuality,
     pub(super) starts_at: Nanos,
-    pub(super) actions: Vec<Action>,
+    pub(super) program: Program,
     /// Whether it asks the store for extensions, and uses them.
     pub(super) knows_extensions: bool,
     /// Whether it goes on after an action that has failed.
@@ -27,13 +30,32 @@ pub(super) struct Script {
 impl Script {
     /// The script of a process that starts within a millisecond and ends after the first error.
     pub(super) fn new(rng: &mut Rng, name: String, job: &Scenario, actions: Vec<Action>) -> Script {
+        Script::of(rng, name, job, Program::Actions(actions))
+    }
+
+    /// The script of a rank.
+    pub(super) fn of_rank(rng: &mut Rng, job: &Scenario, rank: usize) -> Script {
+        let program = Program::Rank(RankPlan::new(job, rank), Kept::default());
+        Script::of(rng, format!("rank {rank}"), job, program)
+    }
+
+    fn of(rng: &mut Rng, name: String, job: &Scenario, program: Program) -> Script {
         let quality = if rng.bool() { job.near } else { job.far };
         // Over a slow link, a capacity of 32 bytes takes longer than any client waits.
         let quality = LinkQuality { capacity: quality.capacity.max(256), ..quality };
         let knows_extensions = rng.u8(0..4) > 0;
         let starts_at = rng.u64(0..MS);
-        Script { name, quality, starts_at, actions, knows_extensions, persists: false }
+        Script { name, quality, starts_at, program, knows_extensions, persists: false }
     }
+}
+
+/// What a process does.
+#[derive(Debug)]
+pub(super) enum Program {
+    /// These actions, one after another.
+    Actions(Vec<Action>),
+    /// What the code of a rank asks for. Keeps its actions.
+    Rank(RankPlan, Kept),
 }
 
 /// A random time of any magnitude.
@@ -49,8 +71,6 @@ pub(super) enum Action {
     Ask {
         requests: Bytes,
         replies: Vec<ReplyFormat>,
-        /// The bytes of all replies, if they are known.
-        expected: Option<Bytes>,
         patience: Nanos,
         /// Whether an answer may never come.
         may_be_in_vain: bool,
@@ -59,8 +79,6 @@ pub(super) enum Action {
     Wait {
         keys: Vec<Bytes>,
         wants: Want,
-        /// The bytes that it gets, if they are known.
-        expected: Option<Bytes>,
         patience: Nanos,
     },
     /// Adds 1. With `looks`, asks again until the sum is `all`.
@@ -71,6 +89,18 @@ pub(super) enum Action {
         patience: Nanos,
     },
     Pause(Nanos),
+    /// Calls a rank of the same host.
+    Dial {
+        from: Rank,
+        to: Rank,
+        channel: Channel,
+        patience: Nanos,
+    },
+    /// Lets ranks in until this time.
+    Accept {
+        rank: Rank,
+        until: Nanos,
+    },
     /// Sends any bytes, and closes the connection after a while.
     Shout {
         bytes: Bytes,
@@ -191,16 +221,7 @@ impl Action {
             may_be_in_vain: matches!(replies.last(), Some(ReplyFormat::Awaited(_))),
             replies,
             requests: Bytes(bytes),
-            expected: None,
             patience,
         }
-    }
-
-    /// The same action, which must get these replies.
-    pub(super) fn expecting(mut self, replies: &[u8]) -> Action {
-        if let Action::Ask { expected, .. } = &mut self {
-            *expected = Some(Bytes(replies.to_vec()));
-        }
-        self
     }
 }
