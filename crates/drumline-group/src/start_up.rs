@@ -9,7 +9,7 @@ use std::{
 use drumline_engine::start_up::{Answer, Answered, Ask, Desk, Outside, Step, Steps};
 use drumline_store::{Error as StoreError, store::Store};
 
-use crate::{Error, Result, transport::stream::PeerStream};
+use crate::{Error, transport::stream::PeerStream};
 
 /// This process, with its store and its sockets.
 #[derive(Debug)]

@@ -306,6 +306,7 @@ impl<'p> StartUpSimulation<'p> {
             _ => None,
         };
         let results: Vec<Option<&Outcome>> = results.map(Client::result).collect();
+        let host_waits = matches!(results.first(), Some(Some(Err(Failure::Outside(_)))));
         let secret = results.iter().find_map(joined).unwrap_or_default();
         for (client, result) in self.clients.iter().zip(results) {
             let Program::Rank(plan, _) = &client.script.program else { continue };
@@ -317,7 +318,9 @@ impl<'p> StartUpSimulation<'p> {
                 (None, Some(StartUpFault::RankCrash(victim))) if victim == plan.rank => Ok(()),
                 (None, _) => Err("neither starts up nor fails".to_owned()),
                 (Some(Err(Failure::Outside(_))), _) => Ok(()),
-                (Some(Err(Failure::Connect(problem))), Some(fault)) => check_blame(problem, fault),
+                (Some(Err(Failure::Connect(problem))), Some(fault)) => {
+                    check_blame(problem, fault, host_waits)
+                }
             };
             right.map_err(|bad| format!("{}: {bad}", client.script.name))?;
         }
@@ -325,8 +328,9 @@ impl<'p> StartUpSimulation<'p> {
     }
 }
 
-/// Checks that an error blames the rank that a fault has struck, and no other.
-fn check_blame(problem: &str, fault: StartUpFault) -> Result<(), String> {
+/// Checks that an error blames the rank that a fault has struck, and no other. If the host of the store
+/// waits for that rank to join the job, it has not come to the group either.
+fn check_blame(problem: &str, fault: StartUpFault, host_waits: bool) -> Result<(), String> {
     let (StartUpFault::RankCrash(victim) | StartUpFault::RankCut(victim)) = fault else {
         return Ok(());
     };
@@ -340,7 +344,8 @@ fn check_blame(problem: &str, fault: StartUpFault) -> Result<(), String> {
     let list = blamed.split_once("rank(s) [").and_then(|(_, rest)| rest.split_once(']'));
     let listed = list.map_or("", |(list, _)| list).split(", ").filter_map(|it| it.parse().ok());
     let blamed: BTreeSet<usize> = named.chain(listed).collect();
-    match blamed == BTreeSet::from([victim]) {
+    let may_blame = |rank: &usize| *rank == victim || (*rank == 0 && host_waits);
+    match blamed.contains(&victim) && blamed.iter().all(may_blame) {
         true => Ok(()),
         false => Err(format!("blames {blamed:?}, not {victim}: {problem}")),
     }
