@@ -164,7 +164,7 @@ impl Board {
         subject: Subject,
     ) -> Result<Vec<Vec<u8>>, Failure<W::Error>> {
         let key = self.roll_key(subject);
-        let _open = record(&self.recorder, &[key.clone()]);
+        let _open = record(&self.recorder, std::slice::from_ref(&key));
         match desk.wait(vec![key.clone()], desk.left_until(self.deadline)).await?.is_empty() {
             true => self.decode(&desk.get(&key).await?),
             false => Err(self.name_the_silent(desk, subject).await),

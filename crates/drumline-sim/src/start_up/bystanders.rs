@@ -3,7 +3,10 @@
 use drumline_store::store::tcp::protocol::{Key, MAGIC, Request, Value};
 use fastrand::Rng;
 
-use super::script::{Action, Bytes, Script, Want, moment};
+use super::{
+    action::{Action, Bytes, Want},
+    script::{Script, moment},
+};
 use crate::{network::LinkQuality, scenario::Scenario, time::TIMEOUT};
 
 /// A program that makes any calls. It may die in the middle of one.

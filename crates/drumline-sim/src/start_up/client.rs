@@ -11,9 +11,10 @@ use std::{
 use drumline_store::store::tcp::protocol::{ASK_EXTENSIONS, EXTENSIONS, Key, MAGIC, Request};
 
 use super::{
+    action::{Action, Bytes, ReplyFormat},
     connection::ClientConnection,
     rank::{Ended, Kept, Outcome, RankPlan, RunningRank},
-    script::{Action, Bytes, Program, ReplyFormat, Script},
+    script::{Program, Script},
     shared_state::SharedState,
     waiting::{ANSWER_PATIENCE, WaitProgress, Waiting},
 };

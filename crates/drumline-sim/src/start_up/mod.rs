@@ -9,6 +9,7 @@
 //! every step it is compared with the bytes that the server writes, the connections that the server
 //! refuses and the data that the server keeps.
 
+mod action;
 mod bystanders;
 mod client;
 mod connection;

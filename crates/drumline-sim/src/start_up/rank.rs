@@ -25,7 +25,7 @@ use drumline_engine::{
 use drumline_schedule::{Topology, step::Rank};
 use drumline_store::store::tcp::protocol::{Key, READY, Request, Value};
 
-use super::script::{Action, Bytes, Want};
+use super::action::{Action, Bytes, Want};
 use crate::{
     scenario::Scenario,
     time::{Nanos, TIMEOUT, WARN_AFTER},

@@ -10,11 +10,12 @@ use drumline_engine::start_up::Failure;
 use fastrand::Rng;
 
 use super::{
+    action::Action,
     client::{ActionOutcome, Client},
     mesh::Sockets,
     rank::Outcome,
     scenario::{StartUpFault, StartUpScenario},
-    script::{Action, Program},
+    script::Program,
     shared_state::{STORE, SharedState},
     store_process::StoreProcess,
 };
