@@ -138,7 +138,9 @@ impl Attempt<'_> {
         }
         let missing = match seen {
             Some(missing) => Some(missing),
-            None => self.missing(desk).await,
+            None if self.member.rank == 0 => self.missing(desk).await,
+            // All had come. Those that are missing now have waited for rank 0 in vain, too, and given up.
+            None => None,
         };
         Err(Failure::Connect(missing.unwrap_or_else(|| {
             let first = self.member.global.who(0);
