@@ -29,7 +29,7 @@ FLOORS = [
 LINES_MAX = 15_000
 
 # Circles that are still to be opened, by their first file. No other may come.
-TO_OPEN = {("drumline-group", "rendezvous")}
+TO_OPEN: set[tuple[str, str]] = set()
 
 Module = tuple[str, ...]
 

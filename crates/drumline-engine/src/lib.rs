@@ -12,6 +12,7 @@
 //! | [`lane`] | a group's queue: one collective after another, messages beside them |
 //! | [`host`] | the memory that the ranks of one host share |
 //! | [`transport`] | what carries messages between ranks, up to the streams |
+//! | [`start_up`] | how the ranks of a group meet and connect |
 //! | [`error`] | why a call failed, and which rank is at fault |
 
 #![forbid(unsafe_code)]
@@ -31,6 +32,7 @@ pub mod panics;
 pub mod recorder;
 pub mod registered;
 pub mod settings;
+pub mod start_up;
 pub mod transport;
 pub mod typed_call;
 

@@ -5,7 +5,10 @@
 
 use std::fmt::Display;
 
-use drumline_engine::membership::{GlobalRanks, Membership};
+use drumline_engine::{
+    membership::{GlobalRanks, Membership},
+    start_up::{card::Card, mesh},
+};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
@@ -16,7 +19,6 @@ use crate::{
     },
     rendezvous::file,
     trace::clock::Offset,
-    transport::mesh::{self, card::Card},
 };
 
 /// What a rank says of its host.
@@ -27,8 +29,8 @@ pub fn card(text: &[u8]) -> Option<String> {
 /// Where a rank listens.
 pub fn addresses(text: &[u8], streams: usize) -> crate::Result<String> {
     let member = Membership::new("fuzz", (0, 2), GlobalRanks::default());
-    let config = Config::default().streams(streams);
-    let addresses = mesh::parse_addresses(&member, 1, text, &config)?;
+    let addresses = mesh::parse_addresses(&member, 1, text, streams)
+        .map_err(|failure| board::failed(&member, failure))?;
     let texts = addresses.iter().map(|address| address as &dyn Display);
     Ok([&streams as &dyn Display]
         .into_iter()

@@ -25,6 +25,7 @@ mod memory_node;
 mod prices;
 mod progress_thread;
 pub mod rendezvous;
+mod start_up;
 pub mod trace;
 mod transport;
 #[cfg(feature = "ndarray")]

@@ -15,7 +15,7 @@
 //! `tcp://host:port`) is where the launcher's store listens, which asks for the job's secret;
 //! `MASTER_ADDR` and `MASTER_PORT` are then for programs that run torch.
 //!
-//! Otherwise rank 0 hosts the [`TcpStore`], on exactly the address that the host name stands for;
+//! Otherwise rank 0 hosts the [`TcpStore`](drumline_store::store::tcp::TcpStore), on exactly the address that the host name stands for;
 //! the others connect. Where another launcher hosts the store
 //! (`TORCHELASTIC_USE_AGENT_STORE=True`), every rank is a client.
 //!
@@ -50,20 +50,19 @@
 
 pub(crate) mod file;
 mod meeting;
+mod place;
 mod plan;
 mod schemes;
 mod settings;
 
-use std::{env, net::SocketAddr, sync::Arc, time::Duration};
+use std::env;
 
-use drumline_store::{
-    auth::Secret,
-    store::{Store, tcp::TcpStore},
-};
+use drumline_store::auth::Secret;
 
-use crate::{Config, Error, Result};
+use crate::{Config, Result};
 
 pub use self::{
+    place::Rendezvous,
     plan::{Plan, StoreHost},
     schemes::register_rendezvous_handler,
 };
@@ -71,7 +70,7 @@ pub use self::{
 /// Meets the other processes of the job, at most for [`Config::timeout`].
 ///
 /// A rank that hosts the store returns when all ranks have joined, the others when they are
-/// connected, and ranks that meet in a file at once. The timeout also becomes the store's [`Store::timeout`]. Where `config` has no
+/// connected, and ranks that meet in a file at once. The timeout also becomes the store's [`Store::timeout`](drumline_store::store::Store::timeout). Where `config` has no
 /// secret, that of the environment is taken, as [`Secret::from_env`] reads it.
 ///
 /// ```
@@ -87,8 +86,8 @@ pub use self::{
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`] if the URL or the environment is wrong; nothing has been opened then.
-/// [`Error::Store`] if the store cannot be hosted or reached, if ranks are missing when the time is
+/// [`Error::InvalidSetting`](crate::Error::InvalidSetting) if the URL or the environment is wrong; nothing has been opened then.
+/// [`Error::Store`](crate::Error::Store) if the store cannot be hosted or reached, if ranks are missing when the time is
 /// over, or if two processes claim one rank.
 pub fn rendezvous(url: &str, config: &Config) -> Result<Rendezvous> {
     let variable = |name: &str| Some(env::var_os(name)?.to_string_lossy().into_owned());
@@ -127,131 +126,3 @@ pub fn rendezvous(url: &str, config: &Config) -> Result<Rendezvous> {
 pub fn is_launched() -> bool {
     env::var_os("RANK").is_some() && env::var_os("WORLD_SIZE").is_some()
 }
-
-/// A place in a job, and the store that its processes share.
-///
-/// ```
-/// # use drumline_group as drumline;
-/// use drumline::{Config, rendezvous::{Rendezvous, rendezvous}};
-///
-/// let url = "tcp://127.0.0.1:0?rank=0&world_size=1";
-/// let Rendezvous { store, rank, .. } = rendezvous(url, &Config::default())?;
-/// store.set(&format!("ready/{rank}"), b"")?;
-/// assert!(store.check(&["ready/0"])?);
-/// # Ok::<_, drumline::Error>(())
-/// ```
-#[derive(Debug)]
-pub struct Rendezvous {
-    /// The shared store. On the rank that hosts it, the server lives as long as this, its clones
-    /// and the `Rendezvous` do: see [`Rendezvous::leave`].
-    pub store: Arc<dyn Store>,
-    /// This process, in `0..world_size`.
-    pub rank: usize,
-    /// How many processes the job has.
-    pub world_size: usize,
-    /// What only the processes of this job know: the one that all were given, or the one that
-    /// they have agreed on through the store.
-    pub secret: Secret,
-    /// The store, if this library's own code has opened it.
-    tcp: Option<Arc<TcpStore>>,
-    /// Whether the rank has claimed its number in a store that lives as long as the job.
-    claimed: bool,
-}
-
-impl Rendezvous {
-    /// A place in a job whose processes share `store` already. Without a secret in `config` they
-    /// agree on one through it, and are as safe as it is.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use std::sync::Arc;
-    ///
-    /// use drumline::{Config, rendezvous::Rendezvous, store::HashStore};
-    ///
-    /// let place = Rendezvous::with_store(Arc::new(HashStore::new()), 0, 1, &Config::default())?;
-    /// assert_eq!((place.rank, place.world_size), (0, 1));
-    /// # Ok::<(), drumline::Error>(())
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`Error::InvalidArgument`] when `rank` is no rank of `world_size`; otherwise what the store
-    /// says.
-    pub fn with_store(
-        store: Arc<dyn Store>,
-        rank: usize,
-        world_size: usize,
-        config: &Config,
-    ) -> Result<Rendezvous> {
-        if rank >= world_size {
-            let problem =
-                format!("rank {rank} does not exist in a job of {world_size}; ranks count from 0");
-            return Err(Error::InvalidArgument { operation: "rendezvous", problem });
-        }
-        let name = "the store that the program has opened";
-        Rendezvous::in_store(store, name, (rank, world_size), config)
-    }
-
-    /// The same for a store that is called `name`.
-    fn in_store(
-        store: Arc<dyn Store>,
-        name: &str,
-        (rank, world_size): (usize, usize),
-        config: &Config,
-    ) -> Result<Rendezvous> {
-        let secret = match &config.secret {
-            Some(secret) => secret.clone(),
-            None => agree_on_secret(&*store, name)?,
-        };
-        Ok(Rendezvous { store, rank, world_size, secret, tcp: None, claimed: false })
-    }
-
-    /// Where the store is, if it is not on this host alone: the way to it is the way to the other
-    /// hosts.
-    pub(crate) fn master(&self) -> Option<SocketAddr> {
-        self.tcp.as_ref()?.address()
-    }
-
-    /// Ends this rank's use of the store in an order that cuts nobody off: the rank that hosts it
-    /// waits until all others have closed their connections, by leaving or by dying, but at most
-    /// for `patience`. Tells whether they have; on the other ranks returns `true` at once.
-    ///
-    /// Dropping a `Rendezvous` does not wait. That is right after an error, when the others are to
-    /// notice.
-    ///
-    /// ```
-    /// # use drumline_group as drumline;
-    /// use std::time::Duration;
-    ///
-    /// use drumline::{Config, rendezvous::rendezvous};
-    ///
-    /// let job = rendezvous("tcp://127.0.0.1:0?rank=0&world_size=1", &Config::default())?;
-    /// assert!(job.leave(Duration::from_secs(30))); // here, there are no others
-    /// # Ok::<_, drumline::Error>(())
-    /// ```
-    pub fn leave(self, patience: Duration) -> bool {
-        let Some(tcp) = &self.tcp else { return true };
-        if self.claimed && self.rank > 0 {
-            let taken_back = meeting::take_back_claim(tcp, self.rank);
-            if let Err(error) = taken_back {
-                tracing::debug!(%error, "the store has gone before this rank has left it");
-            }
-        }
-        tcp.wait_for_departure(patience)
-    }
-}
-
-/// The first rank's proposal is everybody's secret.
-fn agree_on_secret(store: &dyn Store, name: &str) -> Result<Secret> {
-    let proposal = Secret::random()?;
-    let agreed = Secret::new(store.compare_set(SECRET_KEY, b"", proposal.expose())?)?;
-    tracing::info!(
-        store = name,
-        "no DRUMLINE_SECRET is set: the ranks agree on one through this store, and the job is \
-         only as safe as the store is"
-    );
-    Ok(agreed)
-}
-
-/// Where the ranks leave the secret that they have agreed on, if nobody gave them one.
-const SECRET_KEY: &str = "drumline/secret";

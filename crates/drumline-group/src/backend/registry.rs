@@ -8,16 +8,11 @@ use std::{
     time::Instant,
 };
 
-use drumline_engine::{membership::Membership, panics::panic_text};
+use drumline_engine::{membership::Membership, panics::panic_text, start_up::board::Subject};
 use drumline_store::store::PrefixStore;
 
 use super::interface::{Backend, BackendOptions};
-use crate::{
-    Config, Error, Result,
-    board::{Board, Subject},
-    trace::GroupTrace,
-    trace::Inquiry,
-};
+use crate::{Config, Error, Result, board::Board, trace::GroupTrace, trace::Inquiry};
 
 /// The name of the library's own transports.
 ///

@@ -11,11 +11,15 @@ use drumline_engine::{
     host::Host,
     lane::Lane,
     membership::{GlobalRanks, Membership},
+    start_up::{
+        Answer, Ask,
+        board::Subject,
+        memory::{self, Offer},
+    },
 };
 use drumline_schedule::{Collective, Topology, price::PriceList, step::Rank};
 use drumline_shm::{PeerSegment, PidFd, Segment, SegmentSize, handover};
 use drumline_store::{
-    auth::Level,
     net::stream::Stream,
     store::{HashStore, Store},
 };
@@ -30,7 +34,7 @@ use super::{
 use crate::{
     Config, Error, PriceSource, Result,
     backend::{self, Backend},
-    board::{Board, Subject},
+    board::Board,
     memory_node,
     prices::probe,
     trace::GroupTrace,
@@ -257,7 +261,7 @@ impl ProcessGroup {
         let Mesh { near, far } = mesh::connect(&member, board, config, deadline)?;
         drop(phase);
         let phase = recorder.phase("share memory");
-        let (segments, topology) = share_memory(&member, board, &near, config, prices, deadline)?;
+        let (segments, topology) = share_memory(board, &near, config, prices, deadline)?;
         drop(phase);
         // All ranks are here: each has said which host it is on.
         recorder.align(&board.store_of_life(), inquiry)?;
@@ -415,7 +419,6 @@ type Segments = (Segment, BTreeMap<Rank, PeerSegment>);
 /// Also returns where all ranks are; one that shares no memory counts as a host of its own. All ranks must
 /// choose by the same `prices`.
 fn share_memory(
-    member: &Membership,
     board: &Board,
     near: &[Near],
     config: &Config,
@@ -429,99 +432,29 @@ fn share_memory(
             Stream::Tcp(_) | Stream::Secured(_) => None,
         })
         .collect();
+    let ranks: Vec<Rank> = near.iter().map(|(rank, _)| *rank).collect();
     let wanted = config.shared_memory && !near.is_empty();
-    let made = match wanted {
-        true => Segment::create(segment_size(config)).map_err(|error| error.to_string()),
-        false => Err("it is switched off".to_owned()),
-    };
-    // First everybody says whether it has a segment: a rank without one hands nothing over.
-    let word = made.as_ref().map_or_else(String::clone, |_| READY.to_owned());
-    let words = board.all_gather(Subject::Segment, word.as_bytes())?;
-    let mut shared = made;
-    for (rank, _) in &near {
-        let theirs = &words[*rank];
-        if theirs != READY.as_bytes() {
-            let theirs = String::from_utf8_lossy(theirs);
-            shared = shared.and_then(|_| Err(format!("rank {rank} has no segment: {theirs}")));
-        }
-    }
-    let shared = shared.and_then(|own| {
-        let neighbours = exchange(&own, &near, deadline).map_err(|error| error.to_string())?;
-        Ok((own, neighbours))
-    });
-
-    // Then everybody says whether it has mapped the others. One failure is a failure of the host.
-    let host = near.iter().map(|(rank, _)| *rank).chain([member.rank]).min();
-    let host = host.unwrap_or(member.rank);
-    let word = shared.as_ref().map_or_else(|_| "private".to_owned(), |_| host.to_string());
-    // Who shares no memory need not look.
+    // A rank that shares no memory need not look.
     let node = wanted.then(|| config.memory_node.or_else(memory_node::of_this_thread)).flatten();
-    let node = node.map_or_else(|| "any".to_owned(), |node| node.to_string());
-    let level = config.security;
-    let told =
-        board.all_gather(Subject::Host, format!("{word} {node} {level} {prices}").as_bytes())?;
-    let told = told.into_iter().enumerate().map(|(rank, word)| {
-        let word = String::from_utf8_lossy(&word);
-        let mut words = word.splitn(4, ' ');
-        let mut number = || words.next()?.parse::<usize>().ok();
-        let place = (number(), number());
-        let theirs = words.next().unwrap_or_default();
-        if theirs != level.to_string() {
-            return Err(Error::connect_to(member, rank, &other_level(theirs, level)));
+    let level = config.security.to_string();
+    let offer = Offer { near: &ranks, wanted, node, level: &level, prices };
+    let (mut made, mut mapped) = (None, None);
+    let code = async |desk: &_, rules: &_| memory::share(desk, rules, offer).await;
+    let (shared, topology) = board.run(code, |question| match question {
+        Ask::MakeMemory => {
+            let result = Segment::create(segment_size(config)).map(|own| made = Some(own));
+            Ok(Answer::Memory(result.map_err(|error| error.to_string())))
         }
-        match words.next().unwrap_or_default() {
-            theirs if theirs == prices => Ok(place),
-            theirs => Err(Error::connect_to(member, rank, &other_prices(theirs, prices))),
+        Ask::MapMemory => {
+            let Some(own) = &made else { unreachable!("only a rank with a segment maps others") };
+            let result = exchange(own, &near, deadline).map(|peers| mapped = Some(peers));
+            Ok(Answer::Memory(result.map_err(|error| error.to_string())))
         }
-    });
-    let told: Vec<(Option<Rank>, Option<usize>)> = told.collect::<Result<_>>()?;
-    let (told, nodes): (Vec<_>, Vec<_>) = told.into_iter().unzip();
-    let complete = near.iter().all(|(rank, _)| told[*rank] == Some(host));
-    let shared = shared.and_then(|segments| match complete {
-        true => Ok(segments),
-        false => Err("a neighbour could not map it".to_owned()),
-    });
-    if let (Err(reason), true) = (&shared, wanted) {
-        tracing::warn!(
-            group = member.name,
-            rank = member.rank,
-            reason,
-            "ranks of this host share no memory and talk over sockets"
-        );
-    }
-    // A host whose ranks do not all share falls apart, on all ranks alike.
-    let of_host = |host: Rank| told.iter().filter(move |word| **word == Some(host)).count();
-    let expected = |rank: Rank| match told[rank] {
-        Some(host) if of_host(host) > 1 => host,
-        _ => rank,
-    };
-    let topology = Topology::placed((0..member.world_size).map(expected));
-    Ok((shared.ok(), topology.with_nodes(nodes).with_order(config.sum_order)))
+        question => board.ask(question),
+    })?;
+    let segments = shared.is_ok().then(|| made.zip(mapped)).flatten();
+    Ok((segments, topology.with_order(config.sum_order)))
 }
-
-/// What is wrong with the prices of a rank.
-fn other_prices(theirs: &str, ours: &str) -> String {
-    let what = |word: &str| match word {
-        "measured" => "those that are measured".to_owned(),
-        digest => format!("those with the digest {digest}"),
-    };
-    format!(
-        "it chooses algorithms by other prices than this rank: by {}, this rank by {}; set \
-         DRUMLINE_PRICES to the same on all ranks, and if it is a file, to the same contents",
-        what(theirs),
-        what(ours)
-    )
-}
-
-/// What is wrong with the security level of a rank.
-fn other_level(theirs: &str, ours: Level) -> String {
-    format!(
-        "its security level is {theirs}, that of this rank {ours}: set DRUMLINE_SECURITY alike on all \
-         ranks"
-    )
-}
-
-const READY: &str = "ready";
 
 fn segment_size(config: &Config) -> SegmentSize {
     let size = SegmentSize::of_host();

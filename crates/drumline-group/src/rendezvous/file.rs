@@ -5,7 +5,7 @@ use std::{fs, os::unix::fs::MetadataExt as _, sync::Arc};
 use drumline_store::store::{FileStore, Store as _};
 
 use super::{
-    Rendezvous,
+    place::Rendezvous,
     settings::{Setting, all_set, invalid, parse_query, place_of},
 };
 use crate::{Config, Error, Result};

@@ -1,11 +1,14 @@
 //! How the ranks of a plan meet: one hosts the store, or a launcher does, and each claims its number.
 
 use std::{
-    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
 
+use drumline_engine::start_up::{
+    Answer, Ask, Failure,
+    claim::{Joining, RANK_KEYS, rank_key},
+};
 use drumline_store::{
     Error as StoreError,
     net::{Endpoint, call::resolve},
@@ -15,8 +18,15 @@ use drumline_store::{
     },
 };
 
-use super::{Plan, Rendezvous, StoreHost, agree_on_secret, settings::invalid};
-use crate::{Config, Error, Result};
+use super::{
+    place::{Rendezvous, agree_on_secret},
+    plan::{Plan, StoreHost},
+    settings::invalid,
+};
+use crate::{
+    Config, Error, Result,
+    start_up::{ask_store, run},
+};
 
 impl Plan {
     /// Opens what the plan asks for and waits for the others, at most for [`Config::timeout`].
@@ -39,61 +49,49 @@ impl Plan {
     /// [`Error::InvalidSetting`] if the store is no safe place to meet and nobody has said that it
     /// is to be trusted; [`Error::Store`], as [`rendezvous`](super::rendezvous).
     pub fn meet(&self, config: &Config) -> Result<Rendezvous> {
-        let start = Instant::now();
-        let tcp = self.join(config)?;
-        tcp.wait_for_workers(self.world_size, config.timeout.saturating_sub(start.elapsed()))
-            .map_err(|error| self.name_the_missing(&tcp, error.into()))?;
-        let claimed = self.host == StoreHost::RankZero;
-        if self.hosts_store() {
-            tcp.set(COMPLETE, b"")?;
-        }
+        let joining = Joining {
+            rank: self.rank,
+            world_size: self.world_size,
+            rank_zero_hosts: self.host == StoreHost::RankZero,
+            timeout: config.timeout,
+        };
+        let mut opened: Option<TcpStore> = None;
+        let joined = run(
+            async |desk| joining.run(&desk).await,
+            |question| match (question, &opened) {
+                (Ask::Open(limit), _) => {
+                    let tcp = self.open(config, limit)?;
+                    tcp.set_timeout(config.timeout);
+                    opened = Some(tcp);
+                    Ok(Answer::Done)
+                }
+                (Ask::Leave(time), _) => {
+                    opened = None;
+                    thread::sleep(time);
+                    Ok(Answer::Done)
+                }
+                (Ask::Assemble(limit), Some(tcp)) => {
+                    match tcp.wait_for_workers(self.world_size, limit) {
+                        Ok(()) => Ok(Answer::Done),
+                        Err(error) => Err(self.name_the_missing(tcp, error.into())),
+                    }
+                }
+                (question, Some(tcp)) => ask_store(tcp, question),
+                (_, None) => unreachable!("a rank opens the store first"),
+            },
+        );
+        let tcp = match (joined, opened) {
+            (Ok(()), Some(tcp)) => tcp,
+            (Err(Failure::Connect(problem)), Some(tcp)) => return Err(self.refused(&tcp, problem)),
+            (Err(Failure::Outside(error)), _) => return Err(error),
+            (_, None) => unreachable!("a rank opens the store first"),
+        };
         let secret = match &config.secret {
             Some(secret) => secret.clone(),
             None => agree_on_secret(&tcp, tcp.name())?,
         };
-        let tcp = Arc::new(tcp);
-        let (store, rank, world_size) = (tcp.clone(), self.rank, self.world_size);
-        Ok(Rendezvous { store, rank, world_size, secret, tcp: Some(tcp), claimed })
-    }
-
-    /// The store of this job. At the same place there may still be that of the job before, whose
-    /// host is just about to leave.
-    fn join(&self, config: &Config) -> Result<TcpStore> {
-        let start = Instant::now();
-        let deadline = start + config.timeout;
-        loop {
-            let tcp = self.open(config, deadline.saturating_duration_since(Instant::now()))?;
-            tcp.set_timeout(config.timeout);
-            // A launcher's store may have seen this rank before, in an earlier attempt of the job.
-            if self.host != StoreHost::RankZero {
-                return Ok(tcp);
-            }
-            match self.claim_rank(&tcp) {
-                Ok(Claim::Mine) => return Ok(tcp),
-                Ok(Claim::Taken) => return Err(self.taken(&tcp)),
-                Ok(Claim::Complete { without_us: false }) if start.elapsed() >= HOST_LEAVES_MAX => {
-                    return Err(self.taken(&tcp));
-                }
-                Err(error) if self.hosts_store() || Instant::now() >= deadline => {
-                    return Err(error);
-                }
-                Ok(Claim::Complete { .. } | Claim::OtherSize) if Instant::now() >= deadline => {
-                    return Err(self.refused(
-                        &tcp,
-                        "the job at this place has all its ranks, or another number of ranks than \
-                         this process was told; is WORLD_SIZE the same everywhere, and has an \
-                         earlier job ended on rank 0?",
-                    ));
-                }
-                Ok(Claim::Complete { .. } | Claim::OtherSize) | Err(_) => {
-                    // A host that leaves waits for a moment in which nobody is connected.
-                    drop(tcp);
-                    thread::sleep(
-                        JOIN_PAUSE.min(deadline.saturating_duration_since(Instant::now())),
-                    );
-                }
-            }
-        }
+        let claimed = self.host == StoreHost::RankZero;
+        Ok(Rendezvous::in_own_store(tcp, (self.rank, self.world_size), secret, claimed))
     }
 
     /// The store, behind the secret if there is one and whoever hosts it knows of secrets.
@@ -141,40 +139,11 @@ impl Plan {
         invalid("DRUMLINE_SECRET", problem)
     }
 
-    /// Two processes with one rank would overwrite each other's keys and hang much later.
-    fn claim_rank(&self, tcp: &TcpStore) -> Result<Claim> {
-        let key = rank_key(self.rank);
-        if self.hosts_store() {
-            tcp.set(WORLD_SIZE, self.world_size.to_string().as_bytes())?;
-        } else {
-            match tcp.wait(&[WORLD_SIZE], WORLD_SIZE_COMES_MAX) {
-                Ok(()) if tcp.get(WORLD_SIZE)? != self.world_size.to_string().as_bytes() => {
-                    return Ok(Claim::OtherSize);
-                }
-                Ok(()) | Err(StoreError::StoreTimeout { .. }) => {}
-                // The host leaves. Whoever listens there next has not been asked for its size.
-                Err(error) => return Err(error.into()),
-            }
-        }
-        if tcp.check(&[COMPLETE])? {
-            return Ok(Claim::Complete { without_us: !tcp.check(&[&key])? });
-        }
-        Ok(if tcp.add(&key, 1)? == 1 { Claim::Mine } else { Claim::Taken })
-    }
-
-    fn taken(&self, tcp: &TcpStore) -> Error {
-        self.refused(
-            tcp,
-            "another process has joined with this rank: give each its own RANK, and another \
-             MASTER_PORT to a job that runs beside this one",
-        )
-    }
-
-    fn refused(&self, tcp: &TcpStore, problem: &str) -> Error {
+    fn refused(&self, tcp: &TcpStore, problem: String) -> Error {
         Error::Store {
             store: tcp.name().into(),
             operation: format!("join as rank {}", self.rank),
-            problem: problem.into(),
+            problem,
         }
     }
 
@@ -197,41 +166,6 @@ impl Plan {
     }
 }
 
-/// Takes back that rank `rank` is in the job: it may come back before the host has gone, to the
-/// next job at this place.
-pub(super) fn take_back_claim(tcp: &TcpStore, rank: usize) -> Result<()> {
-    tcp.delete_key(&rank_key(rank))?;
-    match tcp.check(&[COMPLETE])? {
-        true => Ok(()),
-        false => Ok(tcp.leave_workers()?),
-    }
-}
-
-/// What comes of asking for a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Claim {
-    /// Nobody else has it.
-    Mine,
-    /// Another process of this job has it.
-    Taken,
-    /// The job here has another number of ranks: it is an earlier one, or one of the two is wrong.
-    OtherSize,
-    /// All ranks have joined. Either the job is an earlier one, or this process is one too many.
-    Complete {
-        /// Whether nobody, or nobody any more, has this rank.
-        without_us: bool,
-    },
-}
-
-/// How long the ranks of an earlier job may take to leave, until a rank that is taken counts as
-/// taken twice.
-const HOST_LEAVES_MAX: Duration = Duration::from_secs(10);
-
-const JOIN_PAUSE: Duration = Duration::from_millis(20);
-
-/// How long a host may take to say how many ranks there are. One that runs torch never does.
-const WORLD_SIZE_COMES_MAX: Duration = Duration::from_secs(1);
-
 /// Whether all that `host` stands for is on this machine. A name that nobody knows is not.
 fn is_loopback(host: &str, timeout: Duration) -> bool {
     let deadline = Instant::now() + timeout.min(RESOLVE_MAX);
@@ -243,18 +177,5 @@ fn is_loopback(host: &str, timeout: Duration) -> bool {
 /// How long the name service may take to say what a name stands for.
 const RESOLVE_MAX: Duration = Duration::from_secs(5);
 
-/// How many ranks the host has been told of.
-const WORLD_SIZE: &str = "drumline/world_size";
-
-/// Says that all ranks have joined.
-const COMPLETE: &str = "drumline/complete";
-
-/// Where each rank of ours leaves its name.
-const RANK_KEYS: &str = "drumline/rank/";
-
 /// How many ranks are asked about when some are missing.
 const RANKS_NAMED_MAX: usize = 1024;
-
-fn rank_key(rank: usize) -> String {
-    format!("{RANK_KEYS}{rank}")
-}

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock},
 };
 
-use super::{Rendezvous, file, settings::invalid};
+use super::{file, place::Rendezvous, settings::invalid};
 use crate::{Config, Result};
 
 type Handler = Arc<dyn Fn(&str, &Config) -> Result<Rendezvous> + Send + Sync>;

@@ -1,48 +1,39 @@
-//! Connects a rank with the others of its host, and prepares it for meeting those of other hosts.
+//! The sockets behind [`drumline_engine::start_up::mesh`], which decides who connects with whom.
 //!
-//! Each rank leaves a [`Card`] on the [`Board`]. Ranks of one host meet over abstract Unix sockets,
-//! which nobody outside of it can see and whose kernel says who is at the other end. Others meet
-//! over TCP, on the chosen addresses, when they first need each other: see [`Far`]. No TCP port is
-//! opened unless there are other hosts.
+//! Ranks of one host meet over abstract Unix sockets, which nobody outside of it can see and whose
+//! kernel says who is at the other end. Others meet over TCP, on the chosen addresses, when they
+//! first need each other: see [`Far`]. No TCP port is opened unless there are other hosts.
 
-pub(crate) mod card;
+mod own_card;
 
 use std::{
-    collections::BTreeMap,
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
-    thread,
-    time::{Duration, Instant},
+    net::{IpAddr, Ipv4Addr},
+    time::Instant,
 };
 
 use drumline_engine::{
     membership::Membership,
-    transport::{Bundle, Channel, Opening},
+    start_up::{Answer, Ask, Dialled, mesh},
+    transport::{Bundle, Channel},
 };
 use drumline_schedule::step::Rank;
 use drumline_store::{
-    auth::{Handshake, Level, Nonce, Secret},
+    auth::{Handshake, Level, Nonce},
     net::{
         call::{Address, CallError, open, shake_hands},
         gate::{Admission, Gate, Listener},
         interface, sleep_until_ready,
-        stream::Stream,
     },
 };
 use rustix::event::{PollFd, PollFlags};
 
-use self::card::Card;
 use super::{
     Far,
     greeting::{expect, hello, stream_of},
     stream::PeerStream,
 };
-use crate::{
-    Config, Error, Result,
-    board::{Board, Subject},
-    config::STREAMS_MAX,
-    progress_thread,
-};
+use crate::{Config, Error, Result, board::Board, config::STREAMS_MAX, progress_thread};
 
 /// A peer on this host, in this network, of the same user.
 #[derive(Debug)]
@@ -61,11 +52,8 @@ pub(crate) struct Mesh {
     pub(crate) far: Option<Far>,
 }
 
-/// Exchanges cards through `board`, connects with the peers of this host, and learns how to
-/// reach the others, each of which does the same.
-///
-/// On a host, a rank connects to every lower rank and is connected to by every higher one. The
-/// lowest accepts first, so no ring of ranks can wait for each other.
+/// Connects with the peers of this host, and learns how to reach the others, each of which does the
+/// same.
 ///
 /// # Errors
 ///
@@ -77,113 +65,115 @@ pub(crate) fn connect(
     config: &Config,
     deadline: Instant,
 ) -> Result<Mesh> {
-    if member.world_size == 1 {
-        return Ok(Mesh { near: Vec::new(), far: None });
-    }
-    let unix = match config.unix_sockets {
-        true => Some(listen_on_unix(member)?),
-        false => None,
-    };
-    let own = Card::of_this_process(unix.as_ref().map(|(name, _)| name.clone()))?;
-    let cards = board.all_gather(Subject::Card, own.to_string().as_bytes())?;
-    let others = cards.iter().enumerate().filter(|(rank, _)| *rank != member.rank);
-    let parse = |(rank, text): (Rank, &Vec<u8>)| match Card::parse(text) {
-        Ok(card) => Ok((rank, card)),
-        Err(problem) => Err(Error::connect_to(member, rank, &problem)),
-    };
-    let cards = others.map(parse).collect::<Result<BTreeMap<_, _>>>()?;
-    let (near, far): (BTreeMap<Rank, Card>, BTreeMap<Rank, Card>) =
-        cards.into_iter().partition(|(_, card)| card.is_near(&own));
-    tell(member, &near, &far);
-
+    let mut sockets = Sockets { member, config, deadline, unix: None, near: None, far: Vec::new() };
+    let code = async |desk: &_, rules: &_| mesh::connect(desk, rules, config.streams).await;
+    let mesh::Mesh { near, far } = board.run(code, |question| match question {
+        Ask::Card => sockets.card(),
+        Ask::Listen(elsewhere) => sockets.listen(&elsewhere),
+        Ask::Dial { peer, name, channel } => sockets.dial(peer, name, channel),
+        Ask::Accept(until) => sockets.accept(until),
+        question => board.ask(question),
+    })?;
     let far = match far.is_empty() {
         true => None,
-        false => Some(prepare_far(member, board, config, &own, &far)?),
+        false => Some(Far::new(member, config, far, sockets.far)?),
     };
-    let near = match unix {
-        Some((_, listener)) if !near.is_empty() => {
-            connect_near(member, board, config, &near, listener, deadline)?
-        }
-        _ => Vec::new(),
-    };
+    let near = near.into_iter().map(|(rank, streams)| Near { rank, streams }).collect();
     Ok(Mesh { near, far })
 }
 
-/// Listens for peers that are not near, tells them where, and hears where they do.
-fn prepare_far(
-    member: &Membership,
-    board: &Board,
-    config: &Config,
-    own: &Card,
-    far: &BTreeMap<Rank, Card>,
-) -> Result<Far> {
-    if !(1..=STREAMS_MAX).contains(&config.streams) {
-        return Err(Error::InvalidSetting {
-            setting: "DRUMLINE_STREAMS".to_owned(),
-            problem: format!("{} connections; there can be 1 to {STREAMS_MAX}", config.streams),
-        });
-    }
-    if let (None, Level::Integrity | Level::Tls) = (&config.secret, config.security) {
-        return Err(Error::InvalidSetting {
-            setting: "DRUMLINE_SECURITY".to_owned(),
-            problem: format!(
-                "the level {} takes a secret: give all processes of the job one DRUMLINE_SECRET or \
-                 DRUMLINE_SECRET_FILE",
-                config.security
-            ),
-        });
-    }
-    let elsewhere = far.iter().filter(|(_, card)| !card.is_same_network(own));
-    let elsewhere: Vec<Rank> = elsewhere.map(|(rank, _)| *rank).collect();
-    if config.port_range.is_some() {
-        progress_thread::get()?.end_lingering();
-    }
-    // First how many connections each makes of its data.
-    let (mut gates, mut told) = (Vec::new(), vec![config.streams.to_string()]);
-    for ip in addresses_for_peers(config, &elsewhere)? {
-        let listener = listen_on(ip, member.rank, config)?;
-        let address = listener.address().ok_or_else(|| {
-            Error::connect(member, format!("the system does not tell the port on {ip}"))
-        })?;
-        told.push(address.to_string());
-        gates.push(gate(member, listener, 0, config)?);
-    }
-    let told = board.all_gather(Subject::Address, told.join(" ").as_bytes())?;
-    let addresses =
-        far.keys().map(|rank| Ok((*rank, parse_addresses(member, *rank, &told[*rank], config)?)));
-    Far::new(member, config, addresses.collect::<Result<_>>()?, gates)
+/// The sockets on which a rank listens, and what it calls peers with.
+struct Sockets<'a> {
+    member: &'a Membership,
+    config: &'a Config,
+    deadline: Instant,
+    unix: Option<Listener>,
+    /// Lets higher ranks of this host in, once this rank begins to wait for them.
+    near: Option<Gate>,
+    far: Vec<Gate>,
 }
 
-/// On a host nothing limits one connection but memory.
-const NEAR_STREAMS: usize = 1;
-
-/// Connects with the peers of this host, which do the same.
-fn connect_near(
-    member: &Membership,
-    board: &Board,
-    config: &Config,
-    near: &BTreeMap<Rank, Card>,
-    listener: Listener,
-    deadline: Instant,
-) -> Result<Vec<Near>> {
-    let mut peers: BTreeMap<Rank, Opening<PeerStream>> =
-        near.keys().map(|rank| (*rank, Opening::new(NEAR_STREAMS))).collect();
-    let caller = Caller { member, secret: &config.secret, deadline };
-    for (rank, opening) in peers.range_mut(..member.rank) {
-        let Some(name) = near.get(rank).and_then(|card| card.unix.clone()) else { continue };
-        let address = Address::Unix(name);
-        for channel in Opening::<PeerStream>::channels(NEAR_STREAMS) {
-            if let Some(place) = opening.place(channel) {
-                *place = Some(PeerStream(caller.call(*rank, &address, channel)?));
-            }
+impl Sockets<'_> {
+    fn card(&mut self) -> Result<Answer<PeerStream>> {
+        let mut own = None;
+        if self.config.unix_sockets {
+            let (name, listener) = listen_on_unix(self.member)?;
+            self.unix = Some(listener);
+            own = Some(name);
         }
+        Ok(Answer::Words(vec![own_card::of_this_process(own)?.to_string().into_bytes()]))
     }
-    let gate = gate(member, listener, member.rank + 1, config)?;
-    accept(member, board, gate, &mut peers, deadline)?;
-    let near = |(rank, mut opening): (Rank, Opening<PeerStream>)| {
-        Some(Near { rank, streams: opening.take()? })
-    };
-    Ok(peers.into_iter().filter_map(near).collect())
+
+    /// Listens for peers that are not near. `elsewhere` are those of them that are on other hosts.
+    fn listen(&mut self, elsewhere: &[Rank]) -> Result<Answer<PeerStream>> {
+        let Sockets { member, config, .. } = *self;
+        if !(1..=STREAMS_MAX).contains(&config.streams) {
+            return Err(Error::InvalidSetting {
+                setting: "DRUMLINE_STREAMS".to_owned(),
+                problem: format!("{} connections; there can be 1 to {STREAMS_MAX}", config.streams),
+            });
+        }
+        if let (None, Level::Integrity | Level::Tls) = (&config.secret, config.security) {
+            return Err(Error::InvalidSetting {
+                setting: "DRUMLINE_SECURITY".to_owned(),
+                problem: format!(
+                    "the level {} takes a secret: give all processes of the job one DRUMLINE_SECRET or \
+                     DRUMLINE_SECRET_FILE",
+                    config.security
+                ),
+            });
+        }
+        if config.port_range.is_some() {
+            progress_thread::get()?.end_lingering();
+        }
+        let mut told = Vec::new();
+        for ip in addresses_for_peers(config, elsewhere)? {
+            let listener = listen_on(ip, member.rank, config)?;
+            let address = listener.address().ok_or_else(|| {
+                Error::connect(member, format!("the system does not tell the port on {ip}"))
+            })?;
+            told.push(address.to_string());
+            self.far.push(gate(member, listener, 0, config)?);
+        }
+        Ok(Answer::Words(vec![told.join(" ").into_bytes()]))
+    }
+
+    /// Connects to rank `peer` at its Unix socket and goes through the handshake.
+    fn dial(&self, peer: Rank, name: String, channel: Channel) -> Result<Answer<PeerStream>> {
+        let hello = hello(self.member, channel);
+        let expected = expect(self.member, peer..peer + 1);
+        let secret = self.config.secret.clone();
+        let has_secret = secret.is_some();
+        let handshake = Handshake::call(hello, expected, secret, Nonce::random()?);
+        let opened = open(&Address::Unix(name), self.deadline).map_err(CallError::from);
+        let opened =
+            opened.and_then(|stream| shake_hands(stream, handshake, has_secret, self.deadline));
+        Ok(Answer::Dialled(match opened {
+            Ok(stream) => Dialled::Open(PeerStream(stream)),
+            Err(CallError::Refused(reason)) => Dialled::Refused(reason),
+            Err(error @ CallError::HungUp) => Dialled::HungUp(error.to_string()),
+            Err(error @ CallError::Io(_)) => Dialled::Failed(error.to_string()),
+        }))
+    }
+
+    /// Lets higher ranks of this host in until somebody has come. Strangers are turned away and hold
+    /// up nobody.
+    fn accept(&mut self, until: Instant) -> Result<Answer<PeerStream>> {
+        if let Some(listener) = self.unix.take() {
+            self.near = Some(gate(self.member, listener, self.member.rank + 1, self.config)?);
+        }
+        let Some(gate) = &mut self.near else { return Ok(Answer::Came(Vec::new())) };
+        let until = gate.deadline().map_or(until, |at| at.min(until));
+        sleep_until_ready(&mut [PollFd::new(&*gate, PollFlags::IN)], until);
+        let arrivals = gate
+            .admit(Instant::now())
+            .map_err(|source| Error::io("cannot accept connections of peers", source))?;
+        let came = arrivals.into_iter().filter_map(|arrival| {
+            let hello = arrival.hello?;
+            Some((hello.rank, stream_of(hello.channel)?, PeerStream(arrival.stream)))
+        });
+        Ok(Answer::Came(came.collect()))
+    }
 }
 
 /// An abstract Unix socket under a name that cannot be foreseen.
@@ -257,45 +247,6 @@ fn listen_on(ip: IpAddr, rank: Rank, config: &Config) -> Result<Listener> {
     })
 }
 
-pub(crate) fn parse_addresses(
-    member: &Membership,
-    rank: Rank,
-    text: &[u8],
-    config: &Config,
-) -> Result<Vec<SocketAddr>> {
-    let text = String::from_utf8_lossy(text);
-    let parse = || {
-        let (streams, addresses) = text.split_once(' ')?;
-        let addresses: Result<_, _> = addresses.split(' ').map(str::parse).collect();
-        Some((streams.parse::<usize>().ok()?, addresses.ok()?))
-    };
-    let Some((streams, addresses)) = parse() else {
-        let shown: String = text.chars().take(100).collect();
-        let problem = format!("it published {shown:?}, which is no address");
-        return Err(Error::connect_to(member, rank, &problem));
-    };
-    if streams != config.streams {
-        let own = config.streams;
-        let problem = format!(
-            "it sends data over {streams} connection(s), this rank over {own}: set \
-             DRUMLINE_STREAMS alike on all ranks"
-        );
-        return Err(Error::connect_to(member, rank, &problem));
-    }
-    Ok(addresses)
-}
-
-/// Says once how the ranks are reached.
-fn tell(member: &Membership, near: &BTreeMap<Rank, Card>, far: &BTreeMap<Rank, Card>) {
-    tracing::info!(
-        group = member.name,
-        rank = member.rank,
-        over_unix_sockets = ?near.keys().collect::<Vec<_>>(),
-        over_tcp = ?far.keys().collect::<Vec<_>>(),
-        "reaches its peers"
-    );
-}
-
 /// Lets ranks from `first` on in.
 fn gate(member: &Membership, listener: Listener, first: Rank, config: &Config) -> Result<Gate> {
     let admission = Admission::Handshake {
@@ -306,106 +257,4 @@ fn gate(member: &Membership, listener: Listener, first: Rank, config: &Config) -
     };
     Gate::new(listener, admission)
         .map_err(|source| Error::io("cannot accept connections of peers", source))
-}
-
-/// Connects to lower ranks.
-struct Caller<'a> {
-    member: &'a Membership,
-    secret: &'a Option<Secret>,
-    deadline: Instant,
-}
-
-/// How long a rank calls again that is hung up on: it may have been crowded out by strangers.
-const HUNG_UP_MAX: Duration = Duration::from_secs(10);
-
-const PAUSE: Duration = Duration::from_millis(10);
-
-impl Caller<'_> {
-    /// Connects to rank `peer` at `address` and goes through the handshake.
-    fn call(&self, peer: Rank, address: &Address, channel: Channel) -> Result<Stream> {
-        let give_up = self.deadline.min(Instant::now() + HUNG_UP_MAX);
-        loop {
-            let problem = match self.attempt(peer, address, channel)? {
-                Ok(stream) => return Ok(stream),
-                Err(CallError::HungUp) if Instant::now() < give_up => {
-                    thread::sleep(PAUSE);
-                    continue;
-                }
-                Err(CallError::Refused(reason)) => format!("rank {peer} at {address}: {reason}"),
-                Err(error) => format!(
-                    "cannot connect to rank {peer} at {address}: {error}; has it exited, or does \
-                     a firewall stand between?"
-                ),
-            };
-            return Err(Error::connect(self.member, problem));
-        }
-    }
-
-    fn attempt(
-        &self,
-        peer: Rank,
-        address: &Address,
-        channel: Channel,
-    ) -> Result<Result<Stream, CallError>> {
-        let hello = hello(self.member, channel);
-        let expected = expect(self.member, peer..peer + 1);
-        let handshake = Handshake::call(hello, expected, self.secret.clone(), Nonce::random()?);
-        let has_secret = self.secret.is_some();
-        Ok(open(address, self.deadline)
-            .map_err(CallError::from)
-            .and_then(|stream| shake_hands(stream, handshake, has_secret, self.deadline)))
-    }
-}
-
-/// How often a rank that waits for others looks whether one has failed.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
-
-/// Lets all connections of every higher rank of this host in. Strangers are turned away and hold
-/// up nobody.
-fn accept(
-    member: &Membership,
-    board: &Board,
-    mut gate: Gate,
-    peers: &mut BTreeMap<Rank, Opening<PeerStream>>,
-    deadline: Instant,
-) -> Result<()> {
-    let mut next_look = Instant::now() + LOOK_EVERY;
-    loop {
-        let incomplete = peers.iter().filter(|(_, opening)| !opening.is_complete());
-        let missing: Vec<Rank> = incomplete.map(|(rank, _)| *rank).collect();
-        if missing.is_empty() {
-            return Ok(());
-        }
-        if Instant::now() >= deadline {
-            return Err(Error::connect(
-                member,
-                format!(
-                    "rank(s) {missing:?} did not connect in time; are they started, and can they \
-                 reach this host?"
-                ),
-            ));
-        }
-        if Instant::now() >= next_look {
-            board.check()?;
-            next_look = Instant::now() + LOOK_EVERY;
-        }
-        let until = deadline.min(next_look);
-        let until = gate.deadline().map_or(until, |at| at.min(until));
-        sleep_until_ready(&mut [PollFd::new(&gate, PollFlags::IN)], until);
-        let arrivals = gate.admit(Instant::now());
-        for arrival in
-            arrivals.map_err(|source| Error::io("cannot accept connections of peers", source))?
-        {
-            let Some(hello) = arrival.hello else { continue };
-            let opening = peers.get_mut(&hello.rank);
-            match opening.and_then(|opening| opening.place(stream_of(hello.channel)?)) {
-                Some(place @ None) => *place = Some(PeerStream(arrival.stream)),
-                _ => tracing::warn!(
-                    rank = hello.rank,
-                    channel = ?hello.channel,
-                    "turned a connection away that is one too many, or came another way than agreed"
-                ),
-            }
-        }
-    }
 }

@@ -4,7 +4,7 @@ mod far;
 mod greeting;
 pub(crate) mod mesh;
 mod sockets;
-mod stream;
+pub(crate) mod stream;
 mod waker;
 
 pub(crate) use far::{Far, Lingering};

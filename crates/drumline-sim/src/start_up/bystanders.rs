@@ -3,7 +3,10 @@
 use drumline_store::store::tcp::protocol::{Key, MAGIC, Request, Value};
 use fastrand::Rng;
 
-use super::script::{Action, Bytes, Script, Want, moment};
+use super::{
+    action::{Action, Bytes, Want},
+    script::{Script, moment},
+};
 use crate::{network::LinkQuality, scenario::Scenario, time::TIMEOUT};
 
 /// A program that makes any calls. It may die in the middle of one.
@@ -30,7 +33,6 @@ pub(super) fn workers(rng: &mut Rng, job: &Scenario) -> Vec<Script> {
     let take = Action::Wait {
         keys: vec![Bytes(tasks.0.to_vec())],
         wants: Want::Item,
-        expected: None,
         // With the shorter one, items arrive just when workers give up.
         patience: if rng.bool() { patience } else { 10 * patience },
     };
@@ -97,7 +99,7 @@ fn call(rng: &mut Rng) -> Action {
                 (1, 1) => Want::Item,
                 _ => Want::Values,
             };
-            Action::Wait { keys, wants, expected: None, patience }
+            Action::Wait { keys, wants, patience }
         }
         4 => Action::ask(&[wait(rng)], patience),
         5 => Action::ask(&[wait(rng), Request::CancelWait()], TIMEOUT),

@@ -11,8 +11,10 @@ use std::{
 use drumline_store::store::tcp::protocol::{ASK_EXTENSIONS, EXTENSIONS, Key, MAGIC, Request};
 
 use super::{
+    action::{Action, Bytes, ReplyFormat},
     connection::ClientConnection,
-    script::{Action, Bytes, ReplyFormat, Script},
+    rank::{Ended, Kept, Outcome, RankPlan, RunningRank},
+    script::{Program, Script},
     shared_state::SharedState,
     waiting::{ANSWER_PATIENCE, WaitProgress, Waiting},
 };
@@ -27,14 +29,28 @@ const NONCE: u32 = 0x0bad_cafe;
 pub(super) struct Client<'p> {
     pub(super) process: usize,
     pub(super) script: &'p Script,
-    /// Number of actions that have begun.
-    at: usize,
+    upcoming: Upcoming<'p>,
+    /// The action that is next, or under way.
+    action: Option<&'p Action>,
+    /// Whether it has begun.
+    has_begun: bool,
     connection: Option<ClientConnection>,
     activity: ClientActivity<'p>,
-    /// The outcomes of the actions that have ended.
-    pub(super) outcomes: Vec<ActionOutcome>,
+    /// The actions that have ended, and how.
+    pub(super) outcomes: Vec<(&'p Action, ActionOutcome)>,
+    /// What the action has got.
+    got: Ended,
     switch: Arc<AtomicU64>,
     pub(super) ended: bool,
+}
+
+/// Where the next action comes from.
+#[derive(Debug)]
+enum Upcoming<'p> {
+    Actions(std::slice::Iter<'p, Action>),
+    Rank(RunningRank<'p>),
+    /// A rank that has not begun.
+    Later(&'p RankPlan, &'p Kept),
 }
 
 #[derive(Debug)]
@@ -57,6 +73,12 @@ enum ClientActivity<'p> {
         until: Nanos,
     },
     Lingering {
+        until: Nanos,
+    },
+    Dialling {
+        until: Nanos,
+    },
+    Accepting {
         until: Nanos,
     },
 }
@@ -93,10 +115,13 @@ impl<'p> Client<'p> {
         Client {
             process,
             script,
-            at: 0,
+            upcoming: Upcoming::new(&script.program),
+            action: None,
+            has_begun: false,
             connection: None,
             activity: ClientActivity::Next,
             outcomes: Vec::new(),
+            got: Ended::Got(Vec::new()),
             switch: Arc::default(),
             ended: false,
         }
@@ -108,10 +133,9 @@ impl<'p> Client<'p> {
     }
 
     /// Ends the process. As the kernel does, this closes what the process leaves open.
-    pub(super) fn die(&mut self) {
+    pub(super) fn die(&mut self, shared: &mut SharedState) {
         self.switch.store(1, Ordering::Relaxed);
-        self.connection = None;
-        self.ended = true;
+        self.end(shared);
     }
 
     /// Does what can be done now. Returns when the next step is due even if nothing arrives until
@@ -124,9 +148,7 @@ impl<'p> Client<'p> {
             let broken = self.pump(shared);
             let progress = match self.go_on(shared)? {
                 // A client in a pause notices with its next action.
-                ClientProgress::Sleep(_)
-                    if broken && !matches!(self.activity, ClientActivity::Pausing(_)) =>
-                {
+                ClientProgress::Sleep(_) if broken && !self.is_apart() => {
                     ClientProgress::Over(self.lost())
                 }
                 progress => progress,
@@ -136,6 +158,20 @@ impl<'p> Client<'p> {
                 ClientProgress::More => {}
                 ClientProgress::Over(outcome) => self.conclude(outcome, shared),
             }
+        }
+    }
+
+    /// Whether its activity needs no store.
+    fn is_apart(&self) -> bool {
+        use ClientActivity::{Accepting, Dialling, Pausing};
+        matches!(self.activity, Pausing(_) | Dialling { .. } | Accepting { .. })
+    }
+
+    /// How the start-up of a rank ended.
+    pub(super) fn result(&self) -> Option<&Outcome> {
+        match &self.upcoming {
+            Upcoming::Rank(rank) => rank.result.as_ref(),
+            Upcoming::Actions(_) | Upcoming::Later(..) => None,
         }
     }
 
@@ -150,13 +186,35 @@ impl<'p> Client<'p> {
             self.connection = None; // it may stand in the middle of a reply
         }
         let failed = outcome != ActionOutcome::Done;
-        self.outcomes.push(outcome);
-        self.at = self.outcomes.len();
+        let ended = match (&outcome, std::mem::replace(&mut self.got, Ended::Got(Vec::new()))) {
+            (ActionOutcome::Done, got) => got,
+            (ActionOutcome::Missing(keys), _) => Ended::Missing(keys.clone()),
+            (lost, _) => Ended::Lost(format!("{lost:?}")),
+        };
+        self.outcomes.extend(self.action.map(|action| (action, outcome)));
         let thinks = shared.rng.u64(0..4_000).saturating_sub(2_000);
         self.activity = ClientActivity::Pausing(shared.now() + thinks);
-        if (failed && !self.script.persists) || self.outcomes.len() == self.script.actions.len() {
-            self.connection = None;
-            self.ended = true;
+        self.has_begun = false;
+        let network = shared.network.clone();
+        self.action = match &mut self.upcoming {
+            Upcoming::Actions(_) if failed && !self.script.persists => None,
+            Upcoming::Actions(actions) => actions.next(),
+            Upcoming::Rank(rank) => rank.next(ended, network.instant(), &|at| network.nanos(at)),
+            Upcoming::Later(..) => None,
+        };
+        if self.action.is_none() {
+            self.end(shared);
+        }
+    }
+
+    fn end(&mut self, shared: &mut SharedState) {
+        self.connection = None;
+        self.ended = true;
+        if let Program::Rank(plan, _) = &self.script.program {
+            if let Some(Err(failure)) = self.result() {
+                shared.note(|| format!("{}: {failure:?}", self.script.name));
+            }
+            shared.sockets.close(plan.rank, shared.network.now());
         }
     }
 
@@ -173,9 +231,33 @@ impl<'p> Client<'p> {
             (ClientActivity::Pausing(until), _) if now < *until => {
                 Ok(ClientProgress::Sleep(*until))
             }
+            (ClientActivity::Pausing(_), _) if self.has_begun => {
+                Ok(ClientProgress::Over(ActionOutcome::Done))
+            }
             (ClientActivity::Pausing(_), _) => {
                 self.activity = ClientActivity::Next;
                 Ok(ClientProgress::More)
+            }
+            (ClientActivity::Dialling { until }, _) => {
+                let Some(Action::Dial { from, to, .. }) = self.action else {
+                    return Err("calls a rank without being told".to_owned());
+                };
+                match shared.sockets.dialled(*from, *to) {
+                    None if now < *until => return Ok(ClientProgress::Sleep(*until)),
+                    ended => self.got = Ended::Dialled(ended == Some(true)),
+                }
+                Ok(ClientProgress::Over(ActionOutcome::Done))
+            }
+            (ClientActivity::Accepting { until }, _) => {
+                let Some(Action::Accept { rank, .. }) = self.action else {
+                    return Err("lets ranks in without being told".to_owned());
+                };
+                let came = shared.sockets.admit(*rank, now);
+                if came.is_empty() && now < *until {
+                    return Ok(ClientProgress::Sleep(*until));
+                }
+                self.got = Ended::Came(came);
+                Ok(ClientProgress::Over(ActionOutcome::Done))
             }
             (_, None) => Ok(ClientProgress::Over(ActionOutcome::NoStore)),
             (ClientActivity::Greeting { until }, Some(connection)) => {
@@ -198,7 +280,7 @@ impl<'p> Client<'p> {
                 }
                 connection.check_silence()?;
                 let got = std::mem::take(got);
-                self.end_with(&got)
+                Ok(self.end_with(got))
             }
             (ClientActivity::Waiting(waiting), Some(connection)) => {
                 match waiting.go_on(connection, now)? {
@@ -208,7 +290,7 @@ impl<'p> Client<'p> {
                     WaitProgress::Missing(keys) => {
                         Ok(ClientProgress::Over(ActionOutcome::Missing(keys)))
                     }
-                    WaitProgress::Got(got) => self.end_with(&got),
+                    WaitProgress::Got(got) => Ok(self.end_with(got)),
                     WaitProgress::Ask(request) => {
                         let replies = ReplyFormat::of(&request).into_iter().collect();
                         connection.say(&[request]);
@@ -219,7 +301,7 @@ impl<'p> Client<'p> {
                 }
             }
             (ClientActivity::Joining { asks_at, until }, Some(connection)) => {
-                let Action::Join { key, all, looks, .. } = &self.script.actions[self.at - 1] else {
+                let Some(Action::Join { key, all, looks, .. }) = self.action else {
                     return Err("joins without being told".to_owned());
                 };
                 match asks_at {
@@ -258,24 +340,40 @@ impl<'p> Client<'p> {
     /// Begins the next action, on a new connection if there is none.
     fn begin(&mut self, shared: &mut SharedState) -> ClientProgress {
         let now = shared.now();
-        let Some(action) = self.script.actions.get(self.at) else {
-            self.connection = None;
-            self.ended = true;
+        if let Upcoming::Later(plan, kept) = self.upcoming {
+            let network = shared.network.clone();
+            let mut rank = RunningRank::new(plan, kept, network.instant());
+            self.action = rank.begin(network.instant(), &|at| network.nanos(at));
+            self.upcoming = Upcoming::Rank(rank);
+        } else if self.outcomes.is_empty()
+            && let Upcoming::Actions(actions) = &mut self.upcoming
+            && self.action.is_none()
+        {
+            self.action = actions.next();
+        }
+        let Some(action) = self.action else {
+            self.end(shared);
             return ClientProgress::Sleep(now);
         };
-        let Some(connection) =
-            self.connection.as_mut().filter(|_| !matches!(action, Action::Pause(_)))
-        else {
-            if let Action::Pause(time) = action {
-                self.at += 1;
-                self.outcomes.push(ActionOutcome::Done);
-                self.activity = ClientActivity::Pausing(now + time);
-                return ClientProgress::More;
+        let apart = match action {
+            Action::Pause(time) => Some(ClientActivity::Pausing(now + time)),
+            Action::Dial { from, to, channel, patience } => {
+                let at = now + shared.rng.u64(1_000..50_000);
+                shared.sockets.dial(*from, *to, *channel, at);
+                Some(ClientActivity::Dialling { until: now + patience })
             }
+            Action::Accept { until, .. } => Some(ClientActivity::Accepting { until: *until }),
+            _ => None,
+        };
+        if let Some(activity) = apart {
+            self.has_begun = true;
+            self.activity = activity;
+            return ClientProgress::More;
+        }
+        let Some(connection) = self.connection.as_mut() else {
             let Some((transcript, stream)) =
                 shared.dial(self.process, &self.switch, self.script.quality)
             else {
-                self.at += 1;
                 return ClientProgress::Over(ActionOutcome::NoStore);
             };
             let mut connection = ClientConnection::new(transcript, stream);
@@ -291,9 +389,11 @@ impl<'p> Client<'p> {
             self.connection = Some(connection);
             return ClientProgress::More;
         };
-        self.at += 1;
+        self.has_begun = true;
         self.activity = match action {
-            Action::Pause(time) => ClientActivity::Pausing(now + time),
+            Action::Pause(_) | Action::Dial { .. } | Action::Accept { .. } => {
+                unreachable!("it has begun")
+            }
             Action::Ask { requests, replies, patience, .. } => {
                 connection.shout(&requests.0);
                 let replies = replies.iter().copied().collect();
@@ -321,7 +421,7 @@ impl<'p> Client<'p> {
             Action::Die { bytes } => {
                 connection.shout(&bytes.0);
                 self.pump(shared);
-                self.die();
+                self.die(shared);
                 return ClientProgress::Over(ActionOutcome::Done);
             }
         };
@@ -329,14 +429,17 @@ impl<'p> Client<'p> {
     }
 
     /// The action has ended and has got these bytes.
-    fn end_with(&self, got: &[u8]) -> Result<ClientProgress, String> {
-        let expected = match &self.script.actions[self.at - 1] {
-            Action::Ask { expected, .. } | Action::Wait { expected, .. } => expected.as_ref(),
-            _ => None,
-        };
-        match expected.filter(|expected| expected.0 != got) {
-            None => Ok(ClientProgress::Over(ActionOutcome::Done)),
-            Some(expected) => Err(format!("got {}, not {expected:?}", got.escape_ascii())),
+    fn end_with(&mut self, got: Vec<u8>) -> ClientProgress {
+        self.got = Ended::Got(got);
+        ClientProgress::Over(ActionOutcome::Done)
+    }
+}
+
+impl<'p> Upcoming<'p> {
+    fn new(program: &'p Program) -> Upcoming<'p> {
+        match program {
+            Program::Actions(actions) => Upcoming::Actions(actions.iter()),
+            Program::Rank(plan, kept) => Upcoming::Later(plan, kept),
         }
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use drumline_store::store::tcp::protocol::Request;
 
-use super::{script::ReplyFormat, shared_state::Transcript};
+use super::{action::ReplyFormat, shared_state::Transcript};
 use crate::network::SimStream;
 
 /// An open connection.

@@ -1,7 +1,7 @@
 //! The start-up of a job: ranks meet through a store, on virtual time, before their groups begin.
 //!
-//! The store's real server runs here, and the real client's way to wait. Ranks send the requests of
-//! `rendezvous` and `ProcessGroup::connect`. Other programs use the store beside them: they make
+//! The store's real server runs here, the real client's way to wait, and the code by which real ranks
+//! start up (`drumline_engine::start_up`). Other programs use the store beside them: they make
 //! any calls, die in the middle of one or lose their connections, and strangers send any bytes.
 //! Some start-ups fail because the store or a rank does. Then there is no job.
 //!
@@ -9,11 +9,13 @@
 //! every step it is compared with the bytes that the server writes, the connections that the server
 //! refuses and the data that the server keeps.
 
+mod action;
 mod bystanders;
 mod client;
 mod connection;
+mod mesh;
 mod model;
-mod rank_script;
+mod rank;
 mod scenario;
 mod script;
 mod shared_state;

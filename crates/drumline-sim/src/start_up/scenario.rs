@@ -4,7 +4,6 @@ use fastrand::Rng;
 
 use super::{
     bystanders,
-    rank_script::rank_script,
     script::{Script, moment},
 };
 use crate::{
@@ -39,7 +38,7 @@ impl StartUpScenario {
     /// The start-up of `job` without other clients and without faults.
     pub(super) fn undisturbed(rng: &mut Rng, job: &Scenario) -> StartUpScenario {
         let ranks = job.world_size;
-        let scripts = (0..ranks).map(|rank| rank_script(rng, job, rank)).collect();
+        let scripts = (0..ranks).map(|rank| Script::of_rank(rng, job, rank)).collect();
         StartUpScenario { scripts, ranks, fault: None, cuts: Vec::new(), store_stops: None }
     }
 
@@ -51,7 +50,7 @@ impl StartUpScenario {
             17.. if rng.u8(0..16) > 0 => 0,
             ranks => ranks,
         };
-        let mut scripts: Vec<_> = (0..ranks).map(|rank| rank_script(rng, job, rank)).collect();
+        let mut scripts: Vec<_> = (0..ranks).map(|rank| Script::of_rank(rng, job, rank)).collect();
         let mut cuts = Vec::new();
         for number in 0..rng.usize(0..=3) {
             if rng.u8(0..5) == 0 {

@@ -4,6 +4,7 @@ use std::sync::{Arc, atomic::AtomicU64};
 
 use fastrand::Rng;
 
+use super::mesh::Sockets;
 use crate::{
     network::{LinkQuality, Network, SharedPipe, SimStream, connect},
     time::Nanos,
@@ -22,6 +23,8 @@ pub(super) struct SharedState {
     /// Whether the store takes connections.
     pub(super) store_answers: bool,
     pub(super) store_killed: Arc<AtomicU64>,
+    /// The ranks' own, beside the store.
+    pub(super) sockets: Sockets,
     /// By process.
     pub(super) names: Vec<String>,
 }

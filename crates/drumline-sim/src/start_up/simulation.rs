@@ -2,16 +2,20 @@
 
 use std::{
     cmp::Reverse,
-    collections::BinaryHeap,
+    collections::{BTreeSet, BinaryHeap},
     sync::{Arc, atomic::AtomicU64},
 };
 
+use drumline_engine::start_up::Failure;
 use fastrand::Rng;
 
 use super::{
+    action::Action,
     client::{ActionOutcome, Client},
+    mesh::Sockets,
+    rank::Outcome,
     scenario::{StartUpFault, StartUpScenario},
-    script::{Action, Bytes},
+    script::Program,
     shared_state::{STORE, SharedState},
     store_process::StoreProcess,
 };
@@ -79,6 +83,7 @@ impl<'p> StartUpSimulation<'p> {
             dials: Vec::new(),
             store_answers: true,
             store_killed: Arc::new(AtomicU64::new(0)),
+            sockets: Sockets::default(),
             names: std::iter::once("the store".to_owned()).chain(names).collect(),
         };
         let clients = scenario.scripts.iter().enumerate();
@@ -143,7 +148,9 @@ impl<'p> StartUpSimulation<'p> {
                     }
                 }
             }
-            for (at, process) in self.shared.network.take_wakes() {
+            let ranks = std::mem::take(&mut self.shared.sockets.wakes).into_iter();
+            let ranks = ranks.map(|(at, rank)| (at, rank + 1));
+            for (at, process) in self.shared.network.take_wakes().into_iter().chain(ranks) {
                 self.schedule(at, StartUpEvent::Step(process));
             }
         }
@@ -236,7 +243,7 @@ impl<'p> StartUpSimulation<'p> {
                 }
                 self.store.end();
             }
-            StartUpFault::RankCrash(rank) => self.clients[rank].die(),
+            StartUpFault::RankCrash(rank) => self.clients[rank].die(&mut self.shared),
             StartUpFault::RankCut(rank) => self.cut(rank),
         }
     }
@@ -247,12 +254,13 @@ impl<'p> StartUpSimulation<'p> {
             transcript.check().map_err(|bad| format!("{}: {bad}", self.shared.whose(number)))?;
         }
         for client in &self.clients {
-            for (action, outcome) in client.script.actions.iter().zip(&client.outcomes) {
+            for (action, outcome) in &client.outcomes {
                 self.check_outcome(client, action, outcome).map_err(|bad| {
                     format!("{}: {bad}: {action:?} gave {outcome:?}", client.script.name)
                 })?;
             }
         }
+        self.check_ranks()?;
         match self.store.ended {
             true => Ok(()),
             false => self.store.check_at_end(&mut self.shared),
@@ -268,12 +276,8 @@ impl<'p> StartUpSimulation<'p> {
         let store_failed =
             matches!(self.struck, Some(StartUpFault::StoreCrash | StartUpFault::StoreSilent(_)));
         let is_rank = client.process <= self.scenario.ranks;
-        if is_rank && *outcome != ActionOutcome::Done && self.struck.is_none() {
-            return Err("an error although nothing is wrong".to_owned());
-        }
         let may_be = match outcome {
             ActionOutcome::Done => true,
-            ActionOutcome::Missing(keys) if is_rank => keys.iter().all(|key| self.is_missing(key)),
             ActionOutcome::Missing(keys) => {
                 let Action::Wait { keys: asked, .. } = action else {
                     return Err("no wait".to_owned());
@@ -295,15 +299,55 @@ impl<'p> StartUpSimulation<'p> {
         }
     }
 
-    /// Whether a rank that failed should have set this key.
-    fn is_missing(&self, key: &Bytes) -> bool {
-        let name = String::from_utf8_lossy(&key.0);
-        let name = name.rsplit('/').next().unwrap_or_default();
-        // Rank 0 sets the keys that have no number.
-        let rank = name.parse::<usize>().unwrap_or(0);
-        self.clients.get(rank).is_some_and(|client| {
-            let all = client.outcomes.len() == client.script.actions.len();
-            !all || client.outcomes.iter().any(|outcome| *outcome != ActionOutcome::Done)
-        })
+    /// Checks what every rank has come to know, or whom it blames.
+    fn check_ranks(&self) -> Result<(), String> {
+        let results = self.clients[..self.scenario.ranks].iter();
+        let joined = |result: &Option<&Outcome>| match result {
+            Some(Ok(joined)) => Some(joined.secret.clone()),
+            _ => None,
+        };
+        let results: Vec<Option<&Outcome>> = results.map(Client::result).collect();
+        let host_waits = matches!(results.first(), Some(Some(Err(Failure::Outside(_)))));
+        let secret = results.iter().find_map(joined).unwrap_or_default();
+        for (client, result) in self.clients.iter().zip(results) {
+            let Program::Rank(plan, _) = &client.script.program else { continue };
+            let right = match (result, self.struck) {
+                (Some(Ok(joined)), _) => plan.check(joined, &secret),
+                (Some(Err(failure)), None) => {
+                    Err(format!("fails although nothing is wrong: {failure:?}"))
+                }
+                (None, Some(StartUpFault::RankCrash(victim))) if victim == plan.rank => Ok(()),
+                (None, _) => Err("neither starts up nor fails".to_owned()),
+                (Some(Err(Failure::Outside(_))), _) => Ok(()),
+                (Some(Err(Failure::Connect(problem))), Some(fault)) => {
+                    check_blame(problem, fault, host_waits)
+                }
+            };
+            right.map_err(|bad| format!("{}: {bad}", client.script.name))?;
+        }
+        Ok(())
+    }
+}
+
+/// Checks that an error blames the rank that a fault has struck, and no other. If the host of the store
+/// waits for that rank to join the job, it has not come to the group either.
+fn check_blame(problem: &str, fault: StartUpFault, host_waits: bool) -> Result<(), String> {
+    let (StartUpFault::RankCrash(victim) | StartUpFault::RankCut(victim)) = fault else {
+        return Ok(());
+    };
+    // A rank that hears of a failure passes on whom the other one blames.
+    let blamed = problem.rsplit("it has failed: ").next().unwrap_or(problem);
+    let named = blamed
+        .split("rank ")
+        .skip(1)
+        .filter_map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next()?.parse::<usize>().ok());
+    // `rank(s) [1, 2] did not connect in time`
+    let list = blamed.split_once("rank(s) [").and_then(|(_, rest)| rest.split_once(']'));
+    let listed = list.map_or("", |(list, _)| list).split(", ").filter_map(|it| it.parse().ok());
+    let blamed: BTreeSet<usize> = named.chain(listed).collect();
+    let may_blame = |rank: &usize| *rank == victim || (*rank == 0 && host_waits);
+    match blamed.contains(&victim) && blamed.iter().all(may_blame) {
+        true => Ok(()),
+        false => Err(format!("blames {blamed:?}, not {victim}: {problem}")),
     }
 }

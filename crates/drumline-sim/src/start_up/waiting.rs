@@ -9,8 +9,8 @@ use drumline_store::store::tcp::{
 };
 
 use super::{
+    action::{Bytes, ReplyFormat, Want},
     connection::ClientConnection,
-    script::{Bytes, ReplyFormat, Want},
 };
 use crate::time::{Nanos, SECOND};
 

@@ -1,45 +1,31 @@
-use std::{fmt, fs};
+//! What a rank says of its place, and which ranks are near by that.
 
-use drumline_store::auth::Nonce;
-use rustix::process::geteuid;
-
-use crate::Result;
+use std::fmt;
 
 /// What a rank tells the others of its place, as text in the store:
-/// `2 BOOT-ID NETWORK UID UNIX-NAME`, with `-` for no name.
+/// `3 BOOT-ID NETWORK UID UNIX-NAME`, with `-` for no name.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Card {
+pub struct Card {
     /// The machine, since its last boot.
-    boot: String,
+    pub boot: String,
     /// The network namespace: what abstract Unix sockets and loopback are local to.
-    network: String,
-    uid: u32,
+    pub network: String,
+    /// The user.
+    pub uid: u32,
     /// The abstract Unix socket that it listens on, if it wants to be reached that way.
-    pub(super) unix: Option<String>,
+    pub unix: Option<String>,
 }
 
 const VERSION: &str = "3";
 const NO_NAME: &str = "-";
 
 impl Card {
-    pub(super) fn of_this_process(unix: Option<String>) -> Result<Card> {
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
-        let network = fs::read_link("/proc/self/ns/net");
-        let (boot, network) = match (boot, network) {
-            (Ok(boot), Ok(network)) => {
-                (boot.trim().to_owned(), network.to_string_lossy().into_owned())
-            }
-            // Without them nobody is known to be near: everybody is reached over TCP.
-            (boot, network) => {
-                tracing::warn!(?boot, ?network, "/proc does not say which host this is");
-                let Nonce(unlike_any) = Nonce::random()?;
-                (format!("unknown-{:02x?}", &unlike_any[..8]).replace(' ', ""), "-".to_owned())
-            }
-        };
-        Ok(Card { boot, network, uid: geteuid().as_raw(), unix })
-    }
-
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Card, String> {
+    /// Reads a card.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with the rank that has left it.
+    pub fn parse(bytes: &[u8]) -> Result<Card, String> {
         let text = String::from_utf8_lossy(bytes);
         let fields: Vec<&str> = text.split(' ').collect();
         let card = match fields[..] {
@@ -61,13 +47,13 @@ impl Card {
     }
 
     /// Whether both are on one host and share its network.
-    pub(super) fn is_same_network(&self, other: &Card) -> bool {
+    pub fn is_same_network(&self, other: &Card) -> bool {
         (&self.boot, &self.network) == (&other.boot, &other.network)
     }
 
     /// Whether the two reach, and may trust, each other over Unix sockets. It is the same seen
     /// from either side.
-    pub(super) fn is_near(&self, other: &Card) -> bool {
+    pub fn is_near(&self, other: &Card) -> bool {
         let both_listen = self.unix.is_some() && other.unix.is_some();
         both_listen && self.is_same_network(other) && self.uid == other.uid
     }
@@ -86,7 +72,8 @@ mod tests {
     use super::*;
 
     fn card() -> Card {
-        Card::of_this_process(Some("drumline-mesh-1".to_owned())).unwrap()
+        let [boot, network] = ["0f-2a", "net:[4026531840]"].map(str::to_owned);
+        Card { boot, network, uid: 1000, unix: Some("drumline-mesh-1".to_owned()) }
     }
 
     #[test]

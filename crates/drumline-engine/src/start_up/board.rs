@@ -1,0 +1,319 @@
+//! What the ranks of one life of a group tell each other, subject by subject.
+//!
+//! ```text
+//! rank r                                   rank 0
+//! card/r = its word ─────────────────────▶ waits for all words
+//! waits for card/all ◀──────────────────── the words of all, as one value
+//! takes its word back
+//! ```
+//!
+//! Nobody but rank 0 waits for more than one key. A rank that fails leaves its error in the place of
+//! the words of all, and so ends the waits of the others.
+
+use std::time::{Duration, Instant};
+
+use drumline_schedule::step::Rank;
+
+use super::{
+    failure::Failure,
+    steps::{Desk, Outside},
+    store::record,
+};
+use crate::{membership::Membership, recorder::Recorder};
+
+/// What the ranks of one life of a group tell each other. Every rank has one word on each subject.
+#[derive(Clone, Debug)]
+pub struct Board {
+    /// Of this life, unlike any other.
+    prefix: String,
+    /// For errors.
+    member: Membership,
+    deadline: Instant,
+    recorder: Recorder,
+}
+
+/// What ranks tell each other about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Subject {
+    /// Which host it is on.
+    Card,
+    /// Where it listens for ranks of other hosts.
+    Address,
+    /// Whether it has memory to share.
+    Segment,
+    /// With whom it shares memory, and by which prices it chooses.
+    Host,
+    /// What rank 0 has measured.
+    Prices,
+}
+
+impl Subject {
+    const ALL: [Subject; 5] =
+        [Subject::Card, Subject::Address, Subject::Segment, Subject::Host, Subject::Prices];
+
+    const LAST: Subject = Subject::Prices;
+
+    fn name(self) -> &'static str {
+        match self {
+            Subject::Card => "card",
+            Subject::Address => "address",
+            Subject::Segment => "segment",
+            Subject::Host => "host",
+            Subject::Prices => "prices",
+        }
+    }
+}
+
+/// How a roll begins that has the words of all, and one that has an error in their place.
+const COMPLETE: u8 = b'+';
+const FAILED: u8 = b'-';
+
+/// How often rank 0 looks whether one of those has failed for whom it waits.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// The most ranks that an error names.
+pub(super) const RANKS_NAMED_MAX: usize = 32;
+
+/// How much of an error is told to others.
+const FAILURE_CHARS_MAX: usize = 1000;
+
+impl Board {
+    /// The board of the life that is called `life`.
+    pub fn new(member: &Membership, life: &str, deadline: Instant, recorder: &Recorder) -> Board {
+        Board {
+            prefix: format!("drumline/{}/{life}", member.name),
+            member: member.clone(),
+            deadline,
+            recorder: recorder.clone(),
+        }
+    }
+
+    /// What the keys of this life begin with.
+    pub fn prefix(&self) -> &str {
+        &self.prefix
+    }
+
+    /// The rank that looks at the board.
+    pub fn member(&self) -> &Membership {
+        &self.member
+    }
+
+    /// When this rank gives up.
+    pub fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    /// Says `word` on `subject`, and returns what all ranks say, by rank. All must come to it.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::Connect`] when a rank has failed, with its error, or tells nothing in time.
+    pub async fn all_gather<W: Outside>(
+        &self,
+        desk: &Desk<W>,
+        subject: Subject,
+        word: &[u8],
+    ) -> Result<Vec<Vec<u8>>, Failure<W::Error>> {
+        let Membership { rank, world_size, .. } = self.member;
+        if world_size == 1 {
+            return Ok(vec![word.to_vec()]);
+        }
+        if rank == 0 {
+            return self.call_roll(desk, subject, word).await;
+        }
+        let own = self.word_key(subject, rank);
+        desk.set(&own, word).await?;
+        let all = self.hear_roll(desk, subject).await?;
+        // Rank 0 has seen it.
+        desk.take_back([own]).await;
+        Ok(all)
+    }
+
+    /// Rank 0 waits for the words of all others.
+    async fn call_roll<W: Outside>(
+        &self,
+        desk: &Desk<W>,
+        subject: Subject,
+        own: &[u8],
+    ) -> Result<Vec<Vec<u8>>, Failure<W::Error>> {
+        let keys: Vec<String> =
+            (1..self.member.world_size).map(|rank| self.word_key(subject, rank)).collect();
+        let open = record(&self.recorder, &[self.roll_key(subject)]);
+        loop {
+            let left = desk.left_until(self.deadline);
+            let missing = desk.wait(keys.clone(), left.min(LOOK_EVERY)).await?;
+            if missing.is_empty() {
+                break;
+            }
+            // A rank that has failed says nothing any more.
+            match left > LOOK_EVERY {
+                true => self.check(desk).await?,
+                false => return Err(self.name_the_silent(desk, subject).await),
+            }
+        }
+        drop(open);
+        let words = desk.get_all(keys).await?;
+        let all: Vec<Vec<u8>> = [own.to_vec()].into_iter().chain(words).collect();
+        let roll = desk.compare_set(&self.roll_key(subject), b"", &encode(&all)).await?;
+        self.decode(&roll)
+    }
+
+    async fn hear_roll<W: Outside>(
+        &self,
+        desk: &Desk<W>,
+        subject: Subject,
+    ) -> Result<Vec<Vec<u8>>, Failure<W::Error>> {
+        let key = self.roll_key(subject);
+        let _open = record(&self.recorder, std::slice::from_ref(&key));
+        match desk.wait(vec![key.clone()], desk.left_until(self.deadline)).await?.is_empty() {
+            true => self.decode(&desk.get(&key).await?),
+            false => Err(self.name_the_silent(desk, subject).await),
+        }
+    }
+
+    /// Looks whether some rank has failed, without waiting for anybody.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::Connect`], with that rank's error.
+    pub async fn check<W: Outside>(&self, desk: &Desk<W>) -> Result<(), Failure<W::Error>> {
+        // One that has failed has left its error on every subject.
+        let key = self.roll_key(Subject::LAST);
+        match desk.check(&key).await? {
+            true => self.decode(&desk.get(&key).await?).map(drop),
+            false => Ok(()),
+        }
+    }
+
+    /// This rank could not be connected, with this error: nobody is to wait for it.
+    pub async fn fail<W: Outside>(&self, desk: &Desk<W>, error: &str) {
+        self.fail_for(desk, 1, error).await;
+    }
+
+    /// The same, for so many ranks.
+    pub(super) async fn fail_for<W: Outside>(&self, desk: &Desk<W>, ranks: usize, error: &str) {
+        let rank = (self.member.rank as u32).to_le_bytes();
+        let text: String = error.chars().take(FAILURE_CHARS_MAX).collect();
+        let roll = [&[FAILED], &rank[..], text.as_bytes()].concat();
+        for subject in Subject::ALL {
+            if let Err(error) = desk.compare_set(&self.roll_key(subject), b"", &roll).await {
+                // The others lose the store as well.
+                tracing::debug!(%error, "cannot tell the others of a failure");
+                return;
+            }
+        }
+        self.leave_for(desk, ranks).await;
+    }
+
+    /// This rank has read all that it needs. The last one that says so wipes the board.
+    pub async fn leave<W: Outside>(&self, desk: &Desk<W>) {
+        self.leave_for(desk, 1).await;
+    }
+
+    async fn leave_for<W: Outside>(&self, desk: &Desk<W>, ranks: usize) {
+        let gone = self.gone_key();
+        match desk.add(&gone, ranks as i64).await {
+            Ok(count) if count == self.member.world_size as i64 => {
+                // Where somebody has failed, words are left that nobody has seen.
+                let failed = self.check(desk).await.is_err();
+                let ranks = if failed { 1..self.member.world_size } else { 0..0 };
+                let words = |subject| ranks.clone().map(move |rank| self.word_key(subject, rank));
+                let rolls = Subject::ALL.into_iter().map(|subject| self.roll_key(subject));
+                let words = Subject::ALL.into_iter().flat_map(words);
+                desk.take_back(words.chain(rolls).chain([gone])).await;
+            }
+            Ok(_) => {}
+            Err(error) => tracing::debug!(%error, "cannot leave the board in the store"),
+        }
+    }
+
+    /// Why there is no roll: some have said nothing, or rank 0 has called none.
+    async fn name_the_silent<W: Outside>(
+        &self,
+        desk: &Desk<W>,
+        subject: Subject,
+    ) -> Failure<W::Error> {
+        let Membership { rank, world_size, .. } = self.member;
+        let keys: Vec<String> = (1..world_size)
+            .filter(|other| *other != rank)
+            .map(|rank| self.word_key(subject, rank))
+            .collect();
+        let silent = match desk.wait(keys, Duration::ZERO).await {
+            Ok(keys) if !keys.is_empty() => {
+                let rank = |key: &String| key.rsplit('/').next()?.parse().ok();
+                keys.iter().filter_map(rank).take(RANKS_NAMED_MAX).collect()
+            }
+            _ => vec![0],
+        };
+        let silent: Vec<String> =
+            silent.into_iter().map(|rank| self.member.global.who(rank)).collect();
+        Failure::Connect(format!(
+            "{}: came, but told no {} in time; stopped or dead?",
+            silent.join(", "),
+            subject.name()
+        ))
+    }
+
+    /// The words of a roll.
+    ///
+    /// # Errors
+    ///
+    /// [`Failure::Connect`] with the error that it has in their place, or when it cannot be read.
+    pub fn decode<E>(&self, roll: &[u8]) -> Result<Vec<Vec<u8>>, Failure<E>> {
+        let words = match roll.split_first() {
+            Some((&COMPLETE, words)) => split(words),
+            Some((&FAILED, failure)) => match failure.split_first_chunk() {
+                Some((rank, text)) => {
+                    let text = String::from_utf8_lossy(text);
+                    let rank = u32::from_le_bytes(*rank) as Rank;
+                    return Err(Failure::by(&self.member, rank, &format!("it has failed: {text}")));
+                }
+                None => None,
+            },
+            _ => None,
+        };
+        words.filter(|words| words.len() == self.member.world_size).ok_or_else(|| {
+            Failure::by(
+                &self.member,
+                0,
+                "it left what this release cannot read; do all ranks run one?",
+            )
+        })
+    }
+
+    /// How many ranks have left or failed.
+    fn gone_key(&self) -> String {
+        format!("{}/gone", self.prefix)
+    }
+
+    fn word_key(&self, subject: Subject, rank: Rank) -> String {
+        format!("{}/{}/{rank}", self.prefix, subject.name())
+    }
+
+    /// Where all words are, or an error: whichever is there first.
+    fn roll_key(&self, subject: Subject) -> String {
+        format!("{}/{}/all", self.prefix, subject.name())
+    }
+}
+
+/// Each word behind its length.
+pub fn encode(words: &[Vec<u8>]) -> Vec<u8> {
+    let mut roll = vec![COMPLETE];
+    for word in words {
+        roll.extend((word.len() as u32).to_le_bytes());
+        roll.extend(word);
+    }
+    roll
+}
+
+/// What [`encode`] has put together, without its first byte.
+fn split(mut roll: &[u8]) -> Option<Vec<Vec<u8>>> {
+    let mut words = Vec::new();
+    while !roll.is_empty() {
+        let (length, rest) = roll.split_first_chunk()?;
+        let (word, rest) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+        words.push(word.to_vec());
+        roll = rest;
+    }
+    Some(words)
+}

@@ -1,0 +1,32 @@
+//! Why a rank could not be connected.
+
+use drumline_schedule::step::Rank;
+
+use crate::membership::Membership;
+
+/// Why a rank could not be connected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Failure<E> {
+    /// The store, a socket or memory failed.
+    Outside(E),
+    /// The ranks did not come together. The text names who is to blame.
+    Connect(String),
+}
+
+impl<E> Failure<E> {
+    /// A failure because of rank `peer`.
+    pub(super) fn by(member: &Membership, peer: Rank, problem: &str) -> Failure<E> {
+        Failure::Connect(format!("{}: {problem}", member.global.who(peer)))
+    }
+}
+
+impl<E> From<E> for Failure<E> {
+    fn from(error: E) -> Failure<E> {
+        Failure::Outside(error)
+    }
+}
+
+/// The text of [`Failure::Connect`] with the rank that it has befallen.
+pub(super) fn told(member: &Membership, problem: &str) -> String {
+    format!("group {:?}, rank {}: {problem}", member.name, member.rank)
+}

@@ -1,0 +1,134 @@
+//! How ranks find out which of them share memory.
+
+use drumline_schedule::{Topology, step::Rank};
+
+use super::{
+    board::{Board, Subject},
+    failure::Failure,
+    steps::{Answer, Ask, Desk, Outside},
+};
+
+/// What a rank wants to share, and by what it chooses.
+#[derive(Clone, Copy, Debug)]
+pub struct Offer<'a> {
+    /// The peers to which this rank can hand memory over.
+    pub near: &'a [Rank],
+    /// Whether it wants to.
+    pub wanted: bool,
+    /// The memory node that it is on.
+    pub node: Option<usize>,
+    /// How it protects connections to other hosts.
+    pub level: &'a str,
+    /// The prices by which it chooses algorithms.
+    pub prices: &'a str,
+}
+
+/// Shares memory with all ranks of this host, or with none of them: then they go on over sockets.
+/// Returns why no memory is shared, if none is, and where all ranks are. A rank that shares no memory
+/// counts as a host of its own. All ranks must protect connections alike and choose by the same
+/// prices.
+///
+/// # Errors
+///
+/// [`Failure::Connect`] when a rank has another level or other prices, fails or says nothing in time.
+pub async fn share<W: Outside>(
+    desk: &Desk<W>,
+    board: &Board,
+    offer: Offer<'_>,
+) -> Result<(Result<(), String>, Topology), Failure<W::Error>> {
+    let Offer { near, wanted, node, level, prices } = offer;
+    let member = board.member();
+    let made = match wanted {
+        true => memory(desk.ask(Ask::MakeMemory).await?),
+        false => Err("it is switched off".to_owned()),
+    };
+    // First everybody says whether it has a segment: a rank without one hands nothing over.
+    let word = made.as_ref().map_or_else(String::clone, |()| READY.to_owned());
+    let words = board.all_gather(desk, Subject::Segment, word.as_bytes()).await?;
+    let mut shared = made;
+    for rank in near {
+        let theirs = &words[*rank];
+        if theirs != READY.as_bytes() {
+            let theirs = String::from_utf8_lossy(theirs);
+            shared = shared.and_then(|()| Err(format!("rank {rank} has no segment: {theirs}")));
+        }
+    }
+    if shared.is_ok() {
+        shared = memory(desk.ask(Ask::MapMemory).await?);
+    }
+
+    // Then everybody says whether it has mapped the others. One failure is a failure of the host.
+    let host = near.iter().copied().chain([member.rank]).min().unwrap_or(member.rank);
+    let word = shared.as_ref().map_or_else(|_| "private".to_owned(), |()| host.to_string());
+    let node = node.map_or_else(|| "any".to_owned(), |node| node.to_string());
+    let word = format!("{word} {node} {level} {prices}");
+    let told = board.all_gather(desk, Subject::Host, word.as_bytes()).await?;
+    let told = told.into_iter().enumerate().map(|(rank, word)| {
+        let word = String::from_utf8_lossy(&word);
+        let mut words = word.splitn(4, ' ');
+        let mut number = || words.next()?.parse::<usize>().ok();
+        let place = (number(), number());
+        let theirs = words.next().unwrap_or_default();
+        if theirs != level {
+            return Err(Failure::by(member, rank, &other_level(theirs, level)));
+        }
+        match words.next().unwrap_or_default() {
+            theirs if theirs == prices => Ok(place),
+            theirs => Err(Failure::by(member, rank, &other_prices(theirs, prices))),
+        }
+    });
+    let told: Vec<(Option<Rank>, Option<usize>)> = told.collect::<Result<_, _>>()?;
+    let (told, nodes): (Vec<_>, Vec<_>) = told.into_iter().unzip();
+    let complete = near.iter().all(|rank| told[*rank] == Some(host));
+    let shared = shared.and_then(|()| match complete {
+        true => Ok(()),
+        false => Err("a neighbour could not map it".to_owned()),
+    });
+    if let (Err(reason), true) = (&shared, wanted) {
+        tracing::warn!(
+            group = member.name,
+            rank = member.rank,
+            reason,
+            "ranks of this host share no memory and talk over sockets"
+        );
+    }
+    // A host whose ranks do not all share falls apart, on all ranks alike.
+    let of_host = |host: Rank| told.iter().filter(move |word| **word == Some(host)).count();
+    let expected = |rank: Rank| match told[rank] {
+        Some(host) if of_host(host) > 1 => host,
+        _ => rank,
+    };
+    let topology = Topology::placed((0..member.world_size).map(expected));
+    Ok((shared, topology.with_nodes(nodes)))
+}
+
+const READY: &str = "ready";
+
+fn memory<S>(answer: Answer<S>) -> Result<(), String> {
+    match answer {
+        Answer::Memory(result) => result,
+        _ => unreachable!("the answer is not of the question's kind"),
+    }
+}
+
+/// What is wrong with the security level of a rank.
+fn other_level(theirs: &str, ours: &str) -> String {
+    format!(
+        "its security level is {theirs}, that of this rank {ours}: set DRUMLINE_SECURITY alike on all \
+         ranks"
+    )
+}
+
+/// What is wrong with the prices of a rank.
+fn other_prices(theirs: &str, ours: &str) -> String {
+    let what = |word: &str| match word {
+        "measured" => "those that are measured".to_owned(),
+        digest => format!("those with the digest {digest}"),
+    };
+    format!(
+        "it chooses algorithms by other prices than this rank: by {}, this rank by {}; set \
+         DRUMLINE_PRICES to the same on all ranks, and if it is a file, to the same contents",
+        what(theirs),
+        what(ours)
+    )
+}

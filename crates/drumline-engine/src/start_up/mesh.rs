@@ -1,0 +1,235 @@
+//! How a rank connects with the others of its host, and learns where the others listen.
+//!
+//! Each rank leaves a [`Card`] on the [`Board`]. Ranks of one host connect over Unix sockets: each calls every
+//! lower rank and is called by every higher one. The lowest accepts first, so no ring of ranks can
+//! wait for each other. Ranks of other hosts only tell where they listen: they call when they first need each
+//! other.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use drumline_schedule::step::Rank;
+
+use super::{
+    board::{Board, Subject},
+    card::Card,
+    failure::Failure,
+    steps::{Answer, Ask, Desk, Dialled, Outside},
+    store::word,
+};
+use crate::{
+    membership::Membership,
+    transport::{Bundle, Channel, Opening},
+};
+
+/// How a rank reaches its peers.
+#[derive(Debug)]
+pub struct Mesh<S> {
+    /// Those that are connected, in order of their ranks.
+    pub near: Vec<(Rank, Bundle<S>)>,
+    /// Where the others listen.
+    pub far: BTreeMap<Rank, Vec<SocketAddr>>,
+}
+
+/// Exchanges cards through `board`, connects with the peers of this host, and learns how to
+/// reach the others, each of which does the same. `streams` connections carry the data between hosts.
+///
+/// # Errors
+///
+/// [`Failure::Connect`] names who could not be reached, never came or was refused.
+pub async fn connect<W: Outside>(
+    desk: &Desk<W>,
+    board: &Board,
+    streams: usize,
+) -> Result<Mesh<W::Stream>, Failure<W::Error>> {
+    let member = board.member();
+    if member.world_size == 1 {
+        return Ok(Mesh { near: Vec::new(), far: BTreeMap::new() });
+    }
+    let own = word(desk.ask(Ask::Card).await?);
+    let cards = board.all_gather(desk, Subject::Card, &own).await?;
+    let parse = |(rank, text): (Rank, &Vec<u8>)| match Card::parse(text) {
+        Ok(card) => Ok((rank, card)),
+        Err(problem) => Err(Failure::by(member, rank, &problem)),
+    };
+    let (_, own) = parse((member.rank, &own))?;
+    let others = cards.iter().enumerate().filter(|(rank, _)| *rank != member.rank);
+    let cards = others.map(parse).collect::<Result<BTreeMap<_, _>, _>>()?;
+    let (near, far): (BTreeMap<Rank, Card>, BTreeMap<Rank, Card>) =
+        cards.into_iter().partition(|(_, card)| card.is_near(&own));
+    tracing::info!(
+        group = member.name,
+        rank = member.rank,
+        over_unix_sockets = ?near.keys().collect::<Vec<_>>(),
+        over_tcp = ?far.keys().collect::<Vec<_>>(),
+        "reaches its peers"
+    );
+    let far = match far.is_empty() {
+        true => BTreeMap::new(),
+        false => exchange_addresses(desk, board, &own, &far, streams).await?,
+    };
+    let near = match near.is_empty() {
+        true => Vec::new(),
+        false => connect_near(desk, board, &near).await?,
+    };
+    Ok(Mesh { near, far })
+}
+
+/// Tells ranks that are not near where this rank listens, and hears where they do.
+async fn exchange_addresses<W: Outside>(
+    desk: &Desk<W>,
+    board: &Board,
+    own: &Card,
+    far: &BTreeMap<Rank, Card>,
+    streams: usize,
+) -> Result<BTreeMap<Rank, Vec<SocketAddr>>, Failure<W::Error>> {
+    let elsewhere = far.iter().filter(|(_, card)| !card.is_same_network(own));
+    let elsewhere: Vec<Rank> = elsewhere.map(|(rank, _)| *rank).collect();
+    let addresses = word(desk.ask(Ask::Listen(elsewhere)).await?);
+    // First how many connections each makes of its data.
+    let own = [streams.to_string().as_bytes(), b" ", &addresses].concat();
+    let told = board.all_gather(desk, Subject::Address, &own).await?;
+    let parse = |rank: &Rank| {
+        let addresses = parse_addresses(board.member(), *rank, &told[*rank], streams)?;
+        Ok((*rank, addresses))
+    };
+    far.keys().map(parse).collect()
+}
+
+/// Where rank `rank` listens, by its word. This rank has `own` streams.
+///
+/// # Errors
+///
+/// [`Failure::Connect`] when the word is no address, or that rank has another number of streams.
+pub fn parse_addresses<E>(
+    member: &Membership,
+    rank: Rank,
+    text: &[u8],
+    own: usize,
+) -> Result<Vec<SocketAddr>, Failure<E>> {
+    let text = String::from_utf8_lossy(text);
+    let parse = || {
+        let (streams, addresses) = text.split_once(' ')?;
+        let addresses: Result<_, _> = addresses.split(' ').map(str::parse).collect();
+        Some((streams.parse::<usize>().ok()?, addresses.ok()?))
+    };
+    let Some((streams, addresses)) = parse() else {
+        let shown: String = text.chars().take(100).collect();
+        let problem = format!("it published {shown:?}, which is no address");
+        return Err(Failure::by(member, rank, &problem));
+    };
+    if streams != own {
+        let problem = format!(
+            "it sends data over {streams} connection(s), this rank over {own}: set \
+             DRUMLINE_STREAMS alike on all ranks"
+        );
+        return Err(Failure::by(member, rank, &problem));
+    }
+    Ok(addresses)
+}
+
+/// On a host nothing limits one connection but memory.
+const NEAR_STREAMS: usize = 1;
+
+/// The streams of peers that are being connected.
+type Openings<S> = BTreeMap<Rank, Opening<S>>;
+
+/// Connects with the peers of this host, which do the same.
+async fn connect_near<W: Outside>(
+    desk: &Desk<W>,
+    board: &Board,
+    near: &BTreeMap<Rank, Card>,
+) -> Result<Vec<(Rank, Bundle<W::Stream>)>, Failure<W::Error>> {
+    let mut peers: Openings<W::Stream> =
+        near.keys().map(|rank| (*rank, Opening::new(NEAR_STREAMS))).collect();
+    for (rank, opening) in peers.range_mut(..board.member().rank) {
+        let Some(name) = near.get(rank).and_then(|card| card.unix.as_deref()) else { continue };
+        for channel in Opening::<W::Stream>::channels(NEAR_STREAMS) {
+            if let Some(place) = opening.place(channel) {
+                *place = Some(call(desk, board.deadline(), *rank, name, channel).await?);
+            }
+        }
+    }
+    accept(desk, board, &mut peers).await?;
+    let near = |(rank, mut opening): (Rank, Opening<W::Stream>)| Some((rank, opening.take()?));
+    Ok(peers.into_iter().filter_map(near).collect())
+}
+
+/// How long a rank calls again that is hung up on: it may have been crowded out by strangers.
+const HUNG_UP_MAX: Duration = Duration::from_secs(10);
+
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Connects to rank `peer` at its Unix socket.
+async fn call<W: Outside>(
+    desk: &Desk<W>,
+    deadline: Instant,
+    peer: Rank,
+    name: &str,
+    channel: Channel,
+) -> Result<W::Stream, Failure<W::Error>> {
+    let give_up = deadline.min(desk.now() + HUNG_UP_MAX);
+    loop {
+        let call = desk.ask(Ask::Dial { peer, name: name.to_owned(), channel }).await?;
+        let Answer::Dialled(dialled) = call else { unreachable!("a call ends as calls do") };
+        let problem = match dialled {
+            Dialled::Open(stream) => return Ok(stream),
+            Dialled::HungUp(_) if desk.now() < give_up => {
+                desk.ask(Ask::Pause(PAUSE)).await?;
+                continue;
+            }
+            Dialled::Refused(reason) => format!("rank {peer} at unix:@{name}: {reason}"),
+            Dialled::HungUp(error) | Dialled::Failed(error) => format!(
+                "cannot connect to rank {peer} at unix:@{name}: {error}; has it exited, or does \
+                 a firewall stand between?"
+            ),
+        };
+        return Err(Failure::Connect(problem));
+    }
+}
+
+/// How often a rank that waits for others looks whether one has failed.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+/// Lets all connections of every higher rank of this host in.
+async fn accept<W: Outside>(
+    desk: &Desk<W>,
+    board: &Board,
+    peers: &mut Openings<W::Stream>,
+) -> Result<(), Failure<W::Error>> {
+    let deadline = board.deadline();
+    let mut next_look = desk.now() + LOOK_EVERY;
+    loop {
+        let incomplete = peers.iter().filter(|(_, opening)| !opening.is_complete());
+        let missing: Vec<Rank> = incomplete.map(|(rank, _)| *rank).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        if desk.now() >= deadline {
+            return Err(Failure::Connect(format!(
+                "rank(s) {missing:?} did not connect in time; are they started, and can they \
+                 reach this host?"
+            )));
+        }
+        if desk.now() >= next_look {
+            board.check(desk).await?;
+            next_look = desk.now() + LOOK_EVERY;
+        }
+        let Answer::Came(arrivals) = desk.ask(Ask::Accept(deadline.min(next_look))).await? else {
+            unreachable!("a wait for peers ends with those that have come")
+        };
+        for (rank, channel, stream) in arrivals {
+            match peers.get_mut(&rank).and_then(|opening| opening.place(channel)) {
+                Some(place @ None) => *place = Some(stream),
+                _ => tracing::warn!(
+                    rank,
+                    ?channel,
+                    "turned a connection away that is one too many, or came another way than agreed"
+                ),
+            }
+        }
+    }
+}

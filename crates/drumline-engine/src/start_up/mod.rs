@@ -1,0 +1,28 @@
+//! How a rank comes from "I know where the store is" to "the group is connected".
+//!
+//! Code here asks the store, and asks its process to call peers and to let them in. It performs
+//! nothing itself: [`Steps`] hands each question out and goes on with the answer. `drumline-group`
+//! answers with real stores and sockets, the simulator on virtual time.
+//!
+//! | module | what it decides |
+//! |---|---|
+//! | [`claim`] | whether a rank may join the job whose store it has found |
+//! | [`meet`] | which ranks are in this life of the group |
+//! | [`board`] | what all ranks say on a subject, and whose failure ends the others' waits |
+//! | [`mesh`] | which peers are near, whom a rank dials, whom it expects |
+//! | [`memory`] | which ranks share memory |
+
+pub mod board;
+pub mod card;
+pub mod claim;
+mod failure;
+pub mod meet;
+pub mod memory;
+pub mod mesh;
+pub mod steps;
+mod store;
+
+pub use self::{
+    failure::Failure,
+    steps::{Answer, Answered, Ask, Desk, Dialled, Outside, Step, Steps},
+};

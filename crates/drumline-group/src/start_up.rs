@@ -1,0 +1,76 @@
+//! Performs what the code of [`drumline_engine::start_up`] asks for: with a real store and sockets, on the
+//! thread that calls.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use drumline_engine::start_up::{Answer, Answered, Ask, Desk, Outside, Step, Steps};
+use drumline_store::{Error as StoreError, store::Store};
+
+use crate::{Error, transport::stream::PeerStream};
+
+/// This process, with its store and its sockets.
+#[derive(Debug)]
+pub(crate) struct Process;
+
+impl Outside for Process {
+    type Error = Error;
+    type Stream = PeerStream;
+}
+
+/// Runs code to its end. `perform` answers its questions.
+pub(crate) fn run<T, F: Future<Output = T>>(
+    code: impl FnOnce(Desk<Process>) -> F,
+    mut perform: impl FnMut(Ask) -> Answered<Process>,
+) -> T {
+    let mut steps = Steps::new(Instant::now(), code);
+    let mut step = steps.begin();
+    loop {
+        match step {
+            Step::Ask(question) => step = steps.answer(perform(question), Instant::now()),
+            Step::Over(result) => return result,
+        }
+    }
+}
+
+/// Asks the store, or pauses.
+pub(crate) fn ask_store(store: &dyn Store, question: Ask) -> Answered<Process> {
+    match question {
+        Ask::Set(key, value) => store.set(&key, &value)?,
+        Ask::SetAll(pairs) => {
+            let pairs: Vec<(&str, &[u8])> =
+                pairs.iter().map(|(key, value)| (key.as_str(), value.as_slice())).collect();
+            store.multi_set(&pairs)?;
+        }
+        Ask::Get(key) => return Ok(Answer::Words(vec![store.get(&key)?])),
+        Ask::GetAll(keys) => return Ok(Answer::Words(store.multi_get(&as_str(&keys))?)),
+        Ask::CompareSet { key, expected, desired } => {
+            return Ok(Answer::Words(vec![store.compare_set(&key, &expected, &desired)?]));
+        }
+        Ask::Add(key, amount) => return Ok(Answer::Number(store.add(&key, amount)?)),
+        Ask::Delete(key) => drop(store.delete_key(&key)?),
+        Ask::Check(key) => return Ok(Answer::Number(store.check(&[&key])?.into())),
+        Ask::Wait(keys, limit) => return wait(store, keys, limit),
+        Ask::Pause(time) => thread::sleep(time),
+        other => unreachable!("only the code of another part of start-up asks for {other:?}"),
+    }
+    Ok(Answer::Done)
+}
+
+fn wait(store: &dyn Store, keys: Vec<String>, limit: Duration) -> Answered<Process> {
+    match store.wait(&as_str(&keys), limit) {
+        Ok(()) => Ok(Answer::Done),
+        // A store may not know which.
+        Err(StoreError::StoreTimeout { keys: none, .. }) if none.is_empty() => {
+            Ok(Answer::Missing(keys))
+        }
+        Err(StoreError::StoreTimeout { keys, .. }) => Ok(Answer::Missing(keys)),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn as_str(keys: &[String]) -> Vec<&str> {
+    keys.iter().map(String::as_str).collect()
+}
