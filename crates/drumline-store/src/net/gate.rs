@@ -324,7 +324,7 @@ impl Gate {
     }
 
     /// The oldest guest of the address that has the most. So an address with at most
-    /// [`GUESTS_PER_SOURCE`] of them loses none to fewer than [`GUESTS_PER_SOURCE`] others.
+    /// [`GUESTS_PER_SOURCE`] of them loses none to fewer other addresses than that.
     fn one_too_many(&self) -> Option<u64> {
         let mut counts = BTreeMap::<Option<IpAddr>, usize>::new();
         for guest in self.guests.values() {

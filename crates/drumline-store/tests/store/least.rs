@@ -13,9 +13,11 @@ use drumline_store::{
 
 use super::semantics::semantics_of_the_required;
 
+type Values = Mutex<BTreeMap<String, Vec<u8>>>;
+
 #[derive(Debug)]
 struct Least {
-    shared: Arc<(Mutex<BTreeMap<String, Vec<u8>>>, Condvar)>,
+    shared: Arc<(Values, Condvar)>,
     timeout: Mutex<Duration>,
 }
 
