@@ -36,6 +36,8 @@ pub use available::{
 };
 pub use backend::register_backend;
 pub use config::Config;
+#[doc(hidden)]
+pub use drumline_engine::deadline;
 pub use drumline_engine::{
     Cause, CollectiveError,
     explain::{Candidate, Explanation},

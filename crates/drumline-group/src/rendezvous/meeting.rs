@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use drumline_engine::deadline;
 use drumline_store::{
     Error as StoreError,
     net::{Endpoint, call::resolve},
@@ -60,7 +61,7 @@ impl Plan {
     /// host is just about to leave.
     fn join(&self, config: &Config) -> Result<TcpStore> {
         let start = Instant::now();
-        let deadline = start + config.timeout;
+        let deadline = deadline::after(start, config.timeout);
         loop {
             let tcp = self.open(config, deadline.saturating_duration_since(Instant::now()))?;
             tcp.set_timeout(config.timeout);
