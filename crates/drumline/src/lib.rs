@@ -68,7 +68,7 @@ pub use drumline_group::{
     rendezvous, store, trace,
 };
 #[doc(hidden)]
-pub use drumline_group::deadline;
+pub use drumline_group::{PerProcess, deadline};
 pub use drumline_train as train;
 pub use drumline_train::{async_reduce, checkpoint, ddp, sampler};
 
