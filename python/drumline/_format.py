@@ -13,6 +13,7 @@ arrays and torch tensors travel in this way. All other objects need ``allow_pick
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import sys
 from collections.abc import Callable
@@ -177,6 +178,11 @@ def _tensor(contents: _Contents, name: str, shape: list[int], length: int) -> An
     if not isinstance(dtype, torch.dtype):
         raise FormatError(f"torch has no element type {name!r:.80}")
     data = bytearray(contents.take(length))
+    if not all(type(extent) is int and extent >= 0 for extent in shape):
+        raise FormatError(f"{shape!r:.80} is no shape of a tensor")
+    # A tensor without bytes has no elements: torch would make those that its shape asks for.
+    if math.prod(shape) * dtype.itemsize != length:
+        raise FormatError(f"a tensor of shape {shape!r:.80} does not take {length} bytes")
     if not data:
         return torch.empty(shape, dtype=dtype)
     return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(shape)

@@ -99,15 +99,21 @@ class Objects:
                 wrong = FormatError(f"the list has {len(objects)} objects for {size} ranks")
             parts = wrong or [it for it in encoded if isinstance(it, bytes)]
         total = parts if isinstance(parts, FormatError) else b"".join(parts)
-        self._agree("scatter_object_list", src, total)
+        announced = self._agree("scatter_object_list", src, total)[src]
         lengths = np.zeros(size, np.int64)
         if at_root and not isinstance(parts, FormatError):
             lengths[:] = [len(part) for part in parts]
         self._group.broadcast(OfArrays().write(lengths), src, False)
-        own = np.empty(int(lengths[rank]), np.uint8)
+        each = [int(length) for length in lengths]
+        if min(each) < 0 or sum(each) != announced:
+            raise ValueError(
+                f"scatter_object_list: rank {src} announces {announced} bytes, and then objects of "
+                f"{min(each)} to {max(each)} bytes that do not make them"
+            )
+        own = np.empty(each[rank], np.uint8)
         staging = OfArrays()
         read = [staging.read(_bytes(part)) for part in parts] if at_root else []  # type: ignore[union-attr]
-        self._group.scatter(read, staging.write(own), src, lengths.tolist(), False)
+        self._group.scatter(read, staging.write(own), src, each, False)
         obj = decode(own.tobytes(), allow_pickle)
         if scatter_object_output_list:
             scatter_object_output_list[0] = obj

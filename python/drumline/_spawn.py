@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import multiprocessing.connection
 import os
@@ -16,6 +17,9 @@ from drumline.stores import TCPStore
 
 # Time limit, in seconds, for the other processes to end after one has failed.
 _GRACE_S = 5.0
+
+# The system does not wait for any number of seconds at once.
+_WAIT_MAX_S = 3600.0
 
 
 class ProcessRaisedError(RuntimeError):
@@ -83,7 +87,9 @@ class SpawnContext:
 
         When one process has failed, terminates the others and raises `ProcessRaisedError`.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout is {timeout}; it should be seconds, 0 or more")
+        deadline = math.inf if timeout is None else time.monotonic() + timeout
         while True:
             living = [process for process in self.processes if process.is_alive()]
             failed = next((it for it in self.processes if it.exitcode not in (None, 0)), None)
@@ -91,10 +97,11 @@ class SpawnContext:
                 raise self._error(failed)
             if not living:
                 return True
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if left == 0.0:
+            left = deadline - time.monotonic()
+            if left <= 0:
                 return False
-            multiprocessing.connection.wait([process.sentinel for process in living], left)
+            sentinels = [process.sentinel for process in living]
+            multiprocessing.connection.wait(sentinels, min(left, _WAIT_MAX_S))
 
     def _error(self, failed: BaseProcess) -> ProcessRaisedError:
         self._end_all()

@@ -17,6 +17,9 @@ from drumline import _core
 DEFAULT_TIMEOUT = timedelta(seconds=300)
 DEFAULT_PORT = 29500
 
+# More seconds than these are no limit, and a timedelta may not hold them.
+_COUNTED_S = timedelta.max.total_seconds()
+
 Value = str | bytes
 
 
@@ -104,7 +107,8 @@ class Store:
     @property
     def timeout(self) -> timedelta:
         """The time limit of calls without one of their own."""
-        return timedelta(seconds=self._inner.timeout)
+        limit = self._inner.timeout
+        return timedelta(seconds=limit) if limit < _COUNTED_S else timedelta.max
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Sets `timeout`, for this handle."""

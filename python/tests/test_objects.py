@@ -10,7 +10,9 @@ import pytest
 from ranks import run
 
 import drumline
+from drumline._arrays import OfArrays
 from drumline._format import FormatError, decode, encode
+from drumline._objects import _CALLS
 
 PLAIN = [
     None, True, 0, -(10**40), 1.5, -0.0, math.inf, 2 - 3j, "ü", b"\0\xff", bytearray(b"a"), [], [1, [2]],
@@ -113,3 +115,33 @@ def test_objects_travel_and_the_group_survives_mistakes():
         assert out["pickled"] == [range(0), range(1), range(2)]
         if rank == 1:
             assert out["received"] == {"to": 1}
+
+
+@pytest.mark.parametrize("extent", [2**44, -1, 0.5, True])
+def test_a_tensor_is_as_large_as_its_bytes(extent):
+    pytest.importorskip("torch")
+    assert decode(framed(["tensor", "float32", [0, 4], 0])).shape == (0, 4)
+    with pytest.raises(FormatError, match="shape"):
+        decode(framed(["tensor", "float32", [extent], 0]))
+    with pytest.raises(FormatError, match="shape"):
+        decode(framed(["tensor", "float32", [extent, 0, 0.5], 0]))
+
+
+def liar(rank, world_size, directory, lengths):
+    """Rank 0 announces 3 bytes, and then those lengths for the objects of the ranks."""
+    drumline.init_process_group(f"file://{directory}/store", rank=rank, world_size=world_size)
+    group = drumline._world.group_or_world(None)
+    if rank == 0:
+        ours = np.array([_CALLS.index("scatter_object_list"), 0, 3], np.int64)
+        group._gather_bytes(ours, [np.empty_like(ours) for _ in range(world_size)])
+        group._group.broadcast(OfArrays().write(np.array(lengths, np.int64)), 0, False)
+    else:
+        with pytest.raises(ValueError, match="rank 0 announces 3 bytes"):
+            group.scatter_object_list([None], None, 0)
+    drumline.barrier()  # The group can be used further.
+    drumline.destroy_process_group()
+
+
+@pytest.mark.parametrize("lengths", [[0, 2**44], [4, -1], [2**63 - 1, 1]])
+def test_a_rank_takes_no_memory_that_another_has_not_announced(lengths):
+    run(2, liar, lengths)

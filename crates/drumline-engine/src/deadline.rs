@@ -17,6 +17,13 @@ pub fn after(start: Instant, limit: Duration) -> Instant {
     start + bounded(limit)
 }
 
+/// The limit of so many seconds. Any number from 0 on is one, and more than a [`Duration`] holds means
+/// no limit. `None`: the number is negative, or none.
+pub fn of_seconds(seconds: f64) -> Option<Duration> {
+    let is_limit = seconds >= 0.0; // Not so for NaN.
+    is_limit.then(|| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -30,5 +37,17 @@ mod tests {
         // Warnings and second looks count with sums and differences.
         let limit = bounded(Duration::MAX);
         assert!(never + 2 * limit > never && never - limit / 2 > start);
+    }
+
+    #[test]
+    fn any_number_of_seconds_is_a_limit_unless_it_is_nonsense() {
+        assert_eq!(of_seconds(1.5), Some(Duration::from_millis(1500)));
+        assert_eq!(of_seconds(-0.0), Some(Duration::ZERO));
+        for endless in [1e20, 2_f64.powi(64), f64::MAX, f64::INFINITY] {
+            assert_eq!(of_seconds(endless), Some(Duration::MAX), "{endless}");
+        }
+        for nonsense in [-1.0, -f64::MIN_POSITIVE, f64::NAN, f64::NEG_INFINITY] {
+            assert_eq!(of_seconds(nonsense), None, "{nonsense}");
+        }
     }
 }

@@ -4,7 +4,7 @@ mod builder;
 
 use std::{net::IpAddr, ops::RangeInclusive, time::Duration};
 
-use drumline_engine::Settings;
+use drumline_engine::{Settings, deadline};
 use drumline_schedule::SumOrder;
 use drumline_store::{
     auth::{Level, Secret},
@@ -29,7 +29,7 @@ use crate::{Error, PriceSource, Result, trace::Trace};
 #[non_exhaustive]
 pub struct Config {
     /// How long start-up and every collective may take. `DRUMLINE_TIMEOUT_S`, in seconds; 600 s
-    /// unless set.
+    /// unless set. Any duration above zero is valid: `Duration::MAX` (`inf`) means no limit.
     pub timeout: Duration,
 
     /// What carries operations, by name: `drumline` for the library's own transports, which is also
@@ -217,8 +217,8 @@ impl Config {
                 *setting = text
                     .parse()
                     .ok()
-                    .filter(|seconds| *seconds > 0.0)
-                    .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
+                    .and_then(deadline::of_seconds)
+                    .filter(|limit| !limit.is_zero())
                     .ok_or_else(|| invalid(name, &text, "seconds, more than 0"))?;
             }
         }
@@ -335,6 +335,9 @@ mod tests {
     fn settings_come_from_the_environment() {
         assert_eq!(Config::from_variables(|_| None).unwrap(), Config::default());
         assert_eq!(read("DRUMLINE_TIMEOUT_S", "0.5").unwrap().timeout, Duration::from_millis(500));
+        for endless in ["1e20", "1e300", "inf"] {
+            assert_eq!(read("DRUMLINE_TIMEOUT_S", endless).unwrap().timeout, Duration::MAX);
+        }
         assert_eq!(read("DRUMLINE_BACKEND", "hub").unwrap().backend.as_deref(), Some("hub"));
         let loopback = IpAddr::from([127, 0, 0, 1]);
         let config = read("DRUMLINE_BIND_ADDRESS", "127.0.0.1").unwrap();
@@ -386,7 +389,9 @@ mod tests {
             ("DRUMLINE_TRACE_BYTES_MAX", "1G"),
             ("DRUMLINE_TIMEOUT_S", "0"),
             ("DRUMLINE_TIMEOUT_S", "-1"),
-            ("DRUMLINE_TIMEOUT_S", "inf"),
+            ("DRUMLINE_TIMEOUT_S", "NaN"),
+            ("DRUMLINE_TIMEOUT_S", "-inf"),
+            ("DRUMLINE_WARN_AFTER_S", "nan"),
             ("DRUMLINE_BIND_ADDRESS", "localhost"),
             ("DRUMLINE_BIND_ADDRESS", "127.0.0.1,"),
             ("DRUMLINE_PORT_RANGE", "40000"),

@@ -37,6 +37,8 @@ pub use available::{
 };
 pub use backend::register_backend;
 pub use config::Config;
+#[doc(hidden)]
+pub use drumline_engine::deadline;
 pub use drumline_engine::{
     Cause, CollectiveError,
     explain::{Candidate, Explanation},
@@ -44,6 +46,8 @@ pub use drumline_engine::{
 };
 pub use drumline_kernels::{Bool, Complex, DType, Element, F8E4M3, F8E5M2, ReduceOp, bf16, f16};
 pub use drumline_schedule::{Collective, SumOrder, price::PriceList, step::Rank};
+#[doc(hidden)]
+pub use drumline_shm::PerProcess;
 pub use drumline_store::{auth, net::Endpoint, store};
 pub use error::{Error, Result};
 pub use group::driving;

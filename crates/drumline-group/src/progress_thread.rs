@@ -4,16 +4,14 @@ use std::{
     io,
     os::fd::{AsFd, OwnedFd},
     panic::{AssertUnwindSafe, catch_unwind},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::Instant,
 };
 
 use drumline_engine::{Error, Result};
+use drumline_shm::PerProcess;
 use drumline_store::net::poll::{self, Deadline};
-use rustix::{
-    event::{PollFd, PollFlags},
-    process::{Pid, getpid},
-};
+use rustix::event::{PollFd, PollFlags};
 
 use crate::transport::Waker;
 
@@ -71,33 +69,14 @@ struct Door {
     look_again_at: Option<Instant>,
 }
 
-/// The progress thread of this process. A forked process starts one of its own: it has inherited
-/// no thread of its parent, and perhaps a lock that such a thread held at the fork.
+/// The progress thread of this process. A forked process starts one of its own.
 ///
 /// # Errors
 ///
 /// [`Error::Io`] when the thread cannot be started.
 pub(crate) fn get() -> Result<&'static ProgressThread> {
-    static FIRST: OnceLock<Box<Generation>> = OnceLock::new();
-    let process = getpid();
-    let mut generation = FIRST.get_or_init(|| Generation::of(process));
-    while generation.process != process {
-        generation = generation.next.get_or_init(|| Generation::of(process));
-    }
-    generation.thread.clone()
-}
-
-/// The progress thread of one process; `next` is that of its fork.
-struct Generation {
-    process: Pid,
-    thread: Result<&'static ProgressThread>,
-    next: OnceLock<Box<Generation>>,
-}
-
-impl Generation {
-    fn of(process: Pid) -> Box<Generation> {
-        Box::new(Generation { process, thread: ProgressThread::start(), next: OnceLock::new() })
-    }
+    static THREAD: PerProcess<Result<&'static ProgressThread>> = PerProcess::new();
+    THREAD.get(ProgressThread::start).clone()
 }
 
 fn not_started(error: io::Error) -> Error {

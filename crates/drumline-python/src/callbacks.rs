@@ -12,44 +12,46 @@ use std::{
         mpsc::{SendError, Sender, channel},
     },
     thread,
-    time::Duration,
 };
 
+use drumline::{PerProcess, deadline};
 use pyo3::prelude::*;
 use rustix::process::{Pid, getpid};
 
-use crate::config::duration;
+use crate::config::patience;
 
 type Callback = Box<dyn FnOnce() + Send>;
 
+#[derive(Default)]
+struct Callbacks {
+    threads: Mutex<Threads>,
+    all_kept: Condvar,
+}
+
+#[derive(Default)]
 struct Threads {
-    /// The process of the threads. A fork has only the thread that forked.
-    process: Option<Pid>,
     idle: Vec<Sender<Callback>>,
     /// The number of [`Promise`]s that are not kept yet.
     promises: usize,
 }
 
-static THREADS: Mutex<Threads> =
-    Mutex::new(Threads { process: None, idle: Vec::new(), promises: 0 });
-static ALL_KEPT: Condvar = Condvar::new();
+static CALLBACKS: PerProcess<Callbacks> = PerProcess::new();
 
-fn threads() -> MutexGuard<'static, Threads> {
-    let mut threads = THREADS.lock().unwrap_or_else(PoisonError::into_inner);
-    let process = Some(getpid());
-    if threads.process != process {
-        *threads = Threads { process, idle: Vec::new(), promises: 0 };
-    }
-    threads
+fn callbacks() -> &'static Callbacks {
+    CALLBACKS.get(Callbacks::default)
 }
 
-/// A promise that callbacks will run. It is dropped after they have run.
-pub(crate) struct Promise(());
+fn threads() -> MutexGuard<'static, Threads> {
+    callbacks().threads.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A promise of this process that callbacks will run. It is dropped after they have run.
+pub(crate) struct Promise(Pid);
 
 impl Promise {
     pub(crate) fn new() -> Promise {
         threads().promises += 1;
-        Promise(())
+        Promise(getpid())
     }
 
     /// Runs `callback` on a thread for callbacks.
@@ -63,11 +65,13 @@ impl Promise {
 
 impl Drop for Promise {
     fn drop(&mut self) {
+        if self.0 != getpid() {
+            return; // The parent has made it, and keeps it.
+        }
         let mut threads = threads();
-        // A promise made before a fork is not counted in the child.
-        threads.promises = threads.promises.saturating_sub(1);
+        threads.promises -= 1;
         if threads.promises == 0 {
-            ALL_KEPT.notify_all();
+            callbacks().all_kept.notify_all();
         }
     }
 }
@@ -75,9 +79,10 @@ impl Drop for Promise {
 /// Waits until all callbacks have run, at most `limit` seconds. Returns whether they have.
 #[pyfunction]
 pub(crate) fn wait_for_callbacks(py: Python<'_>, limit: f64) -> PyResult<bool> {
-    let limit: Duration = duration("limit", limit)?;
+    let limit = deadline::bounded(patience("limit", limit)?);
     Ok(py.detach(|| {
-        let waited = ALL_KEPT.wait_timeout_while(threads(), limit, |it| it.promises > 0);
+        let all_kept = &callbacks().all_kept;
+        let waited = all_kept.wait_timeout_while(threads(), limit, |it| it.promises > 0);
         waited.unwrap_or_else(PoisonError::into_inner).0.promises == 0
     }))
 }

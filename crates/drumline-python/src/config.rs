@@ -5,6 +5,7 @@ use std::time::Duration;
 use drumline::{
     Config, SumOrder,
     auth::{Level, Secret},
+    deadline,
 };
 use pyo3::{
     exceptions::{PyTypeError, PyValueError},
@@ -52,11 +53,18 @@ fn seconds(name: &str, value: &Bound<'_, PyAny>) -> PyResult<Duration> {
     duration(name, seconds)
 }
 
-/// A duration above zero.
+/// A duration above zero. What is too long for a clock means no limit.
 pub(crate) fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
-    let duration = Duration::try_from_secs_f64(seconds).ok().filter(|it| !it.is_zero());
+    let duration = deadline::of_seconds(seconds).filter(|it| !it.is_zero());
     duration.ok_or_else(|| {
         PyValueError::new_err(format!("{name} is {seconds}; it should be seconds, more than 0"))
+    })
+}
+
+/// How long to wait, perhaps not at all. What is too long for a clock means no limit.
+pub(crate) fn patience(name: &str, seconds: f64) -> PyResult<Duration> {
+    deadline::of_seconds(seconds).ok_or_else(|| {
+        PyValueError::new_err(format!("{name} is {seconds}; it should be seconds, 0 or more"))
     })
 }
 

@@ -6,7 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::store::{DEFAULT_TIMEOUT, Error, Result, Store};
+use drumline::{
+    deadline,
+    store::{DEFAULT_TIMEOUT, Error, Result, Store},
+};
 use pyo3::{
     exceptions::{PyAttributeError, PyNotImplementedError, PyRuntimeError},
     prelude::*,
@@ -139,8 +142,9 @@ impl Store for ForeignStore {
                 false => Err(self.missing(keys, started)),
             };
         }
-        // torch takes whole milliseconds, and 0 means without end.
-        let limit = timeout.max(Duration::from_millis(1));
+        // torch takes whole milliseconds, and 0 means without end. Python and torch count no more
+        // than some thousand years.
+        let limit = deadline::bounded(timeout).max(Duration::from_millis(1));
         let waited = self.call(&format!("wait for {}", keys.join(", ")), |store| {
             store.call_method1("wait", (keys.to_vec(), limit)).map(drop)
         });
@@ -219,7 +223,7 @@ impl Store for ForeignStore {
 
     fn barrier(&self, key: &str, world_size: usize, timeout: Duration) -> Result<()> {
         self.call(&format!("barrier {key}"), |store| {
-            store.call_method1("barrier", (key, world_size, timeout)).map(drop)
+            store.call_method1("barrier", (key, world_size, deadline::bounded(timeout))).map(drop)
         })
     }
 

@@ -9,6 +9,7 @@ use drumline::{
 use pyo3::{prelude::*, types::PyBytes};
 
 use crate::{
+    config::{duration, patience},
     error::{Raise, raise},
     foreign_store::ForeignStore,
     signals::run_beside,
@@ -48,9 +49,8 @@ impl Store {
         py.detach(|| call(&*self.store)).map_err(raise)
     }
 
-    fn limit(&self, timeout: Option<f64>) -> Duration {
-        let given = timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
-        given.unwrap_or_else(|| self.store.timeout())
+    fn limit(&self, timeout: Option<f64>) -> PyResult<Duration> {
+        timeout.map_or_else(|| Ok(self.store.timeout()), |seconds| patience("timeout", seconds))
     }
 }
 
@@ -83,7 +83,7 @@ impl Store {
         world_size: Option<usize>,
         exposed: bool,
     ) -> PyResult<Store> {
-        let timeout = crate::config::duration("timeout", timeout)?;
+        let timeout = duration("timeout", timeout)?;
         run_beside(py, move || {
             let store = match (is_master, exposed) {
                 (true, true) => TcpStore::host_exposed(&host, port)?,
@@ -130,7 +130,7 @@ impl Store {
 
     #[pyo3(signature = (keys, timeout=None))]
     fn wait(&self, py: Python<'_>, keys: Vec<String>, timeout: Option<f64>) -> PyResult<()> {
-        let limit = self.limit(timeout);
+        let limit = self.limit(timeout)?;
         self.wait_for(py, move |store| store.wait(&names(&keys), limit))
     }
 
@@ -203,7 +203,7 @@ impl Store {
         world_size: usize,
         timeout: Option<f64>,
     ) -> PyResult<()> {
-        let limit = self.limit(timeout);
+        let limit = self.limit(timeout)?;
         self.wait_for(py, move |store| store.barrier(&key, world_size, limit))
     }
 
@@ -214,7 +214,7 @@ impl Store {
     }
 
     fn set_timeout(&self, seconds: f64) -> PyResult<()> {
-        self.store.set_timeout(crate::config::duration("timeout", seconds)?);
+        self.store.set_timeout(duration("timeout", seconds)?);
         Ok(())
     }
 

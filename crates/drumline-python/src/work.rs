@@ -10,6 +10,7 @@ use pyo3::prelude::*;
 
 use crate::{
     callbacks::Promise,
+    config::patience,
     error::raise,
     memory::Buffer,
     signals::{LOOK_EVERY, on_main_thread},
@@ -118,7 +119,7 @@ impl Work {
     /// a failure.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        let limit = timeout.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
+        let limit = timeout.map(|seconds| patience("timeout", seconds)).transpose()?;
         let deadline = limit.and_then(|limit| Instant::now().checked_add(limit));
         let look_every = if on_main_thread() { LOOK_EVERY } else { FOR_LONG };
         loop {

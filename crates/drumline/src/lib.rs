@@ -67,6 +67,8 @@ pub use drumline_group::{
     is_nccl_available, is_torchelastic_launched, register_backend, register_rendezvous_handler,
     rendezvous, store, trace,
 };
+#[doc(hidden)]
+pub use drumline_group::{PerProcess, deadline};
 pub use drumline_train as train;
 pub use drumline_train::{async_reduce, checkpoint, ddp, sampler};
 

@@ -18,7 +18,7 @@ from drumline._registered import zeros
 from drumline.torch.arguments import checked_tag, only
 from drumline.torch.barrier import MonitoredBarrier
 from drumline.torch.collectives import Collectives
-from drumline.torch.calls import PER_GROUP
+from drumline.torch.calls import LONGEST, PER_GROUP
 from drumline.torch.store import master_of
 from drumline.torch.tensors import Staging
 from drumline.torch.work import DrumlineWork, as_dist_error, patch_holder
@@ -64,7 +64,7 @@ class DrumlineBackend(Collectives):
     ) -> None:
         super().__init__(group, timeout)
         self._ranks = ranks
-        self._options = Backend.Options("drumline", timeout)
+        self._options = Backend.Options("drumline", min(timeout, LONGEST))
         self._options.global_ranks_in_group = ranks
         self._monitored_barrier = MonitoredBarrier(store, group.rank, group.world_size)
         _LIVING.add(self)
@@ -109,7 +109,7 @@ class DrumlineBackend(Collectives):
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout
-        self._options._timeout = timeout
+        self._options._timeout = min(timeout, LONGEST)
         self._group.set_timeout(timeout.total_seconds())
 
     _set_default_timeout = set_timeout

@@ -7,6 +7,8 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
+from drumline.torch.calls import LONGEST
+
 _PASSED = "passed"
 
 
@@ -19,6 +21,7 @@ class MonitoredBarrier:
 
     def wait(self, timeout: timedelta, wait_all_ranks: bool) -> None:
         """Raises DistBackendError: on rank 0 it names missing ranks, on others the failure of rank 0."""
+        timeout = min(timeout, LONGEST)
         self._count += 1
         prefix = _prefix(self._count)
         if self._rank == 0:

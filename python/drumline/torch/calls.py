@@ -15,6 +15,9 @@ from drumline.torch.tensors import Staging
 from drumline.torch.work import DrumlineWork, as_dist_error
 
 PER_GROUP = timedelta(milliseconds=-1)
+
+# Some 30 years: torch's clocks count so far in any unit. Longer limits count as this one.
+LONGEST = timedelta(days=10_000)
 """torch passes this if the program gives no time limit."""
 
 Call = tuple[Any, ...]

@@ -7,7 +7,7 @@ use std::{
 };
 
 use drumline_engine::{
-    choice,
+    choice, deadline,
     host::Host,
     lane::Lane,
     membership::{GlobalRanks, Membership},
@@ -199,7 +199,7 @@ impl ProcessGroup {
         }
         let prices = config.prices.load()?;
         let foreign = backend::find(config.backend.as_deref())?;
-        let deadline = Instant::now() + config.timeout;
+        let deadline = deadline::after(Instant::now(), config.timeout);
         let mut member = Membership::new(name, place, global);
         // Groups that are made from this one belong to the same file.
         let own = member.global.of(member.rank);

@@ -19,6 +19,7 @@ use std::{
 use drumline_engine::{
     Cause, CollectiveError, Error, Result,
     any_call::{AnyCall, Job},
+    deadline::after,
     membership::Membership,
     panics::{panic_text, shielded},
     recorder::{Category, What},
@@ -171,7 +172,7 @@ impl Foreign {
         let sequence = state.sequence;
         drop(state);
         self.check_open("destroy")?;
-        match self.shielded(|| self.backend.shutdown(started + timeout)) {
+        match self.shielded(|| self.backend.shutdown(after(started, timeout))) {
             Ok(()) => {
                 self.lock().ended = Some(Ended::Left);
                 Ok(())
@@ -239,7 +240,7 @@ impl Foreign {
         });
         let started = Instant::now();
         let signature = Signature(call.describe(digest, sequence, &self.name));
-        let deadline = started + call.timeout.unwrap_or(self.timeout);
+        let deadline = after(started, call.timeout.unwrap_or(self.timeout));
         let result = self.shielded(|| {
             operation.on_bytes(rank, &mut |data, input, reducer| {
                 let call = Call { call: &call, rank, world_size, signature, deadline, reducer };
@@ -262,7 +263,7 @@ impl Foreign {
             ..What::default()
         });
         let (started, tag) = (point.started, call.tag);
-        let deadline = started + point.timeout.unwrap_or(self.timeout);
+        let deadline = after(started, point.timeout.unwrap_or(self.timeout));
         let result = self.shielded(|| match call.direction {
             Direction::Send => {
                 let (label, bytes) = point.parcel();

@@ -10,7 +10,7 @@ use std::{
     os::unix::fs::FileExt,
     path::PathBuf,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -18,8 +18,12 @@ use std::{
 
 use drumline_engine::{membership::Membership, recorder::What};
 use drumline_schedule::step::Rank;
+use drumline_shm::PerProcess;
 use drumline_store::store::Store;
-use rustix::system::uname;
+use rustix::{
+    process::{Pid, getpid},
+    system::uname,
+};
 
 use super::{
     clock::{self, Clock, Inquiry},
@@ -42,6 +46,8 @@ const END: &str = "\n]\n";
 /// See the [module's documentation](self).
 #[derive(Debug)]
 pub(super) struct TraceFile {
+    /// Only this process writes. Its forks share the file and have no thread that writes.
+    process: Pid,
     rank: Rank,
     path: PathBuf,
     clock: Clock,
@@ -84,12 +90,15 @@ struct Disk {
     text: String,
 }
 
+type Files = Mutex<BTreeMap<(PathBuf, Rank), Arc<TraceFile>>>;
+
 /// The files of this process. A rank has one for all of its groups, as long as the process lives.
-static FILES: Mutex<BTreeMap<(PathBuf, Rank), Arc<TraceFile>>> = Mutex::new(BTreeMap::new());
+static FILES: PerProcess<Files> = PerProcess::new();
 
 impl TraceFile {
-    /// The file of `rank`, begun anew by the first who asks for it.
-    pub(super) fn open(trace: &Trace, rank: Rank) -> Result<Arc<TraceFile>> {
+    /// The file of `rank`, begun anew by the first who asks for it. `None`: it is that of a process
+    /// from which this one is forked, and stays so.
+    pub(super) fn open(trace: &Trace, rank: Rank) -> Result<Option<Arc<TraceFile>>> {
         let path = trace.dir.join(file_name(rank));
         let refused = |source: io::Error| Error::InvalidSetting {
             setting: "the trace (DRUMLINE_TRACE)".to_owned(),
@@ -97,19 +106,28 @@ impl TraceFile {
         };
         fs::create_dir_all(&trace.dir).map_err(refused)?;
         let dir = trace.dir.canonicalize().map_err(refused)?;
-        let mut files = lock(&FILES);
-        if let Some(known) = files.get(&(dir.clone(), rank)) {
-            return Ok(known.clone());
+        let key = (dir, rank);
+        let mut files = lock(FILES.get(Files::default));
+        if let Some(known) = files.get(&key) {
+            return Ok(Some(known.clone()));
         }
-        let file =
-            Arc::new(TraceFile::create(dir.join(file_name(rank)), trace, rank).map_err(refused)?);
+        if FILES.inherited().any(|theirs| may_hold(theirs, &key)) {
+            tracing::warn!(
+                path = %path.display(),
+                "the process from which this one is forked writes this trace, so this process leaves \
+                 no trace: give it another directory (DRUMLINE_TRACE) or rank"
+            );
+            return Ok(None);
+        }
+        let path = key.0.join(file_name(rank));
+        let file = Arc::new(TraceFile::create(path, trace, rank).map_err(refused)?);
         let writer = file.clone();
         std::thread::Builder::new()
             .name("drumline-trace".to_owned())
             .spawn(move || writer.run())
             .map_err(refused)?;
-        files.insert((dir, rank), file.clone());
-        Ok(file)
+        files.insert(key, file.clone());
+        Ok(Some(file))
     }
 
     fn create(path: PathBuf, trace: &Trace, rank: Rank) -> io::Result<TraceFile> {
@@ -132,6 +150,7 @@ impl TraceFile {
         };
         disk.write()?;
         Ok(TraceFile {
+            process: getpid(),
             rank,
             path,
             clock,
@@ -143,8 +162,10 @@ impl TraceFile {
         })
     }
 
+    /// Whether more can be written, and by this process. No lock is taken in a fork, because a thread
+    /// that the fork does not have may hold it.
     pub(super) fn is_open(&self) -> bool {
-        self.is_open.load(Ordering::Relaxed)
+        self.is_open.load(Ordering::Relaxed) && self.process == getpid()
     }
 
     pub(super) fn record(
@@ -159,6 +180,9 @@ impl TraceFile {
     }
 
     pub(super) fn mark(&self, track: u32, name: &'static str, text: String) {
+        if !self.is_open() {
+            return;
+        }
         self.push(Event::Mark { track, name, text, at: Instant::now() });
         lock(&self.waiting).is_urgent = true;
         self.has_more.notify_one();
@@ -166,6 +190,9 @@ impl TraceFile {
 
     /// Returns the track of the group.
     pub(super) fn add_group(&self, member: &Membership) -> u32 {
+        if !self.is_open() {
+            return 0;
+        }
         let mut waiting = lock(&self.waiting);
         waiting.groups += 1;
         let track = waiting.groups;
@@ -232,6 +259,9 @@ impl TraceFile {
 
     /// Writes what waits.
     pub(super) fn flush(&self) {
+        if !self.is_open() {
+            return;
+        }
         let mut disk = lock(&self.disk);
         let mut events = std::mem::take(&mut disk.spare);
         let lost = {
@@ -302,6 +332,16 @@ impl Disk {
         self.text.clear();
         self.end += bytes;
         written
+    }
+}
+
+/// Whether a process that has forked this one has a file of that name. Perhaps, if a thread of it had
+/// the list at the fork: that lock is never released here.
+fn may_hold(files: &Files, key: &(PathBuf, Rank)) -> bool {
+    match files.try_lock() {
+        Ok(files) => files.contains_key(key),
+        Err(TryLockError::Poisoned(files)) => files.into_inner().contains_key(key),
+        Err(TryLockError::WouldBlock) => true,
     }
 }
 

@@ -59,6 +59,7 @@ impl GroupTrace {
         let spans = GroupTrace::of(group, rank);
         let Some(trace) = trace else { return Ok(spans) };
         let file = TraceFile::open(trace, trace.rank.unwrap_or(rank))?;
+        let Some(file) = file else { return Ok(spans) };
         let session = Arc::new(Session(file));
         let recorder = spans.recorder.into_sink(session.clone());
         Ok(GroupTrace { recorder, rank, session: Some(session) })

@@ -167,3 +167,17 @@ fn ranks_on_different_backends_are_told_so() {
         assert!(theirs.contains("rank 0"), "{theirs}");
     }
 }
+
+/// [`Duration::MAX`] means no limit: for the start, a call, a message, and the end.
+#[test]
+fn a_backend_may_have_no_time_limit() {
+    let (_, group) = solo("endless");
+    let endless = group.within(Duration::MAX);
+    endless.all_reduce(&mut [2.0_f32], ReduceOp::Sum).unwrap();
+    group.leave(Duration::MAX).unwrap();
+
+    let config = Config::default().backend("endless").timeout(Duration::MAX);
+    let group = ProcessGroup::local_world_with(1, &config).unwrap().remove(0);
+    group.barrier().unwrap();
+    group.destroy().unwrap();
+}

@@ -16,6 +16,7 @@ use drumline_group::{
     Cause, CollectiveError, Config, Error, ProcessGroup, ReduceOp,
     auth::Secret,
     auth::{Channel, Hello, Nonce},
+    rendezvous::rendezvous,
     store::{HashStore, Store},
 };
 
@@ -44,6 +45,26 @@ fn messages_larger_than_any_socket_buffer_go_through() {
             });
         }
     }
+}
+
+/// [`Duration::MAX`] means no limit, wherever a limit is counted.
+#[test]
+fn any_duration_is_a_valid_time_limit() {
+    for shared_memory in [true, false] {
+        let config = Config::default().timeout(Duration::MAX).warn_after(Duration::MAX);
+        world_with(2, &config.shared_memory(shared_memory), |group| {
+            group.barrier().unwrap();
+            let peer = 1 - group.rank();
+            let sent = group.send_async(vec![1_u8], peer, 7);
+            group.recv(&mut [0_u8], peer, 7).unwrap();
+            sent.unwrap().wait().unwrap();
+            group.within(Duration::MAX).barrier().unwrap();
+            group.destroy().unwrap();
+        });
+    }
+    let config = Config::default().timeout(Duration::MAX);
+    let job = rendezvous("tcp://127.0.0.1:0?rank=0&world_size=1", &config).unwrap();
+    assert!(job.leave(Duration::MAX));
 }
 
 #[test]

@@ -2,9 +2,11 @@ use std::{
     ffi::OsString,
     fs::{self, File, OpenOptions, TryLockError},
     io::{self, BufReader, Read, Write},
-    os::unix::fs::MetadataExt,
+    os::unix::fs::{MetadataExt, OpenOptionsExt},
     path::Path,
 };
+
+use rustix::fs::OFlags;
 
 /// The operations on a file system that checkpoints need, one system call each where possible.
 ///
@@ -96,7 +98,8 @@ impl Disk for SystemDisk {
     }
 
     fn remove_if_abandoned(&self, path: &Path) -> io::Result<bool> {
-        let file = OpenOptions::new().write(true).open(path)?;
+        // A link is nothing that a save has left, and what it leads to is somebody else's.
+        let file = open_regular(OpenOptions::new().write(true), OFlags::NOFOLLOW, path)?.0;
         match file.try_lock() {
             Ok(()) => fs::remove_file(path).map(|()| true), // Our lock keeps others from writing it.
             Err(TryLockError::WouldBlock) => Ok(false),
@@ -105,14 +108,30 @@ impl Disk for SystemDisk {
     }
 
     fn open(&self, path: &Path) -> io::Result<(BufReader<File>, u64)> {
-        // Checked before opening, because opening a pipe may block for ever.
-        if !fs::metadata(path)?.is_file() {
-            return Err(io::Error::other("it is not a file"));
-        }
-        let file = File::open(path)?;
-        let length = file.metadata()?.len();
-        Ok((BufReader::with_capacity(1 << 16, file), length))
+        let (file, about) = open_regular(OpenOptions::new().read(true), OFlags::empty(), path)?;
+        Ok((BufReader::with_capacity(1 << 16, file), about.len()))
     }
+}
+
+/// Opens a regular file and nothing else.
+///
+/// What was opened is judged, not the path, which may lead to something else a moment later. And
+/// opening waits for nobody, as it would for the other end of a pipe.
+fn open_regular(
+    options: &mut OpenOptions,
+    flags: OFlags,
+    path: &Path,
+) -> io::Result<(File, fs::Metadata)> {
+    let no_file = || io::Error::other("it is not a regular file");
+    let flags = OFlags::NONBLOCK | OFlags::NOCTTY | flags;
+    let opened = options.custom_flags(flags.bits().cast_signed()).open(path);
+    let file = opened.map_err(|error| match fs::symlink_metadata(path) {
+        // The system's words for a pipe that nobody reads, or for a socket, say less.
+        Ok(about) if !about.is_file() && error.kind() != io::ErrorKind::NotFound => no_file(),
+        _ => error,
+    })?;
+    let about = file.metadata()?;
+    if about.is_file() { Ok((file, about)) } else { Err(no_file()) }
 }
 
 /// A bare file name has an empty directory, which means the current one.

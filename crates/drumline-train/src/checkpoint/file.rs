@@ -8,7 +8,7 @@ use std::{
 use super::{
     content::Checkpoint,
     disk::{Disk, SystemDisk},
-    format, replace,
+    format, memory, replace,
     tensor::Tensor,
 };
 use crate::{Error, Result};
@@ -47,8 +47,8 @@ impl Checkpoint {
     /// # Errors
     ///
     /// [`Error::Checkpoint`] when there is no such file, or when it is cut short, damaged, or not
-    /// written by Drumline. Whatever the header claims, the memory in use stays in proportion to
-    /// the size of the file.
+    /// written by Drumline; when it is no regular file, or larger than the memory that is free.
+    /// Whatever the header claims, the memory in use stays in proportion to the size of the file.
     pub fn read(path: &Path) -> Result<Self> {
         Self::read_on(&SystemDisk, path).map_err(|refusal| refusal.into_error(path))
     }
@@ -68,6 +68,13 @@ impl Checkpoint {
             io::ErrorKind::NotFound => Refusal::Missing,
             _ => Refusal::Unusable(format!("cannot be read: {error}")),
         })?;
+        // A file of holes may be larger than any memory, and the system ends a process that takes
+        // more than there is.
+        if let Some(free) = memory::available().filter(|free| length > *free) {
+            return Err(Refusal::Unusable(format!(
+                "it has {length} bytes, more than the {free} that are free in memory"
+            )));
+        }
         Self::parse(&mut file, length)
     }
 

@@ -4,7 +4,7 @@
 //! run to run (it writes metadata in the order of a hash map), and it needs the whole file in memory.
 //! The tests compare the two.
 
-use std::{collections::BTreeMap, io::Read};
+use std::{collections::BTreeMap, fmt::Display, io::Read};
 
 use drumline_kernels::DType;
 use serde_json::{Map, Value, json};
@@ -118,11 +118,22 @@ pub(super) fn parse_header(input: &mut impl Read, file_length: u64) -> Result<He
 impl TensorEntry {
     /// Reads the elements, which come next in `input`.
     pub(super) fn read_tensor(self, input: &mut impl Read) -> Result<Tensor, String> {
-        // The file bounds this allocation: `parse_header` has checked that the entries fill it exactly.
-        let mut bytes = vec![0; (self.end - self.start) as usize];
-        input
-            .read_exact(&mut bytes)
-            .map_err(|error| format!("the elements of {} are unreadable: {error}", self.name))?;
+        let unreadable = |why: &dyn Display| format!("the elements of {} {why}", self.name);
+        let length = self.end - self.start;
+        // `parse_header` has checked that the entries fill the file exactly. But a file may be larger
+        // than any memory, because holes take no place on a disk.
+        let mut bytes = Vec::new();
+        usize::try_from(length)
+            .ok()
+            .and_then(|length| bytes.try_reserve_exact(length).ok())
+            .ok_or_else(|| {
+                unreadable(&format_args!("take {length} bytes, more than memory has"))
+            })?;
+        let read = input.take(length).read_to_end(&mut bytes);
+        let read = read.map_err(|error| unreadable(&format_args!("are unreadable: {error}")))?;
+        if read as u64 != length {
+            return Err(unreadable(&format_args!("are cut short: {read} bytes of {length}")));
+        }
         Tensor::new(self.name, self.dtype, self.shape, bytes).map_err(|error| error.to_string())
     }
 }

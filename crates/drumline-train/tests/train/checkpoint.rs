@@ -1,6 +1,14 @@
 //! Checkpoints on a disk: what comes back, what is refused, and what is left behind.
 
-use std::{fs, num::NonZeroUsize, os::unix::fs::FileExt, path::Path, sync::LazyLock};
+use std::{
+    fs,
+    num::NonZeroUsize,
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::{LazyLock, mpsc},
+    thread,
+    time::Duration,
+};
 
 use drumline_group::{DType, ProcessGroup};
 use drumline_train::{
@@ -9,6 +17,7 @@ use drumline_train::{
     ddp::ParameterSpec,
 };
 use proptest::prelude::*;
+use rustix::fs::{CWD, Mode, mkfifoat};
 use safetensors::SafeTensors;
 
 fn sample() -> Checkpoint {
@@ -123,7 +132,10 @@ fn says_why_a_file_is_refused() {
     let read = || problem(Checkpoint::read(&path), &path);
 
     assert!(read().contains("no such file; check the path"));
-    assert!(problem(Checkpoint::read(directory.path()), directory.path()).contains("not a file"));
+    assert!(
+        problem(Checkpoint::read(directory.path()), directory.path())
+            .contains("not a regular file")
+    );
 
     sample().write(&path).unwrap();
     let good = fs::read(&path).unwrap();
@@ -507,4 +519,73 @@ fn ranks_that_read_another_file_are_named_on_every_rank() {
         assert!(error.contains("on rank 2: there is no such file"), "{error}");
         assert!(!error.contains("on rank 0"), "{error}");
     }
+}
+
+/// A pipe that nobody reads or writes, among the checkpoints of a directory.
+fn make_pipe(path: &Path) {
+    mkfifoat(CWD, path, Mode::RUSR | Mode::WUSR).unwrap();
+}
+
+/// Runs `work` on a thread, and fails if it hangs: opening a pipe may wait for ever.
+fn in_time<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    let (sender, ended) = mpsc::channel();
+    thread::spawn(move || drop(sender.send(work())));
+    ended.recv_timeout(Duration::from_secs(30)).expect("it hangs, or has panicked")
+}
+
+#[test]
+fn pipes_and_links_among_checkpoints_hold_up_nothing() {
+    let temporary = tempfile::tempdir().unwrap();
+    let at = |name: &str| temporary.path().join(name);
+    let directory = CheckpointDirectory::new(temporary.path());
+    make_pipe(&at(".step-00000003.left.partial"));
+    fs::write(at("of-somebody"), "mine").unwrap();
+    std::os::unix::fs::symlink(at("of-somebody"), at(".step-00000003.link.partial")).unwrap();
+
+    let saving = directory.clone();
+    in_time(move || saving.prepare().and_then(|()| saving.save(3, &sample()))).unwrap();
+    assert_eq!(fs::read_to_string(at("of-somebody")).unwrap(), "mine");
+    // They are not a save's, so they stay.
+    assert!(
+        at(".step-00000003.left.partial").exists() && at(".step-00000003.link.partial").exists()
+    );
+
+    make_pipe(&directory.path_of(4));
+    std::os::unix::net::UnixListener::bind(directory.path_of(5)).unwrap();
+    let reading = directory.clone();
+    let found = in_time(move || reading.newest()).unwrap().unwrap();
+    assert_eq!((found.step, &found.checkpoint), (3, &sample()));
+    for (skipped, step) in found.skipped.iter().zip([5, 4]) {
+        assert_eq!(skipped.path, directory.path_of(step));
+        assert!(skipped.problem.contains("it is not a regular file"), "{}", skipped.problem);
+    }
+    assert_eq!(found.skipped.len(), 2);
+
+    let path = directory.path_of(4);
+    let read = path.clone();
+    let problem = problem(in_time(move || Checkpoint::read(&read)), &path);
+    assert!(problem.contains("it is not a regular file"), "{problem}");
+}
+
+/// Holes take no place on the disk, so a small file may claim more than any memory has.
+#[test]
+fn a_file_of_holes_is_skipped() {
+    const BYTES: u64 = 8 << 40;
+    let temporary = tempfile::tempdir().unwrap();
+    let directory = CheckpointDirectory::new(temporary.path());
+    directory.save(1, &sample()).unwrap();
+    let metadata = r#""__metadata__":{"drumline.digest":"0","drumline.format":"1"}"#;
+    let tensor = format!(r#""x":{{"dtype":"U8","shape":[{BYTES}],"data_offsets":[0,{BYTES}]}}"#);
+    let header = format!("{{{metadata},{tensor}}}");
+    let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    fs::write(directory.path_of(2), &bytes).unwrap();
+    let file = fs::OpenOptions::new().write(true).open(directory.path_of(2)).unwrap();
+    file.set_len(bytes.len() as u64 + BYTES).unwrap();
+
+    let found = directory.newest().unwrap().unwrap();
+    assert_eq!((found.step, found.skipped.len()), (1, 1));
+    assert_eq!(found.skipped[0].path, directory.path_of(2));
+    let problem = &found.skipped[0].problem;
+    assert!(problem.contains("8796093022"), "{problem}");
+    assert!(problem.contains("free in memory"), "{problem}");
 }

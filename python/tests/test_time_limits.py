@@ -1,0 +1,90 @@
+"""Time limits: any duration is one, and nonsense is an error that names the argument."""
+
+from __future__ import annotations
+
+import math
+from datetime import timedelta
+
+import numpy as np
+import pytest
+from ranks import run
+
+import drumline
+
+ENDLESS = [2.0**63, 1e19, 1e300, math.inf, timedelta.max]
+NONSENSE = [math.nan, -1.0, -math.inf, timedelta(seconds=-1)]
+
+
+def waiting(rank, world_size, directory):
+    drumline.init_process_group(
+        f"file://{directory}/store", rank=rank, world_size=world_size, timeout=math.inf, warn_after=1e300
+    )
+    group = drumline._world.group_or_world(None)
+    for limit in ENDLESS:
+        group.set_timeout(limit)
+        data = np.ones(2)
+        assert group.all_reduce(data, async_op=True).wait(limit)
+        assert data.tolist() == [world_size] * 2
+        group.monitored_barrier(limit)
+    part = group.new_group([0, 1], name="part", timeout=timedelta.max)
+    part.barrier()
+    work = group.all_reduce(np.ones(2), async_op=True)
+    for limit in NONSENSE:
+        with pytest.raises(ValueError, match="timeout is"):
+            work.wait(limit)
+        with pytest.raises(ValueError, match="timeout is"):
+            group.set_timeout(limit)
+        with pytest.raises(ValueError, match="timeout is"):
+            group.monitored_barrier(limit)
+        with pytest.raises(ValueError, match="timeout is"):
+            group.new_group([0, 1], name="none", timeout=limit)
+    work.wait(math.inf)
+    part.destroy()
+    drumline.destroy_process_group()
+
+
+def test_groups_take_any_time_limit():
+    run(2, waiting)
+
+
+@pytest.mark.parametrize("limit", NONSENSE)
+def test_no_group_begins_with_a_time_limit_that_is_nonsense(limit):
+    with pytest.raises(ValueError, match="timeout is"):
+        drumline.init_process_group(
+            "tcp://127.0.0.1:0", rank=0, world_size=1, timeout=limit
+        )
+
+
+def test_stores_take_any_time_limit(tmp_path):
+    master = drumline.TCPStore("127.0.0.1", 0, is_master=True, timeout=timedelta.max)
+    for store in (master, drumline.HashStore(), drumline.FileStore(tmp_path / "store", 1)):
+        store.set("key", "value")
+        store.set_timeout(timedelta.max)
+        assert store.timeout > timedelta(days=365_000)
+        store.wait(["key"], timedelta.max)
+        store.barrier("all", 1, timedelta.max)
+        store.wait(["key"], timedelta(0))
+        for call in (store.set_timeout, lambda limit: store.wait(["key"], limit)):
+            with pytest.raises(ValueError, match="timeout is"):
+                call(timedelta(seconds=-1))
+        with pytest.raises(ValueError, match="timeout is"):
+            store.barrier("all", 1, timedelta(seconds=-1))
+
+
+def nothing(rank):
+    pass
+
+
+@pytest.mark.parametrize("limit", [1e19, math.inf])
+def test_spawned_processes_are_awaited_for_any_time(limit):
+    context = drumline.spawn(nothing, nprocs=2, join=False, start_method="fork")
+    assert context is not None and context.join(limit)
+
+
+@pytest.mark.parametrize("limit", [math.nan, -1.0])
+def test_spawned_processes_are_not_awaited_for_nonsense(limit):
+    context = drumline.spawn(nothing, nprocs=1, join=False, start_method="fork")
+    assert context is not None
+    with pytest.raises(ValueError, match="timeout is"):
+        context.join(limit)
+    assert context.join()
