@@ -5,7 +5,7 @@ use std::fs;
 use drumline_group::trace;
 use drumline_train::{checkpoint::Checkpoint, sampler::SamplerState};
 
-use super::scratch;
+use super::scratch::Scratch;
 use crate::Verdict;
 
 /// Comes back byte by byte.
@@ -26,13 +26,14 @@ pub(super) fn sampler(bytes: &[u8]) -> Verdict {
 /// The files of a run, with a zero byte between two ranks. What was read is merged and summed up; it has
 /// no encoder.
 pub(super) fn trace(bytes: &[u8]) -> Verdict {
-    let Ok(directory) = scratch::empty("trace") else { return Verdict::Refused };
+    let Ok(scratch) = Scratch::new() else { return Verdict::Refused };
+    let directory = scratch.path();
     for (rank, file) in bytes.split(|byte| *byte == 0).take(4).enumerate() {
         if fs::write(directory.join(format!("rank-{rank}.json")), file).is_err() {
             return Verdict::Refused;
         }
     }
-    let merged = trace::merge(&directory, &directory.join("trace.json"));
+    let merged = trace::merge(directory, &directory.join("trace.json"));
     let summary = trace::summarize(&directory);
     assert_eq!(merged.is_ok(), summary.is_ok(), "{merged:?}, {summary:?}");
     if let Ok(summary) = &summary {

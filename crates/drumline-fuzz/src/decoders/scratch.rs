@@ -1,42 +1,33 @@
-//! A file for decoders that read one.
+//! A directory for decoders that read files.
 
 use std::{
     fs, io,
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
-    sync::OnceLock,
 };
 
 use tempfile::TempDir;
 
-/// A directory of this process, in memory where the host has such.
-fn directory() -> io::Result<&'static Path> {
-    static DIRECTORY: OnceLock<TempDir> = OnceLock::new();
-    if DIRECTORY.get().is_none() {
+/// A directory of its own for one input, in memory where the host has such. It goes with the value.
+pub(super) struct Scratch(TempDir);
+
+impl Scratch {
+    pub(super) fn new() -> io::Result<Scratch> {
         let memory = Path::new("/dev/shm");
         let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
-        // Another thread may have been faster; its directory counts.
-        let _ =
-            DIRECTORY.set(tempfile::Builder::new().prefix("drumline-fuzz-").tempdir_in(parent)?);
+        // A child that a crash ends leaves it behind: its name is none that jobs take.
+        Ok(Scratch(tempfile::Builder::new().prefix("fuzz-input-").tempdir_in(parent)?))
     }
-    Ok(DIRECTORY.get().map(TempDir::path).unwrap_or(Path::new("/nowhere")))
-}
 
-/// The path of an empty directory of that name.
-pub(super) fn empty(name: &str) -> io::Result<PathBuf> {
-    let path = directory()?.join(name);
-    match fs::remove_dir_all(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+    pub(super) fn path(&self) -> &Path {
+        self.0.path()
     }
-    fs::create_dir(&path)?;
-    Ok(path)
-}
 
-/// The path of a file with these bytes, which only this user can read.
-pub(super) fn file(name: &str, bytes: &[u8]) -> io::Result<PathBuf> {
-    use std::os::unix::fs::PermissionsExt as _;
-    let path = directory()?.join(name);
-    fs::write(&path, bytes)?;
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
-    Ok(path)
+    /// The path of a file with these bytes, which only this user can read.
+    pub(super) fn file(&self, bytes: &[u8]) -> io::Result<PathBuf> {
+        let path = self.path().join("file");
+        fs::write(&path, bytes)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+        Ok(path)
+    }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use drumline_group::{Endpoint, PriceList, decoders, rendezvous::Plan};
 use drumline_store::{auth::Secret, net::interface};
 
-use super::scratch;
+use super::scratch::Scratch;
 use crate::Verdict;
 
 /// Comments are lost: what was read is written and read again.
@@ -89,10 +89,11 @@ pub(super) fn secret(bytes: &[u8]) -> Verdict {
     let Some((&form, bytes)) = bytes.split_first() else { return Verdict::Refused };
     let secret = match form & 1 {
         0 => Secret::new(bytes),
-        _ => match scratch::file("secret", bytes) {
-            Ok(path) => Secret::from_file(path),
-            Err(_) => return Verdict::Refused,
-        },
+        _ => {
+            let Ok(scratch) = Scratch::new() else { return Verdict::Refused };
+            let Ok(path) = scratch.file(bytes) else { return Verdict::Refused };
+            Secret::from_file(path)
+        }
     };
     if let Ok(secret) = &secret {
         let behind = bytes.strip_prefix(secret.expose());

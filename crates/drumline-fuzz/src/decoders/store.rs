@@ -10,7 +10,7 @@ use drumline_store::store::{
     },
 };
 
-use super::scratch;
+use super::scratch::Scratch;
 use crate::Verdict;
 
 /// A stream of requests, as the server reads them. Each comes back byte by byte, and however many bytes
@@ -74,7 +74,8 @@ pub(super) fn reply(bytes: &[u8]) -> Verdict {
 /// A file that others have written. One that is no store's stays as it is; any other is whole after it
 /// was opened, and says the same to the next one who opens it.
 pub(super) fn file(bytes: &[u8]) -> Verdict {
-    let Ok(path) = scratch::file("store", bytes) else { return Verdict::Refused };
+    let Ok(scratch) = Scratch::new() else { return Verdict::Refused };
+    let Ok(path) = scratch.file(bytes) else { return Verdict::Refused };
     let open = || FileStore::with_limit(&path, 0, LIMIT);
     let contents = |store: &FileStore| -> Option<BTreeMap<String, Option<Vec<u8>>>> {
         store.set_timeout(Duration::ZERO);
