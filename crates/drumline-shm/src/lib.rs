@@ -125,6 +125,7 @@ mod process;
 mod ranges;
 mod segment;
 mod spin;
+mod unforked;
 
 pub use arena::{Arena, Registered};
 pub use cache::cache_bytes;
@@ -141,3 +142,6 @@ pub use per_process::PerProcess;
 pub use process::{Credentials, PidFd};
 pub use segment::{Segment, SleepGuard, Waker};
 pub use spin::{SpinLimit, spin, spin_limit};
+pub use unforked::Unforked;
+#[doc(hidden)]
+pub use unforked::fork_idle;
