@@ -105,6 +105,11 @@
 //! - A peer may write a page while the kernel copies it. The copy then mixes old and new values of
 //!   the failed call, and a failed call promises no values.
 
+//! # Forks
+//!
+//! A rank's death shows in the end of its connections, so a process that it has forked must not keep them
+//! open: [`Unforked`] sockets stay with the process that opened them.
+
 #![cfg(all(target_os = "linux", not(loom)))]
 
 mod arena;
