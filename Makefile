@@ -24,7 +24,7 @@ help:
 	@echo 'make test       formatting, links, lints, documentation, and all tests'
 	@echo 'make check      lints and unit tests of the crates that differ from the last commit'
 	@echo 'make bench      measure beside MPI and gloo; writes the tables of docs/performance.md'
-	@echo 'make soak       what takes long: 100,000 simulated jobs, hundreds of kills, every resume'
+	@echo 'make soak       what takes long: 100,000 simulated jobs, 1,000 kills, every resume'
 	@echo 'make fuzz       every decoder under libFuzzer, TIME=$(TIME) seconds each; ONLY=trace,url'
 	@echo 'make nightly    every case of the conformance suite, with every size: an hour or two; PART=3/24'
 	@echo 'make schedules  draw docs/schedules anew'

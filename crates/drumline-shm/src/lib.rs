@@ -105,6 +105,11 @@
 //! - A peer may write a page while the kernel copies it. The copy then mixes old and new values of
 //!   the failed call, and a failed call promises no values.
 
+//! # Forks
+//!
+//! A rank's death shows in the end of its connections, so a process that it has forked must not keep them
+//! open: [`Unforked`] sockets stay with the process that opened them.
+
 #![cfg(all(target_os = "linux", not(loom)))]
 
 mod arena;
@@ -125,6 +130,7 @@ mod process;
 mod ranges;
 mod segment;
 mod spin;
+mod unforked;
 
 pub use arena::{Arena, Registered};
 pub use cache::cache_bytes;
@@ -141,3 +147,6 @@ pub use per_process::PerProcess;
 pub use process::{Credentials, PidFd};
 pub use segment::{Segment, SleepGuard, Waker};
 pub use spin::{SpinLimit, spin, spin_limit};
+pub use unforked::Unforked;
+#[doc(hidden)]
+pub use unforked::fork_idle;

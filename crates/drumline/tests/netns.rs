@@ -40,9 +40,16 @@ fn rank() {
     let mut sum = [group.rank() as f64 + 1.0];
     group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
     println!("\nsum: {}", sum[0]);
+    if task == "fork, and work until something breaks" && group.rank() == 1 {
+        let child = drumline_shm::fork_idle(120).unwrap();
+        println!("child: {}", child.as_raw_nonzero());
+        // Its connections are still its own.
+        group.all_reduce(&mut [1.0_f32; 100_000], ReduceOp::Sum).unwrap();
+        println!("goes on");
+    }
     match &*task {
         "leave" => group.destroy().unwrap(),
-        "work until something breaks" => loop {
+        "work until something breaks" | "fork, and work until something breaks" => loop {
             let error = match group.all_reduce(&mut [1.0_f32; 100_000], ReduceOp::Sum) {
                 Ok(()) => continue,
                 Err(error) => error,
@@ -462,6 +469,27 @@ fn a_cable_that_is_pulled_is_named_by_all_who_remain() {
     // And the one on its own sees a host that is silent, too.
     let told = ranks[2].line("culprit: ");
     assert!(told.contains("does not answer"), "{told}");
+}
+
+/// A child of a torch `DataLoader` is such a fork.
+#[test]
+fn a_rank_that_is_killed_is_named_although_a_fork_of_it_lives() {
+    let Some(network) = Hosts::new(2) else { return };
+    let mut ranks = network.start_all(2, "fork, and work until something breaks");
+    ranks.iter_mut().for_each(|rank| assert_eq!(rank.line("sum: "), "3"));
+    let child = ranks[1].line("child: ").parse().unwrap();
+    let child = rustix::process::Pid::from_raw(child).unwrap();
+    ranks[1].line("goes on");
+    ranks[1].signal(rustix::process::Signal::KILL);
+    let killed = Instant::now();
+    let told = ranks[0].line("culprit: ");
+    let noticed_after = killed.elapsed();
+    rustix::process::kill_process(child, rustix::process::Signal::KILL).unwrap();
+    println!("{:.3} s after it was killed: {told}", noticed_after.as_secs_f64());
+    assert!(told.starts_with("Some(1): "), "{told}");
+    assert!(told.contains("the process of rank 1 has ended"), "{told}");
+    // Without the end of its connections, it takes the time limit: 30 s.
+    assert!(noticed_after < Duration::from_secs(10), "{noticed_after:?}");
 }
 
 #[test]

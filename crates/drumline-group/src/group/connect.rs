@@ -400,8 +400,7 @@ impl ProcessGroup {
     }
 }
 
-/// The process of a peer on this host, to hear of its end at once. (The end of its connections
-/// may come late: a child that it forked holds them open.)
+/// The process of a peer on this host, to hear of its end at once.
 fn process_of(peer: &Near) -> Option<PidFd> {
     let Stream::Unix(stream) = &*peer.streams.control else { return None };
     match PidFd::of_peer(stream) {
@@ -428,7 +427,7 @@ fn share_memory(
     let near: Vec<(Rank, &_)> = near
         .iter()
         .filter_map(|peer| match &*peer.streams.control {
-            Stream::Unix(stream) => Some((peer.rank, stream)),
+            Stream::Unix(stream) => Some((peer.rank, &**stream)),
             Stream::Tcp(_) | Stream::Secured(_) => None,
         })
         .collect();

@@ -5,6 +5,7 @@
 use drumline_shm::{PeerSegment, Segment, SegmentSize};
 use rustix::event::Timespec;
 
+mod forks;
 mod handover;
 mod processes;
 mod registered;

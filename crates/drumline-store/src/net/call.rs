@@ -4,16 +4,20 @@ use std::{
     fmt,
     io::{self, ErrorKind, Read as _, Write as _},
     net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs as _},
-    os::unix::net::UnixStream,
+    os::{fd::OwnedFd, unix::net::UnixStream},
     sync::mpsc,
     thread,
     time::{Duration, Instant},
 };
 
+use drumline_shm::Unforked;
 use rustix::{
     event::PollFlags,
     io::Errno,
-    net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
+    net::{
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with,
+        sockopt::socket_error,
+    },
 };
 
 use super::{sleep_until, stream::Stream};
@@ -64,7 +68,8 @@ const PAUSE: Duration = Duration::from_millis(2);
 pub fn open(address: &Address, deadline: Instant) -> io::Result<Stream> {
     let stream = match address {
         Address::Tcp(address) => {
-            let stream = TcpStream::connect_timeout(address, time_left(deadline)?)?;
+            let stream = tcp_socket(address)?;
+            connect_tcp(&stream, address, deadline)?;
             // Without a listener, a connection from an ephemeral port can meet itself.
             if stream.local_addr()? == stream.peer_addr()? {
                 return Err(ErrorKind::ConnectionRefused.into());
@@ -73,10 +78,9 @@ pub fn open(address: &Address, deadline: Instant) -> io::Result<Stream> {
         }
         Address::Unix(name) => {
             let address = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
-            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            let socket = Unforked::open(|| Ok(UnixStream::from(socket(AddressFamily::UNIX)?)))?;
             loop {
-                match connect(&socket, &address) {
+                match connect(&*socket, &address) {
                     Ok(()) => break,
                     Err(Errno::INTR) => {}
                     // Too many are waiting to be accepted. Nothing tells when they are not.
@@ -84,12 +88,39 @@ pub fn open(address: &Address, deadline: Instant) -> io::Result<Stream> {
                     Err(error) => return Err(error.into()),
                 }
             }
-            Stream::Unix(UnixStream::from(socket))
+            Stream::Unix(socket)
         }
     };
-    stream.set_nonblocking(true)?;
     stream.tune()?;
     Ok(stream)
+}
+
+/// A socket for a connection to `address`, which does not block.
+pub(super) fn tcp_socket(address: &SocketAddr) -> io::Result<Unforked<TcpStream>> {
+    let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
+    Unforked::open(|| Ok(TcpStream::from(socket(family)?)))
+}
+
+fn socket(family: AddressFamily) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(socket_with(family, SocketType::STREAM, flags, None)?)
+}
+
+fn connect_tcp(stream: &TcpStream, address: &SocketAddr, deadline: Instant) -> io::Result<()> {
+    match connect(stream, address) {
+        Ok(()) => return Ok(()),
+        Err(Errno::INPROGRESS | Errno::INTR) => {}
+        Err(error) => return Err(error.into()),
+    }
+    loop {
+        sleep_until(stream, PollFlags::OUT, deadline);
+        socket_error(stream)??;
+        match stream.peer_addr() {
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == ErrorKind::NotConnected => time_left(deadline)?,
+            Err(error) => return Err(error),
+        };
+    }
 }
 
 /// Goes through a handshake over a connection that does not block, and returns the connection under

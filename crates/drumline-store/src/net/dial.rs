@@ -2,17 +2,17 @@
 
 use std::{
     io::{self, ErrorKind},
-    net::{SocketAddr, TcpStream},
+    net::SocketAddr,
     os::fd::{AsFd, BorrowedFd},
 };
 
 use rustix::{
     io::Errno,
-    net::{AddressFamily, SocketFlags, SocketType, connect, socket_with, sockopt::socket_error},
+    net::{connect, sockopt::socket_error},
 };
 
 use super::{
-    call::{CallError, shake},
+    call::{CallError, shake, tcp_socket},
     pacing,
     stream::Stream,
 };
@@ -33,15 +33,13 @@ pub struct Dial {
 impl Dial {
     /// Begins to connect, and then to shake hands.
     pub fn begin(address: SocketAddr, handshake: Handshake, has_secret: bool) -> io::Result<Dial> {
-        let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let socket = socket_with(family, SocketType::STREAM, flags, None)?;
-        pacing::begin_without(&socket);
-        match connect(&socket, &address) {
+        let socket = tcp_socket(&address)?;
+        pacing::begin_without(&*socket);
+        match connect(&*socket, &address) {
             Ok(()) | Err(Errno::INPROGRESS | Errno::INTR) => {}
             Err(error) => return Err(error.into()),
         }
-        let stream = Stream::Tcp(TcpStream::from(socket));
+        let stream = Stream::Tcp(socket);
         Ok(Dial { stream, handshake, has_secret, is_connecting: true })
     }
 

@@ -12,6 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use drumline_shm::Unforked;
 use rustix::{
     buffer::spare_capacity,
     event::{Timespec, epoll},
@@ -25,13 +26,14 @@ use crate::{
     text::escaped,
 };
 
-/// A socket that listens.
+/// A socket that listens. A fork of this process does not: it would keep the address taken, and let callers
+/// wait for an answer.
 #[derive(Debug)]
 pub enum Listener {
     /// A socket of TCP.
-    Tcp(TcpListener),
+    Tcp(Unforked<TcpListener>),
     /// A Unix socket.
-    Unix(UnixListener),
+    Unix(Unforked<UnixListener>),
 }
 
 /// The kernel's own limit is usually this too. std's 128 would make a large job's ranks wait for
@@ -41,15 +43,16 @@ const BACKLOG: i32 = 4096;
 impl Listener {
     /// Listens on exactly this address.
     pub fn tcp(address: SocketAddr) -> io::Result<Listener> {
-        let listener = TcpListener::bind(address)?;
-        pacing::begin_without(&listener);
+        let listener = Unforked::open(|| TcpListener::bind(address))?;
+        pacing::begin_without(&*listener);
         Listener::ready(Listener::Tcp(listener))
     }
 
     /// Listens on an abstract Unix socket.
     pub fn unix(name: &str) -> io::Result<Listener> {
         let address = UnixAddr::from_abstract_name(name)?;
-        Listener::ready(Listener::Unix(UnixListener::bind_addr(&address)?))
+        let listener = Unforked::open(|| UnixListener::bind_addr(&address))?;
+        Listener::ready(Listener::Unix(listener))
     }
 
     fn ready(listener: Listener) -> io::Result<Listener> {
@@ -71,8 +74,12 @@ impl Listener {
 
     fn accept(&self) -> io::Result<Stream> {
         let stream = match self {
-            Listener::Tcp(listener) => Stream::Tcp(listener.accept()?.0),
-            Listener::Unix(listener) => Stream::Unix(listener.accept()?.0),
+            Listener::Tcp(listener) => {
+                Stream::Tcp(Unforked::open(|| listener.accept().map(|(stream, _)| stream))?)
+            }
+            Listener::Unix(listener) => {
+                Stream::Unix(Unforked::open(|| listener.accept().map(|(stream, _)| stream))?)
+            }
         };
         stream.set_nonblocking(true)?;
         stream.tune()?;

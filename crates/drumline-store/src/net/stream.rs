@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use drumline_shm::Unforked;
 use rustix::{net::sockopt, process::geteuid};
 
 use super::pacing;
@@ -18,15 +19,16 @@ use crate::{
     secured::{Layer, Secured},
 };
 
-/// A connection to another process.
+/// A connection to another process. A fork of this process has no part in it: while it lives, the other
+/// end would not see that this one has died.
 #[derive(Debug)]
 pub enum Stream {
     /// Over TCP.
-    Tcp(TcpStream),
+    Tcp(Unforked<TcpStream>),
     /// Over a Unix socket.
-    Unix(UnixStream),
+    Unix(Unforked<UnixStream>),
     /// Over TCP, at a level above `auth`.
-    Secured(Box<Secured<TcpStream>>),
+    Secured(Box<Secured<Unforked<TcpStream>>>),
 }
 
 /// What one call of the same name on any kind of stream returns.

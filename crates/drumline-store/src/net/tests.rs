@@ -253,3 +253,20 @@ fn silence_and_an_end_are_told_apart() {
     assert!(is_silence(&Error::from_raw_os_error(113)), "EHOSTUNREACH");
     assert!(!is_silence(&ErrorKind::ConnectionReset.into()));
 }
+
+#[test]
+fn an_address_is_free_again_and_a_caller_is_refused_although_a_fork_lives() {
+    let (gate, address) = tcp_gate();
+    let Address::Tcp(socket) = address else { panic!("not TCP") };
+    let waits = open(&address, Instant::now() + HANG).unwrap();
+    let fork = drumline_shm::fork_idle(60).unwrap();
+    drop(gate);
+    // Nobody listens, also for the caller that was not accepted yet.
+    sleep_until(&waits, PollFlags::IN, Instant::now() + HANG);
+    assert!(matches!(open(&address, Instant::now() + HANG), Err(error) if
+        error.kind() == std::io::ErrorKind::ConnectionRefused));
+    drop(waits);
+    Listener::tcp(socket).unwrap();
+    rustix::process::kill_process(fork, rustix::process::Signal::KILL).unwrap();
+    rustix::process::waitpid(Some(fork), rustix::process::WaitOptions::empty()).unwrap();
+}

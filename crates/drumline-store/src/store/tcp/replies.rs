@@ -7,6 +7,8 @@ use std::{
     sync::Arc,
 };
 
+use drumline_shm::Unforked;
+
 use super::{
     TcpStore,
     connection::{Connection, Server},
@@ -33,6 +35,7 @@ pub fn client(said: &[u8], is_extended: bool) -> io::Result<(TcpStore, UnixStrea
     theirs.shutdown(Shutdown::Write)?;
     let address = Address::Unix("drumline-nobody-listens-here".to_owned());
     let target = Server { address, secret: None, level: Level::Auth, open: Arc::default() };
+    let ours = Unforked::open(|| Ok(ours))?;
     let connection = Connection::over(Stream::Unix(ours), is_extended);
     Ok((TcpStore::new("unix:@bytes".to_owned(), target, connection, None), theirs))
 }
