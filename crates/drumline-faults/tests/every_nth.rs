@@ -1,0 +1,238 @@
+//! Two ranks train for ten steps. In one of them the n-th system call fails: each then has the right digest or an
+//! error that names what failed. Nothing hangs, panics, or adds up wrong, and no broken checkpoint looks whole.
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    io::Read as _,
+    path::{Path, PathBuf},
+    process::{self, Child, Command, ExitStatus, Stdio},
+    sync::{
+        Mutex,
+        atomic::{AtomicU32, AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use drumline::checkpoint::CheckpointDirectory;
+
+/// The ranks give up after 5 s, and may wait for that twice: for the call, and when they take leave.
+const HANGS_AFTER: Duration = Duration::from_secs(30);
+const VARIANTS: usize = 4;
+/// The runtime of Rust ends the process by itself: the crate's page lists these.
+const NOT_OURS: [&str; 2] = ["memory allocation of", "failed to allocate an alternative stack"];
+
+/// Every call of start-up fails in one way, and some of those of the steps.
+#[test]
+fn a_failed_call_is_an_error_with_a_name() {
+    quick("shm", 1);
+    quick("unix", 0);
+    quick("tcp", 1);
+}
+
+/// Every call, in every way it may fail, on either rank: `make faults`.
+#[test]
+#[ignore = "many minutes: make faults"]
+fn every_failed_call_is_an_error_with_a_name() {
+    let only = env::var("ONLY").unwrap_or_default();
+    let mut bad = Vec::new();
+    for transport in ["shm", "unix", "tcp"].into_iter().filter(|name| name.contains(&only)) {
+        for faulty in [0, 1] {
+            let Some(count) = count(transport, faulty) else { return };
+            let all = (1..=count.calls).flat_map(|nth| (0..VARIANTS).map(move |way| (nth, way)));
+            bad.extend(sweep(transport, faulty, &count, all.collect()));
+        }
+    }
+    assert!(bad.is_empty(), "{}", bad.join("\n"));
+}
+
+fn quick(transport: &str, faulty: usize) {
+    let Some(count) = count(transport, faulty) else { return };
+    let every = count.calls.div_ceil(25).max(1);
+    let some = (1..=count.calls).step_by(every).enumerate().map(|(way, nth)| (nth, way));
+    let bad = sweep(transport, faulty, &count, some.collect());
+    assert!(bad.is_empty(), "{}", bad.join("\n"));
+}
+
+struct Count {
+    start_up: usize,
+    calls: usize,
+    digest: String,
+}
+
+/// Runs the job without a fault. `None` where processes may not be traced.
+fn count(transport: &str, faulty: usize) -> Option<Count> {
+    let job = Job::run(transport, faulty, 0, 0);
+    let [first, second] = &job.ranks;
+    if job.report.is_empty() && job.ranks[faulty].told.contains("EPERM") {
+        let reason = "processes may not be traced here (ptrace)";
+        assert!(env::var_os("DRUMLINE_TEST_HOSTS").is_none(), "{reason}");
+        println!("SKIPPED: {reason}");
+        return None;
+    }
+    assert!(first.is_right(&first.digest) && first.digest == second.digest, "{job:?}");
+    assert_eq!(first.digest.len(), 32, "{job:?}");
+    let mut numbers = job.report.split(' ').map(|number| number.parse().unwrap_or(0));
+    let (start_up, calls) = (numbers.next().unwrap(), numbers.next().unwrap());
+    assert!(0 < start_up && start_up < calls, "{job:?}");
+    Some(Count { start_up, calls, digest: first.digest.clone() })
+}
+
+/// Makes all of these calls fail, and returns what went as it must not.
+fn sweep(
+    transport: &str,
+    faulty: usize,
+    count: &Count,
+    faults: Vec<(usize, usize)>,
+) -> Vec<String> {
+    let (next, tried) = (AtomicUsize::new(0), faults.len());
+    let told = Mutex::new((BTreeMap::<&str, usize>::new(), Vec::new()));
+    let jobs_at_once = env::var("JOBS").ok().and_then(|jobs| jobs.parse().ok()).unwrap_or(4);
+    thread::scope(|threads| {
+        for _ in 0..jobs_at_once {
+            threads.spawn(|| {
+                while let Some(&(nth, way)) = faults.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let job = Job::run(transport, faulty, nth, way);
+                    let outcome = job.outcome(count);
+                    let mut told = told.lock().unwrap();
+                    *told.0.entry(outcome.unwrap_or("bad")).or_default() += 1;
+                    if let Err(reason) = outcome {
+                        println!("{transport}, rank {faulty}, call {nth}/{way}: {reason}: {job:?}");
+                        told.1.push(format!("{transport}, rank {faulty}, call {nth}, way {way}: {reason}: {job:?}"));
+                    }
+                }
+            });
+        }
+    });
+    let (outcomes, bad) = told.into_inner().unwrap();
+    println!(
+        "{transport}, rank {faulty}: {} calls, {} of start-up; {tried} tried: {outcomes:?}",
+        count.calls, count.start_up
+    );
+    bad
+}
+
+#[derive(Debug)]
+struct Job {
+    report: String,
+    ranks: [Rank; 2],
+    /// Files that should not be there.
+    left: Vec<String>,
+}
+
+#[derive(Debug)]
+struct Rank {
+    /// `None`: it hung.
+    status: Option<ExitStatus>,
+    digest: String,
+    told: String,
+}
+
+impl Job {
+    fn run(transport: &str, faulty: usize, nth: usize, way: usize) -> Job {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let run = NEXT.fetch_add(1, Ordering::Relaxed);
+        let [.., high, low] = process::id().to_be_bytes();
+        let host = format!("127.{}.{high}.{low}", 100 + run % 100);
+        let port = 29_500 + run / 100;
+        let directory = tempfile::tempdir().unwrap();
+        let report = directory.path().join("report");
+        let start = |rank: usize| {
+            let program = env!("CARGO_BIN_EXE_ten-steps");
+            let mut command = if rank == faulty {
+                let mut command = Command::new(env!("CARGO_BIN_EXE_fail-nth"));
+                command.args([nth.to_string(), way.to_string()]).arg(&report).arg(program);
+                command
+            } else {
+                Command::new(program)
+            };
+            command.args([transport, &rank.to_string()]);
+            command.arg(format!("tcp://{host}:{port}?rank={rank}&world_size=2"));
+            command.arg(directory.path()).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.spawn().unwrap()
+        };
+        let ranks = [start(0), start(1)];
+        let until = Instant::now() + HANGS_AFTER;
+        let ranks = ranks.map(|rank| Rank::awaited(rank, until));
+        let left = (0..2).flat_map(|rank| not_whole(&directory.path().join(format!("rank-{rank}"))));
+        let left = left.collect();
+        Job { report: fs::read_to_string(report).unwrap_or_default(), ranks, left }
+    }
+
+    fn outcome(&self, count: &Count) -> Result<&'static str, &'static str> {
+        if let Some(reason) = self.ranks.iter().find_map(|rank| rank.wrong(count)) {
+            return Err(reason);
+        }
+        if !self.left.is_empty() {
+            return Err("a checkpoint that is not whole looks so, or a file was left");
+        }
+        let told = |text: &str| self.ranks.iter().any(|rank| rank.told.contains(text));
+        Ok(match () {
+            () if NOT_OURS.iter().any(|text| told(text)) => "not ours",
+            () if self.ranks.iter().all(|rank| rank.is_right(&count.digest)) => "right result",
+            () => "named error",
+        })
+    }
+}
+
+impl Rank {
+    fn awaited(mut child: Child, until: Instant) -> Rank {
+        let status = loop {
+            match child.try_wait().unwrap() {
+                Some(status) => break Some(status),
+                None if Instant::now() > until => break None,
+                None => thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        if status.is_none() {
+            child.kill().unwrap();
+            child.wait().unwrap();
+        }
+        let (mut digest, mut told) = (String::new(), String::new());
+        child.stdout.take().unwrap().read_to_string(&mut digest).unwrap();
+        child.stderr.take().unwrap().read_to_string(&mut told).unwrap();
+        Rank { status, digest: digest.trim().to_owned(), told }
+    }
+
+    fn is_right(&self, digest: &str) -> bool {
+        self.status.is_some_and(|status| status.success()) && self.digest == digest
+    }
+
+    /// What must not be.
+    fn wrong(&self, count: &Count) -> Option<&'static str> {
+        let Some(status) = self.status else { return Some("hangs") };
+        let named = self.told.contains("failed: ");
+        match status.code() {
+            _ if self.told.contains("WRONG SUM") => Some("wrong sum"),
+            _ if NOT_OURS.iter().any(|text| self.told.contains(text)) => None,
+            _ if self.told.contains("panicked") => Some("panics"),
+            Some(0) if self.digest != count.digest => Some("wrong digest"),
+            Some(0) => None,
+            Some(1) if named => None,
+            _ => Some("ends without an error that has a name"),
+        }
+    }
+}
+
+/// The files of a directory of checkpoints that are no whole checkpoint of step 5 or 10.
+fn not_whole(directory: &Path) -> Vec<String> {
+    let Ok(files) = fs::read_dir(directory) else { return Vec::new() };
+    let files: Vec<PathBuf> = files.map(|file| file.unwrap().path()).collect();
+    let found = CheckpointDirectory::new(directory).newest().unwrap();
+    let skipped = found.iter().flat_map(|found| found.skipped.iter().map(|skipped| &skipped.path));
+    let mut wrong: Vec<String> = skipped.map(|path| path.display().to_string()).collect();
+    for file in &files {
+        let name = file.file_name().unwrap().to_string_lossy();
+        if !["step-00000005.safetensors", "step-00000010.safetensors"].contains(&&*name) {
+            wrong.push(file.display().to_string());
+        }
+    }
+    if let Some(found) = found
+        && found.checkpoint.metadata.get("step") != Some(&found.step.to_string())
+    {
+        wrong.push(found.path.display().to_string());
+    }
+    wrong
+}
