@@ -35,9 +35,7 @@ impl Kind {
         let link = fs::read_link(format!("/proc/{pid}/fd/{descriptor}")).unwrap_or_default();
         match link.to_string_lossy() {
             _ if descriptor <= 2 => Kind::Standard,
-            link if link.starts_with("socket:") => {
-                Kind::Socket { blocks: blocks(pid, descriptor) }
-            }
+            link if link.starts_with("socket:") => Kind::Socket { blocks: blocks(pid, descriptor) },
             link if link.starts_with('/') => Kind::File,
             _ => Kind::Other,
         }

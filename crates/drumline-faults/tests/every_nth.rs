@@ -100,7 +100,9 @@ fn sweep(
                     *told.0.entry(outcome.unwrap_or("bad")).or_default() += 1;
                     if let Err(reason) = outcome {
                         println!("{transport}, rank {faulty}, call {nth}/{way}: {reason}: {job:?}");
-                        told.1.push(format!("{transport}, rank {faulty}, call {nth}, way {way}: {reason}: {job:?}"));
+                        told.1.push(format!(
+                            "{transport}, rank {faulty}, call {nth}, way {way}: {reason}: {job:?}"
+                        ));
                     }
                 }
             });
@@ -156,7 +158,8 @@ impl Job {
         let ranks = [start(0), start(1)];
         let until = Instant::now() + HANGS_AFTER;
         let ranks = ranks.map(|rank| Rank::awaited(rank, until));
-        let left = (0..2).flat_map(|rank| not_whole(&directory.path().join(format!("rank-{rank}"))));
+        let left =
+            (0..2).flat_map(|rank| not_whole(&directory.path().join(format!("rank-{rank}"))));
         let left = left.collect();
         Job { report: fs::read_to_string(report).unwrap_or_default(), ranks, left }
     }
