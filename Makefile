@@ -134,7 +134,8 @@ nightly:
 	    --features drumline-conformance/nightly,drumline-sim/nightly \
 	    --test conformance --test simulator -- everything programs_of
 
-# Every system call of a small job fails once, in every way it may: ONLY=shm, unix or tcp for one transport.
+# Every system call of a small job fails once, in every way it may: ONLY=shm, unix or tcp for one
+# transport, EVERY=7 for every seventh.
 faults: export ONLY := $(ONLY)
 faults:
 	cargo test --locked -p drumline-faults --test every_nth -- --include-ignored --nocapture every_failed_call

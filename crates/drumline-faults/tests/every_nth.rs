@@ -41,7 +41,9 @@ fn every_failed_call_is_an_error_with_a_name() {
     for transport in ["shm", "unix", "tcp"].into_iter().filter(|name| name.contains(&only)) {
         for faulty in [0, 1] {
             let Some(count) = count(transport, faulty) else { return };
-            let all = (1..=count.calls).flat_map(|nth| (0..VARIANTS).map(move |way| (nth, way)));
+            let every = env::var("EVERY").ok().and_then(|every| every.parse().ok()).unwrap_or(1);
+            let some = (1..=count.calls).step_by(every);
+            let all = some.flat_map(|nth| (0..VARIANTS).map(move |way| (nth, way)));
             bad.extend(sweep(transport, faulty, &count, all.collect()));
         }
     }
@@ -98,6 +100,13 @@ fn sweep(
                     let outcome = job.outcome(count);
                     let mut told = told.lock().unwrap();
                     *told.0.entry(outcome.unwrap_or("bad")).or_default() += 1;
+                    if outcome == Ok("named error") {
+                        println!(
+                            "{}: {:?}",
+                            job.report,
+                            job.ranks.each_ref().map(|rank| &rank.told)
+                        );
+                    }
                     if let Err(reason) = outcome {
                         println!("{transport}, rank {faulty}, call {nth}/{way}: {reason}: {job:?}");
                         told.1.push(format!(
@@ -173,6 +182,8 @@ impl Job {
         }
         let told = |text: &str| self.ranks.iter().any(|rank| rank.told.contains(text));
         Ok(match () {
+            // Threads come in another order each time, and so one call more or less.
+            () if self.report.split(' ').nth(2).is_none_or(str::is_empty) => "not reached",
             () if NOT_OURS.iter().any(|text| told(text)) => "not ours",
             () if self.ranks.iter().all(|rank| rank.is_right(&count.digest)) => "right result",
             () => "named error",
