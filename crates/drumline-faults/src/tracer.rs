@@ -38,6 +38,7 @@ struct Tracer {
     program: Pid,
     nth: usize,
     variant: usize,
+    only: Option<String>,
     marks: usize,
     inside: HashMap<Pid, Inside>,
     outcome: Outcome,
@@ -55,12 +56,17 @@ pub fn become_traced(command: &[OsString]) -> io::Error {
 }
 
 /// Traces `program`, a child that has called [`become_traced`]. Its `nth` counted call fails, in the way
-/// `variant` of those that the call has; 0 fails none.
+/// `variant` of those that the call has; 0 fails none. With `only`, no other call than that of this name counts.
 ///
 /// # Errors
 ///
 /// The child cannot be traced.
-pub fn trace(program: i32, nth: usize, variant: usize) -> nix::Result<Outcome> {
+pub fn trace(
+    program: i32,
+    nth: usize,
+    variant: usize,
+    only: Option<String>,
+) -> nix::Result<Outcome> {
     let program = Pid::from_raw(program);
     match waitpid(program, Some(WaitPidFlag::__WALL))? {
         WaitStatus::Stopped(..) => {}
@@ -73,7 +79,7 @@ pub fn trace(program: i32, nth: usize, variant: usize) -> nix::Result<Outcome> {
     ptrace::syscall(program, None)?;
     let outcome = Outcome { start_up: 0, calls: 0, failed: None, status: 0 };
     let inside = HashMap::new();
-    Tracer { program, nth, variant, marks: 0, inside, outcome }.run()
+    Tracer { program, nth, variant, only, marks: 0, inside, outcome }.run()
 }
 
 impl Tracer {
@@ -126,7 +132,8 @@ impl Tracer {
             }
         }
         self.inside.insert(pid, Inside::Untouched);
-        let counts = self.marks > 0 && self.outcome.failed.is_none();
+        let is_meant = self.only.as_ref().is_none_or(|only| *only == name_of(number));
+        let counts = self.marks > 0 && self.outcome.failed.is_none() && is_meant;
         let faults = if counts { faults_of(number, pid.as_raw(), registers.rdi) } else { &[] };
         if faults.is_empty() {
             return Ok(());
