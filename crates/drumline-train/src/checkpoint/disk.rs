@@ -67,7 +67,14 @@ impl Disk for SystemDisk {
     }
 
     fn names(&self, directory: &Path) -> io::Result<Vec<OsString>> {
-        fs::read_dir(here_if_empty(directory))?.map(|entry| Ok(entry?.file_name())).collect()
+        let entries = loop {
+            match fs::read_dir(here_if_empty(directory)) {
+                // std makes other calls again by itself.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                opened => break opened?,
+            }
+        };
+        entries.map(|entry| Ok(entry?.file_name())).collect()
     }
 
     fn create(&self, path: &Path) -> io::Result<File> {
