@@ -99,7 +99,7 @@ fn send_message(
         let due = if sent == 0 { descriptors } else { &[] };
         match send_some(stream, &MESSAGE[sent..], due, deadline) {
             Ok(bytes) => sent += bytes,
-            Err(error @ Error::Os { .. }) if failure.is_none() => {
+            Err(error @ (Error::Os { .. } | Error::Closed { .. })) if failure.is_none() => {
                 failure = Some(error);
                 descriptors = &[];
             }
@@ -194,7 +194,6 @@ fn receive_some(
         Ok(answer) if answer.bytes == 0 => return Err(Error::Closed { missing: MISSING }),
         Ok(answer) => answer,
         Err(Errno::AGAIN | Errno::INTR) => return Ok((0, true)),
-        Err(Errno::CONNRESET) => return Err(Error::Closed { missing: MISSING }),
         Err(error) => return Err(Error::os("receive descriptors")(error)),
     };
     for item in control.drain() {
