@@ -381,6 +381,7 @@ impl Gate {
                     Ok(stream) => Some(Arrival { stream, hello }),
                     Err(error) => {
                         tracing::warn!(peer, %error, "turned a connection away");
+                        self.objection = Some(error.to_string());
                         None
                     }
                 }

@@ -3,6 +3,7 @@
 use std::{
     io::{Read, Write},
     net::{Ipv4Addr, TcpStream},
+    os::unix::net::UnixStream,
     sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
@@ -11,7 +12,7 @@ use std::{
 use rustix::event::PollFlags;
 
 use super::{
-    call::{Address, CallError, open, shake_hands},
+    call::{Address, CallError, open, say, shake, shake_hands},
     gate::{Admission, Arrival, GUESTS_MAX, Gate, Listener},
     sleep_until,
     stream::Stream,
@@ -252,4 +253,40 @@ fn silence_and_an_end_are_told_apart() {
     assert!(is_silence(&Error::from_raw_os_error(110)), "ETIMEDOUT");
     assert!(is_silence(&Error::from_raw_os_error(113)), "EHOSTUNREACH");
     assert!(!is_silence(&ErrorKind::ConnectionReset.into()));
+}
+
+#[test]
+fn a_handshake_goes_on_when_a_full_socket_takes_more() {
+    let (mut full, mut theirs) = UnixStream::pair().unwrap();
+    full.set_nonblocking(true).unwrap();
+    let mut filled = 0;
+    while let Ok(bytes) = full.write(&[0; 4096]) {
+        filled += bytes;
+    }
+    let expected = Expected { ranks: 0..1, world_size: 4, group: 11 };
+    let mut handshake = Handshake::call(hello(1), expected, None, Nonce::random().unwrap());
+    let greeting = handshake.output().to_vec();
+    let mut stream = Stream::Unix(full);
+    assert!(!shake(&mut stream, &mut handshake).unwrap());
+    assert_eq!(handshake.output(), greeting);
+
+    theirs.read_exact(&mut vec![0; filled]).unwrap();
+    assert!(say(&mut stream, &mut handshake).unwrap());
+    let mut heard = vec![0; greeting.len()];
+    theirs.read_exact(&mut heard).unwrap();
+    assert_eq!(heard, greeting);
+    drop(theirs);
+    assert!(matches!(shake(&mut stream, &mut handshake), Err(CallError::HungUp)));
+}
+
+/// Whoever hears nothing any more and says nothing would be waited for in vain.
+#[test]
+fn a_caller_that_cannot_be_heard_is_hung_up() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    theirs.shutdown(std::net::Shutdown::Read).unwrap();
+    let expected = Expected { ranks: 0..1, world_size: 4, group: 11 };
+    let mut handshake = Handshake::call(hello(1), expected, None, Nonce::random().unwrap());
+    let result = shake(&mut Stream::Unix(ours), &mut handshake);
+    assert!(matches!(result, Err(CallError::HungUp)), "{result:?}");
 }
