@@ -147,7 +147,7 @@ impl Tracer {
                 // No call has this number: the kernel does nothing.
                 registers.orig_rax = u64::MAX;
                 self.inside.insert(pid, Inside::Failing(error));
-                Errno::from_raw(error).to_string()
+                format!("{:?}: {}", Errno::from_raw(error), io::Error::from_raw_os_error(error))
             }
             Fault::Less => {
                 registers.rdx = (registers.rdx / 2).max(1);

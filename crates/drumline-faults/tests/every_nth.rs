@@ -150,6 +150,7 @@ fn sweep(
 
 #[derive(Debug)]
 struct Job {
+    directory: String,
     report: String,
     ranks: [Rank; 2],
     /// Files that should not be there.
@@ -199,7 +200,8 @@ impl Job {
             (0..2).flat_map(|rank| not_whole(&directory.path().join(format!("rank-{rank}"))));
         let in_temporary = fs::read_dir(&temporary).unwrap().map(|file| file.unwrap().path());
         let left = left.chain(in_temporary.map(|path| path.display().to_string())).collect();
-        Job { report: fs::read_to_string(report).unwrap_or_default(), ranks, left }
+        let report = fs::read_to_string(report).unwrap_or_default();
+        Job { directory: directory.path().display().to_string(), report, ranks, left }
     }
 
     fn outcome(&self, faulty: usize, count: &Count) -> Result<&'static str, &'static str> {
@@ -223,13 +225,18 @@ impl Job {
 
     /// Whether the call was interrupted, or did less than it was asked for, or had to wait: no failure.
     fn must_be_mended(&self) -> bool {
-        ["asked for only", "EINTR", "EAGAIN"].iter().any(|what| self.report.contains(what))
-            && !self.report.contains("clone")
+        let has = |what| self.report.contains(what);
+        has("asked for only") || has("EINTR") || (has("EAGAIN") && has("send"))
     }
 
-    /// Whether the rank with the fault tells the system's word for it.
+    /// Whether the rank with the fault tells the system's word for it, in its error or its log; or which file of
+    /// the job it is about, because std may have tried something else after the failure.
     fn is_named(&self, rank: &Rank) -> bool {
-        self.report.rsplit(": ").next().is_some_and(|word| rank.told.contains(word))
+        let word = self.report.rsplit(": ").next().unwrap_or_default();
+        // A rank whose peer has hung up has nothing to tell: the peer tells.
+        let hung_up = ["EPIPE", "ECONNRESET"].iter().any(|end| self.report.contains(end));
+        let is_peers_matter = hung_up && rank.status.is_some_and(|status| status.success());
+        is_peers_matter || rank.told.contains(word) || rank.told.contains(&self.directory)
     }
 }
 

@@ -14,6 +14,9 @@ use drumline::{
 const WIDTH: usize = 5000;
 
 fn main() -> ExitCode {
+    // What a thread of the library meets is in the log.
+    let log = tracing_subscriber::fmt().with_env_filter("warn,drumline_store=debug");
+    log.with_writer(std::io::stderr).with_ansi(false).init();
     let arguments: Vec<String> = env::args().skip(1).collect();
     let told = match &arguments[..] {
         [transport, rank, url, directory] => train(transport, rank, url, Path::new(directory)),
