@@ -7,7 +7,7 @@ ARGS ?=
 OUT ?= runs/fashion-mnist
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
-        gpt wheel wheel-aarch64 sdist bench bench-torch bench-step soak soak-python fuzz nightly schedules predict simulate torch torch-venv deny semver package clean
+        gpt wheel wheel-aarch64 sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules predict simulate torch torch-venv deny semver package clean
 
 # What is tested beside the defaults.
 FEATURES := --features drumline/ndarray
@@ -26,6 +26,7 @@ help:
 	@echo 'make bench      measure beside MPI and gloo; writes the tables of docs/performance.md'
 	@echo 'make soak       what takes long: 100,000 simulated jobs, 1,000 kills, every resume'
 	@echo 'make fuzz       every decoder under libFuzzer, TIME=$(TIME) seconds each; ONLY=trace,url'
+	@echo 'make faults     every system call of a small job fails once; ONLY=shm for one transport'
 	@echo 'make nightly    every case of the conformance suite, with every size: an hour or two; PART=3/24'
 	@echo 'make schedules  draw docs/schedules anew'
 	@echo 'make predict    measure this host, and write the times of replays beside the measurements'
@@ -106,6 +107,7 @@ soak:
 	cargo test --locked -p drumline-kernels -- --ignored
 	cargo test --locked -p fashion-mnist --features soak --test program resume
 	cargo run --locked --release -p drumline-sim -- --seeds $(SEEDS)
+	$(MAKE) faults ONLY=
 	$(MAKE) soak-python
 
 # 10,000 random collectives and 200 groups, on numpy and on torch, that leave nothing behind.
@@ -131,6 +133,12 @@ nightly:
 	cargo test --locked --release -p drumline-conformance -p drumline-sim \
 	    --features drumline-conformance/nightly,drumline-sim/nightly \
 	    --test conformance --test simulator -- everything programs_of
+
+# Every system call of a small job fails once, in every way it may: ONLY=shm, unix or tcp for one
+# transport, EVERY=7 for every seventh.
+faults: export ONLY := $(ONLY)
+faults:
+	cargo test --locked -p drumline-faults --test every_nth -- --include-ignored --nocapture every_failed_call
 
 schedules:
 	cargo run --locked -p drumline-inspect --example draw

@@ -3,6 +3,9 @@
 //! One message of 8 bytes carries both. Each side refuses processes of other users, waits no longer
 //! than its deadline, and works whether or not the socket is blocking.
 //!
+//! What follows the message belongs to somebody else. So a side whose system call fails still sends
+//! its message, without descriptors, and takes the other's out of the stream.
+//!
 //! ```
 //! use std::os::unix::net::UnixStream;
 //! use std::time::{Duration, Instant};
@@ -23,7 +26,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
@@ -65,30 +68,68 @@ const MESSAGE: [u8; 8] = *b"DRUMFDS\n";
 /// # Errors
 ///
 /// [`Error::Stranger`] for a process of another user, [`Error::Timeout`], [`Error::Closed`], or
-/// [`Error::Os`].
+/// [`Error::Os`]. After a failed system call, the other end has been told as by [`decline`].
 pub fn send(stream: &UnixStream, handles: &Handles, deadline: Instant) -> Result<()> {
-    const MISSING: &str = "this process had sent the descriptors of its segment";
-    Credentials::of_peer(stream)?.check()?;
-
     let descriptors = [handles.memory.as_fd(), handles.doorbell.as_fd()];
-    let mut sent = 0;
+    match Credentials::of_peer(stream).and_then(|peer| peer.check()) {
+        Ok(()) => send_message(stream, &descriptors, deadline),
+        Err(failure @ Error::Os { .. }) => decline(stream, deadline).and(Err(failure)),
+        Err(stranger) => Err(stranger),
+    }
+}
+
+/// Tells the process at the other end of `stream`, which waits for a segment, that it gets none.
+///
+/// # Errors
+///
+/// [`Error::Timeout`], [`Error::Closed`], or [`Error::Os`].
+pub fn decline(stream: &UnixStream, deadline: Instant) -> Result<()> {
+    send_message(stream, &[], deadline)
+}
+
+/// After the first failed call it tries once more, without descriptors.
+fn send_message(
+    stream: &UnixStream,
+    mut descriptors: &[BorrowedFd<'_>],
+    deadline: Instant,
+) -> Result<()> {
+    let (mut sent, mut failure) = (0, None);
     while sent < MESSAGE.len() {
-        wait_for(stream, PollFlags::OUT, deadline, MISSING)?;
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
         // The descriptors go with the first byte.
-        if sent == 0 && !control.push(SendAncillaryMessage::ScmRights(&descriptors)) {
-            return Err(Error::os("send descriptors")(Errno::NOBUFS));
-        }
-        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
-        match sendmsg(stream, &[IoSlice::new(&MESSAGE[sent..])], &mut control, flags) {
+        let due = if sent == 0 { descriptors } else { &[] };
+        match send_some(stream, &MESSAGE[sent..], due, deadline) {
             Ok(bytes) => sent += bytes,
-            Err(Errno::AGAIN | Errno::INTR) => {}
-            Err(Errno::PIPE | Errno::CONNRESET) => return Err(Error::Closed { missing: MISSING }),
-            Err(error) => return Err(Error::os("send descriptors")(error)),
+            Err(error @ (Error::Os { .. } | Error::Closed { .. })) if failure.is_none() => {
+                failure = Some(error);
+                descriptors = &[];
+            }
+            Err(error) => return Err(failure.unwrap_or(error)),
         }
     }
-    Ok(())
+    failure.map_or(Ok(()), Err)
+}
+
+/// Returns how many bytes it has sent.
+fn send_some(
+    stream: &UnixStream,
+    message: &[u8],
+    descriptors: &[BorrowedFd<'_>],
+    deadline: Instant,
+) -> Result<usize> {
+    const MISSING: &str = "this process had sent the descriptors of its segment";
+    wait_for(stream, PollFlags::OUT, deadline, MISSING)?;
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(Error::os("send descriptors")(Errno::NOBUFS));
+    }
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    match sendmsg(stream, &[IoSlice::new(message)], &mut control, flags) {
+        Ok(bytes) => Ok(bytes),
+        Err(Errno::AGAIN | Errno::INTR) => Ok(0),
+        Err(Errno::PIPE | Errno::CONNRESET) => Err(Error::Closed { missing: MISSING }),
+        Err(error) => Err(Error::os("send descriptors")(error)),
+    }
 }
 
 /// Receives the descriptors of a peer's segment, and takes no other bytes out of the stream.
@@ -98,44 +139,36 @@ pub fn send(stream: &UnixStream, handles: &Handles, deadline: Instant) -> Result
 ///
 /// [`Error::Stranger`] for a process of another user, [`Error::Refused`] for another message or
 /// number of descriptors (which are closed), [`Error::Timeout`], [`Error::Closed`], or
-/// [`Error::Os`].
+/// [`Error::Os`]. After a failed system call, or another number of descriptors, the message is out of the
+/// stream nevertheless.
 pub fn receive(stream: &UnixStream, deadline: Instant) -> Result<Handles> {
-    const MISSING: &str = "the descriptors of the peer's segment had arrived";
     const WHAT: &str = "a message";
-    Credentials::of_peer(stream)?.check()?;
-
+    // The message is to be taken out of the stream even after a failure.
+    let mut failure = match Credentials::of_peer(stream).and_then(|peer| peer.check()) {
+        Err(stranger @ Error::Stranger { .. }) => return Err(stranger),
+        known => known.err(),
+    };
     let mut message = [0; MESSAGE.len()];
     let mut received = 0;
     let mut descriptors: Vec<OwnedFd> = Vec::new();
     while received < message.len() {
-        wait_for(stream, PollFlags::IN, deadline, MISSING)?;
-        let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
-        let rest = &mut [IoSliceMut::new(&mut message[received..])];
-        let answer = match recvmsg(stream, rest, &mut control, flags) {
-            Ok(answer) => answer,
-            Err(Errno::AGAIN | Errno::INTR) => continue,
-            Err(Errno::CONNRESET) => return Err(Error::Closed { missing: MISSING }),
-            Err(error) => return Err(Error::os("receive descriptors")(error)),
-        };
-        for item in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(rights) = item {
-                descriptors.extend(rights);
+        match receive_some(stream, &mut message[received..], &mut descriptors, deadline) {
+            Ok((bytes, all_fit)) => {
+                received += bytes;
+                if !all_fit {
+                    let why = "it has more than two descriptors, or this process can have no more";
+                    failure.get_or_insert(Error::refused(WHAT, why));
+                }
             }
+            Err(error @ Error::Os { .. }) if failure.is_none() => failure = Some(error),
+            Err(error) => return Err(failure.unwrap_or(error)),
         }
-        // The kernel has closed the descriptors that did not fit into `control`. The others are closed
-        // with `descriptors`.
-        if descriptors.len() > 2 || answer.flags.contains(ReturnFlags::CTRUNC) {
-            return Err(Error::refused(WHAT, "it has more than two descriptors"));
-        }
-        if answer.bytes == 0 {
-            return Err(Error::Closed { missing: MISSING });
-        }
-        received += answer.bytes;
         if message[..received] != MESSAGE[..received] {
             return Err(Error::refused(WHAT, "it does not hand over a segment"));
         }
+    }
+    if let Some(failure) = failure {
+        return Err(failure);
     }
     match <[OwnedFd; 2]>::try_from(descriptors) {
         Ok([memory, doorbell]) => Ok(Handles { memory, doorbell }),
@@ -143,6 +176,34 @@ pub fn receive(stream: &UnixStream, deadline: Instant) -> Result<Handles> {
             Err(Error::refused(WHAT, format!("it has {} descriptors instead of two", found.len())))
         }
     }
+}
+
+/// Returns how many bytes it has received, and whether their descriptors are no more than two.
+fn receive_some(
+    stream: &UnixStream,
+    message: &mut [u8],
+    descriptors: &mut Vec<OwnedFd>,
+    deadline: Instant,
+) -> Result<(usize, bool)> {
+    const MISSING: &str = "the descriptors of the peer's segment had arrived";
+    wait_for(stream, PollFlags::IN, deadline, MISSING)?;
+    let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC;
+    let answer = match recvmsg(stream, &mut [IoSliceMut::new(message)], &mut control, flags) {
+        Ok(answer) if answer.bytes == 0 => return Err(Error::Closed { missing: MISSING }),
+        Ok(answer) => answer,
+        Err(Errno::AGAIN | Errno::INTR) => return Ok((0, true)),
+        Err(error) => return Err(Error::os("receive descriptors")(error)),
+    };
+    for item in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = item {
+            descriptors.extend(rights);
+        }
+    }
+    // The kernel has closed the descriptors that did not fit into `control`. The caller closes the others.
+    let all_fit = descriptors.len() <= 2 && !answer.flags.contains(ReturnFlags::CTRUNC);
+    Ok((answer.bytes, all_fit))
 }
 
 /// Waits until the socket is ready for `events` or has failed. An error at `deadline`.

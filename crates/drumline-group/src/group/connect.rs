@@ -463,17 +463,22 @@ fn segment_size(config: &Config) -> SegmentSize {
     }
 }
 
-/// Gives every neighbour this rank's segment, and maps theirs.
+/// Gives every neighbour this rank's segment, and maps theirs. After a failure it goes on: every neighbour
+/// waits for a message, and what a neighbour has sent must not be left in the stream.
 fn exchange(
     own: &Segment,
     near: &[(Rank, &std::os::unix::net::UnixStream)],
     deadline: Instant,
 ) -> drumline_shm::Result<BTreeMap<Rank, PeerSegment>> {
-    let handles = own.handles()?;
-    for (_, stream) in near {
-        handover::send(stream, &handles, deadline)?;
-    }
-    near.iter()
-        .map(|(rank, stream)| Ok((*rank, PeerSegment::map(handover::receive(stream, deadline)?)?)))
-        .collect()
+    let handles = own.handles();
+    let send = |stream| match &handles {
+        Ok(handles) => handover::send(stream, handles, deadline),
+        Err(_) => handover::decline(stream, deadline),
+    };
+    let sent: Vec<_> = near.iter().map(|(_, stream)| send(stream)).collect();
+    let receive = |stream| PeerSegment::map(handover::receive(stream, deadline)?);
+    let mapped: Vec<_> = near.iter().map(|(rank, stream)| Ok((*rank, receive(stream)?))).collect();
+    handles?;
+    sent.into_iter().collect::<drumline_shm::Result<()>>()?;
+    mapped.into_iter().collect()
 }

@@ -220,7 +220,7 @@ impl Far {
                 *line = Line::Dialling(Box::new(dial));
             }
             let Line::Dialling(dial) = line else { continue };
-            let was_connecting = dial.is_connecting();
+            let wrote = dial.writes();
             match dial.progress() {
                 Ok(true) => {
                     // The stream leaves this set for that of the transport.
@@ -239,9 +239,10 @@ impl Far {
                 Ok(false) if dial.is_connecting() && now >= give_up => {
                     return Err(failed(io::Error::from(io::ErrorKind::TimedOut).into()));
                 }
-                Ok(false) if was_connecting && !dial.is_connecting() => {
-                    let key = epoll::EventData::new_u64(rank as u64);
-                    epoll::modify(&self.epoll, &**dial, key, epoll::EventFlags::IN)
+                Ok(false) if wrote != dial.writes() => {
+                    let (writes, key) = (dial.writes(), epoll::EventData::new_u64(rank as u64));
+                    let flags = if writes { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+                    epoll::modify(&self.epoll, &**dial, key, flags)
                         .map_err(|error| failed(io::Error::from(error).into()))?;
                 }
                 Ok(false) => {}

@@ -67,13 +67,14 @@ pub(crate) fn connect(
 ) -> Result<Mesh> {
     let mut sockets = Sockets { member, config, deadline, unix: None, near: None, far: Vec::new() };
     let code = async |desk: &_, rules: &_| mesh::connect(desk, rules, config.streams).await;
-    let mesh::Mesh { near, far } = board.run(code, |question| match question {
+    let connected = board.run(code, |question| match question {
         Ask::Card => sockets.card(),
         Ask::Listen(elsewhere) => sockets.listen(&elsewhere),
         Ask::Dial { peer, name, channel } => sockets.dial(peer, name, channel),
         Ask::Accept(until) => sockets.accept(until),
         question => board.ask(question),
-    })?;
+    });
+    let mesh::Mesh { near, far } = connected.map_err(|error| sockets.explain(error))?;
     let far = match far.is_empty() {
         true => None,
         false => Some(Far::new(member, config, far, sockets.far)?),
@@ -94,6 +95,16 @@ struct Sockets<'a> {
 }
 
 impl Sockets<'_> {
+    /// Adds why somebody did not get in: perhaps this rank itself has failed.
+    fn explain(&self, mut error: Error) -> Error {
+        if let (Error::Connect { problem, .. }, Some(gate)) = (&mut error, &self.near)
+            && let Some(reason) = gate.objection()
+        {
+            *problem = format!("{problem} (The last connection that did not get in: {reason})");
+        }
+        error
+    }
+
     fn card(&mut self) -> Result<Answer<PeerStream>> {
         let mut own = None;
         if self.config.unix_sockets {

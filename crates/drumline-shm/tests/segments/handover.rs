@@ -81,6 +81,25 @@ fn a_handover_in_pieces_takes_nothing_but_itself() {
     assert_eq!(rest, b"next");
 }
 
+/// Both sides then go on over the same stream: nothing of the hand-over may be left in it.
+#[test]
+fn after_a_hand_over_that_failed_the_stream_goes_on() {
+    let own = Segment::create(SIZE).unwrap();
+    let handles = own.handles().unwrap();
+    let no_descriptors = |from: &UnixStream| handover::decline(from, deadline()).unwrap();
+    let too_many = |from: &UnixStream| send_raw(from, b"DRUMFDS\n", handles.memory.as_fd(), 3);
+    for failing in [&no_descriptors as &dyn Fn(&UnixStream), &too_many] {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        failing(&theirs);
+        theirs.write_all(b"next").unwrap();
+        handover::receive(&ours, deadline()).unwrap_err();
+        drop(theirs);
+        let mut rest = Vec::new();
+        (&ours).read_to_end(&mut rest).unwrap();
+        assert_eq!(rest, b"next");
+    }
+}
+
 #[test]
 fn a_silent_or_gone_peer_is_no_hang() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();

@@ -207,6 +207,11 @@ impl Handshake {
         &self.output
     }
 
+    /// So many bytes of [`Handshake::output`] are written.
+    pub fn wrote(&mut self, bytes: usize) {
+        self.output.drain(..bytes.min(self.output.len()));
+    }
+
     /// Takes [`Handshake::output`], all of it.
     pub fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)

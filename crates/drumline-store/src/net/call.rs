@@ -136,37 +136,57 @@ pub fn shake_hands(
     }
     while !shake(&mut stream, &mut handshake)? {
         time_left(deadline)?;
-        sleep_until(&stream, PollFlags::IN, deadline);
+        let writes = !handshake.output().is_empty();
+        sleep_until(&stream, if writes { PollFlags::OUT } else { PollFlags::IN }, deadline);
     }
     Ok(stream.under(handshake.take_layer())?)
 }
 
-/// Brings a handshake as far as it goes without waiting. Whether it is over.
+/// Brings a handshake as far as it goes without waiting. Whether it is over. If not, it waits until it can
+/// write what it has to say, or else read.
 pub(super) fn shake(stream: &mut Stream, handshake: &mut Handshake) -> Result<bool, CallError> {
     let mut bytes = [0; Hello::BYTES];
     loop {
-        if !handshake.output().is_empty() {
-            match stream.write_all(&handshake.take_output()) {
-                // It has hung up; what it said before is still to be read.
-                Err(error) if is_end(&error) => {}
-                written => written?,
-            }
-        }
+        let hears = match say(stream, handshake) {
+            Ok(true) => true,
+            Ok(false) => return Ok(false),
+            // It has hung up; what it said before is still to be read.
+            Err(error) if is_end(&error) => false,
+            Err(error) => return Err(error.into()),
+        };
         let wanted = handshake.wanted().min(bytes.len());
         if wanted == 0 {
-            return Ok(true);
+            return if hears { Ok(true) } else { Err(CallError::HungUp) };
         }
         match stream.read(&mut bytes[..wanted]) {
             Ok(0) => return Err(CallError::HungUp),
             Ok(count) => {
                 handshake.receive(&bytes[..count])?;
             }
-            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::WouldBlock && hears => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Err(CallError::HungUp),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if is_end(&error) => return Err(CallError::HungUp),
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// Writes what the handshake has to say. Whether all is written; if not, the socket takes no more now.
+pub(super) fn say(stream: &mut Stream, handshake: &mut Handshake) -> io::Result<bool> {
+    while !handshake.output().is_empty() {
+        match stream.write(handshake.output()) {
+            Ok(0) => return Err(ErrorKind::WriteZero.into()),
+            Ok(bytes) => handshake.wrote(bytes),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => {
+                handshake.take_output();
+                return Err(error);
+            }
+        }
+    }
+    Ok(true)
 }
 
 fn is_end(error: &io::Error) -> bool {

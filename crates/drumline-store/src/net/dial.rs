@@ -21,7 +21,7 @@ use crate::auth::Handshake;
 /// A TCP connection that is being opened.
 ///
 /// [`Dial::progress`] is to be called when its descriptor can be written while it
-/// [is connecting](Dial::is_connecting), and read afterwards.
+/// [writes](Dial::writes), and else when it can be read.
 #[derive(Debug)]
 pub struct Dial {
     stream: Stream,
@@ -46,6 +46,11 @@ impl Dial {
     /// Whether the other host has not answered yet.
     pub fn is_connecting(&self) -> bool {
         self.is_connecting
+    }
+
+    /// Whether it waits until it can write.
+    pub fn writes(&self) -> bool {
+        self.is_connecting || !self.handshake.output().is_empty()
     }
 
     /// Goes on; whether the connection is open and both ends have proven themselves.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    io::{self, ErrorKind, Read as _, Write as _},
+    io::{self, ErrorKind, Read as _},
     net::{IpAddr, SocketAddr, TcpListener},
     os::{
         fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
@@ -20,7 +20,7 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-use super::{owner, pacing, stream::Stream, warnings::Warnings};
+use super::{call::say, owner, pacing, stream::Stream, warnings::Warnings};
 use crate::{
     auth::{Expected, Handshake, Hello, Level, Nonce, Secret},
     text::escaped,
@@ -155,6 +155,8 @@ pub struct Gate {
     /// Set while accepting pauses.
     accept_after: Option<Instant>,
     warnings: Warnings,
+    /// What went wrong last with somebody who came.
+    objection: Option<String>,
 }
 
 /// A connection that has not proven itself.
@@ -165,6 +167,8 @@ struct Guest {
     source: Option<IpAddr>,
     proof: Proof,
     deadline: Instant,
+    /// Whether the gate waits until it can write to it.
+    writes: bool,
 }
 
 /// What a guest has shown so far.
@@ -200,6 +204,7 @@ impl Gate {
             next_guest: 0,
             accept_after: None,
             warnings: Warnings::default(),
+            objection: None,
         })
     }
 
@@ -212,6 +217,11 @@ impl Gate {
     pub fn deadline(&self) -> Option<Instant> {
         let oldest = self.guests.first_key_value().map(|(_, guest)| guest.deadline);
         [oldest, self.accept_after].into_iter().flatten().min()
+    }
+
+    /// Why the last connection that did not get in was turned away: for whoever waits in vain.
+    pub fn objection(&self) -> Option<&str> {
+        self.objection.as_deref()
     }
 
     /// How many connections have not proven themselves yet.
@@ -268,6 +278,7 @@ impl Gate {
                         if let Some(held_back) = self.warnings.admit(now) {
                             tracing::warn!(%error, held_back, "cannot accept connections for a moment");
                         }
+                        self.objection = Some(error.to_string());
                         self.accept_after = Some(now + ACCEPT_PAUSE);
                         self.listen_for(epoll::EventFlags::empty())?;
                         break;
@@ -296,7 +307,8 @@ impl Gate {
         }
         self.next_guest += 1;
         let source = stream.peer_address().map(|address| address.ip());
-        self.guests.insert(id, Guest { stream, source, proof, deadline: now + PATIENCE });
+        let deadline = now + PATIENCE;
+        self.guests.insert(id, Guest { stream, source, proof, deadline, writes: false });
     }
 
     /// What a fresh connection is asked for, or why it is not even asked.
@@ -346,9 +358,19 @@ impl Gate {
     fn hear(&mut self, id: u64, now: Instant) -> Option<Arrival> {
         let guest = self.guests.get_mut(&id)?;
         let heard = guest.hear();
-        if matches!(heard, Ok(false)) {
-            return None;
-        }
+        let heard = match heard {
+            Ok(false) if guest.writes == guest.has_to_say() => return None,
+            Ok(false) => {
+                guest.writes = guest.has_to_say();
+                let way = if guest.writes { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
+                let token = epoll::EventData::new_u64(id);
+                match epoll::modify(&self.epoll, &guest.stream, token, way) {
+                    Ok(()) => return None,
+                    Err(error) => Err(Farewell::Refused(error.to_string())),
+                }
+            }
+            heard => heard.map(drop),
+        };
         let guest = self.guests.remove(&id)?;
         let taken_out = epoll::delete(&self.epoll, &guest.stream)
             .map_err(|error| Farewell::Refused(error.to_string()));
@@ -366,6 +388,7 @@ impl Gate {
                     Ok(stream) => Some(Arrival { stream, hello }),
                     Err(error) => {
                         tracing::warn!(peer, %error, "turned a connection away");
+                        self.objection = Some(error.to_string());
                         None
                     }
                 }
@@ -373,6 +396,7 @@ impl Gate {
             Err(Farewell::Left(reason)) => {
                 // A peer that is closing the group again, or whoever looks which ports are open.
                 tracing::debug!(peer, reason, "a connection came and went");
+                self.objection = Some(reason);
                 None
             }
             Err(Farewell::Refused(reason)) => {
@@ -388,6 +412,7 @@ impl Gate {
     }
 
     fn warn(&mut self, stream: &Stream, now: Instant, reason: &str) {
+        self.objection = Some(escaped(reason));
         if let Some(held_back) = self.warnings.admit(now) {
             let (peer, reason) = (stream.peer(), escaped(reason));
             tracing::warn!(peer, reason, held_back, "turned a connection away");
@@ -417,6 +442,13 @@ impl Guest {
             Proof::Opening { missing } => hear_opening(&mut self.stream, missing),
         }
     }
+
+    fn has_to_say(&self) -> bool {
+        match &self.proof {
+            Proof::Handshake(handshake) => !handshake.output().is_empty(),
+            Proof::Opening { .. } => false,
+        }
+    }
 }
 
 fn hear_opening(stream: &mut Stream, missing: &mut &'static [u8]) -> Result<bool, Farewell> {
@@ -433,16 +465,21 @@ fn hear_opening(stream: &mut Stream, missing: &mut &'static [u8]) -> Result<bool
 
 fn shake(stream: &mut Stream, handshake: &mut Handshake) -> Result<bool, Farewell> {
     let mut bytes = [0; Hello::BYTES];
-    while handshake.wanted() > 0 {
+    loop {
+        if !say(stream, handshake).map_err(|error| Farewell::Left(error.to_string()))? {
+            return Ok(false);
+        }
         let wanted = handshake.wanted().min(bytes.len());
+        if wanted == 0 {
+            return Ok(true);
+        }
         let Some(count) = read(stream, &mut bytes[..wanted])? else { return Ok(false) };
-        let heard = handshake.receive(&bytes[..count]);
-        // These few bytes always fit the empty send buffer of a fresh connection.
-        let answered = stream.write_all(&handshake.take_output());
-        heard.map_err(|refusal| Farewell::Refused(refusal.to_string()))?;
-        answered.map_err(|error| Farewell::Left(error.to_string()))?;
+        if let Err(refusal) = handshake.receive(&bytes[..count]) {
+            // What it can still be told, it is told before it is hung up on.
+            let _ = say(stream, handshake);
+            return Err(Farewell::Refused(refusal.to_string()));
+        }
     }
-    Ok(true)
 }
 
 /// Reads what is there; `None`: nothing yet.

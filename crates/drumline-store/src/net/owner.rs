@@ -15,7 +15,7 @@ use std::{
 };
 
 use rustix::{
-    io::Errno,
+    io::{Errno, retry_on_intr},
     net::{
         AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send,
         socket_with,
@@ -62,7 +62,7 @@ fn owner(stream: &TcpStream) -> io::Result<Option<u32>> {
     send(&socket, &request, SendFlags::empty())?;
     // The kernel has answered before it returns from `send`.
     let mut answer = [0; 512];
-    let (length, _) = recv(&socket, &mut answer, RecvFlags::empty())?;
+    let (length, _) = retry_on_intr(|| recv(&socket, &mut answer[..], RecvFlags::empty()))?;
     read(&answer[..length])
 }
 

@@ -3,15 +3,17 @@
 use std::{
     io::{Read, Write},
     net::{Ipv4Addr, TcpStream},
+    os::unix::net::UnixStream,
     sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
+use drumline_shm::Unforked;
 use rustix::event::PollFlags;
 
 use super::{
-    call::{Address, CallError, open, shake_hands},
+    call::{Address, CallError, open, say, shake, shake_hands},
     gate::{Admission, Arrival, GUESTS_MAX, Gate, Listener},
     sleep_until,
     stream::Stream,
@@ -269,4 +271,40 @@ fn an_address_is_free_again_and_a_caller_is_refused_although_a_fork_lives() {
     Listener::tcp(socket).unwrap();
     rustix::process::kill_process(fork, rustix::process::Signal::KILL).unwrap();
     rustix::process::waitpid(Some(fork), rustix::process::WaitOptions::empty()).unwrap();
+}
+
+#[test]
+fn a_handshake_goes_on_when_a_full_socket_takes_more() {
+    let (mut full, mut theirs) = UnixStream::pair().unwrap();
+    full.set_nonblocking(true).unwrap();
+    let mut filled = 0;
+    while let Ok(bytes) = full.write(&[0; 4096]) {
+        filled += bytes;
+    }
+    let expected = Expected { ranks: 0..1, world_size: 4, group: 11 };
+    let mut handshake = Handshake::call(hello(1), expected, None, Nonce::random().unwrap());
+    let greeting = handshake.output().to_vec();
+    let mut stream = Stream::Unix(Unforked::open(|| Ok(full)).unwrap());
+    assert!(!shake(&mut stream, &mut handshake).unwrap());
+    assert_eq!(handshake.output(), greeting);
+
+    theirs.read_exact(&mut vec![0; filled]).unwrap();
+    assert!(say(&mut stream, &mut handshake).unwrap());
+    let mut heard = vec![0; greeting.len()];
+    theirs.read_exact(&mut heard).unwrap();
+    assert_eq!(heard, greeting);
+    drop(theirs);
+    assert!(matches!(shake(&mut stream, &mut handshake), Err(CallError::HungUp)));
+}
+
+/// Whoever hears nothing any more and says nothing would be waited for in vain.
+#[test]
+fn a_caller_that_cannot_be_heard_is_hung_up() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    ours.set_nonblocking(true).unwrap();
+    theirs.shutdown(std::net::Shutdown::Read).unwrap();
+    let expected = Expected { ranks: 0..1, world_size: 4, group: 11 };
+    let mut handshake = Handshake::call(hello(1), expected, None, Nonce::random().unwrap());
+    let result = shake(&mut Stream::Unix(Unforked::open(|| Ok(ours)).unwrap()), &mut handshake);
+    assert!(matches!(result, Err(CallError::HungUp)), "{result:?}");
 }

@@ -67,7 +67,14 @@ impl Disk for SystemDisk {
     }
 
     fn names(&self, directory: &Path) -> io::Result<Vec<OsString>> {
-        fs::read_dir(here_if_empty(directory))?.map(|entry| Ok(entry?.file_name())).collect()
+        let entries = loop {
+            match fs::read_dir(here_if_empty(directory)) {
+                // std makes other calls again by itself.
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                opened => break opened?,
+            }
+        };
+        entries.map(|entry| Ok(entry?.file_name())).collect()
     }
 
     fn create(&self, path: &Path) -> io::Result<File> {
@@ -76,8 +83,15 @@ impl Disk for SystemDisk {
         match file.try_lock() {
             // Another process took the file for abandoned before it was locked, and deletes it.
             Err(TryLockError::WouldBlock) => Err(taken()),
-            Ok(()) if !is_still_there(&file, path) => Err(taken()),
-            Ok(()) | Err(TryLockError::Error(_)) => Ok(file),
+            Err(TryLockError::Error(_)) => Ok(file), // A file system without locks.
+            Ok(()) => match is_still_there(&file, path) {
+                Ok(true) => Ok(file),
+                Ok(false) => Err(taken()),
+                Err(error) => {
+                    let _ = fs::remove_file(path); // `error` is the one to report.
+                    Err(error)
+                }
+            },
         }
     }
 
@@ -140,10 +154,11 @@ fn here_if_empty(directory: &Path) -> &Path {
 }
 
 /// Whether `path` still leads to the open `file`.
-fn is_still_there(file: &File, path: &Path) -> bool {
+fn is_still_there(file: &File, path: &Path) -> io::Result<bool> {
     let place = |about: fs::Metadata| (about.dev(), about.ino());
-    match (file.metadata().map(place), fs::symlink_metadata(path).map(place)) {
-        (Ok(ours), Ok(there)) => ours == there,
-        _ => false,
+    let ours = file.metadata().map(place)?;
+    match fs::symlink_metadata(path).map(place) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        there => Ok(there? == ours),
     }
 }

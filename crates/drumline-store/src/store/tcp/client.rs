@@ -66,11 +66,11 @@ impl TcpStore {
         match Connection::open(&self.target, deadline_after(RECALL_MAX)) {
             Ok(connection) => {
                 self.keep(connection);
-                failed(io::Error::other(
-                    "the store has closed the connection over this request, and its log says why; \
-                     it may be full: keys that nobody needs can be deleted, or the store opened \
-                     with a larger limit",
-                ))
+                failed(io::Error::other(format!(
+                    "the store has closed the connection over this request ({error}), and its log \
+                     says why; it may be full: keys that nobody needs can be deleted, or the store \
+                     opened with a larger limit",
+                )))
             }
             Err(_) => failed(error),
         }

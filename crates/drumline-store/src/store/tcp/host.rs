@@ -518,9 +518,7 @@ impl Host {
                 Ok(count) => self.server.receive(id, &self.buffer[..count]),
                 Err(error) if is_transient(&error) => {}
                 Err(error) => {
-                    if error.kind() == ErrorKind::InvalidData {
-                        tracing::warn!(peer = stream.peer(), %error, "the store closes a connection");
-                    }
+                    tell_of_end(stream, &error);
                     self.close(id);
                 }
             }
@@ -545,7 +543,8 @@ impl Host {
                     }
                     return Ok(());
                 }
-                Err(_) => {
+                Err(error) => {
+                    tell_of_end(stream, &error);
                     self.close(id);
                     return Ok(());
                 }
@@ -563,6 +562,17 @@ impl Host {
         self.strangers.remove(&id);
         // The kernel forgets a descriptor that is closed.
         self.streams.remove(&id);
+    }
+}
+
+/// A process that has ended is nothing to warn of.
+fn tell_of_end(stream: &Stream, error: &io::Error) {
+    let peer = stream.peer();
+    match error.kind() {
+        ErrorKind::ConnectionReset | ErrorKind::BrokenPipe => {
+            tracing::debug!(peer, %error, "a connection has ended");
+        }
+        _ => tracing::warn!(peer, %error, "the store closes a connection"),
     }
 }
 
