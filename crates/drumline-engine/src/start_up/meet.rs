@@ -108,7 +108,14 @@ impl Attempt<'_> {
                 match desk.compare_set(&key, ticket, WITHDRAWN).await? {
                     word if word == WITHDRAWN => return Err(error),
                     // Admitted at the last moment: the others count on this rank.
-                    life => life,
+                    life if desk.check(admitted).await? => life,
+                    // Rank 0 has written on this ticket, and stopped before it told the rank.
+                    life => {
+                        let problem = self.not_let_in();
+                        let board = self.board(&String::from_utf8_lossy(&life));
+                        board.fail(desk, &told(self.member, &problem)).await;
+                        return Err(Failure::Connect(problem));
+                    }
                 }
             }
         };
@@ -142,10 +149,13 @@ impl Attempt<'_> {
             // All had come. Those that are missing now have waited for rank 0 in vain, too, and given up.
             None => None,
         };
-        Err(Failure::Connect(missing.unwrap_or_else(|| {
-            let first = self.member.global.who(0);
-            format!("{first} has not let this rank in; has it failed, or is it stopped?")
-        })))
+        Err(Failure::Connect(missing.unwrap_or_else(|| self.not_let_in())))
+    }
+
+    /// What is wrong when all have come.
+    fn not_let_in(&self) -> String {
+        let first = self.member.global.who(0);
+        format!("{first} has not let this rank in; has it failed, or is it stopped?")
     }
 
     /// Who has not come, and what they do instead.
