@@ -1,7 +1,7 @@
 //! Every decoder of Drumline, fed with bytes that nobody has written. Not published.
 //!
 //! A [`Decoder`] is a plain function over bytes. It may refuse them. It must not panic, must not take
-//! more memory than its bound, and what it takes must come back the same: [`check`] sees to all three.
+//! more memory than its bound, and what it takes must come back the same: [`check()`] sees to all three.
 //! `docs/inside/fuzzing.md` lists the decoders and their bounds, and says how to run and add one.
 //!
 //! | file | what it holds |

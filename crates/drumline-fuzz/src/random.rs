@@ -53,7 +53,7 @@ impl Inputs {
 ///
 /// # Errors
 ///
-/// The text of its panic, or of [`check`]'s.
+/// The text of its panic, or of [`check()`]'s.
 pub fn attempt(decoder: &Decoder, input: &[u8]) -> Result<Verdict, String> {
     panic::catch_unwind(|| check(decoder, input)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();

@@ -34,7 +34,7 @@ pub(super) fn trace(bytes: &[u8]) -> Verdict {
         }
     }
     let merged = trace::merge(directory, &directory.join("trace.json"));
-    let summary = trace::summarize(&directory);
+    let summary = trace::summarize(directory);
     assert_eq!(merged.is_ok(), summary.is_ok(), "{merged:?}, {summary:?}");
     if let Ok(summary) = &summary {
         let _ = summary.to_string();
