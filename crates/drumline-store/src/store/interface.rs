@@ -55,10 +55,10 @@ pub const BYTES_MAX: usize = 1 << 30;
 ///
 /// # Errors
 ///
-/// Every method: [`Error::InvalidArgument`](crate::Error::InvalidArgument) for what is longer than
-/// allowed, [`Error::Store`](crate::Error::Store) if the store is gone, full or holds something
-/// that does not fit the call, [`Error::Io`](crate::Error::Io) if the system fails. Methods that
-/// wait: [`Error::StoreTimeout`](crate::Error::StoreTimeout), which names the keys that are
+/// Every method: [`Error::InvalidArgument`] for what is longer than
+/// allowed, [`Error::Store`] if the store is gone, full or holds something
+/// that does not fit the call, [`Error::Io`] if the system fails. Methods that
+/// wait: [`Error::StoreTimeout`], which names the keys that are
 /// missing. A time-out of zero looks once.
 ///
 /// # A store of your own

@@ -16,7 +16,7 @@ use crate::{Error, Result};
 
 /// Reduces named tensors over a group, in any order. See the [module's documentation](super).
 ///
-/// Made by [`TensorRegistry::freeze`]. It belongs to one thread at a time; hooks on several threads
+/// Made by [`TensorRegistry::freeze`](super::TensorRegistry::freeze). It belongs to one thread at a time; hooks on several threads
 /// share it behind a lock. Nothing that is brought makes its caller wait.
 ///
 /// Dropping it in the middle of a step aborts its group: the other ranks are told. Between steps it

@@ -52,7 +52,7 @@
 //! brought: nothing travels until then.
 //!
 //! A tensor that a rank has not brought when it synchronizes is named, with the rank, on all ranks
-//! ([`Error::NotBrought`]), and the next step begins as if nothing had happened. A rank that does
+//! ([`Error::NotBrought`](crate::Error::NotBrought)), and the next step begins as if nothing had happened. A rank that does
 //! not synchronize at all is named when the time is over
 //! ([`Config::timeout`](drumline_group::Config::timeout)), and the engine has failed then.
 

@@ -42,7 +42,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Object`] when it cannot be described or is too long; otherwise as
+    /// [`Error::Object`](crate::Error::Object) when it cannot be described or is too long; otherwise as
     /// [`ProcessGroup::send`].
     pub fn send_object<T>(&self, object: &T, to: Rank, tag: u64) -> Result<()>
     where
@@ -77,7 +77,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Object`] when what arrives is no `T`; the group can go on. As [`ProcessGroup::recv`] when it is no
+    /// [`Error::Object`](crate::Error::Object) when what arrives is no `T`; the group can go on. As [`ProcessGroup::recv`] when it is no
     /// object at all, or longer than
     /// [`Config::object_bytes_max`](crate::Config::object_bytes_max): nothing is allocated then.
     pub fn recv_object<T: DeserializeOwned>(&self, from: Rank, tag: u64) -> Result<T> {

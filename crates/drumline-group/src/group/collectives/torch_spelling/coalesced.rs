@@ -15,7 +15,7 @@ use super::{
 use crate::{Element, Result, Work};
 
 impl TorchSpelling<'_> {
-    /// [`ProcessGroup::all_reduce`] of several buffers as one operation.
+    /// [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce) of several buffers as one operation.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -35,7 +35,7 @@ impl TorchSpelling<'_> {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::all_reduce`]. Ranks whose buffers have other lengths are told so.
+    /// As [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce). Ranks whose buffers have other lengths are told so.
     pub fn all_reduce_coalesced<T: Element>(
         &self,
         buffers: &mut [&mut [T]],
@@ -74,7 +74,7 @@ impl TorchSpelling<'_> {
         })
     }
 
-    /// [`ProcessGroup::all_gather`] of `inputs[i]` into `outputs[i]`, for all `i`, as one operation.
+    /// [`ProcessGroup::all_gather`](crate::ProcessGroup::all_gather) of `inputs[i]` into `outputs[i]`, for all `i`, as one operation.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -95,7 +95,7 @@ impl TorchSpelling<'_> {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::all_gather`]. Ranks whose buffers have other lengths are told so.
+    /// As [`ProcessGroup::all_gather`](crate::ProcessGroup::all_gather). Ranks whose buffers have other lengths are told so.
     pub fn all_gather_coalesced<T: Element>(
         &self,
         inputs: &[&[T]],
@@ -140,7 +140,7 @@ impl TorchSpelling<'_> {
         }))
     }
 
-    /// [`ProcessGroup::reduce_scatter`] of `inputs[i]` into `outputs[i]`, for all `i`, as one
+    /// [`ProcessGroup::reduce_scatter`](crate::ProcessGroup::reduce_scatter) of `inputs[i]` into `outputs[i]`, for all `i`, as one
     /// operation.
     ///
     /// ```
@@ -163,7 +163,7 @@ impl TorchSpelling<'_> {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::reduce_scatter`]. Ranks whose buffers have other lengths are told so.
+    /// As [`ProcessGroup::reduce_scatter`](crate::ProcessGroup::reduce_scatter). Ranks whose buffers have other lengths are told so.
     pub fn reduce_scatter_coalesced<T: Element>(
         &self,
         inputs: &[&[T]],

@@ -11,7 +11,7 @@ use super::{TorchSpelling, call, call_of};
 use crate::{Element, Error, Result, Work};
 
 impl TorchSpelling<'_> {
-    /// [`ProcessGroup::all_gather`] into a buffer for every rank. They may have different lengths,
+    /// [`ProcessGroup::all_gather`](crate::ProcessGroup::all_gather) into a buffer for every rank. They may have different lengths,
     /// the same on all ranks; that of this rank has the length of `input`.
     ///
     /// ```
@@ -33,7 +33,7 @@ impl TorchSpelling<'_> {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::all_gather_v`].
+    /// As [`ProcessGroup::all_gather_v`](crate::ProcessGroup::all_gather_v).
     pub fn all_gather_list<T: Element>(&self, input: &[T], outputs: &mut [&mut [T]]) -> Result<()> {
         let counts = lengths(outputs);
         let blocks = self.group.blocks_by_rank("all_gather_list", &counts, input.len(), None)?;
@@ -77,7 +77,7 @@ impl TorchSpelling<'_> {
         }))
     }
 
-    /// [`ProcessGroup::gather`] into a buffer for every rank, all as long as `input`. On ranks other
+    /// [`ProcessGroup::gather`](crate::ProcessGroup::gather) into a buffer for every rank, all as long as `input`. On ranks other
     /// than the root the list is empty.
     ///
     /// ```
@@ -104,7 +104,7 @@ impl TorchSpelling<'_> {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::gather`].
+    /// As [`ProcessGroup::gather`](crate::ProcessGroup::gather).
     pub fn gather_list<T: Element>(
         &self,
         input: &[T],
@@ -158,7 +158,7 @@ impl TorchSpelling<'_> {
         }))
     }
 
-    /// [`ProcessGroup::scatter`] of a buffer for every rank, all as long as `output`. On ranks other
+    /// [`ProcessGroup::scatter`](crate::ProcessGroup::scatter) of a buffer for every rank, all as long as `output`. On ranks other
     /// than the root the list is empty.
     ///
     /// ```
@@ -180,7 +180,7 @@ impl TorchSpelling<'_> {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::scatter`].
+    /// As [`ProcessGroup::scatter`](crate::ProcessGroup::scatter).
     pub fn scatter_list<T: Element>(
         &self,
         inputs: &[&[T]],
@@ -221,7 +221,7 @@ impl TorchSpelling<'_> {
         Ok(self.group.submit(call, None, output, inputs.concat()))
     }
 
-    /// [`ProcessGroup::reduce_scatter`] of a buffer for every rank. They may have different
+    /// [`ProcessGroup::reduce_scatter`](crate::ProcessGroup::reduce_scatter) of a buffer for every rank. They may have different
     /// lengths, the same on all ranks; that of this rank has the length of `output`.
     ///
     /// ```
@@ -242,7 +242,7 @@ impl TorchSpelling<'_> {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::reduce_scatter_v`].
+    /// As [`ProcessGroup::reduce_scatter_v`](crate::ProcessGroup::reduce_scatter_v).
     pub fn reduce_scatter_list<T: Element>(
         &self,
         inputs: &[&[T]],
@@ -285,7 +285,7 @@ impl TorchSpelling<'_> {
         Ok(self.group.submit(call, Some(op.into()), output, inputs.concat()))
     }
 
-    /// [`ProcessGroup::all_to_all_v`] with a buffer to and one from every rank, of any lengths.
+    /// [`ProcessGroup::all_to_all_v`](crate::ProcessGroup::all_to_all_v) with a buffer to and one from every rank, of any lengths.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -306,7 +306,7 @@ impl TorchSpelling<'_> {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::all_to_all_v`].
+    /// As [`ProcessGroup::all_to_all_v`](crate::ProcessGroup::all_to_all_v).
     pub fn all_to_all_list<T: Element>(
         &self,
         inputs: &[&[T]],

@@ -46,7 +46,7 @@ impl TorchSpelling<'_> {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] for an empty list or lengths that differ; otherwise as
-    /// [`ProcessGroup::all_reduce`].
+    /// [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce).
     pub fn all_reduce_multi<T: Element>(
         &self,
         buffers: &mut [&mut [T]],
@@ -121,7 +121,7 @@ impl TorchSpelling<'_> {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] for an empty list, lengths that differ, or a root that is no
-    /// rank or has no such buffer; otherwise as [`ProcessGroup::reduce`].
+    /// rank or has no such buffer; otherwise as [`ProcessGroup::reduce`](crate::ProcessGroup::reduce).
     pub fn reduce_multi<T: Element>(
         &self,
         buffers: &mut [&mut [T]],
@@ -199,7 +199,7 @@ impl TorchSpelling<'_> {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] for an empty list, lengths that differ, or a root that is no
-    /// rank or has no such buffer; otherwise as [`ProcessGroup::broadcast`].
+    /// rank or has no such buffer; otherwise as [`ProcessGroup::broadcast`](crate::ProcessGroup::broadcast).
     pub fn broadcast_multi<T: Element>(
         &self,
         buffers: &mut [&mut [T]],
@@ -278,7 +278,7 @@ impl TorchSpelling<'_> {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit; otherwise as
-    /// [`ProcessGroup::all_gather`].
+    /// [`ProcessGroup::all_gather`](crate::ProcessGroup::all_gather).
     pub fn all_gather_multi<T: Element>(
         &self,
         inputs: &[&[T]],
@@ -350,7 +350,7 @@ impl TorchSpelling<'_> {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when numbers or lengths of buffers do not fit; otherwise as
-    /// [`ProcessGroup::reduce_scatter`].
+    /// [`ProcessGroup::reduce_scatter`](crate::ProcessGroup::reduce_scatter).
     pub fn reduce_scatter_multi<T: Element>(
         &self,
         inputs: &[&[T]],
