@@ -4,7 +4,8 @@ use std::path::Path;
 
 use crate::{Error, Result, output::print};
 
-/// Merges the traces in `dir` to the file `out`, by default `dir/trace.json`, and prints what it holds.
+/// Merges the traces in `dir` to the file `out`, by default `dir/trace.json`. Prints how many ranks and events
+/// that file has. Returns the exit code.
 pub(crate) fn merge(dir: &Path, out: Option<&Path>) -> Result<u8> {
     let default = dir.join("trace.json");
     let out = out.unwrap_or(&default);

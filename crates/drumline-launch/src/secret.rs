@@ -60,8 +60,12 @@ impl JobSecret {
 
 /// A file in memory that only this user can open, that cannot be changed, and that survives exec.
 fn sealed(secret: &Secret) -> std::io::Result<OwnedFd> {
+    let create = |flags| memfd_create("drumline-secret", flags);
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    let mut file = File::from(memfd_create("drumline-secret", flags)?);
+    // Where vm.memfd_noexec is 2 the kernel wants the flag; before 6.3 it does not know it.
+    let memory = create(flags | MemfdFlags::NOEXEC_SEAL)
+        .or_else(|error| if error == Errno::INVAL { create(flags) } else { Err(error) })?;
+    let mut file = File::from(memory);
     file.write_all(secret.expose())?;
     file.set_permissions(Permissions::from_mode(0o400))?;
     let all = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;

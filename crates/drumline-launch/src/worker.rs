@@ -21,8 +21,8 @@ use drumline::bind_to_memory_node;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     process::{
-        Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getppid, kill_process_group, pidfd_open,
-        pidfd_send_signal, set_parent_process_death_signal, waitid,
+        Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpgid, getppid, kill_process_group,
+        pidfd_open, pidfd_send_signal, set_parent_process_death_signal, waitid,
     },
 };
 
@@ -138,11 +138,15 @@ impl Worker {
     /// Sends `signal` to the process and, as a terminal does, to the processes it started. SIGUSR1 and
     /// SIGUSR2 go to the process only: they would kill a child that has no handler for them.
     pub(crate) fn signal(&self, signal: Signal) {
-        // This fails only if no process is left.
-        let _ = match signal {
-            Signal::USR1 | Signal::USR2 => pidfd_send_signal(&self.pidfd, signal),
-            _ => kill_process_group(self.pid, signal),
-        };
+        let to_group = !matches!(signal, Signal::USR1 | Signal::USR2);
+        // These fail only if no process is left.
+        if to_group {
+            let _ = kill_process_group(self.pid, signal);
+        }
+        // A process may have moved to another group.
+        if !to_group || getpgid(Some(self.pid)).is_ok_and(|group| group != self.pid) {
+            let _ = pidfd_send_signal(&self.pidfd, signal);
+        }
     }
 }
 

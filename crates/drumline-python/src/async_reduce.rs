@@ -140,7 +140,8 @@ impl AsyncReduce {
 }
 
 impl AsyncReduce {
-    /// Call this without the interpreter's lock: the holder of this lock may be waiting for that one.
+    /// Release the interpreter's lock before this: the thread that holds `core` may wait for the interpreter's
+    /// lock.
     fn lock(&self) -> MutexGuard<'_, Option<Core>> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -147,7 +147,7 @@ impl Segment {
         self.posted.get()
     }
 
-    /// How often this rank has posted, in both lines together.
+    /// How often this rank has posted. (Its posts alternate between two cache lines; this counts both.)
     pub fn posted(&self) -> u64 {
         self.posted.get()
     }

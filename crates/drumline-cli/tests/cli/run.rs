@@ -293,6 +293,16 @@ fn a_process_that_left_its_group_cannot_hold_up_the_launcher() {
 }
 
 #[test]
+fn a_rank_that_joins_another_process_group_is_signalled() {
+    let joins = "import os, time; os.setpgid(0, os.getpgid(os.getppid())); \
+                 print('ready', flush=True); time.sleep(1000)";
+    let mut launch = Launch::new(["python3", "-c", joins]).start();
+    launch.wait_for("ready", 1);
+    launch.signal(Signal::TERM);
+    assert_eq!(launch.end().code, 128 + 15);
+}
+
+#[test]
 fn no_worker_outlives_a_launcher_that_is_killed() {
     let mut launch = Launch::script(3, "echo ready; exec sleep 1000");
     launch.wait_for("ready", 3);

@@ -28,9 +28,9 @@ use crate::{
 /// How a rank reaches its peers.
 #[derive(Debug)]
 pub struct Mesh<S> {
-    /// Those that are connected, in order of their ranks.
+    /// The peers of this host, in order of their ranks, with their open connections.
     pub near: Vec<(Rank, Bundle<S>)>,
-    /// Where the others listen.
+    /// Where each peer of another host listens.
     pub far: BTreeMap<Rank, Vec<SocketAddr>>,
 }
 

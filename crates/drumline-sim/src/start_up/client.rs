@@ -89,7 +89,7 @@ pub(super) enum ActionOutcome {
     Done,
     /// These keys were missing when the time was over.
     Missing(Vec<Bytes>),
-    /// Only this number of ranks had joined when the time was over.
+    /// The time was over, and so many ranks had joined: not all. The store counts in `i64`.
     Alone(i64),
     /// The store did not answer in time.
     NoAnswer,

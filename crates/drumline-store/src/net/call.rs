@@ -107,10 +107,13 @@ fn socket(family: AddressFamily) -> io::Result<OwnedFd> {
 }
 
 fn connect_tcp(stream: &TcpStream, address: &SocketAddr, deadline: Instant) -> io::Result<()> {
-    match connect(stream, address) {
-        Ok(()) => return Ok(()),
-        Err(Errno::INPROGRESS | Errno::INTR) => {}
-        Err(error) => return Err(error.into()),
+    loop {
+        match connect(stream, address) {
+            Ok(()) | Err(Errno::ISCONN) => return Ok(()),
+            Err(Errno::INPROGRESS | Errno::ALREADY) => break,
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
     loop {
         sleep_until(stream, PollFlags::OUT, deadline);

@@ -59,7 +59,7 @@ fn owner(stream: &TcpStream) -> io::Result<Option<u32>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let protocol = Some(netlink::SOCK_DIAG);
     let socket: OwnedFd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
-    send(&socket, &request, SendFlags::empty())?;
+    retry_on_intr(|| send(&socket, &request, SendFlags::empty()))?;
     // The kernel has answered before it returns from `send`.
     let mut answer = [0; 512];
     let (length, _) = retry_on_intr(|| recv(&socket, &mut answer[..], RecvFlags::empty()))?;

@@ -50,8 +50,7 @@ impl<V> ByTag<V> {
     }
 }
 
-/// Takes the receive that was called first, of the oldest one from a certain rank and the oldest
-/// one from any.
+/// Takes the oldest receive with this tag, be it from a certain rank (`named`) or from any rank.
 pub(crate) fn pop_first(
     named: &mut ByTag<Point>,
     any: &mut ByTag<Point>,

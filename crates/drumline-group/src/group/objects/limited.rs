@@ -48,7 +48,7 @@ impl Limit<'_> {
     }
 }
 
-/// A deserializer, a visitor, an access or a seed, with a limit.
+/// A part of serde (a deserializer, a visitor, an access or a seed) that counts values and levels.
 struct Limited<'c, I> {
     inner: I,
     limit: Limit<'c>,
