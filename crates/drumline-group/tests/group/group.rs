@@ -13,12 +13,14 @@ use std::{
 
 use crate::common::{everywhere, on_threads, world_with};
 use drumline_group::{
-    Cause, CollectiveError, Config, Error, ProcessGroup, ReduceOp,
+    Cause, CollectiveError, Config, Error, GroupOptions, ProcessGroup, ReduceOp,
     auth::Secret,
     auth::{Channel, Hello, Nonce},
     rendezvous::rendezvous,
     store::{HashStore, Store},
 };
+
+use crate::least::Least;
 
 const ALL_REDUCE: [&str; 5] = ["direct", "halving", "doubling", "gather", "binomial"];
 
@@ -435,6 +437,25 @@ fn communication_is_timed() {
         let before = group.communication_time();
         group.barrier().unwrap();
         assert!(group.communication_time() > before);
+    });
+}
+
+#[test]
+fn ranks_meet_in_a_store_of_nine_methods() {
+    everywhere(|config| {
+        let store = Least::new();
+        let stores = (0..3).map(|rank| (rank, store.try_clone().unwrap())).collect();
+        on_threads(stores, |(rank, store)| {
+            let group = ProcessGroup::connect("own", store.into(), rank, 3, config).unwrap();
+            let mut sum = [rank as u32];
+            group.all_reduce(&mut sum, ReduceOp::Sum).unwrap();
+            assert_eq!(sum, [3]);
+            if rank != 1 {
+                let part = group.new_group(&[2, 0], &GroupOptions::default()).unwrap();
+                part.barrier().unwrap();
+            }
+            group.destroy().unwrap();
+        });
     });
 }
 

@@ -4,6 +4,9 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+/// A store that a user wrote: the required methods, and no more.
+#[path = "../../../drumline-store/tests/store/least.rs"]
+mod least;
 
 mod asynchrony;
 mod backend;

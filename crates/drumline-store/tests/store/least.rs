@@ -1,4 +1,4 @@
-//! A store with the required methods alone, as a user would write it.
+//! A store with the required methods alone, as a user would write it. The tests of groups meet in it, too.
 
 use std::{
     collections::BTreeMap,
@@ -8,21 +8,19 @@ use std::{
 
 use drumline_store::{
     Error, Result,
-    store::{DEFAULT_TIMEOUT, PrefixStore, Store},
+    store::{DEFAULT_TIMEOUT, Store},
 };
-
-use super::semantics::semantics_of_the_required;
 
 type Values = Mutex<BTreeMap<String, Vec<u8>>>;
 
 #[derive(Debug)]
-struct Least {
+pub(crate) struct Least {
     shared: Arc<(Values, Condvar)>,
     timeout: Mutex<Duration>,
 }
 
 impl Least {
-    fn new() -> Least {
+    pub(crate) fn new() -> Least {
         Least { shared: Arc::default(), timeout: Mutex::new(DEFAULT_TIMEOUT) }
     }
 
@@ -102,27 +100,5 @@ impl Store for Least {
     fn try_clone(&self) -> Result<Box<dyn Store>> {
         let timeout = Mutex::new(self.timeout());
         Ok(Box::new(Least { shared: self.shared.clone(), timeout }))
-    }
-}
-
-#[test]
-fn nine_methods_make_a_store() {
-    semantics_of_the_required(&Least::new());
-    semantics_of_the_required(&PrefixStore::new("a/b", Arc::new(Least::new())));
-}
-
-#[test]
-fn what_cannot_be_made_of_them_is_an_error_that_names_the_store() {
-    let store = Least::new();
-    for error in [
-        store.append("key", b"").unwrap_err(),
-        store.list_keys().unwrap_err(),
-        store.num_keys().unwrap_err(),
-        store.queue_push("key", b"").unwrap_err(),
-        store.queue_pop("key").unwrap_err(),
-        store.queue_try_pop("key").unwrap_err(),
-        store.queue_len("key").unwrap_err(),
-    ] {
-        assert!(error.to_string().contains("Least"), "{error}");
     }
 }

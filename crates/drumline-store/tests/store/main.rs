@@ -8,6 +8,7 @@ mod handshake;
 mod kinds;
 mod least;
 mod model;
+mod nine_methods;
 mod protocol;
 mod secured;
 mod semantics;
