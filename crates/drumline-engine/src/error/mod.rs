@@ -1,10 +1,12 @@
 //! Why a call failed.
 
 mod collective;
+mod one_line;
 
 use std::{io, sync::Arc};
 
 pub use collective::{Cause, CollectiveError};
+pub(crate) use one_line::one_line;
 
 /// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;

@@ -2,7 +2,7 @@
 
 use drumline_schedule::step::Rank;
 
-use crate::membership::Membership;
+use crate::{error::one_line, membership::Membership};
 
 /// Why a rank could not be connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub enum Failure<E> {
 impl<E> Failure<E> {
     /// A failure because of rank `peer`.
     pub(super) fn by(member: &Membership, peer: Rank, problem: &str) -> Failure<E> {
+        // Most problems quote what the peer wrote.
+        let problem = one_line(problem.as_bytes());
         Failure::Connect(format!("{}: {problem}", member.global.who(peer)))
     }
 }

@@ -2,6 +2,8 @@
 
 use drumline_schedule::{Topology, step::Rank};
 
+use crate::error::one_line;
+
 use super::{
     board::{Board, Subject},
     failure::Failure,
@@ -49,7 +51,7 @@ pub async fn share<W: Outside>(
     for rank in near {
         let theirs = &words[*rank];
         if theirs != READY.as_bytes() {
-            let theirs = String::from_utf8_lossy(theirs);
+            let theirs = one_line(theirs);
             shared = shared.and_then(|()| Err(format!("rank {rank} has no segment: {theirs}")));
         }
     }

@@ -3,7 +3,10 @@
 use drumline_schedule::step::Rank;
 
 use super::waits::{InCall, Waits};
-use crate::executor::{Header, array};
+use crate::{
+    error::one_line,
+    executor::{Header, array},
+};
 
 /// A message on a control connection: one byte of kind, three zero bytes, the length of the
 /// body in four bytes, the body.
@@ -84,7 +87,7 @@ impl Control {
                 let culprit = u32::from_le_bytes(array(body, 0));
                 Ok(Some(Control::Abort {
                     culprit: (culprit != NOBODY).then_some(culprit as usize),
-                    text: String::from_utf8_lossy(&body[4..]).into_owned(),
+                    text: one_line(&body[4..]),
                 }))
             }
             WAITS if len >= Control::COUNT_BYTES && len.is_multiple_of(4) => {
@@ -140,6 +143,16 @@ mod tests {
         let call = Description::new(7, 3, Collective::Barrier, DType::U8, 0, "direct");
         let call = (!ranks.is_empty()).then_some(InCall { call, ranks });
         Control::Waits(Waits { call, messages })
+    }
+
+    #[test]
+    fn the_text_of_a_peer_is_one_line() {
+        let text = "rank 2 stumbled\nERROR rank 0 is to blame\x1b[2J".to_owned();
+        let mut bytes = Control::Abort { culprit: Some(2), text }.encode();
+        let Ok(Some(Control::Abort { text, .. })) = Control::take(&mut bytes) else {
+            panic!("no abort: {bytes:?}");
+        };
+        assert_eq!(text, "rank 2 stumbled ERROR rank 0 is to blame [2J");
     }
 
     #[test]

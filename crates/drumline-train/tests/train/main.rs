@@ -8,4 +8,5 @@ mod common;
 mod async_reduce;
 mod checkpoint;
 mod ddp;
+mod errors;
 mod sampler;
