@@ -17,7 +17,7 @@ pub fn after(start: Instant, limit: Duration) -> Instant {
     start + bounded(limit)
 }
 
-/// The limit of so many seconds. Any number from 0 on is one, and more than a [`Duration`] holds means
+/// The limit of `seconds`. Any number from 0 on is one, and more than a [`Duration`] holds means
 /// no limit. `None`: the number is negative, or none.
 pub fn of_seconds(seconds: f64) -> Option<Duration> {
     let is_limit = seconds >= 0.0; // Not so for NaN.

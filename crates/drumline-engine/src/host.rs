@@ -66,8 +66,8 @@ impl Host {
         }
     }
 
-    /// Uses only so many bytes of every slot, on all ranks alike, so that short operations are
-    /// done in pieces, past the cache and in registered data, too.
+    /// Uses only the first `slot_bytes_max` bytes of every slot, on all ranks alike, so that short
+    /// operations are done in pieces, past the cache and in registered data, too.
     pub fn with_slots_of(self, slot_bytes_max: usize) -> Host {
         let [cache_bytes, long_bytes] = [slot_bytes_max; 2];
         Host { slot_bytes_max, cache_bytes, long_bytes, ..self }

@@ -45,7 +45,7 @@ use crate::{
 /// Of operations on fewer bytes, which are as short as a look at the clock...
 const SHORT_BYTES: u64 = 64 << 10;
 
-/// ...one of so many is timed, and counts for all of them. Those that have to wait for longer
+/// ...one of this number is timed, and counts for all of them. Those that have to wait for longer
 /// count for themselves.
 const TIMED: u32 = 64;
 
@@ -162,7 +162,7 @@ impl Lane {
     fn progress_jobs(&mut self, now: Instant, spin: Spin) -> Progress {
         let now = Now::at(now);
         while let Some(mut job) = self.queue.pop_front() {
-            // A job's buffer is of a type of the caller's, whose panic must not fall upon whoever
+            // A job's buffer is of a type of the caller's. Its panic must not fall upon the thread that
             // happens to drive the lane.
             let step = catch_unwind(AssertUnwindSafe(|| self.step(job.operation(), &now, spin)));
             let result = match step {
@@ -412,7 +412,7 @@ impl Lane {
     fn hear(&mut self, now: Instant) -> Result<(), Cause> {
         self.look(now);
         if self.has_points() {
-            // Whoever drives these listens.
+            // The driver of these listens.
             return Ok(());
         }
         self.transport.progress_points(false, now, &mut Vec::new()).map(drop)
@@ -456,7 +456,7 @@ impl Lane {
         self.running.is_none() || !host.has_news(&self.machine)
     }
 
-    /// To be called by whoever takes over a lane that may have slept.
+    /// A driver calls this when it takes over a lane that may have slept.
     pub fn wake_up(&mut self) {
         if let Some(host) = &self.host
             && std::mem::take(&mut self.asleep)

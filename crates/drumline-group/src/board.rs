@@ -118,7 +118,7 @@ pub(crate) fn failed(member: &Membership, failure: Failure<Error>) -> Error {
     }
 }
 
-/// What rank 1 of so many reads from a roll, as bytes again: for `drumline-fuzz`.
+/// What rank 1 of `world_size` reads from a roll, as bytes again: for `drumline-fuzz`.
 pub(crate) fn roll_again(roll: &[u8], world_size: usize) -> Result<Vec<u8>> {
     let member = Membership::new("fuzz", (1, world_size), GlobalRanks::default());
     let recorder = GroupTrace::of(&member.name, member.rank);

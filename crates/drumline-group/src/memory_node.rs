@@ -39,7 +39,7 @@ pub fn bind_to_memory_node(
     Ok(Some(*node))
 }
 
-/// The node that a rank gets, of so many.
+/// The node that a rank gets, of `nodes`.
 fn share_of(local_rank: usize, local_world_size: usize, nodes: usize) -> Option<usize> {
     let is_choice = nodes > 1 && local_world_size >= nodes && local_rank < local_world_size;
     is_choice.then(|| local_rank * nodes / local_world_size)

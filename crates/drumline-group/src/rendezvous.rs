@@ -34,7 +34,7 @@
 //!
 //! Without a secret the ranks agree on one through the store, and are as safe as that store is. On
 //! other addresses than loopback, and in a file that others can read, this must be asked for
-//! ([`Config::trust_store`]). With a secret, whoever gets at another launcher's store, or at the
+//! ([`Config::trust_store`]). With a secret, a stranger who gets at another launcher's store, or at the
 //! file, can disturb the job but not join it.
 //!
 //! ```

@@ -25,8 +25,8 @@ type Ended<B> = Result<B, WorkError<B>>;
 ///
 /// The buffer is owned by the operation until [`Work::wait`] (or `.await`) gives it back, so it
 /// can be neither read nor freed too early. Collectives of a group run one after another, in the
-/// order of the calls, and sends and receives beside them, on a thread of the library; whoever
-/// waits helps. A `Work` that is dropped does not stop its operation: the other ranks take part in
+/// order of the calls, and sends and receives beside them, on a thread of the library. A
+/// thread that waits helps. A `Work` that is dropped does not stop its operation: the other ranks take part in
 /// it.
 ///
 /// When the operation fails, the buffer comes back with the error ([`WorkError`]), which `?` turns into an
@@ -60,7 +60,7 @@ struct Completion<B> {
     ended: OnceLock<Instant>,
 }
 
-/// The operation's end of a [`Work`]. If it is lost, whoever waits is told so.
+/// The operation's end of a [`Work`]. If it is lost, the waiting thread is told so.
 pub(crate) struct Promise<B>(Arc<Completion<B>>);
 
 impl<B> Promise<B> {

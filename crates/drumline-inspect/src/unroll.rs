@@ -2,7 +2,7 @@ use drumline_schedule::step::{Buffer, Loc, Span, Step};
 use drumline_schedule::{Blocks, Pipeline, Schedule};
 
 /// One schedule without windows that does what `schedule` does in a pipeline of `windows` windows, for data
-/// that can be cut into so many equal parts. The checker proves pipelines by it.
+/// that can be cut into as many equal parts. The checker proves pipelines by it.
 ///
 /// ```
 /// use drumline_inspect::{check, unrolled};

@@ -166,7 +166,7 @@ extern "C" fn in_child() {
     let Kept { numbers, dead } = &mut *kept;
     let Some(dead) = dead else { return };
     for number in numbers.drain(..) {
-        // SAFETY: `number` is the copy of a socket of this library. Whoever holds it closes it once, as
+        // SAFETY: `number` is the copy of a socket of this library. Its holder closes it once, as
         // before, and expects nothing of it but errors.
         while unsafe { libc::dup3(dead.as_raw_fd(), number, libc::O_CLOEXEC) } < 0
             && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
@@ -174,7 +174,7 @@ extern "C" fn in_child() {
     }
 }
 
-/// For tests: a fork of this process that does nothing, and ends after so many seconds.
+/// For tests: a fork of this process that does nothing, and ends after `seconds`.
 ///
 /// # Errors
 ///

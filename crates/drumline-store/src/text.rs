@@ -1,7 +1,7 @@
 //! Text of others (keys, values, names) in errors and in the log.
 
 /// `text` in one line: control characters, and others that move or hide what stands beside them,
-/// are written as escapes. Whoever wrote it can so fake no line of the log, and command no
+/// are written as escapes. So its author can fake no line of the log, and command no
 /// terminal.
 ///
 /// ```

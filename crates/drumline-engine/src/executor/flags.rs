@@ -109,7 +109,7 @@ impl Flags {
         self.of(seat).met >= self.epoch.pieces
     }
 
-    /// A neighbour of which it is not known that it has posted in the piece before, or whose
+    /// A neighbour that may not have posted in the piece before, or whose
     /// announcement there has not been compared, and its count of posts from which on it can be.
     pub(crate) fn owed(&self) -> Option<(Seat, u64)> {
         let Epoch { pieces, previous, .. } = self.epoch;

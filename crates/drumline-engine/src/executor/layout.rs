@@ -65,12 +65,12 @@ impl Layout {
         Layout { collective, world_size, rank, root, counts, longest, piece, slot_blocks }
     }
 
-    /// The same in windows of so many elements of each block, at least one.
+    /// The same in windows of `elements` of each block, at least one.
     pub fn in_windows_of(self, elements: usize) -> Layout {
         Layout { piece: self.longest.min(elements.max(1)), ..self }
     }
 
-    /// The same in windows of about so many bytes of what a rank brings. Among many ranks they are
+    /// The same in windows of about `bytes` of what a rank brings. Among many ranks they are
     /// longer, so that messages stay worth their price: one takes a sixteenth at least.
     pub fn in_windows_of_bytes(self, bytes: usize, element_bytes: usize) -> Layout {
         let message = bytes / self.world_size.min(16) / element_bytes;

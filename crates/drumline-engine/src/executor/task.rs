@@ -38,13 +38,13 @@ pub(crate) enum Verb {
     },
     /// Do something in memory.
     Compute(Index),
-    /// Wait until so many messages of this schedule have left.
+    /// Wait until this number of messages of the schedule has left.
     Flush {
         to: Rank,
         upto: usize,
     },
     Post,
-    /// Wait for so many posts of a neighbour in this piece.
+    /// Wait until a neighbour has posted this number of times in this piece.
     Wait {
         seat: Seat,
         upto: u64,

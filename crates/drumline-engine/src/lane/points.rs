@@ -181,8 +181,8 @@ impl Lane {
             } else if point.warned || settings.warn_after >= limits.timeout {
                 expired.add(point);
             } else {
-                // Nobody has looked since the time to warn: this rank was stopped itself, and
-                // hears first what the others say.
+                // No thread of this rank has looked since the time to warn: the process was stopped. So
+                // it first hears what the others say.
                 point.warned = true;
                 point.give_up_at = Some(now + limits.lead);
             }

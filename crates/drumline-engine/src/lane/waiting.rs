@@ -177,8 +177,8 @@ impl Lane {
         }
     }
 
-    /// For whom this rank waits in the end, as far as it knows. Whoever is named by others is
-    /// called, to say whom it awaits itself.
+    /// For whom this rank waits in the end, as far as it knows. This rank connects to a rank that
+    /// others name, so that it can say for whom it waits itself.
     pub(crate) fn follow(&mut self, lack: Lack, awaited: &[Rank], now: Instant) -> Vec<Rank> {
         let roots = self.roots(lack, awaited, now);
         self.transport.want(&roots);

@@ -190,7 +190,7 @@ impl Board {
         self.fail_for(desk, 1, error).await;
     }
 
-    /// The same, for so many ranks.
+    /// The same, for `ranks` of them.
     pub(super) async fn fail_for<W: Outside>(&self, desk: &Desk<W>, ranks: usize, error: &str) {
         let rank = (self.member.rank as u32).to_le_bytes();
         let text: String = error.chars().take(FAILURE_CHARS_MAX).collect();

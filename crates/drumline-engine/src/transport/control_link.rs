@@ -111,8 +111,8 @@ impl<S: Duplex> ControlLink<S> {
         self.asked.get_or_insert(now);
     }
 
-    /// What the peer last said of its waiting, unless it has left what it was asked unanswered for
-    /// longer than `answer`: whoever waits listens, so it has been stopped since.
+    /// What the peer last said of its waiting. `None` if it has not answered a question for longer
+    /// than `answer`: a rank that waits listens, so its process has been stopped since.
     pub(crate) fn waits_now(&self, now: Instant, answer: Duration) -> Option<&Waits> {
         let is_silent = |asked| now.saturating_duration_since(asked) > answer;
         self.waits().filter(|_| !self.asked.is_some_and(is_silent))

@@ -4,8 +4,8 @@ use std::io::{self, ErrorKind, IoSlice, Read, Write};
 
 use super::duplex::Duplex;
 
-/// Until its stream is there, nothing can be read or written, which is no error: so whoever uses
-/// it need not know.
+/// Until its stream is there, nothing can be read or written, which is no error: so its
+/// user need not know.
 #[derive(Debug)]
 pub(crate) struct Later<S>(Option<S>);
 

@@ -67,7 +67,7 @@ pub struct Streams<S> {
     wanted: Vec<Rank>,
     /// Peers that have not answered to an offer.
     offered: BTreeSet<Rank>,
-    /// What there is to say to whoever comes now, if this rank takes part no more.
+    /// What a peer is told that connects now, if this rank takes part no more.
     farewell: Option<Control>,
     /// Whom this rank has last said that it waits for.
     waits: Option<Waits>,
@@ -455,7 +455,7 @@ impl<S: Duplex> Streams<S> {
         self.part(Control::Goodbye);
     }
 
-    /// Says a last word to all peers, and to whoever comes later. A call that is under way goes on
+    /// Says a last word to all peers, and to those that connect later. A call that is under way goes on
     /// to its end: the peer may have taken it already, and would wonder.
     fn part(&mut self, word: Control) {
         for rank in std::mem::take(&mut self.wanted) {
@@ -468,7 +468,7 @@ impl<S: Duplex> Streams<S> {
         self.farewell = Some(word);
     }
 
-    /// What there is to say to whoever comes now, if this rank takes part no more.
+    /// What a peer is told that connects now, if this rank takes part no more.
     pub fn farewell(&self) -> Option<&Control> {
         self.farewell.as_ref()
     }

@@ -6,7 +6,7 @@
 //! stream    │   0    │   1    │   2    │   0    │ ..
 //! ```
 //!
-//! Both ends take turns alike, so no byte needs a label, and whoever reads and writes need not know.
+//! Both ends take turns alike, so no byte needs a label, and the reader and the writer need not know.
 //! Where a network limits each flow, or spreads flows over several lines, two ranks get more of it.
 
 use std::io::{self, IoSlice, Read, Write};
@@ -22,8 +22,8 @@ pub struct Striped<S> {
     writing: Turn,
 }
 
-/// Bytes of a block: so many that streams change seldom, and so few that a stream's buffers in the kernel hold
-/// more, which is on its way while others have their turn. 4 streams of 1 Gb/s each carry 64 MiB both ways
+/// Bytes of a block. Enough that streams change seldom, and fewer than a stream's buffers in the kernel
+/// hold: those are on their way while others have their turn. 4 streams of 1 Gb/s each carry 64 MiB both ways
 /// in 147 to 172 ms with 128 and 256 KiB, in 290 to 400 with 1 MiB; of a line of 10 Gb/s that limits none, in
 /// 53 to 71 ms with 256 KiB and 88 to 135 with 64 (one stream 68 to 71).
 const BLOCK_BYTES: usize = 256 * 1024;

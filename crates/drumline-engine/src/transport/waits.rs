@@ -1,9 +1,9 @@
 //! Who waits for whom, and for whom they all wait in the end.
 //!
 //! A rank that lacks another one's message knows only that one, who may be waiting, too: in a tree
-//! or a hierarchy of hosts most ranks wait for somebody innocent. So whoever has waited for a
-//! while, in a call or for a message, tells everybody for whom, and whoever must name a culprit
-//! follows the chain to its root: a rank that has not said that it waits.
+//! or a hierarchy of hosts most ranks wait for somebody innocent. So a rank that has waited
+//! for a while, in a call or for a message, tells everybody for whom. A rank that must name a
+//! culprit follows the chain to its root: a rank that has not said that it waits.
 
 use std::collections::{BTreeMap, BTreeSet};
 

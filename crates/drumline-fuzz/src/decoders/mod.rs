@@ -27,7 +27,7 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// What it may allocate for an input of so many bytes.
+    /// What it may allocate for an input of `input` bytes.
     pub fn bound(&self, input: usize) -> usize {
         self.fixed + self.factor * input
     }

@@ -85,7 +85,7 @@ pub struct Outgoing<'a> {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted {
-    /// From whom; from whoever sends first, if it does not matter.
+    /// The sender. `None`: the rank that sends first.
     pub from: Option<Rank>,
     /// The tag that it must have.
     pub tag: u64,

@@ -36,7 +36,7 @@ impl Family {
         Arc::new(Family { root, store, rendezvous: Some(rendezvous), joining: Mutex::default() })
     }
 
-    /// One group less. Whoever is the last leaves the place where the ranks have met: see
+    /// One group less. The last one leaves the place where the ranks have met: see
     /// [`Rendezvous::leave`].
     pub(super) fn leave(self: Arc<Family>, patience: Duration) {
         if let Some(Family { rendezvous: Some(rendezvous), store, .. }) = Arc::into_inner(self) {

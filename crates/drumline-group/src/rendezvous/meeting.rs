@@ -94,7 +94,7 @@ impl Plan {
         Ok(Rendezvous::in_own_store(tcp, (self.rank, self.world_size), secret, claimed))
     }
 
-    /// The store, behind the secret if there is one and whoever hosts it knows of secrets.
+    /// The store, behind the secret if there is one and if its host knows of secrets.
     fn open(&self, config: &Config, timeout: Duration) -> Result<TcpStore> {
         let host = |door| {
             let server = TcpStoreServer::open(&[door], config.store_bytes_max)?;

@@ -131,7 +131,7 @@ impl TraceFile {
     }
 
     fn create(path: PathBuf, trace: &Trace, rank: Rank) -> io::Result<TraceFile> {
-        // A new file and not an emptied one: whoever reads the old one goes on reading it.
+        // A new file and not an emptied one: a reader of the old one goes on reading it.
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}

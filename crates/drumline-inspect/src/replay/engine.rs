@@ -257,8 +257,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// A rank that has waited goes on: not for a look at a post only, which whoever has the core does
-    /// not leave it for, but for what comes behind.
+    /// A rank that has waited goes on. It gets the core for the work behind a post, not for the look at
+    /// the post alone.
     fn take_core(&mut self, rank: Rank, now: u64) -> Option<Progress> {
         let grip = self.ranks[rank].grip;
         let waits = |rank: Rank| self.ranks[rank].grip != Grip::Has;

@@ -89,7 +89,7 @@ pub(super) enum ActionOutcome {
     Done,
     /// These keys were missing when the time was over.
     Missing(Vec<Bytes>),
-    /// The time was over, and so many ranks had joined: not all. The store counts in `i64`.
+    /// The time was over before all ranks had joined. This number had: the store counts in `i64`.
     Alone(i64),
     /// The store did not answer in time.
     NoAnswer,

@@ -11,8 +11,8 @@ use crate::secured::{self, Blocks, Layer, Tls};
 
 /// One end of a connection that opens: bytes in, bytes out, no socket and no clock.
 ///
-/// The end that opened the connection is the *caller*, the other the *answerer*. Whoever drives
-/// it writes [`Handshake::output`], reads no more than [`Handshake::wanted`] bytes (what follows
+/// The end that opened the connection is the *caller*, the other the *answerer*. The driver
+/// writes [`Handshake::output`], reads no more than [`Handshake::wanted`] bytes (what follows
 /// belongs to the connection's user), hands them to [`Handshake::receive`], and closes the
 /// connection after a [`Refusal`], as soon as the output is written.
 ///

@@ -120,7 +120,7 @@ pub enum Admission {
 }
 
 /// The most connections that have not proven themselves. One more takes the place of the oldest,
-/// so whoever only sits there keeps nobody out, and what strangers can make this process hold
+/// so a stranger who only sits there keeps nobody out, and what strangers can make this process hold
 /// is bounded: less than a kilobyte each here, and the socket's buffers in the kernel.
 pub const GUESTS_MAX: usize = 256;
 
@@ -136,8 +136,8 @@ const ACCEPTED_AT_ONCE: usize = 64;
 /// How long accepting pauses when the process has no descriptor left and no guest to close.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Of the descriptors that this process may have, a door that asks for no secret leaves so many
-/// (one in four) to those that do.
+/// One in four of the descriptors that this process may have: a door that asks for no secret leaves
+/// them to the doors that do.
 const RESERVED_PART: u64 = 4;
 
 /// Listens, and yields the connections whose other end belongs here.
@@ -219,7 +219,7 @@ impl Gate {
         [oldest, self.accept_after].into_iter().flatten().min()
     }
 
-    /// Why the last connection that did not get in was turned away: for whoever waits in vain.
+    /// Why the last connection that did not get in was turned away: for the error of a rank that waits in vain.
     pub fn objection(&self) -> Option<&str> {
         self.objection.as_deref()
     }
@@ -394,7 +394,7 @@ impl Gate {
                 }
             }
             Err(Farewell::Left(reason)) => {
-                // A peer that is closing the group again, or whoever looks which ports are open.
+                // A peer that is closing the group again, or a scanner of open ports.
                 tracing::debug!(peer, reason, "a connection came and went");
                 self.objection = Some(reason);
                 None
@@ -496,7 +496,7 @@ fn read(stream: &mut Stream, bytes: &mut [u8]) -> Result<Option<usize>, Farewell
 }
 
 /// Whether a door that asks for no secret may keep this connection. A process's descriptors are
-/// numbered from below: with this number, so many are taken.
+/// numbered from below: a new one has the number of those that are taken.
 fn leaves_descriptors(stream: &Stream) -> bool {
     let number = u64::try_from(stream.as_fd().as_raw_fd()).unwrap_or(u64::MAX);
     getrlimit(Resource::Nofile).current.is_none_or(|limit| number < limit - limit / RESERVED_PART)

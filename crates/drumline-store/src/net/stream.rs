@@ -176,7 +176,7 @@ impl Stream {
     /// question less, a single lost packet would end a job.
     ///
     /// While something is unacknowledged the kernel asks no such questions, so that has a limit of
-    /// its own, 2.25 s after the first repetition: so whoever waits sends a beat ten times a second,
+    /// its own, 2.25 s after the first repetition: so a rank that waits sends a beat ten times a second,
     /// and notices within 2.6 s. (With 2 s or less, the kernel would give up after one unanswered
     /// question.) The limit is for control connections only, because Linux also applies it to a
     /// peer that acknowledges but takes nothing (a window of zero), and being held up in this way

@@ -297,7 +297,7 @@ fn a_handshake_goes_on_when_a_full_socket_takes_more() {
     assert!(matches!(shake(&mut stream, &mut handshake), Err(CallError::HungUp)));
 }
 
-/// Whoever hears nothing any more and says nothing would be waited for in vain.
+/// Others would wait in vain for an end that hears nothing any more and says nothing.
 #[test]
 fn a_caller_that_cannot_be_heard_is_hung_up() {
     let (ours, theirs) = UnixStream::pair().unwrap();

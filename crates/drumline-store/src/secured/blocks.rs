@@ -10,7 +10,7 @@
 //! The highest bit of the first word says that this is the last block. Both tags also cover, as their
 //! nonce, the number of the block. Each direction of each connection has a key of its own, so no nonce
 //! is ever used twice with a key, and a block fits no other place. The length has a tag of its own:
-//! whoever makes it longer would otherwise be noticed only when so many bytes have come.
+//! else a length that somebody has changed would be noticed only when all of these bytes have come.
 
 use std::{
     fmt,

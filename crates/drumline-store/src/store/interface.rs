@@ -42,7 +42,7 @@ pub const BYTES_MAX: usize = 1 << 30;
 ///
 /// use drumline::{Result, store::{HashStore, Store}};
 ///
-/// /// Whoever comes first leads; the others hear who it is.
+/// /// The first rank that comes leads. The others hear who it is.
 /// fn elect(store: &dyn Store, name: &str) -> Result<Vec<u8>> {
 ///     store.compare_set("leader", b"", name.as_bytes())
 /// }
@@ -68,7 +68,7 @@ pub const BYTES_MAX: usize = 1 << 30;
 /// (two callers at once would lose what one of them wrote): unless they are overridden they are errors. Process
 /// groups need none of these three.
 pub trait Store: fmt::Debug + Send + Sync {
-    /// Sets `key` to `value` and wakes whoever waits for it.
+    /// Sets `key` to `value` and wakes all that wait for it.
     ///
     /// ```
     /// # use drumline_store as drumline;

@@ -1,8 +1,8 @@
 //! What goes on while gradients come in: rounds and reductions, each begun where the one before
 //! ends.
 //!
-//! There is no thread of its own: whoever drives the group (the engine, or a caller that waits) ends
-//! an operation and begins the next one by that. The lock is never held while the group is called.
+//! It has no thread of its own. The thread that drives the group (the engine, or a caller that waits)
+//! ends an operation, and by that begins the next one. The lock is never held while the group is called.
 
 use std::{
     ops::Range,

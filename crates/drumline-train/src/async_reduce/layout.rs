@@ -13,7 +13,7 @@ use crate::{
 /// Where tensors begin: what vector instructions and tensor libraries like best.
 const ALIGNMENT: usize = 64;
 
-/// Buckets begin at multiples of so many bytes: whole pages on any host, so that the ranks of
+/// Buckets begin at multiples of these bytes. They are whole pages on any host, so that ranks on
 /// different hosts agree.
 pub(super) const GRANULE: usize = 64 << 10;
 
@@ -24,7 +24,7 @@ pub(super) struct Entry {
     pub(super) reduce: Reduce,
 }
 
-/// All-reduces the first so many bytes of a piece, as elements of some type.
+/// All-reduces the first bytes of a piece (the third argument says how many), as elements of some type.
 pub(super) type Reduce = fn(&ProcessGroup, Piece, usize, ReduceOp, End);
 
 /// Gets the result and the piece.

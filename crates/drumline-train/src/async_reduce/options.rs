@@ -15,9 +15,10 @@ use drumline_group::ReduceOp;
 pub struct AsyncReduceOptions {
     /// What becomes of the tensors of all ranks: [`ReduceOp::Avg`] unless set.
     pub op: ReduceOp,
-    /// Tensors shorter than this share a bucket with their neighbours until it holds so many bytes;
-    /// longer ones are buckets of their own. A bucket leaves when all of it is there on all ranks;
-    /// neighbours that leave at the same time travel as one. 4 MiB unless set.
+    /// Bytes of a bucket; 4 MiB unless set. Shorter tensors share a bucket with their neighbours
+    /// until it is full. A longer tensor is a bucket of its own. A bucket is reduced when all of its
+    /// tensors are there on all ranks. Neighbouring buckets that become ready together are reduced
+    /// as one.
     pub bucket_bytes: usize,
 }
 

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ops::Range};
 
 use drumline_shm::Registered;
 
-/// A part of the fused buffer, in whole pages. Whoever has it is the only one.
+/// A part of the fused buffer, in whole pages. It has one owner.
 pub(super) type Piece = Registered<u8>;
 
 /// Parts of the fused buffer, by their first byte. Neighbours are one piece.

@@ -10,10 +10,10 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DdpOptions {
-    /// The first bucket of each dtype is closed when it holds at least so many bytes. Small
+    /// The first bucket of each dtype is closed when it holds at least these bytes. Small
     /// (1 MiB), so that communication starts soon after backward does.
     pub first_bucket_bytes: usize,
-    /// All later buckets are closed when they hold at least so many bytes. Large (25 MiB), so
+    /// All later buckets are closed when they hold at least these bytes. Large (25 MiB), so
     /// that the fixed cost of a collective is paid rarely.
     pub bucket_bytes: usize,
     /// What to do about a parameter that a step did not use.

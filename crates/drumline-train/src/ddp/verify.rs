@@ -136,7 +136,7 @@ fn entries(
     ];
     let parameters = parameters.iter().map(|spec| Entry::tensor("parameter", spec));
     let buffers = buffers.iter().map(|spec| Entry::tensor("buffer", spec));
-    // Options last: whoever has the wrong model wants to hear of that first.
+    // Options last: a user with the wrong model wants to hear of that first.
     parameters.chain(buffers).chain(options).collect()
 }
 

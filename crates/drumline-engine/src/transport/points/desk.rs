@@ -1,4 +1,4 @@
-//! What belongs to no single peer: receives from whoever sends first, and what a rank sends to
+//! What belongs to no single peer: receives from the rank that sends first, and what a rank sends to
 //! itself.
 
 use super::{

@@ -11,7 +11,7 @@ use drumline_schedule::step::Rank;
 use super::frame::{Frame, OBJECT, Offer};
 use crate::{Result, error::Cause, panics::shielded, recorder::Open};
 
-/// The buffer of a message, and whoever waits for it.
+/// The buffer of a message, and the caller that waits for it.
 pub trait Message: Send {
     /// What a send reads.
     fn bytes(&self) -> &[u8];

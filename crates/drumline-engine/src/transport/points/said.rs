@@ -19,8 +19,8 @@ use crate::{Cause, Result, transport::duplex::Duplex};
 const OBJECT_BYTES_MAX: usize = 4096;
 
 /// What becomes of a send (tag 0), two receives of four numbers (tags 1 and 2), two of objects (tag 3),
-/// and one from any rank (tag 4) when the peer says this, in pieces of so many bytes, and ends: how many
-/// are done.
+/// and one from any rank (tag 4) when the peer says this in pieces of `piece` bytes, and ends. Returns how
+/// many are done.
 ///
 /// # Errors
 ///

@@ -93,7 +93,7 @@ impl ProcessGroup {
         })
     }
 
-    /// Where blocks of so many elements for each rank begin and end.
+    /// Where blocks begin and end that have `counts` elements, one count for each rank.
     fn borders(&self, operation: &'static str, what: &str, counts: &[usize]) -> Result<Borders> {
         let invalid = |problem| Error::InvalidArgument { operation, problem };
         if counts.len() != self.world_size() {
@@ -218,7 +218,7 @@ impl ProcessGroup {
     }
 }
 
-/// A call on blocks of so many elements.
+/// A call on blocks of `elements`.
 pub(super) fn call<T: Element>(operation: Collective, elements: usize) -> Call {
     call_of::<T>(operation, Counts::Even(elements))
 }

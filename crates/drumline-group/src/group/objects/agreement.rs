@@ -14,7 +14,7 @@ impl ProcessGroup {
         self.agree_on_length::<T>(call, &own.as_ref().map(Vec::len).map_err(String::clone))
     }
 
-    /// The same, of so many bytes.
+    /// The same, of `length` bytes.
     pub(super) fn agree_on_length<T>(
         &self,
         call: Call,

@@ -59,7 +59,7 @@ where
     }
 }
 
-/// Describes an object of which it is not known as what it is read.
+/// Describes the bytes of an object whose type nobody has said.
 pub(crate) fn encode_for_anyone<T: Serialize + ?Sized>(object: &T) -> Result<Vec<u8>, String> {
     let mut bytes = vec![SELF_DESCRIBING];
     ciborium::into_writer(object, &mut bytes)

@@ -107,7 +107,7 @@ impl Log {
         self.locked(FlockOperation::NonBlockingLockExclusive, |log| log.write_locked(plan))
     }
 
-    /// As [`Log::write`]; deletes the file if `plan` says `true`. Whoever opens it meanwhile waits
+    /// As [`Log::write`]; deletes the file if `plan` says `true`. A process that opens it meanwhile waits
     /// for the lock, and then sees that it has gone.
     pub(super) fn write_or_remove(
         &mut self,
@@ -181,8 +181,8 @@ impl Log {
         }
     }
 
-    /// Applies what has come since. Under a lock; whether the last record is torn: nobody is
-    /// writing, so whoever wrote it has died.
+    /// Applies what has come since. Under a lock; returns whether the last record is torn:
+    /// nobody is writing, so its writer has died.
     fn refresh(&mut self) -> Result<bool> {
         let new = self.new_bytes()?;
         if self.end == 0 && !is_plausible(&new) {

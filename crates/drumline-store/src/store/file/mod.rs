@@ -32,8 +32,8 @@ const POLL: Duration = Duration::from_millis(10);
 /// side. A process of ours that is killed leaves a whole file; a record that a torch process has
 /// left incomplete is removed by the first of us that sees it.
 ///
-/// The file counts its open handles. Whoever closes the last one deletes it, if as many were
-/// closed as the world has processes. A process that is killed does not close its handle: then
+/// The file counts its open handles. The process that closes the last one deletes the file, if as
+/// many were closed as the world has processes. A process that is killed does not close its handle: then
 /// the file stays, and must be deleted before the next job takes the same path.
 ///
 /// On a network file system it works if that has locks (`flock`).

@@ -12,8 +12,8 @@
 //! |---|---|
 //! | `/K` | K has this value |
 //! | `-/K` | K is deleted |
-//! | `refcount/` | so many handles are open |
-//! | `cleanup/` | so many handles have been closed |
+//! | `refcount/` | the number of open handles |
+//! | `cleanup/` | the number of handles that were closed |
 //! | `push/K` | ours: this item was put at the end of K's queue |
 //! | `pop/K` | ours: the first item of K's queue was taken |
 //! | empty, or only `~` | ours: nothing, it fills a gap |
@@ -50,7 +50,7 @@ pub(super) enum Record<'a> {
     Delete(&'a [u8]),
     Push(&'a [u8], &'a [u8]),
     Pop(&'a [u8]),
-    /// Fills a gap of so many bytes beside the eight of the lengths.
+    /// Fills a gap of this number of bytes beside the eight of the lengths.
     Filler(usize),
 }
 

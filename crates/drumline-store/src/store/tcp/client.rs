@@ -152,8 +152,8 @@ impl TcpStore {
 const RECALL_MAX: Duration = Duration::from_secs(1);
 
 impl Store for TcpStore {
-    /// Returns when the server has the value: whoever asks from then on, over whichever
-    /// connection, sees it.
+    /// Returns when the server has the value: from then on every reader sees it,
+    /// over any connection.
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         let raw = raw_key("set", key)?;
         check_value("set", value)?;

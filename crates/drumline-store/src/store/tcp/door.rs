@@ -14,7 +14,7 @@ use crate::{
 
 /// A way into a store: an address, and what clients there must know.
 ///
-/// All doors of a server lead to the same keys: whoever comes in through one that asks for nothing
+/// All doors of a server lead to the same keys: a guest of a door that asks for nothing
 /// can read and change what those who know a secret have stored.
 ///
 /// ```

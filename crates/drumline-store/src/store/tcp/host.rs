@@ -94,7 +94,7 @@ impl TcpStoreServer {
         TcpStoreServer::open(&[Door::Loopback { host: host.to_owned(), port }], BYTES_MAX)
     }
 
-    /// As [`TcpStoreServer::bind`], on any one address of this machine: whoever reaches it can
+    /// As [`TcpStoreServer::bind`], on any one address of this machine: everybody who reaches it can
     /// read and write every key.
     ///
     /// It listens on exactly the address that `host` stands for, on no other interface. Of several

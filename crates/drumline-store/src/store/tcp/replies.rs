@@ -18,8 +18,8 @@ use crate::{
     net::{call::Address, stream::Stream},
 };
 
-/// A client that hears `said`, as much of it as fits a socket, and then the end. Its server is at the
-/// other end of the stream that is returned, and can be called no second time.
+/// A client to which a server has sent `said` (as much as a socket's buffer holds) and then hung up.
+/// The returned stream is the server's end. The client cannot connect again.
 ///
 /// # Errors
 ///

@@ -1,7 +1,7 @@
 //! The TCP store's server as a state machine: bytes of connections in, bytes out, no sockets and
 //! no clock.
 //!
-//! Whoever drives it (the thread of [`TcpStoreServer`](super::TcpStoreServer), a test, a
+//! Its driver (the thread of [`TcpStoreServer`](super::TcpStoreServer), a test, a
 //! simulator) says when a connection opens, what arrived on it and when it is gone, writes out
 //! what [`Server::output`] holds, and closes what [`Server::take_refused`] names.
 //!
@@ -19,7 +19,7 @@
 //! assert_eq!(server.output(connection), [7, 0, 0, 0]);
 //! ```
 //!
-//! The protocol has no authentication: whoever can connect can read and write every key (the
+//! The protocol has no authentication: everybody who can connect can read and write every key (the
 //! handshake of [`TcpStoreServer::bind_secured`](super::TcpStoreServer::bind_secured) comes before
 //! a connection is one here). What a connection may hold in buffers is bounded (the `*_MAX` constants here and in
 //! [`protocol`](super::protocol)), and one that breaks a rule is refused without an effect on the
@@ -600,8 +600,8 @@ impl Server {
         self.count(id);
     }
 
-    /// Counts what a stranger has in buffers now, and refuses whoever has the most if it is too
-    /// much.
+    /// Counts what a stranger has in buffers now. If all have too much together, refuses the one with
+    /// the most.
     fn count(&mut self, id: ConnectionId) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         if !connection.is_stranger {

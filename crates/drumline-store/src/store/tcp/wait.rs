@@ -2,7 +2,7 @@
 
 use super::protocol::{Key, READY, Request, STOP_WAITING, WAIT_CANCELED};
 
-/// One wait. Whoever drives it sends [`Wait::request`], passes on each byte that comes back and
+/// One wait. Its driver sends [`Wait::request`], passes on each byte that comes back and
 /// says when the time is over.
 ///
 /// The server knows no deadlines. A client whose time is over cancels its wait, and then asks for
@@ -71,7 +71,7 @@ impl<'k> Wait<'k> {
         Wait::by(Request::Wait(keys.clone()), keys)
     }
 
-    /// A wait by another request, of which an answer comes behind STOP_WAITING: whoever drives the
+    /// A wait by another request, whose answer comes behind STOP_WAITING: the driver of the
     /// wait reads it before it passes on the next byte. Of `keys` it is then asked whether they are
     /// missing.
     pub fn by(request: Request<'k>, keys: Vec<Key<'k>>) -> Wait<'k> {

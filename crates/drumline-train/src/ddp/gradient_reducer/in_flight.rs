@@ -13,8 +13,8 @@ use crate::Result;
 
 /// The buckets that were handed to the group and are not back, in the order in which they left.
 ///
-/// The group works on them one after another, on the thread of its own or of whoever waits. It
-/// owns their memory meanwhile.
+/// The group works on them one after another, on its own thread or on a thread that
+/// waits. It owns their memory meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
     buckets: VecDeque<(usize, Instant, Open, Travelling)>,

@@ -12,8 +12,8 @@ use crate::{Error, Result};
 pub(super) struct Plan {
     /// In launch order.
     pub(super) buckets: Vec<Bucket>,
-    /// How many elements of gradients each bucket has. The members' marks follow, then the
-    /// two of the rank.
+    /// How many elements of gradients each bucket has. Behind them a bucket carries one mark for
+    /// each of its parameters, and two for the rank.
     elements: Vec<usize>,
     /// By parameter.
     pub(super) slots: Vec<Slot>,

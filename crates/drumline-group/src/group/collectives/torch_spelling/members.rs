@@ -9,7 +9,7 @@ use drumline_schedule::tree::{Node, merges};
 use super::{call, lists::deal_out};
 use crate::{Element, Error, ReduceOp, Result};
 
-/// Completes an average of so many members.
+/// Completes an average over `members`.
 pub(super) fn finish<A: Element>(op: ReduceOp, sum: &mut [A], members: usize) {
     if op == ReduceOp::Avg && !sum.is_empty() {
         let all = Target::from(sum);
