@@ -506,3 +506,6 @@ impl<S: Duplex> Streams<S> {
         Ok(present)
     }
 }
+
+#[cfg(test)]
+mod tests;
