@@ -20,7 +20,8 @@ class CollectiveError(DrumlineError):
 
     cause: str | None
     """The kind of failure: peer_exited, peer_left, nobody_left, host_silent, disconnected, unreachable,
-    reported (by a peer that failed first), aborted, panicked, mismatch, timeout, backend or protocol."""
+    reported (by a peer that failed first), aborted, panicked, system (it refused what this rank needs to hear
+    of its peers), mismatch, timeout, backend or protocol."""
     culprit: int | None
     """The rank at fault, by its number in the group, where one rank is."""
 

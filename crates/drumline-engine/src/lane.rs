@@ -465,7 +465,7 @@ impl Lane {
         }
     }
 
-    /// Whether this rank has failed, and a peer that is just being connected has not heard why.
+    /// Whether this rank has failed, and a peer has not been told why.
     pub fn owes_word(&self) -> bool {
         matches!(self.state, State::Failed(_)) && self.transport.owes_word()
     }

@@ -243,8 +243,15 @@ impl Job {
         // A rank whose peer has hung up has nothing to tell: the peer tells.
         let hung_up = ["EPIPE", "ECONNRESET"].iter().any(|end| self.report.contains(end));
         let is_peers_matter = hung_up && rank.status.is_some_and(|status| status.success());
-        // The C library has no stack for a thread, and calls that EAGAIN; a port in use is told in our words.
-        let others = [("mmap", "os error 11"), ("clone3", "os error 11"), ("EADDRINUSE", "in use")];
+        // The C library has no stack for a thread, and calls that EAGAIN. A port in use is told in our words, and
+        // so is a reset: the kernel makes one when a process ends or closes what it has not read.
+        let others = [
+            ("mmap", "os error 11"),
+            ("clone3", "os error 11"),
+            ("EADDRINUSE", "in use"),
+            ("ECONNRESET", "the process of rank"),
+            ("ECONNRESET", "has closed the group"),
+        ];
         let in_other_words = others
             .iter()
             .any(|(what, told)| self.report.contains(what) && rank.told.contains(told));

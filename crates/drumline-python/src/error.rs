@@ -137,6 +137,7 @@ fn kind(cause: &Cause) -> &'static str {
         Cause::Reported { .. } => "reported",
         Cause::Aborted => "aborted",
         Cause::Panicked { .. } => "panicked",
+        Cause::System { .. } => "system",
         Cause::Mismatch { .. } => "mismatch",
         Cause::Timeout { .. } => "timeout",
         Cause::Backend { .. } => "backend",

@@ -62,7 +62,7 @@ impl CollectiveError {
     /// The rank at fault, by its number in the group. `None` where no single rank is known to be.
     pub fn culprit(&self) -> Option<Rank> {
         match &self.cause {
-            Cause::Aborted | Cause::Panicked { .. } => Some(self.rank),
+            Cause::Aborted | Cause::Panicked { .. } | Cause::System { .. } => Some(self.rank),
             cause => match cause.ranks()[..] {
                 [rank] => Some(rank),
                 _ => None,
@@ -175,6 +175,11 @@ pub enum Cause {
         /// The message of the panic.
         text: String,
     },
+    /// This rank's own system has refused what the rank needs to hear of its peers.
+    System {
+        /// What failed, and the system's error.
+        problem: String,
+    },
     /// Ranks made different calls.
     Mismatch {
         /// The rank whose message revealed it.
@@ -223,6 +228,7 @@ impl Cause {
             Cause::Mismatch { .. }
             | Cause::Aborted
             | Cause::Panicked { .. }
+            | Cause::System { .. }
             | Cause::Backend { .. } => vec![],
         }
     }
@@ -283,6 +289,11 @@ impl fmt::Display for Cause {
             Cause::Backend { problem } => write!(f, "the backend says: {problem}"),
             Cause::Aborted => f.write_str("this rank has aborted the group"),
             Cause::Panicked { text } => write!(f, "a call of this rank has panicked: {text}"),
+            Cause::System { problem } => write!(
+                f,
+                "the system of this rank refuses what it needs: {problem}; look at its limits of memory \
+                 and descriptors"
+            ),
             Cause::Mismatch { peer, theirs, ours } if ours.is_empty() => write!(
                 f,
                 "ranks disagree: rank {peer} called {theirs}, and this rank something else; \

@@ -22,6 +22,9 @@ pub struct Joining {
     pub rank_zero_hosts: bool,
     /// How long it tries.
     pub timeout: Duration,
+    /// A random number of this process's. It leaves this as its name: so it knows its own claim again if the
+    /// connection breaks before the store has answered.
+    pub ticket: [u8; 32],
 }
 
 /// What comes of asking for a rank.
@@ -118,7 +121,8 @@ impl Joining {
         if desk.check(COMPLETE).await? {
             return Ok(Claim::Complete { without_us: !desk.check(&key).await? });
         }
-        Ok(if desk.add(&key, 1).await? == 1 { Claim::Mine } else { Claim::Taken })
+        let owner = desk.compare_set(&key, b"", &self.ticket).await?;
+        Ok(if owner == self.ticket { Claim::Mine } else { Claim::Taken })
     }
 }
 

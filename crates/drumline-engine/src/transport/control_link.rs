@@ -16,6 +16,10 @@ pub(crate) struct ControlLink<S> {
     peer: Rank,
     stream: Later<S>,
     arrived: Vec<u8>,
+    /// Words, or the rest of one, that the stream has not taken yet.
+    unsent: Vec<u8>,
+    /// Whether the peer can be told nothing more.
+    is_deaf: bool,
     state: PeerState,
     /// Whether the peer has said anything.
     has_spoken: bool,
@@ -47,6 +51,8 @@ impl<S: Duplex> ControlLink<S> {
             peer,
             stream: Later::NOT_YET,
             arrived: Vec::new(),
+            unsent: Vec::new(),
+            is_deaf: false,
             state: PeerState::Present,
             has_spoken: false,
             ready: true,
@@ -76,14 +82,42 @@ impl<S: Duplex> ControlLink<S> {
         &self.state
     }
 
-    /// Says something to the peer, as well as it goes: a peer that cannot hear is itself lost,
-    /// and a message this small fits the connection's buffer.
+    /// Says something to the peer. What the stream does not take now follows when it can be written.
     pub(crate) fn say(&mut self, message: &Control) {
-        if self.stream.is_there()
-            && let Err(error) = self.stream.write_all(&message.encode())
+        if self.stream.is_there() && !self.is_deaf {
+            self.unsent.extend_from_slice(&message.encode());
+            self.send();
+        }
+    }
+
+    /// Whether the stream has not taken all words yet, and may do so.
+    pub(crate) fn owes_word(&self) -> bool {
+        !self.unsent.is_empty()
+            || !self.is_deaf && self.stream.get().is_some_and(Duplex::holds_output)
+    }
+
+    /// Sends what is unsent, as far as that goes now. A peer that cannot hear is itself lost: that is
+    /// found by reading.
+    fn send(&mut self) {
+        if let Err(error) = self.write()
+            && error.kind() != io::ErrorKind::WouldBlock
         {
             tracing::debug!(peer = self.peer, %error, "control message was not delivered");
+            self.unsent.clear();
+            self.is_deaf = true;
         }
+    }
+
+    fn write(&mut self) -> io::Result<()> {
+        while !self.unsent.is_empty() {
+            match self.stream.write(&self.unsent) {
+                Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+                Ok(bytes) => drop(self.unsent.drain(..bytes)),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        self.stream.flush_held()
     }
 
     /// Says nothing, to be answered by the peer's kernel. A process that takes nothing for very
@@ -91,6 +125,14 @@ impl<S: Duplex> ControlLink<S> {
     pub(crate) fn beat(&mut self) {
         if self.state == PeerState::Present && self.beats < BEATS_MAX {
             self.beats += 1;
+            self.say_nothing();
+        }
+    }
+
+    /// A beat; any word that is still to be sent is as good. So what is unsent stays bounded, however
+    /// often a peer asks that does not listen.
+    fn say_nothing(&mut self) {
+        if !self.owes_word() {
             self.say(&Control::Beat);
         }
     }
@@ -126,7 +168,7 @@ impl<S: Duplex> ControlLink<S> {
     /// There is something to read, or the stream can be written again.
     pub(crate) fn on_readable(&mut self) {
         self.ready = true;
-        self.stream.flush_held();
+        self.send();
     }
 
     /// The peer's process has ended. Its last words count, if there are any.
@@ -138,8 +180,12 @@ impl<S: Duplex> ControlLink<S> {
         }
     }
 
-    /// Reads what has arrived. The first word that ends a peer's part counts.
+    /// Reads what has arrived. The first word that ends a peer's part counts. Also goes on with what is
+    /// unsent: whoever only reads would never hear that the stream can be written.
     pub(crate) fn read(&mut self) {
+        if self.owes_word() {
+            self.send();
+        }
         let mut chunk = [0; 1024];
         while self.ready && self.state == PeerState::Present {
             match self.stream.read(&mut chunk) {
@@ -173,7 +219,7 @@ impl<S: Duplex> ControlLink<S> {
             Ok(Some(Control::Beat)) => {}
             Ok(Some(Control::Waits(waits))) => {
                 self.waits = Some(waits);
-                self.say(&Control::Beat);
+                self.say_nothing();
             }
             Ok(Some(Control::Goodbye)) => self.state = PeerState::Left,
             Ok(Some(Control::Abort { culprit, text })) => {
@@ -201,6 +247,65 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+
+    /// A link, and the other end of its stream, which takes nothing any more.
+    fn full() -> (ControlLink<UnixStream>, UnixStream) {
+        let (mut ours, theirs) = UnixStream::pair().unwrap();
+        ours.set_nonblocking(true).unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        while ours.write(&Control::Beat.encode()).is_ok() {}
+        let mut link = ControlLink::new(1);
+        link.connect(ours);
+        (link, theirs)
+    }
+
+    fn heard(stream: &mut UnixStream) -> Vec<Control> {
+        let (mut bytes, mut words) = (Vec::new(), Vec::new());
+        let ended = stream.read_to_end(&mut bytes);
+        assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        while let Some(word) = Control::take(&mut bytes).unwrap() {
+            words.push(word);
+        }
+        words
+    }
+
+    #[test]
+    fn a_word_that_the_stream_does_not_take_follows_when_it_does() {
+        let (mut link, mut theirs) = full();
+        let abort = Control::Abort { culprit: None, text: "out of order".to_owned() };
+        link.say(&abort);
+        link.say(&Control::Goodbye);
+        assert!(link.owes_word());
+        link.on_readable();
+        assert!(link.owes_word(), "nothing was taken meanwhile");
+        heard(&mut theirs);
+        link.on_readable();
+        assert!(!link.owes_word());
+        assert_eq!(heard(&mut theirs), [abort, Control::Goodbye]);
+    }
+
+    #[test]
+    fn whoever_asks_and_does_not_listen_fills_no_memory() {
+        let (mut link, mut theirs) = full();
+        let waits = Control::Waits(Waits { call: None, messages: vec![2] }).encode();
+        for _ in 0..1000 {
+            theirs.write_all(&waits).unwrap();
+            link.on_readable();
+            link.read();
+            link.beat();
+        }
+        assert_eq!(link.unsent, Control::Beat.encode());
+    }
+
+    #[test]
+    fn nothing_is_owed_to_a_peer_that_is_gone() {
+        let (mut link, theirs) = full();
+        link.say(&Control::Goodbye);
+        drop(theirs);
+        link.on_readable();
+        link.say(&Control::Goodbye);
+        assert!(!link.owes_word());
+    }
 
     #[test]
     fn who_says_that_it_waits_and_does_not_answer_has_stopped() {

@@ -95,7 +95,8 @@ impl<S: Duplex> DataLink<S> {
     /// There is something to read, or the stream can be written again.
     pub(crate) fn on_readable(&mut self) {
         self.ready = true;
-        self.stream.flush_held();
+        // What goes wrong is found by the next read or write.
+        let _ = self.stream.flush_held();
     }
 
     /// No more will be sent.

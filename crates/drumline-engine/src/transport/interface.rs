@@ -93,8 +93,8 @@ pub trait Connections: Transport {
     /// Whether a peer is known to have left the group in good order.
     fn has_left(&self, rank: Rank) -> bool;
 
-    /// Whether a peer that is just being connected has not heard yet that this rank takes part no
-    /// more.
+    /// Whether a peer has not been told yet that this rank takes part no more: it is just being
+    /// connected, or its stream takes nothing now.
     fn owes_word(&self) -> bool {
         false
     }

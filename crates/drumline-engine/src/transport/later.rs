@@ -32,13 +32,11 @@ impl<S: Duplex> Later<S> {
         self.0.as_mut().map_or(Ok(()), Duplex::end)
     }
 
-    /// Passes on what the stream has taken and holds, as far as that goes now. What goes wrong is
-    /// found by the next read or write.
-    pub(crate) fn flush_held(&mut self) {
-        if let Some(stream) = &mut self.0
-            && stream.holds_output()
-        {
-            let _ = stream.flush();
+    /// Passes on what the stream has taken and holds, as far as that goes now.
+    pub(crate) fn flush_held(&mut self) -> io::Result<()> {
+        match &mut self.0 {
+            Some(stream) if stream.holds_output() => stream.flush(),
+            _ => Ok(()),
         }
     }
 }

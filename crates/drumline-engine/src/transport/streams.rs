@@ -177,7 +177,7 @@ impl<S: Duplex> Streams<S> {
                 (StreamKind::Data(number), Some(stream), wanted)
             });
             let others = [
-                (StreamKind::Control, control.stream(), [present, false]),
+                (StreamKind::Control, control.stream(), [present, control.owes_word()]),
                 (StreamKind::Points, points.stream(), to_points),
             ];
             others.into_iter().chain(data).filter_map(|(kind, stream, [readable, writable])| {
@@ -473,6 +473,11 @@ impl<S: Duplex> Streams<S> {
         self.farewell.as_ref()
     }
 
+    /// Whether a peer has not been sent all that this rank has said.
+    pub fn owes_word(&self) -> bool {
+        self.peers.values().any(|peer| peer.control.owes_word())
+    }
+
     /// See [`Transport::still_present`](super::Transport::still_present).
     pub fn still_present(&mut self, history: &History) -> Result<Vec<Rank>, Cause> {
         self.agree();
@@ -485,7 +490,8 @@ impl<S: Duplex> Streams<S> {
             // Its data may be slower than its goodbye.
             let drained = peer.data.drain();
             match peer.control.state() {
-                PeerState::Left if drained => {}
+                // It waits for this rank's goodbye.
+                PeerState::Left if drained && !peer.control.owes_word() => {}
                 PeerState::Present | PeerState::Left => present.push(peer.rank),
                 PeerState::Lost(cause) => return Err(cause.clone()),
             }
@@ -500,3 +506,6 @@ impl<S: Duplex> Streams<S> {
         Ok(present)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -30,8 +30,8 @@ use crate::{
 };
 use handoff::{Drivable, Handoff, Surroundings, Turn};
 
-/// How long a rank that has failed waits at most for connections on which it tells why. A host that
-/// answers takes a few milliseconds.
+/// How long a rank that has failed waits at most for connections on which it tells why, and for streams to
+/// take it. A host that answers takes a few milliseconds.
 const WORD_WITHIN: Duration = Duration::from_millis(200);
 
 /// What [`Driven::close`] does when other ranks have not closed the group in time.
@@ -215,8 +215,8 @@ impl Driven {
         self.handoff.take_points(lane);
     }
 
-    /// Tells peers that are just being connected why this rank has failed. It may be about to exit,
-    /// and they would blame it for that.
+    /// Tells peers that are just being connected, or whose streams take nothing now, why this rank has
+    /// failed. It may be about to exit, and they would blame it for that.
     fn say_why(&self, lane: &mut Lane) {
         if lane.owes_word() && !self.has_said_why.swap(true, Ordering::SeqCst) {
             Driven::wait_for_word(lane);

@@ -11,6 +11,7 @@ use drumline_engine::start_up::{
 };
 use drumline_store::{
     Error as StoreError,
+    auth::Nonce,
     net::{Endpoint, call::resolve},
     store::{
         Store,
@@ -54,6 +55,7 @@ impl Plan {
             world_size: self.world_size,
             rank_zero_hosts: self.host == StoreHost::RankZero,
             timeout: config.timeout,
+            ticket: Nonce::random()?.0,
         };
         let mut opened: Option<TcpStore> = None;
         let joined = run(

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    io,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
     time::{Duration, Instant},
@@ -35,6 +36,8 @@ pub(crate) struct Sockets {
     last_beat: Option<Instant>,
     /// The flags of each stream in the set, by its key.
     armed: BTreeMap<u64, epoll::EventFlags>,
+    /// Why this rank might not hear of a peer.
+    deaf: Option<Cause>,
 }
 
 /// How many keys of the set belong to one peer: consecutive ones, for its process and its streams.
@@ -91,7 +94,7 @@ impl Sockets {
         }
         let streams = Streams::new(member.rank, member.world_size, peers);
         let armed = BTreeMap::new();
-        Ok(Sockets { streams, far, processes, waker, epoll, last_beat: None, armed })
+        Ok(Sockets { streams, far, processes, waker, epoll, last_beat: None, armed, deaf: None })
     }
 
     pub(crate) fn waker(&self) -> Waker {
@@ -160,13 +163,9 @@ impl Sockets {
         }
     }
 
-    /// Waits until `deadline` for events of the set, and adds them to `events`. Returns whether there
-    /// are any.
-    fn has_events(&self, events: &mut Vec<epoll::Event>, deadline: Deadline) -> bool {
-        if let Err(error) = poll::wait_events(&*self.epoll, events, deadline) {
-            tracing::warn!(%error, "cannot wait for peers");
-        }
-        !events.is_empty()
+    /// Fails where this rank might not hear of a peer: it would wait for nothing.
+    fn check_hearing(&self) -> Result<(), Cause> {
+        self.deaf.clone().map_or(Ok(()), Err)
     }
 
     fn on_event(&mut self, key: u64, now: Instant) {
@@ -224,6 +223,7 @@ impl Transport for Sockets {
         memory: &mut dyn Memory,
         now: Instant,
     ) -> Result<bool, Cause> {
+        self.check_hearing()?;
         let moved = self.streams.progress(machine, memory, now)?;
         self.call_wanted(now);
         Ok(moved)
@@ -238,6 +238,7 @@ impl Transport for Sockets {
     }
 
     fn still_present(&mut self, history: &History) -> Result<Vec<Rank>, Cause> {
+        self.check_hearing()?;
         self.streams.still_present(history)
     }
 
@@ -249,8 +250,10 @@ impl Transport for Sockets {
             let key = key(interest.rank, interest.kind);
             let armed = self.armed.entry(key).or_insert(epoll::EventFlags::empty());
             if *armed != wanted {
-                *armed = wanted;
-                change(&self.epoll, stream, key, wanted);
+                match change(&self.epoll, stream, key, wanted) {
+                    Ok(()) => *armed = wanted,
+                    Err(error) => self.deaf = Some(deaf(&error.into())),
+                }
             }
         }
     }
@@ -260,14 +263,24 @@ impl Transport for Sockets {
         let until = self.beat(now).map_or(until, |next| until.min(next));
         let far = self.far.as_ref().and_then(Far::deadline);
         let until = far.map_or(until, |far| until.min(far));
+        let until = if self.deaf.is_some() { now } else { until };
         let mut events = Vec::with_capacity(EVENTS_MAX);
         let sleeps = until > now;
+        let mut heard = Ok(());
         // A message that is on its way arrives faster than a sleeping thread wakes up.
         if sleeps && self.streams.is_pending() {
-            spin(SPIN, || self.has_events(&mut events, Deadline::Now), || false);
+            let mut has_events = || {
+                heard = poll::wait_events(&*self.epoll, &mut events, Deadline::Now);
+                heard.is_err() || !events.is_empty()
+            };
+            spin(SPIN, &mut has_events, || false);
         }
-        if events.is_empty() {
-            self.has_events(&mut events, if sleeps { until.into() } else { Deadline::Now });
+        if events.is_empty() && heard.is_ok() {
+            let until = if sleeps { until.into() } else { Deadline::Now };
+            heard = poll::wait_events(&*self.epoll, &mut events, until);
+        }
+        if let Err(error) = heard {
+            self.deaf = Some(deaf(&error));
         }
         let now = if sleeps { Instant::now() } else { now };
         for event in events {
@@ -297,6 +310,7 @@ impl Connections for Sockets {
         now: Instant,
         ended: &mut Vec<Ended>,
     ) -> Result<bool, Cause> {
+        self.check_hearing()?;
         let moved = self.streams.progress_points(idle, now, ended)?;
         self.call_wanted(now);
         Ok(moved)
@@ -329,7 +343,8 @@ impl Connections for Sockets {
     }
 
     fn owes_word(&self) -> bool {
-        self.streams.farewell().is_some() && self.far.as_ref().is_some_and(Far::is_calling)
+        let is_calling = self.far.as_ref().is_some_and(Far::is_calling);
+        self.streams.farewell().is_some() && (is_calling || self.streams.owes_word())
     }
 
     fn idle_deadline(&self) -> Option<Instant> {
@@ -340,24 +355,32 @@ impl Connections for Sockets {
         let beat = (self.far.is_some() && self.streams.has_far())
             .then(|| self.last_beat.map_or(now, |at| at + BEAT_EVERY));
         let far = self.far.as_ref().and_then(Far::deadline);
-        self.streams.next_deadline(now).into_iter().chain(beat).chain(far).min()
+        // That it does not hear is told at once.
+        let deaf = self.deaf.as_ref().map(|_| now);
+        self.streams.next_deadline(now).into_iter().chain(beat).chain(far).chain(deaf).min()
     }
 }
 
 /// Events that one wait reports. The next wait reports the others.
 const EVENTS_MAX: usize = 64;
 
-fn change(epoll: &OwnedFd, stream: impl AsFd, key: u64, flags: epoll::EventFlags) {
+fn change(
+    epoll: &OwnedFd,
+    stream: impl AsFd,
+    key: u64,
+    flags: epoll::EventFlags,
+) -> Result<(), Errno> {
     // In the set, a stream that has ended reports its end again and again, even without flags.
     let key = epoll::EventData::new_u64(key);
-    let result = match flags.is_empty() {
+    match flags.is_empty() {
         true => epoll::delete(epoll, stream),
         false => match epoll::modify(epoll, &stream, key, flags) {
             Err(Errno::NOENT) => epoll::add(epoll, stream, key, flags),
             result => result,
         },
-    };
-    if let Err(error) = result {
-        tracing::warn!(%error, "cannot choose what to wait for");
     }
+}
+
+fn deaf(error: &io::Error) -> Cause {
+    Cause::System { problem: format!("cannot wait for peers: {error}") }
 }

@@ -6,7 +6,10 @@ use std::{
     sync::Arc,
 };
 
-use rustix::event::{EventfdFlags, eventfd};
+use rustix::{
+    event::{EventfdFlags, eventfd},
+    io::retry_on_intr,
+};
 
 /// A descriptor that is readable from [`Waker::wake`] to [`Waker::drain`].
 #[derive(Clone, Debug)]
@@ -20,7 +23,7 @@ impl Waker {
 
     pub(crate) fn wake(&self) {
         // It fails only when the counter is full. The descriptor is readable then.
-        let _ = rustix::io::write(&self.0, &1_u64.to_ne_bytes());
+        let _ = retry_on_intr(|| rustix::io::write(&self.0, &1_u64.to_ne_bytes()));
     }
 
     pub(crate) fn drain(&self) {

@@ -129,7 +129,8 @@ pub(super) type Outcome = Result<Joined, Failure<NoAnswer>>;
 async fn start_up(desk: Desk<Process>, plan: RankPlan) -> Outcome {
     let (rank, world_size) = (plan.rank, plan.host_of.len());
     let timeout = Duration::from_nanos(TIMEOUT);
-    let joining = Joining { rank, world_size, rank_zero_hosts: !plan.launched, timeout };
+    let (rank_zero_hosts, ticket_bytes) = (!plan.launched, [rank as u8; 32]);
+    let joining = Joining { rank, world_size, rank_zero_hosts, timeout, ticket: ticket_bytes };
     joining.run(&desk).await?;
     // With a launcher, ranks have the secret already.
     let secret = match plan.launched {

@@ -30,8 +30,8 @@ use crate::{
 /// wait for an answer.
 #[derive(Debug)]
 pub enum Listener {
-    /// A socket of TCP.
-    Tcp(Unforked<TcpListener>),
+    /// A socket of TCP, and where it listens.
+    Tcp(Unforked<TcpListener>, SocketAddr),
     /// A Unix socket.
     Unix(Unforked<UnixListener>),
 }
@@ -45,7 +45,8 @@ impl Listener {
     pub fn tcp(address: SocketAddr) -> io::Result<Listener> {
         let listener = Unforked::open(|| TcpListener::bind(address))?;
         pacing::begin_without(&*listener);
-        Listener::ready(Listener::Tcp(listener))
+        let bound = listener.local_addr()?;
+        Listener::ready(Listener::Tcp(listener, bound))
     }
 
     /// Listens on an abstract Unix socket.
@@ -58,7 +59,7 @@ impl Listener {
     fn ready(listener: Listener) -> io::Result<Listener> {
         rustix::net::listen(&listener, BACKLOG)?;
         match &listener {
-            Listener::Tcp(tcp) => tcp.set_nonblocking(true)?,
+            Listener::Tcp(tcp, _) => tcp.set_nonblocking(true)?,
             Listener::Unix(unix) => unix.set_nonblocking(true)?,
         }
         Ok(listener)
@@ -67,14 +68,14 @@ impl Listener {
     /// Where a TCP listener listens.
     pub fn address(&self) -> Option<SocketAddr> {
         match self {
-            Listener::Tcp(listener) => listener.local_addr().ok(),
+            Listener::Tcp(_, bound) => Some(*bound),
             Listener::Unix(_) => None,
         }
     }
 
     fn accept(&self) -> io::Result<Stream> {
         let stream = match self {
-            Listener::Tcp(listener) => {
+            Listener::Tcp(listener, _) => {
                 Stream::Tcp(Unforked::open(|| listener.accept().map(|(stream, _)| stream))?)
             }
             Listener::Unix(listener) => {
@@ -90,7 +91,7 @@ impl Listener {
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Listener::Tcp(listener) => listener.as_fd(),
+            Listener::Tcp(listener, _) => listener.as_fd(),
             Listener::Unix(listener) => listener.as_fd(),
         }
     }
@@ -238,8 +239,10 @@ impl Gate {
     /// The system has no events for us; nothing that a stranger can bring about.
     pub fn admit(&mut self, now: Instant) -> io::Result<Vec<Arrival>> {
         if self.accept_after.is_some_and(|after| now >= after) {
-            self.accept_after = None;
+            // If it fails, it is tried again.
+            self.accept_after = Some(now + ACCEPT_PAUSE);
             self.listen_for(epoll::EventFlags::IN)?;
+            self.accept_after = None;
         }
         let mut ready = Vec::with_capacity(ACCEPTED_AT_ONCE);
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };

@@ -89,7 +89,8 @@ impl<S: Duplex> PointLink<S> {
     /// There is something to read, or the stream can be written again.
     pub(crate) fn on_readable(&mut self) {
         self.ready = true;
-        self.stream.flush_held();
+        // What goes wrong is found by the next read or write.
+        let _ = self.stream.flush_held();
     }
 
     /// Whether the peer offers a message with that tag that no receive has met.

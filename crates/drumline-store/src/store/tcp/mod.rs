@@ -285,6 +285,11 @@ impl TcpStore {
                      (DRUMLINE_SECRET, DRUMLINE_SECRET_FILE) and the other none, or listens \
                      something else there?"
                 ),
+                ErrorKind::ConnectionRefused => format!(
+                    "tried for {timeout:.1?}, and nobody listens there ({error}); is rank 0 or the \
+                     launcher, which hosts the store, running, or does it say why not, and are \
+                     MASTER_ADDR and MASTER_PORT the same everywhere?"
+                ),
                 _ => format!(
                     "tried for {timeout:.1?}: {error}; is rank 0 or the launcher, which hosts the \
                      store, running, and are MASTER_ADDR and MASTER_PORT the same everywhere?"

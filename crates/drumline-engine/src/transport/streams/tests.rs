@@ -1,0 +1,55 @@
+//! A goodbye that a stream does not take at once.
+
+use std::{
+    io::{Read as _, Write as _},
+    os::unix::net::UnixStream,
+};
+
+use super::*;
+
+fn bundles() -> [Bundle<UnixStream>; 2] {
+    let [control, data, points] = [(); 3].map(|()| {
+        let (near, far) = UnixStream::pair().unwrap();
+        near.set_nonblocking(true).unwrap();
+        far.set_nonblocking(true).unwrap();
+        (near, far)
+    });
+    [
+        Bundle { control: control.0, data: Striped::new(vec![data.0]), points: points.0 },
+        Bundle { control: control.1, data: Striped::new(vec![data.1]), points: points.1 },
+    ]
+}
+
+#[test]
+fn a_rank_is_not_done_before_its_goodbye_is_out() {
+    let [mut near, far] = bundles();
+    let mut reader = far.control.try_clone().unwrap();
+    while near.control.write(&Control::Beat.encode()).is_ok() {}
+    let mut first = Streams::new(0, 2, [(1, near)]);
+    let mut second = Streams::new(1, 2, [(0, far)]);
+    let history = History::default();
+    first.take_leave();
+    second.take_leave();
+    assert!(first.owes_word());
+    let present = first.still_present(&history).unwrap();
+    assert_eq!(present, [1], "it has left, and has not heard that this rank has");
+    let wanted = first.interests().any(|(it, _)| it.kind == StreamKind::Control && it.writable);
+    assert!(wanted, "or the rank would sleep on");
+    // The peer reads what was sent long before.
+    while reader.read(&mut [0; 1024]).is_ok() {}
+    assert_eq!(first.still_present(&history).unwrap(), []);
+    second.on_readable(0, StreamKind::Control);
+    assert_eq!(second.still_present(&history).unwrap(), []);
+}
+
+#[test]
+fn nobody_waits_to_say_goodbye_to_a_peer_that_is_gone() {
+    let [mut near, far] = bundles();
+    while near.control.write(&Control::Beat.encode()).is_ok() {}
+    let mut first = Streams::new(0, 2, [(1, near)]);
+    let mut second = Streams::new(1, 2, [(0, far)]);
+    first.take_leave();
+    second.take_leave();
+    drop(second);
+    assert_eq!(first.still_present(&History::default()).unwrap(), []);
+}
