@@ -50,7 +50,7 @@ def test_what_a_page_shows_runs(page: Path, tmp_path: Path):
             continue
         command = [sys.executable, "-c", text] if language == "python" else ["bash", "-euc", text]
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
 
