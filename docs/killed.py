@@ -18,7 +18,7 @@ import textwrap
 
 WIDTH = 104
 LINE, CHARACTER, MARGIN = 19, 8.0, 16
-COLOURS = {"plain": "#d8dee4", "typed": "#7ee787", "named": "#ffa198"}
+COLOURS = {"plain": "#d8dee4", "typed": "#7ee787", "told": "#8b949e", "named": "#ffa198"}
 
 PROGRAM = """
 import os, sys
@@ -60,7 +60,9 @@ def run() -> list[str]:
 
 
 def colour(line: str) -> str:
-    if line.startswith(("$", "#")):
+    if line.startswith("#"):
+        return "told"
+    if line.startswith("$"):
         return "typed"
     return "named" if "rank 1" in line else "plain"
 

@@ -76,3 +76,19 @@ def test_a_variable_that_the_table_lacks_is_found(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(settings, "ROOT", tmp_path)
     lacking = f"crates/new/src/lib.rs reads {name}, which docs/settings.py lacks"
     assert lacking in settings.problems()
+
+
+def test_dead_links_of_a_built_book_are_found(tmp_path: Path, monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    import check_book
+
+    assert check_book.of_pages() == []
+    (tmp_path / "b.html").write_text('<h1 id="here">B</h1>')
+    links = ["b.html#here", "b.html#there", "c.html", "https://example.org/c.html", "#nowhere"]
+    (tmp_path / "a.html").write_text("".join(f'<a href="{link}">x</a>' for link in links))
+    found = check_book.of_html(tmp_path)
+    assert found == [
+        "a.html: this page has no #nowhere",
+        "a.html: b.html has no #there",
+        "a.html: there is no c.html",
+    ]
