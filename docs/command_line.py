@@ -5,6 +5,7 @@ With --check it writes nothing, and fails if the page has something else.
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -18,7 +19,8 @@ def page(drumline: str) -> str:
     written = PAGE.read_text().split(MARK)[0]
     parts = []
     for command in COMMANDS:
-        done = subprocess.run([drumline, *command.split(), "--help"], capture_output=True, text=True, check=True)
+        done = subprocess.run([drumline, *command.split(), "--help"], env={**os.environ, "COLUMNS": "100"},
+                              capture_output=True, text=True, check=True)
         lines = [line.rstrip() for line in done.stdout.rstrip().splitlines()]
         name = f"drumline {command}".strip()
         parts.append(f"\n## {name}\n\n```text\n" + "\n".join(lines) + "\n```\n")
