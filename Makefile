@@ -7,7 +7,7 @@ ARGS ?=
 OUT ?= runs/fashion-mnist
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
-        gpt wheel wheel-aarch64 sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules predict simulate torch torch-venv deny semver package clean
+        gpt wheel wheel-aarch64 sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate torch torch-venv deny semver package clean
 
 # What is tested beside the defaults.
 FEATURES := --features drumline/ndarray
@@ -29,6 +29,8 @@ help:
 	@echo 'make faults     every system call of a small job fails once; ONLY=shm for one transport'
 	@echo 'make nightly    every case of the conformance suite, with every size: an hour or two; PART=3/24'
 	@echo 'make schedules  draw docs/schedules anew'
+	@echo 'make book       build the book of docs/ in target/book, and look for dead links'
+	@echo 'make settings   make the pages of settings and of the command line anew'
 	@echo 'make predict    measure this host, and write the times of replays beside the measurements'
 	@echo 'make python     build the Python package and run its tests, with torch if it is there'
 	@echo 'make python-suite  the whole of PyTorch'\''s own suite on drumline, at 2, 3 and 4 ranks'
@@ -62,6 +64,8 @@ format:
 
 links:
 	$(PYTHON) docs/check_links.py
+	$(PYTHON) docs/check_book.py
+	$(PYTHON) docs/settings.py --check
 	$(PYTHON) .ci/check_imports.py
 
 lint:
@@ -143,16 +147,42 @@ faults:
 schedules:
 	cargo run --locked -p drumline-inspect --example draw
 
+# mdBook: the one on the PATH if it is of this version, else the project's release, else built from crates.io.
+MDBOOK_VERSION := 0.5.4
+MDBOOK := target/tools/bin/mdbook
+MDBOOK_RELEASE := https://github.com/rust-lang/mdBook/releases/download/v$(MDBOOK_VERSION)/mdbook-v$(MDBOOK_VERSION)-$(shell uname -m)-unknown-linux-musl.tar.gz
+
+book: $(MDBOOK)
+	$(MDBOOK) build
+	rm -f target/book/*.py
+	$(PYTHON) docs/check_book.py target/book
+
+$(MDBOOK):
+	@mkdir -p $(@D)
+	@if mdbook --version 2>/dev/null | grep -qF $(MDBOOK_VERSION); then ln -sf "$$(command -v mdbook)" $@; \
+	elif curl -fsSL --max-time 120 '$(MDBOOK_RELEASE)' -o target/tools/mdbook.tar.gz 2>/dev/null && \
+	    tar -xzf target/tools/mdbook.tar.gz -C $(@D) mdbook; then echo 'mdbook: taken from its release'; \
+	elif echo 'mdbook: no release can be fetched; building it from crates.io, which takes minutes' && \
+	    cargo install --quiet --locked --version $(MDBOOK_VERSION) mdbook --no-default-features --features search \
+	        --root target/tools; then :; \
+	else echo 'mdbook cannot be installed: put mdbook $(MDBOOK_VERSION) on the PATH' >&2; exit 1; fi
+
+# What is made of the code: see docs/settings.py and docs/command_line.py.
+settings:
+	cargo build --locked -p drumline-cli
+	$(PYTHON) docs/settings.py
+	$(PYTHON) docs/command_line.py target/debug/drumline
+
 # Writes the last section of the page anew. `simulate` is the old name.
 simulate: predict
 
 predict:
 	cargo build --locked --release -p drumline-cli
 	target/release/drumline predict --check > target/predict.txt
-	{ sed '/^<!-- measured -->/q' docs/predict.md; printf '%s, %s\n\n```text\n' \
+	{ sed '/^<!-- measured -->/q' docs/notes/replays.md; printf '%s, %s\n\n```text\n' \
 	    "$$(date +%F)" "$$(git rev-parse --short HEAD)"; cat target/predict.txt; echo '```'; } \
-	    > target/predict.md
-	mv target/predict.md docs/predict.md
+	    > target/replays.md
+	mv target/replays.md docs/notes/replays.md
 
 # A real torch for the tests that talk with one; without it they say that they were skipped. They
 # need no GPU, but the default index has torch with CUDA, 5 GB. torch's own has one of 1 GB:

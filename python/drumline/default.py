@@ -33,7 +33,7 @@ def init_process_group(
     ``init_method`` is ``env://`` (what `drumline run` and torchrun set), or
     ``tcp://host:port?rank=R&world_size=W``, or ``file:///path?rank=R&world_size=W``; ``rank`` and
     ``world_size`` may be arguments instead. With a ``store`` (drumline's or torch's) they must be.
-    ``settings`` are those of the table in docs/python.md, such as ``shared_memory=False``.
+    ``settings`` are those of the table in docs/reference/settings.md, such as ``shared_memory=False``.
 
     Raises ValueError for a setting that is missing or wrong. Raises StoreError or ConnectError if
     processes do not come; the text names them.

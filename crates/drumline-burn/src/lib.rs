@@ -75,6 +75,8 @@
 
 #![forbid(unsafe_code)]
 
+#[cfg(doctest)]
+mod book;
 mod ddp;
 mod error;
 mod gradients;

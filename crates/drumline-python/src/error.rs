@@ -116,33 +116,13 @@ fn failed(text: String, failure: &Failure) -> PyErr {
 fn with_cause(error: PyErr, failure: &Failure) -> PyErr {
     let set = |py: Python<'_>| {
         let error = error.value(py);
-        error.setattr("cause", kind(&failure.cause))?;
+        error.setattr("cause", failure.cause.name())?;
         error.setattr("culprit", failure.culprit())
     };
     // Without an interpreter nobody sees the attributes; any other failure is the one to raise.
     match Python::try_attach(set) {
         Some(Err(other)) => other,
         Some(Ok(())) | None => error,
-    }
-}
-
-fn kind(cause: &Cause) -> &'static str {
-    match cause {
-        Cause::PeerExited { .. } => "peer_exited",
-        Cause::PeerLeft { .. } => "peer_left",
-        Cause::NobodyLeft { .. } => "nobody_left",
-        Cause::HostSilent { .. } => "host_silent",
-        Cause::Disconnected { .. } => "disconnected",
-        Cause::Unreachable { .. } => "unreachable",
-        Cause::Reported { .. } => "reported",
-        Cause::Aborted => "aborted",
-        Cause::Panicked { .. } => "panicked",
-        Cause::System { .. } => "system",
-        Cause::Mismatch { .. } => "mismatch",
-        Cause::Timeout { .. } => "timeout",
-        Cause::Backend { .. } => "backend",
-        Cause::Protocol { .. } => "protocol",
-        _ => "other",
     }
 }
 

@@ -72,20 +72,5 @@ pub use drumline_group::{PerProcess, deadline};
 pub use drumline_train as train;
 pub use drumline_train::{async_reduce, checkpoint, ddp, sampler};
 
-/// Runs the README's example of collectives.
 #[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
-
-/// Runs the examples of the reference.
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/reference/types-and-operators.md")]
-struct TypesAndOperators;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/reference/backends.md")]
-struct Backends;
-
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/reference/async-reduce.md")]
-struct AsyncReduce;
+mod book;

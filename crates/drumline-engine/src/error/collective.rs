@@ -74,18 +74,21 @@ impl CollectiveError {
 impl fmt::Display for CollectiveError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let CollectiveError { group, rank, global, sequence, operation, elapsed, cause } = self;
-        write!(
-            f,
-            "group {group:?}, {}: {operation}, call #{sequence}, failed after {elapsed:.1?}: \
-             {cause}",
-            global.who(*rank)
-        )?;
+        write!(f, "group {group:?}, {}: {operation}, call #{sequence}, failed ", global.who(*rank))?;
+        // A call that never waits does not look at the clock.
+        match elapsed.is_zero() {
+            true => write!(f, "at once: {cause}")?,
+            false => write!(f, "after {elapsed:.1?}: {cause}")?,
+        }
         let differ = cause.named().into_iter().filter(|&rank| global.of(rank) != rank);
         let differ: Vec<String> =
             differ.map(|rank| format!("rank {rank} is global rank {}", global.of(rank))).collect();
-        match differ.is_empty() {
-            true => Ok(()),
-            false => write!(f, " ({})", differ.join(", ")),
+        if !differ.is_empty() {
+            write!(f, " ({})", differ.join(", "))?;
+        }
+        match cause {
+            Cause::Reported { .. } => Ok(()), // the text of the other rank has it
+            _ => write!(f, " [errors.md#{}]", cause.name()),
         }
     }
 }
@@ -210,6 +213,27 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// What a program can tell causes apart by: `peer_exited`. The page of errors in the book has a section
+    /// of this name.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Cause::PeerExited { .. } => "peer_exited",
+            Cause::PeerLeft { .. } => "peer_left",
+            Cause::NobodyLeft { .. } => "nobody_left",
+            Cause::HostSilent { .. } => "host_silent",
+            Cause::Disconnected { .. } => "disconnected",
+            Cause::Unreachable { .. } => "unreachable",
+            Cause::Reported { .. } => "reported",
+            Cause::Aborted => "aborted",
+            Cause::Panicked { .. } => "panicked",
+            Cause::System { .. } => "system",
+            Cause::Mismatch { .. } => "mismatch",
+            Cause::Timeout { .. } => "timeout",
+            Cause::Backend { .. } => "backend",
+            Cause::Protocol { .. } => "protocol",
+        }
+    }
+
     /// The other ranks that are known to be at fault.
     pub fn ranks(&self) -> Vec<Rank> {
         match self {
@@ -327,5 +351,32 @@ impl fmt::Display for Ranks<'_> {
         let numbers: Vec<String> = self.0.iter().map(ToString::to_string).collect();
         let s = if numbers.len() == 1 { "" } else { "s" };
         write!(f, "rank{s} {}", numbers.join(", "))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn text(elapsed: Duration, cause: Cause) -> String {
+        let member = Membership::new("world", (0, 2), GlobalRanks::default());
+        CollectiveError::new(&member, 3, "barrier".into(), elapsed, cause).to_string()
+    }
+
+    #[test]
+    fn a_call_that_never_waited_failed_at_once() {
+        let told = text(Duration::ZERO, Cause::PeerExited { peer: 1 });
+        assert!(told.contains("call #3, failed at once: the process of rank 1"), "{told}");
+        let told = text(Duration::from_millis(2), Cause::PeerExited { peer: 1 });
+        assert!(told.contains("call #3, failed after 2.0ms: the process of rank 1"), "{told}");
+    }
+
+    #[test]
+    fn an_error_ends_with_its_place_in_the_book() {
+        let own = text(Duration::ZERO, Cause::Aborted);
+        assert!(own.ends_with(" [errors.md#aborted]"), "{own}");
+        // One that another rank reports says it once.
+        let reported = text(Duration::ZERO, Cause::Reported { by: 1, culprit: None, text: own });
+        assert_eq!(reported.matches("errors.md").count(), 1, "{reported}");
     }
 }

@@ -1,0 +1,28 @@
+//! Runs the Rust of the book, page by page, and of the README.
+
+#[doc = include_str!("../../../README.md")]
+struct Readme;
+
+#[doc = include_str!("../../../docs/start/collectives.md")]
+struct Collectives;
+
+#[doc = include_str!("../../../docs/guides/data.md")]
+struct Data;
+
+#[doc = include_str!("../../../docs/guides/checkpoints.md")]
+struct Checkpoints;
+
+#[doc = include_str!("../../../docs/guides/groups-and-messages.md")]
+struct GroupsAndMessages;
+
+#[doc = include_str!("../../../docs/guides/backends.md")]
+struct WritingBackends;
+
+#[doc = include_str!("../../../docs/concepts/order-of-sums.md")]
+struct OrderOfSums;
+
+#[doc = include_str!("../../../docs/reference/types-and-operators.md")]
+struct TypesAndOperators;
+
+#[doc = include_str!("../../../docs/reference/async-reduce.md")]
+struct AsyncReduce;

@@ -1,0 +1,186 @@
+"""Makes docs/reference/settings.md of the code: python3 docs/settings.py
+
+With --check it writes nothing, and fails if the page is not what the code says, or if the code reads a
+variable that the page lacks. `make links` does that.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/reference/settings.md"
+CONFIG = ROOT / "crates/drumline-group/src/config.rs"
+BUILDER = ROOT / "crates/drumline-group/src/config/builder.rs"
+IN_PYTHON = ROOT / "crates/drumline-python/src/config.rs"
+LAUNCHER = ROOT / "crates/drumline-cli/src/cli.rs"
+
+# Variables that are no fields of Config: who reads them, and what they do.
+OTHERS = {
+    "DRUMLINE_SECRET_FILE": ("`secret`", "A file with the secret, mode 600. Set this or `DRUMLINE_SECRET`, not both."),
+    "DRUMLINE_TRACE_BYTES_MAX": ("`trace`", "The most bytes that one rank's trace may take; 256 MiB unless set."),
+    "GLOO_SOCKET_IFNAME": ("`socket_ifname`", "Read where `DRUMLINE_SOCKET_IFNAME` is not set. Names are exact."),
+    "DRUMLINE_STORE": ("`env://`", "Where the ranks meet: `unix:@name` or `tcp://host:port`. `drumline run` sets it."),
+    "RANK": ("`env://`", "The number of this rank. Every launcher sets it."),
+    "WORLD_SIZE": ("`env://`", "How many ranks there are. Every launcher sets it."),
+    "MASTER_ADDR": ("`env://`", "The host of the store, where `DRUMLINE_STORE` is not set."),
+    "MASTER_PORT": ("`env://`", "The port of the store, where `DRUMLINE_STORE` is not set."),
+    "TORCHELASTIC_USE_AGENT_STORE": ("`env://`", "`True`: the launcher hosts the store. `drumline run` and torchrun set it."),
+    "TORCHELASTIC_RUN_ID": ("`is_torchelastic_launched`", "Says that torchrun, or `drumline run`, started the process."),
+    "LOCAL_RANK": ("binding to memory nodes, HaiScale", "The number of this rank on its host."),
+    "LOCAL_WORLD_SIZE": ("binding to memory nodes", "How many ranks there are on this host."),
+    "GROUP_RANK": ("`drumline bench`", "The number of the host, for plain streams between hosts."),
+    "DRUMLINE_REPLACE_GLOO": ("Python, at `import torch`", "1: `gloo` means drumline. 0 unless set."),
+    "DRUMLINE_DISABLE_RSEQ": ("launcher", "As the flag `--disable-rseq`; 0 or 1."),
+    "DRUMLINE_TERMINAL_COLUMNS": ("set by the launcher", "How wide the launcher's terminal is: a rank may draw progress."),
+    "DRUMLINE_NUMA_BINDING": ("set by the launcher", "The rank binds itself to a memory node before it starts the program."),
+    "OMP_NUM_THREADS": ("launcher", "Several ranks get 1 unless it is set, as under torchrun."),
+    "GLIBC_TUNABLES": ("launcher", "`--disable-rseq` adds `glibc.pthread.rseq=0`."),
+    "PATH": ("launcher", "Where programs are looked up."),
+    "RUST_LOG": ("programs with a subscriber of `tracing`; the launcher", "`drumline=info` shows what is chosen at start-up; warnings unless set."),
+    "NO_COLOR": ("launcher", "Not empty: no colours."),
+    "TERM": ("launcher", "`dumb`: no progress lines that are drawn again."),
+}
+
+# Of tests and of the example programs alone.
+TESTS = {
+    "DRUMLINE_TEST_HOSTS": "Tests of several hosts that cannot run fail; they say so and pass unless set.",
+    "DRUMLINE_TEST_PYTHON": "The interpreter with torch for tests of stores.",
+    "DRUMLINE_PROGRAM": "The number of one random program of the conformance suite.",
+    "DRUMLINE_PART": "The part of the conformance suite to run: 3/24.",
+    "DRUMLINE_SOAK": "1: the long form of Python's tests.",
+    "DRUMLINE_SLOW_TESTS": "1: tests that take minutes run, too.",
+}
+
+# A test tells its own processes by these; nobody else sets them. CALL, STEPS and so on are of examples.
+INNER = re.compile(r"DRUMLINE_TEST_(ALONE|URL|FILE|TASK|MARKER)$")
+
+# Programs that test others, with variables of their own.
+NOT_THE_LIBRARY = {"target", "drumline-fuzz", "drumline-faults"}
+
+# How Rust and Python read a variable, or name one to read it later.
+READS = re.compile(
+    r"(?:env::var(?:_os)?|from_env|variable|bytes|read|environ(?:\.get|\.pop)?|getenv)[(\[]\s*\"([A-Z][A-Z0-9_]+)\""
+    r"|const [A-Z_]+: &str = \"((?:DRUMLINE|GLOO|MASTER|TORCH|TORCHELASTIC)_[A-Z0-9_]+)\""
+    r"|\benv = \"([A-Z][A-Z0-9_]+)\""
+    r"|\"(DRUMLINE_[A-Z0-9_]+)\""
+)
+
+
+def read_by_code() -> dict[str, str]:
+    """Every variable that the library, its tools and its tests read, with the first file that does."""
+    found: dict[str, str] = {}
+    for folder, ending in (("crates", "rs"), ("examples", "rs"), ("python", "py"), ("examples", "py")):
+        for path in sorted((ROOT / folder).rglob(f"*.{ending}")):
+            if NOT_THE_LIBRARY & set(path.parts):
+                continue
+            text = re.sub(r"^\s*(///|//!|//|#).*$", "", path.read_text(), flags=re.MULTILINE)
+            of_library = "tests" not in path.parts and "examples" not in path.parts
+            if of_library and path.suffix == ".rs":
+                text = text.split("#[cfg(test)]\nmod ")[0]
+            for match in READS.finditer(text):
+                name = next(filter(None, match.groups()))
+                if of_library or name.startswith("DRUMLINE_"):
+                    found.setdefault(name, str(path.relative_to(ROOT)))
+    return {name: path for name, path in found.items() if not INNER.match(name)}
+
+
+def fields() -> list[tuple[str, str, str]]:
+    """Name, variables and description of every field of Config, in their order."""
+    body = CONFIG.read_text().split("pub struct Config {")[1].split("\n}")[0]
+    result = []
+    for comment, name in re.findall(r"((?:^ *///.*\n)+) *pub (\w+):", body, re.MULTILINE):
+        text = " ".join(line.strip().removeprefix("///").strip() for line in comment.splitlines())
+        text = re.sub(r" \[`\w+`\]: \S+$", "", text.strip())
+        text = re.sub(r"\[(`[^`]+`)\](\([^)]*\))?", r"\1", text)
+        text = text.replace("crate::", "").replace("|", "\\|")
+        own = next(iter(re.findall(r"`(DRUMLINE_\w+)`", text)), None)
+        if own is None:
+            raise SystemExit(f"{CONFIG.name}: the comment of `{name}` names no variable")
+        result.append((name, own, text))
+    return result
+
+
+def in_python() -> set[str]:
+    arms = IN_PYTHON.read_text().split("match name.as_str() {")[1].split("_ =>")[0]
+    return set(re.findall(r'^\s+"(\w+)" =>', arms, re.MULTILINE))
+
+
+def flags() -> list[tuple[str, str, str]]:
+    """Flag, default and description of every option of `drumline run`."""
+    body = LAUNCHER.read_text()
+    structs = re.findall(r"struct (?:RunArgs|Rseq) \{(.*?)\n\}", body, re.DOTALL)
+    result = []
+    for comment, attribute, name in re.findall(
+        r"((?:^ *///.*\n)+) *#\[arg\(((?:.|\n)*?)\)\]\n *(?:pub\(crate\) )?(\w+):", "\n".join(structs), re.MULTILINE
+    ):
+        if not re.search(r"\blong\b", attribute):
+            continue
+        text = " ".join(line.strip().removeprefix("///").strip() for line in comment.splitlines())
+        value = re.search(r'value_name = "(.+?)"', attribute)
+        default = re.search(r'default_value(?:_t)? = "?([^",)]+)"?', attribute)
+        named = re.search(r'\blong = "([\w-]+)"', attribute)
+        flag = "--" + (named[1] if named else name.replace("_", "-"))
+        result.append((f"{flag} {value[1]}" if value else flag, default[1] if default else "", text))
+    return sorted(result)
+
+
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)] + ["| " + " | ".join(row) + " |" for row in rows] + [""]
+
+
+def page() -> str:
+    arguments = in_python()
+    of_config = fields()
+    lines = [
+        "# Settings",
+        "",
+        "<!-- Made by docs/settings.py of the code. Change the comments there, and run `make settings`. -->",
+        "",
+        "A setting is a variable of the environment, a method of `Config` in Rust, and mostly an argument of",
+        "`drumline.init_process_group` in Python. An argument wins over the variable. `drumline run` and torchrun",
+        "pass the variables on to their ranks. A value that cannot be understood is an error that names the variable.",
+        "",
+        "## Of a group",
+        "",
+    ]
+    rows = []
+    for name, variable, text in of_config:
+        heard = f"`{name}=`" if name in arguments else "the variable"
+        rows.append([f"`{variable}`", f"`Config::{name}`", heard, text])
+    lines += table(["variable", "Rust", "Python", "meaning"], rows)
+    lines += ["## Others", ""]
+    rows = [[f"`{name}`", who, text] for name, (who, text) in OTHERS.items()]
+    lines += table(["variable", "heard by", "meaning"], rows)
+    lines += ["## Flags of `drumline run`", "", "[All commands and their flags](command-line.md).", ""]
+    lines += table(["flag", "unless given", "meaning"], [[f"`{flag}`", f"`{default}`" if default else "", text] for flag, default, text in flags()])
+    lines += ["## Of tests", ""]
+    lines += table(["variable", "meaning"], [[f"`{name}`", text] for name, text in TESTS.items()])
+    return "\n".join(lines)
+
+
+def problems() -> list[str]:
+    listed = {variable for _, variable, _ in fields()} | OTHERS.keys() | TESTS.keys()
+    read = read_by_code()
+    found = [f"{path} reads {name}, which docs/settings.py lacks" for name, path in read.items() if name not in listed]
+    ours = {name for name in listed if name.startswith("DRUMLINE_")}
+    found += [f"docs/settings.py has {name}, which no code reads" for name in sorted(ours - read.keys())]
+    unknown = in_python() - {name for name, _, _ in fields()}
+    found += [f"{IN_PYTHON.name} takes {name}, which is no field of Config" for name in sorted(unknown)]
+    return found
+
+
+def main() -> int:
+    if "--check" not in sys.argv:
+        PAGE.write_text(page())
+    found = problems()
+    if not PAGE.exists() or PAGE.read_text() != page():
+        found.append("docs/reference/settings.md is not what the code says: make settings")
+    print("\n".join(found), file=sys.stderr, end="\n" if found else "")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

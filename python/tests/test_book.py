@@ -1,0 +1,94 @@
+"""The Python and the shell of the book run, page by page.
+
+The blocks of a page run in their order, in a directory of their own. A block of Python that begins with a
+comment `# name.py` is saved under that name for the shell. `sketch` behind the language leaves a block out.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from torch_versions import HAS_BACKENDS
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"^```(python|sh)\n((?:.*\n)*?)^```$", re.MULTILINE)
+NAMED = re.compile(r"# (\w+\.py)\n")
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return BLOCK.findall(page.read_text())
+
+
+PAGES = [page for page in sorted(DOCS.rglob("*.md")) if blocks(page)]
+
+
+def test_the_book_has_pages_that_run():
+    assert len(PAGES) > 5
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
+def test_what_a_page_shows_runs(page: Path, tmp_path: Path):
+    parts = blocks(page)
+    if any("import torch" in text for _, text in parts) and not HAS_BACKENDS:
+        pytest.skip("needs a torch with backends in Python")
+    here = str(Path(sys.executable).parent)
+    environment = {
+        **os.environ,
+        "PATH": os.pathsep.join([here, os.environ["PATH"]]),
+        "DRUMLINE_TIMEOUT_S": "60",
+    }
+    for language, text in parts:
+        named = NAMED.match(text)
+        if named:
+            (tmp_path / named[1]).write_text(text)
+            continue
+        command = [sys.executable, "-c", text] if language == "python" else ["bash", "-euc", text]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
+
+
+def test_the_command_line_is_what_help_prints():
+    program = Path(sys.executable).parent / "drumline"
+    done = subprocess.run(
+        [sys.executable, DOCS / "command_line.py", program, "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_variable_that_the_table_lacks_is_found(tmp_path: Path, monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    import settings
+
+    assert settings.problems() == []
+    # A copy of the code, with one more variable.
+    crate = tmp_path / "crates" / "new" / "src"
+    crate.mkdir(parents=True)
+    name = "DRUMLINE_" + "NEW_THING"  # in one piece, this file would read it
+    (crate / "lib.rs").write_text(f'fn read() {{ std::env::var("{name}").ok(); }}\n')
+    monkeypatch.setattr(settings, "ROOT", tmp_path)
+    lacking = f"crates/new/src/lib.rs reads {name}, which docs/settings.py lacks"
+    assert lacking in settings.problems()
+
+
+def test_dead_links_of_a_built_book_are_found(tmp_path: Path, monkeypatch):
+    monkeypatch.syspath_prepend(str(DOCS))
+    import check_book
+
+    assert check_book.of_pages() == []
+    (tmp_path / "b.html").write_text('<h1 id="here">B</h1>')
+    links = ["b.html#here", "b.html#there", "c.html", "https://example.org/c.html", "#nowhere"]
+    (tmp_path / "a.html").write_text("".join(f'<a href="{link}">x</a>' for link in links))
+    found = check_book.of_html(tmp_path)
+    assert found == [
+        "a.html: this page has no #nowhere",
+        "a.html: b.html has no #there",
+        "a.html: there is no c.html",
+    ]
