@@ -40,7 +40,8 @@ pub(crate) fn config(settings: Option<&Bound<'_, PyDict>>) -> PyResult<Config> {
             "security" => config.security = level(&value.extract::<String>()?)?,
             "sum_order" => config.sum_order = order(&value.extract::<String>()?)?,
             _ => {
-                let problem = format!("there is no setting {name:?}; docs/reference/settings.md lists them");
+                let problem =
+                    format!("there is no setting {name:?}; docs/reference/settings.md lists them");
                 return Err(PyTypeError::new_err(problem));
             }
         }

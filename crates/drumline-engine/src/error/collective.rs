@@ -74,7 +74,11 @@ impl CollectiveError {
 impl fmt::Display for CollectiveError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let CollectiveError { group, rank, global, sequence, operation, elapsed, cause } = self;
-        write!(f, "group {group:?}, {}: {operation}, call #{sequence}, failed ", global.who(*rank))?;
+        write!(
+            f,
+            "group {group:?}, {}: {operation}, call #{sequence}, failed ",
+            global.who(*rank)
+        )?;
         // A call that never waits does not look at the clock.
         match elapsed.is_zero() {
             true => write!(f, "at once: {cause}")?,
