@@ -76,6 +76,7 @@
 #![forbid(unsafe_code)]
 
 mod ddp;
+mod debug;
 mod error;
 mod gradients;
 mod inspect;

@@ -58,7 +58,7 @@
 #[cfg(feature = "ndarray")]
 pub use drumline_group::views;
 pub use drumline_group::{
-    Bool, Candidate, Cause, Collective, CollectiveError, Complex, Config, DType, Element, Endpoint,
+    Bool, Candidate, Cause, Collective, CollectiveError, Complex, Config, DType, DebugLevel, Element, Endpoint,
     Error, Explanation, F8E4M3, F8E5M2, GroupOptions, Operator, PriceList, PriceSource,
     ProcessGroup, Rank, ReduceOp, RegisteredBuffer, Result, SumOrder, TorchSpelling, Work,
     WorkError, WorkFuture, auth, backend, bf16, bind_to_memory_node, connect_members,
