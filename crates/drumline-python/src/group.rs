@@ -10,7 +10,7 @@ use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
 
 use crate::{
     config::{config, duration},
-    signals,
+    log, signals,
     store::any_store,
 };
 
@@ -31,6 +31,7 @@ impl Group {
     #[staticmethod]
     #[pyo3(signature = (url, settings=None))]
     fn init(py: Python<'_>, url: String, settings: Option<&Bound<'_, PyDict>>) -> PyResult<Group> {
+        log::open(py)?;
         let config = config(settings)?;
         signals::run_beside(py, move || init_process_group(&url, &config)).map(Group::new)
     }
@@ -44,6 +45,7 @@ impl Group {
         world_size: usize,
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Group> {
+        log::open(store.py())?;
         let (py, config, store) = (store.py(), config(settings)?, any_store(store)?);
         signals::run_beside(py, move || init_with_store(store, rank, world_size, &config))
             .map(Group::new)
@@ -67,6 +69,7 @@ impl Group {
         master: Option<(String, u16)>,
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Group> {
+        log::open(store.py())?;
         let (py, config, store) = (store.py(), config(settings)?, any_store(store)?);
         signals::run_beside(py, move || {
             let master = master.as_ref().and_then(resolve);

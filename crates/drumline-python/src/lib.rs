@@ -15,6 +15,7 @@ mod error;
 mod foreign_store;
 mod group;
 mod launch;
+mod log;
 mod memory;
 mod registered;
 mod sampler;
@@ -38,6 +39,7 @@ mod _core {
         },
         group::Group,
         launch::main,
+        log::close_log,
         memory::supports,
         registered::Registered,
         sampler::Sampler,
