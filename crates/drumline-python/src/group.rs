@@ -5,7 +5,9 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use drumline::{GroupOptions, ProcessGroup, connect_members, init_process_group, init_with_store};
+use drumline::{
+    GroupOptions, ProcessGroup, backend, connect_members, init_process_group, init_with_store,
+};
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
 
 use crate::{
@@ -109,6 +111,20 @@ impl Group {
     #[getter]
     fn object_bytes_max(&self) -> PyResult<usize> {
         Ok(self.get()?.config().object_bytes_max)
+    }
+
+    /// What carries its calls.
+    #[getter]
+    fn backend(&self) -> PyResult<String> {
+        let name = self.get()?.config().backend.as_deref().map(|it| it.trim().to_lowercase());
+        let is_foreign = |name: &String| name != "auto";
+        Ok(name.filter(is_foreign).unwrap_or_else(|| backend::BUILT_IN.to_owned()))
+    }
+
+    /// How much training tells of itself.
+    #[getter]
+    fn debug(&self) -> PyResult<&'static str> {
+        Ok(self.get()?.config().debug.name())
     }
 
     #[getter]

@@ -6,6 +6,7 @@
 //! without the interpreter's lock.
 
 mod async_reduce;
+mod backend;
 mod call;
 mod callbacks;
 mod collectives;
@@ -19,6 +20,7 @@ mod log;
 mod memory;
 mod registered;
 mod sampler;
+mod several;
 mod signals;
 mod store;
 mod work;
@@ -31,6 +33,7 @@ mod _core {
     #[pymodule_export]
     use super::{
         async_reduce::AsyncReduce,
+        backend::{BackendCall, register_backend},
         callbacks::wait_for_callbacks,
         ddp::{broadcast, verify_model},
         error::{

@@ -28,6 +28,11 @@ impl Store {
         Store { store: Arc::new(store), address: None }
     }
 
+    /// A store that the core has made.
+    pub(crate) fn around(store: Arc<dyn store::Store>) -> Store {
+        Store { store, address: None }
+    }
+
     fn inner(&self) -> Arc<dyn store::Store> {
         self.store.clone()
     }
