@@ -10,6 +10,10 @@ from typing import Any
 class Future(concurrent.futures.Future[Any]):
     """The result of a call in the background, with the methods of Python's futures and of torch's."""
 
+    def cancel(self) -> bool:
+        """Does nothing: other ranks take part in the call, which goes on."""
+        return False
+
     def wait(self) -> Any:
         """Waits for the end; the value, or raises the error."""
         return self.result()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import logging
 import sys
+import traceback
 
 from drumline import _core
 
@@ -38,7 +39,10 @@ def tell(records: list[Record], dropped: int) -> None:
         record = logger.makeRecord(logger.name, level, file, line, text, (), None)
         record.created, record.msecs = at, at % 1 * 1000
         record.threadName = thread or record.threadName
-        _emit(logger, record)
+        try:
+            _emit(logger, record)
+        except Exception:  # of a handler; other records are for others
+            traceback.print_exc()
     if dropped:
         _root.warning("%s records of the log were dropped: there were too many at once", dropped)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
+from drumline import _core
 from drumline.groups import ProcessGroup
 
 _CALLS = [
@@ -24,6 +25,10 @@ class _NonMember(ProcessGroup):
 
     def __init__(self) -> None:
         pass
+
+    @property
+    def _group(self) -> _core.Group:  # type: ignore[override]
+        raise ValueError("this rank is not in the group")
 
     def __repr__(self) -> str:
         return "GroupMember.NON_GROUP_MEMBER"
