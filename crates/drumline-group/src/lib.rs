@@ -36,7 +36,7 @@ pub use available::{
     is_available, is_gloo_available, is_mpi_available, is_nccl_available, is_torchelastic_launched,
 };
 pub use backend::register_backend;
-pub use config::Config;
+pub use config::{Config, DebugLevel};
 #[doc(hidden)]
 pub use drumline_engine::deadline;
 pub use drumline_engine::{

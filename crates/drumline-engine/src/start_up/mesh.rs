@@ -123,8 +123,8 @@ pub fn parse_addresses<E>(
     };
     if streams != own {
         let problem = format!(
-            "it sends data over {streams} connection(s), this rank over {own}: set \
-             DRUMLINE_STREAMS alike on all ranks"
+            "it sends data over {streams} connection(s), this rank over {own}: name as many \
+             interfaces on all ranks, or set DRUMLINE_STREAMS alike"
         );
         return Err(Failure::by(member, rank, &problem));
     }
