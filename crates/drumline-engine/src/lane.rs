@@ -269,7 +269,7 @@ impl Lane {
             }
         };
         let plan = self.plans.at(index);
-        let (rank, sequence) = (self.member.rank, self.sequence);
+        let (rank, sequence, collective) = (self.member.rank, self.sequence, call.collective);
         let limit = call.timeout.map_or(self.settings.timeout, bounded);
         let bytes = (call.counts.of(rank) * call.dtype.size()) as u64;
         let open = self.recorder.begin(|| What {
@@ -293,7 +293,6 @@ impl Lane {
         let registered = registered.filter(|_| plan.registered);
         self.machine.begin(plan, sequence, registered, limit, started);
         self.sequence += 1;
-        let collective = call.collective;
         self.running =
             Some(Running { started, patience: None, stands_for, collective, bytes, open });
         Ok(())

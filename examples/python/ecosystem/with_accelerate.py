@@ -25,7 +25,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 model, optimizer, training, validation = accelerator.prepare(
     model, optimizer, DataLoader(data, batch_size=8), DataLoader(data, batch_size=16)
 )
-for epoch in range(2):
+for epoch in range(3):
     model.train()
     for x, y in training:
         with accelerator.accumulate(model):

@@ -23,7 +23,10 @@ class Regression(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.model = torch.nn.Sequential(
-            torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Linear(16, 1)
+            torch.nn.Linear(8, 16, bias=False),  # BatchNorm would make its gradient one of rounding alone
+            torch.nn.BatchNorm1d(16),
+            torch.nn.ReLU(),
+            torch.nn.Linear(16, 1),
         )
 
     def loss(self, batch: list[torch.Tensor]) -> torch.Tensor:

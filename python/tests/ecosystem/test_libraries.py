@@ -49,7 +49,7 @@ def run(command, trace=None, **environment):
         assert done.returncode == 0, done.stdout + done.stderr
         files = list(Path(directory).glob("rank-*.json"))
         assert len(files) == (trace or 0), (files, done.stdout, done.stderr)
-        assert all('"all_reduce"' in file.read_text() for file in files), done.stdout + done.stderr
+        assert all('"collective"' in file.read_text() for file in files), done.stdout + done.stderr
     return done.stdout
 
 
