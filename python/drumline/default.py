@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from drumline import _core
+from drumline import _core, _exit
 from drumline._non_member import GroupMember
 from drumline._operators import Op
 from drumline._registered import Shape, zeros
@@ -134,6 +134,17 @@ def get_rank(group: ProcessGroup | None = None) -> int:
 def get_world_size(group: ProcessGroup | None = None) -> int:
     """The number of ranks in the group."""
     return group_or_world(group).world_size
+
+
+def metrics_text() -> str:
+    """What calls have taken, in the text format of Prometheus: hand it out where your program is scraped.
+
+    ``drumline_calls_total``, ``drumline_bytes_total`` and ``drumline_seconds_total`` by group, rank and
+    operation, and ``drumline_group_failed``, of every group of this process that is not destroyed: also of
+    torch's groups on the backend ``drumline``, and of those behind DistributedDataParallel.
+    """
+    groups = [it for it in _exit.watched() if isinstance(it, _core.Group)]
+    return _core.Group.metrics_text(groups)
 
 
 def alloc_registered(shape: Shape, dtype: Any = np.float32, group: Any = None) -> Any:

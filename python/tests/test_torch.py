@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import time
 from datetime import timedelta
@@ -429,3 +430,26 @@ def forked_after_a_group(rank, world_size, directory):
 
 def test_forks_of_a_process_that_has_used_groups_can_make_their_own():
     assert run(2, forked_after_a_group) == [0, 0]
+
+
+def metrics(rank, world_size, directory):
+    import drumline
+
+    connect(rank, world_size, directory)
+    pair = dist.new_group([0, 1])
+    for group in (None, pair, pair):
+        dist.all_reduce(torch.ones(4), group=group)
+    text = drumline.metrics_text()
+    dist.destroy_process_group()
+    return text, drumline.metrics_text()
+
+
+def test_calls_of_torchs_groups_are_counted_for_prometheus():
+    for rank, (text, after) in enumerate(run(2, metrics)):
+        calls = re.findall(
+            rf'^drumline_calls_total{{group="(.*)",rank="{rank}",operation="all_reduce"}} (\d+)$',
+            text, re.MULTILINE,
+        )  # fmt: skip
+        assert dict(calls)["world"] == "1", text
+        assert sorted(count for _, count in calls) == ["1", "2"], text
+        assert "{" not in after, after

@@ -1,5 +1,6 @@
 //! Every setting, in one place.
 
+mod as_file;
 mod builder;
 mod debug;
 
@@ -27,6 +28,22 @@ use crate::{Error, PriceSource, Result, trace::Trace};
 /// let config = drumline::Config::default().timeout(Duration::from_secs(60)).shared_memory(false);
 /// assert_eq!(config.timeout.as_secs(), 60);
 /// assert_eq!(config.all_reduce, None); // as it was
+/// ```
+///
+/// Settings also come from a file, and go into one, by serde. They have the names of their variables there,
+/// in lower case and without `DRUMLINE_`, and the same values. What the file does not mention is as by
+/// default. Secrets stay out of it.
+///
+/// ```
+/// # use drumline_group as drumline;
+/// use drumline::Config;
+///
+/// let text = r#"{ "timeout_s": 60, "shared_memory": false, "bind_address": ["127.0.0.1"] }"#;
+/// let config: Config = serde_json::from_str(text)?; // or TOML, YAML, ...
+/// assert!(!config.shared_memory);
+/// let error = serde_json::from_str::<Config>(r#"{ "timeout": 60 }"#).unwrap_err();
+/// assert!(error.to_string().contains("there is no setting \"timeout\"; there are timeout_s"));
+/// # Ok::<_, serde_json::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -149,6 +149,14 @@ impl Group {
         Ok(self.get()?.communication_time().as_secs_f64())
     }
 
+    /// What calls have taken, in the text format of Prometheus. Groups that are destroyed, or of the process
+    /// that forked this one, are left out.
+    #[staticmethod]
+    fn metrics_text(py: Python<'_>, groups: Vec<PyRef<'_, Group>>) -> String {
+        let groups: Vec<_> = groups.iter().filter_map(|group| group.get().ok()).collect();
+        py.detach(|| drumline::metrics_text(&groups))
+    }
+
     /// A group of some of the members. Only those call this.
     #[pyo3(signature = (ranks, name=None, timeout=None, keep_order=false))]
     fn new_group(

@@ -37,6 +37,7 @@
 //! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, `file://`, and what a program registers |
 //! | [`store`] | the key-value stores that they meet through |
 //! | [`trace`] | what every rank did, and when; which rank the others wait for |
+//! | [`metrics_text`] | calls, bytes and time of each operation, as Prometheus reads them |
 //! | [`auth`] | the job's secret, and how connections prove that they belong to it |
 //! | `views` | collectives on strided views of `ndarray` (feature `ndarray`) |
 //! | [`backend`] | what carries a group's operations, and how to bring one of your own |
@@ -72,8 +73,8 @@ pub use drumline_group::{
     Work, WorkError, WorkFuture, auth, backend, bf16, bind_to_memory_node, connect_members,
     default_group, describe_addresses, f16, init_process_group, init_with_store, interruptible,
     is_available, is_gloo_available, is_initialized, is_launched, is_mpi_available,
-    is_nccl_available, is_torchelastic_launched, register_backend, register_rendezvous_handler,
-    rendezvous, store, trace,
+    is_nccl_available, is_torchelastic_launched, metrics_text, register_backend,
+    register_rendezvous_handler, rendezvous, store, trace,
 };
 #[doc(hidden)]
 pub use drumline_group::{PerProcess, deadline};
