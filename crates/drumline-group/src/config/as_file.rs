@@ -117,6 +117,7 @@ impl Serialize for Config {
             object_bytes_max,
             sum_order,
             warn_after,
+            debug,
             secret: _,
             security,
             trust_store,
@@ -152,6 +153,7 @@ impl Serialize for Config {
             ("socket_ifname", socket_ifname.clone()),
             ("port_range", ports),
             ("sum_order", Some(sum_order.to_owned())),
+            ("debug", Some(debug.name().to_owned())),
             ("security", Some(security.to_string())),
             ("trace", trace.as_ref().map(|trace| text_of(&trace.dir)).transpose()?),
         ] {
@@ -199,7 +201,7 @@ mod tests {
     use drumline_store::auth::{Level, Secret};
 
     use super::*;
-    use crate::trace::Trace;
+    use crate::{config::DebugLevel, trace::Trace};
 
     fn read(json: &str) -> Result<Config, String> {
         serde_json::from_str(json).map_err(|error| error.to_string())
@@ -227,6 +229,7 @@ mod tests {
             .object_bytes_max(7)
             .sum_order(SumOrder::Placement)
             .warn_after(Duration::MAX)
+            .debug(DebugLevel::Detail)
             .security(Level::Tls)
             .trust_store(true)
             .store_bytes_max(4096)

@@ -1,6 +1,6 @@
 //! What is counted of calls, as text for Prometheus.
 
-use drumline_group::{ProcessGroup, ReduceOp, metrics_text};
+use drumline_group::{GroupOptions, ProcessGroup, ReduceOp, metrics_text};
 
 use crate::common::{everywhere, world_with};
 
@@ -49,7 +49,7 @@ fn calls_bytes_and_time_are_counted_by_operation() {
 #[test]
 fn a_failure_shows_and_several_groups_are_one_text() {
     world_with(2, &Default::default(), |group| {
-        let pair = group.new_group(&[0, 1]).unwrap();
+        let pair = group.new_group(&[0, 1], &GroupOptions::default()).unwrap();
         group.barrier().unwrap();
         let mut wrong = vec![0_u8; 1 + pair.rank()];
         pair.all_reduce(&mut wrong, ReduceOp::Sum).unwrap_err();
