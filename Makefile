@@ -7,7 +7,7 @@ ARGS ?=
 OUT ?= runs/fashion-mnist
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
-        gpt wheel wheel-aarch64 sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate torch torch-venv deny semver package clean
+        ecosystem gpt wheel wheel-aarch64 sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate torch torch-venv deny semver package clean
 
 # What is tested beside the defaults.
 FEATURES := --features drumline/ndarray
@@ -34,6 +34,7 @@ help:
 	@echo 'make predict    measure this host, and write the times of replays beside the measurements'
 	@echo 'make python     build the Python package and run its tests, with torch if it is there'
 	@echo 'make python-suite  the whole of PyTorch'\''s own suite on drumline, at 2, 3 and 4 ranks'
+	@echo 'make ecosystem  accelerate, Lightning, transformers and others of PyPI on drumline beside gloo'
 	@echo 'make gpt        train a small GPT on Moby-Dick with torch, on NPROC=$(NPROC) processes'
 	@echo 'make bench-torch  time dist.all_reduce on drumline and on gloo'
 	@echo 'make bench-step   time a training step of DDP in torch, on drumline and on gloo'
@@ -232,6 +233,25 @@ python-suite: python
 	    --exclude test_ddp_logging_data_cpu || exit 1; done
 	$(PYTHON_VENV)/bin/python $(CONFORMANCE)/torch_conformance.py --backend drumline \
 	    --world-size 3 --like mpi --only all_to_all
+
+# Libraries on top of torch, in a second environment that takes torch from the same place: 1.3 GB more.
+# Without some of them (Spark also wants Java) their tests are skipped, and say so.
+ECOSYSTEM_VENV := target/ecosystem-venv
+ECOSYSTEM := python/tests/ecosystem
+
+ecosystem: torch-venv python-package $(ECOSYSTEM_VENV)/installed
+	$(ECOSYSTEM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-index \
+	    --no-deps --force-reinstall target/wheels/dev/drumline-*.whl
+	$(ECOSYSTEM_VENV)/bin/python -m pytest $(PYTEST_ARGS) $(ECOSYSTEM)
+
+# pip sees torch there and does not install it again.
+$(ECOSYSTEM_VENV)/installed: target/torch-venv/installed $(ECOSYSTEM)/requirements.txt
+	$(PYTHON) -m venv $(ECOSYSTEM_VENV)
+	$(ECOSYSTEM_VENV)/bin/python -c 'import sysconfig; site = sysconfig.get_path("purelib"); \
+	    open(site + "/torch-venv.pth", "w").write(site.replace("ecosystem-venv", "torch-venv"))'
+	$(ECOSYSTEM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) \
+	    pytest --requirement $(ECOSYSTEM)/requirements.txt
+	touch $@
 
 gpt: torch python-release
 	text=$$(sh examples/python/gpt/fetch-text.sh) && \

@@ -1,8 +1,8 @@
 """Checks the book: python3 docs/check_book.py [target/book]
 
 Every page is in SUMMARY.md, once. Pages are short, but for those to look things up in. The language of every
-block of code says whether it runs (see BLOCKS), and Rust runs with the tests of a crate. With the directory of
-the built book, no link in it is dead.
+block of code says whether it runs (see BLOCKS), and Rust runs with the tests of a crate. Every cause of a failure has
+its section on the page of errors. With the directory of the built book, no link in it is dead.
 """
 
 from __future__ import annotations
@@ -73,6 +73,13 @@ def of_pages() -> list[str]:
     return problems
 
 
+def of_errors(page: str) -> list[str]:
+    """Texts of errors point to a section for each cause of a failure."""
+    code = (ROOT / "crates/drumline-engine/src/error/collective.rs").read_text()
+    names = re.findall(r'=> "(\w+)",', code.split("pub fn name(&self)")[1].split("pub fn ")[0])
+    return [f"docs/reference/errors.md has no section {name}" for name in names if f"\n## {name}\n" not in page]
+
+
 class Targets(html.parser.HTMLParser):
     """What a page of HTML leads to, and what leads into it."""
 
@@ -111,7 +118,7 @@ def of_html(book: pathlib.Path) -> list[str]:
 
 
 def main(*arguments: str) -> int:
-    problems = of_pages()
+    problems = of_pages() + of_errors((DOCS / "reference/errors.md").read_text())
     for book in arguments:
         problems += of_html(pathlib.Path(book).resolve())
     print("\n".join(problems), file=sys.stderr, end="\n" if problems else "")

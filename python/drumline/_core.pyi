@@ -47,9 +47,34 @@ class StoreError(DrumlineError):
 class StoreTimeoutError(StoreError):
     """Keys did not appear in a store in time. The text names the keys."""
 
+def close_log(limit: float) -> None: ...
 def wait_for_callbacks(limit: float) -> bool: ...
+def register_backend(name: str, make: Callable[[Store, int, int, float], object]) -> None: ...
 def supports(op: str, dtype: int) -> bool: ...
 def main(arguments: list[str], itself: list[str]) -> int: ...
+
+class BackendCall:
+    """A call, as a backend in Python gets it."""
+
+    name: str
+    """``all_reduce``, ``broadcast`` and so on."""
+    dtype: str
+    """The type of the elements, by its name in the core: ``f32``."""
+    op: str | None
+    """The operator, where something is reduced."""
+    root: int | None
+    rank: int
+    world_size: int
+    sequence: int
+    """The number of the call in its group."""
+    timeout: float
+    """Seconds that are left for it."""
+    signature: bytes
+    """What all ranks must agree on, to be compared with theirs."""
+    input: bytes
+    """What this rank brings."""
+    output_bytes: int
+    """How many bytes the result has on this rank."""
 
 class Work:
     def wait(self, timeout: float | None = None) -> bool: ...
@@ -89,10 +114,16 @@ class Group:
     @property
     def object_bytes_max(self) -> int: ...
     @property
+    def backend(self) -> str: ...
+    @property
+    def debug(self) -> str: ...
+    @property
     def is_destroyed(self) -> bool: ...
     def set_timeout(self, seconds: float) -> None: ...
     def within(self, seconds: float) -> Group: ...
     def communication_time(self) -> float: ...
+    @staticmethod
+    def metrics_text(groups: list[Group]) -> str: ...
     def new_group(
         self,
         ranks: list[int],
@@ -157,6 +188,30 @@ class Group:
     ) -> Work | None: ...
     def all_reduce_coalesced(
         self, data: list[Memory], op: str, factor: Any = None, background: bool = False
+    ) -> Work | None: ...
+    def all_reduce_multi(
+        self, buffers: list[Memory], op: str, background: bool = False
+    ) -> Work | None: ...
+    def reduce_multi(
+        self,
+        buffers: list[Memory],
+        op: str,
+        root: int,
+        root_buffer: int,
+        background: bool = False,
+    ) -> Work | None: ...
+    def broadcast_multi(
+        self, buffers: list[Memory], root: int, root_buffer: int, background: bool = False
+    ) -> Work | None: ...
+    def all_gather_multi(
+        self, inputs: list[Memory], outputs: list[list[Memory]], background: bool = False
+    ) -> Work | None: ...
+    def reduce_scatter_multi(
+        self,
+        inputs: list[list[Memory]],
+        outputs: list[Memory],
+        op: str,
+        background: bool = False,
     ) -> Work | None: ...
     def all_gather_coalesced(
         self, inputs: list[Memory], outputs: list[Memory], background: bool = False

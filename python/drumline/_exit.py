@@ -6,6 +6,7 @@ import atexit
 import logging
 import sys
 import weakref
+from contextlib import suppress
 
 from drumline import _core
 
@@ -29,9 +30,16 @@ def watch(group: _core.Group | _core.AsyncReduce) -> None:
     _groups.add(group)
 
 
+def watched() -> list[_core.Group | _core.AsyncReduce]:
+    """All that were made and are still referred to."""
+    while True:
+        with suppress(RuntimeError):  # another thread has made a group meanwhile
+            return list(_groups)
+
+
 def _at_exit() -> None:
     failed = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    for group in list(_groups):
+    for group in watched():
         if failed is not None:
             group.forget()
         elif not group.is_destroyed:

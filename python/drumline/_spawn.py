@@ -13,10 +13,14 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+from drumline import _core
 from drumline.stores import TCPStore
 
 # Time limit, in seconds, for the other processes to end after one has failed.
 _GRACE_S = 5.0
+
+# The same for what the core has logged.
+_LOG_S = 5.0
 
 # The system does not wait for any number of seconds at once.
 _WAIT_MAX_S = 3600.0
@@ -166,5 +170,6 @@ def _run(
         fn(rank, *args)
     except Exception:
         report.send((time.time(), traceback.format_exc()))
+        _core.close_log(_LOG_S)
         # As after an uncaught exception: the other ranks see this process end.
         os._exit(1)

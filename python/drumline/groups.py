@@ -11,6 +11,7 @@ array([1., 2.])
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from types import TracebackType
@@ -20,7 +21,10 @@ import numpy as np
 
 from drumline import _core, _exit
 from drumline._arrays import Memory, Staging, staging_for
+from drumline._futures import Future
 from drumline._objects import Objects
+from drumline._operators import Op, operator
+from drumline._profile import profiled
 from drumline._registered import Shape, zeros
 
 Seconds = float | timedelta
@@ -34,8 +38,10 @@ def seconds(limit: Seconds | None) -> float | None:
 class Work:
     """A call in the background. It owns its arrays until its end."""
 
-    def __init__(self, handle: _core.Work, staging: Staging) -> None:
-        self._handle, self._staging = handle, staging
+    def __init__(self, handle: _core.Work, staging: Staging, result: Any = ()) -> None:
+        self._handle, self._staging, self._result = handle, staging, result
+        self._future: Future | None = None
+        self._lock = threading.Lock()
 
     def wait(self, timeout: Seconds | None = None) -> bool:
         """Waits for the end, at most ``timeout``. Returns whether the call has ended.
@@ -44,8 +50,34 @@ class Work:
         """
         ended = self._handle.wait(seconds(timeout))
         if ended:
-            self._staging.finish()
+            self._finish()
         return ended
+
+    def get_future(self) -> Future:
+        """The end as a future. Its value is a list of the arrays that the call has written."""
+        with self._lock:
+            if self._future is None:
+                self._future = Future()
+                begins = self._future
+            else:
+                return self._future
+        self._handle.then(lambda error: self._end(begins, error))
+        return begins
+
+    def _end(self, future: Future, error: BaseException | None) -> None:
+        if error is None:
+            try:
+                self._finish()
+            except Exception as raised:
+                error = raised
+        if error is None:
+            future.set_result(list(self._result))
+        else:
+            future.set_exception(error)
+
+    def _finish(self) -> None:
+        with self._lock:
+            self._staging.finish()
 
     def is_completed(self) -> bool:
         """Whether the call has ended, with or without an error."""
@@ -65,8 +97,8 @@ class ProcessGroup(Objects):
 
     Calls work in place on numpy arrays, torch tensors and objects with ``__dlpack__`` or the buffer
     protocol. They return when this rank's part is done. With ``async_op=True`` they return a `Work`
-    at once. ``op`` is one of sum, avg, min, max, product, band, bor, bxor, or ``("premul_sum",
-    factor)``. Ranks are numbers in this group.
+    at once. ``op`` is a `ReduceOp` (drumline's or torch's), its name, or ``("premul_sum", factor)``. Ranks
+    are numbers in this group.
 
     A call that fails raises `CollectiveError`, which names the rank at fault. The failure poisons the
     group: every later call raises `PoisonedError` with the same reason.
@@ -119,20 +151,25 @@ class ProcessGroup(Objects):
         """Seconds that calls have taken on this rank, including waiting."""
         return self._group.communication_time()
 
+    @property
+    def backend(self) -> str:
+        """What carries its calls: ``drumline``, or what `register_backend` has added."""
+        return self._group.backend
+
     def new_group(
         self,
-        ranks: Sequence[int],
+        ranks: Sequence[int] | None = None,
         *,
         name: str | None = None,
         timeout: Seconds | None = None,
         keep_order: bool = False,
     ) -> ProcessGroup:
-        """Makes a group of some of the ranks. Only its members call this.
+        """Makes a group of some of the ranks, or of all. Only its members call this.
 
         Raises ValueError on any other rank.
         """
-        limit = seconds(timeout)
-        return ProcessGroup(self._group.new_group(list(ranks), name, limit, keep_order))
+        members = list(range(self.world_size) if ranks is None else ranks)
+        return ProcessGroup(self._group.new_group(members, name, seconds(timeout), keep_order))
 
     def abort(self) -> None:
         """Aborts the group on all ranks. May be called from any thread."""
@@ -169,135 +206,220 @@ class ProcessGroup(Objects):
         """
         return zeros(self._group, shape, dtype)
 
-    def all_reduce(self, data: Any, op: Op = "sum", async_op: bool = False) -> Work | None:
-        """Reduces the ``data`` of all ranks, in place, to the same bits everywhere."""
-        staging, (name, factor) = staging_for(data), _operator(op)
-        handle = self._group.all_reduce(staging.write(data), name, factor, async_op)
-        return _ended(handle, staging)
+    @profiled("all_reduce")
+    def all_reduce(self, tensor: Any, op: Op = "sum", async_op: bool = False) -> Work | None:
+        """Reduces the ``tensor`` of all ranks, in place, to the same bits everywhere."""
+        staging, (name, factor) = staging_for(tensor), operator(op)
+        handle = self._group.all_reduce(staging.write(tensor), name, factor, async_op)
+        return _ended(handle, staging, [tensor])
 
-    def reduce(self, data: Any, dst: int, op: Op = "sum", async_op: bool = False) -> Work | None:
-        """Reduces the ``data`` of all ranks into that of rank ``dst``. Others keep their ``data``."""
-        staging, (name, factor) = staging_for(data), _operator(op)
-        memory = staging.write(data) if self.rank == dst else staging.read(data)
-        return _ended(self._group.reduce(memory, name, factor, _rank(dst), async_op), staging)
+    @profiled("reduce")
+    def reduce(self, tensor: Any, dst: int, op: Op = "sum", async_op: bool = False) -> Work | None:
+        """Reduces the ``tensor`` of all ranks into that of rank ``dst``. Others keep their ``tensor``."""
+        staging, (name, factor) = staging_for(tensor), operator(op)
+        memory = staging.write(tensor) if self.rank == dst else staging.read(tensor)
+        handle = self._group.reduce(memory, name, factor, _rank(dst), async_op)
+        return _ended(handle, staging, [tensor])
 
+    @profiled("scan")
     def scan(
-        self, data: Any, op: Op = "sum", exclusive: bool = False, async_op: bool = False
+        self, tensor: Any, op: Op = "sum", exclusive: bool = False, async_op: bool = False
     ) -> Work | None:
-        """Reduces the ``data`` of the ranks up to this one (``exclusive``: below it), in place."""
-        staging, (name, factor) = staging_for(data), _operator(op)
-        handle = self._group.scan(staging.write(data), name, factor, exclusive, async_op)
-        return _ended(handle, staging)
+        """Reduces the ``tensor`` of the ranks up to this one (``exclusive``: below it), in place."""
+        staging, (name, factor) = staging_for(tensor), operator(op)
+        handle = self._group.scan(staging.write(tensor), name, factor, exclusive, async_op)
+        return _ended(handle, staging, [tensor])
 
-    def broadcast(self, data: Any, src: int, async_op: bool = False) -> Work | None:
-        """Gives every rank the ``data`` of rank ``src``, in place."""
-        staging = staging_for(data)
-        return _ended(self._group.broadcast(staging.write(data), _rank(src), async_op), staging)
+    @profiled("broadcast")
+    def broadcast(self, tensor: Any, src: int, async_op: bool = False) -> Work | None:
+        """Gives every rank the ``tensor`` of rank ``src``, in place."""
+        staging = staging_for(tensor)
+        handle = self._group.broadcast(staging.write(tensor), _rank(src), async_op)
+        return _ended(handle, staging, [tensor])
 
-    def all_gather(self, outputs: Any, data: Any, async_op: bool = False) -> Work | None:
-        """Gathers the ``data`` of all ranks.
+    @profiled("all_gather")
+    def all_gather(self, tensor_list: Any, tensor: Any, async_op: bool = False) -> Work | None:
+        """Gathers the ``tensor`` of all ranks.
 
-        ``outputs`` is a list with an array for every rank, of any lengths, or one array that holds
-        the data of all ranks in order.
+        ``tensor_list`` is a list with an array for every rank, of any lengths, or one array that
+        holds the data of all ranks in order.
         """
-        staging = staging_for(data)
-        filled = _each(outputs, staging.write)
-        return _ended(self._group.all_gather(staging.read(data), filled, async_op), staging)
+        staging = staging_for(tensor)
+        filled = _each(tensor_list, staging.write)
+        handle = self._group.all_gather(staging.read(tensor), filled, async_op)
+        return _ended(handle, staging, _list(tensor_list))
 
+    @profiled("gather")
     def gather(
         self,
-        data: Any,
-        outputs: Any = None,
+        tensor: Any,
+        gather_list: Any = None,
         dst: int = 0,
         counts: Sequence[int] | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Gathers the ``data`` of all ranks on rank ``dst``; elsewhere ``outputs`` is None.
+        """Gathers the ``tensor`` of all ranks on rank ``dst``; elsewhere ``gather_list`` is None.
 
         If ranks bring different numbers of elements, every rank passes the ``counts`` of all ranks.
         """
-        staging = staging_for(data)
-        filled = _each(outputs, staging.write)
+        staging = staging_for(tensor)
+        filled = _each(gather_list, staging.write)
         lengths = None if counts is None else list(counts)
-        handle = self._group.gather(staging.read(data), filled, _rank(dst), lengths, async_op)
-        return _ended(handle, staging)
+        handle = self._group.gather(staging.read(tensor), filled, _rank(dst), lengths, async_op)
+        return _ended(handle, staging, _list(gather_list))
 
+    @profiled("scatter")
     def scatter(
         self,
-        output: Any,
-        inputs: Any = None,
+        tensor: Any,
+        scatter_list: Any = None,
         src: int = 0,
         counts: Sequence[int] | None = None,
         async_op: bool = False,
     ) -> Work | None:
-        """Gives rank ``i`` entry ``i`` of the ``inputs`` of rank ``src``; elsewhere they are None."""
-        staging = staging_for(output)
-        read = _each(inputs, staging.read)
+        """Gives rank ``i`` entry ``i`` of the ``scatter_list`` of rank ``src``; elsewhere it is None."""
+        staging = staging_for(tensor)
+        read = _each(scatter_list, staging.read)
         lengths = None if counts is None else list(counts)
-        handle = self._group.scatter(read, staging.write(output), _rank(src), lengths, async_op)
-        return _ended(handle, staging)
+        handle = self._group.scatter(read, staging.write(tensor), _rank(src), lengths, async_op)
+        return _ended(handle, staging, [tensor])
 
+    @profiled("reduce_scatter")
     def reduce_scatter(
-        self, output: Any, inputs: Any, op: Op = "sum", async_op: bool = False
+        self, output: Any, input_list: Any, op: Op = "sum", async_op: bool = False
     ) -> Work | None:
-        """Reduces the ``inputs`` of all ranks and gives rank ``i`` entry ``i`` of the result.
+        """Reduces the ``input_list`` of all ranks and gives rank ``i`` entry ``i`` of the result.
 
-        ``inputs`` is a list with an array for every rank, or one array of equal blocks.
+        ``input_list`` is a list with an array for every rank, or one array of equal blocks.
         """
-        staging, (name, factor) = staging_for(output), _operator(op)
-        read = _each(inputs, staging.read)
+        staging, (name, factor) = staging_for(output), operator(op)
+        read = _each(input_list, staging.read)
         handle = self._group.reduce_scatter(read, staging.write(output), name, factor, async_op)
-        return _ended(handle, staging)
+        return _ended(handle, staging, [output])
 
+    @profiled("all_to_all")
     def all_to_all(
-        self, outputs: Sequence[Any], inputs: Sequence[Any], async_op: bool = False
+        self,
+        output_tensor_list: Sequence[Any],
+        input_tensor_list: Sequence[Any],
+        async_op: bool = False,
     ) -> Work | None:
-        """Sends ``inputs[i]`` to rank ``i`` and gets ``outputs[i]`` from it, of any lengths."""
-        staging = staging_for(inputs[0] if len(inputs) else None)
-        read, filled = _each(list(inputs), staging.read), _each(list(outputs), staging.write)
+        """Sends entry ``i`` of the inputs to rank ``i`` and gets entry ``i`` of the outputs from it, of
+        any lengths."""
+        inputs, outputs = list(input_tensor_list), list(output_tensor_list)
+        staging = staging_for(inputs[0] if inputs else None)
+        read, filled = _each(inputs, staging.read), _each(outputs, staging.write)
         send, receive = [it[1] for it in read], [it[1] for it in filled]
-        return _ended(self._group.all_to_all(read, send, filled, receive, async_op), staging)
+        handle = self._group.all_to_all(read, send, filled, receive, async_op)
+        return _ended(handle, staging, outputs)
 
+    @profiled("barrier")
     def barrier(self, async_op: bool = False) -> Work | None:
         """Returns when every rank has called it."""
-        return _ended(self._group.barrier(async_op), staging_for(None))
+        return _ended(self._group.barrier(async_op), staging_for(None), [])
 
-    def monitored_barrier(self, timeout: Seconds) -> None:
-        """A barrier whose error names, on every rank, all ranks that have not come in time."""
-        self._group.monitored_barrier(float(seconds(timeout) or 0.0))
+    @profiled("monitored_barrier")
+    def monitored_barrier(
+        self, timeout: Seconds | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        """A barrier whose error names, on every rank, all ranks that have not come in time.
 
-    def send(self, data: Any, dst: int, tag: int = 0) -> None:
-        """Sends ``data``; returns when the receiver has asked for it and this rank has sent it."""
-        self.isend(data, dst, tag).wait()
+        The time is that of the group unless given. All missing ranks are named, also without
+        ``wait_all_ranks``.
+        """
+        limit = seconds(timeout)
+        self._group.monitored_barrier(self.timeout if limit is None else limit)
 
-    def isend(self, data: Any, dst: int, tag: int = 0) -> Work:
+    def send(self, tensor: Any, dst: int, tag: int = 0) -> None:
+        """Sends ``tensor``; returns when the receiver has asked for it and this rank has sent it."""
+        self.isend(tensor, dst, tag).wait()
+
+    @profiled("send")
+    def isend(self, tensor: Any, dst: int, tag: int = 0) -> Work:
         """`send` in the background."""
-        staging = staging_for(data)
-        return Work(self._group.send(staging.read(data), _rank(dst), tag), staging)
+        staging = staging_for(tensor)
+        return Work(self._group.send(staging.read(tensor), _rank(dst), tag), staging, [tensor])
 
-    def recv(self, data: Any, src: int | None = None, tag: int = 0) -> int:
-        """Receives into ``data``, from any rank without ``src``. Returns the sender."""
-        work = self.irecv(data, src, tag)
+    def recv(self, tensor: Any, src: int | None = None, tag: int = 0) -> int:
+        """Receives into ``tensor``, from any rank without ``src``. Returns the sender."""
+        work = self.irecv(tensor, src, tag)
         work.wait()
         source = work.source_rank() if src is None else src
         return -1 if source is None else source
 
-    def irecv(self, data: Any, src: int | None = None, tag: int = 0) -> Work:
+    @profiled("recv")
+    def irecv(self, tensor: Any, src: int | None = None, tag: int = 0) -> Work:
         """`recv` in the background."""
-        staging = staging_for(data)
+        staging = staging_for(tensor)
         source = None if src is None else _rank(src)
-        return Work(self._group.recv(staging.write(data), source, tag), staging)
+        return Work(self._group.recv(staging.write(tensor), source, tag), staging, [tensor])
 
+    # Several arrays of a rank, each of which counts as a member of its own.
 
-Op = str | tuple[str, Any]
+    @profiled("all_reduce")
+    def all_reduce_multigpu(
+        self, tensor_list: Sequence[Any], op: Op = "sum", async_op: bool = False
+    ) -> Work | None:
+        """`all_reduce` over all arrays of all ranks. Every one of them gets the result."""
+        staging, name = _staging_for_list(tensor_list), _plain_operator(op)
+        handle = self._group.all_reduce_multi(_each(tensor_list, staging.write), name, async_op)
+        return _ended(handle, staging, list(tensor_list))
 
+    @profiled("reduce")
+    def reduce_multigpu(
+        self,
+        tensor_list: Sequence[Any],
+        dst: int,
+        op: Op = "sum",
+        async_op: bool = False,
+        dst_tensor: int = 0,
+    ) -> Work | None:
+        """The same, and only array ``dst_tensor`` of rank ``dst`` gets the result."""
+        staging, name = _staging_for_list(tensor_list), _plain_operator(op)
+        memories = _each(tensor_list, staging.write)
+        handle = self._group.reduce_multi(memories, name, _rank(dst), _rank(dst_tensor), async_op)
+        return _ended(handle, staging, list(tensor_list))
 
-def _operator(op: Op) -> tuple[str, Any]:
-    if isinstance(op, str):
-        return op, None
-    if not (isinstance(op, tuple) and len(op) == 2):
-        raise ValueError(f'an operator is a name or ("premul_sum", factor), and this is {op!r:.80}')
-    return op
+    @profiled("broadcast")
+    def broadcast_multigpu(
+        self, tensor_list: Sequence[Any], src: int, async_op: bool = False, src_tensor: int = 0
+    ) -> Work | None:
+        """Gives every array of every rank the values of array ``src_tensor`` of rank ``src``."""
+        staging = _staging_for_list(tensor_list)
+        memories = _each(tensor_list, staging.write)
+        handle = self._group.broadcast_multi(memories, _rank(src), _rank(src_tensor), async_op)
+        return _ended(handle, staging, list(tensor_list))
+
+    @profiled("all_gather")
+    def all_gather_multigpu(
+        self,
+        output_tensor_lists: Sequence[Sequence[Any]],
+        input_tensor_list: Sequence[Any],
+        async_op: bool = False,
+    ) -> Work | None:
+        """Gathers all arrays of all ranks into each list: array ``j`` of rank ``k``, which has ``n``, in
+        place ``k * n + j``."""
+        staging = _staging_for_list(input_tensor_list)
+        filled = [_each(outputs, staging.write) for outputs in output_tensor_lists]
+        read = _each(input_tensor_list, staging.read)
+        handle = self._group.all_gather_multi(read, filled, async_op)
+        return _ended(handle, staging, [it for outputs in output_tensor_lists for it in outputs])
+
+    @profiled("reduce_scatter")
+    def reduce_scatter_multigpu(
+        self,
+        output_tensor_list: Sequence[Any],
+        input_tensor_lists: Sequence[Sequence[Any]],
+        op: Op = "sum",
+        async_op: bool = False,
+    ) -> Work | None:
+        """Reduces all lists of all ranks. Output ``j`` of rank ``k``, which has ``n``, gets entry ``k * n
+        + j``."""
+        staging, name = _staging_for_list(output_tensor_list), _plain_operator(op)
+        read = [_each(inputs, staging.read) for inputs in input_tensor_lists]
+        filled = _each(output_tensor_list, staging.write)
+        handle = self._group.reduce_scatter_multi(read, filled, name, async_op)
+        return _ended(handle, staging, list(output_tensor_list))
 
 
 def _rank(number: int) -> int:
@@ -307,14 +429,29 @@ def _rank(number: int) -> int:
     return number
 
 
-def _each(arrays: Any, take: Any) -> list[Memory]:
+def _plain_operator(op: Op) -> str:
+    name, factor = operator(op)
+    if factor is not None or name == "premul_sum":
+        raise ValueError("the calls on lists of arrays have no premul_sum: multiply before the call")
+    return name
+
+
+def _staging_for_list(arrays: Sequence[Any]) -> Staging:
+    return staging_for(arrays[0] if len(arrays) else None)
+
+
+def _list(arrays: Any) -> list[Any]:
     if arrays is None:
         return []
-    return [take(array) for array in (arrays if isinstance(arrays, list | tuple) else [arrays])]
+    return list(arrays) if isinstance(arrays, list | tuple) else [arrays]
 
 
-def _ended(handle: _core.Work | None, staging: Staging) -> Work | None:
+def _each(arrays: Any, take: Any) -> list[Memory]:
+    return [take(array) for array in _list(arrays)]
+
+
+def _ended(handle: _core.Work | None, staging: Staging, result: list[Any]) -> Work | None:
     if handle is not None:
-        return Work(handle, staging)
+        return Work(handle, staging, result)
     staging.finish()
     return None

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import timedelta
 from os import PathLike
+from typing import Any
 
 from drumline import _core
 
@@ -27,9 +28,18 @@ class Store:
     """A small shared map from text to bytes, with waiting.
 
     Calls that wait raise StoreTimeoutError, which names the keys that are missing.
+
+    A class of your own needs ``set``, ``get``, ``add`` and ``wait``, and is used wherever a store is. What
+    it has besides (``compare_set``, ``check``, ``delete_key``) is used as well.
     """
 
     _inner: _core.Store
+
+    def __getattr__(self, name: str) -> Any:
+        # Of a subclass that keeps its keys elsewhere.
+        if name == "_inner":
+            raise NotImplementedError(f"{type(self).__name__} has no such method of its own")
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def set(self, key: str, value: Value) -> None:
         """Sets ``key``. Callers that wait for it continue."""
@@ -133,11 +143,14 @@ class HashStore(Store):
 
 
 class FileStore(Store):
-    """For processes that see one file, torch's among them."""
+    """For processes that see one file, torch's among them.
 
-    def __init__(self, file_name: str | PathLike[str], world_size: int) -> None:
+    The last of ``world_size`` processes to close it deletes the file. Without, it stays.
+    """
+
+    def __init__(self, file_name: str | PathLike[str], world_size: int = -1) -> None:
         self.path = str(file_name)
-        self._inner = _core.Store.file(file_name, world_size)
+        self._inner = _core.Store.file(file_name, max(world_size, 0))
 
 
 class PrefixStore(Store):
@@ -175,9 +188,25 @@ class TCPStore(Store):
         self.port = address[1] if address is not None else port
 
 
+def of_core(inner: _core.Store) -> Store:
+    """The store around one that the core has made."""
+    store = object.__new__(Store)
+    store._inner = inner
+    return store
+
+
 def core_of(store: object) -> object:
-    """The store as the core takes it: its own, or any object with torch's methods."""
-    return store._inner if isinstance(store, Store) else store
+    """The store as the core takes it: its own, or any object with torch's methods.
+
+    A subclass that has changed methods is such an object, so that the core calls them.
+    """
+    is_ours = isinstance(store, Store) and not any(
+        getattr(type(store), name) is not getattr(Store, name) for name in _METHODS
+    )
+    return store._inner if is_ours else store  # type: ignore[attr-defined]
+
+
+_METHODS = [name for name, it in vars(Store).items() if callable(it) and not name.startswith("_")]
 
 
 def _bytes(value: Value) -> bytes:

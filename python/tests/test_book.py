@@ -78,11 +78,15 @@ def test_a_variable_that_the_table_lacks_is_found(tmp_path: Path, monkeypatch):
     assert lacking in settings.problems()
 
 
-def test_dead_links_of_a_built_book_are_found(tmp_path: Path, monkeypatch):
+def test_dead_links_and_missing_sections_are_found(tmp_path: Path, monkeypatch):
     monkeypatch.syspath_prepend(str(DOCS))
     import check_book
 
     assert check_book.of_pages() == []
+    errors = (DOCS / "reference" / "errors.md").read_text()
+    assert check_book.of_errors(errors) == []
+    without = errors.replace("## mismatch", "## differs")
+    assert check_book.of_errors(without) == ["docs/reference/errors.md has no section mismatch"]
     (tmp_path / "b.html").write_text('<h1 id="here">B</h1>')
     links = ["b.html#here", "b.html#there", "c.html", "https://example.org/c.html", "#nowhere"]
     (tmp_path / "a.html").write_text("".join(f'<a href="{link}">x</a>' for link in links))

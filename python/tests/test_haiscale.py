@@ -104,3 +104,15 @@ def test_a_program_of_haiscales_runs_unchanged():
     losses = [float(it) for it in re.findall(r"^\[0\] epoch \d: loss (\S+)$", done.stdout, re.M)]
     assert len(losses) == 4 and losses[-1] < losses[0] / 2, done.stdout
     assert done.stderr.count("no GPU") >= 1, done.stderr
+
+
+def test_every_way_to_import_it_works():
+    program = """
+import drumline.compat.haiscale as here
+here.install()
+import haiscale.ddp, haiscale.ddp.ddp
+from haiscale.ddp import ddp, DistributedDataParallel
+from haiscale.ddp.ddp import DistributedDataParallel as same
+assert same is DistributedDataParallel is haiscale.ddp.ddp.DistributedDataParallel is here.DistributedDataParallel
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)

@@ -214,3 +214,18 @@ def test_bytearrays_and_tensors_of_others_are_arrays_too():
         tensor = torch.ones(3, 2).to(dtype)
         group.all_reduce(tensor[:, 1])
         assert (tensor.float() == 1).all()
+
+
+def metrics(rank, world_size, directory):
+    with connect(rank, world_size, directory) as group:
+        for _ in range(3):
+            group.all_reduce(np.ones(5, np.float32))
+        return drumline.metrics_text()
+
+
+def test_calls_are_counted_for_prometheus():
+    for rank, text in enumerate(run(2, metrics)):
+        labels = f'group="world",rank="{rank}",operation="all_reduce"'
+        assert f"drumline_calls_total{{{labels}}} 3\n" in text, text
+        assert f"drumline_bytes_total{{{labels}}} 60\n" in text, text
+        assert f'drumline_group_failed{{group="world",rank="{rank}"}} 0\n' in text, text

@@ -9,7 +9,7 @@ from drumline import DistributedSampler, evaluation_shard
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("samples", [5, 10, 1000])
+@pytest.mark.parametrize("samples", [0, 1, 2, 5, 10, 1000])
 def test_the_order_is_torchs(samples, shuffle, drop_last):
     data = pytest.importorskip("torch.utils.data")
     for world_size in (1, 3, 4):
@@ -57,3 +57,13 @@ def test_without_a_group_of_drumlines_the_place_is_torchs():
         assert list(DistributedSampler(range(8), shuffle=False)) == [1, 5]
     finally:
         dist.destroy_process_group()
+
+
+def test_an_empty_share_is_empty():
+    for sampler in (DistributedSampler([], 2, 1), DistributedSampler(range(2), 3, 0, drop_last=True)):
+        assert (len(sampler), list(sampler)) == (0, [])
+        sampler.set_epoch(3)
+        sampler.advance(1)
+        again = DistributedSampler(sampler.dataset, 4, 0, drop_last=sampler.drop_last)
+        again.load_state_dict(sampler.state_dict())
+        assert again.epoch == 3 and list(again) == []

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from datetime import timedelta
 
 import numpy as np
@@ -176,3 +178,89 @@ def test_torch_meets_in_our_store(monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     master = drumline.TCPStore("127.0.0.1", 0, is_master=True)
     assert run(2, gloo_in_our_store, master.port) == [2, 2]
+
+
+def test_a_file_store_needs_no_number_of_processes_and_then_stays(tmp_path):
+    path = tmp_path / "file"
+    for arguments in ((), (-1,)):
+        store = drumline.FileStore(path, *arguments)
+        store.set("key", "value")
+        del store
+        assert path.exists()
+    assert drumline.FileStore(path).get("key") == b"value"
+
+
+class OfMyOwn(drumline.Store):
+    """A store in files of its own. It has no more than a store must have."""
+
+    def __init__(self, directory):
+        self.directory, self.calls = directory, set()
+
+    def _path(self, key):
+        return f"{self.directory}/{key.replace('/', '-')}"
+
+    def set(self, key, value):
+        self.calls.add("set")
+        with open(self._path(key) + ".new", "wb") as file:
+            file.write(value.encode() if isinstance(value, str) else value)
+        os.rename(self._path(key) + ".new", self._path(key))
+
+    def get(self, key):
+        self.wait([key])
+        with open(self._path(key), "rb") as file:
+            return file.read()
+
+    def add(self, key, amount):
+        import fcntl
+
+        with open(self._path(key), "a+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            file.seek(0)
+            total = int(file.read() or b"0") + amount
+            file.truncate(0)
+            file.write(str(total).encode())
+        return total
+
+    def wait(self, keys, timeout=timedelta(seconds=60)):
+        until = time.monotonic() + timeout.total_seconds()
+        while not all(os.path.exists(self._path(key)) for key in keys):
+            if time.monotonic() > until:
+                raise drumline.StoreTimeoutError(f"no {keys}")
+            time.sleep(0.01)
+
+
+class Counting(drumline.HashStore):
+    """A store of drumline's with a method that was changed."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def set(self, key, value):
+        self.count += 1
+        super().set(key, value)
+
+
+def meet_in_a_store_of_my_own(rank, world_size, directory):
+    store = OfMyOwn(directory)
+    group = drumline.init_process_group(store=store, rank=rank, world_size=world_size)
+    data = np.array([rank + 1])
+    group.all_reduce(data)
+    drumline.destroy_process_group()
+    with pytest.raises(NotImplementedError, match="OfMyOwn has no such method"):
+        store.queue_len("key")
+    assert "set" in store.calls
+    prefixed = drumline.PrefixStore("mine", store)
+    prefixed.set(f"key{rank}", "value")
+    return data.item(), store.get(f"mine/key{rank}")
+
+
+def test_a_subclass_of_store_is_a_store():
+    assert run(2, meet_in_a_store_of_my_own) == [(3, b"value")] * 2
+
+
+def test_methods_that_a_subclass_changes_are_called():
+    store = Counting()
+    before = store.count
+    drumline.PrefixStore("p", store).set("key", "value")
+    assert store.count == before + 1 and store.get("p/key") == b"value"

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from ranks import run
+from ranks import run, wait_for
 
 import drumline
 
@@ -88,3 +88,28 @@ def test_spawned_processes_are_not_awaited_for_nonsense(limit):
     with pytest.raises(ValueError, match="timeout is"):
         context.join(limit)
     assert context.join()
+
+
+def one_is_missing(rank, world_size, directory, first):
+    """The time limit of rank ``first`` is over before that of the other one."""
+    group = drumline.init_process_group(
+        f"file://{directory}/store", rank=rank, world_size=world_size, timeout=60
+    )
+    group.barrier()
+    if rank == 2:
+        wait_for(f"{directory}/over")
+        return None
+    group.set_timeout(0.5 if rank == first else 30)
+    with pytest.raises(drumline.CollectiveError) as error:
+        group.all_reduce(np.ones(3))
+    for _ in range(2):
+        open(f"{directory}/over-{rank}", "w").close()
+        wait_for(f"{directory}/over-{1 - rank}")
+    open(f"{directory}/over", "w").close()
+    return type(error.value).__name__, error.value.cause, error.value.culprit
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_every_rank_gets_the_same_error_at_a_time_limit(first):
+    one, other, _ = run(3, one_is_missing, first)
+    assert one == other == ("CollectiveTimeoutError", "timeout", 2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import signal
 import time
 from datetime import timedelta
@@ -324,7 +325,47 @@ def test_a_monitored_barrier_names_who_is_missing_and_the_group_goes_on():
     (first, _), (_, _), (third, _) = outcomes = run(3, someone_misses_a_barrier)
     assert [total for _, total in outcomes] == [3] * 3
     assert "Rank 1 failed to pass" in first, first
-    assert "rank 0" in third, third
+    assert "rank 0" in third and "Rank 1 failed to pass" in third, third
+
+
+def the_first_misses_a_barrier(rank, world_size, directory):
+    connect(rank, world_size, directory)
+    text = ""
+    if rank != 0:
+        try:
+            dist.monitored_barrier(timeout=timedelta(seconds=0.3), wait_all_ranks=True)
+        except RuntimeError as error:
+            text = str(error)
+    dist.all_reduce(torch.ones(1))
+    dist.destroy_process_group()
+    return text
+
+
+def test_a_monitored_barrier_without_rank_0_names_it():
+    _, *others = run(3, the_first_misses_a_barrier)
+    for text in others:
+        assert "Rank 0 failed to pass" in text, text
+
+
+def barriers_of_different_patience(rank, world_size, directory):
+    """Rank 2 gives up first; nobody tells it of rank 1."""
+    connect(rank, world_size, directory)
+    text = ""
+    if rank != 1:
+        limit = timedelta(seconds=2 if rank == 0 else 0.2)
+        try:
+            dist.monitored_barrier(timeout=limit)
+        except RuntimeError as error:
+            text = str(error)
+    dist.barrier()
+    dist.destroy_process_group()
+    return text
+
+
+def test_a_rank_whose_time_is_over_first_looks_who_is_missing():
+    first, _, third = run(3, barriers_of_different_patience)
+    for text in (first, third):
+        assert "Rank 1 failed to pass" in text, text
 
 
 def profiled(rank, world_size, directory):
@@ -389,3 +430,26 @@ def forked_after_a_group(rank, world_size, directory):
 
 def test_forks_of_a_process_that_has_used_groups_can_make_their_own():
     assert run(2, forked_after_a_group) == [0, 0]
+
+
+def metrics(rank, world_size, directory):
+    import drumline
+
+    connect(rank, world_size, directory)
+    pair = dist.new_group([0, 1])
+    for group in (None, pair, pair):
+        dist.all_reduce(torch.ones(4), group=group)
+    text = drumline.metrics_text()
+    dist.destroy_process_group()
+    return text, drumline.metrics_text()
+
+
+def test_calls_of_torchs_groups_are_counted_for_prometheus():
+    for rank, (text, after) in enumerate(run(2, metrics)):
+        calls = re.findall(
+            rf'^drumline_calls_total{{group="(.*)",rank="{rank}",operation="all_reduce"}} (\d+)$',
+            text, re.MULTILINE,
+        )  # fmt: skip
+        assert dict(calls)["world"] == "1", text
+        assert sorted(count for _, count in calls) == ["1", "2"], text
+        assert "{" not in after, after

@@ -19,6 +19,7 @@ use drumline::{
 
 use crate::{
     Error, Result,
+    debug::Debug,
     gradients::{self, Slots},
     inspect::inspect,
     sync_batch_norm,
@@ -67,6 +68,7 @@ pub struct DistributedDataParallel {
     /// The model carries reparameterizations of the user.
     is_reparameterized: bool,
     steps: AtomicU64,
+    debug: Debug,
 }
 
 impl DistributedDataParallel {
@@ -124,6 +126,7 @@ impl DistributedDataParallel {
             unused_parameters: options.unused_parameters,
             is_reparameterized: inspected.is_reparameterized,
             steps: AtomicU64::new(0),
+            debug: Debug::begin(group, &inspected.parameters, inspected.buffers.len(), options),
             slots,
         };
         if group.world_size() == 1 {
@@ -171,14 +174,19 @@ impl DistributedDataParallel {
         loss: Tensor<D>,
         model: &M,
     ) -> Result<GradientsParams> {
+        let began = self.debug.begin_backward();
         let own = self.run(loss, true)?;
+        self.debug.end_backward(began);
         let step = self.steps.fetch_add(1, Ordering::Relaxed) + 1;
         if self.taps.is_none() && !self.reducer.has_gradients() {
-            return gradients::own(&self.slots, own, model, self.unused_parameters, step);
+            let own = gradients::own(&self.slots, own, model, self.unused_parameters, step)?;
+            self.debug.end_step(&self.group, || self.stats());
+            return Ok(own);
         }
         gradients::submit_missing(&self.reducer, &self.slots, &own, model);
         drop(own);
         let averaged = self.reducer.finish()?;
+        self.debug.end_step(&self.group, || self.stats());
         Ok(gradients::collect(averaged, &self.slots, model))
     }
 

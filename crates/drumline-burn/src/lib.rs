@@ -78,6 +78,7 @@
 #[cfg(doctest)]
 mod book;
 mod ddp;
+mod debug;
 mod error;
 mod gradients;
 mod inspect;

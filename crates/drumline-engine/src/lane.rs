@@ -40,6 +40,7 @@ use crate::{
     panics::{panic_text, shielded},
     recorder::{Category, Recorder, What},
     transport::{Connections, Lack},
+    usage::Usage,
 };
 
 /// Of operations on fewer bytes, which are as short as a look at the clock...
@@ -86,7 +87,7 @@ impl Lane {
             asleep: false,
             state: State::Open,
             closing: None,
-            busy: Duration::ZERO,
+            usage: Usage::default(),
             recorder,
         }
     }
@@ -121,9 +122,14 @@ impl Lane {
         self
     }
 
-    /// Time that this rank has spent in operations, waiting for others included.
-    pub fn busy(&self) -> Duration {
-        self.busy
+    /// What this rank's calls have taken.
+    pub fn usage(&self) -> &Usage {
+        &self.usage
+    }
+
+    /// Whether a call has failed.
+    pub fn has_failed(&self) -> bool {
+        matches!(self.state, State::Failed(_))
     }
 
     /// Adds a job behind all others.
@@ -263,7 +269,7 @@ impl Lane {
             }
         };
         let plan = self.plans.at(index);
-        let (rank, sequence) = (self.member.rank, self.sequence);
+        let (rank, sequence, collective) = (self.member.rank, self.sequence, call.collective);
         let limit = call.timeout.map_or(self.settings.timeout, bounded);
         let bytes = (call.counts.of(rank) * call.dtype.size()) as u64;
         let open = self.recorder.begin(|| What {
@@ -287,7 +293,8 @@ impl Lane {
         let registered = registered.filter(|_| plan.registered);
         self.machine.begin(plan, sequence, registered, limit, started);
         self.sequence += 1;
-        self.running = Some(Running { started, patience: None, stands_for, open });
+        self.running =
+            Some(Running { started, patience: None, stands_for, collective, bytes, open });
         Ok(())
     }
 
@@ -319,15 +326,20 @@ impl Lane {
     fn end(&mut self, operation: &mut dyn AnyCall, now: &Now) {
         operation.release(&mut self.pool);
         self.machine.end();
-        let Some(Running { started: Some(started), patience, stands_for, .. }) =
+        let Some(Running { started, patience, stands_for, collective, bytes, open }) =
             self.running.take()
         else {
             return;
         };
+        drop(open);
+        let Some(started) = started else {
+            return self.usage.of(collective).add(bytes, Duration::ZERO);
+        };
         // The time of this turn is that of its beginning.
         let ended = if patience.is_none() { now.fresh() } else { now.get() };
         let time = ended.saturating_duration_since(started);
-        self.busy += if patience.is_none() { time * stands_for } else { time };
+        let time = if patience.is_none() { time * stands_for } else { time };
+        self.usage.of(collective).add(bytes, time);
         // Neighbours have just said where they stand.
         if let Some(host) = &mut self.host {
             host.spread_out(self.member.rank, ended, self.settings.spread_over_cores);

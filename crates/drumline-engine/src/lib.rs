@@ -35,6 +35,7 @@ pub mod settings;
 pub mod start_up;
 pub mod transport;
 pub mod typed_call;
+pub mod usage;
 
 pub use drumline_kernels::{DType, Element, ReduceOp};
 pub use error::{Cause, CollectiveError, Error, Result};

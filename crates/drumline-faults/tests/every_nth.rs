@@ -251,6 +251,7 @@ impl Job {
             ("EADDRINUSE", "in use"),
             ("ECONNRESET", "the process of rank"),
             ("ECONNRESET", "has closed the group"),
+            ("ECONNRESET", "closed the connection"),
         ];
         let in_other_words = others
             .iter()

@@ -1,6 +1,10 @@
 //! Every setting, in one place.
 
+mod as_file;
 mod builder;
+mod debug;
+
+pub use debug::DebugLevel;
 
 use std::{net::IpAddr, ops::RangeInclusive, time::Duration};
 
@@ -24,6 +28,22 @@ use crate::{Error, PriceSource, Result, trace::Trace};
 /// let config = drumline::Config::default().timeout(Duration::from_secs(60)).shared_memory(false);
 /// assert_eq!(config.timeout.as_secs(), 60);
 /// assert_eq!(config.all_reduce, None); // as it was
+/// ```
+///
+/// Settings also come from a file, and go into one, by serde. They have the names of their variables there,
+/// in lower case and without `DRUMLINE_`, and the same values. What the file does not mention is as by
+/// default. Secrets stay out of it.
+///
+/// ```
+/// # use drumline_group as drumline;
+/// use drumline::Config;
+///
+/// let text = r#"{ "timeout_s": 60, "shared_memory": false, "bind_address": ["127.0.0.1"] }"#;
+/// let config: Config = serde_json::from_str(text)?; // or TOML, YAML, ...
+/// assert!(!config.shared_memory);
+/// let error = serde_json::from_str::<Config>(r#"{ "timeout": 60 }"#).unwrap_err();
+/// assert!(error.to_string().contains("there is no setting \"timeout\"; there are timeout_s"));
+/// # Ok::<_, serde_json::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -65,7 +85,8 @@ pub struct Config {
 
     /// How many TCP connections carry the data between two ranks, at most 16, the same on all ranks: block
     /// by block, each in its turn. Several get more of a network that limits each flow, or that
-    /// spreads flows over several lines. `DRUMLINE_STREAMS`; 1 unless set.
+    /// spreads flows over several lines. `DRUMLINE_STREAMS`; unless set, one for each address or
+    /// interface that the environment names, and else 1.
     pub streams: usize,
 
     /// Whether ranks of one host and user talk over Unix sockets. `DRUMLINE_UNIX_SOCKETS`, 0 or
@@ -112,6 +133,10 @@ pub struct Config {
     /// tells its peers that it waits, so that each can name who holds them all up.
     /// `DRUMLINE_WARN_AFTER_S`, in seconds; 10 s unless set.
     pub warn_after: Duration,
+
+    /// How much data-parallel training logs of itself, at the level `info`. `DRUMLINE_DEBUG`, else
+    /// `TORCH_DISTRIBUTED_DEBUG`: `off` (unless set), `info` or `detail`.
+    pub debug: DebugLevel,
 
     /// What the processes of the job prove to each other. `DRUMLINE_SECRET` or
     /// `DRUMLINE_SECRET_FILE`; `drumline run` makes a fresh one for every job.
@@ -160,6 +185,7 @@ impl Default for Config {
             object_bytes_max: 256 << 20,
             sum_order: SumOrder::Rank,
             warn_after: Duration::from_secs(10),
+            debug: DebugLevel::Off,
             secret: None,
             security: Level::Auth,
             trust_store: false,
@@ -194,6 +220,26 @@ impl Config {
     pub fn from_env() -> Result<Config> {
         let config = Config::from_variables(|name| std::env::var(name).ok())?;
         Ok(Config { secret: Secret::from_env()?, ..config })
+    }
+
+    /// How many addresses or interfaces are named to listen on; 1 if none is. With as many
+    /// [`streams`](Config#structfield.streams) the data goes round all of them.
+    ///
+    /// ```
+    /// # use drumline_group as drumline;
+    /// use drumline::Config;
+    ///
+    /// let config = Config::default().socket_ifname("eth0,eth1");
+    /// let streams = config.named_interfaces();
+    /// assert_eq!((streams, config.streams(streams).streams), (2, 2));
+    /// assert_eq!(Config::default().named_interfaces(), 1);
+    /// ```
+    pub fn named_interfaces(&self) -> usize {
+        let names = match &self.socket_ifname {
+            Some(names) if !names.starts_with('^') => names.split(',').count(),
+            _ => 0,
+        };
+        names.max(self.bind_addresses.len()).clamp(1, STREAMS_MAX)
     }
 
     /// What a lane takes from these.
@@ -249,6 +295,7 @@ impl Config {
                     invalid("DRUMLINE_PORT_RANGE", &text, "ports such as 40000-40100")
                 })?;
         }
+        config.streams = config.named_interfaces();
         if let Some(text) = variable("DRUMLINE_STREAMS") {
             config.streams = text
                 .parse()
@@ -292,6 +339,14 @@ impl Config {
                 "placement" => SumOrder::Placement,
                 _ => return Err(invalid("DRUMLINE_SUM_ORDER", &text, "rank or placement")),
             };
+        }
+        let mut debug = ["DRUMLINE_DEBUG", "TORCH_DISTRIBUTED_DEBUG"].into_iter();
+        if let Some((name, text)) = debug.find_map(|name| {
+            let text = variable(name).filter(|text| !text.is_empty())?;
+            Some((name, text))
+        }) {
+            let level = text.parse();
+            config.debug = level.map_err(|_| invalid(name, &text, "off, info or detail"))?;
         }
         if let Some(text) = variable("DRUMLINE_SECURITY") {
             let level = text.parse();
@@ -353,6 +408,20 @@ mod tests {
         assert_eq!(name.as_deref(), Some("^docker"));
         let name = read("GLOO_SOCKET_IFNAME", "eth0,eth1").unwrap().socket_ifname;
         assert_eq!(name.as_deref(), Some("=eth0,=eth1"));
+        for (name, value, streams) in [
+            ("GLOO_SOCKET_IFNAME", "eth0,eth1", 2),
+            ("DRUMLINE_SOCKET_IFNAME", "eth0,eth1,ib0", 3),
+            ("DRUMLINE_SOCKET_IFNAME", "^docker,wlan", 1),
+            ("DRUMLINE_BIND_ADDRESS", "10.0.0.1,10.0.1.1", 2),
+        ] {
+            assert_eq!(read(name, value).unwrap().streams, streams, "{name}={value}");
+        }
+        let one = Config::from_variables(|name| match name {
+            "GLOO_SOCKET_IFNAME" => Some("eth0,eth1".to_owned()),
+            "DRUMLINE_STREAMS" => Some("1".to_owned()),
+            _ => None,
+        });
+        assert_eq!(one.unwrap().streams, 1);
         assert!(!read("DRUMLINE_UNIX_SOCKETS", "0").unwrap().unix_sockets);
         assert!(read("DRUMLINE_SPREAD_OVER_CORES", "1").unwrap().spread_over_cores);
         assert!(read("DRUMLINE_TRUST_STORE", "1").unwrap().trust_store);
@@ -368,6 +437,8 @@ mod tests {
         let order = read("DRUMLINE_SUM_ORDER", "placement").unwrap().sum_order;
         assert_eq!(order, SumOrder::Placement);
         assert_eq!(read("DRUMLINE_SECURITY", "tls").unwrap().security, Level::Tls);
+        assert_eq!(read("DRUMLINE_DEBUG", "info").unwrap().debug, DebugLevel::Info);
+        assert_eq!(read("TORCH_DISTRIBUTED_DEBUG", "DETAIL").unwrap().debug, DebugLevel::Detail);
         assert_eq!(read("DRUMLINE_TRACE", "runs/7").unwrap().trace, Some(Trace::to("runs/7")));
     }
 
@@ -386,6 +457,8 @@ mod tests {
             ("DRUMLINE_OBJECT_BYTES_MAX", "-1"),
             ("DRUMLINE_SUM_ORDER", "host"),
             ("DRUMLINE_SECURITY", "TLS"),
+            ("DRUMLINE_DEBUG", "all"),
+            ("TORCH_DISTRIBUTED_DEBUG", "1"),
             ("DRUMLINE_TRACE_BYTES_MAX", "1G"),
             ("DRUMLINE_TIMEOUT_S", "0"),
             ("DRUMLINE_TIMEOUT_S", "-1"),

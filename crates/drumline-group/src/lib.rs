@@ -36,7 +36,7 @@ pub use available::{
     is_available, is_gloo_available, is_mpi_available, is_nccl_available, is_torchelastic_launched,
 };
 pub use backend::register_backend;
-pub use config::Config;
+pub use config::{Config, DebugLevel};
 #[doc(hidden)]
 pub use drumline_engine::deadline;
 pub use drumline_engine::{
@@ -53,7 +53,7 @@ pub use error::{Error, Result};
 pub use group::driving;
 pub use group::{
     GroupOptions, ProcessGroup, RegisteredBuffer, TorchSpelling, connect_members, default_group,
-    describe_addresses, init_process_group, init_with_store, is_initialized,
+    describe_addresses, init_process_group, init_with_store, is_initialized, metrics_text,
 };
 pub use interrupt::interruptible;
 pub use memory_node::bind_to_memory_node;

@@ -43,7 +43,7 @@ pub(crate) fn render(verdict: Verdict, ranks: &[Fate], tail: &[Vec<u8>]) -> Vec<
                     text,
                     "drumline: rank {worker} (pid {pid}) {what} after {seconds:.1} s"
                 );
-                if let Some(hint) = hint(exit.ending) {
+                if let Some(hint) = hint(exit.ending).or_else(|| refusal(tail)) {
                     let _ = writeln!(text, "drumline: hint: {hint}");
                 }
             }
@@ -151,6 +151,21 @@ impl std::fmt::Display for Groups {
     }
 }
 
+/// What to set if a library of Python's has refused drumline because of its name.
+fn refusal(tail: &[Vec<u8>]) -> Option<&'static str> {
+    // accelerate and, through it, transformers; Ignite.
+    const SAID: [&str; 2] =
+        ["Your assigned backend drumline is not available", "Unknown backend 'drumline'"];
+    let refuses = |line: &Vec<u8>| {
+        let line = String::from_utf8_lossy(line);
+        SAID.iter().any(|said| line.contains(said))
+    };
+    tail.iter().any(refuses).then_some(
+        "this library takes only names that it knows: set DRUMLINE_REPLACE_GLOO=1 and say gloo; \
+         docs/guides/libraries.md has other ways",
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -198,6 +213,21 @@ mod tests {
              7 (SIGKILL, not from drumline); 8 (SIGKILL)\n\
              drumline: had finished before: 5 (exit code 0)\n"
         );
+    }
+
+    #[test]
+    fn a_library_that_knows_only_some_names_gets_a_hint() {
+        let ranks = ranks(&[Some((Ending::Code(1), None))]);
+        let failed = Verdict::Failed { worker: 0 };
+        for said in [
+            "ValueError: Your assigned backend drumline is not available, please use gloo",
+            "ValueError: Unknown backend 'drumline'. Available backends: ('gloo', 'mpi')",
+        ] {
+            let report = text(failed, &ranks, &["Traceback", said]);
+            assert!(report.contains("hint: this library takes only names"), "{report}");
+        }
+        let report = text(failed, &ranks, &["ValueError: drumline is not available"]);
+        assert!(!report.contains("hint"), "{report}");
     }
 
     #[test]

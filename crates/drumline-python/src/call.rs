@@ -109,6 +109,9 @@ pub(crate) fn finish<T: Element>(
     if background {
         return Ok(Some(Work::of(work)));
     }
-    signals::run(py, || work.wait().map(drop).map_err(Error::from))?;
+    signals::run(py, || {
+        work.wait()?.iter_mut().for_each(Buffer::deal_out);
+        Ok::<_, Error>(())
+    })?;
     Ok(None)
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use drumline::{
-    Config, SumOrder,
+    Config, DebugLevel, SumOrder,
     auth::{Level, Secret},
     deadline,
 };
@@ -19,6 +19,7 @@ use crate::error::raise;
 /// durations are in seconds.
 pub(crate) fn config(settings: Option<&Bound<'_, PyDict>>) -> PyResult<Config> {
     let mut config = Config::from_env().map_err(raise)?;
+    let has_default = config.streams == config.named_interfaces();
     for (name, value) in settings.into_iter().flatten() {
         let name: String = name.extract()?;
         match name.as_str() {
@@ -26,6 +27,7 @@ pub(crate) fn config(settings: Option<&Bound<'_, PyDict>>) -> PyResult<Config> {
             "warn_after" => config.warn_after = seconds(&name, &value)?,
             "backend" => config.backend = value.extract()?,
             "all_reduce" => config.all_reduce = value.extract()?,
+            "streams" => config.streams = value.extract()?,
             "socket_ifname" => config.socket_ifname = value.extract()?,
             "bind_addresses" => config.bind_addresses = value.extract()?,
             "unix_sockets" => config.unix_sockets = value.extract()?,
@@ -38,12 +40,18 @@ pub(crate) fn config(settings: Option<&Bound<'_, PyDict>>) -> PyResult<Config> {
                 config.secret = Some(Secret::new(value.extract::<Vec<u8>>()?).map_err(raise)?);
             }
             "security" => config.security = level(&value.extract::<String>()?)?,
+            "debug" => config.debug = debug_level(&value.extract::<String>()?)?,
             "sum_order" => config.sum_order = order(&value.extract::<String>()?)?,
             _ => {
-                let problem = format!("there is no setting {name:?}; docs/reference/settings.md lists them");
+                let problem =
+                    format!("there is no setting {name:?}; docs/reference/settings.md lists them");
                 return Err(PyTypeError::new_err(problem));
             }
         }
+    }
+    let is_given = |settings: &Bound<'_, PyDict>| settings.contains("streams").unwrap_or(true);
+    if has_default && !settings.is_some_and(is_given) {
+        config.streams = config.named_interfaces();
     }
     Ok(config)
 }
@@ -70,6 +78,10 @@ pub(crate) fn patience(name: &str, seconds: f64) -> PyResult<Duration> {
 
 fn level(name: &str) -> PyResult<Level> {
     name.parse().map_err(|error| PyValueError::new_err(format!("security is {name:?}; {error}")))
+}
+
+fn debug_level(name: &str) -> PyResult<DebugLevel> {
+    name.parse().map_err(|problem| PyValueError::new_err(format!("debug is {problem}")))
 }
 
 fn order(name: &str) -> PyResult<SumOrder> {

@@ -67,7 +67,7 @@ pub(crate) fn raise(error: impl Raise) -> PyErr {
 
 impl Raise for Error {
     fn raise(self) -> PyErr {
-        let text = named_as_in_python(&self).to_string();
+        let text = in_python(self.to_string());
         match &self {
             Error::InvalidArgument { .. }
             | Error::InvalidSetting { .. }
@@ -92,7 +92,7 @@ impl Raise for store::Error {
 
 impl Raise for train::Error {
     fn raise(self) -> PyErr {
-        let text = self.to_string();
+        let text = in_python(self.to_string());
         match self {
             train::Error::Group(error) => error.raise(),
             train::Error::InvalidArgument { .. } => PyValueError::new_err(text),
@@ -104,9 +104,9 @@ impl Raise for train::Error {
 }
 
 fn failed(text: String, failure: &Failure) -> PyErr {
-    let error = match failure.cause {
-        Cause::Timeout { .. } => CollectiveTimeoutError::new_err(text),
-        Cause::Mismatch { .. } => CollectiveMismatchError::new_err(text),
+    let error = match kind(&failure.cause) {
+        TIMEOUT => CollectiveTimeoutError::new_err(text),
+        MISMATCH => CollectiveMismatchError::new_err(text),
         _ => CollectiveError::new_err(text),
     };
     with_cause(error, failure)
@@ -116,7 +116,7 @@ fn failed(text: String, failure: &Failure) -> PyErr {
 fn with_cause(error: PyErr, failure: &Failure) -> PyErr {
     let set = |py: Python<'_>| {
         let error = error.value(py);
-        error.setattr("cause", failure.cause.name())?;
+        error.setattr("cause", kind(&failure.cause))?;
         error.setattr("culprit", failure.culprit())
     };
     // Without an interpreter nobody sees the attributes; any other failure is the one to raise.
@@ -126,14 +126,41 @@ fn with_cause(error: PyErr, failure: &Failure) -> PyErr {
     }
 }
 
-/// The error under the name that Python has for a call: `all_gather` there takes uneven blocks, too, and
-/// there is no `all_gather_v`.
-fn named_as_in_python(error: &Error) -> Error {
-    match error {
-        Error::InvalidArgument { operation, problem } => Error::InvalidArgument {
-            operation: operation.strip_suffix("_v").unwrap_or(operation),
-            problem: problem.clone(),
-        },
-        other => other.clone(),
+const TIMEOUT: &str = "timeout";
+const MISMATCH: &str = "mismatch";
+
+/// The kind of a failure. It is the same for the rank that saw it first and for those that it told: which
+/// rank that is, is a matter of chance.
+fn kind(cause: &Cause) -> &'static str {
+    match cause {
+        cause if cause.is_timeout() => TIMEOUT,
+        cause if cause.is_mismatch() => MISMATCH,
+        cause => cause.name(),
     }
+}
+
+/// Words of the core's API for Rust in its texts, and what Python has in their place.
+const IN_PYTHON: [(&str, &str); 13] = [
+    ("(GroupOptions::name)", "(name=)"),
+    ("drop_last(false)", "drop_last=False"),
+    ("shuffle(false)", "shuffle=False"),
+    ("(in code: host_exposed, bind_exposed)", "(in code: TCPStore(exposed=True))"),
+    ("host_exposed in code", "TCPStore(exposed=True) in code"),
+    ("`TcpStore`", "`TCPStore`"),
+    ("TcpStoreServer::open", "TCPStore"),
+    ("DistributedSampler::resume", "load_state_dict"),
+    ("`UnusedParameters::Ignore`", "find_unused_parameters=True"),
+    ("register_backend adds", "Backend.register_backend adds"),
+    ("freeze: ", "AsyncReduce: "),
+    // `all_gather` takes uneven blocks, too.
+    ("_v: ", ": "),
+    ("_multi: ", "_multigpu: "),
+];
+
+/// The text of an error, without names that only Rust has.
+fn in_python(text: String) -> String {
+    IN_PYTHON.into_iter().fold(text, |text, (rust, python)| match text.contains(rust) {
+        true => text.replace(rust, python),
+        false => text,
+    })
 }

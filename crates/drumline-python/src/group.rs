@@ -5,12 +5,14 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use drumline::{GroupOptions, ProcessGroup, connect_members, init_process_group, init_with_store};
+use drumline::{
+    GroupOptions, ProcessGroup, backend, connect_members, init_process_group, init_with_store,
+};
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
 
 use crate::{
     config::{config, duration},
-    signals,
+    log, signals,
     store::any_store,
 };
 
@@ -31,6 +33,7 @@ impl Group {
     #[staticmethod]
     #[pyo3(signature = (url, settings=None))]
     fn init(py: Python<'_>, url: String, settings: Option<&Bound<'_, PyDict>>) -> PyResult<Group> {
+        log::open(py)?;
         let config = config(settings)?;
         signals::run_beside(py, move || init_process_group(&url, &config)).map(Group::new)
     }
@@ -44,6 +47,7 @@ impl Group {
         world_size: usize,
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Group> {
+        log::open(store.py())?;
         let (py, config, store) = (store.py(), config(settings)?, any_store(store)?);
         signals::run_beside(py, move || init_with_store(store, rank, world_size, &config))
             .map(Group::new)
@@ -67,6 +71,7 @@ impl Group {
         master: Option<(String, u16)>,
         settings: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Group> {
+        log::open(store.py())?;
         let (py, config, store) = (store.py(), config(settings)?, any_store(store)?);
         signals::run_beside(py, move || {
             let master = master.as_ref().and_then(resolve);
@@ -108,6 +113,20 @@ impl Group {
         Ok(self.get()?.config().object_bytes_max)
     }
 
+    /// What carries its calls.
+    #[getter]
+    fn backend(&self) -> PyResult<String> {
+        let name = self.get()?.config().backend.as_deref().map(|it| it.trim().to_lowercase());
+        let is_foreign = |name: &String| name != "auto";
+        Ok(name.filter(is_foreign).unwrap_or_else(|| backend::BUILT_IN.to_owned()))
+    }
+
+    /// How much training tells of itself.
+    #[getter]
+    fn debug(&self) -> PyResult<&'static str> {
+        Ok(self.get()?.config().debug.name())
+    }
+
     #[getter]
     fn is_destroyed(&self) -> bool {
         self.lock().is_none()
@@ -128,6 +147,14 @@ impl Group {
     /// Seconds spent in calls.
     fn communication_time(&self) -> PyResult<f64> {
         Ok(self.get()?.communication_time().as_secs_f64())
+    }
+
+    /// What calls have taken, in the text format of Prometheus. Groups that are destroyed, or of the process
+    /// that forked this one, are left out.
+    #[staticmethod]
+    fn metrics_text(py: Python<'_>, groups: Vec<PyRef<'_, Group>>) -> String {
+        let groups: Vec<_> = groups.iter().filter_map(|group| group.get().ok()).collect();
+        py.detach(|| drumline::metrics_text(&groups))
     }
 
     /// A group of some of the members. Only those call this.

@@ -6,6 +6,7 @@
 //! without the interpreter's lock.
 
 mod async_reduce;
+mod backend;
 mod call;
 mod callbacks;
 mod collectives;
@@ -15,9 +16,11 @@ mod error;
 mod foreign_store;
 mod group;
 mod launch;
+mod log;
 mod memory;
 mod registered;
 mod sampler;
+mod several;
 mod signals;
 mod store;
 mod work;
@@ -30,6 +33,7 @@ mod _core {
     #[pymodule_export]
     use super::{
         async_reduce::AsyncReduce,
+        backend::{BackendCall, register_backend},
         callbacks::wait_for_callbacks,
         ddp::{broadcast, verify_model},
         error::{
@@ -38,6 +42,7 @@ mod _core {
         },
         group::Group,
         launch::main,
+        log::close_log,
         memory::supports,
         registered::Registered,
         sampler::Sampler,

@@ -26,6 +26,7 @@ impl Sampler {
             .shuffle(shuffle)
             .seed(seed)
             .drop_last(drop_last)
+            .allow_empty(true)
             .build()
             .map_err(raise)?;
         Ok(Sampler(Mutex::new(sampler)))

@@ -12,6 +12,7 @@ use crate::{
     config::{duration, patience},
     error::{Raise, raise},
     foreign_store::ForeignStore,
+    log,
     signals::run_beside,
 };
 
@@ -25,6 +26,11 @@ pub(crate) struct Store {
 impl Store {
     fn of(store: impl store::Store + 'static) -> Store {
         Store { store: Arc::new(store), address: None }
+    }
+
+    /// A store that the core has made.
+    pub(crate) fn around(store: Arc<dyn store::Store>) -> Store {
+        Store { store, address: None }
     }
 
     fn inner(&self) -> Arc<dyn store::Store> {
@@ -62,7 +68,8 @@ impl Store {
     }
 
     #[staticmethod]
-    fn file(path: std::path::PathBuf, world_size: usize) -> PyResult<Store> {
+    fn file(py: Python<'_>, path: std::path::PathBuf, world_size: usize) -> PyResult<Store> {
+        log::open(py)?;
         FileStore::open(path, world_size).map(Store::of).map_err(raise)
     }
 
@@ -83,6 +90,7 @@ impl Store {
         world_size: Option<usize>,
         exposed: bool,
     ) -> PyResult<Store> {
+        log::open(py)?;
         let timeout = duration("timeout", timeout)?;
         run_beside(py, move || {
             let store = match (is_master, exposed) {

@@ -30,7 +30,8 @@ impl<T: Element> Returned for Buffer<T> {
 }
 
 impl<T: Element> Returned for Vec<Buffer<T>> {
-    fn settle(self) -> Option<usize> {
+    fn settle(mut self) -> Option<usize> {
+        self.iter_mut().for_each(Buffer::deal_out);
         None
     }
 }

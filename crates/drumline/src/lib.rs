@@ -15,6 +15,14 @@
 //! # Ok::<_, drumline::Error>(())
 //! ```
 //!
+//! Warnings (of late ranks, of sockets in place of shared memory, of peers that are refused) go to
+//! [`tracing`](https://docs.rs/tracing). A program sees them once it has a subscriber. Add
+//! `tracing-subscriber`, and begin `main` with this:
+//!
+//! ```
+//! tracing_subscriber::fmt().with_writer(std::io::stderr).init();
+//! ```
+//!
 //! | module | what it holds |
 //! |---|---|
 //! | [`ProcessGroup`] | the ranks that work together, and their collectives |
@@ -29,6 +37,7 @@
 //! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, `file://`, and what a program registers |
 //! | [`store`] | the key-value stores that they meet through |
 //! | [`trace`] | what every rank did, and when; which rank the others wait for |
+//! | [`metrics_text`] | calls, bytes and time of each operation, as Prometheus reads them |
 //! | [`auth`] | the job's secret, and how connections prove that they belong to it |
 //! | `views` | collectives on strided views of `ndarray` (feature `ndarray`) |
 //! | [`backend`] | what carries a group's operations, and how to bring one of your own |
@@ -58,14 +67,14 @@
 #[cfg(feature = "ndarray")]
 pub use drumline_group::views;
 pub use drumline_group::{
-    Bool, Candidate, Cause, Collective, CollectiveError, Complex, Config, DType, Element, Endpoint,
-    Error, Explanation, F8E4M3, F8E5M2, GroupOptions, Operator, PriceList, PriceSource,
-    ProcessGroup, Rank, ReduceOp, RegisteredBuffer, Result, SumOrder, TorchSpelling, Work,
-    WorkError, WorkFuture, auth, backend, bf16, bind_to_memory_node, connect_members,
+    Bool, Candidate, Cause, Collective, CollectiveError, Complex, Config, DType, DebugLevel,
+    Element, Endpoint, Error, Explanation, F8E4M3, F8E5M2, GroupOptions, Operator, PriceList,
+    PriceSource, ProcessGroup, Rank, ReduceOp, RegisteredBuffer, Result, SumOrder, TorchSpelling,
+    Work, WorkError, WorkFuture, auth, backend, bf16, bind_to_memory_node, connect_members,
     default_group, describe_addresses, f16, init_process_group, init_with_store, interruptible,
     is_available, is_gloo_available, is_initialized, is_launched, is_mpi_available,
-    is_nccl_available, is_torchelastic_launched, register_backend, register_rendezvous_handler,
-    rendezvous, store, trace,
+    is_nccl_available, is_torchelastic_launched, metrics_text, register_backend,
+    register_rendezvous_handler, rendezvous, store, trace,
 };
 #[doc(hidden)]
 pub use drumline_group::{PerProcess, deadline};

@@ -89,14 +89,15 @@ class DistributedDataParallel(ddp.DistributedDataParallel):
 
 
 def install(replace: bool = False) -> None:
-    """Makes ``import haiscale.ddp`` and ``import hfreduce.torch`` find this module.
+    """Makes ``import haiscale.ddp``, ``import haiscale.ddp.ddp`` and ``import hfreduce.torch`` find this module.
 
     On a machine without GPUs, what HaiScale's programs ask of ``torch.cuda`` is answered with the CPU,
     and a warning says so.
     """
+    wrapper = {"DistributedDataParallel": DistributedDataParallel}
     packages: dict[str, dict[str, dict[str, Any]]] = {
         "hfreduce": {"torch": {"AsyncReduceFloat": AsyncReduceFloat}},
-        "haiscale": {"ddp": {"DistributedDataParallel": DistributedDataParallel}},
+        "haiscale": {"ddp": wrapper, "ddp.ddp": wrapper},
     }
     for name, modules in packages.items():
         if replace or (name not in sys.modules and importlib.util.find_spec(name) is None):
@@ -109,9 +110,12 @@ def _install_package(name: str, modules: dict[str, dict[str, Any]]) -> None:
     package = sys.modules[name] = types.ModuleType(name, f"drumline in the place of {name}")
     package.__path__ = []
     for child, contents in modules.items():
-        module = sys.modules[f"{name}.{child}"] = types.ModuleType(f"{name}.{child}")
+        full = f"{name}.{child}"
+        module = sys.modules[full] = types.ModuleType(full)
+        module.__path__ = []
         vars(module).update(contents)
-        setattr(package, child, module)
+        parent, _, own = full.rpartition(".")
+        setattr(sys.modules[parent], own, module)
 
 
 def _stand_in_for_cuda() -> None:

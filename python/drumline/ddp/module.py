@@ -11,6 +11,8 @@ from torch.distributed.algorithms.join import Join, Joinable
 
 from drumline.ddp import states
 from drumline.ddp.arguments import check_parameters, delayed_names, place
+from drumline.ddp.autograd import calling
+from drumline.ddp.debug import Debug
 from drumline.ddp.graph import moved
 from drumline.ddp.groups import core_group, group_of
 from drumline.ddp.hooks import Compress, buckets_for
@@ -142,10 +144,21 @@ class DistributedDataParallel(torch.nn.Module, TorchMethods):
             static_graph=self.static_graph,
             by_forward=True,
             wire=self._precision.reduction,
+            after_step=calling(self, "_end_step"),
         )
+        self._debug = Debug(self._group.debug)
+        self._debug.begin(self)
+
+    def _end_step(self) -> None:
+        self._debug.end_step(self)
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward; buffers first, if gradients are enabled."""
+        # The name by which torch's profiler knows a forward of its own class.
+        with torch.autograd.profiler.record_function("DistributedDataParallel.forward"):
+            return self._forward(inputs, kwargs)
+
+    def _forward(self, inputs: Any, kwargs: Any) -> Any:
         is_training = torch.is_grad_enabled()
         if is_training:
             self._before_forward()

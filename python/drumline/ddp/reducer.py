@@ -13,6 +13,7 @@ from drumline.ddp.autograd import End, calling
 from drumline.ddp.buckets import SharedBuckets
 from drumline.ddp.graph import functions_of, parameters_reached
 from drumline.ddp.times import Times
+from drumline.torch import profile
 
 _STOP_PATIENCE_S = 5.0
 
@@ -41,7 +42,8 @@ class Reducer:
     ``static_graph``: the first backward counts the gradients of each parameter, and later ones rely on
     the count. ``sync_backward=False``: `synchronize` waits, not the end of backward. ``by_forward``: only
     a backward through the outputs of an `expect`ed forward is averaged; otherwise every backward is,
-    while `sync_grad`. ``wire``: the type in which gradients travel.
+    while `sync_grad`. ``wire``: the type in which gradients travel. ``after_step`` is called when all
+    gradients of a backward are averaged.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Reducer:
         sync_backward: bool = True,
         by_forward: bool = False,
         wire: Any = None,
+        after_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.sync_grad = True
         """Whether gradients are averaged; without, they add up on each rank."""
@@ -70,6 +73,7 @@ class Reducer:
         self.unused_bytes = 0
         """Bytes of the parameters that no rank has used in the last one; 0 without marks."""
         self._find_unused, self._by_forward = find_unused, by_forward
+        self._after_step = after_step
         self._make: Callable[[], Buckets] = lambda: self.shared_buckets(wire)
         self._buckets: Buckets = self._make()
         # Gradients per parameter in a backward. None: a static graph before its first backward.
@@ -195,6 +199,7 @@ class Reducer:
             self.check()
             self.times.mark("gradient")
             step = self._step = _Step(len(self.names), self._calls)
+            step.event = profile.begin("drumline:all_reduce", self.parameters)
             if self._calls is not None:
                 idle = [i for i, calls in enumerate(self._calls) if calls == 0]
                 for unused in {*self._unreached, *idle}:
@@ -228,6 +233,7 @@ class Reducer:
         """Backward has raised."""
         self._is_running = False
         if self._step is not None:
+            profile.end(self._step.event, [])
             self._step = None
             self._failure = "a backward has raised on this rank before all gradients were averaged"
             self._buckets.abort()
@@ -241,7 +247,7 @@ class Reducer:
         self._step, self._unreached, self._tolerant = None, [], self._find_unused
         self.times.mark("gradients")
         try:
-            used_anywhere = self._buckets.synchronize(used)
+            used_anywhere = self._synchronize(step, used)
         except _core.NotBroughtError as error:
             raise _core.NotBroughtError(f"backward, {error}. {_UNUSED}") from None
         except _core.CollectiveError as error:
@@ -257,6 +263,13 @@ class Reducer:
                 self.parameters[index].grad.copy_(gradient)
         self.steps += 1
         self.times.end_step()
+        self._after_step()
+
+    def _synchronize(self, step: _Step, used: Sequence[bool]) -> list[bool]:
+        try:
+            return self._buckets.synchronize(used)
+        finally:
+            profile.end(step.event, [])
 
     def _take(self, used: Sequence[bool]) -> None:
         """Makes averages the gradients of the parameters that were used."""
@@ -298,6 +311,8 @@ class _Step:
         self.is_brought = [False] * count
         # Gradients of parameters that this rank did not use.
         self.before: dict[int, Any] = {}
+        # From the first gradient to the last average. Buckets are the core's affair.
+        self.event: profile.Event | None = None
 
 
 def _dispose(handles: list[Any], buckets: list[Buckets]) -> None:

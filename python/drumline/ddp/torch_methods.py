@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed.algorithms.join import Joinable
 
 from drumline.ddp import hooks
+from drumline.ddp.debug import Debug
 from drumline.ddp.groups import core_group
 from drumline.ddp.logging_data import logging_data
 from drumline.ddp.reducer import Reducer
@@ -33,6 +34,7 @@ class TorchMethods(Joinable):
     register_comm_hook: Callable[..., None]
     _connect: Callable[..., None]
     _join_config: Any
+    _debug: Debug
     _buffers_in_use: Callable[[], dict[str, Any]]
     _buffer_hook: tuple[Callable[..., Any], object, bool] | None
 
@@ -155,9 +157,10 @@ class TorchMethods(Joinable):
         return logging_data(self)
 
     def _set_ddp_runtime_logging_sample_rate(self, sample_rate: int) -> None:
-        """Accepted and ignored: all steps are measured."""
+        """Of which steps TORCH_DISTRIBUTED_DEBUG=DETAIL tells: every so many. All are measured."""
         if sample_rate < 1:
             raise ValueError(f"a sample rate is at least 1, and this is {sample_rate}")
+        self._debug.every = sample_rate
 
     def _set_ddp_sink_clone(self, val: bool) -> None:
         """Taken and not needed: outputs are never copied."""

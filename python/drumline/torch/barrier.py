@@ -11,6 +11,9 @@ from drumline.torch.calls import LONGEST
 
 _PASSED = "passed"
 
+# Seconds that rank 0 has for its verdict once all ranks have come.
+_VERDICT_S = 5.0
+
 
 class MonitoredBarrier:
     """The barriers of one group, numbered. Rank 0 waits for all ranks and writes the verdict."""
@@ -20,14 +23,14 @@ class MonitoredBarrier:
         self._count = 0
 
     def wait(self, timeout: timedelta, wait_all_ranks: bool) -> None:
-        """Raises DistBackendError: on rank 0 it names missing ranks, on others the failure of rank 0."""
+        """Raises DistBackendError, which names the missing ranks on every rank."""
         timeout = min(timeout, LONGEST)
         self._count += 1
         prefix = _prefix(self._count)
         if self._rank == 0:
             self._collect(prefix, timeout, wait_all_ranks)
         else:
-            self._report(prefix, timeout)
+            self._report(prefix, timeout, wait_all_ranks)
 
     def _collect(self, prefix: str, timeout: timedelta, wait_all_ranks: bool) -> None:
         if timeout <= timedelta(0):
@@ -35,20 +38,18 @@ class MonitoredBarrier:
                 f"[Rank 0]: Rank 0 timed out in monitoredBarrier after {_ms(timeout)} ms."
             )
         deadline = time.monotonic() + timeout.total_seconds()
+        self._store.set(f"{prefix}/0", "here")
         ranks = range(1, self._world_size)
         missing = [rank for rank in ranks if not self._has_come(f"{prefix}/{rank}", deadline)]
         if not missing:
             self._store.set(f"{prefix}/verdict", _PASSED)
             # A rank that has come here has read the verdict of the barrier before.
-            done = [f"{_prefix(self._count - 1)}/verdict", *(f"{prefix}/{rank}" for rank in ranks)]
+            done = [f"{_prefix(self._count - 1)}/verdict"]
+            done += [f"{prefix}/{rank}" for rank in range(self._world_size)]
             for key in done:
                 self._store.delete_key(key)
             return
-        named = missing if wait_all_ranks else missing[:1]
-        who = f"Rank{'s' if len(named) > 1 else ''} {', '.join(map(str, named))}"
-        text = f"[Rank 0]: {who} failed to pass monitoredBarrier in {_ms(timeout)} ms."
-        if len(named) < len(missing):
-            text += f" (All that are missing: {', '.join(map(str, missing))}.)"
+        text = f"[Rank 0]: {_failed_to_pass(missing, wait_all_ranks, timeout)}"
         self._store.set(f"{prefix}/verdict", text)
         raise dist.DistBackendError(text)
 
@@ -60,15 +61,31 @@ class MonitoredBarrier:
             return False
         return True
 
-    def _report(self, prefix: str, timeout: timedelta) -> None:
+    def _report(self, prefix: str, timeout: timedelta, wait_all_ranks: bool) -> None:
         self._store.set(f"{prefix}/{self._rank}", "here")
         try:
             self._store.wait([f"{prefix}/verdict"], max(timeout, timedelta(milliseconds=1)))
-            verdict = self._store.get(f"{prefix}/verdict").decode(errors="replace")
         except RuntimeError as error:
-            raise self._failed(error) from None
+            self._look(prefix, timeout, wait_all_ranks, error)
+        verdict = self._store.get(f"{prefix}/verdict").decode(errors="replace")
         if verdict != _PASSED:
             raise self._failed(verdict)
+
+    def _look(
+        self, prefix: str, timeout: timedelta, wait_all_ranks: bool, error: RuntimeError
+    ) -> None:
+        """The time is over without a verdict: this rank looks who is missing. Returns if there is a
+        verdict by now."""
+        others = [rank for rank in range(self._world_size) if rank != self._rank]
+        now = time.monotonic()
+        missing = [rank for rank in others if not self._has_come(f"{prefix}/{rank}", now)]
+        # If all have come, rank 0 knows it at any moment.
+        until = now if missing else now + _VERDICT_S
+        if self._has_come(f"{prefix}/verdict", until):
+            return
+        if not missing:
+            raise self._failed(error) from None
+        raise self._failed(_failed_to_pass(missing, wait_all_ranks, timeout)) from None
 
     def _failed(self, why: object) -> Exception:
         return dist.DistBackendError(
@@ -80,6 +97,16 @@ class MonitoredBarrier:
 
 def _prefix(count: int) -> str:
     return f"drumline/monitored_barrier/{count}"
+
+
+def _failed_to_pass(missing: list[int], wait_all_ranks: bool, timeout: timedelta) -> str:
+    """What gloo says of missing ranks, and all of them."""
+    named = missing if wait_all_ranks else missing[:1]
+    who = f"Rank{'s' if len(named) > 1 else ''} {', '.join(map(str, named))}"
+    text = f"{who} failed to pass monitoredBarrier in {_ms(timeout)} ms."
+    if len(named) < len(missing):
+        text += f" (All that are missing: {', '.join(map(str, missing))}.)"
+    return text
 
 
 def _ms(timeout: timedelta) -> int:

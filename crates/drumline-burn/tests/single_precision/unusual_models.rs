@@ -12,6 +12,7 @@ use burn::{
     optim::{AdamConfig, GradientsParams, SgdConfig, momentum::MomentumConfig},
     tensor::{Device, Tensor},
 };
+use drumline::{Config, DebugLevel, ProcessGroup};
 use drumline_burn::{
     DdpOptions, DistributedDataParallel, NamedTensor, UnusedParameters, named_tensors,
     parameters_digest,
@@ -245,6 +246,48 @@ fn a_reparameterized_parameter_is_averaged_after_backward_and_that_is_said() {
                   communication, because burn lets no gradient tap onto them: `layers.1.weight` \
                   (it carries the reparameterization `scale`)";
     assert_eq!(log.matches(wanted).count(), 1, "{log}");
+}
+
+/// What one of two ranks logs in 12 steps.
+fn told_with(level: DebugLevel) -> String {
+    let config = Config::default().debug(level);
+    let groups = ProcessGroup::local_world_with(2, &config).unwrap();
+    let log = Log::default();
+    std::thread::scope(|threads| {
+        for group in groups {
+            let log = log.clone();
+            threads.spawn(move || {
+                let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(log);
+                let train = || {
+                    let start = Mlp::new(4, 2, &device());
+                    let (ddp, model) = DistributedDataParallel::wrap(start, &group).unwrap();
+                    for step in 0..12 {
+                        let output = model.forward(tensor([2, 4], step, &device()));
+                        ddp.backward(output.square().mean(), &model).unwrap();
+                    }
+                };
+                match group.rank() {
+                    0 => tracing::subscriber::with_default(subscriber.finish(), train),
+                    _ => train(),
+                }
+            });
+        }
+    });
+    log.text()
+}
+
+#[test]
+fn the_log_tells_what_was_initialized_and_how_long_chosen_steps_took() {
+    let told = |text: &str, log: &str| log.matches(text).count();
+    let off = told_with(DebugLevel::Off);
+    assert_eq!(told("DDP initialized", &off) + told("on average", &off), 0, "{off}");
+    let info = told_with(DebugLevel::Info);
+    assert_eq!(told("DDP initialized rank=0 world_size=2", &info), 1, "{info}");
+    assert_eq!(told("on average", &info), 0, "{info}");
+    let detail = told_with(DebugLevel::Detail);
+    assert_eq!(told("DDP initialized", &detail), 1, "{detail}");
+    assert_eq!(told("on average", &detail), 10, "{detail}");
+    assert_eq!(told("step=9", &detail), 1, "{detail}");
 }
 
 #[test]

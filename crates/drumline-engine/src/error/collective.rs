@@ -74,7 +74,11 @@ impl CollectiveError {
 impl fmt::Display for CollectiveError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let CollectiveError { group, rank, global, sequence, operation, elapsed, cause } = self;
-        write!(f, "group {group:?}, {}: {operation}, call #{sequence}, failed ", global.who(*rank))?;
+        write!(
+            f,
+            "group {group:?}, {}: {operation}, call #{sequence}, failed ",
+            global.who(*rank)
+        )?;
         // A call that never waits does not look at the clock.
         match elapsed.is_zero() {
             true => write!(f, "at once: {cause}")?,
@@ -212,6 +216,12 @@ pub enum Cause {
     },
 }
 
+/// Words of the text of [`Cause::Timeout`], by which other ranks know it.
+const TIME_IS_OVER: &str = "the time limit has passed";
+
+/// The same of [`Cause::Mismatch`].
+const RANKS_DISAGREE: &str = "ranks disagree";
+
 impl Cause {
     /// What a program can tell causes apart by: `peer_exited`. The page of errors in the book has a section
     /// of this name.
@@ -255,6 +265,39 @@ impl Cause {
             | Cause::System { .. }
             | Cause::Backend { .. } => vec![],
         }
+    }
+
+    /// Whether the time limit of a call has passed, on this rank or on the one that reports.
+    ///
+    /// Which rank's time is over first is a matter of chance.
+    ///
+    /// ```
+    /// use drumline::Cause;
+    ///
+    /// let first = Cause::Timeout { waiting_for: vec![2] };
+    /// let told = Cause::Reported { by: 1, culprit: Some(2), text: first.to_string() };
+    /// assert!(first.is_timeout() && told.is_timeout() && !Cause::Aborted.is_timeout());
+    /// ```
+    pub fn is_timeout(&self) -> bool {
+        matches!(self, Cause::Timeout { .. }) || self.is_told_as(TIME_IS_OVER)
+    }
+
+    /// Whether ranks made different calls, as this rank or the one that reports has found.
+    ///
+    /// ```
+    /// use drumline::Cause;
+    ///
+    /// let (theirs, ours) = ("barrier".to_owned(), "scan".to_owned());
+    /// let first = Cause::Mismatch { peer: 0, theirs, ours };
+    /// let told = Cause::Reported { by: 1, culprit: None, text: first.to_string() };
+    /// assert!(first.is_mismatch() && told.is_mismatch() && !Cause::Aborted.is_mismatch());
+    /// ```
+    pub fn is_mismatch(&self) -> bool {
+        matches!(self, Cause::Mismatch { .. }) || self.is_told_as(RANKS_DISAGREE)
+    }
+
+    fn is_told_as(&self, words: &str) -> bool {
+        matches!(self, Cause::Reported { text, .. } if text.contains(words))
     }
 
     /// The other ranks that the error text names, at fault or not.
@@ -320,17 +363,17 @@ impl fmt::Display for Cause {
             ),
             Cause::Mismatch { peer, theirs, ours } if ours.is_empty() => write!(
                 f,
-                "ranks disagree: rank {peer} called {theirs}, and this rank something else; \
+                "{RANKS_DISAGREE}: rank {peer} called {theirs}, and this rank something else; \
                  all ranks must make the same calls in the same order"
             ),
             Cause::Mismatch { peer, theirs, ours } => write!(
                 f,
-                "ranks disagree: rank {peer} called {theirs}, this rank called {ours}; \
+                "{RANKS_DISAGREE}: rank {peer} called {theirs}, this rank called {ours}; \
                  all ranks must make the same calls in the same order"
             ),
             Cause::Timeout { waiting_for } => write!(
                 f,
-                "the time limit has passed without an answer from {}; they are stuck, \
+                "{TIME_IS_OVER} without an answer from {}; they are stuck, \
                  slow or in another call (DRUMLINE_TIMEOUT_S is the limit of calls without one of \
                  their own)",
                 Ranks(waiting_for)

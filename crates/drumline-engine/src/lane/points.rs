@@ -90,7 +90,11 @@ impl Lane {
         for Ended { point, outcome } in ended {
             self.points = self.points.saturating_sub(1);
             let result = match outcome {
-                Outcome::Done => Ok(()),
+                Outcome::Done => {
+                    let time = now.saturating_duration_since(point.started);
+                    self.usage.add_message(&point.call, time);
+                    Ok(())
+                }
                 Outcome::Refused(problem) => {
                     Err(Error::InvalidArgument { operation: point.call.name(), problem })
                 }

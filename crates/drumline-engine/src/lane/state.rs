@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline_schedule::{Chooser, Schedule, Topology, step::Rank};
+use drumline_schedule::{Chooser, Collective, Schedule, Topology, step::Rank};
 
 use super::{
     patience::{Patience, Told},
@@ -21,6 +21,7 @@ use crate::{
     membership::Membership,
     recorder::{Open, Recorder},
     transport::Connections,
+    usage::Usage,
 };
 
 /// See the [module's documentation](super).
@@ -58,8 +59,7 @@ pub struct Lane {
     pub(super) closing: Option<Closing>,
     /// Whether a panic ends the group.
     pub(super) forsaken: bool,
-    /// Time in operations.
-    pub(super) busy: Duration,
+    pub(super) usage: Usage,
     pub(super) recorder: Recorder,
 }
 
@@ -97,6 +97,9 @@ pub(super) struct Running {
     pub(super) patience: Option<Patience>,
     /// How many operations its time stands for.
     pub(super) stands_for: u32,
+    pub(super) collective: Collective,
+    /// Of this rank's buffer.
+    pub(super) bytes: u64,
     /// Ends with the operation.
     pub(super) open: Open,
 }

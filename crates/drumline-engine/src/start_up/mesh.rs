@@ -123,8 +123,8 @@ pub fn parse_addresses<E>(
     };
     if streams != own {
         let problem = format!(
-            "it sends data over {streams} connection(s), this rank over {own}: set \
-             DRUMLINE_STREAMS alike on all ranks"
+            "it sends data over {streams} connection(s), this rank over {own}: name as many \
+             interfaces on all ranks, or set DRUMLINE_STREAMS alike"
         );
         return Err(Failure::by(member, rank, &problem));
     }
@@ -172,19 +172,21 @@ async fn call<W: Outside>(
     channel: Channel,
 ) -> Result<W::Stream, Failure<W::Error>> {
     let give_up = deadline.min(desk.now() + HUNG_UP_MAX);
+    let mut before = String::new();
     loop {
         let call = desk.ask(Ask::Dial { peer, name: name.to_owned(), channel }).await?;
         let Answer::Dialled(dialled) = call else { unreachable!("a call ends as calls do") };
         let problem = match dialled {
             Dialled::Open(stream) => return Ok(stream),
-            Dialled::HungUp(_) if desk.now() < give_up => {
+            Dialled::HungUp(error) if desk.now() < give_up => {
+                before = format!(" (before that, {error})");
                 desk.ask(Ask::Pause(PAUSE)).await?;
                 continue;
             }
             Dialled::Refused(reason) => format!("rank {peer} at unix:@{name}: {reason}"),
             Dialled::HungUp(error) | Dialled::Failed(error) => format!(
-                "cannot connect to rank {peer} at unix:@{name}: {error}; has it exited, or does \
-                 a firewall stand between?"
+                "cannot connect to rank {peer} at unix:@{name}: {error}{before}; has it exited, or \
+                 does a firewall stand between?"
             ),
         };
         return Err(Failure::Connect(problem));

@@ -5,7 +5,7 @@ use std::{net::IpAddr, ops::RangeInclusive, time::Duration};
 use drumline_schedule::SumOrder;
 use drumline_store::auth::{Level, Secret};
 
-use crate::{Config, PriceSource, trace::Trace};
+use crate::{Config, DebugLevel, PriceSource, trace::Trace};
 
 /// Methods by the names of fields, what they take, and what the field becomes of it.
 macro_rules! setters {
@@ -41,6 +41,7 @@ setters! {
     object_bytes_max(usize) = object_bytes_max;
     sum_order(SumOrder) = sum_order;
     warn_after(Duration) = warn_after;
+    debug(DebugLevel) = debug;
     secret(impl Into<Option<Secret>>) = secret.into();
     security(Level) = security;
     trust_store(bool) = trust_store;

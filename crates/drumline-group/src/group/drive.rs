@@ -18,6 +18,7 @@ use drumline_engine::{
     executor::{Now, Progress, Spin},
     lane::Lane,
     transport::Point,
+    usage::Usage,
 };
 use drumline_schedule::price::Prices;
 
@@ -277,9 +278,10 @@ impl Driven {
         }
     }
 
-    /// Time in operations.
-    pub(super) fn busy(&self) -> Duration {
-        self.handoff.drive().busy()
+    /// What calls have taken, and whether one has failed.
+    pub(super) fn usage(&self) -> (Usage, bool) {
+        let lane = self.handoff.drive();
+        (lane.usage().clone(), lane.has_failed())
     }
 
     /// Drives the lane on the caller's thread until `done` or `deadline`. `false`: another thread

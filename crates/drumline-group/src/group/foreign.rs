@@ -24,6 +24,7 @@ use drumline_engine::{
     panics::{panic_text, shielded},
     recorder::{Category, What},
     transport::{Direction, Point},
+    usage::Usage,
 };
 use drumline_schedule::step::Rank;
 
@@ -56,7 +57,7 @@ struct State {
     sequence: u64,
     queues: HashMap<Queue, VecDeque<Task>>,
     ended: Option<Ended>,
-    busy: Duration,
+    usage: Usage,
 }
 
 enum Ended {
@@ -149,9 +150,10 @@ impl Foreign {
         self.enqueue(state, queue, Task::Message(point));
     }
 
-    /// Time in collectives.
-    pub(super) fn busy(&self) -> Duration {
-        self.lock().busy
+    /// What calls have taken, and whether one has failed.
+    pub(super) fn usage(&self) -> (Usage, bool) {
+        let state = self.lock();
+        (state.usage.clone(), matches!(state.ended, Some(Ended::Failed(_))))
     }
 
     /// See [`ProcessGroup::abort`](super::ProcessGroup::abort).
@@ -231,11 +233,12 @@ impl Foreign {
             state.sequence - 1
         };
         let Membership { rank, world_size, digest, .. } = self.member;
+        let bytes = (call.counts.of(rank) * call.dtype.size()) as u64;
         let _open = self.recorder.begin(|| What {
             category: Category::Collective,
             name,
             sequence: Some(sequence),
-            bytes: Some((call.counts.of(rank) * call.dtype.size()) as u64),
+            bytes: Some(bytes),
             ..What::default()
         });
         let started = Instant::now();
@@ -247,7 +250,7 @@ impl Foreign {
                 self.backend.collective(&mut Request { data, input, call })
             })
         });
-        self.lock().busy += started.elapsed();
+        self.lock().usage.of(call.collective).add(bytes, started.elapsed());
         result.map_err(|cause| self.fail(name, signature.0.to_string(), sequence, started, cause))
     }
 
@@ -275,7 +278,12 @@ impl Foreign {
                 point.fill(arrived.from, &arrived.label.0, &arrived.bytes)
             }
         });
-        let sequence = self.lock().sequence;
+        let mut state = self.lock();
+        if result.is_ok() {
+            state.usage.add_message(&point.call, started.elapsed());
+        }
+        let sequence = state.sequence;
+        drop(state);
         result.map_err(|cause| self.fail(call.name(), call.to_string(), sequence, started, cause))
     }
 

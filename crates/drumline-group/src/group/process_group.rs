@@ -11,6 +11,7 @@ use drumline_engine::{
     call::Call,
     membership::Membership,
     transport::Point,
+    usage::Usage,
 };
 use drumline_schedule::step::Rank;
 use drumline_shm::Arena;
@@ -164,9 +165,14 @@ impl ProcessGroup {
     /// # Ok::<_, drumline::Error>(())
     /// ```
     pub fn communication_time(&self) -> Duration {
+        self.usage().0.collective_time()
+    }
+
+    /// What calls have taken, and whether one has failed.
+    pub(super) fn usage(&self) -> (Usage, bool) {
         match &self.inner.carrier {
-            Carrier::Lane(lane) => lane.busy(),
-            Carrier::Backend(backend) => backend.busy(),
+            Carrier::Lane(lane) => lane.usage(),
+            Carrier::Backend(backend) => backend.usage(),
         }
     }
 

@@ -59,11 +59,25 @@ fn owner(stream: &TcpStream) -> io::Result<Option<u32>> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let protocol = Some(netlink::SOCK_DIAG);
     let socket: OwnedFd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
-    retry_on_intr(|| send(&socket, &request, SendFlags::empty()))?;
+    let mut asked = 1;
+    loop {
+        match ask(&socket, &request) {
+            Err(Errno::AGAIN) if asked < ASKED_MAX => asked += 1,
+            answer => return read(&answer?),
+        }
+    }
+}
+
+/// How often the kernel is asked that has no room for the question, or no answer to it.
+const ASKED_MAX: usize = 3;
+
+fn ask(socket: &OwnedFd, request: &[u8]) -> Result<Vec<u8>, Errno> {
+    retry_on_intr(|| send(socket, request, SendFlags::empty()))?;
     // The kernel has answered before it returns from `send`.
-    let mut answer = [0; 512];
-    let (length, _) = retry_on_intr(|| recv(&socket, &mut answer[..], RecvFlags::empty()))?;
-    read(&answer[..length])
+    let mut answer = vec![0; 512];
+    let (length, _) = retry_on_intr(|| recv(socket, &mut answer[..], RecvFlags::empty()))?;
+    answer.truncate(length);
+    Ok(answer)
 }
 
 /// Asks for the socket at `own`, which is connected to `peer`.

@@ -53,6 +53,7 @@ pub struct DistributedSamplerBuilder {
     shuffle: bool,
     seed: u64,
     drop_last: bool,
+    allow_empty: bool,
 }
 
 impl DistributedSampler {
@@ -65,6 +66,7 @@ impl DistributedSampler {
             shuffle: true,
             seed: 0,
             drop_last: false,
+            allow_empty: false,
         }
     }
 
@@ -83,7 +85,7 @@ impl DistributedSampler {
     }
 
     /// How many indices are left for each rank in this epoch. At the start of an epoch it is at
-    /// least one.
+    /// least one, unless [`allow_empty`](DistributedSamplerBuilder::allow_empty) is set.
     #[allow(clippy::len_without_is_empty)] // An epoch that is over has no further use.
     pub fn len(&self) -> usize {
         let DistributedSamplerBuilder { samples, world_size, drop_last, .. } = self.options;
@@ -161,6 +163,23 @@ impl DistributedSamplerBuilder {
         self
     }
 
+    /// Whether ranks may get no sample at all, as in torch: of an empty data set, or where
+    /// [`drop_last`](Self::drop_last) leaves fewer samples than ranks. `false` unless set: that is
+    /// an error then, because nothing would be trained.
+    ///
+    /// ```
+    /// use drumline::sampler::DistributedSampler;
+    ///
+    /// let nothing = || DistributedSampler::builder(0, 2, 0);
+    /// assert!(nothing().build().is_err());
+    /// assert_eq!(nothing().allow_empty(true).build()?.iter().count(), 0);
+    /// # Ok::<_, drumline::train::Error>(())
+    /// ```
+    pub fn allow_empty(mut self, allow_empty: bool) -> Self {
+        self.allow_empty = allow_empty;
+        self
+    }
+
     /// Checks the settings and makes the sampler, at epoch 0.
     ///
     /// # Errors
@@ -171,10 +190,10 @@ impl DistributedSamplerBuilder {
         let invalid =
             |problem| Err(Error::InvalidArgument { operation: "DistributedSampler", problem });
         check_rank("DistributedSampler", self.world_size, self.rank)?;
-        if self.samples == 0 {
+        if self.samples == 0 && !self.allow_empty {
             return invalid("the data set is empty; nothing can be sampled from it".into());
         }
-        if self.drop_last && self.samples < self.world_size {
+        if self.drop_last && self.samples < self.world_size && !self.allow_empty {
             return invalid(format!(
                 "drop_last would drop all {} samples, because there are {} ranks; use fewer \
                  ranks, more samples, or drop_last(false)",

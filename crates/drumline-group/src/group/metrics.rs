@@ -1,0 +1,76 @@
+//! What the calls of groups have taken, as text for Prometheus.
+
+use std::fmt::Write;
+
+use drumline_engine::usage::Calls;
+
+use super::ProcessGroup;
+
+/// How often these groups were asked for each operation on this rank, with how many bytes and for how long,
+/// in the text format of Prometheus: hand it out where your program is scraped.
+///
+/// | metric | what |
+/// |---|---|
+/// | `drumline_calls_total` | calls that have ended; of messages, those that have arrived or left |
+/// | `drumline_bytes_total` | bytes of this rank's buffers in these calls |
+/// | `drumline_seconds_total` | their time, waiting for other ranks included. Of short calls that need not wait for long, one in 64 is timed and counts for all |
+/// | `drumline_group_failed` | 1 after a failure, which poisons the group; else 0 |
+///
+/// Labels are `group`, `rank` (in the group) and `operation`. Groups count always, so nothing needs to be
+/// switched on.
+///
+/// ```
+/// # use drumline_group as drumline;
+/// use drumline::{ProcessGroup, ReduceOp, metrics_text};
+///
+/// let group = ProcessGroup::alone();
+/// group.all_reduce(&mut [1.0_f32; 100], ReduceOp::Sum)?;
+/// group.all_reduce(&mut [1.0_f32; 100], ReduceOp::Sum)?;
+/// let text = metrics_text([&group]);
+/// let labels = format!(r#"group="{}",rank="0",operation="all_reduce""#, group.name());
+/// assert!(text.contains(&format!("drumline_calls_total{{{labels}}} 2\n")));
+/// assert!(text.contains(&format!("drumline_bytes_total{{{labels}}} 800\n")));
+/// # Ok::<_, drumline::Error>(())
+/// ```
+pub fn metrics_text<'a>(groups: impl IntoIterator<Item = &'a ProcessGroup>) -> String {
+    let groups: Vec<_> = groups
+        .into_iter()
+        .map(|group| {
+            let name = escaped(&group.inner.member.name);
+            (format!("group=\"{name}\",rank=\"{}\"", group.rank()), group.usage())
+        })
+        .collect();
+    let mut text = String::new();
+    // Writing to a string does not fail.
+    for (name, help, value) in COUNTERS {
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} counter");
+        for (labels, (usage, _)) in &groups {
+            for (operation, calls) in usage.by_name() {
+                let value = value(&calls);
+                let _ = writeln!(text, "{name}{{{labels},operation=\"{operation}\"}} {value}");
+            }
+        }
+    }
+    let name = "drumline_group_failed";
+    let _ = writeln!(text, "# HELP {name} Whether a call has failed.\n# TYPE {name} gauge");
+    for (labels, (_, has_failed)) in &groups {
+        let _ = writeln!(text, "{name}{{{labels}}} {}", u8::from(*has_failed));
+    }
+    text
+}
+
+/// Name, explanation, value.
+type Counter = (&'static str, &'static str, fn(&Calls) -> String);
+
+const COUNTERS: [Counter; 3] = [
+    ("drumline_calls_total", "Calls that have ended.", |calls| calls.ended.to_string()),
+    ("drumline_bytes_total", "Bytes of this rank's buffers.", |calls| calls.bytes.to_string()),
+    ("drumline_seconds_total", "Time in calls, waiting included.", |calls| {
+        calls.time.as_secs_f64().to_string()
+    }),
+];
+
+/// As the format wants the values of labels.
+fn escaped(label: &str) -> String {
+    label.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
+}

@@ -1,0 +1,35 @@
+"""Runs an example on one backend after another: ``python on_each_backend.py drumline,gloo PROGRAM ARGS ...``.
+
+The word BACKEND among the arguments stands for the name. Libraries take long to import: so it is done once.
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+
+
+def main() -> None:
+    backends, program, *arguments = sys.argv[1:]
+    for backend in backends.split(","):
+        print(f"on {backend}:", flush=True)
+        sys.argv = [program, *(argument.replace("BACKEND", backend) for argument in arguments)]
+        runpy.run_path(program, run_name="__main__")
+        forget()
+    # Threads of gloo's outlive its groups; one that wants the interpreter at its end aborts this.
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def forget() -> None:
+    """accelerate keeps the first group of a process in mind."""
+    if "accelerate" in sys.modules:
+        from accelerate.state import AcceleratorState, GradientState
+
+        AcceleratorState._reset_state(True)
+        GradientState._reset_state()
+
+
+if __name__ == "__main__":
+    main()
