@@ -91,7 +91,7 @@ impl Plan {
             None => agree_on_secret(&tcp, tcp.name())?,
         };
         let claimed = self.host == StoreHost::RankZero;
-        Ok(Rendezvous::in_own_store(tcp, (self.rank, self.world_size), secret, claimed))
+        Ok(Rendezvous::in_own_store(tcp, (self.rank, self.world_size), secret, claimed, config))
     }
 
     /// The store, behind the secret if there is one and whoever hosts it knows of secrets.
