@@ -14,6 +14,7 @@ mod ddp;
 mod error;
 mod foreign_store;
 mod group;
+mod job_store;
 mod launch;
 mod memory;
 mod registered;
@@ -37,6 +38,7 @@ mod _core {
             DrumlineError, NotBroughtError, PoisonedError, StoreError, StoreTimeoutError,
         },
         group::Group,
+        job_store::JobStore,
         launch::main,
         memory::supports,
         registered::Registered,
