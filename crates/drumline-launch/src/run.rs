@@ -17,12 +17,15 @@ use crate::{
     environment::{self, Inherited, Rendezvous},
     events::{Events, Source},
     job::Job,
+    keeper::Keeper,
+    limits,
     output::Console,
     program,
     report::{self, Fate},
     secret::JobSecret,
     signals::Signals,
     supervisor::{Event, Order, Policy, Supervisor, Verdict, ends_a_job},
+    sweep, waits,
     worker::Worker,
 };
 
@@ -30,8 +33,9 @@ use crate::{
 /// 0 if all workers exited with 0, the code of the worker that failed first, or 128 + the number of
 /// the signal that stopped the launcher.
 ///
-/// No worker is left when this returns. The command in [`Job::relaunch`] must answer to
-/// [`EXEC_SUBCOMMAND`](crate::EXEC_SUBCOMMAND) by calling [`exec_as_worker`](crate::exec_as_worker).
+/// No worker is left when this returns, nor anything that one has started. The command in
+/// [`Job::relaunch`] must answer to [`KEEP_SUBCOMMAND`](crate::KEEP_SUBCOMMAND) by calling
+/// [`keep`](crate::keep()).
 ///
 /// # Errors
 ///
@@ -40,18 +44,19 @@ use crate::{
 pub fn run(job: &Job) -> Result<u8> {
     let ranks = job.nproc_per_node.get();
     let program = program::resolve(&job.program, std::env::var_os("PATH"))?;
+    limits::raise();
+    // The keeper, and through it every worker, inherits the file with the secret.
     let secret = JobSecret::for_workers()?;
+    let mut keeper = Keeper::start(job)?;
     // The stores start before the first worker and end after the last: no port is guessed twice.
     let run_id = new_run_id();
     let store = Endpoint::Unix(format!("drumline-run-{run_id}"));
     let config = Config::from_env()?;
+    let level = job.security.unwrap_or(config.security);
     let bytes_max = config.store_bytes_max;
     let serve = |door| TcpStoreServer::open(&[door], bytes_max);
-    let _store = serve(Door::Secured {
-        endpoint: store.clone(),
-        secret: secret.secret().clone(),
-        level: config.security,
-    })?;
+    let _store =
+        serve(Door::Secured { endpoint: store.clone(), secret: secret.secret().clone(), level })?;
     let torch_store = job
         .torch_store
         .map(|port| {
@@ -76,32 +81,35 @@ pub fn run(job: &Job) -> Result<u8> {
     let mut signals = Signals::listen()?;
     let events = Events::new()?;
     events.add(signals.ready(), Source::Signals)?;
+    events.add(&keeper, Source::Channel)?;
     let mut console = Console::open(ranks, job.labels_stdout)?;
     let columns = console.columns().map(|n| (environment::TERMINAL_COLUMNS, n.to_string()));
 
     let started = Instant::now();
     let mut workers = Vec::with_capacity(ranks);
-    for rank in 0..ranks {
-        let variables = environment::worker(job, &rendezvous, rank, &inherited);
-        let variables = variables.into_iter().chain(columns.clone());
-        let (worker, streams) = Worker::spawn(job, &program, variables)?;
-        events.add(worker.pidfd(), Source::Worker(rank))?;
-        console.attach(streams)?;
-        workers.push(worker);
-    }
-    let supervisor = supervise(job.policy, started, &workers, &events, &mut signals, &mut console)?;
+    let mut start_and_supervise = || {
+        for rank in 0..ranks {
+            let variables = environment::worker(job, &rendezvous, rank, &inherited);
+            let variables = variables.into_iter().chain(columns.clone());
+            let (worker, streams) = keeper.spawn(job, &program, variables)?;
+            workers.push(worker);
+            console.attach(streams)?;
+        }
+        supervise(job.policy, started, &workers, &mut keeper, &events, &mut signals, &mut console)
+    };
+    let (supervisor, waits) = start_and_supervise().inspect_err(|_| sweep::end_trees(&workers))?;
+    let left = keeper.finish()?;
 
-    let pids: Vec<_> = workers.iter().map(Worker::pid).collect();
-    drop(workers);
     let verdict = supervisor.verdict().unwrap_or(Verdict::Success);
     if finish_output(&events, &mut signals, &mut console)? {
-        let fates = pids.into_iter().zip(supervisor.exits());
-        let fates: Vec<_> = fates.map(|(pid, exit)| Fate { pid, exit }).collect();
+        let fates = workers.iter().zip(supervisor.exits()).zip(waits);
+        let fates = fates.map(|((worker, exit), waits)| Fate { pid: worker.pid(), exit, waits });
+        let fates: Vec<_> = fates.collect();
         let tail = match verdict {
             Verdict::Failed { worker } => console.tail(worker),
             Verdict::Success | Verdict::Stopped(_) => Vec::new(),
         };
-        console.report(&report::render(verdict, &fates, &tail));
+        console.report(&report::render(verdict, &fates, &tail, &left));
     }
     Ok(match verdict {
         Verdict::Success => 0,
@@ -113,16 +121,20 @@ pub fn run(job: &Job) -> Result<u8> {
     })
 }
 
-/// Feeds the state machine until it has a verdict.
+/// Feeds the state machine until it has a verdict. Returns also where each rank that had to be killed
+/// waited, in lines.
 fn supervise(
     policy: Policy,
     started: Instant,
     workers: &[Worker],
+    keeper: &mut Keeper,
     events: &Events,
     signals: &mut Signals,
     console: &mut Console,
-) -> Result<Supervisor> {
+) -> Result<(Supervisor, Vec<Vec<String>>)> {
+    let mut waits = vec![Vec::new(); workers.len()];
     let mut supervisor = Supervisor::new(workers.len(), policy);
+    supervisor.handle(started.elapsed(), Event::Exited(&keeper.early_exits()));
     while supervisor.verdict().is_none() {
         let timeout = supervisor.deadline().map(|at| at.saturating_sub(started.elapsed()));
         let ready = events.wait(timeout)?;
@@ -133,11 +145,15 @@ fn supervise(
             let was_ending = supervisor.deadline().is_some();
             if signal == Signal::TSTP {
                 // The ranks stop too: nobody would read their pipes behind a stopped launcher.
-                carry_out(&supervisor.handle(now, Event::Signal(Signal::STOP)), workers);
+                carry_out(
+                    &supervisor.handle(now, Event::Signal(Signal::STOP)),
+                    workers,
+                    &mut waits,
+                );
                 stop_myself();
                 continue;
             }
-            carry_out(&supervisor.handle(now, Event::Signal(signal)), workers);
+            carry_out(&supervisor.handle(now, Event::Signal(signal)), workers, &mut waits);
             if !was_ending && supervisor.deadline().is_some() {
                 console.note(&format!(
                     "{} passed on to the ranks; those still running in {:?} will be killed \
@@ -148,23 +164,20 @@ fn supervise(
             }
         }
 
-        let mut exited = Vec::new();
-        for source in ready {
-            if let Source::Worker(rank) = source
-                && let Some(worker) = workers.get(rank)
-                && let Some(ending) = worker.ending()?
-            {
-                events.remove(worker.pidfd())?;
-                exited.push((rank, ending));
-            }
-        }
-        carry_out(&supervisor.handle(now, Event::Exited(&exited)), workers);
-        carry_out(&supervisor.handle(now, Event::Tick), workers);
+        let exited = ready.contains(&Source::Channel).then(|| keeper.next_exit()).transpose()?;
+        carry_out(&supervisor.handle(now, Event::Exited(exited.as_slice())), workers, &mut waits);
+        carry_out(&supervisor.handle(now, Event::Tick), workers, &mut waits);
     }
-    Ok(supervisor)
+    Ok((supervisor, waits))
 }
 
-fn carry_out(orders: &[Order], workers: &[Worker]) {
+/// Sends the signals. Before ranks are killed, notes in `waits` where they are.
+fn carry_out(orders: &[Order], workers: &[Worker], waits: &mut [Vec<String>]) {
+    let killed = orders.iter().filter(|order| order.signal == Signal::KILL);
+    let killed = killed.filter_map(|order| Some((order.worker, workers.get(order.worker)?.pid())));
+    for (rank, lines) in waits::of(killed.collect()) {
+        waits[rank] = lines;
+    }
     for order in orders {
         if let Some(worker) = workers.get(order.worker) {
             worker.signal(order.signal);

@@ -65,6 +65,44 @@ fn restartable_sequences_are_disabled_only_on_request() {
 }
 
 #[test]
+fn the_security_level_is_that_of_the_flag_else_that_of_the_environment() {
+    let script = "echo ${DRUMLINE_SECURITY-none}";
+    for (options, variable, told) in [
+        (&[][..], None, "none"),
+        (&[], Some("integrity"), "integrity"),
+        (&["--security", "tls"], None, "tls"),
+        (&["--security=auth"], Some("integrity"), "auth"),
+    ] {
+        let mut launch = Launch::new(options.iter().chain(&["sh", "-c", script]));
+        if let Some(value) = variable {
+            launch = launch.variable("DRUMLINE_SECURITY", value);
+        }
+        let ended = launch.start().end();
+        let expected = format!("[0] {told}");
+        assert_eq!(ended.sorted_stdout(), [expected], "{options:?}: {}", ended.stderr);
+    }
+    let mut launch = job(&["--security", "integrity"]).start();
+    launch.wait_for("sum 3", 3);
+    launch.signal(Signal::TERM);
+    assert_eq!(launch.end().code, 128 + 15);
+}
+
+#[test]
+fn a_low_soft_limit_of_descriptors_is_raised_to_the_hard_one() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -Sn 64; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_drumline"), "run"]);
+    // 40 ranks have 80 pipes.
+    let args = ["--nproc-per-node", "40", "sh", "-c", "echo $(ulimit -Sn) $(ulimit -Hn)"];
+    let ended = Launch::new(args).start_as(command).end();
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""));
+    for lines in ended.lines_by_rank().values() {
+        let (soft, hard) = lines[0].trim().split_once(' ').unwrap();
+        let hard: u64 = hard.parse().unwrap_or(u64::MAX);
+        assert_eq!(soft.parse::<u64>().unwrap(), hard.min(512 * 1024), "{lines:?}");
+    }
+}
+
+#[test]
 fn the_users_number_of_threads_is_kept() {
     let launch = Launch::new(["--nproc-per-node", "2", "sh", "-c", "echo $OMP_NUM_THREADS"]);
     let ended = launch.variable("OMP_NUM_THREADS", "5").start().end();
@@ -187,6 +225,42 @@ fn who_ignores_sigterm_is_killed() {
     assert_eq!(*ended.report().last().unwrap(), "drumline: ended the other ranks: 0 (SIGKILL)");
 }
 
+/// Rank 0 hangs behind a wrapper: one thread reads a pipe that nobody writes to, two sleep.
+#[test]
+fn a_rank_that_hangs_tells_where_before_it_is_killed() {
+    let hangs = "import os, signal, threading, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for _ in range(2): threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+reader, writer = os.pipe()
+print('pipe', reader, flush=True)
+os.read(reader, 1)";
+    let ready = TempDir::new().unwrap();
+    let file = ready.path().join("ready");
+    let script = format!(
+        "if [ $RANK = 0 ]; then trap '' TERM; python3 -c \"$1\" | tee {0}; exit; fi
+         while ! grep -q pipe {0}; do sleep 0.01; done 2>/dev/null; exit 3",
+        file.display()
+    );
+    let args = ["--nproc-per-node", "2", "--", "sh", "-c", &script, "sh", hangs];
+    let ended = Launch::new(args).start().end();
+    assert_eq!(ended.code, 3);
+    let pipe = fs::read_to_string(&file).unwrap();
+    let pipe = pipe.trim().trim_start_matches("pipe ");
+
+    let report = ended.report();
+    let first = report.iter().position(|line| line.starts_with("drumline: rank 0 (pid ")).unwrap();
+    assert!(report[first].ends_with(") did not end; before SIGKILL:"), "{report:?}");
+    let waits = &report[first + 1..report.len() - 2];
+    assert!(waits.iter().all(|line| line.starts_with("    ")), "{report:?}");
+    let has =
+        |parts: &[&str]| waits.iter().any(|line| parts.iter().all(|part| line.contains(part)));
+    assert!(has(&["python3 (", &format!("waits in read({pipe} = pipe:[")]), "{report:?}");
+    assert!(has(&["): waits in ", "sleep"]), "the other threads: {report:?}");
+    assert!(has(&["sh (", "): waits in wait4"]), "the wrapper: {report:?}");
+    assert!(report[report.len() - 2].contains("py-spy dump --pid"), "{report:?}");
+    assert_eq!(*report.last().unwrap(), "drumline: ended the other ranks: 0 (SIGKILL)");
+}
+
 #[test]
 fn signals_to_the_launcher_reach_the_ranks_and_end_the_job() {
     for (name, signal, code) in [("INT", Signal::INT, 130), ("TERM", Signal::TERM, 143)] {
@@ -280,16 +354,100 @@ fn what_workers_leave_behind_is_killed() {
     }
 }
 
+/// What a rank runs that leaves processes behind: below a wrapper, in a session of its own, and with no
+/// parent that lives.
+const ESCAPES: &str = "setsid sh -c 'sleep 1001 & exec sleep 1002' &
+    (setsid sh -c 'sleep 1003 & echo away' &)
+    sh -c 'python3 -c \"import time; print(\\\"wrapped\\\", flush=True); time.sleep(1004)\"; true' &";
+
 #[test]
-fn a_process_that_left_its_group_cannot_hold_up_the_launcher() {
-    let mut launch = Launch::script(1, "setsid sleep 1000 & echo $!; sleep 0.2");
-    launch.wait_for("\n", 1);
-    let pid = String::from_utf8(launch.printed.clone()).unwrap();
-    let escaped = Pid::from_raw(pid.trim_start_matches("[0] ").trim().parse().unwrap()).unwrap();
+fn what_is_left_behind_is_ended_and_named_wherever_it_has_gone() {
+    let script = format!("{ESCAPES}\necho $$; while [ ! -e go ]; do sleep 0.01; done");
+    let mut launch = Launch::script(1, &script);
+    launch.wait_for("away", 1);
+    launch.wait_for("wrapped", 1);
+    let mut stranger = Command::new("sleep").arg("1000").spawn().unwrap();
+    fs::write(launch.directory.path().join("go"), "").unwrap();
     let code = launch.wait();
-    let _ = kill_process(escaped, Signal::KILL);
-    assert_eq!(code, 0);
-    launch.end();
+    fs::remove_file(launch.directory.path().join("go")).unwrap();
+    assert_eq!(stranger.try_wait().unwrap(), None, "a process of somebody else is killed");
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
+    // `end` checks that nothing is left.
+    let ended = launch.end();
+    assert_eq!(code, 0, "{}", ended.stderr);
+    let told = ended.report();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(told[0].starts_with("drumline: ended 5 processes that the ranks had left behind: "));
+    assert!(told[0].matches("sleep (pid ").count() == 3 && told[0].contains("python3 (pid "));
+}
+
+/// Such as the helpers of Python's `multiprocessing`.
+#[test]
+fn what_ends_by_itself_after_its_rank_is_left_alone() {
+    let program = "import os, subprocess
+reader, writer = os.pipe()
+helper = f'cat <&{reader}; echo cleaned'
+subprocess.Popen(['setsid', 'sh', '-c', helper], pass_fds=[reader])";
+    let ended = Launch::new(["python3", "-c", program]).start().end();
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""));
+    assert_eq!(ended.sorted_stdout(), ["[0] cleaned"]);
+}
+
+#[test]
+fn nothing_outlives_a_launcher_that_is_killed() {
+    let mut launch = Launch::script(2, &format!("{ESCAPES}\nwait"));
+    launch.wait_for("away", 2);
+    launch.wait_for("wrapped", 2);
+    let mut stranger = Command::new("sleep").arg("1000").spawn().unwrap();
+    launch.signal(Signal::KILL);
+    // `end` checks that nothing is left.
+    assert_eq!(launch.end().code, 128 + 9);
+    assert_eq!(stranger.try_wait().unwrap(), None, "a process of somebody else is killed");
+    stranger.kill().unwrap();
+    stranger.wait().unwrap();
+}
+
+#[test]
+fn a_keeper_that_is_killed_is_told_of_and_nothing_goes_on() {
+    let script = "sh -c 'setsid sleep 1000; true' & echo ready $PPID; wait";
+    let mut launch = Launch::script(1, script);
+    launch.wait_for("ready", 1);
+    launch.wait_for("\n", 1);
+    let printed = String::from_utf8(launch.printed.clone()).unwrap();
+    let keeper: i32 = printed.trim_start_matches("[0] ready ").trim().parse().unwrap();
+    assert_ne!(keeper, launch.child.id() as i32);
+    kill_process(Pid::from_raw(keeper).unwrap(), Signal::KILL).unwrap();
+    let ended = launch.end();
+    assert_eq!(ended.code, 1);
+    assert!(ended.stderr.contains(&format!("keeper (pid {keeper})")), "{}", ended.stderr);
+    assert!(ended.stderr.contains("SIGKILL"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_signal_to_all_processes_of_a_job_ends_it_as_one_to_the_launcher() {
+    let mut launch = Launch::script(2, "echo ready $PPID; exec sleep 1000");
+    launch.wait_for("\n", 2);
+    let printed = String::from_utf8(launch.printed.clone()).unwrap();
+    let keeper = printed.split_whitespace().last().unwrap().parse().unwrap();
+    for signal in [Signal::TERM, Signal::HUP, Signal::INT, Signal::USR1, Signal::TSTP] {
+        kill_process(Pid::from_raw(keeper).unwrap(), signal).unwrap();
+    }
+    launch.signal(Signal::TERM);
+    let ended = launch.end();
+    assert_eq!(ended.code, 128 + 15, "{}", ended.stderr);
+    assert!(ended.stderr.contains("ended the ranks: 0-1 (SIGTERM)"), "{}", ended.stderr);
+}
+
+#[test]
+fn a_script_without_an_interpreter_runs_as_in_a_shell() {
+    let directory = TempDir::new().unwrap();
+    let script = directory.path().join("train");
+    fs::write(&script, "echo $RANK $1\n").unwrap();
+    assert!(Command::new("chmod").arg("+x").arg(&script).status().unwrap().success());
+    let ended = Launch::new([script.as_os_str(), "x".as_ref()]).start().end();
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""));
+    assert_eq!(ended.sorted_stdout(), ["[0] 0 x"]);
 }
 
 #[test]
@@ -300,15 +458,6 @@ fn a_rank_that_joins_another_process_group_is_signalled() {
     launch.wait_for("ready", 1);
     launch.signal(Signal::TERM);
     assert_eq!(launch.end().code, 128 + 15);
-}
-
-#[test]
-fn no_worker_outlives_a_launcher_that_is_killed() {
-    let mut launch = Launch::script(3, "echo ready; exec sleep 1000");
-    launch.wait_for("ready", 3);
-    launch.signal(Signal::KILL);
-    // `end` checks that no worker is left.
-    assert_eq!(launch.end().code, 128 + 9);
 }
 
 #[test]
@@ -342,7 +491,7 @@ fn a_program_that_cannot_be_run_is_named_once_before_anything_starts() {
 }
 
 #[test]
-fn a_missing_interpreter_is_told_by_the_rank() {
+fn a_missing_interpreter_is_told() {
     let directory = TempDir::new().unwrap();
     let script = directory.path().join("train");
     fs::write(&script, "#!/no/such/interpreter\n").unwrap();
@@ -527,6 +676,7 @@ impl Launch {
             .env_remove("GLIBC_TUNABLES")
             .env_remove("DRUMLINE_DISABLE_RSEQ")
             .env_remove("RUST_LOG")
+            .env_remove("DRUMLINE_SECURITY")
             .env_remove("DRUMLINE_SECRET")
             .env_remove("DRUMLINE_SECRET_FILE")
             .env("TMPDIR", self.directory.path())
@@ -584,7 +734,7 @@ impl Started {
         use std::os::unix::process::ExitStatusExt;
         while self.is_running() {
             if self.started.elapsed() > HANG {
-                // The kernel ends the workers.
+                // Its keeper ends the workers.
                 self.child.kill().unwrap();
                 panic!("the launcher hangs");
             }
