@@ -143,6 +143,8 @@ def page() -> str:
         "A setting is a variable of the environment, a method of `Config` in Rust, and mostly an argument of",
         "`drumline.init_process_group` in Python. An argument wins over the variable. `drumline run` and torchrun",
         "pass the variables on to their ranks. A value that cannot be understood is an error that names the variable.",
+        "In Rust `Config` also comes from a file, by serde: `timeout_s` there is `DRUMLINE_TIMEOUT_S` here, and so on.",
+        "Secrets stay out of it.",
         "",
         "## Of a group",
         "",

@@ -1,6 +1,7 @@
 """Runs an example on one backend after another: ``python on_each_backend.py drumline,gloo PROGRAM ARGS ...``.
 
 The word BACKEND among the arguments stands for the name. Libraries take long to import: so it is done once.
+Name each backend once: gloo hangs if a job makes its group a second time.
 """
 
 from __future__ import annotations
