@@ -40,6 +40,9 @@
 //! | SIGUSR1, SIGUSR2, Ctrl-Z | passes them on; the job goes on, or stops and continues | |
 //! | SIGKILL to the launcher | nothing any more: the kernel kills the workers | 137 |
 //!
+//! Before it sends SIGKILL the launcher looks in `/proc` where each thread of the rank waits: in which
+//! system call, on which file or socket, in which function of the kernel. The report says so.
+//!
 //! At the end the launcher also kills the processes that the workers have started and left behind in
 //! their process groups. It cannot reach a process that has left its group (`setsid`). If the launcher
 //! itself is killed by SIGKILL, the children of the workers live on.
@@ -59,12 +62,14 @@ mod events;
 mod job;
 mod lines;
 mod output;
+mod processes;
 mod program;
 mod report;
 mod run;
 mod secret;
 mod signals;
 pub mod supervisor;
+mod waits;
 mod worker;
 
 pub use ending::Ending;

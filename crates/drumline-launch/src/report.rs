@@ -11,11 +11,13 @@ use crate::{
 };
 
 /// How one rank ended.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Fate {
     pub(crate) pid: Pid,
     /// `None` if the process outlived SIGKILL.
     pub(crate) exit: Option<Exit>,
+    /// Where its threads waited when it had to be killed: lines.
+    pub(crate) waits: Vec<String>,
 }
 
 /// The text for stderr: nothing after a success. `tail` holds the last stderr lines of the rank that
@@ -31,7 +33,7 @@ pub(crate) fn render(verdict: Verdict, ranks: &[Fate], tail: &[Vec<u8>]) -> Vec<
         }
         Verdict::Failed { worker } => {
             failed = Some(worker);
-            if let Some(&Fate { pid, exit: Some(exit) }) = ranks.get(worker) {
+            if let Some(&Fate { pid, exit: Some(exit), .. }) = ranks.get(worker) {
                 let what = match exit.ending {
                     Ending::Code(code) => format!("exited with code {code}"),
                     Ending::Signal { number, .. } => {
@@ -60,10 +62,33 @@ pub(crate) fn render(verdict: Verdict, ranks: &[Fate], tail: &[Vec<u8>]) -> Vec<
         bytes.extend_from_slice(line);
         bytes.push(b'\n');
     }
+    bytes.extend_from_slice(waits(ranks).as_bytes());
     let others = ranks.iter().enumerate().filter(|(rank, _)| Some(*rank) != failed);
     let ended = if failed.is_some() { "ended the other ranks" } else { "ended the ranks" };
     bytes.extend_from_slice(fates(others, ended).as_bytes());
     bytes
+}
+
+/// Where the ranks waited that had to be killed. One that ended just before it was killed is none of them.
+fn waits(ranks: &[Fate]) -> String {
+    let mut text = String::new();
+    for (rank, Fate { pid, exit, waits }) in ranks.iter().enumerate() {
+        let killed = Ending::Signal { number: Signal::KILL.as_raw(), core_dumped: false };
+        if waits.is_empty() || exit.is_some_and(|exit| exit.ending != killed) {
+            continue;
+        }
+        let _ = writeln!(text, "drumline: rank {rank} (pid {pid}) did not end; before SIGKILL:");
+        for line in waits {
+            let _ = writeln!(text, "    {line}");
+        }
+    }
+    if !text.is_empty() {
+        text.push_str(
+            "drumline: hint: a larger --kill-after leaves time to look at such a rank, with gdb -p PID or \
+             py-spy dump --pid PID\n",
+        );
+    }
+    text
 }
 
 /// The likely cause of a death by signal, and what to look at.
@@ -181,6 +206,7 @@ mod tests {
         let rank = |(i, exit): (usize, &Option<(Ending, Option<Signal>)>)| Fate {
             pid: Pid::from_raw(100 + i as i32).unwrap(),
             exit: exit.map(|(ending, told)| Exit { ending, at, told }),
+            waits: Vec::new(),
         };
         exits.iter().enumerate().map(rank).collect()
     }
@@ -236,6 +262,23 @@ mod tests {
         assert!(report.starts_with("drumline: rank 0 (pid 100) was killed by signal 9 (SIGKILL)"));
         assert!(report.contains("dmesg") && report.contains("nothing to its stderr"), "{report}");
         assert!(!report.contains("other ranks"), "{report}");
+    }
+
+    #[test]
+    fn where_ranks_waited_is_told_of_those_that_did_not_end_by_themselves() {
+        let told = Some(Signal::KILL);
+        let ended = [Some((signal(9), told)), Some((Ending::Code(0), told)), None];
+        let mut ranks = ranks(&ended);
+        for rank in &mut ranks {
+            rank.waits = vec![format!("python3 ({}): waits in futex", rank.pid)];
+        }
+        let report = text(Verdict::Stopped(Signal::TERM), &ranks, &[]);
+        let told: Vec<&str> = report.lines().skip(1).take(5).collect();
+        assert_eq!(told[0], "drumline: rank 0 (pid 100) did not end; before SIGKILL:");
+        assert_eq!(told[1], "    python3 (100): waits in futex");
+        assert_eq!(told[2], "drumline: rank 2 (pid 102) did not end; before SIGKILL:");
+        assert_eq!(told[3], "    python3 (102): waits in futex");
+        assert!(told[4].starts_with("drumline: hint: ") && told[4].contains("py-spy"), "{report}");
     }
 
     #[test]

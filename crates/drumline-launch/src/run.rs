@@ -23,6 +23,7 @@ use crate::{
     secret::JobSecret,
     signals::Signals,
     supervisor::{Event, Order, Policy, Supervisor, Verdict, ends_a_job},
+    waits,
     worker::Worker,
 };
 
@@ -89,14 +90,15 @@ pub fn run(job: &Job) -> Result<u8> {
         console.attach(streams)?;
         workers.push(worker);
     }
-    let supervisor = supervise(job.policy, started, &workers, &events, &mut signals, &mut console)?;
+    let (supervisor, waits) =
+        supervise(job.policy, started, &workers, &events, &mut signals, &mut console)?;
 
     let pids: Vec<_> = workers.iter().map(Worker::pid).collect();
     drop(workers);
     let verdict = supervisor.verdict().unwrap_or(Verdict::Success);
     if finish_output(&events, &mut signals, &mut console)? {
-        let fates = pids.into_iter().zip(supervisor.exits());
-        let fates: Vec<_> = fates.map(|(pid, exit)| Fate { pid, exit }).collect();
+        let fates = pids.into_iter().zip(supervisor.exits()).zip(waits);
+        let fates: Vec<_> = fates.map(|((pid, exit), waits)| Fate { pid, exit, waits }).collect();
         let tail = match verdict {
             Verdict::Failed { worker } => console.tail(worker),
             Verdict::Success | Verdict::Stopped(_) => Vec::new(),
@@ -113,7 +115,8 @@ pub fn run(job: &Job) -> Result<u8> {
     })
 }
 
-/// Feeds the state machine until it has a verdict.
+/// Feeds the state machine until it has a verdict. Returns also where each rank that had to be killed
+/// waited, in lines.
 fn supervise(
     policy: Policy,
     started: Instant,
@@ -121,7 +124,8 @@ fn supervise(
     events: &Events,
     signals: &mut Signals,
     console: &mut Console,
-) -> Result<Supervisor> {
+) -> Result<(Supervisor, Vec<Vec<String>>)> {
+    let mut waits = vec![Vec::new(); workers.len()];
     let mut supervisor = Supervisor::new(workers.len(), policy);
     while supervisor.verdict().is_none() {
         let timeout = supervisor.deadline().map(|at| at.saturating_sub(started.elapsed()));
@@ -133,11 +137,15 @@ fn supervise(
             let was_ending = supervisor.deadline().is_some();
             if signal == Signal::TSTP {
                 // The ranks stop too: nobody would read their pipes behind a stopped launcher.
-                carry_out(&supervisor.handle(now, Event::Signal(Signal::STOP)), workers);
+                carry_out(
+                    &supervisor.handle(now, Event::Signal(Signal::STOP)),
+                    workers,
+                    &mut waits,
+                );
                 stop_myself();
                 continue;
             }
-            carry_out(&supervisor.handle(now, Event::Signal(signal)), workers);
+            carry_out(&supervisor.handle(now, Event::Signal(signal)), workers, &mut waits);
             if !was_ending && supervisor.deadline().is_some() {
                 console.note(&format!(
                     "{} passed on to the ranks; those still running in {:?} will be killed \
@@ -158,13 +166,19 @@ fn supervise(
                 exited.push((rank, ending));
             }
         }
-        carry_out(&supervisor.handle(now, Event::Exited(&exited)), workers);
-        carry_out(&supervisor.handle(now, Event::Tick), workers);
+        carry_out(&supervisor.handle(now, Event::Exited(&exited)), workers, &mut waits);
+        carry_out(&supervisor.handle(now, Event::Tick), workers, &mut waits);
     }
-    Ok(supervisor)
+    Ok((supervisor, waits))
 }
 
-fn carry_out(orders: &[Order], workers: &[Worker]) {
+/// Sends the signals. Before ranks are killed, notes in `waits` where they are.
+fn carry_out(orders: &[Order], workers: &[Worker], waits: &mut [Vec<String>]) {
+    let killed = orders.iter().filter(|order| order.signal == Signal::KILL);
+    let killed = killed.filter_map(|order| Some((order.worker, workers.get(order.worker)?.pid())));
+    for (rank, lines) in waits::of(killed.collect()) {
+        waits[rank] = lines;
+    }
     for order in orders {
         if let Some(worker) = workers.get(order.worker) {
             worker.signal(order.signal);

@@ -187,6 +187,42 @@ fn who_ignores_sigterm_is_killed() {
     assert_eq!(*ended.report().last().unwrap(), "drumline: ended the other ranks: 0 (SIGKILL)");
 }
 
+/// Rank 0 hangs behind a wrapper: one thread reads a pipe that nobody writes to, two sleep.
+#[test]
+fn a_rank_that_hangs_tells_where_before_it_is_killed() {
+    let hangs = "import os, signal, threading, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+for _ in range(2): threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()
+reader, writer = os.pipe()
+print('pipe', reader, flush=True)
+os.read(reader, 1)";
+    let ready = TempDir::new().unwrap();
+    let file = ready.path().join("ready");
+    let script = format!(
+        "if [ $RANK = 0 ]; then trap '' TERM; python3 -c \"$1\" | tee {0}; exit; fi
+         while ! grep -q pipe {0}; do sleep 0.01; done 2>/dev/null; exit 3",
+        file.display()
+    );
+    let args = ["--nproc-per-node", "2", "--", "sh", "-c", &script, "sh", hangs];
+    let ended = Launch::new(args).start().end();
+    assert_eq!(ended.code, 3);
+    let pipe = fs::read_to_string(&file).unwrap();
+    let pipe = pipe.trim().trim_start_matches("pipe ");
+
+    let report = ended.report();
+    let first = report.iter().position(|line| line.starts_with("drumline: rank 0 (pid ")).unwrap();
+    assert!(report[first].ends_with(") did not end; before SIGKILL:"), "{report:?}");
+    let waits = &report[first + 1..report.len() - 2];
+    assert!(waits.iter().all(|line| line.starts_with("    ")), "{report:?}");
+    let has =
+        |parts: &[&str]| waits.iter().any(|line| parts.iter().all(|part| line.contains(part)));
+    assert!(has(&["python3 (", &format!("waits in read({pipe} = pipe:[")]), "{report:?}");
+    assert!(has(&["python3 (", " and 1 more): waits in ", "sleep"]), "{report:?}");
+    assert!(has(&["sh (", "): waits in wait4"]), "the wrapper: {report:?}");
+    assert!(report[report.len() - 2].contains("py-spy dump --pid"), "{report:?}");
+    assert_eq!(*report.last().unwrap(), "drumline: ended the other ranks: 0 (SIGKILL)");
+}
+
 #[test]
 fn signals_to_the_launcher_reach_the_ranks_and_end_the_job() {
     for (name, signal, code) in [("INT", Signal::INT, 130), ("TERM", Signal::TERM, 143)] {

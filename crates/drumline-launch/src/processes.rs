@@ -1,0 +1,147 @@
+//! The processes of this host, as `/proc` lists them.
+
+use std::{fs, path::Path};
+
+use rustix::process::Pid;
+
+/// One process, as it was at one moment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Process {
+    pub(crate) pid: Pid,
+    /// The number of its parent; 0 if that is in another namespace.
+    parent: i32,
+    pub(crate) name: String,
+    /// One letter, as in `ps`.
+    pub(crate) state: char,
+    threads: usize,
+    /// In ticks of the clock since the host has started.
+    started: u64,
+}
+
+impl Process {
+    /// `None` if there is no such process.
+    pub(crate) fn read(pid: Pid) -> Option<Process> {
+        Process::read_from(Path::new("/proc").join(pid.to_string()).as_path(), pid)
+    }
+
+    /// The process, or the thread, of this directory of `/proc`.
+    pub(crate) fn read_from(directory: &Path, pid: Pid) -> Option<Process> {
+        let stat = fs::read(directory.join("stat")).ok()?;
+        Process::parse(pid, &String::from_utf8_lossy(&stat))
+    }
+
+    /// The name may contain anything, also parentheses and line breaks.
+    fn parse(pid: Pid, stat: &str) -> Option<Process> {
+        let (head, fields) = stat.rsplit_once(')')?;
+        let (_, name) = head.split_once('(')?;
+        let mut fields = fields.split_ascii_whitespace();
+        let state = fields.next()?.chars().next()?;
+        let parent = fields.next()?.parse().ok()?;
+        // Of all fields, `parent` is the 4th, the number of threads the 20th, and the start the 22nd.
+        let threads = fields.nth(20 - 4 - 1)?.parse().ok()?;
+        let started = fields.nth(1)?.parse().ok()?;
+        let name = name.escape_debug().to_string();
+        Some(Process { pid, parent, name, state, threads, started })
+    }
+
+    /// Whether it has ended, and only its parent has not asked yet how. The first thread of a process may
+    /// end before the others.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.state == 'X' || (self.state == 'Z' && self.threads <= 1)
+    }
+
+    pub(crate) fn is_child_of(&self, parent: Pid) -> bool {
+        self.parent == parent.as_raw_pid()
+    }
+
+    /// Whether both are the same process, although numbers are used again.
+    pub(crate) fn is(&self, other: &Process) -> bool {
+        (self.pid, self.started) == (other.pid, other.started)
+    }
+}
+
+/// All processes.
+pub(crate) fn all() -> Vec<Process> {
+    numbers_in(Path::new("/proc")).into_iter().filter_map(Process::read).collect()
+}
+
+/// The processes, or threads, that have a directory in this one.
+pub(crate) fn numbers_in(directory: &Path) -> Vec<Pid> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)).collect()
+}
+
+/// Those of `processes` that `root` has started, that these have started, and so on. Parents come
+/// before their children.
+pub(crate) fn below(root: Pid, processes: &[Process]) -> Vec<&Process> {
+    let mut found: Vec<&Process> = Vec::new();
+    let mut parent = root.as_raw_pid();
+    for next in 0.. {
+        // The table is no snapshot: a number that is used again could close a circle.
+        let children = processes.iter().filter(|process| process.parent == parent);
+        let children: Vec<_> =
+            children.filter(|child| child.pid != root && !found.contains(child)).collect();
+        found.extend(children);
+        match found.get(next) {
+            Some(process) => parent = process.pid.as_raw_pid(),
+            None => break,
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    fn pid(number: i32) -> Pid {
+        Pid::from_raw(number).unwrap()
+    }
+
+    #[test]
+    fn a_name_may_contain_anything() {
+        let numbers = (5..=52).map(|n| n.to_string()).collect::<Vec<_>>().join(" ");
+        let stat = format!("7 (a) S 1 (\n) D 4 {numbers}\n");
+        let process = Process::parse(pid(7), &stat).unwrap();
+        let expected =
+            Process {
+                pid: pid(7),
+                parent: 4,
+                name: "a) S 1 (\\n".into(),
+                state: 'D',
+                threads: 20,
+                started: 22,
+            };
+        assert_eq!(process, expected);
+        for torn in ["", "7 (a", "7 (a)", "7 (a) S", "7 (a) S 1 5 6"] {
+            assert_eq!(Process::parse(pid(7), torn), None, "{torn}");
+        }
+    }
+
+    #[test]
+    fn descendants_are_found_also_where_numbers_make_a_circle() {
+        let process = |number, parent| Process {
+            pid: pid(number),
+            parent,
+            name: String::new(),
+            state: 'S',
+            threads: 1,
+            started: 0,
+        };
+        let table = [process(9, 5), process(5, 9), process(3, 2), process(5, 3), process(2, 1)];
+        let found: Vec<_> = below(pid(2), &table).iter().map(|p| p.pid.as_raw_pid()).collect();
+        assert_eq!(found, [3, 5, 9, 5]);
+    }
+
+    #[test]
+    fn a_child_of_this_process_is_listed() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
+        let table = all();
+        let below = below(rustix::process::getpid(), &table);
+        assert!(below.iter().any(|process| process.pid == Pid::from_child(&child)));
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+}
