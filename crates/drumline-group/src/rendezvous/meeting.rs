@@ -93,7 +93,7 @@ impl Plan {
             None => agree_on_secret(&tcp, tcp.name())?,
         };
         let claimed = self.host == StoreHost::RankZero;
-        Ok(Rendezvous::in_own_store(tcp, (self.rank, self.world_size), secret, claimed))
+        Ok(Rendezvous::in_own_store(tcp, (self.rank, self.world_size), secret, claimed, config))
     }
 
     /// The store, behind the secret if there is one and if its host knows of secrets.

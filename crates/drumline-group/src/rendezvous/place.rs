@@ -41,6 +41,8 @@ pub struct Rendezvous {
     tcp: Option<Arc<TcpStore>>,
     /// Whether the rank has claimed its number in a store that lives as long as the job.
     claimed: bool,
+    /// When to say whom [`Rendezvous::leave`] waits for.
+    warn_after: Duration,
 }
 
 impl Rendezvous {
@@ -88,7 +90,8 @@ impl Rendezvous {
             Some(secret) => secret.clone(),
             None => agree_on_secret(&*store, name)?,
         };
-        Ok(Rendezvous { store, rank, world_size, secret, tcp: None, claimed: false })
+        let warn_after = config.warn_after;
+        Ok(Rendezvous { store, rank, world_size, secret, tcp: None, claimed: false, warn_after })
     }
 
     /// The same in a store that this library's own code has opened.
@@ -97,10 +100,11 @@ impl Rendezvous {
         (rank, world_size): (usize, usize),
         secret: Secret,
         claimed: bool,
+        config: &Config,
     ) -> Rendezvous {
         let tcp = Arc::new(tcp);
-        let store = tcp.clone();
-        Rendezvous { store, rank, world_size, secret, tcp: Some(tcp), claimed }
+        let (store, warn_after) = (tcp.clone(), config.warn_after);
+        Rendezvous { store, rank, world_size, secret, tcp: Some(tcp), claimed, warn_after }
     }
 
     /// Where the store is, if it is not on this host alone: the way to it is the way to the other
@@ -134,7 +138,7 @@ impl Rendezvous {
                 tracing::debug!(%error, "the store has gone before this rank has left it");
             }
         }
-        tcp.wait_for_departure(patience)
+        tcp.wait_for_departure_telling(patience, self.warn_after)
     }
 }
 

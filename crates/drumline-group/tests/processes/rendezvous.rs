@@ -3,9 +3,12 @@
 use std::{
     collections::HashMap,
     process::Command,
-    sync::atomic::{AtomicU8, Ordering},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU8, Ordering},
+    },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use drumline_group::{
@@ -293,6 +296,42 @@ fn the_store_that_a_rank_hosts_holds_no_more_than_it_may() {
         let error = job.store.set("does not fit", &[0; 5_000]).unwrap_err().to_string();
         assert!(error.contains("full") || error.contains("10000 bytes"), "{error}");
     }
+}
+
+#[test]
+fn the_host_says_whom_it_waits_for_as_soon_as_it_shall() {
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+    impl std::io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let log = Log::default();
+    let logged = || String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let config = patient().warn_after(Duration::from_millis(20));
+    let host = fresh_host();
+    let url = |rank| format!("tcp://{host}:{PORT}?rank={rank}&world_size=2");
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let writer = log.clone();
+            let log = tracing_subscriber::fmt().with_writer(move || writer.clone()).finish();
+            let job = rendezvous(&url(0), &config).unwrap();
+            assert!(tracing::subscriber::with_default(log, || job.leave(HANG)));
+        });
+        let job = rendezvous(&url(1), &config).unwrap();
+        // Far less than the 10 s that are the default.
+        let started = Instant::now();
+        while logged().is_empty() && started.elapsed() < Duration::from_secs(5) {
+            thread::sleep(Duration::from_millis(5));
+        }
+        assert!(job.leave(HANG));
+    });
+    assert!(logged().contains("waits until those who still use it"), "{}", logged());
 }
 
 /// The variables of real processes: this test starts itself as ranks 0, 1 and 2.
