@@ -12,7 +12,7 @@ def main() -> None:
     """``drumline run --nproc-per-node 2 -- python train.py``; ``drumline --help`` tells more."""
     # The launcher has an answer to Ctrl-C, and Python's would come on top of it.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    # The launcher starts this module again for every rank.
+    # The launcher starts this module again, once, to keep the ranks.
     itself = [sys.executable, "-m", "drumline"]
     sys.exit(_core.main(["drumline", *sys.argv[1:]], itself))
 

@@ -4,7 +4,7 @@ use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, thread, time::Duratio
 
 use clap::{Args, Parser, Subcommand};
 use drumline_bench::{BenchOptions, PredictOptions};
-use drumline_launch::{EXEC_SUBCOMMAND, Job, supervisor::Policy};
+use drumline_launch::{Job, KEEP_SUBCOMMAND, supervisor::Policy};
 
 /// Synchronous data-parallel training: run it, measure it, find out what went wrong.
 #[derive(Debug, Parser)]
@@ -44,13 +44,8 @@ pub(crate) enum Command {
     #[command(alias = "simulate")]
     Predict(Box<PredictOptions>),
 
-    #[command(name = EXEC_SUBCOMMAND, hide = true)]
-    ExecWorker {
-        launcher: i32,
-        program: OsString,
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        command: Vec<OsString>,
-    },
+    #[command(name = KEEP_SUBCOMMAND, hide = true)]
+    KeepRanks,
 }
 
 const CHECK_HELP: &str = "\

@@ -8,7 +8,7 @@ use std::{
 
 use clap::Parser;
 use drumline::is_launched;
-use drumline_launch::{Job, exec_as_worker, run};
+use drumline_launch::{Job, keep, run};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
@@ -22,7 +22,7 @@ use crate::{
 /// the program.
 ///
 /// `itself` is a command that calls this function again in a new process, with further arguments behind
-/// its own: so the ranks are started. Empty: the binary of this process.
+/// its own: so the keeper of the ranks is started. Empty: the binary of this process.
 ///
 /// ```
 /// use drumline_cli::main;
@@ -58,7 +58,7 @@ fn carry_out(
     arguments: impl Iterator<Item = OsString>,
     itself: Vec<OsString>,
 ) -> Result<u8> {
-    if !matches!(command, Command::Trace(_) | Command::ExecWorker { .. }) {
+    if !matches!(command, Command::Trace(_) | Command::KeepRanks) {
         log_to_stderr();
     }
     match command {
@@ -79,8 +79,9 @@ fn carry_out(
         }
         Command::Trace(TraceCommand::Merge { dir, out }) => trace::merge(&dir, out.as_deref()),
         Command::Trace(TraceCommand::Summary { dir }) => trace::summary(&dir),
-        Command::ExecWorker { launcher, program, command } => {
-            Err(exec_as_worker(launcher, &program, &command).into())
+        Command::KeepRanks => {
+            keep()?;
+            Ok(0)
         }
     }
 }

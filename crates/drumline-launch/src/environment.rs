@@ -9,7 +9,7 @@ use crate::job::Job;
 /// worker, whose own stderr is a pipe, may then draw a progress bar by ending each update with `\r`.
 pub(crate) const TERMINAL_COLUMNS: &str = "DRUMLINE_TERMINAL_COLUMNS";
 
-/// Set if a worker shall be bound to a memory node before it becomes the program.
+/// Set if the keeper shall bind a worker to a memory node.
 pub(crate) const NUMA_BINDING: &str = "DRUMLINE_NUMA_BINDING";
 
 /// Variables of an outer launcher or of its job, which must not reach the workers of this one.

@@ -20,13 +20,17 @@ pub(crate) enum Source {
     Signals,
     /// All output is printed.
     Output,
+    /// The other end of the channel between launcher and keeper has said something, or is gone.
+    Channel,
+    /// The launcher has ended.
+    Launcher,
     /// The worker with this rank has exited.
     Worker(usize),
 }
 
 /// A set of descriptors to wait for.
 ///
-/// An epoll set lists ready descriptors in the order in which they became ready. So the launcher knows
+/// An epoll set lists ready descriptors in the order in which they became ready. So the keeper knows
 /// which of two workers exited first even if it gets to run only after both exits.
 #[derive(Debug)]
 pub(crate) struct Events {
@@ -35,6 +39,8 @@ pub(crate) struct Events {
 
 const SIGNALS: u64 = u64::MAX;
 const OUTPUT: u64 = u64::MAX - 1;
+const CHANNEL: u64 = u64::MAX - 2;
+const LAUNCHER: u64 = u64::MAX - 3;
 
 impl Events {
     pub(crate) fn new() -> Result<Events> {
@@ -48,6 +54,8 @@ impl Events {
         let data = epoll::EventData::new_u64(match source {
             Source::Signals => SIGNALS,
             Source::Output => OUTPUT,
+            Source::Channel => CHANNEL,
+            Source::Launcher => LAUNCHER,
             Source::Worker(rank) => rank as u64,
         });
         epoll::add(&self.epoll, descriptor, data, epoll::EventFlags::IN)
@@ -76,6 +84,8 @@ impl Source {
         match data {
             SIGNALS => Source::Signals,
             OUTPUT => Source::Output,
+            CHANNEL => Source::Channel,
+            LAUNCHER => Source::Launcher,
             rank => Source::Worker(rank as usize),
         }
     }

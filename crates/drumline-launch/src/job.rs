@@ -37,9 +37,8 @@ pub struct Job {
     pub disables_rseq: bool,
     /// How long workers may take to end.
     pub policy: Policy,
-    /// The command that runs this program again. With [`EXEC_SUBCOMMAND`](crate::EXEC_SUBCOMMAND) as
-    /// its next argument it must call [`exec_as_worker`](crate::exec_as_worker). Empty: the binary of
-    /// this process.
+    /// The command that runs this program again. With [`KEEP_SUBCOMMAND`](crate::KEEP_SUBCOMMAND) as
+    /// its next argument it must call [`keep`](crate::keep()). Empty: the binary of this process.
     pub relaunch: Vec<OsString>,
 }
 

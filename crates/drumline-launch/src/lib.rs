@@ -38,28 +38,35 @@
 //! | a rank fails | SIGTERM to the others after 100 ms, SIGKILL after `--kill-after` (500 ms), report | that of the first rank to fail; 128 + n for signal n |
 //! | SIGINT, SIGTERM, SIGHUP or SIGQUIT to the launcher | passes it on, SIGKILL after `--shutdown-timeout` (30 s) or a second Ctrl-C | 128 + n |
 //! | SIGUSR1, SIGUSR2, Ctrl-Z | passes them on; the job goes on, or stops and continues | |
-//! | SIGKILL to the launcher | nothing any more: the kernel kills the workers | 137 |
+//! | SIGKILL to the launcher | nothing any more: the keeper kills everything | 137 |
 //!
 //! Before it sends SIGKILL the launcher looks in `/proc` where each thread of the rank waits: in which
 //! system call, on which file or socket, in which function of the kernel. The report says so.
 //!
-//! At the end the launcher also kills the processes that the workers have started and left behind in
-//! their process groups. It cannot reach a process that has left its group (`setsid`). If the launcher
-//! itself is killed by SIGKILL, the children of the workers live on.
+//! Nothing is left of a job: neither a worker nor anything that it has started, behind a wrapper, by a
+//! double fork or in a session of its own (`setsid`). Between launcher and workers there is a *keeper*:
+//! a process to which the kernel gives whatever loses its parent below. When the job is over, the keeper
+//! gives what is left 500 ms to end by itself, kills it, and the launcher names it. When the launcher
+//! is killed, the keeper kills everything at once. When the keeper is killed, the launcher ends the
+//! workers and what is below them; a process that had lost its parent before lives on, as everything
+//! does when both are killed at once. No one ends a process of another user (`sudo`).
 //!
 //! # Inside
 //!
 //! The [`supervisor`] decides, without processes and without a clock. [`run()`] is a thin shell around
-//! it: one thread starts the workers and waits for them, for signals and for deadlines at once, and
-//! two threads per worker print its output.
+//! it: one thread waits for news of the workers, for signals and for deadlines at once, and
+//! two threads per worker print its output. [`keep()`] is what the keeper runs.
 
 #![forbid(unsafe_code)]
 
+mod channel;
 mod ending;
 mod environment;
 mod error;
 mod events;
 mod job;
+mod keep;
+mod keeper;
 mod lines;
 mod output;
 mod processes;
@@ -69,11 +76,12 @@ mod run;
 mod secret;
 mod signals;
 pub mod supervisor;
+mod sweep;
 mod waits;
 mod worker;
 
 pub use ending::Ending;
 pub use error::{Error, Result};
 pub use job::Job;
+pub use keep::{KEEP_SUBCOMMAND, keep};
 pub use run::run;
-pub use worker::{EXEC_SUBCOMMAND, exec_as_worker};

@@ -105,15 +105,14 @@ mod tests {
         let numbers = (5..=52).map(|n| n.to_string()).collect::<Vec<_>>().join(" ");
         let stat = format!("7 (a) S 1 (\n) D 4 {numbers}\n");
         let process = Process::parse(pid(7), &stat).unwrap();
-        let expected =
-            Process {
-                pid: pid(7),
-                parent: 4,
-                name: "a) S 1 (\\n".into(),
-                state: 'D',
-                threads: 20,
-                started: 22,
-            };
+        let expected = Process {
+            pid: pid(7),
+            parent: 4,
+            name: "a) S 1 (\\n".into(),
+            state: 'D',
+            threads: 20,
+            started: 22,
+        };
         assert_eq!(process, expected);
         for torn in ["", "7 (a", "7 (a)", "7 (a) S", "7 (a) S 1 5 6"] {
             assert_eq!(Process::parse(pid(7), torn), None, "{torn}");

@@ -20,13 +20,18 @@ pub(crate) struct Fate {
     pub(crate) waits: Vec<String>,
 }
 
-/// The text for stderr: nothing after a success. `tail` holds the last stderr lines of the rank that
-/// failed first.
-pub(crate) fn render(verdict: Verdict, ranks: &[Fate], tail: &[Vec<u8>]) -> Vec<u8> {
+/// The text for stderr: nothing after a success that left nothing behind. `tail` holds the last stderr
+/// lines of the rank that failed first, `left` the processes that the ranks had left behind.
+pub(crate) fn render(
+    verdict: Verdict,
+    ranks: &[Fate],
+    tail: &[Vec<u8>],
+    left: &[String],
+) -> Vec<u8> {
     let mut text = String::new();
     let mut failed = None;
     match verdict {
-        Verdict::Success => return Vec::new(),
+        Verdict::Success => return leftovers(left).into_bytes(),
         Verdict::Stopped(signal) => {
             let name = signal_name(signal.as_raw());
             let _ = writeln!(text, "drumline: stopped by {name}");
@@ -63,10 +68,28 @@ pub(crate) fn render(verdict: Verdict, ranks: &[Fate], tail: &[Vec<u8>]) -> Vec<
         bytes.push(b'\n');
     }
     bytes.extend_from_slice(waits(ranks).as_bytes());
+    bytes.extend_from_slice(leftovers(left).as_bytes());
     let others = ranks.iter().enumerate().filter(|(rank, _)| Some(*rank) != failed);
     let ended = if failed.is_some() { "ended the other ranks" } else { "ended the ranks" };
     bytes.extend_from_slice(fates(others, ended).as_bytes());
     bytes
+}
+
+/// Names processes that were ended at the end.
+fn leftovers(left: &[String]) -> String {
+    const NAMED_MAX: usize = 8;
+    let named = left.iter().take(NAMED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = left.len().saturating_sub(NAMED_MAX);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    match left.len() {
+        0 => String::new(),
+        1 => format!("drumline: ended a process that the ranks had left behind: {named}\n"),
+        count => {
+            format!(
+                "drumline: ended {count} processes that the ranks had left behind: {named}{more}\n"
+            )
+        }
+    }
 }
 
 /// Where the ranks waited that had to be killed. One that ended just before it was killed is none of them.
@@ -213,7 +236,7 @@ mod tests {
 
     fn text(verdict: Verdict, ranks: &[Fate], tail: &[&str]) -> String {
         let tail: Vec<Vec<u8>> = tail.iter().map(|line| line.as_bytes().to_vec()).collect();
-        String::from_utf8(render(verdict, ranks, &tail)).unwrap()
+        String::from_utf8(render(verdict, ranks, &tail, &[])).unwrap()
     }
 
     #[test]
@@ -279,6 +302,20 @@ mod tests {
         assert_eq!(told[2], "drumline: rank 2 (pid 102) did not end; before SIGKILL:");
         assert_eq!(told[3], "    python3 (102): waits in futex");
         assert!(told[4].starts_with("drumline: hint: ") && told[4].contains("py-spy"), "{report}");
+    }
+
+    #[test]
+    fn processes_that_are_left_behind_are_named_also_after_a_success() {
+        let told = |left: &[&str]| {
+            let left: Vec<String> = left.iter().map(|it| (*it).to_owned()).collect();
+            String::from_utf8(render(Verdict::Success, &[], &[], &left)).unwrap()
+        };
+        assert_eq!(told(&[]), "");
+        let one = "drumline: ended a process that the ranks had left behind: sleep (pid 7)\n";
+        assert_eq!(told(&["sleep (pid 7)"]), one);
+        let many = "drumline: ended 10 processes that the ranks had left behind: a, a, a, a, a, a, a, a \
+                    and 2 more\n";
+        assert_eq!(told(&["a"; 10]), many);
     }
 
     #[test]

@@ -17,13 +17,14 @@ use crate::{
     environment::{self, Inherited, Rendezvous},
     events::{Events, Source},
     job::Job,
+    keeper::Keeper,
     output::Console,
     program,
     report::{self, Fate},
     secret::JobSecret,
     signals::Signals,
     supervisor::{Event, Order, Policy, Supervisor, Verdict, ends_a_job},
-    waits,
+    sweep, waits,
     worker::Worker,
 };
 
@@ -31,8 +32,9 @@ use crate::{
 /// 0 if all workers exited with 0, the code of the worker that failed first, or 128 + the number of
 /// the signal that stopped the launcher.
 ///
-/// No worker is left when this returns. The command in [`Job::relaunch`] must answer to
-/// [`EXEC_SUBCOMMAND`](crate::EXEC_SUBCOMMAND) by calling [`exec_as_worker`](crate::exec_as_worker).
+/// No worker is left when this returns, nor anything that one has started. The command in
+/// [`Job::relaunch`] must answer to [`KEEP_SUBCOMMAND`](crate::KEEP_SUBCOMMAND) by calling
+/// [`keep`](crate::keep()).
 ///
 /// # Errors
 ///
@@ -41,18 +43,17 @@ use crate::{
 pub fn run(job: &Job) -> Result<u8> {
     let ranks = job.nproc_per_node.get();
     let program = program::resolve(&job.program, std::env::var_os("PATH"))?;
+    // The keeper, and through it every worker, inherits the file with the secret.
     let secret = JobSecret::for_workers()?;
+    let mut keeper = Keeper::start(job)?;
     // The stores start before the first worker and end after the last: no port is guessed twice.
     let run_id = new_run_id();
     let store = Endpoint::Unix(format!("drumline-run-{run_id}"));
     let config = Config::from_env()?;
     let bytes_max = config.store_bytes_max;
     let serve = |door| TcpStoreServer::open(&[door], bytes_max);
-    let _store = serve(Door::Secured {
-        endpoint: store.clone(),
-        secret: secret.secret().clone(),
-        level: config.security,
-    })?;
+    let _store =
+        serve(Door::Secured { endpoint: store.clone(), secret: secret.secret().clone(), level: config.security })?;
     let torch_store = job
         .torch_store
         .map(|port| {
@@ -77,33 +78,35 @@ pub fn run(job: &Job) -> Result<u8> {
     let mut signals = Signals::listen()?;
     let events = Events::new()?;
     events.add(signals.ready(), Source::Signals)?;
+    events.add(&keeper, Source::Channel)?;
     let mut console = Console::open(ranks, job.labels_stdout)?;
     let columns = console.columns().map(|n| (environment::TERMINAL_COLUMNS, n.to_string()));
 
     let started = Instant::now();
     let mut workers = Vec::with_capacity(ranks);
-    for rank in 0..ranks {
-        let variables = environment::worker(job, &rendezvous, rank, &inherited);
-        let variables = variables.into_iter().chain(columns.clone());
-        let (worker, streams) = Worker::spawn(job, &program, variables)?;
-        events.add(worker.pidfd(), Source::Worker(rank))?;
-        console.attach(streams)?;
-        workers.push(worker);
-    }
-    let (supervisor, waits) =
-        supervise(job.policy, started, &workers, &events, &mut signals, &mut console)?;
+    let mut start_and_supervise = || {
+        for rank in 0..ranks {
+            let variables = environment::worker(job, &rendezvous, rank, &inherited);
+            let variables = variables.into_iter().chain(columns.clone());
+            let (worker, streams) = keeper.spawn(job, &program, variables)?;
+            workers.push(worker);
+            console.attach(streams)?;
+        }
+        supervise(job.policy, started, &workers, &mut keeper, &events, &mut signals, &mut console)
+    };
+    let (supervisor, waits) = start_and_supervise().inspect_err(|_| sweep::end_trees(&workers))?;
+    let left = keeper.finish()?;
 
-    let pids: Vec<_> = workers.iter().map(Worker::pid).collect();
-    drop(workers);
     let verdict = supervisor.verdict().unwrap_or(Verdict::Success);
     if finish_output(&events, &mut signals, &mut console)? {
-        let fates = pids.into_iter().zip(supervisor.exits()).zip(waits);
-        let fates: Vec<_> = fates.map(|((pid, exit), waits)| Fate { pid, exit, waits }).collect();
+        let fates = workers.iter().zip(supervisor.exits()).zip(waits);
+        let fates = fates.map(|((worker, exit), waits)| Fate { pid: worker.pid(), exit, waits });
+        let fates: Vec<_> = fates.collect();
         let tail = match verdict {
             Verdict::Failed { worker } => console.tail(worker),
             Verdict::Success | Verdict::Stopped(_) => Vec::new(),
         };
-        console.report(&report::render(verdict, &fates, &tail));
+        console.report(&report::render(verdict, &fates, &tail, &left));
     }
     Ok(match verdict {
         Verdict::Success => 0,
@@ -121,12 +124,14 @@ fn supervise(
     policy: Policy,
     started: Instant,
     workers: &[Worker],
+    keeper: &mut Keeper,
     events: &Events,
     signals: &mut Signals,
     console: &mut Console,
 ) -> Result<(Supervisor, Vec<Vec<String>>)> {
     let mut waits = vec![Vec::new(); workers.len()];
     let mut supervisor = Supervisor::new(workers.len(), policy);
+    supervisor.handle(started.elapsed(), Event::Exited(&keeper.early_exits()));
     while supervisor.verdict().is_none() {
         let timeout = supervisor.deadline().map(|at| at.saturating_sub(started.elapsed()));
         let ready = events.wait(timeout)?;
@@ -156,17 +161,8 @@ fn supervise(
             }
         }
 
-        let mut exited = Vec::new();
-        for source in ready {
-            if let Source::Worker(rank) = source
-                && let Some(worker) = workers.get(rank)
-                && let Some(ending) = worker.ending()?
-            {
-                events.remove(worker.pidfd())?;
-                exited.push((rank, ending));
-            }
-        }
-        carry_out(&supervisor.handle(now, Event::Exited(&exited)), workers, &mut waits);
+        let exited = ready.contains(&Source::Channel).then(|| keeper.next_exit()).transpose()?;
+        carry_out(&supervisor.handle(now, Event::Exited(exited.as_slice())), workers, &mut waits);
         carry_out(&supervisor.handle(now, Event::Tick), workers, &mut waits);
     }
     Ok((supervisor, waits))

@@ -34,9 +34,14 @@ impl Signals {
     /// Handles signals from now on, except ignored ones: `nohup`, and a shell that starts a job in the
     /// background, ignore signals on purpose.
     pub(crate) fn listen() -> Result<Signals> {
+        Signals::listen_also_to(&[])
+    }
+
+    /// The same, for these signals as well.
+    pub(crate) fn listen_also_to(others: &[Signal]) -> Result<Signals> {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let ignored = ignored(&status);
-        let heard = LISTENED_TO.map(Signal::as_raw).into_iter();
+        let heard = LISTENED_TO.iter().chain(others).map(|signal| signal.as_raw());
         let heard = heard.filter(|number| ignored >> (number - 1) & 1 == 0);
         UnixStream::pair()
             .and_then(|(read, write)| SignalDelivery::with_pipe(read, write, SignalOnly, heard))

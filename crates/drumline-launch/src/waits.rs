@@ -53,7 +53,7 @@ fn lines_of(pid: Pid, table: &[Process]) -> Vec<String> {
     let threads = pids.flat_map(|pid| {
         let tasks = Path::new("/proc").join(pid.to_string()).join("task");
         let mut threads = processes::numbers_in(&tasks);
-        threads.sort_unstable();
+        threads.sort_unstable_by_key(|id| id.as_raw_pid());
         threads.into_iter().map(move |id| (tasks.join(id.to_string()), id))
     });
     let mut alike: Vec<(String, String, Vec<Pid>)> = Vec::new();

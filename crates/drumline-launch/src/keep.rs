@@ -1,0 +1,272 @@
+//! The keeper: a process between the launcher and the ranks. It starts the ranks, says how they ended,
+//! and ends whatever they have started when the job is over or the launcher is gone.
+//!
+//! ```text
+//!  drumline run ── keeper ──┬── rank 0 ── wrapper ── program
+//!                           ├── rank 1
+//!                           └── what a rank has started and left
+//! ```
+//!
+//! The kernel gives a process whose parent has ended to the nearest subreaper above it. That is the
+//! keeper. So whatever a rank has started, with wrappers, double forks or `setsid`, stays below the
+//! keeper, and nothing else ever is. A launcher that is killed by SIGKILL can end nobody any more; the
+//! keeper notices by the launcher's pidfd, and by the channel to it.
+//!
+//! The launcher executes its own binary to start the keeper, because only unsafe code may run
+//! between fork and exec.
+
+use std::{
+    ffi::OsString,
+    io,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::{ffi::OsStringExt, net::UnixStream, process::CommandExt},
+    },
+    process::{Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use drumline::bind_to_memory_node;
+use rustix::process::{
+    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, getpid, getppid, pidfd_open,
+    set_child_subreaper, waitid,
+};
+
+use crate::{
+    Error, Result,
+    channel::Channel,
+    environment::{NOT_INHERITED, NUMA_BINDING},
+    events::{Events, Source},
+    processes,
+    signals::Signals,
+    sweep::{self, Swept},
+};
+
+/// The argument with which [`run`](crate::run()) executes its own binary as the keeper of a job's ranks.
+/// The binary must then call [`keep`].
+pub const KEEP_SUBCOMMAND: &str = "keep-ranks";
+
+/// First fields of what the launcher asks.
+pub(crate) const START: &str = "start";
+pub(crate) const FINISH: &str = "finish";
+
+/// First fields of what the keeper answers and tells.
+pub(crate) const STARTED: &str = "started";
+pub(crate) const REFUSED: &str = "refused";
+pub(crate) const EXITED: &str = "exited";
+pub(crate) const LEFT: &str = "left";
+
+/// How long processes that ranks have left behind may take to end by themselves, as helpers do that
+/// wait for the end of their parent.
+const GRACE: Duration = Duration::from_millis(500);
+
+/// How often the keeper collects processes that have ended without a parent.
+const REAP_EVERY: Duration = Duration::from_millis(100);
+
+/// Keeps the ranks of the launcher at the other end of stdin. Returns when none is left, nor anything
+/// that they have started.
+///
+/// For the `main` of a binary that calls [`run`](crate::run()): see [`KEEP_SUBCOMMAND`].
+///
+/// # Errors
+///
+/// This process was not started by [`run`](crate::run()), or a system call fails. Nothing of the ranks
+/// is left then either.
+pub fn keep() -> Result<()> {
+    let stdin = rustix::stdio::stdin().try_clone_to_owned().map_err(Error::system("open stdin"))?;
+    if rustix::net::sockopt::socket_domain(&stdin) != Ok(rustix::net::AddressFamily::UNIX) {
+        let error = io::Error::other("only `drumline run` starts the keeper of its ranks");
+        return Err(Error::system("keep ranks")(error));
+    }
+    let channel = Channel::over(UnixStream::from(stdin));
+    // Without a parent, the launcher is in another namespace or gone. The channel tells.
+    let launcher = getppid().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
+    set_child_subreaper(Some(getpid())).map_err(Error::system("become a subreaper"))?;
+    let kept = Keeper::new(channel, launcher).and_then(|mut keeper| {
+        let lives = keeper.watch()?;
+        if lives {
+            keeper.finish();
+        }
+        Ok(lives)
+    });
+    if !matches!(kept, Ok(true)) {
+        sweep::end_all_below(Duration::ZERO);
+    }
+    kept.map(|_| ())
+}
+
+struct Keeper {
+    channel: Channel,
+    /// Readable once the launcher has ended. The channel may then be open in a process that the
+    /// launcher has forked.
+    _launcher: Option<OwnedFd>,
+    events: Events,
+    signals: Signals,
+    /// In the order of their ranks. Their statuses stay with the kernel until this process ends, so
+    /// that no other process gets their numbers, and the launcher's signals hit no stranger.
+    workers: Vec<(Pid, OwnedFd)>,
+}
+
+impl Keeper {
+    fn new(channel: Channel, launcher: Option<OwnedFd>) -> Result<Keeper> {
+        // The launcher decides what a signal to all its processes means. The ranks do not inherit a
+        // handler, as they would an ignored signal.
+        let signals = Signals::listen_also_to(&[Signal::CHILD])?;
+        let events = Events::new()?;
+        events.add(&channel, Source::Channel)?;
+        events.add(signals.ready(), Source::Signals)?;
+        if let Some(launcher) = &launcher {
+            events.add(launcher, Source::Launcher)?;
+        }
+        Ok(Keeper { channel, _launcher: launcher, events, signals, workers: Vec::new() })
+    }
+
+    /// Does what the launcher asks. Returns `true` when it wants to know what is left, `false` when
+    /// it is gone.
+    fn watch(&mut self) -> Result<bool> {
+        let mut reap_at: Option<Instant> = None;
+        loop {
+            let timeout = reap_at.map(|at| at.saturating_duration_since(Instant::now()));
+            for source in self.events.wait(timeout)? {
+                let is_heard = match source {
+                    Source::Worker(rank) => self.tell_exit(rank)?,
+                    Source::Signals => {
+                        if self.signals.arrived().any(|signal| signal == Signal::CHILD) {
+                            reap_at.get_or_insert_with(|| Instant::now() + REAP_EVERY);
+                        }
+                        true
+                    }
+                    Source::Channel => match self.channel.receive() {
+                        Ok(Some((fields, _))) if fields[..] == [FINISH.as_bytes()] => {
+                            return Ok(true);
+                        }
+                        Ok(Some((fields, streams))) => self.start(fields, streams)?,
+                        Ok(None) | Err(_) => false,
+                    },
+                    Source::Launcher => false,
+                    Source::Output => true,
+                };
+                if !is_heard {
+                    return Ok(false);
+                }
+            }
+            if reap_at.is_some_and(|at| at <= Instant::now()) {
+                reap_at = None;
+                self.reap();
+            }
+        }
+    }
+
+    fn start(&mut self, fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>) -> Result<bool> {
+        let answer = match spawn(fields, streams) {
+            Ok(pid) => {
+                let pidfd = pidfd_open(pid, PidfdFlags::empty())
+                    .map_err(Error::system("open a pidfd (needs Linux 5.4)"))?;
+                self.events.add(&pidfd, Source::Worker(self.workers.len()))?;
+                self.workers.push((pid, pidfd));
+                [STARTED.to_owned(), pid.to_string()]
+            }
+            Err(error) => {
+                let number =
+                    error.raw_os_error().unwrap_or(rustix::io::Errno::INVAL.raw_os_error());
+                [REFUSED.to_owned(), number.to_string()]
+            }
+        };
+        Ok(self.tell(&answer))
+    }
+
+    fn tell_exit(&self, rank: usize) -> Result<bool> {
+        let Some((_, pidfd)) = self.workers.get(rank) else { return Ok(true) };
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
+        let status = waitid(WaitId::PidFd(pidfd.as_fd()), options)
+            .map_err(Error::system("wait for a worker"))?;
+        let Some(status) = status else { return Ok(true) };
+        self.events.remove(pidfd)?;
+        let mut told = vec![EXITED.to_owned(), rank.to_string()];
+        match status.exit_status() {
+            Some(code) => told.push(code.to_string()),
+            None => {
+                told.push(status.terminating_signal().unwrap_or_default().to_string());
+                told.push(u8::from(status.dumped()).to_string());
+            }
+        }
+        Ok(self.tell(&told))
+    }
+
+    /// Collects processes that have ended after their parents.
+    fn reap(&self) {
+        for process in processes::all() {
+            let is_worker = self.workers.iter().any(|(pid, _)| *pid == process.pid);
+            if process.has_ended() && process.is_child_of(getpid()) && !is_worker {
+                let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+                let _ = waitid(WaitId::Pid(process.pid), options);
+            }
+        }
+    }
+
+    /// Ends what the workers have left behind, and says what it was.
+    fn finish(&self) {
+        let left = sweep::end_all_below(GRACE).into_iter().map(|Swept { process, is_gone }| {
+            let still = if is_gone { "" } else { ", which does not end" };
+            format!("{} (pid {}{still})", process.name, process.pid)
+        });
+        self.tell(&[LEFT.to_owned()].into_iter().chain(left).collect::<Vec<_>>());
+    }
+
+    /// Returns whether the launcher is there.
+    fn tell(&self, fields: &[String]) -> bool {
+        self.channel.send(fields, &[]).is_ok()
+    }
+}
+
+/// Starts a worker, in a process group of its own and with an empty stdin.
+fn spawn(fields: Vec<Vec<u8>>, streams: Vec<OwnedFd>) -> io::Result<Pid> {
+    let invalid = || io::Error::from(rustix::io::Errno::INVAL);
+    let mut fields = fields.into_iter().skip(1).map(OsString::from_vec);
+    let (program, name) = fields.next().zip(fields.next()).ok_or_else(invalid)?;
+    let count = fields.next().and_then(|count| count.to_str()?.parse().ok()).ok_or_else(invalid)?;
+    let arguments: Vec<OsString> = fields.by_ref().take(count).collect();
+    let variable = |field: OsString| {
+        let (name, value) = field.to_str()?.split_once('=')?;
+        Some((name.to_owned(), value.to_owned()))
+    };
+    let variables: Vec<(String, String)> =
+        fields.map(variable).collect::<Option<_>>().ok_or_else(invalid)?;
+    let [stdout, stderr] = <[OwnedFd; 2]>::try_from(streams).map_err(|_| invalid())?;
+
+    let start = |command: &mut Command| -> io::Result<Pid> {
+        for name in NOT_INHERITED {
+            command.env_remove(name);
+        }
+        let child = command
+            .args(&arguments)
+            .envs(variables.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(stdout.try_clone()?)
+            .stderr(stderr.try_clone()?)
+            .process_group(0)
+            .spawn()?;
+        Ok(Pid::from_child(&child))
+    };
+    let start_as_a_shell_would = || match start(Command::new(&program).arg0(&name)) {
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::NOEXEC.raw_os_error()) => {
+            start(Command::new("/bin/sh").arg(&program))
+        }
+        other => other,
+    };
+    let number =
+        |name: &str| variables.iter().find(|(known, _)| known == name)?.1.parse::<usize>().ok();
+    let is_bound = variables.iter().any(|(name, _)| name == NUMA_BINDING);
+    match number("LOCAL_RANK").zip(number("LOCAL_WORLD_SIZE")).filter(|_| is_bound) {
+        None => start_as_a_shell_would(),
+        // A worker starts on the cores of the thread that starts it.
+        Some((rank, ranks)) => thread::scope(|scope| {
+            let bound = scope.spawn(|| {
+                bind_to_memory_node(rank, ranks)?;
+                start_as_a_shell_would()
+            });
+            bound.join().unwrap_or_else(|_| Err(invalid()))
+        }),
+    }
+}
