@@ -26,6 +26,10 @@
 //!   there is none, and the job listens on no TCP port.
 //! - `OMP_NUM_THREADS=1` if there are several workers and the variable is not set.
 //! - `glibc.pthread.rseq=0` in `GLIBC_TUNABLES`, only with `--disable-rseq`.
+//! - As many descriptors as the hard limit allows (`ulimit -Hn`), at most 524,288: a few groups of 64
+//!   ranks use up the usual soft limit of 1,024. A program that calls `select` cannot use descriptors from
+//!   1,024 on; it would have failed to open them before. Start the launcher with a hard limit of 1,024
+//!   (`ulimit -Hn 1024`) if it must fail there.
 //! - An empty stdin. Its stdout and stderr are pipes. The launcher prints whole lines of them to its
 //!   own stdout and stderr, each with the rank in front.
 //! - A process group of its own.
@@ -67,6 +71,7 @@ mod events;
 mod job;
 mod keep;
 mod keeper;
+mod limits;
 mod lines;
 mod output;
 mod processes;

@@ -18,6 +18,7 @@ use crate::{
     events::{Events, Source},
     job::Job,
     keeper::Keeper,
+    limits,
     output::Console,
     program,
     report::{self, Fate},
@@ -43,6 +44,7 @@ use crate::{
 pub fn run(job: &Job) -> Result<u8> {
     let ranks = job.nproc_per_node.get();
     let program = program::resolve(&job.program, std::env::var_os("PATH"))?;
+    limits::raise();
     // The keeper, and through it every worker, inherits the file with the secret.
     let secret = JobSecret::for_workers()?;
     let mut keeper = Keeper::start(job)?;

@@ -65,6 +65,21 @@ fn restartable_sequences_are_disabled_only_on_request() {
 }
 
 #[test]
+fn a_low_soft_limit_of_descriptors_is_raised_to_the_hard_one() {
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -Sn 64; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_drumline"), "run"]);
+    // 40 ranks have 80 pipes.
+    let args = ["--nproc-per-node", "40", "sh", "-c", "echo $(ulimit -Sn) $(ulimit -Hn)"];
+    let ended = Launch::new(args).start_as(command).end();
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""));
+    for lines in ended.lines_by_rank().values() {
+        let (soft, hard) = lines[0].trim().split_once(' ').unwrap();
+        let hard: u64 = hard.parse().unwrap_or(u64::MAX);
+        assert_eq!(soft.parse::<u64>().unwrap(), hard.min(512 * 1024), "{lines:?}");
+    }
+}
+
+#[test]
 fn the_users_number_of_threads_is_kept() {
     let launch = Launch::new(["--nproc-per-node", "2", "sh", "-c", "echo $OMP_NUM_THREADS"]);
     let ended = launch.variable("OMP_NUM_THREADS", "5").start().end();
