@@ -3,6 +3,7 @@
 use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, thread, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
+use drumline::auth::Level;
 use drumline_bench::{BenchOptions, PredictOptions};
 use drumline_launch::{Job, KEEP_SUBCOMMAND, supervisor::Policy};
 
@@ -116,6 +117,11 @@ pub(crate) struct RunArgs {
     )]
     torch_store: TorchStore,
 
+    /// How TCP connections between ranks are protected: `auth`, `integrity` or `tls`; unless given, as
+    /// DRUMLINE_SECURITY says
+    #[arg(long, value_name = "LEVEL")]
+    security: Option<Level>,
+
     /// Time from the failure of a rank until the others are killed
     #[arg(long, alias = "kill_after", value_name = "TIME", default_value = "500ms", value_parser = time)]
     kill_after: Duration,
@@ -186,6 +192,7 @@ impl From<RunArgs> for Job {
             torch_store_takes_anyone: matches!(args.torch_store, TorchStore::Anyone),
             binds_to_nodes: args.numa_binding.is_some(),
             disables_rseq: args.rseq.disable_rseq,
+            security: args.security,
             policy: Policy { kill_after, shutdown_timeout },
             ..Job::new(program, args.nproc_per_node)
         }
@@ -278,6 +285,13 @@ mod tests {
     }
 
     #[test]
+    fn the_security_level_is_the_environments_unless_it_is_given() {
+        assert_eq!(job("drumline run prog --security tls").unwrap().security, None);
+        let given = job("drumline run --security tls prog").unwrap().security;
+        assert_eq!(given, Some(Level::Tls));
+    }
+
+    #[test]
     fn simulate_is_the_old_name_of_predict() {
         for line in ["drumline predict --hosts 4", "drumline simulate --hosts 4"] {
             let cli = Cli::try_parse_from(line.split_whitespace()).unwrap();
@@ -300,6 +314,7 @@ mod tests {
             ("drumline run --kill-after=-1s prog", "30s"),
             ("drumline run --kill-after 2days prog", "30s"),
             ("drumline run --kill-after 1e9 prog", "24 hours"),
+            ("drumline run --security none prog", "auth, integrity or tls"),
             ("drumline run --no-such-flag prog", "--no-such-flag"),
             ("drumline run --nproc-per-nod 2 prog --x", "--nproc-per-node"),
         ] {

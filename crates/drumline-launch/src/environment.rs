@@ -105,6 +105,9 @@ pub(crate) fn worker(
             ("TORCHELASTIC_USE_AGENT_STORE", "True".into()),
         ]);
     }
+    if let Some(level) = job.security {
+        variables.push(("DRUMLINE_SECURITY", level.to_string()));
+    }
     if job.binds_to_nodes {
         variables.push((NUMA_BINDING, "node".into()));
     }
@@ -170,6 +173,16 @@ mod tests {
         ];
         let variables = variables(&job(3), 2, &Inherited::default());
         assert_eq!(variables, expected.map(|(k, v)| (k, v.to_owned())).into());
+    }
+
+    #[test]
+    fn the_security_level_is_set_only_where_the_job_has_one() {
+        let of = |security| {
+            let job = Job { security, ..job(1) };
+            variables(&job, 0, &Inherited::default()).remove("DRUMLINE_SECURITY")
+        };
+        assert_eq!(of(None), None);
+        assert_eq!(of(Some(drumline::auth::Level::Integrity)).as_deref(), Some("integrity"));
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::{ffi::OsString, num::NonZeroUsize};
 
+use drumline::auth::Level;
+
 use crate::supervisor::Policy;
 
 /// What to run, on how many ranks, and how to end it.
@@ -35,6 +37,9 @@ pub struct Job {
     /// Whether glibc shall not register restartable sequences (rseq) in the workers. A
     /// `glibc.pthread.rseq` in the launcher's own `GLIBC_TUNABLES` takes precedence.
     pub disables_rseq: bool,
+    /// How connections between ranks are protected: `DRUMLINE_SECURITY` of the workers. `None`: as in the
+    /// launcher's own environment.
+    pub security: Option<Level>,
     /// How long workers may take to end.
     pub policy: Policy,
     /// The command that runs this program again. With [`KEEP_SUBCOMMAND`](crate::KEEP_SUBCOMMAND) as
@@ -54,6 +59,7 @@ impl Job {
             labels_stdout: true,
             binds_to_nodes: false,
             disables_rseq: false,
+            security: None,
             policy: Policy::default(),
             relaunch: Vec::new(),
         }

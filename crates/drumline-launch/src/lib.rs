@@ -26,6 +26,7 @@
 //!   there is none, and the job listens on no TCP port.
 //! - `OMP_NUM_THREADS=1` if there are several workers and the variable is not set.
 //! - `glibc.pthread.rseq=0` in `GLIBC_TUNABLES`, only with `--disable-rseq`.
+//! - `DRUMLINE_SECURITY`, only with `--security`.
 //! - As many descriptors as the hard limit allows (`ulimit -Hn`), at most 524,288: a few groups of 64
 //!   ranks use up the usual soft limit of 1,024. A program that calls `select` cannot use descriptors from
 //!   1,024 on; it would have failed to open them before. Start the launcher with a hard limit of 1,024

@@ -52,10 +52,11 @@ pub fn run(job: &Job) -> Result<u8> {
     let run_id = new_run_id();
     let store = Endpoint::Unix(format!("drumline-run-{run_id}"));
     let config = Config::from_env()?;
+    let level = job.security.unwrap_or(config.security);
     let bytes_max = config.store_bytes_max;
     let serve = |door| TcpStoreServer::open(&[door], bytes_max);
     let _store =
-        serve(Door::Secured { endpoint: store.clone(), secret: secret.secret().clone(), level: config.security })?;
+        serve(Door::Secured { endpoint: store.clone(), secret: secret.secret().clone(), level })?;
     let torch_store = job
         .torch_store
         .map(|port| {

@@ -65,6 +65,29 @@ fn restartable_sequences_are_disabled_only_on_request() {
 }
 
 #[test]
+fn the_security_level_is_that_of_the_flag_else_that_of_the_environment() {
+    let script = "echo ${DRUMLINE_SECURITY-none}";
+    for (options, variable, told) in [
+        (&[][..], None, "none"),
+        (&[], Some("integrity"), "integrity"),
+        (&["--security", "tls"], None, "tls"),
+        (&["--security=auth"], Some("integrity"), "auth"),
+    ] {
+        let mut launch = Launch::new(options.iter().chain(&["sh", "-c", script]));
+        if let Some(value) = variable {
+            launch = launch.variable("DRUMLINE_SECURITY", value);
+        }
+        let ended = launch.start().end();
+        let expected = format!("[0] {told}");
+        assert_eq!(ended.sorted_stdout(), [expected], "{options:?}: {}", ended.stderr);
+    }
+    let mut launch = job(&["--security", "integrity"]).start();
+    launch.wait_for("sum 3", 3);
+    launch.signal(Signal::TERM);
+    assert_eq!(launch.end().code, 128 + 15);
+}
+
+#[test]
 fn a_low_soft_limit_of_descriptors_is_raised_to_the_hard_one() {
     let mut command = Command::new("sh");
     command.args(["-c", "ulimit -Sn 64; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_drumline"), "run"]);
@@ -653,6 +676,7 @@ impl Launch {
             .env_remove("GLIBC_TUNABLES")
             .env_remove("DRUMLINE_DISABLE_RSEQ")
             .env_remove("RUST_LOG")
+            .env_remove("DRUMLINE_SECURITY")
             .env_remove("DRUMLINE_SECRET")
             .env_remove("DRUMLINE_SECRET_FILE")
             .env("TMPDIR", self.directory.path())
