@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import multiprocessing.connection
 import os
+import secrets
 import time
 import traceback
 from collections.abc import Callable
@@ -14,7 +15,6 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from drumline import _core
-from drumline.stores import TCPStore
 
 # Time limit, in seconds, for the other processes to end after one has failed.
 _GRACE_S = 5.0
@@ -44,8 +44,8 @@ def spawn(
 ) -> SpawnContext | None:
     """Runs ``fn(rank, *args)`` in ``nprocs`` new processes and waits until all have ended.
 
-    The processes call ``init_process_group()`` to connect: their environment is as under a launcher, and
-    this process hosts their store. If one process fails, the others are terminated, and
+    The processes call ``init_process_group()`` to connect: their environment is as under ``drumline run
+    --no-torch-store``, with a secret of their own, and this process hosts their store on a Unix socket. If one process fails, the others are terminated, and
     `ProcessRaisedError` contains its traceback. ``join=False`` returns a context whose ``join`` waits.
     """
     context = SpawnContext(fn, args, nprocs, daemon, start_method)
@@ -67,13 +67,13 @@ class SpawnContext:
         daemon: bool,
         start_method: str,
     ) -> None:
-        self._store = TCPStore("127.0.0.1", 0, is_master=True)
+        self._store = _core.JobStore(f"drumline-spawn-{secrets.token_hex(8)}")
         context: Any = multiprocessing.get_context(start_method)
         self.processes: list[BaseProcess] = []
         self._reports: list[Connection] = []
         for rank in range(nprocs):
             report, theirs = context.Pipe(duplex=False)
-            place = _environment(rank, nprocs, self._store.port)
+            place = _environment(rank, nprocs, self._store)
             process = context.Process(
                 target=_run, args=(fn, rank, args, place, theirs), daemon=daemon
             )
@@ -144,17 +144,17 @@ class SpawnContext:
                 process.join()
 
 
-def _environment(rank: int, world_size: int, port: int) -> dict[str, str]:
-    return {
+def _environment(rank: int, world_size: int, store: _core.JobStore) -> dict[str, str]:
+    place = {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        # All ranks are clients: their parent hosts the store.
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "DRUMLINE_STORE": store.endpoint,
     }
+    if store.secret is not None:
+        place["DRUMLINE_SECRET"] = store.secret
+    return place
 
 
 def _run(
@@ -164,8 +164,10 @@ def _run(
     place: dict[str, str],
     report: Connection,
 ) -> None:
+    # The place of an outer job is not that of this rank.
+    for name in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
+        os.environ.pop(name, None)
     os.environ.update(place)
-    os.environ.pop("DRUMLINE_STORE", None)
     try:
         fn(rank, *args)
     except Exception:

@@ -15,6 +15,7 @@ mod ddp;
 mod error;
 mod foreign_store;
 mod group;
+mod job_store;
 mod launch;
 mod log;
 mod memory;
@@ -41,6 +42,7 @@ mod _core {
             DrumlineError, NotBroughtError, PoisonedError, StoreError, StoreTimeoutError,
         },
         group::Group,
+        job_store::JobStore,
         launch::main,
         log::close_log,
         memory::supports,

@@ -1,0 +1,54 @@
+//! The store of ranks that this process starts.
+
+use std::str;
+
+use drumline::{
+    Config, Endpoint,
+    auth::Secret,
+    store::tcp::{Door, TcpStoreServer},
+};
+use pyo3::prelude::*;
+
+use crate::error::raise;
+
+/// A store for the ranks of a job, on an abstract Unix socket, behind the job's secret.
+#[pyclass(frozen, module = "drumline._core")]
+pub(crate) struct JobStore {
+    /// Serves until it is dropped.
+    _server: TcpStoreServer,
+    endpoint: Endpoint,
+    /// `None` if the ranks inherit the user's own.
+    fresh: Option<Secret>,
+}
+
+#[pymethods]
+impl JobStore {
+    /// Serves at `name` with the secret of the environment, or else a fresh one.
+    #[new]
+    fn serve(name: String) -> PyResult<JobStore> {
+        let config = Config::from_env().map_err(raise)?;
+        let (secret, fresh) = match Secret::from_env().map_err(raise)? {
+            Some(secret) => (secret, None),
+            None => {
+                let secret = Secret::random().map_err(raise)?;
+                (secret.clone(), Some(secret))
+            }
+        };
+        let endpoint = Endpoint::Unix(name);
+        let door = Door::Secured { endpoint: endpoint.clone(), secret, level: config.security };
+        let _server = TcpStoreServer::open(&[door], config.store_bytes_max).map_err(raise)?;
+        Ok(JobStore { _server, endpoint, fresh })
+    }
+
+    /// What `DRUMLINE_STORE` is in a rank.
+    #[getter]
+    fn endpoint(&self) -> String {
+        self.endpoint.to_string()
+    }
+
+    /// The secret, unless the ranks inherit one.
+    #[getter]
+    fn secret(&self) -> Option<&str> {
+        str::from_utf8(self.fresh.as_ref()?.expose()).ok()
+    }
+}
