@@ -45,7 +45,8 @@ def listeners(pid):
 def told(rank, reports):
     drumline.init_process_group()
     drumline.barrier()
-    place = {name: value for name, value in os.environ.items() if name.startswith(("DRUMLINE_SECRET", "DRUMLINE_STORE", "MASTER"))}
+    names = ("DRUMLINE_STORE", "DRUMLINE_SECRET", "MASTER_ADDR", "MASTER_PORT")
+    place = {name: os.environ[name] for name in names if name in os.environ}
     reports.put((place, [listeners("self"), listeners(os.getppid())]))
     drumline.barrier()
     drumline.destroy_process_group()
