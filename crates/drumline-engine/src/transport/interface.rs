@@ -86,8 +86,8 @@ pub trait Connections: Transport {
     /// Tells all connected peers whom this rank waits for; it is `now`. Those that listen answer.
     fn tell(&mut self, waits: &Waits, now: Instant);
 
-    /// What peers have said of whom they wait for, as far as it was heard; but those that have left
-    /// what they were told unanswered for longer than `answer`.
+    /// Which ranks each peer waits for, by the last word that it sent. Leaves out a peer that has not
+    /// answered for longer than `answer`.
     fn told(&mut self, now: Instant, answer: Duration) -> BTreeMap<Rank, Waits>;
 
     /// Whether a peer is known to have left the group in good order.
