@@ -83,7 +83,8 @@ pub trait Connections: Transport {
     /// Connects with these ranks, too, so as to hear whom they wait for.
     fn want(&mut self, ranks: &[Rank]);
 
-    /// Tells all connected peers whom this rank waits for; it is `now`. Those that listen answer.
+    /// Tells all connected peers which ranks this rank waits for. A peer answers when its own thread is in
+    /// a call. `now` is the time.
     fn tell(&mut self, waits: &Waits, now: Instant);
 
     /// Which ranks each peer waits for, by the last word that it sent. Leaves out a peer that has not

@@ -5,12 +5,12 @@ use super::cluster::{Cluster, Method, Outcome, Workload};
 use super::engine::Engine;
 use super::program::Program;
 
-/// The most steps that are replayed, in some seconds and 1 GB of memory. More steps are priced by the
-/// formula.
+/// The most steps that are replayed: they take some seconds and 1 GB of memory. A schedule with more steps
+/// gets its time from the formula of prices.
 const STEPS_MAX: usize = 20_000_000;
 
-/// Of more pieces than the second number, two replays take these numbers of pieces. The difference gives the
-/// time of one piece.
+/// A call with more than 16 pieces is replayed twice, with 8 pieces and with 16. The difference of the two
+/// times, by 8, is the time of each further piece.
 const PIECES: [usize; 2] = [8, 16];
 
 /// Replays one call of a collective.

@@ -6,14 +6,14 @@ use crate::topology::Topology;
 use crate::tree::Node;
 
 const DATA: Loc = Loc::data(Span::WHOLE);
-/// Where a sum arrives that is added at once. A message cannot be combined into the data on arrival,
-/// because the data is still being sent.
+/// Where the sum of a partner arrives. It is added to the data once the data has been sent: until then the
+/// data must not change.
 const INCOMING: Loc = Loc::scratch(0, Span::WHOLE);
 /// Where the sum of a smaller right child waits until the left child has its sum.
 const CARRY: Loc = Loc::scratch(1, Span::WHOLE);
 
-/// The most ranks of the left child that one rank of the right child sends its sum to. Where the left child
-/// has more ranks, those forward it.
+/// A rank of the right child sends the child's sum to at most this number of ranks of the left child. If the
+/// left child has more ranks for it, these forward the sum.
 const SERVED: usize = 4;
 
 /// From the leaves of the tree to its root, every rank of a node gets the sum of the node: the ranks of its

@@ -336,8 +336,8 @@ impl<'a, T: Field<'a>> Field<'a> for Vec<T> {
         let count = reader.length(KEYS_PER_REQUEST_MAX, ProtocolError::TooManyKeys)?;
         let mut items = Vec::with_capacity(count.min(reader.bytes.len() / T::BYTES_MIN));
         for left in (0..count).rev() {
-            // The items behind the incomplete one count too: a long list that arrives in small
-            // pieces is then scanned a few times, not once for each piece.
+            // Asks also for the least bytes of the items behind the incomplete one. So a long list
+            // that arrives in small pieces is scanned few times, not once for each piece.
             items.push(T::read(reader).map_err(|stop| match stop {
                 Stop::NeedsBytes(needed) => Stop::NeedsBytes(needed + left * T::BYTES_MIN),
                 invalid => invalid,

@@ -171,8 +171,8 @@ impl Step {
         self.timeline = std::mem::replace(&mut self.clock, next).finish();
     }
 
-    /// The memory of a bucket that was not launched yet. Made anew at first, and while the
-    /// averages of an earlier step are still in use.
+    /// The memory of a bucket that is not under way. A bucket gets new memory in the first step, and
+    /// where the caller still holds the averages of an earlier step.
     fn memory(&mut self, bucket: usize) -> &mut Memory {
         let Self { memory, plan, group, failed, .. } = self;
         memory[bucket].get_or_insert_with(|| {
