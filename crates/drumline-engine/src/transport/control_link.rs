@@ -18,8 +18,8 @@ pub(crate) struct ControlLink<S> {
     arrived: Vec<u8>,
     /// Words, or the rest of one, that the stream has not taken yet.
     unsent: Vec<u8>,
-    /// Why the peer can be told nothing more.
-    deaf: Option<String>,
+    /// Whether the peer can be told nothing more.
+    is_deaf: bool,
     state: PeerState,
     /// Whether the peer has said anything.
     has_spoken: bool,
@@ -52,7 +52,7 @@ impl<S: Duplex> ControlLink<S> {
             stream: Later::NOT_YET,
             arrived: Vec::new(),
             unsent: Vec::new(),
-            deaf: None,
+            is_deaf: false,
             state: PeerState::Present,
             has_spoken: false,
             ready: true,
@@ -84,7 +84,7 @@ impl<S: Duplex> ControlLink<S> {
 
     /// Says something to the peer. What the stream does not take now follows when it can be written.
     pub(crate) fn say(&mut self, message: &Control) {
-        if self.stream.is_there() && self.deaf.is_none() {
+        if self.stream.is_there() && !self.is_deaf {
             self.unsent.extend_from_slice(&message.encode());
             self.send();
         }
@@ -93,19 +93,18 @@ impl<S: Duplex> ControlLink<S> {
     /// Whether the stream has not taken all words yet, and may do so.
     pub(crate) fn owes_word(&self) -> bool {
         !self.unsent.is_empty()
-            || self.deaf.is_none() && self.stream.get().is_some_and(Duplex::holds_output)
+            || !self.is_deaf && self.stream.get().is_some_and(Duplex::holds_output)
     }
 
-    /// Sends what is unsent, as far as that goes now. A peer that cannot hear is itself lost. Reading
-    /// finds out why, for its last words count.
+    /// Sends what is unsent, as far as that goes now. A peer that cannot hear is itself lost: that is
+    /// found by reading.
     fn send(&mut self) {
         if let Err(error) = self.write()
             && error.kind() != io::ErrorKind::WouldBlock
         {
             tracing::debug!(peer = self.peer, %error, "control message was not delivered");
             self.unsent.clear();
-            self.deaf = Some(error.to_string());
-            self.ready = true;
+            self.is_deaf = true;
         }
     }
 
@@ -197,13 +196,7 @@ impl<S: Duplex> ControlLink<S> {
                     while self.state == PeerState::Present && self.interpret() {}
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    self.ready = false;
-                    if let Some(problem) = self.deaf.clone() {
-                        self.state =
-                            PeerState::Lost(Cause::Disconnected { peer: self.peer, problem });
-                    }
-                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.ready = false,
                 // A reset is how the end of a process that had unread data looks.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
                     self.state = PeerState::Lost(Cause::PeerExited { peer: self.peer });
@@ -312,25 +305,6 @@ mod tests {
         link.on_readable();
         link.say(&Control::Goodbye);
         assert!(!link.owes_word());
-    }
-
-    #[test]
-    fn a_peer_that_can_be_told_nothing_is_lost_after_its_last_words() {
-        let (mut link, mut theirs) = full();
-        theirs.write_all(&Control::Beat.encode()).unwrap();
-        link.stream().unwrap().shutdown(std::net::Shutdown::Write).unwrap();
-        link.say(&Control::Beat);
-        link.read();
-        let PeerState::Lost(Cause::Disconnected { problem, .. }) = link.state() else {
-            panic!("{:?}", link.state())
-        };
-        assert!(problem.contains("os error 32"), "{problem}");
-        let (mut link, mut theirs) = full();
-        theirs.write_all(&Control::Goodbye.encode()).unwrap();
-        link.stream().unwrap().shutdown(std::net::Shutdown::Write).unwrap();
-        link.say(&Control::Beat);
-        link.read();
-        assert_eq!(link.state(), &PeerState::Left);
     }
 
     #[test]
