@@ -4,6 +4,10 @@
 
 mod bench;
 mod check;
+mod closed;
+mod ending;
+mod launch;
+mod left;
 mod nodes;
 mod predict;
 mod run;
