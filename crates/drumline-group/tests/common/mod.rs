@@ -2,6 +2,8 @@
 
 #![allow(dead_code, clippy::unwrap_used, clippy::panic)]
 
+pub(crate) mod log;
+
 use drumline_group::{CollectiveError, Config, Error, ProcessGroup};
 
 /// Runs `rank` on a thread for every rank of a world and collects what they return.

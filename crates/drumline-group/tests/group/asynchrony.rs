@@ -6,7 +6,7 @@ use std::{
     pin::pin,
     process::Command,
     sync::{
-        Arc, Barrier, Mutex,
+        Arc, Barrier,
         atomic::{AtomicBool, Ordering},
         mpsc::channel,
     },
@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::common::{everywhere, everywhere_with, failure, on_threads, world_with};
+use crate::common::{everywhere, everywhere_with, failure, log::Log, on_threads, world_with};
 use drumline_group::{
     Cause, Config, Error, ProcessGroup, ReduceOp, Result, Work,
     store::{HashStore, Store},
@@ -614,21 +614,6 @@ fn waiting_costs_no_processor_time() {
     });
 }
 
-/// Everything that the process logs.
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 #[test]
 fn late_ranks_are_named_in_a_warning() {
     if !alone("late_ranks_are_named_in_a_warning") {
@@ -641,7 +626,7 @@ fn late_ranks_are_named_in_a_warning() {
         .with_max_level(level)
         .with_ansi(false)
         .init();
-    let logged = || String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let logged = || log.text();
     let config = Config::default().warn_after(Duration::from_millis(200));
     everywhere_with(&config, |config| {
         let calls = [
@@ -650,7 +635,7 @@ fn late_ranks_are_named_in_a_warning() {
             "send(to 1, tag 4) of 2 i16 and 0 other",
         ];
         for (case, call) in calls.into_iter().enumerate() {
-            log.0.lock().unwrap().clear();
+            log.clear();
             world_with(2, config, |group| {
                 if group.rank() == 1 {
                     // Late until it is reported as late.

@@ -3,14 +3,12 @@
 use std::{
     collections::HashMap,
     process::Command,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicU8, Ordering},
-    },
+    sync::atomic::{AtomicU8, Ordering},
     thread,
     time::{Duration, Instant},
 };
 
+use crate::common::log::Log;
 use drumline_group::{
     Config, Endpoint,
     auth::Secret,
@@ -300,19 +298,8 @@ fn the_store_that_a_rank_hosts_holds_no_more_than_it_may() {
 
 #[test]
 fn the_host_says_whom_it_waits_for_as_soon_as_it_shall() {
-    #[derive(Clone, Default)]
-    struct Log(Arc<Mutex<Vec<u8>>>);
-    impl std::io::Write for Log {
-        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-            self.0.lock().unwrap().extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-        fn flush(&mut self) -> std::io::Result<()> {
-            Ok(())
-        }
-    }
     let log = Log::default();
-    let logged = || String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let logged = || log.text();
     let config = patient().warn_after(Duration::from_millis(20));
     let host = fresh_host();
     let url = |rank| format!("tcp://{host}:{PORT}?rank={rank}&world_size=2");
