@@ -38,5 +38,5 @@ pub mod typed_call;
 pub mod usage;
 
 pub use drumline_kernels::{DType, Element, ReduceOp};
-pub use error::{Cause, CollectiveError, Error, Result};
+pub use error::{Cause, CollectiveError, Error, Reason, Result};
 pub use settings::Settings;

@@ -4,7 +4,7 @@ use std::{fs, sync::Arc, thread};
 
 use anyhow::{Context as _, Result};
 use drumline_engine::{
-    DType,
+    DType, Reason,
     executor::{Description, Header},
     transport::{Control, Waits},
 };
@@ -241,6 +241,10 @@ fn header() -> Header {
     Header { description: call, part: 1, payload: 40 }
 }
 
+fn abort(culprit: Option<usize>, reason: Reason, text: &str) -> Control {
+    Control::Abort { culprit, reason, text: text.to_owned() }
+}
+
 fn control() -> Vec<Vec<u8>> {
     let mut waits = Control::Waits(Waits { call: None, messages: vec![2, 70_000] }).encode();
     // One that waits in a call: how many ranks, the header of the call, the ranks.
@@ -250,8 +254,8 @@ fn control() -> Vec<Vec<u8>> {
         [&2_u32.to_le_bytes()[..], &call.encode(), &[1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]].concat();
     waits.extend([&[4, 0, 0, 0][..], &(body.len() as u32).to_le_bytes(), &body].concat());
     let messages = [
-        Control::Abort { culprit: Some(2), text: "rank 2 stumbled".to_owned() },
-        Control::Abort { culprit: None, text: String::new() },
+        abort(Some(2), Reason::Timeout, "rank 2 stumbled"),
+        abort(None, Reason::Other, ""),
         Control::Beat,
         Control::Goodbye,
     ];

@@ -40,7 +40,7 @@ pub use config::{Config, DebugLevel};
 #[doc(hidden)]
 pub use drumline_engine::deadline;
 pub use drumline_engine::{
-    Cause, CollectiveError,
+    Cause, CollectiveError, Reason,
     explain::{Candidate, Explanation},
     operator::Operator,
 };

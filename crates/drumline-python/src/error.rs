@@ -1,6 +1,6 @@
 //! Errors of the core as Python exceptions.
 
-use drumline::{Cause, CollectiveError as Failure, Error, store, train};
+use drumline::{Cause, CollectiveError as Failure, Error, Reason, store, train};
 use pyo3::{
     create_exception,
     exceptions::{PyOSError, PyRuntimeError, PyValueError},
@@ -132,10 +132,10 @@ const MISMATCH: &str = "mismatch";
 /// The kind of a failure. It is the same for the rank that saw it first and for those that it told: which
 /// rank that is, is a matter of chance.
 fn kind(cause: &Cause) -> &'static str {
-    match cause {
-        cause if cause.is_timeout() => TIMEOUT,
-        cause if cause.is_mismatch() => MISMATCH,
-        cause => cause.name(),
+    match cause.reason() {
+        Reason::Timeout => TIMEOUT,
+        Reason::Mismatch => MISMATCH,
+        _ => cause.name(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use drumline_engine::{Cause, CollectiveError, Error};
+use drumline_engine::{Cause, CollectiveError, Error, Reason};
 use drumline_launch::Ending;
 
 use crate::{
@@ -102,8 +102,7 @@ impl Simulation {
             Cause::Aborted => vec![rank],
             other => return Err(format!("an unknown cause {other:?}")),
         };
-        let chain = matches!(&error.cause, Cause::Timeout { .. })
-            || matches!(&error.cause, Cause::Reported { text, .. } if text.contains("time limit"));
+        let chain = error.cause.reason() == Reason::Timeout;
         let lost = matches!(fault, FaultKind::LostConnection { .. });
         if !lost && error.to_string().contains(" broke: ") {
             return Err("a broken connection although none broke by itself".to_owned());

@@ -15,9 +15,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use drumline::backend::Signature;
+use drumline::{Reason, backend::Signature};
 
-use crate::wire::{BODY_BYTES_MAX, Frame, Kind, NOBODY, join, split};
+use crate::wire::{BODY_BYTES_MAX, Frame, Kind, join, split};
 
 /// Time limit for a new connection to identify itself, and for a rank to accept a frame.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -226,10 +226,10 @@ impl Ranks {
         self.failed = true;
         let list: Vec<u8> = missing.iter().flat_map(|rank| (*rank as u32).to_le_bytes()).collect();
         let late = format!("ranks {missing:?} have not made the call that ranks {here:?} made");
-        let culprit = missing.first().map_or(NOBODY, |rank| *rank as u64);
         let told = here.into_iter().map(|to| (to, Frame::new(Kind::Missing, 0, list.clone())));
         let told = mismatch.unwrap_or_else(|| told.collect()).into_iter();
-        let late = Frame { number: culprit, ..Frame::new(Kind::Failed, rank, late) };
+        let culprit = missing.first().copied();
+        let late = Frame::failed(rank, culprit, Reason::Timeout, &late);
         told.chain(missing.iter().map(|to| (*to, late.clone()))).collect()
     }
 

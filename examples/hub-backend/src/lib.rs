@@ -39,7 +39,7 @@ use std::{
 };
 
 use drumline::{
-    Cause, Collective, CollectiveError, Result,
+    Cause, Collective, CollectiveError, Reason, Result,
     backend::{
         Arrived, Backend, BackendOptions, Label, Outgoing, Request, Signature, Wanted,
         register_backend,
@@ -268,11 +268,10 @@ impl Backend for Rank {
     }
 
     fn abort(&self, failure: &CollectiveError) {
+        let (culprit, reason) = (failure.culprit(), failure.cause.reason());
         let text = failure.to_string();
-        let culprit = failure.culprit();
-        let number = culprit.map_or(NOBODY, |rank| rank as u64);
-        let frame = Frame { number, ..Frame::new(Kind::Failed, self.rank, text.clone()) };
-        let fault = Cause::Reported { by: self.rank, culprit, text };
+        let frame = Frame::failed(self.rank, culprit, reason, &text);
+        let fault = Cause::Reported { by: self.rank, culprit, reason, text };
         self.inbox.change(|state| {
             state.fault.get_or_insert(fault);
         });
@@ -353,7 +352,6 @@ impl Inbox {
 impl Contents {
     fn take_in(&mut self, frame: Frame) {
         let peer = frame.rank;
-        let text = || String::from_utf8_lossy(&frame.body).into_owned();
         let fault = match frame.kind {
             Kind::Answer => return self.answer = Some(frame),
             Kind::Message if self.messages.len() < WAITING_MAX => {
@@ -376,10 +374,12 @@ impl Contents {
             }
             Kind::Failed => {
                 let culprit = Some(frame.number).filter(|rank| *rank != NOBODY);
+                let (reason, text) = frame.body.split_at_checked(1).unwrap_or_default();
                 Cause::Reported {
                     by: peer,
                     culprit: culprit.map(|rank| rank as usize),
-                    text: text(),
+                    reason: Reason::from_code(reason.first().copied().unwrap_or(0)),
+                    text: String::from_utf8_lossy(text).into_owned(),
                 }
             }
             Kind::Message | Kind::Hello | Kind::Call | Kind::Late => {

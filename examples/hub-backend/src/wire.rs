@@ -9,6 +9,8 @@
 
 use std::io::{self, Read, Write};
 
+use drumline::Reason;
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Kind {
@@ -32,7 +34,7 @@ pub(crate) enum Kind {
     Missing,
     /// `rank` has made the call in the body.
     Mismatch,
-    /// `rank` has failed for the reason in the body; the number is the rank at fault.
+    /// `rank` has failed; see [`Frame::failed`].
     Failed,
 }
 
@@ -71,6 +73,13 @@ const HEAD_BYTES: usize = 21;
 impl Frame {
     pub(crate) fn new(kind: Kind, rank: usize, body: impl Into<Vec<u8>>) -> Frame {
         Frame { kind, rank, number: 0, body: body.into() }
+    }
+
+    /// The number is the rank at fault. The body is one byte of the reason, and the text.
+    pub(crate) fn failed(rank: usize, culprit: Option<usize>, reason: Reason, text: &str) -> Frame {
+        let body = [&[reason.code()], text.as_bytes()].concat();
+        let number = culprit.map_or(NOBODY, |rank| rank as u64);
+        Frame { number, ..Frame::new(Kind::Failed, rank, body) }
     }
 
     pub(crate) fn write(&self, mut to: impl Write) -> io::Result<()> {

@@ -172,6 +172,8 @@ pub enum Cause {
         by: Rank,
         /// The rank at fault, if the reporting rank knows.
         culprit: Option<Rank>,
+        /// The class of its error.
+        reason: Reason,
         /// The error of the reporting rank.
         text: String,
     },
@@ -216,11 +218,37 @@ pub enum Cause {
     },
 }
 
-/// Words of the text of [`Cause::Timeout`], by which other ranks know it.
-const TIME_IS_OVER: &str = "the time limit has passed";
+/// The class of a failure. Every rank knows it, the rank that finds the failure and those that it tells.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Reason {
+    /// [`Cause::Timeout`].
+    Timeout,
+    /// [`Cause::Mismatch`].
+    Mismatch,
+    /// Any other cause.
+    Other,
+}
 
-/// The same of [`Cause::Mismatch`].
-const RANKS_DISAGREE: &str = "ranks disagree";
+impl Reason {
+    /// The byte of this reason in messages between ranks.
+    pub fn code(self) -> u8 {
+        match self {
+            Reason::Other => 0,
+            Reason::Timeout => 1,
+            Reason::Mismatch => 2,
+        }
+    }
+
+    /// The reason of a byte; [`Reason::Other`] for bytes that no reason has.
+    pub fn from_code(code: u8) -> Reason {
+        match code {
+            1 => Reason::Timeout,
+            2 => Reason::Mismatch,
+            _ => Reason::Other,
+        }
+    }
+}
 
 impl Cause {
     /// What a program can tell causes apart by: `peer_exited`. The page of errors in the book has a section
@@ -267,37 +295,25 @@ impl Cause {
         }
     }
 
-    /// Whether the time limit of a call has passed, on this rank or on the one that reports.
-    ///
-    /// Which rank's time is over first is a matter of chance.
+    /// The class of the failure: the same on this rank and on those that it tells. Chance decides which
+    /// rank is the first, for example at a time limit.
     ///
     /// ```
-    /// use drumline::Cause;
+    /// use drumline::{Cause, Reason};
     ///
     /// let first = Cause::Timeout { waiting_for: vec![2] };
-    /// let told = Cause::Reported { by: 1, culprit: Some(2), text: first.to_string() };
-    /// assert!(first.is_timeout() && told.is_timeout() && !Cause::Aborted.is_timeout());
+    /// let (reason, text) = (first.reason(), first.to_string());
+    /// let told = Cause::Reported { by: 1, culprit: Some(2), reason, text };
+    /// assert_eq!((first.reason(), told.reason()), (Reason::Timeout, Reason::Timeout));
+    /// assert_eq!(Cause::Aborted.reason(), Reason::Other);
     /// ```
-    pub fn is_timeout(&self) -> bool {
-        matches!(self, Cause::Timeout { .. }) || self.is_told_as(TIME_IS_OVER)
-    }
-
-    /// Whether ranks made different calls, as this rank or the one that reports has found.
-    ///
-    /// ```
-    /// use drumline::Cause;
-    ///
-    /// let (theirs, ours) = ("barrier".to_owned(), "scan".to_owned());
-    /// let first = Cause::Mismatch { peer: 0, theirs, ours };
-    /// let told = Cause::Reported { by: 1, culprit: None, text: first.to_string() };
-    /// assert!(first.is_mismatch() && told.is_mismatch() && !Cause::Aborted.is_mismatch());
-    /// ```
-    pub fn is_mismatch(&self) -> bool {
-        matches!(self, Cause::Mismatch { .. }) || self.is_told_as(RANKS_DISAGREE)
-    }
-
-    fn is_told_as(&self, words: &str) -> bool {
-        matches!(self, Cause::Reported { text, .. } if text.contains(words))
+    pub fn reason(&self) -> Reason {
+        match self {
+            Cause::Timeout { .. } => Reason::Timeout,
+            Cause::Mismatch { .. } => Reason::Mismatch,
+            Cause::Reported { reason, .. } => *reason,
+            _ => Reason::Other,
+        }
     }
 
     /// The other ranks that the error text names, at fault or not.
@@ -363,17 +379,17 @@ impl fmt::Display for Cause {
             ),
             Cause::Mismatch { peer, theirs, ours } if ours.is_empty() => write!(
                 f,
-                "{RANKS_DISAGREE}: rank {peer} called {theirs}, and this rank something else; \
+                "ranks disagree: rank {peer} called {theirs}, and this rank something else; \
                  all ranks must make the same calls in the same order"
             ),
             Cause::Mismatch { peer, theirs, ours } => write!(
                 f,
-                "{RANKS_DISAGREE}: rank {peer} called {theirs}, this rank called {ours}; \
+                "ranks disagree: rank {peer} called {theirs}, this rank called {ours}; \
                  all ranks must make the same calls in the same order"
             ),
             Cause::Timeout { waiting_for } => write!(
                 f,
-                "{TIME_IS_OVER} without an answer from {}; they are stuck, \
+                "the time limit has passed without an answer from {}; they are stuck, \
                  slow or in another call (DRUMLINE_TIMEOUT_S is the limit of calls without one of \
                  their own)",
                 Ranks(waiting_for)
@@ -419,7 +435,10 @@ mod tests {
         let own = text(Duration::ZERO, Cause::Aborted);
         assert!(own.ends_with(" [errors.md#aborted]"), "{own}");
         // One that another rank reports says it once.
-        let reported = text(Duration::ZERO, Cause::Reported { by: 1, culprit: None, text: own });
+        let reported = text(
+            Duration::ZERO,
+            Cause::Reported { by: 1, culprit: None, reason: Reason::Other, text: own },
+        );
         assert_eq!(reported.matches("errors.md").count(), 1, "{reported}");
     }
 }

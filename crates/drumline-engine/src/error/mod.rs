@@ -5,7 +5,7 @@ mod one_line;
 
 use std::{io, sync::Arc};
 
-pub use collective::{Cause, CollectiveError};
+pub use collective::{Cause, CollectiveError, Reason};
 pub(crate) use one_line::one_line;
 
 /// The result of the fallible functions of this crate.

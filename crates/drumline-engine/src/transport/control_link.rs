@@ -222,8 +222,9 @@ impl<S: Duplex> ControlLink<S> {
                 self.say_nothing();
             }
             Ok(Some(Control::Goodbye)) => self.state = PeerState::Left,
-            Ok(Some(Control::Abort { culprit, text })) => {
-                self.state = PeerState::Lost(Cause::Reported { by: self.peer, culprit, text });
+            Ok(Some(Control::Abort { culprit, reason, text })) => {
+                let by = self.peer;
+                self.state = PeerState::Lost(Cause::Reported { by, culprit, reason, text });
             }
             Err(problem) => {
                 let problem = format!("sent {problem}");
@@ -247,6 +248,7 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     use super::*;
+    use crate::error::Reason;
 
     /// A link, and the other end of its stream, which takes nothing any more.
     fn full() -> (ControlLink<UnixStream>, UnixStream) {
@@ -272,7 +274,11 @@ mod tests {
     #[test]
     fn a_word_that_the_stream_does_not_take_follows_when_it_does() {
         let (mut link, mut theirs) = full();
-        let abort = Control::Abort { culprit: None, text: "out of order".to_owned() };
+        let abort = Control::Abort {
+            culprit: None,
+            reason: Reason::Other,
+            text: "out of order".to_owned(),
+        };
         link.say(&abort);
         link.say(&Control::Goodbye);
         assert!(link.owes_word());

@@ -282,6 +282,7 @@ mod tests {
     use std::{io::Read, os::unix::net::UnixStream};
 
     use super::*;
+    use crate::error::Reason;
 
     fn bundles() -> [Bundle<UnixStream>; 2] {
         let [control, data, points] = [(); 3].map(|()| UnixStream::pair().unwrap());
@@ -295,7 +296,11 @@ mod tests {
     /// open: if it has called, too, it can hear why the other one failed on these or those.
     #[test]
     fn a_failure_is_told_on_both_sets_of_streams_when_calls_cross() {
-        let word = Control::Abort { culprit: Some(1), text: "out of order".to_owned() };
+        let word = Control::Abort {
+            culprit: Some(1),
+            reason: Reason::Other,
+            text: "out of order".to_owned(),
+        };
         let [[own, own_far], [theirs, theirs_far]] = [bundles(), bundles()];
         let mut peer = Peer::called(0);
         assert!(!peer.take(theirs, true, Some(&word)));

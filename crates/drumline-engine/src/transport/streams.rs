@@ -447,7 +447,11 @@ impl<S: Duplex> Streams<S> {
 
     /// See [`Transport::abort`](super::Transport::abort).
     pub fn abort(&mut self, failure: &CollectiveError) {
-        self.part(Control::Abort { culprit: failure.culprit(), text: failure.to_string() });
+        self.part(Control::Abort {
+            culprit: failure.culprit(),
+            reason: failure.cause.reason(),
+            text: failure.to_string(),
+        });
     }
 
     /// See [`Transport::take_leave`](super::Transport::take_leave).

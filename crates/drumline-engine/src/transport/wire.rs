@@ -4,12 +4,12 @@ use drumline_schedule::step::Rank;
 
 use super::waits::{InCall, Waits};
 use crate::{
-    error::one_line,
+    error::{Reason, one_line},
     executor::{Header, array},
 };
 
-/// A message on a control connection: one byte of kind, three zero bytes, the length of the
-/// body in four bytes, the body.
+/// A message on a control connection: one byte of kind, one of the reason of an abort, two zero
+/// bytes, the length of the body in four bytes, the body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
     /// The sender leaves the group in good order and will send no more.
@@ -22,6 +22,8 @@ pub enum Control {
     Abort {
         /// The rank at fault, if this rank knows it.
         culprit: Option<Rank>,
+        /// The class of its failure, in the second byte of the message ([`Reason::code`]).
+        reason: Reason,
         /// What this rank tells of the failure.
         text: String,
     },
@@ -48,19 +50,19 @@ impl Control {
 
     /// The bytes on the wire.
     pub fn encode(&self) -> Vec<u8> {
-        let (kind, body) = match self {
-            Control::Goodbye => (GOODBYE, Vec::new()),
-            Control::Beat => (BEAT, Vec::new()),
-            Control::Abort { culprit, text } => {
+        let (front, body) = match self {
+            Control::Goodbye => ([GOODBYE, 0], Vec::new()),
+            Control::Beat => ([BEAT, 0], Vec::new()),
+            Control::Abort { culprit, reason, text } => {
                 let culprit = culprit.map_or(NOBODY, |rank| rank as u32);
                 let mut body = culprit.to_le_bytes().to_vec();
                 body.extend_from_slice(text.as_bytes());
                 body.truncate(Control::BODY_BYTES_MAX);
-                (ABORT, body)
+                ([ABORT, reason.code()], body)
             }
-            Control::Waits(waits) => (WAITS, encode_waits(waits)),
+            Control::Waits(waits) => ([WAITS, 0], encode_waits(waits)),
         };
-        let mut bytes = vec![kind, 0, 0, 0];
+        let mut bytes = vec![front[0], front[1], 0, 0];
         bytes.extend_from_slice(&(body.len() as u32).to_le_bytes());
         bytes.extend_from_slice(&body);
         bytes
@@ -87,6 +89,7 @@ impl Control {
                 let culprit = u32::from_le_bytes(array(body, 0));
                 Ok(Some(Control::Abort {
                     culprit: (culprit != NOBODY).then_some(culprit as usize),
+                    reason: Reason::from_code(message[1]),
                     text: one_line(&body[4..]),
                 }))
             }
@@ -145,10 +148,14 @@ mod tests {
         Control::Waits(Waits { call, messages })
     }
 
+    fn abort(culprit: Option<Rank>, reason: Reason, text: &str) -> Control {
+        Control::Abort { culprit, reason, text: text.to_owned() }
+    }
+
     #[test]
     fn the_text_of_a_peer_is_one_line() {
         let text = "rank 2 stumbled\nERROR rank 0 is to blame\x1b[2J".to_owned();
-        let mut bytes = Control::Abort { culprit: Some(2), text }.encode();
+        let mut bytes = Control::Abort { culprit: Some(2), reason: Reason::Other, text }.encode();
         let Ok(Some(Control::Abort { text, .. })) = Control::take(&mut bytes) else {
             panic!("no abort: {bytes:?}");
         };
@@ -158,8 +165,9 @@ mod tests {
     #[test]
     fn control_messages_are_taken_whole_however_they_arrive() {
         let messages = [
-            Control::Abort { culprit: Some(2), text: "rank 2 stumbled".to_owned() },
-            Control::Abort { culprit: None, text: String::new() },
+            abort(Some(2), Reason::Timeout, "rank 2 stumbled"),
+            abort(None, Reason::Mismatch, ""),
+            abort(None, Reason::Other, ""),
             waits(vec![1, 70_000], vec![]),
             waits(vec![1], vec![3, 70_000]),
             waits(vec![], vec![2]),
@@ -178,7 +186,7 @@ mod tests {
 
     #[test]
     fn what_is_too_long_is_cut_and_what_makes_no_sense_refused() {
-        let long = Control::Abort { culprit: None, text: "é".repeat(4096) };
+        let long = abort(None, Reason::Other, &"é".repeat(4096));
         let mut bytes = long.encode();
         assert!(matches!(Control::take(&mut bytes), Ok(Some(Control::Abort { .. }))));
         let cut = |ranks, messages| {
