@@ -2,7 +2,7 @@
 
 use std::{
     pin::pin,
-    sync::{Arc, mpsc},
+    sync::{Arc, Mutex, PoisonError, mpsc},
     task::{Context, Poll, Wake, Waker},
     thread::{self, Thread},
     time::Duration,
@@ -38,10 +38,18 @@ impl Wait {
             },
             Wait::Await => block_on(work),
             Wait::Callback => {
-                let (sender, receiver) = mpsc::channel();
-                let told = move |result| drop(sender.send(result));
-                work.on_complete(told).map_err(|error| error.to_string())?;
-                receiver.recv().map_err(|_| "the callback was never called".to_owned())?
+                // The channel carries no result: a channel for each type takes long to compile.
+                let (called, wait) = mpsc::channel::<()>();
+                let slot = Arc::new(Mutex::new(None));
+                let filled = Arc::clone(&slot);
+                let callback = move |result| {
+                    *filled.lock().unwrap_or_else(PoisonError::into_inner) = Some(result);
+                    let _ = called.send(());
+                };
+                work.on_complete(callback).map_err(|error| error.to_string())?;
+                wait.recv().map_err(|_| "the callback was never called".to_owned())?;
+                let result = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+                result.ok_or("the callback got no result")?
             }
         };
         result.map_err(|error| error.to_string())

@@ -106,6 +106,44 @@ impl<'a, T: Element> Places<'a, T> {
         };
         host
     }
+
+    /// Carries out a step. It does not depend on who holds the buffers, so that the compiler makes it once
+    /// for each type of elements.
+    fn carry_out(&self, op: &Combine<T>, local: &Local) -> Result<(), Cause> {
+        let takes_over = |src: &Operand| {
+            matches!(src.area, Area::SlotOf(_)) && self.host.is_some_and(Host::is_pair)
+        };
+        match local {
+            Local::Copy { dst, src } => {
+                let into = self.target(dst)?;
+                let is_callers = matches!(dst.area, Area::Data | Area::RegisteredOf(_));
+                match (takes_over(src), self.plan.passes_cache && is_callers) {
+                    (true, true) => fetch_past_cache(into, self.target(src)?),
+                    (true, false) => fetch(into, self.target(src)?),
+                    (false, true) => copy_past_cache(into, self.source(src)?),
+                    (false, false) => copy(into, self.source(src)?),
+                }
+            }
+            Local::Combine { dsts, srcs, merges, finish } => {
+                let mut into: Operands<Target<'_, T>> = SmallVec::new();
+                for dst in dsts {
+                    into.push(self.target(dst)?);
+                }
+                let mut from: Operands<Source<'_, T>> = SmallVec::new();
+                for src in srcs {
+                    from.push(self.source(src)?);
+                }
+                op.tree(&into, &from, merges, *finish)?;
+                // What comes one way: nothing will be laid out where it was read.
+                if self.plan.schedule.collective.has_root() {
+                    for src in srcs.iter().filter(|src| takes_over(src)) {
+                        take_over(self.target(src)?);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
@@ -183,40 +221,8 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
     }
 
     fn compute(&mut self, computation: Computation<'_>, host: Option<&Host>) -> Result<(), Cause> {
-        let Computation { plan, local, window } = computation;
-        let (op, places) = self.places(plan, window, host);
-        let takes_over =
-            |src: &Operand| matches!(src.area, Area::SlotOf(_)) && host.is_some_and(Host::is_pair);
-        match local {
-            Local::Copy { dst, src } => {
-                let into = places.target(dst)?;
-                let is_callers = matches!(dst.area, Area::Data | Area::RegisteredOf(_));
-                match (takes_over(src), plan.passes_cache && is_callers) {
-                    (true, true) => fetch_past_cache(into, places.target(src)?),
-                    (true, false) => fetch(into, places.target(src)?),
-                    (false, true) => copy_past_cache(into, places.source(src)?),
-                    (false, false) => copy(into, places.source(src)?),
-                }
-            }
-            Local::Combine { dsts, srcs, merges, finish } => {
-                let mut into: Operands<Target<'_, T>> = SmallVec::new();
-                for dst in dsts {
-                    into.push(places.target(dst)?);
-                }
-                let mut from: Operands<Source<'_, T>> = SmallVec::new();
-                for src in srcs {
-                    from.push(places.source(src)?);
-                }
-                op.tree(&into, &from, merges, *finish)?;
-                // What comes one way: nothing will be laid out where it was read.
-                if plan.schedule.collective.has_root() {
-                    for src in srcs.iter().filter(|src| takes_over(src)) {
-                        take_over(places.target(src)?);
-                    }
-                }
-            }
-        }
-        Ok(())
+        let (op, places) = self.places(computation.plan, computation.window, host);
+        places.carry_out(op, computation.local)
     }
 }
 
