@@ -18,8 +18,8 @@ pub(crate) struct ControlLink<S> {
     arrived: Vec<u8>,
     /// Words, or the rest of one, that the stream has not taken yet.
     unsent: Vec<u8>,
-    /// Whether the peer can be told nothing more.
-    is_deaf: bool,
+    /// Why the peer can be told nothing more.
+    deaf: Option<String>,
     state: PeerState,
     /// Whether the peer has said anything.
     has_spoken: bool,
@@ -52,7 +52,7 @@ impl<S: Duplex> ControlLink<S> {
             stream: Later::NOT_YET,
             arrived: Vec::new(),
             unsent: Vec::new(),
-            is_deaf: false,
+            deaf: None,
             state: PeerState::Present,
             has_spoken: false,
             ready: true,
@@ -84,7 +84,7 @@ impl<S: Duplex> ControlLink<S> {
 
     /// Says something to the peer. What the stream does not take now follows when it can be written.
     pub(crate) fn say(&mut self, message: &Control) {
-        if self.stream.is_there() && !self.is_deaf {
+        if self.stream.is_there() && self.deaf.is_none() {
             self.unsent.extend_from_slice(&message.encode());
             self.send();
         }
@@ -93,18 +93,24 @@ impl<S: Duplex> ControlLink<S> {
     /// Whether the stream has not taken all words yet, and may do so.
     pub(crate) fn owes_word(&self) -> bool {
         !self.unsent.is_empty()
-            || !self.is_deaf && self.stream.get().is_some_and(Duplex::holds_output)
+            || self.deaf.is_none() && self.stream.get().is_some_and(Duplex::holds_output)
+    }
+
+    /// Why a peer that seems to be there can be told nothing.
+    pub(crate) fn deaf(&self) -> Option<Cause> {
+        let problem = self.deaf.clone().filter(|_| self.state == PeerState::Present)?;
+        Some(Cause::Disconnected { peer: self.peer, problem })
     }
 
     /// Sends what is unsent, as far as that goes now. A peer that cannot hear is itself lost: that is
-    /// found by reading.
+    /// found by reading, and what it said before it left counts.
     fn send(&mut self) {
         if let Err(error) = self.write()
             && error.kind() != io::ErrorKind::WouldBlock
         {
             tracing::debug!(peer = self.peer, %error, "control message was not delivered");
             self.unsent.clear();
-            self.is_deaf = true;
+            self.deaf = Some(error.to_string());
         }
     }
 

@@ -373,10 +373,17 @@ impl<S: Duplex> Streams<S> {
                 }
                 PeerState::Lost(cause) => return Err(cause.clone()),
             }
-            if data.or(points).is_none() {
+            let deaf = peer.control.deaf();
+            if data.or(points).is_none() && deaf.is_none() {
                 continue;
             }
             let since = *peer.broken_since.get_or_insert(now);
+            // A goodbye may still be on its way. If none comes, the peer waits for words that it never hears.
+            if let Some(cause) = deaf
+                && now >= since + GRACE
+            {
+                return Err(cause);
+            }
             let awaited = |machine: &Machine| machine.awaits(peer.rank);
             let data = data.filter(|_| machine.as_deref().is_some_and(awaited));
             if let Some(broken) = data.or(points)

@@ -53,3 +53,32 @@ fn nobody_waits_to_say_goodbye_to_a_peer_that_is_gone() {
     drop(second);
     assert_eq!(first.still_present(&History::default()).unwrap(), []);
 }
+
+/// A connection on which nothing more can be said, and the peer's ends.
+fn one_way() -> (Streams<UnixStream>, Bundle<UnixStream>) {
+    let [near, far] = bundles();
+    near.control.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut streams = Streams::new(0, 2, [(1, near)]);
+    streams.tell(&Waits { call: None, messages: vec![1] }, Instant::now());
+    (streams, far)
+}
+
+#[test]
+fn a_peer_that_can_be_told_nothing_is_lost_after_a_while() {
+    let (mut streams, _far) = one_way();
+    let now = Instant::now();
+    let mut look = |now| streams.progress_points(false, now, &mut Vec::new());
+    assert_eq!(look(now), Ok(false), "its goodbye may be on its way");
+    let Err(Cause::Disconnected { peer: 1, problem }) = look(now + GRACE) else { panic!() };
+    assert!(problem.contains("os error 32"), "{problem}");
+}
+
+#[test]
+fn a_peer_that_has_left_need_be_told_nothing() {
+    let (mut streams, mut far) = one_way();
+    far.control.write_all(&Control::Goodbye.encode()).unwrap();
+    let now = Instant::now();
+    for now in [now, now + GRACE] {
+        assert_eq!(streams.progress_points(false, now, &mut Vec::new()), Ok(false));
+    }
+}
