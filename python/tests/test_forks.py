@@ -10,6 +10,7 @@ import threading
 import traceback
 
 import numpy as np
+import pytest
 from ranks import run
 
 import drumline
@@ -100,3 +101,29 @@ def operations(path):
 def test_a_fork_leaves_the_trace_of_its_parent_alone():
     assert run(1, trace_of_a_parent, True) == [(["all_reduce"], ["broadcast"])]
     assert run(1, trace_of_a_parent, False) == [(["all_reduce"] * 2, ["broadcast"])]
+
+
+def store_in_a_fork(rank, world_size, directory, kind):
+    if kind == "file":
+        store = drumline.FileStore(f"{directory}/store", 1)
+    else:
+        store = drumline.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store.set("before", b"parent")
+
+    def child():
+        for call in (lambda: store.get("before"), lambda: store.set("before", b"child")):
+            with pytest.raises(drumline.StoreError, match="fork"):
+                call()
+        # A handle that is made here has a connection of its own.
+        own = store.clone()
+        assert own.get("before") == b"parent"
+        own.set("after", b"child")
+
+    assert in_fork(child)
+    # No answer went to the wrong process, and no record is lost.
+    return store.get("before"), store.get("after"), store.add("count", 1)
+
+
+@pytest.mark.parametrize("kind", ["tcp", "file"])
+def test_a_fork_gets_no_use_of_a_store_but_by_a_clone(kind):
+    assert run(1, store_in_a_fork, kind) == [(b"parent", b"child", 1)]

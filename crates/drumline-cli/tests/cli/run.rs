@@ -67,6 +67,32 @@ fn a_low_soft_limit_of_descriptors_is_raised_to_the_hard_one() {
     }
 }
 
+/// The secret and the ranks' shared memory lie in memory files. They ask for the seal where only sealed ones
+/// are allowed.
+#[test]
+fn a_job_runs_where_memory_files_must_not_be_executable() {
+    let inside = "echo 2 > /proc/sys/vm/memfd_noexec && exec \"$@\"";
+    let drumline = env!("CARGO_BIN_EXE_drumline");
+    let namespace = || {
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--mount-proc", "sh", "-c", inside, "sh"]);
+        command
+    };
+    let can = namespace().arg("true").output().is_ok_and(|output| output.status.success());
+    if !can {
+        let reason = "skipped: this takes root, unshare, and a kernel with vm.memfd_noexec (6.3)";
+        assert!(std::env::var_os("DRUMLINE_TEST_HOSTS").is_none(), "{reason}");
+        return eprintln!("{reason}");
+    }
+    let mut command = namespace();
+    command.args([drumline, "run"]);
+    let bench = [drumline, "bench", "all_reduce", "--sizes", "8", "--rounds", "1"];
+    let args = ["--nproc-per-node", "2"].into_iter().chain(bench);
+    let ended = Launch::new(args).start_as(command).end();
+    // Without shared memory the ranks would say that they use sockets.
+    assert_eq!((ended.code, ended.stderr.as_str()), (0, ""));
+}
+
 #[test]
 fn the_users_number_of_threads_is_kept() {
     let launch = Launch::new(["--nproc-per-node", "2", "sh", "-c", "echo $OMP_NUM_THREADS"]);

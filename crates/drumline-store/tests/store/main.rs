@@ -10,6 +10,7 @@ mod least;
 mod model;
 mod nine_methods;
 mod protocol;
+mod recorded;
 mod secured;
 mod semantics;
 mod tcp;
