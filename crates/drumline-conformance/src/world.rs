@@ -7,7 +7,7 @@ pub trait World: Debug {
     /// The name, for reports.
     fn name(&self) -> &str;
 
-    /// Runs `rank` once for every rank of a group of `world_size`, all at the same time.
+    /// Makes a group of `world_size` ranks and calls `rank` once for each of them, all at the same time.
     ///
     /// # Errors
     ///
@@ -32,7 +32,7 @@ impl Threads {
         Threads { name: name.to_owned(), config }
     }
 
-    /// The same with other settings.
+    /// The same groups with other settings.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Config)) -> Threads {
         change(&mut self.config);

@@ -28,12 +28,12 @@ pub trait AnyCall {
     fn memory(&mut self) -> &mut dyn Memory;
     /// Returns the working memory to the pool. Afterwards the result is in the caller's buffers.
     fn release(&mut self, pool: &mut Pool);
-    /// Lets `carry_out` make the whole call, on data and input as bytes. A backend of its own uses this method
-    /// in place of `prepare`, `memory` and `release`.
+    /// Hands the data and the input, as bytes, to `carry_out`, which makes the whole call. A foreign backend
+    /// uses this method in place of `prepare`, `memory` and `release`.
     fn on_bytes(&mut self, rank: Rank, carry_out: &mut OnBytes<'_>) -> Result<(), Cause>;
 }
 
-/// A function that makes a call on the bytes of its data and of its input, with its operator.
+/// Makes a call, given the bytes of its data, the bytes of its input, and its operator.
 pub type OnBytes<'a> = dyn FnMut(&mut [u8], &[u8], &dyn Reduce) -> Result<(), Cause> + 'a;
 
 /// An asynchronous call: it owns its buffers, and tells its caller when it has ended.

@@ -145,7 +145,7 @@ mod tests {
         assert_eq!(name(DType::F32, 1 << 18, true), "shm-nodes-push");
         assert_eq!(name(DType::F32, (1 << 18) - 1, false), "shm-twoshot");
         assert_eq!(name(DType::F32, (1 << 18) - 1, true), "shm-push");
-        // Sums of nodes would have to be wider than what ranks bring.
+        // In bf16, host-by-host sums would have to travel in a wider type than the ranks bring.
         assert_eq!(name(DType::Bf16, 1 << 24, false), "shm-twoshot");
         assert_eq!(name(DType::Bf16, 1 << 24, true), "shm-push");
     }
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!((choice.wide, choice.element_bytes), (false, 2));
     }
 
-    /// In place there is no room for wider elements.
+    /// Host-by-host sums in place would have no room for wider elements.
     #[test]
     fn narrow_floats_are_not_summed_host_by_host_in_place() {
         let settings =
@@ -201,7 +201,7 @@ mod tests {
         }
     }
 
-    /// What `explain` calls possible is what the settings may name, and holds what is chosen.
+    /// What `explain` calls possible is what the settings may name, and the chosen algorithm is among it.
     #[test]
     fn an_explanation_lists_what_can_be_chosen() {
         let mut seen = 0;

@@ -17,8 +17,8 @@ pub fn after(start: Instant, limit: Duration) -> Instant {
     start + bounded(limit)
 }
 
-/// The limit of `seconds`. Any number from 0 on is one, and more than a [`Duration`] holds means
-/// no limit. `None`: the number is negative, or none.
+/// A limit of `seconds`. Any number from 0 on is valid. A number too large for a [`Duration`] means no limit.
+/// `None`: the number is negative or NaN.
 pub fn of_seconds(seconds: f64) -> Option<Duration> {
     let is_limit = seconds >= 0.0; // Not so for NaN.
     is_limit.then(|| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX))
@@ -34,7 +34,7 @@ mod tests {
         assert_eq!(after(start, Duration::from_secs(3)), start + Duration::from_secs(3));
         let never = after(start, Duration::MAX);
         assert!(never > start + Duration::from_secs(20 * 365 * 24 * 3600));
-        // Warnings and second looks count with sums and differences.
+        // Code that warns and looks again adds and subtracts limits.
         let limit = bounded(Duration::MAX);
         assert!(never + 2 * limit > never && never - limit / 2 > start);
     }

@@ -1,4 +1,4 @@
-//! Real bytes to begin with, made by the encoders.
+//! Makes the first inputs of each decoder: real bytes, written by the encoders.
 
 use std::{fs, sync::Arc, thread};
 
@@ -28,11 +28,11 @@ use crate::{
     decoders::{Plan, Settings, Tree, handshake_of_ranks},
 };
 
-/// Writes the recordings of a decoder into its folder.
+/// Encodes sample values for a decoder and writes each result into a file of the decoder's corpus folder.
 ///
 /// # Errors
 ///
-/// When an encoder fails, or a file cannot be written.
+/// An encoder fails, or a file cannot be written.
 pub fn record(decoder: &Decoder) -> Result<()> {
     let folder = corpus::folder(decoder);
     fs::create_dir_all(&folder)?;

@@ -62,7 +62,7 @@ pub struct Config {
     /// chosen by size unless set. It never changes a result.
     pub all_reduce: Option<String>,
 
-    /// By which prices algorithms over links are chosen, the same on all ranks. `DRUMLINE_PRICES`:
+    /// The prices by which algorithms over links are chosen, the same on all ranks. `DRUMLINE_PRICES`:
     /// `default` (unless set), `measure`, or a file. They never change a result.
     pub prices: PriceSource,
 
@@ -107,9 +107,9 @@ pub struct Config {
     /// belong to which the process may use. It never changes a result.
     pub memory_node: Option<usize>,
 
-    /// How many bytes of its data a rank works on at a time where long data goes over sockets, so
-    /// that it sums what has come while more is on its way; the same on all ranks.
-    /// `DRUMLINE_WINDOW_BYTES`; 1 MiB unless set. It never changes a result.
+    /// How many bytes of its data a rank works on at a time where long data goes over sockets: it sums one
+    /// window while the next one arrives. The same on all ranks. `DRUMLINE_WINDOW_BYTES`; 1 MiB unless set.
+    /// It never changes a result.
     pub window_bytes: usize,
 
     /// How many bytes of buffers a rank may register ([`alloc_registered`]). Memory is taken when
@@ -124,45 +124,46 @@ pub struct Config {
     /// is sent, received or allocated. `DRUMLINE_OBJECT_BYTES_MAX`; 256 MiB unless set.
     pub object_bytes_max: usize,
 
-    /// The order in which floating-point sums are added, the same on all ranks.
-    /// `DRUMLINE_SUM_ORDER`: `rank` (unless set) or `placement`. The latter is faster where hosts
-    /// hold ranks that are no node of the tree of ranks, and its bits depend on the placement.
+    /// The order in which floating-point sums are added, the same on all ranks. `DRUMLINE_SUM_ORDER`: `rank`
+    /// (unless set) or `placement`. `placement` is faster where the ranks of a host are no node of the tree
+    /// of sums. Its bits depend on which rank runs on which host.
     pub sum_order: SumOrder,
 
-    /// After how long a call warns of the ranks that it waits for. After half of that time it
-    /// tells its peers that it waits, so that each can name who holds them all up.
-    /// `DRUMLINE_WARN_AFTER_S`, in seconds; 10 s unless set.
+    /// The time after which a waiting call logs a warning that names the late ranks. After half of that time
+    /// the rank tells its peers that it waits, so that each of them can name the rank that holds up all
+    /// others. `DRUMLINE_WARN_AFTER_S`, in seconds; 10 s unless set.
     pub warn_after: Duration,
 
     /// How much data-parallel training logs of itself, at the level `info`. `DRUMLINE_DEBUG`, else
     /// `TORCH_DISTRIBUTED_DEBUG`: `off` (unless set), `info` or `detail`.
     pub debug: DebugLevel,
 
-    /// What the processes of the job prove to each other. `DRUMLINE_SECRET` or
-    /// `DRUMLINE_SECRET_FILE`; `drumline run` makes a fresh one for every job.
+    /// The secret of the job. Each process proves to the others that it knows the secret. `DRUMLINE_SECRET`
+    /// or `DRUMLINE_SECRET_FILE`; `drumline run` makes a fresh one for every job.
     pub secret: Option<Secret>,
 
-    /// How the bytes of TCP connections of the job are protected ([`Level`]), the same on all
-    /// ranks. `DRUMLINE_SECURITY`: `auth` (unless set), `integrity` or `tls`; the last two take a
-    /// secret. Unix sockets and shared memory need none of it.
+    /// How TCP connections of the job are protected once both ends have proven that they know the secret
+    /// ([`Level`]); the same on all ranks. `DRUMLINE_SECURITY`: `auth` (unless set), `integrity` or `tls`.
+    /// For `integrity` and `tls` a secret must be set. The level does not apply to Unix sockets and shared
+    /// memory: the kernel keeps other users out of those.
     pub security: Level,
 
-    /// Whether to meet through a store that other machines can reach and that asks for no secret,
-    /// such as torchrun's. `DRUMLINE_TRUST_STORE`, 0 or 1; 0 unless set. The job is then only as
-    /// safe as the network.
+    /// Whether this rank may meet the others through a store that other machines can reach and that asks for
+    /// no secret, such as torchrun's. `DRUMLINE_TRUST_STORE`, 0 or 1; 0 unless set. With 1, the job is only
+    /// as safe as the network.
     pub trust_store: bool,
 
-    /// How many bytes the keys and values of the store may take that this process hosts for the
-    /// job, or that it opens in a file. `DRUMLINE_STORE_BYTES_MAX`; 1 GiB unless set.
+    /// The limit, in bytes, of all keys and values together in the store that this process hosts for the job,
+    /// or that it opens in a file. `DRUMLINE_STORE_BYTES_MAX`; 1 GiB unless set.
     pub store_bytes_max: usize,
 
-    /// Where to write what every rank does, and when ([`crate::trace`]). `DRUMLINE_TRACE`, a
-    /// directory, and `DRUMLINE_TRACE_BYTES_MAX`, the limit of each rank's file; nothing is
-    /// written unless set.
+    /// Where each rank writes a record of what it does, with times ([`crate::trace`]). `DRUMLINE_TRACE` is
+    /// the directory, and `DRUMLINE_TRACE_BYTES_MAX` the limit of each rank's file. Nothing is written unless
+    /// `DRUMLINE_TRACE` is set.
     pub trace: Option<Trace>,
 }
 
-/// The most connections that may carry the data between two ranks.
+/// The limit of [`Config::streams`].
 pub(crate) const STREAMS_MAX: usize = 16;
 
 impl Default for Config {
@@ -242,7 +243,7 @@ impl Config {
         names.max(self.bind_addresses.len()).clamp(1, STREAMS_MAX)
     }
 
-    /// What a lane takes from these.
+    /// The settings that a lane needs.
     pub(crate) fn lane_settings(&self) -> Settings {
         Settings {
             timeout: self.timeout,

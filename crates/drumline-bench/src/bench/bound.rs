@@ -1,7 +1,8 @@
-//! The speed that an operation could reach at best, measured in the same minutes.
+//! The highest speed that an operation could reach. It is measured in the same rounds as the operation, so
+//! that both meet the machine in the same state.
 //!
-//! Where ranks share memory, it is the speed of a copy by all ranks at once; over links, the speed of a
-//! plain stream between two ranks, both ways at once.
+//! Where all ranks share memory, it is the speed of a copy by all ranks at once. Over links, it is the speed
+//! of a plain stream between two ranks, in both directions at once.
 
 use std::{
     collections::BTreeSet,
@@ -11,13 +12,13 @@ use std::{
 
 use super::{operation::Operation, plain_stream::PlainStream};
 
-/// Moves as many bytes as an operation, without an operation.
+/// Moves as many bytes as an operation does, by the plainest means.
 pub(super) enum Bound {
     Copy {
         from: Vec<u8>,
         to: Vec<u8>,
     },
-    /// `None` on ranks without an end of the stream.
+    /// `None` on ranks that hold no end of the stream.
     Stream(Option<PlainStream>),
 }
 
@@ -34,8 +35,8 @@ impl Bound {
         }
     }
 
-    /// How many times an operation moves its size through the memory of a rank, or over the network
-    /// link that the ranks of a host share. `hosts`: the number of each rank's host, by rank.
+    /// How many times an operation moves its bytes through the memory of a rank, or over the network link
+    /// that the ranks of a host share. `hosts` has the number of each rank's host.
     pub(super) fn factor(&self, operation: Operation, hosts: &[u64]) -> f64 {
         let here = hosts.iter().filter(|host| **host == hosts[0]).count();
         if here == hosts.len() {
@@ -50,7 +51,7 @@ impl Bound {
         each * operation.bus_factor(distinct.len())
     }
 
-    /// Moves `bytes`, and returns the time on this rank.
+    /// Moves `bytes` and returns the time that it took on this rank.
     pub(super) fn move_bytes(&mut self, bytes: usize) -> io::Result<Duration> {
         match self {
             Bound::Copy { from, to } => {

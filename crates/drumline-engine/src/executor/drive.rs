@@ -98,8 +98,8 @@ fn when_stuck(
         }
     }
     if let Some(host) = host {
-        // Look at all neighbours. One that is not awaited may have made another call, and the last posts of
-        // one that has left count.
+        // Look at all neighbours. A neighbour that is not awaited may have made a different call. A neighbour
+        // that has left may have posted before it left, and those posts count.
         for seat in machine.neighbours() {
             look(machine, host, seat)?;
         }
@@ -128,8 +128,8 @@ fn meet(machine: &mut Machine, host: &mut Host, spin: Spin) -> Result<bool, Caus
     Ok(true)
 }
 
-/// Looks at a neighbour's count of posts and at its announcement. Returns the highest count seen so far: the
-/// line that was looked at may be older than a line seen before.
+/// Reads a neighbour's count of posts and compares its announcement. Returns the highest count seen so far:
+/// the line that was just read may be older than a line read before.
 fn look(machine: &mut Machine, host: &mut Host, seat: Seat) -> Result<u64, Cause> {
     let (piece, to_compare) = machine.looks_at(seat);
     let posted = host.posted(seat, piece);

@@ -1,29 +1,30 @@
-//! How far everybody has come in the memory that neighbours share.
+//! How far each rank of a host has come in the memory that they share.
 
 use drumline_schedule::step::Rank;
 
-/// What a rank knows of the shared memory of its host: how often everybody has posted.
+/// What this rank knows of the shared memory of its host: how often each neighbour has posted.
 #[derive(Clone, Debug, Default)]
 pub struct Flags {
     pub(crate) epoch: Epoch,
-    /// The ranks that share memory with this one, by seat, and how far each has come.
+    /// The neighbours, by seat.
     pub(crate) peers: Vec<Neighbour>,
 }
 
-/// One of the ranks that share memory with this one, counted in their order.
+/// The place of a neighbour: its index among this rank's neighbours, in the order of their ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seat(pub usize);
 
-/// Where each of them is found: schedules name ranks.
+/// Finds the seat of each neighbour. Schedules name ranks, so each schedule needs this table.
 #[derive(Clone, Debug, Default)]
 pub struct Seats {
     first: Rank,
-    /// From the first of them to the last, who mostly follow each other.
+    /// One entry for each rank from the first neighbour to the last. Ranks of a host mostly have consecutive
+    /// numbers.
     by_rank: Vec<Option<Seat>>,
 }
 
 impl Seats {
-    /// Of these ranks, in their order.
+    /// The seats of `neighbours`, which are in ascending order.
     pub fn of(neighbours: &[Rank]) -> Seats {
         let [Some(&first), Some(last)] = [neighbours.first(), neighbours.last()] else {
             return Seats::default();
@@ -41,24 +42,25 @@ impl Seats {
     }
 }
 
-/// How far the shared-memory operations of a group have come: the same on all ranks of a host.
+/// How far a group has come in shared memory; the same on all ranks of a host. A piece is one turn of a call
+/// that posts: a call on long data takes several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Epoch {
-    /// Every rank's posts before this piece.
+    /// How often each rank had posted before this piece.
     pub(crate) base: u64,
-    /// How many pieces came before.
+    /// The number of pieces before this one.
     pub(crate) pieces: u64,
-    /// The piece before, if there was one.
+    /// The piece before this one, if there was one.
     pub(crate) previous: Option<Previous>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Previous {
-    /// Every rank's posts before it.
+    /// How often each rank had posted before that piece.
     pub(crate) base: u64,
-    /// The number of the call that it was a piece of.
+    /// The number of the call to which that piece belonged.
     pub sequence: u64,
-    /// What this rank has announced.
+    /// The digest that this rank announced in that piece.
     pub digest: u64,
 }
 
@@ -66,8 +68,8 @@ pub struct Previous {
 pub(crate) struct Neighbour {
     pub(crate) rank: Rank,
     pub(crate) posted: u64,
-    /// Of how many pieces its announcements have been compared: of all before this one, or all but
-    /// one, and maybe of this one, too.
+    /// The number of pieces of which this rank has compared the neighbour's announcement. It lags behind
+    /// `Epoch::pieces` by at most one piece, or is one ahead when this piece was compared.
     met: u64,
 }
 
@@ -88,12 +90,14 @@ impl Flags {
         };
     }
 
-    /// A neighbour's announcement of a piece has been compared: of this one, or of the one before.
+    /// A neighbour's announcement of a piece has been compared. `piece` is the present piece or the one
+    /// before.
     pub(crate) fn on_met(&mut self, seat: Seat, piece: u64) {
         self.of_mut(seat).met = piece + 1;
     }
 
-    /// What was compared with a call that posted nothing is to be compared with the next one.
+    /// The call that ended posted nothing, so announcements that were compared with it must be compared
+    /// again, with the next call.
     pub(crate) fn forget_met(&mut self) {
         let pieces = self.epoch.pieces;
         self.peers.iter_mut().for_each(|peer| peer.met = peer.met.min(pieces));
@@ -104,13 +108,13 @@ impl Flags {
         self.of(seat).met > self.epoch.pieces
     }
 
-    /// Whether that of the piece before has been.
+    /// Whether a neighbour's announcement of the piece before this one has been compared.
     pub(crate) fn has_met_before(&self, seat: Seat) -> bool {
         self.of(seat).met >= self.epoch.pieces
     }
 
-    /// A neighbour that may not have posted in the piece before, or whose
-    /// announcement there has not been compared, and its count of posts from which on it can be.
+    /// A neighbour that may not have posted in the piece before this one, or whose announcement of that piece
+    /// has not been compared; and the count of posts from which the announcement can be compared.
     pub(crate) fn owed(&self) -> Option<(Seat, u64)> {
         let Epoch { pieces, previous, .. } = self.epoch;
         let level = previous?.base + 1;
@@ -119,12 +123,13 @@ impl Flags {
         Some((Seat(owed), level))
     }
 
-    /// Announcements that nobody has looked at, after all neighbours have left: (whose, piece,
-    /// what this rank called there).
+    /// Announcements that were not compared when all neighbours have left: (whose, of which piece, what this
+    /// rank announced there).
     pub fn left_over(&self) -> impl Iterator<Item = (Seat, u64, Option<Previous>)> {
         let Epoch { base, pieces, previous } = self.epoch;
         self.peers.iter().enumerate().filter_map(move |(seat, peer)| match previous {
-            // One that left before that call has announced nothing, and had nothing to give.
+            // A neighbour that left before that call has announced nothing, and nobody needed anything from
+            // it.
             Some(previous) if peer.met < pieces && peer.posted > previous.base => {
                 Some((Seat(seat), pieces - 1, Some(previous)))
             }
@@ -133,15 +138,15 @@ impl Flags {
         })
     }
 
-    /// A neighbour has posted so often, as it says in one of its lines. Returns what is known now.
+    /// One of a neighbour's lines says that it has posted this often. Returns the highest count known.
     pub fn on_posted(&mut self, seat: Seat, posted: u64) -> u64 {
         let known = self.of_mut(seat);
         known.posted = known.posted.max(posted);
         known.posted
     }
 
-    /// Whether a neighbour is known to have posted so often in the call at hand, or `find` finds that
-    /// it has: how often then.
+    /// Whether a neighbour has posted at least `level` times in the present call. `find` looks at its line
+    /// and returns the count of posts if it is enough.
     #[inline]
     pub(crate) fn meets(
         &mut self,
@@ -154,7 +159,7 @@ impl Flags {
         if known.met > pieces && known.posted >= level {
             return true;
         }
-        // What was announced before this piece is to be compared first.
+        // The announcement of the piece before must be compared first.
         let found = if known.met >= pieces { find() } else { None };
         if let Some(posted) = found {
             (known.met, known.posted) = (pieces + 1, known.posted.max(posted));

@@ -1,12 +1,12 @@
-//! What a group has called before.
+//! The calls that a group made before.
 
 use drumline_schedule::step::Rank;
 
 use super::message::Description;
 use crate::error::Cause;
 
-/// The last calls of a group, to explain messages that come too late: each in the place that its
-/// number leads to.
+/// The last calls of a group, to explain messages that come too late. Each call is kept in a place that
+/// follows from its number.
 #[derive(Debug)]
 pub struct History([Description; History::CALLS]);
 
@@ -27,7 +27,8 @@ impl History {
         (sequence % History::CALLS as u64) as usize
     }
 
-    /// `peer` is still in `theirs`, a call that this rank has completed without it.
+    /// `peer` is still in the call `theirs`, which this rank has completed without it: an error if this rank
+    /// made a different call.
     pub fn compare(&self, peer: Rank, theirs: Description) -> Result<(), Cause> {
         match self.find(theirs.sequence()) {
             Some(ours) if ours != theirs => Err(Cause::mismatch(peer, theirs, Some(ours))),
@@ -40,7 +41,7 @@ impl History {
         Cause::mismatch(peer, theirs, self.find(theirs.sequence()))
     }
 
-    /// The call of that number, if it is not too long ago.
+    /// The call with that number, if it is one of the last [`History::CALLS`].
     pub fn find(&self, sequence: u64) -> Option<Description> {
         let kept = self.0[History::place(sequence)];
         (kept != Description::NONE && kept.sequence() == sequence).then_some(kept)

@@ -1,4 +1,4 @@
-//! Which elements a schedule's symbolic places stand for.
+//! Finds the elements that the symbolic places of a schedule stand for.
 
 use std::ops::Range;
 
@@ -7,16 +7,15 @@ use drumline_schedule::{
     step::{Buffer, Loc, Rank, Span},
 };
 
-/// The lengths of one call's buffers, and the windows of them that are worked on.
+/// The lengths of one call's buffers, and the windows in which the call works on them.
 ///
-/// Staging slots are small, so a long operation through shared memory is done piece by piece: the
-/// schedule runs once for every window. Over links it is, too, so that what arrives is worked on
-/// while it is in the cache. A window is a window of every block, cut short where the
-/// block ends.
+/// Staging slots are small, so a long call through shared memory runs its schedule once for each window. So
+/// does a long call over links: it works on data that has arrived while the data is in the cache. A window
+/// covers a part of every block. Where a block is shorter than the window, the window ends with the block.
 ///
-/// A block of a slot begins where it would if all were as long as the longest window, so that
-/// neighbours find it. There is no room for the owner's own block, which nobody fetches, and the
-/// one of the rank behind the owner comes first: so two ranks that exchange slots write exactly
+/// In a slot, blocks begin at multiples of the longest window's length, so that neighbours find them. A slot
+/// has no room for its owner's own block, because nobody fetches that. The first block in a slot is the block
+/// of the rank after the owner. So two ranks that exchange slots write exactly where they have just read.
 /// where they have just read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
@@ -25,15 +24,15 @@ pub struct Layout {
     rank: Rank,
     root: Rank,
     counts: Counts,
-    /// Elements of the longest block.
+    /// The number of elements in the longest block.
     longest: usize,
-    /// Elements of each block that a window shows, but for the last window.
+    /// The number of elements of each block in a window. The last window may have fewer.
     piece: usize,
-    /// Blocks of a staging slot.
+    /// The number of blocks in a staging slot.
     slot_blocks: usize,
 }
 
-/// What a schedule's place stands for in one window.
+/// A place that a schedule names, in one window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
     pub loc: Loc,
@@ -55,8 +54,8 @@ impl Stretch {
 }
 
 impl Layout {
-    /// The buffers of `schedule`'s rank; a staging slot has room for `slot` elements. `None` is for
-    /// operations that stage nothing.
+    /// The layout of the buffers of `schedule`'s rank. A staging slot has room for `slot` elements; `None`
+    /// for calls that stage nothing.
     pub fn new(schedule: &Schedule, counts: Counts, slot: Option<usize>) -> Layout {
         let Schedule { collective, world_size, rank, root, .. } = *schedule;
         let longest = counts.longest();
@@ -65,34 +64,35 @@ impl Layout {
         Layout { collective, world_size, rank, root, counts, longest, piece, slot_blocks }
     }
 
-    /// The same in windows of `elements` of each block, at least one.
+    /// The same layout in windows of `elements` elements of each block, at least one.
     pub fn in_windows_of(self, elements: usize) -> Layout {
         Layout { piece: self.longest.min(elements.max(1)), ..self }
     }
 
-    /// The same in windows of about `bytes` of what a rank brings. Among many ranks they are
-    /// longer, so that messages stay worth their price: one takes a sixteenth at least.
+    /// The same layout in windows of about `bytes` bytes of this rank's data. With more than 16 ranks windows
+    /// are longer, so that a message stays long enough to be worth its price: it carries at least a sixteenth
+    /// of `bytes`.
     pub fn in_windows_of_bytes(self, bytes: usize, element_bytes: usize) -> Layout {
         let message = bytes / self.world_size.min(16) / element_bytes;
         let elements = match self.collective {
-            // One block, of which every rank gets a part.
+            // There is one block, and each rank reduces a part of it.
             Collective::AllReduce => message * self.world_size,
             _ => message,
         };
         self.in_windows_of(elements)
     }
 
-    /// The most elements that a staging slot has to hold.
+    /// The number of elements that a staging slot must hold.
     pub(crate) fn slot_len(&self) -> usize {
         self.slot_blocks * self.piece
     }
 
-    /// How many windows there are: at least one.
+    /// The number of windows, at least one.
     pub fn windows(&self) -> usize {
         self.longest.div_ceil(self.piece.max(1)).max(1)
     }
 
-    /// The elements of its buffer that a place stands for. Scratch and slots hold one window.
+    /// The elements of its buffer that a place stands for. Scratch memory and slots hold one window.
     pub fn resolve(&self, Place { loc, window }: Place) -> Range<usize> {
         let Loc { buffer, span, .. } = loc;
         let owner = loc.peer.unwrap_or(self.rank);
@@ -110,7 +110,7 @@ impl Layout {
                 self.counts.resolve_in_all(span, buffer, self.world_size)
             }
             _ if span.count == 0 => 0..0,
-            // Staged algorithms name such blocks one by one.
+            // Algorithms that stage name such blocks one by one.
             (Blocks::All, Buffer::Data | Buffer::Input) => {
                 let block = Span::block(span.first, self.world_size);
                 let start = self.counts.resolve_in_all(block, buffer, self.world_size).start;
@@ -127,14 +127,14 @@ impl Layout {
         }
     }
 
-    /// The elements of that block that the window shows.
+    /// The elements of a block that a window covers.
     fn shown(&self, buffer: Buffer, block: Rank, window: usize) -> Range<usize> {
         let len = self.counts.block(buffer, block);
         let border = |window: usize| window.saturating_mul(self.piece).min(len);
         border(window)..border(window + 1)
     }
 
-    /// Elements of this rank's buffers, together.
+    /// The number of elements in this rank's buffers together.
     pub(crate) fn buffers_len(&self) -> usize {
         let len = |buffer| match self.collective.blocks(buffer, self.rank, self.root) {
             Blocks::None => 0,
@@ -171,8 +171,8 @@ mod tests {
     }
 
     proptest! {
-        /// The windows of a place tile what it is as a whole, and what neighbours find in a slot is
-        /// what its owner put there, and fits.
+        /// The windows of a place cover the whole place, without gap or overlap. What a neighbour reads in a
+        /// slot is what the owner wrote there, and it fits.
         #[test]
         fn pieces_tile_the_buffers(
             row: prop::sample::Index, root: prop::sample::Index, slot in 1_usize..64,

@@ -1,4 +1,4 @@
-//! What a rank does by itself, laid out.
+//! The steps that a rank carries out in memory, laid out.
 
 use std::ops::Range;
 
@@ -19,9 +19,10 @@ pub enum Local {
     Combine {
         dsts: Vec<Operand>,
         srcs: Vec<Operand>,
-        /// How many sources become one: a stack program.
+        /// A program for a stack machine: how often to combine the two topmost values after each source is
+        /// pushed.
         merges: Vec<usize>,
-        /// How many ranks have a part in the result, if it is one.
+        /// How many ranks have contributed, if this step completes a result.
         finish: Option<usize>,
     },
 }
@@ -33,41 +34,41 @@ pub struct Operand {
     pub(crate) extent: Extent,
 }
 
-/// What a place lies in.
+/// The memory in which an operand lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Area {
     Data,
     Input,
     Scratch,
-    /// In the line of an announcement.
+    /// In the line of this rank's announcement.
     Line,
     LineOf(Seat),
     Slot,
     SlotOf(Seat),
-    /// The buffer that is registered for the call.
+    /// A neighbour's buffer that is registered for the call.
     RegisteredOf(Seat),
 }
 
-/// Where staging slots lie.
+/// The memory in which staging slots lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Slots {
-    /// In the lines of announcements.
+    /// In the lines of announcements, where short data fits.
     InLine,
-    /// In memory of their own.
+    /// In slots of their own.
     Apart,
 }
 
-/// Where in that it lies.
+/// The elements of its memory that an operand takes.
 #[derive(Debug)]
 pub(crate) enum Extent {
-    /// There in all windows.
+    /// The same elements in all windows.
     Fixed(Range<usize>),
-    /// To be found anew in each.
+    /// Other elements in each window; resolved when the step runs.
     Moving(Loc),
 }
 
 impl Area {
-    /// Neighbours are found by `seat`.
+    /// The memory of `loc`. `seat` finds the seat of a neighbour.
     pub(crate) fn of(loc: Loc, slots: Slots, seat: impl Fn(Rank) -> Seat) -> Area {
         match (loc.peer.map(seat), loc.buffer) {
             (None, Buffer::Slot) if slots == Slots::InLine => Area::Line,
@@ -86,12 +87,12 @@ impl Area {
 }
 
 impl Local {
-    /// Combines two.
+    /// Combines two sources.
     pub(crate) fn pair(dst: Operand, srcs: [Operand; 2], finish: Option<usize>) -> Local {
         Local::Combine { dsts: vec![dst], srcs: srcs.into(), merges: vec![0, 1], finish }
     }
 
-    /// Combines the inputs of a tree.
+    /// Combines the sources along the tree of sums.
     pub(crate) fn tree(
         dsts: &[Loc],
         srcs: &[(Node, Loc)],

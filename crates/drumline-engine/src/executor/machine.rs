@@ -19,13 +19,14 @@ use super::{
 };
 use crate::error::Cause;
 
-/// Runs schedules, one call after another: what happened goes in, what to do comes out.
+/// Runs one call after another, each by its schedule. The caller tells it what has happened and asks it what
+/// to do.
 ///
-/// It holds no buffer, no socket, no shared memory and no clock. [`Machine::poll`] says what to
-/// do next; the `on_` methods say what has happened. A run of `Recv` steps is posted together,
-/// so that messages may arrive in any order of peers; every other step waits for the receives
-/// before it. A long operation runs the schedule on one window after another, in turns; where the
-/// algorithm is [pipelined](drumline_schedule::Pipeline), several windows are under way in a turn.
+/// It holds no buffer, no socket, no shared memory and no clock. [`Machine::poll`] says what to do next; the
+/// `on_` methods say what has happened. A run of `Recv` steps is posted together, so that peers' messages may
+/// arrive in any order. Every other step waits for the receives before it. A call on long data runs the
+/// schedule once for each window, in turns. If the algorithm is [pipelined](drumline_schedule::Pipeline), a
+/// turn works on several windows.
 #[derive(Debug)]
 pub struct Machine {
     plan: Arc<Plan>,
@@ -33,20 +34,21 @@ pub struct Machine {
     sequence: u64,
     /// The calls before this one.
     history: History,
-    /// Bytes from the start of this rank's arena to the buffer that is registered for the call, if one is.
+    /// The offset, in bytes, of the buffer that is registered for the call in this rank's arena. `None`: the
+    /// call has no such buffer.
     registered: Option<u64>,
     /// How long the call may take.
     timeout: Duration,
-    /// When it is given up. `None` before anybody has looked at the clock: a call that needs no
-    /// waiting never does.
+    /// When the call fails with a time-out. `None` until someone reads the clock: a call that does not wait
+    /// never reads it.
     deadline: Option<Instant>,
     turn: usize,
     stage: Stage,
-    /// Receives that were posted and are not complete.
+    /// The number of receives that were posted and are not complete.
     receiving: usize,
-    /// By rank; of use where `is_touched`.
+    /// By rank. Valid only if `is_touched`.
     peers: Vec<PeerProgress>,
-    /// Whether anything was noted of peers in this call.
+    /// Whether `peers` was changed in this call.
     is_touched: bool,
     /// Whether the transport knows of this call.
     is_begun: bool,
@@ -55,80 +57,78 @@ pub struct Machine {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The slots that this piece uses may still be in use.
+    /// Another rank may still use the slots of this piece.
     Entry,
-    /// Index of the task to do next.
+    /// The index of the next task.
     Task(usize),
 }
 
 #[derive(Debug, Default)]
 struct PeerProgress {
-    /// Messages handed to the transport, receives completed, and messages that have left their
-    /// source.
+    /// How many messages were handed to the transport, how many receives are complete, and how many messages
+    /// have left their source.
     sent: u32,
     received: u32,
     flushed: usize,
     /// Payload bytes of the receives that were posted and are not complete, oldest first.
     expected: VecDeque<u64>,
-    /// The header of the next message, where it has arrived.
+    /// The header of the peer's next message, if it has arrived.
     header: Option<Header>,
-    /// Whether it has left the group.
+    /// Whether the peer has left the group.
     left: bool,
 }
 
 /// What the machine wants done.
 #[derive(Clone, Copy, Debug)]
 pub enum Action {
-    /// Post a message with [such a header](Machine::header). `src` must stay as it is until
-    /// [`Machine::on_sent`].
+    /// Post a message with [this header](Machine::header). `src` must not change before [`Machine::on_sent`].
     Send { to: Rank, part: u32, src: Stretch },
     /// Put the payload of the next message from `from` into `dst`.
     Receive { from: Rank, dst: Stretch },
-    /// Do [that](Machine::computation) in memory, in that window.
+    /// Carry out [this computation](Machine::computation) in this window.
     Compute(Index, usize),
-    /// Tell the neighbours in shared memory [what is being called](Machine::notice).
+    /// Write [this rank's announcement](Machine::notice) to shared memory.
     Announce,
     /// Raise this rank's count of posts.
     Post,
-    /// Look for the posts of neighbours that are [missing](Machine::missing), if any are, and tell
-    /// [`Machine::on_posted`]. Nothing goes on without them.
+    /// Look for the posts that are [missing](Machine::missing), if any are, and tell [`Machine::on_posted`].
+    /// The call cannot go on without them.
     Watch,
-    /// Nothing, until something happens.
+    /// Do nothing until something happens.
     Wait,
     /// The collective is complete.
     Done,
 }
 
-/// A step other than a message.
+/// A step that is carried out in memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Computation<'a> {
     pub plan: &'a Plan,
     pub local: &'a Local,
-    /// The window that it works on.
+    /// The window on which the step works.
     pub window: usize,
 }
 
-/// What a rank looks for in a neighbour's line.
+/// What this rank looks for in a neighbour's line.
 #[derive(Clone, Copy, Debug)]
 pub struct Awaited {
-    /// How many pieces came before: whose line it is.
+    /// The number of pieces before this one. It decides which of the two lines to read.
     pub piece: u64,
-    /// So many posts at least.
+    /// The least count of posts.
     pub level: u64,
-    /// What stands for this rank's own call.
+    /// The digest of this rank's own call.
     pub digest: u64,
 }
 
-/// What a rank tells its neighbours in shared memory of a piece.
+/// What a rank announces to its neighbours about a piece.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Notice<'a> {
-    /// How many pieces of posting operations came before it. Slots and announcements take turns
-    /// by it.
+    /// The number of pieces before this one. It decides which of the two slots and lines the piece uses.
     pub piece: u64,
     pub call: &'a Frame,
     /// The number of the call.
     pub sequence: u64,
-    /// Where this rank's registered buffer lies, if it has one.
+    /// The offset of this rank's registered buffer in its arena; `u64::MAX` without one.
     pub place: u64,
     pub digest: u64,
 }
@@ -154,8 +154,9 @@ impl Machine {
         }
     }
 
-    /// A call begins, the one of that number. `registered` is where the buffer lies that neighbours reach.
-    /// It is given up after `timeout`, counted from `now` or from when somebody looks at the clock.
+    /// Begins call number `sequence`. `registered` is the offset of the registered buffer that neighbours
+    /// reach. The call fails after `timeout`, counted from `now`, or if `now` is `None` from when someone
+    /// reads the clock.
     pub fn begin(
         &mut self,
         plan: &Arc<Plan>,
@@ -186,12 +187,12 @@ impl Machine {
         self.stage = self.beginning();
     }
 
-    /// The call is over.
+    /// Ends the call and keeps its description.
     pub fn end(&mut self) {
         self.history.push(self.description());
     }
 
-    /// What is going to be noted of peers.
+    /// Makes room for notes about peers.
     fn touch(&mut self) {
         self.is_touched = true;
         if self.peers.len() < self.plan.schedule.world_size {
@@ -203,7 +204,7 @@ impl Machine {
         if self.plan.posts > 0 { Stage::Entry } else { Stage::Task(0) }
     }
 
-    /// Whether this is the first that the transport hears of the call.
+    /// Whether the transport has not been told of this call yet. True once in each call.
     pub fn is_new(&mut self) -> bool {
         !std::mem::replace(&mut self.is_begun, true)
     }
@@ -226,30 +227,30 @@ impl Machine {
         self.timeout
     }
 
-    /// When the call is given up; it is `now`.
+    /// When the call fails with a time-out. Counts from `now` if nobody has read the clock before.
     pub fn deadline(&mut self, now: Instant) -> Instant {
         *self.deadline.get_or_insert(now + self.timeout)
     }
 
-    /// When the call is given up, if anybody has looked at the clock.
+    /// When the call fails with a time-out, if someone has read the clock.
     pub fn known_deadline(&self) -> Option<Instant> {
         self.deadline
     }
 
-    /// Nothing is given up before then.
+    /// The call does not fail with a time-out before `deadline`.
     pub fn extend(&mut self, deadline: Instant) {
         self.deadline = self.deadline.max(Some(deadline));
     }
 
-    /// The description of the call that runs.
+    /// The description of the running call.
     pub fn description(&self) -> Description {
         self.plan.description(self.sequence)
     }
 
     /// The next thing to do. Call again after each action other than `Wait`.
     //
-    // Functions that are rarely needed stay functions: where they are inlined, what they work with is
-    // fetched in every turn of the loops here, which was a tenth of a short operation.
+    // Rarely used functions are not inlined: if they were, the loop would load what they need in each turn.
+    // That took a tenth of the time of a short call.
     pub fn poll(&mut self) -> Action {
         loop {
             let Stage::Task(index) = self.stage else { return self.enter() };
@@ -285,14 +286,14 @@ impl Machine {
         }
     }
 
-    /// Whether something must wait for messages that were to come before it. Others from elsewhere
-    /// need not, and what has left need not: so receives from several peers go on beside each other.
+    /// Whether a step must wait while receives are not complete. Receives need not wait: so receives from
+    /// several peers go on beside each other. A flush need not wait, because it concerns messages to a peer.
     #[inline(never)]
     fn is_held_up(&self, verb: Verb) -> bool {
         !matches!(verb, Verb::Receive { .. } | Verb::Flush { .. })
     }
 
-    /// The window that a task works on in this turn, if there is one.
+    /// The window on which a task works in this turn. `None`: the task has nothing to do in this turn.
     fn window(&self, task: &Task) -> Option<usize> {
         task.window(self.turn, self.plan.windows)
     }
@@ -304,8 +305,8 @@ impl Machine {
         self.peers[to].flushed >= upto
     }
 
-    /// Waits until nobody uses the slots of the piece before the last one any more: that is so
-    /// once everybody has posted in the last one.
+    /// Waits until no rank uses the slots of the piece before the last. This is so once every neighbour has
+    /// posted in the last piece.
     #[inline(never)]
     fn enter(&mut self) -> Action {
         if self.flags.owed().is_some() {
@@ -315,12 +316,13 @@ impl Machine {
         Action::Announce
     }
 
-    /// Goes past the waits for posts that are there. The neighbour whose post is the first that is
-    /// missing, and its count to look for, if nothing goes on without it.
+    /// Passes the waits for posts that are there. Returns the neighbour whose post is missing, and the count
+    /// of posts to look for. `None`: no post is missing.
     ///
-    /// `find` says how often a neighbour has posted if its line shows what is awaited.
+    /// `find` looks at a neighbour's line. If the line shows what is awaited, it returns the neighbour's
+    /// count of posts.
     //
-    // Whatever else there is to do for a wait is done where a post is missing.
+    // This is the fast path. The caller does what else a missing post needs.
     pub fn missing(
         &mut self,
         mut find: impl FnMut(Seat, Awaited) -> Option<u64>,
@@ -346,7 +348,7 @@ impl Machine {
         missing
     }
 
-    /// What there is to announce.
+    /// What this rank has to announce.
     pub fn notice(&self) -> Notice<'_> {
         Notice {
             piece: self.flags.epoch.pieces,
@@ -357,12 +359,12 @@ impl Machine {
         }
     }
 
-    /// What there is to do in memory.
+    /// The computation of [`Action::Compute`].
     pub fn computation(&self, local: Index, window: usize) -> Computation<'_> {
         Computation { plan: &self.plan, local: self.plan.tasks.local(local), window }
     }
 
-    /// Goes on to the next turn, unless there is something to wait for or nothing left to do.
+    /// Goes on to the next turn, unless receives are not complete or this was the last turn.
     #[inline(never)]
     fn end_of_turn(&mut self) -> Option<Action> {
         let turns = self.plan.pipeline.turns(self.plan.windows);
@@ -390,7 +392,7 @@ impl Machine {
         Action::Send { to, part: peer.sent - 1, src: self.plan.stretch(src) }
     }
 
-    /// What goes ahead of a message.
+    /// The header of a message.
     pub fn header(&self, part: u32, src: Stretch) -> Header {
         Header { description: self.description(), part, payload: self.plan.bytes(src) }
     }
@@ -408,9 +410,9 @@ impl Machine {
         self.peers[to].flushed += 1;
     }
 
-    /// The header of the next message from `from` has arrived. It need not be awaited: a header
-    /// of this operation that differs in any way is an error at once, because ranks that run
-    /// different operations may wait for each other for ever.
+    /// The header of the next message from `from` has arrived, awaited or not. If it belongs to the present
+    /// call and differs from it in any way, the call fails at once, because ranks in different calls may wait
+    /// for each other for ever.
     pub fn on_header(&mut self, from: Rank, header: Header) -> Result<(), Cause> {
         self.compare(from, header.description)?;
         self.touch();
@@ -432,8 +434,8 @@ impl Machine {
         Ok(())
     }
 
-    /// A peer waits in a call. Ranks that run different operations may wait for each other for
-    /// ever without a message between them.
+    /// A peer says that it waits in a call. Fails if this rank made a different call: ranks in different
+    /// calls may wait for each other for ever without a message between them.
     pub fn on_waits(&self, peer: Rank, theirs: Description) -> Result<(), Cause> {
         match theirs.group() == self.description().group() && theirs.sequence() < self.sequence {
             true => self.history.compare(peer, theirs),
@@ -443,7 +445,7 @@ impl Machine {
 
     /// Whether the payload behind the header from `from` may be taken now.
     ///
-    /// `false` means that it is not this operation's turn: the peer runs ahead.
+    /// `false`: the peer runs ahead, and the message has to wait.
     pub fn admits(&self, from: Rank) -> Result<bool, Cause> {
         let Some(peer) = self.peers.get(from) else { return Ok(false) };
         let (Some(header), Some(&expected)) = (&peer.header, peer.expected.front()) else {
@@ -494,8 +496,8 @@ impl Machine {
         (0..self.flags.peers.len()).map(Seat)
     }
 
-    /// The piece in whose line a neighbour is to be looked at next, and the count of posts from
-    /// which on its announcement there is to be compared, if it has not been.
+    /// The piece whose line of a neighbour this rank should read next. With it, if the announcement there has
+    /// not been compared: the count of posts above which it can be.
     pub fn looks_at(&self, seat: Seat) -> (u64, Option<u64>) {
         let Epoch { base, pieces, previous } = self.flags.epoch;
         match previous {
@@ -504,13 +506,13 @@ impl Machine {
         }
     }
 
-    /// What this rank has announced, or would, for that piece: this one or the one before.
+    /// The digest of this rank's present call.
     fn digest(&self) -> u64 {
         self.plan.digest(self.sequence)
     }
 
-    /// Whether a neighbour's announcement in the line of that piece is this rank's own call. If so,
-    /// that is noted; else its description is to be [compared](Machine::on_announced).
+    /// Whether the digest in a neighbour's line for `piece` is that of this rank's own call. If it is, the
+    /// machine notes that; if not, compare the [description](Machine::on_announced).
     pub fn agrees(&mut self, seat: Seat, piece: u64, digest: u64) -> bool {
         let is_same = match self.flags.epoch.previous {
             Some(previous) if piece < self.flags.epoch.pieces => digest == previous.digest,
@@ -522,7 +524,7 @@ impl Machine {
         is_same
     }
 
-    /// What a neighbour says it calls, in the line of that piece.
+    /// Compares a neighbour's announcement of a piece with this rank's call.
     #[cold]
     pub fn on_announced(&mut self, seat: Seat, piece: u64, header: Header) -> Result<(), Cause> {
         let peer = self.flags.of(seat).rank;
@@ -534,7 +536,8 @@ impl Machine {
             };
             return Err(Cause::mismatch(peer, header.description, ours));
         }
-        // A rank whose operations need no shared memory for a while may be behind.
+        // The neighbour may still be in an earlier call, if this rank's calls need no shared memory for a
+        // while.
         if header.description.sequence() <= self.sequence {
             self.compare(peer, header.description)?;
         } else if self.plan.posts > 0 {
@@ -544,13 +547,13 @@ impl Machine {
         Ok(())
     }
 
-    /// A neighbour has posted so often, as it says in one of its lines. Returns what is known now.
+    /// One of a neighbour's lines says that it has posted this often. Returns the highest count known.
     pub fn on_posted(&mut self, seat: Seat, posted: u64) -> u64 {
         self.flags.on_posted(seat, posted)
     }
 
-    /// Whether a neighbour is known to have come so far, in the same call. (It may have been seen
-    /// there while this rank was still in the call before.)
+    /// Whether a neighbour is known to have posted `level` times in this same call. (Its count may have been
+    /// read while this rank was still in the call before.)
     fn has_posted(&self, seat: Seat, level: u64) -> bool {
         self.flags.of(seat).posted >= level && self.flags.has_met(seat)
     }
@@ -565,7 +568,7 @@ impl Machine {
             Stage::Entry => None,
             Stage::Task(index) => self.plan.tasks.list().get(index..),
         };
-        // The waits that follow each other are one wait for several.
+        // Waits that follow each other form one wait for several neighbours.
         let waits = tasks.unwrap_or_default().iter().map_while(|task| match task.verb {
             Verb::Wait { seat, upto } => Some((seat, self.level(upto))),
             _ => None,
@@ -575,14 +578,14 @@ impl Machine {
         late.chain(waits.filter(|&(seat, level)| !self.has_posted(seat, level)))
     }
 
-    /// The neighbours that have not posted in the last piece, as far as is known.
+    /// The neighbours that are not known to have posted in the last piece.
     fn late_at_entry(&self) -> impl Iterator<Item = (Seat, u64)> {
         let level = self.flags.epoch.previous.map_or(0, |previous| previous.base + 1);
         let is_late = move |seat: &Seat| self.flags.of(*seat).posted < level;
         self.neighbours().filter(is_late).map(move |seat| (seat, level))
     }
 
-    /// The neighbour whose next post would let this rank go on, and the count to look for.
+    /// The neighbour for whose post this rank waits first, and the count to look for.
     pub fn watching(&self) -> Option<(Seat, u64)> {
         match self.stage {
             Stage::Entry => self.flags.owed(),
@@ -599,7 +602,8 @@ impl Machine {
         self.peers[peer].left = true;
     }
 
-    /// It is `now`, and nothing can be done: an error if that will stay so.
+    /// Nothing can be done at the time `now`. Fails if the call cannot go on any more: a peer that it needs
+    /// has left, or its time is over.
     pub fn on_stuck(&mut self, now: Instant) -> Result<(), Cause> {
         let deadline = self.deadline(now);
         let has_left = |peer: &Rank| self.peers.get(*peer).is_some_and(|peer| peer.left);
@@ -609,7 +613,7 @@ impl Machine {
         }
         let waiting_for = self.awaited();
         match waiting_for.iter().find(|peer| has_left(peer)) {
-            // What it posted before it left is enough if that is all that was missing.
+            // The peer's posts before it left are enough, if nothing else is missing.
             Some(_) if self.can_go_on() => Ok(()),
             Some(&peer) => Err(Cause::PeerLeft { peer }),
             None if now < deadline => Ok(()),
@@ -622,19 +626,19 @@ impl Machine {
         self.watching().is_some_and(|(seat, level)| self.flags.of(seat).posted >= level)
     }
 
-    /// The peers without whom nothing goes on.
+    /// The peers that the call needs in order to go on.
     pub fn awaited(&self) -> Vec<Rank> {
         let watched = self.awaited_posts();
         let awaited = |rank: &Rank| self.awaits_message(*rank) || watched.contains(rank);
         (0..self.plan.schedule.world_size).filter(awaited).collect()
     }
 
-    /// Whether nothing goes on without that peer.
+    /// Whether the call needs `rank` in order to go on.
     pub fn awaits(&self, rank: Rank) -> bool {
         self.awaits_message(rank) || self.awaited_posts().contains(&rank)
     }
 
-    /// Whether a message from that peer is missing, or one to it has not left.
+    /// Whether a message from `rank` is missing, or a message to it has not left its source.
     fn awaits_message(&self, rank: Rank) -> bool {
         let Some(peer) = self.peers.get(rank) else { return false };
         let Stage::Task(index) = self.stage else { return !peer.expected.is_empty() };
@@ -647,7 +651,7 @@ impl Machine {
         !peer.expected.is_empty() || !self.plan.tasks.list().get(index).is_none_or(is_flushed)
     }
 
-    /// The neighbours whose posts are all that is missing.
+    /// The neighbours whose posts are missing. Empty while messages are missing, because those come first.
     fn awaited_posts(&self) -> Vec<Rank> {
         let watched = self.watched().map(|(seat, _)| self.flags.of(seat).rank);
         if self.receiving == 0 { watched.collect() } else { vec![] }

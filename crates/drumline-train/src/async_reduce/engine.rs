@@ -1,4 +1,4 @@
-//! The handle that hooks bring their tensors to.
+//! The handle to which hooks bring their tensors.
 
 use std::{fmt, ops::Range, sync::Arc, time::Duration};
 
@@ -16,11 +16,11 @@ use crate::{Error, Result};
 
 /// Reduces named tensors over a group, in any order. See the [module's documentation](super).
 ///
-/// Made by [`TensorRegistry::freeze`](super::TensorRegistry::freeze). It belongs to one thread at a time; hooks on several threads
-/// share it behind a lock. Nothing that is brought makes its caller wait.
+/// Made by [`TensorRegistry::freeze`](super::TensorRegistry::freeze). One thread at a time uses it; hooks on
+/// several threads share it behind a lock. To bring a tensor never waits.
 ///
-/// Dropping it in the middle of a step aborts its group: the other ranks are told. Between steps it
-/// just leaves, as does [`AsyncReduce::stop`], which waits for the others.
+/// A drop in the middle of a step aborts the group, and the other ranks are told. A drop between steps leaves
+/// the group at once. [`AsyncReduce::stop`] leaves the group, too, and waits until the other ranks do.
 ///
 /// ```
 /// use drumline::{ProcessGroup, async_reduce::{AsyncReduce, AsyncReduceOptions, TensorRegistry}};
@@ -39,17 +39,17 @@ use crate::{Error, Result};
 /// ```
 pub struct AsyncReduce {
     background: Arc<Background>,
-    /// What is the caller's to write to: buckets that are not complete.
+    /// The buckets that are not complete: the parts of the fused buffer that the caller may write to.
     pieces: Pieces,
     /// The tensors that were brought in this step.
     brought: Bitmap,
-    /// How many tensors of each bucket were not.
+    /// By bucket: how many of its tensors were not brought yet in this step.
     pending: Vec<usize>,
-    /// How many tensors were not.
+    /// How many tensors were not brought yet in this step.
     left: usize,
-    /// Where the fused buffer begins.
+    /// The address where the fused buffer begins.
     address: usize,
-    /// Keeps the fused buffer mapped, whatever becomes of its pieces.
+    /// Keeps the fused buffer mapped, also after its pieces are dropped.
     _arena: Arena,
 }
 
@@ -69,11 +69,11 @@ pub struct AsyncReduce {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Place {
-    /// Its bytes, counted from the beginning of the buffer.
+    /// The bytes of the tensor, counted from the beginning of the buffer.
     pub bytes: Range<usize>,
-    /// How many elements it has.
+    /// The number of elements.
     pub len: usize,
-    /// Their type.
+    /// The type of the elements.
     pub dtype: DType,
 }
 
@@ -83,7 +83,7 @@ impl AsyncReduce {
         let memory = |error: drumline_shm::Error| no_memory(error.to_string());
         let arena = match driving::arena(&background.group) {
             Some(arena) => arena.clone(),
-            // A segment of its own, which nobody else maps.
+            // A segment that no neighbour maps.
             None => {
                 let size = SegmentSize { slot_bytes: 1, arena_bytes: layout.bytes };
                 Segment::create(size).map_err(memory)?.arena().clone()
@@ -113,36 +113,36 @@ impl AsyncReduce {
         self.background.layout.tensors.iter().map(|tensor| tensor.spec.name.as_str())
     }
 
-    /// The elements of a tensor: this rank's own until it is brought, the result after
+    /// The elements of a tensor: this rank's own values until the tensor is brought, the result after
     /// [`synchronize`](AsyncReduce::synchronize).
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] where there is no such tensor, its elements are not `T`, or it is
-    /// under way.
+    /// [`Error::InvalidArgument`] when there is no such tensor, its elements are not of type `T`, or it is
+    /// being reduced.
     pub fn gradient<T: Element>(&self, name: &str) -> Result<&[T]> {
         let operation = "gradient";
         let (_, place) = self.place_here::<T>(operation, name)?;
         Ok(bytemuck::cast_slice(here(self.pieces.get(place))))
     }
 
-    /// The place of a tensor, to be written to. What lies there is kept from step to step.
+    /// The place of a tensor, for writing. Its contents are kept from step to step.
     ///
     /// # Errors
     ///
-    /// As [`AsyncReduce::gradient`].
+    /// As for [`AsyncReduce::gradient`].
     pub fn gradient_mut<T: Element>(&mut self, name: &str) -> Result<&mut [T]> {
         let operation = "gradient_mut";
         let (_, place) = self.place_here::<T>(operation, name)?;
         Ok(bytemuck::cast_slice_mut(here(self.pieces.get_mut(place))))
     }
 
-    /// Brings a tensor as it lies in its place. Returns at once.
+    /// Brings the tensor with the values that lie in its place. Returns at once.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] where there is no such tensor, or it was brought in this step
-    /// before. When the engine has failed, its first failure.
+    /// [`Error::InvalidArgument`] when there is no such tensor, or it was already brought in this step. After
+    /// a failure of the engine: that failure.
     pub fn async_reduce(&mut self, name: &str) -> Result<()> {
         let tensor = self.find("async_reduce", name)?;
         self.bring("async_reduce", tensor)
@@ -152,7 +152,8 @@ impl AsyncReduce {
     ///
     /// # Errors
     ///
-    /// As [`AsyncReduce::async_reduce`], and where type or length are not those of the tensor.
+    /// As for [`AsyncReduce::async_reduce`], and when `gradient` has not the type or the length of the
+    /// tensor.
     pub fn async_reduce_from<T: Element>(&mut self, name: &str, gradient: &[T]) -> Result<()> {
         let operation = "async_reduce_from";
         let (tensor, place) = self.place_here::<T>(operation, name)?;
@@ -165,15 +166,16 @@ impl AsyncReduce {
         self.bring(operation, tensor)
     }
 
-    /// Waits until all tensors are reduced; they lie in their places then, and the next step begins.
+    /// Waits until all tensors are reduced. Then every place holds its result, and the next step begins.
     ///
     /// # Errors
     ///
-    /// [`Error::NotBrought`], the same on all ranks, where this rank or another one has not brought
-    /// all tensors. Some tensors are reduced then and some are not; the next step begins all the
-    /// same. After any other failure every later call repeats it:
-    /// [`drumline_group::Error::Collective`] says which rank did what, [`Error::NotBrought`] what the ranks that
-    /// answer no more had not brought.
+    /// [`Error::NotBrought`], on all ranks alike, when this rank or another one has not brought all tensors.
+    /// Some tensors are reduced in that case and some are not; the next step begins nevertheless.
+    ///
+    /// Any other failure ends the engine, and every later call returns that failure again:
+    /// [`drumline_group::Error::Collective`] says which rank did what; [`Error::NotBrought`] says which
+    /// tensors were missing from ranks that no longer answer.
     pub fn synchronize(&mut self) -> Result<()> {
         self.background.failure()?;
         if self.left > 0 {
@@ -188,12 +190,12 @@ impl AsyncReduce {
         result
     }
 
-    /// Brings all tensors that were not brought in this step, as they lie in their places, and
+    /// Brings all tensors that were not brought in this step, with the values in their places, and
     /// [synchronizes](AsyncReduce::synchronize).
     ///
     /// # Errors
     ///
-    /// As [`AsyncReduce::synchronize`].
+    /// As for [`AsyncReduce::synchronize`].
     pub fn sync_grad(&mut self) -> Result<()> {
         let count = self.background.layout.tensors.len();
         for tensor in self.brought.missing(0..count) {
@@ -202,9 +204,9 @@ impl AsyncReduce {
         self.synchronize()
     }
 
-    /// The whole buffer, between steps, where all tensors are of one type: for optimizers that work
-    /// on all of them at once. Between tensors there may be zeros; [`AsyncReduce::place`] says
-    /// where each lies.
+    /// The whole fused buffer, if all tensors have one type: for optimizers that work on all tensors at once.
+    /// To be called between steps. There may be zeros between tensors; [`AsyncReduce::place`] says where each
+    /// tensor lies.
     ///
     /// ```
     /// # use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
@@ -222,7 +224,7 @@ impl AsyncReduce {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] where tensors are of another type, or under way.
+    /// [`Error::InvalidArgument`] when a tensor has another type or is being reduced.
     pub fn fused<T: Element>(&mut self) -> Result<&mut [T]> {
         let operation = "fused";
         self.background.failure()?;
@@ -249,32 +251,32 @@ impl AsyncReduce {
         Ok(Place { bytes: place.clone(), len: spec.elements(), dtype: spec.dtype })
     }
 
-    /// Where the fused buffer begins: for bindings that make tensors of another language from it.
-    /// It stays there, mapped, for as long as this engine lives, also after a failure. What lies
-    /// behind it must not be touched when [`gradient_mut`](AsyncReduce::gradient_mut) would refuse,
-    /// nor while a slice that was lent out is in use.
+    /// The address where the fused buffer begins, for bindings that make tensors of another language from it.
+    /// The buffer stays mapped there while this engine lives, also after a failure. Do not touch a tensor
+    /// while [`gradient_mut`](AsyncReduce::gradient_mut) would refuse it, nor while a slice of it that was
+    /// lent out is in use.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         std::ptr::with_exposed_provenance_mut(self.address)
     }
 
-    /// What was done so far.
+    /// How much this engine has done so far.
     pub fn counts(&self) -> Counts {
         self.background.counts()
     }
 
-    /// Breaks the step and the engine off: every later call fails on this rank at once, and on the
-    /// other ranks with this rank's name. The tensors stay where they are.
+    /// Aborts the step and the engine. Every later call on this rank fails at once. Calls on the other ranks
+    /// fail with an error that names this rank. The tensors stay where they are.
     pub fn abort(&self) {
         self.background.group.abort();
     }
 
-    /// [`AsyncReduce::stop`] without insisting, and without giving the tensors up: ranks that have
-    /// not left after `patience` are left behind. For bindings whose tensors live on. In the middle
-    /// of a step the engine is [aborted](AsyncReduce::abort) first.
+    /// Leaves the group like [`AsyncReduce::stop`], but keeps the tensors, and waits at most `patience` for
+    /// the other ranks to leave. For bindings whose tensors live on. In the middle of a step it
+    /// [aborts](AsyncReduce::abort) the engine first.
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::leave`](drumline_group::ProcessGroup::leave).
+    /// As for [`ProcessGroup::leave`](drumline_group::ProcessGroup::leave).
     pub fn leave(&mut self, patience: Duration) -> Result<()> {
         self.background.failure()?;
         if self.first_brought().is_some() {
@@ -283,12 +285,12 @@ impl AsyncReduce {
         Ok(self.background.group.clone().leave(patience)?)
     }
 
-    /// Ends the engine in good order: waits until all ranks have called this.
+    /// Ends the engine in good order: waits until all ranks have called `stop`.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] in the middle of a step; the other ranks are told that this
-    /// one has given up. Else as [`ProcessGroup::destroy`](drumline_group::ProcessGroup::destroy).
+    /// [`Error::InvalidArgument`] in the middle of a step: this rank's engine is dropped, which aborts the
+    /// group. Otherwise as for [`ProcessGroup::destroy`](drumline_group::ProcessGroup::destroy).
     pub fn stop(self) -> Result<()> {
         self.background.failure()?;
         if let Some(tensor) = self.first_brought() {
@@ -335,7 +337,7 @@ impl AsyncReduce {
         })
     }
 
-    /// The tensor and its place, if that is the caller's to touch.
+    /// The tensor and its place, if the caller may touch it now.
     fn place_here<T: Element>(
         &self,
         operation: &'static str,
@@ -382,7 +384,7 @@ impl fmt::Debug for AsyncReduce {
     }
 }
 
-/// Bytes that are the caller's.
+/// The bytes of tensors that the caller holds.
 fn here<T>(bytes: Option<T>) -> T {
     let Some(bytes) = bytes else {
         unreachable!("what was not brought is here, unless the engine has failed");

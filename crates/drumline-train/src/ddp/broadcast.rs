@@ -5,10 +5,10 @@ use crate::{Error, Result};
 
 /// Copies many tensors from rank 0 to all ranks, packed into chunks of bounded memory.
 ///
-/// Rank 0 puts its tensors in, one after the other; the other ranks take them out in the same
-/// order and sizes ([`verify_model`](super::verify_model) makes sure that these agree). A
-/// tensor may be cut at a chunk's end, so memory does not depend on the model. With an adapter,
-/// rank 0 visits its model and the others map theirs.
+/// Rank 0 puts its tensors in, one after the other. The other ranks take them out in the same order and with
+/// the same sizes; [`verify_model`](super::verify_model) checks that these agree. A tensor may be cut at the
+/// end of a chunk, so the memory that a broadcast takes does not depend on the model. In an adapter, rank 0
+/// visits the tensors of its model, and the other ranks replace the tensors of theirs.
 ///
 /// ```
 /// use drumline::{ProcessGroup, ddp::Broadcast};
@@ -26,17 +26,17 @@ use crate::{Error, Result};
 #[must_use = "`finish` sends the last chunk"]
 pub struct Broadcast<'g> {
     group: &'g ProcessGroup,
-    /// Rank 0: what is not sent yet. Others: the chunk that was received last.
+    /// Rank 0: the bytes that are not sent yet. Other ranks: the chunk that was received last.
     chunk: Vec<u8>,
-    /// Others: how much of the chunk was taken.
+    /// Other ranks: how many bytes of the chunk were taken.
     taken: usize,
-    /// Rank 0: bytes that were not put in yet. Others: bytes that were not received yet.
+    /// Rank 0: bytes that were not put in yet. Other ranks: bytes that were not received yet.
     remaining_bytes: usize,
     chunk_bytes: usize,
 }
 
 impl<'g> Broadcast<'g> {
-    /// Large enough to hide the cost of a collective, small beside any model.
+    /// Large enough to hide the cost of a collective, small compared with any model.
     const CHUNK_BYTES: usize = 4 << 20;
 
     /// A broadcast of tensors that take `total_bytes` together.
@@ -45,23 +45,23 @@ impl<'g> Broadcast<'g> {
     }
 
     fn with_chunks(group: &'g ProcessGroup, total_bytes: usize, chunk_bytes: usize) -> Self {
-        // A world of one keeps what it has.
+        // A group of one rank sends nothing.
         let total_bytes = if group.world_size() == 1 { 0 } else { total_bytes };
         Self { group, chunk: Vec::new(), taken: 0, remaining_bytes: total_bytes, chunk_bytes }
     }
 
-    /// Whether this rank's values win.
+    /// Whether this rank's values are the ones that all ranks get: true on rank 0.
     pub fn is_source(&self) -> bool {
         self.group.rank() == 0
     }
 
-    /// [`Broadcast::put`] on rank 0, [`Broadcast::take`] on the others: for frameworks whose
-    /// tensors are changed in place.
+    /// Calls [`Broadcast::put`] on rank 0 and [`Broadcast::take`] on the others: for frameworks whose tensors
+    /// are changed in place.
     pub fn tensor<T: Element>(&mut self, values: &mut [T]) -> Result<()> {
         if self.is_source() { self.put(values) } else { self.take(values) }
     }
 
-    /// Rank 0: the next tensor.
+    /// On rank 0: adds the next tensor. Sends each chunk that is full.
     pub fn put<T: Element>(&mut self, values: &[T]) -> Result<()> {
         if self.group.world_size() == 1 {
             return Ok(());
@@ -82,7 +82,7 @@ impl<'g> Broadcast<'g> {
         Ok(())
     }
 
-    /// All ranks but 0: fills `values` with the next tensor.
+    /// On all ranks but 0: fills `values` with the next tensor. Receives chunks as needed.
     pub fn take<T: Element>(&mut self, values: &mut [T]) -> Result<()> {
         let mut bytes: &mut [u8] = bytemuck::cast_slice_mut(values);
         let left = self.chunk.len() - self.taken + self.remaining_bytes;
@@ -102,11 +102,11 @@ impl<'g> Broadcast<'g> {
         Ok(())
     }
 
-    /// Ends the broadcast.
+    /// Checks that the tensors have `total_bytes` bytes together. Rank 0 then sends the last chunk.
     ///
     /// # Errors
     ///
-    /// Tensors are missing, or a collective failed.
+    /// Fewer than `total_bytes` bytes were put in or taken out, or a collective failed.
     pub fn finish(mut self) -> Result<()> {
         let left =
             self.remaining_bytes + if self.is_source() { 0 } else { self.chunk.len() - self.taken };

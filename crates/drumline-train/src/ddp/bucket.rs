@@ -12,13 +12,16 @@ pub(crate) struct Bucket {
     pub(crate) parameters: Vec<usize>,
 }
 
-/// Divides `parameters` into buckets, in the order in which they are expected to become ready.
+/// Divides `parameters` into buckets.
 ///
-/// `order` lists every index into `parameters` once; the expected order of backward is the
-/// reverse of definition. The walk keeps one open bucket per dtype and closes it as soon as its
-/// bytes reach the limit (so a bucket may overshoot by one tensor, and a tensor is never cut).
-/// Buckets come back in the order in which their last members are reached, which is the order in
-/// which they can be launched without waiting.
+/// `order` is the order in which gradients are expected to become ready. It names each index of `parameters`
+/// once. Without a better guess, it is the reverse of the order in which the model defines its parameters,
+/// because backward runs from the last layer to the first.
+///
+/// The function takes one parameter after another and keeps one open bucket for each dtype. It closes a
+/// bucket when the bucket's bytes reach the limit. No tensor is cut, so a bucket may exceed the limit by part
+/// of its last tensor. The result is sorted by the position in `order` of each bucket's last parameter:
+/// buckets become complete in this order.
 ///
 /// # Errors
 ///
