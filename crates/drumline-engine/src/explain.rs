@@ -78,11 +78,11 @@ pub(crate) fn explain(
 ) -> Explanation {
     let Situation { collective, topology, elements, kind, .. } = *situation;
     let one_host = topology.is_one_host();
-    // Over links, the choice for a power of two serves all lengths up to the next one.
+    // Over links, one choice serves all lengths from a power of two up to the next one.
     let class = 1 << elements.max(1).ilog2();
     let price = |row: &Algorithm| {
         let over_links = row.memory == MemoryUse::Private;
-        // Between hosts, the choice is made by the length itself.
+        // Between hosts, each length has its own choice.
         let elements = if over_links { class } else { elements };
         (over_links || !one_host).then(|| {
             let price = price(row, topology, elements, kind, prices);

@@ -1,5 +1,4 @@
-//! The memory that the ranks of one host share: this rank's segment, and those of its
-//! neighbours.
+//! The memory that the ranks of one host share: this rank's segment and those of its neighbours.
 
 use std::{
     collections::BTreeMap,
@@ -24,14 +23,14 @@ pub struct Host {
     seats: Seats,
     /// By seat.
     neighbours: Vec<Neighbour>,
-    /// Which announcements and slots the piece at hand uses.
+    /// Which of the two announcement lines and slots the present piece uses.
     parity: Parity,
-    /// How often a wait looks again before it sleeps.
+    /// How often a waiting rank looks before it sleeps.
     spins_max: SpinLimit,
-    /// When to look again whether ranks stand as they should.
+    /// When [`Host::spread_out`] should look again on which cores ranks run.
     spread_due: Option<Instant>,
     slot_bytes_max: usize,
-    /// What of the cache is left for each rank, if all of them use it.
+    /// Each rank's share of the cache, if all ranks use it.
     cache_bytes: usize,
     long_bytes: usize,
 }
@@ -43,12 +42,12 @@ const LONG_BYTES: usize = 1 << 20;
 struct Neighbour {
     rank: Rank,
     segment: PeerSegment,
-    /// Where in its arena its registered buffer lies, as it announced.
+    /// The offset of the neighbour's registered buffer in its arena, as it announced.
     place: u64,
 }
 
 impl Host {
-    /// The segment of this rank, and those of its neighbours.
+    /// The memory of a host, from the segment of this rank and those of its neighbours.
     pub fn new(segment: Segment, neighbours: BTreeMap<Rank, PeerSegment>) -> Host {
         let ranks_here = neighbours.len() + 1;
         let neighbour = |(rank, segment)| Neighbour { rank, segment, place: u64::MAX };
@@ -66,47 +65,47 @@ impl Host {
         }
     }
 
-    /// Uses only the first `slot_bytes_max` bytes of every slot, on all ranks alike, so that short
-    /// operations are done in pieces, past the cache and in registered data, too.
+    /// Limits slots, cache and long data to `slot_bytes_max` bytes, on all ranks alike. So tests need little
+    /// data for several windows, for copies past the cache, and for registered buffers.
     pub fn with_slots_of(self, slot_bytes_max: usize) -> Host {
         let [cache_bytes, long_bytes] = [slot_bytes_max; 2];
         Host { slot_bytes_max, cache_bytes, long_bytes, ..self }
     }
 
-    /// Where registered buffers of this rank lie.
+    /// The memory in which this rank's registered buffers lie.
     pub fn arena(&self) -> &Arena {
         self.segment.arena()
     }
 
-    /// Bytes of a staging slot: the same on all ranks, or the smallest.
+    /// The length of a staging slot: the smallest of all ranks.
     pub fn slot_bytes(&self) -> usize {
         let of_neighbours = self.neighbours.iter().map(|it| it.segment.slot_bytes());
         of_neighbours.chain([self.slot_bytes_max]).min().unwrap_or(0)
     }
 
-    /// What is longer is not found in the cache again.
+    /// Buffers of at least this length are no longer in the cache after a call.
     pub fn cache_bytes(&self) -> usize {
         self.cache_bytes
     }
 
-    /// By what lengths are reckoned from which on data is worked on where it is registered: the same on
-    /// all ranks.
+    /// The unit of the length from which calls work in registered buffers without slots; the same on all
+    /// ranks.
     pub fn long_bytes(&self) -> usize {
         self.long_bytes
     }
 
-    /// Where each neighbour is found.
+    /// The seats of the neighbours.
     pub fn seats(&self) -> &Seats {
         &self.seats
     }
 
-    /// What a machine knows that has done nothing yet.
+    /// The state of a machine that has made no call.
     pub fn flags(&self) -> Flags {
         Flags::new(self.neighbours.iter().map(|it| it.rank))
     }
 
-    /// Whether this rank and a neighbour have the host to themselves. They
-    /// [exchange](drumline_schedule::step) their slots, and nobody else reads those.
+    /// Whether the host has two ranks. Such a pair [exchanges](drumline_schedule::step) slots, and no other
+    /// rank reads them.
     pub fn is_pair(&self) -> bool {
         self.neighbours.len() == 1
     }
@@ -116,13 +115,13 @@ impl Host {
         &self.neighbours[seat.0]
     }
 
-    /// How often a neighbour has posted, as it says in its line for that piece.
+    /// A neighbour's count of posts, as in its line for `piece`.
     pub fn posted(&self, seat: Seat, piece: u64) -> u64 {
         self.at(seat).segment.posted(Parity::of(piece))
     }
 
-    /// How often a neighbour has posted, if it is often enough and in this rank's own call. Then its
-    /// registered buffer lies where it says.
+    /// A neighbour's count of posts, if it is high enough and belongs to this rank's own call. Then keeps the
+    /// offset of the neighbour's registered buffer.
     #[inline]
     pub fn find(&mut self, seat: Seat, awaited: Awaited) -> Option<u64> {
         let Awaited { piece, level, digest } = awaited;
@@ -139,7 +138,7 @@ impl Host {
         Some(posted)
     }
 
-    /// What a neighbour has announced for a piece. It must have posted in that piece.
+    /// A neighbour's announcement of a piece. The neighbour must have posted in that piece.
     pub fn announcement(&self, seat: Seat, piece: u64) -> Announcement {
         self.at(seat).segment.announcement(Parity::of(piece))
     }
@@ -152,18 +151,18 @@ impl Host {
         self.segment.announce(self.parity, announcement, &call.header(sequence, place));
     }
 
-    /// Tells neighbours that what this rank wrote may be read.
+    /// Tells neighbours that they may read what this rank wrote.
     pub fn post(&self) {
         self.segment.post_and_wake(self.parity, self.neighbours.iter().map(|it| &it.segment));
     }
 
-    /// An operation is complete: neighbours have read what this rank said in the one before, in the
-    /// line that the next one will use.
+    /// Prepares the line of the next piece for writing. The call is complete, so neighbours have read what
+    /// the line held.
     pub fn prepare_next(&self) {
         self.segment.claim(self.parity.other());
     }
 
-    /// What that announcement stands for.
+    /// The description in a neighbour's announcement of a piece.
     pub fn description(&self, seat: Seat, piece: u64) -> Result<Header, Cause> {
         let &Neighbour { rank: peer, ref segment, .. } = self.at(seat);
         let problem = || "wrote something that is no announcement".to_owned();
@@ -171,12 +170,13 @@ impl Host {
             .ok_or_else(|| Cause::Protocol { peer, problem: problem() })
     }
 
-    /// A neighbour's registered buffer lies there in its arena, as it announced last.
+    /// Keeps the offset that a neighbour announced for its registered buffer.
     pub fn set_place_of(&mut self, seat: Seat, place: u64) {
         self.neighbours[seat.0].place = place;
     }
 
-    /// Neighbours that have left: what they have announced and this rank has not taken part in.
+    /// After all neighbours have left: an error if one of them has announced a call that this rank did not
+    /// make.
     pub fn left_over(&self, flags: &mut Flags, history: &History) -> Result<(), Cause> {
         for (seat, neighbour) in self.neighbours.iter().enumerate() {
             flags.on_posted(Seat(seat), neighbour.segment.last_posted());
@@ -192,13 +192,13 @@ impl Host {
         Ok(())
     }
 
-    /// Elements in the line of this rank's announcement.
+    /// Elements in this rank's announcement line.
     #[inline]
     pub fn own_line<T: Element>(&self, range: Range<usize>) -> Target<'_, T> {
         fitting(self.segment.payload(self.parity, range))
     }
 
-    /// Elements in the line of a neighbour's announcement.
+    /// Elements in a neighbour's announcement line.
     #[inline]
     pub fn line_of<T: Element>(&self, seat: Seat, range: Range<usize>) -> Target<'_, T> {
         fitting(self.at(seat).segment.payload(self.parity, range))
@@ -220,7 +220,7 @@ impl Host {
         })
     }
 
-    /// Whether the two ranks of a pair use each other's slots, as they do in every other piece.
+    /// Whether the two ranks of a pair use each other's slots: so in every other piece.
     fn are_slots_swapped(&self) -> bool {
         self.is_pair() && self.parity == Parity::Odd
     }
@@ -232,19 +232,19 @@ impl Host {
         range: Range<usize>,
     ) -> Result<Target<'_, T>, Cause> {
         let Neighbour { rank, ref segment, place } = *self.at(seat);
-        // A place beyond the arena, or one that overflows, is refused by the segment.
+        // The segment refuses a place outside the arena. An overflow becomes such a place.
         let start = (place as usize).saturating_add(range.start * size_of::<T>());
         segment.arena(start, range.len()).map_err(|error| impossible(rank, error))
     }
 
-    /// Waits for a neighbour's post for a short while.
+    /// Spins for a short while until a neighbour has posted `level` times.
     pub fn spin(&self, machine: &Machine, seat: Seat, level: u64) {
         let (neighbour, parity) = (self.at(seat), Parity::of(machine.looks_at(seat).0));
         let is_there = || neighbour.segment.posted(parity) >= level;
         drumline_shm::spin(self.spins_max, is_there, || self.is_in_the_way(machine));
     }
 
-    /// Tells neighbours on which core this rank is.
+    /// Tells neighbours on which core this rank runs.
     pub fn stand_here(&self) {
         self.segment.stand_here();
     }
@@ -275,7 +275,8 @@ impl Host {
         }
     }
 
-    /// Whether this rank has gone to a core with fewer ranks.
+    /// Moves this rank to the core with the fewest ranks, if it has fewer than `own`. Returns whether it
+    /// moved.
     fn go_from(&self, own: Core) -> io::Result<bool> {
         let cores = Cores::of_this_thread()?;
         let ranks_on = |core: &Core| self.on(*core).count();
@@ -292,7 +293,7 @@ impl Host {
         self.neighbours.iter().filter(move |it| it.segment.stands_on(core))
     }
 
-    /// Whether a neighbour that is awaited would run on the very core that this rank is on.
+    /// Whether this rank runs on the core of a neighbour for whose post it waits.
     fn is_in_the_way(&self, machine: &Machine) -> bool {
         let core = self.segment.stand_here();
         machine.watched().any(|(seat, level)| {
@@ -301,8 +302,8 @@ impl Host {
         })
     }
 
-    /// Whether a neighbour has posted what the machine waits for, or has called something that
-    /// has not been compared yet.
+    /// Whether a neighbour has made the post for which the machine waits, or has an announcement that is not
+    /// compared yet.
     pub fn has_news(&self, machine: &Machine) -> bool {
         let posted = |seat| self.posted(seat, machine.looks_at(seat).0);
         let awaited = machine.watching().is_some_and(|(seat, level)| posted(seat) >= level);
@@ -313,7 +314,7 @@ impl Host {
         awaited || machine.neighbours().any(is_news)
     }
 
-    /// From now on, posts of neighbours ring the doorbell.
+    /// Makes later posts of neighbours ring this rank's doorbell.
     pub fn begin_sleep(&self) {
         self.segment.begin_sleep();
     }
@@ -323,10 +324,10 @@ impl Host {
     }
 }
 
-/// How long a rank stays where it is, at least. To go takes some 10 us.
+/// The least time that a rank stays on its core. A move takes about 10 us.
 const SPREAD: Duration = Duration::from_millis(1);
 
-/// A part of a slot.
+/// Unwraps a part of a slot: plans name no part outside it.
 fn fitting<'a, T>(slot: drumline_shm::Result<Target<'a, T>>) -> Target<'a, T> {
     match slot {
         Ok(target) => target,
@@ -345,7 +346,7 @@ mod tests {
 
     use super::*;
 
-    /// All ranks stand on one core, and two of them go to the other.
+    /// All ranks run on one core, and two of them move to the other.
     #[test]
     fn ranks_that_met_on_a_core_spread_out() {
         const RANKS: usize = 4;
@@ -366,13 +367,13 @@ mod tests {
         cores.go_to(first).unwrap();
         hosts.iter().for_each(Host::stand_here);
         let mut stood = vec![];
-        // The last one first, as the others wait for it to go.
+        // The last rank first, because the others wait until it has moved.
         for rank in (0..RANKS).rev() {
             cores.go_to(first).unwrap();
             hosts[rank].spread_out(rank, Instant::now(), true);
             stood.push(hosts[rank].segment.stand_here() == second);
         }
-        // Of more cores, each is as empty as the second.
+        // With more than two cores, all others are as empty as the second.
         let expected = [true, cores.iter().count() == 2, false, false];
         assert_eq!(stood, expected, "by rank, from the last one");
     }

@@ -1,5 +1,5 @@
-//! One group's operations, collectives one after another and sends and receives beside them: what
-//! runs, what waits for its turn, what failed.
+//! The calls of one group: collectives one after another, with sends and receives beside them. A lane knows
+//! which call runs, which calls wait for their turn, and which one failed.
 //!
 //! A lane has no thread, no lock and no clock, and never blocks. A blocking call, the progress
 //! thread and the simulator all drive it in the same way.
@@ -43,15 +43,16 @@ use crate::{
     usage::Usage,
 };
 
-/// Of operations on fewer bytes, which are as short as a look at the clock...
+/// A collective on fewer bytes takes about as long as a look at the clock. So most of them are not timed.
 const SHORT_BYTES: u64 = 64 << 10;
 
-/// ...one of this number is timed, and counts for all of them. Those that have to wait for longer
-/// count for themselves.
+/// Of this number of short collectives one is timed, and its time counts for all of them. A collective that
+/// has to wait is timed by itself.
 const TIMED: u32 = 64;
 
 impl Lane {
-    /// The lane of a group that `transport` carries. Where the ranks of this host share memory, `host` is it.
+    /// The lane of a group whose messages `transport` carries. `host` is the memory that the ranks of this
+    /// host share, if they do.
     pub fn new(
         member: Membership,
         topology: Topology,
@@ -92,16 +93,16 @@ impl Lane {
         }
     }
 
-    /// The same, with algorithms over links chosen by `prices`.
+    /// The same lane, which chooses algorithms over links by `prices`.
     pub fn priced_by(mut self, prices: Prices) -> Lane {
         self.set_prices(prices);
         self
     }
 
-    /// From now on; on all ranks after the same operation.
+    /// Chooses by `prices` from now on. All ranks must change them between the same two calls.
     pub fn set_prices(&mut self, prices: Prices) {
         self.chooser = Chooser::by(prices);
-        // They were laid out by the prices before.
+        // The plans follow from choices by the old prices.
         self.plans = Plans::new();
     }
 
@@ -116,13 +117,13 @@ impl Lane {
         Ok(explain::explain(&situation, self.chooser.prices(), chosen, named))
     }
 
-    /// The same, with what it does recorded by `recorder`.
+    /// The same lane, whose calls `recorder` records.
     pub fn recorded_by(mut self, recorder: Recorder) -> Lane {
         self.recorder = recorder;
         self
     }
 
-    /// What this rank's calls have taken.
+    /// What the calls of this rank have taken so far.
     pub fn usage(&self) -> &Usage {
         &self.usage
     }
@@ -132,17 +133,17 @@ impl Lane {
         matches!(self.state, State::Failed(_))
     }
 
-    /// Adds a job behind all others.
+    /// Adds a call at the end of the queue.
     pub fn submit(&mut self, job: Box<dyn Job>) {
         self.queue.push_back(job);
     }
 
-    /// Whether anything is unfinished.
+    /// Whether any call is not complete.
     pub fn is_busy(&self) -> bool {
         self.has_jobs() || self.has_points() || self.is_to_abort()
     }
 
-    /// Whether jobs are unfinished.
+    /// Whether any asynchronous collective is not complete.
     pub fn has_jobs(&self) -> bool {
         !self.queue.is_empty()
     }
@@ -151,7 +152,7 @@ impl Lane {
         self.aborted.load(Ordering::SeqCst) && matches!(self.state, State::Open)
     }
 
-    /// Brings everything as far as possible without waiting, other than by spinning.
+    /// Brings all calls as far as possible without waiting, other than by spinning.
     pub fn progress(&mut self, now: Instant, spin: Spin) -> Progress {
         if self.is_to_abort() && self.running.is_none() {
             self.fail("abort".to_owned(), self.sequence, Duration::ZERO, Cause::Aborted);
@@ -168,8 +169,8 @@ impl Lane {
     fn progress_jobs(&mut self, now: Instant, spin: Spin) -> Progress {
         let now = Now::at(now);
         while let Some(mut job) = self.queue.pop_front() {
-            // A job's buffer is of a type of the caller's. Its panic must not fall upon the thread that
-            // happens to drive the lane.
+            // The type of a job's buffer is the caller's. If its code panics, the thread that happens to
+            // drive the lane must go on.
             let step = catch_unwind(AssertUnwindSafe(|| self.step(job.operation(), &now, spin)));
             let result = match step {
                 Ok(Ok(Progress::Done)) => Ok(()),
@@ -196,15 +197,15 @@ impl Lane {
         Progress::Done
     }
 
-    /// Brings one operation as far as possible without waiting, other than by spinning. To be
-    /// called with the same operation until it is done or has failed.
+    /// Brings one collective as far as possible without waiting, other than by spinning. Call it with the
+    /// same collective until that is complete or has failed.
     pub fn step(&mut self, operation: &mut dyn AnyCall, now: &Now, spin: Spin) -> Result<Progress> {
         if self.running.is_none() {
             self.start(operation, now)?;
         }
         let _inside = self.running.as_ref().and_then(|running| running.open.enter());
         if let State::Failed(by) = &self.state {
-            // A message from rank to rank has failed beside it.
+            // A send or receive has failed while this collective ran.
             let error =
                 Error::Poisoned { attempted: operation.call().collective.name(), by: by.clone() };
             self.end(operation, now);
@@ -242,7 +243,7 @@ impl Lane {
                 let started = self.running.as_ref().and_then(|running| running.started);
                 let elapsed = now.get().saturating_duration_since(started.unwrap_or(now.get()));
                 self.end(operation, now);
-                // A neighbour that is merely slow may go on with the call later.
+                // A slow neighbour may still work on the call in this rank's buffer.
                 if let Some(host) = &self.host {
                     operation.detach(host);
                 }
@@ -286,7 +287,8 @@ impl Lane {
             known => (known, 1),
         };
         if let (Some(_), Some(host)) = (started, &self.host) {
-            // A rank that is always last never waits, and would not say it then.
+            // A rank that is always last never spins, and spinning is where ranks say on which core they run.
+            // So it says it here.
             host.stand_here();
         }
         operation.prepare(plan, &mut self.pool);
@@ -298,7 +300,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Works out how calls like this one are carried out.
+    /// Makes the plan of calls like this one.
     fn plan(&mut self, call: &Call, registered: bool) -> Result<Plan> {
         let host = self.host.as_ref();
         let situation = call.situation(&self.topology, host.map(Host::long_bytes), registered);
@@ -335,18 +337,18 @@ impl Lane {
         let Some(started) = started else {
             return self.usage.of(collective).add(bytes, Duration::ZERO);
         };
-        // The time of this turn is that of its beginning.
+        // `now` is the time at which this turn began, which may be long before its end.
         let ended = if patience.is_none() { now.fresh() } else { now.get() };
         let time = ended.saturating_duration_since(started);
         let time = if patience.is_none() { time * stands_for } else { time };
         self.usage.of(collective).add(bytes, time);
-        // Neighbours have just said where they stand.
+        // The neighbours have just said on which cores they run.
         if let Some(host) = &mut self.host {
             host.spread_out(self.member.rank, ended, self.settings.spread_over_cores);
         }
     }
 
-    /// The schedule of `call` for this rank; made once.
+    /// The schedule of `call` for this rank. It is made once and kept.
     fn schedule(&mut self, algorithm: &'static Algorithm, call: &Call) -> Result<Arc<Schedule>> {
         let root = call.root.unwrap_or(0);
         let key = (call.collective.name(), algorithm.name, root);
@@ -390,7 +392,7 @@ impl Lane {
         Error::Collective(failure)
     }
 
-    /// A call has panicked: the group is in an unknown state.
+    /// A call has panicked, so the state of the group is unknown: poisons the group.
     pub fn on_panic(&mut self, operation: &'static str, text: &str) -> Error {
         self.running = None;
         if let Err(error) = self.check_open(operation) {
@@ -400,7 +402,7 @@ impl Lane {
         self.fail(operation.to_owned(), self.sequence, Duration::ZERO, cause)
     }
 
-    /// When there is something to do even if no peer moves.
+    /// When the lane has something to do even if no peer does anything.
     fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let running = self.running.as_ref().and_then(|running| running.due(&self.machine));
         let transport = self.transport.next_deadline(now);
@@ -409,35 +411,36 @@ impl Lane {
         own.into_iter().flatten().chain(transport).min()
     }
 
-    /// Hears what has happened meanwhile, without waiting. Wake-ups are forgotten by this: what
-    /// they are for must be looked at afterwards.
+    /// Takes in what has happened, without waiting. It also takes in wake-ups, so the caller must look
+    /// afterwards at what they may be for.
     pub fn look(&mut self, now: Instant) {
         self.transport.wait(now, now);
     }
 
-    /// When to look again although nothing is unfinished.
+    /// When to call [`Lane::look`] although no call is under way.
     pub fn look_again_at(&self) -> Option<Instant> {
         self.transport.idle_deadline()
     }
 
-    /// Hears whether peers have given up. An operation that finds all it needs does not ask.
+    /// Finds out whether a peer has failed. Other collectives do not ask as long as they find all that they
+    /// need.
     fn hear(&mut self, now: Instant) -> Result<(), Cause> {
         self.look(now);
         if self.has_points() {
-            // The driver of these listens.
+            // Whoever drives the sends and receives listens to the peers.
             return Ok(());
         }
         self.transport.progress_points(false, now, &mut Vec::new()).map(drop)
     }
 
-    /// Sleeps until something can go on, on the caller's thread, but not beyond `limit`.
+    /// Sleeps on the caller's thread until the lane has something to do, but not beyond `limit`.
     pub fn sleep(&mut self, now: Instant, limit: Option<Instant>) {
         if let Some(until) = self.next_deadline(now).into_iter().chain(limit).min() {
             self.sleep_until(until, now);
         }
     }
 
-    /// Sleeps until peers have news, on the caller's thread; it is `now`.
+    /// Sleeps on the caller's thread until peers have news, but not beyond `until`. `now` is the time.
     pub fn sleep_until(&mut self, until: Instant, now: Instant) {
         if self.fall_asleep() {
             self.transport.wait(until, now);
@@ -445,8 +448,8 @@ impl Lane {
         self.wake_up();
     }
 
-    /// Prepares for a sleep outside of this lane, at most until the returned time. Afterwards
-    /// call [`Lane::wake_up`] and [`Lane::look`]. `None`: there is something to do.
+    /// Prepares for a sleep outside of this lane, at most until the returned time. Call [`Lane::wake_up`] and
+    /// [`Lane::look`] after it. `None`: do not sleep, there is something to do.
     pub fn prepare_sleep(&mut self, now: Instant) -> Option<Instant> {
         if !self.fall_asleep() {
             self.wake_up();
@@ -456,10 +459,11 @@ impl Lane {
         self.next_deadline(now)
     }
 
-    /// Whether there is really nothing to do: neighbours have been told to ring before looking.
+    /// Asks the neighbours to ring the doorbell, then looks once more. Returns whether there is nothing to
+    /// do.
     ///
-    /// That they are told even where none is awaited sees to it that the bell is silent afterwards:
-    /// a ring may come late, after the sleep that it was meant for.
+    /// The neighbours are asked even if this rank awaits none of them. Then [`Lane::wake_up`] silences the
+    /// doorbell: a ring may come late, after the sleep for which it was meant.
     fn fall_asleep(&mut self) -> bool {
         let Some(host) = &self.host else { return true };
         if !std::mem::replace(&mut self.asleep, true) {
@@ -477,7 +481,7 @@ impl Lane {
         }
     }
 
-    /// Whether this rank has failed, and a peer has not been told why.
+    /// Whether this rank has failed and has not yet told every peer why.
     pub fn owes_word(&self) -> bool {
         matches!(self.state, State::Failed(_)) && self.transport.owes_word()
     }
@@ -485,8 +489,8 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        // A neighbour that is about to complete the call may still read what this rank brought:
-        // its pages must not go back to the kernel, which would make zeros of them.
+        // A neighbour that is about to complete the call may still read this rank's buffer. If the pages went
+        // back to the kernel now, it would read zeros.
         if let (Some(mut job), Some(_), Some(host)) =
             (self.queue.pop_front(), self.running.take(), &self.host)
         {
@@ -496,7 +500,7 @@ impl Drop for Lane {
                 operation.detach(host);
             });
         }
-        // A rank that panics does not leave in good order: its peers shall see it as dead.
+        // A rank that panics must not say goodbye: its peers must see that it died.
         let panics = self.forsaken || std::thread::panicking();
         if matches!(self.state, State::Open) && !panics {
             self.transport.take_leave();

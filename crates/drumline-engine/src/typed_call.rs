@@ -22,17 +22,16 @@ use crate::{
 #[derive(Debug)]
 pub struct TypedCall<T: Element, D, I> {
     call: Call,
-    /// What this rank multiplies its own values by.
+    /// The factor by which this rank multiplies its own values.
     factor: Option<T>,
-    /// The caller's.
+    /// The caller's buffers.
     buffers: Buffers<T, D, Contribution<T, I>>,
-    /// Where partial sums travel: copies in the type that sums are kept in, which are worked on so
-    /// that nothing is rounded before the end.
+    /// Copies of the buffers in the wider type in which sums are kept, for algorithms in which partial sums
+    /// travel. The call works on the copies, so nothing is rounded before the end.
     wide: Option<Wide<T>>,
-    /// What this rank's data were before they were multiplied, where the operation leaves them as
-    /// they are.
+    /// This rank's data before they were multiplied, if the call must leave them as they are.
     unscaled: Option<Vec<T>>,
-    /// Whether everything goes through slots even where it is registered.
+    /// Whether the call uses slots even if the buffer is registered.
     staged: bool,
 }
 
@@ -49,7 +48,7 @@ type WideData<T> = Vec<<T as Element>::Accumulator>;
 #[derive(Debug)]
 struct Contribution<T, I> {
     callers: I,
-    /// What is read in its place: multiples of its elements.
+    /// The multiples of the caller's elements. If there are any, they are read instead.
     scaled: Option<Vec<T>>,
 }
 
@@ -59,7 +58,7 @@ impl<T, I: AsRef<[T]>> AsRef<[T]> for Contribution<T, I> {
     }
 }
 
-/// Multiplies what this rank contributes: the input where there is one, else the data, in place.
+/// Multiplies what this rank contributes: the input if there is one, otherwise the data, in place.
 fn contribute<T, D, I>(factor: T, data: &mut D, input: &mut Contribution<T, I>)
 where
     T: Element,
@@ -82,17 +81,17 @@ where
     D: AsMut<[T]> + AsRef<[T]>,
     I: AsRef<[T]>,
 {
-    /// The call with these buffers; with its operator, if it reduces.
+    /// A call on these buffers, with its operator if it reduces.
     pub fn new(call: Call, operator: Option<Operator<T>>, data: D, input: I) -> TypedCall<T, D, I> {
         let call = Call { operator: operator.as_ref().map(Operator::kind), ..call };
-        // A call that reduces nothing combines nothing: any operator will do.
+        // The call does not reduce, so any operator will do.
         let Operator { factor, combine } = operator.unwrap_or(ReduceOp::Sum.into());
         let input = Contribution { callers: input, scaled: None };
         let buffers = Buffers::new(combine, data, input);
         TypedCall { call, factor, buffers, wide: None, unscaled: None, staged: false }
     }
 
-    /// Through slots even where the buffer is registered: that of other ranks is not.
+    /// The same call through slots, even if the buffer is registered: the buffers of other ranks are not.
     pub fn staged(self) -> TypedCall<T, D, I> {
         TypedCall { staged: true, ..self }
     }
@@ -102,28 +101,28 @@ where
         self.buffers.data
     }
 
-    /// The caller's buffer, wherever the operation stands.
+    /// The caller's buffer, at any stage of the call.
     pub fn data(&self) -> &D {
         &self.buffers.data
     }
 
-    /// The caller's other buffer.
+    /// The caller's input buffer.
     pub fn input_mut(&mut self) -> &mut I {
         &mut self.buffers.input.callers
     }
 
-    /// What neighbours may reach, if it is registered.
+    /// The buffer that neighbours may reach if it is registered.
     fn open_buffer(&self) -> Option<&[T]> {
         match self.call.collective.registered_buffer() {
             _ if self.staged => None,
-            // Not the multiples, which are what is brought.
+            // Neighbours must see the multiples, which lie elsewhere.
             Buffer::Input if self.factor.is_some() => None,
             Buffer::Input => Some(self.buffers.input.callers.as_ref()),
             _ => Some(self.data().as_ref()),
         }
     }
 
-    /// Multiplies what this rank contributes. The data is kept as it was, if this rank gets no result.
+    /// Multiplies what this rank contributes. Keeps a copy of the data if this rank gets no result.
     fn contribute(&mut self, factor: T, collective: Collective, rank: Rank, root: Rank) {
         let Buffers { data, input, .. } = &mut self.buffers;
         if gets_nothing(collective, rank, root) {
@@ -150,7 +149,7 @@ fn widened<T: Element>(elements: &impl AsRef<[T]>) -> WideData<T> {
     wide
 }
 
-/// Whether `rank` brings its data to a reduction and keeps it as it is.
+/// Whether `rank` contributes its data to a reduction and must keep it unchanged.
 fn gets_nothing(collective: Collective, rank: Rank, root: Rank) -> bool {
     match collective {
         Collective::Reduce => rank != root,
@@ -159,7 +158,7 @@ fn gets_nothing(collective: Collective, rank: Rank, root: Rank) -> bool {
     }
 }
 
-/// The elements that begin at any byte: borrowed where they can be, or copied.
+/// The elements in `bytes`: borrowed if they are aligned, otherwise copied.
 fn elements<T: Element>(bytes: &[u8]) -> Cow<'_, [T]> {
     bytemuck::try_cast_slice(bytes).map(Cow::Borrowed).unwrap_or_else(|_| {
         let mut copy = vec![T::zeroed(); bytes.len() / size_of::<T>()];
@@ -175,7 +174,7 @@ impl<T: Element> Reduce for Combine<T> {
         let Some(merges) = merges(Node::root(ranks), &leaves) else {
             unreachable!("the leaves of a tree tile it");
         };
-        // What came from elsewhere may lie at any byte.
+        // Bytes from elsewhere may have any alignment.
         let inputs: Vec<Cow<'_, [T]>> = inputs.iter().map(|bytes| elements(bytes)).collect();
         let srcs: Vec<Source<'_, T>> =
             inputs.iter().map(|input| Source::from(&input[..])).collect();

@@ -9,17 +9,17 @@ use crate::transport::{Direction, PointCall};
 /// The calls of one kind that have ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Calls {
-    /// How many.
+    /// The number of calls.
     pub ended: u64,
-    /// The bytes of this rank's buffers, summed up.
+    /// The sum of the lengths of this rank's buffers in bytes.
     pub bytes: u64,
-    /// Their time, waiting for others included. Of short calls that need not wait for long, one in 64 is
-    /// timed and counts for all.
+    /// The time of the calls, including the time spent waiting for other ranks. Of short calls that do not
+    /// wait long, one in 64 is timed and counts for all.
     pub time: Duration,
 }
 
 impl Calls {
-    /// One more has ended.
+    /// Adds a call that has ended.
     pub fn add(&mut self, bytes: u64, time: Duration) {
         self.ended += 1;
         self.bytes = self.bytes.saturating_add(bytes);
@@ -36,13 +36,13 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// Those of one collective.
+    /// The calls of one collective.
     pub fn of(&mut self, collective: Collective) -> &mut Calls {
-        // Codes begin with 1.
+        // Codes begin at 1.
         &mut self.collectives[usize::from(collective.code()) - 1]
     }
 
-    /// A message has arrived, or has left.
+    /// Adds a message that has arrived or left.
     pub fn add_message(&mut self, call: &PointCall, time: Duration) {
         let calls = match call.direction {
             Direction::Send => &mut self.sends,

@@ -41,7 +41,7 @@ impl History {
         Cause::mismatch(peer, theirs, self.find(theirs.sequence()))
     }
 
-    /// The call with that number, if it is one of the last [`History::CALLS`].
+    /// The call with that number, if this rank still keeps it.
     pub fn find(&self, sequence: u64) -> Option<Description> {
         let kept = self.0[History::place(sequence)];
         (kept != Description::NONE && kept.sequence() == sequence).then_some(kept)

@@ -1,4 +1,4 @@
-//! The buffers of one operation, by the names that a schedule gives them.
+//! The buffers of one call, by the names that a schedule gives them.
 
 use std::{
     ops::Range,
@@ -25,16 +25,17 @@ use crate::{
     panics::panic_text,
 };
 
-/// Operands in their order. A few are listed without asking for memory.
+/// A list of operands. Short lists need no allocation.
 type Operands<T> = SmallVec<[T; 8]>;
 
-/// Bytes for a transport, and local steps for the executor; the element type is hidden.
+/// The memory of one call, with its element type hidden: the transport sees bytes, and local steps are
+/// computed here.
 pub trait Memory {
     /// The bytes of a stretch, to read.
     fn bytes(&self, stretch: Stretch) -> &[u8];
     /// The bytes of a stretch, to write.
     fn bytes_mut(&mut self, stretch: Stretch) -> &mut [u8];
-    /// Carries out a step. Places of peers lie in `host`.
+    /// Carries out a step. Operands of neighbours lie in `host`.
     fn compute(&mut self, computation: Computation<'_>, host: Option<&Host>) -> Result<(), Cause>;
 }
 
@@ -50,10 +51,10 @@ pub(crate) struct Buffers<T, D, I> {
     scratch: Block,
 }
 
-/// Memory that every element type can lie in.
+/// Memory in which elements of any type can lie.
 type Block = Vec<Word>;
 
-/// As large as the largest element, and aligned like the most aligned.
+/// A word with the size and the alignment of the largest element.
 type Word = [u64; 2];
 
 /// Working memory that is kept from call to call, because fresh pages cost more than the
@@ -61,7 +62,7 @@ type Word = [u64; 2];
 #[derive(Debug, Default)]
 pub struct Pool(Block);
 
-/// All of a rank's own places at once: raw operands, so that a step can name several.
+/// All operands of a rank in one window. They are raw pointers, so one step can name several of them.
 #[derive(Clone, Copy)]
 struct Places<'a, T> {
     plan: &'a Plan,
@@ -107,8 +108,8 @@ impl<'a, T: Element> Places<'a, T> {
         host
     }
 
-    /// Carries out a step. It does not depend on who holds the buffers, so that the compiler makes it once
-    /// for each type of elements.
+    /// Carries out a step. It is generic over the element type only, not over the buffers, so that it is
+    /// compiled once for each element type.
     fn carry_out(&self, op: &Combine<T>, local: &Local) -> Result<(), Cause> {
         let takes_over = |src: &Operand| {
             matches!(src.area, Area::SlotOf(_)) && self.host.is_some_and(Host::is_pair)
@@ -134,7 +135,8 @@ impl<'a, T: Element> Places<'a, T> {
                     from.push(self.source(src)?);
                 }
                 op.tree(&into, &from, merges, *finish)?;
-                // What comes one way: nothing will be laid out where it was read.
+                // In a rooted collective data flows one way, so no later copy takes over the slot that was
+                // read here.
                 if self.plan.schedule.collective.has_root() {
                     for src in srcs.iter().filter(|src| takes_over(src)) {
                         take_over(self.target(src)?);
@@ -152,7 +154,7 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
         Buffers { op, data, input, scratch: Block::default() }
     }
 
-    /// Makes room for the working memory that the call needs. It holds left-overs.
+    /// Takes the working memory that the call needs from the pool. It holds values of earlier calls.
     pub(crate) fn lay_out(&mut self, plan: &Plan, pool: &mut Pool) {
         let words = plan.scratch_bytes().div_ceil(size_of::<Word>());
         if words == 0 {
@@ -164,7 +166,7 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
         }
     }
 
-    /// Gives the working memory back.
+    /// Returns the working memory to the pool.
     pub(crate) fn release(&mut self, pool: &mut Pool) {
         if !self.scratch.is_empty() {
             pool.0 = std::mem::take(&mut self.scratch);
@@ -180,7 +182,7 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Buffers<T, D, I> {
         (&self.op, &mut self.data, &mut self.input)
     }
 
-    /// The operator, and what it works on in a window.
+    /// The operator, and the operands on which it works in a window.
     fn places<'a>(
         &'a mut self,
         plan: &'a Plan,
@@ -227,8 +229,8 @@ impl<T: Element, D: AsMut<[T]> + AsRef<[T]>, I: AsRef<[T]>> Memory for Buffers<T
 }
 
 impl<T: Element> Combine<T> {
-    /// Combines all sources by a stack program. A function of the caller's may panic; then the
-    /// operation fails as it does when a peer is lost, and nobody is left waiting.
+    /// Combines all sources by a stack program. If the caller's operator panics, the call fails, as it does
+    /// when a peer is lost, and the peers are told.
     pub(crate) fn tree(
         &self,
         dsts: &[Target<'_, T>],

@@ -1,4 +1,4 @@
-//! What stands at the front of every message, and how ranks find out that they disagree.
+//! The header of every message, and how ranks find out that they made different calls.
 //!
 //! Each data message begins with a header of 64 bytes, little-endian:
 //!
@@ -25,10 +25,10 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{DType, operator::OperatorKind};
 
-/// What one rank believes an operation of its group to be.
+/// A call as one rank describes it to the others.
 ///
-/// Codes are kept as they travel, so that a description from a peer can be compared and shown
-/// even where this build does not know a code.
+/// Codes are kept as they travel. So a description from a peer can be compared and shown even if this build
+/// does not know a code.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Description {
     group: u64,
@@ -44,7 +44,7 @@ pub struct Description {
     name: OwnName,
 }
 
-/// The name of a custom operator, in this rank's own descriptions. It does not travel, and is not
+/// The name of a custom operator, in descriptions that this rank made itself. It does not travel and is not
 /// compared.
 #[derive(Clone, Copy, Default)]
 struct OwnName(&'static str);
@@ -59,11 +59,11 @@ impl Eq for OwnName {}
 
 const NO_ROOT: u32 = u32::MAX;
 
-/// What `splits` says where every block has the same number of elements.
+/// The value of `splits` if all blocks have the same number of elements.
 const EVEN: u32 = 0;
 
-/// The name of an algorithm as it travels: cut, with a letter for its length and its last one at the
-/// end, so that all differ.
+/// The name of an algorithm as it travels. A long name is cut; its last two bytes then stand for its length
+/// and its last letter, so that all names differ.
 fn short(name: &str) -> [u8; 8] {
     let mut short = [0; 8];
     for (to, from) in short.iter_mut().zip(name.bytes()) {
@@ -76,7 +76,7 @@ fn short(name: &str) -> [u8; 8] {
     short
 }
 
-/// What it says where only the two ends of a message know how long it is.
+/// The value of `splits` if only the two ends of a message know its length.
 const BY_PAIR: u32 = u32::MAX;
 
 impl Description {
@@ -121,7 +121,7 @@ impl Description {
         Description { root: root as u32, ..self }
     }
 
-    /// Blocks of these lengths, if not all have the same.
+    /// The same description with blocks of these lengths.
     pub fn with_counts(self, counts: &Counts) -> Description {
         match counts {
             Counts::Even(elements) => Description { count: *elements as u64, splits: EVEN, ..self },
@@ -133,18 +133,18 @@ impl Description {
         }
     }
 
-    /// What all ranks must cut in the same way.
+    /// The same description with a digest of these lengths, which must agree on all ranks.
     pub fn with_blocks(self, lengths: impl Iterator<Item = usize>) -> Description {
         let bytes: Vec<u8> = lengths.flat_map(|len| (len as u64).to_le_bytes()).collect();
         Description { splits: (xxh3_64(&bytes) as u32).clamp(EVEN + 1, BY_PAIR - 1), ..self }
     }
 
-    /// Whether only the two ends of a message know how long it is.
+    /// Whether only the two ends of a message know its length.
     pub fn is_by_pair(&self) -> bool {
         self.splits == BY_PAIR
     }
 
-    /// Of no call.
+    /// The description of no call.
     pub(crate) const NONE: Description = Description {
         group: 0,
         sequence: 0,
@@ -159,17 +159,17 @@ impl Description {
         name: OwnName(""),
     };
 
-    /// The same of the call of that number.
+    /// The same description with another sequence number.
     pub(crate) fn numbered(self, sequence: u64) -> Description {
         Description { sequence, ..self }
     }
 
-    /// What stands for it where there is no room for it.
+    /// A digest, for places that have no room for the description.
     pub(crate) fn digest(self) -> u64 {
         xxh3_64(&Header { description: self, part: 0, payload: 0 }.encode())
     }
 
-    /// How many collectives the group had called before.
+    /// The number of collectives that the group had called before.
     pub fn sequence(&self) -> u64 {
         self.sequence
     }
@@ -227,14 +227,14 @@ impl fmt::Debug for Description {
     }
 }
 
-/// The front of one data message.
+/// The header of one data message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The call that the message belongs to.
     pub description: Description,
-    /// How many messages of this operation the sender has sent to the receiver before.
+    /// The number of messages of this call that the sender had sent to the receiver before.
     pub part: u32,
-    /// Bytes that follow.
+    /// The length of the payload in bytes.
     pub payload: u64,
 }
 
@@ -262,7 +262,7 @@ impl Header {
         bytes
     }
 
-    /// `None` when the bytes do not begin with the magic number: the stream is not ours, or it
+    /// Decodes a header. `None`: the bytes do not begin with the magic number, so the stream is not ours or
     /// has lost its place.
     pub fn decode(bytes: &[u8; Header::BYTES]) -> Option<Header> {
         if bytes[0..4] != MAGIC {
@@ -290,7 +290,8 @@ impl Header {
     }
 }
 
-/// The bytes of the headers of one kind of call: they differ in the call's number and in the payload.
+/// The bytes that all headers of one kind of call have in common. They differ only in sequence number and
+/// payload.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Frame([u8; Header::BYTES]);
 
@@ -299,7 +300,7 @@ impl Frame {
         Frame(Header { description, part: 0, payload: 0 }.encode())
     }
 
-    /// The header of the call with that number, as [`Header::encode`] would have it.
+    /// The header of call number `sequence`, in the same bytes as [`Header::encode`] makes.
     pub fn header(&self, sequence: u64, payload: u64) -> [u8; Header::BYTES] {
         let mut bytes = self.0;
         bytes[16..24].copy_from_slice(&sequence.to_le_bytes());
@@ -401,7 +402,7 @@ mod tests {
         let arrived = Header::decode(&named("gcd").encode()).unwrap();
         assert_eq!(arrived, named("gcd"));
         assert_ne!(arrived, named("lcm"));
-        // Who called it knows the name, the peer a digest of it.
+        // The rank that made the call knows the name. The peer knows only the digest.
         let digest = OperatorKind::Custom("gcd").digest();
         let shown = |name| format!("all_reduce(custom{name} {digest:08x}) of 10 f32 [doubling]");
         assert_eq!(named("gcd").description.to_string(), shown(" gcd"));

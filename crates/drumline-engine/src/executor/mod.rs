@@ -7,7 +7,7 @@
 //! - a [`Transport`](crate::transport::Transport) moves bytes between ranks,
 //! - a [`Host`](crate::host::Host) is the memory that neighbours share.
 //!
-//! A caller with a clock, and with something to wait for, calls it again and again: a blocking call, the
+//! The caller of `drive` has a clock and can wait. It calls `drive` again and again: a blocking call, the
 //! progress thread or a simulator.
 
 mod drive;

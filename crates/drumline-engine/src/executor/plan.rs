@@ -1,4 +1,4 @@
-//! A call laid out.
+//! The plan of a call.
 
 use std::{ops::Range, sync::Arc};
 
@@ -17,12 +17,12 @@ use super::{
     task::Tasks,
 };
 
-/// Everything that follows from the shape of a call: worked out when a group first makes such a
-/// call, and kept. What is left for each call is in the [`Machine`](super::Machine) and in the caller's buffers.
+/// Everything that follows from the shape of a call. It is worked out when a group first makes such a call,
+/// and kept. The rest is in the [`Machine`](super::Machine) and in the caller's buffers.
 #[derive(Debug)]
 pub struct Plan {
     pub(crate) schedule: Arc<Schedule>,
-    /// As the call is told to peers: of call number 0.
+    /// The description for peers, with sequence number 0.
     description: Description,
     pub(crate) frame: Frame,
     digest: u64,
@@ -30,14 +30,14 @@ pub struct Plan {
     pub(crate) windows: usize,
     pub(crate) pipeline: Pipeline,
     pub(crate) element_bytes: usize,
-    /// Whether narrow floats are widened for the whole operation.
+    /// Whether narrow floats are widened for the whole call.
     pub wide: bool,
-    /// Whether peers reach the caller's data.
+    /// Whether neighbours work in the caller's registered buffer.
     pub registered: bool,
     /// How often the schedule posts.
     pub(crate) posts: u64,
     pub(crate) uses_messages: bool,
-    /// Whether the caller's buffers are too long to be found in the cache afterwards.
+    /// Whether the caller's buffers are too long to be found in the cache after the call.
     pub(crate) passes_cache: bool,
     /// Whether this rank gets a result.
     pub writes: bool,
@@ -45,18 +45,18 @@ pub struct Plan {
     scratch: Scratch,
 }
 
-/// What a [`Plan`] is made of.
+/// What determines a [`Plan`].
 #[derive(Debug)]
 pub struct Shape<'a> {
     pub schedule: Arc<Schedule>,
-    /// Where its neighbours are found.
+    /// The seats of this rank's neighbours.
     pub seats: &'a Seats,
     pub description: Description,
     pub layout: Layout,
-    /// Bytes of the elements that travel.
+    /// The size of an element as it travels.
     pub element_bytes: usize,
     pub wide: bool,
-    /// What of the cache is this rank's, where ranks share memory.
+    /// This rank's share of the cache. `None`: ranks share no memory.
     pub cache_bytes: Option<usize>,
 }
 
@@ -68,7 +68,7 @@ impl Plan {
         let windows = layout.windows();
         let pipeline = if windows > 1 { Pipeline::of(&schedule) } else { Pipeline::default() };
         let is_data = |loc: Loc| loc.peer.is_none() && loc.buffer == Buffer::Data;
-        // What is short travels in the lines of announcements.
+        // Short data travels in the lines of announcements.
         let slots = match layout.slot_len() * element_bytes <= PAYLOAD_BYTES {
             true => Slots::InLine,
             false => Slots::Apart,
@@ -109,7 +109,7 @@ impl Plan {
         plan
     }
 
-    /// The plan of doing nothing.
+    /// A plan that does nothing.
     pub(crate) fn idle() -> Plan {
         let schedule = Schedule {
             collective: Collective::Barrier,
@@ -133,15 +133,15 @@ impl Plan {
         })
     }
 
-    /// The call, of that number.
+    /// The description of call number `sequence`.
     pub(crate) fn description(&self, sequence: u64) -> Description {
         self.description.numbered(sequence)
     }
 
-    /// What stands for [`Plan::description`] where there is no room for it. Equal for ranks that
-    /// make the same call; for others only by a chance of one in 2^64.
+    /// A digest of [`Plan::description`], for places that have no room for it. It is equal on ranks that make
+    /// the same call. Different calls have the same digest with a probability of 2^-64.
     pub(crate) fn digest(&self, sequence: u64) -> u64 {
-        // An odd factor: no two numbers of one plan have the same digest.
+        // The factor is odd, so no two sequence numbers give the same digest.
         self.digest ^ sequence.wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 
@@ -158,18 +158,18 @@ impl Plan {
         }
     }
 
-    /// The same of this rank's own buffers, for a message.
+    /// The same for a place in this rank's own buffers, as a stretch that a message carries.
     pub(crate) fn stretch(&self, place: Place) -> Stretch {
         let Range { start: first, end } = self.resolve(place);
         Stretch { buffer: place.loc.buffer, first, len: end - first }
     }
 
-    /// What a message weighs.
+    /// The length of a stretch in bytes.
     pub(crate) fn bytes(&self, stretch: Stretch) -> u64 {
         (stretch.len * self.element_bytes) as u64
     }
 
-    /// Where an operand lies in its buffer, in that window.
+    /// The elements of its buffer that an operand stands for in a window.
     pub(crate) fn range(&self, operand: &Operand, window: usize) -> Range<usize> {
         match operand.extent {
             Extent::Fixed(ref range) => range.clone(),

@@ -9,36 +9,38 @@ use drumline_schedule::{
 
 use super::layout::{Layout, Place};
 
-/// Where a message that is to be combined into `dst` is put before: in a slot that no algorithm uses.
+/// The place for a message that is to be combined into `dst`: a scratch slot that no algorithm uses.
 ///
-/// Whole messages are put there; to combine them while they arrive would save a pass over memory.
+/// The message is received whole and then combined. To combine it while it arrives would save one pass over
+/// memory.
 pub(crate) fn staging(dst: Loc) -> Loc {
     Loc::scratch(usize::MAX, dst.span)
 }
 
-/// The parts of all scratch slots that a schedule names, behind each other in one block; once for
-/// every window that needs its own at a time. In elements.
+/// The working memory of a call, in elements: the parts of all scratch slots that a schedule names, one after
+/// the other. A pipeline needs one copy for each window that is under way.
 #[derive(Debug)]
 pub(crate) struct Scratch {
     slots: Vec<Slot>,
     copies: usize,
-    /// What one copy takes.
+    /// The number of elements in one copy.
     stride: usize,
 }
 
 #[derive(Debug)]
 struct Slot {
     id: usize,
-    /// What the schedule names of it.
+    /// The places in this slot that the schedule names.
     places: Vec<Loc>,
-    /// The first element of the slot that is backed, in the first window.
+    /// The first element of the slot that has memory, in the first window.
     first: usize,
-    /// Where in the block that lies.
+    /// The position of that element in a copy.
     at: usize,
 }
 
 impl Scratch {
-    /// Room for what `schedule` names, in any window; `copies` windows are under way at once.
+    /// Working memory for all places that `schedule` names, in any window. `copies` windows are under way at
+    /// once.
     pub(crate) fn new(
         schedule: &Schedule,
         layout: &Layout,
@@ -63,7 +65,7 @@ impl Scratch {
         for slot in &mut slots {
             let hull = slot.hull(layout, 0);
             (slot.first, slot.at) = (hull.start, stride);
-            // In a shorter window, borders of blocks may lie further apart by one.
+            // Rounding may put the borders of blocks one element further apart in a shorter window.
             let len = hull.len() + usize::from(windows > 1);
             // Slots begin on cache lines of their own.
             stride += (len * element_bytes).next_multiple_of(64) / element_bytes;
@@ -71,7 +73,7 @@ impl Scratch {
         Scratch { slots, copies: copies.min(windows), stride }
     }
 
-    /// How many elements there are, of all copies together.
+    /// The number of elements in all copies.
     pub(crate) fn len(&self) -> usize {
         self.copies * self.stride
     }
@@ -93,7 +95,7 @@ impl Scratch {
 }
 
 impl Slot {
-    /// The elements of the slot that the schedule names, in a window.
+    /// The smallest range of the slot that contains all places named in a window.
     fn hull(&self, layout: &Layout, window: usize) -> Range<usize> {
         let ranges = self.places.iter().map(|&loc| layout.resolve(Place { loc, window }));
         let hull =
@@ -112,13 +114,13 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// What a schedule names of one slot lies apart from all others, in every window.
+        /// The parts of a slot that the schedule names overlap no other slot, in any window.
         #[test]
         fn slots_lie_apart(
             row: prop::sample::Index, root: prop::sample::Index, piece in 1_usize..40,
             counts in prop::collection::vec(0_usize..40, 2..6), even: bool,
         ) {
-            // Elements that fill a cache line leave no room for mistakes.
+            // Each element fills a cache line, so padding can hide no overlap.
             const ELEMENT_BYTES: usize = 64;
             let topology = Topology::hosts(&[counts.len()]);
             let in_windows = |row: &&Algorithm| {

@@ -1,4 +1,4 @@
-//! The steps of a schedule as one rank carries them out.
+//! The steps of a schedule, as one rank carries them out.
 
 use drumline_schedule::{
     Pipeline, Schedule,
@@ -11,8 +11,8 @@ use super::{
     scratch::staging,
 };
 
-/// What a rank does in a window, with all that can be known of it before: neighbours are seats, and
-/// what is done in memory is laid out.
+/// The steps of a rank, worked out as far as the call's shape allows: neighbours are seats, and steps in
+/// memory have their operands.
 #[derive(Debug, Default)]
 pub(crate) struct Tasks {
     list: Vec<Task>,
@@ -21,7 +21,7 @@ pub(crate) struct Tasks {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Task {
-    /// How many windows it is behind.
+    /// The number of windows by which this step lags behind the first.
     pub(crate) lag: usize,
     pub(crate) verb: Verb,
 }
@@ -36,9 +36,9 @@ pub(crate) enum Verb {
         from: Rank,
         dst: Loc,
     },
-    /// Do something in memory.
+    /// Carry out a step in memory.
     Compute(Index),
-    /// Wait until this number of messages of the schedule has left.
+    /// Wait until this number of the schedule's messages to `to` has left.
     Flush {
         to: Rank,
         upto: usize,
@@ -52,19 +52,19 @@ pub(crate) enum Verb {
 }
 
 impl Task {
-    /// The window that it works on in that turn, if there is one.
+    /// The window on which the task works in that turn. `None`: it has nothing to do.
     #[inline]
     pub(crate) fn window(&self, turn: usize, windows: usize) -> Option<usize> {
         turn.checked_sub(self.lag).filter(|window| *window < windows)
     }
 }
 
-/// Where a [`Local`] is kept.
+/// The index of a [`Local`] in its list.
 #[derive(Clone, Copy, Debug)]
 pub struct Index(usize);
 
 impl Tasks {
-    /// `operand` knows where a place lies, `seat` where a neighbour is found.
+    /// The tasks of a schedule. `operand` finds the memory of a place, `seat` the seat of a neighbour.
     pub(crate) fn of(
         schedule: &Schedule,
         pipeline: &Pipeline,
@@ -72,7 +72,7 @@ impl Tasks {
         seat: impl Fn(Rank) -> Seat,
     ) -> Tasks {
         let mut tasks = Tasks::default();
-        // A rank may complete what is another's.
+        // A rank may complete a result in a neighbour's buffer.
         let finish = |last: bool, dst: Loc| {
             last.then(|| schedule.contributions(dst.peer.unwrap_or(schedule.rank)))
         };
@@ -113,7 +113,7 @@ impl Tasks {
         Verb::Compute(Index(self.locals.len() - 1))
     }
 
-    /// From the first to the last.
+    /// All tasks, in order.
     pub(crate) fn list(&self) -> &[Task] {
         &self.list
     }

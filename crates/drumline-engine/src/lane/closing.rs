@@ -9,7 +9,7 @@ use super::{
 use crate::{Cause, Result, transport::Lack};
 
 impl Lane {
-    /// Begins to close the group: call [`Lane::closed`] until it says so.
+    /// Says goodbye to the peers. Then call [`Lane::closed`] until it returns true.
     pub fn close(&mut self) -> Result<()> {
         self.check_open("destroy")?;
         self.transport.take_leave();

@@ -1,39 +1,39 @@
-//! How long a rank waits in a call before it tells its peers, and then people.
+//! How long a rank waits in a call before it tells its peers, and before it logs a warning.
 
 use std::time::{Duration, Instant};
 
 use crate::{Settings, transport::Waits};
 
-/// What peers believe of this rank's waiting.
+/// What this rank last told its peers about its waiting.
 #[derive(Debug)]
 pub(crate) struct Told {
     pub(super) waits: Waits,
-    /// Since when, or when they were last told so again.
+    /// When it told them.
     pub(super) at: Instant,
 }
 
-/// How long a call has waited, and what was said of it.
+/// How long a call has waited, and what this rank has done about it.
 #[derive(Debug)]
 pub(crate) struct Patience {
-    /// How long peers are told before anything is made of it.
+    /// The time that peers have to answer between being told and a warning or a time-out.
     pub(super) lead: Duration,
-    /// When its waiting is worth a word.
+    /// When this rank tells its peers that it waits.
     pub(super) tell_at: Instant,
-    /// When people are told. Not before peers have had time to answer: a rank that was stopped
-    /// itself hears first what they say.
+    /// When this rank logs a warning. It is counted from when the peers were told, so that they have time to
+    /// answer: a rank that was stopped itself hears them before it blames any of them.
     pub(super) warn_at: Option<Instant>,
     pub(super) warned: bool,
-    /// Whether more time was given because all seemed to wait for each other.
+    /// Whether the call got more time because all ranks seemed to wait for each other.
     pub(super) looked_again: bool,
 }
 
-/// How long peers are told before anything is made of it, in a call that takes `limit` at most.
+/// The time that peers have to answer, in a call with the time limit `limit`.
 pub(crate) fn lead(limit: Duration, settings: &Settings) -> Duration {
     settings.warn_after.min(limit) / 2
 }
 
 impl Patience {
-    /// Of a call that takes `limit` at most.
+    /// The patience of a call that began at `now` and has the time limit `limit`.
     pub(crate) fn new(now: Instant, limit: Duration, settings: &Settings) -> Patience {
         let lead = lead(limit, settings);
         Patience { lead, tell_at: now + lead, warn_at: None, warned: false, looked_again: false }

@@ -1,4 +1,4 @@
-//! The plans of the calls that a group has made.
+//! The plans of calls that a group has made.
 
 use std::sync::Arc;
 
@@ -6,12 +6,12 @@ use drumline_schedule::step::Rank;
 
 use crate::{call::Call, executor::Plan};
 
-/// A small table of plans. Training makes the same few calls over and over; where two of them
-/// belong to one place, the later one is kept.
+/// A small table of plans. Training makes the same few calls again and again. If two of them fall into one
+/// place, the later one is kept.
 #[derive(Debug)]
 pub(crate) struct Plans {
     kept: Vec<Option<Kept>>,
-    /// Where the last call was found.
+    /// The place of the last call.
     last: usize,
 }
 
@@ -22,7 +22,7 @@ struct Kept {
     plan: Arc<Plan>,
 }
 
-/// A power of two.
+/// The number of places, a power of two.
 const PLACES: usize = 64;
 
 impl Plans {
@@ -30,7 +30,8 @@ impl Plans {
         Plans { kept: (0..PLACES).map(|_| None).collect(), last: 0 }
     }
 
-    /// Where the plan of a call like this one is kept, on registered data or other.
+    /// The place of the plan of a call like this one, if there is a plan. `registered`: the call's buffer is
+    /// registered.
     pub(crate) fn find(&mut self, call: &Call, registered: bool) -> Option<Index> {
         if !self.is_at(self.last, call, registered) {
             let place = place_of(call);
@@ -55,7 +56,7 @@ impl Plans {
         Index(self.last)
     }
 
-    /// The plan that was found or kept there just now.
+    /// The plan at a place that was just found or filled.
     pub(crate) fn at(&self, Index(place): Index) -> &Arc<Plan> {
         let Some(kept) = &self.kept[place] else {
             unreachable!("what was kept is replaced and not removed");
@@ -68,12 +69,12 @@ impl Plans {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Index(usize);
 
-/// Where the plan of a call lies, if there is one. Not by all that it depends on: who has calls
-/// that differ in nothing else pays for laying them out.
+/// The place in the table for a call's plan. It depends on only some properties of the call. Calls that
+/// differ only in other properties share a place, and replace each other's plans.
 fn place_of(call: &Call) -> usize {
     let root: Rank = call.root.unwrap_or(0);
     let parts = [call.collective as usize, call.dtype as usize, call.counts.longest(), root];
     let mix = |hash: usize, part: usize| (hash ^ part).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    // The high bits depend on all others.
+    // The high bits depend on all properties that were mixed in.
     parts.into_iter().fold(0, mix) >> (usize::BITS - PLACES.ilog2())
 }

@@ -26,7 +26,7 @@ impl Lane {
         self.points > 0
     }
 
-    /// A send or receive was called.
+    /// Begins a send or receive.
     pub fn post(&mut self, mut point: Point) {
         if let Err(error) = self.check_open(point.call.name()) {
             return point.complete(Err(error));
@@ -56,7 +56,7 @@ impl Lane {
         }
         let mut ended = Vec::new();
         let idle = self.running.is_none();
-        // The buffers are of types of the callers'.
+        // The types of the buffers are the callers', and their code may panic.
         let progress = catch_unwind(AssertUnwindSafe(|| {
             self.transport.progress_points(idle, now, &mut ended)
         }));
@@ -80,7 +80,7 @@ impl Lane {
         match self.has_points() {
             _ if moved => Progress::Moved,
             true => Progress::Stuck,
-            // They have failed just now: so has what runs beside them.
+            // All sends and receives have failed just now, and the collective beside them fails, too.
             false => Progress::Moved,
         }
     }
@@ -108,7 +108,7 @@ impl Lane {
                 self.tell(now);
             }
         } else if any && !self.points_awaited.is_empty() {
-            // Perhaps one of those is awaited no more.
+            // This rank may not wait for some of these peers any more. So it looks again soon.
             let look_at = self.points_looked_at.map(|at| at + self.news_after());
             self.points_due = self.points_due.into_iter().chain(look_at).min();
         }
@@ -119,7 +119,7 @@ impl Lane {
         self.points_awaited.clear();
     }
 
-    /// Poisons the group because of one send or receive.
+    /// Poisons the group because one send or receive has failed.
     fn fail_point(&mut self, point: &Point, cause: Cause, now: Instant) -> Error {
         match self.check_open(point.call.name()) {
             Ok(()) => {
@@ -130,8 +130,8 @@ impl Lane {
         }
     }
 
-    /// Poisons the group because of something that concerns all sends and receives. The error
-    /// goes to the oldest one with the rank at fault, if there is one.
+    /// Poisons the group for a reason that concerns all sends and receives. The oldest send or receive with
+    /// the rank at fault gets the error; the oldest of all, if none is with that rank.
     fn fail_points(&mut self, cause: Cause, now: Instant) {
         let mut points = self.transport.take_points();
         self.points = 0;
@@ -185,8 +185,8 @@ impl Lane {
             } else if point.warned || settings.warn_after >= limits.timeout {
                 expired.add(point);
             } else {
-                // No thread of this rank has looked since the time to warn: the process was stopped. So
-                // it first hears what the others say.
+                // No thread of this rank has looked since the time of the warning, so this process was
+                // stopped. It gives the other ranks time to say whom they wait for.
                 point.warned = true;
                 point.give_up_at = Some(now + limits.lead);
             }
@@ -194,7 +194,7 @@ impl Lane {
             due = Some(due.map_or(next, |due| due.min(next)));
         });
         (self.points_due, self.points_followed) = (due, followed.count > 0);
-        // Who waits for a message to itself waits for nobody else.
+        // A rank that waits for a message to itself waits for no other rank.
         let others = long.ranks(self).into_iter().filter(|rank| *rank != self.member.rank);
         self.points_awaited = others.collect();
         self.tell(now);
@@ -234,7 +234,8 @@ impl Lane {
 /// How long a send or receive may wait.
 #[derive(Clone, Copy)]
 struct Limits {
-    /// How long before a warning, and before it is given up, it is found out who is late.
+    /// The time before a warning, and before the time limit, in which this rank finds out which ranks are
+    /// late.
     lead: Duration,
     warn_after: Duration,
     timeout: Duration,
@@ -251,13 +252,13 @@ impl Limits {
         point.give_up_at.unwrap_or(point.started + self.timeout)
     }
 
-    /// Whether it is to be found out now who is late.
+    /// Whether this rank should find out now which ranks are late.
     fn follows(self, point: &Point, now: Instant) -> bool {
         let warns_soon = !point.warned && now >= point.started + self.lead;
         warns_soon || now + self.lead >= self.give_up_at(point)
     }
 
-    /// When there is something to do next.
+    /// When to look at this send or receive again.
     fn next(self, point: &Point, now: Instant) -> Instant {
         let give_up_at = self.give_up_at(point);
         let moments =
@@ -266,7 +267,7 @@ impl Limits {
     }
 }
 
-/// Sends and receives that wait for too long.
+/// Some sends and receives that have waited for too long.
 struct Late {
     named: BTreeSet<Rank>,
     /// Whether one of them receives from any rank.
@@ -278,8 +279,8 @@ struct Late {
 impl Late {
     const NOBODY: Late = Late { named: BTreeSet::new(), from_any: false, count: 0, oldest: None };
 
-    /// Who is awaited: for a receive from any rank all others, but for those that have left if some
-    /// have not.
+    /// The ranks for which these sends and receives wait. A receive from any rank waits for all other ranks
+    /// that have not left, or, when all have left, for all of them.
     fn ranks(&self, lane: &Lane) -> Vec<Rank> {
         let mut ranks = self.named.clone();
         if self.from_any {

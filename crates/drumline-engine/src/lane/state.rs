@@ -1,4 +1,4 @@
-//! What a lane holds.
+//! The state of a lane.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -34,7 +34,7 @@ pub struct Lane {
     pub(super) host: Option<Host>,
     /// Set by `ProcessGroup::abort`, from any thread.
     pub(super) aborted: Arc<AtomicBool>,
-    /// Number of the next collective.
+    /// The number of the next collective.
     pub(super) sequence: u64,
     pub(super) machine: Machine,
     pub(super) plans: Plans,
@@ -42,22 +42,22 @@ pub struct Lane {
     pub(super) pool: Pool,
     pub(super) queue: VecDeque<Box<dyn Job>>,
     pub(super) running: Option<Running>,
-    /// Sends and receives that are under way.
+    /// How many sends and receives are under way.
     pub(super) points: usize,
-    /// When the oldest of them is to be looked at.
+    /// When [`Lane::progress_points`] must look at their times again.
     pub(super) points_due: Option<Instant>,
-    /// Whether some have waited for so long that it is found out for whom.
+    /// Whether some have waited so long that each turn finds out which ranks are late.
     pub(super) points_followed: bool,
-    /// With whom those are that have waited for long, when they were last looked at.
+    /// The peers of those that had waited for long when this rank last looked.
     pub(super) points_awaited: BTreeSet<Rank>,
     pub(super) points_looked_at: Option<Instant>,
-    /// What peers believe of this rank's waiting, if they believe that it waits.
+    /// What this rank has told its peers about its waiting. `None`: they believe that it does not wait.
     pub(super) told: Option<Told>,
     /// Whether neighbours have been told to ring the doorbell.
     pub(super) asleep: bool,
     pub(super) state: State,
     pub(super) closing: Option<Closing>,
-    /// Whether a panic ends the group.
+    /// Whether the lane will be dropped without a goodbye.
     pub(super) forsaken: bool,
     pub(super) usage: Usage,
     pub(super) recorder: Recorder,
@@ -70,37 +70,37 @@ pub(super) enum State {
     Failed(Arc<CollectiveError>),
 }
 
-/// This rank has said goodbye and waits for the others'.
+/// This rank has said goodbye and waits until all others have.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Closing {
     pub(super) give_up_at: Instant,
-    /// How long before that it looks who is late: a rank that did not was stopped itself, and hears
-    /// first what the others say.
+    /// The time before `give_up_at` from which this rank looks for late ranks. A rank that did not look in
+    /// this time was stopped itself, and gets more time to hear the others.
     pub(super) lead: Duration,
     pub(super) has_looked: bool,
 }
 
 impl Closing {
-    /// When there is something to do even if no peer moves; it is `now`.
+    /// When this rank must look even if no peer does anything. `now` is the time.
     pub(super) fn due(&self, now: Instant) -> Instant {
         let look_at = self.give_up_at - self.lead;
         if now < look_at { look_at } else { self.give_up_at }
     }
 }
 
-/// The operation that the machine works on.
+/// The collective that the machine carries out.
 #[derive(Debug)]
 pub(super) struct Running {
-    /// When it began, if anybody has looked at the clock since.
+    /// When it began, if the clock has been read since.
     pub(super) started: Option<Instant>,
-    /// Once it has had to wait.
+    /// Set when the collective first has to wait.
     pub(super) patience: Option<Patience>,
-    /// How many operations its time stands for.
+    /// The number of collectives for which its time counts.
     pub(super) stands_for: u32,
     pub(super) collective: Collective,
-    /// Of this rank's buffer.
+    /// The length of this rank's buffer.
     pub(super) bytes: u64,
-    /// Ends with the operation.
+    /// The record of the collective. It ends when it is dropped.
     pub(super) open: Open,
 }
 

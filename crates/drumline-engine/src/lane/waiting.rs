@@ -1,4 +1,4 @@
-//! The words of a rank that waits in a call: to its peers, to people, and the ranks that it names.
+//! A rank that waits: what it tells its peers, what it logs, and which ranks it blames.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl Running {
-    /// When there is something to say even if no peer moves.
+    /// When this rank has something to tell or to log even if no peer does anything.
     pub(crate) fn due(&self, machine: &Machine) -> Option<Instant> {
         let patience = self.patience.as_ref()?;
         let tell = (!patience.has_told()).then_some(patience.tell_at);
@@ -25,7 +25,7 @@ impl Running {
 }
 
 impl Lane {
-    /// The operation that runs waits: tells peers for whom, and people who is late.
+    /// The running collective waits. Tells peers for which ranks, and logs which ranks are late.
     pub(crate) fn be_patient(&mut self, now: Instant) {
         let Some(running) = &mut self.running else { return };
         let started = *running.started.get_or_insert(now);
@@ -57,11 +57,12 @@ impl Lane {
         }
     }
 
-    /// The time limit has passed for a call that awaits these. Whether it is too early to name
-    /// anybody: then it waits a little for what its peers say.
+    /// Whether it is too early to blame a rank, although the time limit of a call has passed. If so, the call
+    /// gets a little more time. `awaited` are the ranks for which it waits.
     ///
-    /// That is so if this rank was stopped itself, and if all wait for each other: unless they do
-    /// for ever, one has gone on, and those that it has met just now have not said so yet.
+    /// It is too early if this process was stopped, because it has not heard its peers yet. It is also too
+    /// early if all ranks seem to wait for each other: unless their wait has no end, one of them has gone on,
+    /// and the ranks that it has met just now have not said so yet.
     pub(crate) fn looks_again(&mut self, awaited: &[Rank], now: Instant) -> bool {
         let patience = self.running.as_ref().and_then(|running| running.patience.as_ref());
         let until = match patience {
@@ -81,7 +82,7 @@ impl Lane {
         true
     }
 
-    /// The operation is about to end well: people who were told that it waits hear of it.
+    /// The running collective is about to succeed. If a warning said that it waits, logs that it goes on.
     pub(crate) fn note_end(&self, now: &Now) {
         let Some(Running { started, patience: Some(patience), .. }) = &self.running else { return };
         if patience.warned {
@@ -95,14 +96,14 @@ impl Lane {
         }
     }
 
-    /// A call is over: peers that believe that this rank waits in it hear that it does not.
+    /// A collective is over. If peers believe that this rank waits in it, tells them that it does not.
     pub(crate) fn retract(&mut self, now: &Now) {
         if self.told.as_ref().is_some_and(|told| told.waits.call.is_some()) {
             self.tell_at_once(self.waits(), now.get());
         }
     }
 
-    /// For whom this rank has waited for long: for their parts in the call that runs, and for
+    /// The ranks for which this rank has waited for long: for their part in the running collective, and for
     /// messages.
     fn waits(&self) -> Waits {
         let patience = self.running.as_ref().and_then(|running| running.patience.as_ref());
@@ -117,8 +118,8 @@ impl Lane {
         }
     }
 
-    /// Tells peers for whom this rank waits, if that is news, or if it is time to ask again whether
-    /// they listen.
+    /// Tells peers for which ranks this rank waits, if that has changed or if it is time to check again
+    /// whether they answer.
     pub(crate) fn tell(&mut self, now: Instant) {
         let waits = self.waits();
         let is_due = match &self.told {
@@ -140,25 +141,27 @@ impl Lane {
         told.at + if told.waits != *waits { self.news_after() } else { self.answer_within() }
     }
 
-    /// How long peers have to answer, before they are told again.
+    /// How long peers have to answer before they are told again.
     fn answer_within(&self) -> Duration {
-        // One that stops is asked, and found silent, in less time than a warning takes.
+        // Short enough that this rank asks a peer that stops, and finds that it does not answer, before a
+        // warning is due.
         lead(self.settings.timeout, &self.settings) * 3 / 4
     }
 
-    /// How long news waits for more of it.
+    /// How long a change waits for more changes, so that peers are told of them together.
     pub(crate) fn news_after(&self) -> Duration {
         lead(self.settings.timeout, &self.settings) / 8
     }
 
-    /// When there is more to tell even if no peer moves.
+    /// When to tell peers again even if no peer does anything.
     pub(crate) fn tell_due(&self) -> Option<Instant> {
         let told = self.told.as_ref()?;
         Some(self.tell_again_at(told, &self.waits()))
     }
 
-    /// Compares the calls in which peers say that they wait with those that this rank has made. Of use
-    /// where it waits for messages only: in a call each word of theirs is compared as it comes.
+    /// Compares the calls in which peers say that they wait with the calls that this rank has made. It is
+    /// needed only while this rank waits for messages: in a collective, the machine compares what each peer
+    /// says when it arrives.
     pub(crate) fn compare_waits(&mut self, now: Instant) -> Result<(), Cause> {
         let told = self.transport.told(now, self.answer_within());
         let mut in_calls =
@@ -167,7 +170,7 @@ impl Lane {
         in_calls.try_for_each(|(peer, in_call)| history.compare(peer, in_call.call))
     }
 
-    /// Names the roots of a time-out in the place of those that this rank awaits.
+    /// In a time-out, replaces the ranks that this rank awaits by the roots of their waiting.
     pub(crate) fn trace(&mut self, cause: Cause, lack: Lack, now: Instant) -> Cause {
         match cause {
             Cause::Timeout { waiting_for } => {
@@ -177,15 +180,15 @@ impl Lane {
         }
     }
 
-    /// For whom this rank waits in the end, as far as it knows. This rank connects to a rank that
-    /// others name, so that it can say for whom it waits itself.
+    /// The ranks for which this rank waits in the end, as far as it knows. It also connects to them, so that
+    /// they can say for which ranks they wait themselves.
     pub(crate) fn follow(&mut self, lack: Lack, awaited: &[Rank], now: Instant) -> Vec<Rank> {
         let roots = self.roots(lack, awaited, now);
         self.transport.want(&roots);
         roots
     }
 
-    /// Where all wait for each other, the awaited.
+    /// The roots of `awaited`, or `awaited` itself where all ranks wait for each other.
     fn roots(&mut self, lack: Lack, awaited: &[Rank], now: Instant) -> Vec<Rank> {
         let ends = self.ends(lack, awaited, now);
         if ends.is_empty() { awaited.to_vec() } else { ends }

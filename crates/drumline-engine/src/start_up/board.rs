@@ -7,8 +7,8 @@
 //! takes its word back
 //! ```
 //!
-//! Nobody but rank 0 waits for more than one key. A rank that fails leaves its error in the place of
-//! the words of all, and so ends the waits of the others.
+//! Only rank 0 waits for more than one key. A rank that fails leaves its error in the place of the words of
+//! all ranks, which ends the waits of the others.
 
 use std::time::{Duration, Instant};
 
@@ -24,9 +24,9 @@ use crate::{membership::Membership, recorder::Recorder};
 /// What the ranks of one life of a group tell each other. Every rank has one word on each subject.
 #[derive(Clone, Debug)]
 pub struct Board {
-    /// Of this life, unlike any other.
+    /// The beginning of this life's keys. No other life has the same.
     prefix: String,
-    /// For errors.
+    /// This rank, for errors.
     member: Membership,
     deadline: Instant,
     recorder: Recorder,
@@ -64,17 +64,17 @@ impl Subject {
     }
 }
 
-/// How a roll begins that has the words of all, and one that has an error in their place.
+/// The first byte of a roll with the words of all ranks, and of a roll with an error instead.
 const COMPLETE: u8 = b'+';
 const FAILED: u8 = b'-';
 
-/// How often rank 0 looks whether one of those has failed for whom it waits.
+/// How often rank 0 looks whether a rank for which it waits has failed.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// The most ranks that an error names.
 pub(super) const RANKS_NAMED_MAX: usize = 32;
 
-/// How much of an error is told to others.
+/// The most characters of an error that other ranks are told.
 const FAILURE_CHARS_MAX: usize = 1000;
 
 impl Board {
@@ -103,11 +103,13 @@ impl Board {
         self.deadline
     }
 
-    /// Says `word` on `subject`, and returns what all ranks say, by rank. All must come to it.
+    /// Writes `word` on `subject`, and returns the words of all ranks on it, by rank. All ranks must call
+    /// this.
     ///
     /// # Errors
     ///
-    /// [`Failure::Connect`] when a rank has failed, with its error, or tells nothing in time.
+    /// [`Failure::Connect`] when a rank has failed (with that rank's error), or when a rank writes nothing in
+    /// time.
     pub async fn all_gather<W: Outside>(
         &self,
         desk: &Desk<W>,
@@ -145,7 +147,7 @@ impl Board {
             if missing.is_empty() {
                 break;
             }
-            // A rank that has failed says nothing any more.
+            // A rank that has failed writes no more words.
             match left > LOOK_EVERY {
                 true => self.check(desk).await?,
                 false => return Err(self.name_the_silent(desk, subject).await),
@@ -171,13 +173,13 @@ impl Board {
         }
     }
 
-    /// Looks whether some rank has failed, without waiting for anybody.
+    /// Looks whether any rank has failed, without waiting.
     ///
     /// # Errors
     ///
     /// [`Failure::Connect`], with that rank's error.
     pub async fn check<W: Outside>(&self, desk: &Desk<W>) -> Result<(), Failure<W::Error>> {
-        // One that has failed has left its error on every subject.
+        // A rank that fails leaves its error on every subject, so one subject is enough.
         let key = self.roll_key(Subject::LAST);
         match desk.check(&key).await? {
             true => self.decode(&desk.get(&key).await?).map(drop),
@@ -185,19 +187,20 @@ impl Board {
         }
     }
 
-    /// This rank could not be connected, with this error: nobody is to wait for it.
+    /// This rank could not be connected, because of `error`. Writes the error for all ranks, so that none
+    /// waits for this rank.
     pub async fn fail<W: Outside>(&self, desk: &Desk<W>, error: &str) {
         self.fail_for(desk, 1, error).await;
     }
 
-    /// The same, for `ranks` of them.
+    /// The same, on behalf of `ranks` ranks.
     pub(super) async fn fail_for<W: Outside>(&self, desk: &Desk<W>, ranks: usize, error: &str) {
         let rank = (self.member.rank as u32).to_le_bytes();
         let text: String = error.chars().take(FAILURE_CHARS_MAX).collect();
         let roll = [&[FAILED], &rank[..], text.as_bytes()].concat();
         for subject in Subject::ALL {
             if let Err(error) = desk.compare_set(&self.roll_key(subject), b"", &roll).await {
-                // The others lose the store as well.
+                // If this rank has lost the store, so have the others.
                 tracing::debug!(%error, "cannot tell the others of a failure");
                 return;
             }
@@ -205,7 +208,7 @@ impl Board {
         self.leave_for(desk, ranks).await;
     }
 
-    /// This rank has read all that it needs. The last one that says so wipes the board.
+    /// Says that this rank has read all that it needs. The last rank that says so deletes the board.
     pub async fn leave<W: Outside>(&self, desk: &Desk<W>) {
         self.leave_for(desk, 1).await;
     }
@@ -214,7 +217,7 @@ impl Board {
         let gone = self.gone_key();
         match desk.add(&gone, ranks as i64).await {
             Ok(count) if count == self.member.world_size as i64 => {
-                // Where somebody has failed, words are left that nobody has seen.
+                // If a rank has failed, some words were never read.
                 let failed = self.check(desk).await.is_err();
                 let ranks = if failed { 1..self.member.world_size } else { 0..0 };
                 let words = |subject| ranks.clone().map(move |rank| self.word_key(subject, rank));
@@ -227,7 +230,7 @@ impl Board {
         }
     }
 
-    /// Why there is no roll: some have said nothing, or rank 0 has called none.
+    /// The error when there is no roll: some ranks have written nothing, or rank 0 has not made the roll.
     async fn name_the_silent<W: Outside>(
         &self,
         desk: &Desk<W>,
@@ -254,11 +257,11 @@ impl Board {
         ))
     }
 
-    /// The words of a roll.
+    /// The words in a roll.
     ///
     /// # Errors
     ///
-    /// [`Failure::Connect`] with the error that it has in their place, or when it cannot be read.
+    /// [`Failure::Connect`] when the roll has an error instead of words, or cannot be read.
     pub fn decode<E>(&self, roll: &[u8]) -> Result<Vec<Vec<u8>>, Failure<E>> {
         let words = match roll.split_first() {
             Some((&COMPLETE, words)) => split(words),
@@ -281,7 +284,7 @@ impl Board {
         })
     }
 
-    /// How many ranks have left or failed.
+    /// The key that counts the ranks that have left or failed.
     fn gone_key(&self) -> String {
         format!("{}/gone", self.prefix)
     }
@@ -290,13 +293,13 @@ impl Board {
         format!("{}/{}/{rank}", self.prefix, subject.name())
     }
 
-    /// Where all words are, or an error: whichever is there first.
+    /// The key of the roll: the words of all ranks, or an error, whichever is written first.
     fn roll_key(&self, subject: Subject) -> String {
         format!("{}/{}/all", self.prefix, subject.name())
     }
 }
 
-/// Each word behind its length.
+/// Encodes a roll: each word after its length.
 pub fn encode(words: &[Vec<u8>]) -> Vec<u8> {
     let mut roll = vec![COMPLETE];
     for word in words {
@@ -306,7 +309,7 @@ pub fn encode(words: &[Vec<u8>]) -> Vec<u8> {
     roll
 }
 
-/// What [`encode`] has put together, without its first byte.
+/// The words that [`encode`] has put together. `roll` lacks the first byte.
 fn split(mut roll: &[u8]) -> Option<Vec<Vec<u8>>> {
     let mut words = Vec::new();
     while !roll.is_empty() {

@@ -1,4 +1,4 @@
-//! What a rank says of its place, and which ranks are near by that.
+//! What a rank says of its place, and which ranks are near each other by that.
 
 use std::fmt;
 
@@ -46,7 +46,7 @@ impl Card {
         })
     }
 
-    /// Whether both are on one host and share its network.
+    /// Whether both ranks are on one host and share its network namespace.
     pub fn is_same_network(&self, other: &Card) -> bool {
         (&self.boot, &self.network) == (&other.boot, &other.network)
     }

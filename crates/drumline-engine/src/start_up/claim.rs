@@ -1,4 +1,4 @@
-//! How a rank joins the job whose store it has found: it claims its number there.
+//! How a rank joins the job whose store it has found: it claims its rank there.
 
 use std::time::{Duration, Instant};
 
@@ -22,34 +22,35 @@ pub struct Joining {
     pub rank_zero_hosts: bool,
     /// How long it tries.
     pub timeout: Duration,
-    /// A random number of this process's. It leaves this as its name: so it knows its own claim again if the
-    /// connection breaks before the store has answered.
+    /// A random number that this process writes as the owner of its rank. If the connection breaks before the
+    /// store has answered, it recognises its own claim by this number.
     pub ticket: [u8; 32],
 }
 
-/// What comes of asking for a rank.
+/// The result of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Claim {
-    /// Nobody else has it.
+    /// No other process has the rank.
     Mine,
     /// Another process of this job has it.
     Taken,
-    /// The job here has another number of ranks: it is an earlier one, or one of the two is wrong.
+    /// The job at this store has another number of ranks. Either it is an earlier job, or one of the two
+    /// processes is wrong.
     OtherSize,
     /// All ranks have joined. Either the job is an earlier one, or this process is one too many.
     Complete {
-        /// Whether nobody, or nobody any more, has this rank.
+        /// Whether no process holds this rank, or none does any more.
         without_us: bool,
     },
 }
 
-/// How long the ranks of an earlier job may take to leave, until a rank that is taken counts as
-/// taken twice.
+/// How long the ranks of an earlier job may take to leave. After that time a rank that is taken means that
+/// two processes have one rank.
 const HOST_LEAVES_MAX: Duration = Duration::from_secs(10);
 
 const JOIN_PAUSE: Duration = Duration::from_millis(20);
 
-/// How long a host may take to say how many ranks there are. One that runs torch never does.
+/// How long a host may take to write the number of ranks. A host that runs torch never writes it.
 const WORLD_SIZE_COMES_MAX: Duration = Duration::from_secs(1);
 
 impl Joining {
@@ -73,8 +74,8 @@ impl Joining {
         self.rank_zero_hosts && self.rank == 0
     }
 
-    /// Finds the store of this job. At the same place there may still be that of the job before,
-    /// whose host is just about to leave.
+    /// Finds the store of this job. The store of an earlier job may still be at the same address, while its
+    /// host is about to leave.
     async fn join<W: Outside>(&self, desk: &Desk<W>) -> Result<(), Failure<W::Error>> {
         let start = desk.now();
         let deadline: Instant = deadline::after(start, self.timeout);
@@ -97,7 +98,7 @@ impl Joining {
                 Ok(Claim::Complete { .. } | Claim::OtherSize) if now >= deadline => {
                     return Err(Failure::Connect(OTHER_JOB.to_owned()));
                 }
-                // A host that leaves waits for a moment in which nobody is connected.
+                // A host leaves once no process is connected. So this process disconnects for a moment.
                 Ok(Claim::Complete { .. } | Claim::OtherSize) | Err(_) => {
                     desk.ask(Ask::Leave(JOIN_PAUSE.min(desk.left_until(deadline)))).await?;
                 }
@@ -105,14 +106,16 @@ impl Joining {
         }
     }
 
-    /// Two processes with one rank would overwrite each other's keys and hang much later.
+    /// Claims this rank. Without a claim, two processes with one rank would overwrite each other's keys and
+    /// hang much later.
     async fn claim<W: Outside>(&self, desk: &Desk<W>) -> Result<Claim, W::Error> {
         let key = rank_key(self.rank);
         let size = self.world_size.to_string().into_bytes();
         if self.hosts() {
             desk.set(WORLD_SIZE, &size).await?;
         } else {
-            // The host may leave meanwhile. The next host there has not been asked for its size.
+            // The host may leave during the wait. A new host at this address would then not know the number
+            // of ranks.
             let missing = desk.wait(vec![WORLD_SIZE.to_owned()], WORLD_SIZE_COMES_MAX).await?;
             if missing.is_empty() && desk.get(WORLD_SIZE).await? != size {
                 return Ok(Claim::OtherSize);
@@ -126,11 +129,11 @@ impl Joining {
     }
 }
 
-/// Proposes a secret, and returns the one that was proposed first.
+/// Proposes a secret for the job. Returns the secret that was proposed first.
 ///
 /// # Errors
 ///
-/// What the store says.
+/// The error of the store.
 pub async fn agree_on_secret<W: Outside>(
     desk: &Desk<W>,
     proposal: &[u8],
@@ -145,19 +148,19 @@ const OTHER_JOB: &str = "the job at this place has all its ranks, or another num
                          this process was told; is WORLD_SIZE the same everywhere, and has an \
                          earlier job ended on rank 0?";
 
-/// How many ranks the host has been told of.
+/// The key of the number of ranks that the host expects.
 const WORLD_SIZE: &str = "drumline/world_size";
 
-/// Says that all ranks have joined.
+/// The key that says that all ranks have joined.
 pub const COMPLETE: &str = "drumline/complete";
 
-/// Where each rank of ours leaves its name.
+/// The prefix of the keys under which ranks leave their tickets.
 pub const RANK_KEYS: &str = "drumline/rank/";
 
-/// Where the ranks leave the secret that they have agreed on, if nobody gave them one.
+/// The key of the secret on which the ranks have agreed, if none of them was given one.
 const SECRET: &str = "drumline/secret";
 
-/// Where a rank leaves its name.
+/// The key under which a rank leaves its ticket.
 pub fn rank_key(rank: Rank) -> String {
     format!("{RANK_KEYS}{rank}")
 }

@@ -28,7 +28,7 @@ impl<E> From<E> for Failure<E> {
     }
 }
 
-/// The text of [`Failure::Connect`] with the rank that it has befallen.
+/// The text of [`Failure::Connect`], with this rank's group and number before it.
 pub(super) fn told(member: &Membership, problem: &str) -> String {
     format!("group {:?}, rank {}: {problem}", member.name, member.rank)
 }

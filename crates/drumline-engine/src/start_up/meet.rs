@@ -1,4 +1,4 @@
-//! How the ranks of a group meet in a store, as often as they like under one name.
+//! How the ranks of a group meet in a store. They can do so any number of times under one name.
 //!
 //! ```text
 //! rank r                                   rank 0
@@ -8,10 +8,10 @@
 //!      ... and all go on on the board of this life ...
 //! ```
 //!
-//! A ticket is good for one attempt, and a rank that gives up takes it back. Rank 0 writes the life
-//! onto the ticket that it admits, in one step with looking at it. So no rank is admitted that has
-//! gone. An attempt that failed leaves nothing behind and shifts nothing: ranks need not have tried
-//! equally often to meet.
+//! A ticket is good for one attempt. A rank that gives up withdraws its ticket. Rank 0 admits a ticket by
+//! writing the life onto it, and this step fails if the ticket has been withdrawn: so rank 0 never admits a
+//! rank that has gone. A failed attempt leaves nothing behind, so ranks may meet although some have tried
+//! more often than others.
 
 use std::time::{Duration, Instant};
 
@@ -30,17 +30,17 @@ use crate::{membership::Membership, recorder::Recorder};
 pub struct Attempt<'a> {
     /// The rank.
     pub member: &'a Membership,
-    /// A number that it has drawn. On rank 0 it becomes the name of the life.
+    /// A random text. On rank 0 it becomes the name of the life.
     pub ticket: &'a str,
     /// When it gives up.
     pub deadline: Instant,
     /// After this time it warns of ranks that have not come.
     pub warn_after: Duration,
-    /// Records its waits.
+    /// Records this rank's waits.
     pub recorder: &'a Recorder,
 }
 
-/// What a ticket says whose owner has given up.
+/// What a rank writes on its ticket when it gives up.
 const WITHDRAWN: &[u8] = b"withdrawn";
 
 impl Attempt<'_> {
@@ -48,7 +48,7 @@ impl Attempt<'_> {
     ///
     /// # Errors
     ///
-    /// [`Failure::Connect`] names those that have not come before the deadline.
+    /// [`Failure::Connect`] names the ranks that have not come before the deadline.
     pub async fn run<W: Outside>(&self, desk: &Desk<W>) -> Result<Board, Failure<W::Error>> {
         let (joining, ticket) =
             (self.joining_key(self.member.rank), self.ticket_key(self.member.rank));
@@ -61,7 +61,8 @@ impl Attempt<'_> {
             (Ok(()), 0) => self.admit_all(desk).await,
             (Ok(()), _) => self.be_admitted(desk, &admitted).await,
         };
-        // Before this rank says anything on the board: when all have, no ticket is left over.
+        // The tickets are removed before this rank writes on the board. So once all ranks have written there,
+        // no ticket is left.
         desk.take_back([joining, ticket, admitted]).await;
         Ok(self.board(&life?))
     }
@@ -73,7 +74,8 @@ impl Attempt<'_> {
         let life = self.ticket.as_bytes();
         let mut admitted = Vec::new();
         for key in &keys[1..] {
-            // What no ticket says, so nothing is replaced: what it says, or this if it has gone.
+            // No ticket has this value, so the comparison fails and returns the ticket. If the ticket has
+            // gone, it returns this value.
             let ticket = desk.compare_set(key, WITHDRAWN, WITHDRAWN).await?;
             if ticket == WITHDRAWN || desk.compare_set(key, &ticket, life).await? != life {
                 break;
@@ -84,7 +86,7 @@ impl Attempt<'_> {
         desk.set_all(admitted.into_iter().map(|key| (key, life.to_vec())).collect()).await?;
         if gone > 1 {
             let problem = "one of the ranks gave up just when the last one came; try again";
-            // The others never hear of this life.
+            // The other ranks never hear of this life.
             let board = self.board(self.ticket);
             board.fail_for(desk, gone, &told(self.member, problem)).await;
             return Err(Failure::Connect(problem.to_owned()));
@@ -107,9 +109,9 @@ impl Attempt<'_> {
                 let (key, ticket) = (self.ticket_key(self.member.rank), self.ticket.as_bytes());
                 match desk.compare_set(&key, ticket, WITHDRAWN).await? {
                     word if word == WITHDRAWN => return Err(error),
-                    // Admitted at the last moment: the others count on this rank.
+                    // Rank 0 admitted this rank at the last moment, and the others count on it.
                     life if desk.check(admitted).await? => life,
-                    // Rank 0 has written on this ticket, and stopped before it told the rank.
+                    // Rank 0 has written on this rank's ticket, and stopped before it told this rank.
                     life => {
                         let problem = self.not_let_in();
                         let board = self.board(&String::from_utf8_lossy(&life));
@@ -122,7 +124,7 @@ impl Attempt<'_> {
         Ok(String::from_utf8_lossy(&life).into_owned())
     }
 
-    /// Waits for `keys`. Says who is missing when that takes long, and when the time is over.
+    /// Waits for `keys`. After a while, and when the time is over, says which ranks are missing.
     async fn wait<W: Outside>(
         &self,
         desk: &Desk<W>,
@@ -130,7 +132,8 @@ impl Attempt<'_> {
     ) -> Result<(), Failure<W::Error>> {
         let _open = record(self.recorder, keys);
         let left = desk.left_until(self.deadline);
-        // Well before the end: others that wait in vain may give up at the same time as this rank.
+        // The warning comes well before the deadline: ranks that wait for this one may give up at the same
+        // time as it does.
         let patience = self.warn_after.min(left.mul_f64(0.75));
         if desk.wait(keys.to_vec(), patience).await?.is_empty() {
             return Ok(());
@@ -146,19 +149,20 @@ impl Attempt<'_> {
         let missing = match seen {
             Some(missing) => Some(missing),
             None if self.member.rank == 0 => self.missing(desk).await,
-            // All had come. Those that are missing now have waited for rank 0 in vain, too, and given up.
+            // All ranks had come. Those that are missing now have waited for rank 0 in vain, too, and have
+            // given up.
             None => None,
         };
         Err(Failure::Connect(missing.unwrap_or_else(|| self.not_let_in())))
     }
 
-    /// What is wrong when all have come.
+    /// The error when all ranks have come, but rank 0 has not admitted this one.
     fn not_let_in(&self) -> String {
         let first = self.member.global.who(0);
         format!("{first} has not let this rank in; has it failed, or is it stopped?")
     }
 
-    /// Who has not come, and what they do instead.
+    /// The ranks that have not come, and what they do instead.
     async fn missing<W: Outside>(&self, desk: &Desk<W>) -> Option<String> {
         let keys: Vec<String> =
             (0..self.member.world_size).map(|rank| self.ticket_key(rank)).collect();
@@ -196,7 +200,7 @@ impl Attempt<'_> {
         format!("drumline/{}/admitted/{ticket}", self.member.name)
     }
 
-    /// Which group a rank of the job is waiting for, whatever its number there.
+    /// The key that says for which group a rank waits. It has the rank's number in the job.
     fn joining_key(&self, rank: Rank) -> String {
         format!("drumline/joining/{}", self.member.global.of(rank))
     }

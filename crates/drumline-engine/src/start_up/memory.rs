@@ -10,14 +10,14 @@ use super::{
     steps::{Answer, Ask, Desk, Outside},
 };
 
-/// What a rank wants to share, and by what it chooses.
+/// What a rank offers to share, and how it is set.
 #[derive(Clone, Copy, Debug)]
 pub struct Offer<'a> {
-    /// The peers to which this rank can hand memory over.
+    /// The peers to which this rank can hand over memory.
     pub near: &'a [Rank],
-    /// Whether it wants to.
+    /// Whether it wants to share memory.
     pub wanted: bool,
-    /// The memory node that it is on.
+    /// The memory node that this rank is on.
     pub node: Option<usize>,
     /// How it protects connections to other hosts.
     pub level: &'a str,
@@ -25,14 +25,13 @@ pub struct Offer<'a> {
     pub prices: &'a str,
 }
 
-/// Shares memory with all ranks of this host, or with none of them: then they go on over sockets.
-/// Returns why no memory is shared, if none is, and where all ranks are. A rank that shares no memory
-/// counts as a host of its own. All ranks must protect connections alike and choose by the same
-/// prices.
+/// Shares memory with all ranks of this host, or with none: then they use sockets. Returns the topology, and
+/// why this rank shares no memory if it shares none. A rank that shares no memory counts as a host of its
+/// own. All ranks must have the same security level and the same prices.
 ///
 /// # Errors
 ///
-/// [`Failure::Connect`] when a rank has another level or other prices, fails or says nothing in time.
+/// [`Failure::Connect`] when a rank has another level or other prices, fails, or says nothing in time.
 pub async fn share<W: Outside>(
     desk: &Desk<W>,
     board: &Board,
@@ -44,7 +43,7 @@ pub async fn share<W: Outside>(
         true => memory(desk.ask(Ask::MakeMemory).await?),
         false => Err("it is switched off".to_owned()),
     };
-    // First everybody says whether it has a segment: a rank without one hands nothing over.
+    // First every rank says whether it has a segment. A rank without one maps no segments of others.
     let word = made.as_ref().map_or_else(String::clone, |()| READY.to_owned());
     let words = board.all_gather(desk, Subject::Segment, word.as_bytes()).await?;
     let mut shared = made;
@@ -59,7 +58,8 @@ pub async fn share<W: Outside>(
         shared = memory(desk.ask(Ask::MapMemory).await?);
     }
 
-    // Then everybody says whether it has mapped the others. One failure is a failure of the host.
+    // Then every rank says whether it has mapped the others' segments. If one rank fails, no rank of its host
+    // shares memory.
     let host = near.iter().copied().chain([member.rank]).min().unwrap_or(member.rank);
     let word = shared.as_ref().map_or_else(|_| "private".to_owned(), |()| host.to_string());
     let node = node.map_or_else(|| "any".to_owned(), |node| node.to_string());
@@ -94,7 +94,8 @@ pub async fn share<W: Outside>(
             "ranks of this host share no memory and talk over sockets"
         );
     }
-    // A host whose ranks do not all share falls apart, on all ranks alike.
+    // If not all ranks of a host share memory, each of them becomes a host of its own. All ranks conclude
+    // this alike.
     let of_host = |host: Rank| told.iter().filter(move |word| **word == Some(host)).count();
     let expected = |rank: Rank| match told[rank] {
         Some(host) if of_host(host) > 1 => host,
@@ -113,7 +114,7 @@ fn memory<S>(answer: Answer<S>) -> Result<(), String> {
     }
 }
 
-/// What is wrong with the security level of a rank.
+/// The error when a rank has another security level.
 fn other_level(theirs: &str, ours: &str) -> String {
     format!(
         "its security level is {theirs}, that of this rank {ours}: set DRUMLINE_SECURITY alike on all \
@@ -121,7 +122,7 @@ fn other_level(theirs: &str, ours: &str) -> String {
     )
 }
 
-/// What is wrong with the prices of a rank.
+/// The error when a rank has other prices.
 fn other_prices(theirs: &str, ours: &str) -> String {
     let what = |word: &str| match word {
         "measured" => "those that are measured".to_owned(),

@@ -1,9 +1,9 @@
-//! How a rank connects with the others of its host, and learns where the others listen.
+//! How a rank connects to the ranks of its host, and learns where the other ranks listen.
 //!
-//! Each rank leaves a [`Card`] on the [`Board`]. Ranks of one host connect over Unix sockets: each calls every
-//! lower rank and is called by every higher one. The lowest accepts first, so no ring of ranks can
-//! wait for each other. Ranks of other hosts only tell where they listen: they call when they first need each
-//! other.
+//! Each rank leaves a [`Card`] on the [`Board`]. Ranks of one host connect over Unix sockets: each rank calls
+//! every lower rank and is called by every higher one. The lowest rank accepts first, so ranks cannot wait
+//! for each other in a ring. Ranks of different hosts only say where they listen. They call each other when
+//! they first need to.
 
 use std::{
     collections::BTreeMap,
@@ -28,18 +28,18 @@ use crate::{
 /// How a rank reaches its peers.
 #[derive(Debug)]
 pub struct Mesh<S> {
-    /// The peers of this host, in order of their ranks, with their open connections.
+    /// The peers of this host with their open connections, in the order of ranks.
     pub near: Vec<(Rank, Bundle<S>)>,
-    /// Where each peer of another host listens.
+    /// The addresses at which each peer of another host listens.
     pub far: BTreeMap<Rank, Vec<SocketAddr>>,
 }
 
-/// Exchanges cards through `board`, connects with the peers of this host, and learns how to
-/// reach the others, each of which does the same. `streams` connections carry the data between hosts.
+/// Exchanges cards on `board`, connects to the peers of this host, and learns the addresses of the others.
+/// All ranks must call this. `streams` connections carry the data between two hosts.
 ///
 /// # Errors
 ///
-/// [`Failure::Connect`] names who could not be reached, never came or was refused.
+/// [`Failure::Connect`] names the rank that could not be reached, never came, or was refused.
 pub async fn connect<W: Outside>(
     desk: &Desk<W>,
     board: &Board,
@@ -78,7 +78,7 @@ pub async fn connect<W: Outside>(
     Ok(Mesh { near, far })
 }
 
-/// Tells ranks that are not near where this rank listens, and hears where they do.
+/// Tells ranks that are not near where this rank listens, and learns where they listen.
 async fn exchange_addresses<W: Outside>(
     desk: &Desk<W>,
     board: &Board,
@@ -89,7 +89,7 @@ async fn exchange_addresses<W: Outside>(
     let elsewhere = far.iter().filter(|(_, card)| !card.is_same_network(own));
     let elsewhere: Vec<Rank> = elsewhere.map(|(rank, _)| *rank).collect();
     let addresses = word(desk.ask(Ask::Listen(elsewhere)).await?);
-    // First how many connections each makes of its data.
+    // The number of connections for data comes first.
     let own = [streams.to_string().as_bytes(), b" ", &addresses].concat();
     let told = board.all_gather(desk, Subject::Address, &own).await?;
     let parse = |rank: &Rank| {
@@ -99,11 +99,11 @@ async fn exchange_addresses<W: Outside>(
     far.keys().map(parse).collect()
 }
 
-/// Where rank `rank` listens, by its word. This rank has `own` streams.
+/// The addresses in rank `rank`'s word. This rank has `own` streams.
 ///
 /// # Errors
 ///
-/// [`Failure::Connect`] when the word is no address, or that rank has another number of streams.
+/// [`Failure::Connect`] when the word has no valid address, or the rank has another number of streams.
 pub fn parse_addresses<E>(
     member: &Membership,
     rank: Rank,
@@ -131,13 +131,13 @@ pub fn parse_addresses<E>(
     Ok(addresses)
 }
 
-/// On a host nothing limits one connection but memory.
+/// On one host only memory limits a connection, so one stream is enough.
 const NEAR_STREAMS: usize = 1;
 
-/// The streams of peers that are being connected.
+/// By peer: the streams that are open so far.
 type Openings<S> = BTreeMap<Rank, Opening<S>>;
 
-/// Connects with the peers of this host, which do the same.
+/// Connects to the peers of this host.
 async fn connect_near<W: Outside>(
     desk: &Desk<W>,
     board: &Board,
@@ -158,7 +158,7 @@ async fn connect_near<W: Outside>(
     Ok(peers.into_iter().filter_map(near).collect())
 }
 
-/// How long a rank calls again that is hung up on: it may have been crowded out by strangers.
+/// How long a rank calls again after a peer has hung up. Strangers may have crowded it out.
 const HUNG_UP_MAX: Duration = Duration::from_secs(10);
 
 const PAUSE: Duration = Duration::from_millis(10);
@@ -193,10 +193,10 @@ async fn call<W: Outside>(
     }
 }
 
-/// How often a rank that waits for others looks whether one has failed.
+/// How often a rank that waits for higher ranks looks whether one has failed.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Lets all connections of every higher rank of this host in.
+/// Accepts all connections of every higher rank of this host.
 async fn accept<W: Outside>(
     desk: &Desk<W>,
     board: &Board,

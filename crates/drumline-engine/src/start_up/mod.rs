@@ -1,8 +1,8 @@
-//! How a rank comes from "I know where the store is" to "the group is connected".
+//! How a rank that knows the store becomes a member of a connected group.
 //!
-//! Code here asks the store, and asks its process to call peers and to let them in. It performs
-//! nothing itself: [`Steps`] hands each question out and goes on with the answer. `drumline-group`
-//! answers with real stores and sockets, the simulator on virtual time.
+//! The code here performs nothing itself. [`Steps`] hands out its questions: to the store, to call a peer, to
+//! let peers in. It goes on with the answers. `drumline-group` answers with real stores and sockets, the
+//! simulator on virtual time.
 //!
 //! | module | what it decides |
 //! |---|---|

@@ -1,4 +1,4 @@
-//! Code that asks and is answered, step by step.
+//! Code that asks questions and goes on with the answers.
 
 use std::{
     cell::{Cell, RefCell},
@@ -14,52 +14,54 @@ use drumline_schedule::step::Rank;
 
 use crate::transport::Channel;
 
-/// What performs the questions of a start-up.
+/// The surroundings that answer the questions of a start-up.
 pub trait Outside {
     /// Why a store, a socket or memory failed.
     type Error: fmt::Display;
-    /// A connection with a peer of this host.
+    /// A connection to a peer of this host.
     type Stream;
 }
 
-/// What a rank asks of the store and of its process. A key has no leading slash.
+/// A question of a rank to the store or to its process. Keys have no leading slash.
 #[derive(Debug)]
 pub enum Ask {
-    /// Stores a value under a key. Answered by [`Answer::Done`], as are all that name no other answer.
+    /// Stores a value under a key. Answered by [`Answer::Done`], as is every question that names no other
+    /// answer.
     Set(String, Vec<u8>),
-    /// The same for several keys, in one step.
+    /// Stores the values of several keys in one step.
     SetAll(Vec<(String, Vec<u8>)>),
     /// The value of a key, once it is there. Answered by [`Answer::Words`].
     Get(String),
-    /// The values of several keys. Answered by [`Answer::Words`].
+    /// The values of several keys, once they are there. Answered by [`Answer::Words`].
     GetAll(Vec<String>),
-    /// Stores `desired` if the value is `expected`. Answered by the value after that.
+    /// Stores `desired` if the value is `expected`. Answered by [`Answer::Words`] with the value after that.
     CompareSet {
         /// The key.
         key: String,
-        /// What the value must be; nothing stands for a key without a value.
+        /// The value that is replaced; empty for a key without a value.
         expected: Vec<u8>,
-        /// What it becomes.
+        /// The new value.
         desired: Vec<u8>,
     },
     /// Adds to a number. Answered by [`Answer::Number`].
     Add(String, i64),
     /// Deletes a key.
     Delete(String),
-    /// Whether a key is there. Answered by 1 or 0.
+    /// Whether a key is there. Answered by [`Answer::Number`], 1 or 0.
     Check(String),
-    /// Waits for keys, for this time. Answered by [`Answer::Missing`] when the time is over.
+    /// Waits for keys, at most for this time. Answered by [`Answer::Missing`] when the time is over.
     Wait(Vec<String>, Duration),
-    /// Opens the store of the job anew, for which there is this time.
+    /// Connects to the store of the job anew, within this time.
     Open(Duration),
-    /// Waits until all ranks of the job have joined, for this time. Only a rank that hosts the store waits.
+    /// Waits until all ranks of the job have joined, at most for this time. Only a rank that hosts the store
+    /// waits.
     Assemble(Duration),
-    /// Closes the store, and does nothing for a while.
+    /// Disconnects from the store, and waits for this time.
     Leave(Duration),
-    /// Listens on a Unix socket, and says this rank's card. Answered by [`Answer::Words`].
+    /// Listens on a Unix socket and returns this rank's card. Answered by [`Answer::Words`].
     Card,
-    /// Listens for ranks outside this process's reach over Unix sockets, and says where. These of them are on
-    /// other networks. Answered by [`Answer::Words`].
+    /// Listens for ranks that cannot reach this one over Unix sockets, and returns the addresses. The given
+    /// ranks are on other networks. Answered by [`Answer::Words`].
     Listen(Vec<Rank>),
     /// Calls a peer at its Unix socket. Answered by [`Answer::Dialled`].
     Dial {
@@ -70,9 +72,9 @@ pub enum Ask {
         /// What the stream is for.
         channel: Channel,
     },
-    /// Lets higher ranks in until this time. Answered by [`Answer::Came`], as soon as somebody has come.
+    /// Lets higher ranks in until this time. Answered by [`Answer::Came`] as soon as one has come.
     Accept(Instant),
-    /// Does nothing for a while.
+    /// Waits for this time.
     Pause(Duration),
     /// Makes memory to share. Answered by [`Answer::Memory`].
     MakeMemory,
@@ -83,7 +85,7 @@ pub enum Ask {
 /// The answer to an [`Ask`].
 #[derive(Debug)]
 pub enum Answer<S> {
-    /// It is done.
+    /// The question is carried out.
     Done,
     /// Values.
     Words(Vec<Vec<u8>>),
@@ -93,7 +95,7 @@ pub enum Answer<S> {
     Missing(Vec<String>),
     /// How a call of a peer ended.
     Dialled(Dialled<S>),
-    /// Peers that have come, and for what.
+    /// Peers that have come, with the channel for which each stream is meant.
     Came(Vec<(Rank, Channel, S)>),
     /// Whether there is memory to share, or why not.
     Memory(Result<(), String>),
@@ -102,20 +104,20 @@ pub enum Answer<S> {
 /// How a call of a peer ended.
 #[derive(Debug)]
 pub enum Dialled<S> {
-    /// The peer has let this rank in.
+    /// The peer has accepted this rank.
     Open(S),
-    /// The peer is not who it should be, or does not take this rank for what it is.
+    /// The peer is not the expected rank, or does not accept this rank as the one that it claims to be.
     Refused(String),
-    /// It hung up before it had answered.
+    /// The peer hung up before it answered.
     HungUp(String),
     /// The call failed.
     Failed(String),
 }
 
-/// An answer, or why there is none.
+/// An answer, or the error of whoever answers.
 pub type Answered<W> = Result<Answer<<W as Outside>::Stream>, <W as Outside>::Error>;
 
-/// Where code asks, and finds the answers.
+/// Hands questions of the code out, and answers in.
 pub struct Desk<W: Outside>(Rc<Shared<W>>);
 
 struct Shared<W: Outside> {
@@ -135,7 +137,7 @@ impl<W: Outside> Desk<W> {
         self.0.now.get()
     }
 
-    /// How much of the time until `deadline` is left.
+    /// The time that is left until `deadline`.
     pub(super) fn left_until(&self, deadline: Instant) -> Duration {
         deadline.saturating_duration_since(self.now())
     }
@@ -153,16 +155,16 @@ impl<W: Outside> Desk<W> {
     }
 }
 
-/// Code that is under way: each answer brings it to its next question, or to its end.
+/// Code that is under way. Each answer brings it to its next question, or to its end.
 pub struct Steps<'c, W: Outside, T> {
     code: Pin<Box<dyn Future<Output = T> + 'c>>,
     desk: Desk<W>,
 }
 
-/// How far code has come.
+/// Where code has stopped.
 #[derive(Debug)]
 pub enum Step<T> {
-    /// It asks this.
+    /// It asks this question.
     Ask(Ask),
     /// It has ended.
     Over(T),
@@ -179,12 +181,12 @@ impl<'c, W: Outside, T> Steps<'c, W, T> {
         Steps { code, desk: Desk(shared) }
     }
 
-    /// Runs up to the first question.
+    /// Runs the code up to its first question.
     pub fn begin(&mut self) -> Step<T> {
         self.go_on()
     }
 
-    /// Answers the question that was asked last, at the time `now`.
+    /// Answers the last question at the time `now`.
     pub fn answer(&mut self, answer: Answered<W>, now: Instant) -> Step<T> {
         self.desk.0.now.set(now);
         self.desk.0.slot.replace(Slot::Answered(answer));

@@ -1,4 +1,4 @@
-//! The questions for the store.
+//! Questions to the store.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ impl<W: Outside> Desk<W> {
         Ok(number(&self.ask(Ask::Check(key.to_owned())).await?) != 0)
     }
 
-    /// The keys that were missing when the time was over. There are none if all are there.
+    /// Waits for `keys`. Returns the keys that were missing when the time was over.
     pub(super) async fn wait(
         &self,
         keys: Vec<String>,
@@ -56,7 +56,7 @@ impl<W: Outside> Desk<W> {
     pub(super) async fn take_back(&self, keys: impl IntoIterator<Item = String>) {
         for key in keys {
             if let Err(error) = self.ask(Ask::Delete(key.clone())).await {
-                // The store has gone, and the key with it.
+                // The store has gone, and the key went with it.
                 tracing::debug!(key, %error, "cannot take a key back");
                 return;
             }

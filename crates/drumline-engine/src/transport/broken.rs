@@ -15,12 +15,13 @@ pub(crate) enum Broken {
 }
 
 impl Broken {
-    /// Whether what has come is not what the peer has sent. Then nothing that the peer says explains it.
+    /// Whether the bytes that came are not those that the peer sent. Then no word of the peer explains the
+    /// failure.
     pub(crate) fn is_forged(&self) -> bool {
         matches!(self, Broken::Failed(error) if error.kind() == io::ErrorKind::InvalidData)
     }
 
-    /// What that says of the peer, if its control connection says nothing.
+    /// The cause of a failure that the peer's control connection does not explain.
     pub(crate) fn cause(&self, peer: Rank) -> Cause {
         match self {
             Broken::Failed(error) if is_silence(error) => Cause::HostSilent { peer },
@@ -30,7 +31,7 @@ impl Broken {
     }
 }
 
-/// How many bytes moved, or `None` when none will move now.
+/// How many bytes moved. `None`: no byte can move now; if the stream is broken, `broken` says why.
 pub(crate) fn outcome(result: io::Result<usize>, broken: &mut Option<Broken>) -> Option<usize> {
     match result {
         Ok(0) => {

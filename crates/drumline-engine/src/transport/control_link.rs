@@ -16,21 +16,21 @@ pub(crate) struct ControlLink<S> {
     peer: Rank,
     stream: Later<S>,
     arrived: Vec<u8>,
-    /// Words, or the rest of one, that the stream has not taken yet.
+    /// Messages, or the rest of one, that the stream has not taken yet.
     unsent: Vec<u8>,
-    /// Why the peer can be told nothing more.
+    /// Why messages can no longer reach the peer.
     deaf: Option<String>,
     state: PeerState,
     /// Whether the peer has said anything.
     has_spoken: bool,
     /// Whether there may be something to read.
     ready: bool,
-    /// How many beats, and words about waiting, went out since the peer was last heard.
+    /// How many beats, and how many messages about waiting, went out since the peer was last heard.
     beats: u32,
     unanswered: u32,
-    /// When the first of them went out that asks for an answer.
+    /// When the first message that asks for an answer went out since then.
     asked: Option<Instant>,
-    /// What it last said of its waiting.
+    /// What the peer last said about its waiting.
     waits: Option<Waits>,
 }
 
@@ -63,7 +63,7 @@ impl<S: Duplex> ControlLink<S> {
         }
     }
 
-    /// Begins anew on this stream.
+    /// Starts afresh on `stream`.
     pub(crate) fn connect(&mut self, stream: S) {
         *self = ControlLink::new(self.peer);
         self.stream.set(stream);
@@ -82,7 +82,7 @@ impl<S: Duplex> ControlLink<S> {
         &self.state
     }
 
-    /// Says something to the peer. What the stream does not take now follows when it can be written.
+    /// Sends a message to the peer. If the stream does not take all of it now, the rest follows later.
     pub(crate) fn say(&mut self, message: &Control) {
         if self.stream.is_there() && self.deaf.is_none() {
             self.unsent.extend_from_slice(&message.encode());
@@ -90,20 +90,20 @@ impl<S: Duplex> ControlLink<S> {
         }
     }
 
-    /// Whether the stream has not taken all words yet, and may do so.
+    /// Whether some bytes of messages are not sent yet, and still can be.
     pub(crate) fn owes_word(&self) -> bool {
         !self.unsent.is_empty()
             || self.deaf.is_none() && self.stream.get().is_some_and(Duplex::holds_output)
     }
 
-    /// Why a peer that seems to be there can be told nothing.
+    /// Why no message can reach the peer, although it seems to be there.
     pub(crate) fn deaf(&self) -> Option<Cause> {
         let problem = self.deaf.clone().filter(|_| self.state == PeerState::Present)?;
         Some(Cause::Disconnected { peer: self.peer, problem })
     }
 
-    /// Sends what is unsent, as far as that goes now. A peer that cannot hear is itself lost: that is
-    /// found by reading, and what it said before it left counts.
+    /// Sends unsent bytes, as many as the stream takes. A failure here is not reported: if the peer is lost,
+    /// reading finds out, and what the peer said before it left counts.
     fn send(&mut self) {
         if let Err(error) = self.write()
             && error.kind() != io::ErrorKind::WouldBlock
@@ -126,8 +126,8 @@ impl<S: Duplex> ControlLink<S> {
         self.stream.flush_held()
     }
 
-    /// Says nothing, to be answered by the peer's kernel. A process that takes nothing for very
-    /// long is spared, so that words that matter always find room.
+    /// Sends a beat, to which the peer's kernel answers. Once a process has taken nothing for very long, it
+    /// gets no more beats, so that there is always room for important messages.
     pub(crate) fn beat(&mut self) {
         if self.state == PeerState::Present && self.beats < BEATS_MAX {
             self.beats += 1;
@@ -135,16 +135,17 @@ impl<S: Duplex> ControlLink<S> {
         }
     }
 
-    /// A beat; any word that is still to be sent is as good. So what is unsent stays bounded, however
-    /// often a peer asks that does not listen.
+    /// Sends a beat, unless other bytes are still unsent, because these do as well. So a peer that asks often
+    /// and does not read cannot make the unsent bytes grow without limit.
     fn say_nothing(&mut self) {
         if !self.owes_word() {
             self.say(&Control::Beat);
         }
     }
 
-    /// Says whom this rank waits for. A peer that listens answers with a beat; one that does not
-    /// is spared. One that has left waits for all others, and must know whom to blame.
+    /// Tells the peer for which ranks this rank waits. The peer answers with a beat if it reads. A peer that
+    /// does not read is told no more after a while. A peer that has said goodbye is told, too: it waits for
+    /// all others to do so, and must know which rank to blame.
     pub(crate) fn tell(&mut self, waits: &Waits) {
         let listens = matches!(self.state, PeerState::Present | PeerState::Left);
         if listens && self.unanswered < UNANSWERED_MAX {
@@ -153,31 +154,31 @@ impl<S: Duplex> ControlLink<S> {
         }
     }
 
-    /// The same; from `now` on an answer is expected.
+    /// Tells the same, and expects an answer from `now` on.
     pub(crate) fn ask(&mut self, waits: &Waits, now: Instant) {
         self.tell(waits);
         self.asked.get_or_insert(now);
     }
 
-    /// What the peer last said of its waiting. `None` if it has not answered a question for longer
-    /// than `answer`: a rank that waits listens, so its process has been stopped since.
+    /// What the peer last said about its waiting. `None` if it has left a question unanswered for longer than
+    /// `answer`: a rank that waits reads, so its process must have been stopped since.
     pub(crate) fn waits_now(&self, now: Instant, answer: Duration) -> Option<&Waits> {
         let is_silent = |asked| now.saturating_duration_since(asked) > answer;
         self.waits().filter(|_| !self.asked.is_some_and(is_silent))
     }
 
-    /// What the peer last said of its waiting.
+    /// What the peer last said about its waiting.
     pub(crate) fn waits(&self) -> Option<&Waits> {
         self.waits.as_ref().filter(|_| self.state == PeerState::Present)
     }
 
-    /// There is something to read, or the stream can be written again.
+    /// The stream can be read, or can be written again.
     pub(crate) fn on_readable(&mut self) {
         self.ready = true;
         self.send();
     }
 
-    /// The peer's process has ended. Its last words count, if there are any.
+    /// The peer's process has ended. Its last messages still count.
     pub(crate) fn on_exit(&mut self) {
         self.ready = true;
         self.read();
@@ -186,8 +187,8 @@ impl<S: Duplex> ControlLink<S> {
         }
     }
 
-    /// Reads what has arrived. The first word that ends a peer's part counts. Also goes on with what is
-    /// unsent: whoever only reads would never hear that the stream can be written.
+    /// Reads what has arrived, up to a message that ends the peer's part. Also sends unsent bytes: a caller
+    /// that only reads never learns that the stream can be written.
     pub(crate) fn read(&mut self) {
         if self.owes_word() {
             self.send();
@@ -203,7 +204,7 @@ impl<S: Duplex> ControlLink<S> {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => self.ready = false,
-                // A reset is how the end of a process that had unread data looks.
+                // A process that ends with unread data resets its connections.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionReset => {
                     self.state = PeerState::Lost(Cause::PeerExited { peer: self.peer });
                 }
@@ -218,7 +219,7 @@ impl<S: Duplex> ControlLink<S> {
         }
     }
 
-    /// Takes one message, if one is there.
+    /// Takes one message. Returns whether there was one.
     fn interpret(&mut self) -> bool {
         match Control::take(&mut self.arrived) {
             Ok(None) => return false,
@@ -242,11 +243,11 @@ impl<S: Duplex> ControlLink<S> {
     }
 }
 
-/// Words about waiting that fit any connection's buffers beside the answers to the peer's: each
-/// takes about a kilobyte there, if it names few ranks.
+/// The number of messages about waiting that fit the buffers of any connection, beside the answers to those
+/// of the peer. Each takes about a kilobyte there, if it names few ranks.
 const UNANSWERED_MAX: u32 = 32;
 
-/// Beats that fit any connection's buffers beside other messages.
+/// The number of beats that fit the buffers of any connection beside other messages.
 const BEATS_MAX: u32 = 4096;
 
 #[cfg(test)]
@@ -256,7 +257,7 @@ mod tests {
     use super::*;
     use crate::error::Reason;
 
-    /// A link, and the other end of its stream, which takes nothing any more.
+    /// A link, and the other end of its full stream.
     fn full() -> (ControlLink<UnixStream>, UnixStream) {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
         ours.set_nonblocking(true).unwrap();

@@ -24,13 +24,13 @@ pub(crate) struct DataLink<S> {
     peer: Rank,
     stream: Later<Striped<S>>,
     outgoing: VecDeque<Outgoing>,
-    /// Places for messages that were asked for, the first for the one that comes next.
+    /// Places for messages that were asked for, in the order in which the messages come.
     places: VecDeque<Stretch>,
     incoming: Incoming,
-    /// Why the stream carries no more, once that is so. Not an error by itself: the control
-    /// connection tells whether the peer left, failed or died.
+    /// Why the stream carries no more, once that is so. By itself this is no error: the control connection
+    /// tells whether the peer left, failed or died.
     broken: Option<Broken>,
-    /// Whether there may be something to read: so until a read finds nothing.
+    /// Whether there may be something to read. It is true until a read finds nothing.
     ready: bool,
 }
 
@@ -44,9 +44,9 @@ struct Outgoing {
 
 #[derive(Debug)]
 enum Incoming {
-    /// `have` bytes of a header are there.
+    /// `have` bytes of a header have been read.
     Header { bytes: [u8; Header::BYTES], have: usize },
-    /// The header is there; its payload waits in the stream until the machine admits it.
+    /// The header has been read. The payload stays in the stream until the machine admits it.
     Held(Header),
     /// `have` bytes of the payload are in their place.
     Payload { dst: Stretch, have: usize },
@@ -55,7 +55,7 @@ enum Incoming {
 const NOTHING: Incoming = Incoming::Header { bytes: [0; Header::BYTES], have: 0 };
 
 impl<S: Duplex> DataLink<S> {
-    /// What is asked of it waits for its stream.
+    /// A link whose stream is not there yet. Sends and receives wait for it.
     pub(crate) fn new(peer: Rank) -> DataLink<S> {
         DataLink {
             peer,
@@ -77,7 +77,7 @@ impl<S: Duplex> DataLink<S> {
         self.stream.get()
     }
 
-    /// Whether anything was asked of it that is not done.
+    /// Whether sends or receives are not complete.
     pub(crate) fn is_pending(&self) -> bool {
         !self.outgoing.is_empty() || !self.places.is_empty()
     }
@@ -88,25 +88,25 @@ impl<S: Duplex> DataLink<S> {
 
     pub(crate) fn receive(&mut self, dst: Stretch) {
         self.places.push_back(dst);
-        // It may be there already; looking costs no more than asking.
+        // The message may be there already. To read costs no more than to ask.
         self.ready = true;
     }
 
-    /// There is something to read, or the stream can be written again.
+    /// The stream can be read, or can be written again.
     pub(crate) fn on_readable(&mut self) {
         self.ready = true;
-        // What goes wrong is found by the next read or write.
+        // The next read or write finds the failure.
         let _ = self.stream.flush_held();
     }
 
-    /// No more will be sent.
+    /// Tells the peer that this rank will send no more.
     pub(crate) fn end(&mut self) {
         if let Err(error) = self.stream.end() {
             tracing::debug!(peer = self.peer, %error, "data stream was closed already");
         }
     }
 
-    /// Tells a new operation about the header that came before it began.
+    /// Tells the machine, which begins a call, about a header that came before.
     pub(crate) fn begin(&mut self, machine: &mut Machine) -> Result<(), Cause> {
         match self.incoming {
             Incoming::Held(header) => machine.on_header(self.peer, header),
@@ -118,7 +118,7 @@ impl<S: Duplex> DataLink<S> {
         !self.outgoing.is_empty() && self.broken.is_none()
     }
 
-    /// Whether news of more bytes would be of use: not while a message is held up.
+    /// Whether this rank wants to hear of more bytes. It does not while a message waits for its call.
     pub(crate) fn wants_to_read(&self) -> bool {
         let held_up = match self.incoming {
             Incoming::Held(_) => true,
@@ -128,8 +128,8 @@ impl<S: Duplex> DataLink<S> {
         self.broken.is_none() && !held_up
     }
 
-    /// Reads on after the last operation. Whether the end has come, or a message that nobody will
-    /// take.
+    /// Reads on after the last call. Returns whether the stream has ended, or a message has come that no call
+    /// will take.
     pub(crate) fn drain(&mut self) -> bool {
         loop {
             match &mut self.incoming {
@@ -152,7 +152,7 @@ impl<S: Duplex> DataLink<S> {
         }
     }
 
-    /// The header of a message that was never taken, once it has been drained.
+    /// The header of a message that no call has taken. Call this after [`DataLink::drain`].
     pub(crate) fn left_over(&self) -> Option<Header> {
         match &self.incoming {
             Incoming::Header { bytes, have } if *have == Header::BYTES => Header::decode(bytes),
@@ -161,8 +161,8 @@ impl<S: Duplex> DataLink<S> {
         }
     }
 
-    /// Reads the header of what comes next, while no operation runs that would: else the stream
-    /// would stay readable, and nobody could sleep on it.
+    /// Reads the header of the next message while no collective runs. Otherwise the stream would stay
+    /// readable, and no thread could sleep on it.
     pub(crate) fn read_ahead(&mut self) -> Result<(), Cause> {
         while self.ready && self.broken.is_none() {
             let Incoming::Header { bytes, have } = &mut self.incoming else { break };
@@ -185,7 +185,7 @@ impl<S: Duplex> DataLink<S> {
         self.broken.as_ref()
     }
 
-    /// Writes what the stream takes; whether anything moved.
+    /// Writes as much as the stream takes. Returns whether anything moved.
     pub(crate) fn write(
         &mut self,
         machine: &mut Machine,
@@ -219,7 +219,7 @@ impl<S: Duplex> DataLink<S> {
         Ok(moved)
     }
 
-    /// Reads what the stream holds, as far as the machine admits it; whether anything moved.
+    /// Reads as much as the machine admits. Returns whether anything moved.
     pub(crate) fn read(
         &mut self,
         machine: &mut Machine,
@@ -251,7 +251,7 @@ impl<S: Duplex> DataLink<S> {
                     machine.on_received(self.peer);
                     moved = true;
                     if self.places.is_empty() {
-                        // What comes next is of a later operation. It stays in the stream.
+                        // The next message belongs to a later call. It stays in the stream.
                         break;
                     }
                 }

@@ -7,10 +7,11 @@ use std::{
 
 /// A stream of bytes in both directions that never blocks.
 pub trait Duplex: Read + Write + Send + fmt::Debug {
-    /// Nothing more will be written.
+    /// Ends this side of the stream: nothing more will be written.
     fn end(&mut self) -> io::Result<()>;
 
-    /// Whether it has taken bytes that it has not passed on. A flush does, when it can be written.
+    /// Whether the stream holds written bytes that it has not passed on. `flush` passes them on once the
+    /// stream can be written.
     fn holds_output(&self) -> bool {
         false
     }

@@ -18,19 +18,19 @@ use crate::{
 
 /// Carries the messages of one group, in order between any two ranks.
 ///
-/// Nothing here blocks but [`Transport::wait`]. Payloads are read from and written to the
-/// operation's memory when bytes actually move; a transport keeps no copy.
+/// No method but [`Transport::wait`] blocks. A transport keeps no copy of a payload: it reads from and writes
+/// to the call's memory when bytes move.
 pub trait Transport: Send + std::fmt::Debug {
-    /// An operation begins: reports what has arrived since the last one ended.
+    /// A call begins: reports what has arrived since the last call ended.
     fn begin(&mut self, machine: &mut Machine) -> Result<(), Cause>;
 
     /// Posts a message.
     fn send(&mut self, to: Rank, header: Header, src: Stretch);
 
-    /// Names the place for the next message from `from` that has none yet.
+    /// Gives the place for the next message from `from` that has no place yet.
     fn receive(&mut self, from: Rank, dst: Stretch);
 
-    /// Moves what can be moved at time `now` and tells `machine`; whether anything moved.
+    /// Moves what can be moved at time `now`, and tells `machine`. Returns whether anything moved.
     fn progress(
         &mut self,
         machine: &mut Machine,
@@ -44,29 +44,29 @@ pub trait Transport: Send + std::fmt::Debug {
     /// Tells all peers that this rank leaves in good order, without waiting for anyone.
     fn take_leave(&mut self);
 
-    /// After [`Transport::take_leave`]: the peers that have not done so yet. When there are none,
-    /// a message that was never taken is an error: its sender made another call.
+    /// The peers that have not left yet, after [`Transport::take_leave`]. When there are none, a message that
+    /// was never taken is an error: its sender made a call that this rank did not make.
     fn still_present(&mut self, history: &History) -> Result<Vec<Rank>, Cause>;
 
-    /// Sleeps until something can be moved, at most until `until`; it is `now`. Waking early
-    /// does no harm. When it is `until` already, only takes in what has happened.
+    /// Sleeps until something can be moved, at most until `until`. `now` is the time. It may wake early. If
+    /// `until` has come already, it only takes in what has happened.
     fn wait(&mut self, until: Instant, now: Instant);
 
-    /// Prepares for a sleep that another will do.
+    /// Prepares for a sleep outside of this transport.
     fn arm(&mut self);
 }
 
 /// A transport that also carries messages from rank to rank, outside of collectives.
 pub trait Connections: Transport {
-    /// A send or receive was called. What needs nothing more goes to `ended`.
+    /// Begins a send or receive. Adds those that are complete to `ended`.
     fn post(&mut self, point: Point, ended: &mut Vec<Ended>);
 
-    /// Moves messages at time `now`; whether anything moved. `idle` says that no collective runs,
-    /// so that nobody else looks after its streams.
+    /// Moves messages at time `now`. Returns whether anything moved. `idle`: no collective runs, so this
+    /// method also reads ahead on the streams of collectives.
     ///
     /// # Errors
     ///
-    /// What ends all operations of the group.
+    /// The cause of a failure that ends all calls of the group.
     fn progress_points(
         &mut self,
         idle: bool,
@@ -74,13 +74,13 @@ pub trait Connections: Transport {
         ended: &mut Vec<Ended>,
     ) -> Result<bool, Cause>;
 
-    /// Looks at the sends and receives that are under way.
+    /// Calls `look` for each send and receive that is under way.
     fn for_each_point(&mut self, look: &mut dyn FnMut(&mut Point));
 
-    /// Forgets the sends and receives that are under way: nothing will move any more.
+    /// Takes out the sends and receives that are under way. Their data will not move any more.
     fn take_points(&mut self) -> Vec<Point>;
 
-    /// Connects with these ranks, too, so as to hear whom they wait for.
+    /// Connects to these ranks, too, to hear for which ranks they wait.
     fn want(&mut self, ranks: &[Rank]);
 
     /// Tells all connected peers which ranks this rank waits for. A peer answers when its own thread is in
@@ -94,17 +94,17 @@ pub trait Connections: Transport {
     /// Whether a peer is known to have left the group in good order.
     fn has_left(&self, rank: Rank) -> bool;
 
-    /// Whether a peer has not been told yet that this rank takes part no more: it is just being
-    /// connected, or its stream takes nothing now.
+    /// Whether some peer does not know yet that this rank has failed or left: it is just being connected, or
+    /// its stream takes no bytes now.
     fn owes_word(&self) -> bool {
         false
     }
 
-    /// When to [look](Transport::wait) although nothing is under way and nothing arrives.
+    /// When to call [`Transport::wait`] although no call is under way and nothing arrives.
     fn idle_deadline(&self) -> Option<Instant> {
         None
     }
 
-    /// When there is something to say even if nothing arrives.
+    /// When the transport has something to report even if nothing arrives.
     fn next_deadline(&self, now: Instant) -> Option<Instant>;
 }

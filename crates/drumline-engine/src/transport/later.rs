@@ -4,15 +4,15 @@ use std::io::{self, ErrorKind, IoSlice, Read, Write};
 
 use super::duplex::Duplex;
 
-/// Until its stream is there, nothing can be read or written, which is no error: so its
-/// user need not know.
+/// A stream that can neither be read nor written before it is there. That is no error, so its user need not
+/// know.
 #[derive(Debug)]
 pub(crate) struct Later<S>(Option<S>);
 
 impl<S> Later<S> {
     pub(crate) const NOT_YET: Later<S> = Later(None);
 
-    /// From now on this one. One that was there is closed.
+    /// Uses `stream` from now on. Closes a stream that was there.
     pub(crate) fn set(&mut self, stream: S) {
         self.0 = Some(stream);
     }
@@ -27,12 +27,12 @@ impl<S> Later<S> {
 }
 
 impl<S: Duplex> Later<S> {
-    /// Nothing more will be written.
+    /// Ends this side of the stream: nothing more will be written.
     pub(crate) fn end(&mut self) -> io::Result<()> {
         self.0.as_mut().map_or(Ok(()), Duplex::end)
     }
 
-    /// Passes on what the stream has taken and holds, as far as that goes now.
+    /// Passes on bytes that the stream holds, as many as can be written now.
     pub(crate) fn flush_held(&mut self) -> io::Result<()> {
         match &mut self.0 {
             Some(stream) if stream.holds_output() => stream.flush(),

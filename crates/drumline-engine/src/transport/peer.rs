@@ -1,4 +1,4 @@
-//! One peer: its streams, and how two ranks agree on which.
+//! One peer: its streams, and how two ranks agree on the streams to use.
 //!
 //! ```text
 //! caller                                          callee
@@ -9,9 +9,9 @@
 //! may send
 //! ```
 //!
-//! The callee speaks first, on the control stream: a beat, or its goodbye or abort if it takes part
-//! no more. The caller sends nothing of collectives before, so nothing is lost when both call at
-//! the same time.
+//! The callee speaks first, on the control stream: a beat, or its goodbye or abort if it no longer takes
+//! part. The caller sends no data before that. So nothing is lost when two ranks call each other at the same
+//! time.
 
 use std::time::Instant;
 
@@ -31,7 +31,7 @@ use crate::error::Cause;
 /// The streams between two ranks.
 #[derive(Debug)]
 pub struct Bundle<S> {
-    /// Leave-taking and failures.
+    /// Goodbyes, failures, and news of waiting ranks.
     pub control: S,
     /// The messages of collectives.
     pub data: Striped<S>,
@@ -42,15 +42,16 @@ pub struct Bundle<S> {
 /// What one of these streams carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Channel {
-    /// Leave-taking and failures: read whenever its owner waits, never held up by data.
+    /// Goodbyes, failures, and news of waiting ranks. Its owner reads it whenever it waits; data never holds
+    /// it up.
     Control,
     /// Messages from rank to rank, outside of collectives.
     Points,
-    /// The messages of collectives; by number, if several streams carry them.
+    /// The messages of collectives. Several streams are told apart by number.
     Data(u8),
 }
 
-/// The same, as they are opened one by one.
+/// The streams of a [`Bundle`] while they are opened one by one.
 #[derive(Debug)]
 pub struct Opening<S> {
     control: Option<S>,
@@ -59,18 +60,18 @@ pub struct Opening<S> {
 }
 
 impl<S> Opening<S> {
-    /// So many streams are to carry the messages of collectives.
+    /// A bundle of which no stream is open yet, with this number of streams for collectives.
     pub fn new(data_streams: usize) -> Opening<S> {
         Opening { control: None, data: (0..data_streams).map(|_| None).collect(), points: None }
     }
 
-    /// What has to be opened.
+    /// The channels that must be opened.
     pub fn channels(data_streams: usize) -> impl Iterator<Item = Channel> {
         let data = (0..data_streams).filter_map(|number| number.try_into().ok());
         [Channel::Control, Channel::Points].into_iter().chain(data.map(Channel::Data))
     }
 
-    /// The place of a channel's stream; `None` if the channel is not one of these.
+    /// The place for a channel's stream. `None`: the bundle has no such channel.
     pub fn place(&mut self, channel: Channel) -> Option<&mut Option<S>> {
         match channel {
             Channel::Control => Some(&mut self.control),
@@ -85,7 +86,7 @@ impl<S> Opening<S> {
         control.is_some() && points.is_some() && data.iter().all(Option::is_some)
     }
 
-    /// All of them, if they are open; until then nothing changes.
+    /// The bundle, once all streams are open. Until then nothing changes.
     pub fn take(&mut self) -> Option<Bundle<S>> {
         if !self.is_complete() {
             return None;
@@ -96,7 +97,7 @@ impl<S> Opening<S> {
     }
 }
 
-/// A peer that is connected, or that somebody wants to reach.
+/// A peer that is connected, or that this rank wants to reach.
 #[derive(Debug)]
 pub(crate) struct Peer<S> {
     pub(crate) rank: Rank,
@@ -104,29 +105,29 @@ pub(crate) struct Peer<S> {
     pub(crate) data: DataLink<S>,
     pub(crate) points: PointLink<S>,
     pub(crate) bond: Bond<S>,
-    /// What the peer has opened while this rank, the higher one, calls it.
+    /// The streams that the peer has opened while this rank, the higher one, calls it.
     aside: Option<Bundle<S>>,
-    /// Whether it was there from the start: on this host.
+    /// Whether the peer was connected from the start, because it is on this host.
     pub(crate) is_near: bool,
     /// When one of its streams was first seen broken.
     pub(crate) broken_since: Option<Instant>,
 }
 
-/// How far two ranks are with their connection.
+/// How far two ranks have come with their connection.
 #[derive(Debug)]
 pub(crate) enum Bond<S> {
     /// This rank calls the peer.
     Called,
-    /// Its streams to the peer are open. The control stream is in use.
+    /// This rank has opened streams to the peer. The control stream is in use.
     Offered { data: Striped<S>, points: S },
-    /// Both know which streams they use.
+    /// Both ranks know which streams they use.
     Agreed,
     /// The call has failed.
     Unreachable(Cause),
 }
 
 impl<S: Duplex> Peer<S> {
-    /// A peer that is called.
+    /// A peer that this rank calls.
     pub(crate) fn called(rank: Rank) -> Peer<S> {
         Peer {
             rank,
@@ -158,7 +159,7 @@ impl<S: Duplex> Peer<S> {
         matches!(self.bond, Bond::Agreed)
     }
 
-    /// The peer has opened these. Whether they are in use from now on.
+    /// The peer has opened these streams. Returns whether they are in use from now on.
     pub(crate) fn take(
         &mut self,
         streams: Bundle<S>,
@@ -166,9 +167,9 @@ impl<S: Duplex> Peer<S> {
         farewell: Option<&Control>,
     ) -> bool {
         match self.bond {
-            // The rest of a call that crossed with what was agreed on.
+            // This call of the peer crossed with a call of this rank, and the two have agreed already.
             Bond::Agreed => return false,
-            // The peer, who is the lower one, waits for this rank's, or has them already.
+            // The peer is the lower rank. It waits for this rank's streams, or has accepted them already.
             Bond::Called | Bond::Offered { .. } if is_higher => {
                 self.aside = Some(streams);
                 farewell.into_iter().for_each(|word| self.say_aside(word));
@@ -185,7 +186,7 @@ impl<S: Duplex> Peer<S> {
         true
     }
 
-    /// The call has succeeded. Whether its streams are still wanted.
+    /// This rank has opened `streams` to the peer. Returns whether they are still wanted.
     pub(crate) fn offer(&mut self, streams: Bundle<S>, farewell: Option<&Control>) -> bool {
         if !matches!(self.bond, Bond::Called) {
             return false;
@@ -199,7 +200,7 @@ impl<S: Duplex> Peer<S> {
         true
     }
 
-    /// The call has failed. Whether the peer's own streams are in use now.
+    /// The call has failed. Returns whether the streams that the peer has opened are in use now.
     pub(crate) fn fail(&mut self, cause: Cause, farewell: Option<&Control>) -> bool {
         if !matches!(self.bond, Bond::Called) {
             return false;
@@ -211,7 +212,7 @@ impl<S: Duplex> Peer<S> {
         }
     }
 
-    /// Looks whether the peer has answered to an offer; if so, it is connected.
+    /// Looks whether the peer has answered an offer. If so, it is connected. Returns whether it has.
     pub(crate) fn agree(&mut self) -> bool {
         self.control.read();
         if !self.control.has_spoken() {
@@ -231,17 +232,17 @@ impl<S: Duplex> Peer<S> {
         }
     }
 
-    /// Tells a peer that is connected now what the others were told before.
+    /// Tells a new peer what the others were told before it was connected.
     pub(crate) fn greet(&mut self, waits: &Option<Waits>) {
         if let Some(waits) = waits {
             self.control.tell(waits);
         }
     }
 
-    /// Says a last word, of leaving or failing.
+    /// Sends the last message of this rank: a goodbye or an abort.
     pub(crate) fn part(&mut self, word: &Control) {
         if let Control::Goodbye = word {
-            // The end of the data comes before the word, as the peer expects it.
+            // The peer expects the end of the data before the goodbye.
             self.data.end();
             self.points.end();
             if let Bond::Offered { data, points } = &mut self.bond {
@@ -255,8 +256,8 @@ impl<S: Duplex> Peer<S> {
         self.say_aside(word);
     }
 
-    /// Who still waits on its own streams hears of a failure there. (A goodbye it finds on this
-    /// rank's.)
+    /// Tells an abort also on the streams that the peer has opened, because it may still wait there. (It
+    /// finds a goodbye on the streams that this rank has opened.)
     fn say_aside(&mut self, word: &Control) {
         if let (Control::Abort { .. }, Some(Bundle { control, .. })) = (word, &mut self.aside)
             && let Err(error) = control.write_all(&word.encode())
@@ -265,7 +266,7 @@ impl<S: Duplex> Peer<S> {
         }
     }
 
-    /// Whether nothing will come from it any more, although it has not failed.
+    /// Whether nothing will come from the peer any more, although it has not failed.
     pub(crate) fn is_gone(&self) -> bool {
         match self.bond {
             Bond::Agreed => {
@@ -292,8 +293,8 @@ mod tests {
         ]
     }
 
-    /// The lower rank may have taken the higher one's streams, before that one knows that they are
-    /// open: if it has called, too, it can hear why the other one failed on these or those.
+    /// The lower rank may have accepted the higher rank's streams before the higher rank knows that they are
+    /// open. If both have called, the lower rank hears of the failure on one pair of streams or the other.
     #[test]
     fn a_failure_is_told_on_both_sets_of_streams_when_calls_cross() {
         let word = Control::Abort {

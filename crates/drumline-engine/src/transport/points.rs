@@ -1,4 +1,4 @@
-//! Messages from rank to rank, outside of collectives, over a stream of their own to every peer.
+//! Messages from rank to rank, outside of collectives. Each pair of ranks has a stream for them.
 //!
 //! ```text
 //! sender                                 receiver
@@ -7,12 +7,12 @@
 //! payload, in chunks ──────────────────▶ straight into the receiver's buffer
 //! ```
 //!
-//! A payload travels only when its place is known. So a message that nobody receives takes 40
-//! bytes of the receiver's memory and holds up nothing: neither other messages, nor collectives.
-//! Messages that are granted at the same time take turns, chunk by chunk.
+//! A payload travels only when its place is known. So a message that no rank receives takes 40 bytes of the
+//! receiver's memory, and holds up neither other messages nor collectives. Messages that are granted at the
+//! same time take turns, chunk by chunk.
 //!
-//! A receive from any rank waits beside all streams, at the [`Desk`]; the first offer with its tag
-//! is granted. What a rank sends to itself is copied there.
+//! A receive from any rank belongs to no stream. It waits at the [`Desk`], and the first offer with its tag
+//! is granted. A message of a rank to itself is copied at the desk.
 
 mod by_tag;
 mod desk;

@@ -1,12 +1,12 @@
-//! Messages over byte streams: to every peer one for control, one for messages from rank to rank, and
-//! one or [several](super::striped) for collectives. Peers on other hosts get theirs when they are first used.
+//! Messages over byte streams. Each peer has a control stream, a stream for messages from rank to rank, and
+//! one or [several](super::striped) streams for collectives. Peers on other hosts are connected when they are
+//! first used.
 //!
-//! Failures are told on control streams, which are read whenever their owner waits. A data
-//! stream may be held up behind a message that nobody awaits yet; if it breaks, the control
-//! stream of the same peer says why.
+//! Failures are told on control streams, which are read whenever their owner waits. A data stream may be held
+//! up behind a message that no call awaits yet. If it breaks, the control stream of the same peer says why.
 //!
-//! Nothing here knows of sockets or sleeps: a shell around it gives it both, a
-//! simulator others.
+//! This module knows neither sockets nor sleeping. `drumline-group` provides both, and the simulator provides
+//! its own.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -29,8 +29,8 @@ use crate::{
     executor::{Header, History, Machine, Memory, Stretch},
 };
 
-/// How long a broken stream may wait for the control stream to say why; and a receive from any rank,
-/// when all others have left, for this rank's own message.
+/// How long a broken stream waits for the control stream to say why. Also, how long a receive from any rank
+/// waits for a message of this rank to itself, after all other ranks have left.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// What a stream is for.
@@ -44,16 +44,16 @@ pub enum StreamKind {
     Data(usize),
 }
 
-/// What a rank that sleeps wants to hear of a stream.
+/// The events of a stream that should wake a sleeping rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Interest {
     /// The peer.
     pub rank: Rank,
     /// Which of its streams.
     pub kind: StreamKind,
-    /// That it can be read, or written.
+    /// Whether to wake up when the stream can be read.
     pub readable: bool,
-    /// Whether there is something to write.
+    /// Whether to wake up when the stream can be written.
     pub writable: bool,
 }
 
@@ -63,24 +63,23 @@ pub struct Streams<S> {
     rank: Rank,
     world_size: usize,
     peers: BTreeMap<Rank, Peer<S>>,
-    /// Peers to be called.
+    /// Peers that must be called.
     wanted: Vec<Rank>,
-    /// Peers that have not answered to an offer.
+    /// Peers that have not answered an offer.
     offered: BTreeSet<Rank>,
-    /// What a peer is told that connects now, if this rank takes part no more.
+    /// The last message of this rank, for peers that connect later. `None` while this rank takes part.
     farewell: Option<Control>,
-    /// Whom this rank has last said that it waits for.
+    /// What this rank last told its peers about its waiting.
     waits: Option<Waits>,
     desk: Desk,
-    /// Since when nobody but this rank itself could send what is received from any.
+    /// Since when no rank but this one can send a message to a receive from any rank.
     alone_since: Option<Instant>,
-    /// Which peer is looked at first for a receive from any: each has its turn.
+    /// The peer that is asked first for a receive from any rank. The peers take turns.
     first: Rank,
 }
 
 impl<S: Duplex> Streams<S> {
-    /// Takes over the streams to `near` peers. Others are to be called when they are
-    /// [wanted](Streams::take_wanted).
+    /// The streams to `near` peers. Other peers must be called when they are [wanted](Streams::take_wanted).
     pub fn new(
         rank: Rank,
         world_size: usize,
@@ -101,7 +100,7 @@ impl<S: Duplex> Streams<S> {
         }
     }
 
-    /// A peer that is used, and called if it never was.
+    /// A peer that is used from now on. It is called if it never was.
     fn used(&mut self, rank: Rank) -> &mut Peer<S> {
         self.peers.entry(rank).or_insert_with(|| {
             self.wanted.push(rank);
@@ -109,7 +108,7 @@ impl<S: Duplex> Streams<S> {
         })
     }
 
-    /// Calls these peers, too, so as to hear from them.
+    /// Calls these peers, too, to hear from them.
     pub fn want(&mut self, ranks: impl IntoIterator<Item = Rank>) {
         for rank in ranks {
             if rank != self.rank && self.farewell.is_none() {
@@ -118,18 +117,18 @@ impl<S: Duplex> Streams<S> {
         }
     }
 
-    /// The peers to be called now. Each call is to end in [`Streams::called`] or
+    /// The peers that must be called now. Each call must end in [`Streams::called`] or
     /// [`Streams::unreachable`].
     pub fn take_wanted(&mut self) -> Vec<Rank> {
         std::mem::take(&mut self.wanted)
     }
 
-    /// Whether a call to that peer is still of use.
+    /// Whether a call to `rank` is still needed.
     pub fn is_calling(&self, rank: Rank) -> bool {
         self.peers.get(&rank).is_some_and(|peer| matches!(peer.bond, Bond::Called))
     }
 
-    /// A call has succeeded: both ends have opened these streams to the peer.
+    /// A call has succeeded and has opened these streams to `rank`.
     pub fn called(&mut self, rank: Rank, streams: Bundle<S>) {
         if let Some(peer) = self.peers.get_mut(&rank)
             && peer.offer(streams, self.farewell.as_ref())
@@ -138,7 +137,7 @@ impl<S: Duplex> Streams<S> {
         }
     }
 
-    /// A peer has called and opened these streams. Whether they are in use now.
+    /// A peer has called and opened these streams. Returns whether they are in use now.
     pub fn came(&mut self, rank: Rank, streams: Bundle<S>) -> bool {
         let unbegun = self.wanted.iter().position(|wanted| *wanted == rank);
         if let Some(index) = unbegun {
@@ -154,7 +153,7 @@ impl<S: Duplex> Streams<S> {
         is_used
     }
 
-    /// A call has failed. Whether streams that the peer has opened meanwhile are in use now.
+    /// A call has failed. Returns whether streams that the peer has opened meanwhile are in use now.
     pub fn unreachable(&mut self, rank: Rank, cause: Cause) -> bool {
         let Some(peer) = self.peers.get_mut(&rank) else { return false };
         let is_used = peer.fail(cause, self.farewell.as_ref());
@@ -164,7 +163,7 @@ impl<S: Duplex> Streams<S> {
         is_used
     }
 
-    /// What news of each stream is worth a wake-up.
+    /// The events of each stream for which a sleeping rank should wake up.
     pub fn interests(&self) -> impl Iterator<Item = (Interest, &S)> {
         let any = self.desk.awaits_any();
         self.peers.values().flat_map(move |Peer { rank, control, data, points, .. }| {
@@ -188,13 +187,13 @@ impl<S: Duplex> Streams<S> {
         })
     }
 
-    /// Whether messages are under way, or awaited.
+    /// Whether messages are under way or awaited.
     pub fn is_pending(&self) -> bool {
         let is_pending = |peer: &Peer<S>| peer.data.is_pending() || peer.points.is_pending();
         self.desk.awaits_any() || self.peers.values().any(is_pending)
     }
 
-    /// There is something to read on a stream, or it can be written again.
+    /// A stream can be read, or can be written again.
     pub fn on_readable(&mut self, rank: Rank, kind: StreamKind) {
         let Some(peer) = self.peers.get_mut(&rank) else { return };
         match kind {
@@ -216,7 +215,7 @@ impl<S: Duplex> Streams<S> {
         self.peers.values().any(|peer| !peer.is_near)
     }
 
-    /// Makes the kernels of other hosts answer.
+    /// Sends a beat to all peers on other hosts, so that their kernels answer.
     pub fn beat(&mut self) {
         let far = self.peers.values_mut().filter(|peer| !peer.is_near);
         far.for_each(|peer| peer.control.beat());
@@ -237,7 +236,7 @@ impl<S: Duplex> Streams<S> {
         self.used(from).data.receive(dst);
     }
 
-    /// Moves what can be moved; whether anything was.
+    /// Moves what can be moved. Returns whether anything moved.
     pub fn progress(
         &mut self,
         machine: &mut Machine,
@@ -246,7 +245,8 @@ impl<S: Duplex> Streams<S> {
     ) -> Result<bool, Cause> {
         let mut moved = self.agree();
         for peer in self.peers.values_mut() {
-            // It has had all that it wanted. What is written now would be lost unsaid.
+            // A peer leaves only when it has all that it wanted. If this rank wrote now, no error would tell
+            // that nobody reads it.
             if peer.data.wants_to_write() && *peer.control.state() == PeerState::Left {
                 return Err(Cause::PeerLeft { peer: peer.rank });
             }
@@ -259,7 +259,7 @@ impl<S: Duplex> Streams<S> {
         Ok(moved)
     }
 
-    /// Looks who has answered to an offer; whether anybody has.
+    /// Looks which peers have answered an offer. Returns whether any has.
     fn agree(&mut self) -> bool {
         let Streams { peers, offered, waits, .. } = self;
         let before = offered.len();
@@ -284,19 +284,19 @@ impl<S: Duplex> Streams<S> {
         };
         match to {
             Some(peer) => peer.points.post(point, ended),
-            // For this rank itself, or for any and nobody has offered anything yet.
+            // A message of this rank to itself, or a receive from any rank that no offer has met.
             None => {
                 self.desk.post(point, ended);
                 if self.desk.awaits_any() {
                     self.want(0..self.world_size);
                 }
-                // It may be there already; looking costs no more than asking.
+                // An offer may be there already. To read costs no more than to ask.
                 self.peers.values_mut().for_each(|peer| peer.points.on_readable());
             }
         }
     }
 
-    /// A peer that offers a message with that tag which no receive has met.
+    /// A peer that offers a message with this tag that no receive has met.
     fn offering(&mut self, tag: u64) -> Option<&mut Peer<S>> {
         let turns = self.peers.range(self.first..).chain(self.peers.range(..self.first));
         let mut offering = turns.filter(|(_, peer)| peer.points.offers(tag));
@@ -305,7 +305,7 @@ impl<S: Duplex> Streams<S> {
         self.peers.get_mut(&next)
     }
 
-    /// Moves messages from rank to rank; whether anything moved.
+    /// Moves messages from rank to rank. Returns whether anything moved.
     pub fn progress_points(
         &mut self,
         idle: bool,
@@ -337,8 +337,7 @@ impl<S: Duplex> Streams<S> {
         named.chain(self.desk.take_points()).collect()
     }
 
-    /// Reads the control streams and fails if a peer's word ends the operation that runs, or a
-    /// message from rank to rank.
+    /// Reads the control streams. Fails if a message there ends the running collective, or a send or receive.
     fn listen(&mut self, mut machine: Option<&mut Machine>, now: Instant) -> Result<(), Cause> {
         for peer in self.peers.values_mut() {
             if let Bond::Unreachable(cause) = &peer.bond {
@@ -352,7 +351,7 @@ impl<S: Duplex> Streams<S> {
             if let (Some(machine), Some(in_call)) = (&machine, in_call) {
                 machine.on_waits(peer.rank, in_call.call)?;
             }
-            // What stands on a broken stream and is waited for.
+            // The broken streams on which this rank waits for something.
             let data = peer.data.broken();
             if let Some(forged) =
                 [data, peer.points.broken()].into_iter().flatten().find(|it| it.is_forged())
@@ -362,7 +361,7 @@ impl<S: Duplex> Streams<S> {
             let points = peer.points.broken().filter(|_| peer.points.is_pending());
             match peer.control.state() {
                 PeerState::Present => {}
-                // What it sent before it left may still be on its way, ahead of the end.
+                // Messages that the peer sent before it left may still be on their way.
                 PeerState::Left => {
                     if let (Some(machine), Some(_)) = (&mut machine, data) {
                         machine.on_left(peer.rank);
@@ -403,7 +402,7 @@ impl<S: Duplex> Streams<S> {
         }
     }
 
-    /// A receive from any rank, and nobody is left to send.
+    /// The cause of failure for a receive from any rank when no rank is left that could send.
     fn nobody_left(&self) -> Cause {
         let (mut left, mut unreachable) = (Vec::new(), Vec::new());
         for Peer { rank, bond, .. } in self.peers.values() {
@@ -417,15 +416,15 @@ impl<S: Duplex> Streams<S> {
         Cause::NobodyLeft { left, unreachable }
     }
 
-    /// When there is something to say even if nothing arrives.
+    /// When this rank has something to report even if nothing arrives.
     pub fn next_deadline(&self, now: Instant) -> Option<Instant> {
         let graces = self.peers.values().filter_map(|peer| peer.broken_since);
         let graces = graces.chain(self.alone_since);
         graces.map(|since| since + GRACE).filter(|until| *until > now).min()
     }
 
-    /// Tells all peers whom this rank waits for, also those that will be connected later. What is no
-    /// news is for those that may answer.
+    /// Tells all peers for which ranks this rank waits, also peers that connect later. If nothing has
+    /// changed, only peers that can answer are told.
     pub fn tell(&mut self, waits: &Waits, now: Instant) {
         let is_news = self.waits.as_ref().is_none_or(|told| told != waits);
         for peer in self.peers.values_mut().filter(|peer| peer.is_agreed()) {
@@ -436,8 +435,8 @@ impl<S: Duplex> Streams<S> {
         self.waits = waits.is_any().then(|| waits.clone());
     }
 
-    /// What peers have said of whom they wait for, but those that have left what they were told
-    /// unanswered for longer than `answer`.
+    /// What each peer has said about its waiting. Leaves out peers that have not answered for longer than
+    /// `answer`.
     pub fn told(&mut self, now: Instant, answer: Duration) -> BTreeMap<Rank, Waits> {
         let agreed = self.peers.values_mut().filter(|peer| peer.is_agreed());
         let told = |peer: &mut Peer<S>| {
@@ -466,11 +465,12 @@ impl<S: Duplex> Streams<S> {
         self.part(Control::Goodbye);
     }
 
-    /// Says a last word to all peers, and to those that connect later. A call that is under way goes on
-    /// to its end: the peer may have taken it already, and would wonder.
+    /// Sends the last message of this rank to all peers, and to peers that connect later. A call to a peer
+    /// that is under way continues to its end: if this rank broke it off, a peer that has accepted it already
+    /// would not learn why.
     fn part(&mut self, word: Control) {
         for rank in std::mem::take(&mut self.wanted) {
-            // What was posted to it is somebody else's to end.
+            // After an abort, sends and receives posted to this peer are ended elsewhere.
             if let Control::Goodbye = word {
                 self.peers.remove(&rank);
             }
@@ -479,12 +479,12 @@ impl<S: Duplex> Streams<S> {
         self.farewell = Some(word);
     }
 
-    /// What a peer is told that connects now, if this rank takes part no more.
+    /// The last message of this rank. `None` while it takes part.
     pub fn farewell(&self) -> Option<&Control> {
         self.farewell.as_ref()
     }
 
-    /// Whether a peer has not been sent all that this rank has said.
+    /// Whether bytes of this rank's messages to some peer are not sent yet.
     pub fn owes_word(&self) -> bool {
         self.peers.values().any(|peer| peer.control.owes_word())
     }
@@ -498,10 +498,10 @@ impl<S: Duplex> Streams<S> {
                 continue;
             }
             peer.control.read();
-            // Its data may be slower than its goodbye.
+            // The peer's data may arrive after its goodbye.
             let drained = peer.data.drain();
             match peer.control.state() {
-                // It waits for this rank's goodbye.
+                // The peer waits for this rank's goodbye.
                 PeerState::Left if drained && !peer.control.owes_word() => {}
                 PeerState::Present | PeerState::Left => present.push(peer.rank),
                 PeerState::Lost(cause) => return Err(cause.clone()),

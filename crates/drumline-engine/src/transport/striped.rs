@@ -1,4 +1,4 @@
-//! Several streams to one peer that carry one row of bytes: block by block, each stream in its turn.
+//! Several streams to one peer that together carry one sequence of bytes, block by block in turns.
 //!
 //! ```text
 //! bytes     0        B        2B       3B       4B
@@ -6,14 +6,15 @@
 //! stream    │   0    │   1    │   2    │   0    │ ..
 //! ```
 //!
-//! Both ends take turns alike, so no byte needs a label, and the reader and the writer need not know.
-//! Where a network limits each flow, or spreads flows over several lines, two ranks get more of it.
+//! Both ends take turns in the same way, so no byte needs a label, and neither reader nor writer need know of
+//! the streams. Two ranks get more of a network that limits each flow, or that spreads flows over several
+//! lines.
 
 use std::io::{self, IoSlice, Read, Write};
 
 use super::duplex::Duplex;
 
-/// At least one stream. A stream alone has no blocks.
+/// At least one stream. A single stream has no blocks.
 #[derive(Debug)]
 pub struct Striped<S> {
     streams: Vec<S>,
@@ -22,13 +23,14 @@ pub struct Striped<S> {
     writing: Turn,
 }
 
-/// Bytes of a block. Enough that streams change seldom, and fewer than a stream's buffers in the kernel
-/// hold: those are on their way while others have their turn. 4 streams of 1 Gb/s each carry 64 MiB both ways
-/// in 147 to 172 ms with 128 and 256 KiB, in 290 to 400 with 1 MiB; of a line of 10 Gb/s that limits none, in
-/// 53 to 71 ms with 256 KiB and 88 to 135 with 64 (one stream 68 to 71).
+/// The length of a block. It is long, so that streams change seldom, and shorter than the kernel's buffers of
+/// a stream: then a block is on its way while the next stream is written. Measured: 4 streams of 1 Gb/s each
+/// carry 64 MiB both ways in 147 to 172 ms with blocks of 128 and 256 KiB, in 290 to 400 ms with 1 MiB. A
+/// line of 10 Gb/s without a limit takes 53 to 71 ms with 256 KiB, 88 to 135 ms with 64 KiB, and 68 to 71 ms
+/// with one stream.
 const BLOCK_BYTES: usize = 256 * 1024;
 
-/// The stream at hand, and how much of its block is left.
+/// The present stream, and how much of its block is left.
 #[derive(Clone, Copy, Debug)]
 struct Turn {
     stream: usize,
@@ -45,19 +47,19 @@ impl Turn {
 }
 
 impl<S> Striped<S> {
-    /// These, in the order in which the other end has them.
+    /// The streams must be in the order that the other end has.
     pub fn new(streams: Vec<S>) -> Striped<S> {
         Striped::in_blocks_of(BLOCK_BYTES, streams)
     }
 
-    /// The same with blocks of another length, which the other end has, too.
+    /// The same with blocks of another length. The other end must have the same length.
     pub fn in_blocks_of(bytes: usize, streams: Vec<S>) -> Striped<S> {
         let block_bytes = if streams.len() == 1 { usize::MAX } else { bytes };
         let first = Turn { stream: 0, left: block_bytes };
         Striped { streams, block_bytes, reading: first, writing: first }
     }
 
-    /// Each stream, by its number; whether it is the one to be read next, and to be written.
+    /// Each stream with its number, and whether it is the next to be read and the next to be written.
     pub fn each(&self) -> impl Iterator<Item = (usize, &S, [bool; 2])> {
         let turns = [self.reading.stream, self.writing.stream];
         let streams = self.streams.iter().enumerate();
@@ -69,7 +71,7 @@ impl<S: Duplex> Duplex for Striped<S> {
     fn end(&mut self) -> io::Result<()> {
         let mut ended = Ok(());
         for stream in &mut self.streams {
-            // Each of them, whatever has become of the others.
+            // End each stream, even if another one fails.
             ended = ended.and(stream.end());
         }
         ended
@@ -105,7 +107,7 @@ impl<S: Write> Write for Striped<S> {
         let stream = &mut streams[writing.stream];
         let count = match parts {
             _ if all <= writing.left => stream.write_vectored(parts)?,
-            // A header and its payload, which the block ends in.
+            // A header and a payload that reaches beyond the end of the block.
             [head, rest] if head.len() < writing.left => {
                 let rest = &rest[..writing.left - head.len()];
                 stream.write_vectored(&[IoSlice::new(head), IoSlice::new(rest)])?
@@ -120,7 +122,7 @@ impl<S: Write> Write for Striped<S> {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        // Each of them, whether or not another one can be written.
+        // Flush each stream, even if another one cannot be written.
         self.streams.iter_mut().map(Write::flush).fold(Ok(()), io::Result::and)
     }
 }
@@ -147,7 +149,7 @@ mod tests {
     }
 
     proptest! {
-        /// In whatever portions they are written and read.
+        /// Whatever the portions in which bytes are written and read.
         #[test]
         fn bytes_come_in_the_order_in_which_they_were_written(
             streams in 1_usize..5,

@@ -1,9 +1,9 @@
-//! Who waits for whom, and for whom they all wait in the end.
+//! Which ranks wait for which, and for which ranks all of them wait in the end.
 //!
-//! A rank that lacks another one's message knows only that one, who may be waiting, too: in a tree
-//! or a hierarchy of hosts most ranks wait for somebody innocent. So a rank that has waited
-//! for a while, in a call or for a message, tells everybody for whom. A rank that must name a
-//! culprit follows the chain to its root: a rank that has not said that it waits.
+//! A rank that lacks a message knows only its sender. But the sender may be waiting, too: in a tree or in a
+//! hierarchy of hosts, most ranks wait for a rank that is not at fault. So a rank that has waited for a
+//! while, in a call or for a message, tells all others for which ranks it waits. A rank that must name a
+//! culprit follows this chain to its root: a rank that has not said that it waits.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,16 +11,16 @@ use drumline_schedule::step::Rank;
 
 use crate::executor::Description;
 
-/// What a rank last said of its waiting, of what has lasted for long.
+/// What a rank last said about its waiting. It tells only waits that have lasted for long.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Waits {
-    /// Where it waits in a call.
+    /// The call in which it waits, if it waits in a call.
     pub call: Option<InCall>,
-    /// Who is to send it messages, or to take those that it sends.
+    /// The ranks that should send it messages, or receive messages from it.
     pub messages: Vec<Rank>,
 }
 
-/// A call, and without whom nothing goes on there: at least one rank.
+/// A call, and the ranks without which it cannot go on: at least one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InCall {
     /// The call.
@@ -35,12 +35,12 @@ impl Waits {
     }
 }
 
-/// What a rank is awaited for.
+/// What a waiting rank lacks from another rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lack {
-    /// Its part in a call.
+    /// The other rank's part in a call.
     Call,
-    /// A message from it, or that it takes one.
+    /// A message from the other rank, or that it receives one.
     Message,
 }
 
@@ -49,20 +49,18 @@ pub enum Lack {
 pub struct Seeker<'a> {
     /// The rank that looks.
     pub rank: Rank,
-    /// What all ranks have said, this one among them, but for those that have stopped since.
+    /// What all ranks have said, including this one, except for ranks that have stopped since.
     pub told: &'a BTreeMap<Rank, Waits>,
 }
 
 impl Seeker<'_> {
-    /// The ranks for whom those that this rank awaits wait in the end; nobody where all wait for
-    /// each other.
+    /// The ranks for which `awaited` wait in the end. Empty where all ranks wait for each other.
     ///
-    /// This rank is never a root. It may be on the way to one: whom a message waits for may wait
-    /// for this rank in a call, and that for others.
+    /// This rank is never a root, but the way to a root may lead through it: a rank that this rank awaits for
+    /// a message may wait for this rank in a call, and this rank for others.
     ///
-    /// A message may have been posted long before anybody needs it, so where all wait for each
-    /// other there may be one who does not really: it is the root if messages are left out of
-    /// account.
+    /// A message may be posted long before any rank needs it. So where all ranks wait for each other, one of
+    /// them may not really wait. Then the search is repeated with calls only, and its result counts.
     pub fn roots(self, lack: Lack, awaited: &[Rank]) -> Vec<Rank> {
         let all = self.ends(lack, awaited, |rank, lack| self.awaited_by(rank, lack));
         let roots = match all.is_empty() {
@@ -72,7 +70,7 @@ impl Seeker<'_> {
         roots.into_iter().collect()
     }
 
-    /// The ends of all chains that begin with `awaited`, but for this rank.
+    /// The ends of all chains that begin with `awaited`, without this rank.
     fn ends(
         self,
         lack: Lack,
@@ -95,8 +93,8 @@ impl Seeker<'_> {
         ends
     }
 
-    /// For whom a rank waits that is awaited for that, and what for. Its part in a call does not
-    /// wait for messages once it is in the call.
+    /// The ranks for which `rank` waits, if another rank lacks `lack` from it, and what it lacks from them. A
+    /// rank that is in a call does its part there whether or not its messages arrive.
     fn awaited_by(self, rank: Rank, lack: Lack) -> Vec<(Rank, Lack)> {
         let Some(waits) = self.told.get(&rank) else { return Vec::new() };
         let mut awaited = self.awaited_in_call(rank);
@@ -121,14 +119,14 @@ mod tests {
     use crate::DType;
     use drumline_schedule::Collective;
 
-    /// What a rank says that awaits these in a call.
+    /// What a rank says that waits for these ranks in a call.
     fn calls(ranks: &[Rank]) -> Waits {
         let call = Description::new(1, 7, Collective::Barrier, DType::U8, 0, "tree");
         let call = Some(InCall { call, ranks: ranks.to_vec() });
         Waits { call, messages: Vec::new() }
     }
 
-    /// And of one that waits for messages with these.
+    /// What a rank says that waits for messages from these ranks.
     fn messages(ranks: &[Rank]) -> Waits {
         Waits { call: None, messages: ranks.to_vec() }
     }
@@ -137,12 +135,12 @@ mod tests {
         Waits { messages: messages.to_vec(), ..calls(in_call) }
     }
 
-    /// For whom rank 0 waits in the end that awaits these in a call.
+    /// The roots when rank 0 waits for these ranks in a call.
     fn in_call(awaited: &[Rank], told: &[(Rank, Waits)]) -> Vec<Rank> {
         roots(Lack::Call, awaited, told)
     }
 
-    /// The same, of messages.
+    /// The roots when rank 0 waits for messages from these ranks.
     fn for_messages(awaited: &[Rank], told: &[(Rank, Waits)]) -> Vec<Rank> {
         roots(Lack::Message, awaited, told)
     }
@@ -181,7 +179,7 @@ mod tests {
     fn a_part_in_a_call_waits_for_no_message_once_it_has_begun() {
         let said = [(1, both(&[2], &[3]))];
         assert_eq!(in_call(&[1], &said), [2]);
-        // A message may wait for both.
+        // A message may wait for either of the two.
         assert_eq!(for_messages(&[1], &said), [2, 3]);
     }
 
@@ -209,7 +207,7 @@ mod tests {
         let said = [(1, messages(&[2])), (2, messages(&[1]))];
         assert_eq!(in_call(&[1], &said), [1]);
         assert_eq!(for_messages(&[2], &said), [2]);
-        // 3 has done another call than the others, and goes on with messages.
+        // Rank 3 has made another call than the others, and went on to messages.
         let said = [(1, calls(&[3])), (3, messages(&[1, 2])), (2, messages(&[1, 3]))];
         assert_eq!(for_messages(&[1, 3], &said), [3]);
         assert_eq!(in_call(&[3], &said), [3]);
@@ -217,15 +215,15 @@ mod tests {
 
     #[test]
     fn a_receive_posted_early_does_not_excuse_whoever_is_late_in_a_call() {
-        // 2 will get a message from 1 after the call, in which 1 waits for it.
+        // Rank 2 gets its message from rank 1 after the call in which rank 1 waits for it.
         let said = [(1, calls(&[2])), (2, messages(&[1]))];
         assert_eq!(in_call(&[1], &said), [2]);
         assert_eq!(for_messages(&[1], &said), [2]);
     }
 
     proptest! {
-        /// Where ranks wait in one call, or for messages, in any way but without circles, the roots
-        /// are exactly the ranks at the ends of chains that begin here.
+        /// Where ranks wait in one call, or for messages, without circles, the roots are exactly the ends of
+        /// the chains that begin here.
         #[test]
         fn roots_are_the_ends_of_chains(
             edges in prop::collection::vec((0..12_usize, 0..12_usize), 1..40),

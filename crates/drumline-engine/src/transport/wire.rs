@@ -1,4 +1,4 @@
-//! What ranks say to each other on control connections. All numbers are little-endian.
+//! The messages between ranks on control connections. All numbers are little-endian.
 
 use drumline_schedule::step::Rank;
 
@@ -8,29 +8,28 @@ use crate::{
     executor::{Header, array},
 };
 
-/// A message on a control connection: one byte of kind, one of the reason of an abort, two zero
-/// bytes, the length of the body in four bytes, the body.
+/// A message on a control connection: one byte for the kind, one for the reason of an abort, two zero bytes,
+/// the length of the body in four bytes, and the body.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
     /// The sender leaves the group in good order and will send no more.
     Goodbye,
-    /// Nothing. It makes the receiver's kernel answer, so that its silence is noticed, and
-    /// answers [`Control::Waits`].
+    /// Means nothing. The receiver's kernel answers it, so a silent host is noticed. It also answers
+    /// [`Control::Waits`].
     Beat,
-    /// The sender's operation failed. The body is the rank at fault (`u32::MAX`: none) and a
-    /// text for people.
+    /// The sender's call failed. The body is the rank at fault (`u32::MAX`: none) and a text for people.
     Abort {
         /// The rank at fault, if this rank knows it.
         culprit: Option<Rank>,
-        /// The class of its failure, in the second byte of the message ([`Reason::code`]).
+        /// The class of the failure, in the second byte of the message ([`Reason::code`]).
         reason: Reason,
-        /// What this rank tells of the failure.
+        /// The sender's description of the failure.
         text: String,
     },
-    /// The sender waits, or does so no more. The body is how many ranks it awaits in a call (4
-    /// bytes), and if there are any the header of a message of that call, with zeros for what only
-    /// messages have, and these ranks. The rest are the ranks for whose messages it waits. A rank
-    /// takes four bytes; where they are too many, some are left out.
+    /// The sender waits, or waits no more. The body has the number of ranks that it awaits in a call (4
+    /// bytes); if this is not 0, the message header of that call, with zeros in the fields that only messages
+    /// use, and those ranks; and then the ranks for whose messages it waits. Each rank takes four bytes. If
+    /// there are too many, some are left out.
     Waits(Waits),
 }
 
@@ -42,9 +41,9 @@ const NOBODY: u32 = u32::MAX;
 
 impl Control {
     const FRONT_BYTES: usize = 8;
-    /// Longer texts are cut by the sender and refused by the receiver.
+    /// The longest body. Senders cut texts to it, and receivers refuse longer ones.
     const BODY_BYTES_MAX: usize = 4096;
-    /// What comes before the ranks and the header in what a waiting rank says.
+    /// The length of the count at the start of [`Control::Waits`].
     const COUNT_BYTES: usize = 4;
     const AWAITED_MAX: usize = (Control::BODY_BYTES_MAX - Control::COUNT_BYTES - Header::BYTES) / 4;
 
@@ -114,7 +113,7 @@ fn encode_waits(waits: &Waits) -> Vec<u8> {
     body
 }
 
-/// `body` holds the count, and its length is a multiple of four.
+/// Decodes [`Control::Waits`]. `body` holds at least the count, and its length is a multiple of four.
 fn decode_waits(body: &[u8]) -> Result<Waits, String> {
     let in_call = u32::from_le_bytes(array(body, 0)) as usize;
     let rest = &body[Control::COUNT_BYTES..];
@@ -218,7 +217,7 @@ mod tests {
         for length in [0, 3, 4, 66, 68, 72, 75, 77] {
             assert!(take(&sensible[..length]).is_err(), "{length}");
         }
-        // Of more ranks than there are; of no call.
+        // More ranks than the body has, and a header without a call.
         assert!(take(&with(0, 4)).is_err());
         assert!(take(&with(3, 0xff)).is_err());
         assert!(take(&with(4, 0)).is_err());

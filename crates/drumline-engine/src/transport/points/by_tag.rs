@@ -50,7 +50,7 @@ impl<V> ByTag<V> {
     }
 }
 
-/// Takes the oldest receive with this tag, be it from a certain rank (`named`) or from any rank.
+/// Takes the oldest receive with this tag: from a given rank (`named`) or from any rank.
 pub(crate) fn pop_first(
     named: &mut ByTag<Point>,
     any: &mut ByTag<Point>,

@@ -1,4 +1,4 @@
-//! What belongs to no single peer: receives from the rank that sends first, and what a rank sends to
+//! The sends and receives that belong to no single peer: receives from any rank, and messages of this rank to
 //! itself.
 
 use super::{
@@ -10,11 +10,11 @@ use super::{
 /// See the [module's documentation](self).
 #[derive(Debug, Default)]
 pub(crate) struct Desk {
-    /// How many sends and receives there have been.
+    /// The number of sends and receives so far.
     posted: u64,
     /// Receives from any rank that no offer has met.
     pub(crate) any: ByTag<Point>,
-    /// Sends of this rank to itself that no receive has met, and receives likewise.
+    /// Sends of this rank to itself that no receive has met, and receives that no send has met.
     sends: ByTag<Point>,
     receives: ByTag<Point>,
 }
@@ -31,8 +31,7 @@ impl Desk {
         self.any.len() > 0
     }
 
-    /// Takes a message of this rank to itself, or a receive from any rank that no peer's offer
-    /// has met.
+    /// Adds a message of this rank to itself, or a receive from any rank that no peer's offer has met.
     pub(crate) fn post(&mut self, point: Point, ended: &mut Vec<Ended>) {
         let tag = point.call.tag;
         let (met, queue) = match (point.call.direction, point.call.peer) {
@@ -55,7 +54,7 @@ impl Desk {
         any.values_mut().chain(sends.values_mut()).chain(receives.values_mut())
     }
 
-    /// Forgets everything.
+    /// Takes out all sends and receives.
     pub(crate) fn take_points(&mut self) -> impl Iterator<Item = Point> {
         let Desk { any, sends, receives, .. } = std::mem::take(self);
         any.into_values().chain(sends.into_values()).chain(receives.into_values())

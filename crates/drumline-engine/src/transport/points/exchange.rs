@@ -1,4 +1,4 @@
-//! Which send meets which receive, between this rank and one peer.
+//! Pairs sends with receives, between this rank and one peer.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -14,31 +14,31 @@ use super::{
 };
 use crate::error::Cause;
 
-/// Sends that may wait for one peer, and receives likewise. A peer that offers more breaks the
-/// protocol, so messages that nobody receives cost a rank some 16 MiB per peer at most.
+/// The most sends to one peer that may wait, and the most receives. A peer that offers more breaks the
+/// protocol. So messages that no rank receives cost at most about 16 MiB for each peer.
 pub(crate) const WAITING_MAX: usize = 65_536;
 
-/// Bytes of one message that travel before another one has its turn.
+/// The number of bytes of one message that travel before the next message has its turn.
 pub(crate) const CHUNK_BYTES: usize = 256 * 1024;
 
-/// What was posted on this rank, and what the peer has offered and granted. It knows no stream:
-/// frames go in and come out.
+/// The sends and receives of this rank, and what the peer has offered and granted. It knows no stream: frames
+/// go in and come out.
 #[derive(Debug)]
 pub(crate) struct Exchange {
     peer: Rank,
     /// Sends by number, from the offer until the last byte is written.
     sends: BTreeMap<u64, Moving>,
     next_send: u64,
-    /// Numbers of sends that the peer has granted; the first one has its turn.
+    /// The numbers of the sends that the peer has granted. The first one is sent next.
     granted: VecDeque<u64>,
     /// Receives that no offer has met, by tag, oldest first.
     receives: ByTag<Point>,
     /// Offers that no receive has met.
     offers: ByTag<Offer>,
     next_offer: u64,
-    /// Receives whose payload was granted, by the peer's number.
+    /// Receives that this rank has granted, by the number of the peer's send.
     filling: BTreeMap<u64, Moving>,
-    /// Offers and grants that have not been written.
+    /// Offers and grants that are not written yet.
     frames: VecDeque<Frame>,
 }
 
@@ -48,7 +48,7 @@ struct Moving {
     point: Point,
     /// Whether the payload may travel.
     granted: bool,
-    /// Bytes of the payload that were announced, and that have moved.
+    /// The number of payload bytes that were announced, and the number that have moved.
     announced: usize,
     moved: usize,
 }
@@ -85,7 +85,7 @@ impl Exchange {
         }
     }
 
-    /// A send or receive was called.
+    /// Begins a send or receive.
     pub(crate) fn post(&mut self, point: Point, ended: &mut Vec<Ended>) {
         let call = point.call;
         let waiting = match call.direction {
@@ -122,7 +122,8 @@ impl Exchange {
         self.frames.push_back(Frame::Grant { id: offer.id });
     }
 
-    /// The peer offers or grants. What it offers may be for one of the receives from `any` rank.
+    /// Takes in an offer or a grant of the peer. `any` are the receives from any rank: an offer may be for
+    /// one of them.
     pub(crate) fn on_frame(
         &mut self,
         frame: Frame,
@@ -156,7 +157,8 @@ impl Exchange {
         Ok(())
     }
 
-    /// The peer is about to send `bytes` more bytes of a message; how many that is in memory.
+    /// The peer is about to send `bytes` more bytes of a message. Returns the same number as a length in
+    /// memory.
     pub(crate) fn on_payload(&mut self, id: u64, bytes: u64) -> Result<usize, Cause> {
         let Some(receive) = self.filling.get_mut(&id) else {
             return Err(self.protocol("sent a message that was not asked for"));
@@ -171,7 +173,7 @@ impl Exchange {
         }
     }
 
-    /// Where the next bytes of a chunk belong, of which `left` are missing.
+    /// The place for the next bytes of a chunk that lacks `left` bytes.
     pub(crate) fn place(&mut self, id: u64, left: usize) -> &mut [u8] {
         let Some(receive) = self.filling.get_mut(&id) else { return &mut [] };
         &mut receive.point.message.bytes_mut()[receive.moved..receive.moved + left]
@@ -183,7 +185,7 @@ impl Exchange {
         }
     }
 
-    /// All of a chunk is in its place.
+    /// A whole chunk is in its place.
     pub(crate) fn on_chunk(&mut self, id: u64, ended: &mut Vec<Ended>) {
         if self.filling.get(&id).is_some_and(|receive| receive.moved == receive.total()) {
             finish(self.filling.remove(&id), ended);
@@ -194,7 +196,7 @@ impl Exchange {
         !self.frames.is_empty() || !self.granted.is_empty()
     }
 
-    /// What to write next. Offers and grants overtake payloads, which take turns.
+    /// The next bytes to write. Offers and grants overtake payloads. Payloads take turns.
     pub(crate) fn next_output(&mut self) -> Option<(Frame, Option<Chunk>)> {
         if let Some(frame) = self.frames.pop_front() {
             return Some((frame, None));
@@ -213,7 +215,7 @@ impl Exchange {
         &send.point.message.bytes()[chunk.range.clone()]
     }
 
-    /// All of a chunk was written.
+    /// A whole chunk was written.
     pub(crate) fn on_written(&mut self, chunk: Chunk, ended: &mut Vec<Ended>) {
         let Some(send) = self.sends.get_mut(&chunk.id) else { return };
         send.moved = chunk.range.end;
@@ -233,7 +235,7 @@ impl Exchange {
         moving.map(|moving| &mut moving.point).chain(self.receives.values_mut())
     }
 
-    /// Forgets everything.
+    /// Takes out all sends and receives.
     pub(crate) fn take_points(&mut self) -> Vec<Point> {
         let Exchange { sends, receives, filling, .. } =
             std::mem::replace(self, Exchange::new(self.peer));
@@ -246,7 +248,7 @@ impl Exchange {
     }
 }
 
-/// The end of a call that is one more than may wait.
+/// The end of a send or receive that exceeds [`WAITING_MAX`].
 pub(crate) fn too_many(point: Point) -> Ended {
     let whom = match point.call.peer {
         Some(peer) => format!("for rank {peer}"),

@@ -1,6 +1,6 @@
 //! The bytes of messages from rank to rank.
 //!
-//! Everything begins with a frame of 40 bytes, little-endian:
+//! Everything on the stream begins with a frame of 40 bytes, little-endian:
 //!
 //! ```text
 //!  0      1      2        8        16       24       32       40
@@ -12,7 +12,7 @@
 //!   3 payload: number, and how many `bytes` of the message follow the frame
 //! ```
 //!
-//! For an object `type` is 255 and `count` the number of bytes that describe it.
+//! For an object, `type` is 255 and `count` is the length of its description in bytes.
 //!
 //! The sender numbers its offers to the receiver: 0, 1, 2, ...
 
@@ -34,13 +34,13 @@ pub(crate) enum Frame {
 pub(crate) struct Offer {
     pub(crate) id: u64,
     pub(crate) tag: u64,
-    /// As it travelled: this build may not know the type.
+    /// The type as it travelled: this build may not know it.
     pub(crate) dtype: u8,
     pub(crate) count: u64,
     pub(crate) bytes: u64,
 }
 
-/// Stands for an object in the place of a type.
+/// The value of `type` for an object.
 pub(crate) const OBJECT: u8 = u8::MAX;
 
 const OFFER: u8 = 1;
@@ -66,7 +66,7 @@ impl Frame {
         encoded
     }
 
-    /// `None` for a kind that there is not: the stream is not ours, or it has lost its place.
+    /// `None`: no frame is of this kind, so the stream is not ours or has lost its place.
     pub(crate) fn decode(bytes: &[u8; Frame::BYTES]) -> Option<Frame> {
         let number = |at| u64::from_le_bytes(array(bytes, at));
         let (id, tag, count, size) = (number(8), number(16), number(24), number(32));
@@ -79,7 +79,7 @@ impl Frame {
     }
 }
 
-/// What is read from these bytes, as bytes again: for `drumline-fuzz`, and no part of the API.
+/// Decodes a frame and encodes it again, for `drumline-fuzz`; not part of the API.
 pub fn frame_again(bytes: &[u8; 40]) -> Option<[u8; 40]> {
     let frame = Frame::decode(bytes)?;
     if let Frame::Offer(offer) = &frame {

@@ -35,17 +35,17 @@ pub(crate) struct PointLink<S> {
 
 #[derive(Debug)]
 enum Incoming {
-    /// `have` bytes of a frame are there.
+    /// `have` bytes of a frame have been read.
     Frame { bytes: [u8; Frame::BYTES], have: usize },
-    /// `left` bytes of a chunk of that message are missing.
+    /// A chunk of message `id` lacks `left` bytes.
     Payload { id: u64, left: usize },
 }
 
-/// What is being written.
+/// A frame, and the chunk behind it, that are being written.
 #[derive(Debug)]
 struct Outgoing {
     frame: [u8; Frame::BYTES],
-    /// What follows the frame.
+    /// The chunk behind the frame.
     payload: Option<Chunk>,
     /// Bytes written, of frame and payload together.
     written: usize,
@@ -53,12 +53,12 @@ struct Outgoing {
 
 const NOTHING: Incoming = Incoming::Frame { bytes: [0; Frame::BYTES], have: 0 };
 
-/// Bytes that one turn moves in each direction, so that a stream of messages does not keep its
-/// rank from everything else.
+/// The number of bytes that one turn moves in each direction, so that many messages do not keep a rank from
+/// its other work.
 const TURN_BYTES: usize = 1 << 20;
 
 impl<S: Duplex> PointLink<S> {
-    /// What is posted waits for its stream.
+    /// A link whose stream is not there yet. Sends and receives wait for it.
     pub(crate) fn new(peer: Rank) -> PointLink<S> {
         PointLink {
             peer,
@@ -82,14 +82,14 @@ impl<S: Duplex> PointLink<S> {
 
     pub(crate) fn post(&mut self, point: Point, ended: &mut Vec<Ended>) {
         self.exchange.post(point, ended);
-        // What it needs may be there already; looking costs no more than asking.
+        // The offer that it needs may be there already. To read costs no more than to ask.
         self.ready = true;
     }
 
-    /// There is something to read, or the stream can be written again.
+    /// The stream can be read, or can be written again.
     pub(crate) fn on_readable(&mut self) {
         self.ready = true;
-        // What goes wrong is found by the next read or write.
+        // The next read or write finds the failure.
         let _ = self.stream.flush_held();
     }
 
@@ -98,7 +98,7 @@ impl<S: Duplex> PointLink<S> {
         self.exchange.offers(tag)
     }
 
-    /// No more will be sent.
+    /// Tells the peer that this rank will send no more.
     pub(crate) fn end(&mut self) {
         if let Err(error) = self.stream.end() {
             tracing::debug!(peer = self.peer, %error, "stream of messages was closed already");
@@ -118,7 +118,8 @@ impl<S: Duplex> PointLink<S> {
         self.broken.is_none() && (self.outgoing.is_some() || self.exchange.has_output())
     }
 
-    /// Nothing is read while nothing waits, for this peer or for any: offers stay in the stream.
+    /// Whether this rank wants to read. It does not while no send or receive waits for this peer or (`any`)
+    /// for any rank: offers stay in the stream.
     pub(crate) fn wants_to_read(&self, any: bool) -> bool {
         self.broken.is_none() && (self.is_pending() || any)
     }
@@ -132,7 +133,7 @@ impl<S: Duplex> PointLink<S> {
         self.exchange.take_points()
     }
 
-    /// Moves what can be moved; whether anything was. `any` are the receives from any rank.
+    /// Moves what can be moved. Returns whether anything moved. `any` are the receives from any rank.
     pub(crate) fn progress(
         &mut self,
         any: &mut ByTag<Point>,

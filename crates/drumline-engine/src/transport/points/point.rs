@@ -13,19 +13,19 @@ use crate::{Result, error::Cause, panics::shielded, recorder::Open};
 
 /// The buffer of a message, and the caller that waits for it.
 pub trait Message: Send {
-    /// What a send reads.
+    /// The bytes that a send reads.
     fn bytes(&self) -> &[u8];
-    /// What a receive writes.
+    /// The bytes that a receive writes.
     fn bytes_mut(&mut self) -> &mut [u8];
     /// Makes a buffer of that length, for an object.
     fn make_room(&mut self, _bytes: usize) {}
-    /// Also tells which rank the message went to or came from.
+    /// Gives the result to the caller: the rank to which the message went or from which it came.
     fn complete(self: Box<Self>, result: Result<Rank>);
 }
 
 /// One side of a message: a send or a receive that is under way.
 pub struct Point {
-    /// What is called.
+    /// The function and its arguments, without the buffer.
     pub call: PointCall,
     /// When it was called.
     pub started: Instant,
@@ -33,21 +33,21 @@ pub struct Point {
     pub warned: bool,
     /// The time limit, if it is not that of the group.
     pub timeout: Option<Duration>,
-    /// When it is given up, if that is not the time limit after its start.
+    /// When the message fails with a time-out, if not after the time limit.
     pub give_up_at: Option<Instant>,
-    /// Ends with the message.
+    /// The record of the message. It ends when it is dropped.
     pub open: Option<Open>,
     /// Its place in the order of calls.
     pub(super) number: u64,
     pub(super) message: Box<dyn Message>,
 }
 
-/// What is called, without the buffer.
+/// A send or receive as it was called, without the buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PointCall {
     /// Whether this rank sends or receives.
     pub direction: Direction,
-    /// None for a receive from any rank that no message has met.
+    /// The other rank. `None` for a receive from any rank that has met no message.
     pub peer: Option<Rank>,
     /// The number that a send and its receive share.
     pub tag: u64,
@@ -65,10 +65,10 @@ pub enum Content {
         /// How many.
         count: usize,
     },
-    /// So many bytes that describe an object; for a receive that no message has met, the most
-    /// that it takes.
+    /// The description of an object. A receive that has met no message has a limit here in place of the
+    /// length.
     Object {
-        /// The length of its description.
+        /// The length of the description in bytes.
         bytes: usize,
     },
 }
@@ -82,7 +82,7 @@ pub enum Direction {
     Receive,
 }
 
-/// A send or receive that needs nothing more.
+/// A send or receive that has ended.
 #[derive(Debug)]
 pub struct Ended {
     pub(crate) point: Point,
@@ -92,16 +92,16 @@ pub struct Ended {
 #[derive(Debug)]
 /// How a send or receive has ended.
 pub enum Outcome {
-    /// The message has arrived, or has left.
+    /// The message has arrived at this rank, or has left it.
     Done,
-    /// Too many wait already. Nothing was sent.
+    /// Too many sends or receives wait already. Nothing was sent.
     Refused(String),
-    /// The two sides do not fit each other.
+    /// The send and the receive do not fit each other, or the connection failed.
     Failed(Cause),
 }
 
 impl Point {
-    /// A call that this rank makes at `started`.
+    /// A send or receive that this rank called at `started`.
     pub fn new(call: PointCall, message: Box<dyn Message>, started: Instant) -> Point {
         Point {
             call,
@@ -115,17 +115,17 @@ impl Point {
         }
     }
 
-    /// Sets a time limit of its own.
+    /// The same with a time limit of its own.
     pub fn within(self, timeout: Option<Duration>) -> Point {
         Point { timeout, ..self }
     }
 
-    /// What the message holds, as it travels; and what that is in bytes.
+    /// The message as a label and its bytes, to carry it by other means.
     pub fn parcel(&self) -> ([u8; Frame::BYTES], &[u8]) {
         (Frame::Offer(self.call.offer(0)).encode(), self.message.bytes())
     }
 
-    /// Takes a whole message in that another rank has sent with that label.
+    /// Fills a receive with a whole message of another rank that came by other means, with its label.
     pub fn fill(
         &mut self,
         from: Rank,
@@ -151,7 +151,7 @@ impl Point {
         shielded(|| self.message.complete(result.map(|()| peer)));
     }
 
-    /// Prepares a receive for what rank `from` offers, if that is what it expects.
+    /// Prepares a receive for the offer of rank `from`. Fails if the offer does not fit.
     pub(super) fn accept(&mut self, from: Rank, offer: &Offer) -> Result<(), Cause> {
         let fits = match self.call.content {
             Content::Elements { .. } => {
@@ -175,7 +175,7 @@ impl Point {
 }
 
 impl PointCall {
-    /// As the function is called.
+    /// The name of the function.
     pub fn name(&self) -> &'static str {
         match (self.direction, self.content) {
             (Direction::Send, Content::Elements { .. }) => "send",
@@ -193,7 +193,7 @@ impl PointCall {
         }
     }
 
-    /// What a send of this kind offers, as its message number `id`.
+    /// The offer of this send, with the message number `id`.
     pub(super) fn offer(&self, id: u64) -> Offer {
         let (dtype, count) = match self.content {
             Content::Elements { dtype, count } => (dtype as u8, count as u64),

@@ -1,4 +1,4 @@
-//! Messages of a peer that is a row of bytes: for `drumline-fuzz`, and no part of the API.
+//! A peer that sends given bytes: for `drumline-fuzz`; not part of the API.
 
 use std::{
     io::{self, Read, Write},
@@ -18,9 +18,9 @@ use crate::{Cause, Result, transport::duplex::Duplex};
 /// The longest object that is received.
 const OBJECT_BYTES_MAX: usize = 4096;
 
-/// What becomes of a send (tag 0), two receives of four numbers (tags 1 and 2), two of objects (tag 3),
-/// and one from any rank (tag 4) when the peer says this in pieces of `piece` bytes, and ends. Returns how
-/// many are done.
+/// Lets a peer send the bytes `said` in pieces of `piece` bytes, and then end. This rank has a send (tag 0),
+/// two receives of four numbers (tags 1 and 2), two receives of objects (tag 3) and a receive from any rank
+/// (tag 4). Returns how many of these are complete.
 ///
 /// # Errors
 ///

@@ -125,7 +125,7 @@ struct Plan {
     called: [usize; 2],
 }
 
-/// Runs both ends until all messages have arrived; what was received.
+/// Runs both ends until all messages have arrived. Returns what was received.
 fn exchange(plans: &[Plan], seed: u64) -> Vec<Vec<u8>> {
     let mut links = Pipe::pair(seed).map(|pipe| {
         let mut link = PointLink::new(1);
@@ -177,7 +177,7 @@ proptest! {
             .into_iter()
             .map(|(from, tag, len, ours, theirs)| Plan { from, tag, len, called: [ours, theirs] })
             .collect();
-        // Both sides call the messages of one direction and tag in one order.
+        // Both sides make their calls for one direction and tag in the same order.
         for from in 0..2 {
             for tag in 0..3 {
                 for end in 0..2 {

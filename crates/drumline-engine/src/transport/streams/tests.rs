@@ -1,4 +1,4 @@
-//! A goodbye that a stream does not take at once.
+//! A stream that does not take a goodbye at once.
 
 use std::{
     io::{Read as _, Write as _},
@@ -35,7 +35,7 @@ fn a_rank_is_not_done_before_its_goodbye_is_out() {
     assert_eq!(present, [1], "it has left, and has not heard that this rank has");
     let wanted = first.interests().any(|(it, _)| it.kind == StreamKind::Control && it.writable);
     assert!(wanted, "or the rank would sleep on");
-    // The peer reads what was sent long before.
+    // The peer reads everything that was sent before.
     while reader.read(&mut [0; 1024]).is_ok() {}
     assert_eq!(first.still_present(&history).unwrap(), []);
     second.on_readable(0, StreamKind::Control);
