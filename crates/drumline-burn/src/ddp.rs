@@ -263,7 +263,7 @@ impl DistributedDataParallel {
     ///
     /// # Errors
     ///
-    /// As [`backward`](Self::backward).
+    /// As for [`backward`](Self::backward).
     #[doc(alias = "join")]
     pub fn shadow<M: Module>(&self, model: &M) -> Result<Option<GradientsParams>> {
         if self.taps.is_none() {

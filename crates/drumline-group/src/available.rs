@@ -1,8 +1,8 @@
-//! What there is, under the names that users of torch look for.
+//! What this library offers, under the names that users of torch look for.
 
 use std::env;
 
-/// Whether process groups can be had at all: always. (torch can be built without.)
+/// Whether process groups are available: always. (torch can be built without them.)
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -12,8 +12,8 @@ pub const fn is_available() -> bool {
     true
 }
 
-/// Whether collectives can go through an MPI library. They cannot: everything here goes through
-/// Drumline's own transports.
+/// Whether collectives can go through an MPI library. They cannot: all data goes through Drumline's own
+/// transports.
 ///
 /// ```
 /// # use drumline_group as drumline;

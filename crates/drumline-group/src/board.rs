@@ -32,11 +32,11 @@ pub(crate) struct Board {
 }
 
 impl Board {
-    /// Meets the other ranks of `member`'s group. Also returns what is to be asked for the time.
+    /// Meets the other ranks of `member`'s group. Also returns an inquiry about the clock of rank 0's host.
     ///
     /// # Errors
     ///
-    /// [`Error::Connect`] names those that have not come before `deadline`.
+    /// [`Error::Connect`] names the ranks that have not come before `deadline`.
     pub(crate) fn meet(
         member: &Membership,
         store: &Arc<dyn Store>,
@@ -47,7 +47,8 @@ impl Board {
         let ticket = fresh_name()?;
         let attempt = Attempt { member, ticket: &ticket, deadline, warn_after, recorder };
         let on = |rules| Board { store: store.clone(), rules };
-        // Rank 0 says what time it is before it lets the others in. The life gets the name of its ticket.
+        // Rank 0 offers its time before it lets the other ranks in. The name of the life is the name of rank
+        // 0's ticket.
         let offer = match member.rank {
             0 => {
                 let board = on(Rules::new(member, &ticket, deadline, recorder));
@@ -64,12 +65,12 @@ impl Board {
         Ok((board, inquiry))
     }
 
-    /// The part of the store that only the ranks of this life know of.
+    /// A part of the store that only the ranks of this life know.
     pub(crate) fn store_of_life(&self) -> PrefixStore {
         PrefixStore::new(self.rules.prefix().to_owned(), self.store.clone())
     }
 
-    /// What only the ranks of this life know of, and no process that an earlier one has left.
+    /// A text that only the ranks of this life know, and no process that is left over from an earlier life.
     pub(crate) fn token(&self) -> &[u8] {
         self.rules.prefix().as_bytes()
     }
@@ -84,33 +85,35 @@ impl Board {
         done.map_err(|failure| failed(self.rules.member(), failure))
     }
 
-    /// Answers what is asked of the store.
+    /// Answers a question to the store.
     pub(crate) fn ask(&self, question: Ask) -> Answered<Process> {
         ask_store(&*self.store, question)
     }
 
-    /// Says `word` on `subject`, and returns what all ranks say, by rank. All must come to it.
+    /// Writes `word` on `subject`, and returns the words of all ranks on it, by rank. All ranks must call
+    /// this.
     ///
     /// # Errors
     ///
-    /// [`Error::Connect`] when a rank has failed, with its error, or tells nothing in time.
+    /// [`Error::Connect`] when a rank has failed (with that rank's error), or when a rank writes nothing in
+    /// time.
     pub(crate) fn all_gather(&self, subject: Subject, word: &[u8]) -> Result<Vec<Vec<u8>>> {
         self.run(async |desk, rules| rules.all_gather(desk, subject, word).await, |it| self.ask(it))
     }
 
-    /// This rank could not be connected: nobody is to wait for it.
+    /// This rank could not be connected. Tells all ranks, so that none waits for it.
     pub(crate) fn fail(&self, error: &Error) {
         let error = error.to_string();
         run(async |desk| self.rules.fail(&desk, &error).await, |it| self.ask(it));
     }
 
-    /// This rank has read all that it needs. The last one that says so wipes the board.
+    /// Says that this rank has read all that it needs. The last rank that says so deletes the board.
     pub(crate) fn leave(&self) {
         run(async |desk| self.rules.leave(&desk).await, |it| self.ask(it));
     }
 }
 
-/// The error of a failure.
+/// Turns a failure of start-up into an error.
 pub(crate) fn failed(member: &Membership, failure: Failure<Error>) -> Error {
     match failure {
         Failure::Outside(error) => error,
@@ -118,7 +121,7 @@ pub(crate) fn failed(member: &Membership, failure: Failure<Error>) -> Error {
     }
 }
 
-/// What rank 1 of `world_size` reads from a roll, as bytes again: for `drumline-fuzz`.
+/// Reads a roll as rank 1 of `world_size` and encodes it again, for `drumline-fuzz`.
 pub(crate) fn roll_again(roll: &[u8], world_size: usize) -> Result<Vec<u8>> {
     let member = Membership::new("fuzz", (1, world_size), GlobalRanks::default());
     let recorder = GroupTrace::of(&member.name, member.rank);

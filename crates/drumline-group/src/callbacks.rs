@@ -1,5 +1,5 @@
-//! The thread on which [`Work::on_complete`](crate::Work::on_complete) calls: one per process, so
-//! that a callback holds up no operation, whatever it does.
+//! The thread on which [`Work::on_complete`](crate::Work::on_complete) calls callbacks. Each process has one.
+//! So a slow callback holds up no collective.
 
 use std::sync::mpsc::{Sender, channel};
 
@@ -10,11 +10,11 @@ use crate::{Error, Result};
 
 pub(crate) type Callback = Box<dyn FnOnce() + Send>;
 
-/// Where to send what is to be called. A forked process has a thread of its own.
+/// The way to the thread of callbacks. A forked process starts a thread of its own.
 ///
 /// # Errors
 ///
-/// When the thread cannot be started.
+/// The thread cannot be started.
 pub(crate) fn get() -> Result<Sender<Callback>> {
     static CALLBACKS: PerProcess<Result<Sender<Callback>>> = PerProcess::new();
     CALLBACKS.get(start).clone()

@@ -1,7 +1,7 @@
-//! Decoders that are private otherwise: for `drumline-fuzz`, and no part of the API.
+//! Decoders that are otherwise private, for `drumline-fuzz`; not part of the API.
 //!
-//! Each reads what another rank may have written. Where there is an encoder, the result is what that
-//! makes of what was read.
+//! Each decodes what another rank may have written. If there is an encoder, the function returns the result
+//! encoded again.
 
 use std::fmt::Display;
 
@@ -45,16 +45,16 @@ pub fn roll(bytes: &[u8], world_size: usize) -> crate::Result<Vec<u8>> {
     board::roll_again(bytes, world_size)
 }
 
-/// How far the clock of a host is from another one's.
+/// The offset between the clocks of two hosts.
 pub fn clock(text: &[u8]) -> Option<String> {
     Offset::parse(text).as_ref().map(Offset::to_string)
 }
 
-/// The path, the rank and the world size of `file://`.
+/// The path, the rank and the world size of a `file://` URL.
 ///
 /// # Errors
 ///
-/// As of a rendezvous there.
+/// Those of a rendezvous at that URL.
 pub fn file_url(url: &str) -> crate::Result<(String, usize, usize)> {
     file::parse(url)
 }
@@ -63,12 +63,12 @@ pub fn file_url(url: &str) -> crate::Result<(String, usize, usize)> {
 ///
 /// # Errors
 ///
-/// As [`Config::from_env`].
+/// As for [`Config::from_env`].
 pub fn settings(variable: impl Fn(&str) -> Option<String>) -> crate::Result<Config> {
     Config::from_variables(variable)
 }
 
-/// An object of another rank, and the bytes that describe it here.
+/// An object of another rank, and its description as encoded here.
 pub fn object<T: Serialize + DeserializeOwned>(
     bytes: &[u8],
 ) -> crate::Result<(T, Option<Vec<u8>>)> {
@@ -78,20 +78,20 @@ pub fn object<T: Serialize + DeserializeOwned>(
     Ok((object, again))
 }
 
-/// The bytes of an object whose type is known to be read.
+/// Encodes an object for a reader that knows its type.
 ///
 /// # Errors
 ///
-/// When it cannot be described.
+/// The object cannot be described.
 pub fn describe<T: Serialize + DeserializeOwned>(object: &T) -> Result<Vec<u8>, String> {
     encode::<T, T>(object)
 }
 
-/// The bytes of an object that tell what everything is.
+/// Encodes an object with its structure, for a reader that does not know its type.
 ///
 /// # Errors
 ///
-/// When it cannot be described.
+/// The object cannot be described.
 pub fn describe_for_anyone<T: Serialize>(object: &T) -> Result<Vec<u8>, String> {
     encode_for_anyone(object)
 }

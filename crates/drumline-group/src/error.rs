@@ -1,16 +1,16 @@
-//! Why something did not happen, who is at fault, and what to do next.
+//! Why a call failed, which rank is at fault, and what to do next.
 
 use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use drumline_engine::{CollectiveError, membership::Membership};
 use drumline_schedule::step::Rank;
 
-/// What every fallible function of this crate returns.
+/// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// Why something did not happen, who is at fault, and what to do next.
+/// Why a call failed, which rank is at fault, and what to do next.
 ///
-/// Errors can be cloned, because a process group repeats the one that broke it.
+/// An error can be cloned, because a failed group returns its failure from every later call.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -77,16 +77,16 @@ pub enum Error {
     /// A file or socket operation failed.
     #[error("{what}: {error}")]
     Io {
-        /// What was tried, with the path or address.
+        /// What this rank tried, with the path or address.
         what: String,
-        /// What the system said.
+        /// The system's error.
         error: Arc<io::Error>,
     },
 
     /// There is no more memory to register.
     #[error("{problem} (DRUMLINE_REGISTERED_BYTES_MAX sets the limit)")]
     Memory {
-        /// How much was asked for, and how much there is.
+        /// How much the caller asked for, and how much there is.
         problem: String,
     },
 
@@ -95,13 +95,13 @@ pub enum Error {
     Connect {
         /// Name of the group.
         group: String,
-        /// The rank that tells.
+        /// The rank that reports.
         rank: usize,
-        /// Who is missing or refused, and what to look at.
+        /// Which rank is missing or refused, and what to look at.
         problem: String,
     },
 
-    /// This rank is not one of those that make up the group. Nothing was sent to any peer.
+    /// This rank is not a member of the group. Nothing was sent to any peer.
     #[error("rank {rank} is not a member of group {group:?}: only its members call this")]
     NotAMember {
         /// Name of the group.
@@ -110,13 +110,12 @@ pub enum Error {
         rank: usize,
     },
 
-    /// An object could not be described, is too long, or is not what was expected. The group goes
-    /// on.
+    /// An object could not be described, is too long, or has another type than expected. The group goes on.
     #[error("{operation}: rank {rank} {problem}")]
     Object {
         /// The call.
         operation: &'static str,
-        /// Whose object or call it is.
+        /// The rank whose object or call it is.
         rank: usize,
         /// What is wrong with it, and what to do.
         problem: String,
@@ -126,7 +125,7 @@ pub enum Error {
     #[error(transparent)]
     Collective(Arc<CollectiveError>),
 
-    /// A call on a group that another failure has poisoned before this call had ended.
+    /// Another failure had poisoned the group before this call ended.
     #[error(
         "{attempted} did not happen, because the group is poisoned by an earlier failure: {by}"
     )]
@@ -150,12 +149,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// An [`Error::Io`]: `what` was tried and `source` came back.
+    /// An [`Error::Io`]: this rank tried `what`, and the system returned `error`.
     pub(crate) fn io(what: impl Into<String>, error: io::Error) -> Error {
         Error::Io { what: what.into(), error: Arc::new(error) }
     }
 
-    /// What kept the rank of `member` from being connected.
+    /// An [`Error::Connect`]: the rank of `member` could not be connected because of `problem`.
     pub(crate) fn connect(member: &Membership, problem: String) -> Error {
         Error::Connect { group: member.name.clone(), rank: member.rank, problem }
     }

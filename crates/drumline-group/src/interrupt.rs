@@ -1,4 +1,4 @@
-//! Lets a program look for signals while a call blocks its thread.
+//! Lets a program check for signals while a call blocks its thread.
 
 use std::{
     cell::Cell,
@@ -9,15 +9,15 @@ thread_local! {
     static WANTED: Cell<Option<fn() -> bool>> = const { Cell::new(None) };
 }
 
-/// How long a thread sleeps at most before it asks again: a signal may have come just before it
+/// The longest time that a thread sleeps before it asks again, because a signal may have come just before it
 /// fell asleep.
 pub const ASK_EVERY: Duration = Duration::from_millis(200);
 
-/// Runs `call`. Blocking collectives that wait on this thread ask `is_wanted` several times a
-/// second, and at once when a signal has been handled; when it says yes, they break their group
-/// off, as [`ProcessGroup::abort`](crate::ProcessGroup::abort) does.
+/// Runs `call`. Blocking collectives that wait on this thread ask `is_wanted` several times a second, and at
+/// once when a signal has been handled. When it returns true, they abort their group, as
+/// [`ProcessGroup::abort`](crate::ProcessGroup::abort) does.
 ///
-/// For bindings to languages whose signal handlers only leave a note.
+/// For bindings to languages whose signal handlers only set a flag.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -40,12 +40,12 @@ impl Drop for Restore {
     }
 }
 
-/// When a thread that waits has to ask again, if a program wants to be asked.
+/// When a waiting thread must ask again, if the program wants to be asked.
 pub fn look_again_at() -> Option<Instant> {
     WANTED.get().map(|_| Instant::now() + ASK_EVERY)
 }
 
-/// Whether the program wants the calls of this thread broken off.
+/// Whether the program wants to abort the calls of this thread.
 pub fn is_wanted() -> bool {
     WANTED.get().is_some_and(|is_wanted| is_wanted())
 }

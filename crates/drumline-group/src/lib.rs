@@ -3,9 +3,9 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`ProcessGroup`] | the ranks that work together, and their collectives |
-//! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, `file://`, and what a program registers |
-//! | [`backend`] | what carries a group's operations, and how to bring one of your own |
-//! | [`trace`] | what every rank did, and when; which rank the others wait for |
+//! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, `file://`, and schemes that a program registers |
+//! | [`backend`] | what carries a group's calls, and how to add a backend of your own |
+//! | [`trace`] | records of what every rank did, and when; which rank the others wait for |
 //! | `views` | collectives on strided views of `ndarray` (feature `ndarray`) |
 //! | [`Config`] | every setting |
 

@@ -1,15 +1,16 @@
-//! Memory nodes (NUMA), and how ranks are dealt out to them.
+//! Memory nodes (NUMA), and how ranks are distributed over them.
 
 use std::io;
 
 use drumline_shm::Cores;
 
-/// Binds this thread, and those that it is going to start, to the cores of one memory node of this host. Local
-/// ranks are dealt out in blocks, so that neighbours among the ranks are neighbours in memory, and can
-/// add among themselves first. To be called before memory is used: it comes from the node where it is
-/// used first. `drumline run --numa-binding node` does that for every rank.
+/// Binds this thread, and the threads that it will start, to the cores of one memory node of this host. Local
+/// ranks are distributed in blocks, so that consecutive ranks share a node and can add among themselves
+/// first. Call it before the program uses memory, because a page comes from the node where it is first used.
+/// `drumline run --numa-binding node` does this for every rank.
 ///
-/// Returns the number of the node; `None`, and nothing changes, where there are not several nodes
+/// Returns the number of the node. Returns `None` and changes nothing if fewer than two nodes have cores that
+/// this process may use, or if there are more nodes than ranks.
 /// with cores that may be used, or more nodes than ranks.
 ///
 /// ```
@@ -27,7 +28,7 @@ use drumline_shm::Cores;
 ///
 /// # Errors
 ///
-/// Those of the system calls.
+/// The error of a system call.
 pub fn bind_to_memory_node(
     local_rank: usize,
     local_world_size: usize,
@@ -39,13 +40,13 @@ pub fn bind_to_memory_node(
     Ok(Some(*node))
 }
 
-/// The node that a rank gets, of `nodes`.
+/// The node of a rank, among `nodes` nodes.
 fn share_of(local_rank: usize, local_world_size: usize, nodes: usize) -> Option<usize> {
     let is_choice = nodes > 1 && local_world_size >= nodes && local_rank < local_world_size;
     is_choice.then(|| local_rank * nodes / local_world_size)
 }
 
-/// The node that this thread is bound to.
+/// The node to which this thread is bound.
 pub(crate) fn of_this_thread() -> Option<usize> {
     Cores::of_this_thread().ok()?.memory_node()
 }

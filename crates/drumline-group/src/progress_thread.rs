@@ -1,4 +1,4 @@
-//! The progress thread: one per process. It brings on the asynchronous operations of all groups.
+//! The progress thread, one for each process. It drives the asynchronous calls of all groups.
 
 use std::{
     io,
@@ -17,52 +17,53 @@ use crate::transport::Waker;
 
 /// A group's lane, as the progress thread sees it.
 pub(crate) trait Served: Send + Sync {
-    /// Brings the lane on without waiting.
+    /// Brings the calls of the lane as far as possible without waiting.
     fn advance(&self) -> Advance;
-    /// Whether peers of other hosts have called and no thread has let them in.
+    /// Whether peers of other hosts have called and no thread has accepted them.
     fn has_callers(&self) -> bool;
-    /// Notes that peers of other hosts have called. The driver of the lane lets them in.
+    /// Notes that peers of other hosts have called. The driver of the lane accepts them.
     fn on_callers(&self);
 }
 
 /// What [`Served::advance`] has achieved.
 pub(crate) enum Advance {
-    /// Nothing is left to do, but the lane wants to be looked at again at this time.
+    /// No call is left, but the progress thread must look at the lane again at this time.
     Idle(Option<Instant>),
     /// Another thread drives the lane.
     Taken,
     /// Nothing can be done before this time, unless this descriptor becomes readable.
     Stuck(Instant, Arc<OwnedFd>),
-    /// There is more to do.
+    /// More can be done at once.
     Moved,
 }
 
-/// What is left of a group that this rank has dropped: for a while it tells callers why.
+/// What is left of a group that this rank has dropped. For a while it tells callers why the group has gone.
 pub(crate) trait Linger: Send {
     /// Answers the peers that have called. `false`: the time is over.
     fn progress(&mut self, now: Instant) -> bool;
-    /// When to call [`Linger::progress`] at the latest, and what becomes readable before.
+    /// The latest time for the next [`Linger::progress`], and a descriptor that is readable if it is needed
+    /// earlier.
     fn news(&self) -> (Instant, Arc<OwnedFd>);
 }
 
 /// The progress thread, as other threads see it.
 ///
-/// The thread keeps a group alive until its operations have ended, even if all handles are
-/// dropped. It lets go of a group that another thread drives (a blocking call, or a thread that
-/// waits for a `Work`). That thread calls [`ProgressThread::serve`] when it leaves work behind.
+/// The thread keeps a group alive until the group's calls have ended, even if all handles are dropped. It
+/// lets go of a group that another thread drives (a blocking call, or a thread that waits for a `Work`). That
+/// thread calls [`ProgressThread::serve`] when it leaves calls behind.
 pub(crate) struct ProgressThread {
     waker: Waker,
-    /// Groups that have something to do, for the thread to take over.
+    /// Groups that the thread must take over because they have calls.
     arrivals: Mutex<Vec<Arc<dyn Served>>>,
-    /// New groups with peers on other hosts, which may call at any time.
+    /// New groups with peers on other hosts. These may call at any time.
     doors: Mutex<Vec<Door>>,
-    /// Groups that this process has dropped.
+    /// Groups that this process has dropped and that still answer callers.
     lingering: Mutex<Vec<Box<dyn Linger>>>,
 }
 
-/// Where peers of other hosts call a group that perhaps no thread drives.
+/// How peers of other hosts reach a group that perhaps no thread drives.
 struct Door {
-    /// The progress thread does not keep such a group alive.
+    /// Weak: the progress thread does not keep this group alive.
     group: Weak<dyn Served>,
     /// Readable when a peer calls.
     bell: Arc<OwnedFd>,
@@ -86,7 +87,7 @@ fn not_started(error: io::Error) -> Error {
 
 impl ProgressThread {
     fn start() -> Result<&'static ProgressThread> {
-        // Both this and the thread live as long as the process.
+        // Both live as long as the process.
         let this: &'static ProgressThread = Box::leak(Box::new(ProgressThread {
             waker: Waker::new().map_err(not_started)?,
             arrivals: Mutex::default(),
@@ -100,14 +101,14 @@ impl ProgressThread {
         Ok(this)
     }
 
-    /// Brings `group` on until it is idle or another thread drives it.
+    /// Drives `group` until it is idle or another thread drives it.
     pub(crate) fn serve(&self, group: Arc<dyn Served>) {
         lock(&self.arrivals).push(group);
         self.waker.wake();
     }
 
-    /// Lets peers of other hosts into `group` even while no other thread of this process calls the
-    /// library. `bell` is readable when a peer calls.
+    /// Lets peers of other hosts into `group` even while no thread of this process is in a call. `bell` is
+    /// readable when a peer calls.
     pub(crate) fn guard(&self, group: Weak<dyn Served>, bell: Arc<OwnedFd>) {
         lock(&self.doors).push(Door { group, bell, look_again_at: None });
         self.waker.wake();
@@ -119,12 +120,13 @@ impl ProgressThread {
         self.waker.wake();
     }
 
-    /// Drops the groups that answer their callers, and with them their ports.
+    /// Drops the groups that answer callers, which closes their ports.
     pub(crate) fn end_lingering(&self) {
         lock(&self.lingering).clear();
     }
 
-    /// Lets dropped groups answer their callers. Returns when and on what to go on.
+    /// Lets dropped groups answer callers. Returns when each must go on, and the descriptor that may be
+    /// readable earlier.
     fn answer_callers(&self) -> Vec<(Instant, Arc<OwnedFd>)> {
         let (mut lingering, now) = (lock(&self.lingering), Instant::now());
         lingering.retain_mut(|group| group.progress(now));
@@ -135,7 +137,7 @@ impl ProgressThread {
         let mut groups: Vec<Arc<dyn Served>> = Vec::new();
         let mut doors: Vec<Door> = Vec::new();
         loop {
-            // What arrives after this wakes the thread again.
+            // Arrivals after this wake the thread again.
             self.waker.drain();
             doors.append(&mut lock(&self.doors));
             doors.retain(|door| door.group.strong_count() > 0);
@@ -179,15 +181,15 @@ impl Door {
     }
 }
 
-/// A panic (a bug, or one in the caller's code) ends its group and not this thread: the next
-/// driver finds the lane's lock poisoned.
+/// Advances `group`. A panic (a bug, or a panic in the caller's code) ends this group and not the thread: the
+/// next driver finds the lane's lock poisoned.
 fn advance(group: &dyn Served) -> Advance {
     catch_unwind(AssertUnwindSafe(|| group.advance())).unwrap_or(Advance::Moved)
 }
 
 /// Sleeps until a group can go on or arrives, or a peer calls.
 fn sleep(waker: &Waker, sleepers: &[(Instant, Arc<OwnedFd>)], doors: &mut [Door]) {
-    // A door with callers is left out: its bell stays readable until the driver lets them in.
+    // A door with callers is left out, because its bell stays readable until the driver lets them in.
     let is_silent = |door: &&mut Door| door.group.upgrade().is_some_and(|it| !it.has_callers());
     let mut doors: Vec<&mut Door> = doors.iter_mut().filter(is_silent).collect();
     let bells = doors.iter().map(|door| door.bell.clone()).collect::<Vec<_>>();

@@ -1,40 +1,41 @@
-//! How the processes of a job find each other: from a URL and the environment to a shared store.
+//! How the processes of a job find each other: a URL and the environment lead to a shared store.
 //!
 //! | URL | what it needs |
 //! |---|---|
 //! | `env://` | `RANK`, `WORLD_SIZE`, `MASTER_ADDR`, `MASTER_PORT`: what `drumline run`, `torchrun` and Kubernetes operators set |
 //! | `env://?rank=R&world_size=W` | `MASTER_ADDR`, `MASTER_PORT`; the URL wins over `RANK` and `WORLD_SIZE` |
-//! | `tcp://host:port?rank=R&world_size=W` | nothing else |
+//! | `tcp://host:port?rank=R&world_size=W` | no variables |
 //! | `file:///path?rank=R&world_size=W` | a file that all ranks see, on this host or on a shared file system |
-//! | of any other scheme | [`register_rendezvous_handler`] |
+//! | any other scheme | [`register_rendezvous_handler`] |
 //!
-//! A program that has a store already needs no URL: [`Rendezvous::with_store`]. Ranks may meet
-//! again at the same place after all groups of a job were destroyed, as often as they like.
+//! A program that already has a store needs no URL: [`Rendezvous::with_store`]. Once all groups of a job are
+//! destroyed, ranks may meet at the same place again.
 //!
-//! Under `drumline run` all that `env://` needs is there: `DRUMLINE_STORE` (`unix:@name` or
-//! `tcp://host:port`) is where the launcher's store listens, which asks for the job's secret;
-//! `MASTER_ADDR` and `MASTER_PORT` are then for programs that run torch.
+//! `drumline run` sets everything that `env://` needs. `DRUMLINE_STORE` (`unix:@name` or `tcp://host:port`)
+//! is the address of the launcher's store, which asks for the job's secret. `MASTER_ADDR` and `MASTER_PORT`
+//! are then for programs that use torch.
 //!
-//! Otherwise rank 0 hosts the [`TcpStore`](drumline_store::store::tcp::TcpStore), on exactly the address that the host name stands for;
-//! the others connect. Where another launcher hosts the store
+//! Otherwise rank 0 hosts the [`TcpStore`](drumline_store::store::tcp::TcpStore), on exactly the address to
+//! which the host name resolves, and the other ranks connect. If another launcher hosts the store
 //! (`TORCHELASTIC_USE_AGENT_STORE=True`), every rank is a client.
 //!
-//! With `file://` nobody hosts anything: the file is a [`FileStore`](drumline_store::store::FileStore), made by
-//! the first rank, for its user alone, and deleted by the last one that leaves. A job that was
-//! killed leaves it behind; delete it then, or take another path.
+//! With `file://` no process hosts a store. The file is a [`FileStore`](drumline_store::store::FileStore).
+//! The first rank makes it, readable for its user only, and the last rank that leaves deletes it. A job that
+//! was killed leaves the file behind. Delete it then, or use another path.
 //!
 //! # Who may join
 //!
-//! | store | with a secret ([`Config::secret`]) | without |
+//! | store | with a secret ([`Config::secret`]) | without a secret |
 //! |---|---|---|
-//! | of `drumline run` | both ends prove that they know it | an error |
-//! | of rank 0 | both ends prove that they know it | on loopback: anybody on this host |
-//! | of another launcher | anybody who reaches it | on loopback: anybody on this host |
-//! | in a file | anybody who can write to it | its owner, if nobody else can read it |
+//! | of `drumline run` | processes that prove that they know it | an error |
+//! | of rank 0 | processes that prove that they know it | on loopback: any process on this host |
+//! | of another launcher | any process that reaches it | on loopback: any process on this host |
+//! | in a file | any process that can write to it | its owner, if no other user can read it |
 //!
-//! Without a secret the ranks agree on one through the store, and are as safe as that store is. On
-//! other addresses than loopback, and in a file that others can read, this must be asked for
-//! ([`Config::trust_store`]). With a secret, a stranger who gets at another launcher's store, or at the
+//! Without a secret the ranks agree on one through the store, so they are as safe as the store is. On
+//! addresses other than loopback, and in a file that other users can read, this must be allowed by
+//! [`Config::trust_store`]. With a secret, a stranger who reaches another launcher's store, or the file, can
+//! disturb the job but cannot join it.
 //! file, can disturb the job but not join it.
 //!
 //! ```
@@ -69,9 +70,10 @@ pub use self::{
 
 /// Meets the other processes of the job, at most for [`Config::timeout`].
 ///
-/// A rank that hosts the store returns when all ranks have joined, the others when they are
-/// connected, and ranks that meet in a file at once. The timeout also becomes the store's [`Store::timeout`](drumline_store::store::Store::timeout). Where `config` has no
-/// secret, that of the environment is taken, as [`Secret::from_env`] reads it.
+/// A rank that hosts the store returns when all ranks have joined. Other ranks return when they are
+/// connected, and ranks that meet in a file return at once. The timeout also becomes the store's
+/// [`Store::timeout`](drumline_store::store::Store::timeout). If `config` has no secret, the environment's is
+/// used, as [`Secret::from_env`] reads it.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -86,9 +88,9 @@ pub use self::{
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`](crate::Error::InvalidSetting) if the URL or the environment is wrong; nothing has been opened then.
-/// [`Error::Store`](crate::Error::Store) if the store cannot be hosted or reached, if ranks are missing when the time is
-/// over, or if two processes claim one rank.
+/// [`Error::InvalidSetting`](crate::Error::InvalidSetting) if the URL or the environment is wrong; nothing
+/// has been opened. [`Error::Store`](crate::Error::Store) if the store cannot be hosted or reached, if ranks
+/// are missing when the time is over, or if two processes claim one rank.
 pub fn rendezvous(url: &str, config: &Config) -> Result<Rendezvous> {
     let variable = |name: &str| Some(env::var_os(name)?.to_string_lossy().into_owned());
     let handler = schemes::handler_of(url);
@@ -110,7 +112,7 @@ pub fn rendezvous(url: &str, config: &Config) -> Result<Rendezvous> {
 
 /// Whether a launcher started this process: `RANK` and `WORLD_SIZE` are set.
 ///
-/// A program that also runs alone asks this before it uses `env://`.
+/// A program that also runs without a launcher asks this before it uses `env://`.
 ///
 /// ```
 /// # use drumline_group as drumline;

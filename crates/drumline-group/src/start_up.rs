@@ -1,5 +1,5 @@
-//! Performs what the code of [`drumline_engine::start_up`] asks for: with a real store and sockets, on the
-//! thread that calls.
+//! Answers the questions of [`drumline_engine::start_up`], with a real store and sockets, on the caller's
+//! thread.
 
 use std::{
     thread,
@@ -11,7 +11,7 @@ use drumline_store::{Error as StoreError, store::Store};
 
 use crate::{Error, transport::stream::PeerStream};
 
-/// This process, with its store and its sockets.
+/// This process with its store and its sockets.
 #[derive(Debug)]
 pub(crate) struct Process;
 
@@ -35,7 +35,7 @@ pub(crate) fn run<T, F: Future<Output = T>>(
     }
 }
 
-/// Asks the store, or pauses.
+/// Answers a question to the store, or pauses.
 pub(crate) fn ask_store(store: &dyn Store, question: Ask) -> Answered<Process> {
     match question {
         Ask::Set(key, value) => store.set(&key, &value)?,
@@ -62,7 +62,7 @@ pub(crate) fn ask_store(store: &dyn Store, question: Ask) -> Answered<Process> {
 fn wait(store: &dyn Store, keys: Vec<String>, limit: Duration) -> Answered<Process> {
     match store.wait(&as_str(&keys), limit) {
         Ok(()) => Ok(Answer::Done),
-        // A store may not know which.
+        // A store may not know which keys are missing.
         Err(StoreError::StoreTimeout { keys: none, .. }) if none.is_empty() => {
             Ok(Answer::Missing(keys))
         }

@@ -1,9 +1,8 @@
-//! Views of arrays, whose elements need not lie side by side.
+//! Views of arrays, whose elements need not be contiguous.
 //!
-//! Collectives work on slices. A view that is one already is passed on as it is; of any other (a
-//! column, every second row, a transposed matrix) a copy is made in the order of its indices, and
-//! copied back afterwards. Shapes may so differ between ranks in how they lie in memory, and the
-//! same index is always combined with the same index.
+//! Collectives work on slices. A contiguous view is passed on as it is. Any other view (a column, every
+//! second row, a transposed matrix) is copied in the order of its indices, and copied back afterwards. So
+//! arrays may have different memory layouts on different ranks: elements with the same index are combined.
 //!
 //! ```
 //! # use drumline_group as drumline;
@@ -27,8 +26,8 @@ use ndarray::{ArrayView, ArrayViewMut, Dimension};
 
 use crate::{Element, Error, Result};
 
-/// Runs `call` on the elements of `view` in the order of its indices, in place or on a copy that is
-/// copied back, also if the call fails.
+/// Runs `call` on the elements of `view` in the order of its indices. It works in place, or on a copy that is
+/// copied back, even if the call fails.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -48,7 +47,7 @@ use crate::{Element, Error, Result};
 ///
 /// # Errors
 ///
-/// What `call` says.
+/// The error of `call`.
 pub fn on_slice<T: Element, D: Dimension, R>(
     mut view: ArrayViewMut<'_, T, D>,
     call: impl FnOnce(&mut [T]) -> Result<R>,
@@ -62,7 +61,7 @@ pub fn on_slice<T: Element, D: Dimension, R>(
     result
 }
 
-/// The elements of `view` in the order of its indices: borrowed if they lie like that, or copied.
+/// The elements of `view` in the order of its indices: borrowed if they are contiguous, otherwise copied.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -82,7 +81,7 @@ pub fn as_slice<'a, T: Element, D: Dimension>(view: &'a ArrayView<'_, T, D>) -> 
     }
 }
 
-/// The elements of `view`, which lie side by side in the order of its indices.
+/// The elements of `view`, if they are contiguous in the order of its indices.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -98,7 +97,7 @@ pub fn as_slice<'a, T: Element, D: Dimension>(view: &'a ArrayView<'_, T, D>) -> 
 ///
 /// # Errors
 ///
-/// [`Error::InvalidArgument`] if they do not: [`on_slice`] makes a copy.
+/// [`Error::InvalidArgument`] if they are not. [`on_slice`] makes a copy then.
 pub fn as_slice_mut<'a, T: Element, D: Dimension>(
     view: &'a mut ArrayViewMut<'_, T, D>,
 ) -> Result<&'a mut [T]> {

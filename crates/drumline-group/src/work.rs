@@ -1,4 +1,4 @@
-//! Operations that are under way.
+//! Calls that are under way in the background.
 
 use std::{
     fmt,
@@ -18,23 +18,22 @@ mod later;
 
 pub(crate) use later::Later;
 
-/// What an operation in the background came to.
+/// The result of a call in the background.
 type Ended<B> = Result<B, WorkError<B>>;
 
-/// An operation that goes on in the background, and the buffer that it works on.
+/// A call that runs in the background, and its buffer.
 ///
-/// The buffer is owned by the operation until [`Work::wait`] (or `.await`) gives it back, so it
-/// can be neither read nor freed too early. Collectives of a group run one after another, in the
-/// order of the calls, and sends and receives beside them, on a thread of the library. A
-/// thread that waits helps. A `Work` that is dropped does not stop its operation: the other ranks take part in
-/// it.
+/// The call owns the buffer until [`Work::wait`] (or `.await`) gives it back, so the buffer can be neither
+/// read nor freed too early. Collectives of a group run one after another, in the order of the calls. Sends
+/// and receives run beside them, on a thread of the library. A thread that waits for a `Work` helps. To drop
+/// a `Work` does not stop its call, because the other ranks take part in it.
 ///
-/// When the operation fails, the buffer comes back with the error ([`WorkError`]), which `?` turns into an
+/// When the call fails, the buffer comes back with the error ([`WorkError`]). `?` turns a `WorkError` into an
 /// [`Error`].
 ///
-/// [`Work::on_complete`] hands the result to a function. A `Work` can also be awaited, in any executor. The
-/// waker is called on the thread on which the operation has ended, without any lock of this library. It should
-/// be brief: that thread may have other operations to bring on.
+/// [`Work::on_complete`] passes the result to a function. A `Work` can also be awaited, in any executor. The
+/// waker is called on the thread on which the call has ended, without any lock of this library. It should be
+/// brief, because that thread may have other calls to drive.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -53,14 +52,14 @@ pub struct Work<B> {
     group: Weak<Driven>,
 }
 
-/// Where an operation leaves its result.
+/// The place where a call leaves its result.
 struct Completion<B> {
     state: Mutex<State<B>>,
     done: Condvar,
     ended: OnceLock<Instant>,
 }
 
-/// The operation's end of a [`Work`]. If it is lost, the waiting thread is told so.
+/// The call's end of a [`Work`]. If it is dropped without a result, the waiting thread gets an error.
 pub(crate) struct Promise<B>(Arc<Completion<B>>);
 
 impl<B> Promise<B> {
@@ -80,10 +79,10 @@ impl<B> Drop for Promise<B> {
     }
 }
 
-/// Why an operation in the background failed, and the buffer that it worked on.
+/// Why a call in the background failed, and its buffer.
 ///
-/// The buffer is the caller's again: no rank that is late writes to it or reads it. What it holds is
-/// undefined, for the operation may have ended half-way.
+/// The buffer belongs to the caller again: no late rank writes to it or reads it. Its contents are undefined,
+/// because the call may have ended half-way.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -98,10 +97,10 @@ impl<B> Drop for Promise<B> {
 /// ```
 #[derive(Clone)]
 pub struct WorkError<B> {
-    /// Why the operation failed.
+    /// Why the call failed.
     pub error: Error,
-    /// What the operation would have given back. `None` where that is not known without a success: the rank
-    /// that a message from any rank came from.
+    /// What the call would have given back. `None` if only success provides it: the rank that sent, for a
+    /// receive from any rank.
     pub buffer: Option<B>,
 }
 
@@ -111,7 +110,7 @@ impl<B> WorkError<B> {
     }
 }
 
-/// Gives the buffer of an operation that has ended back, with the error if it has failed.
+/// Gives the buffer of a call that has ended back, with the error if it failed.
 pub(crate) fn give_back<B>(result: Result<()>, buffer: B) -> Result<B, WorkError<B>> {
     match result {
         Ok(()) => Ok(buffer),
@@ -149,7 +148,7 @@ enum State<B> {
     Taken,
 }
 
-/// Who is told of the end, beside threads that wait.
+/// What learns of the end, besides threads that wait.
 enum Listener<B> {
     Nobody,
     Waker(Waker),
@@ -195,7 +194,7 @@ impl<B> Completion<B> {
 }
 
 impl<B> Work<B> {
-    /// Work that is under way, and where its result belongs.
+    /// A new [`Work`], and the promise through which it gets its result.
     pub(crate) fn of(group: &Inner) -> (Promise<B>, Work<B>) {
         let state = Mutex::new(State::Pending(Listener::Nobody));
         let completion =
@@ -203,7 +202,7 @@ impl<B> Work<B> {
         (Promise(completion.clone()), Work { completion, group: group.driven() })
     }
 
-    /// Whether the operation has ended, well or not.
+    /// Whether the call has ended, successfully or not.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -220,7 +219,7 @@ impl<B> Work<B> {
         self.completion.is_done()
     }
 
-    /// Waits for the end of the operation and gives the buffer back.
+    /// Waits for the end of the call and gives the buffer back.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -233,8 +232,8 @@ impl<B> Work<B> {
     ///
     /// # Errors
     ///
-    /// As the blocking call: [`Error::Collective`] says which rank did what, and
-    /// [`Error::Poisoned`] that an earlier operation has failed. The buffer comes back with the error.
+    /// As for the blocking call: [`Error::Collective`] says which rank did what, and [`Error::Poisoned`] that
+    /// an earlier call has failed. The buffer comes back with the error.
     pub fn wait(self) -> Result<B, WorkError<B>> {
         match self.wait_until(None) {
             Ok(result) => result,
@@ -242,8 +241,8 @@ impl<B> Work<B> {
         }
     }
 
-    /// Waits at most so long. When the time is over, the operation goes on and the `Work` comes
-    /// back, to be waited for again.
+    /// Waits at most for `timeout`. When the time is over, the call goes on, and the `Work` comes back to be
+    /// waited for again.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -261,17 +260,17 @@ impl<B> Work<B> {
     ///
     /// # Errors
     ///
-    /// Outside: the `Work`, when it has not ended in time. Inside: as [`Work::wait`].
+    /// The outer error is the `Work`, when its call has not ended in time. The inner result is as for
+    /// [`Work::wait`].
     pub fn wait_timeout(self, timeout: Duration) -> Result<Result<B, WorkError<B>>, Work<B>> {
         self.wait_until(Instant::now().checked_add(timeout))
     }
 
-    /// Calls `callback` with the result when the operation has ended, at once if it has already.
+    /// Calls `callback` with the result when the call has ended, or at once if it has ended already.
     ///
-    /// Callbacks run on a thread of their own, `drumline-callbacks`, one after another and without
-    /// any lock of this library: they may start other operations, and hold up none. They do hold
-    /// up each other, and are lost when the process ends before their turn. A panic in one of them
-    /// goes to the log.
+    /// Callbacks run on a thread of their own, `drumline-callbacks`, one after another and without any lock
+    /// of this library. They may start other calls, and hold up none. But they hold up each other, and are
+    /// lost if the process ends before their turn. A panic in a callback is logged.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -290,8 +289,8 @@ impl<B> Work<B> {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] when the thread cannot be started: nothing is called then, and the operation
-    /// goes on. The callback gets the errors of [`Work::wait`].
+    /// [`Error::Io`] when the thread cannot be started. Then the callback is not called, and the call goes
+    /// on. The callback gets the errors of [`Work::wait`].
     pub fn on_complete<F>(self, callback: F) -> Result<()>
     where
         B: Send + 'static,
@@ -299,12 +298,12 @@ impl<B> Work<B> {
     {
         let callbacks = callbacks::get()?;
         let pass_on = move |result: Ended<B>| {
-            // The thread never ends.
+            // This cannot fail, because the thread never ends.
             let _ = callbacks.send(Box::new(move || callback(result)));
         };
         let mut state = self.completion.lock();
         if let State::Pending(listener) = &mut *state {
-            // It has not been polled: the types do not allow both.
+            // The `Work` has not been polled: the types do not allow both.
             *listener = Listener::Callback(Box::new(pass_on));
             return Ok(());
         }
@@ -313,7 +312,7 @@ impl<B> Work<B> {
         Ok(())
     }
 
-    /// [`Work::wait`], and when the operation has ended.
+    /// [`Work::wait`] that also returns when the call ended.
     pub(crate) fn wait_and_tell(self) -> Result<(B, Instant), WorkError<B>> {
         let completion = self.completion.clone();
         let buffer = self.wait()?;
@@ -328,7 +327,7 @@ impl<B> Work<B> {
             if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
                 return Err(self);
             }
-            // Help, unless somebody else drives the group or wants to: it will complete this, too.
+            // Help, unless another thread drives the group or wants to. That thread completes this call, too.
             let helped = self
                 .group
                 .upgrade()
@@ -339,14 +338,14 @@ impl<B> Work<B> {
         }
     }
 
-    /// Sleeps until the operation has ended.
+    /// Sleeps until the call has ended.
     fn sleep(&self, deadline: Option<Instant>) {
         let state = self.completion.lock();
         if !matches!(*state, State::Pending(_)) {
             return;
         }
         let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        // Whether it was woken or timed out is looked at by the caller.
+        // The caller checks whether it was woken or timed out.
         match left {
             Some(left) => drop(self.completion.done.wait_timeout(state, left)),
             None => drop(self.completion.done.wait(state)),
@@ -363,7 +362,7 @@ impl<B> IntoFuture for Work<B> {
     }
 }
 
-/// The future of a [`Work`]. The operation goes on whether or not it is polled.
+/// The future of a [`Work`]. The call goes on whether or not the future is polled.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -383,7 +382,7 @@ impl<B> Future for WorkFuture<B> {
     type Output = Result<B, WorkError<B>>;
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Ended<B>> {
-        // Cloned and dropped outside of the lock: both run code of the executor.
+        // Cloned and dropped without the lock, because both run code of the executor.
         let mut listener = Listener::Waker(context.waker().clone());
         let mut state = self.completion.lock();
         if let State::Pending(before) = &mut *state {
@@ -396,8 +395,8 @@ impl<B> Future for WorkFuture<B> {
     }
 }
 
-/// For a result that was taken before. The types make that impossible but for a future that is
-/// polled after it was ready.
+/// The error for a result that was taken before. The types rule that out, except for a future that is polled
+/// after it was ready.
 fn taken_already<B>() -> WorkError<B> {
     WorkError::without_buffer(Error::InvalidArgument {
         operation: "wait",

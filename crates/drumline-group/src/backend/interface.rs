@@ -1,4 +1,4 @@
-//! What a backend implements, and what it is given.
+//! The interface of a backend, and what the library passes to it.
 
 use std::{fmt, sync::Arc, time::Instant};
 
@@ -14,13 +14,13 @@ use crate::{Config, DType, Error};
 
 /// One rank's end of one group.
 ///
-/// Collectives come one after another, in the order of the calls; sends and receives come from
-/// other threads beside them. Every call has a deadline, and must have returned soon after it.
-/// After an error the group is poisoned, and no call comes any more but [`Backend::abort`].
+/// Collectives come one after another, in the order of the calls. Sends and receives come from other threads
+/// beside them. Every call has a deadline and must return soon after it. After an error the group is
+/// poisoned, and only [`Backend::abort`] is called.
 ///
-/// A method that panics fails its operation with [`Cause::Panicked`], and harms no other group.
-/// Who drops the last handle of a group leaves it: that is where a backend takes leave of its
-/// peers, if it was not shut down.
+/// If a method panics, its call fails with [`Cause::Panicked`], and no other group is harmed. When the last
+/// handle of a group is dropped, the backend is dropped, too: if it was not shut down, it takes leave of its
+/// peers then.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -59,7 +59,7 @@ use crate::{Config, DType, Error};
 /// # Ok::<_, drumline::Error>(())
 /// ```
 pub trait Backend: fmt::Debug + Send + Sync {
-    /// Carries out one collective. The table of [`Request`] says what its buffers hold.
+    /// Carries out one collective. The table of [`Request`] says what the buffers hold.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -86,15 +86,15 @@ pub trait Backend: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// Who is at fault: [`Cause::PeerExited`], [`Cause::Mismatch`], [`Cause::Timeout`] and so on,
-    /// or [`Cause::Backend`] for what is none of these.
+    /// The cause with the rank at fault: [`Cause::PeerExited`], [`Cause::Mismatch`], [`Cause::Timeout`] and
+    /// so on; [`Cause::Backend`] for anything else.
     fn collective(&self, request: &mut Request<'_>) -> Result<(), Cause>;
 
-    /// Whether a collective can be carried out on elements of this type, with this operator where
-    /// it has one: `sum`, `premul_sum`, or the name of a custom operator. The same on all ranks.
-    /// Everything, unless a backend says otherwise.
+    /// Whether this backend can carry out a collective on elements of this type, with this operator if it has
+    /// one: `sum`, `premul_sum`, or the name of a custom operator. The answer must be the same on all ranks.
+    /// Unless overridden, a backend supports everything.
     ///
-    /// What is not supported is refused before any rank hears of it, and the group goes on.
+    /// The library refuses an unsupported call before any rank hears of it, and the group goes on.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -113,7 +113,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
         true
     }
 
-    /// Whether [`Backend::send`] and [`Backend::recv`] are there.
+    /// Whether [`Backend::send`] and [`Backend::recv`] are implemented.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -137,7 +137,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Sends a message. It may return as soon as it needs the bytes no longer.
+    /// Sends a message. May return as soon as it no longer needs the bytes.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -192,14 +192,14 @@ pub trait Backend: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As [`Backend::collective`].
+    /// As for [`Backend::collective`].
     fn send(&self, message: &Outgoing<'_>) -> Result<(), Cause> {
         let _ = message;
         Err(Cause::Backend { problem: NO_MESSAGES.to_owned() })
     }
 
-    /// Waits for a message. Those of one rank with one tag come in the order in which they were
-    /// sent; those that nobody asks for yet do not hold up others.
+    /// Waits for a message. Messages of one rank with one tag come in the order in which they were sent.
+    /// Messages that no call has asked for yet must not hold up others.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -240,14 +240,14 @@ pub trait Backend: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As [`Backend::collective`].
+    /// As for [`Backend::collective`].
     fn recv(&self, wanted: &Wanted) -> Result<Arrived, Cause> {
         let _ = wanted;
         Err(Cause::Backend { problem: NO_MESSAGES.to_owned() })
     }
 
-    /// The group has failed on this rank. Tells the peers why, and makes calls that are under way
-    /// return. Does not wait.
+    /// The group has failed on this rank. Tells the peers why, and makes calls that are under way return.
+    /// Does not wait.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -284,7 +284,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// ```
     fn abort(&self, failure: &CollectiveError);
 
-    /// Returns when all ranks have called it. No call comes afterwards.
+    /// Returns when all ranks have called it. No other call follows.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -317,13 +317,13 @@ pub trait Backend: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// As [`Backend::collective`].
+    /// As for [`Backend::collective`].
     fn shutdown(&self, deadline: Instant) -> Result<(), Cause>;
 }
 
 const NO_MESSAGES: &str = "it carries no messages from rank to rank";
 
-/// What a backend is made from, once for every group and rank.
+/// What a backend is made from. A factory gets it once for every group and rank.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -345,23 +345,23 @@ const NO_MESSAGES: &str = "it carries no messages from rank to rank";
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct BackendOptions {
-    /// A part of the job's store that only the ranks of this group know of, and that no earlier
-    /// group has used. All ranks have met there.
+    /// A part of the job's store that only the ranks of this group know, and that no earlier group has used.
+    /// All ranks have met there.
     pub store: Arc<dyn Store>,
     /// Name of the group, for errors.
     pub name: String,
     /// This process's number in the group.
     pub rank: Rank,
-    /// How many ranks the group has.
+    /// The number of ranks in the group.
     pub world_size: usize,
-    /// When all ranks must be connected.
+    /// The time by which all ranks must be connected.
     pub deadline: Instant,
     /// The settings of the group.
     pub config: Config,
 }
 
 impl BackendOptions {
-    /// What keeps this rank from being connected.
+    /// Why this rank could not be connected.
     ///
     /// ```
     /// # use drumline_group as drumline;

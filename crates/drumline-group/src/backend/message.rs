@@ -4,8 +4,8 @@ use std::{fmt, time::Instant};
 
 use drumline_schedule::step::Rank;
 
-/// What a message holds: type and number of elements, or an object. It travels with the message;
-/// the library compares it with what the receiver expects.
+/// What a message holds: the type and number of its elements, or an object. The label travels with the
+/// message, and the library compares it with what the receiver expects.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -20,7 +20,7 @@ use drumline_schedule::step::Rank;
 pub struct Label(pub [u8; Label::BYTES]);
 
 impl Label {
-    /// Its length as it travels.
+    /// The length of a label as it travels.
     pub const BYTES: usize = 40;
 }
 
@@ -30,7 +30,7 @@ impl fmt::Debug for Label {
     }
 }
 
-/// A message to be sent.
+/// A message to send.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -55,19 +55,19 @@ impl fmt::Debug for Label {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct Outgoing<'a> {
-    /// To whom; this rank itself, perhaps.
+    /// The receiver, which may be this rank itself.
     pub to: Rank,
-    /// Meets receives with the same tag.
+    /// The tag. Only receives with the same tag take the message.
     pub tag: u64,
-    /// What it holds.
+    /// What the message holds.
     pub label: Label,
-    /// What it holds, as bytes.
+    /// The bytes of the message.
     pub bytes: &'a [u8],
-    /// When it must be sent.
+    /// The time by which it must be sent.
     pub deadline: Instant,
 }
 
-/// A message to be received.
+/// A message that this rank wants to receive.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -87,9 +87,9 @@ pub struct Outgoing<'a> {
 pub struct Wanted {
     /// The sender. `None`: the rank that sends first.
     pub from: Option<Rank>,
-    /// The tag that it must have.
+    /// The tag that the message must have.
     pub tag: u64,
-    /// When it must have come.
+    /// The time by which it must have come.
     pub deadline: Instant,
 }
 
@@ -110,10 +110,10 @@ pub struct Wanted {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Arrived {
-    /// Who has sent it.
+    /// The sender.
     pub from: Rank,
-    /// As it was sent.
+    /// The label that the sender gave.
     pub label: Label,
-    /// As they were sent.
+    /// The bytes that the sender gave.
     pub bytes: Vec<u8>,
 }

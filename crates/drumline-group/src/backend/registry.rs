@@ -1,4 +1,4 @@
-//! Which backends there are.
+//! The backends that are known in this process.
 
 use std::{
     collections::BTreeMap,
@@ -24,12 +24,12 @@ use crate::{Config, Error, Result, board::Board, trace::GroupTrace, trace::Inqui
 /// ```
 pub const BUILT_IN: &str = "drumline";
 
-/// Stands for the best backend for the memory at hand: that of the CPU has one.
+/// Stands for the best backend for the memory of the buffers. For memory of the CPU there is one.
 const AUTO: &str = "auto";
 
 type Make = dyn Fn(&BackendOptions) -> Result<Arc<dyn Backend>> + Send + Sync;
 
-/// Makes backends.
+/// A registered backend: its name, and the function that makes it.
 #[derive(Clone)]
 pub(crate) struct Factory {
     pub(crate) name: Arc<str>,
@@ -43,7 +43,7 @@ impl fmt::Debug for Factory {
 }
 
 impl Factory {
-    /// Connects the ranks that have met on a board.
+    /// Connects the ranks that have met on `board`.
     pub(crate) fn join(
         &self,
         board: &Board,
@@ -87,11 +87,11 @@ fn registry() -> MutexGuard<'static, BTreeMap<String, Factory>> {
     REGISTRY.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes a backend known under `name`, in any case, for [`Config::backend`](crate::Config::backend)
-/// and `DRUMLINE_BACKEND`. If the name is known already, the last one counts.
+/// Registers a backend under `name`, for [`Config::backend`](crate::Config::backend) and `DRUMLINE_BACKEND`.
+/// Upper and lower case are the same. A later registration under the same name replaces an earlier one.
 ///
-/// `factory` is called on every rank of every group on that backend, once all of them have met. It
-/// connects the ranks; all return a backend, or an error says what was in the way.
+/// `factory` is called on every rank of every group that has this backend, once all ranks have met. It
+/// connects the ranks. On all ranks it returns a backend, or an error that says what went wrong.
 ///
 /// See the [module](super) for an example.
 ///
@@ -108,7 +108,7 @@ fn registry() -> MutexGuard<'static, BTreeMap<String, Factory>> {
 ///
 /// # Errors
 ///
-/// [`Error::InvalidArgument`] for a name that is empty or taken by the library itself.
+/// [`Error::InvalidArgument`] for a name that is empty or that the library uses itself.
 pub fn register_backend(
     name: &str,
     factory: impl Fn(&BackendOptions) -> Result<Arc<dyn Backend>> + Send + Sync + 'static,
@@ -125,7 +125,7 @@ pub fn register_backend(
     Ok(())
 }
 
-/// The names of all backends in this process, the library's own one first.
+/// The names of all backends in this process. The library's own transports come first.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -135,8 +135,8 @@ pub fn backends() -> Vec<String> {
     [BUILT_IN.to_owned()].into_iter().chain(registry().keys().cloned()).collect()
 }
 
-/// Whether groups can be made on a backend of that name, in any case. Names of torch's that are not
-/// registered here (`gloo`, `nccl`, `mpi`) are not.
+/// Whether groups can use a backend of that name, in upper or lower case. torch's names (`gloo`, `nccl`,
+/// `mpi`) count only if they are registered here.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -148,11 +148,11 @@ pub fn is_backend_available(name: &str) -> bool {
     backends().contains(&name.trim().to_lowercase())
 }
 
-/// What a setting names; `None` for the library's own transports.
+/// The backend that a setting names. `None`: the library's own transports.
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`] lists the names that are known.
+/// [`Error::InvalidSetting`] lists the known names.
 pub(crate) fn find(setting: Option<&str>) -> Result<Option<Factory>> {
     let name = setting.unwrap_or(BUILT_IN).trim().to_lowercase();
     if [BUILT_IN, AUTO].contains(&&*name) {

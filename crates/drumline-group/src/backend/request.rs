@@ -1,4 +1,4 @@
-//! What a backend is asked to do.
+//! The collective that a backend is asked to carry out.
 
 use std::{fmt, ops::Range, time::Instant};
 
@@ -31,8 +31,8 @@ use drumline_schedule::Collective;
 /// | all_to_all | a block for every rank | | a block from every rank |
 /// | barrier, monitored_barrier | | | |
 ///
-/// Blocks lie behind each other in order of rank; [`Call::input_block`] and [`Call::data_block`]
-/// say where. Elements are in the machine's byte order.
+/// Blocks follow each other in order of rank. [`Call::input_block`] and [`Call::data_block`] say where they
+/// are. Elements are in the machine's byte order.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -61,14 +61,14 @@ use drumline_schedule::Collective;
 pub struct Request<'a> {
     /// The buffer for the result.
     pub data: &'a mut [u8],
-    /// What is only read, where the operation does not work in place.
+    /// The bytes that are only read, if the collective does not work in place.
     pub input: &'a [u8],
-    /// What is called.
+    /// The call without its buffers.
     pub call: Call<'a>,
 }
 
 impl Request<'_> {
-    /// What this rank brings: the input, or the data where the operation works in place.
+    /// What this rank contributes: the input, or the data if the collective works in place.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -102,7 +102,7 @@ impl Request<'_> {
     }
 }
 
-/// What is called, other than the buffers.
+/// A call without its buffers.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -140,7 +140,7 @@ pub struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// What it does.
+    /// The kind of the collective.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -189,8 +189,8 @@ impl Call<'_> {
         self.call.dtype
     }
 
-    /// The operator, where something is reduced: `sum`, `premul_sum`, or the name of a custom one.
-    /// What this rank brings to a `premul_sum` is multiplied already.
+    /// The operator, if the collective reduces: `sum`, `premul_sum`, or the name of a custom operator. For
+    /// `premul_sum`, this rank's contribution is already multiplied.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -217,7 +217,7 @@ impl Call<'_> {
         self.call.operator.map(OperatorKind::name)
     }
 
-    /// The root, where there is one.
+    /// The root, if the collective has one.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -269,7 +269,7 @@ impl Call<'_> {
         self.rank
     }
 
-    /// How many ranks the group has.
+    /// The number of ranks in the group.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -318,7 +318,7 @@ impl Call<'_> {
         self.call.root == Some(self.rank)
     }
 
-    /// How many collectives the group has called before.
+    /// The number of collectives that the group had called before.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -345,7 +345,7 @@ impl Call<'_> {
         self.signature.0.sequence()
     }
 
-    /// When the call must have ended.
+    /// The time by which the call must have ended.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -370,7 +370,7 @@ impl Call<'_> {
         self.deadline
     }
 
-    /// What must be the same on all ranks.
+    /// The part of the call that must be the same on all ranks.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -399,7 +399,7 @@ impl Call<'_> {
         self.signature
     }
 
-    /// Where the block of `rank` lies in the input, in bytes. Nothing where it holds none.
+    /// The range of `rank`'s block in the input, in bytes. Empty if the input has no such block.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -429,8 +429,8 @@ impl Call<'_> {
         self.block(Buffer::Input, rank)
     }
 
-    /// Where the block of `rank` lies in the data, in bytes: for an all-to-all, that from `rank`.
-    /// Nothing where it holds none.
+    /// The range of `rank`'s block in the data, in bytes. For an all-to-all it is the block that comes from
+    /// `rank`. Empty if the data has no such block.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -469,9 +469,9 @@ impl Call<'_> {
         }
     }
 
-    /// Makes `output` of what ranks 0, 1, 2, ... brought, with the operator of the call, in the
-    /// canonical order of sums. Nothing is left to be done: averages are divided, and narrow floats
-    /// are rounded once. The bits are those of any other backend that calls this.
+    /// Reduces what ranks 0, 1, 2, ... brought into `output`, with the call's operator and in the canonical
+    /// order of sums. The result is final: averages are divided, and narrow floats are rounded once. All
+    /// backends that call this get the same bits.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -497,8 +497,8 @@ impl Call<'_> {
     ///
     /// # Errors
     ///
-    /// [`Cause::Panicked`] when an operator of the user's does; [`Cause::Backend`] when there are
-    /// no inputs, or lengths differ or are no number of elements.
+    /// [`Cause::Panicked`] when the user's operator panics. [`Cause::Backend`] when there are no inputs, or
+    /// when lengths differ or are no multiple of the element's size.
     pub fn reduce(&self, inputs: &[&[u8]], output: &mut [u8]) -> Result<(), Cause> {
         let len = output.len();
         let fits = len.is_multiple_of(self.call.dtype.size())
@@ -519,10 +519,10 @@ impl fmt::Debug for Call<'_> {
     }
 }
 
-/// What of a call must be the same on all ranks: compare them, and tell both in a
-/// [`Cause::Mismatch`] where they differ.
+/// The part of a call that must be the same on all ranks. Compare signatures of two ranks; if they differ,
+/// give both to a [`Cause::Mismatch`].
 ///
-/// Lengths in an uneven all-to-all are not part of it, since no rank knows those of others: the
+/// It leaves out the lengths in an uneven all-to-all, because no rank knows those of other ranks. There the
 /// receiver compares what arrives with [`Call::data_block`].
 ///
 /// ```
@@ -548,10 +548,10 @@ impl fmt::Debug for Call<'_> {
 pub struct Signature(pub(crate) Description);
 
 impl Signature {
-    /// Length of [`Signature::to_bytes`].
+    /// The length of [`Signature::to_bytes`].
     pub const BYTES: usize = Header::BYTES;
 
-    /// As it travels.
+    /// The signature as bytes, to send it to another rank.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -576,7 +576,7 @@ impl Signature {
         Header { description: self.0, part: 0, payload: 0 }.encode()
     }
 
-    /// From another rank. `None` if it is no signature.
+    /// Decodes the signature of another rank. `None` if the bytes are no signature.
     ///
     /// ```
     /// # use drumline_group as drumline;

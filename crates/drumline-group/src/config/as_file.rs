@@ -48,7 +48,7 @@ impl<'de> Deserialize<'de> for Config {
     }
 }
 
-/// A value as the variable of the setting would have it.
+/// A value in the form that the setting's variable would have.
 struct Text(String);
 
 impl<'de> Deserialize<'de> for Text {
@@ -96,9 +96,9 @@ impl<'de> Visitor<'de> for AnyValue {
 }
 
 impl Serialize for Config {
-    /// Leaves out what is not set, and the secret.
+    /// Leaves out settings without a value, and the secret.
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        // A new field shall not be forgotten here.
+        // Named one by one, so that the compiler notices a new field.
         let Config {
             timeout,
             backend,

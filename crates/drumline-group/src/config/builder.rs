@@ -1,4 +1,4 @@
-//! One method for each setting: programs that use these go on to compile when a setting is added.
+//! One method for each setting. Programs that use these methods still compile when a setting is added.
 
 use std::{net::IpAddr, ops::RangeInclusive, time::Duration};
 
@@ -7,7 +7,7 @@ use drumline_store::auth::{Level, Secret};
 
 use crate::{Config, DebugLevel, PriceSource, trace::Trace};
 
-/// Methods by the names of fields, what they take, and what the field becomes of it.
+/// For each method: the name of its field, what it takes, and what it assigns to the field.
 macro_rules! setters {
     ($($name:ident($taken:ty) = $becomes:expr;)*) => {
         impl Config {

@@ -1,4 +1,4 @@
-//! How much is told of training.
+//! How much data-parallel training logs.
 
 use std::str::FromStr;
 
@@ -20,7 +20,7 @@ pub enum DebugLevel {
     Off,
     /// The settings of each wrapper when it is made.
     Info,
-    /// Also how long the parts of a step took, in the first ten steps and in every hundredth.
+    /// Also the times of the parts of a step, in the first ten steps and in every hundredth.
     Detail,
 }
 
@@ -34,7 +34,7 @@ impl DebugLevel {
         }
     }
 
-    /// Whether step number `step`, counted from 0, is one whose times are told.
+    /// Whether the times of step number `step`, counted from 0, are logged.
     pub fn tells(self, step: u64) -> bool {
         self >= DebugLevel::Detail && (step < 10 || step.is_multiple_of(100))
     }
@@ -43,7 +43,7 @@ impl DebugLevel {
 impl FromStr for DebugLevel {
     type Err = String;
 
-    /// Takes a name in any case.
+    /// Accepts a name in upper or lower case.
     fn from_str(name: &str) -> Result<DebugLevel, String> {
         [DebugLevel::Off, DebugLevel::Info, DebugLevel::Detail]
             .into_iter()

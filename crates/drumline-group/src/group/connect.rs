@@ -1,4 +1,4 @@
-//! How a group comes to be: who is who, how peers are reached, memory shared with neighbours.
+//! How a group is made: who is who, how peers are reached, and which neighbours share memory.
 
 use std::{
     collections::BTreeMap,
@@ -46,8 +46,8 @@ use crate::{
 };
 
 impl ProcessGroup {
-    /// A world of one rank: every collective completes at once. The same program can so run
-    /// with and without a launcher.
+    /// A group of one rank. Every collective completes at once. So the same program runs with and without a
+    /// launcher.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -70,8 +70,7 @@ impl ProcessGroup {
         }
     }
 
-    /// All ranks of a group in this process: for tests and examples. Each must be used from a
-    /// thread of its own.
+    /// All ranks of a group in this process, for tests and examples. Use each of them on its own thread.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -92,8 +91,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] for a world of none; [`Error::Io`] or [`Error::Connect`] when
-    /// sockets cannot be had.
+    /// [`Error::InvalidArgument`] for a world of no ranks; [`Error::Io`] or [`Error::Connect`] when sockets
+    /// are not available.
     pub fn local_world(world_size: usize) -> Result<Vec<ProcessGroup>> {
         ProcessGroup::local_world_with(world_size, &Config::default())
     }
@@ -112,7 +111,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::local_world`].
+    /// As for [`ProcessGroup::local_world`].
     pub fn local_world_with(world_size: usize, config: &Config) -> Result<Vec<ProcessGroup>> {
         if world_size == 0 {
             return Err(Error::InvalidArgument {
@@ -140,9 +139,9 @@ impl ProcessGroup {
 
     /// Connects the ranks that share `store` to a group.
     ///
-    /// Blocks until all `world_size` ranks have called it with the same `name`. Destroying a
-    /// group and connecting again under the same name is fine as long as all ranks do so; so is
-    /// connecting again after a failure. Connections and shared memory are new each time.
+    /// Blocks until all `world_size` ranks have called it with the same `name`. All ranks may destroy the
+    /// group and connect again under the same name, also after a failure. Connections and shared memory are
+    /// new each time.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -165,8 +164,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when `rank` is no rank of `world_size`; otherwise what the
-    /// store or the sockets said. The time limit is [`Config::timeout`].
+    /// [`Error::InvalidArgument`] when `rank` is not below `world_size`; otherwise the error of the store or
+    /// of the sockets. The time limit is [`Config::timeout`].
     pub fn connect(
         name: &str,
         store: Arc<dyn Store>,
@@ -201,7 +200,7 @@ impl ProcessGroup {
         let foreign = backend::find(config.backend.as_deref())?;
         let deadline = deadline::after(Instant::now(), config.timeout);
         let mut member = Membership::new(name, place, global);
-        // Groups that are made from this one belong to the same file.
+        // Groups made from this one write to the same trace file.
         let own = member.global.of(member.rank);
         let trace =
             config.trace.clone().map(|trace| Trace { rank: trace.rank.or(Some(own)), ..trace });
@@ -221,7 +220,7 @@ impl ProcessGroup {
                 let connected =
                     ProcessGroup::join_on(&board, member, config, &word, deadline, told);
                 connected.and_then(|(member, topology, sockets, host, recorder)| {
-                    // Groups that are made of this one choose by the same prices.
+                    // Groups made from this one choose by the same prices.
                     let given = PriceSource::Given(Box::new(prices.clone()));
                     let settled = &Config { prices: given, ..config.clone() };
                     let links = topology.clone();
@@ -248,7 +247,7 @@ impl ProcessGroup {
         joined
     }
 
-    /// Connects the ranks that have met on a board.
+    /// Connects the ranks that have met on `board`.
     fn join_on(
         board: &Board,
         member: Membership,
@@ -263,7 +262,7 @@ impl ProcessGroup {
         let phase = recorder.phase("share memory");
         let (segments, topology) = share_memory(board, &near, config, prices, deadline)?;
         drop(phase);
-        // All ranks are here: each has said which host it is on.
+        // All ranks have come, and each has said on which host it is.
         recorder.align(&board.store_of_life(), inquiry)?;
         recorder.join(&member);
         let near = near.into_iter().map(|peer| {
@@ -272,7 +271,8 @@ impl ProcessGroup {
         });
         let mut sockets = Sockets::new(&member, near.collect(), far)?;
         let segments = match segments {
-            // Alone on its host, but other hosts share memory: it takes part in their schedules.
+            // The rank is alone on its host, but ranks of other hosts share memory. It needs a segment of its
+            // own to take part in their schedules.
             None if topology.ranks_by_host().len() < member.world_size => {
                 let own = Segment::create(segment_size(config))
                     .map_err(|error| Error::Memory { problem: error.to_string() })?;
@@ -338,8 +338,8 @@ impl ProcessGroup {
         })))
     }
 
-    /// Looks at what the links can do, and chooses by that: rank 0 measures, and all ranks take what
-    /// it tells. Ranks that have no links to choose for measure nothing.
+    /// Rank 0 measures the links, and all ranks choose by its result. Nothing is measured if no algorithm
+    /// uses links.
     fn measure(
         mut self,
         topology: &Topology,
@@ -371,7 +371,7 @@ impl ProcessGroup {
         Ok(self)
     }
 
-    /// The same, on a backend of somebody else's.
+    /// The same, on a foreign backend.
     fn on_backend(
         backend: Arc<dyn Backend>,
         name: &str,
@@ -400,7 +400,7 @@ impl ProcessGroup {
     }
 }
 
-/// The process of a peer on this host, to hear of its end at once.
+/// A handle of the process of a peer on this host, to hear of its end at once.
 fn process_of(peer: &Near) -> Option<PidFd> {
     let Stream::Unix(stream) = &*peer.streams.control else { return None };
     match PidFd::of_peer(stream) {
@@ -414,9 +414,9 @@ fn process_of(peer: &Near) -> Option<PidFd> {
 
 type Segments = (Segment, BTreeMap<Rank, PeerSegment>);
 
-/// Shares memory with all ranks of this host, or with none of them: then they go on over sockets.
-/// Also returns where all ranks are; one that shares no memory counts as a host of its own. All ranks must
-/// choose by the same `prices`.
+/// Shares memory with all ranks of this host, or with none: then they use sockets. Also returns the topology,
+/// in which a rank that shares no memory counts as a host of its own. All ranks must choose by the same
+/// `prices`.
 fn share_memory(
     board: &Board,
     near: &[Near],
@@ -433,7 +433,7 @@ fn share_memory(
         .collect();
     let ranks: Vec<Rank> = near.iter().map(|(rank, _)| *rank).collect();
     let wanted = config.shared_memory && !near.is_empty();
-    // A rank that shares no memory need not look.
+    // A rank that shares no memory needs no memory node.
     let node = wanted.then(|| config.memory_node.or_else(memory_node::of_this_thread)).flatten();
     let level = config.security.to_string();
     let offer = Offer { near: &ranks, wanted, node, level: &level, prices };
@@ -463,8 +463,8 @@ fn segment_size(config: &Config) -> SegmentSize {
     }
 }
 
-/// Gives every neighbour this rank's segment, and maps theirs. After a failure it goes on: every neighbour
-/// waits for a message, and what a neighbour has sent must not be left in the stream.
+/// Gives every neighbour this rank's segment, and maps theirs. After a failure it continues with the next
+/// neighbour: every neighbour waits for a message, and what a neighbour has sent must not stay in the stream.
 fn exchange(
     own: &Segment,
     near: &[(Rank, &std::os::unix::net::UnixStream)],

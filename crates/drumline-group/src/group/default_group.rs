@@ -1,16 +1,16 @@
-//! The groups that this process has been given by `init_process_group`.
+//! The groups that `init_process_group` has made in this process.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use super::{Inner, ProcessGroup};
 use crate::{Error, Result};
 
-/// Weak, so that a group ends when its last handle does.
+/// Weak references, so that a group ends with its last handle.
 static WORLDS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 
 /// The group that [`init_process_group`](crate::init_process_group) or
-/// [`init_with_store`](crate::init_with_store) has made in this process, for code that nobody hands
-/// a group to. It keeps no group alive: the program that has made one holds on to it.
+/// [`init_with_store`](crate::init_with_store) has made in this process, for code that is not given a group.
+/// It keeps no group alive; the program that made the group must do so.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -29,8 +29,8 @@ static WORLDS: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 ///
 /// # Errors
 ///
-/// [`Error::InvalidArgument`] when there is none, or several: the ranks may be threads of one
-/// process, and which one is meant cannot be known then.
+/// [`Error::InvalidArgument`] when this process has no such group, or several. It may have several if ranks
+/// are threads of one process, and then the caller's group is unknown.
 pub fn default_group() -> Result<ProcessGroup> {
     let problem = match &living(&mut worlds())[..] {
         [one] => return Ok(ProcessGroup::whole(one.clone())),
@@ -43,8 +43,8 @@ pub fn default_group() -> Result<ProcessGroup> {
     Err(Error::InvalidArgument { operation: "default_group", problem })
 }
 
-/// Whether this process has a group of [`init_process_group`](crate::init_process_group) that is
-/// not destroyed. See [`default_group`].
+/// Whether this process has a group made by [`init_process_group`](crate::init_process_group) that is not
+/// destroyed. See [`default_group`].
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -62,7 +62,7 @@ pub fn is_initialized() -> bool {
     !living(&mut worlds()).is_empty()
 }
 
-/// Makes `group` known.
+/// Makes `group` available to [`default_group`].
 pub(super) fn remember(group: &ProcessGroup) {
     let mut worlds = worlds();
     living(&mut worlds);
@@ -73,7 +73,7 @@ fn worlds() -> MutexGuard<'static, Vec<Weak<Inner>>> {
     WORLDS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Those that are there and not destroyed; the others are forgotten.
+/// The groups that live and are not destroyed. Forgets the others.
 fn living(worlds: &mut Vec<Weak<Inner>>) -> Vec<Arc<Inner>> {
     let there = |world: &Weak<Inner>| world.upgrade().filter(|group| group.family().is_some());
     let living: Vec<Arc<Inner>> = worlds.iter().filter_map(there).collect();

@@ -31,8 +31,8 @@ use crate::{
 };
 use handoff::{Drivable, Handoff, Surroundings, Turn};
 
-/// How long a rank that has failed waits at most for connections on which it tells why, and for streams to
-/// take it. A host that answers takes a few milliseconds.
+/// The longest time that a failed rank waits for connections on which it can tell why, and for streams to
+/// take that message. A host that answers takes a few milliseconds.
 const WORD_WITHIN: Duration = Duration::from_millis(200);
 
 /// What [`Driven::close`] does when other ranks have not closed the group in time.
@@ -40,13 +40,13 @@ const WORD_WITHIN: Duration = Duration::from_millis(200);
 pub(super) enum Patience {
     /// It fails.
     Required,
-    /// It leaves without them.
+    /// It leaves without those ranks.
     Enough,
 }
 
 /// A group's lane, which the threads that need it drive in turns.
 pub(crate) struct Driven {
-    /// Keeps the store alive that this process may host for other ranks.
+    /// Keeps the store alive, which this process may host for other ranks.
     _family: FamilyCell,
     handoff: Handoff<Lane, Outside>,
     /// Readable when the lane can go on.
@@ -96,7 +96,7 @@ impl Surroundings for Outside {
         let Some(group) = self.group.upgrade() else { return };
         match progress_thread::get() {
             Ok(thread) => thread.serve(group),
-            // Nothing was submitted: that would have started the thread. So it is an abort.
+            // Without a thread nothing was submitted, because to submit starts it. So this is an abort.
             Err(error) => tracing::error!(%error, "peers may not hear of an abort"),
         }
     }
@@ -111,7 +111,7 @@ impl Drop for Driven {
 }
 
 impl Driven {
-    /// `aborted` is the flag that the lane looks at.
+    /// Wraps a lane. `aborted` is the flag at which the lane looks.
     pub(super) fn new(
         lane: Lane,
         (waker, readiness): (Waker, Arc<OwnedFd>),
@@ -127,7 +127,7 @@ impl Driven {
         })
     }
 
-    /// From now on the progress thread lets peers of other hosts in. `door` is readable when a peer
+    /// Lets the progress thread accept peers of other hosts from now on. `door` is readable when a peer
     /// calls.
     pub(super) fn let_callers_in(self: &Arc<Self>, door: Arc<OwnedFd>) -> Result<()> {
         let group: Weak<Driven> = Arc::downgrade(self);
@@ -135,13 +135,12 @@ impl Driven {
         Ok(())
     }
 
-    /// Tells that a panic has dropped the last handle of the group: its peers shall see this rank
-    /// as dead.
+    /// Notes that a panic has dropped the last handle of the group. The peers will see this rank as dead.
     pub(super) fn forsake(&self) {
         self.forsaken.store(true, Ordering::SeqCst);
     }
 
-    /// From now on `prices` choose algorithms over links.
+    /// Chooses algorithms over links by `prices` from now on.
     pub(super) fn set_prices(&self, prices: Prices) {
         self.handoff.drive().set_prices(prices);
     }
@@ -165,7 +164,7 @@ impl Driven {
         }
     }
 
-    /// Brings on everything that was submitted.
+    /// Brings all submitted calls as far as possible.
     fn turn(&self, lane: &mut Lane, now: Instant) -> Progress {
         if lane.has_points() {
             lane.look(now);
@@ -174,7 +173,7 @@ impl Driven {
         lane.progress(now, Spin::Yes)
     }
 
-    /// Runs an operation on the caller's thread, after those that were called before.
+    /// Carries out a call on the caller's thread, after all calls that were made before.
     pub(super) fn run(&self, operation: &mut dyn AnyCall) -> Result<()> {
         let _wakers = Later::begin();
         let mut lane = self.handoff.drive();
@@ -182,7 +181,7 @@ impl Driven {
         while lane.has_jobs() {
             let now = Now::lazy(Instant::now);
             self.prepare_turn(&mut lane, &now);
-            // Receives may be stuck for long after the last job has ended.
+            // Receives may wait long after the last job has ended. Only jobs come before this call.
             if lane.progress(now.get(), Spin::Yes) == Progress::Stuck && lane.has_jobs() {
                 self.sleep_interruptibly(&mut lane);
             }
@@ -207,7 +206,7 @@ impl Driven {
         result
     }
 
-    /// Prepares a turn of a blocking call: sends and receives that were posted meanwhile come along.
+    /// Prepares a turn of a blocking call: takes in sends and receives that were posted meanwhile.
     #[inline]
     fn prepare_turn(&self, lane: &mut Lane, now: &Now) {
         if lane.has_points() {
@@ -216,8 +215,8 @@ impl Driven {
         self.handoff.take_points(lane);
     }
 
-    /// Tells peers that are just being connected, or whose streams take nothing now, why this rank has
-    /// failed. It may be about to exit, and they would blame it for that.
+    /// Tells the peers why this rank has failed, also those that are just being connected and those whose
+    /// streams take no bytes now. If this rank exits before that, they blame it for the exit.
     fn say_why(&self, lane: &mut Lane) {
         if lane.owes_word() && !self.has_said_why.swap(true, Ordering::SeqCst) {
             Driven::wait_for_word(lane);
@@ -239,7 +238,7 @@ impl Driven {
         }
     }
 
-    /// Closes the lane after all ranks have called this. What is under way ends first.
+    /// Closes the lane once all ranks have called this. Calls that are under way end first.
     pub(super) fn close(
         &self,
         started: Instant,
@@ -258,7 +257,7 @@ impl Driven {
         lane.close()?;
         let leave_at = match patience {
             Patience::Required => None,
-            // A time beyond the clock's range never comes.
+            // A time beyond the range of the clock never comes.
             Patience::Enough => started.checked_add(timeout),
         };
         loop {
@@ -278,14 +277,14 @@ impl Driven {
         }
     }
 
-    /// What calls have taken, and whether one has failed.
+    /// What the calls of this rank have taken, and whether one has failed.
     pub(super) fn usage(&self) -> (Usage, bool) {
         let lane = self.handoff.drive();
         (lane.usage().clone(), lane.has_failed())
     }
 
-    /// Drives the lane on the caller's thread until `done` or `deadline`. `false`: another thread
-    /// drives the lane or wants to, or nothing is left to do.
+    /// Drives the lane on the caller's thread until `done` or `deadline`. `false`: another thread drives the
+    /// lane or wants to, or no call is left.
     pub(crate) fn help(&self, deadline: Option<Instant>, done: &dyn Fn() -> bool) -> bool {
         let turn = |lane: &mut Lane| {
             let now = Instant::now();

@@ -1,7 +1,7 @@
-//! What an engine needs that drives a group itself, as those of `drumline-train` do.
+//! Access for engines that drive a group themselves, such as those of `drumline-train`.
 //!
-//! The calls here end in a function, `end`, which begins other calls. It runs on the thread that drives
-//! the group, while the group is locked: it must not wait for a call.
+//! Each call here ends in a function, `end`, which may begin other calls. `end` runs on the thread that
+//! drives the group, while the group is locked. So it must not wait for a call.
 
 use std::time::Instant;
 
@@ -13,7 +13,7 @@ use super::{ProcessGroup, collectives::call};
 pub use crate::interrupt::{ASK_EVERY, is_wanted, look_again_at};
 use crate::{Element, Result, Work, WorkError};
 
-/// [`ProcessGroup::all_reduce_async`]; `end` gets the buffer after a failure, too.
+/// [`ProcessGroup::all_reduce_async`] that ends in `end`. `end` gets the buffer after a failure, too.
 pub fn all_reduce_then<T, B>(
     group: &ProcessGroup,
     buffer: B,
@@ -27,7 +27,7 @@ pub fn all_reduce_then<T, B>(
     group.submit_and(call, Some(op.into()), buffer, Vec::new(), end);
 }
 
-/// [`ProcessGroup::all_gather_async`].
+/// [`ProcessGroup::all_gather_async`] that ends in `end`.
 pub fn all_gather_then<T: Element>(
     group: &ProcessGroup,
     own: Vec<T>,
@@ -38,27 +38,27 @@ pub fn all_gather_then<T: Element>(
     group.submit_and(call, None, all, own, |result, all: Vec<T>| end(result.map(|()| all)));
 }
 
-/// Drives the group on this thread until `done` or `deadline`. `false`: another thread drives it or
-/// wants to, or nothing is left to do.
+/// Drives the group on this thread until `done` or `deadline`. `false`: another thread drives it or wants to,
+/// or no call is left.
 pub fn help(group: &ProcessGroup, deadline: Option<Instant>, done: &dyn Fn() -> bool) -> bool {
     group.inner.driven().upgrade().is_some_and(|lane| lane.help(deadline, done))
 }
 
-/// What records the operations of the group.
+/// The recorder of the group's calls.
 pub fn recorder(group: &ProcessGroup) -> &Recorder {
     group.inner.recorder.recorder()
 }
 
-/// This rank's part of the memory that ranks of its host share, if they do.
+/// The arena of this rank, if ranks of its host share memory.
 pub fn arena(group: &ProcessGroup) -> Option<&Arena> {
     group.arena()
 }
 
-/// [`Work::wait`], and when the operation has ended.
+/// [`Work::wait`] that also returns when the call ended.
 ///
 /// # Errors
 ///
-/// As [`Work::wait`].
+/// As for [`Work::wait`].
 pub fn wait_and_tell<B>(work: Work<B>) -> Result<(B, Instant), WorkError<B>> {
     work.wait_and_tell()
 }

@@ -23,8 +23,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As the call itself: [`Error::InvalidSetting`](crate::Error::InvalidSetting) where the settings ask for an algorithm that
-    /// cannot be used.
+    /// As for the call itself: [`Error::InvalidSetting`](crate::Error::InvalidSetting) when the settings name
+    /// an algorithm that cannot be used.
     pub fn explain(
         &self,
         collective: Collective,
@@ -33,7 +33,7 @@ impl ProcessGroup {
         registered: bool,
     ) -> Result<Explanation> {
         let call = Call::new(collective, dtype, Counts::Even(elements));
-        // The sum, for the width that partial results travel in.
+        // With the sum as operator, because the operator decides the type in which partial results travel.
         let operator = collective.reduces().then_some(OperatorKind::Builtin(ReduceOp::Sum));
         self.explain_call(&Call { operator, ..call }, registered)
     }

@@ -1,4 +1,4 @@
-//! What a group has in common with the groups that are made of it.
+//! What a group shares with the groups that are made from it.
 
 use std::{
     collections::BTreeSet,
@@ -13,15 +13,15 @@ use crate::rendezvous::Rendezvous;
 /// A group's hold on its family, until the group is destroyed.
 pub(super) type FamilyCell = Arc<Mutex<Option<Arc<Family>>>>;
 
-/// Where the ranks of a job meet, for as long as any group of it is there.
+/// The place where the ranks of a job meet. It lives as long as any group of the job.
 #[derive(Debug)]
 pub(super) struct Family {
-    /// Name of the group of all.
+    /// The name of the group of all ranks.
     pub(super) root: String,
     pub(super) store: Arc<dyn Store>,
-    /// If they have met by a URL. Rank 0 may host the store for the others.
+    /// Set if the ranks have met by a URL. Rank 0 may host the store for the others.
     rendezvous: Option<Rendezvous>,
-    /// The groups that this rank is just joining.
+    /// The names of the groups that this rank is joining now.
     joining: Mutex<BTreeSet<String>>,
 }
 
@@ -36,7 +36,7 @@ impl Family {
         Arc::new(Family { root, store, rendezvous: Some(rendezvous), joining: Mutex::default() })
     }
 
-    /// One group less. The last one leaves the place where the ranks have met: see
+    /// Drops a group's hold on the family. The last group leaves the place where the ranks have met: see
     /// [`Rendezvous::leave`].
     pub(super) fn leave(self: Arc<Family>, patience: Duration) {
         if let Some(Family { rendezvous: Some(rendezvous), store, .. }) = Arc::into_inner(self) {
@@ -45,8 +45,8 @@ impl Family {
         }
     }
 
-    /// Marks that this rank is joining a group of that name, until the mark is dropped. None if
-    /// another thread is.
+    /// Marks that this rank is joining a group of that name, until the mark is dropped. `None`: another
+    /// thread is joining it.
     pub(super) fn begin_to_join(&self, name: &str) -> Option<Joining<'_>> {
         let is_new = self.joining().insert(name.to_owned());
         is_new.then(|| Joining { family: self, name: name.to_owned() })

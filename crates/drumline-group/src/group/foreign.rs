@@ -1,13 +1,11 @@
-//! A group on a backend of somebody else's.
+//! A group on a foreign backend.
 //!
-//! The backend only ever carries one call out. What the library promises beyond that is here: that
-//! collectives run in the order of the calls, whether they block or not; that sends and receives
-//! run beside them; and that a failure poisons the group.
+//! The backend carries out single calls. The library's other promises are kept here: collectives run in the
+//! order of the calls, blocking or not; sends and receives run beside them; and a failure poisons the group.
 //!
-//! Every collective draws a ticket when it is called and waits for its turn. What goes in the
-//! background stands in a queue: the collectives in one, the messages of one rank, direction and
-//! tag in one each, so that a receive never holds up a send. A queue has a thread for as long as
-//! there is something in it.
+//! Every collective draws a ticket when it is called and waits for its turn. Calls in the background wait in
+//! queues: one queue for collectives, and one for the messages of each rank, direction and tag, so that a
+//! receive never holds up a send. A queue has a thread while it is not empty.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},
@@ -36,24 +34,24 @@ use crate::{
 
 pub(super) struct Foreign {
     backend: Arc<dyn Backend>,
-    /// Of the backend.
+    /// The name of the backend.
     name: String,
     member: Membership,
     timeout: Duration,
     recorder: GroupTrace,
-    /// The store that this process may host for the others stays for as long as operations do.
+    /// Keeps the store alive while calls run, because this process may host it for others.
     _family: FamilyCell,
     state: Mutex<State>,
-    /// A turn has come, or a queue has ended.
+    /// Notified when a turn has come or a queue has ended.
     moved: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// Number of the next ticket, and of the one whose turn it is.
+    /// The number of the next ticket, and of the ticket whose turn it is.
     ticket: u64,
     turn: u64,
-    /// Number of the next collective.
+    /// The number of the next collective.
     sequence: u64,
     queues: HashMap<Queue, VecDeque<Task>>,
     ended: Option<Ended>,
@@ -78,10 +76,10 @@ enum Task {
     Message(Point),
 }
 
-/// As many queues have threads at a time.
+/// The most queues that have threads at a time.
 const QUEUES_MAX: usize = 1_024;
 
-/// The turn of a ticket. The next one's comes when this is dropped.
+/// The turn of a ticket. When it is dropped, the next ticket has its turn.
 struct Turn<'a>(&'a Foreign);
 
 impl Drop for Turn<'_> {
@@ -114,13 +112,13 @@ impl Foreign {
         })
     }
 
-    /// Runs an operation on the caller's thread, after those that were called before.
+    /// Carries out a call on the caller's thread, after all calls that were made before.
     pub(super) fn run(&self, operation: &mut dyn AnyCall) -> Result<()> {
         let ticket = self.lock().draw();
         self.collective(ticket, operation)
     }
 
-    /// Runs an operation in the background, after those that were called before.
+    /// Carries out a call in the background, after all calls that were made before.
     pub(super) fn submit(self: &Arc<Self>, job: Box<dyn Job>) {
         let mut state = self.lock();
         let ticket = state.draw();
@@ -150,7 +148,7 @@ impl Foreign {
         self.enqueue(state, queue, Task::Message(point));
     }
 
-    /// What calls have taken, and whether one has failed.
+    /// What the calls of this rank have taken, and whether one has failed.
     pub(super) fn usage(&self) -> (Usage, bool) {
         let state = self.lock();
         (state.usage.clone(), matches!(state.ended, Some(Ended::Failed(_))))
@@ -162,7 +160,7 @@ impl Foreign {
         self.fail("abort", "abort".to_owned(), sequence, Instant::now(), Cause::Aborted);
     }
 
-    /// Closes the group after all ranks have called this. What is under way ends first.
+    /// Closes the group once all ranks have called this. Calls that are under way end first.
     pub(super) fn close(&self, started: Instant, timeout: Duration) -> Result<()> {
         let ticket = self.lock().draw();
         let _turn = self.await_turn(ticket);
@@ -192,13 +190,13 @@ impl Foreign {
         let group = self.clone();
         let thread = std::thread::Builder::new().name(format!("drumline-{}", self.name));
         if let Err(error) = thread.spawn(move || group.serve(queue)) {
-            // Slower, but nothing is lost.
+            // This is slower, but no call is lost.
             tracing::warn!(%error, "no thread for work in the background: the caller does it");
             self.serve(queue);
         }
     }
 
-    /// Carries out what stands in `queue`, until it is empty.
+    /// Carries out the tasks in `queue` until it is empty.
     fn serve(&self, queue: Queue) {
         loop {
             let mut state = self.lock();
@@ -287,7 +285,7 @@ impl Foreign {
         result.map_err(|cause| self.fail(call.name(), call.to_string(), sequence, started, cause))
     }
 
-    /// Calls code of a backend or of a user, whose panic fails the operation.
+    /// Runs code of a backend or of a user. A panic in it fails the call.
     fn shielded(&self, code: impl FnOnce() -> Result<(), Cause>) -> Result<(), Cause> {
         catch_unwind(AssertUnwindSafe(code))
             .unwrap_or_else(|panic| Err(Cause::Panicked { text: panic_text(&*panic).to_owned() }))
@@ -319,7 +317,7 @@ impl Foreign {
         Err(invalid(format!("backend {name:?} has no {}{operator} of {dtype}", collective.name())))
     }
 
-    /// Poisons the group, if no other failure has, and tells the backend.
+    /// Poisons the group, if it is not poisoned yet, and tells the backend.
     fn fail(
         &self,
         attempted: &'static str,

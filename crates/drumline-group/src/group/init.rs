@@ -23,9 +23,9 @@ use crate::{
 
 /// Connects all processes of the job to one group, named `world`.
 ///
-/// `url` says how they meet: `env://` reads what a launcher has put into the environment,
-/// `tcp://host:port?rank=R&world_size=W` says it all. See [`crate::rendezvous`]. After the group
-/// and all that were made of it are destroyed, the processes may meet there again.
+/// `url` says how the processes meet. `env://` reads the variables that a launcher sets;
+/// `tcp://host:port?rank=R&world_size=W` needs no variables. See [`crate::rendezvous`]. Once the group and
+/// all groups made from it are destroyed, the processes may meet at the same URL again.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -43,10 +43,9 @@ use crate::{
 ///
 /// # Errors
 ///
-/// [`InvalidSetting`](crate::Error::InvalidSetting) names the part of the URL or the variable that
-/// is missing or wrong; [`Store`](crate::Error::Store) and [`Connect`](crate::Error::Connect) say
-/// who could not be reached, or who never came. Nothing is left behind then, and the call may be
-/// repeated.
+/// [`InvalidSetting`](crate::Error::InvalidSetting) names the part of the URL or the variable that is missing
+/// or wrong. [`Store`](crate::Error::Store) and [`Connect`](crate::Error::Connect) name the ranks that could
+/// not be reached or never came. A failed call leaves nothing behind and may be repeated.
 pub fn init_process_group(url: &str, config: &Config) -> Result<ProcessGroup> {
     let started = Instant::now();
     let place = rendezvous(url, config)?;
@@ -76,7 +75,7 @@ pub fn init_process_group(url: &str, config: &Config) -> Result<ProcessGroup> {
 ///
 /// # Errors
 ///
-/// As [`Rendezvous::with_store`] and [`ProcessGroup::connect`].
+/// As for [`Rendezvous::with_store`] and [`ProcessGroup::connect`].
 pub fn init_with_store(
     store: Arc<dyn Store>,
     rank: usize,
@@ -86,11 +85,11 @@ pub fn init_with_store(
     form_world(Rendezvous::with_store(store, rank, world_size, config)?, config)
 }
 
-/// Connects some ranks of a job that has been formed elsewhere, and shares `store`, to a group.
+/// Connects some ranks of a job to a group. The job was formed elsewhere, and its processes share `store`.
 ///
-/// `rank` is this process's number in the group, and `ranks` says what its members are called in
-/// the whole job; errors then name both. `master` is an address that all hosts reach, if one is
-/// known: the way there is the way to the other hosts.
+/// `rank` is this process's number in the group. `ranks` has the numbers of the members in the whole job;
+/// errors then name both numbers. `master` is an address that all hosts can reach, if one is known: this rank
+/// listens on the address from which it reaches the master.
 ///
 /// Otherwise like [`ProcessGroup::connect`].
 ///
@@ -108,7 +107,7 @@ pub fn init_with_store(
 ///
 /// # Errors
 ///
-/// As [`Rendezvous::with_store`] and [`ProcessGroup::connect`].
+/// As for [`Rendezvous::with_store`] and [`ProcessGroup::connect`].
 pub fn connect_members(
     name: &str,
     store: Arc<dyn Store>,
@@ -144,11 +143,11 @@ fn form_world(place: Rendezvous, config: &Config) -> Result<ProcessGroup> {
     }
 }
 
-/// Settles on which addresses peers of other hosts are to reach this rank, and says why.
+/// Chooses the addresses at which peers of other hosts reach this rank, and logs why.
 fn choose_addresses(config: &mut Config, master: Option<SocketAddr>) -> Result<()> {
-    // A master on loopback has no ranks on other hosts.
+    // If the master is on loopback, no rank is on another host.
     let Some(master) = master.filter(|master| !master.ip().is_loopback()) else { return Ok(()) };
-    // Which of the two is meant is asked where it matters.
+    // If both are set, the code that listens reports the conflict.
     if config.socket_ifname.is_some() && !config.bind_addresses.is_empty() {
         return Ok(());
     }
@@ -159,8 +158,8 @@ fn choose_addresses(config: &mut Config, master: Option<SocketAddr>) -> Result<(
     Ok(())
 }
 
-/// Where ranks of other hosts would reach this one, and why there: `10.0.0.1 (eth0): it is on the
-/// way to the master at 10.0.0.9:29500`. Without a master, the default route counts.
+/// The addresses at which ranks of other hosts would reach this one, and the reason: `10.0.0.1 (eth0): it is
+/// on the way to the master at 10.0.0.9:29500`. Without a master, the default route decides.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -173,14 +172,14 @@ fn choose_addresses(config: &mut Config, master: Option<SocketAddr>) -> Result<(
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`](crate::Error::InvalidSetting) when no interface has the name that is
-/// asked for; [`Error::Io`](crate::Error::Io) when there is no route.
+/// [`Error::InvalidSetting`](crate::Error::InvalidSetting) when no interface has the name in the settings;
+/// [`Error::Io`](crate::Error::Io) when there is no route.
 pub fn describe_addresses(config: &Config, master: Option<SocketAddr>) -> Result<String> {
     let (addresses, why) = addresses(config, master)?;
     Ok(format!("{}: {why}", describe(&addresses)))
 }
 
-/// An address that is nowhere (RFC 5737): only the default route leads there.
+/// An address that no network uses (RFC 5737). Only the default route leads there.
 const ELSEWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 1);
 
 fn addresses(config: &Config, master: Option<SocketAddr>) -> Result<(Vec<IpAddr>, String)> {

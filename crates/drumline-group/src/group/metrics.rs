@@ -1,4 +1,4 @@
-//! What the calls of groups have taken, as text for Prometheus.
+//! What the calls of groups have taken, in the text format of Prometheus.
 
 use std::fmt::Write;
 
@@ -6,18 +6,17 @@ use drumline_engine::usage::Calls;
 
 use super::ProcessGroup;
 
-/// How often these groups were asked for each operation on this rank, with how many bytes and for how long,
-/// in the text format of Prometheus: hand it out where your program is scraped.
+/// The number, bytes and time of this rank's calls in these groups, by kind, in the text format of
+/// Prometheus. Return it where your program is scraped.
 ///
 /// | metric | what |
 /// |---|---|
-/// | `drumline_calls_total` | calls that have ended; of messages, those that have arrived or left |
+/// | `drumline_calls_total` | calls that have ended; for messages, those that have arrived or left |
 /// | `drumline_bytes_total` | bytes of this rank's buffers in these calls |
-/// | `drumline_seconds_total` | their time, waiting for other ranks included. Of short calls that need not wait for long, one in 64 is timed and counts for all |
+/// | `drumline_seconds_total` | their time, including the time spent waiting for other ranks. Of short calls that do not wait long, one in 64 is timed and counts for all |
 /// | `drumline_group_failed` | 1 after a failure, which poisons the group; else 0 |
 ///
-/// Labels are `group`, `rank` (in the group) and `operation`. Groups count always, so nothing needs to be
-/// switched on.
+/// Labels are `group`, `rank` (in the group) and `operation`. Groups always count, so no setting is needed.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -59,7 +58,7 @@ pub fn metrics_text<'a>(groups: impl IntoIterator<Item = &'a ProcessGroup>) -> S
     text
 }
 
-/// Name, explanation, value.
+/// The name, the explanation and the value.
 type Counter = (&'static str, &'static str, fn(&Calls) -> String);
 
 const COUNTERS: [Counter; 3] = [
@@ -70,7 +69,7 @@ const COUNTERS: [Counter; 3] = [
     }),
 ];
 
-/// As the format wants the values of labels.
+/// Escapes the value of a label.
 fn escaped(label: &str) -> String {
     label.replace('\\', r"\\").replace('"', "\\\"").replace('\n', r"\n")
 }

@@ -1,4 +1,4 @@
-//! Messages from rank to rank.
+//! Messages from rank to rank: sends and receives.
 
 use std::{marker::PhantomData, time::Instant};
 
@@ -14,14 +14,14 @@ use crate::{
 impl ProcessGroup {
     /// Sends `data` to rank `to`, which must receive it with [`ProcessGroup::recv`].
     ///
-    /// Messages between two ranks that have the same `tag` arrive in the order of the calls;
-    /// those with other tags may overtake them. Messages need not be called in one order with
-    /// collectives and never wait for those of other threads.
+    /// Messages between two ranks with the same `tag` arrive in the order of the calls. Messages with other
+    /// tags may overtake them. Sends and receives need no common order with collectives, and never wait for
+    /// collectives of other threads.
     ///
-    /// Returns when the receiver has asked for the message and all of it is on its way: two ranks
-    /// that first send to each other and then receive wait for ever, and so does a rank that sends
-    /// to itself. Use [`ProcessGroup::send_async`] there. The data is copied once; the asynchronous form, which
-    /// takes it by value, copies nothing.
+    /// `send` returns when the receiver has asked for the message and all of it is on its way. So two ranks
+    /// that first send to each other and then receive wait for ever, and so does a rank that sends to itself.
+    /// Use [`ProcessGroup::send_async`] there. `send` copies the data once; the asynchronous form takes it by
+    /// value and copies nothing.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -45,11 +45,11 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `to`, or when 65,536 messages to it
-    /// wait already. [`Collective`](crate::Error::Collective) names both calls when type or count differ from the
-    /// receiver's, and otherwise the rank that died, left or did not receive in time
-    /// ([`Config::timeout`](crate::Config::timeout)). As after a collective, the group is poisoned
-    /// then.
+    /// [`InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `to`, or when 65,536 messages
+    /// to it wait already. [`Collective`](crate::Error::Collective) names both calls when type or count
+    /// differ from the receiver's; otherwise it names the rank that died, left, or did not receive in time
+    /// ([`Config::timeout`](crate::Config::timeout)). Then the group is poisoned, as after a failed
+    /// collective.
     pub fn send<T: Element>(&self, data: &[T], to: Rank, tag: u64) -> Result<()> {
         self.send_async::<T, _>(data.to_vec(), to, tag)?.wait()?;
         Ok(())
@@ -57,8 +57,8 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::send`] in the background. Gives the buffer back, unchanged.
     ///
-    /// A batch of sends and receives is a list of them that is waited for afterwards, in whatever
-    /// order:
+    /// To make a batch of sends and receives, keep them in a list and wait for each of them afterwards, in
+    /// any order:
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -94,8 +94,8 @@ impl ProcessGroup {
         self.post::<T, B, _>(Direction::Send, buffer, Some(to), tag, buffer_alone)
     }
 
-    /// Receives into `data` what rank `from` sends with the same `tag`, type and number of
-    /// elements; see [`ProcessGroup::send`]. After an error `data` is as it was.
+    /// Receives into `data` the message that rank `from` sends with the same `tag`, type and number of
+    /// elements; see [`ProcessGroup::send`]. After an error `data` is unchanged.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -110,7 +110,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::send`].
+    /// As for [`ProcessGroup::send`].
     pub fn recv<T: Element>(&self, data: &mut [T], from: Rank, tag: u64) -> Result<()> {
         let received = self.recv_async::<T, _>(data.to_vec(), from, tag)?.wait()?;
         data.copy_from_slice(&received);
@@ -139,9 +139,8 @@ impl ProcessGroup {
         self.post::<T, B, _>(Direction::Receive, buffer, Some(from), tag, buffer_alone)
     }
 
-    /// Receives into `data` from whichever rank sends first with this tag, and tells which one
-    /// that was. Receives are served in the order of the calls, those from a certain rank and
-    /// those from any alike.
+    /// Receives into `data` from the rank that first sends with this tag, and returns that rank. Receives are
+    /// served in the order of the calls, whether they name a rank or not.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -170,16 +169,16 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::send`]. A rank that leaves is no error while others are there. Once all
-    /// others have left it is one ([`Cause::NobodyLeft`](drumline_engine::Cause::NobodyLeft)), after the two
-    /// seconds that this rank has to send to itself.
+    /// As for [`ProcessGroup::send`]. If a rank leaves while others remain, that is no error. When all other
+    /// ranks have left, this rank still has two seconds to send to itself; then the receive fails with
+    /// [`Cause::NobodyLeft`](drumline_engine::Cause::NobodyLeft).
     pub fn recv_any<T: Element>(&self, data: &mut [T], tag: u64) -> Result<Rank> {
         let (received, from) = self.recv_any_async::<T, _>(data.to_vec(), tag)?.wait()?;
         data.copy_from_slice(&received);
         Ok(from)
     }
 
-    /// [`ProcessGroup::recv_any`] in the background. Also tells which rank has sent.
+    /// [`ProcessGroup::recv_any`] in the background. Also returns the rank that has sent.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -192,7 +191,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// None yet; the [`Work`] has those of [`ProcessGroup::recv_any`].
+    /// None so far. The [`Work`] has the errors of [`ProcessGroup::recv_any`].
     pub fn recv_any_async<T, B>(&self, buffer: B, tag: u64) -> Result<Work<(B, Rank)>>
     where
         T: Element,
@@ -232,7 +231,7 @@ impl ProcessGroup {
     }
 }
 
-/// Makes what the caller gets of the other rank and the buffer.
+/// Makes the caller's result from the other rank and the buffer.
 type Then<B, R> = fn(Result<Rank>, B) -> Result<R, WorkError<R>>;
 
 fn buffer_alone<B>(result: Result<Rank>, buffer: B) -> Result<B, WorkError<B>> {

@@ -1,4 +1,4 @@
-//! The handle of a group, and what it shares with the operations that are under way.
+//! The handle of a group, and what it shares with calls that are under way.
 
 use std::{
     fmt,
@@ -24,18 +24,18 @@ use super::{
     foreign::Foreign,
 };
 
-/// The ranks of a job and the operations they do together.
+/// A group of ranks, and the calls that they make together.
 ///
-/// Every rank makes the same collective calls in the same order. The handle can be cloned and sent
-/// to other threads: all clones are one group, and their collectives run one after another. Sends
-/// and receives ([`send`](ProcessGroup::send)) run beside them.
+/// Every rank makes the same collective calls in the same order. The handle can be cloned and sent to other
+/// threads. All clones are one group, and their collectives run one after another. Sends and receives
+/// ([`send`](ProcessGroup::send)) run beside them.
 ///
 /// A blocking call (`all_reduce`) runs on the caller's thread and returns when this rank's part
 /// is done. An asynchronous one (`all_reduce_async`) takes its buffer by value and returns a
 /// [`Work`](crate::Work) at once.
 ///
-/// When a call fails, the group is poisoned: its peers learn why, and every later call on any
-/// rank fails with the first failure's text. Connect a new group to go on.
+/// When a call fails, the group is poisoned: the peers learn why, and every later call on any rank fails with
+/// the text of the first failure. Connect a new group to go on.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -64,7 +64,7 @@ pub struct ProcessGroup {
 pub(crate) struct Inner {
     pub(super) member: Membership,
     pub(super) config: Config,
-    /// Until the group is destroyed. This process may host the store for the others.
+    /// Set until the group is destroyed. This process may host the store for the others.
     pub(super) family: FamilyCell,
     pub(super) carrier: Carrier,
     pub(super) arena: Option<Arena>,
@@ -73,7 +73,8 @@ pub(crate) struct Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // The progress thread may hold the lane for a moment more, and does not panic.
+        // The progress thread may hold the lane a little longer, and does not panic. So the lane must be
+        // told.
         if std::thread::panicking()
             && let Carrier::Lane(lane) = &self.carrier
         {
@@ -82,7 +83,7 @@ impl Drop for Inner {
     }
 }
 
-/// What carries the group's operations.
+/// What carries the group's calls.
 pub(super) enum Carrier {
     Lane(Arc<Driven>),
     Backend(Arc<Foreign>),
@@ -115,7 +116,7 @@ impl ProcessGroup {
         self.inner.member.rank
     }
 
-    /// How many ranks the group has.
+    /// The number of ranks in the group.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -126,7 +127,7 @@ impl ProcessGroup {
         self.inner.member.world_size
     }
 
-    /// The settings that the group was made with, and what start-up has added to them.
+    /// The settings with which the group was made, and what start-up has added to them.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -136,10 +137,10 @@ impl ProcessGroup {
         &self.inner.config
     }
 
-    /// The same group, with another time limit for the calls that are made on this handle.
+    /// The same group, with another time limit for calls made on this handle.
     ///
-    /// A time limit of nothing is one that has passed already. Clones of the handle have its limit,
-    /// too; those that were there before have their own.
+    /// A time limit of zero has already passed. Clones of the handle have its limit, too. Clones made before
+    /// keep their own.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -154,8 +155,8 @@ impl ProcessGroup {
         ProcessGroup { timeout: Some(timeout), ..self.clone() }
     }
 
-    /// Time that operations of the group have taken on this rank, waiting for others included. Of
-    /// short ones that need not wait for long, one in 64 is timed and counts for all.
+    /// The time that calls of the group have taken on this rank, including the time spent waiting for other
+    /// ranks. Of short calls that do not wait long, one in 64 is timed and counts for all.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -168,7 +169,7 @@ impl ProcessGroup {
         self.usage().0.collective_time()
     }
 
-    /// What calls have taken, and whether one has failed.
+    /// What the calls of this rank have taken, and whether one has failed.
     pub(super) fn usage(&self) -> (Usage, bool) {
         match &self.inner.carrier {
             Carrier::Lane(lane) => lane.usage(),
@@ -199,9 +200,9 @@ impl ProcessGroup {
         self.inner.arena.is_some()
     }
 
-    /// Breaks the group off, from any thread and at any time: the operation that runs, those
-    /// that wait for their turn and all later ones fail on this rank at once, and on the other
-    /// ranks with this rank's name.
+    /// Aborts the group, from any thread and at any time. The running call, calls that wait for their turn,
+    /// and all later calls fail at once on this rank. On the other ranks they fail with an error that names
+    /// this rank.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -218,9 +219,8 @@ impl ProcessGroup {
         }
     }
 
-    /// Closes the group after all ranks have called this, so that no rank is left waiting for
-    /// one that has gone. Operations that are under way end first. Dropping the last handle
-    /// leaves without waiting.
+    /// Closes the group once all ranks have called this, so that no rank waits for a rank that has gone.
+    /// Calls that are under way end first. To drop the last handle leaves without waiting.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -232,15 +232,15 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Collective`](crate::Error::Collective) when a peer fails or never comes, or when
-    /// it made a call that no other rank took part in.
+    /// [`Error::Collective`](crate::Error::Collective) when a peer fails or never comes, or when a peer has
+    /// made a call that no other rank has made.
     pub fn destroy(self) -> Result<()> {
         let timeout = self.inner.config.timeout;
         self.close(timeout, Patience::Required)
     }
 
-    /// [`destroy`](ProcessGroup::destroy) without insisting: ranks that have not called it after
-    /// `patience` are left behind, as if the last handle had been dropped.
+    /// Like [`destroy`](ProcessGroup::destroy), but waits at most `patience` for ranks that have not called
+    /// it. Then it leaves without them, as if the last handle had been dropped.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -251,7 +251,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::destroy`], for ranks that have failed or made another call.
+    /// As for [`ProcessGroup::destroy`], when a rank has failed or made another call.
     pub fn leave(self, patience: Duration) -> Result<()> {
         self.close(patience, Patience::Enough)
     }
@@ -279,7 +279,8 @@ impl Inner {
         self.family.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whose waiting threads may bring operations on; nobody's, if those have threads of their own.
+    /// The driver that a waiting thread may help. Empty for a foreign backend, whose calls have threads of
+    /// their own.
     pub(crate) fn driven(&self) -> Weak<Driven> {
         match &self.carrier {
             Carrier::Lane(lane) => Arc::downgrade(lane),
@@ -287,7 +288,7 @@ impl Inner {
         }
     }
 
-    /// Runs an operation on the caller's thread, after those that were called before.
+    /// Carries out a call on the caller's thread, after all calls that were made before.
     pub(super) fn run(&self, operation: &mut dyn AnyCall) -> Result<()> {
         match &self.carrier {
             Carrier::Lane(lane) => lane.run(operation),
@@ -295,7 +296,7 @@ impl Inner {
         }
     }
 
-    /// Runs an operation in the background, after those that were called before.
+    /// Carries out a call in the background, after all calls that were made before.
     pub(super) fn submit(&self, job: Box<dyn Job>) {
         match &self.carrier {
             Carrier::Lane(lane) => lane.submit(job),

@@ -7,14 +7,16 @@ use super::ProcessGroup;
 use crate::{Element, Result};
 
 impl ProcessGroup {
-    /// A buffer of `len` zeros that collectives of this group reach without a copy, if all ranks pass
-    /// such buffers: for the results of `all_reduce`, `reduce`, `broadcast`, `all_gather`,
-    /// `all_to_all` and scans, and as inputs of `reduce_scatter` and `gather`, among the ranks of one host; for
-    /// `all_reduce` among several, too. `scatter`, and short calls, are copied through slots as from
-    /// ordinary memory; so is an input that is multiplied before it is summed.
+    /// A buffer of `len` zeros in memory that the ranks of this host share. Collectives work in such buffers
+    /// without copies, if all ranks pass one.
     ///
-    /// It may outlive the group. It comes from this rank's part of the shared memory, whose size
-    /// is [`Config::registered_bytes_max`](crate::Config::registered_bytes_max).
+    /// Without copies are the results of `all_reduce`, `reduce`, `broadcast`, `all_gather`, `all_to_all` and
+    /// scans, and the inputs of `reduce_scatter` and `gather`, where all ranks are on one host; `all_reduce`
+    /// also on several hosts. `scatter`, short calls, and an input that is multiplied before it is summed are
+    /// copied through slots, as from ordinary memory.
+    ///
+    /// The buffer may outlive the group. It lies in this rank's arena, which holds
+    /// [`Config::registered_bytes_max`](crate::Config::registered_bytes_max) bytes.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -29,12 +31,12 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Memory`](crate::Error::Memory) says how much was asked for and how much there is.
+    /// [`Error::Memory`](crate::Error::Memory) says how much the caller asked for and how much there is.
     pub fn alloc_registered<T: Element>(&self, len: usize) -> Result<RegisteredBuffer<T>> {
         Ok(RegisteredBuffer::allocate(self.arena(), len)?)
     }
 
-    /// This rank's part of the memory that ranks of its host share, if they do.
+    /// The arena of this rank, if ranks of its host share memory.
     pub(crate) fn arena(&self) -> Option<&Arena> {
         self.inner.arena.as_ref()
     }

@@ -8,7 +8,7 @@ use drumline_schedule::step::Rank;
 use super::ProcessGroup;
 use crate::{Config, Error, Result};
 
-/// How a group of some ranks differs from the one that it is made of.
+/// How a group of some ranks differs from the group that it is made from.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -22,13 +22,13 @@ use crate::{Config, Error, Result};
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct GroupOptions {
-    /// Tells groups of the same ranks apart. Only needed by threads of one rank that make such
-    /// groups at the same time.
+    /// Tells groups of the same ranks apart. Only needed when threads of one rank make such groups at the
+    /// same time.
     pub name: Option<String>,
-    /// How long start-up and every operation may take; as in the group it is made of unless set.
+    /// How long start-up and every call may take. Unless set, as in the group that it is made from.
     pub timeout: Option<Duration>,
-    /// Other settings than those of the group it is made of. Where they have no secret, or say
-    /// nothing of addresses, that group's are taken.
+    /// Settings to use instead of those of the group that it is made from. If they have no secret, or name no
+    /// addresses, that group's are used.
     pub config: Option<Config>,
     /// Whether ranks are numbered in the order in which they are listed, instead of in ascending
     /// order.
@@ -116,13 +116,13 @@ impl GroupOptions {
 impl ProcessGroup {
     /// Connects some of this group's ranks to a group of their own.
     ///
-    /// `ranks` are numbers in this group. Only the members call, with the same list; the others go
-    /// on with what they do. The new group numbers them from 0, in ascending order unless
-    /// [`GroupOptions::keep_order`] says otherwise. It has connections, memory and failures of its
-    /// own: groups may be used at the same time and in any order, and be destroyed in any order.
+    /// `ranks` are numbers in this group. Only the members call this, with the same list; the other ranks go
+    /// on with their work. The new group numbers its members from 0, in ascending order unless
+    /// [`GroupOptions::keep_order`] says otherwise. It has connections, memory and failures of its own. So
+    /// both groups may be used at the same time and in any order, and may be destroyed in any order.
     ///
-    /// The call blocks until all members have called. Groups that have members in common are made
-    /// in one order on all of them, or each on a thread of its own.
+    /// The call blocks until all members have called. If groups have several members in common, these members
+    /// must make the groups in the same order, or each group on its own thread.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -150,10 +150,10 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::NotAMember`] on a rank that is not listed; it has not talked to anybody then.
-    /// [`Error::InvalidArgument`] when a rank does not exist or is listed twice. Otherwise as
-    /// [`ProcessGroup::connect`]; members that do not come in time are named, with what they do
-    /// instead. An attempt that has failed leaves nothing behind and may be repeated.
+    /// [`Error::NotAMember`] on a rank that is not listed; it has not contacted any rank.
+    /// [`Error::InvalidArgument`] when a rank does not exist or is listed twice. Otherwise as for
+    /// [`ProcessGroup::connect`]; the error names members that do not come in time, and what they do instead.
+    /// A failed attempt leaves nothing behind and may be repeated.
     pub fn new_group(&self, ranks: &[Rank], options: &GroupOptions) -> Result<ProcessGroup> {
         let mut ranks = ranks.to_vec();
         self.check_members("new_group", &ranks)?;
@@ -191,8 +191,8 @@ impl ProcessGroup {
         group
     }
 
-    /// Divides this group into groups of `size` neighbouring ranks each, and connects this rank's.
-    /// All ranks call.
+    /// Divides this group into groups of `size` consecutive ranks each, and connects this rank's group. All
+    /// ranks must call this.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -212,7 +212,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when the group cannot be divided so; otherwise as
+    /// [`Error::InvalidArgument`] when `size` does not divide the number of ranks; otherwise as for
     /// [`ProcessGroup::new_group`].
     pub fn new_subgroups(&self, size: usize, options: &GroupOptions) -> Result<ProcessGroup> {
         if size == 0 || !self.world_size().is_multiple_of(size) {
@@ -229,8 +229,8 @@ impl ProcessGroup {
         self.new_group(&(first..first + size).collect::<Vec<_>>(), options)
     }
 
-    /// Connects the one of `groups` that this rank is a member of. All ranks that are in one of
-    /// them call, with the same lists.
+    /// Connects the group in `groups` of which this rank is a member. All ranks listed in `groups` must call
+    /// this, with the same lists.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -251,8 +251,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when a rank does not exist or is in two groups;
-    /// [`Error::NotAMember`] when this rank is in none; otherwise as [`ProcessGroup::new_group`].
+    /// [`Error::InvalidArgument`] when a rank does not exist or is in two groups; [`Error::NotAMember`] when
+    /// this rank is in none; otherwise as for [`ProcessGroup::new_group`].
     pub fn new_subgroups_by_enumeration(
         &self,
         groups: &[Vec<Rank>],
@@ -268,9 +268,9 @@ impl ProcessGroup {
         }
     }
 
-    /// Divides this group by colour: ranks that pass the same `color` get a group, in which they
-    /// are numbered by `key` and, where that is equal, by their rank in this group. All ranks call;
-    /// those that pass no colour get no group.
+    /// Divides this group by colour. Ranks that pass the same `color` form a group, in which they are
+    /// numbered by `key`, and ranks with the same key by their rank in this group. All ranks must call this.
+    /// A rank that passes no colour gets no group.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -315,7 +315,7 @@ impl ProcessGroup {
         self.new_group(&ranks, &options.clone().keep_order()).map(Some)
     }
 
-    /// What the group's ranks are called in the whole job, in order of their rank in the group.
+    /// The numbers in the whole job of the group's ranks, in order of their rank in the group.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -326,7 +326,7 @@ impl ProcessGroup {
         (0..self.world_size()).map(|rank| self.global_rank_of(rank)).collect()
     }
 
-    /// What the group's rank `rank` is called in the whole job, if there is such a rank.
+    /// The number in the whole job of the group's rank `rank`, if there is such a rank.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -337,7 +337,7 @@ impl ProcessGroup {
         (rank < self.world_size()).then(|| self.global_rank_of(rank))
     }
 
-    /// Which rank of this group the job's rank `global` is, if it is a member.
+    /// The rank in this group of the job's rank `global`, if it is a member.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -357,7 +357,7 @@ impl ProcessGroup {
         let mut config = options.config.as_ref().unwrap_or(ours).clone();
         config.secret = config.secret.or_else(|| ours.secret.clone());
         if config.bind_addresses.is_empty() && config.socket_ifname.is_none() {
-            // Found on the way to the master, which nobody asks for again.
+            // These were found on the way to the master, and are not searched again.
             config.bind_addresses.clone_from(&ours.bind_addresses);
         }
         config.timeout = options.timeout.unwrap_or(config.timeout);

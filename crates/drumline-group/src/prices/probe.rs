@@ -1,4 +1,4 @@
-//! A look at what a link can do, when a group is made.
+//! A short measurement of a link, made when a group is made.
 
 use std::time::{Duration, Instant};
 
@@ -10,23 +10,23 @@ use drumline_schedule::{
 
 use crate::{ProcessGroup, Result};
 
-/// How long the probe goes on asking.
+/// How long the probe keeps asking for messages.
 const BUDGET: Duration = Duration::from_millis(40);
 
-/// Tags of the group that a program is unlikely to take; messages of the probe have all been received
-/// when the group is handed out.
+/// A tag that programs are unlikely to use. All messages of the probe have been received when the program
+/// gets the group.
 const TAG: u64 = u64::MAX - 0xD12;
 
-/// One more message of that many bytes is wanted; 0: the probe is over.
+/// The length of the next message that rank 0 wants; 0: the probe is over.
 type Wanted = [u64; 1];
 
-/// The rank with which rank 0 measures the links, if there are links to choose for: the lowest one
-/// that it shares no memory with.
+/// The rank with which rank 0 measures the links: the lowest rank that shares no memory with it. `None`: all
+/// ranks share memory, so no algorithm uses links.
 pub(crate) fn peer(topology: &Topology) -> Option<Rank> {
     (1..topology.world_size).find(|rank| topology.host_of(*rank) != topology.host_of(0))
 }
 
-/// Rank 0 measures the link to `peer`, and says what `list` becomes by it.
+/// On rank 0: measures the link to `peer`, and returns `list` with the new prices.
 pub(crate) fn ask(group: &ProcessGroup, peer: Rank, list: &PriceList) -> Result<PriceList> {
     round_trip(group, peer, SHORT_BYTES)?; // opens the connection
     let began = Instant::now();
@@ -40,7 +40,7 @@ pub(crate) fn ask(group: &ProcessGroup, peer: Rank, list: &PriceList) -> Result<
         if began.elapsed() + 2 * expected > BUDGET {
             break;
         }
-        // The first one finds buffers of the kernel that have to grow.
+        // The kernel's buffers grow during the first message.
         let first = round_trip(group, peer, wanted)?;
         (bytes, long) = (wanted, first.min(round_trip(group, peer, wanted)?));
     }
@@ -49,7 +49,7 @@ pub(crate) fn ask(group: &ProcessGroup, peer: Rank, list: &PriceList) -> Result<
 
     let mut list = list.clone();
     let link = &mut list.far;
-    // A message is an offer, a grant and the payload, and the round trip is two of them.
+    // A message takes three legs: offer, grant and payload. The round trip is two messages.
     let leg_ps = ps(short) / 6;
     link.message_ps = leg_ps * 2 / 9;
     link.round_ps = leg_ps - link.message_ps;
@@ -64,10 +64,10 @@ pub(crate) fn ask(group: &ProcessGroup, peer: Rank, list: &PriceList) -> Result<
 
 const SHORT_BYTES: usize = 8;
 
-/// Messages long enough to tell the price of a byte, tried while there is time.
+/// Lengths that are long enough to show the price of a byte, tried while there is time.
 const LONG_BYTES: [usize; 3] = [16 << 10, 128 << 10, 1 << 20];
 
-/// The other side of [`ask`].
+/// On `peer`: answers the messages of [`ask`].
 pub(crate) fn answer(group: &ProcessGroup, peer: Rank) -> Result<()> {
     loop {
         let mut wanted: Wanted = [0];
@@ -91,7 +91,7 @@ fn round_trip(group: &ProcessGroup, peer: Rank, bytes: usize) -> Result<Duration
     Ok(began.elapsed())
 }
 
-/// A byte combined into another, from memory to memory.
+/// The time to combine a byte into another one, from memory to memory.
 fn combined_byte_fs() -> u64 {
     const ELEMENTS: usize = 1 << 19;
     let (mut sum, addend) = (vec![1_f32; ELEMENTS], vec![1_f32; ELEMENTS]);

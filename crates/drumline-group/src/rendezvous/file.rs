@@ -1,4 +1,4 @@
-//! Ranks that meet in a file which all of them see.
+//! Ranks that meet in a file that all of them see.
 
 use std::{fs, os::unix::fs::MetadataExt as _, sync::Arc};
 
@@ -12,8 +12,8 @@ use crate::{Config, Error, Result};
 
 /// Opens the store of `file:///path?rank=R&world_size=W`.
 ///
-/// Nobody has to come first, and nobody has to stay: the file is there as long as one rank has it
-/// open, and the last one deletes it.
+/// Ranks may come and leave in any order. The file exists as long as one rank has it open, and the last rank
+/// deletes it.
 pub(super) fn meet(url: &str, config: &Config) -> Result<Rendezvous> {
     let (path, rank, world_size) = parse(url)?;
     let store = FileStore::with_limit(&path, world_size, config.store_bytes_max)?;
@@ -24,7 +24,7 @@ pub(super) fn meet(url: &str, config: &Config) -> Result<Rendezvous> {
     Rendezvous::in_store(Arc::new(store), &path, (rank, world_size), config)
 }
 
-/// The path, the rank and the world size.
+/// The path, the rank and the world size in a `file://` URL.
 pub(crate) fn parse(url: &str) -> Result<(String, usize, usize)> {
     let place = url.split_once("://").map_or("", |(_, place)| place);
     let (path, query) = place.split_once('?').unwrap_or((place, ""));
@@ -43,7 +43,8 @@ pub(crate) fn parse(url: &str) -> Result<(String, usize, usize)> {
     Ok((path.text().to_owned(), rank, world_size))
 }
 
-/// Without a secret the ranks leave one in the file, so no other user may read or replace it.
+/// Checks that no other user may read or replace the file. Without a secret in the settings, the ranks leave
+/// one in it.
 fn check_private(path: &str) -> Result<()> {
     let metadata = fs::metadata(path)
         .map_err(|error| Error::io(format!("look at file store {path}"), error))?;

@@ -1,4 +1,4 @@
-//! How the ranks of a plan meet: one hosts the store, or a launcher does, and each claims its number.
+//! How the ranks of a plan meet: rank 0 or a launcher hosts the store, and each rank claims its number.
 
 use std::{
     thread,
@@ -30,8 +30,8 @@ use crate::{
 };
 
 impl Plan {
-    /// Opens what the plan asks for and waits for the others, at most for [`Config::timeout`].
-    /// Nothing is read from the environment.
+    /// Opens the store of the plan and waits for the other ranks, at most for [`Config::timeout`]. Reads
+    /// nothing from the environment.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -47,8 +47,8 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] if the store is no safe place to meet and nobody has said that it
-    /// is to be trusted; [`Error::Store`], as [`rendezvous`](super::rendezvous).
+    /// [`Error::InvalidSetting`] if the store is no safe place to meet and the settings do not trust it;
+    /// [`Error::Store`] as for [`rendezvous`](super::rendezvous).
     pub fn meet(&self, config: &Config) -> Result<Rendezvous> {
         let joining = Joining {
             rank: self.rank,
@@ -96,7 +96,7 @@ impl Plan {
         Ok(Rendezvous::in_own_store(tcp, (self.rank, self.world_size), secret, claimed, config))
     }
 
-    /// The store, behind the secret if there is one and if its host knows of secrets.
+    /// Opens the store. It asks for the secret if there is one and if the host of the store supports that.
     fn open(&self, config: &Config, timeout: Duration) -> Result<TcpStore> {
         let host = |door| {
             let server = TcpStoreServer::open(&[door], config.store_bytes_max)?;
@@ -149,7 +149,7 @@ impl Plan {
         }
     }
 
-    /// Adds to the host's time-out who has not come. (Processes that run torch leave no name.)
+    /// Adds the ranks that have not come to the host's time-out. (Processes that use torch leave no name.)
     fn name_the_missing(&self, tcp: &TcpStore, error: Error) -> Error {
         let keys: Vec<_> = (0..self.world_size.min(RANKS_NAMED_MAX)).map(rank_key).collect();
         let keys: Vec<_> = keys.iter().map(String::as_str).collect();
@@ -168,7 +168,7 @@ impl Plan {
     }
 }
 
-/// Whether all that `host` stands for is on this machine. A name that nobody knows is not.
+/// Whether `host` resolves to addresses of this machine only. False for an unknown name.
 fn is_loopback(host: &str, timeout: Duration) -> bool {
     let deadline = Instant::now() + timeout.min(RESOLVE_MAX);
     resolve(host, 0, deadline).is_ok_and(|addresses| {
@@ -176,8 +176,8 @@ fn is_loopback(host: &str, timeout: Duration) -> bool {
     })
 }
 
-/// How long the name service may take to say what a name stands for.
+/// The time limit for resolving a name.
 const RESOLVE_MAX: Duration = Duration::from_secs(5);
 
-/// How many ranks are asked about when some are missing.
+/// The most ranks about which the store is asked when some are missing.
 const RANKS_NAMED_MAX: usize = 1024;

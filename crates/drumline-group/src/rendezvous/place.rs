@@ -1,4 +1,4 @@
-//! A place in a job.
+//! A place in a job: a rank, and the store.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -27,27 +27,27 @@ use crate::{
 /// ```
 #[derive(Debug)]
 pub struct Rendezvous {
-    /// The shared store. On the rank that hosts it, the server lives as long as this, its clones
-    /// and the `Rendezvous` do: see [`Rendezvous::leave`].
+    /// The shared store. On the rank that hosts it, the server lives as long as this field, its clones and
+    /// the `Rendezvous`: see [`Rendezvous::leave`].
     pub store: Arc<dyn Store>,
-    /// This process, in `0..world_size`.
+    /// This process's number, in `0..world_size`.
     pub rank: usize,
-    /// How many processes the job has.
+    /// The number of processes in the job.
     pub world_size: usize,
-    /// What only the processes of this job know: the one that all were given, or the one that
-    /// they have agreed on through the store.
+    /// The secret of the job. Either all processes were given it, or they have agreed on it through the
+    /// store.
     pub secret: Secret,
-    /// The store, if this library's own code has opened it.
+    /// The store, if this library has opened it.
     tcp: Option<Arc<TcpStore>>,
     /// Whether the rank has claimed its number in a store that lives as long as the job.
     claimed: bool,
-    /// When to say whom [`Rendezvous::leave`] waits for.
+    /// When [`Rendezvous::leave`] logs for which ranks it waits.
     warn_after: Duration,
 }
 
 impl Rendezvous {
-    /// A place in a job whose processes share `store` already. Without a secret in `config` they
-    /// agree on one through it, and are as safe as it is.
+    /// A place in a job whose processes already share `store`. If `config` has no secret, they agree on one
+    /// through the store, and are as safe as the store is.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -62,8 +62,7 @@ impl Rendezvous {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] when `rank` is no rank of `world_size`; otherwise what the store
-    /// says.
+    /// [`Error::InvalidArgument`] when `rank` is not below `world_size`; otherwise the error of the store.
     pub fn with_store(
         store: Arc<dyn Store>,
         rank: usize,
@@ -79,7 +78,7 @@ impl Rendezvous {
         Rendezvous::in_store(store, name, (rank, world_size), config)
     }
 
-    /// The same for a store that is called `name`.
+    /// The same for a store with the name `name`.
     pub(super) fn in_store(
         store: Arc<dyn Store>,
         name: &str,
@@ -94,7 +93,7 @@ impl Rendezvous {
         Ok(Rendezvous { store, rank, world_size, secret, tcp: None, claimed: false, warn_after })
     }
 
-    /// The same in a store that this library's own code has opened.
+    /// The same in a store that this library has opened.
     pub(super) fn in_own_store(
         tcp: TcpStore,
         (rank, world_size): (usize, usize),
@@ -107,17 +106,16 @@ impl Rendezvous {
         Rendezvous { store, rank, world_size, secret, tcp: Some(tcp), claimed, warn_after }
     }
 
-    /// Where the store is, if it is not on this host alone: the way to it is the way to the other
-    /// hosts.
+    /// The address of the store, if other hosts reach it. The way to it is the way to the other hosts.
     pub(crate) fn master(&self) -> Option<SocketAddr> {
         self.tcp.as_ref()?.address()
     }
 
-    /// Ends this rank's use of the store in an order that cuts nobody off: the rank that hosts it
-    /// waits until all others have closed their connections, by leaving or by dying, but at most
-    /// for `patience`. Tells whether they have; on the other ranks returns `true` at once.
+    /// Ends this rank's use of the store without cutting off another rank. The rank that hosts the store
+    /// waits until all other ranks have closed their connections, by leaving or by dying, but at most for
+    /// `patience`. Returns whether they have; on other ranks returns `true` at once.
     ///
-    /// Dropping a `Rendezvous` does not wait. That is right after an error, when the others are to
+    /// To drop a `Rendezvous` does not wait. That is right after an error, which the other ranks should
     /// notice.
     ///
     /// ```
@@ -142,8 +140,8 @@ impl Rendezvous {
     }
 }
 
-/// Takes back that rank `rank` is in the job: it may come back before the host has gone, to the
-/// next job at this place.
+/// Takes back the claim of rank `rank`. The rank may join the next job at this address before the host of
+/// this one has gone.
 fn take_back_claim(tcp: &TcpStore, rank: usize) -> Result<()> {
     tcp.delete_key(&rank_key(rank))?;
     match tcp.check(&[COMPLETE])? {
@@ -152,7 +150,7 @@ fn take_back_claim(tcp: &TcpStore, rank: usize) -> Result<()> {
     }
 }
 
-/// The first rank's proposal is everybody's secret.
+/// All ranks use the secret that the first rank has proposed.
 pub(super) fn agree_on_secret(store: &dyn Store, name: &str) -> Result<Secret> {
     let proposal = Secret::random()?;
     let code = async |desk| claim::agree_on_secret(&desk, proposal.expose()).await;

@@ -1,4 +1,4 @@
-//! From URLs and variables to what is to be opened.
+//! From URLs and variables to a plan.
 
 use drumline_store::net::Endpoint;
 
@@ -7,7 +7,7 @@ use super::settings::{
 };
 use crate::Result;
 
-/// What a URL and an environment ask for, before anything is opened.
+/// What a URL and an environment ask for. Nothing is opened yet.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -20,17 +20,17 @@ use crate::Result;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// Where the store is. Port 0 (let the system choose) only if nobody else must know it.
+    /// The address of the store. Port 0 (the system chooses) only if no other process must know it.
     pub store: Endpoint,
-    /// Who hosts it.
+    /// Which process hosts the store.
     pub host: StoreHost,
-    /// This process, in `0..world_size`.
+    /// This process's number, in `0..world_size`.
     pub rank: usize,
-    /// How many processes the job has.
+    /// The number of processes in the job.
     pub world_size: usize,
 }
 
-/// Who hosts the store of a job.
+/// Which process hosts the store of a job.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -51,9 +51,9 @@ pub struct Plan {
 pub enum StoreHost {
     /// The process of rank 0.
     RankZero,
-    /// `drumline run`: a store that asks for the secret.
+    /// `drumline run`. Its store asks for the secret.
     Drumline,
-    /// Another launcher: torch's store, which asks for nothing.
+    /// Another launcher. Its store is torch's, which asks for no secret.
     Launcher,
 }
 
@@ -61,7 +61,7 @@ const KNOWN: &str =
     "known are env://, tcp:// and file://, and what register_rendezvous_handler adds";
 
 impl Plan {
-    /// Works out the plan from `url` and the variables that `variable` looks up.
+    /// The plan for `url`. `variable` looks up variables of the environment.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -79,8 +79,8 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting), which names everything that is missing, or the wrong part and
-    /// what it should be.
+    /// [`Error::InvalidSetting`](crate::Error::InvalidSetting) names everything that is missing, or the wrong
+    /// part and what it should be.
     pub fn parse(url: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<Plan> {
         let in_url = |problem: String| invalid(url, problem);
         let (scheme, rest) = url.split_once("://").unwrap_or((url, ""));
@@ -132,7 +132,7 @@ impl Plan {
         };
 
         let settings = [&rank, &world_size, &host, &port];
-        // A store that is given takes the place of host and port.
+        // If a store is given, host and port are not needed.
         let needed = if given.is_some() { &settings[..2] } else { &settings[..] };
         all_set(needed, remedy)?;
         let (store, store_host) = match given {
@@ -172,7 +172,7 @@ impl Plan {
     }
 }
 
-/// As in torch, the launcher's store is meant only if it is at this place.
+/// Whether the launcher's store is at this address. As in torch, it is used only then.
 fn is_launchers(host: &str, port: u16, variable: &dyn Fn(&str) -> Option<String>) -> bool {
     let is = |name, value: &str| variable(name).as_deref().map(without_brackets) == Some(value);
     is("TORCHELASTIC_USE_AGENT_STORE", "True")
@@ -180,5 +180,5 @@ fn is_launchers(host: &str, port: u16, variable: &dyn Fn(&str) -> Option<String>
         && is("MASTER_PORT", &port.to_string())
 }
 
-/// Where `drumline run` says that its store is.
+/// The variable in which `drumline run` gives the address of its store.
 const DRUMLINE_STORE: &str = "DRUMLINE_STORE";

@@ -1,4 +1,4 @@
-//! Ways to meet that a program brings itself.
+//! Schemes of URLs that a program registers.
 
 use std::{
     collections::BTreeMap,
@@ -12,14 +12,14 @@ type Handler = Arc<dyn Fn(&str, &Config) -> Result<Rendezvous> + Send + Sync>;
 
 static HANDLERS: RwLock<BTreeMap<String, Handler>> = RwLock::new(BTreeMap::new());
 
-/// What the library brings along.
+/// The schemes of the library.
 const BUILT_IN: [&str; 3] = ["env", "tcp", "file"];
 
-/// Makes URLs that begin with `scheme://` known in this process, to [`rendezvous`](super::rendezvous)
-/// and [`init_process_group`](crate::init_process_group).
+/// Registers URLs that begin with `scheme://` in this process, for [`rendezvous`](super::rendezvous) and
+/// [`init_process_group`](crate::init_process_group).
 ///
-/// `handler` gets the whole URL and the settings, with the secret of the environment if there is
-/// one, and usually ends in [`Rendezvous::with_store`].
+/// `handler` gets the whole URL and the settings. If the settings have no secret, they get the environment's,
+/// if there is one. `handler` usually ends in [`Rendezvous::with_store`].
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -41,8 +41,8 @@ const BUILT_IN: [&str; 3] = ["env", "tcp", "file"];
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`](crate::Error::InvalidSetting) when the scheme is known already, or is
-/// not made of letters and digits.
+/// [`Error::InvalidSetting`](crate::Error::InvalidSetting) when the scheme is registered already, or has
+/// other characters than letters and digits.
 pub fn register_rendezvous_handler<H>(scheme: &str, handler: H) -> Result<()>
 where
     H: Fn(&str, &Config) -> Result<Rendezvous> + Send + Sync + 'static,
@@ -61,7 +61,7 @@ where
     Ok(())
 }
 
-/// Who handles the scheme of `url`, unless it needs a [`Plan`](super::Plan).
+/// The handler for the scheme of `url`. `None`: it needs a [`Plan`](super::Plan).
 pub(super) fn handler_of(url: &str) -> Option<Handler> {
     let (scheme, _) = url.split_once("://")?;
     if scheme == "file" {

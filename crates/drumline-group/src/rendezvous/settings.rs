@@ -1,10 +1,10 @@
-//! Texts of URLs and variables, and what they must be.
+//! Checks the texts of URLs and variables.
 
 use std::net::Ipv6Addr;
 
 use crate::{Error, Result};
 
-/// A text, and where it comes from.
+/// A text, and the place that it comes from.
 pub(super) struct Setting {
     pub(super) name: String,
     pub(super) text: Option<String>,
@@ -22,7 +22,7 @@ impl Setting {
 
     pub(super) fn number(&self, min: usize, max: usize) -> Result<usize> {
         let text = self.text();
-        // `parse` would take "+1".
+        // Without this check, `parse` would accept "+1".
         let digits = Some(text).filter(|text| text.bytes().all(|byte| byte.is_ascii_digit()));
         digits
             .and_then(|digits| digits.parse().ok())
@@ -43,7 +43,7 @@ impl Setting {
     }
 }
 
-/// Names all of `settings` that are missing.
+/// Checks that all of `settings` have a text. The error names those that have none.
 pub(super) fn all_set(settings: &[&Setting], remedy: &str) -> Result<()> {
     let missing = settings.iter().filter(|setting| setting.text.is_none());
     let names: Vec<_> = missing.map(|setting| setting.name.as_str()).collect();
@@ -53,7 +53,7 @@ pub(super) fn all_set(settings: &[&Setting], remedy: &str) -> Result<()> {
     Err(invalid(&names.join(", "), format!("not set; {remedy}")))
 }
 
-/// A rank, and the number of ranks of which it is one.
+/// A rank and its world size.
 pub(super) fn place_of(rank: &Setting, world_size: &Setting) -> Result<(usize, usize)> {
     let (place, size) = (rank.number(0, WORLD_SIZE_MAX)?, world_size.number(1, WORLD_SIZE_MAX)?);
     if place >= size {
@@ -63,10 +63,10 @@ pub(super) fn place_of(rank: &Setting, world_size: &Setting) -> Result<(usize, u
     Ok((place, size))
 }
 
-/// Far above any job: a slip of the finger is not to become a huge wait.
+/// Far above the size of any job. So a typing error does not become a huge wait.
 const WORLD_SIZE_MAX: usize = 1 << 20;
 
-/// The values of `rank` and `world_size`.
+/// The values of `rank` and `world_size` in a query.
 pub(super) fn parse_query(query: &str) -> Result<[Option<&str>; 2], String> {
     let names = ["rank", "world_size"];
     let mut values = [None; 2];

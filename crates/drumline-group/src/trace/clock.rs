@@ -1,4 +1,4 @@
-//! What time it is, here and at rank 0.
+//! The time on this host's clock and on rank 0's.
 
 use std::{
     fmt, fs,
@@ -13,9 +13,9 @@ use crate::Result;
 /// The clock that all processes of a host share, as this process sees it.
 #[derive(Clone, Debug)]
 pub(super) struct Clock {
-    /// Which clock it is: the same text means the same clock.
+    /// The identity of the clock. Equal texts mean the same clock.
     pub(super) id: String,
-    /// What the wall clock says more than this one, in nanoseconds.
+    /// The wall clock's time minus this clock's, in nanoseconds.
     pub(super) wall_ns: i64,
     origin: Instant,
     origin_ns: i64,
@@ -24,7 +24,7 @@ pub(super) struct Clock {
 impl Clock {
     pub(super) fn of_this_host() -> Clock {
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
-        // A container may have a clock of its own, which counts from elsewhere.
+        // A container may have a clock of its own, which starts at another time.
         let namespace = fs::read_link("/proc/self/ns/time").unwrap_or_default();
         let id = match boot {
             Ok(boot) => format!("{} {}", boot.trim(), namespace.display()),
@@ -37,7 +37,7 @@ impl Clock {
         Clock { id, wall_ns: wall.as_nanos() as i64 - origin_ns, origin, origin_ns }
     }
 
-    /// The time of `instant`, in nanoseconds.
+    /// The time of `instant` on this clock, in nanoseconds.
     pub(super) fn ns(&self, instant: Instant) -> i64 {
         let after = instant.saturating_duration_since(self.origin).as_nanos() as i64;
         let before = self.origin.saturating_duration_since(instant).as_nanos() as i64;
@@ -45,7 +45,7 @@ impl Clock {
     }
 }
 
-/// What is to be added to a clock to get another one, and how wrong that may be.
+/// The difference between two clocks, and how wrong it may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Offset {
     pub(crate) offset_ns: i64,
@@ -64,40 +64,41 @@ impl Offset {
     }
 }
 
-/// As [`Offset::parse`] reads it.
+/// In the form that [`Offset::parse`] reads.
 impl fmt::Display for Offset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {}", self.offset_ns, self.uncertainty_ns)
     }
 }
 
-/// How often rank 0 is asked; the fastest answer counts.
+/// How often a rank asks rank 0. The fastest answer counts.
 const ROUNDS: usize = 8;
 
-/// Rank 0's clock; there only if rank 0 traces. Set before anything that the others wait for.
+/// The key of rank 0's clock. It exists only if rank 0 writes a trace, and is set before any key for which
+/// the other ranks wait.
 const REFERENCE: &str = "trace/clock";
-/// How many clocks want to be compared with it.
+/// The key that counts the clocks that must be compared with it.
 const ASKERS: &str = "trace/askers";
 
-/// Rank 0 says by which clock it traces.
+/// On rank 0: publishes the identity of its clock.
 pub(super) fn offer(store: &dyn Store, id: &str) -> Result<()> {
     Ok(store.set(REFERENCE, id.as_bytes())?)
 }
 
-/// How a rank comes to know its offset.
+/// How a rank learns the offset of its clock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Inquiry {
-    /// Rank 0 does not trace, or the offset is known already.
+    /// Not at all: rank 0 writes no trace, or the offset is known already.
     InVain,
-    /// This clock is that of rank 0.
+    /// This rank and rank 0 have the same clock.
     Same { reference: String },
-    /// This rank asks, as the `number`th of all.
+    /// This rank asks. Its question has this number.
     Ask { reference: String, number: i64 },
-    /// Another rank with the same clock asks.
+    /// Another rank with the same clock asks, and this rank waits for the result.
     Wait { reference: String },
 }
 
-/// Finds out how to go on, before any rank can be as far as [`answer`].
+/// Decides how this rank learns its offset. All ranks must do so before rank 0 calls [`answer`].
 pub(super) fn inquire(store: &dyn Store, id: &str) -> Result<Inquiry> {
     if !store.check(&[REFERENCE])? {
         return Ok(Inquiry::InVain);
@@ -112,7 +113,7 @@ pub(super) fn inquire(store: &dyn Store, id: &str) -> Result<Inquiry> {
     }
 }
 
-/// Rank 0 answers everybody who asks, when all have come as far as [`inquire`].
+/// On rank 0: answers all ranks that ask, once all ranks have called [`inquire`].
 pub(super) fn answer(store: &dyn Store, now_ns: &dyn Fn() -> i64) -> Result<()> {
     for number in 1..=store.add(ASKERS, 0)? {
         for round in 0..ROUNDS {
@@ -124,8 +125,8 @@ pub(super) fn answer(store: &dyn Store, now_ns: &dyn Fn() -> i64) -> Result<()> 
     Ok(())
 }
 
-/// Measures, or waits for the one who does. Returns which clock this one was compared with, and
-/// its offset; `None`: with none.
+/// Measures the offset, or waits for the rank that measures it. Returns the identity of the reference clock
+/// and the offset. `None`: there is no reference clock.
 pub(super) fn measure(
     store: &dyn Store,
     id: &str,
@@ -146,7 +147,7 @@ pub(super) fn measure(
                 let told = now_ns();
                 let theirs = std::str::from_utf8(&text).ok().and_then(|it| it.parse::<i64>().ok());
                 let Some(theirs) = theirs else { continue };
-                // It was read at some time between the two.
+                // Rank 0 read its clock at some time between the two.
                 let half = (told - asked) / 2;
                 let uncertainty_ns = half.unsigned_abs() + 1;
                 if best.is_none_or(|best| uncertainty_ns < best.uncertainty_ns) {
@@ -167,7 +168,7 @@ mod tests {
     use super::*;
     use drumline_store::store::HashStore;
 
-    /// Three hosts, two of them with two ranks, and clocks that are seconds apart.
+    /// Three hosts, two of them with two ranks. Their clocks are seconds apart.
     #[test]
     fn the_true_offset_lies_within_the_uncertainty() {
         let origin = Instant::now();

@@ -1,10 +1,10 @@
-//! The directory that a trace is written to.
+//! The directory to which a trace is written.
 
 use std::path::PathBuf;
 
 use drumline_schedule::step::Rank;
 
-/// Where a rank writes what it does.
+/// The directory to which ranks write their traces, and the limit for each file.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -24,16 +24,14 @@ use drumline_schedule::step::Rank;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
-    /// The directory, which belongs to one run: files of an earlier one are replaced. It is made
-    /// if it is not there.
+    /// The directory. It belongs to one run: files of an earlier run are replaced. It is made if it does not
+    /// exist.
     pub dir: PathBuf,
 
-    /// How long the file of a rank may become, in bytes; 256 MiB unless set, which is more than a
-    /// million operations.
+    /// The most bytes in the file of a rank; 256 MiB unless set, which is more than a million calls.
     pub bytes_max: u64,
 
-    /// The rank of this process in the job, which names its file. That of the first group, unless
-    /// known.
+    /// This process's rank in the job, which names its file. `None`: its rank in the first group.
     pub(crate) rank: Option<Rank>,
 }
 
@@ -53,7 +51,7 @@ impl Trace {
     }
 }
 
-/// The file of a rank in the directory of a trace.
+/// The name of a rank's file in the directory of a trace.
 pub(super) fn file_name(rank: Rank) -> String {
     format!("rank-{rank}.json")
 }

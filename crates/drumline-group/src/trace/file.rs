@@ -1,7 +1,7 @@
-//! The file of one rank, and the thread that writes it.
+//! The trace file of one rank, and the thread that writes it.
 //!
-//! Operations leave what happened in a list and go on; the thread makes text of it. At any time
-//! the file on disk is a whole JSON array: every write ends with `]`, which the next one replaces.
+//! Calls add events to a list and go on. The thread turns them into text. The file on disk is a complete JSON
+//! array at any time: every write ends with `]`, which the next write replaces.
 
 use std::{
     collections::BTreeMap,
@@ -32,13 +32,13 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// How long an event may wait for being written.
+/// The longest time before an event is written.
 const WRITE_EVERY: Duration = Duration::from_millis(100);
 
-/// How many events may wait. What is more than the disk can take is left out, and counted.
+/// The most events that may wait. If the disk is too slow, further events are left out and counted.
 const WAITING_MAX: usize = 1 << 16;
 
-/// Room for the last words of a file that has become too long.
+/// Room for the last event of a file that has reached its limit.
 const LAST_WORDS_BYTES: u64 = 1_024;
 
 const END: &str = "\n]\n";
@@ -46,16 +46,16 @@ const END: &str = "\n]\n";
 /// See the [module's documentation](self).
 #[derive(Debug)]
 pub(super) struct TraceFile {
-    /// Only this process writes. Its forks share the file and have no thread that writes.
+    /// The process that writes. Its forks share the file and have no thread that writes.
     process: Pid,
     rank: Rank,
     path: PathBuf,
     clock: Clock,
-    /// Once nothing more can be written, nothing is recorded.
+    /// Whether more can be recorded. False once nothing more can be written.
     is_open: AtomicBool,
     waiting: Mutex<Waiting>,
     has_more: Condvar,
-    /// Whether the file says how far its clock is from that of rank 0. The first group tells.
+    /// Whether the file has the offset of its clock from rank 0's. The first group writes it.
     is_aligned: AtomicBool,
     disk: Mutex<Disk>,
 }
@@ -63,11 +63,11 @@ pub(super) struct TraceFile {
 #[derive(Debug, Default)]
 struct Waiting {
     events: Vec<Event>,
-    /// Events that were left out since the last write.
+    /// The number of events that were left out since the last write.
     lost: u64,
-    /// Whether this is not to wait for more: the process may soon be ended.
+    /// Whether the thread must write at once: the process may soon be killed.
     is_urgent: bool,
-    /// Groups so far.
+    /// The number of groups so far.
     groups: u32,
 }
 
@@ -81,23 +81,23 @@ enum Event {
 #[derive(Debug)]
 struct Disk {
     file: File,
-    /// Bytes of the file but for its end.
+    /// The length of the file without the closing bracket.
     end: u64,
     bytes_max: u64,
     operations: u64,
-    /// The list that [`Waiting`] gets in exchange for a full one.
+    /// An empty list. [`Waiting`] gets it in exchange for a full one.
     spare: Vec<Event>,
     text: String,
 }
 
 type Files = Mutex<BTreeMap<(PathBuf, Rank), Arc<TraceFile>>>;
 
-/// The files of this process. A rank has one for all of its groups, as long as the process lives.
+/// The trace files of this process. A rank has one file for all of its groups, as long as the process lives.
 static FILES: PerProcess<Files> = PerProcess::new();
 
 impl TraceFile {
-    /// The file of `rank`, begun anew by the first who asks for it. `None`: it is that of a process
-    /// from which this one is forked, and stays so.
+    /// The file of `rank`. The first caller makes it anew. `None`: the file belongs to a process from which
+    /// this one was forked.
     pub(super) fn open(trace: &Trace, rank: Rank) -> Result<Option<Arc<TraceFile>>> {
         let path = trace.dir.join(file_name(rank));
         let refused = |source: io::Error| Error::InvalidSetting {
@@ -131,7 +131,7 @@ impl TraceFile {
     }
 
     fn create(path: PathBuf, trace: &Trace, rank: Rank) -> io::Result<TraceFile> {
-        // A new file and not an emptied one: a reader of the old one goes on reading it.
+        // A new file, and not an emptied one: a program that reads the old file can go on.
         match fs::remove_file(&path) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -162,8 +162,8 @@ impl TraceFile {
         })
     }
 
-    /// Whether more can be written, and by this process. No lock is taken in a fork, because a thread
-    /// that the fork does not have may hold it.
+    /// Whether more can be written, and by this process. It takes no lock, because in a fork the lock may be
+    /// held by a thread that does not exist there.
     pub(super) fn is_open(&self) -> bool {
         self.is_open.load(Ordering::Relaxed) && self.process == getpid()
     }
@@ -188,7 +188,7 @@ impl TraceFile {
         self.has_more.notify_one();
     }
 
-    /// Returns the track of the group.
+    /// Records a group. Returns its track.
     pub(super) fn add_group(&self, member: &Membership) -> u32 {
         if !self.is_open() {
             return 0;
@@ -257,7 +257,7 @@ impl TraceFile {
         }
     }
 
-    /// Writes what waits.
+    /// Writes the waiting events.
     pub(super) fn flush(&self) {
         if !self.is_open() {
             return;
@@ -292,7 +292,7 @@ impl TraceFile {
 }
 
 impl Disk {
-    /// Adds an event to the text. `false`: there was room for the last words only.
+    /// Adds an event to the text. `false`: only the last event of the file found room.
     fn add(&mut self, of: &TraceFile, event: &Event) -> bool {
         let before = self.text.len();
         self.text.push_str(",\n");
@@ -324,7 +324,7 @@ impl Disk {
         fits
     }
 
-    /// Writes the text.
+    /// Writes the text to the file.
     fn write(&mut self) -> io::Result<()> {
         let bytes = self.text.len() as u64;
         self.text.push_str(END);
@@ -335,8 +335,8 @@ impl Disk {
     }
 }
 
-/// Whether a process that has forked this one has a file of that name. Perhaps, if a thread of it had
-/// the list at the fork: that lock is never released here.
+/// Whether a process from which this one was forked may hold a file of that name. True also if one of its
+/// threads held the list at the fork, because that lock is never released here.
 fn may_hold(files: &Files, key: &(PathBuf, Rank)) -> bool {
     match files.try_lock() {
         Ok(files) => files.contains_key(key),

@@ -1,7 +1,7 @@
 //! Events as text: the JSON array of Chrome's trace event format, one event on a line.
 //!
-//! A duration that nothing of its track overlaps is a complete event (`X`); messages and buckets,
-//! of which several are under way at once, are pairs (`b`, `e`) with a number of their own.
+//! A duration that overlaps no other one of its track is a complete event (`X`). Messages and buckets may
+//! overlap, so each of them is a pair of events (`b`, `e`) with a number of its own.
 
 use std::fmt::{self, Display, Write};
 
@@ -13,18 +13,18 @@ use drumline_schedule::step::Rank;
 
 use super::clock::{Clock, Offset};
 
-/// The release of the format; readers refuse others.
+/// The version of the format. Readers refuse other versions.
 pub(super) const VERSION: u64 = 1;
 
-/// The names of events that say what the file is about.
+/// The names of the events that describe the file.
 pub(super) const FILE: &str = "drumline_trace";
 pub(super) const GROUP: &str = "drumline_group";
 pub(super) const CLOCK: &str = "drumline_clock";
 
-/// How much of a text of unknown length is kept.
+/// The longest text that is kept.
 const TEXT_BYTES_MAX: usize = 2_000;
 
-/// What a file begins with: whose it is, and when its clock says what.
+/// Writes the beginning of a file: its rank, its process, and its clock.
 pub(super) fn file(out: &mut String, rank: Rank, host: &str, process: u32, clock: &Clock) {
     let (id, wall_ns) = (Text(&clock.id), clock.wall_ns);
     let label = format!("rank {rank} ({host}, pid {process})");
@@ -69,7 +69,7 @@ pub(super) fn clock(rank: Rank, reference: &str, offset: Offset) -> String {
     )
 }
 
-/// An operation from `start_ns` to `end_ns`; `id` is its own.
+/// Writes a call from `start_ns` to `end_ns`. `id` is a number of its own.
 #[allow(clippy::too_many_arguments, reason = "each is a field of the event")]
 pub(super) fn operation(
     out: &mut String,
@@ -137,7 +137,7 @@ fn arguments(out: &mut String, group: &str, what: &What) {
     out.push('}');
 }
 
-/// Something that happened to a track, or to the rank.
+/// Writes an event that happened to a track or to the rank.
 pub(super) fn mark(out: &mut String, rank: Rank, track: u32, name: &str, text: &str, at_ns: i64) {
     let (at, text) = (Micros(at_ns), Text(text));
     put(
@@ -198,7 +198,7 @@ mod tests {
         }
 
         #[test]
-        // 26 days; on hosts that have been up for longer, a time is off by one.
+        // The range is 26 days. On hosts that have been up for longer, a time may be off by one.
         fn times_keep_their_nanoseconds(ns in -(1_i64 << 51)..1_i64 << 51) {
             let us: f64 = Micros(ns).to_string().parse().unwrap();
             prop_assert_eq!((us * 1_000.0).round() as i64, ns);

@@ -12,7 +12,7 @@ use drumline_store::store::Store;
 use super::{clock::Inquiry, destination::Trace, file::TraceFile};
 use crate::Result;
 
-/// The recorder of a group, and the file that it writes to, if there is one.
+/// The recorder of a group, and the file to which it writes, if there is one.
 #[derive(Clone, Debug)]
 pub(crate) struct GroupTrace {
     recorder: Recorder,
@@ -20,7 +20,7 @@ pub(crate) struct GroupTrace {
     session: Option<Arc<Session>>,
 }
 
-/// One user of a file. What it has recorded is written when it ends.
+/// A user of a file. When it is dropped, the waiting events are written.
 #[derive(Debug)]
 struct Session(Arc<TraceFile>);
 
@@ -45,12 +45,12 @@ impl Sink for Session {
 }
 
 impl GroupTrace {
-    /// Spans only.
+    /// Records spans only, without a file.
     pub(crate) fn of(group: &str, rank: Rank) -> GroupTrace {
         GroupTrace { recorder: Recorder::of(group, rank), rank, session: None }
     }
 
-    /// For the start of `group`; writes to the file of `trace`, if there is one.
+    /// Begins the records of `group`. If `trace` is set, they go to its file.
     ///
     /// # Errors
     ///
@@ -65,15 +65,15 @@ impl GroupTrace {
         Ok(GroupTrace { recorder, rank, session: Some(session) })
     }
 
-    /// The group is known: what follows has a track of its own.
+    /// The group is connected. Later records go to a track of its own.
     pub(crate) fn join(&mut self, member: &Membership) {
         if let Some(session) = &self.session {
             self.recorder.set_track(session.0.add_group(member));
         }
     }
 
-    /// Prepares [`GroupTrace::align`]. Rank 0 calls it before any other rank does, and all ranks call
-    /// it before rank 0 aligns. Ranks that do not trace leave nothing in the store.
+    /// Prepares [`GroupTrace::align`]. Rank 0 calls it before any other rank, and all ranks call it before
+    /// rank 0 aligns. Ranks that write no trace leave nothing in the store.
     pub(crate) fn ask_time(&self, store: &dyn Store) -> Result<Inquiry> {
         match &self.session {
             Some(session) if self.rank == 0 => {
@@ -85,7 +85,7 @@ impl GroupTrace {
         }
     }
 
-    /// Finds out how far the clocks of other hosts are from that of rank 0.
+    /// Measures how far the clocks of other hosts are from rank 0's.
     pub(crate) fn align(&self, store: &dyn Store, inquiry: Inquiry) -> Result<()> {
         match &self.session {
             Some(session) if self.rank == 0 => session.0.tell_time(store),
@@ -94,7 +94,7 @@ impl GroupTrace {
         }
     }
 
-    /// Writes what has been recorded.
+    /// Writes the records that wait.
     pub(crate) fn flush(&self) {
         if let Some(session) = &self.session {
             session.0.flush();

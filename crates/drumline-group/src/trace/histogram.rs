@@ -1,8 +1,8 @@
-//! How many operations took how long, in little memory.
+//! A histogram of durations that takes little memory.
 
 use std::collections::BTreeMap;
 
-/// Durations in bins, 32 of them for every power of two: each is 3 % wide.
+/// Durations in bins: 32 bins for every power of two, each about 3 % wide.
 #[derive(Debug, Default)]
 pub(super) struct Histogram {
     count: u64,
@@ -15,7 +15,7 @@ impl Histogram {
         *self.bins.entry(bin(ns)).or_default() += 1;
     }
 
-    /// Half of the durations are no longer, to within 2 %.
+    /// The median, to within 2 %.
     pub(super) fn median_ns(&self) -> u64 {
         let mut counted = 0;
         let median = self.bins.iter().find(|(_, count)| {

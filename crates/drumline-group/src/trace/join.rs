@@ -1,4 +1,4 @@
-//! The same collective on all of its ranks.
+//! Brings the records of one collective together from all of its ranks.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -6,7 +6,7 @@ use drumline_schedule::step::Rank;
 
 use super::read::{Event, Run};
 
-/// A collective of one rank.
+/// The record of a collective on one rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Arrival {
     pub(super) rank: Rank,
@@ -15,24 +15,25 @@ pub(super) struct Arrival {
     pub(super) end_ns: i64,
 }
 
-/// Which collective it is: its group's digest and its number.
+/// Identifies a collective: the digest of its group and its number.
 type Key = (String, u64);
 
-/// Brings together what the ranks of a group did for one call.
+/// Collects the records of each collective from all ranks.
 #[derive(Debug, Default)]
 pub(super) struct Join {
     waiting: HashMap<Key, Vec<Arrival>>,
-    /// The keys of `waiting`, oldest first, and some that are not there any more.
+    /// The keys of `waiting`, oldest first. Some may have been removed from `waiting` already.
     order: VecDeque<Key>,
 }
 
-/// How many collectives may lack ranks at a time. Ranks that are alive are hardly ever more than
-/// two apart; those of a rank that has died, or whose file is full, are given up here.
+/// The most collectives that may lack records at a time. Living ranks are hardly ever more than two
+/// collectives apart. Collectives that a dead rank, or a rank with a full file, did not record are dropped
+/// here.
 const WAITING_MAX: usize = 1 << 14;
 
 impl Join {
-    /// Takes in an event of a rank. When it is the last one of a collective, all of them come
-    /// back, in the order in which they began.
+    /// Takes in an event of a rank. If it completes a collective, returns the records of all ranks, in the
+    /// order in which they began.
     pub(super) fn add(&mut self, run: &Run, event: &Event) -> Option<Vec<Arrival>> {
         if event.text("cat") != "collective" {
             return None;

@@ -1,4 +1,4 @@
-//! A file, line by line.
+//! Reads a trace file line by line.
 
 use std::{
     fs::File,
@@ -10,11 +10,11 @@ use serde_json::{Map, Value};
 
 use crate::{Error, Result};
 
-/// Longer lines are not ours.
+/// The longest line. No trace file has longer ones.
 const LINE_BYTES_MAX: u64 = 64 * 1024;
 
-/// The events of a file with the numbers of their lines. One that a kill has cut short ends the
-/// file.
+/// The events of a file, with their line numbers. An event that is cut short, because its rank was killed,
+/// ends the file.
 pub(super) struct Lines {
     path: PathBuf,
     reader: BufReader<File>,
@@ -30,7 +30,7 @@ impl Lines {
         Ok(Lines { path: path.to_owned(), reader, number: 0, text, has_ended: false })
     }
 
-    /// Reads a line. Whether it is whole; `None` at the end of the file.
+    /// Reads a line. Returns whether it is complete. `None` at the end of the file.
     fn read(&mut self) -> io::Result<Option<bool>> {
         self.text.clear();
         self.number += 1;
@@ -91,7 +91,7 @@ impl Iterator for Lines {
     }
 }
 
-/// An [`Error::Trace`] about line `line`, or about the whole of `path`.
+/// An [`Error::Trace`] about line `line` of `path`, or about the whole file if `line` is 0.
 pub(super) fn trouble(path: &Path, line: u64, problem: impl ToString) -> Error {
     let place = match line {
         0 => String::new(),

@@ -1,4 +1,4 @@
-//! One file of all ranks.
+//! Merges the files of all ranks into one.
 
 use std::{
     fmt::Write as _,
@@ -18,7 +18,7 @@ use super::{
 };
 use crate::Result;
 
-/// What has been merged.
+/// The result of [`merge()`].
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -42,18 +42,18 @@ use crate::Result;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Merged {
-    /// Whose files were there.
+    /// The ranks that have files.
     pub ranks: Vec<Rank>,
-    /// How many events they hold.
+    /// The number of events in the files.
     pub events: u64,
-    /// What is not as it should be, but can be lived with.
+    /// Problems that do not prevent the merge.
     pub notes: Vec<String>,
 }
 
-/// Writes the events of all ranks in `dir` to `out`, at the time of rank 0, the ranks below each
-/// other. Arrows lead through the parts of a collective, from the first rank to the last.
+/// Writes the events of all ranks in `dir` to `out`, with times on rank 0's clock. The viewer shows the ranks
+/// one below the other. Arrows connect the parts of a collective, from the first rank to the last.
 ///
-/// `out` is whole or not there. Memory does not depend on the length of the files.
+/// `out` is replaced only when it is complete. The memory in use does not depend on the length of the files.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -79,9 +79,8 @@ pub struct Merged {
 ///
 /// # Errors
 ///
-/// [`Error::Trace`](crate::Error::Trace) names the file and the line that cannot be read, or says
-/// that there are none. A file that ends in the middle of an event, because its rank was killed,
-/// is no error.
+/// [`Error::Trace`](crate::Error::Trace) names the file and the line that cannot be read, or says that there
+/// is no file. A file that ends in the middle of an event, because its rank was killed, is no error.
 pub fn merge(dir: &Path, out: &Path) -> Result<Merged> {
     let run = Run::open(dir)?;
     let mut name = out.file_name().unwrap_or_default().to_owned();
@@ -97,7 +96,7 @@ pub fn merge(dir: &Path, out: &Path) -> Result<Merged> {
             Ok(Merged { ranks, events, notes: run.notes })
         }
         Err(error) => {
-            // What is left of it is of no use; that it cannot be removed is no second error.
+            // The partial file is of no use. If it cannot be removed either, the first error is enough.
             let _ = fs::remove_file(&partial);
             Err(error)
         }
@@ -142,7 +141,7 @@ fn put_event(text: &mut String, event: &mut Event) {
     let _ = write!(text, "{}", Value::Object(std::mem::take(&mut event.fields)));
 }
 
-/// Arrows from each rank to the one that began next.
+/// Writes an arrow from each rank to the rank that began next.
 fn put_arrows(text: &mut String, id: u64, arrivals: &[Arrival]) {
     let last = arrivals.len() - 1;
     for (index, Arrival { rank, track, start_ns, .. }) in arrivals.iter().enumerate() {

@@ -1,9 +1,9 @@
-//! What every rank did, and when: one file per rank, and what can be made of them.
+//! Traces: what every rank did, and when. Each rank writes a file.
 //!
 //! With `DRUMLINE_TRACE=dir` (or [`Config::trace`](crate::Config::trace)) every rank writes
-//! `dir/rank-N.json`, which [Perfetto](https://ui.perfetto.dev) and `chrome://tracing` open: an
-//! array of events, one on a line. [`merge()`] makes one file of them, in which the ranks stand below
-//! each other, and [`summarize`] a table that says which rank the others wait for.
+//! `dir/rank-N.json`, an array with one event on each line. [Perfetto](https://ui.perfetto.dev) and
+//! `chrome://tracing` open it. [`merge()`] makes one file of the files of all ranks, in which the ranks are
+//! one below the other. [`summarize`] makes a table that says for which rank the others wait.
 //!
 //! ```
 //! # use drumline_group as drumline;
@@ -39,26 +39,24 @@
 //! | `start-up` | the phases of start-up, and `destroy` | group |
 //! | `store` | waits for keys of the store during start-up | key |
 //!
-//! A failure and a warning of late ranks are marks with the text. The same operations are
-//! `tracing` spans of level debug and target `drumline::operation`, for programs with a subscriber
-//! of their own; without one, and without a trace, an operation pays for looking whether anybody
-//! listens.
+//! A failure, or a warning of late ranks, is a mark with its text. The same calls are `tracing` spans of
+//! level debug and target `drumline::operation`, for programs with a subscriber of their own. Without a
+//! subscriber and a trace, a call only pays for checking that there is none.
 //!
 //! # Limits
 //!
-//! Events are handed to a thread that writes them ten times a second: a rank that is killed loses
-//! at most its last tenth of a second. Its file is whole up to there, and readers accept one that
-//! ends anywhere. A file takes at most [`Trace::bytes_max`]; then it says so, and the rest is not
-//! recorded. Where the disk is slower than the events, some are left out, and the file says how
-//! many: an operation never waits for the disk.
+//! A thread writes the events ten times a second. So a rank that is killed loses at most its last tenth of a
+//! second. Its file is complete up to there, and readers accept a file that ends anywhere. A file takes at
+//! most [`Trace::bytes_max`] bytes; then it says so, and later events are not recorded. If the disk is too
+//! slow, some events are left out, and the file says how many: a call never waits for the disk.
 //!
 //! # Clocks
 //!
-//! Times are those of `CLOCK_MONOTONIC`, in microseconds, which the ranks of one host share. At
-//! start-up one rank of each other host asks rank 0 for its time, several times, and keeps the
-//! answer that came fastest: half of the time that it took is how wrong it can be. Both figures
-//! stand in the file, and are applied by [`merge()`]. Files without them (rank 0 does not trace) are
-//! aligned by the clocks on the wall, which is said.
+//! Times are those of `CLOCK_MONOTONIC`, in microseconds. The ranks of one host share this clock. At start-up
+//! one rank of each other host asks rank 0 for its time, several times, and keeps the fastest answer. The
+//! error of that answer is at most half of the time that it took. Both figures are in the file, and
+//! [`merge()`] applies them. Files without these figures (if rank 0 writes no trace) are aligned by the wall
+//! clocks, and the result says so.
 
 pub(crate) mod clock;
 mod destination;

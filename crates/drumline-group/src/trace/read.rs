@@ -1,4 +1,4 @@
-//! The files of a run, event by event.
+//! Reads the files of a run, event by event.
 
 use std::{
     cmp::Reverse,
@@ -17,44 +17,44 @@ use super::{
 };
 use crate::Result;
 
-/// The files of a run, aligned.
+/// The files of a run, with times on one clock.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// By rank.
+    /// The files, by rank.
     pub(super) files: Vec<RankFile>,
-    /// What is not as it should be, but can be lived with.
+    /// Problems that do not prevent reading.
     pub(super) notes: Vec<String>,
 }
 
-/// The file of a rank, and what it says of itself.
+/// The file of a rank, and its description of itself.
 #[derive(Debug)]
 pub(super) struct RankFile {
     path: PathBuf,
     pub(super) rank: Rank,
     clock: String,
     wall_ns: i64,
-    /// Which clock its own was compared with.
+    /// The clock with which the file's own was compared, and the offset.
     measured: Option<(String, Offset)>,
-    /// What its times differ from those of the run.
+    /// The offset of its times from those of the run.
     pub(super) offset: Offset,
-    /// By track.
+    /// The groups, by track.
     pub(super) groups: BTreeMap<u64, Group>,
 }
 
-/// A group that a rank was in.
+/// A group of which the rank was a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Group {
-    /// The same on all ranks, and another one for every other group.
+    /// The digest of the group: the same on all ranks, and different for every other group.
     pub(super) digest: String,
     pub(super) world_size: usize,
 }
 
-/// One event. Times are those of the run.
+/// One event. Its times are those of the run.
 #[derive(Clone, Debug)]
 pub(super) struct Event {
     pub(super) rank: Rank,
     pub(super) fields: Map<String, Value>,
-    /// `None` for what has no time.
+    /// `None` for an event without a time.
     pub(super) start_ns: Option<i64>,
     pub(super) duration_ns: i64,
 }
@@ -78,11 +78,12 @@ impl Event {
 }
 
 impl Run {
-    /// Reads what the files in `dir` say of themselves.
+    /// Reads the descriptions of the files in `dir`.
     ///
     /// # Errors
     ///
-    /// [`Error::Trace`](crate::Error::Trace) when there is none, when one is broken, or when they are of two runs.
+    /// [`Error::Trace`](crate::Error::Trace) when there is no file, when one is broken, or when they belong
+    /// to two runs.
     pub(super) fn open(dir: &Path) -> Result<Run> {
         let entries = fs::read_dir(dir).map_err(|error| trouble(dir, 0, error))?;
         let mut notes = Vec::new();
@@ -147,7 +148,7 @@ impl Run {
     }
 }
 
-/// Whether the ranks have met: they agree on the first group that they were in.
+/// Checks that the ranks have met: they agree on their first group.
 fn check_unity(files: &[RankFile]) -> Result<()> {
     let mut first: Option<(&RankFile, &Group)> = None;
     for file in files {
@@ -164,7 +165,7 @@ fn check_unity(files: &[RankFile]) -> Result<()> {
     Ok(())
 }
 
-/// Brings all times to the clock of rank 0.
+/// Brings all times to rank 0's clock.
 fn align(files: &mut [RankFile], notes: &mut Vec<String>) {
     let compared = files.iter().find_map(|file| file.measured.as_ref());
     let reference = compared.map_or_else(|| files[0].clock.clone(), |(clock, _)| clock.clone());
@@ -180,7 +181,7 @@ fn align(files: &mut [RankFile], notes: &mut Vec<String>) {
                     file.rank
                 ));
                 let offset_ns = file.wall_ns.saturating_sub(anchor.unwrap_or(file.wall_ns));
-                // Hosts that keep their clocks are closer; nobody has looked.
+                // The wall clocks are probably close, but nothing has compared them.
                 Offset { offset_ns, uncertainty_ns: u64::MAX }
             }
         };
@@ -188,7 +189,7 @@ fn align(files: &mut [RankFile], notes: &mut Vec<String>) {
 }
 
 impl RankFile {
-    /// Reads what a file says of itself. `None` if not even that is whole.
+    /// Reads the description of a file. `None` if the file ends before that is complete.
     fn open(path: &Path) -> Result<Option<RankFile>> {
         let mut lines = Lines::open(path)?;
         let Some(first) = lines.next().transpose()? else { return Ok(None) };
@@ -219,7 +220,7 @@ impl RankFile {
         Ok(Some(file))
     }
 
-    /// Takes in an event that describes the file. `None` if it is not as it should be.
+    /// Takes in an event that describes the file. `None` if the event is not valid.
     fn learn(&mut self, fields: &Map<String, Value>) -> Option<()> {
         let what = fields.get("args");
         match fields.get("name").and_then(Value::as_str)? {

@@ -1,4 +1,4 @@
-//! What took how long, and whom the others waited for.
+//! Sums up a trace: how long calls took, and for which ranks the others waited.
 
 use std::{collections::BTreeMap, fmt, path::Path, time::Duration};
 
@@ -11,7 +11,7 @@ use super::{
 };
 use crate::Result;
 
-/// What all ranks did; prints as two tables.
+/// What all ranks did. It prints as two tables.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -35,20 +35,20 @@ use crate::Result;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Summary {
-    /// By name.
+    /// The calls, by name.
     pub operations: Vec<OperationSummary>,
-    /// By rank.
+    /// The ranks, in order.
     pub ranks: Vec<RankSummary>,
-    /// Collectives of two ranks or more that all of their ranks have recorded.
+    /// The number of collectives on two ranks or more that all of their ranks have recorded.
     pub collectives: u64,
-    /// Those of them in which two ranks were last: they came closer together than their clocks
-    /// are known.
+    /// The number of those in which the last rank is unknown: two ranks began closer together than the error
+    /// of their clocks.
     pub undecided: u64,
-    /// What is not as it should be, but can be lived with.
+    /// Problems that do not prevent the summary.
     pub notes: Vec<String>,
 }
 
-/// All operations of one name.
+/// All calls with one name.
 ///
 /// ```
 /// # use drumline_group as drumline;
@@ -75,17 +75,18 @@ pub struct Summary {
 pub struct OperationSummary {
     /// `all_reduce`, `send`, `bucket` and so on.
     pub name: String,
-    /// On all ranks together.
+    /// The number of calls, on all ranks together.
     pub calls: u64,
-    /// On all ranks together; of buffers, not of messages.
+    /// The bytes of the buffers (not of the messages), on all ranks together.
     pub bytes: u64,
-    /// Half of them took no longer, to within 2 %.
+    /// The median time of a call, to within 2 %.
     pub median: Duration,
-    /// The longest.
+    /// The longest time of a call.
     pub max: Duration,
-    /// How long all of them took.
+    /// The time of all calls together.
     pub total: Duration,
-    /// How much of that passed before the last rank had begun; `None` where nobody waits for all.
+    /// The part of `total` before the last rank had begun. `None` for calls in which no rank waits for all
+    /// others.
     pub waiting: Option<Duration>,
 }
 
@@ -114,13 +115,13 @@ pub struct OperationSummary {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RankSummary {
-    /// The rank.
+    /// The rank's number in the job.
     pub rank: Rank,
-    /// Collectives that it was the last to begin.
+    /// The number of collectives that it was the last to begin.
     pub last: u64,
-    /// How long the others waited for it there, all together.
+    /// How long the other ranks waited for it in these, all together.
     pub awaited: Duration,
-    /// How long it waited for others.
+    /// How long it waited for other ranks.
     pub waiting: Duration,
 }
 
@@ -152,7 +153,7 @@ pub struct RankSummary {
 ///
 /// # Errors
 ///
-/// As [`merge`](super::merge()).
+/// As for [`merge`](super::merge()).
 pub fn summarize(dir: &Path) -> Result<Summary> {
     let run = Run::open(dir)?;
     let mut operations = BTreeMap::<String, Operation>::new();
@@ -210,14 +211,14 @@ pub fn summarize(dir: &Path) -> Result<Summary> {
     Ok(Summary { operations, ranks, collectives, undecided, notes: run.notes })
 }
 
-/// How long each rank waited until the last one had begun, in nanoseconds.
+/// How long each rank waited until the last rank had begun, in nanoseconds.
 fn waits(arrivals: &[Arrival]) -> Vec<(Rank, u64)> {
     let last = arrivals.iter().map(|it| it.start_ns).max().unwrap_or_default();
     let wait = |it: &Arrival| last.min(it.end_ns).saturating_sub(it.start_ns).max(0).unsigned_abs();
     arrivals.iter().map(|it| (it.rank, wait(it))).collect()
 }
 
-/// The rank that began last, unless the clocks leave it open.
+/// The rank that began last. `None` if the clocks are not exact enough to tell.
 fn last(run: &Run, arrivals: &[Arrival]) -> Option<Rank> {
     let [.., before, last] = arrivals else { return None };
     let uncertainty = |rank: Rank| {
@@ -229,7 +230,7 @@ fn last(run: &Run, arrivals: &[Arrival]) -> Option<Rank> {
     (gap > doubt).then_some(last.rank)
 }
 
-/// What the two ends of an operation have in common.
+/// The rank and the number that the two events of a pair have in common.
 fn pair(event: &Event) -> Option<(Rank, String)> {
     let id = event.fields.get("id2")?.get("local")?.as_str()?;
     Some((event.rank, id.to_owned()))
@@ -270,7 +271,7 @@ impl Operation {
 }
 
 impl Summary {
-    /// The operations with this name.
+    /// The summary of the calls with this name.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -347,7 +348,7 @@ fn percent(part: Duration, whole: Duration) -> String {
     }
 }
 
-/// Three digits and a unit.
+/// A time with three digits and a unit.
 fn time(time: Duration) -> String {
     scaled(time.as_secs_f64() * 1e9, 1e3, &["ns", "us", "ms", "s"])
 }

@@ -1,5 +1,5 @@
-//! Connects with peers on other hosts: this rank calls a peer when it first needs it, and lets peers
-//! in whenever they call.
+//! Connects to peers on other hosts. This rank calls a peer when it first needs it, and accepts peers
+//! whenever they call.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -40,7 +40,7 @@ pub(crate) struct Far {
     member: Membership,
     secret: Option<Secret>,
     level: Level,
-    /// Where the peers listen.
+    /// The addresses at which the peers listen.
     addresses: BTreeMap<Rank, Vec<SocketAddr>>,
     gates: Vec<Gate>,
     /// Readable when [`Far::progress`] has something to do.
@@ -95,9 +95,11 @@ const LAST_GATE: u64 = u64::MAX;
 const EVENTS_MAX: usize = 64;
 
 impl Far {
+    /// Listens for calls of peers.
+    ///
     /// # Errors
     ///
-    /// When the process has no descriptor left.
+    /// The process has no descriptor left.
     pub(super) fn new(
         member: &Membership,
         config: &Config,
@@ -149,7 +151,7 @@ impl Far {
         self.calls.insert(rank, Call { began: now, lines, opening });
     }
 
-    /// Lets peers in and goes on with calls. Calls to ranks for which `is_calling` is false end.
+    /// Accepts peers and goes on with calls. Ends calls to ranks for which `is_calling` is false.
     pub(super) fn progress(&mut self, is_calling: impl Fn(Rank) -> bool, now: Instant) -> Vec<Met> {
         let mut met = Vec::new();
         let touched = self.hear(&mut met, now);
@@ -171,7 +173,7 @@ impl Far {
         met
     }
 
-    /// Lets peers in, and returns those whose calls can go on.
+    /// Accepts peers, and returns the ranks whose calls can go on.
     fn hear(&mut self, met: &mut Vec<Met>, now: Instant) -> BTreeSet<Rank> {
         let mut events = Vec::with_capacity(EVENTS_MAX);
         if let Err(error) = poll::wait_events(&*self.epoll, &mut events, Deadline::Now) {
@@ -208,7 +210,7 @@ impl Far {
 
     fn go_on(&self, rank: Rank, call: &mut Call, now: Instant) -> Result<(), Cause> {
         let addresses = self.addresses.get(&rank).map_or(&[][..], Vec::as_slice);
-        // Spreads the streams over the peer's addresses. Each rank begins with another address.
+        // Spread the streams over the peer's addresses. Each rank begins with another address.
         let addresses = addresses.iter().cycle().skip(self.member.rank % addresses.len().max(1));
         let give_up = call.began + self.patience;
         for ((channel, line), address) in call.lines.iter_mut().zip(addresses) {
@@ -223,7 +225,7 @@ impl Far {
             let wrote = dial.writes();
             match dial.progress() {
                 Ok(true) => {
-                    // The stream leaves this set for that of the transport.
+                    // The stream moves from this set to that of the transport.
                     let _ = epoll::delete(&self.epoll, &**dial);
                     if let Line::Dialling(dial) = std::mem::replace(line, Line::Again { at: now }) {
                         let stream = dial.into_stream().map_err(|error| failed(error.into()))?;
@@ -285,7 +287,7 @@ impl Call {
     }
 }
 
-/// Makes the kernel end the connection when the peer's host falls silent.
+/// Makes the kernel end the connection when the peer's host no longer answers.
 fn watch(rank: Rank, control: &Stream) {
     if let Err(error) = control.watch_host() {
         tracing::warn!(rank, %error, "it will not be noticed if its host falls silent");
@@ -305,17 +307,17 @@ fn unreachable(rank: Rank, address: SocketAddr, error: &CallError) -> Cause {
     Cause::Unreachable { peer: rank, problem: format!("at {address}: {error}{advice}") }
 }
 
-/// What is left of a group that this rank has dropped: for a while it tells callers why.
+/// What is left of a group that this rank has dropped. For a while it tells callers why the group has gone.
 #[derive(Debug)]
 pub(crate) struct Lingering {
     far: Far,
     word: Control,
-    /// The streams of peers that were told. Closing them at once could lose the word.
+    /// The streams of peers that were told. To close them at once could lose the message.
     told: Vec<Bundle<PeerStream>>,
     until: Instant,
 }
 
-/// How long callers are told why.
+/// How long callers are told.
 const LINGER: Duration = Duration::from_secs(5);
 
 impl Lingering {
@@ -327,7 +329,7 @@ impl Lingering {
 impl Linger for Lingering {
     fn progress(&mut self, now: Instant) -> bool {
         for met in self.far.progress(|_| true, now) {
-            // A peer that this rank was just calling may have begun to wait for it.
+            // A peer that this rank was just calling may wait for it already.
             if let Met::Came(rank, mut streams) | Met::Called(rank, mut streams) = met {
                 let ended = [streams.data.end(), streams.points.end()];
                 let told = streams.control.write_all(&self.word.encode());

@@ -1,4 +1,4 @@
-//! What ranks say when a connection between them begins.
+//! The greetings with which a connection between ranks begins.
 
 use std::ops::Range;
 
@@ -17,12 +17,12 @@ pub(super) fn hello(member: &Membership, channel: transport::Channel) -> Hello {
     Hello { channel, rank, world_size, group: digest }
 }
 
-/// The greetings of these ranks.
+/// The greetings that are expected from these ranks.
 pub(super) fn expect(member: &Membership, ranks: Range<Rank>) -> Expected {
     Expected { ranks, world_size: member.world_size, group: member.digest }
 }
 
-/// Which stream between ranks a greeting names. `None`: it asks for the store.
+/// The kind of stream between ranks that a greeting names. `None`: the greeting asks for the store.
 pub(super) fn stream_of(channel: Channel) -> Option<transport::Channel> {
     match channel {
         Channel::Control => Some(transport::Channel::Control),

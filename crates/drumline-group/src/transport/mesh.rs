@@ -1,8 +1,8 @@
-//! The sockets behind [`drumline_engine::start_up::mesh`], which decides who connects with whom.
+//! The sockets behind [`drumline_engine::start_up::mesh`], which decides which ranks connect.
 //!
-//! Ranks of one host meet over abstract Unix sockets, which nobody outside of it can see and whose
-//! kernel says who is at the other end. Others meet over TCP, on the chosen addresses, when they
-//! first need each other: see [`Far`]. No TCP port is opened unless there are other hosts.
+//! Ranks of one host connect over abstract Unix sockets. These cannot be seen from outside the host, and the
+//! kernel says which user is at the other end. Other ranks connect over TCP, on the chosen addresses, when
+//! they first need each other: see [`Far`]. No TCP port is opened unless there are other hosts.
 
 mod own_card;
 
@@ -39,26 +39,25 @@ use crate::{Config, Error, Result, board::Board, config::STREAMS_MAX, progress_t
 #[derive(Debug)]
 pub(crate) struct Near {
     pub(crate) rank: Rank,
-    /// Which do not block.
+    /// The streams to it, which do not block.
     pub(crate) streams: Bundle<PeerStream>,
 }
 
 /// How a rank reaches its peers.
 #[derive(Debug)]
 pub(crate) struct Mesh {
-    /// Those that are connected, in order of their ranks.
+    /// The peers that are connected, in the order of their ranks.
     pub(crate) near: Vec<Near>,
-    /// How to call the others, if there are any.
+    /// How to call the other peers, if there are any.
     pub(crate) far: Option<Far>,
 }
 
-/// Connects with the peers of this host, and learns how to reach the others, each of which does the
-/// same.
+/// Connects to the peers of this host, and learns how to reach the others. All ranks must call this.
 ///
 /// # Errors
 ///
-/// [`Error::InvalidSetting`] when ranks are on other hosts and the address or the secret for them
-/// is missing; [`Error::Connect`] names who could not be reached, never came or was refused.
+/// [`Error::InvalidSetting`] when ranks are on other hosts, and the address or the secret for them is
+/// missing; [`Error::Connect`] names the rank that could not be reached, never came or was refused.
 pub(crate) fn connect(
     member: &Membership,
     board: &Board,
@@ -83,19 +82,19 @@ pub(crate) fn connect(
     Ok(Mesh { near, far })
 }
 
-/// The sockets on which a rank listens, and what it calls peers with.
+/// The sockets on which a rank listens, and what it needs to call peers.
 struct Sockets<'a> {
     member: &'a Membership,
     config: &'a Config,
     deadline: Instant,
     unix: Option<Listener>,
-    /// Lets higher ranks of this host in, once this rank begins to wait for them.
+    /// Accepts higher ranks of this host, once this rank begins to wait for them.
     near: Option<Gate>,
     far: Vec<Gate>,
 }
 
 impl Sockets<'_> {
-    /// Adds why somebody did not get in: perhaps this rank itself has failed.
+    /// Adds why some connections were refused. The reason may be a failure of this rank.
     fn explain(&self, mut error: Error) -> Error {
         if let (Error::Connect { problem, .. }, Some(gate)) = (&mut error, &self.near)
             && let Some(reason) = gate.objection()
@@ -115,7 +114,7 @@ impl Sockets<'_> {
         Ok(Answer::Words(vec![own_card::of_this_process(own)?.to_string().into_bytes()]))
     }
 
-    /// Listens for peers that are not near. `elsewhere` are those of them that are on other hosts.
+    /// Listens for peers that are not near. Of these, `elsewhere` are on other hosts.
     fn listen(&mut self, elsewhere: &[Rank]) -> Result<Answer<PeerStream>> {
         let Sockets { member, config, .. } = *self;
         if !(1..=STREAMS_MAX).contains(&config.streams) {
@@ -167,8 +166,7 @@ impl Sockets<'_> {
         }))
     }
 
-    /// Lets higher ranks of this host in until somebody has come. Strangers are turned away and hold
-    /// up nobody.
+    /// Accepts higher ranks of this host until one has come. Strangers are turned away and hold up no rank.
     fn accept(&mut self, until: Instant) -> Result<Answer<PeerStream>> {
         if let Some(listener) = self.unix.take() {
             self.near = Some(gate(self.member, listener, self.member.rank + 1, self.config)?);
@@ -187,7 +185,7 @@ impl Sockets<'_> {
     }
 }
 
-/// An abstract Unix socket under a name that cannot be foreseen.
+/// Listens on an abstract Unix socket with a name that cannot be guessed.
 fn listen_on_unix(member: &Membership) -> Result<(String, Listener)> {
     let Nonce(random) = Nonce::random()?;
     let random: String = random[..8].iter().map(|byte| format!("{byte:02x}")).collect();
@@ -197,8 +195,7 @@ fn listen_on_unix(member: &Membership) -> Result<(String, Listener)> {
     Ok((name, listener))
 }
 
-/// The addresses to listen on for peers that are not near; `elsewhere` are those of them that are
-/// on other hosts.
+/// The addresses on which to listen for peers that are not near. Of these, `elsewhere` are on other hosts.
 fn addresses_for_peers(config: &Config, elsewhere: &[Rank]) -> Result<Vec<IpAddr>> {
     let invalid = |setting: &str, problem: String| {
         Err(Error::InvalidSetting { setting: setting.to_owned(), problem })
@@ -237,8 +234,7 @@ fn addresses_for_peers(config: &Config, elsewhere: &[Rank]) -> Result<Vec<IpAddr
     Ok(chosen)
 }
 
-/// Listens on a port of the allowed ones. Ranks of one host begin to look for it at different
-/// places.
+/// Listens on one of the allowed ports. Ranks of one host begin their search at different ports.
 fn listen_on(ip: IpAddr, rank: Rank, config: &Config) -> Result<Listener> {
     let failed = |source| Error::io(format!("cannot listen on {ip}"), source);
     let Some(range) = &config.port_range else {
@@ -258,7 +254,7 @@ fn listen_on(ip: IpAddr, rank: Rank, config: &Config) -> Result<Listener> {
     })
 }
 
-/// Lets ranks from `first` on in.
+/// Accepts ranks from `first` on.
 fn gate(member: &Membership, listener: Listener, first: Rank, config: &Config) -> Result<Gate> {
     let admission = Admission::Handshake {
         ours: hello(member, Channel::Control),

@@ -22,8 +22,8 @@ use rustix::{event::epoll, io::Errno};
 use super::{Far, Lingering, Waker, far::Met, mesh::Near, stream::PeerStream};
 use crate::{Error, Result, config::STREAMS_MAX, progress_thread};
 
-/// The sockets of one rank and its epoll set. The set also holds the processes of neighbours, their
-/// doorbell, the listeners for peers of other hosts, and the waker for other threads.
+/// The sockets of one rank and its epoll set. The set also has the processes of neighbours, their doorbell,
+/// the listeners for peers of other hosts, and the waker for other threads.
 #[derive(Debug)]
 pub(crate) struct Sockets {
     streams: Streams<PeerStream>,
@@ -36,11 +36,12 @@ pub(crate) struct Sockets {
     last_beat: Option<Instant>,
     /// The flags of each stream in the set, by its key.
     armed: BTreeMap<u64, epoll::EventFlags>,
-    /// Why this rank might not hear of a peer.
+    /// Why this rank might not hear a peer.
     deaf: Option<Cause>,
 }
 
-/// How many keys of the set belong to one peer: consecutive ones, for its process and its streams.
+/// The number of keys in the set for one peer. They are consecutive: one for its process, and one for each
+/// stream.
 const KINDS: u64 = 32;
 const PROCESS: u64 = 0;
 const CONTROL: u64 = 1;
@@ -67,7 +68,7 @@ impl Sockets {
     ///
     /// # Errors
     ///
-    /// When the process has no descriptor left.
+    /// The process has no descriptor left.
     pub(crate) fn new(
         member: &Membership,
         near: Vec<(Near, Option<PidFd>)>,
@@ -144,7 +145,7 @@ impl Sockets {
         }
     }
 
-    /// Goes on with calls to peers on other hosts, and lets in peers that call.
+    /// Goes on with calls to peers on other hosts, and accepts peers that call.
     fn meet(&mut self, now: Instant) {
         let Sockets { far: Some(far), streams, armed, .. } = self else { return };
         for met in far.progress(|rank| streams.is_calling(rank), now) {
@@ -152,7 +153,7 @@ impl Sockets {
                 Met::Called(rank, bundle) => streams.called(rank, bundle),
                 Met::Came(rank, bundle) => {
                     if streams.came(rank, bundle) {
-                        // The peer's earlier streams are closed, which took them out of the set.
+                        // The peer's earlier streams are closed, which has removed them from the set.
                         armed.retain(|key, _| key / KINDS != rank as u64);
                     }
                 }
@@ -163,7 +164,7 @@ impl Sockets {
         }
     }
 
-    /// Fails where this rank might not hear of a peer: it would wait for nothing.
+    /// Fails if this rank might not hear a peer: it could wait for ever.
     fn check_hearing(&self) -> Result<(), Cause> {
         self.deaf.clone().map_or(Ok(()), Err)
     }
@@ -171,7 +172,7 @@ impl Sockets {
     fn on_event(&mut self, key: u64, now: Instant) {
         match key {
             WAKER => self.waker.drain(),
-            // The host's memory drains it when the sleep ends.
+            // The memory of the host silences it when the sleep ends.
             DOORBELL => {}
             FAR => self.meet(now),
             _ => {
@@ -179,7 +180,7 @@ impl Sockets {
                 let kind = match key % KINDS {
                     PROCESS => {
                         self.streams.on_exit(rank);
-                        // Closing a process descriptor takes it out of the set.
+                        // To close the descriptor removes it from the set.
                         self.processes.retain(|(of, _)| *of != rank);
                         return;
                     }
@@ -195,7 +196,7 @@ impl Sockets {
 
 impl Drop for Sockets {
     fn drop(&mut self) {
-        // Peers without a connection have not heard that this rank leaves, or why it failed.
+        // Peers without a connection do not know that this rank leaves, or why it failed.
         if let (Some(far), Some(word)) = (self.far.take(), self.streams.farewell())
             && let Ok(thread) = progress_thread::get()
         {
@@ -292,8 +293,8 @@ impl Transport for Sockets {
     }
 }
 
-/// How a rank looks for messages before it sleeps: for some 50 us if no other thread wants its core.
-/// It yields after each look, because the peer may be about to send from that very core.
+/// How a rank looks for messages before it sleeps: for about 50 us if no other thread wants its core. It
+/// yields after each look, because the peer may need this very core to send.
 const SPIN: SpinLimit = SpinLimit { looks: 1, yields: 100 };
 
 /// How often a rank that waits sends a beat to other hosts.
@@ -355,7 +356,7 @@ impl Connections for Sockets {
         let beat = (self.far.is_some() && self.streams.has_far())
             .then(|| self.last_beat.map_or(now, |at| at + BEAT_EVERY));
         let far = self.far.as_ref().and_then(Far::deadline);
-        // That it does not hear is told at once.
+        // If this rank might not hear a peer, it fails at once.
         let deaf = self.deaf.as_ref().map(|_| now);
         self.streams.next_deadline(now).into_iter().chain(beat).chain(far).chain(deaf).min()
     }
@@ -370,7 +371,7 @@ fn change(
     key: u64,
     flags: epoll::EventFlags,
 ) -> Result<(), Errno> {
-    // In the set, a stream that has ended reports its end again and again, even without flags.
+    // An ended stream in the set reports its end again and again, even without flags.
     let key = epoll::EventData::new_u64(key);
     match flags.is_empty() {
         true => epoll::delete(epoll, stream),

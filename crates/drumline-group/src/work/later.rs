@@ -1,4 +1,4 @@
-//! Wakers that are called when this thread has unlocked the lane on which their operations ended.
+//! Defers wakers until this thread has unlocked the lane on which their calls ended.
 
 use std::{
     cell::{Cell, RefCell},
@@ -9,16 +9,16 @@ use std::{
 use drumline_engine::panics::shielded;
 
 thread_local! {
-    /// How many [`Later`]s of this thread are alive.
+    /// The number of [`Later`]s of this thread that are alive.
     static NESTED: Cell<usize> = const { Cell::new(0) };
     static WAKERS: RefCell<Vec<Waker>> = const { RefCell::new(Vec::new()) };
 }
 
-/// While one is alive, [`wake`] keeps the wakers of this thread. They are called when it is dropped. Made
-/// before a lane is locked, it is dropped after the lane is unlocked.
+/// While one is alive, [`wake`] keeps the wakers of this thread; its drop calls them. It is made before a
+/// lane is locked, so it is dropped after the lane is unlocked.
 #[must_use]
 pub(crate) struct Later {
-    /// Bound to its thread.
+    /// Keeps it on its thread.
     _thread: PhantomData<*const ()>,
 }
 
@@ -34,7 +34,7 @@ impl Drop for Later {
         let nested = NESTED.get() - 1;
         NESTED.set(nested);
         if nested == 0 {
-            // A waker may come here again.
+            // A waker may call [`wake`] again.
             while let Some(waker) = WAKERS.with_borrow_mut(Vec::pop) {
                 shielded(|| waker.wake());
             }

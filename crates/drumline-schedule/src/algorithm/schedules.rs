@@ -55,7 +55,7 @@ impl Algorithm {
     ///
     /// # Errors
     ///
-    /// As [`Algorithm::schedule`].
+    /// As for [`Algorithm::schedule`].
     pub fn schedules(&self, topology: &Topology, root: Rank) -> Result<Vec<Schedule>, Error> {
         (0..topology.world_size).map(|rank| self.schedule(topology, rank, root)).collect()
     }

@@ -101,7 +101,7 @@ pub fn wait(interests: &mut [PollFd<'_>], deadline: impl Into<Deadline>) -> io::
 ///
 /// # Errors
 ///
-/// As [`wait`].
+/// As for [`wait`].
 pub fn wait_one(
     descriptor: impl AsFd,
     flags: PollFlags,

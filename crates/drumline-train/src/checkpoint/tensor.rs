@@ -65,7 +65,7 @@ impl Tensor {
     ///
     /// # Errors
     ///
-    /// As [`Tensor::from_values`].
+    /// As for [`Tensor::from_values`].
     pub fn from_words(
         name: impl Into<String>,
         shape: impl Into<Vec<usize>>,

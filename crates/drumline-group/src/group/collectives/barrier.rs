@@ -1,4 +1,4 @@
-//! Barriers: nothing but meeting.
+//! Barriers: all ranks meet, and no data moves.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::all_reduce`].
+    /// As for [`ProcessGroup::all_reduce`].
     pub fn barrier(&self) -> Result<()> {
         self.run::<u8>(call::<u8>(Collective::Barrier, 0), None, &mut [], &[])
     }
@@ -46,11 +46,11 @@ impl ProcessGroup {
         self.submit(call::<u8>(Collective::Barrier, 0), None, Vec::new(), Vec::new())
     }
 
-    /// A [`barrier`](ProcessGroup::barrier) with a time limit of its own which names every rank that
-    /// is missing, on every rank.
+    /// A [`barrier`](ProcessGroup::barrier) with a time limit of its own. When the time is over, it names
+    /// every missing rank, on every rank.
     ///
-    /// Every rank hears from every other rank, so each knows by itself who is missing, whichever
-    /// rank that is. That takes more messages than a plain barrier where ranks share no memory.
+    /// Every rank hears from every other rank, so each of them can tell which ranks are missing. Where ranks
+    /// share no memory, this takes more messages than a plain barrier.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -73,11 +73,10 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Collective`] with all ranks that are missing when the time limit has passed. The
-    /// group is poisoned then, as after any other failure, and ranks that come late are told so by
-    /// this call (or, if they come just then, by their next one). A rank that has died is named at
-    /// once.
-    /// [`Error::InvalidArgument`] for a time limit of nothing.
+    /// [`Error::Collective`] with all missing ranks when the time limit has passed. Then the group is
+    /// poisoned, as after any other failure. A rank that comes late gets this error from its call, or, if it
+    /// comes at the last moment, from its next call. A rank that has died is named at once.
+    /// [`Error::InvalidArgument`] for a time limit of zero.
     pub fn monitored_barrier(&self, timeout: Duration) -> Result<()> {
         if timeout.is_zero() {
             return Err(Error::InvalidArgument {

@@ -1,4 +1,4 @@
-//! All-to-all: every rank has something for every rank.
+//! All-to-all: every rank has a block for every rank.
 
 use drumline_schedule::Collective;
 use drumline_schedule::Counts;
@@ -7,9 +7,10 @@ use super::{ProcessGroup, call, call_of};
 use crate::{Element, Error, Result, Work};
 
 impl ProcessGroup {
-    /// Gives rank `i` block `i` of the `input` of every rank, in order of rank.
+    /// Sends block `i` of each rank's `input` to rank `i`. `output` gets the blocks of all ranks, in order of
+    /// rank.
     ///
-    /// `input` and `output` have the same length, on all ranks: a block for each rank.
+    /// `input` and `output` have the same length on all ranks, and hold a block for each rank.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -31,7 +32,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when the lengths differ or the ranks do not divide them;
-    /// otherwise as [`ProcessGroup::all_reduce`].
+    /// otherwise as for [`ProcessGroup::all_reduce`].
     pub fn all_to_all<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
         let block = self.check_exchange(input.len(), output.len())?;
         self.run(call::<T>(Collective::AllToAll, block), None, output, input)
@@ -63,7 +64,8 @@ impl ProcessGroup {
     /// [`ProcessGroup::all_to_all`] of blocks of different lengths: this rank sends
     /// `send_counts[i]` elements to rank `i` and gets `recv_counts[i]` from it.
     ///
-    /// What one rank sends to another must be what that one expects; no other rank has to know.
+    /// If one rank sends a number of elements to another, that rank must expect the same number. No third
+    /// rank needs to know it.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -86,7 +88,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] when counts and lengths do not fit on this rank.
-    /// [`Error::Collective`] names both ranks and both counts where two ranks disagree.
+    /// [`Error::Collective`] names both ranks and both counts when two ranks disagree.
     pub fn all_to_all_v<T: Element>(
         &self,
         input: &[T],

@@ -1,4 +1,4 @@
-//! Collectives that collect what every rank has: all_gather and gather.
+//! Collectives that collect the blocks of all ranks: all_gather and gather.
 
 use drumline_schedule::Collective;
 use drumline_schedule::step::Rank;
@@ -30,7 +30,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit;
-    /// otherwise as [`ProcessGroup::all_reduce`].
+    /// otherwise as for [`ProcessGroup::all_reduce`].
     pub fn all_gather<T: Element>(&self, input: &[T], output: &mut [T]) -> Result<()> {
         self.check_blocks("all_gather", input.len(), output.len(), "an output")?;
         self.run(call::<T>(Collective::AllGather, input.len()), None, output, input)
@@ -82,7 +82,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::all_gather`].
+    /// As for [`ProcessGroup::all_gather`].
     pub fn all_gather_v<T: Element>(
         &self,
         input: &[T],
@@ -126,8 +126,9 @@ impl ProcessGroup {
 
     /// Collects the `input` of every rank in `output` at rank `root`, in order of rank.
     ///
-    /// All ranks pass the same number of elements. At the root, `output` holds `world_size` times
-    /// as many; on other ranks it is empty, and success means that their part has been taken.
+    /// All ranks pass the same number of elements. At the root, `output` holds `world_size` times as many; on
+    /// other ranks it is empty. On those, success means that their elements have been taken, not that they
+    /// have arrived.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -147,9 +148,9 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or the
-    /// root is no rank; otherwise as [`ProcessGroup::all_reduce`]. A rank that needs nobody's
-    /// answer learns of a mismatch in its next call or in [`destroy`](ProcessGroup::destroy).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or there is no
+    /// rank `root`; otherwise as for [`ProcessGroup::all_reduce`]. A rank that needs no answer from others
+    /// learns of a mismatch in its next call or in [`destroy`](ProcessGroup::destroy).
     pub fn gather<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
         self.check_at_root("gather", root, input.len(), output.len(), "an output")?;
         self.run(call::<T>(Collective::Gather, input.len()).rooted(root), None, output, input)
@@ -167,8 +168,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or the
-    /// root is no rank.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or there is no
+    /// rank `root`.
     pub fn gather_async<T, I, B>(&self, input: I, output: B, root: Rank) -> Result<Work<B>>
     where
         T: Element,
@@ -202,7 +203,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::gather`].
+    /// As for [`ProcessGroup::gather`].
     pub fn gather_v<T: Element>(
         &self,
         input: &[T],
@@ -226,8 +227,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or the
-    /// root is no rank.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or there is no
+    /// rank `root`.
     pub fn gather_v_async<T, I, B>(
         &self,
         input: I,

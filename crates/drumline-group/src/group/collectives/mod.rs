@@ -1,4 +1,4 @@
-//! The collectives, blocking and asynchronous, by what they do.
+//! The collectives, blocking and asynchronous, sorted by what they do.
 //!
 //! Functions that end in `_v` take blocks of different lengths.
 
@@ -37,7 +37,7 @@ impl ProcessGroup {
         })
     }
 
-    /// Whether the long buffer holds a block of `block` elements for every rank.
+    /// Checks that the long buffer holds a block of `block` elements for every rank.
     fn check_blocks(
         &self,
         operation: &'static str,
@@ -58,7 +58,7 @@ impl ProcessGroup {
         })
     }
 
-    /// The same at the root; elsewhere the long buffer must be empty.
+    /// Checks the same at the root. On other ranks the long buffer must be empty.
     fn check_at_root(
         &self,
         operation: &'static str,
@@ -93,7 +93,7 @@ impl ProcessGroup {
         })
     }
 
-    /// Where blocks begin and end that have `counts` elements, one count for each rank.
+    /// The borders of blocks that have `counts` elements, one count for each rank.
     fn borders(&self, operation: &'static str, what: &str, counts: &[usize]) -> Result<Borders> {
         let invalid = |problem| Error::InvalidArgument { operation, problem };
         if counts.len() != self.world_size() {
@@ -107,8 +107,8 @@ impl ProcessGroup {
             .ok_or_else(|| invalid(format!("no memory holds as many elements as {what} says")))
     }
 
-    /// Blocks of these lengths by rank, where this rank's own has `own` elements, and all of them
-    /// `long`, if it has them all.
+    /// The counts of a call with blocks of these lengths, by rank. Checks that this rank's block has `own`
+    /// elements, and that all of them together have `long`, if this rank holds them all.
     fn blocks_by_rank(
         &self,
         operation: &'static str,
@@ -121,14 +121,14 @@ impl ProcessGroup {
         if let Some(long) = long {
             self.check_len(operation, "the buffer of all blocks", long, borders.total())?;
         }
-        // Every rank sees whether they are all the same.
+        // All ranks pass the same counts, so all decide this alike.
         Ok(match counts.iter().all(|count| *count == own) {
             true => Counts::Even(own),
             false => Counts::ByRank(borders),
         })
     }
 
-    /// The same, where only the root has all blocks.
+    /// The same for a call in which only the root holds all blocks.
     fn blocks_at_root(
         &self,
         operation: &'static str,
@@ -176,7 +176,8 @@ impl ProcessGroup {
         self.submit_then(call, operator, buffer, input, |buffer| buffer)
     }
 
-    /// Where the operation ends, `then` makes of its buffer what the caller gets back.
+    /// Begins the call in the background. When it has succeeded, `then` turns its buffer into what the caller
+    /// gets back.
     fn submit_then<T, B, I, R, F>(
         &self,
         call: Call,
@@ -199,7 +200,7 @@ impl ProcessGroup {
         work
     }
 
-    /// Where the operation ends, `end` gets its result and its buffer.
+    /// Begins the call in the background. When it has ended, `end` gets its result and its buffer.
     pub(super) fn submit_and<T, B, I, F>(
         &self,
         call: Call,
@@ -218,7 +219,7 @@ impl ProcessGroup {
     }
 }
 
-/// A call on blocks of `elements`.
+/// A call on blocks of `elements` elements.
 pub(super) fn call<T: Element>(operation: Collective, elements: usize) -> Call {
     call_of::<T>(operation, Counts::Even(elements))
 }
@@ -227,7 +228,7 @@ fn call_of<T: Element>(operation: Collective, counts: Counts) -> Call {
     Call::new(operation, T::DTYPE, counts)
 }
 
-/// An operation that owns its buffers.
+/// A call that owns its buffers.
 struct Owned<T: Element, B, I, F> {
     on: TypedCall<T, B, I>,
     end: F,

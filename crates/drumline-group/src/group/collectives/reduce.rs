@@ -9,11 +9,11 @@ use super::{ProcessGroup, call, call_of};
 use crate::{Element, Result, Work};
 
 impl ProcessGroup {
-    /// Reduces `data` over all ranks, in place: afterwards it is the same on every rank.
+    /// Reduces `data` over all ranks, in place. Afterwards `data` is the same on every rank.
     ///
-    /// All ranks pass the same number of elements. The result has the same bits whatever the
-    /// algorithm, because every algorithm adds in one order (payloads of NaN apart). Sums of
-    /// 16-bit floats are kept in `f32` and rounded once.
+    /// All ranks pass the same number of elements. The result has the same bits with every algorithm, because
+    /// all algorithms add in the same order (payloads of NaN apart). Sums of 16-bit floats are kept in `f32`
+    /// and rounded once.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -42,7 +42,7 @@ impl ProcessGroup {
 
     /// [`ProcessGroup::all_reduce`] in the background.
     ///
-    /// The buffer may be anything that is a slice: a `Vec<T>`, a `Box<[T]>`, a
+    /// The buffer may be anything that can be used as a slice: a `Vec<T>`, a `Box<[T]>`, a
     /// [`RegisteredBuffer<T>`](crate::RegisteredBuffer).
     ///
     /// ```
@@ -62,8 +62,7 @@ impl ProcessGroup {
         self.submit(call, Some(op.into()), buffer, Vec::new())
     }
 
-    /// [`ProcessGroup::all_reduce`] of `input`, which stays as it is, into `output` of the same
-    /// length.
+    /// Reduces `input` over all ranks into `output`, which has the same length. `input` does not change.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -84,7 +83,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths differ;
-    /// otherwise as [`ProcessGroup::all_reduce`].
+    /// otherwise as for [`ProcessGroup::all_reduce`].
     pub fn all_reduce_into<T: Element>(
         &self,
         input: &[T],
@@ -124,11 +123,10 @@ impl ProcessGroup {
         Ok(self.all_reduce_async(output, op))
     }
 
-    /// Reduces the `data` of all ranks to rank `root`, in place. On other ranks `data` stays as it
-    /// is.
+    /// Reduces the `data` of all ranks to rank `root`, in place. On other ranks `data` does not change.
     ///
-    /// All ranks pass the same number of elements. On ranks other than the root success
-    /// means that their part has been taken, not that the sum is complete.
+    /// All ranks pass the same number of elements. On ranks other than the root, success means that their
+    /// elements have been taken, not that the sum is complete.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -148,9 +146,9 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a root that is no rank;
-    /// otherwise as [`ProcessGroup::all_reduce`]. A rank that needs nobody's answer learns of a
-    /// mismatch in its next call or in [`destroy`](ProcessGroup::destroy).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `root`; otherwise as
+    /// for [`ProcessGroup::all_reduce`]. A rank that needs no answer from others learns of a mismatch in its
+    /// next call or in [`destroy`](ProcessGroup::destroy).
     pub fn reduce<T: Element>(
         &self,
         data: &mut [T],
@@ -173,7 +171,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a root that is no rank.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `root`.
     pub fn reduce_async<T, B>(
         &self,
         buffer: B,
@@ -189,8 +187,8 @@ impl ProcessGroup {
         Ok(self.submit(call, Some(op.into()), buffer, Vec::new()))
     }
 
-    /// [`ProcessGroup::reduce`] of `input`, which stays as it is, into `output` at the root. There
-    /// it has the same length; on other ranks it is empty.
+    /// Reduces the `input` of all ranks into `output` at rank `root`. There `output` has the length of
+    /// `input`; on other ranks it is empty. `input` does not change.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -210,8 +208,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a root that is no rank or an
-    /// output of another length; otherwise as [`ProcessGroup::reduce`].
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `root` or `output` has
+    /// the wrong length; otherwise as for [`ProcessGroup::reduce`].
     pub fn reduce_into<T: Element>(
         &self,
         input: &[T],
@@ -224,7 +222,7 @@ impl ProcessGroup {
             self.check_len("reduce_into", "the output", output.len(), input.len())?;
             copy(output.into(), input.into());
             let call = call::<T>(Collective::Reduce, output.len()).rooted(root);
-            // The others have no output that could be registered, too.
+            // Other ranks have no output, so the output at the root must not count as registered.
             let operation =
                 TypedCall::<T, _, _>::new(self.limited(call), Some(op.into()), output, &[]);
             return self.inner.run(&mut operation.staged());
@@ -238,7 +236,7 @@ impl ProcessGroup {
         self.reduce(&mut input.to_vec(), op, root)
     }
 
-    /// Reduces the `input` of all ranks and gives every rank its part: block `rank` of the sum.
+    /// Reduces the `input` of all ranks. Each rank gets one block of the result: rank `i` gets block `i`.
     ///
     /// `input` holds `world_size` blocks of the length of `output`.
     ///
@@ -261,7 +259,7 @@ impl ProcessGroup {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit;
-    /// otherwise as [`ProcessGroup::all_reduce`].
+    /// otherwise as for [`ProcessGroup::all_reduce`].
     pub fn reduce_scatter<T: Element>(
         &self,
         input: &[T],
@@ -302,8 +300,8 @@ impl ProcessGroup {
         Ok(self.submit(call::<T>(Collective::ReduceScatter, len), Some(op.into()), output, input))
     }
 
-    /// [`ProcessGroup::reduce_scatter`] in blocks of different lengths: rank `i` gets the sum of
-    /// `counts[i]` elements. All ranks pass the same `counts`.
+    /// [`ProcessGroup::reduce_scatter`] in blocks of different lengths: rank `i` gets a block of `counts[i]`
+    /// elements. All ranks pass the same `counts`.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -324,7 +322,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::reduce_scatter`].
+    /// As for [`ProcessGroup::reduce_scatter`].
     pub fn reduce_scatter_v<T: Element>(
         &self,
         input: &[T],

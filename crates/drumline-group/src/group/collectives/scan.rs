@@ -1,4 +1,4 @@
-//! Scans: sums over the ranks up to the own.
+//! Scans: each rank gets the sum over the ranks up to its own.
 
 use drumline_engine::operator::Operator;
 use drumline_schedule::Collective;
@@ -7,12 +7,11 @@ use super::{ProcessGroup, call};
 use crate::{Element, Result, Work};
 
 impl ProcessGroup {
-    /// Reduces the `data` of the ranks up to this one, in place: rank 0 keeps its own, rank 1 gets
-    /// that of ranks 0 and 1, and the last rank that of all.
+    /// Reduces the `data` of the ranks up to this one, in place. Rank 0 keeps its own data, rank 1 gets the
+    /// sum of ranks 0 and 1, and the last rank gets the sum of all.
     ///
-    /// All ranks pass the same number of elements. Each rank adds along the tree of the ranks that
-    /// it sums, whatever the order that the group has for other sums. An average is that of
-    /// these ranks.
+    /// All ranks pass the same number of elements. Each rank adds along the tree over the ranks that it sums,
+    /// whatever order the group has for other sums. An average is taken over these ranks.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -32,7 +31,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::all_reduce`]. A rank that needs nobody's answer (rank 0) learns of a
+    /// As for [`ProcessGroup::all_reduce`]. A rank that needs no answer from others (rank 0) learns of a
     /// mismatch in its next call or in [`destroy`](ProcessGroup::destroy).
     pub fn scan<T: Element>(&self, data: &mut [T], op: impl Into<Operator<T>>) -> Result<()> {
         self.run(call::<T>(Collective::Scan, data.len()), Some(op.into()), data, &[])
@@ -55,10 +54,10 @@ impl ProcessGroup {
         self.submit(call, Some(op.into()), buffer, Vec::new())
     }
 
-    /// Reduces the `data` of the ranks below this one, in place. That of rank 0, who has none
-    /// below, stays as it is.
+    /// Reduces the `data` of the ranks below this one, in place. On rank 0, which has none below, `data` does
+    /// not change.
     ///
-    /// Otherwise like [`ProcessGroup::scan`].
+    /// Otherwise it is like [`ProcessGroup::scan`].
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -81,7 +80,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::scan`].
+    /// As for [`ProcessGroup::scan`].
     pub fn exclusive_scan<T: Element>(
         &self,
         data: &mut [T],

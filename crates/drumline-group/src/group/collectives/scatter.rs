@@ -1,4 +1,4 @@
-//! Collectives that hand out what one rank has: broadcast and scatter.
+//! Collectives that distribute the data of one rank: broadcast and scatter.
 
 use drumline_schedule::Collective;
 use drumline_schedule::step::Rank;
@@ -7,7 +7,7 @@ use super::{ProcessGroup, call, call_of};
 use crate::{Element, Result, Work};
 
 impl ProcessGroup {
-    /// Gives every rank the `data` of rank `root`.
+    /// Copies the `data` of rank `root` to every rank.
     ///
     /// All ranks pass the same number of elements. On the root, success means that the data has
     /// been sent, not that it has arrived.
@@ -30,8 +30,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a root that is no rank;
-    /// otherwise as [`ProcessGroup::all_reduce`].
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `root`; otherwise as
+    /// for [`ProcessGroup::all_reduce`].
     pub fn broadcast<T: Element>(&self, data: &mut [T], root: Rank) -> Result<()> {
         self.check_rank("broadcast", root)?;
         self.run(call::<T>(Collective::Broadcast, data.len()).rooted(root), None, data, &[])
@@ -48,7 +48,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a root that is no rank.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `root`.
     pub fn broadcast_async<T, B>(&self, buffer: B, root: Rank) -> Result<Work<B>>
     where
         T: Element,
@@ -59,7 +59,7 @@ impl ProcessGroup {
         Ok(self.submit(call, None, buffer, Vec::new()))
     }
 
-    /// Gives rank `i` block `i` of the `input` of rank `root`, in `output`.
+    /// Sends block `i` of rank `root`'s `input` to rank `i`, into `output`.
     ///
     /// All ranks pass outputs of the same length. At the root, `input` holds `world_size` times as
     /// many elements; on other ranks it is empty. On the root, success means that the blocks have
@@ -84,9 +84,9 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or the
-    /// root is no rank; otherwise as [`ProcessGroup::all_reduce`]. The root needs nobody's answer:
-    /// it learns of a mismatch in its next call or in [`destroy`](ProcessGroup::destroy).
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or there is no
+    /// rank `root`; otherwise as for [`ProcessGroup::all_reduce`]. The root needs no answer from others: it
+    /// learns of a mismatch in its next call or in [`destroy`](ProcessGroup::destroy).
     pub fn scatter<T: Element>(&self, input: &[T], output: &mut [T], root: Rank) -> Result<()> {
         self.check_at_root("scatter", root, output.len(), input.len(), "an input")?;
         self.run(call::<T>(Collective::Scatter, output.len()).rooted(root), None, output, input)
@@ -103,8 +103,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or the
-    /// root is no rank.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or there is no
+    /// rank `root`.
     pub fn scatter_async<T, I, B>(&self, input: I, output: B, root: Rank) -> Result<Work<B>>
     where
         T: Element,
@@ -139,7 +139,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::scatter`].
+    /// As for [`ProcessGroup::scatter`].
     pub fn scatter_v<T: Element>(
         &self,
         input: &[T],
@@ -162,8 +162,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or the
-    /// root is no rank.
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when the lengths do not fit or there is no
+    /// rank `root`.
     pub fn scatter_v_async<T, I, B>(
         &self,
         input: I,

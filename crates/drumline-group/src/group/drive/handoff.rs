@@ -45,15 +45,15 @@ pub(crate) trait Drivable {
 
     fn submit(&mut self, job: Self::Job);
     fn post(&mut self, point: Self::Point);
-    /// Whether anything is unfinished.
+    /// Whether any call is not complete.
     fn is_busy(&self) -> bool;
-    /// Tells the lane that it has a new driver: the one before may have prepared to sleep.
+    /// Tells the lane that it has a new driver. The driver before may have prepared to sleep.
     fn wake_up(&mut self);
     /// Tells the lane that its driver has panicked.
     fn on_panic(&mut self);
 }
 
-/// Who else is told of a note.
+/// The parties that learn of a note besides the driver.
 pub(crate) trait Surroundings {
     /// Ends the sleep of the driver, now or the next time that it falls asleep.
     fn wake(&self);
@@ -64,13 +64,13 @@ pub(crate) trait Surroundings {
 /// A lane, and the notes for its driver.
 pub(crate) struct Handoff<L: Drivable, S> {
     lane: LaneMutex<L>,
-    /// Threads that wait for the lane to make a blocking call.
+    /// The number of threads that wait for the lane to make a blocking call.
     wanted: AtomicUsize,
-    /// Work for the lane, so that its submitters need not wait for the operation that runs.
+    /// Calls for the lane. A submitter leaves them here and need not wait for the running call.
     inbox: Mutex<Inbox<L>>,
-    /// Whether anything is in the inbox. Every change is a read-modify-write.
+    /// Whether the inbox has mail. Every change is a read-modify-write.
     has_mail: AtomicBool,
-    /// Whether peers of other hosts have called and no thread has let them in.
+    /// Whether peers of other hosts have called and no thread has accepted them.
     has_callers: AtomicBool,
     aborted: Arc<AtomicBool>,
     surroundings: S,
@@ -83,7 +83,7 @@ struct Inbox<L: Drivable> {
 
 /// The right to drive a lane.
 pub(crate) struct Driver<'a, L: Drivable, S: Surroundings> {
-    // Dropped in this order: notes are looked for after the lane is unlocked.
+    // The fields are dropped in this order: a driver looks for notes after it has unlocked the lane.
     lane: LaneGuard<'a, L>,
     leaving: Leaving<'a, L, S>,
 }
@@ -109,7 +109,7 @@ impl<L: Drivable, S: Surroundings> DerefMut for Driver<'_, L, S> {
 
 impl<L: Drivable, S: Surroundings> Drop for Driver<'_, L, S> {
     fn drop(&mut self) {
-        // After a panic the progress thread fails all that is unfinished.
+        // After a panic the progress thread fails all calls that are not complete.
         self.leaving.is_busy = self.lane.is_busy() || std::thread::panicking();
     }
 }
@@ -122,19 +122,19 @@ impl<L: Drivable, S: Surroundings> Drop for Leaving<'_, L, S> {
     }
 }
 
-/// What a turn of a helping thread came to.
+/// The result of a turn of a helping thread.
 pub(crate) enum Turn {
-    /// What the thread waits for has ended.
+    /// The call for which the thread waits has ended.
     Over,
-    /// Nothing is left to do.
+    /// No call is left.
     Idle,
     Moved,
-    /// Nothing can be done before a peer or another thread moves.
+    /// Nothing can be done before a peer or another thread does something.
     Stuck,
 }
 
 impl<L: Drivable, S: Surroundings> Handoff<L, S> {
-    /// `aborted` is the flag that the lane looks at.
+    /// `aborted` is the flag at which the lane looks.
     pub(crate) fn new(lane: L, aborted: Arc<AtomicBool>, surroundings: S) -> Handoff<L, S> {
         Handoff {
             lane: LaneMutex::new(lane),
@@ -196,8 +196,8 @@ impl<L: Drivable, S: Surroundings> Handoff<L, S> {
         lane
     }
 
-    /// Locks the lane for the progress thread, unless another thread drives it. Unlike a driver,
-    /// the progress thread must itself come back for what is unfinished.
+    /// Locks the lane for the progress thread, unless another thread drives it. A driver leaves incomplete
+    /// calls to the progress thread. The progress thread must come back for them itself.
     pub(crate) fn visit(&self) -> Option<LaneGuard<'_, L>> {
         let mut lane = self.try_lock()?;
         lane.wake_up();
@@ -205,8 +205,8 @@ impl<L: Drivable, S: Surroundings> Handoff<L, S> {
         Some(lane)
     }
 
-    /// Drives the lane by `turn` and `sleep`. `false`: another thread drives the lane or wants to
-    /// for a blocking call, or nothing is left to do.
+    /// Drives the lane by `turn` and `sleep`. `false`: another thread drives the lane or wants to for a
+    /// blocking call, or no call is left.
     pub(crate) fn help(
         &self,
         mut turn: impl FnMut(&mut L) -> Turn,
@@ -239,7 +239,7 @@ impl<L: Drivable, S: Surroundings> Handoff<L, S> {
         let is_first = items.len() == 1;
         self.has_mail.swap(true, SeqCst);
         drop(inbox);
-        // The driver takes a later item together with the first.
+        // The driver takes later mail together with the first.
         if is_first {
             self.surroundings.wake();
             self.surroundings.serve();
@@ -258,8 +258,8 @@ impl<L: Drivable, S: Surroundings> Handoff<L, S> {
         }
     }
 
-    /// Moves sends and receives from the inbox to the lane: unlike jobs, they do not wait for the
-    /// operation that runs.
+    /// Moves sends and receives from the inbox to the lane. Unlike jobs, they do not wait for the running
+    /// call.
     #[inline]
     pub(crate) fn take_points(&self, lane: &mut L) {
         if self.has_mail.load(SeqCst) {
@@ -278,12 +278,12 @@ impl<L: Drivable, S: Surroundings> Handoff<L, S> {
         points.into_iter().for_each(|point| lane.post(point));
     }
 
-    /// Raises the flag of an abort. Only for the driver, which looks at it in its next turn.
+    /// Raises the flag of an abort. Only the driver calls this, and sees the flag in its next turn.
     pub(crate) fn raise_abort(&self) {
         self.aborted.store(true, SeqCst);
     }
 
-    /// Raises the flag of an abort and wakes the driver. `Some`: there is none, and the caller may
+    /// Raises the flag of an abort and wakes the driver. `Some`: there was no driver, and the caller may
     /// drive.
     pub(crate) fn abort(&self) -> Option<Driver<'_, L, S>> {
         self.raise_abort();
@@ -291,14 +291,13 @@ impl<L: Drivable, S: Surroundings> Handoff<L, S> {
         self.surroundings.wake();
         let driver = self.try_drive();
         if driver.is_none() {
-            // The progress thread does not look for notes when it unlocks the lane.
+            // When the progress thread unlocks the lane, it does not look for notes.
             self.surroundings.serve();
         }
         driver
     }
 
-    /// Raises the flag of callers. The progress thread, which alone calls this, visits the lane
-    /// afterwards.
+    /// Raises the flag of callers. Only the progress thread calls this, and visits the lane afterwards.
     pub(crate) fn on_callers(&self) {
         self.has_callers.store(true, SeqCst);
         self.tell_leavers();
@@ -314,7 +313,7 @@ impl<L: Drivable, S: Surroundings> Handoff<L, S> {
         self.has_mail.fetch_or(false, SeqCst);
     }
 
-    /// Whether there are notes for a driver. To be called after the lane is unlocked.
+    /// Whether there are notes for a driver. Call this after the lane is unlocked.
     fn has_notes(&self) -> bool {
         let has_mail = self.has_mail.compare_exchange(false, false, SeqCst, SeqCst);
         has_mail.is_err() || self.aborted.load(SeqCst) || self.has_callers()

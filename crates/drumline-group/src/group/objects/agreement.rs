@@ -1,6 +1,5 @@
-//! What the ranks tell each other before objects travel: what they call, with which type, and how
-//! long their objects are. So a mistake of one rank is an error on all of them, and the group can
-//! go on.
+//! Before objects travel, the ranks tell each other which function they call, with which type, and how long
+//! their objects are. So a mistake of one rank is an error on all ranks, and the group can go on.
 
 use drumline_schedule::step::Rank;
 
@@ -8,13 +7,13 @@ use super::{call::Call, description::type_digest};
 use crate::{ProcessGroup, Result};
 
 impl ProcessGroup {
-    /// Lets all ranks know what all of them call, with objects of type `T`. Returns the lengths of
-    /// their descriptions, which are all within everybody's limit.
+    /// Compares the calls of all ranks and their types `T`. Returns the lengths of the descriptions, which
+    /// are within the limits of all ranks.
     pub(super) fn agree<T>(&self, call: Call, own: &Result<Vec<u8>, String>) -> Result<Vec<usize>> {
         self.agree_on_length::<T>(call, &own.as_ref().map(Vec::len).map_err(String::clone))
     }
 
-    /// The same, of `length` bytes.
+    /// The same for a description of `length` bytes.
     pub(super) fn agree_on_length<T>(
         &self,
         call: Call,
@@ -57,10 +56,10 @@ impl ProcessGroup {
     }
 }
 
-/// Stands for the length of an object that could not be described.
+/// Sent in place of a length when the object could not be described.
 const FAILED: u64 = u64::MAX;
 
-/// Whether an object of rank `rank` may travel.
+/// Checks that an object of rank `rank` may travel.
 pub(super) fn check_length(call: Call, rank: Rank, length: u64, limit: usize) -> Result<()> {
     if length == FAILED {
         let problem = "could not describe its object; its own error says why";

@@ -1,10 +1,10 @@
-//! The calls on objects.
+//! The collectives on objects.
 
 use drumline_schedule::step::Rank;
 
 use crate::Error;
 
-/// The collectives, by the number that tells them apart.
+/// The functions on objects. A function's index is its code in messages.
 const OPERATIONS: [&str; 5] = [
     "broadcast_object",
     "broadcast_object_list",
@@ -13,7 +13,7 @@ const OPERATIONS: [&str; 5] = [
     "scatter_object_list",
 ];
 
-/// What a rank calls.
+/// The function that a rank calls, and the root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Call {
     pub(crate) operation: &'static str,
@@ -26,7 +26,7 @@ impl Call {
             as u64
     }
 
-    /// What another rank has called.
+    /// The call of another rank.
     pub(super) fn named(code: u64, root: u64) -> Call {
         let operation = usize::try_from(code).ok().and_then(|code| OPERATIONS.get(code).copied());
         Call { operation: operation.unwrap_or("something else"), root: root as Rank }

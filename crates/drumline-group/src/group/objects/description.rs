@@ -9,16 +9,16 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{call::Call, limited};
 use crate::Result;
 
-/// Tells types apart, by the names that the compiler gives them: another version of it may give
-/// others, so all ranks should run one binary.
+/// A digest of a type's name, to compare the types of ranks. Another version of the compiler may give other
+/// names, so all ranks should run one binary.
 ///
-/// What is borrowed counts as what is received in its place: `&T` as `T`, `str` as `String`, `[T]`
-/// as `Vec<T>`.
+/// A borrowed type has the digest of the type that is received for it: `&T` that of `T`, `str` that of
+/// `String`, `[T]` that of `Vec<T>`.
 pub(super) fn type_digest<T: ?Sized>() -> u64 {
     xxh3_64(as_borrowed(type_name::<T>()).as_bytes())
 }
 
-/// `(u32, [str])` for `(u32, Vec<String>)` and for `(u32, &[&str])`.
+/// Gives `(u32, Vec<String>)` and `(u32, &[&str])` the same name: `(u32, [str])`.
 fn as_borrowed(name: &str) -> String {
     const VEC: &str = "alloc::vec::Vec<";
     let mut name = name.replace("&mut ", "").replace('&', "");
@@ -41,13 +41,13 @@ fn as_borrowed(name: &str) -> String {
     name
 }
 
-/// How an object is described: the first byte.
+/// The first byte of a description: its format.
 const COMPACT: u8 = 0;
 const SELF_DESCRIBING: u8 = 1;
 
-/// Describes an object that is read as a `D`. In postcard's format if a `D` that was read from it
-/// is described alike; else, say where fields are skipped or the type is only known by what is
-/// read, in one that tells what everything is.
+/// Describes an object that will be read as a `D`. Uses postcard's format if a `D` that is read from it is
+/// described in the same way. Otherwise, for example when fields are skipped or the type depends on what is
+/// read, uses CBOR, which describes the structure, too.
 pub(crate) fn encode<T, D>(object: &T) -> Result<Vec<u8>, String>
 where
     T: Serialize + ?Sized,
@@ -59,7 +59,7 @@ where
     }
 }
 
-/// Describes the bytes of an object whose type nobody has said.
+/// Describes an object with its structure, for a reader that does not know its type.
 pub(crate) fn encode_for_anyone<T: Serialize + ?Sized>(object: &T) -> Result<Vec<u8>, String> {
     let mut bytes = vec![SELF_DESCRIBING];
     ciborium::into_writer(object, &mut bytes)
@@ -67,7 +67,7 @@ pub(crate) fn encode_for_anyone<T: Serialize + ?Sized>(object: &T) -> Result<Vec
     Ok(bytes)
 }
 
-/// Whether nothing is lost by reading `bytes` as a `D`, but for an order that does not matter.
+/// Whether reading `bytes` as a `D` loses nothing. The order of entries in maps does not matter.
 fn is_exact<D: Serialize + DeserializeOwned>(bytes: &[u8]) -> bool {
     let census = |bytes: &[u8]| {
         bytes.iter().fold([0_usize; 256], |mut counts, byte| {

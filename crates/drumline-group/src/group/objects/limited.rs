@@ -1,6 +1,7 @@
-//! Reads what another rank has described compactly, but not for ever and not ever deeper.
+//! Reads a compact description of another rank, with limits on the number of values and on their depth.
 //!
-//! In that format a value may take no bytes, so a list can say that it has 2⁶⁴ of them, and a type that
+//! In this format a value may take no bytes, so a list can claim 2⁶⁴ of them. And a type that contains itself
+//! can nest one level deeper with every byte or two. So every value counts, and every level.
 //! holds itself nests once a byte or two. Here every value counts, and every level.
 
 use std::{cell::Cell, fmt};
@@ -10,14 +11,14 @@ use serde::de::{
     Visitor,
 };
 
-/// How deep values may be nested. What is deeper travels in the other format, whose library has a limit
-/// of its own.
+/// The depth to which values may be nested. Deeper values travel in the other format, whose library has a
+/// limit of its own.
 const DEPTH_MAX: usize = 128;
 
-/// How many values each byte may stand for.
+/// The number of values for which each byte may stand.
 const VALUES_PER_BYTE: usize = 64;
 
-/// Reads a `T` from the front of `bytes`; also returns what is behind it.
+/// Reads a `T` from the front of `bytes`. Also returns the bytes behind it.
 pub(super) fn from_bytes<'de, T: Deserialize<'de>>(
     bytes: &'de [u8],
 ) -> postcard::Result<(T, &'de [u8])> {
@@ -28,16 +29,16 @@ pub(super) fn from_bytes<'de, T: Deserialize<'de>>(
     Ok((value, deserializer.finalize()?))
 }
 
-/// What a value may still have inside.
+/// The limits for what is inside a value.
 #[derive(Clone, Copy)]
 struct Limit<'c> {
-    /// How many values more there may be, in all.
+    /// The number of values that may still come, in total.
     left: &'c Cell<usize>,
     depth: usize,
 }
 
 impl Limit<'_> {
-    /// The limit of what is inside a value.
+    /// The limits one level deeper, for the parts of a value.
     fn inside<E: serde::de::Error>(self) -> Result<Self, E> {
         let left = self.left.get().checked_sub(1);
         self.left.set(left.ok_or_else(|| E::custom("they have more values than bytes allow"))?);

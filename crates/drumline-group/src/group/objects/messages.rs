@@ -1,6 +1,6 @@
-//! Objects from rank to rank.
+//! Objects that travel from rank to rank.
 //!
-//! A message is a digest of the type (8 bytes, little-endian), then the description.
+//! A message is a digest of the type (8 bytes, little-endian), followed by the description.
 
 use std::any::type_name;
 
@@ -16,10 +16,10 @@ use super::{
 use crate::{ProcessGroup, Result, Work, WorkError, work::Promise};
 
 impl ProcessGroup {
-    /// Sends an object to rank `to`, which must receive it with [`ProcessGroup::recv_object`] as the
-    /// same type. (A `str` in it is received as a `String`, a slice as a `Vec`; an `Option` that holds
-    /// `None` or `()` as `None`, since it is sent in CBOR, which does not tell them apart.)
-    /// Blocks and keeps the order as [`ProcessGroup::send`] does.
+    /// Sends an object to rank `to`, which must receive it with [`ProcessGroup::recv_object`] as the same
+    /// type. A `str` inside it is received as a `String`, and a slice as a `Vec`. An `Option` that holds
+    /// `None` or `()` is received as `None`, because it travels in CBOR, which cannot tell these apart. The
+    /// call blocks and keeps the order as [`ProcessGroup::send`] does.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -42,8 +42,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Object`](crate::Error::Object) when it cannot be described or is too long; otherwise as
-    /// [`ProcessGroup::send`].
+    /// [`Error::Object`](crate::Error::Object) when the object cannot be described or is too long; otherwise
+    /// as for [`ProcessGroup::send`].
     pub fn send_object<T>(&self, object: &T, to: Rank, tag: u64) -> Result<()>
     where
         T: Serialize + ?Sized,
@@ -77,15 +77,15 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::Object`](crate::Error::Object) when what arrives is no `T`; the group can go on. As [`ProcessGroup::recv`] when it is no
-    /// object at all, or longer than
-    /// [`Config::object_bytes_max`](crate::Config::object_bytes_max): nothing is allocated then.
+    /// [`Error::Object`](crate::Error::Object) when the object that arrives is no `T`; the group can go on.
+    /// As for [`ProcessGroup::recv`] when the message holds no object, or is longer than
+    /// [`Config::object_bytes_max`](crate::Config::object_bytes_max); then nothing is allocated.
     pub fn recv_object<T: DeserializeOwned>(&self, from: Rank, tag: u64) -> Result<T> {
         self.receive_object(Some(from), tag).map(|(object, _)| object)
     }
 
-    /// Receives an object from whichever rank sends first with this `tag`, and tells which one
-    /// that was: see [`ProcessGroup::recv_any`] and [`ProcessGroup::send_object`].
+    /// Receives an object from the rank that first sends one with this `tag`, and returns that rank, too: see
+    /// [`ProcessGroup::recv_any`] and [`ProcessGroup::send_object`].
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -101,7 +101,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::recv_object`].
+    /// As for [`ProcessGroup::recv_object`].
     pub fn recv_object_any<T: DeserializeOwned>(&self, tag: u64) -> Result<(T, Rank)> {
         self.receive_object(None, tag)
     }
@@ -132,7 +132,7 @@ impl ProcessGroup {
 
 const DIGEST_BYTES: usize = size_of::<u64>();
 
-/// The message of an object.
+/// A message that holds an object.
 struct Bytes {
     bytes: Vec<u8>,
     promise: Promise<(Vec<u8>, Rank)>,

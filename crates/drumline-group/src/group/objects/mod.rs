@@ -1,10 +1,10 @@
 //! Objects of any type that serde knows, instead of elements.
 //!
-//! They travel in [postcard](https://docs.rs/postcard)'s format: numbers and texts, one behind the
-//! other. It carries no types, and an `i32` that is read as a `u32` would be another number: therefore
-//! all ranks must use one type, and a digest of its name travels along. What cannot be read from that
-//! (`serde_json::Value`, an `untagged` enum, skipped fields) travels in CBOR, which tells what
-//! everything is. Nothing in either is ever executed.
+//! Objects travel in [postcard](https://docs.rs/postcard)'s format, which writes numbers and texts one after
+//! the other, without types. An `i32` that is read as a `u32` would be another number. So all ranks must use
+//! one type, and a digest of its name travels along. Objects that cannot be read from that format
+//! (`serde_json::Value`, an `untagged` enum, skipped fields) travel in CBOR, which describes the structure,
+//! too. Reading either format never executes anything.
 
 mod agreement;
 pub(crate) mod call;
@@ -23,7 +23,7 @@ use super::ProcessGroup;
 use crate::Result;
 
 impl ProcessGroup {
-    /// Gives every rank the object of rank `root`, in place.
+    /// Copies the object of rank `root` to every rank, in place.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -49,11 +49,11 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) for a root that is no rank. [`Error::Object`](crate::Error::Object) on every rank when
-    /// ranks call different things, use types of different names
-    /// ([`type_name`](std::any::type_name)) or the object is longer than
-    /// [`Config::object_bytes_max`](crate::Config::object_bytes_max), and on the ranks that cannot
-    /// read it. Otherwise as [`ProcessGroup::broadcast`].
+    /// [`Error::InvalidArgument`](crate::Error::InvalidArgument) when there is no rank `root`.
+    /// [`Error::Object`](crate::Error::Object) on every rank when ranks call different functions, use types
+    /// of different names ([`type_name`](std::any::type_name)), or the object is longer than
+    /// [`Config::object_bytes_max`](crate::Config::object_bytes_max); and on each rank that cannot read the
+    /// object. Otherwise as for [`ProcessGroup::broadcast`].
     pub fn broadcast_object<T>(&self, object: &mut T, root: Rank) -> Result<()>
     where
         T: Serialize + DeserializeOwned,
@@ -65,7 +65,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// [`ProcessGroup::broadcast_object`] of several objects at once, the same number on all ranks.
+    /// [`ProcessGroup::broadcast_object`] of several objects at once. All ranks pass the same number.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -78,7 +78,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::broadcast_object`]; [`Error::Object`](crate::Error::Object) where the number differs.
+    /// As for [`ProcessGroup::broadcast_object`]; [`Error::Object`](crate::Error::Object) when the numbers
+    /// differ.
     pub fn broadcast_object_list<T>(&self, objects: &mut [T], root: Rank) -> Result<()>
     where
         T: Serialize + DeserializeOwned,
@@ -97,7 +98,7 @@ impl ProcessGroup {
         Ok(())
     }
 
-    /// Gives every rank the objects of all ranks, in order of rank.
+    /// Collects the objects of all ranks on every rank, in order of rank.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -117,7 +118,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::broadcast_object`].
+    /// As for [`ProcessGroup::broadcast_object`].
     pub fn all_gather_object<T>(&self, object: &T) -> Result<Vec<T>>
     where
         T: Serialize + DeserializeOwned,
@@ -130,7 +131,7 @@ impl ProcessGroup {
         decode_all(call, &all, &lengths)
     }
 
-    /// Gives rank `root` the objects of all ranks, in order of rank; the others get nothing.
+    /// Collects the objects of all ranks at rank `root`, in order of rank. The other ranks get `None`.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -151,7 +152,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::broadcast_object`].
+    /// As for [`ProcessGroup::broadcast_object`].
     pub fn gather_object<T>(&self, object: &T, root: Rank) -> Result<Option<Vec<T>>>
     where
         T: Serialize + DeserializeOwned,
@@ -166,8 +167,8 @@ impl ProcessGroup {
         is_root.then(|| decode_all(call, &all, &lengths)).transpose()
     }
 
-    /// Gives every rank one of the objects of rank `root`: to rank r the r-th. The others pass
-    /// nothing.
+    /// Gives each rank one of the objects of rank `root`: rank `r` gets object `r`. The other ranks pass
+    /// `None`.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -189,8 +190,8 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::broadcast_object`]; [`Error::Object`](crate::Error::Object) on every rank when the root does
-    /// not pass an object for each.
+    /// As for [`ProcessGroup::broadcast_object`]; [`Error::Object`](crate::Error::Object) on every rank when
+    /// the root does not pass one object for each rank.
     pub fn scatter_object_list<T>(&self, objects: Option<&[T]>, root: Rank) -> Result<T>
     where
         T: Serialize + DeserializeOwned,
@@ -201,7 +202,7 @@ impl ProcessGroup {
             true => self.describe_parts(objects.unwrap_or_default()),
             false => Ok(Vec::new()),
         };
-        // What all must be able to take is the longest part.
+        // The limit of every rank is compared with the longest part.
         let longest = described.as_ref().map(|parts| parts.iter().map(Vec::len).max());
         let longest = longest.map(Option::unwrap_or_default).map_err(String::clone);
         self.agree_on_length::<T>(call, &longest)?;
@@ -215,7 +216,7 @@ impl ProcessGroup {
         decode(call, root, &own)
     }
 
-    /// What the root describes, on the other ranks.
+    /// On ranks other than the root: receives the object that the root describes.
     fn broadcast_one<T, D: DeserializeOwned>(
         &self,
         call: Call,
@@ -231,7 +232,7 @@ impl ProcessGroup {
         if is_root { Ok(None) } else { decode(call, call.root, &bytes).map(Some) }
     }
 
-    /// The description of one object for every rank.
+    /// Describes one object for each rank.
     fn describe_parts<T>(&self, objects: &[T]) -> Result<Vec<Vec<u8>>, String>
     where
         T: Serialize + DeserializeOwned,
@@ -244,7 +245,7 @@ impl ProcessGroup {
     }
 }
 
-/// The objects of all ranks, whose descriptions stand one behind the other.
+/// The objects of all ranks. Their descriptions follow each other in `all`.
 fn decode_all<T: DeserializeOwned>(call: Call, all: &[u8], lengths: &[usize]) -> Result<Vec<T>> {
     let mut rest = all;
     let decode_next = |(rank, &length): (Rank, &usize)| {

@@ -9,7 +9,7 @@ use rustix::process::geteuid;
 
 use crate::{Error, Result};
 
-/// The card of this process, which listens on the Unix socket of this name, if it has one.
+/// The card of this process. `unix` is the name of the Unix socket on which it listens, if it does.
 pub(super) fn of_this_process(unix: Option<String>) -> Result<Card> {
     const BOOT: &str = "/proc/sys/kernel/random/boot_id";
     const NETWORK: &str = "/proc/self/ns/net";
@@ -19,7 +19,7 @@ pub(super) fn of_this_process(unix: Option<String>) -> Result<Card> {
         (Some(boot), Some(network)) => {
             (boot.trim().to_owned(), network.to_string_lossy().into_owned())
         }
-        // Without them nobody is known to be near: everybody is reached over TCP.
+        // Without these files no rank is known to be near, so all ranks use TCP.
         (boot, network) => {
             tracing::warn!(?boot, ?network, "/proc does not say which host this is");
             let Nonce(unlike_any) = Nonce::random()?;
@@ -29,7 +29,8 @@ pub(super) fn of_this_process(unix: Option<String>) -> Result<Card> {
     Ok(Card { boot, network, uid: geteuid().as_raw(), unix })
 }
 
-/// `None` where the system does not show this file. Another failure must not pass for another host.
+/// `None` if the system does not have this file. Any other failure is an error: it must not look like another
+/// host.
 fn if_shown<T>(path: &str, read: io::Result<T>) -> Result<Option<T>> {
     match read {
         Ok(read) => Ok(Some(read)),

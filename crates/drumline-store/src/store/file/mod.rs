@@ -112,7 +112,7 @@ impl FileStore {
     ///
     /// # Errors
     ///
-    /// As [`FileStore::open`].
+    /// As for [`FileStore::open`].
     pub fn with_limit(
         path: impl AsRef<Path>,
         world_size: usize,

@@ -229,7 +229,7 @@ impl TcpStore {
     ///
     /// # Errors
     ///
-    /// As [`TcpStore::connect_secured`].
+    /// As for [`TcpStore::connect_secured`].
     pub fn connect_at(
         endpoint: &Endpoint,
         secret: &Secret,

@@ -221,7 +221,7 @@ impl GradientReducer {
     ///
     /// # Errors
     ///
-    /// As [`GradientReducer::finish`].
+    /// As for [`GradientReducer::finish`].
     pub fn shadow(&self) -> Result<Option<Averaged<'_>>> {
         self.end_step(false).map(|(averaged, is_active)| is_active.then_some(averaged))
     }

@@ -1,6 +1,6 @@
-//! Several calls of one kind and type, which travel as one operation.
+//! Several calls of one kind and type, carried out as one call.
 //!
-//! The buffers are copied to lie behind each other, and back.
+//! The data is copied from the buffers into one, and back.
 
 use drumline_schedule::step::Rank;
 
@@ -15,7 +15,7 @@ use super::{
 use crate::{Element, Result, Work};
 
 impl TorchSpelling<'_> {
-    /// [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce) of several buffers as one operation.
+    /// [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce) of several buffers as one call.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -35,7 +35,8 @@ impl TorchSpelling<'_> {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce). Ranks whose buffers have other lengths are told so.
+    /// As for [`ProcessGroup::all_reduce`](crate::ProcessGroup::all_reduce), and on ranks whose buffers have
+    /// other lengths than those of another rank.
     pub fn all_reduce_coalesced<T: Element>(
         &self,
         buffers: &mut [&mut [T]],
@@ -74,7 +75,8 @@ impl TorchSpelling<'_> {
         })
     }
 
-    /// [`ProcessGroup::all_gather`](crate::ProcessGroup::all_gather) of `inputs[i]` into `outputs[i]`, for all `i`, as one operation.
+    /// [`ProcessGroup::all_gather`](crate::ProcessGroup::all_gather) of each `inputs[i]` into `outputs[i]`,
+    /// as one call.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -95,7 +97,8 @@ impl TorchSpelling<'_> {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::all_gather`](crate::ProcessGroup::all_gather). Ranks whose buffers have other lengths are told so.
+    /// As for [`ProcessGroup::all_gather`](crate::ProcessGroup::all_gather), and on ranks whose buffers have
+    /// other lengths than those of another rank.
     pub fn all_gather_coalesced<T: Element>(
         &self,
         inputs: &[&[T]],
@@ -140,8 +143,8 @@ impl TorchSpelling<'_> {
         }))
     }
 
-    /// [`ProcessGroup::reduce_scatter`](crate::ProcessGroup::reduce_scatter) of `inputs[i]` into `outputs[i]`, for all `i`, as one
-    /// operation.
+    /// [`ProcessGroup::reduce_scatter`](crate::ProcessGroup::reduce_scatter) of each `inputs[i]` into
+    /// `outputs[i]`, as one call.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -163,7 +166,8 @@ impl TorchSpelling<'_> {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::reduce_scatter`](crate::ProcessGroup::reduce_scatter). Ranks whose buffers have other lengths are told so.
+    /// As for [`ProcessGroup::reduce_scatter`](crate::ProcessGroup::reduce_scatter), and on ranks whose
+    /// buffers have other lengths than those of another rank.
     pub fn reduce_scatter_coalesced<T: Element>(
         &self,
         inputs: &[&[T]],
@@ -215,7 +219,7 @@ impl TorchSpelling<'_> {
         ))
     }
 
-    /// The call, and what this rank brings.
+    /// The call, and this rank's contribution to it.
     fn gather_together<T: Element>(
         &self,
         inputs: &[&[T]],
@@ -227,7 +231,7 @@ impl TorchSpelling<'_> {
         Ok((call::<T>(Collective::AllGather, own.len()).in_parts(parts), own))
     }
 
-    /// The call, and what this rank brings: for each rank the blocks of all inputs.
+    /// The call, and this rank's contribution to it: for each rank, its blocks of all inputs.
     fn scatter_together<T: Element>(
         &self,
         inputs: &[&[T]],
@@ -244,7 +248,7 @@ impl TorchSpelling<'_> {
         Ok((call.in_parts(parts), all))
     }
 
-    /// Whether each long buffer holds a block for every rank of the short one beside it.
+    /// Checks that each long buffer holds a block for every rank, as long as the short buffer of the pair.
     fn check_pairs_of_buffers(
         &self,
         operation: &'static str,
@@ -258,7 +262,7 @@ impl TorchSpelling<'_> {
     }
 }
 
-/// Of `all`, what each rank has brought goes to its place in the outputs.
+/// Copies the contribution of each rank, in `all`, to its places in the outputs.
 fn deal_out_by_rank<T: Element>(mut all: &[T], parts: &[usize], outputs: &mut [impl AsMut<[T]>]) {
     let mut place = 0;
     while !all.is_empty() {

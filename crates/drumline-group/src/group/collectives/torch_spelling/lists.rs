@@ -1,6 +1,6 @@
-//! Collectives on lists with a buffer for every rank.
+//! Collectives on lists that have a buffer for every rank.
 //!
-//! The buffers are copied to lie behind each other, and back.
+//! The data is copied from the buffers into one, and back.
 
 use drumline_engine::operator::Operator;
 use drumline_kernels::copy;
@@ -11,8 +11,9 @@ use super::{TorchSpelling, call, call_of};
 use crate::{Element, Error, Result, Work};
 
 impl TorchSpelling<'_> {
-    /// [`ProcessGroup::all_gather`](crate::ProcessGroup::all_gather) into a buffer for every rank. They may have different lengths,
-    /// the same on all ranks; that of this rank has the length of `input`.
+    /// [`ProcessGroup::all_gather`](crate::ProcessGroup::all_gather) into a buffer for every rank. The
+    /// buffers may have different lengths, which are the same on all ranks. This rank's buffer has the length
+    /// of `input`.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -33,7 +34,7 @@ impl TorchSpelling<'_> {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::all_gather_v`](crate::ProcessGroup::all_gather_v).
+    /// As for [`ProcessGroup::all_gather_v`](crate::ProcessGroup::all_gather_v).
     pub fn all_gather_list<T: Element>(&self, input: &[T], outputs: &mut [&mut [T]]) -> Result<()> {
         let counts = lengths(outputs);
         let blocks = self.group.blocks_by_rank("all_gather_list", &counts, input.len(), None)?;
@@ -104,7 +105,7 @@ impl TorchSpelling<'_> {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::gather`](crate::ProcessGroup::gather).
+    /// As for [`ProcessGroup::gather`](crate::ProcessGroup::gather).
     pub fn gather_list<T: Element>(
         &self,
         input: &[T],
@@ -180,7 +181,7 @@ impl TorchSpelling<'_> {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::scatter`](crate::ProcessGroup::scatter).
+    /// As for [`ProcessGroup::scatter`](crate::ProcessGroup::scatter).
     pub fn scatter_list<T: Element>(
         &self,
         inputs: &[&[T]],
@@ -221,8 +222,9 @@ impl TorchSpelling<'_> {
         Ok(self.group.submit(call, None, output, inputs.concat()))
     }
 
-    /// [`ProcessGroup::reduce_scatter`](crate::ProcessGroup::reduce_scatter) of a buffer for every rank. They may have different
-    /// lengths, the same on all ranks; that of this rank has the length of `output`.
+    /// [`ProcessGroup::reduce_scatter`](crate::ProcessGroup::reduce_scatter) of a buffer for every rank. The
+    /// buffers may have different lengths, which are the same on all ranks. This rank's buffer has the length
+    /// of `output`.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -242,7 +244,7 @@ impl TorchSpelling<'_> {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::reduce_scatter_v`](crate::ProcessGroup::reduce_scatter_v).
+    /// As for [`ProcessGroup::reduce_scatter_v`](crate::ProcessGroup::reduce_scatter_v).
     pub fn reduce_scatter_list<T: Element>(
         &self,
         inputs: &[&[T]],
@@ -285,7 +287,8 @@ impl TorchSpelling<'_> {
         Ok(self.group.submit(call, Some(op.into()), output, inputs.concat()))
     }
 
-    /// [`ProcessGroup::all_to_all_v`](crate::ProcessGroup::all_to_all_v) with a buffer to and one from every rank, of any lengths.
+    /// [`ProcessGroup::all_to_all_v`](crate::ProcessGroup::all_to_all_v) with one buffer to every rank and
+    /// one from every rank, of any lengths.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -306,7 +309,7 @@ impl TorchSpelling<'_> {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::all_to_all_v`](crate::ProcessGroup::all_to_all_v).
+    /// As for [`ProcessGroup::all_to_all_v`](crate::ProcessGroup::all_to_all_v).
     pub fn all_to_all_list<T: Element>(
         &self,
         inputs: &[&[T]],

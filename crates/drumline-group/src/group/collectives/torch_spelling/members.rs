@@ -1,4 +1,4 @@
-//! The local part of collectives in which a rank has several members.
+//! What a rank does by itself in collectives in which it has several members.
 
 use bytemuck::Zeroable;
 use drumline_engine::call::Call;
@@ -9,7 +9,7 @@ use drumline_schedule::tree::{Node, merges};
 use super::{call, lists::deal_out};
 use crate::{Element, Error, ReduceOp, Result};
 
-/// Completes an average over `members`.
+/// Divides a sum by the number of `members`, if `op` is the average.
 pub(super) fn finish<A: Element>(op: ReduceOp, sum: &mut [A], members: usize) {
     if op == ReduceOp::Avg && !sum.is_empty() {
         let all = Target::from(sum);
@@ -17,23 +17,23 @@ pub(super) fn finish<A: Element>(op: ReduceOp, sum: &mut [A], members: usize) {
     }
 }
 
-/// A reduction of members, in the type that their sums are kept in.
+/// A call that reduces sums of members, in the type in which such sums are kept.
 pub(super) fn of_members<T: Element>(
     operation: Collective,
     elements: usize,
     members: usize,
 ) -> Call {
-    // The type of the members themselves does not show otherwise.
+    // The parts also hold the type of the members, which the call shows nowhere else.
     let parts = vec![elements, members, T::DTYPE as usize];
     call::<T::Accumulator>(operation, elements).in_parts(parts)
 }
 
-/// What ranks do with sums of members: an average is divided in the end, by all members.
+/// The operator over the sums of all ranks. An average is divided at the end, by the number of all members.
 pub(super) fn across(op: ReduceOp) -> ReduceOp {
     if op == ReduceOp::Avg { ReduceOp::Sum } else { op }
 }
 
-/// The canonical sum of a rank's members, not divided and not rounded.
+/// The canonical sum of this rank's members, neither divided nor rounded.
 pub(super) fn sum_of_members<T: Element>(
     members: &[impl AsRef<[T]>],
     op: ReduceOp,

@@ -1,8 +1,8 @@
-//! The forms of collectives that only serve torch's spelling.
+//! Collectives in forms that only serve torch's spelling.
 //!
-//! Those that end in `_list` take a buffer for every rank, those in `_coalesced` the buffers of several calls,
-//! and in those in `_multi` a rank has several members. Each is one collective, and copies. A program that is
-//! not translated from torch lays its data out in one buffer and needs none of them.
+//! A form ending in `_list` takes a buffer for every rank; one in `_coalesced` takes the buffers of several
+//! calls; in one in `_multi`, a rank has several members. Each form copies the data and makes one call. A
+//! program that is not translated from torch keeps its data in one buffer and needs none of these forms.
 
 mod coalesced;
 mod lists;

@@ -1,10 +1,10 @@
-//! Collectives in which every rank has several members: buffers of one length, as many on every
-//! rank, each of which counts as a rank does elsewhere.
+//! Collectives in which every rank has several members. Members are buffers of one length. Every rank has the
+//! same number of members, and each counts as a rank does in other collectives.
 //!
-//! Member `j` of rank `k` is number `k * n + j`, if ranks have `n` members each. Sums are those of a
-//! host and its ranks under [`SumOrder::Placement`](crate::SumOrder::Placement): first the tree over
-//! the members of a rank, then the tree over ranks. Partial sums are kept in the type that the
-//! elements accumulate in.
+//! If ranks have `n` members each, member `j` of rank `k` has the number `k * n + j`. Sums are added as for
+//! hosts and their ranks under [`SumOrder::Placement`](crate::SumOrder::Placement): first along the tree over
+//! the members of a rank, then along the tree over ranks. Partial sums are kept in the type in which the
+//! elements accumulate.
 
 use bytemuck::Zeroable;
 use drumline_engine::call::Call;
@@ -21,11 +21,11 @@ use super::{
 };
 use crate::{Element, Error, ReduceOp, Result, Work};
 
-/// A call on sums of members, and this rank's.
+/// A call on sums of members, and the sum of this rank's members.
 type Summed<A> = (Call, Vec<A>);
 
 impl TorchSpelling<'_> {
-    /// Reduces all buffers of all ranks, in place: afterwards they are all the same.
+    /// Reduces all buffers of all ranks, in place. Afterwards all buffers are the same.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -99,8 +99,7 @@ impl TorchSpelling<'_> {
         ))
     }
 
-    /// Reduces all buffers of all ranks into buffer `root_buffer` of rank `root`. All other
-    /// buffers stay as they are.
+    /// Reduces all buffers of all ranks into buffer `root_buffer` of rank `root`. No other buffer changes.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -121,7 +120,7 @@ impl TorchSpelling<'_> {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] for an empty list, lengths that differ, or a root that is no
-    /// rank or has no such buffer; otherwise as [`ProcessGroup::reduce`](crate::ProcessGroup::reduce).
+    /// rank or has no such buffer; otherwise as for [`ProcessGroup::reduce`](crate::ProcessGroup::reduce).
     pub fn reduce_multi<T: Element>(
         &self,
         buffers: &mut [&mut [T]],
@@ -178,7 +177,7 @@ impl TorchSpelling<'_> {
         Ok(self.group.submit_then(call, Some(across(op).into()), sum, Vec::new(), then))
     }
 
-    /// Gives all buffers of all ranks what buffer `root_buffer` of rank `root` has.
+    /// Copies buffer `root_buffer` of rank `root` into all buffers of all ranks.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -199,7 +198,7 @@ impl TorchSpelling<'_> {
     /// # Errors
     ///
     /// [`Error::InvalidArgument`] for an empty list, lengths that differ, or a root that is no
-    /// rank or has no such buffer; otherwise as [`ProcessGroup::broadcast`](crate::ProcessGroup::broadcast).
+    /// rank or has no such buffer; otherwise as for [`ProcessGroup::broadcast`](crate::ProcessGroup::broadcast).
     pub fn broadcast_multi<T: Element>(
         &self,
         buffers: &mut [&mut [T]],
@@ -255,8 +254,8 @@ impl TorchSpelling<'_> {
 
     /// Collects the inputs of all ranks in every output, in the order of members.
     ///
-    /// There are as many outputs as inputs. Each output holds a block for every member of the
-    /// group: with `n` inputs, that of input `j` of rank `k` is block `k * n + j`.
+    /// There are as many outputs as inputs. Each output holds a block for every member of the group. With `n`
+    /// inputs, input `j` of rank `k` becomes block `k * n + j`.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -322,12 +321,12 @@ impl TorchSpelling<'_> {
         }))
     }
 
-    /// Reduces all inputs of all ranks, and gives every member its block: the inverse of
-    /// [`TorchSpelling::all_gather_multi`].
+    /// Reduces all inputs of all ranks, and gives every member its block of the result. It undoes the
+    /// distribution of [`TorchSpelling::all_gather_multi`].
     ///
-    /// There are as many inputs as outputs, `n` of them. Each input holds a block for every
-    /// member of the group, of the length of an output; output `j` of rank `k` gets the sum of all
-    /// blocks `k * n + j`.
+    /// There are as many inputs as outputs, `n` of them. Each input holds a block for every member of the
+    /// group, as long as an output. Output `j` of rank `k` gets the sum of the blocks `k * n + j` of all
+    /// inputs.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -405,7 +404,7 @@ impl TorchSpelling<'_> {
         ))
     }
 
-    /// The call, and what this rank brings.
+    /// The call, and this rank's contribution to it.
     fn gather_of_members<T: Element>(
         &self,
         inputs: &[&[T]],
@@ -421,7 +420,7 @@ impl TorchSpelling<'_> {
         Ok((call::<T>(Collective::AllGather, own.len()).in_parts(parts), own))
     }
 
-    /// The call, and what this rank brings.
+    /// The call, and this rank's contribution to it.
     fn scatter_of_members<T: Element>(
         &self,
         inputs: &[&[T]],
@@ -438,7 +437,7 @@ impl TorchSpelling<'_> {
         Ok((call, sum_of_members(inputs, op)))
     }
 
-    /// How many all ranks have together.
+    /// The number of members of all ranks together.
     fn members(&self, of_a_rank: usize) -> usize {
         self.group.world_size() * of_a_rank
     }
