@@ -11,7 +11,6 @@ use drumline_shm::Cores;
 ///
 /// Returns the number of the node. Returns `None` and changes nothing if fewer than two nodes have cores that
 /// this process may use, or if there are more nodes than ranks.
-/// with cores that may be used, or more nodes than ranks.
 ///
 /// ```
 /// # use drumline_group as drumline;

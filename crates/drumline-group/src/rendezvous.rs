@@ -36,7 +36,6 @@
 //! addresses other than loopback, and in a file that other users can read, this must be allowed by
 //! [`Config::trust_store`]. With a secret, a stranger who reaches another launcher's store, or the file, can
 //! disturb the job but cannot join it.
-//! file, can disturb the job but not join it.
 //!
 //! ```
 //! # use drumline_group as drumline;

@@ -1,4 +1,4 @@
-//! Why training cannot go on, who is at fault, and what to do next.
+//! Why training cannot go on, which rank is at fault, and what to do next.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -6,7 +6,7 @@ use drumline_group::CollectiveError;
 
 use crate::{async_reduce::MissingTensors, ddp::GradientFault};
 
-/// What every fallible function of this crate returns.
+/// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a step, a checkpoint or a sampler failed.
@@ -45,12 +45,12 @@ pub enum Error {
     /// Ranks were given different models. Every rank gets this error, with the same text.
     #[error("the model differs between ranks: {problem}")]
     ModelMismatch {
-        /// The first difference: which ranks, which tensor, what each has.
+        /// The first difference: which ranks, which tensor, and what each rank has.
         problem: String,
     },
 
-    /// Gradients are missing or unusable, so that a step cannot be averaged. Every rank gets
-    /// this error (unless a gradient was handed in again after all had left).
+    /// Gradients are missing or unusable, so a step cannot be averaged. Every rank gets this error (except
+    /// for a gradient that was handed in again after all buckets were launched).
     #[error(
         "step {step}: {}; every parameter that is trained must take part in the loss, once per \
          step and on every rank: use it, or freeze it before the model is wrapped, or choose \
@@ -76,9 +76,8 @@ pub enum Error {
         step: u64,
         /// What is missing, by rank.
         missing: Vec<MissingTensors>,
-        /// The failure that ended the step, and the engine: these ranks answer no more. `None`
-        /// where they have said themselves that they bring nothing more; then the next step
-        /// may go on.
+        /// The failure that ended the step and the engine: these ranks no longer answer. `None` if the ranks
+        /// have said themselves that they bring no more tensors; then the next step can go on.
         by: Option<Arc<CollectiveError>>,
     },
 }

@@ -3,9 +3,9 @@
 //! | module | what it holds |
 //! |---|---|
 //! | [`ddp`] | buckets, the reducer, verification and broadcast of models |
-//! | [`async_reduce`] | named tensors, reduced in whatever order they come |
+//! | [`async_reduce`] | named tensors, reduced in any order |
 //! | [`sampler`] | which samples each rank sees, in torch's exact order |
-//! | [`checkpoint`] | named tensors in files that are whole or not there |
+//! | [`checkpoint`] | named tensors in files that are written atomically |
 
 #![forbid(unsafe_code)]
 

@@ -15,8 +15,8 @@
 //! # Ok::<_, drumline::Error>(())
 //! ```
 //!
-//! Warnings (of late ranks, of sockets in place of shared memory, of peers that are refused) go to
-//! [`tracing`](https://docs.rs/tracing). A program sees them once it has a subscriber. Add
+//! Warnings (of late ranks, of sockets used instead of shared memory, of refused peers) go to
+//! [`tracing`](https://docs.rs/tracing). A program sees them if it has a subscriber. Add
 //! `tracing-subscriber`, and begin `main` with this:
 //!
 //! ```
@@ -27,20 +27,20 @@
 //! |---|---|
 //! | [`ProcessGroup`] | the ranks that work together, and their collectives |
 //! | [`GroupOptions`] | groups of some of the ranks: `new_group`, `split` |
-//! | [`Work`] | an operation in the background |
+//! | [`Work`] | a call in the background |
 //! | [`TorchSpelling`] | collectives on lists of buffers, as torch spells them |
 //! | [`RegisteredBuffer`] | memory that the ranks of a host reach without a copy |
 //! | [`ddp`] | buckets, the reducer, verification and broadcast of models; users of burn want `drumline-burn` |
-//! | [`async_reduce`] | named tensors, reduced in whatever order they come |
+//! | [`async_reduce`] | named tensors, reduced in any order |
 //! | [`sampler`] | which samples each rank sees, in torch's exact order |
-//! | [`checkpoint`] | named tensors in files that are whole or not there; the last ones are kept |
-//! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, `file://`, and what a program registers |
-//! | [`store`] | the key-value stores that they meet through |
-//! | [`trace`] | what every rank did, and when; which rank the others wait for |
-//! | [`metrics_text`] | calls, bytes and time of each operation, as Prometheus reads them |
+//! | [`checkpoint`] | named tensors in files that are written atomically; the last files are kept |
+//! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, `file://`, and schemes that a program registers |
+//! | [`store`] | the key-value stores through which they meet |
+//! | [`trace`] | records of what every rank did, and when; which rank the others wait for |
+//! | [`metrics_text`] | number, bytes and time of the calls of each kind, in Prometheus' format |
 //! | [`auth`] | the job's secret, and how connections prove that they belong to it |
 //! | `views` | collectives on strided views of `ndarray` (feature `ndarray`) |
-//! | [`backend`] | what carries a group's operations, and how to bring one of your own |
+//! | [`backend`] | what carries a group's calls, and how to add a backend of your own |
 //! | [`Config`] | every setting |
 //!
 //! Users of `torch.distributed` find its names beside ours in `docs/reference`.
@@ -49,18 +49,18 @@
 //!
 //! - **The same bits.** For one world size a floating-point sum is always added in the same
 //!   order, whatever the algorithm, the message size and the timing (payloads of NaN apart).
-//! - **Errors that name someone.** Every message carries a description of its operation. Ranks
-//!   that call different things are told both calls; a rank that dies, leaves or does not answer
-//!   is named. Nothing waits longer than [`Config::timeout`].
-//! - **No second guess after a failure.** A group that has failed is poisoned: every later call
-//!   repeats the first failure.
+//! - **Errors that name a rank.** Every message carries a description of its call. If ranks make different
+//!   calls, each is told both calls. A rank that dies, leaves or does not answer is named. No call waits
+//!   longer than [`Config::timeout`].
+//! - **One failure is enough.** A group that has failed is poisoned: every later call returns the first
+//!   failure.
 //! - **Closed by default.** Ranks of one host meet over Unix sockets of their own user. Across
 //!   hosts every connection starts with a proof that both ends know the job's secret ([`auth`]).
 //!
 //! # What it does not do yet
 //!
-//! - Data lies in the memory of the CPU, and one [`backend`] comes with the library: its own.
-//! - What travels between hosts is encrypted only on request ([`Config::security`]).
+//! - Data is in the memory of the CPU, and the library has one [`backend`]: its own.
+//! - Data between hosts is encrypted only on request ([`Config::security`]).
 
 #![forbid(unsafe_code)]
 

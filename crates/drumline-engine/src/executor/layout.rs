@@ -16,7 +16,6 @@ use drumline_schedule::{
 /// In a slot, blocks begin at multiples of the longest window's length, so that neighbours find them. A slot
 /// has no room for its owner's own block, because nobody fetches that. The first block in a slot is the block
 /// of the rank after the owner. So two ranks that exchange slots write exactly where they have just read.
-/// where they have just read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     collective: Collective,

@@ -1,8 +1,8 @@
-//! What goes on while gradients come in: rounds and reductions, each begun where the one before
+//! The work in the background while gradients come in: rounds and reductions. Each begins when the one before
 //! ends.
 //!
-//! It has no thread of its own. The thread that drives the group (the engine, or a caller that waits)
-//! ends an operation, and by that begins the next one. The lock is never held while the group is called.
+//! There is no thread for it. The thread that drives the group (the progress thread, or a caller that waits)
+//! ends a call and then begins the next one. The lock is never held during a call of the group.
 
 use std::{
     ops::Range,
@@ -33,22 +33,22 @@ pub(super) struct Background {
 
 #[derive(Debug)]
 struct State {
-    /// Counted from 1.
+    /// The number of the step, from 1.
     step: u64,
     rounds: Rounds,
-    /// The tensors that this rank had brought when it closed.
+    /// The tensors that this rank had brought when it closed the step.
     brought: Bitmap,
-    /// Buckets that are complete here and not on their way.
+    /// The buckets that are complete here and not being reduced.
     complete: Pieces,
-    /// Buckets that are back.
+    /// The buckets that are reduced.
     reduced: Pieces,
-    /// Operations that were begun and have not ended.
+    /// The number of calls that are under way.
     under_way: usize,
-    /// Why the step cannot end well although the group is well.
+    /// The tensors that are missing, if the step fails only because of them.
     missing: Option<Vec<MissingTensors>>,
     /// The first failure of the group.
     failed: Option<Error>,
-    /// How often something has changed that a waiting thread may have to act on.
+    /// Counts the changes to which a waiting thread may have to respond.
     changes: u64,
     counts: Counts,
 }
@@ -70,16 +70,16 @@ struct State {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Steps that have ended well.
+    /// Steps that have succeeded.
     pub steps: u64,
     /// Rounds in which ranks told each other which buckets are complete.
     pub rounds: u64,
-    /// All-reduces. Neighbouring buckets that can leave at the same time are one.
+    /// All-reduces. Adjacent buckets that can be reduced at the same time share one.
     pub all_reduces: u64,
 }
 
 impl State {
-    /// Whether the step has ended, and all memory is back.
+    /// Whether the step has ended and all memory is back.
     fn is_settled(&self) -> bool {
         let has_ended = self.failed.is_some() || self.missing.is_some();
         self.under_way == 0 && (has_ended || self.rounds.is_over())
@@ -112,8 +112,8 @@ impl Background {
         self.lock().counts
     }
 
-    /// Takes a bucket over that is complete on this rank, and if the rank brings nothing more in
-    /// this step, the tensors that it has brought.
+    /// Takes over a bucket that is complete on this rank. `closing`: the rank brings no more tensors in this
+    /// step, and has brought these.
     pub(super) fn take_over(
         self: &Arc<Self>,
         complete: Option<(usize, Piece)>,
@@ -132,12 +132,12 @@ impl Background {
         self.join_round();
     }
 
-    /// Waits for the end of the step, and gives all memory that was taken over back.
+    /// Waits for the end of the step, and returns all memory to `pieces`.
     ///
     /// # Errors
     ///
-    /// [`Error::NotBrought`] where a tensor is missing on any rank: then the next step begins all
-    /// the same. Else the failure of the group.
+    /// [`Error::NotBrought`] when a tensor is missing on any rank; then the next step begins nevertheless.
+    /// Otherwise the failure of the group.
     pub(super) fn finish_step(&self, pieces: &mut Pieces) -> Result<()> {
         self.wait();
         let mut state = self.lock();
@@ -163,7 +163,7 @@ impl Background {
         loop {
             let seen = self.lock().changes;
             let look_again_at = driving::look_again_at();
-            // Where nobody else drives the group, this thread does.
+            // If no other thread drives the group, this thread does.
             if !driving::help(&self.group, look_again_at, &|| self.lock().is_settled()) {
                 let is_same = |state: &mut State| !state.is_settled() && state.changes == seen;
                 let limit = driving::ASK_EVERY;
@@ -178,7 +178,7 @@ impl Background {
         }
     }
 
-    /// Begins a round, if it is time for one.
+    /// Begins a round, if this rank has news for one and nothing else is under way.
     fn join_round(self: &Arc<Self>) {
         let mut state = self.lock();
         if state.failed.is_some() {
@@ -220,7 +220,7 @@ impl Background {
         self.tell();
     }
 
-    /// Reduces runs of buckets that are complete on all ranks, each as a whole.
+    /// Reduces runs of buckets that are complete on all ranks. Each run is one call, unless its type changes.
     fn reduce(self: &Arc<Self>, mut state: MutexGuard<'_, State>, runs: Vec<Range<usize>>) {
         let runs: Vec<_> = runs.into_iter().flat_map(|run| self.layout.of_one_type(run)).collect();
         let mut leaving = Vec::with_capacity(runs.len());
@@ -270,7 +270,7 @@ impl Background {
         self.tell();
     }
 
-    /// All ranks have said which tensors they have brought, and will bring no more.
+    /// All ranks have said which tensors they have brought, and that they bring no more.
     fn on_missing(&self, all: Result<Vec<u64>>) {
         let mut state = self.lock();
         state.under_way -= 1;
@@ -291,7 +291,7 @@ impl Background {
         self.tell();
     }
 
-    /// A round has failed: says what the ranks at fault had not brought.
+    /// A round has failed. The error says what the ranks at fault had not brought.
     fn fail(&self, mut state: MutexGuard<'_, State>, error: Error) {
         let by = match &error {
             Error::Group(group::Error::Collective(by) | group::Error::Poisoned { by, .. }) => {
@@ -314,7 +314,7 @@ impl Background {
         self.tell();
     }
 
-    /// Tells a thread that waits.
+    /// Wakes the thread that waits.
     fn tell(&self) {
         self.lock().changes += 1;
         self.changed.notify_all();

@@ -1,4 +1,4 @@
-//! Sets of small numbers that travel.
+//! Sets of small numbers that travel between ranks.
 
 use std::ops::Range;
 
@@ -7,7 +7,7 @@ use std::ops::Range;
 pub(super) struct Bitmap(Vec<u64>);
 
 impl Bitmap {
-    /// No number; there is room for those below `limit`.
+    /// An empty set, with room for the numbers below `limit`.
     pub(super) fn new(limit: usize) -> Bitmap {
         Bitmap(vec![0; limit.div_ceil(64)])
     }

@@ -1,4 +1,4 @@
-//! Where each tensor lies in the fused buffer.
+//! The place of each tensor in the fused buffer.
 
 use std::{collections::HashMap, marker::PhantomData, ops::Range};
 
@@ -10,21 +10,22 @@ use crate::{
     ddp::{DdpOptions, ParameterSpec, plan_buckets},
 };
 
-/// Where tensors begin: what vector instructions and tensor libraries like best.
+/// Tensors begin at multiples of this many bytes, which suits vector instructions and tensor libraries.
 const ALIGNMENT: usize = 64;
 
-/// Buckets begin at multiples of these bytes. They are whole pages on any host, so that ranks on
-/// different hosts agree.
+/// Buckets begin at multiples of this many bytes. It is a multiple of the page size on any host, so ranks on
+/// different hosts have the same layout.
 pub(super) const GRANULE: usize = 64 << 10;
 
-/// What was registered.
+/// A tensor that was registered.
 #[derive(Clone, Debug)]
 pub(super) struct Entry {
     pub(super) spec: ParameterSpec,
     pub(super) reduce: Reduce,
 }
 
-/// All-reduces the first bytes of a piece (the third argument says how many), as elements of some type.
+/// All-reduces the first bytes of a piece, as elements of one type. The third argument is the number of
+/// bytes.
 pub(super) type Reduce = fn(&ProcessGroup, Piece, usize, ReduceOp, End);
 
 /// Gets the result and the piece.
@@ -43,7 +44,7 @@ pub(super) fn reduce_as<T: Element>(
     });
 }
 
-/// A piece as the elements that it begins with.
+/// The first elements of a piece.
 struct Elements<T> {
     piece: Piece,
     bytes: usize,
@@ -67,7 +68,7 @@ pub(super) struct Layout {
     pub(super) tensors: Vec<Tensor>,
     pub(super) buckets: Vec<Bucket>,
     pub(super) by_name: HashMap<String, usize>,
-    /// Of the fused buffer.
+    /// The length of the fused buffer.
     pub(super) bytes: usize,
 }
 
@@ -75,25 +76,25 @@ pub(super) struct Layout {
 pub(super) struct Tensor {
     pub(super) spec: ParameterSpec,
     pub(super) bucket: usize,
-    /// Bytes of the fused buffer.
+    /// The range of bytes in the fused buffer.
     pub(super) place: Range<usize>,
 }
 
-/// Tensors of one type that lie side by side.
+/// Tensors of one type that lie side by side and are reduced together.
 #[derive(Debug)]
 pub(super) struct Bucket {
     pub(super) dtype: DType,
     pub(super) tensors: Vec<usize>,
     pub(super) reduce: Reduce,
-    /// Bytes of the fused buffer, whole pages.
+    /// The range of bytes in the fused buffer, in whole pages.
     pub(super) place: Range<usize>,
-    /// Where its last tensor ends.
+    /// The end of the last tensor.
     pub(super) end: usize,
 }
 
 impl Layout {
-    /// Buckets of neighbours in the order of `entries`. Tensors that are as long as a bucket are
-    /// one.
+    /// Divides the tensors, in the order of `entries`, into buckets. A tensor that is as long as a bucket
+    /// gets a bucket of its own.
     pub(super) fn new(entries: Vec<Entry>, options: &AsyncReduceOptions) -> Result<Layout> {
         let limit = options.bucket_bytes;
         let (small, large): (Vec<usize>, Vec<usize>) =
@@ -118,7 +119,7 @@ impl Layout {
                 end = first.checked_add(entries[tensor].spec.bytes()).ok_or_else(too_long)?;
                 places[tensor] = (number, first..end);
             }
-            // An empty one takes a place, too, so that each bucket has its own.
+            // An empty bucket takes space, too, so that each bucket has a place of its own.
             let behind = end.max(start + 1).checked_next_multiple_of(GRANULE);
             at = behind.ok_or_else(too_long)?;
             let Entry { spec, reduce } = &entries[tensors[0]];

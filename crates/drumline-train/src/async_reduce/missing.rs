@@ -22,16 +22,16 @@ use std::fmt;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct MissingTensors {
-    /// Who, by its number in the group.
+    /// The rank's number in the group.
     pub rank: usize,
-    /// What, by name.
+    /// The names of the tensors.
     pub tensors: Vec<String>,
-    /// Whether each of them is known to be missing. A rank that answers no more was heard of its
-    /// buckets only: of those that share one, some may have come.
+    /// Whether each of the tensors is known to be missing. A rank that no longer answers has told only which
+    /// buckets are complete. If several tensors share an incomplete bucket, some of them may have come.
     pub is_exact: bool,
 }
 
-/// How many names a text shows.
+/// The most names in a text.
 const NAMES_MAX: usize = 8;
 
 impl MissingTensors {
@@ -53,7 +53,7 @@ impl fmt::Display for MissingTensors {
     }
 }
 
-/// Names in quotes, the first ones if there are many.
+/// The names in quotes. Only the first ones, if there are many.
 pub(super) fn names<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> String {
     let more = names.len().saturating_sub(NAMES_MAX);
     let shown: Vec<String> = names.take(NAMES_MAX).map(|name| format!("`{name}`")).collect();

@@ -1,9 +1,9 @@
 //! `AsyncReduce`: tensors by name, in any order, reduced while the next ones are computed.
 //!
-//! [`GradientReducer`](crate::ddp::GradientReducer) sends buckets in one order that all ranks share.
-//! Here ranks need no common order: each hands its tensors in by name as they come, and what has
-//! come on all ranks is reduced. The tensors lie side by side in one buffer that the ranks of a host
-//! share, so on one host a reduction is one pass over memory, without a copy before or after it.
+//! [`GradientReducer`](crate::ddp::GradientReducer) sends buckets in one order that all ranks share. Here
+//! ranks need no common order. Each rank hands its tensors in by name when they are ready, and tensors that
+//! all ranks have handed in are reduced. The tensors lie side by side in one buffer that the ranks of a host
+//! share. So on one host a reduction is one pass over memory, without a copy before or after it.
 //!
 //! ```
 //! use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
@@ -42,19 +42,19 @@
 //!
 //! # A step
 //!
-//! Every rank brings every tensor once: [`async_reduce`](AsyncReduce::async_reduce) what lies in its
-//! place, [`async_reduce_from`](AsyncReduce::async_reduce_from) what lies elsewhere. From then until
-//! [`synchronize`](AsyncReduce::synchronize) has returned nobody can touch the tensor: the methods
-//! that lend it out say so instead. [`sync_grad`](AsyncReduce::sync_grad) brings what was not brought
-//! yet and synchronizes.
+//! Every rank brings every tensor once: [`async_reduce`](AsyncReduce::async_reduce) takes the values that lie
+//! in the tensor's place, [`async_reduce_from`](AsyncReduce::async_reduce_from) copies values from elsewhere.
+//! Until [`synchronize`](AsyncReduce::synchronize) has returned, the tensor cannot be read or changed: the
+//! methods that lend it out return an error. [`sync_grad`](AsyncReduce::sync_grad) brings all tensors that
+//! were not brought yet, and synchronizes.
 //!
-//! Gradients of several backward passes are added by the caller, in place, before the tensor is
-//! brought: nothing travels until then.
+//! To use the gradients of several backward passes, the caller adds them in place before it brings the
+//! tensor. Nothing travels until then.
 //!
-//! A tensor that a rank has not brought when it synchronizes is named, with the rank, on all ranks
-//! ([`Error::NotBrought`](crate::Error::NotBrought)), and the next step begins as if nothing had happened. A rank that does
-//! not synchronize at all is named when the time is over
-//! ([`Config::timeout`](drumline_group::Config::timeout)), and the engine has failed then.
+//! If a rank has not brought a tensor when it synchronizes, all ranks get an error that names the tensor and
+//! the rank ([`Error::NotBrought`](crate::Error::NotBrought)), and the next step begins as usual. A rank that
+//! does not synchronize at all is named when the time is over
+//! ([`Config::timeout`](drumline_group::Config::timeout)); then the engine has failed.
 
 mod background;
 mod bitmap;

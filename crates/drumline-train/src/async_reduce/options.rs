@@ -1,8 +1,8 @@
-//! Settings of an engine.
+//! The settings of an engine.
 
 use drumline_group::ReduceOp;
 
-/// How tensors are reduced. Equal on all ranks.
+/// How tensors are reduced. The same on all ranks.
 ///
 /// ```
 /// use drumline::{ReduceOp, async_reduce::AsyncReduceOptions};
@@ -13,12 +13,12 @@ use drumline_group::ReduceOp;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AsyncReduceOptions {
-    /// What becomes of the tensors of all ranks: [`ReduceOp::Avg`] unless set.
+    /// The operator: [`ReduceOp::Avg`] unless set.
     pub op: ReduceOp,
-    /// Bytes of a bucket; 4 MiB unless set. Shorter tensors share a bucket with their neighbours
-    /// until it is full. A longer tensor is a bucket of its own. A bucket is reduced when all of its
-    /// tensors are there on all ranks. Neighbouring buckets that become ready together are reduced
-    /// as one.
+    /// The size of a bucket in bytes; 4 MiB unless set. Tensors shorter than this share a bucket with their
+    /// neighbours until it is full. A longer tensor is a bucket of its own. A bucket is reduced when all
+    /// ranks have brought all of its tensors. Adjacent buckets that become ready together are reduced in one
+    /// call.
     pub bucket_bytes: usize,
 }
 

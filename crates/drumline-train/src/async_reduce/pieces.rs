@@ -1,4 +1,4 @@
-//! The parts of the fused buffer that lie in one place, and are not on their way.
+//! The parts of the fused buffer that one owner has now.
 
 use std::{collections::BTreeMap, ops::Range};
 
@@ -7,12 +7,12 @@ use drumline_shm::Registered;
 /// A part of the fused buffer, in whole pages. It has one owner.
 pub(super) type Piece = Registered<u8>;
 
-/// Parts of the fused buffer, by their first byte. Neighbours are one piece.
+/// Parts of the fused buffer, by their first byte. Adjacent parts are joined.
 #[derive(Debug, Default)]
 pub(super) struct Pieces(BTreeMap<usize, Piece>);
 
 impl Pieces {
-    /// Puts the piece that begins at byte `start` here.
+    /// Adds the piece that begins at byte `start`.
     pub(super) fn put(&mut self, start: usize, mut piece: Piece) {
         let end = start + piece.len();
         if let Some(next) = self.0.remove(&end)
@@ -30,12 +30,12 @@ impl Pieces {
         }
     }
 
-    /// Puts all pieces of `others` here.
+    /// Adds all pieces of `others`.
     pub(super) fn put_all(&mut self, others: &mut Pieces) {
         std::mem::take(&mut others.0).into_iter().for_each(|(start, piece)| self.put(start, piece));
     }
 
-    /// Takes bytes `range` away, which are whole pages, if they are all here.
+    /// Takes the bytes `range` out, if they are all here. `range` is whole pages.
     pub(super) fn take(&mut self, range: Range<usize>) -> Option<Piece> {
         let (&start, whole) = self.0.range(..=range.start).next_back()?;
         if start + whole.len() < range.end {
@@ -55,13 +55,13 @@ impl Pieces {
         Some(wanted)
     }
 
-    /// Bytes `range`, if they are all here.
+    /// The bytes `range`, if they are all here.
     pub(super) fn get(&self, range: Range<usize>) -> Option<&[u8]> {
         let (start, piece) = self.0.range(..=range.start).next_back()?;
         piece.get(range.start - start..range.end - start)
     }
 
-    /// Bytes `range`, if they are all here.
+    /// The bytes `range`, if they are all here.
     pub(super) fn get_mut(&mut self, range: Range<usize>) -> Option<&mut [u8]> {
         let (start, piece) = self.0.range_mut(..=range.start).next_back()?;
         piece.get_mut(range.start - start..range.end - start)
@@ -79,7 +79,7 @@ mod tests {
     const PAGES: usize = 6;
 
     proptest! {
-        /// Against a list of who has which page.
+        /// Compared with a list of the owner of each page.
         #[test]
         fn each_byte_is_in_one_place(moves in prop::collection::vec((0..PAGES, 1..PAGES), 1..40)) {
             let size = SegmentSize { slot_bytes: 1, arena_bytes: PAGES * PAGE };

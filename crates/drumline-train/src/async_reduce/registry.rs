@@ -13,7 +13,7 @@ use crate::{
     ddp::{DdpOptions, ParameterSpec, verify_model},
 };
 
-/// The tensors that an [`AsyncReduce`] is made for.
+/// The tensors for which an [`AsyncReduce`] is made.
 ///
 /// ```
 /// use drumline::{ProcessGroup, async_reduce::{AsyncReduceOptions, TensorRegistry}};
@@ -38,12 +38,12 @@ impl TensorRegistry {
         TensorRegistry::default()
     }
 
-    /// Adds a tensor of `len` elements. Those that come about the same time in a step are best
-    /// registered side by side: they share buckets.
+    /// Adds a tensor of `len` elements. Register tensors that are ready at about the same time one after the
+    /// other, because they share buckets.
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidArgument`] where the name is taken, or no memory is so long.
+    /// [`Error::InvalidArgument`] when the name is taken, or when the tensor is larger than any memory.
     pub fn register<T: Element>(&mut self, name: impl Into<String>, len: usize) -> Result<()> {
         let name = name.into();
         let invalid = |problem| Err(Error::InvalidArgument { operation: "register", problem });
@@ -59,18 +59,18 @@ impl TensorRegistry {
         Ok(())
     }
 
-    /// Compares the tensors of all ranks, lays them out in one registered buffer, and makes the
-    /// engine. A collective of `group`: all ranks call. The engine has a group of its own, so
-    /// `group` may be used for anything else meanwhile.
+    /// Compares the tensors of all ranks, lays them out in one registered buffer, and makes the engine. All
+    /// ranks of `group` must call this. The engine has a group of its own, so `group` may be used for other
+    /// calls.
     ///
-    /// The order of the tensors in memory is that in which rank 0 has registered them.
+    /// The tensors lie in memory in the order in which rank 0 has registered them.
     ///
     /// # Errors
     ///
-    /// [`Error::ModelMismatch`], the same on every rank, names the first tensor or option that
-    /// differs and the ranks. [`Error::InvalidArgument`] where nothing is registered, or the
-    /// operator does not suit a type. [`drumline_group::Error::Memory`] where there is not enough to register.
-    /// Else as [`ProcessGroup::new_group`].
+    /// [`Error::ModelMismatch`], the same on every rank, names the first tensor or option that differs, and
+    /// the ranks. [`Error::InvalidArgument`] when nothing is registered, or when the operator cannot be
+    /// applied to a type. [`drumline_group::Error::Memory`] when there is too little memory to register.
+    /// Otherwise as for [`ProcessGroup::new_group`].
     pub fn freeze(self, group: &ProcessGroup, options: &AsyncReduceOptions) -> Result<AsyncReduce> {
         self.check(options)?;
         let ranks: Vec<usize> = (0..group.world_size()).collect();
@@ -94,7 +94,7 @@ impl TensorRegistry {
         }
     }
 
-    /// The tensors, which are the same on all ranks, in the order of rank 0.
+    /// The tensors in the order of rank 0. They are the same on all ranks.
     fn in_common_order(
         self,
         group: &ProcessGroup,
@@ -107,7 +107,7 @@ impl TensorRegistry {
         let limits = DdpOptions::default().first_bucket_bytes(limit).bucket_bytes(limit);
         verify_model(group, &specs, &[], &limits)?;
 
-        // When was each registered, on rank 0?
+        // For each tensor, in the order of names: its index on rank 0.
         let mut turns: Vec<u64> = specs.iter().map(|spec| by_name[&spec.name] as u64).collect();
         group.broadcast(&mut turns, 0)?;
         let mut in_turn: Vec<(u64, Entry)> = turns.into_iter().zip(entries).collect();

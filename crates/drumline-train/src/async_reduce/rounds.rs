@@ -1,39 +1,39 @@
-//! Which buckets may be reduced now: how ranks agree whose gradients come in different orders.
+//! Decides which buckets can be reduced now, although gradients come in different orders on different ranks.
 //!
-//! A round is an all-gather of one bitmap per rank: which buckets are complete here. Those that are
-//! complete everywhere are reduced, in the order of their numbers, and then the next round may begin.
-//! One thing is under way at any time, a round or the reductions of one, so all of it goes over one
-//! group, in one order. What becomes complete meanwhile travels in the next round: where reductions
-//! are slow, they become fewer and larger by themselves.
+//! A round is an all-gather of one bitmap per rank, which says which buckets are complete on that rank.
+//! Buckets that are complete on all ranks are reduced, in the order of their numbers. Then the next round may
+//! begin. At any time there is either one round under way or the reductions of one round. So all calls go
+//! over one group, in one order. Buckets that become complete meanwhile are told in the next round: where
+//! reductions are slow, there are fewer and larger ones.
 //!
-//! A rank joins a round when it has something to say that it has not said, or has *closed*: it brings
-//! nothing more in this step. Nobody polls: a round waits until the last rank joins. Nobody waits for
-//! ever: a rank that has not closed yet is one whose caller goes on, and will close; so
+//! A rank joins a round when it has news, or when it has *closed* the step, which means that it brings no
+//! more tensors in it. No rank polls: a round waits until the last rank joins. No rank waits for ever,
+//! because the caller of a rank that has not closed yet goes on, and will close. So
 //!
-//! - every round ends, because every rank has news or closes some day;
-//! - every rank joins with news at most as often as there are buckets, plus once to close. So after
-//!   `buckets + 1` rounds all have closed, and know it of each other;
-//! - a round in which all have closed and nothing new is complete everywhere is the last one: all
-//!   ranks see it alike, and that it is one round too many if a bucket is left.
+//! - every round ends, because every rank will have news or close;
+//! - each rank joins with news at most once per bucket, plus once to close. So after `buckets + 1` rounds all
+//!   ranks have closed, and know that all others have;
+//! - a round in which all ranks have closed and no bucket is newly complete on all of them is the last one.
+//!   All ranks see that alike. If a bucket is left, a tensor is missing.
 
 use std::ops::Range;
 
 use super::bitmap::Bitmap;
 
-/// The first bit of a word; those of the buckets follow.
+/// The first bit of a rank's word. The bits of the buckets follow.
 const CLOSED: usize = 0;
 
-/// The rounds of one rank: pure, without threads and sockets.
+/// The rounds of one rank, as a state machine without threads and sockets.
 #[derive(Debug)]
 pub(super) struct Rounds {
     buckets: usize,
-    /// What this rank would say now.
+    /// What this rank would tell now.
     now: Bitmap,
-    /// What it said last in this step.
+    /// What this rank told last in this step.
     told: Bitmap,
-    /// What all ranks said last in this step, one after another; nothing before the first round.
+    /// What all ranks told last in this step, one word after another. Empty before the first round.
     heard: Vec<u64>,
-    /// What is complete on all ranks.
+    /// The buckets that are complete on all ranks.
     agreed: Bitmap,
     phase: Phase,
 }
@@ -42,22 +42,22 @@ pub(super) struct Rounds {
 enum Phase {
     /// Nothing is under way.
     Idle,
-    /// A round is.
+    /// A round is under way.
     Telling,
-    /// The reductions of a round are.
+    /// The reductions of a round are under way.
     Reducing,
-    /// All buckets are reduced, or will never be.
+    /// The step is over: all buckets are reduced, or some can never be.
     Over,
 }
 
-/// What follows from a round.
+/// What must be done after a round.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// These runs of buckets are to be reduced, in this order; then [`Rounds::on_reduced`].
+    /// Reduce these runs of buckets in this order, then call [`Rounds::on_reduced`].
     Reduce(Vec<Range<usize>>),
-    /// Nothing yet.
+    /// Nothing. Join the next round when there is a reason.
     GoOn,
-    /// Nobody brings anything more in this step, and something is missing somewhere.
+    /// All ranks have closed, and some bucket is incomplete on some rank.
     Missing,
 }
 
@@ -84,7 +84,7 @@ impl Rounds {
         self.now.insert(CLOSED);
     }
 
-    /// Joins a round, if there is a reason: what this rank says in it.
+    /// Joins a round, if there is a reason. Returns what this rank tells in it.
     pub(super) fn join(&mut self) -> Option<Vec<u64>> {
         let has_reason = self.now != self.told || self.now.contains(CLOSED);
         if self.phase != Phase::Idle || !has_reason {
@@ -95,7 +95,7 @@ impl Rounds {
         Some(self.told.words().to_vec())
     }
 
-    /// A round has ended; `heard` is what the ranks said, one after another.
+    /// A round has ended. `heard` has the words of all ranks, one after another.
     pub(super) fn on_round(&mut self, heard: Vec<u64>) -> Verdict {
         let mut common = self.told.clone();
         for word in heard.chunks_exact(common.words().len()) {
@@ -116,13 +116,13 @@ impl Rounds {
         Verdict::Reduce(runs.map(|run| run[0]..run[run.len() - 1] + 1).collect())
     }
 
-    /// What the last round was for is reduced.
+    /// The reductions of the last round have ended.
     pub(super) fn on_reduced(&mut self) {
         let is_over = self.agreed.missing(1..1 + self.buckets).is_empty();
         self.phase = if is_over { Phase::Over } else { Phase::Idle };
     }
 
-    /// Whether all buckets of this step are reduced, or will never be.
+    /// Whether the step is over: all buckets are reduced, or some can never be.
     pub(super) fn is_over(&self) -> bool {
         self.phase == Phase::Over
     }
@@ -132,7 +132,7 @@ impl Rounds {
         *self = Rounds::new(self.buckets);
     }
 
-    /// The buckets that a rank had not complete when it last joined a round of this step.
+    /// The buckets that `rank` had not completed when it last joined a round of this step.
     pub(super) fn lacking(&self, rank: usize) -> Vec<usize> {
         let words = self.now.words().len();
         let said = self.heard.get(rank * words..(rank + 1) * words);
@@ -147,16 +147,16 @@ mod tests {
 
     use super::*;
 
-    /// A rank of a job whose collectives end when all ranks are in them.
+    /// A rank of a job. A collective of the job ends when all ranks are in it.
     struct Rank {
         rounds: Rounds,
-        /// The buckets that it completes, in this order, before it closes.
+        /// The buckets that it completes, in this order. Then it closes.
         script: Vec<usize>,
         done: usize,
         has_closed: bool,
-        /// What it has said, by round.
+        /// What it has told, by round.
         said: Vec<Vec<u64>>,
-        /// How many rounds it has heard the end of.
+        /// The number of rounds whose end it has heard.
         heard: usize,
         is_reducing: bool,
         verdicts: Vec<Verdict>,
@@ -235,7 +235,7 @@ mod tests {
         }
     }
 
-    /// The orders in which ranks complete buckets, some of which may never be.
+    /// The orders in which ranks complete buckets. Some buckets may never be complete.
     fn scripts() -> impl Strategy<Value = (usize, Vec<Vec<usize>>)> {
         (1_usize..=8, 1_usize..80).prop_flat_map(|(ranks, buckets)| {
             let order = Just((0..buckets).collect::<Vec<_>>()).prop_shuffle();
@@ -251,8 +251,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(300))]
 
-        /// Whatever the orders and whatever happens first: what is complete everywhere is reduced
-        /// once, in one order on all ranks; nobody is left waiting; all end alike.
+        /// For all orders and interleavings: each bucket that is complete on all ranks is reduced once, in
+        /// the same order on all ranks; no rank is left waiting; and all ranks end alike.
         #[test]
         fn ranks_agree_and_come_to_an_end(
             (buckets, scripts) in scripts(),

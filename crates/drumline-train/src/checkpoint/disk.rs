@@ -81,7 +81,7 @@ impl Disk for SystemDisk {
         let file = File::create_new(path)?;
         let taken = || io::Error::from(io::ErrorKind::AlreadyExists);
         match file.try_lock() {
-            // Another process took the file for abandoned before it was locked, and deletes it.
+            // Another process took the file for abandoned before it was locked, and is deleting it.
             Err(TryLockError::WouldBlock) => Err(taken()),
             Err(TryLockError::Error(_)) => Ok(file), // A file system without locks.
             Ok(()) => match is_still_there(&file, path) {
@@ -112,7 +112,7 @@ impl Disk for SystemDisk {
     }
 
     fn remove_if_abandoned(&self, path: &Path) -> io::Result<bool> {
-        // A link is nothing that a save has left, and what it leads to is somebody else's.
+        // No save leaves a link, and the file to which a link leads belongs to someone else.
         let file = open_regular(OpenOptions::new().write(true), OFlags::NOFOLLOW, path)?.0;
         match file.try_lock() {
             Ok(()) => fs::remove_file(path).map(|()| true), // Our lock keeps others from writing it.
@@ -129,8 +129,8 @@ impl Disk for SystemDisk {
 
 /// Opens a regular file and nothing else.
 ///
-/// What was opened is judged, not the path, which may lead to something else a moment later. And
-/// opening waits for nobody, as it would for the other end of a pipe.
+/// The check is made on the open file, not on the path, which may lead to another file a moment later. To
+/// open never blocks, as it could for the other end of a pipe.
 fn open_regular(
     options: &mut OpenOptions,
     flags: OFlags,
@@ -140,7 +140,7 @@ fn open_regular(
     let flags = OFlags::NONBLOCK | OFlags::NOCTTY | flags;
     let opened = options.custom_flags(flags.bits().cast_signed()).open(path);
     let file = opened.map_err(|error| match fs::symlink_metadata(path) {
-        // The system's words for a pipe that nobody reads, or for a socket, say less.
+        // The system's text for a pipe without a reader, or for a socket, says less.
         Ok(about) if !about.is_file() && error.kind() != io::ErrorKind::NotFound => no_file(),
         _ => error,
     })?;

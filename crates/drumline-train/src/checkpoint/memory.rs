@@ -1,18 +1,17 @@
-//! How much memory a process may still take.
+//! How much more memory a process can take.
 
 use std::{fs, path::Path};
 
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// The memory that the system can give, in bytes: what is available on the machine, and no more than
-/// the limits of the control groups (version 2) of this process. `None` where the system does not
-/// tell.
+/// The memory in bytes that the system can still give: what is available on the machine, limited by the
+/// control groups (version 2) of this process. `None` if the system does not tell.
 pub(super) fn available() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| of_machine(&text));
     machine.into_iter().chain(cgroup_limit()).min()
 }
 
-/// What `/proc/meminfo` says, in bytes.
+/// The available memory that `/proc/meminfo` tells, in bytes.
 fn of_machine(text: &str) -> Option<u64> {
     let entry = |name: &str| -> Option<u64> {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;

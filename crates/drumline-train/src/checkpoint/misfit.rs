@@ -24,8 +24,8 @@ pub struct Misfit {
 }
 
 impl Checkpoint {
-    /// Checks that the [section](Checkpoint::section) `prefix` holds exactly the tensors `wanted`,
-    /// which are named without the prefix. Call it before filling a model from the checkpoint.
+    /// Checks that the [section](Checkpoint::section) `prefix` holds exactly the tensors `wanted`. Their
+    /// names come without the prefix. Call it before you fill a model from the checkpoint.
     ///
     /// ```
     /// use drumline::{DType, checkpoint::{Checkpoint, Tensor}, ddp::ParameterSpec};
@@ -46,7 +46,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// [`Misfit`] names every tensor that is missing, left over, or of another shape or type.
+    /// [`Misfit`] names every tensor that is missing or left over, or has another shape or type.
     pub fn check(
         &self,
         prefix: &str,
@@ -73,7 +73,7 @@ impl std::error::Error for Misfit {}
 
 impl fmt::Display for Misfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        /// A longer list helps nobody.
+        /// A longer list would not help.
         const NAMED_MAX: usize = 8;
         let different = self.different.iter().map(|(model, file)| {
             let (name, file, model) = (&file.name, file.type_name(), model.type_name());

@@ -1,4 +1,4 @@
-//! What training needs to go on after a stop, so that it ends as if it had never stopped.
+//! Checkpoints: training that stops can go on from one, and ends as if it had never stopped.
 //!
 //! A [`Checkpoint`] is a set of named tensors and a few lines of text. Its file is a [safetensors]
 //! file, which many tools can open. A file with the final name is always whole: until it is complete

@@ -7,15 +7,15 @@ use std::{
 
 use super::disk::Disk;
 
-/// What a file's name ends with until it is complete.
+/// The end of a file's name until the file is complete.
 const SUFFIX: &str = ".partial";
 
 /// Writes a file so that `path` always leads to either the old content or the whole new content.
 ///
-/// The content reaches the disk before the name does, and the name before this returns. Until then
-/// the file has a name that no other process uses: `.NAME.SOMETHING.partial`. A failure leaves
-/// nothing of the new file, with two exceptions: the partial file cannot be deleted, or the failure
-/// comes after the rename.
+/// The content is on the disk before the name, and the name is on the disk before this returns. Until then
+/// the file has a name that no other process uses: `.NAME.SOMETHING.partial`. After a failure nothing of the
+/// new file remains, with two exceptions: the partial file cannot be deleted, or the failure comes after the
+/// rename.
 pub(super) fn atomically<D: Disk>(
     disk: &D,
     path: &Path,
@@ -28,7 +28,7 @@ pub(super) fn atomically<D: Disk>(
         write(&mut file)?;
         file.flush()?;
         disk.sync(file.get_ref())?;
-        disk.rename(&partial, path) // The file is still open, so nobody takes it for abandoned.
+        disk.rename(&partial, path) // The file is still open, so no process takes it for abandoned.
     })();
     if written.is_err() {
         let _ = disk.remove(&partial); // `written` holds the error to report.
@@ -54,7 +54,7 @@ pub(super) fn remove_leftovers(disk: &impl Disk, directory: &Path, prefix: &str)
         let name = name.as_encoded_bytes();
         name.starts_with(start.as_bytes()) && name.ends_with(SUFFIX.as_bytes())
     };
-    // The write that follows reports a directory that cannot be read.
+    // If the directory cannot be read, the write that follows reports it.
     let names = disk.names(directory).unwrap_or_default();
     for path in names.iter().filter(|name| is_leftover(name)).map(|name| directory.join(name)) {
         match disk.remove_if_abandoned(&path) {
@@ -79,7 +79,7 @@ fn create_partial<D: Disk>(
     directory: &Path,
     name: &OsStr,
 ) -> io::Result<(D::File, PathBuf)> {
-    /// Names taken by chance cannot explain more failures than this.
+    /// If this many names are taken, it is not by chance.
     const TRIES_MAX: usize = 100;
     static COUNTER: AtomicU64 = AtomicU64::new(0);
 

@@ -7,7 +7,7 @@ use drumline_group::ProcessGroup;
 
 use crate::{Error, Result};
 
-/// The problem without the path, which every rank puts in front itself.
+/// The text of the problem without the path. Every rank adds the path itself.
 pub(super) fn problem_of(error: &Error) -> String {
     match error {
         Error::Checkpoint { problem, .. } => problem.clone(),
@@ -15,7 +15,8 @@ pub(super) fn problem_of(error: &Error) -> String {
     }
 }
 
-/// Rank 0 cuts longer texts, in bytes: an error must not fill the memory of the other ranks.
+/// The longest text in bytes. Rank 0 cuts longer ones, so that an error cannot fill the memory of other
+/// ranks.
 const PROBLEM_LENGTH_MAX: usize = 4096;
 
 /// Does `work` on rank 0 and tells all ranks its outcome.
@@ -26,7 +27,7 @@ pub(super) fn on_root<E: From<Error> + Display>(
 ) -> Result<(), E> {
     if group.rank() == 0 {
         let done = work();
-        // The other ranks put the path in front themselves.
+        // Other ranks add the path themselves.
         let of_path = format!("checkpoint {}: ", path.display());
         let outcome = done.as_ref().map(|()| Vec::new()).map_err(|error| {
             let text = error.to_string();
@@ -41,8 +42,8 @@ pub(super) fn on_root<E: From<Error> + Display>(
     }
 }
 
-/// Does `work` on rank 0 and gives its result to all ranks. `give` turns the result into the bytes
-/// that travel, `take` turns them back.
+/// Does `work` on rank 0 and returns its result on all ranks. `give` turns the result into bytes, and `take`
+/// turns the bytes back.
 pub(super) fn share<T>(
     group: &ProcessGroup,
     path: &Path,
@@ -63,7 +64,7 @@ pub(super) fn share<T>(
         .map_err(|problem| Error::Checkpoint { path: path.to_owned(), problem })
 }
 
-/// Rank 0 gives the other ranks the bytes or the problem.
+/// On rank 0: sends the bytes or the problem to the other ranks.
 fn tell(group: &ProcessGroup, outcome: &Result<Vec<u8>, String>) -> Result<()> {
     let (is_error, bytes) = match outcome {
         Ok(bytes) => (0, &bytes[..]),
@@ -73,7 +74,7 @@ fn tell(group: &ProcessGroup, outcome: &Result<Vec<u8>, String>) -> Result<()> {
     Ok(group.broadcast(&mut bytes.to_vec(), 0)?)
 }
 
-/// The other ranks receive what rank 0 [`tell`]s.
+/// On other ranks: receives what rank 0 sends with [`tell`].
 fn hear(group: &ProcessGroup) -> Result<Result<Vec<u8>, String>> {
     let mut head = [0_i64; 2];
     group.broadcast(&mut head, 0)?;

@@ -1,4 +1,4 @@
-//! Every operation on the disk fails in turn, in every way; and the power is cut between any two.
+//! Each operation on the disk fails in turn, in each way, and the power is cut between any two operations.
 
 mod disks;
 
@@ -40,7 +40,7 @@ const SCENARIOS: [(&[u64], u64); 4] = [
     (&[], 1),
     (&[1, 2, 3], 4),
     (&[1, 2, 3], 3), // Again.
-    (&[1, 2, 3], 1), // An earlier one was gone on with.
+    (&[1, 2, 3], 1), // Training went on from an earlier step.
 ];
 
 const FAULTS: [Fault; 6] = [
@@ -76,7 +76,7 @@ fn fail_everywhere<D: Disk>(
     unreachable!()
 }
 
-/// After a failed save there is the checkpoint of before or the new one, and the next one works.
+/// After a failed save the directory has the checkpoint from before or the new one, and the next save works.
 fn check_after_failure(
     disk: &impl Disk,
     directory: &CheckpointDirectory,
@@ -117,7 +117,7 @@ fn any_operation_may_fail_in_any_way() {
     assert!(failed > 50, "hardly anything failed: {failed}");
 }
 
-/// The same on the file system that there is, less often because it is slow.
+/// The same on the real file system, less often because it is slow.
 #[test]
 fn any_operation_may_fail_on_a_real_disk() {
     for fault in [Fault::Crash, Fault::DoneButError(ErrorKind::Other)] {
@@ -135,7 +135,7 @@ fn any_operation_may_fail_on_a_real_disk() {
     }
 }
 
-/// What was not synced may or may not survive, names and contents each in their own way.
+/// Data that was not synced may or may not survive; names and contents do so independently.
 #[test]
 fn the_power_may_be_cut_at_any_moment() {
     let mut cuts = 0;
@@ -167,7 +167,7 @@ fn a_full_disk_is_named_and_leaves_nothing() {
     assert_eq!(full.inner().names(directory.path()).unwrap().len(), 0);
 }
 
-/// Two processes that save in one directory: what the other one writes is not a leftover.
+/// Two processes that save in one directory: a file that the other one is writing is no leftover.
 #[test]
 fn only_what_nobody_writes_is_a_leftover() {
     let temporary = tempfile::tempdir().unwrap();
@@ -182,7 +182,7 @@ fn only_what_nobody_writes_is_a_leftover() {
     assert!(partial("living").exists());
     assert!(temporary.path().join(".step-notes").exists());
 
-    drop(living); // As when the process ends.
+    drop(living); // As at the end of the process.
     directory.prepare().unwrap();
     assert!(!partial("living").exists());
     assert_eq!(fs::read_dir(temporary.path()).unwrap().count(), 2);

@@ -4,7 +4,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::ParameterSpec;
 
-/// One number for the state of a model: equal on all ranks as long as they are in step.
+/// One number for the state of a model. It is equal on all ranks as long as they have the same state.
 ///
 /// Covers names, dtypes, shapes and the bits of every element (XXH3, 64 bits), in the order in
 /// which tensors are added. It guards against mistakes, not against an adversary.
@@ -29,7 +29,7 @@ pub struct StateDigest {
 impl StateDigest {
     /// Adds one tensor; `bytes` are its elements, row-major.
     pub fn tensor(&mut self, spec: &ParameterSpec, bytes: &[u8]) {
-        // Lengths before contents, so that no two lists of tensors feed the hash alike.
+        // Lengths come before contents, so that no two lists of tensors give the hash the same bytes.
         self.number(spec.name.len());
         self.hash.update(spec.name.as_bytes());
         self.hash.update(&[spec.dtype as u8]);

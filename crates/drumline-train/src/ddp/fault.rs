@@ -1,6 +1,6 @@
 use std::fmt;
 
-/// Why the gradient of one parameter could not be averaged, and where.
+/// Why the gradient of a parameter could not be averaged, and on which ranks.
 ///
 /// ```
 /// use drumline::ddp::{FaultKind, GradientFault};
@@ -43,7 +43,7 @@ pub struct GradientFault {
 #[non_exhaustive]
 #[repr(u8)]
 pub enum FaultKind {
-    /// Backward ended without a gradient: forward or the loss did not use the parameter.
+    /// Backward ended without a gradient, because neither forward nor the loss used the parameter.
     Unused = 1,
     /// The gradient was handed in a second time in one step.
     Twice = 2,
@@ -52,7 +52,7 @@ pub enum FaultKind {
 }
 
 impl FaultKind {
-    /// The kind that a peer's status byte means; `None` for 0, which is "no fault".
+    /// The kind of a peer's status byte; `None` for 0, which means no fault.
     pub(super) fn from_status(status: u8) -> Option<Self> {
         match status {
             0 => None,
@@ -64,12 +64,12 @@ impl FaultKind {
 }
 
 impl GradientFault {
-    /// `kind` happened to `parameter` on `ranks`.
+    /// A fault of `parameter` on `ranks`.
     pub fn new(parameter: impl Into<String>, kind: FaultKind, ranks: Vec<usize>) -> Self {
         Self { parameter: parameter.into(), kind, ranks }
     }
 
-    /// All faults in one line. Each parameter is named; neighbours with the same fault share a
+    /// All faults in one line. Each parameter is named. Consecutive parameters with the same fault share a
     /// sentence.
     pub(crate) fn list(faults: &[GradientFault]) -> String {
         let alike = |a: &GradientFault, b: &GradientFault| (a.kind, &a.ranks) == (b.kind, &b.ranks);
@@ -84,7 +84,7 @@ impl fmt::Display for GradientFault {
     }
 }
 
-/// What happened to `faults`, which have kind and ranks in common and are not empty.
+/// A sentence about `faults`, which is not empty. All of them have the same kind and ranks.
 fn sentence(faults: &[GradientFault]) -> String {
     let plural = |count: usize| if count == 1 { "" } else { "s" };
     let names: Vec<String> = faults.iter().map(|fault| format!("`{}`", fault.parameter)).collect();
@@ -103,7 +103,7 @@ fn sentence(faults: &[GradientFault]) -> String {
     )
 }
 
-/// Rising ranks, runs of three or more in short: `0, 1, 4 to 7`.
+/// Ranks in rising order. Runs of three or more are shortened: `0, 1, 4 to 7`.
 fn list_ranks(ranks: &[usize]) -> String {
     let runs = ranks.chunk_by(|a, b| a + 1 == *b).map(|run| match run {
         [first, _, .., last] => format!("{first} to {last}"),

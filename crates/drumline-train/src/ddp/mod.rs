@@ -1,17 +1,17 @@
-//! Data-parallel training without a framework: what every adapter is built from.
+//! Data-parallel training without a framework: the parts from which every adapter is built.
 //!
-//! Each rank holds the whole model and works on its own share of the data. After backward all
-//! ranks hold the average of their gradients, so that equal optimizers keep equal parameters
-//! equal. Adapters know tensors and autodiff; this module knows the rest:
+//! Each rank holds the whole model and works on its own share of the data. After backward all ranks hold the
+//! average of their gradients, so equal optimizers keep equal parameters equal. An adapter knows tensors and
+//! autodiff. This module does the rest:
 //!
-//! | step | who |
+//! | step | part |
 //! |---|---|
-//! | do all ranks hold the same model? | [`verify_model`]: an error that names parameter and rank, on every rank |
-//! | rank 0's values win | [`Broadcast`]: tensors in chunks of bounded memory |
-//! | average during backward, in buckets | [`GradientReducer`]: hooks never wait for the network |
-//! | are the ranks still in step? | [`StateDigest`]: one number to compare |
+//! | check that all ranks hold the same model | [`verify_model`]: an error that names parameter and rank, on every rank |
+//! | copy rank 0's values to all ranks | [`Broadcast`]: tensors in chunks of bounded memory |
+//! | average gradients during backward, in buckets | [`GradientReducer`]: hooks never wait for the network |
+//! | check that the ranks still agree | [`StateDigest`]: one number to compare |
 //!
-//! A user of burn wants `drumline-burn`, where this is ten lines. By hand it looks like this:
+//! With burn, use `drumline-burn`, where this takes ten lines. Without a framework it looks like this:
 //!
 //! ```
 //! use drumline::ddp::{DdpOptions, GradientReducer, ParameterSpec};

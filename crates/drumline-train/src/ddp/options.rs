@@ -1,4 +1,5 @@
-/// How gradients are averaged. Must be equal on all ranks, and is checked.
+/// How gradients are averaged. The options must be equal on all ranks; [`verify_model`](super::verify_model)
+/// checks that.
 ///
 /// ```
 /// use drumline::ddp::{DdpOptions, UnusedParameters};
@@ -10,11 +11,11 @@
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct DdpOptions {
-    /// The first bucket of each dtype is closed when it holds at least these bytes. Small
-    /// (1 MiB), so that communication starts soon after backward does.
+    /// The first bucket of each dtype is closed when it holds at least this many bytes. It is small (1 MiB),
+    /// so that communication starts soon after backward does.
     pub first_bucket_bytes: usize,
-    /// All later buckets are closed when they hold at least these bytes. Large (25 MiB), so
-    /// that the fixed cost of a collective is paid rarely.
+    /// Each later bucket is closed when it holds at least this many bytes. It is large (25 MiB), so that the
+    /// fixed cost of a collective is paid rarely.
     pub bucket_bytes: usize,
     /// What to do about a parameter that a step did not use.
     pub unused_parameters: UnusedParameters,
@@ -34,14 +35,14 @@ pub struct DdpOptions {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum UnusedParameters {
-    /// The step fails on every rank, with an error that names each such parameter and its ranks:
-    /// more often than not it is a mistake in forward.
+    /// The step fails on every rank, with an error that names each such parameter and its ranks. In most
+    /// models an unused parameter is a mistake in forward.
     #[default]
     Error,
-    /// A parameter that some ranks used is averaged over *all* ranks, with zeros for those that
-    /// did not. One that no rank used has no gradient on any rank, so that optimizers leave it
-    /// and its momentum alone. For models whose forward takes different ways. A bucket with an
-    /// unused parameter, and those behind it, can leave only when backward has ended.
+    /// A parameter that some ranks have used is averaged over *all* ranks, with zeros for the ranks that have
+    /// not. A parameter that no rank has used gets no gradient on any rank, so optimizers change neither it
+    /// nor its momentum. For models whose forward takes different paths. A bucket with an unused parameter,
+    /// and the buckets after it, are launched only when backward has ended.
     Ignore,
 }
 

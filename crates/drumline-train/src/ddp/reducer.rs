@@ -2,11 +2,10 @@ use std::ops::Range;
 
 use super::Bucket;
 
-/// Says which buckets may be launched, as gradients become ready: pure, without data or I/O.
+/// Decides which buckets can be launched when a gradient becomes ready. It holds no data and does no I/O.
 ///
-/// Every rank must launch the same buckets in the same order, whatever order its gradients come
-/// in. So a bucket is launched when all its members are ready *and* all buckets before it were
-/// launched.
+/// Every rank must launch the same buckets in the same order, whatever the order of its gradients. So a
+/// bucket is launched when all its members are ready *and* all buckets before it were launched.
 #[derive(Clone, Debug)]
 pub(super) struct Reducer {
     /// The size of each bucket.
@@ -16,15 +15,15 @@ pub(super) struct Reducer {
     /// The bucket of each parameter.
     bucket_of: Vec<usize>,
     is_ready: Vec<bool>,
-    /// All buckets before this one were launched.
+    /// The first bucket that was not launched.
     next_launch: usize,
 }
 
-/// The parameter was ready already in this step.
+/// The error for a parameter that was already ready in this step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AlreadyReady;
 
-/// What was open at the end of a step.
+/// What was not complete at the end of a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Unfinished {
     /// The parameters that never became ready, by index.
@@ -71,7 +70,7 @@ impl Reducer {
         (0..self.is_ready.len()).filter(|&parameter| !self.is_ready[parameter]).collect()
     }
 
-    /// Ends the step and starts the next one. Returns what was left open.
+    /// Ends the step and starts the next one. Returns what was not complete.
     pub(super) fn finish(&mut self) -> Unfinished {
         let missing = self.missing();
         let buckets = self.next_launch..self.sizes.len();
@@ -89,7 +88,7 @@ mod tests {
     use super::*;
     use drumline_group::DType;
 
-    /// Some buckets and an order in which a subset of their members becomes ready.
+    /// Buckets, and an order in which some of their members become ready.
     fn step() -> impl Strategy<Value = (Vec<Bucket>, Vec<usize>)> {
         (prop::collection::vec(1usize..5, 1..8), any::<prop::sample::Index>()).prop_flat_map(
             |(sizes, cut)| {
@@ -110,8 +109,8 @@ mod tests {
     }
 
     proptest! {
-        /// Against the definition, for every prefix: launched are exactly the leading buckets
-        /// that are full.
+        /// Compared with the definition, for every prefix of the order: exactly the full buckets at the front
+        /// were launched.
         #[test]
         fn launches_the_full_leading_buckets_once_and_in_order((buckets, order) in step()) {
             let mut reducer = Reducer::new(&buckets);

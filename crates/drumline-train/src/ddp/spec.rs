@@ -2,7 +2,7 @@ use std::fmt;
 
 use drumline_group::DType;
 
-/// What all ranks must agree on for one tensor of a model.
+/// The properties of a tensor of a model on which all ranks must agree.
 ///
 /// ```
 /// use drumline::{DType, ddp::ParameterSpec};
@@ -28,12 +28,12 @@ impl ParameterSpec {
         Self { name: name.into(), shape: shape.into(), dtype }
     }
 
-    /// How many elements it has.
+    /// The number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// How many bytes its elements take.
+    /// The length of its elements in bytes.
     pub fn bytes(&self) -> usize {
         self.elements() * self.dtype.size()
     }

@@ -4,12 +4,12 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::{DdpOptions, ParameterSpec};
 use crate::{Error, Result};
 
-/// Checks that all ranks hold the same model: number, order, names, shapes and dtypes of
-/// `parameters` (which are trained) and `buffers` (which are not), and equal options.
+/// Checks that all ranks hold the same model: the number, order, names, shapes and dtypes of `parameters`
+/// (which are trained) and `buffers` (which are not), and the options.
 ///
-/// A collective: every rank must call it. Costs one gather of three integers when the models are
-/// equal. When they are not, the first difference is found by bisection, in log2(tensors) more
-/// gathers of one integer, however large model and world are.
+/// All ranks must call this. If the models are equal, it takes one gather of three integers. If they differ,
+/// bisection finds the first difference in log2(tensors) more gathers of one integer, however large the model
+/// and the world are.
 ///
 /// ```
 /// use drumline::{DType, ProcessGroup, ddp::{DdpOptions, ParameterSpec, verify_model}};
@@ -29,8 +29,8 @@ use crate::{Error, Result};
 ///
 /// # Errors
 ///
-/// [`Error::ModelMismatch`], the same on every rank, naming the first tensor that differs, the
-/// ranks and what they have. Whatever the collectives return.
+/// [`Error::ModelMismatch`], the same on every rank, names the first tensor that differs, the ranks, and what
+/// each of them has. Also the errors of the collectives.
 pub fn verify_model(
     group: &ProcessGroup,
     parameters: &[ParameterSpec],
@@ -50,8 +50,8 @@ pub fn verify_model(
         return Ok(());
     }
 
-    // All ranks see the same gathered numbers, so they take the same turns. A rank with fewer
-    // entries than `middle` cannot agree with one that has more: its last prefix differs.
+    // All ranks see the same gathered numbers, so they take the same branches. A rank with fewer than
+    // `middle` entries sends the digest of all its entries, which differs from that of a rank with more.
     let entries_of = |of_rank: &[i64]| {
         of_rank[0].saturating_add(of_rank[1]).max(0) as u64 + OPTION_ENTRIES as u64
     };
@@ -76,7 +76,7 @@ pub fn verify_model(
     Err(Error::ModelMismatch { problem: explain(&all, &entries) })
 }
 
-/// One thing that must be equal on all ranks.
+/// A property that must be equal on all ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Entry {
     /// `parameter`, `buffer` or `option`.
@@ -87,7 +87,7 @@ struct Entry {
 }
 
 impl Entry {
-    /// What a description takes when it travels; longer ones are cut for display.
+    /// The length of a description as it travels. Longer ones are cut for display.
     const WIRE_BYTES: usize = 512;
 
     fn new(kind: &str, name: &str, value: String) -> Self {
@@ -98,11 +98,11 @@ impl Entry {
         Self::new(kind, &spec.name, spec.type_name())
     }
 
-    /// Zeros when there is none.
+    /// The entry as bytes; zeros for `None`.
     fn to_wire(entry: Option<&Entry>) -> [u8; Entry::WIRE_BYTES] {
         let mut wire = [0; Entry::WIRE_BYTES];
         let Some(Entry { kind, name, value }) = entry else { return wire };
-        // The name is cut first: it is the part that a user chooses.
+        // The name is cut, because users choose it and it may be long.
         let name = cut(name, 300);
         let text = format!("{kind}\n{name}\n{value}");
         let text = cut(&text, Entry::WIRE_BYTES);
@@ -120,7 +120,7 @@ impl Entry {
     }
 }
 
-/// How many entries stand for the options.
+/// The number of entries for the options.
 const OPTION_ENTRIES: usize = 2;
 
 fn entries(
@@ -136,11 +136,11 @@ fn entries(
     ];
     let parameters = parameters.iter().map(|spec| Entry::tensor("parameter", spec));
     let buffers = buffers.iter().map(|spec| Entry::tensor("buffer", spec));
-    // Options last: a user with the wrong model wants to hear of that first.
+    // The options come last: if the model is wrong, too, the user should hear of that first.
     parameters.chain(buffers).chain(options).collect()
 }
 
-/// Digest `i` stands for the first `i` entries, so equal digests mean equal beginnings.
+/// Digests of prefixes: digest `i` covers the first `i` entries. So equal digests mean equal beginnings.
 fn prefix_digests(entries: &[Entry]) -> Vec<i64> {
     let mut digest = 0_u64;
     let mut digests = vec![0];
@@ -158,8 +158,8 @@ fn gather(group: &ProcessGroup, mine: &[i64]) -> Result<Vec<i64>> {
     Ok(all)
 }
 
-/// `counts[rank]` starts with its numbers of parameters and buffers; `entries[rank]` is its entry
-/// at the first place where the ranks differ.
+/// The text of the error. `counts[rank]` begins with the rank's numbers of parameters and buffers.
+/// `entries[rank]` is its entry at the first place where the ranks differ.
 fn explain(counts: &[&[i64]], entries: &[Option<Entry>]) -> String {
     const RANKS_SHOWN_MAX: usize = 8;
     let zero = &entries[0];
@@ -199,7 +199,7 @@ fn compare(rank: usize, entry: &Option<Entry>, zero: &Option<Entry>) -> String {
     }
 }
 
-/// The longest beginning of `text` that fits into `bytes_max`.
+/// The longest prefix of `text` with at most `bytes_max` bytes.
 fn cut(text: &str, bytes_max: usize) -> &str {
     &text[..text.floor_char_boundary(bytes_max)]
 }

@@ -7,7 +7,7 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// Deals the samples of a data set out to the ranks, the same number to each.
+/// Distributes the samples of a data set over the ranks, the same number to each.
 ///
 /// All ranks shuffle alike, with seed + epoch. Each rank then takes every `world_size`-th index of
 /// the order, beginning with its own rank. When the samples do not divide evenly, the sampler
@@ -163,9 +163,9 @@ impl DistributedSamplerBuilder {
         self
     }
 
-    /// Whether ranks may get no sample at all, as in torch: of an empty data set, or where
-    /// [`drop_last`](Self::drop_last) leaves fewer samples than ranks. `false` unless set: that is
-    /// an error then, because nothing would be trained.
+    /// Whether ranks may get no sample at all, as in torch: when the data set is empty, or when
+    /// [`drop_last`](Self::drop_last) leaves fewer samples than ranks. `false` unless set: it is an error
+    /// then, because nothing would be trained.
     ///
     /// ```
     /// use drumline::sampler::DistributedSampler;
@@ -231,7 +231,7 @@ pub struct Indices {
     /// A permutation of `0..samples`, the same on all ranks. `None` is the identity.
     order: Option<Vec<u32>>,
     samples: usize,
-    /// This rank's places in the order. Places beyond its end count on from its start.
+    /// This rank's places in the order. A place beyond the end of the order wraps round to its start.
     places: StepBy<Range<usize>>,
 }
 

@@ -2,11 +2,11 @@ use std::{fmt, str::FromStr};
 
 use crate::{Error, Result};
 
-/// How far all ranks are in the data. Any number of ranks can go on from it.
+/// How far all ranks have come in the data. Any number of ranks can go on from it.
 ///
 /// The order of an epoch depends on seed and epoch, and not on the number of ranks. All ranks take
 /// the same number of steps, so the samples that they have used together are always the first
-/// [`consumed`](Self::consumed) places of that order. To go on is to deal out the rest: rank `r` of
+/// [`consumed`](Self::consumed) places of that order. To go on, the rest is distributed: rank `r` of
 /// `world_size` gets the places `consumed + r`, `consumed + r + world_size`, and so on.
 ///
 /// - The same number of ranks goes on exactly as if it had not been interrupted.

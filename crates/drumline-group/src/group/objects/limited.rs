@@ -2,7 +2,6 @@
 //!
 //! In this format a value may take no bytes, so a list can claim 2⁶⁴ of them. And a type that contains itself
 //! can nest one level deeper with every byte or two. So every value counts, and every level.
-//! holds itself nests once a byte or two. Here every value counts, and every level.
 
 use std::{cell::Cell, fmt};
 

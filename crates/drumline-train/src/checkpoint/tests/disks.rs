@@ -1,4 +1,4 @@
-//! A disk that fails when it is told to, and one that knows what a power cut would leave.
+//! A disk that fails on request, and a disk that knows what a power cut would leave.
 
 use std::{
     cell::{Cell, RefCell},
@@ -14,19 +14,19 @@ use super::super::disk::Disk;
 /// What happens at the chosen operation.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fault {
-    /// It is not done.
+    /// The operation is not carried out.
     Error(ErrorKind),
-    /// It is done, but nobody is told.
+    /// The operation is carried out, but reports an error.
     DoneButError(ErrorKind),
-    /// A write takes half of the bytes; others are not affected.
+    /// A write takes half of the bytes. Other operations are not affected.
     ShortWrite,
-    /// A write takes half of the bytes, and no later one takes any.
+    /// A write takes half of the bytes, and no later write takes any.
     FullFromNowOn,
-    /// Neither it nor any later operation is done.
+    /// Neither this operation nor any later one is carried out.
     Crash,
 }
 
-/// Lets the n-th operation on a disk fail. Reading a file is none.
+/// Makes the n-th operation on a disk fail. To read a file does not count.
 pub(super) struct Faulty<D> {
     disk: D,
     faults: Rc<Faults>,
@@ -43,7 +43,7 @@ impl<D> Faulty<D> {
         Self { disk, faults: Rc::new(Faults { fault, nth, done: Cell::new(0) }) }
     }
 
-    /// Whether there were as many operations.
+    /// Whether the n-th operation was reached.
     pub(super) fn was_reached(&self) -> bool {
         self.faults.done.get() > self.faults.nth
     }
@@ -54,7 +54,7 @@ impl<D> Faulty<D> {
 }
 
 impl Faults {
-    /// The fault, if it concerns the operation that comes now.
+    /// The fault, if it affects the next operation.
     fn next(&self) -> Option<Fault> {
         let now = self.done.replace(self.done.get() + 1);
         let lasts = matches!(self.fault, Fault::FullFromNowOn | Fault::Crash);
@@ -148,10 +148,10 @@ pub(super) struct MemoryDisk(Rc<RefCell<State>>);
 #[derive(Clone, Default)]
 struct State {
     files: Vec<Content>,
-    /// As processes see it: places in `files`.
+    /// The names as processes see them: indices into `files`.
     names: BTreeMap<OsString, usize>,
     synced_names: BTreeMap<OsString, usize>,
-    /// What was done to the names since then.
+    /// The changes of names since they were last synced.
     unsynced: Vec<Change>,
 }
 
@@ -198,13 +198,13 @@ fn name(path: &Path) -> OsString {
 }
 
 impl MemoryDisk {
-    /// The process that wrote has ended.
+    /// The process that wrote the files has ended.
     pub(super) fn close_all(&self) {
         self.0.borrow_mut().files.iter_mut().for_each(|file| file.is_open = false);
     }
 
-    /// What may be on the disk after the power is cut now: any of the changes of names since they
-    /// were synced, and of contents that were not synced nothing, a part, zeros, or everything.
+    /// The disks that a power cut may leave now. Any of the changes of names since they were synced may
+    /// survive. Of contents that were not synced, nothing, a part, zeros, or everything may survive.
     pub(super) fn power_cuts(&self) -> Vec<MemoryDisk> {
         let state = self.0.borrow();
         let contents: [fn(&Content) -> Vec<u8>; 4] = [

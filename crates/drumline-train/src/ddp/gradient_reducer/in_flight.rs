@@ -1,4 +1,4 @@
-//! Buckets that are on their way.
+//! Buckets that are being reduced.
 
 use std::{
     collections::VecDeque,
@@ -11,14 +11,14 @@ use drumline_group::{ProcessGroup, driving};
 use super::memory::{Memory, Travelling};
 use crate::Result;
 
-/// The buckets that were handed to the group and are not back, in the order in which they left.
+/// The buckets that the group is reducing, in the order in which they were launched.
 ///
-/// The group works on them one after another, on its own thread or on a thread that
-/// waits. It owns their memory meanwhile.
+/// The group reduces them one after another, on the progress thread or on a thread that waits. It owns their
+/// memory meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
     buckets: VecDeque<(usize, Instant, Open, Travelling)>,
-    /// When the bucket before came back.
+    /// When the previous bucket came back.
     last: Option<Instant>,
 }
 
@@ -26,13 +26,14 @@ pub(super) struct InFlight {
 pub(super) struct Done {
     pub(super) bucket: usize,
     pub(super) memory: Memory,
-    /// How long it was worked on: since it left, or since the one before came back.
+    /// How long the group worked on it: since it was launched, or since the previous bucket came back, if
+    /// that was later.
     pub(super) took: Duration,
     pub(super) at: Instant,
 }
 
 impl InFlight {
-    /// `bytes` of gradients.
+    /// Launches a bucket with `bytes` bytes of gradients.
     pub(super) fn launch(
         &mut self,
         group: &ProcessGroup,
@@ -50,7 +51,7 @@ impl InFlight {
         self.buckets.push_back((bucket, Instant::now(), open, memory.all_reduce(group)));
     }
 
-    /// Waits for the bucket that left first. `None` when all are back.
+    /// Waits for the bucket that was launched first. `None` when all are back.
     pub(super) fn wait(&mut self) -> Result<Option<Done>> {
         let Some((bucket, launched, open, work)) = self.buckets.pop_front() else {
             return Ok(None);

@@ -12,7 +12,7 @@ use drumline_kernels::copy;
 use super::super::Bucket;
 use crate::Result;
 
-/// Memory that a collective works on in place, without a copy between ranks of one host.
+/// Memory in which a collective works without copies between the ranks of a host.
 type Buffer<T> = RegisteredBuffer<T>;
 
 /// Borrowed elements of a gradient, row-major.
@@ -80,7 +80,7 @@ pub enum ValuesMut<'a> {
 }
 
 impl ValuesMut<'_> {
-    /// Copies `values`, if they have the right dtype and number; says whether they had.
+    /// Copies `values`, if they have the right dtype and number. Returns whether they had.
     pub fn copy_from(self, values: Values<'_>) -> bool {
         match (self, values) {
             (ValuesMut::F32(target), Values::F32(values)) if target.len() == values.len() => {
@@ -95,15 +95,15 @@ impl ValuesMut<'_> {
     }
 }
 
-/// The elements of a bucket: the gradients of its members, then one mark per member, then two
-/// marks of its rank. After the all-reduce a mark says whether *some* rank had set it: the average
-/// of zeros and ones is above zero.
+/// The elements of a bucket: the gradients of its members, then one mark for each member, then two marks of
+/// the rank. A rank sets a mark to 1. After the all-reduce a mark is above zero if *some* rank had set it,
+/// because it is an average of zeros and ones.
 pub(super) enum Memory {
     F32(Buffer<f32>),
     F64(Buffer<f64>),
 }
 
-/// The same expression for whichever dtype.
+/// Evaluates one expression for either dtype.
 macro_rules! with_elements {
     ($memory:expr, $elements:ident => $result:expr) => {
         match $memory {
@@ -114,7 +114,7 @@ macro_rules! with_elements {
 }
 
 impl Memory {
-    /// Room for `elements` of gradients, and the marks.
+    /// Memory for `elements` elements of gradients, and the marks.
     pub(super) fn new(bucket: &Bucket, elements: usize, group: &ProcessGroup) -> Result<Self> {
         let elements = elements + bucket.parameters.len() + 2;
         Ok(match bucket.dtype {
@@ -123,7 +123,7 @@ impl Memory {
         })
     }
 
-    /// The same, of no use but to go on with until an error comes out.
+    /// Memory of the same size that no neighbour reaches. The step goes on with it until it returns an error.
     pub(super) fn stopgap(bucket: &Bucket, elements: usize) -> Self {
         let elements = elements + bucket.parameters.len() + 2;
         match bucket.dtype {
@@ -143,7 +143,7 @@ impl Memory {
         }
     }
 
-    /// Adds what `fill` writes. Says whether `fill` did.
+    /// Adds what `fill` writes. Returns whether `fill` succeeded.
     pub(super) fn add(
         &mut self,
         range: Range<usize>,
@@ -198,7 +198,7 @@ pub(super) enum Travelling {
 }
 
 impl Travelling {
-    /// The averages, and since when they are there.
+    /// The averages, and when they were complete.
     pub(super) fn wait(self) -> Result<(Memory, Instant)> {
         Ok(match self {
             Travelling::F32(work) => {

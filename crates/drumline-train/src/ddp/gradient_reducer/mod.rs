@@ -23,36 +23,34 @@ pub use self::{
     timeline::{BucketTimes, ReducerStats, Timeline},
 };
 
-/// Averages gradients over a group while backward still computes the others.
+/// Averages gradients over a group while backward still computes later ones.
 ///
-/// [`GradientReducer::submit`] copies a gradient to its place in a bucket. When the last member
-/// arrives, the bucket's memory moves to the group, which all-reduces it in the background and moves
-/// it back. Nothing is shared between the two, so a hook never waits for the network.
-/// [`GradientReducer::finish`] ends the step and lends the averages out.
+/// [`GradientReducer::submit`] copies a gradient to its place in a bucket. When the last member of a bucket
+/// has come, the bucket's memory moves to the group. The group all-reduces it in the background and moves it
+/// back. The two share no memory, so a hook never waits for the network. [`GradientReducer::finish`] ends the
+/// step and lends the averages out.
 ///
-/// The order of every sum is fixed by the group, element by element, so the averages have the
-/// same bits whatever the bucket size and timing.
+/// The group adds each element in a fixed order, so the averages have the same bits whatever the bucket size
+/// and the timing.
 ///
 /// # Which bucket a gradient is in
 ///
-/// The first step expects gradients in reverse order of definition. Its end tells all ranks the
-/// order that rank 0 has seen, and the buckets are made anew from that, once. A rank whose
-/// gradients come in another order waits a little longer; it cannot disagree.
+/// The first step expects gradients in reverse order of definition. At its end rank 0 tells all ranks the
+/// order that it has seen, and the buckets are made again from that order, once. A rank whose gradients come
+/// in another order waits a little longer, but has the same buckets.
 ///
 /// # Several backward passes for one step
 ///
-/// [`GradientReducer::accumulate`] adds a gradient to this rank's share of the step and sends
-/// nothing. What is submitted afterwards is added on top, and the sum is averaged.
+/// [`GradientReducer::accumulate`] adds a gradient to this rank's share of the step and sends nothing. A
+/// gradient that is submitted later is added to it, and the sum is averaged.
 ///
 /// # When a rank has a fault
 ///
-/// Every bucket carries a few elements more, marks that are 0 or 1: has the rank used each
-/// parameter of the bucket, has it data of its own at all, and has it seen a fault (a gradient of the
-/// wrong length, say)? A rank
-/// with a fault still takes part in all collectives, zeros in place of what is missing. So no
-/// peer waits in vain, all ranks see an average above zero in the same step, exchange what
-/// happened, and every rank returns the same [`Error::Gradients`]. The next step may go on as if
-/// nothing had happened.
+/// Every bucket carries a few more elements: marks that are 0 or 1. They say whether the rank has used each
+/// parameter of the bucket, whether it has data of its own, and whether it has seen a fault (a gradient of
+/// the wrong length, say). A rank with a fault still takes part in all collectives, with zeros in place of
+/// missing gradients. So no peer waits in vain. All ranks see an average above zero in the same step, tell
+/// each other their faults, and return the same [`Error::Gradients`]. The next step may go on as usual.
 ///
 /// ```
 /// use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
@@ -89,7 +87,7 @@ impl GradientReducer {
     ///
     /// # Errors
     ///
-    /// There are no parameters, one is neither f32 nor f64, or no thread can be started.
+    /// There are no parameters, a parameter is neither f32 nor f64, or no thread can be started.
     pub fn new(
         parameters: Vec<ParameterSpec>,
         options: &DdpOptions,
@@ -101,22 +99,22 @@ impl GradientReducer {
         Ok(Self { parameters, options: options.clone(), group: group.clone(), step })
     }
 
-    /// Backward begins: the zero of the step's [`Timeline`]. Unless called, that is the moment of
-    /// the first gradient.
+    /// Sets the start of the step's [`Timeline`]: backward begins. Without this call the step starts with the
+    /// first gradient.
     pub fn begin_backward(&self) {
         self.lock().start_clock();
     }
 
     /// Hands in the final gradient of a parameter in this step, row-major.
     ///
-    /// For gradient hooks: copies the values, never waits for a peer, never panics. Whatever is
-    /// wrong comes out of [`GradientReducer::finish`].
+    /// For gradient hooks: it copies the values, never waits for a peer and never panics.
+    /// [`GradientReducer::finish`] returns the errors.
     pub fn submit(&self, parameter: usize, gradient: Values<'_>) {
         self.submit_with(parameter, |place| place.copy_from(gradient));
     }
 
-    /// Like [`GradientReducer::submit`], for gradients that are not row-major: `fill` writes
-    /// them to their place, or returns false if they do not fit.
+    /// Like [`GradientReducer::submit`], for gradients that are not row-major. `fill` writes the gradient to
+    /// its place, or returns false if it does not fit.
     ///
     /// ```
     /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
@@ -144,8 +142,8 @@ impl GradientReducer {
         }
     }
 
-    /// Adds a gradient to this rank's share of the step, and sends nothing: the step goes on with
-    /// another backward. `fill` is as in [`GradientReducer::submit_with`].
+    /// Adds a gradient to this rank's share of the step and sends nothing, because another backward follows.
+    /// `fill` is as in [`GradientReducer::submit_with`].
     ///
     /// ```
     /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
@@ -181,20 +179,19 @@ impl GradientReducer {
         self.lock().missing()
     }
 
-    /// Ends the step: launches what is left, waits for the averages and lends them out.
+    /// Ends the step: launches the remaining buckets, waits for the averages and lends them out.
     ///
     /// # Errors
     ///
-    /// [`Error::Gradients`] when a rank had a fault; the reducer can go on. Else the first error
-    /// of a collective; the reducer stays failed and every later call repeats it.
+    /// [`Error::Gradients`] when a rank had a fault; the reducer can go on. Otherwise the first error of a
+    /// collective; the reducer has failed, and every later call returns that error.
     pub fn finish(&self) -> Result<Averaged<'_>> {
         self.end_step(true).map(|(averaged, _)| averaged)
     }
 
-    /// Takes part in a step without gradients of its own: for a rank that has no data left while
-    /// others have. `None` when no rank has any; until then, the averages over *all* ranks, with
-    /// zeros for those that shadow. (Dividing by the number of ranks that were there at first is
-    /// what torch's `join` does too.)
+    /// Takes part in a step without gradients of its own: for a rank that has no data left while other ranks
+    /// have. Returns the averages over *all* ranks, with zeros for ranks that only shadow. Returns `None`
+    /// once no rank has data. (torch's `join` also divides by the number of all ranks.)
     ///
     /// ```
     /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
@@ -247,12 +244,12 @@ impl GradientReducer {
         }
     }
 
-    /// How much was communicated so far, and how much of that backward did not hide.
+    /// How much was communicated so far, and how long `finish` had to wait for it.
     pub fn stats(&self) -> ReducerStats {
         self.lock().stats
     }
 
-    /// When the buckets of the last finished step travelled. Empty before the first.
+    /// When the buckets of the last finished step were reduced. Empty before the first step ends.
     pub fn timeline(&self) -> Timeline {
         self.lock().timeline.clone()
     }
@@ -263,7 +260,7 @@ impl GradientReducer {
         self.lock().plan.buckets.clone()
     }
 
-    /// All calls of the group that belong to a step, in the same order on every rank.
+    /// Makes all calls of the group in a step, in the same order on every rank.
     fn reduce(&self, step: &mut Step, is_active: bool) -> Result<Reduced> {
         step.stats.steps += 1;
         step.launch_rest(self.options.unused_parameters, is_active);
@@ -280,8 +277,8 @@ impl GradientReducer {
             step.stats.steps -= u64::from(!marks.is_active); // all have ended; it was none
             return Ok(Reduced::Averages { is_active: marks.is_active, better });
         }
-        // Seen after the last bucket had left: the peers do not know, so the ranks are no longer
-        // in step.
+        // The fault came after the last bucket was launched, so the peers do not know of it. The ranks are no
+        // longer in step.
         let fault = |&(parameter, kind): &(usize, FaultKind)| {
             let name = self.parameters[parameter].name.clone();
             GradientFault::new(name, kind, vec![self.group.rank()])
@@ -290,7 +287,8 @@ impl GradientReducer {
         Err(Error::Gradients { step: step.stats.steps, faults })
     }
 
-    /// Some rank has faults, and all ranks know: one status byte per parameter and rank.
+    /// Tells all ranks the faults, because all know that some rank has any: one status byte per parameter and
+    /// rank.
     fn exchange_faults(&self, mine: &[(usize, FaultKind)]) -> Result<Vec<GradientFault>> {
         let count = self.parameters.len();
         let mut status = vec![0_u8; count];
@@ -314,7 +312,7 @@ impl GradientReducer {
         Ok(faults)
     }
 
-    /// The step, unless the reducer has failed or there is no such parameter.
+    /// The step, unless the reducer has failed or the parameter does not exist.
     fn open(&self, parameter: usize) -> Option<MutexGuard<'_, Step>> {
         let mut step = self.lock();
         let count = self.parameters.len();
@@ -327,24 +325,24 @@ impl GradientReducer {
     }
 
     fn lock(&self) -> MutexGuard<'_, Step> {
-        // Nothing panics while it holds the lock; if something did, the step would be wrong but
-        // the memory is sound.
+        // No code panics while it holds the lock. If some did, the step would be wrong, but the memory is
+        // sound.
         self.step.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// How a step has ended, on all ranks alike.
+/// How a step has ended: alike on all ranks.
 enum Reduced {
     Averages {
-        /// Some rank had data.
+        /// Whether some rank had data.
         is_active: bool,
-        /// The plan for the steps to come, if this was the first step.
+        /// The plan for later steps, if this was the first step.
         better: Option<Plan>,
     },
     Faults(Vec<GradientFault>),
 }
 
-/// The averaged gradients of one step. Gives the memory back when dropped.
+/// The averaged gradients of one step. They give their memory back when they are dropped.
 ///
 /// ```
 /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
@@ -371,8 +369,8 @@ pub struct Averaged<'a> {
 }
 
 impl Averaged<'_> {
-    /// The average of a parameter's gradient; `None` if no rank has used it
-    /// ([`UnusedParameters::Ignore`](super::UnusedParameters)), or there is no such parameter.
+    /// The average of a parameter's gradient. `None` if no rank has used the parameter
+    /// ([`UnusedParameters::Ignore`](super::UnusedParameters)), or if it does not exist.
     pub fn values(&self, parameter: usize) -> Option<Values<'_>> {
         let slot = self.plan.slots.get(parameter)?;
         let memory = self.memory[slot.bucket].as_ref()?;

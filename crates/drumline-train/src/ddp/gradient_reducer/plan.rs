@@ -1,4 +1,4 @@
-//! Where each gradient lies.
+//! The place of each gradient in the buckets.
 
 use std::ops::Range;
 
@@ -10,12 +10,12 @@ use crate::{Error, Result};
 /// The buckets, and the place of each parameter in them.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// In launch order.
+    /// The buckets, in launch order.
     pub(super) buckets: Vec<Bucket>,
-    /// How many elements of gradients each bucket has. Behind them a bucket carries one mark for
-    /// each of its parameters, and two for the rank.
+    /// The number of elements of gradients in each bucket. After them a bucket has one mark for each of its
+    /// parameters, and two for the rank.
     elements: Vec<usize>,
-    /// By parameter.
+    /// The places, by parameter.
     pub(super) slots: Vec<Slot>,
 }
 
@@ -23,7 +23,7 @@ pub(super) struct Plan {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Slot {
     pub(super) bucket: usize,
-    /// Its elements of the bucket.
+    /// Its elements in the bucket.
     pub(super) range: Range<usize>,
     /// The element of the bucket that says whether the parameter was used.
     pub(super) mark: usize,
@@ -54,7 +54,7 @@ impl Plan {
         Ok(Self { buckets, elements, slots })
     }
 
-    /// The plan for the order that rank 0 has observed; a collective.
+    /// The plan for the order that rank 0 has observed. All ranks must call this.
     pub(super) fn agree(
         parameters: &[ParameterSpec],
         observed: &[usize],
@@ -63,7 +63,7 @@ impl Plan {
     ) -> Result<Self> {
         let mut order: Vec<i64> = observed.iter().map(|&parameter| parameter as i64).collect();
         group.broadcast(&mut order, 0)?;
-        // A number that is no index is refused by `plan_buckets`, like any wrong order.
+        // `plan_buckets` refuses a number that is no index, like any wrong order.
         let order = order.into_iter().map(|index| usize::try_from(index).unwrap_or(usize::MAX));
         Plan::new(parameters, order, options)
     }
@@ -91,7 +91,7 @@ impl Plan {
     }
 }
 
-/// Refuses what cannot be averaged.
+/// Refuses parameters that cannot be averaged.
 pub(super) fn check_trainable(parameters: &[ParameterSpec]) -> Result<()> {
     let problem = match parameters.iter().find(|p| !matches!(p.dtype, DType::F32 | DType::F64)) {
         Some(parameter) => format!("parameter {parameter} cannot be averaged; use f32 or f64"),

@@ -1,4 +1,4 @@
-//! What changes while the gradients of a step come in.
+//! The state of a step while gradients come in.
 
 use std::{ops::Range, sync::Arc, time::Instant};
 
@@ -17,15 +17,14 @@ use crate::{Error, Result};
 pub(super) struct Step {
     group: ProcessGroup,
     pub(super) plan: Arc<Plan>,
-    /// The plan was made from the observed order.
+    /// Whether the plan was made from the observed order.
     pub(super) is_planned: bool,
     reducer: Reducer,
-    /// The memory of each bucket; `None` before its first use, and while it is under way or lent
-    /// out.
+    /// The memory of each bucket. `None` before its first use, and while the bucket is under way or lent out.
     pub(super) memory: Vec<Option<Memory>>,
-    /// Per parameter: its place holds gradients of this step, final or accumulated.
+    /// By parameter: whether its place holds gradients of this step, final or accumulated.
     is_used: Vec<bool>,
-    /// This rank has data of its own in this step.
+    /// Whether this rank has data of its own in this step.
     is_active: bool,
     /// The parameters in the order in which their gradients became final.
     pub(super) order: Vec<usize>,
@@ -64,23 +63,23 @@ impl Step {
         self.clock.start();
     }
 
-    /// The gradient that `fill` writes is final: puts it, or adds it, to its place and launches
-    /// the buckets that are full now.
+    /// The gradient that `fill` writes is final. Puts it into its place, or adds it to the gradient there,
+    /// and launches the buckets that are full now.
     pub(super) fn submit(&mut self, parameter: usize, fill: impl FnOnce(ValuesMut<'_>) -> bool) {
         if !self.write(parameter, fill) {
             return;
         }
         self.order.push(parameter);
         self.clock.gradient(self.plan.slot(parameter).bucket);
-        // `write` has made sure that it was not ready before.
+        // `write` has checked that the parameter was not ready before.
         if let Ok(full) = self.reducer.ready(parameter) {
             self.stats.buckets_launched_early += full.len() as u64;
             self.launch(full);
         }
     }
 
-    /// Puts the gradient that `fill` writes to its place, or adds it to what was accumulated
-    /// there. Says whether that went well; if not, it is a fault.
+    /// Puts the gradient that `fill` writes into its place, or adds it to what was accumulated there. Returns
+    /// false, and notes a fault, if that fails.
     pub(super) fn write(
         &mut self,
         parameter: usize,
@@ -105,7 +104,7 @@ impl Step {
         is_written
     }
 
-    /// Whether gradients of this step are here.
+    /// Whether this rank has gradients of this step.
     pub(super) fn has_gradients(&self) -> bool {
         self.is_used.contains(&true)
     }
@@ -114,12 +113,12 @@ impl Step {
         self.reducer.missing()
     }
 
-    /// Backward has ended: launches what is left, with zeros for parameters without gradient.
+    /// Backward has ended. Launches the remaining buckets, with zeros for parameters without a gradient.
     pub(super) fn launch_rest(&mut self, policy: UnusedParameters, is_active: bool) {
         self.clock.backward_ended();
         self.is_active = is_active;
         let Unfinished { missing, buckets } = self.reducer.finish();
-        // Late ones count as the last, in the order in which they are expected.
+        // Parameters without a gradient count as last, in the order in which they were expected.
         self.order.extend(missing.iter().rev());
         for parameter in missing {
             if self.is_used[parameter] {
@@ -156,7 +155,7 @@ impl Step {
         Ok(marks)
     }
 
-    /// Ends the step and starts the next one, with another plan if there is a better one.
+    /// Ends the step and starts the next one, with the plan `better` if there is one.
     pub(super) fn next(&mut self, better: Option<Plan>) {
         if let Some(better) = better.filter(|better| better.buckets != self.plan.buckets) {
             self.reducer = Reducer::new(&better.buckets);
@@ -171,8 +170,8 @@ impl Step {
         self.timeline = std::mem::replace(&mut self.clock, next).finish();
     }
 
-    /// The memory of a bucket that is not under way. A bucket gets new memory in the first step, and
-    /// where the caller still holds the averages of an earlier step.
+    /// The memory of a bucket that is not under way. A bucket gets new memory in the first step, and when the
+    /// caller still holds the averages of an earlier step.
     fn memory(&mut self, bucket: usize) -> &mut Memory {
         let Self { memory, plan, group, failed, .. } = self;
         memory[bucket].get_or_insert_with(|| {
@@ -207,12 +206,12 @@ impl Step {
     }
 }
 
-/// What the buckets of a step say about all ranks: at least one ...
+/// What the marks of a step say about all ranks.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Marks {
-    /// ... has seen a fault.
+    /// Whether at least one rank has seen a fault.
     pub(super) has_fault: bool,
-    /// ... has data of its own.
+    /// Whether at least one rank has data of its own.
     pub(super) is_active: bool,
 }
 

@@ -13,7 +13,7 @@ fn specs(elements: &[usize], dtype: DType) -> Vec<ParameterSpec> {
     elements.iter().enumerate().map(|(i, &n)| ParameterSpec::new(name(i), [n], dtype)).collect()
 }
 
-/// Runs `rank` on a thread per rank and returns what each gave.
+/// Runs `rank` on one thread for each rank and returns the results.
 fn on_ranks<T: Send>(world_size: usize, rank: impl Fn(ProcessGroup) -> T + Sync) -> Vec<T> {
     let groups = ProcessGroup::local_world(world_size).unwrap();
     thread::scope(|scope| {
@@ -32,8 +32,8 @@ fn gradient(rank: usize, step: usize, parameter: usize, elements: usize) -> Vec<
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(12))]
-    /// Whatever the buckets and the order of arrival (it differs between ranks): the same
-    /// bits on all ranks as one all-reduce per parameter gives.
+    /// Whatever the buckets and the order of arrival, which differs between ranks, all ranks get the bits
+    /// that one all-reduce per parameter gives.
     #[test]
     fn averages_have_the_bits_of_an_all_reduce_per_parameter(
         elements in prop::collection::vec(0usize..50, 1..8),
@@ -86,7 +86,7 @@ fn both_dtypes_in_one_model() {
     });
 }
 
-/// Faults of one step: (rank, parameter, what it does instead of handing in a gradient).
+/// The faults of one step: (rank, parameter, what the rank does instead of handing in a gradient).
 fn finish_with_faults(world_size: usize, faults: &[(usize, usize, FaultKind)]) -> Vec<Error> {
     on_ranks(world_size, |group| {
         let options = DdpOptions::default().first_bucket_bytes(1).bucket_bytes(1);
@@ -107,7 +107,7 @@ fn finish_with_faults(world_size: usize, faults: &[(usize, usize, FaultKind)]) -
         }
         let error = reducer.finish().map(drop).unwrap_err();
 
-        // The ranks are still in step: the next one works.
+        // The ranks are still in step, so the next step works.
         (0..3).for_each(|parameter| reducer.submit(parameter, good[..].into()));
         assert_eq!(reducer.finish().unwrap().get(1), Some(&good[..]));
         error
@@ -224,8 +224,8 @@ fn models_that_cannot_be_trained_are_refused() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(8))]
-    /// Ranks that see their gradients in different orders still plan alike: as rank 0 has seen
-    /// them, in the second step and ever after.
+    /// Ranks that see their gradients in different orders still have the same plan: the order of rank 0, from
+    /// the second step on.
     #[test]
     fn the_plan_is_made_once_more_from_the_order_of_rank_0(
         (first, second) in (1usize..9).prop_flat_map(|count| {

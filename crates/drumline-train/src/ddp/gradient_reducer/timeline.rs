@@ -1,11 +1,11 @@
-//! What was communicated, and when.
+//! How much was communicated, and when.
 
 use std::{
     fmt,
     time::{Duration, Instant},
 };
 
-/// What a [`GradientReducer`](super::GradientReducer) has done so far.
+/// How much a [`GradientReducer`](super::GradientReducer) has done so far.
 ///
 /// ```
 /// use drumline::ddp::ReducerStats;
@@ -19,24 +19,24 @@ use std::{
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReducerStats {
-    /// Steps that were finished.
+    /// The number of finished steps.
     pub steps: u64,
-    /// Buckets that were launched.
+    /// The number of launched buckets.
     pub buckets_launched: u64,
-    /// Buckets that were launched before `finish`: while backward was still going on.
+    /// The number of buckets that were launched before `finish`, while backward was still running.
     pub buckets_launched_early: u64,
-    /// Bytes of gradients that were averaged.
+    /// The number of bytes of gradients that were averaged.
     pub bytes: u64,
     /// How long buckets were being averaged.
     pub communication: Duration,
-    /// How long `finish` waited for it: the part that backward did not hide.
+    /// How long `finish` waited for the averages: the part of the communication that backward did not hide.
     pub exposed: Duration,
 }
 
-/// When the buckets of one step travelled, in microseconds since backward began.
+/// When the buckets of one step were reduced, in microseconds since backward began.
 ///
-/// Prints as a table with a drawing: `.` while gradients of the bucket come in, `|` while it
-/// waits for the buckets before it, `#` from its launch to its return.
+/// It prints as a table with a drawing: `.` while gradients of the bucket come in, `|` while the bucket waits
+/// for the buckets before it, `#` from its launch to its return.
 ///
 /// ```
 /// # use drumline::{DType, ProcessGroup, ddp::{DdpOptions, GradientReducer, ParameterSpec}};
@@ -59,15 +59,15 @@ pub struct ReducerStats {
 pub struct Timeline {
     /// The step, counted from 1.
     pub step: u64,
-    /// By launch order.
+    /// The buckets, in launch order.
     pub buckets: Vec<BucketTimes>,
     /// When backward had ended and [`finish`](super::GradientReducer::finish) began to wait.
     pub backward_us: u64,
-    /// When all averages were there.
+    /// When all averages were complete.
     pub done_us: u64,
 }
 
-/// When one bucket travelled, in microseconds since backward began.
+/// When one bucket was reduced, in microseconds since backward began.
 ///
 /// ```
 /// use drumline::ddp::BucketTimes;
@@ -89,15 +89,15 @@ pub struct Timeline {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BucketTimes {
-    /// Bytes of gradients.
+    /// The number of bytes of gradients.
     pub bytes: usize,
-    /// Its first gradient came in.
+    /// When its first gradient came in.
     pub first_us: u64,
-    /// Its last gradient came in.
+    /// When its last gradient came in.
     pub ready_us: u64,
-    /// It was handed to the group: all buckets before it had been.
+    /// When it was launched, after all buckets before it.
     pub launched_us: u64,
-    /// Its averages were there.
+    /// When its averages were complete.
     pub done_us: u64,
 }
 
@@ -139,7 +139,7 @@ impl fmt::Display for Timeline {
     }
 }
 
-/// Takes the times of the step that is going on.
+/// Takes the times of the present step.
 #[derive(Debug)]
 pub(super) struct Clock {
     start: Option<Instant>,
@@ -148,7 +148,7 @@ pub(super) struct Clock {
 }
 
 impl Clock {
-    /// `bytes` of each bucket.
+    /// The clock of a step. `bytes` are the lengths of the buckets.
     pub(super) fn new(step: u64, bytes: impl Iterator<Item = usize>) -> Self {
         let buckets: Vec<BucketTimes> =
             bytes.map(|bytes| BucketTimes { bytes, ..BucketTimes::default() }).collect();
@@ -156,7 +156,7 @@ impl Clock {
         Self { start: None, is_seen, timeline: Timeline { step, buckets, ..Timeline::default() } }
     }
 
-    /// Backward begins now; else it is taken to begin with the first gradient.
+    /// Backward begins now. Without this call it begins with the first gradient.
     pub(super) fn start(&mut self) {
         self.start = Some(Instant::now());
     }
@@ -187,7 +187,7 @@ impl Clock {
         self.timeline.done_us = self.timeline.backward_us;
     }
 
-    /// All averages are there.
+    /// All averages are complete.
     pub(super) fn finish(mut self) -> Timeline {
         self.timeline.done_us = self.now_us();
         self.timeline
