@@ -1,7 +1,7 @@
-//! Who belongs to the job: a secret, and the handshake that opens every connection.
+//! Which processes belong to the job: a secret, and the handshake that opens every connection.
 //!
-//! Before any other byte of a connection is looked at, its two ends greet each other and then
-//! each proves that it knows the job's secret, without showing it:
+//! Before either end reads any other byte, the two ends greet each other. Then each end proves that it knows
+//! the job's secret, without showing it:
 //!
 //! ```text
 //! caller                                      answerer
@@ -11,16 +11,16 @@
 //!   │◀─ HMAC(secret, "answerer" ‖ both hellos) ──│
 //! ```
 //!
-//! The hash is SHA-256, the nonces are 32 fresh random bytes from either side.
+//! The hash is SHA-256. The nonces are 32 fresh random bytes of each end.
 //!
-//! | what a stranger may try | why it does not work |
+//! | what a stranger may try | why it fails |
 //! |---|---|
-//! | replay a proof that it has seen | the other end's nonce is in it, and is new every time |
-//! | let the two ends agree on a weaker level | each end insists on its own, and both levels are in the proofs |
+//! | replay a proof that it has seen | the proof covers the other end's nonce, which is new every time |
+//! | let the two ends agree on a weaker level | each end insists on its own level, and the proofs cover both levels |
 //! | send our own proof back to us | the two roles sign different texts |
-//! | use a proof for another rank, group or channel | both hellos are in it, whole |
-//! | claim to be without a secret | both ends must agree on that, and it is for one host only |
-//! | let us sign texts for it to guess the secret at home | an answerer signs nothing for who has not proven itself |
+//! | use a proof for another rank, group or channel | the proof covers both hellos completely |
+//! | claim to have no secret | both ends must agree on that, and it works on one host only |
+//! | let us sign texts, to guess the secret offline | an answerer signs nothing before the caller has proven itself |
 //! | find the secret out byte by byte | proofs are compared in constant time |
 //!
 //! ```
@@ -39,12 +39,12 @@
 //! # Ok::<_, drumline::Error>(())
 //! ```
 //!
-//! What follows the handshake depends on the [`Level`], which both ends must have alike. At `auth` it
-//! is neither encrypted nor signed: who can change packets on the wire can still take a connection
-//! over. At `integrity` both ends make keys of the secret and both hellos, and seal every block
-//! ([`secured`](crate::secured)). At `tls` both ends agree on keys by TLS 1.3 between the hellos and
-//! the proofs. The proofs then go through TLS and also cover what it exports of its keys, so that
-//! nobody can sit in the middle of two TLS connections.
+//! After the handshake, the [`Level`] decides how the connection is protected. Both ends must have the same
+//! level. At `auth` the connection is neither encrypted nor signed: someone who can change packets on the
+//! wire can still take it over. At `integrity` both ends derive keys from the secret and both hellos, and
+//! seal every block ([`secured`](crate::secured)). At `tls` both ends agree on keys by TLS 1.3, between the
+//! hellos and the proofs. The proofs then go through TLS and also cover a value that TLS exports from its
+//! keys. So nobody can stand in the middle of two TLS connections.
 
 mod channel;
 /// The proof that both ends know the secret.

@@ -1,8 +1,8 @@
-//! Why something did not happen, which end is at fault, and what to do next.
+//! Why a call failed, which end is at fault, and what to do next.
 
 use std::{io, sync::Arc, time::Duration};
 
-/// What every fallible function of this crate returns.
+/// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a call to a store, or a connection, failed.
@@ -64,15 +64,15 @@ pub enum Error {
     /// A file or socket operation failed.
     #[error("{what}: {error}")]
     Io {
-        /// What was tried, with the path or address.
+        /// What this process tried, with the path or address.
         what: String,
-        /// What the system said.
+        /// The system's error.
         error: Arc<io::Error>,
     },
 }
 
 impl Error {
-    /// An [`Error::Io`]: `what` was tried and `source` came back.
+    /// An [`Error::Io`]: this process tried `what`, and the system returned `error`.
     pub fn io(what: impl Into<String>, error: io::Error) -> Error {
         Error::Io { what: what.into(), error: Arc::new(error) }
     }

@@ -4,9 +4,9 @@
 //! |---|---|
 //! | [`store`] | the key-value stores |
 //! | [`auth`] | the job's secret, and how both ends of a connection prove that they know it |
-//! | [`secured`] | what protects the bytes of a connection after that |
+//! | [`secured`] | what protects the bytes of a connection after the proof |
 //! | [`net`] | streams, listeners and calls to them, over TCP and Unix sockets |
-//! | [`text`] | how text of others is shown |
+//! | [`text`] | how text from others is shown |
 
 #![forbid(unsafe_code)]
 

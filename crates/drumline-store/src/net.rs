@@ -1,15 +1,15 @@
-//! Connections, whatever carries them, and who is let in.
+//! Connections over TCP and Unix sockets, and which of them are accepted.
 //!
 //! | module | what it holds |
 //! |---|---|
 //! | [`stream`] | a connection: TCP or Unix |
-//! | [`Endpoint`] | where one listens, as text: `tcp://host:port`, `unix:@name` |
-//! | [`gate`] | a listener that admits only who proves itself |
-//! | [`call`] | the other side of a gate |
-//! | [`dial`] | the same, without blocking |
-//! | `owner` | whose the other end of a connection on loopback is |
-//! | `warnings` | how often strangers may make this process write to its log |
-//! | `pacing` | the congestion control of what stays on this host |
+//! | [`Endpoint`] | an address to listen on, as text: `tcp://host:port`, `unix:@name` |
+//! | [`gate`] | a listener that accepts only ends that prove themselves |
+//! | [`call`] | opens a connection to a gate |
+//! | [`dial`] | the same without blocking |
+//! | `owner` | which user is at the other end of a connection on loopback |
+//! | `warnings` | limits how often strangers make this process write to its log |
+//! | `pacing` | the congestion control of connections that stay on this host |
 //! | [`interface`] | addresses of this machine's network interfaces |
 
 pub mod call;

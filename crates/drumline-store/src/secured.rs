@@ -1,6 +1,6 @@
-//! Streams whose bytes nobody can change unnoticed: what a [`Level`](crate::auth::Level) above
-//! `auth` puts between a connection and its user. No sockets: it wraps any stream that does not
-//! block.
+//! Streams whose bytes nobody can change unnoticed. They are what a [`Level`](crate::auth::Level) above
+//! `auth` puts between a connection and its user. This module has no sockets: it wraps any non-blocking
+//! stream.
 
 mod blocks;
 mod seal;
@@ -14,7 +14,7 @@ pub(crate) use self::{
     tls::{Tls, answerer, caller},
 };
 
-/// What protects a stream. A handshake makes it.
+/// What protects a stream. The handshake makes it.
 #[derive(Debug)]
 pub struct Layer {
     kind: Kind,
@@ -28,7 +28,7 @@ enum Kind {
     Tls(Box<Tls>),
 }
 
-/// What one call of the same name on either kind of layer returns.
+/// Calls a method on either kind of layer.
 macro_rules! either {
     ($layer:expr, $inner:ident => $call:expr) => {
         match &mut $layer.kind {
@@ -47,27 +47,27 @@ impl Layer {
         Layer { kind: Kind::Tls(Box::new(tls)), takes_at_once: false }
     }
 
-    /// For control: a word is taken whole, or not at all. See [`Secured`].
+    /// The layer for a control connection: a message is taken whole, or not at all. See [`Secured`].
     pub(crate) fn that_takes_at_once(self) -> Layer {
         Layer { takes_at_once: true, ..self }
     }
 }
 
-/// A stream that does not block, under a [`Layer`].
+/// A non-blocking stream under a [`Layer`].
 ///
-/// A write seals a block of bytes. Where the stream takes only a part of the sealed block, the write
-/// says [`WouldBlock`](ErrorKind::WouldBlock) until all is out; it is to be called again with the
-/// same bytes, and then says how many it has taken. So what counts as written is in the stream, as
-/// without a layer. Control is the exception: its words are short and its writer does not come back,
-/// so a word counts as written when it is sealed, and what the stream has not taken follows with the
-/// next write, read or flush ([`Secured::holds_output`]).
+/// A write seals a block of bytes. If the stream takes only part of the sealed block, the write returns
+/// [`WouldBlock`](ErrorKind::WouldBlock) until all of it is out. The caller must repeat the write with the
+/// same bytes, and the write then returns how many it has taken. So bytes that count as written are in the
+/// stream, as without a layer. Control connections are an exception, because their messages are short and
+/// their writer does not repeat a write. There a message counts as written when it is sealed, and the rest
+/// follows with the next write, read or flush ([`Secured::holds_output`]).
 #[derive(Debug)]
 pub struct Secured<S> {
     stream: S,
     layer: Layer,
-    /// How many bytes of the user are sealed, wait for the stream, and do not yet count as written.
+    /// The number of the user's bytes that are sealed, wait for the stream, and do not yet count as written.
     owed: usize,
-    /// Nothing more will be written.
+    /// Whether the user will write nothing more.
     ends: bool,
 }
 
@@ -77,13 +77,12 @@ impl<S> Secured<S> {
         Secured { stream, layer, owed: 0, ends: false }
     }
 
-    /// What carries it.
+    /// The stream that carries it.
     pub fn inner(&self) -> &S {
         &self.stream
     }
 
-    /// Whether there is something to read that has left the stream already. Nothing but a read will
-    /// tell.
+    /// Whether there are bytes to read that have left the stream already. Only a read shows them.
     pub fn holds_input(&self) -> bool {
         match &self.layer.kind {
             Kind::Blocks(blocks) => blocks.holds_input(),
@@ -91,7 +90,7 @@ impl<S> Secured<S> {
         }
     }
 
-    /// Whether something sealed waits for the stream. A flush moves it.
+    /// Whether sealed bytes wait for the stream. A flush moves them.
     pub fn holds_output(&self) -> bool {
         match &self.layer.kind {
             Kind::Blocks(blocks) => blocks.holds_output(),
@@ -99,14 +98,14 @@ impl<S> Secured<S> {
         }
     }
 
-    /// Whether [`Secured::end`] was called and all is out.
+    /// Whether [`Secured::end`] was called and all bytes are out.
     pub fn has_ended(&self) -> bool {
         self.ends && !self.holds_output()
     }
 }
 
 impl<S: Read + Write> Secured<S> {
-    /// Nothing more will be written: says so to the other end, which can then tell that nothing was
+    /// Ends this side: nothing more will be written. Tells the other end, which then knows that nothing was
     /// cut off.
     pub fn end(&mut self) -> io::Result<()> {
         if !self.ends {
@@ -114,7 +113,7 @@ impl<S: Read + Write> Secured<S> {
             either!(self.layer, layer => layer.seal_end())?;
         }
         match self.flush() {
-            // The rest follows.
+            // The rest follows later.
             Err(error) if error.kind() == ErrorKind::WouldBlock => Ok(()),
             flushed => flushed,
         }
@@ -146,7 +145,7 @@ impl<S: Read + Write> Secured<S> {
 impl<S: Read + Write> Read for Secured<S> {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         if self.holds_output() && self.layer.takes_at_once {
-            // Nobody else would.
+            // No later write would send it.
             let _ = self.flush();
         }
         loop {
@@ -154,7 +153,7 @@ impl<S: Read + Write> Read for Secured<S> {
                 return Ok(count);
             }
             if either!(self.layer, layer => layer.pull(&mut self.stream))? == 0 {
-                // As a process that is killed looks, or a connection that somebody has cut.
+                // A killed process leaves this, or someone who has cut the connection.
                 let problem = "it was cut off without the word that ends it";
                 return Err(io::Error::new(ErrorKind::ConnectionReset, problem));
             }
@@ -176,7 +175,7 @@ impl<S: Read + Write> Write for Secured<S> {
         }
     }
 
-    /// Moves what is sealed into the stream.
+    /// Moves sealed bytes into the stream.
     fn flush(&mut self) -> io::Result<()> {
         if self.holds_output() {
             either!(self.layer, layer => layer.push(&mut self.stream))?;

@@ -1,8 +1,7 @@
-//! Text of others (keys, values, names) in errors and in the log.
+//! Text from others (keys, values, names) in errors and in the log.
 
-/// `text` in one line: control characters, and others that move or hide what stands beside them,
-/// are written as escapes. So its author can fake no line of the log, and command no
-/// terminal.
+/// `text` in one line. Control characters, and characters that move or hide others, are written as escapes.
+/// So the author of the text cannot fake a line of the log, and cannot control the terminal.
 ///
 /// ```
 /// assert_eq!(drumline_store::text::escaped("a\nb\x1b[2J"), r"a\nb\u{1b}[2J");
@@ -20,7 +19,7 @@ pub fn escaped(text: &str) -> String {
     shown
 }
 
-/// Separators of lines, and what changes the direction of the text behind it.
+/// Whether `character` separates lines or changes the direction of the text behind it.
 fn is_invisible(character: char) -> bool {
     matches!(
         character,

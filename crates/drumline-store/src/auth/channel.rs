@@ -12,21 +12,21 @@
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Channel {
-    /// Leave-taking and failures: read whenever its owner waits, never held up by data.
+    /// Goodbyes and failures. Its owner reads it whenever it waits; data never holds it up.
     Control,
     /// Messages from one rank to another, outside of collectives.
     Points,
     /// Requests to a store. Rank, world size and group mean nothing here.
     Store,
-    /// The messages of collectives; by number, if several connections carry them.
+    /// The messages of collectives. Several connections are told apart by number.
     Data(u8),
 }
 
-/// That of the first data channel; others follow.
+/// The code of the first data channel. The codes of the others follow.
 const DATA_CODE: u8 = 16;
 
 impl Channel {
-    /// What stands for it in a greeting.
+    /// The code of the channel in a greeting.
     pub fn code(self) -> u8 {
         match self {
             Channel::Control => 0,
@@ -36,7 +36,7 @@ impl Channel {
         }
     }
 
-    /// The channel that a code stands for.
+    /// The channel with this code.
     pub fn from_code(code: u8) -> Option<Channel> {
         let data = || code.checked_sub(DATA_CODE).map(Channel::Data);
         let named = [Channel::Control, Channel::Points, Channel::Store];

@@ -9,7 +9,7 @@ use super::{
 };
 use crate::secured::{self, Blocks, Layer, Tls};
 
-/// One end of a connection that opens: bytes in, bytes out, no socket and no clock.
+/// One end of a connection that is being opened: bytes go in and out. It has no socket and no clock.
 ///
 /// The end that opened the connection is the *caller*, the other the *answerer*. The driver
 /// writes [`Handshake::output`], reads no more than [`Handshake::wanted`] bytes (what follows
@@ -46,20 +46,20 @@ pub struct Handshake {
     input: Vec<u8>,
     output: Vec<u8>,
     stage: Stage,
-    /// What the proofs go through at the level `tls`.
+    /// At the level `tls`: the TLS connection through which the proofs go.
     tls: Option<Tls>,
-    /// What protects the connection, once all is proven.
+    /// The layer that protects the connection after the handshake.
     layer: Option<Layer>,
 }
 
-/// Whom a handshake lets in.
+/// The greetings that a handshake accepts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expected {
     /// The ranks that may be at the other end.
     pub ranks: Range<Rank>,
-    /// How many ranks they must count.
+    /// The world size that they must have.
     pub world_size: usize,
-    /// The group they must belong to.
+    /// The group to which they must belong.
     pub group: u64,
 }
 
@@ -80,14 +80,14 @@ impl Role {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Their greeting comes next.
+    /// The other end's greeting comes next.
     Greeting,
-    /// TLS agrees on keys.
+    /// TLS is agreeing on keys.
     Tls {
         theirs: Hello,
         transcript: Vec<u8>,
     },
-    /// Their proof comes next. Both greetings are kept as they were on the wire.
+    /// The other end's proof comes next. Both greetings are kept as they were on the wire.
     Proof {
         theirs: Hello,
         transcript: Vec<u8>,
@@ -98,7 +98,7 @@ enum Stage {
 
 const PROOF_BYTES: usize = 32;
 
-/// The answer to a wrong proof: the caller shall learn that it is the secret which differs.
+/// The answer to a wrong proof. It tells the caller that the secrets differ.
 const NO_PROOF: [u8; PROOF_BYTES] = [0; PROOF_BYTES];
 
 impl Handshake {
@@ -148,7 +148,8 @@ impl Handshake {
         }
     }
 
-    /// The same at this level, which takes a secret. To be said before anything else.
+    /// The same handshake at this level, which needs a secret unless it is `auth`. Call it before the
+    /// handshake begins.
     #[must_use]
     pub fn at(mut self, level: Level) -> Handshake {
         self.level = level;
@@ -158,17 +159,16 @@ impl Handshake {
         self
     }
 
-    /// What protects the connection from now on, once the handshake is done: nothing at
-    /// [`Level::Auth`].
+    /// Takes the layer that protects the connection after the handshake. `None` at [`Level::Auth`].
     pub fn take_layer(&mut self) -> Option<Layer> {
         self.layer.take()
     }
 
-    /// How many bytes may be read now: none when the handshake is over.
+    /// How many bytes may be read now. 0 when the handshake is over.
     pub fn wanted(&self) -> usize {
         let whole = match self.stage {
             Stage::Greeting => Hello::BYTES,
-            // TLS keeps what comes after its part.
+            // TLS keeps bytes that come after its part.
             Stage::Tls { .. } | Stage::Proof { .. } if self.tls.is_some() => return Hello::BYTES,
             Stage::Tls { .. } | Stage::Proof { .. } => PROOF_BYTES,
             Stage::Done(_) | Stage::Refused => return 0,
@@ -176,13 +176,13 @@ impl Handshake {
         whole - self.input.len()
     }
 
-    /// Takes bytes that have arrived, in pieces of any size, and returns how many it took: all,
-    /// unless they go on behind the end of the handshake.
+    /// Takes bytes that have arrived, in pieces of any size. Returns how many it took: all of them, unless
+    /// the handshake ends before.
     ///
     /// # Errors
     ///
-    /// What is wrong with the other end. The handshake is over then, and wants no more bytes; what
-    /// it still has to say is in [`Handshake::output`].
+    /// What is wrong with the other end. The handshake is over then and wants no more bytes. Its last bytes
+    /// for the other end are in [`Handshake::output`].
     pub fn receive(&mut self, bytes: &[u8]) -> Result<usize, Refusal> {
         let mut used = 0;
         while used < bytes.len() && self.wanted() > 0 {
@@ -202,17 +202,17 @@ impl Handshake {
         Ok(used)
     }
 
-    /// The bytes to be written.
+    /// The bytes that must be written.
     pub fn output(&self) -> &[u8] {
         &self.output
     }
 
-    /// So many bytes of [`Handshake::output`] are written.
+    /// Notes that this many bytes of [`Handshake::output`] are written.
     pub fn wrote(&mut self, bytes: usize) {
         self.output.drain(..bytes.min(self.output.len()));
     }
 
-    /// Takes [`Handshake::output`], all of it.
+    /// Takes all of [`Handshake::output`].
     pub fn take_output(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.output)
     }
@@ -222,7 +222,7 @@ impl Handshake {
         matches!(self.stage, Stage::Done(_)) && self.output.is_empty()
     }
 
-    /// Who is at the other end, once that is proven.
+    /// The other end's greeting, once it has proven itself.
     pub fn peer(&self) -> Option<&Hello> {
         match &self.stage {
             Stage::Done(hello) => Some(hello),
@@ -243,7 +243,7 @@ impl Handshake {
         self.step()
     }
 
-    /// A greeting or a proof is complete.
+    /// Handles a complete greeting or proof.
     fn step(&mut self) -> Result<(), Refusal> {
         let input = std::mem::take(&mut self.input);
         let stage = std::mem::replace(&mut self.stage, Stage::Refused);
@@ -257,7 +257,7 @@ impl Handshake {
 
     fn proceed_in_tls(&mut self) -> Result<(), Refusal> {
         let stepped = self.step_in_tls();
-        // An alert, too.
+        // This also sends an alert.
         if let Some(tls) = &mut self.tls {
             tls.push(&mut self.output).map_err(|error| Refusal::Tls(error.to_string()))?;
         }
@@ -302,8 +302,8 @@ impl Handshake {
         Ok(())
     }
 
-    /// A stranger is dropped at its first wrong byte; who is of another release gets our
-    /// greeting, and so our version, in return.
+    /// Checks the first bytes of a greeting. A stranger is dropped at its first wrong byte. An end of another
+    /// release first gets our greeting, which has our version.
     fn check_front(&mut self) -> Result<(), Refusal> {
         Hello::check_front(&self.input).inspect_err(|refusal| {
             if let (Refusal::Version { .. }, Role::Answerer) = (refusal, self.role) {
@@ -323,7 +323,7 @@ impl Handshake {
             {
                 self.ours.channel = theirs.channel;
             }
-            // Refused or not: so the caller can tell what is wrong.
+            // The greeting is sent even if the caller is refused, so that the caller can tell what is wrong.
             self.output = self.greeting().to_vec();
         }
         let (theirs, level) = decoded?;
@@ -382,7 +382,7 @@ impl Handshake {
         Ok(Stage::Done(theirs))
     }
 
-    /// What protects the connection from now on.
+    /// The layer that protects the connection after the handshake.
     fn layer(&mut self, transcript: &[u8]) -> Result<Option<Layer>, Refusal> {
         let layer = match (self.level, self.tls.take()) {
             (Level::Auth, _) | (Level::Tls, None) => return Ok(None),
@@ -405,7 +405,7 @@ impl Handshake {
         }))
     }
 
-    /// The key of the blocks that an end with this role seals.
+    /// The key with which an end in this role seals its blocks.
     fn key(&self, role: Role, transcript: &[u8]) -> Option<Zeroizing<[u8; 32]>> {
         let label: &[u8; 27] = match role {
             Role::Caller => b"drumline integrity 1 caller",
@@ -423,8 +423,8 @@ impl Handshake {
         self.signed(role, transcript).map_or(NO_PROOF, |mac| mac.finalize().into_bytes().into())
     }
 
-    /// The text that an end with this role signs. Its parts have fixed lengths, so no two
-    /// different exchanges make the same text.
+    /// The text that an end in this role signs. Its parts have fixed lengths, so two different exchanges
+    /// never give the same text.
     fn signed(&self, role: Role, transcript: &[u8]) -> Option<hmac::Hmac<sha2::Sha256>> {
         let label: &[u8; 27] = match role {
             Role::Caller => b"drumline handshake 2 caller",
@@ -436,7 +436,7 @@ impl Handshake {
 }
 
 impl Expected {
-    /// What a store's client and its server expect of each other.
+    /// What a store's client and server expect of each other.
     pub const STORE: Expected = Expected { ranks: 0..1, world_size: 1, group: 0 };
 
     fn check(&self, hello: &Hello) -> Result<(), Refusal> {
@@ -458,7 +458,7 @@ impl Expected {
 mod tests {
     use super::*;
 
-    /// Whatever two ends have to say to each other now.
+    /// Passes on the bytes that two ends have for each other now.
     fn pass(end: &mut Handshake, middle: &mut Tls) -> Result<(), Refusal> {
         loop {
             let (said, mut heard) = (end.take_output(), Vec::new());
@@ -474,8 +474,8 @@ mod tests {
         }
     }
 
-    /// Somebody who knows no secret has a TLS connection with either end and passes on what goes
-    /// through them: greetings and proofs are those of the two ends.
+    /// A stranger that knows no secret has a TLS connection to each end, and passes on the greetings and
+    /// proofs of the two ends.
     #[test]
     fn two_tls_connections_with_somebody_between_prove_nothing() {
         let secret = Some(Secret::new("the secret of this job").unwrap());

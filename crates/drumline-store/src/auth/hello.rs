@@ -2,8 +2,8 @@ use crate::Rank;
 
 use super::{channel::Channel, level::Level, nonce::Nonce, refusal::Refusal};
 
-/// Who opens or answers a connection, and what for: the first bytes on it, in both directions.
-/// All numbers are little-endian.
+/// The greeting: which rank opens or answers a connection, and for which channel. It is the first 56 bytes in
+/// either direction. All numbers are little-endian.
 ///
 /// ```text
 /// 0        4        6      7         8        12           16             24       56
@@ -12,17 +12,17 @@ use super::{channel::Channel, level::Level, nonce::Nonce, refusal::Refusal};
 /// └────────┴────────┴──────┴─────────┴────────┴────────────┴──────────────┴────────┘
 /// ```
 ///
-/// `auth` says how the two ends prove that they belong together: 0 not at all, 1 to 3 as
-/// [`auth`](super) describes, with the [`Level`]s in their order.
+/// `auth` says how the two ends prove that they belong together: 0 not at all; 1 to 3 as [`auth`](super)
+/// describes, at the three [`Level`]s in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hello {
-    /// What the connection is for.
+    /// The channel of the connection.
     pub channel: Channel,
-    /// Who speaks, in `0..world_size`.
+    /// The rank of the sender, in `0..world_size`.
     pub rank: Rank,
-    /// How many ranks the group has.
+    /// The number of ranks in the group.
     pub world_size: usize,
-    /// The group's digest: tells groups, and lives of one group, apart. No secret.
+    /// The group's digest. It tells groups, and lives of one group, apart. It is no secret.
     pub group: u64,
 }
 
@@ -34,13 +34,13 @@ impl Hello {
     /// The length of a greeting.
     pub const BYTES: usize = 56;
 
-    /// The first bytes of a greeting, which tell how the rest is to be read.
+    /// The length of the first part of a greeting, which says how to read the rest.
     pub(super) const FRONT_BYTES: usize = 6;
 
-    /// What either end of a connection to a store says.
+    /// The greeting of either end of a connection to a store.
     pub const STORE: Hello = Hello { channel: Channel::Store, rank: 0, world_size: 1, group: 0 };
 
-    /// The greeting's bytes. `level` is that of the connection if proofs are to follow.
+    /// The greeting as bytes. `level` is the level of the connection, if the sender has a secret.
     pub fn encode(&self, level: Option<Level>, nonce: &Nonce) -> [u8; Hello::BYTES] {
         let mut bytes = [0; Hello::BYTES];
         bytes[0..4].copy_from_slice(&MAGIC);
@@ -54,7 +54,7 @@ impl Hello {
         bytes
     }
 
-    /// Looks at the beginning of a greeting, as much of it as is there.
+    /// Checks the beginning of a greeting, as far as it has come.
     pub(super) fn check_front(bytes: &[u8]) -> Result<(), Refusal> {
         if bytes.iter().zip(&MAGIC).any(|(byte, magic)| byte != magic) {
             return Err(Refusal::NotDrumline);
@@ -68,7 +68,7 @@ impl Hello {
         Ok(())
     }
 
-    /// The greeting, and its level if its sender has a secret; or what is wrong with it.
+    /// Decodes a greeting. Also returns its level, if the sender has a secret.
     ///
     /// # Errors
     ///

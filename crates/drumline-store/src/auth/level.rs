@@ -1,11 +1,11 @@
-//! How a connection is protected once its ends have proven themselves.
+//! How a connection is protected after both ends have proven themselves.
 
 use std::{fmt, str::FromStr};
 
-/// How the bytes of a TCP connection are protected once its two ends have proven that they know the
-/// secret. Both ends must have the same level: it is part of what they prove.
+/// How the bytes of a TCP connection are protected after both ends have proven that they know the secret.
+/// Both ends must have the same level, which their proofs cover.
 ///
-/// Unix sockets need none of it: the kernel keeps other users out.
+/// It does not apply to Unix sockets, because the kernel keeps other users out of those.
 ///
 /// ```
 /// # use drumline_store as drumline;
@@ -17,21 +17,21 @@ use std::{fmt, str::FromStr};
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Level {
-    /// Plain bytes: who can change packets on the way can change them unnoticed.
+    /// Plain bytes. Someone who can change packets on the way can change bytes unnoticed.
     #[default]
     Auth,
-    /// Blocks that are sealed with keys made of the secret: who changes, cuts, repeats or reorders
-    /// them is noticed.
+    /// Blocks that are sealed with keys derived from the secret. If someone changes, cuts, repeats or
+    /// reorders them, the receiver notices.
     Integrity,
-    /// TLS 1.3: also, who learns the secret later cannot read what was recorded.
+    /// TLS 1.3. In addition, someone who learns the secret later cannot read recorded packets.
     Tls,
 }
 
 impl Level {
-    /// All of them, the weakest first.
+    /// All levels, the weakest first.
     pub const ALL: [Level; 3] = [Level::Auth, Level::Integrity, Level::Tls];
 
-    /// What stands for it in the greeting of an end that has a secret.
+    /// The code of the level in the greeting of an end that has a secret.
     pub(super) fn code(self) -> u8 {
         match self {
             Level::Auth => 1,

@@ -9,7 +9,7 @@ use crate::{Error, Result};
 pub struct Nonce(pub [u8; 32]);
 
 impl Nonce {
-    /// A fresh one, from the system.
+    /// A fresh nonce from the system.
     ///
     /// # Errors
     ///
@@ -19,7 +19,7 @@ impl Nonce {
     }
 }
 
-/// 32 random bytes of the system's.
+/// 32 random bytes from the system.
 pub(super) fn random_bytes() -> Result<[u8; 32]> {
     let mut bytes = [0; 32];
     let mut have = 0;

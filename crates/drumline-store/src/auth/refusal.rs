@@ -29,44 +29,44 @@ pub enum Refusal {
          same release everywhere"
     )]
     Version {
-        /// What it speaks.
+        /// The version of the other end.
         theirs: u16,
-        /// What we speak.
+        /// The version of this process.
         ours: u16,
     },
-    /// It wants to prove itself in a way that we do not know.
+    /// It wants to prove itself in a way that this process does not know.
     #[error("it asks for authentication of kind {0}, unknown here")]
     UnknownAuthentication(u8),
-    /// The connection is for something that we do not know.
+    /// The connection is for a channel that this process does not know.
     #[error("it opens a channel of kind {0}, unknown here")]
     UnknownChannel(u8),
-    /// The connection is for something that was not asked for.
+    /// The connection is for a channel that was not expected.
     #[error("it opens a channel for {0:?}, which is not wanted here")]
     UnwantedChannel(Channel),
-    /// It has a secret and we have none.
+    /// It has a secret, and this process has none.
     #[error(
         "it has a secret and this process has none: set the same DRUMLINE_SECRET or \
          DRUMLINE_SECRET_FILE for all processes of the job"
     )]
     OnlyTheyHaveASecret,
-    /// We have a secret and it has none.
+    /// This process has a secret, and it has none.
     #[error(
         "it has no secret and this process has one: set the same DRUMLINE_SECRET or \
          DRUMLINE_SECRET_FILE for all processes of the job"
     )]
     OnlyWeHaveASecret,
-    /// It protects connections in another way.
+    /// Its security level differs.
     #[error(
         "its security level is {theirs}, that of this process {ours}: set DRUMLINE_SECURITY alike for \
          all processes of the job"
     )]
     OtherLevel {
-        /// Its level.
+        /// The level of the other end.
         theirs: Level,
-        /// Our level.
+        /// The level of this process.
         ours: Level,
     },
-    /// There is nothing to make keys of.
+    /// This level needs a secret, and this process has none.
     #[error(
         "the security level is {0}, which takes a secret: set DRUMLINE_SECRET or \
          DRUMLINE_SECRET_FILE for all processes of the job"
@@ -78,15 +78,15 @@ pub enum Refusal {
     /// It belongs to another group, or to an earlier life of this one.
     #[error("it belongs to another group")]
     OtherGroup,
-    /// It has another idea of the group's size.
+    /// It has another world size.
     #[error("it counts {theirs} ranks, this rank {ours}")]
     OtherWorldSize {
-        /// What it counts.
+        /// The world size of the other end.
         theirs: usize,
-        /// What we count.
+        /// The world size of this process.
         ours: usize,
     },
-    /// It is not the rank that should be there.
+    /// It is not the expected rank.
     #[error("it says that it is rank {0}")]
     OtherRank(Rank),
     /// Its proof is wrong.

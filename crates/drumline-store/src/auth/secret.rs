@@ -14,9 +14,9 @@ use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::{Error, Result};
 
-/// What all processes of a job know and nobody else does.
+/// The secret of a job: all of its processes know it, and no other process does.
 ///
-/// Nothing prints it, and its memory is overwritten when the last copy goes. Clones share it.
+/// It is never printed. Its memory is overwritten when the last clone is dropped; clones share it.
 ///
 /// ```
 /// # use drumline_store as drumline;
@@ -34,9 +34,9 @@ const VARIABLE: &str = "DRUMLINE_SECRET";
 const FILE_VARIABLE: &str = "DRUMLINE_SECRET_FILE";
 
 impl Secret {
-    /// A shorter one could be guessed.
+    /// The least length. A shorter secret could be guessed.
     pub const BYTES_MIN: usize = 16;
-    /// A longer one is a mistake: a wrong file, perhaps.
+    /// The greatest length. A longer secret is a mistake, perhaps a wrong file.
     pub const BYTES_MAX: usize = 4096;
 
     /// A secret of these bytes.
@@ -53,12 +53,12 @@ impl Secret {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] unless there are [`Secret::BYTES_MIN`] to [`Secret::BYTES_MAX`].
+    /// [`Error::InvalidSetting`] unless the length is from [`Secret::BYTES_MIN`] to [`Secret::BYTES_MAX`].
     pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Secret> {
         Secret::named("the secret", bytes.into())
     }
 
-    /// A fresh secret: 32 random bytes of the system's, as 64 hexadecimal digits.
+    /// A fresh secret: 32 random bytes from the system, as 64 hexadecimal digits.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -81,7 +81,7 @@ impl Secret {
         Ok(Secret(Arc::new(Zeroizing::new(text))))
     }
 
-    /// The bytes of a file, without the end of its last line.
+    /// The secret in a file, without the end of the last line.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -101,15 +101,15 @@ impl Secret {
     ///
     /// # Errors
     ///
-    /// [`Error::InvalidSetting`] if the file cannot be read, if it is open to every user of this
-    /// machine, or if its length is not that of a secret.
+    /// [`Error::InvalidSetting`] if the file cannot be read, if every user of this machine can read it, or if
+    /// it is too short or too long.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Secret> {
         let path = path.as_ref();
         let setting = format!("{FILE_VARIABLE} ({})", path.display());
         let read = || -> std::io::Result<(u32, Vec<u8>)> {
             let file = File::open(path)?;
             let mode = file.metadata()?.permissions().mode();
-            // With room from the start, so that no half-filled buffer stays behind.
+            // The buffer has its full size from the start. If it grew, the old buffer would stay in memory.
             let mut bytes = Vec::with_capacity(Secret::BYTES_MAX + 3);
             file.take(Secret::BYTES_MAX as u64 + 3).read_to_end(&mut bytes)?;
             Ok((mode, bytes))
@@ -195,7 +195,7 @@ impl Secret {
         Err(invalid(setting, problem))
     }
 
-    /// The bytes themselves: to hand them to a process of the job, and for nothing else.
+    /// The bytes of the secret. Use them only to hand the secret to a process of the job.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -225,7 +225,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// In constant time: two secrets are compared by what they sign.
+/// Takes constant time: it compares what the two secrets sign.
 impl PartialEq for Secret {
     fn eq(&self, other: &Secret) -> bool {
         let tag = self.mac().chain_update(b"equal").finalize().into_bytes();

@@ -1,4 +1,4 @@
-//! Opening a connection to a [`Gate`](super::gate::Gate).
+//! Opens a connection to a [`Gate`](super::gate::Gate).
 
 use std::{
     fmt,
@@ -26,7 +26,7 @@ use crate::auth::{Handshake, Hello, Refusal};
 /// Where a socket listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// An address of TCP.
+    /// A TCP address.
     Tcp(SocketAddr),
     /// The name of an abstract Unix socket.
     Unix(String),
@@ -44,13 +44,13 @@ impl fmt::Display for Address {
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// The system said so.
+    /// The system's error.
     #[error(transparent)]
     Io(#[from] io::Error),
-    /// The other end is not who it should be. Calling again will not help.
+    /// The other end is not the expected one. Calling again will not help.
     #[error("{0}")]
     Refused(String),
-    /// It ended the call before the handshake was over: it has died, or has too many guests.
+    /// The other end hung up before the handshake was over: it has died, or has too many callers.
     #[error("it closed the connection during the handshake")]
     HungUp,
 }
@@ -64,13 +64,13 @@ impl From<Refusal> for CallError {
 /// How long to wait before another attempt to connect to a busy Unix socket.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Opens a connection, without blocking once it is open.
+/// Opens a connection. The connection does not block once it is open.
 pub fn open(address: &Address, deadline: Instant) -> io::Result<Stream> {
     let stream = match address {
         Address::Tcp(address) => {
             let stream = tcp_socket(address)?;
             connect_tcp(&stream, address, deadline)?;
-            // Without a listener, a connection from an ephemeral port can meet itself.
+            // If nothing listens there, a connection from an ephemeral port can connect to itself.
             if stream.local_addr()? == stream.peer_addr()? {
                 return Err(ErrorKind::ConnectionRefused.into());
             }
@@ -83,7 +83,7 @@ pub fn open(address: &Address, deadline: Instant) -> io::Result<Stream> {
                 match connect(&*socket, &address) {
                     Ok(()) => break,
                     Err(Errno::INTR) => {}
-                    // Too many are waiting to be accepted. Nothing tells when they are not.
+                    // Too many connections wait to be accepted. The system does not tell when there is room.
                     Err(Errno::AGAIN) => thread::sleep(PAUSE.min(time_left(deadline)?)),
                     Err(error) => return Err(error.into()),
                 }
@@ -95,7 +95,7 @@ pub fn open(address: &Address, deadline: Instant) -> io::Result<Stream> {
     Ok(stream)
 }
 
-/// A socket for a connection to `address`, which does not block.
+/// A non-blocking socket for a connection to `address`.
 pub(super) fn tcp_socket(address: &SocketAddr) -> io::Result<Unforked<TcpStream>> {
     let family = if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 };
     Unforked::open(|| Ok(TcpStream::from(socket(family)?)))
@@ -126,8 +126,8 @@ fn connect_tcp(stream: &TcpStream, address: &SocketAddr, deadline: Instant) -> i
     }
 }
 
-/// Goes through a handshake over a connection that does not block, and returns the connection under
-/// what protects it from then on.
+/// Goes through a handshake on a non-blocking connection. Returns the connection under the layer that
+/// protects it from then on.
 pub fn shake_hands(
     mut stream: Stream,
     mut handshake: Handshake,
@@ -145,15 +145,15 @@ pub fn shake_hands(
     Ok(stream.under(handshake.take_layer())?)
 }
 
-/// Brings a handshake as far as it goes without waiting. Whether it is over. If not, it waits until it can
-/// write what it has to say, or else read.
+/// Brings a handshake as far as possible without waiting. Returns whether it is over. If not, wait until the
+/// stream can be written if the handshake has output, otherwise until it can be read.
 pub(super) fn shake(stream: &mut Stream, handshake: &mut Handshake) -> Result<bool, CallError> {
     let mut bytes = [0; Hello::BYTES];
     loop {
         let hears = match say(stream, handshake) {
             Ok(true) => true,
             Ok(false) => return Ok(false),
-            // It has hung up; what it said before is still to be read.
+            // The other end has hung up. What it said before must still be read.
             Err(error) if is_end(&error) => false,
             Err(error) => return Err(error.into()),
         };
@@ -175,7 +175,8 @@ pub(super) fn shake(stream: &mut Stream, handshake: &mut Handshake) -> Result<bo
     }
 }
 
-/// Writes what the handshake has to say. Whether all is written; if not, the socket takes no more now.
+/// Writes the output of the handshake. Returns whether all of it is written; if not, the socket takes no more
+/// now.
 pub(super) fn say(stream: &mut Stream, handshake: &mut Handshake) -> io::Result<bool> {
     while !handshake.output().is_empty() {
         match stream.write(handshake.output()) {
@@ -196,8 +197,8 @@ fn is_end(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::ConnectionReset | ErrorKind::BrokenPipe)
 }
 
-/// The addresses that `host` stands for. Resolving has no time-out of its own: it runs aside, and
-/// is left behind at the deadline.
+/// The addresses to which `host` resolves. The system's resolver has no time limit, so it runs on a thread of
+/// its own, which is left behind at the deadline.
 pub fn resolve(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<SocketAddr>> {
     if let Ok(ip) = host.parse::<IpAddr>() {
         return Ok(vec![(ip, port).into()]);
@@ -206,7 +207,7 @@ pub fn resolve(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<Socke
     let name = host.to_owned();
     thread::Builder::new().name("drumline-resolve".into()).spawn(move || {
         let addresses = (name.as_str(), port).to_socket_addrs().map(Iterator::collect);
-        // Nobody listens any more if it took too long.
+        // If it took too long, nobody receives the result.
         let _ = sender.send(addresses);
     })?;
     match receiver.recv_timeout(time_left(deadline)?) {
@@ -218,7 +219,7 @@ pub fn resolve(host: &str, port: u16, deadline: Instant) -> io::Result<Vec<Socke
     }
 }
 
-/// What is left until `deadline`: an error if that is nothing.
+/// The time until `deadline`. An error if none is left.
 pub fn time_left(deadline: Instant) -> io::Result<Duration> {
     let left = deadline.saturating_duration_since(Instant::now());
     if left.is_zero() { Err(ErrorKind::TimedOut.into()) } else { Ok(left) }

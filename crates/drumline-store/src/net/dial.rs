@@ -1,4 +1,4 @@
-//! Opening a connection without ever blocking: the mirror image of a [`Gate`](super::gate::Gate).
+//! Opens a connection without blocking, as the counterpart of a [`Gate`](super::gate::Gate).
 
 use std::{
     io::{self, ErrorKind},
@@ -20,8 +20,8 @@ use crate::auth::Handshake;
 
 /// A TCP connection that is being opened.
 ///
-/// [`Dial::progress`] is to be called when its descriptor can be written while it
-/// [writes](Dial::writes), and else when it can be read.
+/// Call [`Dial::progress`] when its descriptor can be written, if it [writes](Dial::writes); otherwise when
+/// it can be read.
 #[derive(Debug)]
 pub struct Dial {
     stream: Stream,
@@ -31,7 +31,7 @@ pub struct Dial {
 }
 
 impl Dial {
-    /// Begins to connect, and then to shake hands.
+    /// Begins to connect. The handshake follows.
     pub fn begin(address: SocketAddr, handshake: Handshake, has_secret: bool) -> io::Result<Dial> {
         let socket = tcp_socket(&address)?;
         pacing::begin_without(&*socket);
@@ -53,7 +53,7 @@ impl Dial {
         self.is_connecting || !self.handshake.output().is_empty()
     }
 
-    /// Goes on; whether the connection is open and both ends have proven themselves.
+    /// Goes on. Returns whether the connection is open and both ends have proven themselves.
     pub fn progress(&mut self) -> Result<bool, CallError> {
         if self.is_connecting && !self.connected()? {
             return Ok(false);
@@ -69,7 +69,7 @@ impl Dial {
             Err(error) if error.kind() == ErrorKind::NotConnected => return Ok(false),
             Err(error) => return Err(error.into()),
         };
-        // Without a listener, a connection from an ephemeral port can meet itself.
+        // If nothing listens there, a connection from an ephemeral port can connect to itself.
         if stream.local_addr()? == peer {
             return Err(io::Error::from(ErrorKind::ConnectionRefused).into());
         }

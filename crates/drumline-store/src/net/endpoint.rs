@@ -1,7 +1,7 @@
 use std::{fmt, str::FromStr};
 
-/// Where a store listens: `tcp://host:port`, or `unix:@name` for an abstract Unix socket, which
-/// only processes of one machine (and one network namespace) can see and which leaves no file.
+/// The address of a store: `tcp://host:port`, or `unix:@name` for an abstract Unix socket. Such a socket can
+/// only be seen by processes of one machine and one network namespace, and leaves no file.
 ///
 /// ```
 /// # use drumline_store as drumline;
@@ -15,7 +15,7 @@ use std::{fmt, str::FromStr};
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// A port of a host, which is a name or an address without brackets.
+    /// A port of a host. The host is a name, or an address without brackets.
     Tcp {
         /// The host.
         host: String,
@@ -26,7 +26,7 @@ pub enum Endpoint {
     Unix(String),
 }
 
-/// The kernel's limit, less the zero byte in front.
+/// The kernel's limit, without the zero byte at the front.
 const NAME_BYTES_MAX: usize = 107;
 
 impl FromStr for Endpoint {

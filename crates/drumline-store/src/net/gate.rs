@@ -1,4 +1,4 @@
-//! A listener that takes many strangers at once and lets only those in who prove themselves.
+//! A listener that takes many strangers at once, and lets in those that prove themselves.
 
 use std::{
     collections::BTreeMap,
@@ -26,18 +26,18 @@ use crate::{
     text::escaped,
 };
 
-/// A socket that listens. A fork of this process does not: it would keep the address taken, and let callers
-/// wait for an answer.
+/// A listening socket. A fork of this process does not keep it: otherwise the address would stay taken, and
+/// callers would wait for an answer.
 #[derive(Debug)]
 pub enum Listener {
-    /// A socket of TCP, and where it listens.
+    /// A TCP socket, and its address.
     Tcp(Unforked<TcpListener>, SocketAddr),
     /// A Unix socket.
     Unix(Unforked<UnixListener>),
 }
 
-/// The kernel's own limit is usually this too. std's 128 would make a large job's ranks wait for
-/// a second attempt.
+/// The length of the queue of connections. The kernel's limit is usually the same. With std's 128, some ranks
+/// of a large job would need a second attempt.
 const BACKLOG: i32 = 4096;
 
 impl Listener {
@@ -65,7 +65,7 @@ impl Listener {
         Ok(listener)
     }
 
-    /// Where a TCP listener listens.
+    /// The address of a TCP listener.
     pub fn address(&self) -> Option<SocketAddr> {
         match self {
             Listener::Tcp(_, bound) => Some(*bound),
@@ -97,66 +97,65 @@ impl AsFd for Listener {
     }
 }
 
-/// What a [`Gate`] asks of those who come.
+/// What a [`Gate`] demands of those that connect.
 #[derive(Clone, Debug)]
 pub enum Admission {
-    /// To begin with these bytes, which show the protocol and no more.
+    /// To begin with these bytes. They show the protocol, and nothing else.
     Opening {
         /// The bytes. They are taken off the stream.
         bytes: &'static [u8],
-        /// Whether a process of another user is turned away; then the listener is on loopback.
+        /// Whether processes of other users are turned away. The listener must be on loopback then.
         own_user_only: bool,
     },
-    /// The handshake, as the one who answers.
+    /// The handshake. This end is the answerer.
     Handshake {
         /// The greeting of this end.
         ours: Hello,
-        /// The greetings that are let in.
+        /// The greetings that are accepted.
         expected: Expected,
         /// The secret that both ends prove, if there is one.
         secret: Option<Secret>,
-        /// How connections over TCP are protected from then on.
+        /// How TCP connections are protected after the handshake.
         level: Level,
     },
 }
 
-/// The most connections that have not proven themselves. One more takes the place of the oldest,
-/// so a stranger who only sits there keeps nobody out, and what strangers can make this process hold
-/// is bounded: less than a kilobyte each here, and the socket's buffers in the kernel.
+/// The most connections that have not proven themselves. One more takes the place of the oldest, so a
+/// stranger that only waits keeps nobody out. This also limits the memory that strangers take: less than a
+/// kilobyte each in this process, and the socket's buffers in the kernel.
 pub const GUESTS_MAX: usize = 256;
 
-/// How many of them one address may have that others cannot push out.
+/// The number of such connections of one address that other addresses cannot push out.
 pub const GUESTS_PER_SOURCE: usize = 16;
 
 /// How long a connection may take to prove itself.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// How many connections are accepted before guests that have said something have their turn.
+/// The number of connections that are accepted before guests that have sent something have their turn.
 const ACCEPTED_AT_ONCE: usize = 64;
 
 /// How long accepting pauses when the process has no descriptor left and no guest to close.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// One in four of the descriptors that this process may have: a door that asks for no secret leaves
-/// them to the doors that do.
+/// One in this many of the process's descriptors is reserved. A door without a secret leaves these to doors
+/// with one.
 const RESERVED_PART: u64 = 4;
 
-/// Listens, and yields the connections whose other end belongs here.
+/// Listens, and returns the connections whose other end belongs to the job.
 ///
-/// It never blocks. Its descriptor is readable when [`Gate::admit`] has something to do, which is
-/// also to be called at [`Gate::deadline`].
+/// It never blocks. Call [`Gate::admit`] when its descriptor is readable, and at [`Gate::deadline`].
 #[derive(Debug)]
 pub struct Gate {
     listener: Listener,
     admission: Admission,
     epoll: OwnedFd,
-    /// In the order in which they came.
+    /// In the order in which they connected.
     guests: BTreeMap<u64, Guest>,
     next_guest: u64,
     /// Set while accepting pauses.
     accept_after: Option<Instant>,
     warnings: Warnings,
-    /// What went wrong last with somebody who came.
+    /// Why a connection was last turned away.
     objection: Option<String>,
 }
 
@@ -164,7 +163,7 @@ pub struct Gate {
 #[derive(Debug)]
 struct Guest {
     stream: Stream,
-    /// Where it calls from; none over a Unix socket.
+    /// Its address; `None` over a Unix socket.
     source: Option<IpAddr>,
     proof: Proof,
     deadline: Instant,
@@ -179,20 +178,20 @@ enum Proof {
     Opening { missing: &'static [u8] },
 }
 
-/// A connection that is let in.
+/// A connection that was accepted.
 #[derive(Debug)]
 pub struct Arrival {
     /// The connection.
     pub stream: Stream,
-    /// Who it is; absent where [`Admission::Opening`] is.
+    /// Its greeting; `None` with [`Admission::Opening`].
     pub hello: Option<Hello>,
 }
 
-/// Stands for the listener among the guests' numbers.
+/// The key of the listener among the numbers of guests.
 const LISTENER: u64 = u64::MAX;
 
 impl Gate {
-    /// A gate at this socket.
+    /// A gate on `listener`.
     pub fn new(listener: Listener, admission: Admission) -> io::Result<Gate> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         let token = epoll::EventData::new_u64(LISTENER);
@@ -209,37 +208,37 @@ impl Gate {
         })
     }
 
-    /// Where a TCP listener listens.
+    /// The address of a TCP listener.
     pub fn address(&self) -> Option<SocketAddr> {
         self.listener.address()
     }
 
-    /// When [`Gate::admit`] has something to do although nothing arrives.
+    /// When [`Gate::admit`] has something to do even if nothing arrives.
     pub fn deadline(&self) -> Option<Instant> {
         let oldest = self.guests.first_key_value().map(|(_, guest)| guest.deadline);
         [oldest, self.accept_after].into_iter().flatten().min()
     }
 
-    /// Why the last connection that did not get in was turned away: for the error of a rank that waits in vain.
+    /// Why a connection was last turned away: for the error of a rank that waits in vain.
     pub fn objection(&self) -> Option<&str> {
         self.objection.as_deref()
     }
 
-    /// How many connections have not proven themselves yet.
+    /// The number of connections that have not proven themselves yet.
     #[cfg(test)]
     pub(super) fn guests(&self) -> usize {
         self.guests.len()
     }
 
-    /// Accepts who knocks, hears who speaks, turns away who is wrong or too slow, and returns
-    /// who may come in. The caller tells the time.
+    /// Accepts connections, reads what guests have sent, turns away guests that are wrong or too slow, and
+    /// returns those that are accepted. `now` is the time.
     ///
     /// # Errors
     ///
-    /// The system has no events for us; nothing that a stranger can bring about.
+    /// The system cannot report events. Strangers cannot cause that.
     pub fn admit(&mut self, now: Instant) -> io::Result<Vec<Arrival>> {
         if self.accept_after.is_some_and(|after| now >= after) {
-            // If it fails, it is tried again.
+            // If this fails, it is tried again.
             self.accept_after = Some(now + ACCEPT_PAUSE);
             self.listen_for(epoll::EventFlags::IN)?;
             self.accept_after = None;
@@ -271,13 +270,13 @@ impl Gate {
             match self.listener.accept() {
                 Ok(stream) => self.receive(stream, now),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                // It has gone before it was looked at.
+                // The connection ended before it was accepted.
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => match self.guests.pop_first() {
                     Some(_) => tracing::debug!(%error, "closed a guest to accept another"),
                     None => {
-                        // Without the pause, the gate would be ready at once for ever.
+                        // Without the pause, the gate would stay ready for ever.
                         if let Some(held_back) = self.warnings.admit(now) {
                             tracing::warn!(%error, held_back, "cannot accept connections for a moment");
                         }
@@ -292,7 +291,7 @@ impl Gate {
         Ok(())
     }
 
-    /// Takes a fresh connection in as a guest.
+    /// Takes a new connection as a guest.
     fn receive(&mut self, stream: Stream, now: Instant) {
         let proof = match self.question(&stream) {
             Ok(proof) => proof,
@@ -314,7 +313,7 @@ impl Gate {
         self.guests.insert(id, Guest { stream, source, proof, deadline, writes: false });
     }
 
-    /// What a fresh connection is asked for, or why it is not even asked.
+    /// What a new connection must prove, or why it is turned away at once.
     fn question(&self, stream: &Stream) -> Result<Proof, String> {
         match &self.admission {
             Admission::Opening { bytes, own_user_only } => {
@@ -345,8 +344,8 @@ impl Gate {
         }
     }
 
-    /// The oldest guest of the address that has the most. So an address with at most
-    /// [`GUESTS_PER_SOURCE`] of them loses none to fewer other addresses than that.
+    /// The oldest guest of the address that has the most guests. So an address with at most
+    /// [`GUESTS_PER_SOURCE`] guests loses none while there are fewer other addresses than that.
     fn one_too_many(&self) -> Option<u64> {
         let mut counts = BTreeMap::<Option<IpAddr>, usize>::new();
         for guest in self.guests.values() {
@@ -357,7 +356,7 @@ impl Gate {
         self.guests.iter().find(|(_, guest)| has_most(guest)).map(|(&id, _)| id)
     }
 
-    /// Hears what a guest has to say; the guest, if that lets it in.
+    /// Reads what a guest has sent. Returns the guest if it is accepted.
     fn hear(&mut self, id: u64, now: Instant) -> Option<Arrival> {
         let guest = self.guests.get_mut(&id)?;
         let heard = guest.hear();
@@ -397,7 +396,7 @@ impl Gate {
                 }
             }
             Err(Farewell::Left(reason)) => {
-                // A peer that is closing the group again, or a scanner of open ports.
+                // Perhaps a peer that is closing the group, or a scanner of open ports.
                 tracing::debug!(peer, reason, "a connection came and went");
                 self.objection = Some(reason);
                 None
@@ -429,16 +428,16 @@ impl AsFd for Gate {
     }
 }
 
-/// Why a guest does not become a peer.
+/// Why a guest is not accepted.
 enum Farewell {
     /// It went away.
     Left(String),
-    /// What it said is wrong.
+    /// It sent something wrong.
     Refused(String),
 }
 
 impl Guest {
-    /// Reads on and answers; whether the handshake is done.
+    /// Reads on and answers. Returns whether the handshake is done.
     fn hear(&mut self) -> Result<bool, Farewell> {
         match &mut self.proof {
             Proof::Handshake(handshake) => shake(&mut self.stream, handshake),
@@ -478,14 +477,14 @@ fn shake(stream: &mut Stream, handshake: &mut Handshake) -> Result<bool, Farewel
         }
         let Some(count) = read(stream, &mut bytes[..wanted])? else { return Ok(false) };
         if let Err(refusal) = handshake.receive(&bytes[..count]) {
-            // What it can still be told, it is told before it is hung up on.
+            // The guest gets the last bytes of the handshake before this end hangs up.
             let _ = say(stream, handshake);
             return Err(Farewell::Refused(refusal.to_string()));
         }
     }
 }
 
-/// Reads what is there; `None`: nothing yet.
+/// Reads what has arrived. `None`: nothing yet.
 fn read(stream: &mut Stream, bytes: &mut [u8]) -> Result<Option<usize>, Farewell> {
     loop {
         match stream.read(bytes) {
@@ -498,8 +497,8 @@ fn read(stream: &mut Stream, bytes: &mut [u8]) -> Result<Option<usize>, Farewell
     }
 }
 
-/// Whether a door that asks for no secret may keep this connection. A process's descriptors are
-/// numbered from below: a new one has the number of those that are taken.
+/// Whether a door without a secret may keep this connection. The system gives a new descriptor the lowest
+/// free number, so the number shows how many are taken.
 fn leaves_descriptors(stream: &Stream) -> bool {
     let number = u64::try_from(stream.as_fd().as_raw_fd()).unwrap_or(u64::MAX);
     getrlimit(Resource::Nofile).current.is_none_or(|limit| number < limit - limit / RESERVED_PART)

@@ -1,4 +1,4 @@
-//! Addresses of this machine's network interfaces, and which of them peers are to use.
+//! Addresses of this machine's network interfaces, and the choice of those that peers use.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
@@ -6,10 +6,10 @@ use if_addrs::Interface;
 
 use crate::{Error, Result};
 
-/// Which interfaces are meant, as in `DRUMLINE_SOCKET_IFNAME`.
+/// Which interfaces a text selects, as in `DRUMLINE_SOCKET_IFNAME`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Pattern<'a> {
-    /// Whether those named are the ones that are not meant.
+    /// Whether the named interfaces are the ones that are not selected.
     excludes: bool,
     names: Vec<Name<'a>>,
 }
@@ -44,7 +44,7 @@ impl Pattern<'_> {
         (!names.iter().any(is_empty)).then_some(Pattern { excludes, names })
     }
 
-    /// The interfaces that are meant, in the order of the names.
+    /// The selected interfaces, in the order of the names.
     fn choose<'i>(&self, all: &[&'i str]) -> Vec<&'i str> {
         let named = |name: &&str| self.names.iter().position(|it| it.matches(name));
         let mut chosen: Vec<&str> =
@@ -54,12 +54,12 @@ impl Pattern<'_> {
     }
 }
 
-/// The addresses to listen on when the user says which interfaces are meant: `eth,ib` for those
-/// whose names begin so, `=eth1` for exactly that one, `^docker,lo` for all others.
+/// The addresses to listen on, for the interfaces that the user selects: `eth,ib` for those whose names begin
+/// so, `=eth1` for exactly that one, `^docker,lo` for all others.
 ///
-/// Named interfaces are used side by side, each with its first address of the family of `towards`,
-/// else with its first one that works without a zone. Where only some are excluded the one on the
-/// way to `towards` is meant, or the first.
+/// All named interfaces are used. Each is used with its first address of the family of `towards`, or without
+/// one with its first address that needs no zone. If the text excludes interfaces, only one of the others is
+/// used: the one on the way to `towards`, or else the first.
 pub fn addresses_of(text: &str, towards: Option<SocketAddr>) -> Result<Vec<IpAddr>> {
     let all = if_addrs::get_if_addrs()
         .map_err(|source| Error::io("cannot list the network interfaces", source))?;
@@ -75,7 +75,7 @@ pub fn addresses_of(text: &str, towards: Option<SocketAddr>) -> Result<Vec<IpAdd
     })?;
     let mut chosen = pattern.choose(&names);
     if pattern.excludes {
-        // Others cannot reach it, and nobody wants to name it every time.
+        // Other hosts cannot reach loopback, and users do not want to exclude it every time.
         let is_loopback =
             |name: &&str| usable.iter().any(|one| one.name == *name && one.is_loopback());
         chosen.retain(|name| !is_loopback(name));
@@ -104,21 +104,21 @@ pub fn addresses_of(text: &str, towards: Option<SocketAddr>) -> Result<Vec<IpAdd
 
 const SETTING: &str = "DRUMLINE_SOCKET_IFNAME, GLOO_SOCKET_IFNAME";
 
-/// The address of this host on the route to `place`: other hosts on the way can reach it there,
-/// and on one host it is loopback. (A host's own name often resolves to something useless.)
+/// The address of this host on the route to `place`. Other hosts on the way can reach it; if `place` is on
+/// this host, it is loopback. (A host's own name often resolves to a useless address.)
 pub fn address_towards(place: SocketAddr) -> Result<IpAddr> {
     let any: IpAddr = match place {
         SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
     };
-    // Connecting a datagram socket sends nothing; it only asks the routing table.
+    // To connect a datagram socket sends nothing. It only looks up the route.
     UdpSocket::bind((any, 0))
         .and_then(|socket| socket.connect(place).and_then(|()| socket.local_addr()))
         .map(|address| address.ip())
         .map_err(|source| Error::io(format!("cannot find a route to {place}"), source))
 }
 
-/// The interfaces that have these addresses, for people: `198.18.0.1 (eth0)`.
+/// The interfaces with these addresses, as text: `198.18.0.1 (eth0)`.
 pub fn describe(addresses: &[IpAddr]) -> String {
     let all = if_addrs::get_if_addrs().unwrap_or_default();
     let one = |address: &IpAddr| match all.iter().find(|one| one.ip() == *address) {

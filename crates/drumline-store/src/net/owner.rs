@@ -1,12 +1,13 @@
-//! Whose socket is at the other end of a TCP connection that does not leave this host.
+//! Finds the user at the other end of a TCP connection that does not leave this host.
 //!
-//! The kernel is asked for the one socket with the connection's two addresses, turned round
-//! (`sock_diag`); so the answer does not take longer when there are many sockets, as reading
-//! `/proc/net/tcp` would. Nobody else can be found under that pair: as long as this end is open, the
-//! kernel lets no other socket establish a connection between the two. Three answers count as
-//! "gone": none, a socket that is not established (somebody who tries to connect from a port that
-//! was just given up), and one that no process holds any more. The last is what a stranger leaves
-//! that closes at once, and the kernel then names root as its user.
+//! It asks the kernel (`sock_diag`) for the one socket with the connection's two addresses, in reverse order.
+//! So it takes no longer when there are many sockets, unlike reading `/proc/net/tcp`. No other socket can be
+//! found under this pair: as long as this end is open, the kernel lets no other socket establish a connection
+//! between the two addresses.
+//!
+//! Three answers mean that the other end has gone: no socket; a socket that is not established (someone tries
+//! to connect from a port that was just given up); and a socket that no process holds any more. A stranger
+//! that closes its end at once leaves the last one, and the kernel then names root as its user.
 
 use std::{
     io,
@@ -23,20 +24,20 @@ use rustix::{
     process::geteuid,
 };
 
-/// SOCK_DIAG_BY_FAMILY of `linux/sock_diag.h`.
+/// SOCK_DIAG_BY_FAMILY in `linux/sock_diag.h`.
 const BY_FAMILY: u16 = 20;
 const NLM_F_REQUEST: u16 = 1;
 const TCP: u8 = 6;
 const ESTABLISHED: u8 = 1;
 
-/// Lengths and places in `struct nlmsghdr` and `struct inet_diag_msg`.
+/// Lengths and offsets in `struct nlmsghdr` and `struct inet_diag_msg`.
 const HEADER_BYTES: usize = 16;
 const REQUEST_BYTES: usize = HEADER_BYTES + 56;
 const STATE_AT: usize = HEADER_BYTES + 1;
 const UID_AT: usize = HEADER_BYTES + 64;
 const INODE_AT: usize = HEADER_BYTES + 68;
 
-/// Why the other end of `stream` may not come in: a process of another user holds it.
+/// Why the other end of `stream` is not accepted: a process of another user holds it.
 pub(super) fn objection(stream: &TcpStream) -> Option<String> {
     let own = geteuid().as_raw();
     match owner(stream) {
@@ -53,7 +54,7 @@ pub(super) fn objection(stream: &TcpStream) -> Option<String> {
     }
 }
 
-/// The user of the process at the other end; none if no process holds it any more.
+/// The user of the process at the other end. `None` if no process holds it any more.
 fn owner(stream: &TcpStream) -> io::Result<Option<u32>> {
     let request = request(stream.peer_addr()?, stream.local_addr()?);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -68,7 +69,7 @@ fn owner(stream: &TcpStream) -> io::Result<Option<u32>> {
     }
 }
 
-/// How often the kernel is asked that has no room for the question, or no answer to it.
+/// How often the kernel is asked if it has no room for the question or no answer to it.
 const ASKED_MAX: usize = 3;
 
 fn ask(socket: &OwnedFd, request: &[u8]) -> Result<Vec<u8>, Errno> {
@@ -148,7 +149,7 @@ mod tests {
         }
     }
 
-    /// The kernel calls such a socket root's.
+    /// For the kernel, such a socket belongs to root.
     #[test]
     fn who_has_closed_is_nobody() {
         let [near, accepted] = connected(Ipv4Addr::LOCALHOST.into()).unwrap();

@@ -1,18 +1,19 @@
-//! Connections that do not leave this host are not paced.
+//! Turns off pacing for connections that do not leave this host.
 //!
-//! The congestion control that the administrator chose is for lines. Where there is none, one that
-//! paces what it sends by what it has measured (bbr) only costs: its timers, and what they hold back.
-//! A socket that has been paced once is so until it is closed, whatever controls it later. So all begin
-//! without, and those which leave the host get the administrator's choice when they are connected.
+//! The administrator chooses the congestion control for real lines. On loopback, a congestion control that
+//! paces by what it has measured (bbr) only costs time: for its timers, and for bytes that it holds back.
+//! Once a socket has been paced, it is paced until it is closed, even under another congestion control. So
+//! all sockets begin without pacing, and those that leave the host get the administrator's choice when they
+//! are connected.
 
 use std::{io, net::TcpStream, os::fd::AsFd};
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with, sockopt};
 
-/// It does not pace, is in every kernel, and open to every user.
+/// A congestion control that does not pace, exists in every kernel, and is open to every user.
 const UNPACED: &str = "reno";
 
-/// For a socket that is going to connect, or whose connections are going to be accepted.
+/// Call it for a socket before it connects, and for a listener before it accepts.
 pub(super) fn begin_without(socket: impl AsFd) {
     let begun = match sockopt::tcp_congestion(&socket) {
         Ok(chosen) if paces(&chosen) => sockopt::set_tcp_congestion(&socket, UNPACED),
@@ -24,7 +25,7 @@ pub(super) fn begin_without(socket: impl AsFd) {
     }
 }
 
-/// For a socket that has begun without, and is connected.
+/// Call it for a socket that began without pacing, once it is connected.
 pub(super) fn settle(stream: &TcpStream) {
     let settled = match leaves_this_host(stream) {
         Ok(true) => as_chosen(stream),
@@ -41,7 +42,7 @@ fn leaves_this_host(stream: &TcpStream) -> io::Result<bool> {
     Ok(own != peer && !peer.is_loopback())
 }
 
-/// A route may have a choice of its own, which counts more than ours, and stays.
+/// Sets the administrator's choice. A route may have a choice of its own, which takes precedence and stays.
 fn as_chosen(stream: &TcpStream) -> io::Result<()> {
     if sockopt::tcp_congestion(stream)? != UNPACED {
         return Ok(());
@@ -69,7 +70,7 @@ mod tests {
         sockopt::tcp_congestion(&socket).unwrap()
     }
 
-    /// Both ends of a connection to a listener that has begun without.
+    /// Both ends of a connection to a listener that began without pacing.
     fn connected() -> [TcpStream; 2] {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         begin_without(&listener);

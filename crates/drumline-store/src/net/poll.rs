@@ -97,7 +97,7 @@ pub fn wait(interests: &mut [PollFd<'_>], deadline: impl Into<Deadline>) -> io::
     }
 }
 
-/// Waits until `descriptor` is ready for `flags` or `deadline` has come. Tells whether it is ready.
+/// Waits until `descriptor` is ready for `flags` or `deadline` has come. Returns whether it is ready.
 ///
 /// # Errors
 ///
@@ -127,7 +127,7 @@ pub fn wait_events(
     }
 }
 
-/// [`wait`], for callers that look again whatever happens: a failure goes to the log.
+/// [`wait`] for callers that look again in any case: a failure is only logged.
 pub fn sleep_until_ready(interests: &mut [PollFd<'_>], deadline: Instant) {
     if let Err(error) = wait(interests, deadline) {
         tracing::warn!(%error, "poll failed");

@@ -1,4 +1,4 @@
-//! A connection, whatever carries it.
+//! A connection over TCP or a Unix socket.
 
 use std::{
     io::{self, ErrorKind, IoSlice, IoSliceMut, Read, Write},
@@ -19,8 +19,8 @@ use crate::{
     secured::{Layer, Secured},
 };
 
-/// A connection to another process. A fork of this process has no part in it: while it lives, the other
-/// end would not see that this one has died.
+/// A connection to another process. A fork of this process does not keep it: otherwise the other end would
+/// not see that this process has died.
 #[derive(Debug)]
 pub enum Stream {
     /// Over TCP.
@@ -31,7 +31,7 @@ pub enum Stream {
     Secured(Box<Secured<Unforked<TcpStream>>>),
 }
 
-/// What one call of the same name on any kind of stream returns.
+/// Calls a method on the stream of any kind.
 macro_rules! each {
     ($stream:expr, $inner:ident => $call:expr) => {
         match $stream {
@@ -42,7 +42,7 @@ macro_rules! each {
     };
 }
 
-/// The same on the socket itself.
+/// Calls a method on the socket itself.
 macro_rules! socket {
     ($stream:expr, $inner:ident => $call:expr) => {
         match $stream {
@@ -57,8 +57,8 @@ macro_rules! socket {
 }
 
 impl Stream {
-    /// At which level such a stream is used where `wanted` is set: a Unix socket needs none above
-    /// `auth`, since the kernel keeps other users out.
+    /// The level for this stream if `wanted` is set. A Unix socket always has `auth`, because the kernel
+    /// keeps other users out.
     pub fn level(&self, wanted: Level) -> Level {
         match self {
             Stream::Unix(_) => Level::Auth,
@@ -66,7 +66,7 @@ impl Stream {
         }
     }
 
-    /// The same under the layer that its handshake has made, if it has made one.
+    /// The same stream under the layer that its handshake has made, if it has made one.
     pub(crate) fn under(self, layer: Option<Layer>) -> io::Result<Stream> {
         match (self, layer) {
             (stream, None) => Ok(stream),
@@ -86,24 +86,24 @@ impl Stream {
         socket!(self, stream => stream.shutdown(how))
     }
 
-    /// Nothing more will be written.
+    /// Ends this side: nothing more will be written.
     pub fn end(&mut self) -> io::Result<()> {
         if let Stream::Secured(secured) = self {
             secured.end()?;
             if !secured.has_ended() {
-                // A flush says the rest.
+                // A flush sends the rest.
                 return Ok(());
             }
         }
         self.shutdown(Shutdown::Write)
     }
 
-    /// Whether a flush has something to move.
+    /// Whether the stream holds bytes that a flush would move.
     pub fn holds_output(&self) -> bool {
         matches!(self, Stream::Secured(secured) if secured.holds_output())
     }
 
-    /// Whether a read finds something that has left the socket already.
+    /// Whether the stream holds bytes that have been read from the socket already.
     pub(crate) fn holds_input(&self) -> bool {
         matches!(self, Stream::Secured(secured) if secured.holds_input())
     }
@@ -116,7 +116,7 @@ impl Stream {
         }
     }
 
-    /// Once it is connected: small messages leave at once, as they always do over Unix sockets.
+    /// Sets a connected socket to send small messages at once, as Unix sockets always do.
     pub fn tune(&self) -> io::Result<()> {
         let Some(stream) = self.tcp() else { return Ok(()) };
         pacing::settle(stream);
@@ -128,7 +128,7 @@ impl Stream {
         self.tcp().and_then(|stream| stream.peer_addr().ok())
     }
 
-    /// The other end, for people.
+    /// The other end, as text.
     pub fn peer(&self) -> String {
         match (self, self.peer_address()) {
             (Stream::Tcp(_) | Stream::Secured(_), Some(address)) => address.to_string(),
@@ -140,7 +140,7 @@ impl Stream {
         }
     }
 
-    /// Why the other end cannot belong to this job, as far as the kernel knows who it is.
+    /// Why the other end cannot belong to this job, judging by what the kernel knows of it.
     ///
     /// A Unix socket must be held by this process's user or by root. Without a secret, a TCP
     /// connection must not leave this host.
@@ -167,20 +167,19 @@ impl Stream {
         }
     }
 
-    /// Lets the kernel find out that the peer's host is silent although nothing is being sent.
+    /// Lets the kernel find out that the peer's host is silent, even if nothing is being sent.
     ///
-    /// The kernel asks after 1 s of silence and again 1 s later, and gives up 1 s after that: 3 s
-    /// after the last sign of life, or up to a tenth of a second more, as its timers are coarse. The
-    /// peer's kernel answers, so a process that is stopped or busy does not count as silent. Every
-    /// answer starts the time anew, so a cable that is pulled is noticed 2 to 3.1 s later. With one
-    /// question less, a single lost packet would end a job.
+    /// The kernel asks after 1 s of silence and again 1 s later, and gives up 1 s after that: 3 s after the
+    /// last sign of life, or up to a tenth of a second later, because its timers are coarse. The peer's
+    /// kernel answers, so a stopped or busy process does not count as silent. Every answer restarts the time,
+    /// so a pulled cable is noticed after 2 to 3.1 s. With one question less, a single lost packet would end
+    /// a job.
     ///
-    /// While something is unacknowledged the kernel asks no such questions, so that has a limit of
-    /// its own, 2.25 s after the first repetition: so a rank that waits sends a beat ten times a second,
-    /// and notices within 2.6 s. (With 2 s or less, the kernel would give up after one unanswered
-    /// question.) The limit is for control connections only, because Linux also applies it to a
-    /// peer that acknowledges but takes nothing (a window of zero), and being held up in this way
-    /// is normal for data.
+    /// While data is unacknowledged the kernel asks no such questions. So that case has a limit of its own,
+    /// 2.25 s after the first retransmission. A rank that waits sends a beat ten times a second, and so
+    /// notices a silent host within 2.6 s. (With a limit of 2 s or less, the kernel would give up after one
+    /// unanswered question.) The limit is for control connections only. Linux applies it also to a peer that
+    /// acknowledges but takes no data (a window of zero), which is normal on data connections.
     pub fn watch_host(&self) -> io::Result<()> {
         let Some(stream) = self.tcp() else { return Ok(()) };
         const SECOND: Duration = Duration::from_secs(1);
@@ -194,8 +193,8 @@ impl Stream {
     }
 }
 
-/// Whether `error` on a connection that was up means that the other host no longer answers, as
-/// opposed to a process that has ended.
+/// Whether `error`, on a connection that was up, means that the other host no longer answers. The alternative
+/// is a process that has ended.
 pub fn is_silence(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -222,7 +221,7 @@ impl Write for Stream {
         each!(self, stream => stream.write_vectored(bytes))
     }
 
-    /// Moves what [`Stream::holds_output`].
+    /// Moves the bytes of [`Stream::holds_output`].
     fn flush(&mut self) -> io::Result<()> {
         let Stream::Secured(secured) = self else { return Ok(()) };
         if !secured.holds_output() {

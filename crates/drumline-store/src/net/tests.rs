@@ -1,4 +1,4 @@
-//! The gate over real sockets, under strangers.
+//! The gate on real sockets, among strangers.
 
 use std::{
     io::{Read, Write},
@@ -20,7 +20,7 @@ use super::{
 };
 use crate::auth::{Channel, Expected, Handshake, Hello, Level, Nonce, Secret};
 
-/// Nothing here takes that long unless something hangs.
+/// Nothing here takes this long unless it hangs.
 const HANG: Duration = Duration::from_secs(60);
 
 fn secret() -> Option<Secret> {
@@ -51,7 +51,7 @@ fn unix_gate() -> (Gate, Address) {
     (gate, Address::Unix(name))
 }
 
-/// Connects as `rank`, as often as it takes: a flood of others may push it out.
+/// Connects as `rank`, with as many attempts as needed: a flood of others may push it out.
 fn call(address: &Address, rank: usize, secret: Option<Secret>) -> Result<Stream, CallError> {
     let deadline = Instant::now() + HANG;
     loop {
@@ -67,7 +67,7 @@ fn call(address: &Address, rank: usize, secret: Option<Secret>) -> Result<Stream
     }
 }
 
-/// Runs the gate until somebody is let in; never more guests than allowed.
+/// Runs the gate until a connection is accepted. Checks that there are never too many guests.
 fn first(gate: &mut Gate) -> Arrival {
     let deadline = Instant::now() + HANG;
     loop {
@@ -94,7 +94,7 @@ fn who_belongs_here_is_let_in_over_tcp_and_unix() {
             let mut arrival = first(&mut gate);
             assert_eq!(arrival.hello, Some(hello(2)));
             let peer = peer.join().unwrap();
-            // What follows the handshake is all there.
+            // No byte behind the handshake is lost.
             arrival.stream.set_nonblocking(false).unwrap();
             let mut bytes = [0; 12];
             arrival.stream.read_exact(&mut bytes).unwrap();
@@ -131,7 +131,7 @@ fn who_does_not_know_the_secret_is_told_so() {
     }
 }
 
-/// Linux keeps users per thread, so a thread can be somebody else. That takes root.
+/// Linux keeps users per thread, so a thread can have another user. That needs root.
 #[test]
 fn another_user_does_not_pass_although_it_knows_the_secret() {
     use rustix::{process::geteuid, thread::set_thread_res_uid};
@@ -153,7 +153,7 @@ fn another_user_does_not_pass_although_it_knows_the_secret() {
                 let nonce = Nonce::random().unwrap();
                 let handshake = Handshake::call(hello(1), expected, secret(), nonce);
                 let stream = open(address, deadline).unwrap();
-                // Only the one who answers looks at users here: root's gate suits everybody.
+                // Only the answerer checks users here, because the caller accepts a gate of root.
                 shake_hands(stream, handshake, true, deadline).is_ok()
             });
             if as_nobody {
@@ -178,7 +178,7 @@ fn a_slow_stranger_is_dropped_and_what_it_says_kept_nowhere() {
     let start = Instant::now();
     for (second, byte) in greeting.iter().enumerate().take(20) {
         slow.write_all(&[*byte]).unwrap();
-        // The gate's clock runs as we tell it: a byte every quarter of a second.
+        // The test sets the gate's clock: a byte comes every quarter of a second.
         let now = start + Duration::from_millis(250) * second as u32;
         sleep_until(&gate, PollFlags::IN, start + HANG);
         while gate.guests() < 2 && second == 0 {
@@ -197,7 +197,7 @@ fn a_slow_stranger_is_dropped_and_what_it_says_kept_nowhere() {
     assert_eq!(gate.deadline(), None);
 }
 
-/// `idle` connections that say nothing, and one that belongs here.
+/// `idle` connections that send nothing, and one that belongs here.
 fn a_crowd_keeps_nobody_out(idle: usize) {
     let (mut gate, address) = tcp_gate();
     let Address::Tcp(socket) = address else { panic!("not TCP") };
@@ -207,7 +207,7 @@ fn a_crowd_keeps_nobody_out(idle: usize) {
         });
         let address = &address;
         let peer = scope.spawn(move || {
-            // In the thick of it.
+            // While the crowd is arriving.
             thread::sleep(Duration::from_millis(20));
             call(address, 1, secret()).unwrap()
         });
@@ -216,7 +216,7 @@ fn a_crowd_keeps_nobody_out(idle: usize) {
             assert!(gate.admit(Instant::now()).unwrap().is_empty());
             assert!(gate.guests() <= GUESTS_MAX);
         }
-        // And once all of them sit there.
+        // When the whole crowd has arrived.
         let crowd = crowd.join().unwrap();
         let second = scope.spawn(move || call(address, 2, secret()).unwrap());
         assert_eq!(first(&mut gate).hello, Some(hello(2)));
@@ -263,7 +263,7 @@ fn an_address_is_free_again_and_a_caller_is_refused_although_a_fork_lives() {
     let waits = open(&address, Instant::now() + HANG).unwrap();
     let fork = drumline_shm::fork_idle(60).unwrap();
     drop(gate);
-    // Nobody listens, also for the caller that was not accepted yet.
+    // Nothing listens any more, not even for the caller that was not accepted yet.
     sleep_until(&waits, PollFlags::IN, Instant::now() + HANG);
     assert!(matches!(open(&address, Instant::now() + HANG), Err(error) if
         error.kind() == std::io::ErrorKind::ConnectionRefused));
@@ -297,7 +297,7 @@ fn a_handshake_goes_on_when_a_full_socket_takes_more() {
     assert!(matches!(shake(&mut stream, &mut handshake), Err(CallError::HungUp)));
 }
 
-/// Others would wait in vain for an end that hears nothing any more and says nothing.
+/// Otherwise callers would wait in vain for an end that neither reads nor writes.
 #[test]
 fn a_caller_that_cannot_be_heard_is_hung_up() {
     let (ours, theirs) = UnixStream::pair().unwrap();

@@ -1,14 +1,14 @@
-//! How often strangers may make this process write to its log.
+//! Limits how often strangers make this process write to its log.
 
 use std::time::{Duration, Instant};
 
-/// So many are written at once.
+/// The number of warnings that are written at once.
 const FIRST: u32 = 3;
 
-/// After that, one in so long a time, with the number of those that were held back.
+/// After that, the least time between two warnings. A warning says how many were held back.
 const PAUSE: Duration = Duration::from_secs(20);
 
-/// Counts warnings of one kind.
+/// Limits warnings of one kind.
 #[derive(Debug, Default)]
 pub(crate) struct Warnings {
     written: u32,
@@ -17,7 +17,7 @@ pub(crate) struct Warnings {
 }
 
 impl Warnings {
-    /// Whether one more is to be written now; then how many were held back since the last.
+    /// Whether to write a warning now. If so, returns how many were held back since the last one.
     pub(crate) fn admit(&mut self, now: Instant) -> Option<u64> {
         if self.written >= FIRST && self.next_at.is_some_and(|at| now < at) {
             self.held_back += 1;

@@ -7,10 +7,10 @@
 //! └────────────┴───────────────┴────────────────┴───────────────┘
 //! ```
 //!
-//! The highest bit of the first word says that this is the last block. Both tags also cover, as their
-//! nonce, the number of the block. Each direction of each connection has a key of its own, so no nonce
-//! is ever used twice with a key, and a block fits no other place. The length has a tag of its own:
-//! else a length that somebody has changed would be noticed only when all of these bytes have come.
+//! The highest bit of the first word marks the last block. Both tags also cover the number of the block, as
+//! their nonce. Each direction of each connection has its own key. So no nonce is ever used twice with a key,
+//! and a block is valid in one place only. The length has a tag of its own: otherwise the receiver would
+//! notice a changed length only after that many bytes have come.
 
 use std::{
     fmt,
@@ -27,7 +27,8 @@ const HEAD_BYTES: usize = WORD_BYTES + TAG_BYTES;
 const WIRE_BYTES_MAX: usize = HEAD_BYTES + BLOCK_BYTES + TAG_BYTES;
 const END: u32 = 1 << 31;
 
-/// Room for what has come: at first for short messages, then for a few whole blocks.
+/// The length of the buffer for received bytes: at first enough for short messages, later for a few whole
+/// blocks.
 const INPUT_BYTES_MIN: usize = 4 << 10;
 const INPUT_BYTES_MAX: usize = 4 * WIRE_BYTES_MAX;
 
@@ -35,16 +36,16 @@ const INPUT_BYTES_MAX: usize = 4 * WIRE_BYTES_MAX;
 pub(crate) struct Blocks {
     sealing: Numbered,
     opening: Numbered,
-    /// Sealed; `sent` bytes of it are in the stream.
+    /// Sealed bytes. The first `sent` of them are in the stream.
     output: Vec<u8>,
     sent: usize,
-    /// From `begin` to `end`: has come, and is not taken.
+    /// Received bytes. Those from `begin` to `end` are not used yet.
     input: Vec<u8>,
     begin: usize,
     end: usize,
-    /// The head of the block at `begin`, if that was opened.
+    /// The head of the block at `begin`, if it has been opened.
     body: Option<Body>,
-    /// How many bytes at `begin` are the opened payload of a block; its tag follows.
+    /// The length of the opened payload at `begin`. Its tag follows.
     opened: usize,
     state: State,
 }
@@ -54,7 +55,7 @@ enum State {
     Open,
     /// The last block has come.
     Ended,
-    /// Bytes were wrong. Nothing after them counts.
+    /// Some bytes were wrong. Nothing after them counts.
     Forged,
 }
 
@@ -64,7 +65,7 @@ struct Body {
     is_last: bool,
 }
 
-/// A key, and the number of the block that comes next.
+/// A key, and the number of the next block.
 struct Numbered {
     key: LessSafeKey,
     next: u64,
@@ -76,7 +77,7 @@ impl Numbered {
         Ok(Numbered { key: LessSafeKey::new(key), next: 0 })
     }
 
-    /// The nonces of the next block's head and of its payload.
+    /// The nonces for the head and for the payload of the next block.
     fn nonces(&self) -> [Nonce; 2] {
         [HEAD, PAYLOAD].map(|part| {
             let mut nonce = [0; NONCE_LEN];
@@ -100,7 +101,7 @@ fn refused(what: &str) -> io::Error {
 }
 
 impl Blocks {
-    /// A connection whose ends seal with these keys.
+    /// The blocks of a connection whose ends seal with these keys.
     pub(crate) fn new(ours: &[u8; 32], theirs: &[u8; 32]) -> io::Result<Blocks> {
         Ok(Blocks {
             sealing: Numbered::new(ours)?,
@@ -130,8 +131,8 @@ impl Blocks {
         }
     }
 
-    /// Seals as much of `parts` as one block takes, behind what is sealed already. How many bytes
-    /// that is.
+    /// Seals as much of `parts` as fits one block, behind the bytes that are sealed already. Returns the
+    /// number of bytes.
     pub(super) fn seal(&mut self, parts: &[&[u8]]) -> io::Result<usize> {
         self.seal_block(parts, 0)
     }
@@ -180,7 +181,7 @@ impl Blocks {
         Ok(())
     }
 
-    /// Takes what the stream has. 0: it is at its end.
+    /// Reads what the stream has. 0: the stream has ended.
     pub(super) fn pull(&mut self, stream: &mut impl Read) -> io::Result<usize> {
         if self.begin == self.end {
             (self.begin, self.end) = (0, 0);
@@ -198,8 +199,8 @@ impl Blocks {
         Ok(count)
     }
 
-    /// Opens what has come, into `bytes`. `None`: no block is complete. 0: the other end has ended
-    /// in good order.
+    /// Opens received blocks into `bytes`. `None`: no block is complete. 0: the other end has ended in good
+    /// order.
     pub(super) fn open(&mut self, bytes: &mut [u8]) -> io::Result<Option<usize>> {
         let mut count = 0;
         while count < bytes.len() {
@@ -218,7 +219,7 @@ impl Blocks {
         Ok((count > 0 || bytes.is_empty() || self.state == State::Ended).then_some(count))
     }
 
-    /// Whether there are opened bytes now.
+    /// Opens the next block. Returns whether there are opened bytes now.
     fn open_block(&mut self) -> io::Result<bool> {
         let opened = self.try_open();
         if opened.is_err() {

@@ -1,9 +1,9 @@
 //! The level `tls`: TLS 1.3, without an authority that signs certificates.
 //!
-//! The answerer shows a raw public key (RFC 7250) that its process has made at random. Nobody trusts
-//! that key: the proofs of the handshake go through the TLS connection and cover what TLS exports of
-//! its keys ([`Tls::binding`]). Somebody in the middle has two TLS connections with different keys, so
-//! no proof fits.
+//! The answerer shows a raw public key (RFC 7250) that its process has made at random. Nobody trusts that key
+//! by itself. The proofs of the handshake go through the TLS connection and cover a value that TLS exports
+//! from its keys ([`Tls::binding`]). Someone in the middle has two TLS connections with different keys, so no
+//! proof fits.
 
 use std::{
     fmt,
@@ -33,18 +33,18 @@ use super::seal::{BLOCK_BYTES, forged};
 /// One end of a TLS connection, without its socket.
 pub(crate) struct Tls {
     connection: Connection,
-    /// From `begin` to `end`: has come, and TLS has not taken it.
+    /// Received bytes. Those from `begin` to `end` have not been given to TLS yet.
     input: Vec<u8>,
     begin: usize,
     end: usize,
-    /// Plain bytes that wait to be read.
+    /// The number of plain bytes that wait to be read.
     ready: usize,
-    /// The other end has said that nothing follows.
+    /// Whether the other end has said that nothing follows.
     ended: bool,
     failed: bool,
 }
 
-/// Room for what has come: at first for short messages, then for a whole block.
+/// The length of the buffer for received bytes: at first enough for short messages, later for a whole block.
 const INPUT_BYTES_MIN: usize = 4 << 10;
 
 /// The end that opened the connection.
@@ -54,7 +54,7 @@ pub(crate) fn caller() -> io::Result<Tls> {
     Ok(Tls::new(connection.map_err(io::Error::other)?.into()))
 }
 
-/// The end that accepted it.
+/// The end that accepted the connection.
 pub(crate) fn answerer() -> io::Result<Tls> {
     let connection = ServerConnection::new(Ends::of_process()?.server.clone());
     Ok(Tls::new(connection.map_err(io::Error::other)?.into()))
@@ -62,18 +62,18 @@ pub(crate) fn answerer() -> io::Result<Tls> {
 
 impl Tls {
     fn new(mut connection: Connection) -> Tls {
-        // A write is bounded by BLOCK_BYTES, and the next one waits until all is out.
+        // A write is limited to BLOCK_BYTES, and the next one waits until all of it is out.
         connection.set_buffer_limit(None);
         let (input, begin, end) = (Vec::new(), 0, 0);
         Tls { connection, input, begin, end, ready: 0, ended: false, failed: false }
     }
 
-    /// Whether keys are still being agreed on.
+    /// Whether the ends are still agreeing on keys.
     pub(crate) fn is_handshaking(&self) -> bool {
         self.connection.is_handshaking()
     }
 
-    /// What only the two ends of this very TLS connection know.
+    /// A value that only the two ends of this TLS connection know.
     pub(crate) fn binding(&self) -> io::Result<[u8; 32]> {
         let label = b"EXPORTER-drumline proofs";
         self.connection.export_keying_material([0; 32], label, None).map_err(io::Error::other)
@@ -87,7 +87,7 @@ impl Tls {
         self.connection.wants_write()
     }
 
-    /// Seals as much of `parts` as is sealed at a time. How many bytes that is.
+    /// Seals as much of `parts` as one step takes. Returns the number of bytes.
     pub(crate) fn seal(&mut self, parts: &[&[u8]]) -> io::Result<usize> {
         let mut left = BLOCK_BYTES;
         for part in parts {
@@ -116,7 +116,7 @@ impl Tls {
         Ok(())
     }
 
-    /// Takes what the stream has. 0: it is at its end.
+    /// Reads what the stream has. 0: the stream has ended.
     pub(crate) fn pull(&mut self, stream: &mut impl Read) -> io::Result<usize> {
         if self.begin == self.end {
             (self.begin, self.end) = (0, 0);
@@ -131,8 +131,8 @@ impl Tls {
         Ok(count)
     }
 
-    /// Hands over what has come until some of it is opened: TLS takes a few kilobytes at a time, and
-    /// keeps what it has opened.
+    /// Gives received bytes to TLS until it has opened some. TLS takes a few kilobytes at a time, and keeps
+    /// what it has opened.
     fn feed(&mut self) {
         while self.ready == 0 && self.begin < self.end && !self.failed {
             let mut come = &self.input[self.begin..self.end];
@@ -144,16 +144,15 @@ impl Tls {
                     self.ready = state.plaintext_bytes_to_read();
                     self.ended |= state.peer_has_closed();
                 }
-                // Behind the end, nothing is looked at.
+                // Bytes behind the end are ignored.
                 (Ok(0), Ok(_)) if self.ended => self.begin = self.end,
-                // What came before the wrong bytes is not handed out either.
+                // Bytes that came before the wrong bytes are not returned either.
                 _ => self.failed = true,
             }
         }
     }
 
-    /// Opened bytes, into `bytes`. `None`: nothing is complete. 0: the other end has ended in good
-    /// order.
+    /// Copies opened bytes into `bytes`. `None`: none are complete. 0: the other end has ended in good order.
     pub(crate) fn open(&mut self, bytes: &mut [u8]) -> io::Result<Option<usize>> {
         self.feed();
         if self.failed {
@@ -174,7 +173,7 @@ impl fmt::Debug for Tls {
     }
 }
 
-/// What all TLS connections of this process have in common.
+/// The configuration that all TLS connections of this process share.
 struct Ends {
     client: Arc<ClientConfig>,
     server: Arc<ServerConfig>,
@@ -208,7 +207,7 @@ impl Ends {
             .map_err(io::Error::other)?
             .with_no_client_auth()
             .with_cert_resolver(Arc::new(AlwaysResolvesServerRawPublicKeys::new(shown)));
-        // Nobody resumes a connection.
+        // Connections are never resumed.
         server.send_tls13_tickets = 0;
         let mut client = ClientConfig::builder_with_provider(provider.clone())
             .with_protocol_versions(&versions)
@@ -222,8 +221,8 @@ impl Ends {
     }
 }
 
-/// Any raw public key will do, as the proofs inside of the connection are what counts. That the other
-/// end has the private half is checked all the same.
+/// Accepts any raw public key, because the proofs inside the connection are what counts. TLS still checks
+/// that the other end has the private key.
 #[derive(Debug)]
 struct AnyKey(Arc<CryptoProvider>);
 
@@ -239,7 +238,7 @@ impl ServerCertVerifier for AnyKey {
         Ok(ServerCertVerified::assertion())
     }
 
-    /// There is no TLS 1.2 here.
+    /// This process does not offer TLS 1.2.
     fn verify_tls12_signature(
         &self,
         _message: &[u8],

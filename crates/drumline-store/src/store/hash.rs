@@ -10,7 +10,7 @@ use super::{
 };
 use crate::{Error, Result};
 
-/// A store inside one process, for ranks that are threads.
+/// A store inside one process, for ranks that are threads of it.
 ///
 /// ```
 /// # use drumline_store as drumline;
@@ -39,7 +39,7 @@ struct Shared {
 const NAME: &str = "hash";
 
 impl HashStore {
-    /// An empty store of at most [`BYTES_MAX`].
+    /// An empty store with room for [`BYTES_MAX`] bytes.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -53,7 +53,7 @@ impl HashStore {
         HashStore::with_limit(BYTES_MAX)
     }
 
-    /// An empty store of at most `bytes_max` bytes.
+    /// An empty store with room for `bytes_max` bytes.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -73,7 +73,7 @@ impl HashStore {
         self.shared.values.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes the map and wakes all who wait.
+    /// Changes the map and wakes all waiting callers.
     fn change<T>(
         &self,
         operation: impl FnOnce() -> String,
@@ -88,7 +88,7 @@ impl HashStore {
         })
     }
 
-    /// Waits until all `keys` are as `is_there` wants them, and returns the map in that very state.
+    /// Waits until `is_there` holds for all `keys`. Returns the map, locked in that state.
     fn wait_for(
         &self,
         keys: &[String],

@@ -1,4 +1,4 @@
-//! What every store does.
+//! The interface of all stores.
 
 use std::{
     fmt,
@@ -8,7 +8,7 @@ use std::{
 use super::limits;
 use crate::{Error, Result};
 
-/// How long [`Store::get`] waits unless told otherwise, as in torch.
+/// The limit of a waiting [`Store::get`] unless set, as in torch.
 ///
 /// ```
 /// # use drumline_store as drumline;
@@ -19,7 +19,7 @@ use crate::{Error, Result};
 /// ```
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// How many bytes a store holds unless it was opened with another limit: 1 GiB.
+/// The limit of the bytes in a store unless it was opened with another one: 1 GiB.
 ///
 /// ```
 /// # use drumline_store as drumline;
@@ -27,14 +27,13 @@ pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 /// ```
 pub const BYTES_MAX: usize = 1 << 30;
 
-/// A small shared map from text keys to bytes, with waiting.
+/// A small shared map from text keys to bytes. Callers can wait for keys.
 ///
-/// Ranks meet through one: they publish their addresses and wait for the others'. All methods
-/// may be called from many threads; a call that waits never holds up another thread's call.
+/// Ranks meet through a store: they publish their addresses and wait for those of the others. All methods may
+/// be called from many threads. A waiting call never holds up a call of another thread.
 ///
-/// A key can have a value, and a queue beside it. [`wait`](Store::wait) and
-/// [`check`](Store::check) look for either; all other methods mean the value, unless they have
-/// `queue` in their name.
+/// A key can have a value, and also a queue. [`wait`](Store::wait) and [`check`](Store::check) look for
+/// either. All other methods use the value, unless they have `queue` in their name.
 ///
 /// ```
 /// # use drumline_store as drumline;
@@ -55,20 +54,19 @@ pub const BYTES_MAX: usize = 1 << 30;
 ///
 /// # Errors
 ///
-/// Every method: [`Error::InvalidArgument`] for what is longer than
-/// allowed, [`Error::Store`] if the store is gone, full or holds something
-/// that does not fit the call, [`Error::Io`] if the system fails. Methods that
-/// wait: [`Error::StoreTimeout`], which names the keys that are
-/// missing. A time-out of zero looks once.
+/// For every method: [`Error::InvalidArgument`] for an argument that exceeds a limit; [`Error::Store`] if the
+/// store is gone, is full, or holds a value that does not fit the call; [`Error::Io`] if the system fails.
+/// For methods that wait: [`Error::StoreTimeout`], which names the missing keys. A time-out of zero looks
+/// once.
 ///
 /// # A store of your own
 ///
-/// Nine methods are required. `check`, `num_keys`, `multi_get`, `multi_set` and `barrier` are made of these:
-/// override them where the store can do better. `append`, `list_keys` and the queues cannot be made of them
-/// (two callers at once would lose what one of them wrote): unless they are overridden they are errors. Process
-/// groups need none of these three.
+/// Nine methods are required. `check`, `num_keys`, `multi_get`, `multi_set` and `barrier` have default
+/// implementations that use these nine: override them if the store can do better. `append`, `list_keys` and
+/// the queues cannot be implemented like that, because of two concurrent callers one would lose its change.
+/// Unless overridden they return errors. Process groups need none of these.
 pub trait Store: fmt::Debug + Send + Sync {
-    /// Sets `key` to `value` and wakes all that wait for it.
+    /// Sets `key` to `value` and wakes all callers that wait for it.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -96,7 +94,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// ```
     fn get(&self, key: &str) -> Result<Vec<u8>>;
 
-    /// Adds `amount` to the decimal number under `key` (absent counts as 0) and returns the sum.
+    /// Adds `amount` to the decimal number under `key` (0 if absent) and returns the sum.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -109,11 +107,11 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// ```
     fn add(&self, key: &str, amount: i64) -> Result<i64>;
 
-    /// Replaces the value of `key` by `desired` if it is `expected`, and returns the value that
-    /// `key` has afterwards.
+    /// Replaces the value of `key` by `desired` if it is `expected`. Returns the value that `key` has
+    /// afterwards.
     ///
-    /// An absent key is created when `expected` is empty; otherwise nothing is stored and
-    /// `expected` comes back, as in torch.
+    /// An absent key is created if `expected` is empty. Otherwise nothing is stored and `expected` is
+    /// returned, as in torch.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -157,7 +155,7 @@ pub trait Store: fmt::Debug + Send + Sync {
         }
     }
 
-    /// How many keys [`Store::list_keys`] would list.
+    /// The number of keys that [`Store::list_keys`] would list.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -171,7 +169,7 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(self.list_keys()?.len())
     }
 
-    /// Removes `key` and tells whether it was there.
+    /// Removes `key` and returns whether it was there.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -184,7 +182,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// ```
     fn delete_key(&self, key: &str) -> Result<bool>;
 
-    /// Puts `value` behind the value of `key`, or creates it.
+    /// Appends `value` to the value of `key`, or creates it.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -200,8 +198,8 @@ pub trait Store: fmt::Debug + Send + Sync {
         missing::<Self, _>(format!("append {key}"))
     }
 
-    /// Waits until all `keys` exist, at most for [`Store::timeout`], and returns their values, in
-    /// the order of `keys`. They may have 32 MiB together.
+    /// Waits until all `keys` exist, at most for [`Store::timeout`]. Returns their values in the order of
+    /// `keys`. All values together may have 32 MiB.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -216,8 +214,8 @@ pub trait Store: fmt::Debug + Send + Sync {
         keys.iter().map(|key| self.get(key)).collect()
     }
 
-    /// Sets several keys at once, in the order of `pairs`. A store that does not override this sets them one
-    /// after another: others may see some of them.
+    /// Sets several keys, in the order of `pairs`. A store that does not override this sets them one after
+    /// another, so other callers may see only some of them.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -231,7 +229,7 @@ pub trait Store: fmt::Debug + Send + Sync {
         pairs.iter().try_for_each(|(key, value)| self.set(key, value))
     }
 
-    /// Puts `value` at the end of the queue of `key`, and wakes one of those who wait for it.
+    /// Puts `value` at the end of the queue of `key`, and wakes one of the callers that wait for it.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -250,8 +248,8 @@ pub trait Store: fmt::Debug + Send + Sync {
         missing::<Self, _>(format!("queue_push {key}"))
     }
 
-    /// Waits until the queue of `key` has an item, at most for [`Store::timeout`], and takes the
-    /// first. Every item goes to exactly one caller.
+    /// Waits until the queue of `key` has an item, at most for [`Store::timeout`], and takes the first item.
+    /// Every item goes to exactly one caller.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -278,7 +276,7 @@ pub trait Store: fmt::Debug + Send + Sync {
         missing::<Self, _>(format!("queue_try_pop {key}"))
     }
 
-    /// How many items the queue of `key` has.
+    /// The number of items in the queue of `key`.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -292,7 +290,7 @@ pub trait Store: fmt::Debug + Send + Sync {
         missing::<Self, _>(format!("queue_len {key}"))
     }
 
-    /// All keys that have a value, in order; neither queues nor what the store keeps for itself.
+    /// All keys that have a value, in order. Leaves out queues and the store's own keys.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -308,9 +306,8 @@ pub trait Store: fmt::Debug + Send + Sync {
 
     /// Waits until `world_size` callers have come to the barrier `key`, at most for `timeout`.
     ///
-    /// A barrier opens once and for all: who comes later passes at once, so every barrier takes a
-    /// key of its own. Its count is kept in keys that begin with `key`. Who has given up stays
-    /// counted.
+    /// A barrier opens once and stays open: a later caller passes at once. So every barrier needs a key of
+    /// its own. Its count is kept in keys that begin with `key`. A caller that has given up stays counted.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -325,7 +322,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// # Ok::<(), drumline::Error>(())
     /// ```
     fn barrier(&self, key: &str, world_size: usize, timeout: Duration) -> Result<()> {
-        // The keys that torch takes for it.
+        // The same keys that torch uses.
         let world_size = limits::check_world_size(world_size)?;
         let complete = format!("{key}/last_member");
         if self.add(&format!("{key}/num_members"), 1)? >= world_size {
@@ -334,8 +331,7 @@ pub trait Store: fmt::Debug + Send + Sync {
         self.wait(&[&complete], timeout)
     }
 
-    /// How long [`Store::get`], [`Store::multi_get`] and [`Store::queue_pop`] wait. 300 s unless
-    /// set.
+    /// The limit of a waiting [`Store::get`], [`Store::multi_get`] or [`Store::queue_pop`]. 300 s unless set.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -359,7 +355,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// ```
     fn set_timeout(&self, timeout: Duration);
 
-    /// Another handle for the same keys, with a time-out of its own that begins as this one's.
+    /// Another handle for the same keys. Its time-out is its own, and begins as that of this handle.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -376,7 +372,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn try_clone(&self) -> Result<Box<dyn Store>>;
 }
 
-/// The error of a method that a store of type `S` does not have.
+/// The error of a method that stores of type `S` do not have.
 fn missing<S: ?Sized, T>(operation: String) -> Result<T> {
     let name = std::any::type_name::<S>();
     Err(Error::Store {
@@ -386,7 +382,7 @@ fn missing<S: ?Sized, T>(operation: String) -> Result<T> {
     })
 }
 
-/// Why a handle that `process` has made cannot be used: this process is a fork of that one.
+/// Why a handle that `process` has made cannot be used here: this process is a fork.
 pub(super) fn in_a_fork(process: u32) -> Option<String> {
     let own = std::process::id();
     (own != process).then(|| {

@@ -1,12 +1,12 @@
-//! How long keys, values and requests may be: the same in every store, so that a program which
-//! works with one works with all.
+//! The limits for keys, values and requests. All stores have the same, so a program that works with one store
+//! works with all.
 
 pub(super) use super::tcp::protocol::{
     KEY_BYTES_MAX, KEYS_PER_REQUEST_MAX, REQUEST_BYTES_MAX, VALUE_BYTES_MAX,
 };
 use crate::{Error, Result};
 
-/// `key` as a store holds it: with a `/` before it, as torch does. What has none is internal.
+/// `key` as stores hold it: with a `/` in front, as in torch. A key without a `/` is internal.
 pub(super) fn raw_key(operation: &'static str, key: &str) -> Result<String> {
     if key.len() >= KEY_BYTES_MAX {
         let problem = format!("a key of {} bytes exceeds {}", key.len(), KEY_BYTES_MAX - 1);
@@ -15,13 +15,13 @@ pub(super) fn raw_key(operation: &'static str, key: &str) -> Result<String> {
     Ok(format!("/{key}"))
 }
 
-/// As [`raw_key`], for a list.
+/// [`raw_key`] for a list.
 pub(super) fn raw_keys(operation: &'static str, keys: &[&str]) -> Result<Vec<String>> {
     check_size(operation, keys.len(), keys.iter().map(|key| 9 + key.len()).sum())?;
     keys.iter().map(|key| raw_key(operation, key)).collect()
 }
 
-/// As [`raw_keys`], with values.
+/// [`raw_keys`] with values.
 pub(super) fn raw_pairs<'v>(
     operation: &'static str,
     pairs: &[(&str, &'v [u8])],
@@ -43,7 +43,7 @@ pub(super) fn check_value(operation: &'static str, value: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// A barrier of nobody has no meaning.
+/// The world size of a barrier. A barrier of no callers has no meaning.
 pub(super) fn check_world_size(world_size: usize) -> Result<i64> {
     i64::try_from(world_size).ok().filter(|&size| size > 0).ok_or_else(|| Error::InvalidArgument {
         operation: "barrier",
@@ -51,7 +51,7 @@ pub(super) fn check_world_size(world_size: usize) -> Result<i64> {
     })
 }
 
-/// `items` in one call, of `bytes` together, each with its lengths.
+/// Checks a call with `items` items, which take `bytes` bytes together, with their lengths.
 fn check_size(operation: &'static str, items: usize, bytes: usize) -> Result<()> {
     // The opcode and the count.
     let bytes = 9 + bytes;
@@ -65,7 +65,7 @@ fn check_size(operation: &'static str, items: usize, bytes: usize) -> Result<()>
     Err(Error::InvalidArgument { operation, problem })
 }
 
-/// A raw key as the user knows it.
+/// A raw key as the user gave it.
 pub(super) fn shown(raw: &[u8]) -> String {
     String::from_utf8_lossy(raw.strip_prefix(b"/").unwrap_or(raw)).into_owned()
 }

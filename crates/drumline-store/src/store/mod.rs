@@ -1,11 +1,11 @@
-//! Key-value stores through which ranks find each other.
+//! Key-value stores in which ranks meet.
 //!
-//! | store | its users are |
+//! | store | users |
 //! |---|---|
 //! | [`HashStore`] | threads of one process |
-//! | [`FileStore`] | processes that see one file, torch's among them |
-//! | [`TcpStore`] | processes on any number of hosts: behind a secret, or torch's among them |
-//! | [`PrefixStore`] | users of a part of one of the others |
+//! | [`FileStore`] | processes that see one file; they may use torch |
+//! | [`TcpStore`] | processes on any number of hosts; with a secret, or with torch |
+//! | [`PrefixStore`] | users of a part of another store |
 //!
 //! ```
 //! # use drumline_store as drumline;
@@ -22,8 +22,8 @@
 //! # Ok::<(), drumline::Error>(())
 //! ```
 //!
-//! Every store has limits: a key has at most 8,191 bytes, a value 8 MiB, a call 131,072 keys and
-//! 32 MiB, and all that a store holds [`BYTES_MAX`] unless it was opened with another limit.
+//! Every store has limits: a key has at most 8,191 bytes, a value 8 MiB, and a call 131,072 keys and 32 MiB.
+//! A store holds at most [`BYTES_MAX`] bytes, unless it was opened with another limit.
 //! What torch calls each method, and where ours differs: `docs/reference/stores.md`.
 
 mod file;

@@ -3,10 +3,10 @@ use std::{sync::Arc, time::Duration};
 use super::Store;
 use crate::Result;
 
-/// A part of another store, under keys that begin with `prefix/`.
+/// A part of another store: the keys that begin with `prefix/`.
 ///
-/// It lets two users of one store choose the same keys, and lists and counts only its own. The
-/// time-out is the other store's: setting it here sets it there.
+/// Two users of one store can so choose the same keys. It lists and counts only its own keys. It has the
+/// time-out of the other store: to set it here sets it there.
 ///
 /// ```
 /// # use drumline_store as drumline;
@@ -28,7 +28,7 @@ pub struct PrefixStore {
 }
 
 impl PrefixStore {
-    /// The part of `store` under `prefix`. The `/` behind it is added here.
+    /// The part of `store` under `prefix`. This function adds the `/` after the prefix.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -47,7 +47,7 @@ impl PrefixStore {
         PrefixStore { prefix: prefix.into(), store }
     }
 
-    /// The store that this is a part of.
+    /// The other store.
     ///
     /// ```
     /// # use drumline_store as drumline;

@@ -1,21 +1,21 @@
-//! The map behind every store: what each operation does to keys, values and queues, said once.
+//! The map behind every store: defines what each operation does to keys, values and queues.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use super::limits::VALUE_BYTES_MAX;
 
-/// Keys and values, and queues beside them, without waiting and without threads.
+/// Keys with values, and keys with queues. It does not wait and knows no threads.
 #[derive(Debug)]
 pub(super) struct Values {
     values: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// A separate name space from values. Never holds an empty queue.
+    /// The queues, in a name space of their own. Never holds an empty queue.
     queues: BTreeMap<Vec<u8>, VecDeque<Vec<u8>>>,
-    /// What is held, by [`footprint`].
+    /// The number of bytes held, as [`footprint`] counts them.
     bytes: usize,
     bytes_max: usize,
 }
 
-/// Why something cannot be stored. Nothing has changed then.
+/// Why something cannot be stored. Then nothing has changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum Misfit {
     #[error("the present value {0:?} is not a decimal number")]
@@ -31,7 +31,7 @@ pub(super) enum Misfit {
     Full(usize),
 }
 
-/// What a map's node costs beside its bytes, so that many empty values are not free.
+/// The size of a map's node without its bytes. It counts, so that many empty values are not free.
 const OVERHEAD_BYTES: usize = 64;
 
 fn footprint(key: &[u8], value: &[u8]) -> usize {
@@ -48,7 +48,7 @@ impl Values {
         self.values.get(key).map(Vec::as_slice)
     }
 
-    /// Whether `key` has a value or a queue with something in it.
+    /// Whether `key` has a value, or a queue that is not empty.
     pub(super) fn is_present(&self, key: &[u8]) -> bool {
         self.values.contains_key(key) || self.queues.contains_key(key)
     }
@@ -66,13 +66,13 @@ impl Values {
         self.values.insert(key.to_vec(), value.to_vec());
     }
 
-    /// Whether there is room for `value` in the place of what `key` holds now.
+    /// Checks that there is room for `value` in place of the present value of `key`.
     pub(super) fn check_room(&self, key: &[u8], value: &[u8]) -> Result<(), Misfit> {
         let freed = self.get(key).map_or(0, |present| footprint(key, present));
         self.check_bytes(self.bytes - freed + footprint(key, value))
     }
 
-    /// Whether there is room for another item `value` in the queue `key`.
+    /// Checks that there is room for another item `value` in the queue `key`.
     pub(super) fn check_room_in_queue(&self, key: &[u8], value: &[u8]) -> Result<(), Misfit> {
         self.check_bytes(self.bytes + footprint(key, value))
     }
@@ -81,7 +81,7 @@ impl Values {
         if bytes > self.bytes_max { Err(Misfit::Full(self.bytes_max)) } else { Ok(()) }
     }
 
-    /// Puts `value` behind the present one.
+    /// Appends `value` to the present value.
     pub(super) fn append(&mut self, key: &[u8], value: &[u8]) -> Result<(), Misfit> {
         let present = self.get(key).unwrap_or_default().len();
         if present + value.len() > VALUE_BYTES_MAX {
@@ -95,20 +95,20 @@ impl Values {
         Ok(())
     }
 
-    /// Numbers are kept as decimal text, so that a `get` shows them.
+    /// Adds `amount` to a number. Numbers are kept as decimal text, so that a `get` shows them.
     pub(super) fn add(&mut self, key: &[u8], amount: i64) -> Result<i64, Misfit> {
         let sum = self.sum(key, amount)?;
         self.set(key, sum.to_string().as_bytes())?;
         Ok(sum)
     }
 
-    /// What [`Values::add`] would come to.
+    /// The sum that [`Values::add`] would store.
     pub(super) fn sum(&self, key: &[u8], amount: i64) -> Result<i64, Misfit> {
         let present = self.get(key).map_or(Ok(0), parse_number)?;
         present.checked_add(amount).ok_or(Misfit::Overflow(present, amount))
     }
 
-    /// Returns the value afterwards, or `expected` where an absent key was left absent.
+    /// Returns the value afterwards, or `expected` if an absent key stays absent.
     pub(super) fn compare_set(
         &mut self,
         key: &[u8],
@@ -121,7 +121,7 @@ impl Values {
         }
     }
 
-    /// What [`Values::compare_set`] returns if it stores nothing; `None` if it does.
+    /// What [`Values::compare_set`] returns if it would store nothing. `None`: it would store `desired`.
     pub(super) fn objection<'a>(&'a self, key: &[u8], expected: &'a [u8]) -> Option<&'a [u8]> {
         match self.get(key) {
             None if !expected.is_empty() => Some(expected),
@@ -130,7 +130,7 @@ impl Values {
         }
     }
 
-    /// Whether the key had a value. Queues are left alone, as in torch.
+    /// Deletes the value of `key`. Returns whether there was one. Queues stay, as in torch.
     pub(super) fn delete(&mut self, key: &[u8]) -> bool {
         let Some(value) = self.values.remove(key) else { return false };
         self.bytes -= footprint(key, &value);
@@ -199,7 +199,7 @@ mod tests {
         values.append(b"/b", b"1").unwrap();
         let (held, full) = (values.bytes, Misfit::Full(values.bytes_max));
         assert_eq!(held, 3 * OVERHEAD_BYTES + 17);
-        // Each of them would be too much, and changes nothing.
+        // Each of these would exceed the limit, and changes nothing.
         assert_eq!(values.set(b"/c", b""), Err(full.clone()));
         assert_eq!(values.set(b"/a", b"123456789"), Err(full.clone()));
         assert_eq!(values.append(b"/b", b"2345"), Err(full.clone()));
@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(values.add(b"/c", 1), Err(full.clone()));
         assert_eq!(values.compare_set(b"/c", b"", b""), Err(full));
         assert_eq!((values.bytes, values.len(), values.queue_len(b"/q")), (held, 2, 1));
-        // What is replaced or taken away makes room.
+        // To replace or take something away makes room.
         values.set(b"/a", b"12345678").unwrap();
         assert_eq!(values.pop(b"/q").as_deref(), Some(&b"12345"[..]));
         values.set(b"/c", b"12").unwrap();

@@ -1,4 +1,4 @@
-//! The file as a log: read on from where one was, write behind the end, under torch's lock.
+//! The file as a log, under torch's lock: reads on from the last position, and writes behind the end.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -18,16 +18,16 @@ use crate::{
     text::escaped,
 };
 
-/// How long others may keep the file to themselves.
+/// How long other processes may hold the lock.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long to wait between two attempts to lock.
 const LOCK_PAUSE: Duration = Duration::from_micros(200);
 
-/// Of pages, the kernel writes each as a whole; between two of them a process can be killed.
+/// The kernel writes each page as a whole. Between two pages, a process can be killed.
 const PAGE_BYTES: u64 = 4096;
 
-/// The file, and what its records say up to `end`.
+/// The file, and the state that its records give up to `end`.
 #[derive(Debug)]
 pub(super) struct Log {
     path: PathBuf,
@@ -37,17 +37,17 @@ pub(super) struct Log {
     bytes_max: usize,
 }
 
-/// The store in the file at `path`, for messages.
+/// The name of the store in the file at `path`, for messages.
 pub(super) fn name_of(path: &Path) -> String {
     escaped(&format!("file://{}", path.display()))
 }
 
-/// Keeps the file locked, as torch does while it reads or writes.
+/// Holds the file's lock, as torch does while it reads or writes.
 struct Lock<'f>(&'f File);
 
 impl Drop for Lock<'_> {
     fn drop(&mut self) {
-        // It cannot fail for a descriptor that is open.
+        // For an open descriptor it cannot fail.
         let _ = flock(self.0, FlockOperation::Unlock);
     }
 }
@@ -56,9 +56,9 @@ impl Log {
     /// Opens the file at `path`, or creates it.
     pub(super) fn open(path: &Path, bytes_max: usize) -> Result<Log> {
         let mut options = OpenOptions::new();
-        // For others than this user the one who wants them makes the file.
+        // A user who wants to share the file with other users makes it with other permissions.
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        // A FIFO or a device would else keep the call waiting. Files do not care.
+        // Without this flag, a FIFO or a device could make the call wait. It does not affect files.
         options.custom_flags(OFlags::NONBLOCK.bits() as i32);
         let file = options.open(path).map_err(|error| {
             let hint = match error.kind() {
@@ -67,7 +67,7 @@ impl Log {
             };
             Error::io(format!("open file store {}{hint}", path.display()), error)
         })?;
-        // What was opened counts: the path may lead elsewhere by now.
+        // The open file is checked, because the path may lead elsewhere by now.
         let metadata = file.metadata();
         let metadata = metadata.map_err(|e| Error::io(format!("look at {}", name_of(path)), e))?;
         if !metadata.is_file() {
@@ -87,19 +87,20 @@ impl Log {
         name_of(&self.path)
     }
 
-    /// What the file says now.
+    /// The state that the file has now.
     pub(super) fn read(&mut self) -> Result<&Values> {
         if self.size()? != self.end {
             let torn = self.locked(FlockOperation::NonBlockingLockShared, Log::refresh)?;
             if torn {
-                // Before a torch process sees it: that would wait for the rest for ever.
+                // Repairs the file before a torch process reads it, which would wait for the rest of the
+                // record for ever.
                 let _ = self.write(|_, _| Ok(()))?;
             }
         }
         Ok(&self.values)
     }
 
-    /// Writes the records that `plan` makes of what the file says, all of them or none.
+    /// Writes the records that `plan` makes from the present state: all of them or none.
     pub(super) fn write<T>(
         &mut self,
         plan: impl FnOnce(&Values, &mut Vec<u8>) -> Result<T, Misfit>,
@@ -107,8 +108,8 @@ impl Log {
         self.locked(FlockOperation::NonBlockingLockExclusive, |log| log.write_locked(plan))
     }
 
-    /// As [`Log::write`]; deletes the file if `plan` says `true`. A process that opens it meanwhile waits
-    /// for the lock, and then sees that it has gone.
+    /// As for [`Log::write`]; deletes the file if `plan` returns `true`. A process that opens the file
+    /// meanwhile waits for the lock and then sees that the file has gone.
     pub(super) fn write_or_remove(
         &mut self,
         plan: impl FnOnce(&Values, &mut Vec<u8>) -> Result<bool, Misfit>,
@@ -181,8 +182,8 @@ impl Log {
         }
     }
 
-    /// Applies what has come since. Under a lock; returns whether the last record is torn:
-    /// nobody is writing, so its writer has died.
+    /// Applies the records that were added since the last time. Call it under a lock. Returns whether the
+    /// last record is torn: since no process is writing, its writer has died.
     fn refresh(&mut self) -> Result<bool> {
         let new = self.new_bytes()?;
         if self.end == 0 && !is_plausible(&new) {
@@ -193,8 +194,8 @@ impl Log {
         Ok(self.apply(&new) < new.len())
     }
 
-    /// Carries out the whole records at the beginning of `bytes`, which follow `end`. Returns how
-    /// many bytes they have.
+    /// Applies the complete records at the beginning of `bytes`, which follow `end`. Returns their length in
+    /// bytes.
     fn apply(&mut self, bytes: &[u8]) -> usize {
         let mut at = 0;
         while let Some((record, length)) = Record::decode(&bytes[at..]) {
@@ -208,7 +209,7 @@ impl Log {
     /// The bytes behind `end`.
     fn new_bytes(&self) -> Result<Vec<u8>> {
         let count = self.size()? - self.end;
-        // Old values stay in the file: it may be larger than what it says.
+        // Old values stay in the file, so it may be larger than the state.
         let limit = self.bytes_max.saturating_mul(2);
         let count = usize::try_from(count).ok().filter(|&count| count <= limit);
         let Some(count) = count else {
@@ -220,7 +221,7 @@ impl Log {
         Ok(bytes)
     }
 
-    /// Removes a torn record, under the exclusive lock; what torch has written behind it stays.
+    /// Removes a torn record, under the exclusive lock. Records that torch has written behind it stay.
     fn repair(&mut self) -> Result<()> {
         let bytes = self.new_bytes()?;
         let kept = &bytes[next_whole(&bytes)..];
@@ -237,13 +238,13 @@ impl Log {
         self.refresh().map(drop)
     }
 
-    /// Writes `records` behind the end such that the file is whole at every moment, whenever this
-    /// process is killed: torch's processes hang over a record that is cut off.
+    /// Appends `records` so that the file consists of complete records at every moment, even if this process
+    /// is killed. (torch's processes hang when a record is cut off.)
     ///
-    /// What fits a page is written in one piece. For more, the file first grows by zeros, which
-    /// are empty records of eight bytes; the first of them then becomes one that covers the whole
-    /// room; the records are written into it, except for their beginning, which lies under the
-    /// cover's; this comes last.
+    /// Records that fit into a page are written at once. For longer ones, the file first grows by zeros,
+    /// which are empty records of eight bytes. Then the first of these becomes one record that covers all of
+    /// them. Then the new records are written into the covered range, except for their first bytes, which lie
+    /// under the header of the cover. These are written last, and replace the cover.
     fn append(&mut self, mut bytes: Vec<u8>) -> Result<()> {
         let start = self.end;
         let fits_page =

@@ -22,21 +22,21 @@ use super::{
 };
 use crate::{Error, Result, text::escaped};
 
-/// How often a call that waits looks at the file, as in torch.
+/// How often a waiting call reads the file, as in torch.
 const POLL: Duration = Duration::from_millis(10);
 
-/// A store in a file, for processes that see the same one: torch's
-/// [`FileStore`](https://docs.pytorch.org/docs/stable/distributed.html) among them.
+/// A store in a file, for processes that see the same file. Processes that use torch's
+/// [`FileStore`](https://docs.pytorch.org/docs/stable/distributed.html) can share it.
 ///
-/// The file is torch's, byte for byte, and is locked as torch does, so that both can use it side by
-/// side. A process of ours that is killed leaves a whole file; a record that a torch process has
-/// left incomplete is removed by the first of us that sees it.
+/// The format of the file is exactly torch's, and it is locked as torch does, so both can use it at the same
+/// time. If a process of ours is killed, it leaves complete records. If a torch process leaves an incomplete
+/// record, the first process of ours that sees it removes it.
 ///
-/// The file counts its open handles. The process that closes the last one deletes the file, if as
-/// many were closed as the world has processes. A process that is killed does not close its handle: then
-/// the file stays, and must be deleted before the next job takes the same path.
+/// The file counts its open handles. The process that closes the last one deletes the file, if as many
+/// handles were closed as the world has processes. A process that is killed does not close its handle. Then
+/// the file stays, and must be deleted before the next job uses the path.
 ///
-/// On a network file system it works if that has locks (`flock`).
+/// On a network file system it needs locks (`flock`).
 ///
 /// ```
 /// # use drumline_store as drumline;
@@ -59,22 +59,23 @@ pub struct FileStore {
     timeout: Mutex<Duration>,
 }
 
-/// What counts as one open handle in the file.
+/// A handle that the file counts as open.
 #[derive(Debug)]
 struct Handle {
     log: Mutex<Log>,
     path: PathBuf,
     world_size: usize,
     bytes_max: usize,
-    /// Whether the file counts it. The clone that a fork makes is not counted.
+    /// Whether the file counts this handle. It does not count a clone made in a fork.
     is_counted: bool,
-    /// The process that opened it. A fork shares its lock, which therefore keeps neither out.
+    /// The process that opened it. A fork shares its lock, so the lock does not protect the two from each
+    /// other.
     process: u32,
 }
 
 impl FileStore {
-    /// Opens the store in the file at `path`, or creates it, for `world_size` processes: the last
-    /// of them deletes it. With a `world_size` of 0 the file is never deleted.
+    /// Opens or creates the store in the file at `path`, for `world_size` processes. The last of them deletes
+    /// the file. With a `world_size` of 0 the file is never deleted.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -91,13 +92,13 @@ impl FileStore {
     ///
     /// # Errors
     ///
-    /// [`Error::Io`] if the file cannot be opened or created. [`Error::Store`] if something else
-    /// is in it, or if another process keeps it locked for 10 s.
+    /// [`Error::Io`] if the file cannot be opened or created. [`Error::Store`] if it is not a store's file,
+    /// or if another process keeps it locked for 10 s.
     pub fn open(path: impl AsRef<Path>, world_size: usize) -> Result<FileStore> {
         FileStore::with_limit(path, world_size, BYTES_MAX)
     }
 
-    /// As [`FileStore::open`], with a limit to what this handle stores and keeps in memory.
+    /// Like [`FileStore::open`], with a limit for what this handle stores and keeps in memory.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -118,7 +119,7 @@ impl FileStore {
         world_size: usize,
         bytes_max: usize,
     ) -> Result<FileStore> {
-        // A path that is relative would mean another file after a change of directory.
+        // A relative path would mean another file after a change of directory.
         let path = std::path::absolute(path.as_ref())
             .map_err(|error| Error::io(format!("find {}", path.as_ref().display()), error))?;
         let log = Log::open_counted(&path, bytes_max)?;
@@ -126,7 +127,7 @@ impl FileStore {
         Ok(FileStore { handle: Arc::new(handle), timeout: Mutex::new(DEFAULT_TIMEOUT) })
     }
 
-    /// Where the file is.
+    /// The path of the file.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -141,7 +142,7 @@ impl FileStore {
     }
 
     fn log(&self) -> Result<MutexGuard<'_, Log>> {
-        // First: another thread of the parent may have held the lock at the fork.
+        // This comes first, because another thread of the parent may have held the lock at the fork.
         if let Some(problem) = in_a_fork(self.handle.process) {
             let store = name_of(&self.handle.path);
             return Err(Error::Store { store, operation: "use".into(), problem });
@@ -149,7 +150,7 @@ impl FileStore {
         Ok(self.handle.log.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Writes the records that `plan` makes of the present state.
+    /// Writes the records that `plan` makes from the present state.
     fn write<T>(
         &self,
         operation: impl FnOnce() -> String,
@@ -163,8 +164,8 @@ impl FileStore {
         })
     }
 
-    /// Looks at the file until `find` finds something, at most for `timeout`. Whatever is not
-    /// `is_there` then is missing.
+    /// Reads the file until `find` finds something, at most for `timeout`. After that the error names the
+    /// keys that are not `is_there`.
     fn poll<T>(
         &self,
         keys: &[String],
@@ -175,7 +176,7 @@ impl FileStore {
         let start = Instant::now();
         let deadline = deadline_after(timeout);
         loop {
-            // The lock must not outlive the look.
+            // The lock must be released before the sleep.
             let missing: Vec<_> = {
                 let mut log = self.log()?;
                 let values = log.read()?;
@@ -216,7 +217,7 @@ impl Log {
             match counted {
                 Ok(Ok(_)) => return Ok(log),
                 Ok(Err(misfit)) => return Err(log.miscounted(&misfit)),
-                // The last of those before us has just deleted it.
+                // The last earlier process has just deleted the file.
                 Err(_) if !log.is_at_its_path() => {}
                 Err(error) => return Err(error),
             }
@@ -237,7 +238,7 @@ fn set(values: &Values, key: &[u8], value: &[u8], records: &mut Vec<u8>) -> Resu
 }
 
 impl Drop for Handle {
-    /// Counts the handle as closed; the last one deletes the file.
+    /// Counts the handle as closed. The last handle deletes the file.
     fn drop(&mut self) {
         if !self.is_counted || self.process != std::process::id() {
             return;
@@ -390,7 +391,7 @@ impl Store for FileStore {
             let left = deadline.saturating_duration_since(Instant::now());
             let has_item = |values: &Values, key: &[u8]| values.queue_len(key) > 0;
             self.poll(std::slice::from_ref(&raw), left, has_item, |_| ())?;
-            // Somebody else may have been faster.
+            // Another caller may have been faster.
             if let Some(item) = self.queue_try_pop(key)? {
                 return Ok(item);
             }
@@ -430,8 +431,8 @@ impl Store for FileStore {
         *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
     }
 
-    /// Shares the open file: the clone is not counted as another process. In a fork it opens the
-    /// file anew, and is not counted either.
+    /// Shares the open file: the clone does not count as another process. In a fork the clone opens the file
+    /// again, and does not count either.
     fn try_clone(&self) -> Result<Box<dyn Store>> {
         let handle = match in_a_fork(self.handle.process) {
             None => Arc::clone(&self.handle),
@@ -449,7 +450,7 @@ impl Store for FileStore {
 mod tests {
     use super::*;
 
-    /// A fork sees the handle as it is and a process id that is another: so here the id is changed.
+    /// In a fork, the handle is the same and the process id differs. So this test changes the id.
     #[test]
     fn a_fork_shares_no_lock_with_its_parent_and_makes_clones() {
         let directory = tempfile::tempdir().unwrap();
@@ -466,7 +467,7 @@ mod tests {
         let clone = inherited.try_clone().unwrap();
         clone.set("key", b"value").unwrap();
         assert_eq!(parent.get("key").unwrap(), b"value");
-        // Neither takes the parent's file away.
+        // Neither removes the parent's file.
         drop((clone, inherited));
         assert!(path.exists());
         drop(parent);

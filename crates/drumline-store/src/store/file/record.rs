@@ -1,14 +1,14 @@
-//! The bytes of a file store: one record behind the other, as torch writes them.
+//! The format of a file store: one record after another, as torch writes them.
 //!
 //! ```text
 //! 02 00 00 00  2f 6b  01 00 00 00  76        "/k" is "v"
 //! 03 00 00 00  2d 2f 6b  00 00 00 00         "/k" is deleted
 //! ```
 //!
-//! A record is the length of its key and the key, the length of its value and the value; lengths
-//! are little-endian `u32`. The last record of a key counts. Keys of users begin with `/`.
+//! A record is the length of its key, the key, the length of its value, and the value. Lengths are
+//! little-endian `u32`. The last record of a key counts. The keys of users begin with `/`.
 //!
-//! | key | what the record means |
+//! | key | meaning of the record |
 //! |---|---|
 //! | `/K` | K has this value |
 //! | `-/K` | K is deleted |
@@ -16,14 +16,13 @@
 //! | `cleanup/` | the number of handles that were closed |
 //! | `push/K` | ours: this item was put at the end of K's queue |
 //! | `pop/K` | ours: the first item of K's queue was taken |
-//! | empty, or only `~` | ours: nothing, it fills a gap |
+//! | empty, or only `~` | ours: no meaning, it fills a gap |
 //!
-//! torch takes ours for keys of its own that nobody asks for. (An empty key makes its `list_keys`
-//! fail.)
+//! For torch, our records are keys that no program asks for. (An empty key makes its `list_keys` fail.)
 
 use crate::store::values::Values;
 
-/// How many handles are open, and how many were closed.
+/// The number of open handles, and the number of closed ones.
 pub(super) const REFERENCES: &[u8] = b"refcount/";
 pub(super) const CLOSED: &[u8] = b"cleanup/";
 
@@ -32,11 +31,11 @@ const PUSH: &[u8] = b"push";
 const POP: &[u8] = b"pop";
 const FILLER: u8 = b'~';
 
-/// How many bytes [`cover`] has.
+/// The length of a [`cover`].
 pub(super) const COVER_BYTES: usize = 9;
 
-/// The beginning of a filler that makes whatever follows, up to `length` bytes with itself, mean
-/// nothing.
+/// The header of a filler. It makes the bytes after it meaningless, up to `length` bytes including the
+/// header.
 pub(super) fn cover(length: usize) -> [u8; COVER_BYTES] {
     let mut cover = [1, 0, 0, 0, FILLER, 0, 0, 0, 0];
     cover[5..].copy_from_slice(&((length - COVER_BYTES) as u32).to_le_bytes());
@@ -50,14 +49,14 @@ pub(super) enum Record<'a> {
     Delete(&'a [u8]),
     Push(&'a [u8], &'a [u8]),
     Pop(&'a [u8]),
-    /// Fills a gap of this number of bytes beside the eight of the lengths.
+    /// Fills a gap of this many bytes, plus eight for the lengths.
     Filler(usize),
 }
 
 impl<'a> Record<'a> {
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
         let mut parts = |prefix: &[u8], key: &[u8], value: &[u8]| {
-            // The store's limits are far below 32 bits.
+            // The store's limits are far below 2^32.
             out.extend(((prefix.len() + key.len()) as u32).to_le_bytes());
             out.extend_from_slice(prefix);
             out.extend_from_slice(key);
@@ -92,7 +91,7 @@ impl<'a> Record<'a> {
         Some((record, bytes.len() - rest.len()))
     }
 
-    /// Carries the change out. A record that is in the file is no longer refused.
+    /// Applies the change. No limit is checked, because the record is in the file already.
     pub(super) fn apply(&self, values: &mut Values) {
         match *self {
             Record::Set(key, value) => values.put(key, value),
@@ -103,7 +102,7 @@ impl<'a> Record<'a> {
         }
     }
 
-    /// Whether a store's own software writes such a record.
+    /// Whether the software of a store writes such records.
     fn is_known(&self) -> bool {
         match self {
             Record::Set(key, _) => key.first() == Some(&b'/') || [REFERENCES, CLOSED].contains(key),
@@ -112,22 +111,22 @@ impl<'a> Record<'a> {
     }
 }
 
-/// Whether `bytes`, the beginning of a file, can be the beginning of a store's.
+/// Whether `bytes` can be the beginning of a store's file.
 pub(super) fn is_plausible(bytes: &[u8]) -> bool {
     if let Some((record, _)) = Record::decode(bytes) {
         return record.is_known();
     }
-    // The first record is that of the first handle, and it was cut off.
+    // It may be the first record, of the first handle, cut off.
     let mut first = Vec::new();
     Record::Set(REFERENCES, b"1").encode(&mut first);
     first.starts_with(bytes)
 }
 
-/// Where whole records begin again behind a torn one at the beginning of `bytes`: a torch process
-/// may have written behind it. The length of `bytes` if there are none.
+/// The position where complete records begin again behind a torn record at the beginning of `bytes`: a torch
+/// process may have written there. The length of `bytes` if there are none.
 pub(super) fn next_whole(bytes: &[u8]) -> usize {
-    // From the end: whether records are whole from a place on is known for all places behind it. So a
-    // file of many records takes no longer than it takes to read them.
+    // Goes from the end to the front: whether records are complete from a position on follows from later
+    // positions. So a file of many records takes no longer than it takes to read them.
     let mut are_whole = vec![false; bytes.len() + 1];
     are_whole[bytes.len()] = true;
     for start in (1..bytes.len()).rev() {
@@ -139,7 +138,7 @@ pub(super) fn next_whole(bytes: &[u8]) -> usize {
     (1..bytes.len()).find(|&start| are_whole[start]).unwrap_or(bytes.len())
 }
 
-/// A length and that many bytes; what is behind them.
+/// Takes a length and that many bytes. Also returns the bytes behind them.
 fn take_prefixed(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = bytes.split_first_chunk()?;
     rest.split_at_checked(usize::try_from(u32::from_le_bytes(*length)).ok()?)
@@ -195,7 +194,7 @@ mod tests {
         for end in 1..torn.len() {
             assert_eq!(next_whole(&torn[..end]), end, "nothing is there");
             let bytes = [&torn[..end], &whole].concat();
-            // The torn value may swallow some of what follows, which only its length could tell.
+            // The torn value may swallow some of the following bytes, which only its length could tell.
             if Record::decode(&bytes).is_none() {
                 assert_eq!(next_whole(&bytes), end);
             }
@@ -207,7 +206,7 @@ mod tests {
         let torn = encoded(&[Record::Set(b"/key", &[7; 40])])[..20].to_vec();
         let many = encoded(&[Record::Set(b"/k", b"")]).repeat(500_000);
         assert_eq!(next_whole(&[&torn[..], &many].concat()), torn.len());
-        // Which end in the middle of one: no record is whole up to the end.
+        // The bytes end in the middle of a record, so no position has complete records up to the end.
         let bytes = [&torn[..], &many, &[5, 0, 0, 0, b'/']].concat();
         assert_eq!(next_whole(&bytes), bytes.len());
     }

@@ -1,4 +1,4 @@
-//! What a client asks of the server, call by call.
+//! The requests of a client to the server, call by call.
 
 use std::{
     io::{self, ErrorKind},
@@ -22,11 +22,11 @@ use crate::{
     text::escaped,
 };
 
-/// Idle connections beyond these are closed.
+/// The most idle connections. Others are closed.
 const IDLE_MAX: usize = 4;
 
 impl TcpStore {
-    /// Runs `call` on a connection that nobody else uses.
+    /// Runs `call` on a connection that no other call uses.
     fn call<T>(
         &self,
         operation: impl Fn() -> String,
@@ -38,13 +38,13 @@ impl TcpStore {
         let start = Instant::now();
         let deadline = deadline_after(self.timeout().max(ANSWER_PATIENCE));
         let failed = |error: io::Error| self.failed(operation(), explain(&error, start.elapsed()));
-        // The guard must not live on into the match.
+        // The guard must be dropped before the match.
         let idle = self.idle().pop();
         let mut connection = match idle {
             Some(connection) => connection,
             None => Connection::open(&self.target, deadline).map_err(failed)?,
         };
-        // A connection that failed is dropped: it may stand in the middle of a reply.
+        // A failed connection is dropped, because it may stand in the middle of a reply.
         let result =
             call(&mut connection, deadline).map_err(|error| self.diagnose(error, failed))?;
         self.keep(connection);
@@ -58,7 +58,7 @@ impl TcpStore {
         }
     }
 
-    /// Tells a server that has closed this connection from one that is gone.
+    /// Finds out whether the server has closed only this connection, or is gone.
     fn diagnose(&self, error: io::Error, failed: impl Fn(io::Error) -> Error) -> Error {
         if !is_hang_up(&error) {
             return failed(error);
@@ -91,7 +91,8 @@ impl TcpStore {
 
     /// Sends a request that has no reply, and waits until it has been carried out.
     fn tell(&self, operation: impl Fn() -> String, request: Request<'_>) -> Result<()> {
-        // The echo of a PING behind it tells.
+        // The server carries out requests in order, so the reply to a PING after this request shows that it
+        // is done.
         let nonce = std::process::id();
         self.call(operation, |connection, deadline| {
             connection.send(&[request, Request::Ping(nonce)], deadline)?;
@@ -104,7 +105,8 @@ impl TcpStore {
         let start = Instant::now();
         let until = deadline_after(self.timeout());
         self.call(operation, |connection, _| connection.fetch(keys, until))?.map_err(|missing| {
-            // None is missing that has a queue instead, or that came while we asked.
+            // `missing` leaves out keys that have a queue instead of a value, and keys that came while we asked.
+            // If it is empty, the error names all keys.
             self.timed_out(if missing.is_empty() { keys } else { &missing }, start)
         })
     }
@@ -116,8 +118,7 @@ impl TcpStore {
         })
     }
 
-    /// The server closes the connection over an addition that is impossible. Says so, if that is
-    /// what happened.
+    /// The server closes the connection if an addition is impossible. Says so if that has happened.
     fn explain_add(&self, key: &str, amount: i64, error: Error) -> Error {
         let Ok(true) = self.check(&[key]) else { return error };
         let Ok(value) = self.get(key) else { return error };
@@ -147,13 +148,12 @@ impl TcpStore {
     }
 }
 
-/// How long a client tries to reach a server again that has closed a connection, to find out
-/// whether it is gone.
+/// How long a client tries to reach a server that has closed a connection, to find out whether the server is
+/// gone.
 const RECALL_MAX: Duration = Duration::from_secs(1);
 
 impl Store for TcpStore {
-    /// Returns when the server has the value: from then on every reader sees it,
-    /// over any connection.
+    /// Returns when the server has the value. From then on every reader sees it, on any connection.
     fn set(&self, key: &str, value: &[u8]) -> Result<()> {
         let raw = raw_key("set", key)?;
         check_value("set", value)?;
@@ -198,7 +198,7 @@ impl Store for TcpStore {
     }
 
     fn num_keys(&self) -> Result<usize> {
-        // The server's number includes the count of workers, if somebody has joined.
+        // The server's number includes the count of workers, if any has joined.
         self.call(
             || "num_keys".to_owned(),
             |connection, deadline| {
@@ -300,11 +300,11 @@ impl Store for TcpStore {
         *self.timeout.lock().unwrap_or_else(PoisonError::into_inner) = timeout;
     }
 
-    /// A client with connections of its own. It does not keep a store alive that this process
-    /// hosts.
+    /// A client with connections of its own. If this process hosts the store, the clone does not keep the
+    /// store alive.
     fn try_clone(&self) -> Result<Box<dyn Store>> {
         let deadline = deadline_after(ANSWER_PATIENCE);
-        // In a fork the connections of the parent are none of ours.
+        // A fork must not use the connections of its parent.
         let target = match in_a_fork(self.process) {
             Some(_) => Server { open: Arc::default(), ..self.target.clone() },
             None => self.target.clone(),
@@ -330,7 +330,7 @@ fn as_keys(raw: &[String]) -> Vec<Key<'_>> {
     raw.iter().map(|key| as_key(key)).collect()
 }
 
-/// What a socket's error means for the one who asked.
+/// The text for a socket's error.
 fn explain(error: &io::Error, waited: Duration) -> String {
     match error.kind() {
         ErrorKind::ConnectionRefused

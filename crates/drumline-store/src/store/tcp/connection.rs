@@ -1,6 +1,6 @@
 //! One connection of a client: blocking calls with deadlines.
 //!
-//! After an error the connection may stand in the middle of a reply; its owner drops it.
+//! After an error the connection may stand in the middle of a reply. Its owner must drop it.
 
 use std::{
     hash::{BuildHasher as _, RandomState},
@@ -30,31 +30,31 @@ use crate::{
     },
 };
 
-/// How long one attempt to connect may take. The kernel repeats a lost first packet after 1 s and
-/// 3 s; a fresh attempt does better than its later repetitions.
+/// The time limit for one attempt to connect. The kernel retransmits a lost first packet after 1 s and 3 s. A
+/// new attempt is faster than later retransmissions.
 const ATTEMPT_MAX: Duration = Duration::from_secs(5);
 
-/// The pause between attempts doubles from the first to the second of these.
+/// The pause between attempts. It doubles from the first value to the second.
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// How long the server may take to confirm that a wait is cancelled.
 const CANCEL_MAX: Duration = Duration::from_secs(5);
 
-/// The least time that the server is given for an answer that needs no waiting.
+/// The least time that the server gets for an answer that needs no waiting.
 pub(super) const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
 
-/// How often a client of torch's server looks whether an item is there.
+/// How often a client of torch's server checks whether an item is there.
 const RECHECK: Duration = Duration::from_millis(100);
 
-/// How long a client calls again that is hung up on: strangers may have crowded it out, or the
+/// How long a client calls again after the server has hung up. Strangers may have crowded it out, or the
 /// server of an earlier job may just be ending.
 const HUNG_UP_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Debug)]
 pub(super) struct Connection {
     stream: Stream,
-    /// Whether the server knows FETCH and TAKE.
+    /// Whether the server supports FETCH and TAKE.
     is_extended: bool,
     /// The process that opened it.
     process: u32,
@@ -62,7 +62,7 @@ pub(super) struct Connection {
 }
 
 impl Drop for Connection {
-    /// Ends it for the copies, too, that forks of this process hold. A fork ends nothing.
+    /// Ends the connection, also for copies in forks of this process. A fork itself ends nothing.
     fn drop(&mut self) {
         if self.process == std::process::id() {
             let _ = self.stream.shutdown(Shutdown::Both);
@@ -70,19 +70,19 @@ impl Drop for Connection {
     }
 }
 
-/// What a client needs for another connection to its server.
+/// Everything that a client needs for another connection to its server.
 #[derive(Clone, Debug)]
 pub(super) struct Server {
     pub(super) address: Address,
-    /// What both prove to know first. Without, the server takes everybody, as torch's does.
+    /// The secret that both ends prove first. Without one, the server accepts every client, as torch's does.
     pub(super) secret: Option<Secret>,
-    /// How the bytes are protected over TCP.
+    /// How TCP connections are protected.
     pub(super) level: Level,
-    /// Counts this client's connections.
+    /// The number of this client's connections.
     pub(super) open: Arc<AtomicUsize>,
 }
 
-/// Counts the connections that a client has.
+/// Counts as one connection of a client while it is alive.
 #[derive(Debug)]
 struct OpenConnection(Arc<AtomicUsize>);
 
@@ -100,8 +100,8 @@ impl Drop for OpenConnection {
 }
 
 impl Connection {
-    /// Connects to `endpoint`, at the first of its addresses where a store's server answers, again
-    /// and again until `deadline`. Also returns what it takes to connect there again.
+    /// Connects to `endpoint`: tries all its addresses again and again, until a store's server answers at one
+    /// or `deadline` has come. Also returns what is needed to connect there again.
     pub(super) fn establish(
         endpoint: &Endpoint,
         (secret, level): (Option<&Secret>, Level),
@@ -112,13 +112,13 @@ impl Connection {
         loop {
             let error = match Connection::try_all(endpoint, (secret, level), deadline) {
                 Ok(established) => return Ok(established),
-                // Patience has run out meanwhile: the attempts before this one say more.
+                // Time has run out. The earlier attempts tell more than this one.
                 Err(error) if hung_up_since.is_some() && is_timeout(&error) => {
                     return Err(ErrorKind::ConnectionReset.into());
                 }
                 Err(error) => error,
             };
-            // Ranks that were started together should not knock together.
+            // Ranks that were started together should not connect at the same moment.
             let wait = pause.mul_f64(random_between(0.5, 1.0));
             let since = hung_up_since.get_or_insert_with(Instant::now);
             if !is_hang_up(&error) {
@@ -167,7 +167,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// Of a stream whose server has been greeted.
+    /// A connection whose server has been greeted.
     pub(super) fn over(stream: Stream, is_extended: bool) -> Connection {
         let (process, open) = (std::process::id(), OpenConnection::new(Arc::default()));
         Connection { stream, is_extended, process, _open: open }
@@ -197,7 +197,7 @@ impl Connection {
         let mut last_error = io::Error::other(format!("{endpoint} has no address"));
         let count = addresses.len();
         for (index, address) in addresses.into_iter().enumerate() {
-            // One silent address must not use up the time of the others.
+            // A silent address must not use up the time of the others.
             let share = time_left(deadline)? / (count - index) as u32;
             let until = Instant::now() + share.min(ATTEMPT_MAX);
             let secret = secret.cloned();
@@ -210,7 +210,7 @@ impl Connection {
         Err(last_error)
     }
 
-    /// Sends requests in one piece.
+    /// Sends several requests at once.
     pub(super) fn send(&mut self, requests: &[Request<'_>], deadline: Instant) -> io::Result<()> {
         let mut bytes = Vec::new();
         requests.iter().for_each(|request| request.encode(&mut bytes));
@@ -231,7 +231,7 @@ impl Connection {
         Ok(bytes)
     }
 
-    /// Reads a reply that is a number of things.
+    /// Reads a reply that is a count.
     pub(super) fn read_count(&mut self, deadline: Instant) -> io::Result<usize> {
         let count = i64::from_le_bytes(self.read_array(deadline)?);
         usize::try_from(count).map_err(|_| io::Error::other("the store counts below zero"))
@@ -247,7 +247,7 @@ impl Connection {
         Ok(bytes)
     }
 
-    /// Waits until `keys` exist, or until `deadline`; returns the keys that are missing then.
+    /// Waits until `keys` exist or `deadline` has come. Returns the keys that are missing then.
     pub(super) fn wait<'k>(
         &mut self,
         keys: &[Key<'k>],
@@ -257,8 +257,8 @@ impl Connection {
         Ok(outcome.err().unwrap_or_default())
     }
 
-    /// Waits until `keys` have values, or until `deadline`; returns the values, or the keys that
-    /// are missing.
+    /// Waits until `keys` have values or `deadline` has come. Returns the values, or the keys that are
+    /// missing.
     pub(super) fn fetch<'k>(
         &mut self,
         keys: &[Key<'k>],
@@ -276,7 +276,7 @@ impl Connection {
             return Ok(Err(missing));
         }
         let patience = Instant::now() + ANSWER_PATIENCE;
-        // torch's oldest servers know no lists.
+        // torch's oldest servers support no lists.
         let request = match keys {
             &[key] => Request::Get(key),
             keys => Request::MultiGet(keys.to_vec()),
@@ -285,7 +285,7 @@ impl Connection {
         values(self, patience).map(Ok)
     }
 
-    /// Waits until the queue `key` has an item, or until `deadline`; takes it.
+    /// Waits until the queue `key` has an item or `deadline` has come. Takes the item.
     pub(super) fn take(&mut self, key: Key<'_>, deadline: Instant) -> io::Result<Option<Vec<u8>>> {
         if self.is_extended {
             return self.ask_and_wait(Request::Take(key), deadline, Connection::read_value);
@@ -294,13 +294,14 @@ impl Connection {
             if let Some(item) = self.pop(key)? {
                 return Ok(Some(item));
             }
-            // torch's server may wake a client that waits no longer in the place of this one.
+            // torch's server may wake a client that no longer waits instead of this one. So this one checks
+            // from time to time.
             let missing = self.wait(&[key], deadline.min(Instant::now() + RECHECK))?;
             if time_left(deadline).is_err() {
                 return self.pop(key);
             }
             if missing.is_empty() {
-                // Somebody else may have been faster, or the key has a value, which is no item.
+                // Another client may have been faster, or the key has a value and no item.
                 thread::sleep(PAUSE_MIN);
             }
         }
@@ -316,9 +317,8 @@ impl Connection {
         }
     }
 
-    /// Sends `request`, which is answered with STOP_WAITING when something has happened, and reads
-    /// with `read` what comes behind it. `None`: it has not happened until `deadline`, and the
-    /// wait is cancelled.
+    /// Sends a `request` that is answered with STOP_WAITING when an event has happened. Then `read` reads the
+    /// rest of the answer. `None`: the event did not happen before `deadline`, and the wait is cancelled.
     pub(super) fn ask_and_wait<T>(
         &mut self,
         request: Request<'_>,
@@ -328,15 +328,15 @@ impl Connection {
         Ok(self.drive(Wait::by(request, Vec::new()), deadline, read)?.ok())
     }
 
-    /// Waits until `deadline`, and reads with `read` what comes behind STOP_WAITING; or returns the
-    /// keys that are missing.
+    /// Waits until `deadline`. After STOP_WAITING, `read` reads the rest of the answer. Otherwise returns the
+    /// missing keys.
     fn drive<'k, T>(
         &mut self,
         mut wait: Wait<'k>,
         deadline: Instant,
         mut read: impl FnMut(&mut Connection, Instant) -> io::Result<T>,
     ) -> io::Result<Result<T, Vec<Key<'k>>>> {
-        // A deadline in the past still asks: it may have happened.
+        // Asks even if the deadline is in the past, because the event may have happened.
         let request = std::slice::from_ref(wait.request());
         self.send(request, deadline.max(Instant::now() + CANCEL_MAX))?;
         let (mut until, mut answer) = (deadline, None);
@@ -373,7 +373,7 @@ impl Connection {
         Ok(())
     }
 
-    /// After `error`: sleeps until the stream is ready for `flags`, if that is all it takes.
+    /// After `error`: sleeps until the stream is ready for `flags`, if that is all that is wrong.
     fn sleep_over(&self, error: io::Error, flags: PollFlags, deadline: Instant) -> io::Result<()> {
         match error.kind() {
             ErrorKind::Interrupted => Ok(()),
@@ -387,7 +387,7 @@ impl Connection {
     }
 }
 
-/// Something listens there, and ends the connection before it has said anything.
+/// Whether the other end has ended the connection before it said anything.
 pub(super) fn is_hang_up(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset)
 }
@@ -396,7 +396,7 @@ fn is_timeout(error: &io::Error) -> bool {
     error.kind() == ErrorKind::TimedOut
 }
 
-/// The server does not want this client, and will not at another attempt.
+/// Whether the server has refused this client. Another attempt will not help.
 fn is_refusal(error: &io::Error) -> bool {
     error.kind() == ErrorKind::PermissionDenied
 }

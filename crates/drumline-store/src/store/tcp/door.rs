@@ -1,4 +1,4 @@
-//! Where a store's server lets its clients in, and whom.
+//! The doors of a store's server: where clients connect, and which clients are accepted.
 
 use std::{
     io::ErrorKind,
@@ -12,10 +12,10 @@ use crate::{
     net::gate::{Admission, Listener},
 };
 
-/// A way into a store: an address, and what clients there must know.
+/// An address of a store's server, and what clients must prove there.
 ///
-/// All doors of a server lead to the same keys: a guest of a door that asks for nothing
-/// can read and change what those who know a secret have stored.
+/// All doors of a server lead to the same keys. So a client of a door without a secret can read and change
+/// what clients of a door with a secret have stored.
 ///
 /// ```
 /// # use drumline_store as drumline;
@@ -49,34 +49,35 @@ use crate::{
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Door {
-    /// For the processes of this user (and of root) on this machine, over TCP: `host` must be
-    /// loopback. Port 0 lets the system choose.
+    /// Accepts processes of this user and of root on this machine, over TCP. `host` must be loopback. With
+    /// port 0 the system chooses.
     Loopback {
-        /// An address, or a name that stands for one.
+        /// An address, or a name that resolves to one.
         host: String,
         /// The port.
         port: u16,
     },
-    /// For everybody who reaches one address of this machine; if that is loopback, for all its users.
+    /// Accepts every process that can reach one address of this machine. If that is loopback, these are the
+    /// processes of all users of the machine.
     Exposed {
-        /// An address, or a name that stands for one.
+        /// An address, or a name that resolves to one.
         host: String,
         /// The port.
         port: u16,
     },
-    /// For those who know a secret, over TCP or an abstract Unix socket.
+    /// Accepts processes that know a secret, over TCP or an abstract Unix socket.
     Secured {
-        /// Where.
+        /// The address.
         endpoint: Endpoint,
-        /// What both ends prove to know.
+        /// The secret that both ends prove.
         secret: Secret,
-        /// How the bytes are protected over TCP.
+        /// How TCP connections are protected.
         level: Level,
     },
 }
 
 impl Door {
-    /// What it is to listen on.
+    /// The address on which the door listens.
     pub(super) fn endpoint(&self) -> Endpoint {
         match self {
             Door::Loopback { host, port } | Door::Exposed { host, port } => {
@@ -115,7 +116,7 @@ impl Door {
         }
     }
 
-    /// The listening socket, or why there is none and what to do.
+    /// Opens the listening socket. The error says what is wrong and what to do.
     pub(super) fn listen(&self) -> Result<Listener, String> {
         match self.endpoint() {
             Endpoint::Tcp { host, port } => {
@@ -153,7 +154,7 @@ fn listen_on(host: &str, port: u16, must_be_loopback: bool) -> Result<Listener, 
             Err(error) if error.kind() == ErrorKind::AddrNotAvailable => {
                 not_ours.push(address.ip().to_string());
             }
-            // The next address would do, but the ranks would find the stranger on this one.
+            // The next address would work, but the ranks would find the stranger on this one.
             Err(error) if error.kind() == ErrorKind::AddrInUse => {
                 return Err(format!(
                     "port {port} of {} is in use, perhaps by rank 0 of another job or by one left \

@@ -1,4 +1,4 @@
-//! The thread that hosts a store: the server's state machine over non-blocking sockets, behind its
+//! The thread that hosts a store. It connects the server's state machine to non-blocking sockets, behind the
 //! doors.
 
 use std::{
@@ -36,7 +36,7 @@ use crate::{
     store::BYTES_MAX,
 };
 
-/// A store's server. It serves from a thread of its own until it is dropped.
+/// A store's server. It runs on a thread of its own until it is dropped.
 ///
 /// ```
 /// # use drumline_store as drumline;
@@ -52,17 +52,17 @@ use crate::{
 /// ```
 #[derive(Debug)]
 pub struct TcpStoreServer {
-    /// One for each door.
+    /// One place for each door.
     places: Vec<Place>,
     ranks: Arc<Ranks>,
-    /// The thread ends when this end of the pair is shut.
+    /// When this end of the pair is shut down, the thread ends.
     stop: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
-    /// The process of the thread. A fork has only a copy of this handle.
+    /// The process that has the thread. A fork only has a copy of this handle.
     process: u32,
 }
 
-/// Where a door is, and what clients must know there.
+/// The address of a door, and what clients must prove there.
 #[derive(Debug)]
 struct Place {
     endpoint: Endpoint,
@@ -72,8 +72,8 @@ struct Place {
 }
 
 impl TcpStoreServer {
-    /// Starts a server for drumline's and torch's clients, who need no secret: therefore `host`
-    /// must be loopback. Port 0 lets the system choose; [`TcpStoreServer::address`] tells which.
+    /// Starts a server for clients of drumline and of torch that have no secret. So `host` must be loopback.
+    /// With port 0 the system chooses; [`TcpStoreServer::address`] has the result.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -94,11 +94,11 @@ impl TcpStoreServer {
         TcpStoreServer::open(&[Door::Loopback { host: host.to_owned(), port }], BYTES_MAX)
     }
 
-    /// As [`TcpStoreServer::bind`], on any one address of this machine: everybody who reaches it can
+    /// Like [`TcpStoreServer::bind`], on any one address of this machine. Every process that can reach it can
     /// read and write every key.
     ///
-    /// It listens on exactly the address that `host` stands for, on no other interface. Of several
-    /// addresses behind a name the first is taken that belongs to this machine.
+    /// It listens only on the address to which `host` resolves. If a name has several addresses, the first
+    /// one that belongs to this machine is used.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -111,13 +111,13 @@ impl TcpStoreServer {
     ///
     /// # Errors
     ///
-    /// As [`TcpStoreServer::bind`]; [`Error::Store`] if `host` is another machine.
+    /// As for [`TcpStoreServer::bind`]; [`Error::Store`] if `host` is another machine.
     pub fn bind_exposed(host: &str, port: u16) -> Result<TcpStoreServer> {
         TcpStoreServer::open(&[Door::Exposed { host: host.to_owned(), port }], BYTES_MAX)
     }
 
-    /// Starts a server for drumline's clients who know `secret`, on one address of this machine
-    /// or on an abstract Unix socket.
+    /// Starts a server for clients of drumline that know `secret`, on one address of this machine or on an
+    /// abstract Unix socket.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -139,15 +139,15 @@ impl TcpStoreServer {
     ///
     /// # Errors
     ///
-    /// As [`TcpStoreServer::bind_exposed`]; [`Error::Store`] if the name is in use.
+    /// As for [`TcpStoreServer::bind_exposed`]; [`Error::Store`] if the name is in use.
     pub fn bind_secured(endpoint: &Endpoint, secret: &Secret) -> Result<TcpStoreServer> {
         let (endpoint, secret) = (endpoint.clone(), secret.clone());
         let door = Door::Secured { endpoint, secret, level: Level::Auth };
         TcpStoreServer::open(&[door], BYTES_MAX)
     }
 
-    /// Starts a server with several doors to one store, whose keys, values and queues may take
-    /// `bytes_max` bytes together. See [`Door`].
+    /// Starts a server with several doors to one store. Its keys, values and queues may take `bytes_max`
+    /// bytes together. See [`Door`].
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -164,7 +164,7 @@ impl TcpStoreServer {
     ///
     /// # Errors
     ///
-    /// As [`TcpStoreServer::bind`], for any of the doors; none is open then.
+    /// As for [`TcpStoreServer::bind`], for any of the doors; then none of them is open.
     /// [`Error::InvalidArgument`] if there are no doors.
     pub fn open(doors: &[Door], bytes_max: usize) -> Result<TcpStoreServer> {
         if doors.is_empty() {
@@ -188,7 +188,7 @@ impl TcpStoreServer {
         Ok(TcpStoreServer { places, ranks, stop: Some(stop), thread, process: std::process::id() })
     }
 
-    /// Where the server listens on TCP: at the first of its doors that does.
+    /// The TCP address of the server: that of its first door with one.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -205,7 +205,7 @@ impl TcpStoreServer {
         })
     }
 
-    /// What its first door was asked to listen on, with the port that it has got.
+    /// The endpoint of its first door, with the actual port.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -216,19 +216,19 @@ impl TcpStoreServer {
     /// # Ok::<(), drumline::Error>(())
     /// ```
     pub fn endpoint(&self) -> &Endpoint {
-        // There is always one.
+        // There is at least one door.
         &self.places[0].endpoint
     }
 
-    /// How a client in this process connects.
+    /// How a client in this process connects to the server.
     pub(super) fn as_target(&self) -> connection::Server {
         let Place { address, secret, level, .. } = &self.places[0];
         let (address, secret) = (address.clone(), secret.clone());
         connection::Server { address, secret, level: *level, open: Arc::default() }
     }
 
-    /// Waits until at most `count` connections of ranks are open, or until `deadline`. Tells
-    /// which. After `warn_after` it says in the log who is awaited.
+    /// Waits until at most `count` connections of ranks are open, or until `deadline`. Returns whether that
+    /// many are left. After `warn_after`, logs which ranks are awaited.
     pub(super) fn wait_for_departure(
         &self,
         count: impl Fn() -> usize,
@@ -287,10 +287,10 @@ impl Drop for TcpStoreServer {
     /// Stops serving: every connection closes.
     fn drop(&mut self) {
         if self.process != std::process::id() {
-            // The parent's thread serves on, and there is none to wait for here.
+            // The parent's thread goes on, and this process has none to wait for.
             return;
         }
-        // A fork may hold a copy of this end: closing it alone would tell the thread nothing.
+        // A fork may hold a copy of this end, so closing it would not tell the thread. To shut it down does.
         if let Some(stop) = self.stop.take() {
             let _ = stop.shutdown(Shutdown::Both);
         }
@@ -300,10 +300,10 @@ impl Drop for TcpStoreServer {
     }
 }
 
-/// The open connections of ranks, for those who wait for them to end.
+/// The open connections of ranks, for callers that wait for them to end.
 #[derive(Debug, Default)]
 struct Ranks {
-    /// Each with the name of its other end.
+    /// The connections, with the names of their other ends.
     present: Mutex<BTreeMap<ConnectionId, String>>,
     changed: Condvar,
 }
@@ -320,7 +320,7 @@ impl Ranks {
         }
     }
 
-    /// Waits until at most `count` are left, or until `deadline`. Who is left then.
+    /// Waits until at most `count` are left, or until `deadline`. If more are left, returns their names.
     fn wait_until_left(&self, count: impl Fn() -> usize, deadline: Instant) -> Option<Vec<String>> {
         let present = self.present.lock().unwrap_or_else(PoisonError::into_inner);
         let patience = deadline.saturating_duration_since(Instant::now());
@@ -332,40 +332,39 @@ impl Ranks {
     }
 }
 
-/// So many of those who are awaited are named.
+/// The most ranks that a warning names.
 const NAMED_MAX: usize = 16;
 
-/// The most connections that a server has from people without a secret.
+/// The most connections of clients without a secret.
 const STRANGERS_MAX: usize = 4096;
 
-/// How many bytes are taken from one connection before the others have their turn.
+/// How many bytes are read from one connection before the others have their turn.
 const READ_BYTES: usize = 64 << 10;
 
-/// How many events are taken from the kernel at once.
+/// How many events are taken from the kernel at a time.
 const EVENTS_MAX: usize = 256;
 
-/// Stands for the wish to stop among the connections' numbers. The doors count down from here.
+/// The key of the stop event among the connections' numbers. The keys of doors count down from here.
 const STOP: u64 = u64::MAX;
 
-/// What the thread owns. The kernel tells which connections have something to say, so that idle
-/// ones cost nothing.
+/// The state of the thread. The kernel tells which connections are ready, so idle connections cost nothing.
 struct Host {
     epoll: OwnedFd,
     gates: Vec<Gate>,
-    /// Open for as long as the thread is to live.
+    /// Kept open while the thread runs.
     _stopped: UnixStream,
     server: Server,
     streams: BTreeMap<ConnectionId, Stream>,
     /// Connections that take no more bytes at the moment.
     full: BTreeSet<ConnectionId>,
     ranks: Arc<Ranks>,
-    /// Connections of those who have shown no secret.
+    /// Connections of clients that have proven no secret.
     strangers: BTreeSet<ConnectionId>,
     warnings: Warnings,
     buffer: Vec<u8>,
 }
 
-/// What the kernel found.
+/// The events that the kernel reported.
 #[derive(Default)]
 struct Ready {
     stop: bool,
@@ -407,7 +406,7 @@ impl Host {
         }
     }
 
-    /// Returns when it is to stop.
+    /// Runs until the thread must stop.
     fn serve(&mut self) -> io::Result<()> {
         loop {
             let ready = self.wait()?;
@@ -422,8 +421,8 @@ impl Host {
                     self.receive(arrival);
                 }
             }
-            // Before the replies leave, so that a client that has one is counted, and again
-            // after, because writing closes what is broken.
+            // Counted before replies are written, so that a client with a reply is counted, and again
+            // afterwards, because writing closes broken connections.
             self.count_ranks();
             for id in ready.writable.union(&self.server.take_answered()) {
                 self.write(*id)?;
@@ -469,7 +468,7 @@ impl Host {
                 }
             }
         }
-        // Guests may be out of time although nothing has arrived.
+        // The time of guests may be over although nothing has arrived.
         let now = Instant::now();
         let is_late = |gate: &Gate| gate.deadline().is_some_and(|at| now >= at);
         let late = self.gates.iter().enumerate().filter(|(_, gate)| is_late(gate));
@@ -501,7 +500,7 @@ impl Host {
         self.streams.insert(id, stream);
         if is_stranger {
             self.strangers.insert(id);
-            // The gate has heard it.
+            // The gate has read these bytes.
             self.server.receive(id, &OPENING);
         }
     }
@@ -522,14 +521,14 @@ impl Host {
                     self.close(id);
                 }
             }
-            // The kernel tells of what is in the socket, and of nothing else.
+            // The kernel reports only what is in the socket, not what the stream holds.
             if !self.streams.get(&id).is_some_and(Stream::holds_input) {
                 break;
             }
         }
     }
 
-    /// Writes as much as the socket takes, and asks to be told when it takes the rest.
+    /// Writes as much as the socket takes. If it takes no more, asks to be told when it does.
     fn write(&mut self, id: ConnectionId) -> io::Result<()> {
         let Some(stream) = self.streams.get_mut(&id) else { return Ok(()) };
         while !self.server.output(id).is_empty() {
@@ -560,12 +559,12 @@ impl Host {
         self.server.disconnect(id);
         self.full.remove(&id);
         self.strangers.remove(&id);
-        // The kernel forgets a descriptor that is closed.
+        // The kernel forgets a closed descriptor.
         self.streams.remove(&id);
     }
 }
 
-/// A process that has ended is nothing to warn of.
+/// Logs the end of a connection. The end of a process is no warning.
 fn tell_of_end(stream: &Stream, error: &io::Error) {
     let peer = stream.peer();
     match error.kind() {

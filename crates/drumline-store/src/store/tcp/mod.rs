@@ -1,7 +1,7 @@
 //! A store for ranks on any number of hosts, compatible with PyTorch's `TCPStore`.
 //!
-//! One process hosts the server, the others are its clients; torch processes may be either. The
-//! server has one thread, however many clients there are ([`TcpStoreServer`]).
+//! One process hosts the server, and the other processes are its clients. Any of them may be a torch process.
+//! The server has one thread for all clients ([`TcpStoreServer`]).
 //!
 //! ```
 //! # use drumline_store as drumline;
@@ -20,11 +20,11 @@
 //! # Ok::<(), drumline::Error>(())
 //! ```
 //!
-//! torch's protocol knows no authentication, so such a server listens on loopback only, unless it
-//! is told otherwise by name ([`TcpStoreServer::bind_exposed`]). Where both ends are drumline's,
-//! the same requests travel behind the handshake of [`auth`](crate::auth), over TCP between hosts
-//! or an abstract Unix socket on one ([`TcpStore::host_secured`], [`TcpStore::connect_secured`]).
-//! One server may have several such doors to the same keys ([`TcpStoreServer::open`]).
+//! torch's protocol has no authentication. So such a server listens on loopback only, unless the program asks
+//! for more ([`TcpStoreServer::bind_exposed`]). If both ends are drumline's, the same requests travel behind
+//! the handshake of [`auth`](crate::auth): over TCP between hosts, or over an abstract Unix socket on one
+//! host ([`TcpStore::host_secured`], [`TcpStore::connect_secured`]). One server may have several such doors
+//! to the same keys ([`TcpStoreServer::open`]).
 
 mod client;
 mod connection;
@@ -57,18 +57,16 @@ use crate::{
 
 pub use self::{door::Door, host::TcpStoreServer};
 
-/// How long a host waits for ranks to leave until it says whom it awaits.
+/// How long a host waits for ranks to leave before it logs which ones it awaits.
 const WARN_AFTER: Duration = Duration::from_secs(10);
 
-/// How often the number of joined workers is looked at, as in torch.
+/// How often the number of joined workers is read, as in torch.
 const WORKERS_POLL: Duration = Duration::from_millis(10);
 
-/// A client of a store's server; in the process that hosts the store also its server.
+/// A client of a store's server. In the process that hosts the store, it is also the server.
 ///
-/// Every call takes a connection of its own for as long as it lasts, so one that waits holds up
-/// no other.
-///
-/// Dropping the handle of the host ends the store for everyone: see
+/// Every call has a connection of its own while it runs, so a waiting call holds up no other.
+/// To drop the handle of the host ends the store for all clients: see [`TcpStore::wait_for_departure`].
 /// [`TcpStore::wait_for_departure`].
 ///
 /// ```
@@ -88,7 +86,7 @@ const WORKERS_POLL: Duration = Duration::from_millis(10);
 pub struct TcpStore {
     /// The [`Endpoint`], for messages.
     name: String,
-    /// Where to connect, and how.
+    /// The server's address, and what is needed to connect.
     target: Server,
     idle: Mutex<Vec<Connection>>,
     timeout: Mutex<Duration>,
@@ -154,7 +152,7 @@ impl TcpStore {
         TcpStore::to_own(TcpStoreServer::bind_secured(endpoint, secret)?)
     }
 
-    /// Connects to a server, trying again until `timeout` if it is not up yet.
+    /// Connects to a server. If it does not run yet, tries again until `timeout`.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -170,8 +168,8 @@ impl TcpStore {
     ///
     /// # Errors
     ///
-    /// [`Error::Store`] with the last failure when the time is over. The call does not outlast
-    /// `timeout`, whatever name service and network do.
+    /// [`Error::Store`] with the last failure when the time is over. The call never takes longer than
+    /// `timeout`, whatever the name service and the network do.
     pub fn connect(host: &str, port: u16, timeout: Duration) -> Result<TcpStore> {
         TcpStore::reach(
             &Endpoint::Tcp { host: host.to_owned(), port },
@@ -180,7 +178,7 @@ impl TcpStore {
         )
     }
 
-    /// Connects to a server that asks for a secret, as [`TcpStore::connect`].
+    /// Connects to a server that asks for a secret, like [`TcpStore::connect`].
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -197,7 +195,7 @@ impl TcpStore {
     ///
     /// # Errors
     ///
-    /// As [`TcpStore::connect`]; at once if the server does not know the secret.
+    /// As for [`TcpStore::connect`]; it fails at once if the server does not know the secret.
     pub fn connect_secured(
         endpoint: &Endpoint,
         secret: &Secret,
@@ -206,7 +204,7 @@ impl TcpStore {
         TcpStore::reach(endpoint, (Some(secret), Level::Auth), timeout)
     }
 
-    /// The same where the server's door has this level ([`Door::Secured`]).
+    /// The same for a door of this level ([`Door::Secured`]).
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -239,8 +237,8 @@ impl TcpStore {
         TcpStore::reach(endpoint, (Some(secret), level), timeout)
     }
 
-    /// Connects to `server`, through its first door, and hosts it from now on: dropping the store
-    /// ends it.
+    /// Connects to `server` through its first door, and hosts it from now on: to drop the store ends the
+    /// server.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -324,7 +322,7 @@ impl TcpStore {
         &self.name
     }
 
-    /// The server's address; none for a Unix socket.
+    /// The server's address; `None` for a Unix socket.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -341,8 +339,8 @@ impl TcpStore {
         }
     }
 
-    /// Joins a job of `world_size` processes. Each calls this once; the host's call returns when
-    /// all have joined, the others' at once. Processes that run torch are counted as well.
+    /// Joins a job of `world_size` processes. Each process calls this once. The host's call returns when all
+    /// have joined, the calls of the others at once. Processes that use torch count, too.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -356,7 +354,7 @@ impl TcpStore {
     ///
     /// # Errors
     ///
-    /// [`Error::Store`] on the host if fewer have joined after `timeout`.
+    /// [`Error::Store`] on the host if fewer processes have joined after `timeout`.
     pub fn wait_for_workers(&self, world_size: usize, timeout: Duration) -> Result<()> {
         let deadline = deadline_after(timeout);
         let all = i64::try_from(world_size).unwrap_or(i64::MAX);
@@ -374,21 +372,20 @@ impl TcpStore {
         Ok(())
     }
 
-    /// Takes [`TcpStore::wait_for_workers`] back: this process has joined and cannot go on.
+    /// Undoes [`TcpStore::wait_for_workers`]: this process has joined and cannot go on.
     pub fn leave_workers(&self) -> Result<()> {
         self.add_raw(WORKERS, -1).map(drop)
     }
 
-    /// Waits until every other rank has closed its connections to this host's server, at most for
-    /// `timeout`, and tells whether they have. Not being the host, returns `true` at once.
+    /// Waits until every other rank has closed its connections to this host's server, at most for `timeout`.
+    /// Returns whether they have. On clients it returns `true` at once.
     ///
-    /// Clients of drumline count as ranks, and others that have joined ([`TcpStore::wait_for_workers`],
-    /// or torch's). A torch process that only looks into the store holds up nobody. After 10 s the log
-    /// says who is awaited.
+    /// Clients of drumline count as ranks, and so do others that have joined ([`TcpStore::wait_for_workers`],
+    /// or torch's). A torch process that only reads the store is not awaited. After 10 s the log says which
+    /// ranks are awaited.
     ///
-    /// A client that ends before the others have finished takes nothing from them, the host takes
-    /// everything: so the host calls this before it drops the store. A process that dies closes
-    /// its connections too.
+    /// A client may end before the others have finished. But when the host ends, the store is gone. So the
+    /// host calls this before it drops the store. A process that dies closes its connections, too.
     ///
     /// ```
     /// # use drumline_store as drumline;
@@ -405,7 +402,7 @@ impl TcpStore {
         self.wait_for_departure_telling(timeout, WARN_AFTER)
     }
 
-    /// As [`TcpStore::wait_for_departure`], and says after `warn_after` who is awaited.
+    /// [`TcpStore::wait_for_departure`] that logs after `warn_after` which ranks are awaited.
     pub fn wait_for_departure_telling(&self, timeout: Duration, warn_after: Duration) -> bool {
         let ours = || self.target.open.load(Ordering::SeqCst);
         let deadline = deadline_after(timeout);
@@ -420,7 +417,7 @@ mod tests {
     use super::*;
     use crate::store::Store as _;
 
-    /// A fork sees the handle as it is and a process id that is another: so here the id is changed.
+    /// In a fork, the handle is the same and the process id differs. So this test changes the id.
     #[test]
     fn a_fork_uses_no_connection_of_its_parent_and_makes_clones() {
         let parent = TcpStore::host("127.0.0.1", 0).unwrap();

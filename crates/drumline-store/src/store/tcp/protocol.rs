@@ -1,9 +1,9 @@
-//! The bytes of the TCP store: requests and replies, encoded and decoded without any I/O.
+//! The format of the TCP store: requests and replies, encoded and decoded without I/O.
 //!
-//! The format is that of PyTorch's `TCPStore`, so that a torch process can be the peer of a rank
-//! of ours, on either side. There is no frame around a request, no version and no
-//! authentication. A request is one opcode byte and its arguments; integers are little-endian;
-//! text and bytes are a `u64` length and that many bytes; a list is a 64-bit count and its items.
+//! The format is that of PyTorch's `TCPStore`, so a torch process can be the other end on either side.
+//! Requests have no frame, no version and no authentication. A request is one opcode byte and its arguments.
+//! Integers are little-endian. Text and bytes are a `u64` length and that many bytes. A list is a 64-bit
+//! count and its items.
 //!
 //! ```text
 //! VALIDATE   00 | ce f7 85 3c                                     magic
@@ -13,14 +13,14 @@
 //!               | ff ff ff ff ff ff ff ff                         amount -1
 //! ```
 //!
-//! Two requests are ours: FETCH and TAKE wait and answer in one round trip, where torch's clients
-//! wait first and ask then. A client learns whether the server knows them without a round trip of
-//! its own: it begins with a PING of [`ASK_EXTENSIONS`], which a server of ours answers with
-//! [`EXTENSIONS`] and every other with the same number.
+//! Two requests are ours: FETCH and TAKE wait and answer in one round trip. torch's clients wait first and
+//! ask then. A client learns without a round trip of its own whether the server supports them: its first
+//! request is a PING of [`ASK_EXTENSIONS`]. Our servers answer with [`EXTENSIONS`], all other servers with
+//! the same number.
 //!
-//! [`Request`] is the whole table. Its decoder works on a prefix of a stream: it returns the first
-//! request in it, or how many bytes must be there before another try can succeed. It refuses
-//! whatever exceeds the `*_MAX` limits as soon as the offending length is visible.
+//! [`Request`] is the whole table. The decoder works on a prefix of a stream. It returns the first request in
+//! it, or the number of bytes that must be there before another try can succeed. It refuses anything that
+//! exceeds a `*_MAX` limit as soon as it sees the length.
 //!
 //! ```
 //! # use drumline_store as drumline;
@@ -33,13 +33,13 @@
 //! assert_eq!(decode(&bytes), Ok(Decoded::Request(Request::Set(Key(b"/k"), Value(b"v")), 20)));
 //! ```
 
-/// The argument of [`Request::Validate`]: what tells a store's client from a stray connection.
+/// The argument of [`Request::Validate`]. It tells a store's client from a stray connection.
 pub const MAGIC: u32 = 0x3C85_F7CE;
 
-/// VALIDATE as every connection begins with it.
+/// VALIDATE, with which every connection begins.
 pub(super) const OPENING: [u8; 5] = [0, 0xCE, 0xF7, 0x85, 0x3C];
 
-/// The longest key, in bytes, with the `/` that clients put before it.
+/// The longest key in bytes, including the `/` that clients put in front.
 pub const KEY_BYTES_MAX: usize = 8192;
 
 /// The longest value, in bytes.
@@ -66,14 +66,14 @@ pub const STOP_WAITING: u8 = 0;
 /// Reply to [`Request::CancelWait`].
 pub const WAIT_CANCELED: u8 = 1;
 
-/// The nonce of a [`Request::Ping`] that asks for our extensions. torch's clients send their
-/// process id, which is never as large.
+/// The nonce of a [`Request::Ping`] that asks for our extensions. torch's clients send their process id,
+/// which is never this large.
 pub const ASK_EXTENSIONS: u32 = 0xD5D5_0001;
 
 /// The answer to [`ASK_EXTENSIONS`]: the server knows [`Request::Fetch`] and [`Request::Take`].
 pub const EXTENSIONS: u32 = 0xD5D5_8001;
 
-/// A key as the server sees it: opaque bytes. Clients put a `/` before the user's key.
+/// A key as the server sees it: opaque bytes. Clients put a `/` in front of the user's key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key<'a>(pub &'a [u8]);
 
@@ -81,13 +81,13 @@ pub struct Key<'a>(pub &'a [u8]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Value<'a>(pub &'a [u8]);
 
-/// Counts the handles that joined. The only key of torch's without a leading `/`.
+/// The number of handles that have joined. It is torch's only key without a leading `/`.
 pub(super) const WORKERS: Key<'static> = Key(b"init/");
 
-/// Builds [`Request`] from the table of the protocol, one row for each opcode.
+/// Makes [`Request`] from the table of the protocol, which has one row for each opcode.
 macro_rules! requests {
     ($($(#[$doc:meta])* $opcode:literal $name:ident($($field:ident: $kind:ty),*),)*) => {
-        /// What a client may ask. Each row says what the server replies.
+        /// A request of a client. Each row says what the server replies.
         #[derive(Clone, Debug, PartialEq, Eq)]
         pub enum Request<'a> {
             $($(#[$doc])* $name($($kind),*),)*
@@ -133,7 +133,7 @@ requests! {
     7 GetNumKeys(),
     /// Replies with the number of keys removed, an `i64`: 0 or 1.
     8 DeleteKey(key: Key<'a>),
-    /// Stores a value behind the present one. No reply.
+    /// Appends a value to the present one. No reply.
     9 Append(key: Key<'a>, value: Value<'a>),
     /// Replies with one value for each key, without a count.
     10 MultiGet(keys: Vec<Key<'a>>),
@@ -168,8 +168,8 @@ pub enum Decoded<'a> {
     NeedsBytes(usize),
 }
 
-/// Why bytes are not a request. The connection cannot go on, for nobody knows where the next
-/// request would begin.
+/// Why bytes are not a request. The connection cannot go on, because the start of the next request is
+/// unknown.
 ///
 /// ```
 /// # use drumline_store as drumline;
@@ -220,7 +220,7 @@ pub fn decode(bytes: &[u8]) -> Result<Decoded<'_>, ProtocolError> {
 
 /// One argument of a request, or one part of a reply.
 pub(super) trait Field<'a>: Sized {
-    /// The fewest bytes that such a field can have.
+    /// The least length of such a field in bytes.
     const BYTES_MIN: usize;
 
     fn read(reader: &mut Reader<'a>) -> Result<Self, Stop>;
@@ -336,8 +336,8 @@ impl<'a, T: Field<'a>> Field<'a> for Vec<T> {
         let count = reader.length(KEYS_PER_REQUEST_MAX, ProtocolError::TooManyKeys)?;
         let mut items = Vec::with_capacity(count.min(reader.bytes.len() / T::BYTES_MIN));
         for left in (0..count).rev() {
-            // Asks also for the least bytes of the items behind the incomplete one. So a long list
-            // that arrives in small pieces is scanned few times, not once for each piece.
+            // Asks also for the least length of the items behind the incomplete one. So a long list that
+            // arrives in small pieces is scanned a few times, and not once for each piece.
             items.push(T::read(reader).map_err(|stop| match stop {
                 Stop::NeedsBytes(needed) => Stop::NeedsBytes(needed + left * T::BYTES_MIN),
                 invalid => invalid,

@@ -1,4 +1,4 @@
-//! A client whose server is a row of bytes: for `drumline-fuzz`, and no part of the API.
+//! A client whose server sends given bytes: for `drumline-fuzz`; not part of the API.
 
 use std::{
     io::{self, Write as _},
@@ -18,12 +18,12 @@ use crate::{
     net::{call::Address, stream::Stream},
 };
 
-/// A client to which a server has sent `said` (as much as a socket's buffer holds) and then hung up.
-/// The returned stream is the server's end. The client cannot connect again.
+/// A client whose server has sent `said` (as much as a socket's buffer holds) and then hung up. The returned
+/// stream is the server's end. The client cannot connect again.
 ///
 /// # Errors
 ///
-/// When the system gives no socket.
+/// The system provides no socket.
 pub fn client(said: &[u8], is_extended: bool) -> io::Result<(TcpStore, UnixStream)> {
     let (ours, mut theirs) = UnixStream::pair()?;
     ours.set_nonblocking(true)?;

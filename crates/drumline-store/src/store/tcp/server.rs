@@ -1,9 +1,9 @@
-//! The TCP store's server as a state machine: bytes of connections in, bytes out, no sockets and
-//! no clock.
+//! The TCP store's server as a state machine: bytes of connections go in and out. It has no sockets and no
+//! clock.
 //!
-//! Its driver (the thread of [`TcpStoreServer`](super::TcpStoreServer), a test, a
-//! simulator) says when a connection opens, what arrived on it and when it is gone, writes out
-//! what [`Server::output`] holds, and closes what [`Server::take_refused`] names.
+//! Its driver (the thread of [`TcpStoreServer`](super::TcpStoreServer), a test, or a simulator) says when a
+//! connection opens, what has arrived on it, and when it is gone. The driver writes the bytes of
+//! [`Server::output`], and closes the connections of [`Server::take_refused`].
 //!
 //! ```
 //! # use drumline_store as drumline;
@@ -19,11 +19,11 @@
 //! assert_eq!(server.output(connection), [7, 0, 0, 0]);
 //! ```
 //!
-//! The protocol has no authentication: everybody who can connect can read and write every key (the
-//! handshake of [`TcpStoreServer::bind_secured`](super::TcpStoreServer::bind_secured) comes before
-//! a connection is one here). What a connection may hold in buffers is bounded (the `*_MAX` constants here and in
-//! [`protocol`](super::protocol)), and one that breaks a rule is refused without an effect on the
-//! others. What all of them store together is bounded as well ([`Server::with_limit`]).
+//! The protocol has no authentication: every client that can connect can read and write every key. (The
+//! handshake of [`TcpStoreServer::bind_secured`](super::TcpStoreServer::bind_secured) comes before a
+//! connection gets here.) The buffers of each connection are bounded (see the `*_MAX` constants here and in
+//! [`protocol`](super::protocol)). A connection that breaks a rule is refused, without an effect on others.
+//! The bytes that all of them store together are bounded as well ([`Server::with_limit`]).
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -39,18 +39,18 @@ use crate::{
     text::escaped,
 };
 
-/// The most bytes that wait for one connection's reader. Replies to a client that keeps to one
-/// request at a time never come near it, unless it asks for that much in a single request.
+/// The most bytes that may wait for one connection's reader. A client that makes one request at a time never
+/// comes near this limit, unless it asks for that much in a single request.
 pub const OUTPUT_BYTES_MAX: usize = 32 << 20;
 
-/// The most bytes that wait, as requests that are not complete and as replies, for all connections
-/// together that came through doors without a secret. Who holds the most of them has to go.
+/// The most bytes in incomplete requests and unread replies of all connections without a secret together. If
+/// there are more, the connection with the most of them is refused.
 pub const STRANGERS_BYTES_MAX: usize = 64 << 20;
 
-/// The room for bytes that a connection keeps when a long request or reply is over.
+/// The length of the buffer that a connection keeps after a long request or reply.
 const BYTES_KEPT: usize = 64 << 10;
 
-/// Names a connection in calls to [`Server`]. Never used twice.
+/// The identity of a connection in calls to [`Server`]. It is never used twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ConnectionId(pub(super) u64);
 
@@ -102,21 +102,23 @@ pub struct ConnectionId(pub(super) u64);
 pub struct Server {
     values: Values,
     connections: BTreeMap<ConnectionId, Connection>,
-    /// How many of them belong to a store's client.
+    /// The number of connections that belong to a store's client.
     clients: usize,
-    /// Those of a rank: of a program of ours, or of one that has joined the job.
+    /// The connections of ranks: of a program of ours, or of one that has joined the job.
     ranks: BTreeSet<ConnectionId>,
-    /// What connections that are `counted` hold in buffers.
+    /// The number of buffered bytes of all connections that are `counted`.
     strangers_bytes: usize,
-    /// Who waits for what, longest first. Never holds an empty list.
+    /// The waiting connections for each event, those that have waited longest first. Never holds an empty
+    /// list.
     waiters: BTreeMap<Event, VecDeque<ConnectionId>>,
-    /// Connections that were given output since somebody asked.
+    /// Connections that got output since the last [`Server::take_answered`].
     answered: BTreeSet<ConnectionId>,
     refused: Vec<(ConnectionId, Refusal)>,
     next_id: u64,
 }
 
-/// What a server keeps for its connections, beside keys and queues. Nothing of it outlives them.
+/// The memory that a server has for its connections, besides keys and queues. It goes when the connections
+/// go.
 ///
 /// ```
 /// # use drumline_store as drumline;
@@ -126,13 +128,13 @@ pub struct Server {
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Load {
-    /// Connections.
+    /// The number of connections.
     pub connections: usize,
-    /// Keys and barriers that connections wait for.
+    /// The number of keys and barriers for which connections wait.
     pub waits: usize,
-    /// Bytes of requests that are not complete.
+    /// The number of bytes in incomplete requests.
     pub input_bytes: usize,
-    /// Bytes of replies that are not written.
+    /// The number of bytes in unwritten replies.
     pub output_bytes: usize,
 }
 
@@ -143,17 +145,17 @@ impl Default for Server {
     }
 }
 
-/// Why the server gave up on a connection.
+/// Why the server refused a connection.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
     /// The first request was not VALIDATE with the right number.
     #[error("it does not begin as a TCP store's client does")]
     NotAClient,
-    /// What it sent is not a request.
+    /// The bytes that it sent are no request.
     #[error(transparent)]
     Protocol(#[from] ProtocolError),
-    /// ADD on something that is not a number, or past the end of 64 bits.
+    /// ADD to a value that is no number, or with a sum beyond 64 bits.
     #[error("ADD on key {key}: {problem}")]
     Add {
         /// The key as on the wire, with its `/`.
@@ -161,24 +163,24 @@ pub enum Refusal {
         /// What is wrong with the present value.
         problem: String,
     },
-    /// APPEND made a value longer than a client accepts.
+    /// APPEND made a value longer than clients accept.
     #[error("APPEND made key {0} longer than {VALUE_BYTES_MAX} bytes")]
     AppendedTooMuch(String),
-    /// The store would hold more than it may.
+    /// The store would exceed its limit.
     #[error("key {key}: {problem}")]
     Full {
         /// The key as on the wire, with its `/`.
         key: String,
-        /// What the limit is.
+        /// The limit.
         problem: String,
     },
-    /// A request that waits came before the last one was over.
+    /// It sent a waiting request before the last one had ended.
     #[error("it waits twice at a time")]
     WaitsTwice,
     /// It asked for more than it read.
     #[error("more than {OUTPUT_BYTES_MAX} bytes of replies are waiting for it")]
     SlowReader,
-    /// It had the most in buffers when strangers together had too much.
+    /// It had the most buffered bytes when strangers together had too many.
     #[error(
         "requests and replies under way of all who came without a secret exceed \
          {STRANGERS_BYTES_MAX} bytes, and it has the most of them"
@@ -189,7 +191,7 @@ pub enum Refusal {
 /// What a connection can wait for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// The key has a value or a queue with something in it.
+    /// The key has a value, or a queue that is not empty.
     Present(Vec<u8>),
     /// The key has a value.
     Value(Vec<u8>),
@@ -202,19 +204,19 @@ enum Event {
 #[derive(Debug, Default)]
 struct Connection {
     validated: bool,
-    /// Whether it came without a secret; then its bytes count in `strangers_bytes`.
+    /// Whether it has proven no secret. Then its bytes count in `strangers_bytes`.
     is_stranger: bool,
     counted: usize,
     input: Vec<u8>,
-    /// Decoding again is pointless before `input` is this long.
+    /// The length that `input` must have before it makes sense to decode again.
     input_needed: usize,
     output: VecDeque<u8>,
-    /// What the present wait still lacks; empty when there is none.
+    /// The events for which the present wait still waits. Empty without a wait.
     waits_for: BTreeSet<Event>,
     wanted: Wanted,
 }
 
-/// What a connection is told when its wait is over, behind STOP_WAITING.
+/// The reply after STOP_WAITING when the wait is over.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 enum Wanted {
     #[default]
@@ -247,8 +249,8 @@ impl Server {
         id
     }
 
-    /// As [`Server::connect`], of somebody who has not proven to know a secret. What all of them
-    /// have in buffers is limited ([`STRANGERS_BYTES_MAX`]).
+    /// Like [`Server::connect`], for a client that has proven no secret. The buffers of all such clients
+    /// together are limited ([`STRANGERS_BYTES_MAX`]).
     pub fn connect_stranger(&mut self) -> ConnectionId {
         let id = self.connect();
         if let Some(connection) = self.connections.get_mut(&id) {
@@ -257,9 +259,9 @@ impl Server {
         id
     }
 
-    /// `bytes` arrived on a connection. They may end anywhere in a request.
+    /// `bytes` have arrived on a connection. They may end anywhere in a request.
     ///
-    /// Bytes for a connection that is not there (any more) are ignored.
+    /// Bytes for a connection that does not exist (any more) are ignored.
     pub fn receive(&mut self, id: ConnectionId, bytes: &[u8]) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.input.extend_from_slice(bytes);
@@ -284,7 +286,7 @@ impl Server {
         }
     }
 
-    /// A connection is gone: it waits for nothing any more.
+    /// A connection is gone. It waits for nothing any more.
     pub fn disconnect(&mut self, id: ConnectionId) {
         self.stop_waiting(id);
         self.answered.remove(&id);
@@ -295,7 +297,7 @@ impl Server {
         }
     }
 
-    /// The connections that were given output since the last call.
+    /// The connections that got output since the last call.
     pub fn take_answered(&mut self) -> BTreeSet<ConnectionId> {
         std::mem::take(&mut self.answered)
     }
@@ -316,24 +318,24 @@ impl Server {
         self.count(id);
     }
 
-    /// The connections that the server gave up on since the last call, and why. They are
-    /// disconnected already; their sockets are to be closed.
+    /// The connections that the server has refused since the last call, and why. They are disconnected
+    /// already. The driver must close their sockets.
     pub fn take_refused(&mut self) -> Vec<(ConnectionId, Refusal)> {
         std::mem::take(&mut self.refused)
     }
 
-    /// How many connections have shown that they belong to a store's client.
+    /// The number of connections that belong to a store's client.
     pub fn clients(&self) -> usize {
         self.clients
     }
 
-    /// The connections of ranks: those of our clients, and of others that have joined the job
+    /// The connections of ranks: of our clients, and of others that have joined the job
     /// ([`TcpStore::wait_for_workers`](super::TcpStore::wait_for_workers), and torch's).
     pub fn ranks(&self) -> &BTreeSet<ConnectionId> {
         &self.ranks
     }
 
-    /// What it keeps for connections now.
+    /// The memory that the server has for connections now.
     pub fn load(&self) -> Load {
         let sum = |of: fn(&Connection) -> usize| self.connections.values().map(of).sum();
         Load {
@@ -344,11 +346,11 @@ impl Server {
         }
     }
 
-    /// Carries out all complete requests in `input`. Returns how many bytes they took, and how
-    /// many the next one takes at least.
+    /// Carries out all complete requests in `input`. Returns how many bytes they took, and the least length
+    /// of the next request.
     fn serve(&mut self, id: ConnectionId, input: &[u8]) -> Result<(usize, usize), Refusal> {
         let validated = self.connections.get(&id).is_some_and(|connection| connection.validated);
-        // Before anything else is looked at.
+        // This check comes before any other.
         if !validated && input.first().is_some_and(|&opcode| opcode != 0) {
             return Err(Refusal::NotAClient);
         }
@@ -361,7 +363,7 @@ impl Server {
                     used += length;
                 }
             }
-            // Its own replies may have been too many.
+            // Its own replies may have exceeded the limit.
             if !self.connections.contains_key(&id) {
                 return Ok((used, 0));
             }
@@ -382,7 +384,7 @@ impl Server {
                 let value = self.values.compare_set(key, expected, desired);
                 let value = value.map_err(|misfit| refusal(key, misfit))?;
                 self.reply(id, Value(&value));
-                // torch wakes the waiters even if the key stays absent.
+                // torch wakes waiting clients even if the key stays absent.
                 if self.values.get(key).is_some() {
                     self.value_is_present(key);
                 }
@@ -486,7 +488,7 @@ impl Server {
         self.wait(id, absent, Wanted::Values(keys))
     }
 
-    /// Tells a connection when `events` have happened, and what it wanted.
+    /// Notes that a connection waits for `events`, and which reply it gets.
     fn wait(
         &mut self,
         id: ConnectionId,
@@ -512,7 +514,7 @@ impl Server {
         let Some(connection) = self.connections.get_mut(&id) else { return Ok(()) };
         match std::mem::take(&mut connection.wanted) {
             Wanted::Nothing => self.reply(id, STOP_WAITING),
-            // One that came first may have been deleted before the last one came.
+            // A key that came first may have been deleted before the last key came.
             Wanted::Values(keys) if keys.iter().any(|key| self.values.get(key).is_none()) => {
                 self.wait_for_values(id, keys)?;
             }
@@ -542,20 +544,21 @@ impl Server {
         }
     }
 
-    /// A value is for everyone who waits.
+    /// A value has come: wakes all clients that wait for it.
     fn value_is_present(&mut self, key: &[u8]) {
         self.happened(&Event::Present(key.to_vec()), usize::MAX);
         self.happened(&Event::Value(key.to_vec()), usize::MAX);
     }
 
-    /// An item of a queue is for one of those who wait: first for one that takes it at once.
+    /// An item has come: wakes one client that waits for the queue, and prefers one that takes the item at
+    /// once.
     fn item_is_present(&mut self, key: &[u8]) {
         if self.happened(&Event::Item(key.to_vec()), 1) == 0 {
             self.happened(&Event::Present(key.to_vec()), 1);
         }
     }
 
-    /// Tells the first `count` waiters that `event` has happened. Returns how many there were.
+    /// Tells the first `count` waiting clients that `event` has happened. Returns how many there were.
     fn happened(&mut self, event: &Event, count: usize) -> usize {
         let Some(waiters) = self.waiters.get_mut(event) else { return 0 };
         let told: Vec<_> = waiters.drain(..count.min(waiters.len())).collect();
@@ -576,7 +579,7 @@ impl Server {
 
     /// Replies with the value of `key`, empty if there is none.
     fn reply_value(&mut self, id: ConnectionId, key: &[u8]) {
-        // The values behind one that was too much need not be copied.
+        // Values after one that exceeded the limit need not be copied.
         if self.connections.contains_key(&id) {
             let mut reply = Vec::new();
             Value(self.values.get(key).unwrap_or_default()).write(&mut reply);
@@ -600,8 +603,8 @@ impl Server {
         self.count(id);
     }
 
-    /// Counts what a stranger has in buffers now. If all have too much together, refuses the one with
-    /// the most.
+    /// Counts the buffered bytes of a client without a secret. If all such clients have too many together,
+    /// refuses the one with the most.
     fn count(&mut self, id: ConnectionId) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         if !connection.is_stranger {
@@ -623,7 +626,7 @@ impl Server {
     }
 }
 
-/// What a request that cannot be carried out costs.
+/// The refusal of a request that cannot be carried out.
 fn refusal(key: &[u8], misfit: Misfit) -> Refusal {
     let key = shown(key);
     match misfit {
@@ -635,7 +638,7 @@ fn refusal(key: &[u8], misfit: Misfit) -> Refusal {
     }
 }
 
-/// A key in a message for people.
+/// A key as text for messages.
 fn shown(key: &[u8]) -> String {
     let start: String = String::from_utf8_lossy(key).chars().take(100).collect();
     escaped(&start)

@@ -1,12 +1,12 @@
-//! Waiting for keys with a deadline: what a client says and hears, without I/O and clock.
+//! Waits for keys with a deadline, on a client: a state machine without I/O and clock.
 
 use super::protocol::{Key, READY, Request, STOP_WAITING, WAIT_CANCELED};
 
-/// One wait. Its driver sends [`Wait::request`], passes on each byte that comes back and
-/// says when the time is over.
+/// One wait. Its driver sends [`Wait::request`], passes on each byte that comes back, and says when the time
+/// is over.
 ///
-/// The server knows no deadlines. A client whose time is over cancels its wait, and then asks for
-/// each key whether it is missing, unless the wait has come to its end meanwhile.
+/// The server knows no deadlines. When the time is over, a client cancels its wait. Then it asks for each key
+/// whether the key is missing, unless the wait has ended meanwhile.
 ///
 /// ```
 /// # use drumline_store as drumline;
@@ -39,7 +39,7 @@ pub struct Wait<'k> {
 #[derive(Clone, Debug)]
 enum Stage<'k> {
     Waiting,
-    /// `crossed`: the keys' arrival and our patience's end crossed on the wire.
+    /// `crossed`: the end of the wait and its cancellation crossed on the wire.
     Cancelling {
         crossed: bool,
     },
@@ -54,13 +54,13 @@ enum Stage<'k> {
 pub enum Next<'k> {
     /// Wait for the next reply.
     Listen,
-    /// Send these, then wait for the next reply.
+    /// Send these requests, then wait for the next reply.
     Send(Vec<Request<'k>>),
-    /// It is over; these keys are missing.
+    /// The wait is over. These keys are missing.
     Over(Vec<Key<'k>>),
 }
 
-/// The reply does not fit what was asked.
+/// The error for a reply that does not fit the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the reply does not fit the request")]
 pub struct UnexpectedReply;
@@ -71,40 +71,39 @@ impl<'k> Wait<'k> {
         Wait::by(Request::Wait(keys.clone()), keys)
     }
 
-    /// A wait by another request, whose answer comes behind STOP_WAITING: the driver of the
-    /// wait reads it before it passes on the next byte. Of `keys` it is then asked whether they are
-    /// missing.
+    /// A wait by another request, whose answer follows STOP_WAITING. The driver reads that answer before it
+    /// passes on the next byte. When the time is over, the wait asks which of `keys` are missing.
     pub fn by(request: Request<'k>, keys: Vec<Key<'k>>) -> Wait<'k> {
         Wait { request, keys, stage: Stage::Waiting }
     }
 
-    /// What to send first.
+    /// The first request to send.
     pub fn request(&self) -> &Request<'k> {
         &self.request
     }
 
-    /// Whether the next reply may take until the deadline of the wait. Later ones need no waiting.
+    /// Whether the next reply may take until the deadline of the wait. Later replies come without waiting.
     pub fn is_waiting(&self) -> bool {
         matches!(self.stage, Stage::Waiting)
     }
 
-    /// Whether an answer comes behind `reply`, if the request has one.
+    /// Whether an answer follows `reply`, if the request has one.
     pub fn is_answered_by(&self, reply: u8) -> bool {
         let open = matches!(self.stage, Stage::Waiting | Stage::Cancelling { crossed: false });
         open && reply == STOP_WAITING
     }
 
-    /// The time is over. Returns what to send.
+    /// The time is over. Returns the request to send.
     pub fn give_up(&mut self) -> Request<'static> {
         self.stage = Stage::Cancelling { crossed: false };
         Request::CancelWait()
     }
 
-    /// The server has said `reply`.
+    /// The server has replied `reply`.
     ///
     /// # Errors
     ///
-    /// When no server would say that now.
+    /// No server would reply that now.
     pub fn on_reply(&mut self, reply: u8) -> Result<Next<'k>, UnexpectedReply> {
         match (&mut self.stage, reply) {
             (Stage::Waiting, STOP_WAITING) => Ok(Next::Over(Vec::new())),
