@@ -23,7 +23,7 @@ const F32_BIAS: u32 = 127;
 const F32_INFINITY: u32 = 0x7f80_0000;
 const F32_NAN: u32 = 0x7fc0_0000;
 
-/// Without branches, so that the compiler vectorises it. The results are the same in every
+/// The conversions have no branches, so the compiler vectorises them. Their results are the same in every
 /// floating-point mode that a thread may have set.
 impl Format {
     #[inline(always)]
@@ -98,7 +98,7 @@ macro_rules! floats {
                 self.0
             }
 
-            /// The nearest number; of two equally near ones, the one with the even code.
+            /// The nearest number. Of two equally near ones, the one with the even code.
             #[inline(always)]
             pub const fn from_f32(x: f32) -> $name {
                 $name($format.encode(x) as u8)

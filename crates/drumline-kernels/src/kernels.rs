@@ -11,13 +11,13 @@ use crate::isa::{Features, Isa, Kernel};
 use crate::lanes::Lanes;
 use crate::{Bool, F8E4M3, F8E5M2, ReduceOp, Source, Target};
 
-/// What to compute from the inputs, whatever their type.
+/// What a kernel computes from the inputs, whatever their type.
 #[derive(Clone, Copy, Debug)]
 pub struct Reduction<'a> {
     pub(crate) op: ReduceOp,
     /// The stack program of [`reduce_tree`](crate::reduce_tree).
     pub(crate) merges: &'a [usize],
-    /// Divides the result, if it is an average.
+    /// The number by which the result is divided, if it is an average.
     pub(crate) divisor: Option<u32>,
 }
 

@@ -8,9 +8,9 @@ use crate::operand::{Source, Target};
 /// Copies `src` to `dst` and writes `dst` past the cache, directly to memory. The two must not
 /// overlap.
 ///
-/// An ordinary copy first fetches the lines of `dst` into the cache, to no use, and evicts others.
-/// Use this function where `dst` is too long to be still in the cache when it is next read; measured,
-/// the copy then takes two thirds of the time. Where `dst` fits in the cache, it takes twice as long.
+/// An ordinary copy first fetches the lines of `dst` into the cache, which is of no use and evicts others.
+/// Use this function when `dst` is too long to be still in the cache when it is next read: measured, the copy
+/// then takes two thirds of the time. If `dst` fits in the cache, it takes twice as long.
 ///
 /// ```
 /// let (src, mut dst) = (vec![1.5_f32; 1_000], vec![0.0; 1_000]);

@@ -1,8 +1,8 @@
 //! The floating-point mode of the thread.
 //!
-//! Flush-to-zero, denormals-are-zero and the rounding direction belong to a thread. Audio code and
-//! some maths libraries change them. A collective would then give other bits on the caller's thread
-//! than on a thread of Drumline's.
+//! Flush-to-zero, denormals-are-zero and the rounding direction belong to a thread. Audio code and some maths
+//! libraries change them. A collective would then give different bits on the caller's thread and on a thread
+//! of Drumline.
 
 /// Runs `f` with IEEE 754 arithmetic: rounding to nearest, subnormal numbers kept, no traps. Restores
 /// the caller's mode afterwards, also when `f` panics.

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::mapping::Mapping;
 use crate::ranges::Ranges;
 
-/// The part of a rank's segment that registered buffers are allocated from.
+/// The part of a rank's segment from which registered buffers are allocated.
 ///
 /// Clones share one arena. It stays mapped until the segment, all clones and all buffers are
 /// dropped.
@@ -54,7 +54,8 @@ struct Shared {
 #[derive(Debug)]
 struct Pages {
     free: Ranges,
-    /// Private to this process and never allocated again, since late peers may still write there.
+    /// Pages that are private to this process. They are never allocated again, because late peers may still
+    /// write to the shared memory behind them.
     detached: Ranges,
 }
 
@@ -106,9 +107,8 @@ impl Arena {
         (!is_detached).then_some(bytes.start)
     }
 
-    /// Takes `data` back from peers that may still use it, because a call has failed while a slow
-    /// peer was alive. To be called after the group is poisoned and before the caller gets the buffer
-    /// back.
+    /// Takes `data` back from peers that may still use it after a call has failed, because a peer is slow and
+    /// not dead. Call it after the group is poisoned and before the caller gets the buffer back.
     ///
     /// Every page that holds a part of `data` becomes private to this process, with its values at
     /// their addresses. From then on the owner does not see what peers write to these pages, peers do
@@ -243,7 +243,7 @@ impl Shared {
     }
 }
 
-/// A buffer in a rank's arena, which the rank's peers can read and write without a copy.
+/// A buffer in a rank's arena. The rank's peers can read and write it without a copy.
 ///
 /// Use it as a slice. It keeps the arena mapped, and dropping it frees its pages.
 ///

@@ -1,6 +1,6 @@
-//! The size of the caches.
+//! The size of the cache.
 
-/// Bytes of the largest cache of core 0, which other cores may share; 32 MiB where the system does
+/// The size in bytes of the largest cache of core 0, which other cores may share. 32 MiB if the system does
 /// not tell.
 ///
 /// ```

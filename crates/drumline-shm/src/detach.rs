@@ -11,9 +11,9 @@ use crate::error::{Error, Result};
 
 const FAILED: &str = "make a registered buffer private";
 
-/// Replaces `bytes` bytes at `address`, which are a shared mapping of `memory` from `offset` on, by a
-/// private mapping of the same bytes. A private page shows the shared page until it is first written:
-/// see [`copy_pages`].
+/// Replaces a shared mapping by a private mapping of the same bytes. The shared mapping is `bytes` bytes at
+/// `address`, and shows `memory` from `offset` on. A private page shows the shared page until the private
+/// page is first written: see [`copy_pages`].
 ///
 /// All threads of this process see the replacement in one step. A thread that uses these bytes finds
 /// either the old mapping or the new one, with the same values, and loses no write. (The alternative,
@@ -21,8 +21,8 @@ const FAILED: &str = "make a registered buffer private";
 ///
 /// # Safety
 ///
-/// `address` and `bytes` are whole pages of a shared mapping of `memory` from `offset` on. The owner
-/// of that mapping unmaps these addresses, whatever is mapped there by then.
+/// `address` and `bytes` are whole pages of a shared mapping of `memory` from `offset` on. The owner of that
+/// mapping later unmaps these addresses, whatever they map by then.
 pub(crate) unsafe fn map_privately(
     memory: BorrowedFd<'_>,
     offset: u64,
@@ -54,13 +54,14 @@ pub(crate) unsafe fn map_privately(
     Ok(())
 }
 
-/// Gives this process its own copy of pages, as a write to each of them would.
+/// Gives this process its own copy of pages, as a write to each page would.
 ///
 /// # Safety
 ///
 /// `address` and `bytes` are whole pages of a private mapping with read and write access.
 pub(crate) unsafe fn copy_pages(address: *mut u8, bytes: usize) -> Result<()> {
-    // SAFETY: the pages are mapped, and populating them changes no value.
+    // SAFETY: the contract says that the pages are mapped privately and may be written. To populate them
+    // changes no value.
     match retry_on_intr(|| unsafe { madvise(address.cast(), bytes, Advice::LinuxPopulateWrite) }) {
         Err(Errno::INVAL) => {
             // SAFETY: both functions have the same contract.
@@ -78,12 +79,16 @@ pub(crate) unsafe fn copy_pages(address: *mut u8, bytes: usize) -> Result<()> {
 /// As for [`copy_pages`].
 unsafe fn write_to_pages(address: *mut u8, bytes: usize) {
     for at in (0..bytes).step_by(rustix::param::page_size()) {
-        // SAFETY: the byte lies within the pages, which are mapped for reading and writing, and a
-        // byte is always aligned. Other threads may use it meanwhile: all accesses here are atomic,
-        // and the value is compared and written in one step, so none of their writes is lost.
+        // SAFETY: by the contract, the byte is mapped for reading and writing, and a byte is always aligned.
+        // `Arena::detach` borrows the data, so safe code of this process only reads
+        // it meanwhile. The first and the last page may also hold other elements of the same buffer, which
+        // another thread may read and write without atomics. The processor executes the compare-and-exchange
+        // below in one step, and it stores only the value that is there: so such a thread reads what it would
+        // read anyway, and none of its writes is lost.
         let byte = unsafe { AtomicU8::from_ptr(address.add(at)) };
         let value = byte.load(Ordering::Relaxed);
-        // If this fails, another thread has written to the page, which had the same effect.
+        // If the exchange fails, another thread has written to the byte since the load, and its write has
+        // copied the page.
         let _ = byte.compare_exchange(value, value, Ordering::Relaxed, Ordering::Relaxed);
     }
 }

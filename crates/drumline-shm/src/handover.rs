@@ -3,8 +3,8 @@
 //! One message of 8 bytes carries both. Each side refuses processes of other users, waits no longer
 //! than its deadline, and works whether or not the socket is blocking.
 //!
-//! What follows the message belongs to somebody else. So a side whose system call fails still sends
-//! its message, without descriptors, and takes the other's out of the stream.
+//! The stream behind the message belongs to other code. So after a failed system call, a side still sends its
+//! message, without descriptors, and still takes the other side's message out of the stream.
 //!
 //! ```
 //! use std::os::unix::net::UnixStream;
@@ -78,7 +78,7 @@ pub fn send(stream: &UnixStream, handles: &Handles, deadline: Instant) -> Result
     }
 }
 
-/// Tells the process at the other end of `stream`, which waits for a segment, that it gets none.
+/// Tells the process at the other end of `stream`, which waits for a segment, that it will not get one.
 ///
 /// # Errors
 ///

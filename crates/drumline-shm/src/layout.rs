@@ -1,4 +1,4 @@
-//! Where the parts of a segment are: the drawing in the crate's documentation, as numbers.
+//! Where the parts of a segment are: the numbers behind the drawing in the crate's documentation.
 
 use std::ops::Range;
 
@@ -148,7 +148,7 @@ impl Layout {
     }
 }
 
-/// What is read from these bytes, as bytes again: for `drumline-fuzz`, and no part of the API.
+/// Decodes a header and encodes it again, for `drumline-fuzz`; not part of the API.
 pub fn header_again(line: &[u8; 64], file_bytes: u64) -> Option<[u8; 64]> {
     Some(Layout::from_header(line, file_bytes).ok()?.header())
 }

@@ -4,8 +4,8 @@
 //! to the other ranks of its host ([`handover`]) and maps theirs ([`PeerSegment`]). From then on a
 //! rank writes data, posts that it has done so, and sleeps until the others have posted.
 //!
-//! A *peer* is any other rank of the same host. A *call* is one collective of a group; where a
-//! group cuts a long collective into pieces, each piece counts as a call.
+//! A *peer* is any other rank of the same host. A *call* is one collective of a group. If a group runs a long
+//! collective in several pieces, each piece counts as a call here.
 //!
 //! The crate serves `drumline`, which offers registered buffers as
 //! `ProcessGroup::alloc_registered`.

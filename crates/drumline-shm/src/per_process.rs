@@ -1,8 +1,8 @@
-//! What every process has of its own.
+//! Values of which every process has its own.
 //!
-//! A forked process inherits the memory of its parent, but no thread: what a thread of the parent
-//! serves, nobody serves there, and a lock that such a thread held at the fork stays locked. So
-//! threads and what they share are kept here, and a fork makes its own.
+//! A forked process inherits the memory of its parent, but none of its threads. So nothing does the work of
+//! such a thread there, and a lock that such a thread held at the fork stays locked. Threads, and what they
+//! share, are kept here, and a forked process makes its own.
 
 use std::{iter::successors, sync::OnceLock};
 
@@ -29,12 +29,12 @@ struct Generation<T> {
 }
 
 impl<T> PerProcess<T> {
-    /// No process has one yet.
+    /// A value that no process has made yet.
     pub const fn new() -> Self {
         PerProcess(OnceLock::new())
     }
 
-    /// The value of this process, which `make` makes for the first who asks.
+    /// The value of this process. The first caller makes it with `make`.
     pub fn get(&self, make: impl Fn() -> T) -> &T {
         let process = getpid();
         let new = || Box::new(Generation { process, value: make(), next: OnceLock::new() });
@@ -45,7 +45,7 @@ impl<T> PerProcess<T> {
         &generation.value
     }
 
-    /// The values, as they were at the fork, of the processes from which this one is forked.
+    /// The values of the processes from which this one was forked, as they were at the fork.
     pub fn inherited(&self) -> impl Iterator<Item = &T> {
         let process = getpid();
         successors(self.0.get(), |generation| generation.next.get())

@@ -11,7 +11,8 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 use crate::error::{Error, Result};
 
-/// The process and the user that connected a Unix socket or listened on it, as the kernel knows them.
+/// The process and the user at the other end of a Unix socket, as the kernel knows them. It is the process
+/// that connected the socket or listened on it.
 ///
 /// ```
 /// # use std::os::unix::net::UnixStream;
@@ -64,7 +65,7 @@ impl Credentials {
     }
 }
 
-/// A descriptor of a process. Unlike a PID it never comes to mean another process.
+/// A descriptor of a process. Unlike a PID, it never refers to another process later.
 ///
 /// The descriptor becomes readable when the process exits. It can be polled together with sockets
 /// and doorbells.
@@ -125,7 +126,7 @@ impl PidFd {
     ///
     /// # Errors
     ///
-    /// When the kernel cannot say.
+    /// The kernel cannot tell.
     pub fn has_exited(&self) -> Result<bool> {
         ready(self.as_fd(), PollFlags::IN).map_err(Error::os("look whether a process has exited"))
     }

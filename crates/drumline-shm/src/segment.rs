@@ -85,12 +85,12 @@ impl Segment {
     ///
     /// # Errors
     ///
-    /// When the process has no descriptor left.
+    /// The process has no descriptor left.
     pub fn handles(&self) -> Result<Handles> {
         Ok(Handles { memory: self.arena.memory()?, doorbell: self.doorbell.try_clone()? })
     }
 
-    /// The arena that registered buffers are allocated from. Clones may go to other threads.
+    /// The arena from which registered buffers are allocated. Clones may go to other threads.
     pub fn arena(&self) -> &Arena {
         &self.arena
     }

@@ -36,7 +36,7 @@ pub fn spin(
 ) -> bool {
     let SpinLimit { looks, mut yields } = limit;
     let mut leaves = LEAVES;
-    // Where every rank has a core of its own, a short call ends before the question is asked.
+    // If every rank has a core of its own, a short call ends before `needs_core` is called.
     let ask_at = if yields > 0 { 0 } else { EAGER };
     loop {
         let mut is_needed = false;
@@ -72,10 +72,10 @@ const LEAVES: u32 = 20;
 ///
 /// With a core for every rank, some 30 us of spinning are cheap, since a sleep costs 20 us.
 ///
-/// With fewer cores, the awaited rank may need the core that spins: a limit that is a hundred times
-/// too high makes calls fifty times slower. So the rank yields. A yield costs some 2 us, less than a
-/// sleep and a wake-up, as long as the other threads are ranks that soon wait too. If the awaited
-/// rank runs on another core, it is worth polling first.
+/// With fewer cores, the awaited rank may need the core that spins: a limit that is a hundred times too high
+/// makes calls fifty times slower. So the rank yields. A yield costs about 2 us, less than a sleep and a
+/// wake-up, as long as the other threads are ranks that will soon wait, too. If the awaited rank runs on
+/// another core, it is worth polling first.
 ///
 /// The number of cores follows from the affinity mask of this process and the quotas of its control
 /// groups. Finding it takes some system calls, so keep the answer.

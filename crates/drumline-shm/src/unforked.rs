@@ -1,14 +1,14 @@
 //! Descriptors of which a forked process keeps no copy.
 //!
-//! A connection ends when the last copy of its descriptor is closed. A forked process (every worker of a
-//! torch `DataLoader` is one) has a copy of each, so while it lives nobody would notice that its parent
-//! has died. Linux can close a descriptor at `exec`, but not at `fork`. So `fork` calls the functions
-//! below, which put a socket that was never connected in the place of each copy. The number stays
-//! taken: what the child still holds under it can be dropped and closes nothing of anybody else's. The
-//! parent's connection is left as it is.
+//! A connection ends when the last copy of its descriptor is closed. A forked process (such as every worker
+//! of a torch `DataLoader`) has a copy of each descriptor. While it lives, the peers would not notice that
+//! its parent has died. Linux can close a descriptor at `exec`, but not at `fork`. So `fork` calls the
+//! functions below. In the child they replace each copy by a socket that was never connected. The
+//! descriptor's number stays taken, so when the child drops its socket, it closes no other descriptor. The
+//! parent's connection does not change.
 //!
-//! `vfork` and `posix_spawn` call no such functions; what they start goes on to `exec`, where all
-//! descriptors of this library close. A bare `clone` system call is not noticed.
+//! `vfork` and `posix_spawn` do not call these functions. The process that they start goes on to `exec`,
+//! which closes all descriptors of this library. A bare `clone` system call is not noticed.
 
 use std::{
     cell::UnsafeCell,
@@ -42,11 +42,11 @@ use rustix::{
 pub struct Unforked<T: AsFd>(ManuallyDrop<T>);
 
 impl<T: AsFd> Unforked<T> {
-    /// What `open` opens. A fork waits meanwhile, so `open` must not.
+    /// Keeps the socket that `open` opens. A fork waits meanwhile, so `open` must not wait.
     ///
     /// # Errors
     ///
-    /// Those of `open`, and that the system lets this process open no socket.
+    /// Those of `open`, and a failure to open the socket that replaces copies.
     pub fn open(open: impl FnOnce() -> io::Result<T>) -> io::Result<Unforked<T>> {
         let mut kept = kept();
         kept.prepare()?;
@@ -58,7 +58,8 @@ impl<T: AsFd> Unforked<T> {
 
 impl<T: AsFd> Drop for Unforked<T> {
     fn drop(&mut self) {
-        // No fork comes between the two: it would keep a copy, or close what gets the number next.
+        // The lock keeps a fork from coming between closing and forgetting the number. Otherwise the child
+        // would keep a copy, or replace the descriptor that gets the number next.
         let mut kept = kept();
         let number = self.0.as_fd().as_raw_fd();
         if let Some(at) = kept.numbers.iter().rposition(|it| *it == number) {
@@ -107,10 +108,10 @@ impl<T: AsFd + Write> Write for Unforked<T> {
     }
 }
 
-/// What a fork must not share.
+/// The sockets that a fork must not share.
 struct Kept {
     numbers: Vec<RawFd>,
-    /// Takes the place of each; there once `fork` calls the functions below.
+    /// The socket that replaces each copy. Set once `fork` calls the functions below.
     dead: Option<OwnedFd>,
 }
 
@@ -123,12 +124,12 @@ fn kept() -> MutexGuard<'static, Kept> {
 impl Kept {
     fn prepare(&mut self) -> io::Result<()> {
         if self.dead.is_none() {
-            // Of this kind, both reading and writing say that there is no connection.
+            // A socket of this type says, for reads and for writes, that it is not connected.
             let (kind, flags) =
                 (SocketType::SEQPACKET, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK);
             let dead = socket_with(AddressFamily::UNIX, kind, flags, None)?;
-            // SAFETY: the three are functions of this program, which stays loaded. What the one in the
-            // child does is allowed after a fork: it calls `dup3` and releases a lock.
+            // SAFETY: the three are functions of this program, which stays loaded. The function in the child
+            // only calls `dup3` and releases a lock, which is allowed after a fork.
             let code =
                 unsafe { libc::pthread_atfork(Some(before), Some(in_parent), Some(in_child)) };
             if code != 0 {
@@ -140,34 +141,34 @@ impl Kept {
     }
 }
 
-/// The lock while a thread forks.
+/// Keeps the lock while a thread forks.
 struct Held(UnsafeCell<Option<MutexGuard<'static, Kept>>>);
 
-// SAFETY: only a thread that has the lock comes to the cell.
+// SAFETY: only the thread that holds the lock accesses the cell.
 unsafe impl Sync for Held {}
 
 static HELD: Held = Held(UnsafeCell::new(None));
 
-/// Before a fork: no socket is opened or closed until it is over.
+/// Runs before a fork. No socket is opened or closed until the fork is over.
 extern "C" fn before() {
     let kept = kept();
-    // SAFETY: this thread has the lock.
+    // SAFETY: this thread holds the lock.
     unsafe { *HELD.0.get() = Some(kept) };
 }
 
 extern "C" fn in_parent() {
-    // SAFETY: this thread has the lock, since `before`.
+    // SAFETY: this thread has held the lock since `before`.
     drop(unsafe { (*HELD.0.get()).take() });
 }
 
 extern "C" fn in_child() {
-    // SAFETY: the only thread of this process is the one that got the lock in `before`.
+    // SAFETY: the only thread of this process is the one that took the lock in `before`.
     let Some(mut kept) = (unsafe { (*HELD.0.get()).take() }) else { return };
     let Kept { numbers, dead } = &mut *kept;
     let Some(dead) = dead else { return };
     for number in numbers.drain(..) {
-        // SAFETY: `number` is the copy of a socket of this library. Its holder closes it once, as
-        // before, and expects nothing of it but errors.
+        // SAFETY: `number` is the copy of a socket of this library, which is replaced by another socket. Its
+        // holder still closes it once, and gets only errors from it until then.
         while unsafe { libc::dup3(dead.as_raw_fd(), number, libc::O_CLOEXEC) } < 0
             && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
         {}
@@ -184,7 +185,7 @@ pub fn fork_idle(seconds: u32) -> io::Result<Pid> {
     // SAFETY: the child calls only what is allowed after a fork, and never returns.
     let child = unsafe { libc::fork() };
     if child == 0 {
-        // SAFETY: both are allowed after a fork and take no memory of ours.
+        // SAFETY: both calls are allowed after a fork, and access no memory of this process.
         unsafe {
             libc::alarm(seconds);
             loop {

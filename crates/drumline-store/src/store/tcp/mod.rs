@@ -66,8 +66,8 @@ const WORKERS_POLL: Duration = Duration::from_millis(10);
 /// A client of a store's server. In the process that hosts the store, it is also the server.
 ///
 /// Every call has a connection of its own while it runs, so a waiting call holds up no other.
+///
 /// To drop the handle of the host ends the store for all clients: see [`TcpStore::wait_for_departure`].
-/// [`TcpStore::wait_for_departure`].
 ///
 /// ```
 /// # use drumline_store as drumline;
