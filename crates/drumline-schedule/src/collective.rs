@@ -2,7 +2,7 @@ use std::fmt;
 
 use crate::step::Buffer;
 
-/// A kind of collective: what all ranks of a group do together.
+/// A kind of collective.
 ///
 /// Its number is its code on the wire, which never changes.
 ///

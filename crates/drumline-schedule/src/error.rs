@@ -1,7 +1,7 @@
 use crate::collective::Collective;
 use crate::step::Rank;
 
-/// Why there is no such schedule.
+/// Why a schedule does not exist.
 ///
 /// ```
 /// use drumline_schedule::{Algorithm, Collective, Error, Topology};

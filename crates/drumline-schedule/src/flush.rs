@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(insert(steps), expected);
     }
 
-    /// The same, with a look at all messages for each step.
+    /// The same result, by looking at all messages for each step.
     fn insert_slowly(steps: &[Step]) -> Vec<Step> {
         let mut out: Vec<Step> = vec![];
         let mut sent: Vec<(Message, Loc)> = vec![];

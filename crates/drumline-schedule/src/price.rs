@@ -1,8 +1,9 @@
-//! What algorithms cost over links: a price for each, and the cheapest for every length.
+//! What algorithms cost over links: the price of each, and the cheapest one for every length.
 //!
-//! All algorithms add in the same order. So the choice of one changes the time and no result, and a rough
-//! price suffices. But all ranks must find the same price: it depends on its arguments only, and is
-//! computed in integers. A [`PriceList`] holds what is known of a machine and its network.
+//! All algorithms add in the same order. So the choice of an algorithm changes the time of a call and not its
+//! result, and rough prices suffice. But all ranks must compute the same price. So a price depends on its
+//! arguments only, and is computed in integers. A [`PriceList`] holds the known figures of a machine and its
+//! network.
 
 mod cheapest;
 mod list;

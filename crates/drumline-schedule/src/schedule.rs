@@ -1,4 +1,4 @@
-//! What one rank does, and how that reads.
+//! The steps of one rank, and their text form.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -72,10 +72,10 @@ impl Schedule {
         }
     }
 
-    /// The elements of each block in one window, where slots hold `slot` elements: at least one.
+    /// The number of elements of each block in one window, at least one. Slots hold `slot` elements.
     ///
-    /// Where all data moves in one direction, a window is an eighth of what fits: one side writes a window
-    /// while the other side reads the window before. In other collectives both sides work all the time.
+    /// If all data moves in one direction, a window is an eighth of what fits: one side writes a window while
+    /// the other side reads the window before. In other collectives both sides work all the time.
     pub fn window(&self, slot: usize) -> usize {
         let windows = if self.collective.has_root() { 8 } else { 1 };
         (slot / windows / self.slot_blocks()).max(1)
@@ -152,8 +152,7 @@ pub enum MemoryUse {
     Private,
     /// The [slots](Buffer::Slot). The users' buffers may lie anywhere.
     Staged,
-    /// The slots, and of every user the [buffer](Collective::registered_buffer) that is registered with
-    /// the group.
+    /// The slots, and each user's [buffer](Collective::registered_buffer) that is registered with the group.
     Registered,
 }
 

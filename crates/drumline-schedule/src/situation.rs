@@ -37,8 +37,8 @@ pub struct Situation<'a> {
     pub uneven: bool,
     /// Whether the [buffer that neighbours access](Collective::registered_buffer) is registered.
     pub registered: bool,
-    /// The length from which data is long for the memory that the ranks of a host share, in bytes. `None`
-    /// where the ranks share no memory.
+    /// The length in bytes from which data counts as long in the memory that the ranks of a host share.
+    /// `None` if the ranks share no memory.
     pub long_bytes: Option<usize>,
 }
 

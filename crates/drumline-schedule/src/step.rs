@@ -1,4 +1,4 @@
-//! The verbs that every schedule is written in, and the places that they act on.
+//! The verbs in which every schedule is written, and the places on which they act.
 //!
 //! # Shared memory
 //!
@@ -183,7 +183,7 @@ impl Loc {
     }
 }
 
-/// Which operand of a combination the incoming value is. Lower ranks are on the left.
+/// On which side of a combination the incoming value is. Lower ranks are on the left.
 ///
 /// ```
 /// use drumline_schedule::step::{Loc, Side, Span, Step};

@@ -152,7 +152,7 @@ mod tests {
         assert_eq!([BF16, narrow].map(|kind| all_reduce(3, 1_000, kind)), ["gather", "doubling"]);
         assert_eq!(all_reduce(64, 100, BF16), "doubling");
         assert_eq!(all_reduce(300, 100_000_000, BF16), "halving");
-        // All that there is for a reduce.
+        // There is only one algorithm for a reduce.
         assert!(choose(Collective::Reduce, &Topology::flat(5), 10, BF16, &Prices::TCP).is_some());
     }
 

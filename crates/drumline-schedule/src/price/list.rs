@@ -5,10 +5,11 @@ use std::{collections::BTreeMap, fmt};
 use super::prices::Prices;
 use crate::topology::Topology;
 
-/// The figures of a cluster of like hosts. Times are picoseconds (`_ps`), rates femtoseconds for a
-/// byte (`_fs`: 1 GB/s is 1,000,000).
+/// The figures of a cluster of equal hosts. Times are in picoseconds (`_ps`), rates in femtoseconds per byte
+/// (`_fs`: 1 GB/s is 1,000,000).
 ///
-/// Its text has one `name = number` a line, and `#` begins a comment. A missing name has its value in
+/// In the text form each line is `name = number`, and `#` begins a comment. A missing name has its value in
+/// [`PriceList::default`]. Every such text is also valid TOML.
 /// [`PriceList::default`]. Every such text is also TOML.
 ///
 /// ```
@@ -25,13 +26,13 @@ use crate::topology::Topology;
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct PriceList {
-    /// The work for a call beside its steps.
+    /// The work of a call in addition to its steps.
     pub call_ps: u64,
     /// In shared memory: the time from a post until a waiting neighbour continues.
     pub post_ps: u64,
-    /// The work for a place that a step reads or writes, beside its bytes.
+    /// The work for a place that a step reads or writes, in addition to its bytes.
     pub touch_ps: u64,
-    /// The time in which a core changes from one rank to another, where a host has more ranks than cores.
+    /// The time in which a core changes from one rank to another, if a host has more ranks than cores.
     pub switch_ps: u64,
     /// Sockets between ranks of one host.
     pub near: Link,
@@ -43,10 +44,10 @@ pub struct PriceList {
     pub copy: Rate,
     /// A byte that is combined into another.
     pub combine: Rate,
-    /// The extra price of a byte that comes from a neighbour's slot, out of the neighbour's cache, where two
-    /// ranks share a host and exchange their slots.
+    /// The extra price of a byte from a neighbour's slot, out of the neighbour's cache, if two ranks share a
+    /// host and exchange their slots.
     pub slot_byte_fs: u64,
-    /// The same where more than two ranks share a host: half of a slot then stays in its owner's cache.
+    /// The same if more than two ranks share a host: half of a slot then stays in its owner's cache.
     pub shared_slot_byte_fs: u64,
     /// The bytes of buffers, of all ranks of a core together, that stay in the core's caches.
     pub cache_bytes: u64,
@@ -101,9 +102,9 @@ impl Rate {
     }
 }
 
-/// `far` is [`Prices::TCP`]. The others were measured on two cores of a virtual machine (AMD EPYC,
-/// 2026-11-22) that shared a cache. `shared_slot_byte_fs` is the value with which most of these measurements
-/// are replayed well.
+/// `far` is [`Prices::TCP`]. The other figures were measured on two cores of a virtual machine (AMD EPYC,
+/// 2026-11-22) that shared a cache. `shared_slot_byte_fs` is the value with which the replay predicts most of
+/// these measurements well.
 impl Default for PriceList {
     fn default() -> PriceList {
         PriceList {
@@ -343,7 +344,7 @@ mod tests {
         }
     }
 
-    /// Another rank may have told them.
+    /// The text may come from another rank.
     #[test]
     fn many_lines_take_no_longer_than_it_takes_to_read_them() {
         let text: String = (0..300_000).map(|line| format!("n{line} = 1\n")).collect();
