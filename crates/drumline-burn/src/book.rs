@@ -1,4 +1,4 @@
-//! Runs the Rust of those pages of the book that train with burn.
+//! Runs the Rust code of the book's pages about burn.
 
 #[doc = include_str!("../../../docs/start/rust.md")]
 struct Start;

@@ -32,9 +32,9 @@ use crate::{
 /// [`wrap`](Self::wrap) once, then use [`backward`](Self::backward) instead of `loss.backward()`.
 /// The model keeps its type; see the [crate's page](crate) for a whole program.
 ///
-/// Every rank must wrap, run backward and synchronise buffers the same number of times, in the
-/// same order. Rank 0's parameters win when wrapping; after that equal gradients and equal
-/// optimizers keep the ranks equal, bit for bit.
+/// Every rank must wrap, run backward and synchronise buffers the same number of times, in the same order.
+/// `wrap` copies rank 0's parameters to all ranks. After that, equal gradients and equal optimizers keep the
+/// ranks equal, bit for bit.
 ///
 /// ```
 /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
@@ -62,10 +62,10 @@ pub struct DistributedDataParallel {
     group: ProcessGroup,
     slots: Slots,
     reducer: Arc<GradientReducer>,
-    /// `None` in a world of one, where burn's own gradients are the averages.
+    /// `None` in a world of one rank, where burn's own gradients are the averages.
     taps: Option<Arc<Taps>>,
     unused_parameters: UnusedParameters,
-    /// The model carries reparameterizations of the user.
+    /// Whether the model has reparameterizations of the user.
     is_reparameterized: bool,
     steps: AtomicU64,
     debug: Debug,
@@ -77,9 +77,9 @@ impl DistributedDataParallel {
     /// Returns the handle, and the model to train. Parameters that require no gradient now are
     /// treated as buffers.
     ///
-    /// Some parameters cannot have a tap: they carry a reparameterization of the user, or are not on the
-    /// CPU. Their gradients are averaged after backward instead of during it; a warning names them. The
-    /// factors of a LoRA adapter do get taps.
+    /// Some parameters cannot have a tap: those that have a reparameterization of the user, and those that
+    /// are not on the CPU. Their gradients are averaged after backward instead of during it, and a warning
+    /// names them. The factors of a LoRA adapter do get taps.
     ///
     /// # Errors
     ///
@@ -190,12 +190,11 @@ impl DistributedDataParallel {
         Ok(gradients::collect(averaged, &self.slots, model))
     }
 
-    /// `loss.backward()` for one of several micro-batches: adds the gradients to this rank's
-    /// share of the step and sends nothing. The next [`backward`](Self::backward) averages the
-    /// sum of all of them.
+    /// `loss.backward()` for one of several micro-batches: adds the gradients to this rank's share of the
+    /// step and sends nothing. The next [`backward`](Self::backward) averages the sum of all of them.
     ///
-    /// torch users do this within `no_sync()`. The losses are added up, so divide each by the
-    /// number of micro-batches where their mean is wanted.
+    /// With torch this is done within `no_sync()`. The losses are added up. If you want their mean, divide
+    /// each loss by the number of micro-batches.
     ///
     /// ```
     /// # use burn::{nn::{Linear, LinearConfig}, optim::GradientsParams};
@@ -232,12 +231,12 @@ impl DistributedDataParallel {
         Ok(())
     }
 
-    /// Takes part in a step of the others without data: for a rank whose share of an epoch ends
-    /// before theirs. `None` when no rank has data left.
+    /// Takes part in a step of the other ranks without data: for a rank whose share of an epoch ends before
+    /// theirs. Returns `None` when no rank has data left.
     ///
-    /// Until then it returns the averages over all ranks; ranks without data count as zeros. The rank
-    /// passes the averages to its optimizer as usual. So parameters and optimizer states stay equal on
-    /// all ranks, bit for bit. torch users do this with `Join`:
+    /// Until then it returns the averages over all ranks, in which ranks without data count as zeros. The
+    /// rank passes the averages to its optimizer as usual. So parameters and optimizer states stay equal on
+    /// all ranks, bit for bit. With torch this is done by `Join`:
     ///
     /// ```
     /// # use burn::{module::Module, optim::ModuleOptimizer, tensor::Tensor};
@@ -256,10 +255,10 @@ impl DistributedDataParallel {
     /// # }
     /// ```
     ///
-    /// All ranks must do this, also those with most data. It takes the place of
-    /// [`backward`](Self::backward) alone: if the others also synchronise buffers in each step,
-    /// so must this rank. A [`SyncBatchNorm`](crate::SyncBatchNorm) waits for every rank's
-    /// forward; give it an empty batch instead.
+    /// All ranks must do this, including those with most data. It replaces only [`backward`](Self::backward):
+    /// if the other ranks also synchronise buffers in each step, this rank must do so, too. A
+    /// [`SyncBatchNorm`](crate::SyncBatchNorm) waits for every rank's forward; give it an empty batch
+    /// instead.
     ///
     /// # Errors
     ///
@@ -274,12 +273,12 @@ impl DistributedDataParallel {
         Ok(Some(gradients::collect(averaged, &self.slots, model)))
     }
 
-    /// Gives all ranks rank 0's buffers: running statistics and all other tensors that are not trained.
+    /// Copies rank 0's buffers to all ranks: running statistics and all other tensors that are not trained.
     ///
-    /// Each rank updates its buffers from its own data. A collective: call it on all ranks, with the
-    /// model that is trained, before evaluation, a checkpoint or a digest. Call it before each
-    /// forward to do the same as torch with `broadcast_buffers=True`. Evaluation itself communicates
-    /// nothing, so one rank may evaluate alone. A model without buffers costs nothing.
+    /// Each rank updates its buffers from its own data. All ranks must call this with the model that is
+    /// trained, before evaluation, a checkpoint or a digest. To do the same as torch with
+    /// `broadcast_buffers=True`, call it before each forward. Evaluation itself communicates nothing, so one
+    /// rank may evaluate alone. For a model without buffers it costs nothing.
     ///
     /// ```
     /// use burn::{module::Module, nn::BatchNormConfig, tensor::{Device, Tensor}};
@@ -318,12 +317,12 @@ impl DistributedDataParallel {
         tensors::broadcast(model, Which::Buffers, &self.group)
     }
 
-    /// The model without this handle.
+    /// Removes this handle's taps from the model.
     ///
-    /// Not needed for saving, evaluation or [`named_tensors`](crate::named_tensors), which see the
-    /// same model with and without taps; only for going on without this handle, or for wrapping
-    /// again. A model with reparameterizations of its own keeps them, and keeps the taps too,
-    /// which do nothing any more: burn can only remove all reparameterizations together.
+    /// This is not needed for saving, evaluation or [`named_tensors`](crate::named_tensors), which see the
+    /// same model with and without taps. It is needed only to go on without this handle, or to wrap the model
+    /// again. A model with reparameterizations of its own keeps them. It keeps the taps, too, which then do
+    /// nothing: burn can only remove all reparameterizations together.
     ///
     /// ```
     /// use burn::{nn::LinearConfig, tensor::{Device, Tensor}};
@@ -350,20 +349,20 @@ impl DistributedDataParallel {
         if self.is_reparameterized { model } else { model.materialize() }
     }
 
-    /// How much was communicated so far, and how much of that backward did not hide.
+    /// How much was communicated so far, and how long backward's end had to wait for it.
     pub fn stats(&self) -> ReducerStats {
         let mut stats = self.reducer.stats();
         stats.steps = self.steps.load(Ordering::Relaxed);
         stats
     }
 
-    /// The times at which each bucket of the last step was launched and completed, counted from the begin
-    /// of backward. It can be printed. Empty in a world of one.
+    /// When each bucket of the last step was launched and completed, counted from the beginning of backward.
+    /// It can be printed. Empty in a world of one rank.
     pub fn timeline(&self) -> Timeline {
         self.reducer.timeline()
     }
 
-    /// The group that gradients are averaged over.
+    /// The group over which gradients are averaged.
     pub fn group(&self) -> &ProcessGroup {
         &self.group
     }

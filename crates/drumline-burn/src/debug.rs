@@ -1,4 +1,4 @@
-//! What a wrapper tells of itself in the log (`Config::debug`).
+//! What a wrapper logs about itself (`Config::debug`).
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -10,18 +10,18 @@ use drumline::{
     ddp::{DdpOptions, ParameterSpec, ReducerStats},
 };
 
-/// Tells with which settings the wrapper was made, if that is wanted, and then how long steps take.
+/// Logs the settings with which the wrapper was made, and then how long steps take, if the level asks for it.
 pub(crate) struct Debug {
     level: DebugLevel,
     times: Mutex<Times>,
 }
 
-/// What the reducer does not see.
+/// Times that the reducer does not see.
 #[derive(Default)]
 struct Times {
     /// When the backward of the last step had ended.
     ended: Option<Instant>,
-    /// From there to the next backward: optimizer, data and forward.
+    /// The time from there to the next backward: optimizer, data and forward.
     between: Duration,
     backward: Duration,
     steps: u32,
@@ -54,7 +54,7 @@ impl Debug {
         Debug { level: config.debug, times: Mutex::default() }
     }
 
-    /// A backward begins that ends a step. Returns when.
+    /// The backward that ends a step begins. Returns the time.
     pub(crate) fn begin_backward(&self) -> Instant {
         let (now, mut times) = (Instant::now(), self.times());
         if let Some(ended) = times.ended.take() {
@@ -63,7 +63,7 @@ impl Debug {
         now
     }
 
-    /// The gradients of this rank are there.
+    /// This rank has all its gradients.
     pub(crate) fn end_backward(&self, began: Instant) {
         self.times().backward += began.elapsed();
     }

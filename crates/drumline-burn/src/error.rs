@@ -18,7 +18,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The process group or the reduction failed; the text names rank and operation.
+    /// The process group or the reduction failed. The text names the rank and the call.
     #[error(transparent)]
     Drumline(#[from] drumline::train::Error),
 
@@ -27,7 +27,7 @@ pub enum Error {
     UnsupportedDType {
         /// The tensor's path.
         name: String,
-        /// Its dtype, as burn calls it.
+        /// Its dtype, by burn's name.
         dtype: String,
     },
 

@@ -1,4 +1,4 @@
-//! Gradients of a model on their way between burn and the reducer.
+//! Passes gradients between burn and the reducer.
 
 use std::collections::HashMap;
 
@@ -46,7 +46,7 @@ pub(crate) fn accumulate<M: Module>(
     visit_floats(model, &mut Pass { reducer, slots, gradients, what: What::Accumulate });
 }
 
-/// Burn's own gradients, which are the averages in a world of one.
+/// Burn's own gradients. In a world of one rank they are the averages.
 pub(crate) fn own<M: Module>(
     slots: &Slots,
     gradients: Gradients,
@@ -84,7 +84,7 @@ struct Pass<'a> {
 }
 
 enum What {
-    /// Submit the gradients of these parameters, in rising order: they are final.
+    /// Submit the gradients of these parameters, in rising order, because they are final.
     Submit(Vec<usize>),
     /// Add all gradients; more will follow.
     Accumulate,

@@ -23,10 +23,10 @@ pub(crate) struct Inspected {
     pub(crate) buffers: Vec<ParameterSpec>,
     /// The trained tensors whose gradients cannot be tapped, and why.
     pub(crate) untappable: Vec<(String, String)>,
-    /// Some tensor carries a reparameterization of the user's.
+    /// Whether some tensor has a reparameterization of the user.
     pub(crate) is_reparameterized: bool,
-    /// Why the model cannot be wrapped. Not returned at once, because the ranks compare their models
-    /// first: otherwise a rank with a good model would wait for a rank that has returned.
+    /// Why the model cannot be wrapped. It is not returned at once, because the ranks compare their models
+    /// first: otherwise ranks with a good model would wait for a rank that has already returned.
     pub(crate) problem: Option<Error>,
 }
 
@@ -88,7 +88,7 @@ struct Visitor {
     path: Path,
     /// The path of each parameter, by id.
     ids: HashMap<ParamId, String>,
-    /// The reparameterization of each parameter that carries one, by path.
+    /// The reparameterization of each parameter that has one, by path.
     carried: HashMap<String, String>,
     problem: Option<Error>,
 }
@@ -102,7 +102,7 @@ impl ModuleVisitor for Visitor {
     }
 
     fn enter_module(&mut self, name: &str, container_type: &str) {
-        // burn enters what a parameter carries right after the parameter itself.
+        // burn visits the reparameterization of a parameter right after the parameter itself.
         if container_type == "Reparameterization" {
             let parameter = self.path.name();
             if name == TapParameter::NAME {

@@ -40,12 +40,11 @@
 //!
 //! - The global batch is the sum of the ranks' batches. With a mean as the loss, N ranks with b
 //!   samples each give the gradient of one rank with N·b samples.
-//! - Each rank updates running statistics (batch normalisation) from its own samples, unless the
-//!   layer is a [`SyncBatchNorm`].
-//!   [`sync_buffers`] gives all ranks rank 0's; call it before evaluation, checkpoints and
-//!   [`parameters_digest`].
-//! - Save [`named_tensors`] on rank 0; [`load_named_tensors`] before wrapping is enough on rank 0,
-//!   since its values win.
+//! - Each rank updates running statistics (batch normalisation) from its own samples, unless the layer is a
+//!   [`SyncBatchNorm`]. [`sync_buffers`] copies rank 0's statistics to all ranks; call it before evaluation,
+//!   checkpoints and [`parameters_digest`].
+//! - Save [`named_tensors`] on rank 0. It is enough to call [`load_named_tensors`] on rank 0 before wrapping,
+//!   because wrapping copies rank 0's values.
 //! - A module that is used twice in forward (tied weights) is fine. A parameter that a step does
 //!   not use is an error that names it on every rank; freeze it before wrapping, or choose
 //!   [`UnusedParameters::Ignore`].
@@ -64,8 +63,8 @@
 //!
 //! # Limits
 //!
-//! Parameters are f32 and f64. Only gradients on burn's flex backend (the CPU) travel during
-//! backward; those on other devices do afterwards.
+//! Parameters are f32 and f64. Only gradients on burn's flex backend (the CPU) travel during backward.
+//! Gradients on other devices travel afterwards.
 //!
 //! [`wrap`]: DistributedDataParallel::wrap
 //! [`backward`]: DistributedDataParallel::backward

@@ -1,4 +1,4 @@
-//! Tensors in the memory of the CPU, copied row-major.
+//! Copies tensors from the memory of the CPU, row-major.
 
 use burn::{
     backend::{
@@ -57,7 +57,7 @@ fn copy<T: Copy>(storage: &[T], layout: &Layout, place: &mut [T]) -> bool {
             storage[(first + row as isize * row_stride + column as isize * column_stride) as usize]
         };
         copy_matrix(rows, columns, at, target);
-        // The next index: the last dimension runs fastest.
+        // Go to the next index. The last dimension runs fastest.
         for (index, &length) in index.iter_mut().zip(matrices).rev() {
             *index += 1;
             if *index < length {
@@ -69,7 +69,7 @@ fn copy<T: Copy>(storage: &[T], layout: &Layout, place: &mut [T]) -> bool {
     true
 }
 
-/// By square tiles, so that cache lines are used whole on both sides.
+/// Copies in square tiles, so that cache lines are used completely on both sides.
 fn copy_matrix<T>(rows: usize, columns: usize, at: impl Fn(usize, usize) -> T, target: &mut [T]) {
     const TILE: usize = 32;
     for top in (0..rows).step_by(TILE) {
@@ -114,7 +114,7 @@ mod tests {
     }
 
     proptest! {
-        /// Transposed, flipped, narrowed: the same elements as burn's own copy.
+        /// For transposed, flipped and narrowed views: the same elements as burn's own copy.
         #[test]
         fn any_view_is_packed_row_major(view in views()) {
             let wanted: Vec<f32> = view.clone().into_data().try_into_vec().unwrap();

@@ -16,19 +16,19 @@ use crate::{Error, Result, pack};
 
 /// Batch normalisation with the mean and variance of the samples of *all* ranks.
 ///
-/// Takes the place of burn's [`BatchNorm`] in a model where each rank alone has few samples. The
-/// names of its tensors are the same, so a checkpoint of one fits the other. As in torch's
-/// `SyncBatchNorm`, and unlike burn's layer, the running variance is the unbiased one.
+/// It replaces burn's [`BatchNorm`] in a model where each rank has few samples. The names of its tensors are
+/// the same, so a checkpoint of one fits the other. As in torch's `SyncBatchNorm`, and unlike in burn's
+/// layer, the running variance is unbiased.
 ///
-/// Forward gathers a few numbers per channel from all ranks and backward sums as many, so all
-/// ranks must call both, in the same order; how many samples each of them has is up to it, and
-/// may be none. In validation (`model.valid()`, or a frozen layer) nothing is sent.
+/// Forward gathers a few numbers per channel from all ranks, and backward sums as many. So all ranks must
+/// call both, in the same order. Each rank may have any number of samples, or none. In validation
+/// (`model.valid()`, or a frozen layer) nothing is sent.
 ///
 /// # A group of its own
 ///
-/// `group` must serve normalisation only: backward waits for it while gradients travel in
-/// another. All such layers of a model share one. To have a second group, connect it under a name
-/// of its own ([`ProcessGroup::connect`]).
+/// Use `group` for normalisation only: backward waits for it while gradients travel in another group. All
+/// such layers of a model share one group. To make a second group, connect it under a name of its own
+/// ([`ProcessGroup::connect`]).
 ///
 /// ```
 /// use burn::{module::Module, nn::{Linear, LinearConfig}, tensor::{Device, Tensor}};
@@ -60,9 +60,9 @@ use crate::{Error, Result, pack};
 ///
 /// # No conversion of whole models
 ///
-/// torch replaces the layers of a model at run time. In Rust the type of a field is fixed when
-/// the program is compiled, so a model says `SyncBatchNorm` where it wants one;
-/// [`SyncBatchNorm::from_batch_norm`] takes the values of a layer over.
+/// torch replaces the layers of a model at run time. In Rust the type of a field is fixed when the program is
+/// compiled. So write `SyncBatchNorm` in the model where you want one. [`SyncBatchNorm::from_batch_norm`]
+/// takes over the values of a layer.
 #[derive(Module, Debug)]
 pub struct SyncBatchNorm {
     /// The learnable scale, one per channel.
@@ -146,7 +146,7 @@ impl SyncBatchNorm {
         Self { gamma, beta, training, running_mean, running_var, momentum, epsilon, group }
     }
 
-    /// Normalises `input`, of shape `[samples, channels, ...]`; the samples may be none.
+    /// Normalises `input`, of shape `[samples, channels, ...]`. There may be no samples.
     ///
     /// ```
     /// use burn::{nn::BatchNormConfig, tensor::{Device, Tensor}};
@@ -172,9 +172,9 @@ impl SyncBatchNorm {
     ///
     /// # Errors
     ///
-    /// The shape does not fit, all ranks together have one value per channel only, the input is
-    /// not on burn's flex backend, or the communication failed. If it fails in backward,
-    /// [`DistributedDataParallel::backward`](crate::DistributedDataParallel::backward) says so.
+    /// The shape does not fit, all ranks together have only one value per channel, the input is not on burn's
+    /// flex backend, or the communication failed. If the communication fails in backward,
+    /// [`DistributedDataParallel::backward`](crate::DistributedDataParallel::backward) returns the error.
     pub fn forward<const D: usize>(&self, input: Tensor<D>) -> Result<Tensor<D>> {
         let shape = input.dims();
         let channels = self.gamma.shape()[0];

@@ -1,4 +1,4 @@
-//! Gradient taps: how the reducer learns of a gradient while backward still goes on.
+//! Gradient taps: how the reducer gets a gradient while backward is still running.
 //!
 //! burn has no gradient hooks. It has reparameterizations: `Param::val()` runs a function of ours
 //! on the stored parameter, in every forward. That function adds an identity to the graph. Its
@@ -6,13 +6,12 @@
 //!
 //! # Anchors
 //!
-//! Backward runs the recorded steps by depth, deepest first, where a step is one deeper than its
-//! deepest parent. An identity on a leaf has depth 1, so all taps would fire at the very end and
-//! nothing would overlap. But parents that need no gradient count for the depth as well. So a tap
-//! gets a second parent, its *anchor*: an untracked scalar of a chosen depth. The k-th use of a
-//! parameter in a forward takes an anchor [`ANCHOR_GAP`] deeper than the one before, which keeps
-//! taps in the order of use and near the layers they belong to. A wrong anchor would cost overlap,
-//! never correctness.
+//! Backward runs the recorded steps by depth, deepest first. A step is one deeper than its deepest parent. An
+//! identity on a leaf has depth 1, so all taps would fire at the very end and nothing would overlap. But
+//! parents that need no gradient count for the depth, too. So a tap gets a second parent, its *anchor*: an
+//! untracked scalar of a chosen depth. The k-th use of a parameter in a forward takes an anchor that is
+//! [`ANCHOR_GAP`] deeper than the one before. This keeps taps in the order of use, and near the layers to
+//! which they belong. A wrong anchor would reduce overlap, but never affect correctness.
 //!
 //! # When is a gradient final?
 //!
@@ -61,7 +60,7 @@ pub(crate) fn attach<M: Module>(
 /// State that all taps of a model share.
 pub(crate) struct Taps {
     reducer: Arc<GradientReducer>,
-    /// Per parameter: the uses in a graph that backward has not passed.
+    /// By parameter: the number of uses in a graph that backward has not passed.
     open_uses: Vec<AtomicUsize>,
     anchors: Mutex<Anchors>,
     /// Whether taps submit gradients. If not, backward returns the gradients of this rank alone.
@@ -145,7 +144,8 @@ pub(crate) trait GradientTap: Backend {
     fn in_memory(x: FloatTensor<Self>) -> InMemory;
 }
 
-/// A tensor whose memory can be read. (A type of its own: the macro takes a tensor type for an output.)
+/// A tensor whose memory can be read. It is a type of its own, because the macro would take a tensor type for
+/// an output.
 pub(crate) struct InMemory(pub(crate) FlexTensor);
 
 impl GradientTap for Flex {
@@ -191,7 +191,7 @@ impl<B: GradientTap> Backward<B, 2> for TapBackward {
         let [parameter, _anchor] = ops.parents;
         let gradient = grads.consume::<B>(&ops.node);
         let Some(parameter) = parameter else { return };
-        grads.register::<B>(parameter.id, gradient); // adds to what other uses left
+        grads.register::<B>(parameter.id, gradient); // adds to the gradients of other uses
         let Tap { taps, slot } = &ops.state.tap;
         if ops.state.close() && taps.is_armed.load(Ordering::Acquire) {
             // The parameter is a leaf, whose gradient `consume` leaves in place.
@@ -216,7 +216,8 @@ impl<B: Backend> Backward<B, 1> for DeepenBackward {
 /// firing order agree for common layers; with 1 most taps fire too late.
 const ANCHOR_GAP: usize = 32;
 
-/// Later uses share the deepest anchor. Bounds what forwards without backward can build up.
+/// The most anchors. Later uses share the deepest one. This bounds what forwards without backward can build
+/// up.
 const ANCHORS_MAX: usize = 4096;
 
 /// Untracked scalars of rising depth, made once and kept.
@@ -224,7 +225,7 @@ const ANCHORS_MAX: usize = 4096;
 struct Anchors {
     by_depth: Vec<Tensor<1>>,
     next: usize,
-    /// Tensors of one operation must agree in it.
+    /// All tensors of an operation must have the same strategy.
     strategy: Option<GradientCheckpointingStrategy>,
 }
 

@@ -1,4 +1,4 @@
-//! A model as a list of named tensors: to verify, broadcast, digest, save and load it.
+//! A model as a list of named tensors, to verify, broadcast, digest, save and load it.
 
 use burn::{
     module::{Module, ModuleMapper, ModuleVisitor, Param, Parameter},
@@ -72,7 +72,7 @@ impl NamedTensor {
     ///
     /// # Errors
     ///
-    /// There are not exactly as many bytes as shape and dtype ask for.
+    /// The number of bytes is not the one that shape and dtype need.
     pub fn from_bytes(
         name: impl Into<String>,
         shape: impl Into<Vec<usize>>,
@@ -162,7 +162,7 @@ impl TensorValues {
 ///
 /// # Errors
 ///
-/// A tensor has a dtype that has no place in [`TensorValues`].
+/// A tensor has a dtype that [`TensorValues`] does not support.
 ///
 /// ```
 /// use burn::{nn::LinearConfig, tensor::Device};
@@ -206,7 +206,7 @@ pub fn named_tensors<M: Module>(model: &M) -> Result<Vec<NamedTensor>> {
 ///
 /// # Errors
 ///
-/// Not exactly the model's tensors, with the same shapes and dtypes. Then nothing was loaded.
+/// `tensors` are not exactly the model's tensors, with the same shapes and dtypes. Then nothing was loaded.
 pub fn load_named_tensors<M: Module>(model: M, mut tensors: Vec<NamedTensor>) -> Result<M> {
     let mut problems = Vec::new();
     let mut found = 0;
@@ -236,7 +236,7 @@ pub fn load_named_tensors<M: Module>(model: M, mut tensors: Vec<NamedTensor>) ->
     })
 }
 
-/// One number for parameters and buffers, equal on all ranks as long as they are in step.
+/// A digest of parameters and buffers. It is equal on all ranks as long as they have the same values.
 ///
 /// Buffers drift apart between ranks in training; call
 /// [`sync_buffers`](crate::DistributedDataParallel::sync_buffers) first.
@@ -268,7 +268,7 @@ pub(crate) enum Which {
     Buffers,
 }
 
-/// Rank 0's values for all ranks.
+/// Copies rank 0's values to all ranks.
 pub(crate) fn broadcast<M: Module>(
     model: M,
     which: Which,
@@ -303,10 +303,10 @@ pub(crate) fn broadcast<M: Module>(
     Ok(model)
 }
 
-/// A tensor of a model in passing.
+/// A tensor of a model that is being visited.
 pub(crate) struct Seen<'a> {
     pub(crate) spec: ParameterSpec,
-    /// Requires a gradient.
+    /// Whether it requires a gradient.
     pub(crate) is_trained: bool,
     pub(crate) device: Device,
     read: &'a dyn Fn() -> TensorData,
@@ -360,14 +360,14 @@ fn map<M: Module>(
     mapper.result.map(|()| model)
 }
 
-/// A running statistic keeps the newest update of each thread aside, and overwrites its value with
-/// them at the next update or at `valid()`. So they must be taken in before values are read, and
-/// above all before they are replaced.
+/// A running statistic keeps the newest update of each thread aside. At the next update, or at `valid()`, it
+/// overwrites its value with them. So these updates must be taken in before values are read, and above all
+/// before they are replaced.
 fn flush_running_state<M: Module>(model: &M) {
     drop(model.valid());
 }
 
-/// The path of field names to where a traversal is.
+/// The path of field names to the current position of a traversal.
 #[derive(Default)]
 pub(crate) struct Path(Vec<String>);
 

@@ -158,7 +158,7 @@ pub(crate) struct Rseq {
     pub(crate) disable_rseq: bool,
 }
 
-/// `true` and `false` stand for an option that is there or not, 0 and 1 are values of its variable.
+/// `true` and `false` mean that an option is given or not. 0 and 1 are the values of its variable.
 fn switch(text: &str) -> Result<bool, String> {
     match text {
         "" | "0" | "false" => Ok(false),
@@ -199,7 +199,7 @@ impl From<RunArgs> for Job {
     }
 }
 
-/// More ranks than this on one host are a typing error.
+/// More ranks than this on one host are probably a typing error.
 const RANKS_MAX: usize = 4096;
 
 fn ranks(text: &str) -> Result<NonZeroUsize, String> {

@@ -21,8 +21,8 @@ use crate::{
 /// Runs the command line `drumline ...` and returns its exit code. `arguments` begin with the name of
 /// the program.
 ///
-/// `itself` is a command that calls this function again in a new process, with further arguments behind
-/// its own: so the keeper of the ranks is started. Empty: the binary of this process.
+/// `itself` is a command that calls this function again in a new process, with further arguments after its
+/// own. The keeper of the ranks is started like this. Empty: the binary of this process.
 ///
 /// ```
 /// use drumline_cli::main;
@@ -98,7 +98,7 @@ fn this_command(
     Job { arguments, relaunch: itself, ..Job::new(first, ranks) }
 }
 
-/// Logs what `RUST_LOG` asks for, by default warnings.
+/// Logs what `RUST_LOG` selects; warnings if it is not set.
 fn log_to_stderr() {
     let is_plain = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("warn"));

@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// What every fallible function of this crate returns.
+/// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a command failed.

@@ -8,7 +8,7 @@
 //! $ drumline trace summary trace
 //! ```
 //!
-//! A program that registers backends of its own calls [`check()`] to have them tried as well.
+//! A program that registers backends of its own calls [`check()`] to try them as well.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! What the launcher and the keeper of its ranks say to each other: rows of fields, and descriptors.
+//! The channel between the launcher and the keeper of its ranks. A message is a list of fields, with
+//! descriptors.
 
 use std::{
     io::{self, IoSlice, IoSliceMut, Read, Write},
@@ -22,14 +23,14 @@ use rustix::{
 /// More than the kernel takes for the arguments and variables of a program.
 const BYTES_MAX: u32 = 64 * 1024 * 1024;
 
-/// How many descriptors a message has at most.
+/// The most descriptors in a message.
 const DESCRIPTORS_MAX: usize = 2;
 
-/// One end. Both ends are processes of this program.
+/// One end of the channel. Both ends are processes of this program.
 #[derive(Debug)]
 pub(crate) struct Channel(UnixStream);
 
-/// The other end has closed the channel where there is none.
+/// A message; `None` if the other end has closed the channel.
 pub(crate) type Message = Option<(Vec<Vec<u8>>, Vec<OwnedFd>)>;
 
 impl Channel {
@@ -58,7 +59,7 @@ impl Channel {
         let length = length.ok_or_else(|| io::Error::from(io::ErrorKind::ArgumentListTooLong))?;
         bytes[..size_of::<u32>()].copy_from_slice(&length.to_ne_bytes());
 
-        // The descriptors go with the first byte.
+        // The descriptors travel with the first byte.
         let mut space = [MaybeUninit::uninit(); cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
@@ -101,7 +102,7 @@ impl Channel {
         let mut bytes = vec![0; length as usize];
         (&self.0).read_exact(&mut bytes)?;
         let mut fields: Vec<_> = bytes.split(|&byte| byte == 0).map(<[u8]>::to_vec).collect();
-        fields.pop(); // what is behind the last zero: nothing
+        fields.pop(); // nothing follows the last zero byte
         Ok(Some((fields, descriptors)))
     }
 
@@ -132,7 +133,7 @@ mod tests {
     fn fields_and_descriptors_arrive_in_order_then_the_end() {
         let (one, other) = pair();
         let (mut read, write) = io::pipe().unwrap();
-        let long = vec![0xff; 3_000_000]; // more than a socket holds
+        let long = vec![0xff; 3_000_000]; // longer than the buffer of a socket
         let sender = thread::spawn(move || {
             one.send(&["a", "", "c"], &[write.as_fd()]).unwrap();
             one.send(&[&long], &[]).unwrap();

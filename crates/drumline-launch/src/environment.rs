@@ -9,27 +9,27 @@ use crate::job::Job;
 /// worker, whose own stderr is a pipe, may then draw a progress bar by ending each update with `\r`.
 pub(crate) const TERMINAL_COLUMNS: &str = "DRUMLINE_TERMINAL_COLUMNS";
 
-/// Set if the keeper shall bind a worker to a memory node.
+/// Set if the keeper must bind a worker to a memory node.
 pub(crate) const NUMA_BINDING: &str = "DRUMLINE_NUMA_BINDING";
 
 /// Variables of an outer launcher or of its job, which must not reach the workers of this one.
 pub(crate) const NOT_INHERITED: [&str; 5] =
     [TERMINAL_COLUMNS, NUMA_BINDING, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"];
 
-/// What the workers of a job have in common beside the [`Job`].
+/// What the workers of a job have in common besides the [`Job`].
 #[derive(Clone, Debug)]
 pub(crate) struct Rendezvous {
-    /// Where the launcher's store listens.
+    /// The address of the launcher's store.
     pub store: Endpoint,
     /// The file with the store's secret; `None` if the environment names the secret already.
     pub secret_file: Option<String>,
-    /// Where the store for programs that run torch listens on 127.0.0.1, if there is one.
+    /// The port on 127.0.0.1 of the store for programs that use torch, if there is one.
     pub master_port: Option<u16>,
-    /// Different for every run.
+    /// A number that is different for every run.
     pub run_id: String,
 }
 
-/// Variables of the launcher's own environment that it leaves to the user.
+/// Variables of the launcher's own environment that it does not overwrite.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Inherited {
     has_omp: bool,
@@ -51,12 +51,12 @@ impl Inherited {
         job.nproc_per_node.get() > 1 && !self.has_omp
     }
 
-    /// `GLIBC_TUNABLES` without restartable sequences, if the job asks for that and the user has not
-    /// named the tunable.
+    /// `GLIBC_TUNABLES` without restartable sequences, if the job asks for that and the user has not set this
+    /// tunable.
     ///
-    /// glibc registers restartable sequences for every thread. Then the kernel writes to the memory
-    /// of each thread that it switches to, which makes a switch between processes about a tenth dearer.
-    /// Ranks that share cores switch in every short call.
+    /// glibc registers restartable sequences for every thread. Then the kernel writes to the memory of each
+    /// thread to which it switches, and a switch between processes takes about a tenth longer. Ranks that
+    /// share cores switch in every short call.
     fn tunables_without_rseq(&self, job: &Job) -> Option<String> {
         let inherited = &self.glibc_tunables;
         match inherited.contains(RSEQ) {

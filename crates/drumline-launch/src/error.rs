@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf};
 
-/// What every fallible function of this crate returns.
+/// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why a job could not be started or watched. A failed rank is no error of the launcher: it decides
@@ -21,16 +21,16 @@ pub enum Error {
     /// The program to run is not there.
     #[error("program {} not found: {hint}", program.display())]
     ProgramNotFound {
-        /// As the caller wrote it.
+        /// The program, as the caller wrote it.
         program: PathBuf,
-        /// Where the launcher looked, and what to do.
+        /// Where the launcher looked for it, and what to do.
         hint: String,
     },
 
     /// The program to run is there but cannot be executed.
     #[error("program {} cannot be executed: {hint}", program.display())]
     ProgramNotExecutable {
-        /// Where it is.
+        /// The path of the program.
         program: PathBuf,
         /// Why, and what to do.
         hint: String,
@@ -44,9 +44,9 @@ pub enum Error {
     /// A system call failed.
     #[error("{what}: {error}")]
     System {
-        /// What was tried.
+        /// What the launcher tried.
         what: String,
-        /// What the system said.
+        /// The system's error.
         error: io::Error,
     },
 }
@@ -63,7 +63,7 @@ impl Error {
         }
     }
 
-    /// For `map_err`: makes an [`Error::System`]; `what` names what was tried.
+    /// For `map_err`: makes an [`Error::System`] about `what`.
     pub(crate) fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Error {
         |error| Error::System { what: what.into(), error: error.into() }
     }

@@ -1,4 +1,4 @@
-//! Waiting for workers, signals and output at once.
+//! Waits for workers, signals and output at once.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -20,7 +20,7 @@ pub(crate) enum Source {
     Signals,
     /// All output is printed.
     Output,
-    /// The other end of the channel between launcher and keeper has said something, or is gone.
+    /// The other end of the channel between launcher and keeper has sent something, or is gone.
     Channel,
     /// The launcher has ended.
     Launcher,
@@ -30,8 +30,8 @@ pub(crate) enum Source {
 
 /// A set of descriptors to wait for.
 ///
-/// An epoll set lists ready descriptors in the order in which they became ready. So the keeper knows
-/// which of two workers exited first even if it gets to run only after both exits.
+/// An epoll set lists ready descriptors in the order in which they became ready. So the keeper knows which of
+/// two workers exited first, even if it runs only after both exits.
 #[derive(Debug)]
 pub(crate) struct Events {
     epoll: OwnedFd,

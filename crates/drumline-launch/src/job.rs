@@ -25,8 +25,8 @@ pub struct Job {
     pub arguments: Vec<OsString>,
     /// How many workers to start.
     pub nproc_per_node: NonZeroUsize,
-    /// The port on 127.0.0.1 of the store for programs that run torch; 0 takes a free one. `None`:
-    /// there is no such store.
+    /// The port on 127.0.0.1 of the store for programs that use torch; 0 means a free one. `None`: there is
+    /// no such store.
     pub torch_store: Option<u16>,
     /// Whether processes of other users on this host may use that store, too.
     pub torch_store_takes_anyone: bool,
@@ -34,8 +34,8 @@ pub struct Job {
     pub labels_stdout: bool,
     /// Whether each worker may use the cores of one memory node only.
     pub binds_to_nodes: bool,
-    /// Whether glibc shall not register restartable sequences (rseq) in the workers. A
-    /// `glibc.pthread.rseq` in the launcher's own `GLIBC_TUNABLES` takes precedence.
+    /// Whether glibc registers no restartable sequences (rseq) in the workers. A `glibc.pthread.rseq` in the
+    /// launcher's own `GLIBC_TUNABLES` takes precedence.
     pub disables_rseq: bool,
     /// How connections between ranks are protected: `DRUMLINE_SECURITY` of the workers. `None`: as in the
     /// launcher's own environment.
@@ -48,7 +48,7 @@ pub struct Job {
 }
 
 impl Job {
-    /// `nproc_per_node` copies of `program`, everything else left to its default.
+    /// Runs `nproc_per_node` copies of `program`. Everything else has its default.
     pub fn new(program: impl Into<OsString>, nproc_per_node: NonZeroUsize) -> Job {
         Job {
             program: program.into(),

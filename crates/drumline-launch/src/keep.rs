@@ -1,5 +1,5 @@
-//! The keeper: a process between the launcher and the ranks. It starts the ranks, says how they ended,
-//! and ends whatever they have started when the job is over or the launcher is gone.
+//! The keeper: a process between the launcher and the ranks. It starts the ranks, reports how they ended, and
+//! ends all processes that they have started when the job is over or the launcher is gone.
 //!
 //! ```text
 //!  drumline run ── keeper ──┬── rank 0 ── wrapper ── program
@@ -7,13 +7,13 @@
 //!                           └── what a rank has started and left
 //! ```
 //!
-//! The kernel gives a process whose parent has ended to the nearest subreaper above it. That is the
-//! keeper. So whatever a rank has started, with wrappers, double forks or `setsid`, stays below the
-//! keeper, and nothing else ever is. A launcher that is killed by SIGKILL can end nobody any more; the
-//! keeper notices by the launcher's pidfd, and by the channel to it.
+//! When the parent of a process ends, the kernel makes the nearest subreaper above it the new parent. That is
+//! the keeper. So all processes that a rank has started, even by wrappers, double forks or `setsid`, stay
+//! below the keeper, and no other processes do. A launcher that is killed by SIGKILL cannot end any process.
+//! The keeper notices that by the launcher's pidfd and by the channel to it.
 //!
-//! The launcher executes its own binary to start the keeper, because only unsafe code may run
-//! between fork and exec.
+//! The launcher executes its own binary to start the keeper, because only unsafe code may run between fork
+//! and exec.
 
 use std::{
     ffi::OsString,
@@ -43,36 +43,36 @@ use crate::{
     sweep::{self, Swept},
 };
 
-/// The argument with which [`run`](crate::run()) executes its own binary as the keeper of a job's ranks.
-/// The binary must then call [`keep`].
+/// The argument with which [`run`](crate::run()) executes its own binary as the keeper of a job's ranks. With
+/// this argument the binary must call [`keep`].
 pub const KEEP_SUBCOMMAND: &str = "keep-ranks";
 
-/// First fields of what the launcher asks.
+/// The first fields of messages from the launcher.
 pub(crate) const START: &str = "start";
 pub(crate) const FINISH: &str = "finish";
 
-/// First fields of what the keeper answers and tells.
+/// The first fields of messages from the keeper.
 pub(crate) const STARTED: &str = "started";
 pub(crate) const REFUSED: &str = "refused";
 pub(crate) const EXITED: &str = "exited";
 pub(crate) const LEFT: &str = "left";
 
-/// How long processes that ranks have left behind may take to end by themselves, as helpers do that
-/// wait for the end of their parent.
+/// How long processes that ranks have left behind get to end by themselves. Some helpers wait for the end of
+/// their parent.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// How often the keeper collects processes that have ended without a parent.
 const REAP_EVERY: Duration = Duration::from_millis(100);
 
-/// Keeps the ranks of the launcher at the other end of stdin. Returns when none is left, nor anything
-/// that they have started.
+/// Keeps the ranks of the launcher at the other end of stdin. Returns when no rank is left, and no process
+/// that a rank has started.
 ///
 /// For the `main` of a binary that calls [`run`](crate::run()): see [`KEEP_SUBCOMMAND`].
 ///
 /// # Errors
 ///
-/// This process was not started by [`run`](crate::run()), or a system call fails. Nothing of the ranks
-/// is left then either.
+/// This process was not started by [`run`](crate::run()), or a system call failed. No process of the ranks is
+/// left in this case, either.
 pub fn keep() -> Result<()> {
     let stdin = rustix::stdio::stdin().try_clone_to_owned().map_err(Error::system("open stdin"))?;
     if rustix::net::sockopt::socket_domain(&stdin) != Ok(rustix::net::AddressFamily::UNIX) {
@@ -80,7 +80,7 @@ pub fn keep() -> Result<()> {
         return Err(Error::system("keep ranks")(error));
     }
     let channel = Channel::over(UnixStream::from(stdin));
-    // Without a parent, the launcher is in another namespace or gone. The channel tells.
+    // If there is no parent, the launcher is in another namespace or gone. The channel tells which.
     let launcher = getppid().and_then(|pid| pidfd_open(pid, PidfdFlags::empty()).ok());
     set_child_subreaper(Some(getpid())).map_err(Error::system("become a subreaper"))?;
     let kept = Keeper::new(channel, launcher).and_then(|mut keeper| {
@@ -98,20 +98,20 @@ pub fn keep() -> Result<()> {
 
 struct Keeper {
     channel: Channel,
-    /// Readable once the launcher has ended. The channel may then be open in a process that the
+    /// Readable once the launcher has ended. The channel may still be open then, in a process that the
     /// launcher has forked.
     _launcher: Option<OwnedFd>,
     events: Events,
     signals: Signals,
-    /// In the order of their ranks. Their statuses stay with the kernel until this process ends, so
-    /// that no other process gets their numbers, and the launcher's signals hit no stranger.
+    /// The workers, in the order of their ranks. The kernel keeps their exit statuses until this process
+    /// ends. So no other process gets their numbers, and the launcher's signals never hit a stranger.
     workers: Vec<(Pid, OwnedFd)>,
 }
 
 impl Keeper {
     fn new(channel: Channel, launcher: Option<OwnedFd>) -> Result<Keeper> {
-        // The launcher decides what a signal to all its processes means. The ranks do not inherit a
-        // handler, as they would an ignored signal.
+        // The launcher decides what a signal to all its processes means. Signals are handled and not ignored,
+        // because the ranks would inherit ignored signals.
         let signals = Signals::listen_also_to(&[Signal::CHILD])?;
         let events = Events::new()?;
         events.add(&channel, Source::Channel)?;
@@ -122,8 +122,8 @@ impl Keeper {
         Ok(Keeper { channel, _launcher: launcher, events, signals, workers: Vec::new() })
     }
 
-    /// Does what the launcher asks. Returns `true` when it wants to know what is left, `false` when
-    /// it is gone.
+    /// Carries out the launcher's requests. Returns `true` when the launcher asks which processes are left,
+    /// `false` when the launcher is gone.
     fn watch(&mut self) -> Result<bool> {
         let mut reap_at: Option<Instant> = None;
         loop {
@@ -205,7 +205,7 @@ impl Keeper {
         }
     }
 
-    /// Ends what the workers have left behind, and says what it was.
+    /// Ends the processes that workers have left behind, and tells the launcher which ones.
     fn finish(&self) {
         let left = sweep::end_all_below(GRACE).into_iter().map(|Swept { process, is_gone }| {
             let still = if is_gone { "" } else { ", which does not end" };
@@ -214,7 +214,7 @@ impl Keeper {
         self.tell(&[LEFT.to_owned()].into_iter().chain(left).collect::<Vec<_>>());
     }
 
-    /// Returns whether the launcher is there.
+    /// Sends a message to the launcher. Returns whether the launcher is there.
     fn tell(&self, fields: &[String]) -> bool {
         self.channel.send(fields, &[]).is_ok()
     }

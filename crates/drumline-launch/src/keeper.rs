@@ -1,5 +1,5 @@
-//! The launcher's end of the [keeper](mod@crate::keep): the process that starts the ranks, tells how they
-//! ended, and ends whatever is left of them.
+//! The launcher's end of the [keeper](mod@crate::keep): the process that starts the ranks, reports how they
+//! ended, and ends the processes that they leave behind.
 
 use std::{
     ffi::OsString,
@@ -26,20 +26,20 @@ use crate::{
     worker::{Streams, Worker},
 };
 
-/// How long the keeper may take to end what is left, before the launcher ends without it.
+/// How long the keeper may take to end those processes, before the launcher ends without it.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// The keeper of a job. When this is dropped, nothing of the job is left.
+/// The keeper of a job. When it is dropped, no process of the job is left.
 #[derive(Debug)]
 pub(crate) struct Keeper {
     child: Child,
     channel: Channel,
-    /// Workers that have ended while others were being started.
+    /// Workers that ended while others were being started.
     early: Vec<(usize, Ending)>,
 }
 
 impl Keeper {
-    /// Starts the process.
+    /// Starts the keeper.
     pub(crate) fn start(job: &Job) -> Result<Keeper> {
         let (near, far) = UnixStream::pair().map_err(Error::system("make a socket pair"))?;
         let mut command = match job.relaunch.split_first() {
@@ -51,7 +51,7 @@ impl Keeper {
             None => {
                 // Not current_exe(): the binary may be replaced while the job is being started.
                 let mut command = Command::new("/proc/self/exe");
-                // Who kills launchers by name shall not hit their keepers.
+                // A user who kills launchers by name must not hit their keepers.
                 command.arg0("keeper");
                 command
             }
@@ -115,15 +115,14 @@ impl Keeper {
         std::mem::take(&mut self.early)
     }
 
-    /// The next worker that has ended: its rank, and how it ended. Due when the keeper is
-    /// readable.
+    /// The next worker that has ended: its rank, and how it ended. Call this when the keeper is readable.
     pub(crate) fn next_exit(&mut self) -> Result<(usize, Ending)> {
         let told = self.hear()?;
         exit(&told).ok_or_else(|| Error::system("wait for the ranks")(not_understood()))
     }
 
-    /// Ends what the workers have left behind, as soon as it has had a moment to end by itself, and
-    /// returns what that was: `name (pid N)`. Call it when no worker is alive.
+    /// Gives the processes that workers have left behind a moment to end, ends the others, and returns these:
+    /// `name (pid N)`. Call it when no worker is alive.
     pub(crate) fn finish(mut self) -> Result<Vec<String>> {
         if self.channel.send(&[FINISH], &[]).is_err() {
             return Err(self.gone());
@@ -139,7 +138,7 @@ impl Keeper {
         }
     }
 
-    /// Waits for the keeper's next words.
+    /// Waits for the next message of the keeper.
     fn hear(&mut self) -> Result<Vec<String>> {
         match self.channel.receive().map_err(Error::system("hear the keeper of the ranks"))? {
             Some((fields, _)) => {
@@ -156,7 +155,7 @@ impl Keeper {
         poll(&mut ready, patience.as_ref()).is_ok_and(|ready| ready > 0)
     }
 
-    /// The error of a keeper that has ended before its time.
+    /// The error if the keeper has ended too early.
     fn gone(&mut self) -> Error {
         let how =
             self.child.wait().map_or_else(|error| error.to_string(), |it| ending(it).to_string());
@@ -173,11 +172,11 @@ impl AsFd for Keeper {
     }
 }
 
-/// The keeper ends all that is left when nobody is at the other end.
+/// The keeper ends all processes that are left when no launcher is at the other end.
 impl Drop for Keeper {
     fn drop(&mut self) {
         self.channel.hang_up();
-        // A process that is stuck in the kernel must not hold up the launcher for ever.
+        // A process that hangs in the kernel must not hold up the launcher for ever.
         while self.is_readable_within(PATIENCE) {
             if !matches!(self.channel.receive(), Ok(Some(_))) {
                 let _ = self.child.wait();
@@ -187,7 +186,7 @@ impl Drop for Keeper {
     }
 }
 
-/// What the keeper has told, if it is that a worker has ended.
+/// The worker that has ended and how, if that is what the keeper has told.
 fn exit(told: &[String]) -> Option<(usize, Ending)> {
     let number = |n: usize| told.get(n)?.parse::<i32>().ok();
     let rank = told.get(1)?.parse().ok().filter(|_| told[0] == EXITED)?;
@@ -207,7 +206,7 @@ fn refused(program: &Path, error: io::Error) -> Error {
     use io::ErrorKind::{OutOfMemory, WouldBlock};
     let hint = match error.kind() {
         WouldBlock | OutOfMemory => return Error::system("start a worker")(error),
-        // The program itself was there when the launcher looked.
+        // The program itself existed when the launcher looked.
         io::ErrorKind::NotFound => {
             format!("{error}; is the interpreter installed that its first line names?")
         }

@@ -21,16 +21,16 @@
 //!   (`DRUMLINE_SECRET_FILE=/proc/self/fd/N`), and a store on an abstract Unix socket that asks for
 //!   the secret (`DRUMLINE_STORE`). A `DRUMLINE_SECRET` or `DRUMLINE_SECRET_FILE` in the launcher's
 //!   own environment is used instead of a fresh secret.
-//! - The environment of torchrun, and a store for programs that run torch at
-//!   `MASTER_ADDR:MASTER_PORT`, on loopback. This store cannot authenticate. With `--no-torch-store`
-//!   there is none, and the job listens on no TCP port.
+//! - The environment of torchrun, and a store for programs that use torch at `MASTER_ADDR:MASTER_PORT`, on
+//!   loopback. This store has no authentication. With `--no-torch-store` there is none, and the job listens
+//!   on no TCP port.
 //! - `OMP_NUM_THREADS=1` if there are several workers and the variable is not set.
 //! - `glibc.pthread.rseq=0` in `GLIBC_TUNABLES`, only with `--disable-rseq`.
 //! - `DRUMLINE_SECURITY`, only with `--security`.
-//! - As many descriptors as the hard limit allows (`ulimit -Hn`), at most 524,288: a few groups of 64
+//! - As many descriptors as the hard limit allows (`ulimit -Hn`), at most 524,288, because a few groups of 64
 //!   ranks use up the usual soft limit of 1,024. A program that calls `select` cannot use descriptors from
-//!   1,024 on; it would have failed to open them before. Start the launcher with a hard limit of 1,024
-//!   (`ulimit -Hn 1024`) if it must fail there.
+//!   1,024 on; with the soft limit it would fail to open them. If it must fail there, start the launcher with
+//!   a hard limit of 1,024 (`ulimit -Hn 1024`).
 //! - An empty stdin. Its stdout and stderr are pipes. The launcher prints whole lines of them to its
 //!   own stdout and stderr, each with the rank in front.
 //! - A process group of its own.
@@ -43,24 +43,24 @@
 //! | a rank fails | SIGTERM to the others after 100 ms, SIGKILL after `--kill-after` (500 ms), report | that of the first rank to fail; 128 + n for signal n |
 //! | SIGINT, SIGTERM, SIGHUP or SIGQUIT to the launcher | passes it on, SIGKILL after `--shutdown-timeout` (30 s) or a second Ctrl-C | 128 + n |
 //! | SIGUSR1, SIGUSR2, Ctrl-Z | passes them on; the job goes on, or stops and continues | |
-//! | SIGKILL to the launcher | nothing any more: the keeper kills everything | 137 |
+//! | SIGKILL to the launcher | nothing: it is dead, and the keeper kills everything | 137 |
 //!
-//! Before it sends SIGKILL the launcher looks in `/proc` where each thread of the rank waits: in which
-//! system call, on which file or socket, in which function of the kernel. The report says so.
+//! Before it sends SIGKILL, the launcher looks up in `/proc` where each thread of the rank waits: in which
+//! system call, on which file or socket, in which function of the kernel. The report has the result.
 //!
-//! Nothing is left of a job: neither a worker nor anything that it has started, behind a wrapper, by a
-//! double fork or in a session of its own (`setsid`). Between launcher and workers there is a *keeper*:
-//! a process to which the kernel gives whatever loses its parent below. When the job is over, the keeper
-//! gives what is left 500 ms to end by itself, kills it, and the launcher names it. When the launcher
-//! is killed, the keeper kills everything at once. When the keeper is killed, the launcher ends the
-//! workers and what is below them; a process that had lost its parent before lives on, as everything
-//! does when both are killed at once. No one ends a process of another user (`sudo`).
+//! No process of a job is left: no worker, and no process that a worker has started, behind a wrapper, by a
+//! double fork or in a session of its own (`setsid`). Between launcher and workers there is a *keeper*. When
+//! a process below the keeper loses its parent, the kernel makes the keeper its parent. When the job is over,
+//! the keeper gives the remaining processes 500 ms to end, then kills them, and the launcher names them. If
+//! the launcher is killed, the keeper kills all processes at once. If the keeper is killed, the launcher ends
+//! the workers and the processes below them; but a process that has already lost its parent lives on. If both
+//! are killed at once, all processes live on. Processes of other users (`sudo`) are never ended.
 //!
 //! # Inside
 //!
-//! The [`supervisor`] decides, without processes and without a clock. [`run()`] is a thin shell around
-//! it: one thread waits for news of the workers, for signals and for deadlines at once, and
-//! two threads per worker print its output. [`keep()`] is what the keeper runs.
+//! The [`supervisor`] makes the decisions, without processes and without a clock. [`run()`] is a thin shell
+//! around it: one thread waits for workers, signals and deadlines at once, and two threads for each worker
+//! print its output. [`keep()`] is the code of the keeper.
 
 #![forbid(unsafe_code)]
 

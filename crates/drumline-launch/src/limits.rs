@@ -1,27 +1,27 @@
-//! How many descriptors this process and its ranks may have.
+//! The limit of descriptors for this process and its ranks.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Some programs close every number up to the limit, or keep a table of that length. systemd sets the
-/// same limit.
+/// The highest limit. Some programs close every number up to the limit, or keep a table of that length.
+/// systemd sets the same limit.
 const DESCRIPTORS_MAX: u64 = 512 * 1024;
 
-/// Raises the soft limit of descriptors to the hard one, for this process and all that it starts. A rank has one
-/// connection for each peer and group, so the usual 1,024 end at a few groups of 64 ranks.
+/// Raises the soft limit of descriptors to the hard one, for this process and all processes that it starts. A
+/// rank has one connection for each peer and group, so a few groups of 64 ranks exceed the usual 1,024.
 ///
-/// The soft limit is that low for programs that call `select`, which cannot tell descriptors from 1,024
-/// on. Such a program would have failed at its 1,024th descriptor before. A hard limit
-/// (`ulimit -Hn 1024`) brings that back.
+/// The soft limit is that low for programs that call `select`, which cannot handle descriptors from 1,024 on.
+/// With the low limit such a program would fail at its 1,024th descriptor. A hard limit (`ulimit -Hn 1024`)
+/// brings this back.
 pub(crate) fn raise() {
     let limit = getrlimit(Resource::Nofile);
     if let Some(current) = raised(limit) {
-        // Nobody needs a privilege for this. If it fails, the job may still have enough.
+        // This needs no privilege. If it fails, the present limit may still suffice.
         let raised = setrlimit(Resource::Nofile, Rlimit { current: Some(current), ..limit });
         tracing::debug!(?limit, ?raised, "raised the limit of descriptors to {current}");
     }
 }
 
-/// The new soft limit, if there is to be one. `None` in a [`Rlimit`] is no limit.
+/// The new soft limit, if it must be raised. `None` in a [`Rlimit`] means no limit.
 fn raised(limit: Rlimit) -> Option<u64> {
     let wanted = limit.maximum.unwrap_or(u64::MAX).min(DESCRIPTORS_MAX);
     limit.current.is_some_and(|current| current < wanted).then_some(wanted)

@@ -1,4 +1,4 @@
-//! Cutting a stream of bytes into lines.
+//! Cuts a stream of bytes into lines.
 
 /// A part of a stream, without its terminator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -7,24 +7,24 @@ pub(crate) enum Piece<'a> {
     Line(&'a [u8]),
     /// The next [`PART_MAX`] bytes of a line that goes on.
     Part(&'a [u8]),
-    /// A line ended by `\r`: the state of a progress bar, to be overwritten by what follows.
+    /// A line that ends with `\r`: the state of a progress bar. Later output overwrites it.
     Progress(&'a [u8]),
 }
 
-/// How many bytes of a line are held back until its end arrives.
+/// The most bytes of a line that are held back until its end arrives.
 pub(crate) const PART_MAX: usize = 64 * 1024;
 
 /// Cuts a stream into [`Piece`]s, wherever the boundaries of its reads are.
 #[derive(Debug, Default)]
 pub(crate) struct Lines {
     line: Vec<u8>,
-    /// The line ended with `\r` and was given out as progress. If `\n` follows, the program ends
+    /// Whether the line ended with `\r` and was passed on as progress. If `\n` follows, the program ends its
     /// lines with `\r\n`, and this was a line.
     after_return: bool,
 }
 
 impl Lines {
-    /// Gives all pieces that `bytes` complete to `emit`.
+    /// Passes all pieces that `bytes` complete to `emit`.
     pub(crate) fn push(&mut self, mut bytes: &[u8], mut emit: impl FnMut(Piece<'_>)) {
         while let Some(&next) = bytes.first() {
             if std::mem::take(&mut self.after_return) && next != b'\n' {
@@ -55,7 +55,7 @@ impl Lines {
         }
     }
 
-    /// Gives a last line without `\n` to `emit`.
+    /// Passes a last line without `\n` to `emit`.
     pub(crate) fn finish(self, emit: impl FnOnce(Piece<'_>)) {
         if !self.line.is_empty() && !self.after_return {
             emit(Piece::Line(&self.line));

@@ -1,4 +1,4 @@
-//! The workers' output on its way to the terminal, file or pipe behind the launcher.
+//! Prints the workers' output to the terminal, file or pipe of the launcher.
 //!
 //! One thread per stream reads, cuts lines and writes whole lines, so lines of two ranks never mix. A
 //! stopped terminal or a slow pager holds up these threads but never the supervision. Every line
@@ -46,14 +46,14 @@ pub(crate) struct Console {
     stderr: Arc<Mutex<Sink>>,
     /// The last lines of each rank's stderr.
     tails: Vec<Arc<Mutex<Tail>>>,
-    /// How wide the rank in a prefix is, in characters.
+    /// The width of the rank in a prefix, in characters.
     rank_width: usize,
     labels_stdout: bool,
     notes: Option<PipeWriter>,
     /// The launcher's end of a socket pair. Shutting it down tells the readers to finish. It becomes
     /// readable when every reader has dropped its share of `far`.
     near: UnixStream,
-    /// The readers' end; `None` once no output can come any more.
+    /// The readers' end; `None` once no more output can come.
     far: Option<Arc<UnixStream>>,
 }
 
@@ -96,7 +96,7 @@ impl Console {
             .filter(|&columns| columns > 0)
     }
 
-    /// Prints what the next rank writes.
+    /// Prints the output of the worker with the next rank.
     pub(crate) fn attach(&mut self, streams: Streams) -> Result<()> {
         let rank = self.tails.len();
         let tail = Arc::new(Mutex::new(Tail::new()));
@@ -155,7 +155,7 @@ impl Console {
     ) -> Result<()> {
         let reader = Reader { stream, sink: Arc::clone(sink), prefix, tail, is_continued: false };
         let Some(stop) = self.far.clone() else { return Ok(()) };
-        // Small stacks: there may be hundreds of these threads, and their buffers are on the heap.
+        // The stacks are small: there may be hundreds of these threads, and their buffers are on the heap.
         thread::Builder::new()
             .name("output".into())
             .stack_size(128 * 1024)
@@ -171,7 +171,7 @@ struct Reader {
     sink: Arc<Mutex<Sink>>,
     prefix: Prefix,
     tail: Option<Arc<Mutex<Tail>>>,
-    /// The next piece continues a line.
+    /// Whether the next piece continues a line.
     is_continued: bool,
 }
 
@@ -226,7 +226,7 @@ impl Reader {
     }
 }
 
-/// What lines start with.
+/// The beginning of lines.
 #[derive(Debug)]
 struct Prefix {
     start: Vec<u8>,
@@ -306,7 +306,7 @@ impl Sink {
         if !self.broken
             && let Err(error) = write_all(self.file.as_fd(), &self.buffer)
         {
-            // The job goes on without a reader.
+            // The job goes on if nobody reads its output.
             self.broken = true;
             tracing::warn!("cannot write the ranks' output ({error}): dropped from now on");
         }
@@ -334,7 +334,7 @@ fn is_same_file(a: BorrowedFd<'_>, b: BorrowedFd<'_>) -> bool {
     matches!((identity(a), identity(b)), (Ok(a), Ok(b)) if a == b)
 }
 
-/// These mutexes guard bytes, which a panic of another thread does not make invalid.
+/// The mutex guards bytes, which stay valid if another thread panics.
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -351,7 +351,7 @@ mod tests {
         (Sink { file, terminal, in_progress: false, broken: false, buffer: Vec::new() }, read)
     }
 
-    /// What a sink makes of `input`, written by rank 1 of 12.
+    /// The output of a sink for `input` from rank 1 of 12.
     fn printed(terminal: bool, input: &[u8]) -> String {
         let (sink, mut printed) = sink(terminal);
         let (read, mut write) = io::pipe().unwrap();

@@ -14,12 +14,12 @@ pub(crate) struct Process {
     /// One letter, as in `ps`.
     pub(crate) state: char,
     threads: usize,
-    /// In ticks of the clock since the host has started.
+    /// The time of its start, in clock ticks since the start of the host.
     started: u64,
 }
 
 impl Process {
-    /// `None` if there is no such process.
+    /// Reads a process. `None` if it does not exist.
     pub(crate) fn read(pid: Pid) -> Option<Process> {
         Process::read_from(Path::new("/proc").join(pid.to_string()).as_path(), pid)
     }
@@ -30,22 +30,22 @@ impl Process {
         Process::parse(pid, &String::from_utf8_lossy(&stat))
     }
 
-    /// The name may contain anything, also parentheses and line breaks.
+    /// Parses a line of `/proc`. The name may contain anything, including parentheses and line breaks.
     fn parse(pid: Pid, stat: &str) -> Option<Process> {
         let (head, fields) = stat.rsplit_once(')')?;
         let (_, name) = head.split_once('(')?;
         let mut fields = fields.split_ascii_whitespace();
         let state = fields.next()?.chars().next()?;
         let parent = fields.next()?.parse().ok()?;
-        // Of all fields, `parent` is the 4th, the number of threads the 20th, and the start the 22nd.
+        // `parent` is the 4th field, the number of threads the 20th, and the start the 22nd.
         let threads = fields.nth(20 - 4 - 1)?.parse().ok()?;
         let started = fields.nth(1)?.parse().ok()?;
         let name = name.escape_debug().to_string();
         Some(Process { pid, parent, name, state, threads, started })
     }
 
-    /// Whether it has ended, and only its parent has not asked yet how. The first thread of a process may
-    /// end before the others.
+    /// Whether the process has ended and its parent has not collected it yet. (Its first thread may end
+    /// before the others.)
     pub(crate) fn has_ended(&self) -> bool {
         self.state == 'X' || (self.state == 'Z' && self.threads <= 1)
     }
@@ -54,7 +54,7 @@ impl Process {
         self.parent == parent.as_raw_pid()
     }
 
-    /// Whether both are the same process, although numbers are used again.
+    /// Whether both are the same process. Numbers are used again, so it compares the start, too.
     pub(crate) fn is(&self, other: &Process) -> bool {
         (self.pid, self.started) == (other.pid, other.started)
     }
@@ -65,19 +65,18 @@ pub(crate) fn all() -> Vec<Process> {
     numbers_in(Path::new("/proc")).into_iter().filter_map(Process::read).collect()
 }
 
-/// The processes, or threads, that have a directory in this one.
+/// The processes or threads that have a directory in `directory`.
 pub(crate) fn numbers_in(directory: &Path) -> Vec<Pid> {
     let entries = fs::read_dir(directory).into_iter().flatten().flatten();
     entries.filter_map(|entry| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
-/// Those of `processes` that `root` has started, that these have started, and so on. Parents come
-/// before their children.
+/// The processes that `root` has started, directly or through others. Parents come before their children.
 pub(crate) fn below(root: Pid, processes: &[Process]) -> Vec<&Process> {
     let mut found: Vec<&Process> = Vec::new();
     let mut parent = root.as_raw_pid();
     for next in 0.. {
-        // The table is no snapshot: a number that is used again could close a circle.
+        // The table is no snapshot: a number that was used again could close a circle.
         let children = processes.iter().filter(|process| process.parent == parent);
         let children: Vec<_> =
             children.filter(|child| child.pid != root && !found.contains(child)).collect();

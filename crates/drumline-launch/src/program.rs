@@ -11,8 +11,8 @@ use rustix::fs::{Access, access};
 
 use crate::{Error, Result};
 
-/// The file that a shell would execute for `name`: `name` itself if it contains a slash, else the
-/// first executable of that name in a directory of `path` (the variable `PATH`).
+/// The file that a shell would execute for `name`: `name` itself if it contains a slash; otherwise the first
+/// executable of that name in a directory of `path` (the variable `PATH`).
 pub(crate) fn resolve(name: &OsStr, path: Option<OsString>) -> Result<PathBuf> {
     let has_slash = name.as_encoded_bytes().contains(&b'/');
     let name = Path::new(name);

@@ -16,12 +16,12 @@ pub(crate) struct Fate {
     pub(crate) pid: Pid,
     /// `None` if the process outlived SIGKILL.
     pub(crate) exit: Option<Exit>,
-    /// Where its threads waited when it had to be killed: lines.
+    /// Where its threads waited before it was killed, as lines.
     pub(crate) waits: Vec<String>,
 }
 
-/// The text for stderr: nothing after a success that left nothing behind. `tail` holds the last stderr
-/// lines of the rank that failed first, `left` the processes that the ranks had left behind.
+/// The text for stderr. Empty if all ranks succeeded and left nothing behind. `tail` has the last lines of
+/// stderr of the rank that failed first, `left` the processes that the ranks left behind.
 pub(crate) fn render(
     verdict: Verdict,
     ranks: &[Fate],
@@ -75,7 +75,7 @@ pub(crate) fn render(
     bytes
 }
 
-/// Names processes that were ended at the end.
+/// Names the processes that were killed at the end.
 fn leftovers(left: &[String]) -> String {
     const NAMED_MAX: usize = 8;
     let named = left.iter().take(NAMED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
@@ -92,7 +92,7 @@ fn leftovers(left: &[String]) -> String {
     }
 }
 
-/// Where the ranks waited that had to be killed. One that ended just before it was killed is none of them.
+/// Where the killed ranks waited. Leaves out ranks that ended just before they were killed.
 fn waits(ranks: &[Fate]) -> String {
     let mut text = String::new();
     for (rank, Fate { pid, exit, waits }) in ranks.iter().enumerate() {
@@ -114,7 +114,7 @@ fn waits(ranks: &[Fate]) -> String {
     text
 }
 
-/// The likely cause of a death by signal, and what to look at.
+/// The likely cause of a death by signal, and what to check.
 fn hint(ending: Ending) -> Option<&'static str> {
     use signal_hook::consts::{SIGBUS, SIGFPE, SIGILL, SIGKILL, SIGSEGV};
     let Ending::Signal { number, .. } = ending else { return None };
@@ -131,7 +131,7 @@ fn hint(ending: Ending) -> Option<&'static str> {
     }
 }
 
-/// How the ranks other than the culprit ended.
+/// How the ranks ended, except for the culprit.
 fn fates<'a>(ranks: impl Iterator<Item = (usize, &'a Fate)>, title_of_ended: &str) -> String {
     let mut stuck = String::new();
     let (mut failed, mut ended, mut done) =
@@ -199,7 +199,7 @@ impl std::fmt::Display for Groups {
     }
 }
 
-/// What to set if a library of Python's has refused drumline because of its name.
+/// What to set if a Python library has refused drumline because of its name.
 fn refusal(tail: &[Vec<u8>]) -> Option<&'static str> {
     // accelerate and, through it, transformers; Ignite.
     const SAID: [&str; 2] =

@@ -33,13 +33,13 @@ use crate::{
 /// 0 if all workers exited with 0, the code of the worker that failed first, or 128 + the number of
 /// the signal that stopped the launcher.
 ///
-/// No worker is left when this returns, nor anything that one has started. The command in
-/// [`Job::relaunch`] must answer to [`KEEP_SUBCOMMAND`](crate::KEEP_SUBCOMMAND) by calling
+/// When this returns, no worker is left, and no process that a worker has started. The command in
+/// [`Job::relaunch`] must handle [`KEEP_SUBCOMMAND`](crate::KEEP_SUBCOMMAND) by calling
 /// [`keep`](crate::keep()).
 ///
 /// # Errors
 ///
-/// The program cannot be run, the port is taken, or a system call fails. No worker is left then
+/// The program cannot be run, the port is taken, or a system call failed. No worker is left in this case,
 /// either.
 pub fn run(job: &Job) -> Result<u8> {
     let ranks = job.nproc_per_node.get();
@@ -48,7 +48,8 @@ pub fn run(job: &Job) -> Result<u8> {
     // The keeper, and through it every worker, inherits the file with the secret.
     let secret = JobSecret::for_workers()?;
     let mut keeper = Keeper::start(job)?;
-    // The stores start before the first worker and end after the last: no port is guessed twice.
+    // The stores start before the first worker and end after the last. So the launcher has their actual ports
+    // and need not guess.
     let run_id = new_run_id();
     let store = Endpoint::Unix(format!("drumline-run-{run_id}"));
     let config = Config::from_env()?;
@@ -121,8 +122,7 @@ pub fn run(job: &Job) -> Result<u8> {
     })
 }
 
-/// Feeds the state machine until it has a verdict. Returns also where each rank that had to be killed
-/// waited, in lines.
+/// Feeds the state machine until it has a verdict. Also returns, as lines, where each killed rank waited.
 fn supervise(
     policy: Policy,
     started: Instant,
@@ -140,11 +140,12 @@ fn supervise(
         let ready = events.wait(timeout)?;
         let now = started.elapsed();
 
-        // Signals first: a worker that ended because everybody got a signal has not failed.
+        // Signals come first: if a worker ended because all processes got a signal, the worker has not
+        // failed.
         for signal in signals.arrived() {
             let was_ending = supervisor.deadline().is_some();
             if signal == Signal::TSTP {
-                // The ranks stop too: nobody would read their pipes behind a stopped launcher.
+                // The ranks stop, too, because a stopped launcher does not read their pipes.
                 carry_out(
                     &supervisor.handle(now, Event::Signal(Signal::STOP)),
                     workers,
@@ -171,7 +172,7 @@ fn supervise(
     Ok((supervisor, waits))
 }
 
-/// Sends the signals. Before ranks are killed, notes in `waits` where they are.
+/// Sends signals. Before ranks are killed, notes in `waits` where they wait.
 fn carry_out(orders: &[Order], workers: &[Worker], waits: &mut [Vec<String>]) {
     let killed = orders.iter().filter(|order| order.signal == Signal::KILL);
     let killed = killed.filter_map(|order| Some((order.worker, workers.get(order.worker)?.pid())));
@@ -181,7 +182,7 @@ fn carry_out(orders: &[Order], workers: &[Worker], waits: &mut [Vec<String>]) {
     for order in orders {
         if let Some(worker) = workers.get(order.worker) {
             worker.signal(order.signal);
-            // A stopped process sees a signal only once it continues.
+            // A stopped process handles a signal only once it continues.
             if ends_a_job(order.signal) {
                 worker.signal(Signal::CONT);
             }
@@ -189,8 +190,8 @@ fn carry_out(orders: &[Order], workers: &[Worker], waits: &mut [Vec<String>]) {
     }
 }
 
-/// Waits until all output is printed, and returns `true`. If the reader of the output has stopped,
-/// this may take for ever: a signal that ends a job ends the wait, and the result is `false`.
+/// Waits until all output is printed, and returns `true`. If the reader of the output has stopped, this may
+/// take for ever. A signal that ends a job then ends the wait, and the result is `false`.
 fn finish_output(events: &Events, signals: &mut Signals, console: &mut Console) -> Result<bool> {
     console.finish();
     events.add(console.finished(), Source::Output)?;
@@ -215,7 +216,7 @@ fn stop_myself() {
     let _ = signal_hook::low_level::emulate_default_handler(Signal::TSTP.as_raw());
 }
 
-/// 64 random bits: the hasher's keys come from the operating system.
+/// 64 random bits. They come from the operating system, through the hasher's keys.
 fn new_run_id() -> String {
     format!("{:016x}", RandomState::new().build_hasher().finish())
 }

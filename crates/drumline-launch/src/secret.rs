@@ -1,13 +1,13 @@
 //! The job's secret, and how the workers get it.
 //!
 //! The secret is in a sealed file in memory. Workers inherit its open descriptor and find it through
-//! `DRUMLINE_SECRET_FILE`. Every user of the host could read a command line. Only the same user can
-//! read a variable, as with the descriptor; but programs print variables when they crash, logs and
-//! notebooks show them, and every child inherits them.
+//! `DRUMLINE_SECRET_FILE`. A command line would show the secret to every user of the host. A variable would
+//! be visible to the same user only, as the descriptor is. But programs print variables when they crash, logs
+//! and notebooks show them, and every child inherits them.
 //!
-//! The price: a program between launcher and rank that closes descriptors (as Python's `subprocess`
-//! does by default) leaves the rank without the secret. The rank's error then says so. A secret in the
-//! launcher's own environment is passed on unchanged.
+//! This has a price: if a program between launcher and rank closes descriptors (as Python's `subprocess` does
+//! by default), the rank has no secret, and its error says so. A secret in the launcher's own environment is
+//! passed on unchanged.
 
 use std::{
     fs::{File, Permissions},
@@ -38,7 +38,7 @@ pub(crate) struct JobSecret {
 const DESCRIPTOR_MIN: i32 = 100;
 
 impl JobSecret {
-    /// The secret of the launcher's environment, or else a fresh one.
+    /// The secret of the launcher's environment, or a fresh one.
     pub(crate) fn for_workers() -> Result<JobSecret> {
         if let Some(secret) = Secret::from_env()? {
             return Ok(JobSecret { secret, file: None });
@@ -52,7 +52,7 @@ impl JobSecret {
         &self.secret
     }
 
-    /// Where a worker finds the secret; `None` if a variable of the user's says so.
+    /// The path at which a worker finds the secret. `None` if the user's own variable has it.
     pub(crate) fn path(&self) -> Option<String> {
         self.file.as_ref().map(|file| format!("/proc/self/fd/{}", file.as_raw_fd()))
     }
@@ -62,7 +62,7 @@ impl JobSecret {
 fn sealed(secret: &Secret) -> std::io::Result<OwnedFd> {
     let create = |flags| memfd_create("drumline-secret", flags);
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
-    // Where vm.memfd_noexec is 2 the kernel wants the flag; before 6.3 it does not know it.
+    // If vm.memfd_noexec is 2, the kernel requires this flag. Kernels before 6.3 do not know it.
     let memory = create(flags | MemfdFlags::NOEXEC_SEAL)
         .or_else(|error| if error == Errno::INVAL { create(flags) } else { Err(error) })?;
     let mut file = File::from(memory);
@@ -71,7 +71,7 @@ fn sealed(secret: &Secret) -> std::io::Result<OwnedFd> {
     let all = SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE;
     fcntl_add_seals(&file, all)?;
     let file = match fcntl_dupfd_cloexec(file.as_fd(), DESCRIPTOR_MIN) {
-        // The limit of open files is below DESCRIPTOR_MIN.
+        // The limit of open files is lower than DESCRIPTOR_MIN.
         Err(Errno::INVAL) => file.into(),
         other => other?,
     };

@@ -1,4 +1,4 @@
-//! Signals to the launcher, behind a descriptor that can be polled.
+//! Signals to the launcher, as a descriptor that can be polled.
 
 use std::{
     fs,
@@ -13,8 +13,8 @@ use signal_hook::iterator::{backend::SignalDelivery, exfiltrator::SignalOnly};
 
 use crate::{Error, Result};
 
-/// All signals that the launcher handles: signals that end a job, signals between batch systems and
-/// programs, and signals of job control.
+/// The signals that the launcher handles: those that end a job, those that batch systems send to programs,
+/// and those of job control.
 const LISTENED_TO: [Signal; 8] = [
     Signal::INT,
     Signal::TERM,
@@ -26,7 +26,7 @@ const LISTENED_TO: [Signal; 8] = [
     Signal::CONT,
 ];
 
-/// Collects signals instead of dying of them.
+/// Collects signals that would otherwise kill this process.
 #[derive(Debug)]
 pub(crate) struct Signals(SignalDelivery<UnixStream, SignalOnly>);
 

@@ -1,4 +1,4 @@
-//! When to end which worker: a state machine without processes and without a clock.
+//! Decides when to end which worker: a state machine without processes and without a clock.
 //!
 //! ```text
 //!          first failure           100 ms: SIGTERM         kill_after
@@ -56,11 +56,11 @@ use crate::Ending;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Policy {
-    /// From the first failure to SIGKILL for the other workers, which get SIGTERM after 100 ms.
-    /// Short enough that the whole job ends within a second.
+    /// The time from the first failure to SIGKILL for the other workers, which get SIGTERM after 100 ms. It
+    /// is short, so that the whole job ends within a second.
     pub kill_after: Duration,
-    /// From a signal to the launcher, which the workers get as well, to SIGKILL. Long enough to
-    /// write a checkpoint.
+    /// The time from a signal to the launcher, which the workers get as well, to SIGKILL. It is long enough
+    /// to write a checkpoint.
     pub shutdown_timeout: Duration,
 }
 
@@ -87,11 +87,11 @@ pub enum Event<'a> {
     Exited(&'a [(usize, Ending)]),
     /// The launcher got this signal.
     Signal(Signal),
-    /// Nothing but time has passed. Due at [`Supervisor::deadline`].
+    /// Only time has passed. Due at [`Supervisor::deadline`].
     Tick,
 }
 
-/// Send `signal` to a worker that has not exited.
+/// The order to send `signal` to a worker that has not exited.
 ///
 /// ```
 /// use std::time::Duration;
@@ -107,7 +107,7 @@ pub enum Event<'a> {
 pub struct Order {
     /// The worker's index: its local rank.
     pub worker: usize,
-    /// What to send.
+    /// The signal to send.
     pub signal: Signal,
 }
 
@@ -131,7 +131,7 @@ pub enum Verdict {
     Success,
     /// A worker failed; the others were ended.
     Failed {
-        /// The one that failed first.
+        /// The worker that failed first.
         worker: usize,
     },
     /// The launcher got this signal and ended the workers.
@@ -155,9 +155,9 @@ pub enum Verdict {
 pub struct Exit {
     /// How it ended.
     pub ending: Ending,
-    /// When, in the time that was handed in.
+    /// When it ended, by the caller's time.
     pub at: Duration,
-    /// The last signal it had been sent in order to end it.
+    /// The last signal that was sent to it to end it.
     pub told: Option<Signal>,
 }
 
@@ -207,13 +207,13 @@ enum Phase {
     GivenUp,
 }
 
-/// How long the others may take to notice a failure by themselves. Exits within this time may have one
-/// origin, in any order: a dying process closes its sockets, its peer exits with an error about that,
-/// and only then the kernel reports the first process as exited.
+/// How long the other workers get to notice a failure by themselves. Exits within this time may have one
+/// origin, and may be reported in any order: a dying process closes its sockets; its peer exits with an error
+/// about that; and only then the kernel reports the first process as exited.
 const SETTLE: Duration = Duration::from_millis(100);
 
-/// After SIGKILL a process is gone at once, unless it is stuck in the kernel (a dead disk or device).
-/// Then the supervisor gives up, so that the launcher does not hang.
+/// After SIGKILL a process ends at once, unless it hangs in the kernel (because of a dead disk or device).
+/// Then the supervisor gives up after this time, so that the launcher does not hang.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(10);
 
 /// `timeout` and systemd send two signals at once. A second signal within this time is ignored.
@@ -296,7 +296,7 @@ impl Supervisor {
         let endings =
             suspects.filter_map(|index| Some((index, self.workers.get(index)?.exit?.ending)));
         let failures = endings.filter(|(_, ending)| !ending.is_success());
-        // The first of the likeliest: `min_by_key` returns the first of equals.
+        // `min_by_key` returns the first of equal elements, so this is the first of the likeliest.
         let origin = failures.min_by_key(|(_, ending)| !ending.is_never_a_reaction());
         let Some((worker, _)) = origin else { return };
         self.cause = Some(Verdict::Failed { worker });
@@ -342,7 +342,7 @@ impl Supervisor {
         orders
     }
 
-    /// `signal` to all that live.
+    /// Orders `signal` for all living workers.
     fn order(&self, signal: Signal) -> Vec<Order> {
         let living = self.workers.iter().enumerate().filter(|(_, worker)| worker.exit.is_none());
         living.map(|(worker, _)| Order { worker, signal }).collect()
@@ -474,7 +474,7 @@ mod tests {
         assert_eq!(supervisor.verdict(), Some(Verdict::Success));
     }
 
-    /// What a test's world does next; exits of workers that are gone are skipped.
+    /// The next event in a test. Exits of workers that are gone are skipped.
     #[derive(Clone, Copy, Debug)]
     enum Happening {
         Exit(usize, Ending),
@@ -483,15 +483,15 @@ mod tests {
         WaitForDeadline,
     }
 
-    /// Lets `happenings` happen to `workers` workers, which then live until they are killed, and
-    /// checks what must hold whatever happens.
+    /// Applies `happenings` to `workers` workers, which then live until they are killed. Checks what must
+    /// always hold.
     fn check(workers: usize, happenings: &[Happening]) {
         let policy = Policy { kill_after: at(500), shutdown_timeout: at(30_000) };
         let mut supervisor = Supervisor::new(workers, policy);
         let mut living = vec![true; workers];
         let mut now = Duration::ZERO;
         let mut begun: Option<(Verdict, Duration)> = None;
-        // The worker that failed first, and how, as long as a likelier origin may show up.
+        // The worker that failed first, and how, while a likelier origin may still show up.
         let mut suspect: Option<(Ending, Duration)> = None;
         let mut interrupts = 0;
 

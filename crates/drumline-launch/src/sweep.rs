@@ -18,14 +18,14 @@ use crate::{
     worker::Worker,
 };
 
-/// How long a process may take to end after SIGKILL. One that is stuck in the kernel takes longer, and
-/// ends by itself when it no longer is.
+/// How long a process may take to end after SIGKILL. A process that hangs in the kernel takes longer, and
+/// ends when it no longer hangs.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long to wait at most until the next look at all processes.
+/// The longest time between two looks at all processes.
 const LOOK_EVERY: Duration = Duration::from_millis(10);
 
-/// How many processes are signalled after one look. Each takes a descriptor.
+/// The most processes that are signalled after one look, because each takes a descriptor.
 const AT_ONCE: usize = 200;
 
 /// A process that was sent SIGKILL.
@@ -35,8 +35,8 @@ pub(crate) struct Swept {
     pub(crate) is_gone: bool,
 }
 
-/// Kills all processes below this one that do not end within `grace`, and those that they start
-/// meanwhile, until none is left. Returns what it has killed. This process must be a subreaper.
+/// Kills all processes below this one that do not end within `grace`, and those that they start meanwhile,
+/// until none is left. Returns the killed processes. This process must be a subreaper.
 pub(crate) fn end_all_below(grace: Duration) -> Vec<Swept> {
     let began = Instant::now();
     let mut killed: Vec<Process> = Vec::new();
@@ -69,8 +69,8 @@ pub(crate) fn end_all_below(grace: Duration) -> Vec<Swept> {
     }
 }
 
-/// Kills these workers, and what is below them, without a keeper. What has lost its parent by then is
-/// not found.
+/// Kills these workers and the processes below them, without a keeper. It does not find processes that have
+/// lost their parent.
 pub(crate) fn end_trees(workers: &[Worker]) {
     let mut living: Vec<&Worker> = workers.iter().filter(|worker| !worker.has_ended()).collect();
     if living.is_empty() {
@@ -90,8 +90,8 @@ pub(crate) fn end_trees(workers: &[Worker]) {
     }
 }
 
-/// Collects all children that have ended, and returns whether no other is there. Then nothing is
-/// below this process.
+/// Collects all children that have ended, and returns whether no other child is left. Then no process is
+/// below this one.
 fn is_childless() -> bool {
     loop {
         match waitid(WaitId::All, WaitIdOptions::EXITED | WaitIdOptions::NOHANG) {
@@ -101,7 +101,7 @@ fn is_childless() -> bool {
     }
 }
 
-/// `None` if the process has ended, even if another one has got its number.
+/// A descriptor of the process. `None` if it has ended, even if another process has got its number.
 fn open(process: &Process) -> Option<OwnedFd> {
     let pidfd = pidfd_open(process.pid, PidfdFlags::empty()).ok()?;
     Process::read(process.pid).filter(|now| now.is(process))?;

@@ -1,4 +1,5 @@
-//! Where the threads of a rank wait: looked up before the rank is killed, since afterwards nobody can.
+//! Where the threads of a rank wait. It is looked up before the rank is killed, because afterwards it is
+//! unknown.
 
 use std::{
     fs,
@@ -12,21 +13,20 @@ use rustix::process::Pid;
 
 use crate::processes::{self, Process};
 
-/// How many ranks are looked at. Ranks that hang mostly hang alike.
+/// The most ranks that are looked up. Ranks that hang mostly hang in the same place.
 const RANKS_MAX: usize = 8;
 
-/// How many threads of each rank are looked at.
+/// The most threads of each rank that are looked up.
 const THREADS_MAX: usize = 256;
 
-/// How many lines each rank gets.
+/// The most lines for each rank.
 const LINES_MAX: usize = 12;
 
-/// How long the looking may take. The kernel may let a reader of `/proc` wait for a process that is
-/// stuck.
+/// The time limit. The kernel may let a reader of `/proc` wait for a process that hangs.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// For each of these ranks, the threads of its process and of those below it: one line for all
-/// that wait alike.
+/// For each rank, the threads of its process and of the processes below it. All threads that wait in the same
+/// place share one line.
 pub(crate) fn of(ranks: Vec<(usize, Pid)>) -> Vec<(usize, Vec<String>)> {
     if ranks.is_empty() {
         return Vec::new();
@@ -40,7 +40,7 @@ pub(crate) fn of(ranks: Vec<(usize, Pid)>) -> Vec<(usize, Vec<String>)> {
             }
         }
     };
-    // Without a thread there is nothing to tell, and the job ends as it should.
+    // If the thread cannot be started, there is nothing to tell, and the job ends as it should.
     let _ = thread::Builder::new().name("waits".into()).spawn(look);
     let until = Instant::now() + PATIENCE;
     let next = || lines.recv_timeout(until.saturating_duration_since(Instant::now())).ok();
@@ -101,8 +101,8 @@ fn thread(directory: &Path, id: Pid) -> Option<(String, String)> {
     Some((name, place))
 }
 
-/// The system call that `/proc/PID/syscall` shows, with what its first argument means: a descriptor,
-/// whose target the caller looks up, or a process. `None` if the thread is in none, or nobody may look.
+/// The system call in `/proc/PID/syscall`, with the meaning of its first argument: a descriptor, whose target
+/// the caller looks up, or a process. `None` if the thread is in no call, or if this user may not look.
 fn call(text: &str, target: impl Fn(i32) -> Option<String>) -> Option<String> {
     let mut words = text.split_ascii_whitespace();
     let number: libc::c_long = words.next()?.parse().ok().filter(|&number| number >= 0)?;
@@ -124,7 +124,7 @@ fn call(text: &str, target: impl Fn(i32) -> Option<String>) -> Option<String> {
     Some(format!("{name}{argument}"))
 }
 
-/// What the first argument of a system call is.
+/// The meaning of the first argument of a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum First {
     Descriptor,

@@ -140,8 +140,8 @@ impl AsyncReduce {
 }
 
 impl AsyncReduce {
-    /// Release the interpreter's lock before this: the thread that holds `core` may wait for the interpreter's
-    /// lock.
+    /// Release the interpreter's lock before this call, because the thread that holds `core` may wait for
+    /// that lock.
     fn lock(&self) -> MutexGuard<'_, Option<Core>> {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -184,7 +184,7 @@ fn left() -> PyErr {
 
 impl Drop for AsyncReduce {
     fn drop(&mut self) {
-        // A fork shares the connections, and must not say goodbye on them.
+        // A fork shares the connections of its parent and must not say goodbye on them.
         if rustix::process::getpid() != self.process {
             mem::forget(self.lock().take());
         }

@@ -10,8 +10,8 @@ use pyo3::{prelude::*, types::PyBytes};
 
 use crate::{error::raise, store::Store};
 
-/// Makes `name` a backend. `make(store, rank, world_size, seconds)` returns, on every rank of every group on
-/// it, an object with a method `collective(call)`, and perhaps `abort()` and `shutdown()`.
+/// Makes `name` a backend. On every rank of every group on it, `make(store, rank, world_size, seconds)`
+/// returns an object with a method `collective(call)`; the methods `abort()` and `shutdown()` are optional.
 #[pyfunction]
 pub(crate) fn register_backend(name: &str, make: Py<PyAny>) -> PyResult<()> {
     drumline::register_backend(name, move |options| made_by(&make, options)).map_err(raise)
@@ -30,27 +30,27 @@ fn of_python(object: Py<PyAny>) -> Arc<dyn Backend> {
 
 struct OfPython(Py<PyAny>);
 
-/// A call, as the object gets it.
+/// A call, as the backend object gets it.
 #[pyclass(frozen, get_all, module = "drumline._core")]
 pub(crate) struct BackendCall {
     /// `all_reduce`, `broadcast` and so on.
     name: &'static str,
-    /// The type of the elements, by its name in the core: `f32`.
+    /// The name of the element type in the core: `f32`.
     dtype: &'static str,
-    /// The operator, where something is reduced.
+    /// The operator, if the call reduces.
     op: Option<&'static str>,
     root: Option<usize>,
     rank: usize,
     world_size: usize,
     /// The number of the call in its group.
     sequence: u64,
-    /// Seconds that are left for it.
+    /// The time that is left for the call, in seconds.
     timeout: f64,
-    /// What all ranks must agree on, to be compared with theirs.
+    /// The part of the call on which all ranks must agree, to compare with that of other ranks.
     signature: Py<PyBytes>,
-    /// What this rank brings.
+    /// The bytes that this rank contributes.
     input: Py<PyBytes>,
-    /// How many bytes the result has on this rank.
+    /// The length of the result on this rank, in bytes.
     output_bytes: usize,
 }
 
@@ -114,17 +114,17 @@ impl Backend for OfPython {
     }
 }
 
-/// What the object has returned.
+/// The value that the object has returned.
 enum Brought {
-    /// None: the buffer stays as it is.
+    /// `None`: the buffer does not change.
     Nothing,
     Result(Vec<u8>),
-    /// What every rank brings, for the core to reduce in its order.
+    /// The contributions of all ranks, which the core then reduces in its order.
     OfAllRanks(Vec<Vec<u8>>),
 }
 
 impl OfPython {
-    /// Calls a method that the object need not have. What it raises is shown.
+    /// Calls an optional method of the object. Prints what the method raises.
     fn tell(&self, method: &str) {
         let told = Python::try_attach(|py| {
             let object = self.0.bind(py);
@@ -134,7 +134,7 @@ impl OfPython {
                 raised.write_unraisable(py, Some(object));
             }
         });
-        // After the end of the interpreter there is nobody to tell.
+        // After the end of the interpreter there is nothing to call.
         told.unwrap_or(());
     }
 }

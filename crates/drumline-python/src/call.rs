@@ -81,15 +81,15 @@ pub(crate) fn check_types(one: &Memory, others: &[Memory]) -> PyResult<()> {
     }
 }
 
-/// The one type of all buffers in the list; `None` for an empty list.
+/// The element type of all buffers in the list; `None` for an empty list.
 pub(crate) fn check_list(list: &[Memory]) -> PyResult<Option<DType>> {
     let Some(first) = list.first() else { return Ok(None) };
     check_types(first, list)?;
     Ok(Some(first.dtype))
 }
 
-/// Fails if a buffer of the list does not have `block` elements: where `counts` are not given, every rank
-/// brings and gets equally many.
+/// Fails if a buffer of the list does not have `block` elements: without `counts`, all ranks bring and get
+/// the same number.
 pub(crate) fn check_blocks(operation: &str, block: usize, list: &[Memory]) -> PyResult<()> {
     if list.len() < 2 || list.iter().all(|memory| memory.len() == block) {
         return Ok(());

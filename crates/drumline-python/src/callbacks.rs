@@ -45,7 +45,7 @@ fn threads() -> MutexGuard<'static, Threads> {
     callbacks().threads.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A promise of this process that callbacks will run. It is dropped after they have run.
+/// A promise of this process to run callbacks. It is dropped after they have run.
 pub(crate) struct Promise(Pid);
 
 impl Promise {
@@ -66,7 +66,7 @@ impl Promise {
 impl Drop for Promise {
     fn drop(&mut self) {
         if self.0 != getpid() {
-            return; // The parent has made it, and keeps it.
+            return; // the parent has made it, and keeps it
         }
         let mut threads = threads();
         threads.promises -= 1;
@@ -103,7 +103,7 @@ fn run(mut callback: Callback) {
             threads().idle.push(again.clone());
         }
     });
-    // Without a thread, on this one: a callback that is late is better than one that never runs.
+    // If no thread could be started, this thread runs the callback: late is better than never.
     match started {
         Ok(_) => drop(sender.send(callback)),
         Err(_) => callback(),

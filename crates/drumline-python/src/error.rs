@@ -119,7 +119,7 @@ fn with_cause(error: PyErr, failure: &Failure) -> PyErr {
         error.setattr("cause", kind(&failure.cause))?;
         error.setattr("culprit", failure.culprit())
     };
-    // Without an interpreter nobody sees the attributes; any other failure is the one to raise.
+    // Without an interpreter, no code sees the attributes. If setting them fails, that failure is raised.
     match Python::try_attach(set) {
         Some(Err(other)) => other,
         Some(Ok(())) | None => error,
@@ -129,8 +129,8 @@ fn with_cause(error: PyErr, failure: &Failure) -> PyErr {
 const TIMEOUT: &str = "timeout";
 const MISMATCH: &str = "mismatch";
 
-/// The kind of a failure. It is the same for the rank that saw it first and for those that it told: which
-/// rank that is, is a matter of chance.
+/// The kind of a failure. It is the same on the rank that saw the failure first and on those that it told,
+/// because chance decides which rank is first.
 fn kind(cause: &Cause) -> &'static str {
     match cause.reason() {
         Reason::Timeout => TIMEOUT,
@@ -139,7 +139,7 @@ fn kind(cause: &Cause) -> &'static str {
     }
 }
 
-/// Words of the core's API for Rust in its texts, and what Python has in their place.
+/// Names of the Rust API in the core's texts, and the Python names that replace them.
 const IN_PYTHON: [(&str, &str); 13] = [
     ("(GroupOptions::name)", "(name=)"),
     ("drop_last(false)", "drop_last=False"),

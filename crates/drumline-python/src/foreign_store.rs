@@ -25,7 +25,7 @@ pub(crate) struct ForeignStore {
     timeout: Mutex<Duration>,
 }
 
-/// How long `wait` is given to find a key, where the object has no `check`.
+/// How long `wait` gets to find a key, if the object has no `check`.
 const A_MOMENT: Duration = Duration::from_millis(10);
 
 /// Exceptions by which a Python object says that it lacks a method.
@@ -33,8 +33,8 @@ const A_MOMENT: Duration = Duration::from_millis(10);
 enum Lacking {
     /// `NotImplementedError` and `AttributeError`.
     Named,
-    /// These, and `RuntimeError` itself (not a class derived from it). torch's stores in C++ raise it for
-    /// a method without a body, and classes derived from it for failures.
+    /// These two, and `RuntimeError` itself (no class derived from it). torch's C++ stores raise
+    /// `RuntimeError` for a method without a body, and derived classes for failures.
     OrRuntimeError,
 }
 
@@ -127,7 +127,7 @@ impl Store for ForeignStore {
         } else if !expected.is_empty() {
             return Ok(expected.to_vec());
         } else if self.add(&format!("{key}/makers"), 1)? > 1 {
-            // Another caller is the first and is about to set the key.
+            // Another caller was first, and is about to set the key.
             return self.get(key);
         }
         self.set(key, desired)?;
@@ -142,14 +142,15 @@ impl Store for ForeignStore {
                 false => Err(self.missing(keys, started)),
             };
         }
-        // torch takes whole milliseconds, and 0 means without end. Python and torch count no more
-        // than some thousand years.
+        // torch takes whole milliseconds, and 0 means no limit. Python and torch can count only some thousand
+        // years.
         let limit = deadline::bounded(timeout).max(Duration::from_millis(1));
         let waited = self.call(&format!("wait for {}", keys.join(", ")), |store| {
             store.call_method1("wait", (keys.to_vec(), limit)).map(drop)
         });
         match waited {
-            // A failure about as late as the time limit is one: stores raise many kinds of exceptions.
+            // If the call fails at about the time limit, it counts as a time-out, because stores raise many
+            // kinds of exceptions.
             Err(_) if started.elapsed() >= timeout.mul_f64(0.9) => Err(self.missing(keys, started)),
             result => result,
         }

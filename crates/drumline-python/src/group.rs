@@ -21,7 +21,7 @@ use crate::{
 #[pyclass(frozen, weakref, module = "drumline._core")]
 pub(crate) struct Group {
     group: Mutex<Option<ProcessGroup>>,
-    /// The name, for errors after the group has gone.
+    /// The group's name, for errors after the group has gone.
     name: String,
     /// The process that made this object.
     process: rustix::process::Pid,
@@ -53,7 +53,7 @@ impl Group {
             .map(Group::new)
     }
 
-    /// A group of one.
+    /// A group of one rank.
     #[staticmethod]
     fn alone() -> Group {
         Group::new(ProcessGroup::alone())
@@ -121,7 +121,7 @@ impl Group {
         Ok(name.filter(is_foreign).unwrap_or_else(|| backend::BUILT_IN.to_owned()))
     }
 
-    /// How much training tells of itself.
+    /// How much training logs.
     #[getter]
     fn debug(&self) -> PyResult<&'static str> {
         Ok(self.get()?.config().debug.name())
@@ -243,7 +243,7 @@ impl Group {
         Ok(self.lock().take())
     }
 
-    /// Fails in a fork. It shares the connections of its parent, and peers must not hear from both.
+    /// Fails in a fork, which shares the connections of its parent. Peers must not hear both.
     fn check_process(&self) -> PyResult<()> {
         let process = rustix::process::getpid();
         if process == self.process {

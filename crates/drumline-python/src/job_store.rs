@@ -14,16 +14,16 @@ use crate::error::raise;
 /// A store for the ranks of a job, on an abstract Unix socket, behind the job's secret.
 #[pyclass(frozen, module = "drumline._core")]
 pub(crate) struct JobStore {
-    /// Serves until it is dropped.
+    /// The server, which runs until it is dropped.
     _server: TcpStoreServer,
     endpoint: Endpoint,
-    /// `None` if the ranks inherit the user's own.
+    /// The secret; `None` if the ranks inherit the user's own.
     fresh: Option<Secret>,
 }
 
 #[pymethods]
 impl JobStore {
-    /// Serves at `name` with the secret of the environment, or else a fresh one.
+    /// Hosts the store at `name`, with the secret of the environment or a fresh one.
     #[new]
     fn serve(name: String) -> PyResult<JobStore> {
         let config = Config::from_env().map_err(raise)?;
@@ -40,7 +40,7 @@ impl JobStore {
         Ok(JobStore { _server, endpoint, fresh })
     }
 
-    /// What `DRUMLINE_STORE` is in a rank.
+    /// The value of `DRUMLINE_STORE` for a rank.
     #[getter]
     fn endpoint(&self) -> String {
         self.endpoint.to_string()

@@ -2,7 +2,7 @@
 //! around it (`python/drumline`), which has the public API.
 //!
 //! The package passes a tensor as its address, its length, its type and an object that keeps it alive
-//! ([`memory`]). The package makes sure that the elements lie side by side. Calls that may take long run
+//! ([`memory`]). The package makes sure that the elements are contiguous. Calls that may take long run
 //! without the interpreter's lock.
 
 mod async_reduce;
@@ -58,7 +58,7 @@ mod _core {
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {
         module.add("__version__", env!("CARGO_PKG_VERSION"))?;
         module.add("DTYPES", super::memory::names())?;
-        // Of an exception that Python code has made itself.
+        // The attribute of an exception that Python code has made itself.
         let collective_error = module.getattr("CollectiveError")?;
         collective_error.setattr("cause", module.py().None())?;
         collective_error.setattr("culprit", module.py().None())

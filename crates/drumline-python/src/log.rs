@@ -1,9 +1,9 @@
-//! The core's log, for Python's `logging`.
+//! Passes the core's log to Python's `logging`.
 //!
-//! Whoever logs, perhaps a thread that drives calls, only puts a record into a queue: it never waits for
-//! the interpreter. A thread that lives as long as there are records hands them to `drumline._log`, with
-//! the interpreter's lock. At the end of the interpreter it is waited for, and no other one begins. A fork
-//! has a queue of its own, which nobody empties before it uses the core itself.
+//! A thread that logs (it may be driving calls) only puts a record into a queue, and never waits for the
+//! interpreter. Another thread, which exists while there are records, passes them to `drumline._log` with the
+//! interpreter's lock. The interpreter's end waits for that thread, and no other one is started. A fork has a
+//! queue of its own, which is emptied only once the fork uses the core itself.
 
 use std::{
     collections::VecDeque,
@@ -45,10 +45,10 @@ struct Log {
 struct State {
     records: VecDeque<Record>,
     dropped: usize,
-    /// From `open` to `close_log`.
+    /// True from `open` to `close_log`.
     is_open: bool,
     is_closed: bool,
-    /// Whether a thread hands records over.
+    /// Whether a thread is passing records on.
     is_telling: bool,
 }
 
@@ -64,7 +64,7 @@ impl Log {
     }
 }
 
-/// From now on the log of this process goes to Python.
+/// Sends the log of this process to Python from now on.
 pub(crate) fn open(py: Python<'_>) -> PyResult<()> {
     static SUBSCRIBER: Once = Once::new();
     let is_begun = |state: MutexGuard<'_, State>| state.is_open || state.is_closed;
@@ -76,15 +76,15 @@ pub(crate) fn open(py: Python<'_>) -> PyResult<()> {
     SUBSCRIBER.call_once(|| level = subscribe());
     module.call_method1("begin", (level,))?;
     log().lock().is_open = true;
-    // What the process has logged before has waited in the queue.
+    // Records that were logged before have waited in the queue.
     tell_beside();
     Ok(())
 }
 
-/// Takes what the core logs. Returns the lowest level of `RUST_LOG`, if it is set.
+/// Receives the core's log from now on. Returns the lowest level of `RUST_LOG`, if it is set.
 ///
-/// Without it, everything goes to Python, which has levels of its own. (It is not much: no call that
-/// succeeds logs anything.)
+/// Without `RUST_LOG`, all records go to Python, which has levels of its own. (They are few: a call that
+/// succeeds logs nothing.)
 fn subscribe() -> Option<u8> {
     let wanted = env::var("RUST_LOG").ok().filter(|directives| !directives.is_empty());
     let filter = match &wanted {
@@ -95,13 +95,13 @@ fn subscribe() -> Option<u8> {
     // A span for every call would cost time.
     let only_events = filter_fn(|metadata| metadata.is_event());
     let subscriber = tracing_subscriber::registry().with(filter).with(only_events).with(ToPython);
-    // The command line has one of its own, and this call then changes nothing.
+    // The command line has a subscriber of its own. Then this call changes nothing.
     drop(tracing::subscriber::set_global_default(subscriber));
     wanted.and(level.as_ref().map(number))
 }
 
-/// No more records go to Python: the interpreter ends. Waits at most `limit` seconds for those that are
-/// on their way.
+/// Sends no more records to Python, because the interpreter ends. Waits at most `limit` seconds for records
+/// that are on their way.
 #[pyfunction]
 pub(crate) fn close_log(py: Python<'_>, limit: f64) -> PyResult<()> {
     let limit = deadline::bounded(patience("limit", limit)?);
@@ -142,7 +142,7 @@ impl<S: Subscriber> Layer<S> for ToPython {
     }
 }
 
-/// Starts a thread that hands records over, unless there is one.
+/// Starts a thread that passes records on, unless there is one.
 fn tell_beside() {
     let mut state = log().lock();
     if !state.is_open || state.is_telling || state.records.is_empty() {
@@ -152,12 +152,12 @@ fn tell_beside() {
     drop(state);
     let thread = thread::Builder::new().name("drumline-log".to_owned());
     if thread.spawn(tell_all).is_err() {
-        // The records wait for the next one.
+        // The records wait for the next attempt.
         log().lock().is_telling = false;
     }
 }
 
-/// Hands records over until there are none.
+/// Passes records on until none is left.
 fn tell_all() {
     loop {
         let mut state = log().lock();
@@ -169,7 +169,7 @@ fn tell_all() {
         let records: Vec<Record> = mem::take(&mut state.records).into();
         let dropped = mem::take(&mut state.dropped);
         drop(state);
-        // `close_log` waits for this, so the interpreter is there.
+        // `close_log` waits for this thread, so the interpreter is there.
         Python::try_attach(|py| {
             let told = py
                 .import("drumline._log")
@@ -181,7 +181,7 @@ fn tell_all() {
     }
 }
 
-/// The level as `logging` counts it.
+/// The level as a number of `logging`.
 fn number(level: &Level) -> u8 {
     match *level {
         Level::ERROR => 40,

@@ -3,8 +3,7 @@
 use drumline::{Bool, Complex, DType, Element, F8E4M3, F8E5M2, bf16, f16};
 use pyo3::{exceptions::PyValueError, prelude::*};
 
-/// Elements that lie side by side in the memory of a Python object: `(address, elements, dtype,
-/// owner)`.
+/// Contiguous elements in the memory of a Python object: `(address, elements, dtype, owner)`.
 ///
 /// The package `drumline` takes the numbers from numpy, torch or DLPack. The owner is an object that keeps
 /// the memory in place. `_core` trusts the package, as every extension trusts its array library.
@@ -36,7 +35,7 @@ fn is_addressable(bytes: usize) -> bool {
     isize::try_from(bytes).is_ok()
 }
 
-/// In bytes. Complex numbers are aligned as their parts.
+/// The alignment of a type in bytes. Complex numbers have the alignment of their parts.
 fn alignment(dtype: DType) -> usize {
     match dtype {
         DType::Complex64 | DType::Complex128 => dtype.size() / 2,
@@ -53,7 +52,7 @@ impl Memory {
         self.address + self.count * self.dtype.size()
     }
 
-    /// Whether both have a byte in common.
+    /// Whether the two have a byte in common.
     pub(crate) fn overlaps(&self, other: &Memory) -> bool {
         self.count > 0
             && other.count > 0
@@ -69,20 +68,19 @@ impl Memory {
         }
     }
 
-    /// The elements, as they are now.
+    /// The elements in their present state.
     fn read<T: Element>(&self) -> &[T] {
-        // SAFETY: `extract` has checked the alignment and that the bytes fit the address space. That
-        // they are there and initialised while the owner lives is what the package promises, and
-        // `self` holds it. Every pattern of bits is a `T` (`Element: Pod`). Another Python thread
-        // may write meanwhile, as with numpy and torch; the documentation forbids it.
+        // SAFETY: `extract` has checked the alignment, and that the bytes fit the address space. The package
+        // promises that they are mapped and initialised while the owner lives, and `self` holds the owner.
+        // Every bit pattern is a `T` (`Element: Pod`). Another Python thread may write to them meanwhile, as
+        // with numpy and torch; the documentation forbids it.
         unsafe { std::slice::from_raw_parts(self.pointer(), self.count) }
     }
 
-    /// The elements, to write to. No other slice of these elements may be in use.
+    /// The elements, for writing. No other slice of these elements may be in use.
     pub(crate) fn write<T: Element>(&mut self) -> &mut [T] {
-        // SAFETY: as in `read`; that the memory may be written to is promised as well. `&mut self`
-        // keeps this call from lending it twice, and calls check that their memories do not
-        // overlap.
+        // SAFETY: as in `read`. The package also promises that the memory may be written. `&mut self` keeps
+        // this call from lending the elements twice, and calls check that their memories do not overlap.
         unsafe { std::slice::from_raw_parts_mut(self.pointer(), self.count) }
     }
 }

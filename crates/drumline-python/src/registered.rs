@@ -7,11 +7,11 @@ use pyo3::prelude::*;
 
 use crate::{error::raise, group::Group};
 
-/// Memory, zero at first, that collectives of a group reach without a copy. It stays in place as long as
+/// Memory, zero at first, in which collectives of a group work without a copy. It stays in place as long as
 /// this object lives, also after the end of the group. Arrays over the memory must keep this object.
 #[pyclass(frozen, module = "drumline._core")]
 pub(crate) struct Registered {
-    /// Words, because they are aligned for every element type. Only the arrays of Python read them.
+    /// The memory as words, which are aligned for every element type. Only Python's arrays read them.
     _words: Mutex<RegisteredBuffer<u64>>,
     /// The address of the memory, and its length in bytes.
     memory: (usize, usize),

@@ -1,5 +1,5 @@
-//! Ctrl-C while a call waits. Python's own signal handler only sets a flag; the main thread must look
-//! at the flag to run the handlers of the program.
+//! Handles Ctrl-C while a call waits. Python's own signal handler only sets a flag. The main thread must
+//! check the flag to run the program's handlers.
 
 use std::{cell::RefCell, sync::mpsc, thread, time::Duration};
 
@@ -13,7 +13,7 @@ thread_local! {
     static RAISED: RefCell<Option<PyErr>> = const { RefCell::new(None) };
 }
 
-/// Time between two looks for signals, in a wait that signals do not interrupt.
+/// The time between two checks for signals, in a wait that signals do not interrupt.
 pub(crate) const LOOK_EVERY: Duration = Duration::from_millis(200);
 
 /// Whether this is the main thread, the only one that runs Python's signal handlers.
@@ -37,7 +37,8 @@ pub(crate) fn run<R: Send, E: Raise + Send>(
     }
 }
 
-/// Runs pending signal handlers and keeps what they raise in [`RAISED`]. Whether one has raised.
+/// Runs pending signal handlers and keeps the exception that they raise in [`RAISED`]. Returns whether one
+/// has raised.
 fn signal_raised() -> bool {
     let raised = Python::try_attach(|py| py.check_signals().err()).flatten();
     let is_raised = raised.is_some();

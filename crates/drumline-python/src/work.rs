@@ -43,7 +43,7 @@ impl<T: Element> Returned for (Buffer<T>, usize) {
     }
 }
 
-/// After a barrier.
+/// The result of a barrier.
 impl Returned for Vec<u8> {
     fn settle(self) -> Option<usize> {
         None
@@ -70,7 +70,7 @@ struct Guarded {
 enum Progress {
     /// Running, and no thread waits for the end.
     UnderWay(Box<dyn Pending>),
-    /// Running. A thread that waits has taken the [`Pending`], or a callback at its end has.
+    /// Running. A waiting thread has taken the [`Pending`], or the end with its callbacks has.
     Taken,
     Ended(Outcome),
 }
@@ -192,7 +192,7 @@ impl Work {
     }
 }
 
-/// Between two looks at a condition that only another thread changes.
+/// The time between two looks at a condition that only another thread changes.
 const FOR_LONG: Duration = Duration::from_secs(24 * 3600);
 
 impl Shared {

@@ -1,11 +1,11 @@
-//! Mean and variance per channel, of one rank and of all.
+//! Mean and variance per channel, of one rank and of all ranks.
 
 use burn::tensor::Tensor;
 use drumline::ProcessGroup;
 
 use crate::Result;
 
-/// Mean and variance per channel. They travel and are put together in double precision.
+/// Mean and variance per channel. They travel and are merged in double precision.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Statistics {
     /// Values per channel; a whole number.
@@ -16,7 +16,7 @@ pub(super) struct Statistics {
 }
 
 impl Statistics {
-    /// Of `input`, of shape `[samples, channels, ...]`.
+    /// The statistics of `input`, of shape `[samples, channels, ...]`.
     pub(super) fn of<const D: usize>(input: Tensor<D>) -> Self {
         let shape = input.dims();
         let channels = shape[1];
@@ -30,7 +30,7 @@ impl Statistics {
         Self { count: count as f64, mean: values(mean), squares: values(squares) }
     }
 
-    /// Of the samples of all ranks; the same bits on each of them.
+    /// The statistics of the samples of all ranks. All ranks get the same bits.
     pub(super) fn over_all_ranks(self, group: &ProcessGroup) -> Result<Self> {
         let channels = self.mean.len();
         let mine = [&[self.count], &self.mean[..], &self.squares[..]].concat();
@@ -44,8 +44,8 @@ impl Statistics {
         Ok(ranks.fold(none, Self::and))
     }
 
-    /// Of the samples of both: the pairwise update of Chan, Golub and LeVeque, which cancels
-    /// nothing.
+    /// The statistics of the samples of both, by the pairwise update of Chan, Golub and LeVeque, in which
+    /// nothing cancels.
     fn and(mut self, other: Self) -> Self {
         let count = self.count + other.count;
         if other.count == 0.0 {
@@ -64,12 +64,12 @@ impl Statistics {
         self
     }
 
-    /// The variance of these very samples, by which they are normalised.
+    /// The variance of these samples, by which they are normalised.
     pub(super) fn variance(&self) -> Vec<f64> {
         self.squares.iter().map(|squares| squares / self.count).collect()
     }
 
-    /// The variance of what they were drawn from.
+    /// The unbiased estimate of the variance of the distribution behind the samples.
     pub(super) fn unbiased_variance(&self) -> Vec<f64> {
         self.squares.iter().map(|squares| squares / (self.count - 1.0)).collect()
     }
@@ -93,7 +93,7 @@ mod tests {
     }
 
     proptest! {
-        /// However the samples are divided, and far from zero: as if they were in one place.
+        /// However the samples are divided, and far from zero, the result is that of all samples together.
         #[test]
         fn parts_together_are_the_whole(
             values in prop::collection::vec(-1.0..1.0_f64, 1..60), cut in 0usize..60, far in 0u8..2,

@@ -55,8 +55,8 @@ pub(super) fn normalize<const D: usize>(
 }
 
 thread_local! {
-    /// A backward step cannot return an error. It puts the error here, where the caller of backward
-    /// takes it on the same thread, and makes the gradient NaN, so that nobody trains on it.
+    /// A backward step cannot return an error. It puts the error here, where the caller of backward takes it
+    /// on the same thread. It also makes the gradient NaN, so that no training uses it.
     static FAILURE: RefCell<Option<drumline::Error>> = const { RefCell::new(None) };
 }
 
@@ -124,7 +124,7 @@ impl<C: CheckpointStrategy> Normalize for Autodiff<Flex, C> {
 #[derive(Debug)]
 struct NormalizeBackward;
 
-/// What forward keeps for backward.
+/// The values that forward keeps for backward.
 #[derive(Clone, Debug)]
 struct Saved<F> {
     x: NodeId,
@@ -166,7 +166,7 @@ impl<B: GradientTap> Backward<B, 3> for NormalizeBackward {
         let beta_gradient = sums(gradient.clone());
         let gamma_gradient = sums(B::float_mul(gradient.clone(), normalized.clone()));
 
-        // Also where nothing needs the gradient of `x`: all ranks must make the same calls.
+        // Even if nothing needs the gradient of `x`, because all ranks must make the same calls.
         let means = means_over_all_ranks::<B>(&over, &beta_gradient, &gamma_gradient);
         if let Some(node) = x_node {
             let [mean_gradient, mean_projection] = means.map(per_channel);
@@ -175,7 +175,7 @@ impl<B: GradientTap> Backward<B, 3> for NormalizeBackward {
             let scale = B::float_mul(per_channel(gamma), inverse_std);
             grads.register::<B>(node.id, B::float_mul(scale, centred));
         }
-        // These are parameters: DDP averages them, like all others.
+        // These are parameters, so DDP averages them like all others.
         if let Some(node) = gamma_node {
             grads.register::<B>(node.id, gamma_gradient);
         }

@@ -17,8 +17,8 @@ use self::{
 };
 use crate::{Error, Result, output::print};
 
-/// Tries everything out and prints a report, as JSON if asked for. The exit code is 1 if something of
-/// the library's own does not work. A backend that the program has registered gets a column as well.
+/// Tries everything and prints a report, as JSON if asked for. The exit code is 1 if a part of the library
+/// itself does not work. A backend that the program has registered gets a column, too.
 ///
 /// ```
 /// assert_eq!(drumline_cli::check(false)?, 0);

@@ -59,7 +59,7 @@ pub(super) const OPERATIONS: [(&str, Attempt); 14] = [
     ("exclusive_scan", |group| {
         let mut data = [1.0_f32];
         group.exclusive_scan(&mut data, ReduceOp::Sum)?;
-        // The first rank's data stay as they are.
+        // The data of rank 0 do not change.
         Ok(data == [group.rank().max(1) as f32])
     }),
     ("barrier", |group| group.barrier().map(|()| true)),

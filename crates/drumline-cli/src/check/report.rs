@@ -13,17 +13,17 @@ use super::{operations::OPERATIONS, system::System};
 
 pub(super) const RANKS: usize = 2;
 
-/// Two ranks on one host need milliseconds.
+/// On one host, two ranks need only milliseconds.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) const CPU: &str = "cpu";
 
-/// What `drumline check` has found.
+/// The results of `drumline check`.
 #[derive(Debug)]
 pub(super) struct Report {
     pub(super) system: System,
     pub(super) columns: Vec<Column>,
-    /// Backends of torch, and whether they are there.
+    /// The names of torch's backends, and whether each is available.
     pub(super) available: BTreeMap<String, bool>,
 }
 
@@ -35,16 +35,16 @@ pub(super) struct Column {
     pub(super) device: &'static str,
     /// Why nothing could be tried.
     pub(super) absent: Option<String>,
-    /// One entry for each operation, in their order: why it failed, `None` if it works.
+    /// For each operation, in order: why it failed, or `None` if it works.
     pub(super) tried: Vec<Option<String>>,
 }
 
-/// Cells of a device without a backend, and of a transport that cannot be tried here.
+/// The marks for a device without a backend, and for a transport that cannot be tried here.
 const NO: &str = "no";
 const ABSENT: &str = "-";
 
 impl Column {
-    /// The column that torch's table of backends has for GPUs.
+    /// The column for GPUs, which torch's table of backends has.
     pub(super) fn without_cuda() -> Column {
         let why = "not built in: operations take buffers in the memory of the host, so copy \
                    tensors there first";
@@ -75,7 +75,7 @@ impl Column {
         }
     }
 
-    /// Lines below the table.
+    /// The lines below the table.
     fn notes(&self) -> impl Iterator<Item = String> {
         let absent = self.absent.iter().map(|why| format!("{}: {why}", self.title()));
         let failed = self.tried.iter().zip(OPERATIONS).filter_map(|(tried, (operation, _))| {
@@ -150,7 +150,7 @@ impl Report {
         self.columns.iter().any(|column| column.transport == "shm" && column.absent.is_none())
     }
 
-    /// Whether something of the library's own does not work. A host without shared memory is no failure.
+    /// Whether a part of the library itself does not work. A host without shared memory is no failure.
     pub(super) fn failed(&self) -> bool {
         let own = |column: &&Column| column.backend == backend::BUILT_IN && column.device == CPU;
         self.columns.iter().filter(own).any(|column| {

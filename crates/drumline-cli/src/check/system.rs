@@ -1,4 +1,4 @@
-//! What this host has.
+//! The properties of this host.
 
 use std::{env, fs, net::ToSocketAddrs, thread};
 
@@ -7,18 +7,19 @@ use drumline::{Config, describe_addresses};
 #[derive(Debug)]
 pub(super) struct System {
     pub(super) architecture: &'static str,
-    /// Name and release of the kernel; `None` if the system does not tell.
+    /// The name and release of the kernel; `None` if the system does not tell.
     pub(super) kernel: Option<String>,
     /// The cores that the process may use.
     pub(super) cores: usize,
     /// `None` if the system does not tell.
     pub(super) numa_nodes: Option<usize>,
     pub(super) memory_bytes: Option<u64>,
-    /// The available ones of the instruction sets that make a difference.
+    /// Those instruction sets that make a difference and that this processor has.
     pub(super) instructions: Vec<&'static str>,
     /// `eth0 10.0.0.1`
     pub(super) interfaces: Vec<String>,
-    /// Where ranks of other hosts would reach a rank on this host, and why; or why nowhere.
+    /// The addresses at which ranks of other hosts would reach a rank on this host, and why; or why there are
+    /// none.
     pub(super) reached_at: String,
 }
 

@@ -25,7 +25,7 @@ pub(super) fn try_out(backend: &str, transport: &'static str, config: &Config) -
         Ok(_) => None,
     };
     if column.absent.is_none() {
-        // Each operation in new groups: a group in which one has failed is of no use.
+        // Each operation gets new groups, because a group is of no use after a failure.
         let attempts = OPERATIONS.iter().map(|(name, call)| match world(config, call) {
             Err(problem) => Some(problem),
             Ok(right) if right.contains(&false) => Some(format!("{name} gives a wrong result")),
@@ -36,7 +36,7 @@ pub(super) fn try_out(backend: &str, transport: &'static str, config: &Config) -
     column
 }
 
-/// The result of `rank` on each of a few ranks.
+/// Runs `rank` on a few ranks and returns their results.
 fn world<R: Send>(
     config: &Config,
     rank: impl Fn(&ProcessGroup) -> Outcome<R> + Sync,
