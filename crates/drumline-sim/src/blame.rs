@@ -1,4 +1,4 @@
-//! Which errors a fault may cause, and whom they must blame.
+//! Which errors a fault may cause, and which ranks the errors must blame.
 
 use std::collections::BTreeSet;
 
@@ -135,11 +135,10 @@ impl Simulation {
         }
     }
 
-    /// Checks a receive from any rank that failed because all other ranks, `gone`, had left or
-    /// ended.
+    /// Checks a receive from any rank that failed because all other ranks, `gone`, had left or ended.
     ///
-    /// A rank that leaves without an error has sent all its messages. So one of the ranks whose
-    /// messages are missing must have failed and ended before it could tell, or be cut off.
+    /// A rank that leaves without an error has sent all its messages. So of the ranks whose messages are
+    /// missing, at least one failed and ended before it could report the failure, or was cut off.
     fn check_nobody_left(
         &self,
         process: &Process,
@@ -189,8 +188,8 @@ impl Simulation {
         }
     }
 
-    /// Whether `error` says that a rank is gone, and that rank had failed and ended before it was
-    /// linked to the rank that reports the error. Then the failure could not be told.
+    /// Whether `error` says that `rank` is gone, and `rank` had failed and ended before it was linked to the
+    /// rank that reports the error. In that case it could not report its failure.
     fn could_tell_nobody(&self, rank: usize, group: usize, error: &CollectiveError) -> bool {
         let process = &self.processes[rank];
         let mut failures =

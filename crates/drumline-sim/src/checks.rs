@@ -1,4 +1,4 @@
-//! What must hold after every job, whatever went wrong in it.
+//! The properties that every job must have at its end, whatever fault struck.
 
 use std::{cell::OnceCell, collections::BTreeSet, sync::Arc};
 
@@ -189,19 +189,19 @@ impl Simulation {
         )
     }
 
-    /// Checks that where the victim cannot go on, the other ranks learn of it.
+    /// Checks that the other ranks learn of the fault if the victim cannot go on.
     fn check_that_all_hear(&self) -> Result<(), String> {
         let Some((victim, fault)) = self.struck() else { return self.check_complete() };
         let leaving = self.fault.as_ref().map(|(_, leaving)| &leaving[..]).unwrap_or_default();
         let left = |group: usize| leaving.get(group).copied().unwrap_or(false);
         let groups: Vec<usize> = match fault {
             FaultKind::Crash => (0..self.scenario.groups.len()).filter(|it| !left(*it)).collect(),
-            // Ranks that no longer need the victim hear nothing.
+            // Ranks that no longer need the victim do not learn of its fault.
             FaultKind::Slow(time) if time > TIMEOUT => vec![],
             FaultKind::Slow(_) => return self.check_complete(),
             FaultKind::Abort { group } if !left(group) => vec![group],
             FaultKind::Mismatch { .. } => {
-                // A call that needs no answer may be found wrong at the end, and by one rank only.
+                // If the call needs no answer, a single rank may notice the mismatch, and only at the end.
                 let any = self.processes.iter().any(|it| it.groups.iter().any(|it| it.failed));
                 return if any { Ok(()) } else { Err("nobody noticed the mismatch".to_owned()) };
             }
@@ -210,7 +210,7 @@ impl Simulation {
             | FaultKind::SilentHost(_) => vec![],
         };
         for group in groups {
-            // Other ranks have never needed one of these, so they need not hear.
+            // The remaining ranks have never needed any of these ranks, so they need not learn of it.
             for rank in self.in_touch_with(victim, group) {
                 let process = &self.processes[rank];
                 let by_itself = matches!(process.ended, Some((_, Ending::Code(0 | 1))));

@@ -24,8 +24,8 @@ use crate::{
     warnings::Warnings,
 };
 
-/// Limit on events, times the number of ranks plus 32: a job beyond it spins. The most that one of
-/// 700 seeds needed was 3,500. Jobs of 64 ranks whose messages arrive in tiny pieces need more.
+/// A job with more events than this, times its number of ranks plus 32, is taken for an endless loop. Of 700
+/// seeds, the most demanding needed 3,500. Jobs of 64 ranks whose messages arrive in tiny pieces need more.
 const EVENTS_MAX_PER_RANK: u64 = 210_000;
 
 impl Simulation {

@@ -33,7 +33,7 @@ pub enum Task {
     },
 }
 
-/// What a large job was like.
+/// The counts and the time of a large job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LargeSummary {
     /// Number of requests that the store carried out during start-up.

@@ -17,7 +17,8 @@ impl Simulation {
         }
     }
 
-    /// Tells a launcher of the end of a process, or the time, and does what it says.
+    /// Tells a launcher that a process has ended, or what time it is, and sends the signals that the launcher
+    /// orders.
     pub(crate) fn order(&mut self, host: usize, ended: Option<usize>) {
         let now = Duration::from_nanos(self.now);
         let (ranks, supervisor) = &mut self.launchers[host];
@@ -34,7 +35,7 @@ impl Simulation {
             orders.iter().map(|order| (ranks[order.worker], order.signal)).collect();
         let deadline = supervisor.deadline().filter(|deadline| Some(*deadline) != before);
         for (process, signal) in kills {
-            // A stopped process hears nothing but SIGKILL.
+            // A stopped process reacts to no signal but SIGKILL.
             let stopped = self.processes[process].stopped_until;
             let at = if signal == Signal::KILL { self.now } else { self.now.max(stopped) };
             self.schedule(at, JobEvent::Kill { process, signal: signal.as_raw() });

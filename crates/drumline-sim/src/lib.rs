@@ -11,7 +11,7 @@
 //! - No rank hangs.
 //! - Every result has the bits that an independent computation gives.
 //! - Without a fault there is no error. With a fault, every error blames the rank at fault.
-//! - The store through which the ranks meet does with each request what a sequential model does.
+//! - The store through which the ranks meet handles each request as a sequential model does.
 //!
 //! Two kinds of jobs are not drawn from a seed and have no faults: [`large`] jobs of a thousand
 //! ranks, and [`ConformanceJob`]s, which carry out cases of the conformance suite.

@@ -74,11 +74,11 @@ pub(crate) struct SharedMemory {
 /// The streams between two ranks.
 #[derive(Debug)]
 pub(crate) struct PeerStreams<S> {
-    /// Leave-taking and failures.
+    /// Carries goodbyes and failures.
     pub(crate) control: S,
     /// Messages of collectives: at least one stream, in the same order at both ends.
     pub(crate) data: Vec<S>,
-    /// Bytes that a stream carries before it is the next one's turn: the same at both ends.
+    /// Bytes that a stream carries before the next stream has its turn: the same at both ends.
     pub(crate) block_bytes: usize,
     /// Messages from rank to rank.
     pub(crate) points: S,
@@ -207,7 +207,7 @@ impl<S: Connection> Member<S> {
         self.lane.prepare_sleep(now)
     }
 
-    /// Ends a sleep; it is `now`.
+    /// Ends a sleep at the time `now`.
     pub(crate) fn end_sleep(&mut self, now: Instant) {
         self.lane.wake_up();
         self.lane.look(now);
@@ -230,35 +230,35 @@ impl<S: Connection> Member<S> {
             || rung()
     }
 
-    /// The peers that this rank needs now and has no streams to. The simulator calls each, which ends in
-    /// [`Member::called`] or [`Member::unreachable`].
+    /// The peers that this rank needs now and has no streams to. The simulator calls each of them and then
+    /// calls [`Member::called`] or [`Member::unreachable`].
     pub(crate) fn take_wanted(&mut self) -> Vec<Rank> {
         self.streams.lock().streams.take_wanted()
     }
 
-    /// This rank has opened these streams to the peer.
+    /// Tells this rank that it has opened these streams to the peer.
     pub(crate) fn called(&mut self, peer: Rank, streams: PeerStreams<S>) {
         self.streams.lock().streams.called(peer, streams.bundle());
     }
 
-    /// The peer has opened these streams. Returns whether this rank uses them now.
+    /// Tells this rank that the peer has opened these streams. Returns whether this rank uses them now.
     pub(crate) fn came(&mut self, peer: Rank, streams: PeerStreams<S>) -> bool {
         self.streams.lock().streams.came(peer, streams.bundle())
     }
 
-    /// This rank could not call the peer. Returns whether it uses the streams that the peer has opened
-    /// meanwhile.
+    /// Tells this rank that it could not call the peer. Returns whether it uses the streams that the peer has
+    /// opened meanwhile.
     pub(crate) fn unreachable(&mut self, peer: Rank, problem: &str) -> bool {
         let cause = Cause::Unreachable { peer, problem: problem.to_owned() };
         self.streams.lock().streams.unreachable(peer, cause)
     }
 
-    /// The process of a peer on the same host has ended.
+    /// Tells this rank that the process of a peer on the same host has ended.
     pub(crate) fn on_exit(&mut self, peer: Rank) {
         self.streams.lock().exits.push(peer);
     }
 
-    /// Breaks the group off.
+    /// Aborts the group.
     pub(crate) fn abort(&mut self, now: Instant) {
         self.aborted.store(true, Ordering::SeqCst);
         self.lane.progress(now, Spin::No);
@@ -281,14 +281,13 @@ impl<S: fmt::Debug> fmt::Debug for Member<S> {
     }
 }
 
-/// A call to be made.
+/// The arguments of a call.
 #[derive(Clone, Debug)]
 pub(crate) struct Order<'a> {
-    /// What it does.
     pub(crate) collective: Collective,
-    /// The operator, where it reduces.
+    /// The operator, if the collective reduces.
     pub(crate) reduce_op: Option<ReduceOp>,
-    /// The root, where it has one.
+    /// The root, if the collective has one.
     pub(crate) root: Option<Rank>,
     /// The type of the elements.
     pub(crate) dtype: DType,
@@ -296,8 +295,8 @@ pub(crate) struct Order<'a> {
     pub(crate) counts: Counts,
     /// The bytes of the buffer that gets the result.
     pub(crate) data: &'a [u8],
-    /// The bytes of the buffer that is only read. A collective that works in place is called out of place
-    /// if there are any.
+    /// The bytes of the buffer that is only read. If there are any, a collective that works in place is
+    /// called out of place.
     pub(crate) input: &'a [u8],
     /// Whether both buffers are registered.
     pub(crate) registered: bool,
@@ -334,7 +333,7 @@ impl<T: Element> Erased for TypedCall<T, RegisteredBuffer<T>, RegisteredBuffer<T
 }
 
 impl Prepared {
-    /// The bytes of its data, as they are now.
+    /// The bytes of the buffer that gets the result, as they are now.
     pub(crate) fn bytes(&self) -> &[u8] {
         self.0.bytes()
     }
@@ -381,19 +380,19 @@ impl Job for Submitted {
     }
 }
 
-/// The streams of a lane, which the simulator reaches, too.
+/// The streams of a lane. The simulator has access to them, too.
 #[derive(Debug)]
 struct Shared<S>(Arc<Mutex<Driven<S>>>);
 
 #[derive(Debug)]
 struct Driven<S> {
     streams: Streams<S>,
-    /// Neighbours whose processes have ended, not told yet.
+    /// Neighbours whose processes have ended. The lane does not know yet.
     exits: Vec<Rank>,
 }
 
 impl<S: Connection> Driven<S> {
-    /// The streams that something has happened to, of those that matter.
+    /// The streams in which the lane is interested and that have bytes to read.
     fn news(&self) -> impl Iterator<Item = (Rank, StreamKind)> {
         let readable =
             self.streams.interests().filter(|(it, stream)| it.readable && stream.is_readable());

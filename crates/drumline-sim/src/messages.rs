@@ -13,14 +13,14 @@ pub(crate) struct Messages {
     pub(crate) tag: u64,
     /// Whether the receiver names no sender and takes messages in the order in which they arrive.
     pub(crate) any: bool,
-    /// A broadcast: each sender sends what it would as the root.
+    /// A broadcast. Each sender sends the bytes that it would broadcast as the root.
     pub(crate) case: Case,
     /// Index of the planned call before which all ranks post these messages.
     pub(crate) before: usize,
 }
 
 impl Messages {
-    /// What `rank` is to post.
+    /// The send or receive that `rank` posts.
     pub(crate) fn order(&self, rank: usize, side: Side) -> MessageOrder {
         let sent = self.sent_by(rank);
         let bytes = match side {
@@ -30,7 +30,7 @@ impl Messages {
         MessageOrder { side, tag: self.tag, dtype: self.case.dtype, bytes }
     }
 
-    /// What a rank sends.
+    /// The bytes that a rank sends.
     pub(crate) fn sent_by(&self, rank: usize) -> Vec<u8> {
         let case = Case { kind: Kind::Broadcast(rank), ..self.case };
         case.expected(rank, &Topology::flat(rank + 1))

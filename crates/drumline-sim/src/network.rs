@@ -17,7 +17,7 @@ use fastrand::Rng;
 
 use crate::time::Nanos;
 
-/// What all streams of a simulation share: the clock, and the times at which processes must look.
+/// What all streams of a simulation share: the clock, and the times at which processes must take a step.
 #[derive(Debug)]
 pub(crate) struct Network {
     now: AtomicU64,
@@ -41,7 +41,7 @@ impl Network {
         }
     }
 
-    /// Now, for code that wants instants.
+    /// The present time as an instant.
     pub(crate) fn instant(&self) -> Instant {
         self.instant_at(self.now())
     }
@@ -62,7 +62,7 @@ impl Network {
         self.now.store(now, Ordering::Relaxed);
     }
 
-    /// The times at which something changes for a process, gathered since the last call.
+    /// The times at which something changes for a process, gathered since the last call, with the process.
     pub(crate) fn take_wakes(&self) -> Vec<(Nanos, usize)> {
         std::mem::take(&mut self.wakes.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -107,9 +107,9 @@ pub(crate) struct Pipe {
     held: usize,
     last_arrival: Nanos,
     end: Option<(Nanos, PipeEnd)>,
-    /// From when on the writer knows that its bytes are no longer read.
+    /// When the writer learns that its bytes are no longer read.
     unread_since: Option<Nanos>,
-    /// Bytes that would arrive later are lost.
+    /// Bytes that would arrive after this time are lost.
     silent_since: Option<Nanos>,
     read_stalled_until: Nanos,
     write_stalled_until: Nanos,
@@ -168,7 +168,7 @@ impl Pipe {
         }
     }
 
-    /// Breaks now. Bytes on their way are lost.
+    /// Breaks the connection now. Bytes on their way are lost.
     pub(crate) fn cut(&mut self, network: &Network, end: PipeEnd) {
         let now = network.now();
         self.chunks.retain(|(at, _)| *at <= now);
@@ -261,7 +261,7 @@ impl Pipe {
     }
 }
 
-/// How many of `bytes` a read or write moves: all, one or a number between.
+/// How many of `bytes` a read or write moves: all, one or a number in between.
 fn some_of(rng: &mut Rng, bytes: usize) -> usize {
     match rng.u8(0..4) {
         _ if bytes < 2 => bytes,

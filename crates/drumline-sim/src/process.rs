@@ -23,7 +23,7 @@ use crate::{
     time::Nanos,
 };
 
-/// What every process of a job shares.
+/// What all processes of a job share.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
     pub(crate) scenario: Arc<Scenario>,
@@ -41,7 +41,7 @@ pub(crate) struct Process {
     pub(crate) records: Vec<Record>,
     pub(crate) steps: u32,
     pub(crate) stopped_until: Nanos,
-    /// It computes until then and notices nothing.
+    /// Until this time the process computes and notices nothing.
     pub(crate) busy_until: Nanos,
     /// When its next step is scheduled.
     pub(crate) next_look: Option<Nanos>,
@@ -116,7 +116,7 @@ impl Record {
         }
     }
 
-    /// What the buffer of the call held at its end.
+    /// The bytes of the call's buffer when the call ended.
     pub(crate) fn bytes(&self) -> Option<&Vec<u8>> {
         match &self.kind {
             RecordKind::Call { buffer, .. } => buffer.as_ref().map(|(_, bytes)| bytes),
@@ -152,7 +152,7 @@ impl Process {
         }
     }
 
-    /// Whether a step can get anywhere.
+    /// Whether a step can make progress.
     pub(crate) fn has_reason(&self, now: Nanos) -> bool {
         let program = match self.activity {
             Activity::Next => true,

@@ -11,12 +11,12 @@ use crate::{call::PlannedCall, messages::Messages, network::LinkQuality, time::N
 #[derive(Debug)]
 pub(crate) struct Scenario {
     pub(crate) world_size: usize,
-    /// By rank.
+    /// The host of each rank.
     pub(crate) host_of: Vec<usize>,
     pub(crate) groups: Vec<GroupSetup>,
     pub(crate) calls: Vec<PlannedCall>,
     pub(crate) messages: Vec<Messages>,
-    /// By rank.
+    /// The program of each rank.
     pub(crate) programs: Vec<Vec<Instruction>>,
     pub(crate) fault: Option<Fault>,
     /// Whether launchers watch the processes.
@@ -54,7 +54,7 @@ pub(crate) enum Instruction {
         call: usize,
         blocking: bool,
     },
-    /// Sends or receives one message of those with this index.
+    /// Sends or receives one of the messages with this index.
     Post {
         messages: usize,
         side: Side,
@@ -78,7 +78,7 @@ pub(crate) struct Fault {
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum FaultKind {
-    /// The process ends without a word.
+    /// The process ends without telling anyone.
     Crash,
     /// The network cuts off the victim's host. Keep-alives notice it after this time.
     SilentHost(Nanos),
@@ -86,7 +86,7 @@ pub(crate) enum FaultKind {
     LostConnection { peer: usize, group: usize, control: bool, data: bool, reset: bool },
     /// The process is stopped for this time.
     Slow(Nanos),
-    /// Instead of `call`, the victim makes the call `with`, or none.
+    /// The victim makes the call `with` instead of `call`, or no call.
     Mismatch { call: usize, with: Option<usize> },
     /// The victim aborts a group.
     Abort { group: usize },
@@ -107,7 +107,7 @@ impl GroupSetup {
         })
     }
 
-    /// Whether some algorithm can carry the collective out.
+    /// Whether some algorithm can carry out the collective.
     pub(crate) fn has(&self, collective: Collective) -> bool {
         ALGORITHMS.iter().any(|row| {
             row.collective == collective

@@ -19,7 +19,7 @@ use crate::{
     warnings::Warning,
 };
 
-/// A job that runs, or has run to its end.
+/// A job that runs or has ended.
 #[derive(Debug)]
 pub(crate) struct Simulation {
     pub(crate) scenario: Arc<Scenario>,
@@ -36,7 +36,7 @@ pub(crate) struct Simulation {
     pub(crate) rng: Rng,
     pub(crate) network: Arc<Network>,
     pub(crate) queue: BinaryHeap<Reverse<(Nanos, u64, JobEvent)>>,
-    /// By the two ranks, the lower one first.
+    /// The wires of each pair of ranks, the lower rank first.
     pub(crate) wires: BTreeMap<(usize, usize), Vec<Wire>>,
     /// Streams of dials that have arrived and are not in use yet: those of the caller (`true`) and
     /// of the callee.
@@ -47,7 +47,7 @@ pub(crate) struct Simulation {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum JobEvent {
-    /// A process looks for something to do.
+    /// A process takes a step.
     Step(usize),
     Dial(Dial, DialStage),
     /// A rank hears that the process of another has ended.

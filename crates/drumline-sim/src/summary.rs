@@ -1,8 +1,8 @@
-//! What a run was like.
+//! The counts and the time of a run.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// What a run was like.
+/// The counts and the time of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunSummary {
     /// Whether a fault struck.

@@ -1,4 +1,4 @@
-//! Catches the warnings of late ranks that ranks log.
+//! Catches the warnings in which ranks log that other ranks are late.
 
 use std::{
     fmt,

@@ -13,31 +13,29 @@ use drumline_engine::{
     transport::{Content, Direction, Message, Point, PointCall},
 };
 
-/// A send or receive to be made.
+/// The arguments of a send or receive.
 #[derive(Clone, Debug)]
 pub(crate) struct MessageOrder {
-    /// What is to be done.
     pub(crate) side: Side,
-    /// What a send and its receive have in common.
+    /// The tag, by which a send and its receive find each other.
     pub(crate) tag: u64,
-    /// With what.
     pub(crate) dtype: DType,
-    /// What is sent, or as many bytes as are to come.
+    /// The bytes to send, or for a receive as many bytes as are expected.
     pub(crate) bytes: Vec<u8>,
 }
 
-/// A side of a message.
+/// One side of a message: its send or its receive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// It is sent to this rank.
+    /// Sends to this rank.
     SendTo(Rank),
-    /// It is received from this rank.
+    /// Receives from this rank.
     ReceiveFrom(Rank),
-    /// It is received from whichever rank sends first.
+    /// Receives from the rank whose message comes first.
     ReceiveFromAny,
 }
 
-/// Where a message leaves what became of it: the other rank, and its bytes.
+/// Where a message that has ended leaves the other rank and its bytes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Posted(Arc<Mutex<Option<EndOfMessage>>>);
 
@@ -51,7 +49,7 @@ impl Posted {
 }
 
 impl<S: Connection> Member<S> {
-    /// Sends or receives beside everything else.
+    /// Posts a send or receive, which goes on beside calls and other messages.
     pub(crate) fn post(&mut self, order: MessageOrder, now: Instant) -> Posted {
         let MessageOrder { side, tag, dtype, bytes } = order;
         let (direction, peer) = match side {

@@ -16,10 +16,10 @@ pub(super) enum Action {
         requests: Bytes,
         replies: Vec<ReplyFormat>,
         patience: Nanos,
-        /// Whether an answer may never come.
+        /// Whether the store may never answer.
         may_be_in_vain: bool,
     },
-    /// Waits for keys, and gets what the client wants of them.
+    /// Waits for keys, and then gets what the client wants.
     Wait {
         keys: Vec<Bytes>,
         wants: Want,
@@ -40,12 +40,12 @@ pub(super) enum Action {
         channel: Channel,
         patience: Nanos,
     },
-    /// Lets ranks in until this time.
+    /// Accepts calls of other ranks until this time.
     Accept {
         rank: Rank,
         until: Nanos,
     },
-    /// Sends any bytes, and closes the connection after a while.
+    /// Sends arbitrary bytes, and closes the connection after a while.
     Shout {
         bytes: Bytes,
         linger: Nanos,
@@ -56,7 +56,7 @@ pub(super) enum Action {
     },
 }
 
-/// What a client wants of the keys for which it waits.
+/// What a client wants once its keys are there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Want {
     Nothing,

@@ -38,13 +38,13 @@ pub(super) struct Client<'p> {
     activity: ClientActivity<'p>,
     /// The actions that have ended, and how.
     pub(super) outcomes: Vec<(&'p Action, ActionOutcome)>,
-    /// What the action has got.
+    /// What the action has brought so far.
     got: Ended,
     switch: Arc<AtomicU64>,
     pub(super) ended: bool,
 }
 
-/// Where the next action comes from.
+/// The source of the next action.
 #[derive(Debug)]
 enum Upcoming<'p> {
     Actions(std::slice::Iter<'p, Action>),
@@ -101,7 +101,7 @@ pub(super) enum ActionOutcome {
     NoStore,
 }
 
-/// What one attempt to go on has led to.
+/// The state after one attempt to make progress.
 enum ClientProgress {
     Over(ActionOutcome),
     /// There is more to do at once.
@@ -428,7 +428,7 @@ impl<'p> Client<'p> {
         ClientProgress::More
     }
 
-    /// The action has ended and has got these bytes.
+    /// Ends the action with the bytes that it has got.
     fn end_with(&mut self, got: Vec<u8>) -> ClientProgress {
         self.got = Ended::Got(got);
         ClientProgress::Over(ActionOutcome::Done)
@@ -452,7 +452,7 @@ fn greeting(script: &Script) -> [u32; 2] {
     }
 }
 
-/// Sleeps until then. After that the store counts as silent.
+/// Sleeps until the time `until`. After that the store counts as silent.
 fn until_then(now: Nanos, until: Nanos) -> ClientProgress {
     match now < until {
         true => ClientProgress::Sleep(until),

@@ -16,7 +16,7 @@ pub(super) struct ClientConnection {
     pub(super) transcript: usize,
     stream: SimStream,
     unsent: VecDeque<u8>,
-    /// Bytes that were read and not looked at.
+    /// Bytes that were read and not parsed yet.
     heard: Vec<u8>,
 }
 
@@ -48,7 +48,7 @@ impl ClientConnection {
         }
     }
 
-    /// Sends any bytes.
+    /// Sends arbitrary bytes.
     pub(super) fn shout(&mut self, bytes: &[u8]) {
         self.unsent.extend(bytes);
     }

@@ -1,4 +1,4 @@
-//! Calls between ranks of one host: who calls whom, and who has been let in.
+//! Calls between ranks of one host: who calls whom, and which calls are accepted.
 
 use std::collections::BTreeSet;
 
@@ -11,9 +11,9 @@ use crate::time::Nanos;
 #[derive(Debug, Default)]
 pub(super) struct Sockets {
     calls: Vec<Call>,
-    /// Ranks that have ended, and what they listened on with them.
+    /// Ranks that have ended. Their listening sockets are closed.
     closed: BTreeSet<Rank>,
-    /// When something changes for a rank.
+    /// When something changes for a rank, with the rank.
     pub(super) wakes: Vec<(Nanos, Rank)>,
 }
 
@@ -27,13 +27,13 @@ struct Call {
 }
 
 impl Sockets {
-    /// Begins to call a rank. The call arrives at this time.
+    /// Begins a call, which arrives at the time `at`.
     pub(super) fn dial(&mut self, from: Rank, to: Rank, channel: Channel, at: Nanos) {
         self.calls.push(Call { at, from, to, channel, let_in: false });
         self.wakes.push((at, to));
     }
 
-    /// How the call of a rank ended; `None` while nobody has let it in.
+    /// Whether the call of a rank was accepted; `None` while it is neither accepted nor refused.
     pub(super) fn dialled(&mut self, from: Rank, to: Rank) -> Option<bool> {
         let at = self.calls.iter().position(|call| (call.from, call.to) == (from, to))?;
         let ended = match self.calls[at].let_in {
@@ -45,7 +45,7 @@ impl Sockets {
         Some(ended)
     }
 
-    /// Lets in those whose calls have arrived.
+    /// Accepts the calls that have arrived. Returns the callers.
     pub(super) fn admit(&mut self, to: Rank, now: Nanos) -> Vec<(Rank, Channel)> {
         let here = |call: &&mut Call| call.to == to && call.at <= now && !call.let_in;
         let mut came = Vec::new();
@@ -57,7 +57,7 @@ impl Sockets {
         came
     }
 
-    /// Closes what a rank listened on. Its callers notice.
+    /// Closes a rank's listening socket. Its callers notice.
     pub(super) fn close(&mut self, rank: Rank, now: Nanos) {
         self.closed.insert(rank);
         let callers = self.calls.iter().filter(|call| call.to == rank).map(|call| call.from);
@@ -65,5 +65,5 @@ impl Sockets {
     }
 }
 
-/// How long a rank takes to hear that it was let in, or that the other end has closed.
+/// How long it takes until a caller learns that its call was accepted, or that the other end has closed.
 const ANSWER_TAKES: Nanos = 5_000;

@@ -16,14 +16,14 @@ use drumline_store::store::tcp::{
 pub(super) struct Model {
     values: BTreeMap<Vec<u8>, Vec<u8>>,
     queues: BTreeMap<Vec<u8>, VecDeque<Vec<u8>>>,
-    /// In the order in which they began. Each lacks something.
+    /// The waits in the order in which they began. Each lacks something.
     waits: Vec<PendingWait>,
     connections: BTreeMap<ConnectionId, ModelConnection>,
     /// The server must refuse these connections now.
     expelled: BTreeSet<ConnectionId>,
 }
 
-/// A request that is answered when it lacks nothing any more.
+/// A request that is answered once it lacks nothing any more.
 #[derive(Debug)]
 struct PendingWait {
     id: ConnectionId,
@@ -85,7 +85,7 @@ impl Model {
         self.connections.get(&id).map_or(0, |connection| connection.owed.len())
     }
 
-    /// The server has written `bytes`.
+    /// Tells the model that the server has written `bytes`.
     pub(super) fn written(&mut self, id: ConnectionId, bytes: &[u8]) -> Result<(), String> {
         let Some(connection) = self.connections.get_mut(&id) else {
             return Err("the store writes to a connection that is gone".to_owned());
@@ -102,7 +102,7 @@ impl Model {
         }
     }
 
-    /// The server has refused a connection.
+    /// Tells the model that the server has refused a connection.
     pub(super) fn refused(&mut self, id: ConnectionId) -> Result<(), String> {
         if self.expelled.remove(&id) {
             return Ok(());
@@ -133,7 +133,7 @@ impl Model {
         }
     }
 
-    /// `bytes` have arrived. Hands each complete request to `heard`.
+    /// Tells the model that `bytes` have arrived. Hands each complete request to `heard`.
     pub(super) fn receive(
         &mut self,
         id: ConnectionId,
@@ -301,8 +301,8 @@ impl Model {
         Some(())
     }
 
-    /// Something has happened to `key`: the first `count` waits for it no longer lack it. Returns
-    /// their number.
+    /// Tells the first `count` waits for it that `happening` has happened to `key`, and ends the waits that
+    /// lack nothing any more. Returns how many waits were told.
     fn wake(&mut self, happening: Happening, key: &[u8], count: usize) -> usize {
         let awaited = (happening, key.to_vec());
         let mut told = 0;

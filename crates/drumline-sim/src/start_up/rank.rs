@@ -1,4 +1,5 @@
-//! A rank that starts up: the code of `drumline_engine::start_up`, and what its questions are on virtual time.
+//! A rank that starts up: it runs the code of `drumline_engine::start_up`, and virtual actions answer its
+//! questions.
 
 use std::{
     cell::OnceCell,
@@ -31,7 +32,7 @@ use crate::{
     time::{Nanos, TIMEOUT, WARN_AFTER},
 };
 
-/// What a rank is to become part of.
+/// How a rank starts up: its place in the job, and its groups.
 #[derive(Clone, Debug)]
 pub(super) struct RankPlan {
     pub(super) rank: Rank,
@@ -55,7 +56,7 @@ impl RankPlan {
         Card { boot: format!("host-{host}"), network: "net".to_owned(), uid: 1, unix }
     }
 
-    /// Checks what the rank has come to know.
+    /// Checks what the rank has learned during its start-up.
     pub(super) fn check(&self, joined: &Joined, secret: &[u8]) -> Result<(), String> {
         if !self.launched && joined.secret != secret {
             return Err("has another secret than rank 0".to_owned());
@@ -87,7 +88,7 @@ impl RankPlan {
     }
 }
 
-/// What a rank has when it has started up.
+/// What a rank has learned when it has started up.
 #[derive(Debug)]
 pub(super) struct Joined {
     pub(super) secret: Vec<u8>,
@@ -125,7 +126,7 @@ impl Outside for Process {
 /// How the start-up of a rank ends.
 pub(super) type Outcome = Result<Joined, Failure<NoAnswer>>;
 
-/// From the store to the last group.
+/// Starts a rank up: from its first request to the store to its last group.
 async fn start_up(desk: Desk<Process>, plan: RankPlan) -> Outcome {
     let (rank, world_size) = (plan.rank, plan.host_of.len());
     let timeout = Duration::from_nanos(TIMEOUT);
@@ -185,17 +186,17 @@ async fn connect(
     })
 }
 
-/// Stands for the random number that a rank draws.
+/// The number that a real rank would draw at random.
 fn ticket(rank: Rank) -> String {
     format!("number-of-{rank}")
 }
 
-/// Where a rank listens for ranks of other hosts.
+/// The address at which a rank listens for ranks of other hosts.
 fn address(rank: Rank) -> String {
     format!("10.0.{}.{}:4000", rank / 256, rank % 256)
 }
 
-/// Keeps the actions of a rank where they are, since a wait borrows its keys.
+/// Keeps the actions of a rank at fixed addresses, because a wait borrows its keys.
 #[derive(Debug, Default)]
 pub(super) struct Kept(OnceCell<Box<(Action, Kept)>>);
 
@@ -206,15 +207,15 @@ impl Kept {
     }
 }
 
-/// A rank under way.
+/// A rank that is starting up.
 #[derive(Debug)]
 pub(super) struct RunningRank<'p> {
     plan: &'p RankPlan,
     steps: Steps<'p, Process, Outcome>,
-    /// The question that the present action is to answer.
+    /// The question that the current action answers.
     asked: Option<Ask>,
     kept: &'p Kept,
-    /// Why the store answers nothing any more.
+    /// Why the store no longer answers.
     lost: Option<NoAnswer>,
     pub(super) result: Option<Outcome>,
 }
@@ -246,7 +247,7 @@ impl<'p> RunningRank<'p> {
         self.follow(step, now, nanos)
     }
 
-    /// The action after one that has ended like this; `None` when the rank has started up or failed.
+    /// The action after one that ended with `ended`; `None` when the rank has started up or failed.
     pub(super) fn next(
         &mut self,
         ended: Ended,
@@ -308,7 +309,7 @@ impl<'p> RunningRank<'p> {
     }
 }
 
-/// What a client does to answer a question.
+/// The action that answers a question.
 fn action(plan: &RankPlan, question: &Ask, nanos: &dyn Fn(Instant) -> Nanos) -> Action {
     let slash = |key: &String| format!("/{key}").into_bytes();
     let keys = |keys: &[String]| keys.iter().map(|key| Bytes(slash(key))).collect::<Vec<_>>();
@@ -353,7 +354,7 @@ fn action(plan: &RankPlan, question: &Ask, nanos: &dyn Fn(Instant) -> Nanos) -> 
     }
 }
 
-/// The answer to a question whose action has ended like this.
+/// The answer to a question whose action ended with `ended`.
 fn answer(question: &Ask, ended: Ended) -> Answer<()> {
     match (question, ended) {
         (_, Ended::Missing(keys)) => {

@@ -14,12 +14,12 @@ use crate::{
 /// The start-up of a job.
 #[derive(Debug)]
 pub(super) struct StartUpScenario {
-    /// By client. The ranks come first.
+    /// The script of each client. The ranks come first.
     pub(super) scripts: Vec<Script>,
     pub(super) ranks: usize,
-    /// When a fault strikes that keeps the job from beginning.
+    /// A fault that keeps the job from beginning, and when it strikes.
     pub(super) fault: Option<(Nanos, StartUpFault)>,
-    /// When the connections of other clients break.
+    /// When connections break, and of which clients.
     pub(super) cuts: Vec<(Nanos, usize)>,
     /// When the store's process is stopped, and for how long.
     pub(super) store_stops: Option<(Nanos, Nanos)>,

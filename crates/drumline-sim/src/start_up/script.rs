@@ -52,7 +52,7 @@ impl Script {
 pub(super) enum Program {
     /// These actions, one after another.
     Actions(Vec<Action>),
-    /// What the code of a rank asks for. Keeps its actions.
+    /// The actions that the start-up code of a rank asks for. The second field keeps them.
     Rank(RankPlan, Kept),
 }
 

@@ -1,4 +1,4 @@
-//! What the processes of a start-up share: time, connections and their transcripts.
+//! The state that the processes of a start-up share: time, connections and their transcripts.
 
 use std::sync::{Arc, atomic::AtomicU64};
 
@@ -23,18 +23,18 @@ pub(super) struct SharedState {
     /// Whether the store takes connections.
     pub(super) store_answers: bool,
     pub(super) store_killed: Arc<AtomicU64>,
-    /// The ranks' own, beside the store.
+    /// The ranks' own sockets, which do not lead to the store.
     pub(super) sockets: Sockets,
-    /// By process.
+    /// The name of each process.
     pub(super) names: Vec<String>,
 }
 
-/// What was said on a connection to the store.
+/// The bytes that a connection to the store carried.
 #[derive(Debug)]
 pub(super) struct Transcript {
     pub(super) caller: usize,
     pub(super) pipes: [SharedPipe; 2],
-    /// The bytes that the caller wrote, and those that it read.
+    /// The bytes that the caller wrote, and the bytes that it read.
     pub(super) said: Vec<u8>,
     pub(super) heard: Vec<u8>,
     /// The requests that the store carried out, and its replies.

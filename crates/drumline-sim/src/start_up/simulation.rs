@@ -25,7 +25,7 @@ use crate::{
     time::{MS, Nanos, SECOND},
 };
 
-/// What a start-up was like.
+/// The counts of a start-up.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StartUpSummary {
     /// Whether the job can begin.
@@ -299,7 +299,7 @@ impl<'p> StartUpSimulation<'p> {
         }
     }
 
-    /// Checks what every rank has come to know, or whom it blames.
+    /// Checks what every rank has learned, or whom its error blames.
     fn check_ranks(&self) -> Result<(), String> {
         let results = self.clients[..self.scenario.ranks].iter();
         let joined = |result: &Option<&Outcome>| match result {
@@ -335,7 +335,7 @@ fn check_blame(problem: &str, fault: StartUpFault, host_waits: bool) -> Result<(
     let (StartUpFault::RankCrash(victim) | StartUpFault::RankCut(victim)) = fault else {
         return Ok(());
     };
-    // A rank that hears of a failure passes on whom the other one blames.
+    // A rank that learns of a failure from another rank repeats whom that rank blames.
     let blamed = problem.rsplit("it has failed: ").next().unwrap_or(problem);
     let named = blamed
         .split("rank ")

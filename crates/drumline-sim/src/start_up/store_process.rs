@@ -22,12 +22,12 @@ const READ_BYTES: usize = 4096;
 pub(super) struct StoreProcess {
     server: Server,
     model: Model,
-    /// With the transcript of each.
+    /// The connections, each with its transcript.
     streams: BTreeMap<ConnectionId, (usize, SimStream)>,
     /// Dials: when each arrives, its transcript and its stream.
     pub(super) callers: Vec<(Nanos, usize, SimStream)>,
     pub(super) stopped_until: Nanos,
-    /// It computes until then and notices nothing.
+    /// Until this time the process computes and notices nothing.
     pub(super) busy_until: Nanos,
     /// The connections to which it owes bytes.
     owes: BTreeSet<ConnectionId>,
@@ -171,7 +171,7 @@ impl StoreProcess {
     }
 }
 
-/// A request as text for the trace.
+/// The text of a request in the trace.
 fn told(request: &Request<'_>) -> String {
     let name = format!("{request:?}");
     let name = name.split('(').next().unwrap_or_default();

@@ -20,14 +20,14 @@ pub(super) const ANSWER_PATIENCE: Nanos = 5 * SECOND;
 #[derive(Debug)]
 pub(super) struct Waiting<'p> {
     wait: Wait<'p>,
-    /// What came with the end of the wait, once that has come.
+    /// The bytes that came with the end of the wait, once there are any.
     answer: Option<Vec<u8>>,
     keys: &'p [Bytes],
     wants: Want,
     until: Nanos,
 }
 
-/// What one attempt to go on has led to.
+/// The state after one attempt to make progress.
 pub(super) enum WaitProgress<'p> {
     /// There is more to do at once.
     More,
