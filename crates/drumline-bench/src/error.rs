@@ -2,7 +2,7 @@
 
 use std::io;
 
-/// What every fallible function of this crate returns.
+/// The result of fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// Why nothing can be measured or predicted.
@@ -26,9 +26,9 @@ pub enum Error {
     /// A system call failed.
     #[error("{what}: {error}")]
     System {
-        /// What was tried.
+        /// What the program tried to do.
         what: String,
-        /// What the system said.
+        /// The error of the system.
         error: io::Error,
     },
 }
@@ -42,7 +42,7 @@ impl Error {
         }
     }
 
-    /// For `map_err`: makes an [`Error::System`]; `what` names what was tried.
+    /// For `map_err`: makes an [`Error::System`]. `what` says what the program tried to do.
     pub(crate) fn system<E: Into<io::Error>>(what: impl Into<String>) -> impl FnOnce(E) -> Error {
         |error| Error::System { what: what.into(), error: error.into() }
     }

@@ -1,5 +1,6 @@
-//! What collectives take: [`measure`] times them on this host or between hosts (`drumline bench`), and
-//! [`predict()`] replays their schedules on a cluster that need not be there (`drumline predict`).
+//! The times of collectives. [`measure`] takes them on this host or between hosts (`drumline bench`).
+//! [`predict()`] predicts them for a cluster that need not exist, by replaying the schedules (`drumline
+//! predict`).
 //!
 //! Both are parts of the command line: their options are arguments of `clap`.
 //!

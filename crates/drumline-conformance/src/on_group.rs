@@ -19,15 +19,15 @@ pub enum Form {
     Async,
     /// The data lies in registered memory.
     Registered,
-    /// From one buffer to another, for collectives whose usual form works in place.
+    /// The result goes to another buffer, in collectives whose usual form works in place.
     OutOfPlace,
 }
 
 impl Form {
-    /// All of them.
+    /// All forms.
     pub const ALL: [Form; 4] = [Form::Blocking, Form::Async, Form::Registered, Form::OutOfPlace];
 
-    /// Whether a collective has this form.
+    /// Whether the collective `kind` has this form.
     pub fn is_of(self, kind: Kind) -> bool {
         match self {
             Form::Blocking | Form::Async => true,

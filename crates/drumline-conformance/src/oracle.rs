@@ -32,7 +32,7 @@ impl Case {
         let inputs = |elements: usize| -> Vec<Vec<u8>> {
             (0..ranks).map(|rank| self.contribution(rank, elements)).collect()
         };
-        // The block of a long buffer that follows these blocks.
+        // The block of length `len` that follows the blocks of the lengths `before`.
         let block = |all: &[u8], before: &[usize], len: usize| {
             let before = before.iter().sum::<usize>() * self.dtype.size();
             all[before..before + len * self.dtype.size()].to_vec()

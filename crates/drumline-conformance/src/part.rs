@@ -16,7 +16,7 @@ use fastrand::Rng;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// From 0 on.
+    /// Counted from 0.
     index: usize,
     parts: usize,
 }

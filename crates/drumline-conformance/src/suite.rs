@@ -19,12 +19,13 @@ use crate::{
 pub enum Extent {
     /// Every collective and form at the sizes around which algorithms change.
     Sizes,
-    /// The same, and every type and operator with few elements.
+    /// The same, and also every type and operator with few elements.
     Small,
     /// Every collective and form with long buffers, which take many pieces and many messages.
     Large,
-    /// Every combination of collective, type, operator, root, form and size, but of the longest size only
-    /// every pair of the others. Every rank is a root here; in the other extents the first and the last.
+    /// Every combination of collective, type, operator, root, form and size. Of the longest size, only calls
+    /// that together contain every pair of the other properties. Every rank is a root; in the other extents
+    /// only the first and the last.
     All,
 }
 
@@ -69,8 +70,8 @@ pub fn calls(extent: Extent, world_size: usize) -> Vec<Call> {
 
 /// Every type with every operator that it supports.
 //
-// In loops: of `flat_map` and `filter` rustc 1.95 makes a look into a table of types by the type of an
-// iterator that is not there, which crashes.
+// Written as loops, because rustc 1.95 compiles `flat_map` and `filter` here to code that crashes: it looks up
+// the type of an inner iterator in a table even when there is no such iterator.
 fn all_types() -> Vec<(DType, ReduceOp)> {
     let mut all = Vec::new();
     for dtype in DType::ALL {

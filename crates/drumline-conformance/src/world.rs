@@ -32,14 +32,14 @@ impl Threads {
         Threads { name: name.to_owned(), config }
     }
 
-    /// The same groups with other settings.
+    /// Changes the settings of the groups.
     #[must_use]
     pub fn with(mut self, change: impl FnOnce(&mut Config)) -> Threads {
         change(&mut self.config);
         self
     }
 
-    /// Over shared memory, over Unix sockets alone, and over TCP.
+    /// Groups over shared memory, over Unix sockets alone, and over TCP.
     pub fn everywhere() -> [Threads; 3] {
         let with = |shared_memory, unix_sockets| {
             Config::default()
@@ -73,7 +73,7 @@ impl World for Threads {
                 .map(|group| {
                     threads.spawn(move || {
                         rank(&group).map_err(|problem| {
-                            // So that the other ranks fail at once instead of at the time limit.
+                            // The other ranks then fail at once instead of at the time limit.
                             group.abort();
                             format!("rank {} of {world_size}: {problem}", group.rank())
                         })?;

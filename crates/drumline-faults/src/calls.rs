@@ -1,4 +1,4 @@
-//! Which calls are counted, and what may go wrong with each.
+//! The system calls that are counted, and the faults that each may have.
 
 use std::fs;
 
@@ -7,21 +7,21 @@ use libc::{
     ENOSPC, EPIPE, c_int, c_long,
 };
 
-/// What goes wrong with one call.
+/// A fault of one system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// It is not carried out, and returns this error.
+    /// The call is not carried out, and returns this error.
     Error(c_int),
-    /// It is asked for half as much, at least 1. The length is its third argument.
+    /// The call is carried out with half its length, which is its third argument, but at least 1.
     Less,
 }
 
 use Fault::{Error, Less};
 
-/// What the descriptor that a call reads or writes stands for.
+/// What the file descriptor of a call stands for.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// What the rank tells us: not to be failed.
+    /// Standard input, output or error. The rank reports to the test through these, so no fault hits them.
     Standard,
     Socket {
         blocks: bool,
@@ -49,8 +49,8 @@ fn blocks(pid: i32, descriptor: u64) -> bool {
     flags.is_none_or(|flags| flags & libc::O_NONBLOCK as u32 == 0)
 }
 
-/// What may go wrong with the call `number` of the process `pid`, whose first argument is `first`. Nothing if
-/// the call is not counted.
+/// The faults that the call `number` of the process `pid` may have. `first` is the first argument of the
+/// call. Empty if the call is not counted.
 pub fn faults_of(number: c_long, pid: i32, first: u64) -> &'static [Fault] {
     match number {
         libc::SYS_read | libc::SYS_readv | libc::SYS_recvmsg | libc::SYS_recvfrom => {
@@ -114,7 +114,7 @@ pub fn faults_of(number: c_long, pid: i32, first: u64) -> &'static [Fault] {
     }
 }
 
-/// Calls that newer processors only have in a newer form.
+/// Old system calls that newer architectures lack: they have only the newer forms.
 #[cfg(target_arch = "x86_64")]
 fn of_x86_64(number: c_long) -> &'static [Fault] {
     match number {

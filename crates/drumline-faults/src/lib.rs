@@ -1,20 +1,21 @@
-//! One rank of a job, whose n-th system call fails.
+//! Runs one rank of a job and lets its n-th system call fail.
 //!
-//! The library's calls do not go through libc ([`rustix`] makes them itself), so a replaced libc would not see
-//! them. `ptrace` does. It also counts over all threads of the process, which `strace -e inject=` does not: that
-//! counts in each thread. And the safe interface of the crate `nix` needs no tool to be installed.
+//! The library makes system calls itself (through [`rustix`]), not through libc, so a replaced libc would not
+//! see them. `ptrace` does. `strace -e inject=` uses `ptrace`, too, but counts in each thread; this tracer
+//! counts over all threads of the process. It uses the safe interface of the crate `nix`, and no tool needs
+//! to be installed.
 //!
 //! | program | what it does |
 //! |---|---|
 //! | `ten-steps` | one of two ranks: a group, ten training steps with checked sums, two checkpoints, the digest |
 //! | `fail-nth` | runs a program; its n-th call of the kinds in [`faults_of`] fails, or does less than it was asked |
 //!
-//! The test `every_nth` runs them for every n, and says which outcomes there are.
+//! The test `every_nth` runs these programs for every n, and reports the outcomes.
 //!
 //! # What is not ours
 //!
-//! The runtime of Rust ends the process by itself in some places. No library can turn these into errors. They are
-//! counted apart (`not ours`), never passed over:
+//! In some places the runtime of Rust ends the process by itself. No library can turn these ends into errors.
+//! The test counts them separately (`not ours`) and never ignores them:
 //!
 //! - memory that the allocator does not get: `memory allocation of … bytes failed`, and the process aborts;
 //! - the stack for signals of a new thread (`failed to allocate an alternative stack`).

@@ -1,4 +1,4 @@
-//! Follows all threads of one program from call to call.
+//! Traces all threads of one program and stops them at system calls.
 
 use std::{collections::HashMap, ffi::OsString, fs, io, os::unix::process::CommandExt as _};
 
@@ -14,23 +14,23 @@ use nix::{
 
 use crate::calls::{Fault, faults_of, name_of};
 
-/// How it went.
+/// The outcome of a traced run.
 #[derive(Debug)]
 pub struct Outcome {
     /// How many calls were counted between the first two of the program's marks (`getsid`).
     pub start_up: usize,
-    /// How many were counted from the first mark on. After the fault none is counted.
+    /// How many calls were counted from the first mark on, up to the fault.
     pub calls: usize,
-    /// What went wrong with which call of which thread.
+    /// The failed call, its thread and its fault.
     pub failed: Option<String>,
     /// The exit status of the program, or 128 and the number of the signal that ended it.
     pub status: i32,
 }
 
-/// A call that is in the kernel.
+/// A call that the kernel is carrying out.
 enum Inside {
     Untouched,
-    /// To return this error.
+    /// The call will return this error.
     Failing(i32),
 }
 
@@ -44,7 +44,7 @@ struct Tracer {
     outcome: Outcome,
 }
 
-/// Lets this process be traced by its parent, and becomes `command`. Returns why it could not.
+/// Lets the parent trace this process, and replaces the program by `command`. Returns only on failure.
 pub fn become_traced(command: &[OsString]) -> io::Error {
     if let Err(error) = ptrace::traceme() {
         return error.into();
@@ -55,8 +55,9 @@ pub fn become_traced(command: &[OsString]) -> io::Error {
     }
 }
 
-/// Traces `program`, a child that has called [`become_traced`]. Its `nth` counted call fails, in the way
-/// `variant` of those that the call has; 0 fails none. With `only`, no other call than that of this name counts.
+/// Traces `program`, a child that has called [`become_traced`]. Its `nth` counted call fails; with 0, none
+/// fails. `variant` chooses one of the faults that this call may have. With `only`, only calls of that name
+/// are counted.
 ///
 /// # Errors
 ///
@@ -95,12 +96,12 @@ impl Tracer {
                     return Ok(self.outcome);
                 }
                 WaitStatus::PtraceSyscall(pid) => {
-                    // A thread may be killed while it stands still: then there is nothing to look at.
+                    // A stopped thread may be killed. Then it has no registers to read.
                     gone_is_fine(self.at_call(pid))?;
                     self.go_on(pid, None)?;
                 }
                 WaitStatus::PtraceEvent(pid, ..) => self.go_on(pid, None)?,
-                // The first stop of a new thread.
+                // A new thread begins with this stop.
                 WaitStatus::Stopped(pid, Signal::SIGSTOP) => self.go_on(pid, None)?,
                 WaitStatus::Stopped(pid, signal) => self.go_on(pid, Some(signal))?,
                 _ => {}
@@ -108,7 +109,8 @@ impl Tracer {
         }
     }
 
-    /// At every call until the fault, and then only where the kernel stops it anyway.
+    /// Continues a thread. Until the fault it stops at every call; afterwards only where the kernel stops it
+    /// anyway.
     fn go_on(&self, pid: Pid, signal: Option<Signal>) -> nix::Result<()> {
         let done = self.outcome.failed.is_some() && !self.inside.contains_key(&pid);
         gone_is_fine(if done { ptrace::cont(pid, signal) } else { ptrace::syscall(pid, signal) })
@@ -144,7 +146,7 @@ impl Tracer {
         }
         let what = match faults[self.variant % faults.len()] {
             Fault::Error(error) => {
-                // No call has this number: the kernel does nothing.
+                // No call has this number, so the kernel does nothing.
                 registers.orig_rax = u64::MAX;
                 self.inside.insert(pid, Inside::Failing(error));
                 format!("{:?}: {}", Errno::from_raw(error), io::Error::from_raw_os_error(error))

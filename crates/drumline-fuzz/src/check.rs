@@ -1,19 +1,19 @@
-//! The bound on memory.
+//! The limit on memory.
 
 use peak_alloc::PeakAlloc;
 
 use crate::{Decoder, Verdict};
 
-/// Counts what every program that uses this crate allocates.
+/// The allocator of every program that uses this crate. It counts the allocated bytes.
 #[global_allocator]
 static MEMORY: PeakAlloc = PeakAlloc;
 
-/// Runs a decoder on bytes, alone in its process.
+/// Runs a decoder on bytes. No other thread of the process may allocate memory meanwhile.
 ///
 /// # Panics
 ///
-/// When the decoder does, when it takes more memory than its bound, and when what it has read does not
-/// come back the same.
+/// Panics if the decoder panics, if it allocates more than its bound, or if what it has decoded does not
+/// encode to the same bytes.
 pub fn check(decoder: &Decoder, bytes: &[u8]) -> Verdict {
     let before = MEMORY.current_usage();
     MEMORY.reset_peak_usage();

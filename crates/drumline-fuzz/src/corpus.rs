@@ -1,4 +1,4 @@
-//! The files that are kept: `corpus/DECODER/NAME`.
+//! The corpus: files `corpus/DECODER/NAME` with inputs for each decoder.
 
 use std::{
     fs, io,
@@ -9,19 +9,20 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::Decoder;
 
-/// What the name of a recording begins with: bytes that an encoder has made, and the decoder takes.
+/// The beginning of the names of recordings. A recording has bytes that an encoder has made and that the
+/// decoder takes.
 pub const RECORDED: &str = "recorded-";
 
-/// The folder of a decoder.
+/// The corpus folder of a decoder.
 pub fn folder(decoder: &Decoder) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(decoder.name)
 }
 
-/// The files of a decoder, with their names, in the order of these.
+/// Reads the files of a decoder's corpus folder. Returns their names and contents, sorted by name.
 ///
 /// # Errors
 ///
-/// When one cannot be read.
+/// A file cannot be read.
 pub fn read(decoder: &Decoder) -> io::Result<Vec<(String, Vec<u8>)>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(folder(decoder))? {
@@ -33,11 +34,11 @@ pub fn read(decoder: &Decoder) -> io::Result<Vec<(String, Vec<u8>)>> {
     Ok(files)
 }
 
-/// Keeps what a decoder has stumbled over. Returns where.
+/// Writes an input with which a decoder has failed into the corpus. Returns the path of the file.
 ///
 /// # Errors
 ///
-/// When it cannot be written.
+/// The file cannot be written.
 pub fn keep(decoder: &Decoder, bytes: &[u8]) -> io::Result<PathBuf> {
     let path = folder(decoder).join(format!("found-{:016x}", xxh3_64(bytes)));
     fs::write(&path, bytes)?;

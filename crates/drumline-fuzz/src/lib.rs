@@ -1,8 +1,9 @@
-//! Every decoder of Drumline, fed with bytes that nobody has written. Not published.
+//! Feeds every decoder of Drumline with random bytes. Not published.
 //!
-//! A [`Decoder`] is a plain function over bytes. It may refuse them. It must not panic, must not take
-//! more memory than its bound, and what it takes must come back the same: [`check()`] sees to all three.
-//! `docs/inside/fuzzing.md` lists the decoders and their bounds, and says how to run and add one.
+//! A [`Decoder`] is a plain function over bytes. It may refuse the bytes. It must not panic, it must not take
+//! more memory than its bound, and what it takes must encode to the same bytes, or where it says so to an
+//! equal value. [`check()`] checks all three. `docs/inside/fuzzing.md` lists the decoders and their bounds,
+//! and says how to run and add one.
 //!
 //! | file | what it holds |
 //! |---|---|
@@ -11,11 +12,11 @@
 //! | [`mutate`], [`random`] | random changes of them, from a seed |
 //! | [`record`] | real bytes to begin with, made by the encoders |
 //!
-//! The crate has no features and needs no code in others but functions that are hidden: where a
-//! decoder is private, the crate that owns it has a function next to it that reads bytes and, where
-//! there is an encoder, writes again what it has read (`drumline_group::decoders`,
-//! `drumline_store::store::tcp::replies`, `drumline_engine::transport::{frame_again, messages_of}`,
-//! `drumline_shm::header_again`, `Checkpoint::from_bytes`). A cargo feature would build every crate twice.
+//! The crate needs no cargo feature, which would build every crate twice. A private decoder has a hidden
+//! function in its own crate that decodes bytes and, if there is an encoder, encodes the result again:
+//! `drumline_group::decoders`, `drumline_store::store::tcp::replies`,
+//! `drumline_engine::transport::{frame_again, messages_of}`, `drumline_shm::header_again`,
+//! `Checkpoint::from_bytes`.
 
 #![forbid(unsafe_code)]
 

@@ -1,8 +1,8 @@
-//! Feeds the decoders with random changes of the corpus, for a while: `--help` tells how.
+//! Feeds the decoders with random changes of the corpus for a given time. See `--help`.
 //!
-//! Each decoder runs in a process of its own. A panic is caught there. Before each input the process
-//! writes it to a file, so that one which ends it (an abort, a stack that is too small, a hang) is
-//! known, too.
+//! Each decoder runs in a process of its own, which catches panics. Before each input the process writes the
+//! input to a file. So the input is known even if it ends the process (by an abort or a stack overflow) or
+//! makes it hang.
 
 use std::{
     collections::BTreeSet,
@@ -44,7 +44,7 @@ struct Options {
     last_input: Option<PathBuf>,
 }
 
-/// How long one input may take. It takes microseconds.
+/// Time limit for one input, which usually takes microseconds.
 const INPUT_MAX: Duration = Duration::from_secs(10);
 
 fn main() -> Result<ExitCode> {
@@ -82,7 +82,7 @@ fn chosen(only: &[String]) -> Result<Vec<&'static Decoder>> {
     Ok(DECODERS.iter().filter(is_chosen).collect())
 }
 
-/// Feeds a decoder in another process. Whether it found nothing.
+/// Feeds a decoder in another process. Returns whether the process found nothing.
 fn run(decoder: &Decoder, seed: u64, seconds: f64) -> Result<bool> {
     let directory = tempfile::tempdir()?;
     let last_input = directory.path().join("last-input");
@@ -110,7 +110,7 @@ enum Ended {
     Hang,
 }
 
-/// What a process exits with that has found something and gone on.
+/// The exit code of a process that has found something and gone on.
 const FOUND: i32 = 3;
 
 fn wait(child: &mut Child, last_input: &Path, seconds: f64) -> Result<Ended> {
@@ -145,7 +145,7 @@ fn feed(decoder: &Decoder, seed: u64, seconds: f64, last_input: &Path) -> Result
                 inputs.taken(input);
             }
             Ok(Verdict::Refused) => {}
-            // One input for each kind of finding: their texts differ in numbers.
+            // Keep one input for each kind of finding. Texts that differ only in numbers are of one kind.
             Err(text) => {
                 let kind: String = text.chars().filter(|c| c.is_alphabetic()).take(60).collect();
                 if findings.insert(kind) {

@@ -2,10 +2,10 @@
 
 use fastrand::Rng;
 
-/// No input becomes longer.
+/// The length of the longest input.
 pub const BYTES_MAX: usize = 1 << 14;
 
-/// `bytes`, changed in one to four places; `other` lends some of its own.
+/// Changes `bytes` in one to four places. Some changes copy bytes from `other`.
 pub fn mutate(bytes: &[u8], other: &[u8], random: &mut Rng) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     for _ in 0..random.usize(1..=4) {
@@ -31,13 +31,13 @@ fn change(bytes: &mut Vec<u8>, other: &[u8], random: &mut Rng) {
         3 => bytes.truncate(at),
         4 => drop(bytes.drain(at..(at + random.usize(1..=16)).min(bytes.len()))),
         5 => {
-            // A piece of itself once more.
+            // Repeats a piece of the input.
             let end = (at + random.usize(1..=64)).min(bytes.len());
             let piece = bytes[at..end].to_vec();
             bytes.splice(at..at, piece);
         }
         6 => {
-            // The beginning of one and the end of another.
+            // Joins the beginning of one input with the end of the other.
             bytes.truncate(at);
             bytes.extend_from_slice(&other[random.usize(..=other.len())..]);
         }
@@ -47,7 +47,7 @@ fn change(bytes: &mut Vec<u8>, other: &[u8], random: &mut Rng) {
     }
 }
 
-/// Writes a number where a length may be.
+/// Overwrites the bytes at `at` with a number that might be a length.
 fn number(bytes: &mut [u8], at: usize, random: &mut Rng) {
     let number = match random.u8(..8) {
         0 => u64::MAX,
@@ -65,7 +65,7 @@ fn number(bytes: &mut [u8], at: usize, random: &mut Rng) {
     }
 }
 
-/// Puts another number in the place of one that is written out.
+/// Replaces a number that is written in decimal digits by another one.
 fn digits(bytes: &mut Vec<u8>, near: usize, random: &mut Rng) {
     let Some(start) = bytes[near..].iter().position(u8::is_ascii_digit).map(|at| near + at) else {
         return;

@@ -7,10 +7,11 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::{Decoder, Verdict, check, corpus, mutate::mutate};
 
-/// Inputs that the decoder has taken are changed further, as many as these.
+/// The most inputs in the pool. The pool has the corpus and inputs that the decoder has taken; new inputs are
+/// made from it.
 const POOL_MAX: usize = 1024;
 
-/// The inputs of a decoder. The same seed and corpus give the same ones.
+/// The random inputs of a decoder. They are the same for the same seed and corpus.
 #[derive(Debug)]
 pub struct Inputs {
     random: Rng,
@@ -19,18 +20,18 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// Those that begin with the files of the corpus.
+    /// Begins with the files of the corpus.
     ///
     /// # Errors
     ///
-    /// When the corpus cannot be read.
+    /// The corpus cannot be read.
     pub fn new(decoder: &Decoder, seed: u64) -> io::Result<Inputs> {
         let pool: Vec<_> = corpus::read(decoder)?.into_iter().map(|(_, bytes)| bytes).collect();
         let random = Rng::with_seed(seed ^ xxh3_64(decoder.name.as_bytes()));
         Ok(Inputs { random, kept: pool.len(), pool })
     }
 
-    /// The next one.
+    /// The next input.
     pub fn next_input(&mut self) -> Vec<u8> {
         let nothing = Vec::new();
         let one = self.random.choice(&self.pool).unwrap_or(&nothing);
@@ -38,7 +39,7 @@ impl Inputs {
         mutate(one, other, &mut self.random)
     }
 
-    /// The decoder has taken this one: it is worth changing further.
+    /// Adds an input that the decoder has taken to the pool.
     pub fn taken(&mut self, input: Vec<u8>) {
         if self.pool.len() < POOL_MAX {
             self.pool.push(input);
@@ -49,11 +50,11 @@ impl Inputs {
     }
 }
 
-/// Runs a decoder on an input; the error says what it has done wrong.
+/// Runs a decoder on an input, and catches panics.
 ///
 /// # Errors
 ///
-/// The text of its panic, or of [`check()`]'s.
+/// The text of the panic of the decoder or of [`check()`].
 pub fn attempt(decoder: &Decoder, input: &[u8]) -> Result<Verdict, String> {
     panic::catch_unwind(|| check(decoder, input)).map_err(|panic| {
         let text = panic.downcast_ref::<String>().cloned();

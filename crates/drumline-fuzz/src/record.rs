@@ -124,7 +124,7 @@ fn greetings() -> Vec<Vec<u8>> {
     vec![proven.to_vec(), Hello::STORE.encode(None, &nonce).to_vec()]
 }
 
-/// What each end hears, for every form of [`decoders`](crate::decoders)' handshake.
+/// The bytes that each end receives, for every form of the handshake in [`decoders`](crate::decoders).
 fn handshakes() -> Result<Vec<Vec<u8>>> {
     let mut heard = Vec::new();
     for form in 0..8 {
@@ -189,7 +189,7 @@ fn requests() -> Vec<Vec<u8>> {
     recorded
 }
 
-/// What a server answers, by the number of what is asked.
+/// Replies of a server, each after the number of its request.
 fn replies() -> Vec<Vec<u8>> {
     let number = |number: i64| number.to_le_bytes().to_vec();
     let value = |bytes: &[u8]| [&(bytes.len() as u64).to_le_bytes(), bytes].concat();
@@ -228,7 +228,7 @@ fn store_files() -> Result<Vec<Vec<u8>>> {
     store.set("gone", &[7; 100])?;
     store.delete_key("gone")?;
     let whole = fs::read(&path)?;
-    // What does not fit a page is written under a cover.
+    // A record that does not fit into a page is written under a cover.
     store.set("long", &[7; 5000])?;
     let long = fs::read(&path)?;
     let torn = whole[..whole.len() - 5].to_vec();
@@ -247,7 +247,7 @@ fn abort(culprit: Option<usize>, reason: Reason, text: &str) -> Control {
 
 fn control() -> Vec<Vec<u8>> {
     let mut waits = Control::Waits(Waits { call: None, messages: vec![2, 70_000] }).encode();
-    // One that waits in a call: how many ranks, the header of the call, the ranks.
+    // A message of a rank that waits in a call: number of ranks, header of the call, ranks.
     let mut call = header();
     (call.part, call.payload) = (0, 0);
     let body =
@@ -262,13 +262,13 @@ fn control() -> Vec<Vec<u8>> {
     vec![messages.iter().flat_map(Control::encode).collect(), waits]
 }
 
-/// A frame from rank to rank: kind, type, then number, tag, count and bytes.
+/// A frame of a message from rank to rank: kind, type, then number, tag, count and bytes.
 fn frame(kind: u8, dtype: u8, numbers: [u64; 4]) -> Vec<u8> {
     let numbers = numbers.iter().flat_map(|number| number.to_le_bytes());
     [kind, dtype, 0, 0, 0, 0, 0, 0].into_iter().chain(numbers).collect()
 }
 
-/// A peer that takes what is sent to it, and sends numbers and an object.
+/// The bytes of a peer that receives what it is sent, and sends numbers and an object.
 fn messages() -> Vec<Vec<u8>> {
     let float = DType::F32 as u8;
     let said = [
@@ -343,7 +343,7 @@ fn objects() -> Result<Vec<Vec<u8>>> {
     Ok(described.concat())
 }
 
-/// In both formats, behind the number of the type.
+/// The encodings of an object in both formats, each after the number of its type.
 fn described<T>(form: u8, object: &T) -> Result<Vec<Vec<u8>>>
 where
     T: serde::Serialize + serde::de::DeserializeOwned,
@@ -364,7 +364,7 @@ fn checkpoints() -> Result<Vec<Vec<u8>>> {
     Ok(vec![empty, checkpoint.to_bytes().map_err(anyhow::Error::msg)?])
 }
 
-/// The files of two ranks, with a zero byte between them and without the names of this host.
+/// The trace files of two ranks, with a zero byte between them. The names of this host are replaced.
 fn traces() -> Result<Vec<Vec<u8>>> {
     let directory = tempfile::tempdir()?;
     let config = Config::default().trace(Trace::to(directory.path()));
@@ -393,7 +393,7 @@ fn traces() -> Result<Vec<Vec<u8>>> {
     Ok(vec![one.clone().into(), format!("{one}\0{two}").into()])
 }
 
-/// What stands between `front` and the next quotation mark becomes `other`.
+/// Replaces the text between `front` and the next quotation mark by `other`, wherever it occurs.
 fn anonymous(text: &str, front: &str, other: &str) -> Option<String> {
     let start = text.find(front)? + front.len();
     let end = start + text[start..].find('"')?;

@@ -1,11 +1,11 @@
-//! What a decoder makes of bytes.
+//! The result of a decoder.
 
-/// What a decoder has made of bytes.
+/// The result of a decoder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// They mean something, and it came back the same.
+    /// The decoder has taken the bytes, and its checks have passed.
     Taken,
-    /// They mean nothing.
+    /// The decoder has refused the bytes.
     Refused,
 }
 

@@ -1,8 +1,8 @@
 use drumline_schedule::step::{Buffer, Loc, Span, Step};
 use drumline_schedule::{Blocks, Pipeline, Schedule};
 
-/// One schedule without windows that does what `schedule` does in a pipeline of `windows` windows, for data
-/// that can be cut into as many equal parts. The checker proves pipelines by it.
+/// A schedule without windows that does the same as `schedule` in a pipeline of `windows` windows. The data
+/// must be divisible into this number of equal parts. The checker uses it to prove pipelines.
 ///
 /// ```
 /// use drumline_inspect::{check, unrolled};

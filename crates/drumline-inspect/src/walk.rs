@@ -127,9 +127,9 @@ struct Walker {
 /// What a rank does next in its call.
 #[derive(Clone, Copy)]
 enum Next {
-    /// Enter it.
+    /// Enter the call.
     Call,
-    /// Wait for its neighbours, before the first step.
+    /// Wait for the neighbours before the first step.
     Entry,
     Step(usize),
 }

@@ -1,4 +1,4 @@
-//! When and where checkpoints are saved, and which one to go on from.
+//! When and where checkpoints are saved, and from which one training is resumed.
 
 use std::{
     num::{NonZeroU64, NonZeroUsize},
@@ -17,7 +17,7 @@ use crate::{
     state::{Settings, State},
 };
 
-/// Saves the state of training now and then.
+/// Saves the state of training into a directory.
 pub(crate) struct Checkpoints {
     directory: CheckpointDirectory,
     every: Option<NonZeroU64>,
@@ -35,7 +35,7 @@ impl Checkpoints {
         Self { directory: CheckpointDirectory::new(out).keep(keep), every, settings }
     }
 
-    /// Makes sure that something can be saved.
+    /// Checks on rank 0 that checkpoints can be saved.
     pub(crate) fn prepare(&self, group: &ProcessGroup) -> Result<()> {
         Ok(self.directory.prepare_on_root(group)?)
     }
@@ -50,7 +50,8 @@ impl Checkpoints {
         self.every.is_some_and(|every| steps.is_multiple_of(every.get()))
     }
 
-    /// Saves; all ranks together. In the middle of an epoch with its losses so far.
+    /// Saves a checkpoint. All ranks must call this. In the middle of an epoch, `losses` are its losses so
+    /// far.
     pub(crate) fn save(
         &self,
         state: &State,
@@ -67,13 +68,13 @@ impl Checkpoints {
         })
     }
 
-    /// Where the checkpoint of a step is.
+    /// The path of the checkpoint of a step.
     pub(crate) fn path_of(&self, steps: u64) -> PathBuf {
         self.directory.path_of(steps)
     }
 
-    /// Goes on from the checkpoint at `path`, or from the newest one if that is a directory.
-    /// Returns where it is.
+    /// Resumes from the checkpoint at `path`, or from the newest one if `path` is a directory. Returns the
+    /// path of the checkpoint.
     pub(crate) fn resume(
         &self,
         path: &Path,

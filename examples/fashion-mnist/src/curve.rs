@@ -1,4 +1,4 @@
-//! The losses of an epoch that is not over.
+//! The losses of an unfinished epoch.
 
 use std::num::NonZeroUsize;
 
@@ -9,12 +9,12 @@ use drumline::{
 };
 use fashion_mnist::history::POINTS_PER_EPOCH;
 
-/// Sums up the losses of the steps between the points of a curve.
+/// Sums up the losses of the steps between two points of a curve.
 #[derive(Clone, Debug)]
 pub(crate) struct LossCurve {
-    /// Of the whole epoch.
+    /// The number of steps of the whole epoch.
     steps: usize,
-    /// Of this rank's losses, by point.
+    /// The sum of this rank's losses, for each point.
     sums: Vec<f64>,
 }
 
@@ -36,7 +36,7 @@ impl LossCurve {
         self.sums[point] += loss;
     }
 
-    /// The mean loss at each point, over all ranks, which have made equally many steps: all.
+    /// The mean loss at each point over all ranks. Every rank must have made all steps.
     pub(crate) fn mean(self, group: &ProcessGroup) -> Result<Vec<f64>> {
         let mut counts = vec![0.0; self.sums.len()];
         (0..self.steps).for_each(|step| counts[self.point(step)] += 1.0);
@@ -52,8 +52,8 @@ impl LossCurve {
         Ok(GatheredLosses { steps: self.steps, shape: [group.world_size(), self.sums.len()], sums })
     }
 
-    /// This rank's part, if the checkpoint was made in the middle of an epoch. Where there were
-    /// other ranks then, all get the mean of theirs, which keeps the mean.
+    /// Loads this rank's losses, if the checkpoint was made in the middle of an epoch. If the number of ranks
+    /// has changed, every rank gets the mean of the losses, which leaves the total mean unchanged.
     pub(crate) fn load(checkpoint: &Checkpoint, group: &ProcessGroup) -> Result<Option<Self>> {
         let Some(tensor) = checkpoint.tensor(UNFINISHED) else { return Ok(None) };
         let steps = checkpoint.metadata.get(STEPS_PER_EPOCH);
@@ -86,7 +86,7 @@ impl LossCurve {
 /// The unfinished curves of all ranks.
 pub(crate) struct GatheredLosses {
     steps: usize,
-    /// Ranks, points.
+    /// Number of ranks, number of points.
     shape: [usize; 2],
     pub(crate) sums: Vec<f64>,
 }

@@ -17,31 +17,31 @@ pub const PIXELS: usize = EDGE * EDGE;
 /// Classes of either data set.
 pub const CLASSES: usize = 10;
 
-/// Images to learn from and images to be judged on.
+/// Images for training and images for testing.
 #[derive(Clone, Debug)]
 pub struct DataSet {
-    /// The name, to be used in a sentence.
+    /// The name, as it appears in a sentence.
     pub name: &'static str,
-    /// The directory it was read from; None: the copy in this program.
+    /// The directory that the images were read from; `None` for the images in this program.
     pub directory: Option<PathBuf>,
-    /// To learn from.
+    /// The images for training.
     pub train: Split,
-    /// Never learned from.
+    /// The images for testing.
     pub test: Split,
 }
 
-/// Images and what they show.
+/// Images and their labels.
 #[derive(Clone, Debug, Default)]
 pub struct Split {
-    /// `[len, EDGE, EDGE]`, row-major, 0 is background.
+    /// The pixels, `[len, EDGE, EDGE]` in row-major order; 0 is the background.
     images: Vec<u8>,
-    /// `[len]`, each below [`CLASSES`].
+    /// The label of each image, below [`CLASSES`].
     labels: Vec<u8>,
 }
 
 impl DataSet {
-    /// Reads the data set in `directory`, or in the place where `fetch-data.sh` puts
-    /// Fashion-MNIST. If nothing is there either, takes the digits that are part of this program.
+    /// Reads the data set in `directory`. Without a directory, reads Fashion-MNIST from where `fetch-data.sh`
+    /// puts it; if it is not there, takes the digits that are part of this program.
     pub fn load(directory: Option<&Path>) -> Result<Self> {
         if let Some(directory) = directory {
             return Self::read(directory);
@@ -52,13 +52,13 @@ impl DataSet {
         }
     }
 
-    /// Keeps the first images only, `train` and a sixth of that to judge on.
+    /// Keeps only the first images: `train` for training and a sixth of that for testing.
     pub fn truncate(&mut self, train: usize) {
         self.train.truncate(train);
         self.test.truncate(train.div_ceil(6));
     }
 
-    /// Says in one line what it is.
+    /// Describes the data set in one line.
     pub fn describe(&self) -> String {
         let from = match &self.directory {
             Some(directory) => format!("from {}", directory.display()),
@@ -91,7 +91,7 @@ impl DataSet {
 
     fn digits(gzipped_csv: &[u8], directory: Option<&Path>) -> Result<Self> {
         let mut train = parse_digits(gzipped_csv)?;
-        // The writers come one after another, so the last images are by people never seen before.
+        // The images are sorted by writer, so the test images are by people who wrote no training image.
         let test = train.split_off(DIGITS_TO_TRAIN);
         Ok(Self {
             name: "handwritten digits",
@@ -103,7 +103,7 @@ impl DataSet {
 }
 
 impl Split {
-    /// How many images there are.
+    /// The number of images.
     pub fn count(&self) -> usize {
         self.labels.len()
     }
@@ -152,7 +152,7 @@ const DIGITS_FILE: &str = "digits.csv.gz";
 const DIGITS: &[u8] = include_bytes!("../data/digits.csv.gz");
 const DIGITS_TO_TRAIN: usize = 1_500;
 
-/// Where `fetch-data.sh` puts Fashion-MNIST.
+/// The directory into which `fetch-data.sh` puts Fashion-MNIST.
 fn cache_directory() -> Option<PathBuf> {
     let set = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("XDG_CACHE_HOME").or_else(|| Some(set("HOME")?.join(".cache")))?;
@@ -210,7 +210,7 @@ fn parse_idx(mut input: impl Read, shape: &[usize]) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads until there are `length` bytes or the input ends, in order or in the middle of something.
+/// Reads up to `length` bytes. An input that is cut off counts as one that ends.
 fn read_up_to(input: &mut impl Read, length: usize, bytes: &mut Vec<u8>) -> Result<()> {
     match input.take(length as u64).read_to_end(bytes) {
         Err(error) if error.kind() != io::ErrorKind::UnexpectedEof => {
@@ -226,7 +226,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
 
 /// Edge of an image in the digits' file.
 const DIGIT_EDGE: usize = 8;
-/// Full ink in the digits' file.
+/// The value of full ink in the digits' file.
 const DIGIT_MAX: u8 = 16;
 
 /// Reads lines of 64 numbers from 0 to 16 and a label, and enlarges the images.
@@ -254,7 +254,8 @@ fn parse_digits(gzipped_csv: &[u8]) -> Result<Split> {
     Ok(split)
 }
 
-/// From 8 x 8 to 28 x 28 by bilinear interpolation, from 0..=16 to 0..=255.
+/// Enlarges an image from 8 x 8 to 28 x 28 by bilinear interpolation, and scales its values from 0..=16 to
+/// 0..=255.
 fn enlarge(pixels: &[u8]) -> impl Iterator<Item = u8> {
     let value = |row: usize, column: usize| f32::from(pixels[row * DIGIT_EDGE + column]);
     (0..PIXELS).map(move |place| {

@@ -1,4 +1,4 @@
-//! How training went so far.
+//! The losses and accuracies of the finished epochs.
 
 use anyhow::{Result, ensure};
 use drumline::checkpoint::{Checkpoint, Tensor};
@@ -9,9 +9,10 @@ pub const POINTS_PER_EPOCH: usize = 50;
 /// One epoch of training and the evaluation after it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Epoch {
-    /// Mean training loss over equally many steps each, in order; over all ranks.
+    /// The points of the loss curve, in order. Each is the mean training loss over equally many steps of all
+    /// ranks.
     pub losses: Vec<f64>,
-    /// The part of the test images that was recognised, 0 to 1.
+    /// The fraction of the test images that was recognised, 0 to 1.
     pub accuracy: f64,
 }
 
@@ -39,7 +40,7 @@ pub fn load(checkpoint: &Checkpoint) -> Result<Vec<Epoch>> {
     else {
         anyhow::bail!("it holds no {LOSSES} and {ACCURACIES}");
     };
-    // Before the end of the first epoch there are none; the length of a chunk is still one.
+    // Without a finished epoch there are no points, but the length of a chunk must not be 0.
     let points = losses.shape().last().copied().unwrap_or_default().max(1);
     let (losses, accuracies) = (losses.values::<f64>()?, accuracies.values::<f64>()?);
     ensure!(

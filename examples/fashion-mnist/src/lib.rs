@@ -1,7 +1,7 @@
-//! What the program shows and learns from: the images, and the history of a training as a picture.
+//! The parts of the program that do not need burn: the images, the history of a training, and its picture.
 //!
-//! The network and its training are in `main.rs`. This half knows nothing of burn: its tests are
-//! built in seconds.
+//! The network and its training are in `main.rs`. Without burn, the tests of this library are built in
+//! seconds.
 
 pub mod data;
 pub mod history;

@@ -1,14 +1,14 @@
-//! Trains a classifier of small images on one or many processes, which stay in step.
+//! Trains a classifier of small images, in one process or in many that train together.
 //!
 //! ```sh
 //! cargo run --release -p fashion-mnist                                # one process
 //! drumline run --nproc-per-node 2 target/release/fashion-mnist        # two
 //! ```
 //!
-//! Each rank has the whole network and trains on its share of the images; gradients are averaged.
-//! So N ranks with a batch of b each are one rank with a batch of N·b, apart from batch
-//! normalisation, which sees the b images of its own rank. The learning rate grows in proportion to
-//! N·b unless `--lr` sets it.
+//! Each rank has the whole network and trains on its share of the images. The gradients are averaged over all
+//! ranks. So N ranks with a batch of b each train like one rank with a batch of N·b, except for batch
+//! normalisation, which sees only the b images of its own rank. The learning rate grows in proportion to N·b
+//! unless `--lr` sets it.
 
 mod checkpoints;
 mod curve;
@@ -259,7 +259,7 @@ fn count(n: usize, what: &str) -> String {
     format!("{} {what}{}", HumanCount(n as u64), if n == 1 { "" } else { "s" })
 }
 
-/// Puts a file there with all of its content or not at all.
+/// Writes a file atomically: the path has the whole text or its old content.
 fn write_whole(path: &Path, text: &str) -> io::Result<()> {
     let partial = path.with_extension("partial");
     let written = fs::write(&partial, text).and_then(|()| fs::rename(&partial, path));

@@ -29,7 +29,7 @@ impl Classifier {
     /// burn has one random generator per process, so two threads must not do this at once.
     pub(crate) fn new(hidden: usize, seed: u64, device: &Device) -> Self {
         device.seed(seed);
-        // No bias: the mean that normalisation subtracts would take it away again.
+        // No bias: batch normalisation would subtract it again.
         let conv = |channels| {
             Conv2dConfig::new(channels, [3, 3])
                 .with_stride([2, 2])
@@ -45,7 +45,7 @@ impl Classifier {
             hidden: LinearConfig::new(32 * (EDGE / 4) * (EDGE / 4), hidden).init(device),
             output: LinearConfig::new(hidden, CLASSES).init(device),
         };
-        // Weights are drawn when they are first looked at; so look at them now.
+        // burn draws weights when they are first used. Using them here draws them from the seed.
         for weight in [&model.conv1.weight, &model.conv2.weight] {
             weight.val();
         }

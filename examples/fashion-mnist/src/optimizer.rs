@@ -1,6 +1,6 @@
 //! An optimizer's state as tensors named after parameters: `optimizer.fc.weight.momentum.velocity`.
 //!
-//! burn keeps the state by parameter id, which is another one in every process.
+//! burn keeps the state by parameter id, and ids differ from process to process.
 
 use std::collections::BTreeMap;
 
@@ -62,7 +62,8 @@ pub(crate) fn load<M: Module>(
     let mut scalars = Vec::new();
     for tensor in checkpoint.tensors() {
         let Some(key) = tensor.name().strip_prefix(PREFIX) else { continue };
-        // A parameter's name may have dots, and so may a field's: find the one that is there.
+        // The names of parameters and of fields may contain dots, so look for the dot that ends a known
+        // parameter.
         let (id, field) = key
             .match_indices('.')
             .find_map(|(dot, _)| Some((*ids.get(&key[..dot])?, &key[dot + 1..])))
@@ -88,7 +89,7 @@ pub(crate) fn load<M: Module>(
     let writer = scalars.into_iter().fold(writer, |w, (key, value)| w.with_scalar(&key, value));
     let optimizer = optimizer.load_record(OptimizerRecord::from_bytes(writer.into_bytes()?)?);
 
-    // burn skips what it cannot use.
+    // burn ignores values that it does not know, so check that all were loaded.
     let mut loaded = Checkpoint::default();
     save(&optimizer, model, &mut loaded)?;
     for tensor in checkpoint.tensors().filter(|tensor| tensor.name().starts_with(PREFIX)) {

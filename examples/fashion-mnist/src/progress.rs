@@ -1,8 +1,9 @@
-//! How far an epoch is, on stderr, from rank 0 only.
+//! Shows the progress of an epoch on stderr, on rank 0 only.
 //!
-//! On a terminal: a bar. Under `drumline run`, whose workers write to pipes, and which says in a
-//! variable how wide the terminal behind it is: the same bar, each update a line that ends with a
-//! carriage return. Otherwise: a line now and then.
+//! - On a terminal, it draws a bar.
+//! - Under `drumline run`, stderr is a pipe, and a variable has the width of the launcher's terminal. Then it
+//!   draws the same bar: each update is a line that ends with a carriage return.
+//! - Otherwise, it writes a line every ten seconds.
 
 use std::{
     fmt,
@@ -13,7 +14,7 @@ use std::{
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
-/// The launcher's variable.
+/// The variable in which the launcher passes the width of its terminal.
 const TERMINAL_COLUMNS: &str = "DRUMLINE_TERMINAL_COLUMNS";
 /// Time between lines when there is no terminal.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
@@ -21,7 +22,7 @@ const LINE_INTERVAL: Duration = Duration::from_secs(10);
 /// Shows one epoch after the other.
 pub(crate) struct Progress {
     shown: Shown,
-    /// Of the present epoch.
+    /// The title of the current epoch.
     title: String,
     bar: ProgressBar,
     last_line: Instant,
@@ -31,7 +32,7 @@ pub(crate) struct Progress {
 enum Shown {
     Nothing,
     Bar,
-    /// The same bar, on the terminal of the launcher, which has this many columns.
+    /// The same bar on the launcher's terminal, which has this many columns.
     LauncherBar(u16),
     Lines,
 }
@@ -49,7 +50,7 @@ impl Progress {
         Self { shown, title: String::new(), bar: ProgressBar::hidden(), last_line: Instant::now() }
     }
 
-    /// An epoch of so many steps begins, or goes on when some are done.
+    /// Begins an epoch of `steps` steps, of which `done` are done.
     pub(crate) fn start(&mut self, title: String, steps: usize, done: usize) {
         const TEMPLATE: &str = "{prefix} {wide_bar:.cyan/dim} {percent:>3} %  {msg}  {eta:>3} left";
         let target = match self.shown {
@@ -71,7 +72,7 @@ impl Progress {
         self.last_line = Instant::now();
     }
 
-    /// A step with this loss is done.
+    /// Adds a step with this loss.
     pub(crate) fn step(&mut self, loss: f32) {
         match self.shown {
             Shown::Nothing => {}
@@ -92,13 +93,13 @@ impl Progress {
         }
     }
 
-    /// The epoch is over: the bar goes away.
+    /// Ends the epoch and removes the bar.
     pub(crate) fn finish(&mut self) {
         self.bar.finish_and_clear();
     }
 }
 
-/// Draws through the launcher: the last line before a flush is sent with a carriage return.
+/// Draws through the launcher. A flush sends the last line with a carriage return.
 struct Launcher {
     columns: u16,
     line: Mutex<String>,

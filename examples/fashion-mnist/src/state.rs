@@ -1,4 +1,4 @@
-//! What training goes on from, and how it is kept in a checkpoint.
+//! The state of training, and how it is saved and loaded.
 
 use anyhow::{Context, Result, ensure};
 use burn::{
@@ -15,30 +15,30 @@ use fashion_mnist::history::{self, Epoch};
 
 use crate::{curve::LossCurve, model::Classifier, optimizer};
 
-/// Everything that changes while training, apart from the sampler's place in the data.
+/// Everything that changes during training, except for the sampler's position.
 ///
-/// Nothing random is in it: the weights are drawn once, and the order of the images follows from
-/// seed and epoch. The statistics of batch normalisation drift apart between the ranks within an
-/// epoch, but only rank 0's are ever used.
+/// It needs no random generator: the weights are drawn once, and the order of the images follows from seed
+/// and epoch. The statistics of batch normalisation differ between the ranks within an epoch, but only those
+/// of rank 0 are ever used.
 pub(crate) struct State {
     pub(crate) model: Classifier,
     pub(crate) optimizer: ModuleOptimizer,
     /// The finished epochs.
     pub(crate) epochs: Vec<Epoch>,
-    /// In all epochs.
+    /// The number of steps in all epochs.
     pub(crate) steps: u64,
-    /// The losses of the epoch in whose middle training goes on.
+    /// The losses of the epoch in the middle of which training is resumed.
     pub(crate) curve: Option<LossCurve>,
 }
 
 /// The settings that must be equal when training is resumed.
 #[derive(Clone, Debug)]
 pub(crate) struct Settings {
-    /// Its name and size.
+    /// The name and size of the data set.
     pub(crate) data: String,
-    /// On all ranks together.
+    /// Images per step, on all ranks together.
     pub(crate) images_per_step: usize,
-    /// Of the first step.
+    /// The learning rate of the first step.
     pub(crate) learning_rate: f64,
     pub(crate) seed: u64,
 }
@@ -49,7 +49,7 @@ const STEPS: &str = "steps";
 const SAMPLER: &str = "sampler";
 
 impl State {
-    /// Before the first epoch.
+    /// The state before the first epoch.
     pub(crate) fn new(hidden: usize, seed: u64, device: &Device) -> Self {
         let momentum = MomentumConfig { momentum: 0.9, dampening: 0.0, nesterov: true };
         let optimizer = SgdConfig::new().with_momentum(Some(momentum)).init();
@@ -76,7 +76,7 @@ impl State {
         Ok(checkpoint)
     }
 
-    /// Goes on from a checkpoint of a training with the same settings.
+    /// Loads a checkpoint of a training with the same settings.
     pub(crate) fn load(
         self,
         checkpoint: &Checkpoint,

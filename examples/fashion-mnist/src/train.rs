@@ -19,9 +19,9 @@ use crate::{
     checkpoints::Checkpoints, curve::LossCurve, model::Classifier, progress::Progress, state::State,
 };
 
-/// The learning rate after so many epochs: halved in each, smoothly.
+/// The learning rate after `epochs` epochs. It halves in each epoch, smoothly.
 ///
-/// It does not depend on how many are to come, so that training can be resumed for more.
+/// It does not depend on the total number of epochs, so a training can be resumed for more epochs.
 fn learning_rate(initial: f64, epochs: f64) -> f64 {
     initial * 0.5_f64.powf(epochs)
 }
@@ -40,16 +40,16 @@ pub(crate) struct Trainer<'a> {
 pub(crate) struct Trained {
     /// See [`fashion_mnist::history::Epoch::losses`].
     pub(crate) losses: Vec<f64>,
-    /// By all ranks together.
+    /// Images per second, by all ranks together.
     pub(crate) images_per_s: f64,
-    /// Time that gradients of this rank were on their way, waiting for others included.
+    /// Time during which gradients of this rank were under way, including the wait for other ranks.
     pub(crate) communication: Duration,
-    /// The part of it that backward did not hide.
+    /// The part of this time that the backward pass did not hide.
     pub(crate) exposed: Duration,
 }
 
 impl Trained {
-    /// How much of the communication backward did not hide.
+    /// The share of the communication that the backward pass did not hide, in percent.
     pub(crate) fn exposed_percent(&self) -> f64 {
         match self.communication.as_secs_f64() {
             0.0 => 0.0, // A world of one.
@@ -59,7 +59,7 @@ impl Trained {
 }
 
 impl<'a> Trainer<'a> {
-    /// Steps of `batch_size` images on each rank; the first with this learning rate.
+    /// Trains in steps of `batch_size` images on each rank. `learning_rate` is that of the first step.
     pub(crate) fn new(
         ddp: &'a DistributedDataParallel,
         batch_size: usize,
@@ -70,8 +70,8 @@ impl<'a> Trainer<'a> {
         Self { ddp, batch_size, learning_rate, loss, device }
     }
 
-    /// Trains on every image that is left in the epoch; each rank on those that its sampler gives
-    /// it. Afterwards all ranks have the same model.
+    /// Trains on all remaining images of the epoch. Each rank trains on the images that its sampler gives it.
+    /// Afterwards all ranks have the same model.
     pub(crate) fn epoch(
         &self,
         mut state: State,
@@ -126,7 +126,7 @@ impl<'a> Trainer<'a> {
     }
 }
 
-/// A loss that is no number spoils the model, and must not get into a checkpoint.
+/// Checks that all losses are numbers. Otherwise the model is spoiled, and must not get into a checkpoint.
 fn check_losses(losses: &[f64], epoch: usize) -> Result<()> {
     match losses.iter().find(|loss| !loss.is_finite()) {
         Some(loss) => bail!("the loss became {loss} in epoch {}; try a smaller --lr", epoch + 1),
@@ -134,7 +134,7 @@ fn check_losses(losses: &[f64], epoch: usize) -> Result<()> {
     }
 }
 
-/// The part of the images that `model` recognises. Each is looked at by one rank.
+/// The fraction of the images that `model` recognises. Each image is evaluated by one rank.
 pub(crate) fn evaluate(model: &Classifier, images: &Split, group: &ProcessGroup) -> Result<f64> {
     const BATCH_SIZE: usize = 250;
     let model = model.valid();

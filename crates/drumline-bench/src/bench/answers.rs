@@ -24,7 +24,7 @@ pub(super) trait Sample: Element + Pod {
     /// The largest input value.
     const LARGEST: u64 = 3;
 
-    /// `number / divisor`, rounded towards zero for integers, where `number` wraps first.
+    /// `number / divisor`, rounded towards zero for integers. `number` first wraps to the type.
     fn quotient(number: i64, divisor: i64) -> Self;
 }
 
@@ -157,7 +157,7 @@ pub(super) struct Answers<T> {
 }
 
 impl<T: Sample> Answers<T> {
-    /// The output of `rank`, one of `ranks`, must consist of `parts`.
+    /// The answers for `rank`, one of `ranks`, whose output must consist of `parts`.
     pub(super) fn new(op: ReduceOp, ranks: usize, rank: usize, parts: Vec<Part>) -> Answers<T> {
         let pattern = |source: &Source, salt| Pattern::new(source, op, ranks, salt);
         let mut results = HashMap::new();

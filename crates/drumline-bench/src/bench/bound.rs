@@ -18,7 +18,7 @@ pub(super) enum Bound {
         from: Vec<u8>,
         to: Vec<u8>,
     },
-    /// `None` on ranks that hold no end of the stream.
+    /// `None` on ranks other than the two ends of the stream.
     Stream(Option<PlainStream>),
 }
 

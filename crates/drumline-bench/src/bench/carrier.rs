@@ -23,8 +23,8 @@ impl Hosts {
         self.0.iter().collect::<BTreeSet<_>>().len()
     }
 
-    /// A rank that rank 0 can be connected with: on another host, if there is one; `None` if rank 0 is
-    /// alone.
+    /// The rank that rank 0 opens the plain stream to: one on another host, if there is any; `None` if rank 0
+    /// is alone.
     fn other_end(&self) -> Option<usize> {
         let elsewhere = self.0.iter().position(|host| *host != self.0[0]);
         elsewhere.or((self.0.len() > 1).then_some(1))

@@ -1,4 +1,4 @@
-//! The times of one turn, and the cost of an operation beside time.
+//! The times of one turn, and the CPU time and thread switches of an operation.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use super::{options::Options, trial::Trial};
 /// The result of one turn of a trial. All ranks have the same.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Turn {
-    /// The time of each operation (of each batch its mean) on the slowest rank, in microseconds.
+    /// The times on the slowest rank, in microseconds: of each operation, or the mean of each batch.
     pub(super) samples_us: Vec<f64>,
     /// The number of wrong elements on all ranks.
     pub(super) wrong: u64,
@@ -19,18 +19,18 @@ pub(super) struct Turn {
 /// The cost of one operation for all ranks together.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Bill {
-    /// Seconds of all cores.
+    /// CPU time of all ranks, in seconds.
     pub(super) cpu_s: f64,
-    /// Switches from one thread to another.
+    /// Number of thread switches.
     pub(super) switches: f64,
 }
 
-/// How many operations a turn has.
+/// The number of operations of a turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pace {
-    /// Batches, each of which is a sample.
+    /// Number of batches. Each batch is one sample.
     pub(super) samples: usize,
-    /// Operations in each.
+    /// Operations of each batch.
     pub(super) batch: usize,
 }
 
@@ -38,7 +38,7 @@ const SAMPLES_MAX: usize = 10_000;
 const BATCHES: usize = 20;
 const BATCH_MAX: usize = 100_000;
 
-/// How long operations run for a bill.
+/// How long operations run to measure a [`Bill`].
 const BILLED: Duration = Duration::from_millis(20);
 
 /// Measures on all ranks together. They meet and exchange figures in the group `control`.
@@ -48,7 +48,7 @@ pub(super) struct Meter<'a> {
 }
 
 impl Meter<'_> {
-    /// Tries the operation out, and returns how often it fits into a turn.
+    /// Runs the operation a few times, and returns how often it fits into a turn.
     pub(super) fn warm_up(&self, trial: &mut dyn Trial, turn: &mut Turn) -> Result<Pace> {
         let (mut fastest, mut fastest_call) = (Duration::MAX, Duration::MAX);
         let mut wrong = 0;
@@ -93,7 +93,7 @@ impl Meter<'_> {
         Ok(time)
     }
 
-    /// The cost of an operation that takes `time_us`: the mean of many in a row.
+    /// The cost of an operation that takes `time_us`: the mean of many operations in a row.
     pub(super) fn bill(&self, trial: &mut dyn Trial, time_us: f64) -> Result<Bill> {
         let count = (BILLED.as_secs_f64() * 1e6 / time_us.max(1e-3)) as usize;
         let count = count.clamp(2, BATCH_MAX);
@@ -116,7 +116,8 @@ impl Meter<'_> {
     }
 }
 
-/// `cycle_s`: seconds of an operation with its rewriting and verifying; `call_s`: of the call alone.
+/// How many operations fit into a turn. `cycle_s` is the time of an operation with the rewriting and
+/// verifying of its buffers, `call_s` that of the call alone.
 fn pace(options: &Options, cycle_s: f64, call_s: f64) -> Pace {
     let fits = |time_s: f64| (options.time.as_secs_f64() / time_s.max(1e-9)) as usize;
     match (options.untouched, options.iters) {
@@ -134,7 +135,7 @@ fn pace(options: &Options, cycle_s: f64, call_s: f64) -> Pace {
     }
 }
 
-/// The core seconds and the thread switches that this process has used so far.
+/// The CPU seconds and the thread switches that this process has used so far.
 fn used() -> (f64, f64) {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     (time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9, switches())

@@ -8,7 +8,7 @@
 //! | `trial` | one case: an operation with its buffers, and how a rank calls it |
 //! | `session` | all cases, and the order in which they take turns |
 //! | `carrier` | a group for each transport |
-//! | `measure` | the times of one turn, and the cost of an operation beside time |
+//! | `measure` | the times of one turn, and the CPU time and thread switches of an operation |
 //! | `bound`, `plain_stream` | what operations are compared with: a copy, or a plain stream |
 //! | `probe` | near or far: how long a word takes from core to core |
 //! | `row`, `table`, `plot` | one figure, and all figures as text, JSON and SVG |

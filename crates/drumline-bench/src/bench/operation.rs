@@ -55,7 +55,7 @@ pub(super) struct Part {
 }
 
 impl Operation {
-    /// The places in which the library has this operation.
+    /// The places that the library offers for this operation.
     pub(super) fn places(self) -> &'static [Place] {
         use Operation::*;
         match self {

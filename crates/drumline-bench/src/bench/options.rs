@@ -146,7 +146,7 @@ impl Options {
         self.create_files()
     }
 
-    /// Tells of a file that cannot be written before minutes of measuring.
+    /// Creates the files, so that one that cannot be written is reported before minutes of measuring.
     pub(super) fn create_files(&self) -> Result<()> {
         self.json.iter().chain(&self.svg).try_for_each(|path| {
             let problem = |error| Error::Usage(format!("cannot write {}: {error}", path.display()));
@@ -206,7 +206,7 @@ impl Options {
             .filter(|(op, it)| op.supports(*it))
     }
 
-    /// In bytes: as listed, else from the smallest to the largest.
+    /// The sizes in bytes: those listed by the user, else from the smallest to the largest.
     pub(super) fn sizes(&self) -> Vec<usize> {
         if !self.sizes.is_empty() {
             return self.sizes.clone();

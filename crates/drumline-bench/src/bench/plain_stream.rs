@@ -21,7 +21,7 @@ use rustix::{
 use super::choice::Transport;
 use crate::{Error, Result};
 
-/// More than any stream needs for its next bytes.
+/// The time limit for the next bytes, far longer than any stream needs.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// One end of a plain stream.
@@ -64,7 +64,7 @@ impl PlainStream {
         Ok(socket.map(stream))
     }
 
-    /// Sends and receives that many bytes at once.
+    /// Sends and receives `bytes` bytes at the same time.
     pub(super) fn both_ways(&mut self, bytes: usize) -> io::Result<Duration> {
         self.outgoing.resize(bytes.max(self.outgoing.len()), 1);
         self.incoming.resize(self.outgoing.len(), 0);
@@ -87,7 +87,7 @@ impl PlainStream {
     }
 }
 
-/// Makes one step unless all is done, and returns whether bytes moved.
+/// Makes one step unless everything is done. Returns whether bytes moved.
 fn advance(
     done: &mut usize,
     all: usize,
@@ -136,7 +136,7 @@ impl Listener {
         Ok((Listener::Tcp(listener), address))
     }
 
-    /// At an abstract name, which is no file.
+    /// Listens at an abstract name, which is not in the file system.
     fn unix() -> io::Result<(Listener, String)> {
         let name = format!("drumline-bench-{}", std::process::id());
         let listener = UnixListener::bind_addr(&UnixAddress::from_abstract_name(&name)?)?;
@@ -181,7 +181,7 @@ fn socket(stream: impl Into<OwnedFd>) -> io::Result<File> {
     Ok(socket)
 }
 
-/// Whether the caller sends `word`, with at most a second between its bytes.
+/// Whether the caller sends `word`, with at most a second between two bytes.
 fn says(caller: &mut File, word: Word) -> bool {
     let mut said = Word::default();
     let mut len = 0;

@@ -82,7 +82,7 @@ fn pin(core: usize) {
     let _ = sched_setaffinity(None, &cores);
 }
 
-/// Whether the word came in time.
+/// Waits for `value`. Returns whether it came in time.
 fn wait(word: &AtomicU64, value: u64, late: &impl Fn() -> bool) -> bool {
     let mut spins = 0_u32;
     while word.load(Ordering::Acquire) != value {

@@ -29,7 +29,7 @@ pub(super) struct Row {
     pub(super) rounds_us: Vec<Vec<f64>>,
     pub(super) wrong: u64,
     pub(super) bill: Bill,
-    /// How long moving the same bytes took without an operation, in microseconds, and how they moved.
+    /// How long the bound took to move the same bytes, in microseconds, and its name.
     pub(super) bound_us: f64,
     pub(super) bound: &'static str,
     /// How many times the operation moves the bytes that the bound moves once.
@@ -79,7 +79,7 @@ impl Row {
         (self.bytes > 0 && self.bound_us > 0.0).then_some(share)
     }
 
-    /// Seconds of all cores for a GB.
+    /// CPU seconds of all ranks for each GB.
     pub(super) fn cpu_s_per_gb(&self) -> Option<f64> {
         (self.bytes > 0).then(|| self.bill.cpu_s * 1e9 / self.bytes as f64)
     }

@@ -34,7 +34,7 @@ pub fn measure(options: &Options, out: &mut dyn Write) -> Result<u8> {
     let all_reduce = config.all_reduce.take();
     let control = init_process_group("env://", &config).map_err(Error::Measure)?;
     options.check(control.world_size())?;
-    // With the addresses that the control group has found for this rank.
+    // This configuration has the addresses that the control group has found for this rank.
     let mut config = control.config().clone();
     config.all_reduce = all_reduce;
     let is_first = control.rank() == 0;
@@ -235,7 +235,7 @@ impl Session<'_> {
         Ok(rows)
     }
 
-    /// How long the slowest rank takes to move as many bytes without an operation.
+    /// How long the slowest rank takes to move `bytes` by the bound's means.
     fn bound_us(&self, bound: &mut Bound, bytes: usize) -> Result<f64> {
         self.meter.control.barrier().map_err(Error::Measure)?;
         let time = bound.move_bytes(bytes).map_err(Error::system("move bytes for comparison"))?;

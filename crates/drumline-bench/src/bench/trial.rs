@@ -32,7 +32,7 @@ pub(super) struct Case {
 
 /// A case with its buffers, of any element type.
 pub(super) trait Trial {
-    /// Writes this rank's inputs for that salt.
+    /// Writes the inputs of this rank for `salt`.
     fn rewrite(&mut self, salt: usize);
 
     /// Fills all buffers with zeros, which no operation changes.

@@ -1,4 +1,4 @@
-//! The prices of this host: with them replays take as long as measured runs.
+//! The prices of this host, with which replays take as long as measured runs.
 
 use std::{
     hint::black_box,
@@ -86,7 +86,7 @@ pub(super) fn calibrate(
     Ok((prices, beside))
 }
 
-/// Sets a price to the value with which the replay of its run takes `ps`, or as near as it comes.
+/// Sets a price to the value at which the replay of its run takes `ps`, or comes nearest to it.
 fn settle(prices: &mut PriceList, fit: &Fit, algorithm: &str, ps: u64) -> Result<()> {
     let problem = |error: drumline_schedule::Error| Error::Usage(error.to_string());
     let algorithm = Algorithm::find(fit.run.collective(), algorithm).map_err(problem)?;
@@ -96,7 +96,8 @@ fn settle(prices: &mut PriceList, fit: &Fit, algorithm: &str, ps: u64) -> Result
         let outcome = replay_in_a_row(&fit.run.cluster(&prices), &fit.run.operation(algorithm));
         outcome.map(|outcome| outcome.time_ps).map_err(problem)
     };
-    // The smallest value with a replay of at least `ps`; of at most `ps` for the size of caches.
+    // Finds the smallest value whose replay takes at least `ps`. For the size of caches, a larger value gives
+    // a shorter replay, so it finds the smallest value whose replay takes at most `ps`.
     let (mut low, mut high) = (0, VALUE_MAX);
     let rises = time_with(low)? < time_with(high)?;
     while low < high {

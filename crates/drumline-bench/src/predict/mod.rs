@@ -1,5 +1,5 @@
-//! `drumline predict`: how long collectives and training steps would take on a cluster that need not
-//! be there. It replays the schedules of all ranks of the cluster.
+//! `drumline predict`: how long collectives and training steps would take on a cluster that need not exist.
+//! It replays the schedules of all ranks of the cluster.
 
 mod calibrate;
 mod cluster;

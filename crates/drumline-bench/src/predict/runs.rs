@@ -47,7 +47,7 @@ pub(super) struct Run {
     pub(super) ranks: usize,
     pub(super) way: Way,
     pub(super) elements: usize,
-    /// `None`: the library chooses as for any call.
+    /// The algorithm; `None` lets the library choose, as for any call.
     pub(super) algorithm: Option<&'static str>,
 }
 

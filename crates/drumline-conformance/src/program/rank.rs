@@ -48,7 +48,7 @@ impl<'p> Performer<'p> {
     pub(super) fn perform(mut self) -> Result<(), String> {
         let done = self.rounds().and_then(|()| self.end_all());
         if done.is_err() {
-            // So that the other ranks do not wait for this one.
+            // Lets the other ranks fail, so that they do not wait for this one.
             self.groups.values().for_each(ProcessGroup::abort);
         }
         done
@@ -93,7 +93,7 @@ impl<'p> Performer<'p> {
         let begun = match action {
             Action::NewGroup { ranks, keep_order, made, .. } => {
                 let is_member = ranks.contains(&group.rank());
-                // Other ranks need not call.
+                // Ranks that are no members need not call.
                 match is_member || blocks {
                     true => new_group(group, ranks, *keep_order)
                         .and_then(|new| self.join(&[*made], new))

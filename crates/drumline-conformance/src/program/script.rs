@@ -7,7 +7,7 @@ use crate::Case;
 /// The groups and the rounds of a program.
 #[derive(Clone, Debug)]
 pub(super) struct Script {
-    /// The first one is the world.
+    /// The groups of the program. The first one is the world.
     pub(super) groups: Vec<Group>,
     pub(super) rounds: Vec<Vec<Action>>,
 }

@@ -1,5 +1,6 @@
-//! `fail-nth N VARIANT REPORT PROGRAM ARGUMENTS…`: the N-th counted call of the program fails. REPORT is the file
-//! for what was counted and what failed. With `CALL=statx` in the environment, only calls of that name count.
+//! `fail-nth N VARIANT REPORT PROGRAM ARGUMENTS…`: lets the N-th counted system call of the program fail. The
+//! file REPORT says how many calls were counted and which one failed. With `CALL=statx` in the environment,
+//! only calls of that name count.
 
 #[cfg(not(target_arch = "x86_64"))]
 fn main() -> Result<(), &'static str> {
@@ -28,7 +29,7 @@ mod x86_64 {
         let number = |text: &OsString| text.to_string_lossy().parse::<usize>();
         let (nth, variant) = (number(nth)?, number(variant)?);
         let program = Command::new(env::current_exe()?).arg("--traced").args(command).spawn()?;
-        // Waiting for it takes the threads along: `Child::wait` does not.
+        // The tracer waits for the program and all its threads; `Child::wait` would not wait for the threads.
         let outcome = trace(i32::try_from(program.id())?, nth, variant, env::var("CALL").ok())?;
         let failed = outcome.failed.unwrap_or_default();
         fs::write(report, format!("{} {} {failed}", outcome.start_up, outcome.calls))?;

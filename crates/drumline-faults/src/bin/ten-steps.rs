@@ -1,5 +1,6 @@
-//! `ten-steps TRANSPORT RANK URL DIRECTORY`: one of two ranks that train for ten steps. Every sum is checked. It
-//! prints the digest of what it has trained, or says on stderr what failed and ends with 1.
+//! `ten-steps TRANSPORT RANK URL DIRECTORY`: one of two ranks that train for ten steps and check every sum.
+//! The program prints the digest of the trained parameters, or reports on stderr what failed and exits with
+//! 1.
 
 use std::{env, error::Error, io::Write as _, path::Path, process::ExitCode, time::Duration};
 
@@ -14,7 +15,7 @@ use drumline::{
 const WIDTH: usize = 5000;
 
 fn main() -> ExitCode {
-    // What a thread of the library meets is in the log.
+    // Errors in threads of the library appear only in the log.
     let log = tracing_subscriber::fmt().with_env_filter("warn,drumline_store=debug");
     log.with_writer(std::io::stderr).with_ansi(false).init();
     let arguments: Vec<String> = env::args().skip(1).collect();
@@ -52,7 +53,7 @@ fn train(transport: &str, rank: &str, url: &str, out: &Path) -> Result<u128, Box
     Ok(digest)
 }
 
-/// Tells the tracer where training stands: a call that nothing else makes.
+/// Marks a point of the training for the tracer, by a system call that nothing else makes.
 fn mark() {
     let _ = rustix::process::getsid(None);
 }

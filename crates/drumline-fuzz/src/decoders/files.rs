@@ -1,4 +1,4 @@
-//! Files: checkpoints, the state of a sampler, traces.
+//! Decoders of files: checkpoints, the state of a sampler, traces.
 
 use std::fs;
 
@@ -8,14 +8,14 @@ use drumline_train::{checkpoint::Checkpoint, sampler::SamplerState};
 use super::scratch::Scratch;
 use crate::Verdict;
 
-/// Comes back byte by byte.
+/// A checkpoint. It must encode to the same bytes.
 pub(super) fn checkpoint(bytes: &[u8]) -> Verdict {
     let Ok(checkpoint) = Checkpoint::from_bytes(bytes) else { return Verdict::Refused };
     assert_eq!(checkpoint.to_bytes().as_deref(), Ok(bytes));
     Verdict::Taken
 }
 
-/// Comes back letter by letter.
+/// The text of a sampler's state. It must be written as the same text.
 pub(super) fn sampler(bytes: &[u8]) -> Verdict {
     let Ok(text) = str::from_utf8(bytes) else { return Verdict::Refused };
     let Ok(state) = text.parse::<SamplerState>() else { return Verdict::Refused };
@@ -23,8 +23,8 @@ pub(super) fn sampler(bytes: &[u8]) -> Verdict {
     Verdict::Taken
 }
 
-/// The files of a run, with a zero byte between two ranks. What was read is merged and summed up; it has
-/// no encoder.
+/// The trace files of a run, with a zero byte between two ranks. The files are merged and summarized, because
+/// there is no encoder to compare with.
 pub(super) fn trace(bytes: &[u8]) -> Verdict {
     let Ok(scratch) = Scratch::new() else { return Verdict::Refused };
     let directory = scratch.path();

@@ -1,4 +1,4 @@
-//! What ranks tell each other through the store, and objects.
+//! Decoders of objects, and of what ranks tell each other through the store.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::Verdict;
 
-/// The first byte says of how many ranks. Comes back byte by byte.
+/// A roll. The first byte is the number of ranks. The roll must encode to the same bytes.
 pub(super) fn roll(bytes: &[u8]) -> Verdict {
     let Some((&ranks, roll)) = bytes.split_first() else { return Verdict::Refused };
     let read = decoders::roll(roll, usize::from(ranks));
@@ -18,7 +18,7 @@ pub(super) fn roll(bytes: &[u8]) -> Verdict {
     read.into()
 }
 
-/// Not canonical (`+1` is a number, too): what was read is written and read again.
+/// A card. Its encoding may differ from the input (`+1` is a number, too), but must decode to the same card.
 pub(super) fn card(text: &[u8]) -> Verdict {
     let card = decoders::card(text);
     if let Some(card) = &card {
@@ -27,7 +27,8 @@ pub(super) fn card(text: &[u8]) -> Verdict {
     card.into()
 }
 
-/// The first byte says how many connections this rank makes of its data. As with cards.
+/// Addresses. The first byte is the number of data streams of this rank. The encoding must decode to the same
+/// addresses.
 pub(super) fn addresses(bytes: &[u8]) -> Verdict {
     let Some((&streams, text)) = bytes.split_first() else { return Verdict::Refused };
     let again = |text: &[u8]| decoders::addresses(text, usize::from(streams));
@@ -42,7 +43,7 @@ pub(super) fn addresses(bytes: &[u8]) -> Verdict {
     Verdict::Taken
 }
 
-/// As with cards.
+/// A clock. Its encoding must decode to the same clock.
 pub(super) fn clock(text: &[u8]) -> Verdict {
     let clock = decoders::clock(text);
     if let Some(clock) = &clock {
@@ -51,8 +52,8 @@ pub(super) fn clock(text: &[u8]) -> Verdict {
     clock.into()
 }
 
-/// The first byte says what type is asked for. Not canonical (the order in a map, long forms of
-/// numbers): what was read is written and read again.
+/// An object. The first byte chooses the type. The encoding may differ from the input (in the order of a map,
+/// in long forms of numbers), but must decode to the same object.
 pub(super) fn object(bytes: &[u8]) -> Verdict {
     let Some((&form, object)) = bytes.split_first() else { return Verdict::Refused };
     match form {
@@ -81,7 +82,7 @@ fn same<T: Serialize + DeserializeOwned + PartialEq>(bytes: &[u8]) -> Verdict {
     }
 }
 
-/// What a program might send.
+/// An object as a program might send it.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Settings {
     pub(crate) name: String,
@@ -90,18 +91,15 @@ pub(crate) struct Settings {
     pub(crate) plan: Plan,
 }
 
-/// One of its parts.
+/// A part of [`Settings`], with a variant of each form.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Plan {
-    /// Without anything.
     Constant,
-    /// With a number.
     Steps(i16),
-    /// With names.
     Cosine { from: u8, to: [bool; 2] },
 }
 
-/// A type that holds itself.
+/// A recursive type.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Tree {
     pub(crate) name: String,

@@ -13,16 +13,17 @@ pub(crate) use self::{
 };
 use crate::Verdict;
 
-/// A decoder, and how much memory it may take.
+/// A decoder and the bound on its memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Decoder {
     /// The name of its folder in the corpus.
     pub name: &'static str,
-    /// Feeds it. Panics if it breaks a promise.
+    /// Runs the decoder on bytes. Panics if the decoder breaks a promise.
     pub run: fn(&[u8]) -> Verdict,
-    /// What it may allocate whatever the input, in bytes.
+    /// Bytes that it may allocate for any input.
     pub fixed: usize,
-    /// What it may allocate for each byte of input, all copies that the function makes included.
+    /// Bytes that it may allocate in addition for each byte of input, including all copies that the function
+    /// makes.
     pub factor: usize,
 }
 
@@ -50,7 +51,7 @@ pub const DECODERS: &[Decoder] = &[
     decoder("greeting", wire::greeting, KIB, 2),
     decoder("handshake", wire::handshake, 4 * KIB, 4),
     decoder("store-request", store::request, KIB, 8),
-    // One value of the longest kind is made room for before it comes.
+    // The client allocates memory for one value of the greatest length before the value arrives.
     decoder("store-reply", store::reply, 8 * MIB + 64 * KIB, 64),
     decoder("store-file", store::file, 64 * KIB, 64),
     decoder("control", wire::control, 16 * KIB, 8),
@@ -63,7 +64,7 @@ pub const DECODERS: &[Decoder] = &[
     decoder("clock", group::clock, KIB, 2),
     decoder("segment", wire::segment, KIB, 2),
     decoder("announcement", wire::announcement, 4 * KIB, 2),
-    // The library of the format makes room for a list that says it is long, at most a mebibyte each.
+    // The library of the format trusts the length of a list, and allocates up to a mebibyte for each list.
     decoder("object", group::object, 4 * MIB, 128),
     decoder("checkpoint", files::checkpoint, 16 * KIB, 128),
     decoder("sampler", files::sampler, 4 * KIB, 8),

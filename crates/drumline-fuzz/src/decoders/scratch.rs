@@ -8,14 +8,14 @@ use std::{
 
 use tempfile::TempDir;
 
-/// A directory of its own for one input, in memory where the host has such. It goes with the value.
+/// A directory for one input, in memory if the host has `/dev/shm`. Dropping the value deletes the directory.
 pub(super) struct Scratch(TempDir);
 
 impl Scratch {
     pub(super) fn new() -> io::Result<Scratch> {
         let memory = Path::new("/dev/shm");
         let parent = if memory.is_dir() { memory.to_owned() } else { std::env::temp_dir() };
-        // A child that a crash ends leaves it behind: its name is none that jobs take.
+        // A child that crashes leaves its directory behind, so the name must differ from those of jobs.
         Ok(Scratch(tempfile::Builder::new().prefix("fuzz-input-").tempdir_in(parent)?))
     }
 

@@ -1,4 +1,4 @@
-//! What a user sets: prices, URLs, endpoints, variables, secrets.
+//! Decoders of what a user sets: prices, URLs, endpoints, variables, secrets.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use drumline_store::{auth::Secret, net::interface};
 use super::scratch::Scratch;
 use crate::Verdict;
 
-/// Comments are lost: what was read is written and read again.
+/// A list of prices. Writing it loses comments, so the written list is read again and must be equal.
 pub(super) fn prices(bytes: &[u8]) -> Verdict {
     let Ok(text) = str::from_utf8(bytes) else { return Verdict::Refused };
     let Ok(prices) = text.parse::<PriceList>() else { return Verdict::Refused };
@@ -16,7 +16,8 @@ pub(super) fn prices(bytes: &[u8]) -> Verdict {
     Verdict::Taken
 }
 
-/// A URL in the first line and variables in the others. A plan is written as `tcp://` and read again.
+/// A URL in the first line and variables in the other lines. The plan is written as a `tcp://` URL, which
+/// must give the same plan.
 pub(super) fn url(bytes: &[u8]) -> Verdict {
     let text = String::from_utf8_lossy(bytes);
     let mut lines = text.lines();
@@ -48,7 +49,7 @@ pub(super) fn url(bytes: &[u8]) -> Verdict {
     read.into()
 }
 
-/// Comes back as the same endpoint.
+/// An endpoint. Its text must give the same endpoint.
 pub(super) fn endpoint(bytes: &[u8]) -> Verdict {
     let Ok(text) = str::from_utf8(bytes) else { return Verdict::Refused };
     let Ok(endpoint) = text.parse::<Endpoint>() else { return Verdict::Refused };
@@ -56,8 +57,8 @@ pub(super) fn endpoint(bytes: &[u8]) -> Verdict {
     Verdict::Taken
 }
 
-/// Lines of `NAME=VALUE`: every variable but the secret. Settings have no text of their own, so it is
-/// looked at whether they can be used.
+/// Lines `NAME=VALUE`, for every variable except the secret. Settings cannot be written as text, so this
+/// checks that they can be used.
 pub(super) fn variables(bytes: &[u8]) -> Verdict {
     let text = String::from_utf8_lossy(bytes);
     let read = decoders::settings(|name| value(&text, name));
@@ -83,8 +84,8 @@ fn value(lines: &str, name: &str) -> Option<String> {
     lines.lines().find_map(given)
 }
 
-/// The first byte says whether it is the text of a variable or a file. Comes back byte by byte, but for
-/// the end of the last line.
+/// A secret. The first byte says whether the rest is the value of a variable or the content of a file. The
+/// secret must be the input without a line break at its end.
 pub(super) fn secret(bytes: &[u8]) -> Verdict {
     let Some((&form, bytes)) = bytes.split_first() else { return Verdict::Refused };
     let secret = match form & 1 {

@@ -1,4 +1,4 @@
-//! Stores: what clients ask, what servers answer, what lies in a file.
+//! Decoders of stores: requests of clients, replies of servers, files.
 
 use std::{collections::BTreeMap, fs, time::Duration};
 
@@ -13,8 +13,8 @@ use drumline_store::store::{
 use super::scratch::Scratch;
 use crate::Verdict;
 
-/// A stream of requests, as the server reads them. Each comes back byte by byte, and however many bytes
-/// of it are there, the decoder never asks for more than it has.
+/// A stream of requests, as the server reads them. Each request must encode to the same bytes. Of
+/// the beginning of a request, the decoder must say that it needs more bytes, but never more than the request has.
 pub(super) fn request(bytes: &[u8]) -> Verdict {
     let (mut rest, mut verdict) = (bytes, Verdict::Refused);
     loop {
@@ -45,8 +45,8 @@ pub(super) fn request(bytes: &[u8]) -> Verdict {
     }
 }
 
-/// The first byte says what is asked, and whether the server knows the extensions; the rest is what it
-/// says. Replies have no encoder on this side.
+/// The reply of a server. The first byte chooses the request, and whether the server knows the extensions.
+/// The client has no encoder of replies to compare with.
 pub(super) fn reply(bytes: &[u8]) -> Verdict {
     let Some((&form, said)) = bytes.split_first() else { return Verdict::Refused };
     let Ok((store, _server)) = replies::client(said, form & 128 != 0) else {
@@ -71,8 +71,8 @@ pub(super) fn reply(bytes: &[u8]) -> Verdict {
     }
 }
 
-/// A file that others have written. One that is no store's stays as it is; any other is whole after it
-/// was opened, and says the same to the next one who opens it.
+/// A file that anyone may have written. If it is no store's file, opening must leave it as it is. Otherwise
+/// opening repairs it, and a second handle must read the same contents as the first.
 pub(super) fn file(bytes: &[u8]) -> Verdict {
     let Ok(scratch) = Scratch::new() else { return Verdict::Refused };
     let Ok(path) = scratch.file(bytes) else { return Verdict::Refused };
@@ -80,13 +80,15 @@ pub(super) fn file(bytes: &[u8]) -> Verdict {
     let contents = |store: &FileStore| -> Option<BTreeMap<String, Option<Vec<u8>>>> {
         store.set_timeout(Duration::ZERO);
         let keys = store.list_keys().ok()?;
-        // A key that is no text is shown in another way, and has no value under that name.
+        // The list shows a key that is no text in an escaped form. That form is another key, which has no
+        // value.
         Some(keys.into_iter().map(|key| (key.clone(), store.get(&key).ok())).collect())
     };
     let store = match open() {
         Ok(store) => store,
         Err(error) => {
-            // One that begins as a store's is repaired before its number of handles is looked at.
+            // Other files that are refused may have been repaired: their number of handles is checked after
+            // the repair.
             if error.to_string().contains("is no store's") {
                 let kept = fs::read(&path).ok();
                 assert_eq!(kept.as_deref(), Some(bytes), "a file that was refused is changed");

@@ -1,4 +1,4 @@
-//! What ranks of a group say to each other, on streams and in shared memory.
+//! Decoders of what the ranks of a group send each other over streams and through shared memory.
 
 use drumline_engine::{
     executor::Header,
@@ -9,7 +9,7 @@ use drumline_store::auth::{Channel, Expected, Handshake, Hello, Nonce, Refusal, 
 
 use crate::Verdict;
 
-/// Comes back byte by byte.
+/// A greeting. It must encode to the same bytes.
 pub(super) fn greeting(bytes: &[u8]) -> Verdict {
     let Ok(greeting) = <&[u8; Hello::BYTES]>::try_from(bytes) else { return Verdict::Refused };
     let Ok((hello, level)) = Hello::decode(greeting) else { return Verdict::Refused };
@@ -18,8 +18,8 @@ pub(super) fn greeting(bytes: &[u8]) -> Verdict {
     Verdict::Taken
 }
 
-/// The first byte says which end we are, with or without a secret, and for what. However the rest is
-/// torn, the handshake ends alike.
+/// A handshake. The first byte chooses which end this is, whether there is a secret, and whether the handshake
+/// is between ranks or with the store. It must end alike however the rest is split into pieces.
 pub(super) fn handshake(bytes: &[u8]) -> Verdict {
     let Some((&form, said)) = bytes.split_first() else { return Verdict::Refused };
     let said = &said[..said.len().min(Hello::BYTES + 64)];
@@ -33,8 +33,8 @@ pub(super) fn handshake(bytes: &[u8]) -> Verdict {
     whole.2.into()
 }
 
-/// What a handshake makes of bytes in these pieces: how many it has taken or why it has not, what it
-/// says, and to whom.
+/// The outcome of a handshake: the number of bytes that it has taken or why it refuses, its output, and the
+/// peer.
 type Shaken = (Result<usize, Refusal>, Vec<u8>, Option<Hello>);
 
 fn shake(form: u8, pieces: &[&[u8]]) -> Shaken {
@@ -72,14 +72,14 @@ fn shake(form: u8, pieces: &[&[u8]]) -> Shaken {
     (taken, output, handshake.peer().copied())
 }
 
-/// Rank 1 of 8, and any of the others.
+/// The greeting of rank 1 of 8, which expects any of the ranks.
 pub(crate) fn handshake_of_ranks() -> (Hello, Expected) {
     let ours = Hello { channel: Channel::Control, rank: 1, world_size: 8, group: 7 };
     (ours, Expected { ranks: 0..8, world_size: 8, group: 7 })
 }
 
-/// A stream of control messages. They are not canonical (a text is made valid, zeros are not looked at),
-/// so what was read is written and read again.
+/// A stream of control messages. The encoding of a message may differ from the input (invalid text is
+/// replaced, reserved bytes are ignored), but must decode to the same message.
 pub(super) fn control(bytes: &[u8]) -> Verdict {
     let mut rest = bytes.to_vec();
     let mut taken = Verdict::Refused;
@@ -89,7 +89,7 @@ pub(super) fn control(bytes: &[u8]) -> Verdict {
             Ok(None) => return taken,
             Ok(Some(message)) => {
                 let written = message.encode();
-                // What fills a message to its end has been cut.
+                // A longer encoding may have a text that was cut at the maximum length.
                 if written.len() < CONTROL_BYTES_MAX - 64 {
                     let again = Control::take(&mut written.clone());
                     assert_eq!(again, Ok(Some(message)));
@@ -103,7 +103,7 @@ pub(super) fn control(bytes: &[u8]) -> Verdict {
 /// The longest control message.
 const CONTROL_BYTES_MAX: usize = 8 + 4096;
 
-/// The header of a data message. Comes back but for one byte that is not looked at.
+/// The header of a data message. It must encode to the same bytes, except for one byte that is ignored.
 pub(super) fn header(bytes: &[u8]) -> Verdict {
     let Ok(front) = <&[u8; Header::BYTES]>::try_from(bytes) else { return Verdict::Refused };
     let Some(header) = Header::decode(front) else { return Verdict::Refused };
@@ -114,7 +114,8 @@ pub(super) fn header(bytes: &[u8]) -> Verdict {
     Verdict::Taken
 }
 
-/// The frame of a message from rank to rank. Fields that its kind does not use come back as zeros.
+/// The frame of a message from rank to rank. It must encode to the same bytes, except for fields that its
+/// kind does not use, which become zeros.
 pub(super) fn frame(bytes: &[u8]) -> Verdict {
     let Ok(frame) = <&[u8; 40]>::try_from(bytes) else { return Verdict::Refused };
     let Some(again) = frame_again(frame) else { return Verdict::Refused };
@@ -123,8 +124,8 @@ pub(super) fn frame(bytes: &[u8]) -> Verdict {
     Verdict::Taken
 }
 
-/// The first byte says how the rest is torn: frames and payloads of a peer, with sends and receives posted.
-/// However it is torn, as many of them are done.
+/// Frames and payloads of a peer, while sends and receives are posted. The first byte says into pieces of
+/// what size the rest is split. The outcome must not depend on it.
 pub(super) fn messages(bytes: &[u8]) -> Verdict {
     let Some((&piece, said)) = bytes.split_first() else { return Verdict::Refused };
     let done = messages_of(said, usize::from(piece));
@@ -133,7 +134,8 @@ pub(super) fn messages(bytes: &[u8]) -> Verdict {
     done.into()
 }
 
-/// The size of the file in 8 bytes, and the first line of a segment. Comes back but for its reserved end.
+/// The size of the file in 8 bytes, and the first line of a segment. The line must encode to the same bytes,
+/// except for its reserved end.
 pub(super) fn segment(bytes: &[u8]) -> Verdict {
     let Some((size, line)) = bytes.split_first_chunk() else { return Verdict::Refused };
     let Ok(line) = <&[u8; 64]>::try_from(line) else { return Verdict::Refused };
@@ -144,8 +146,8 @@ pub(super) fn segment(bytes: &[u8]) -> Verdict {
     again.into()
 }
 
-/// Digest, place and length in 8 bytes each, then the description: what a neighbour has announced, in a
-/// segment that is real. A place that does not lie in the arena is refused.
+/// What a neighbour announces in a real segment: digest, place and length in 8 bytes each, then the
+/// description. A place outside the arena must be refused.
 pub(super) fn announcement(bytes: &[u8]) -> Verdict {
     let Ok(bytes) = <&[u8; 88]>::try_from(bytes) else { return Verdict::Refused };
     let number = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));

@@ -294,7 +294,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     ///
-    /// As [`ProcessGroup::all_gather`] and [`ProcessGroup::new_group`].
+    /// As for [`ProcessGroup::all_gather`] and [`ProcessGroup::new_group`].
     pub fn split(
         &self,
         color: Option<u64>,

@@ -42,7 +42,8 @@ pub enum CheckError {
         /// The rule.
         rule: Rule,
     },
-    /// Ranks count each other's posts from one call to the next.
+    /// A rank posts more or less often than rank 0. Ranks count each other's posts from one call to the next,
+    /// so all must post equally often.
     #[error("rank {rank} posts {posts} times, but rank 0 {posts_of_first} times")]
     UnequalPosts {
         /// Rank that differs.

@@ -7,8 +7,8 @@ use drumline_schedule::step::Rank;
 use drumline_schedule::tree::Node;
 use drumline_schedule::{SumOrder, Topology};
 
-/// Calls that run back to back: the second may fail on what the first left behind, and the third on what the
-/// second made of that.
+/// Calls that run back to back. The second may fail because of what the first left behind, and the third
+/// because of what the second made of it.
 pub(super) const CALLS: usize = 3;
 
 /// An expression. Equal expressions have equal ids.
@@ -56,7 +56,7 @@ impl Expressions {
         CALLS * self.world_size * self.elements
     }
 
-    /// Whether it is an unfinished sum.
+    /// Whether `id` is an unfinished sum.
     pub(super) fn is_sum(&self, id: Id) -> bool {
         let composed = (id.0 as usize).checked_sub(self.leaves());
         composed.is_some_and(|index| matches!(self.composed[index], Expression::Sum(..)))
@@ -126,7 +126,8 @@ impl Expressions {
         })
     }
 
-    /// `(r0[7] + r1[7])`, cut short where it gets long: a wrong schedule may add sums of sums.
+    /// The text of an expression, such as `(r0[7] + r1[7])`. A long text is cut, because a wrong schedule may
+    /// add sums of sums.
     pub(super) fn text(&self, id: Id, call: usize) -> String {
         const LONG: usize = 500;
         let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Accesses to shared memory, and the order of them.
+//! Accesses to shared memory, and their order.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -69,7 +69,7 @@ pub struct Access {
     /// Index of the step; `None` for the user, who writes the buffer before a call and reads
     /// it after.
     pub step: Option<usize>,
-    /// Whether it writes.
+    /// Whether the access is a write.
     pub writes: bool,
 }
 
@@ -152,8 +152,9 @@ impl Touched {
         Touched { regions: vec![Region::default(); borders.len() - 1], borders }
     }
 
-    /// Notes the access `by` to `range`, by a rank with this clock. Returns the first element for which it
-    /// races, and the access that it races with. `new` must have got the borders of the range.
+    /// Notes the access `by` to `range`, by a rank with the clock `clock`. Returns the first element for
+    /// which it races, and the access that it races with. The borders of the range must have been given to
+    /// `new`.
     pub(super) fn access(
         &mut self,
         by: Access,

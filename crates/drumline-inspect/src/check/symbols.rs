@@ -59,7 +59,7 @@ struct Memory {
     combined: usize,
     /// What the rank knows of other ranks; empty without clocks.
     clock: Clock,
-    /// The same at the start of the current run of receives.
+    /// The clock at the start of the current run of receives.
     clock_of_receives: Clock,
     /// The time at which this rank entered each call.
     entered: Vec<u32>,
@@ -560,7 +560,7 @@ impl Visitor for Symbols<'_> {
             memory.clock_of_receives = memory.clock.clone();
         }
         memory.clock.learn(&clock);
-        // A transport may read as late as now: from the sender's memory as it is now.
+        // A transport may read the source as late as now, so this reads the sender's memory as it is now.
         let incoming = self.values(sent, src)?;
         match combine {
             Some(combine) => self.combine(at, dst, incoming, combine),

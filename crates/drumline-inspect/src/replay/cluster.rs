@@ -20,7 +20,7 @@ pub struct Cluster {
     /// The hosts, as owners of cores, memory and lines. It differs from `topology` where ranks of one host
     /// share no memory: for algorithms each such rank is on a host of its own.
     pub machines: Topology,
-    /// Its prices.
+    /// The prices of the hosts and their links.
     pub prices: PriceList,
     /// Cores of a host.
     pub cores_per_host: usize,
@@ -29,14 +29,14 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// With a core for every rank.
+    /// A cluster with a core for every rank.
     pub fn new(topology: Topology, prices: PriceList) -> Cluster {
         let most = topology.ranks_by_host().iter().map(Vec::len).max().unwrap_or(1);
         let machines = topology.clone();
         Cluster { topology, machines, prices, cores_per_host: most, slot_bytes: 1 << 20 }
     }
 
-    /// All of `ranks` on one host, without shared memory.
+    /// A cluster of one host with `ranks` ranks, which share no memory.
     pub fn one_host_apart(ranks: usize, prices: PriceList) -> Cluster {
         let machines = Topology::hosts(&[ranks]);
         Cluster { topology: Topology::flat(ranks), ..Cluster::new(machines, prices) }
@@ -95,7 +95,7 @@ pub struct Outcome {
     pub rounds: usize,
     /// The number of events. 0 if nothing was replayed.
     pub events: u64,
-    /// How it was found.
+    /// How the outcome was found.
     pub method: Method,
 }
 
@@ -116,7 +116,7 @@ pub struct Outcome {
 pub enum Method {
     /// Every step of every rank was replayed.
     Replay,
-    /// The first pieces were replayed. Each further piece takes as long as the last of these.
+    /// The first pieces were replayed. Each further piece was assumed to take as long as the last of them.
     Pieces,
     /// There are too many steps for a replay. The time is the [`cost`](Algorithm::cost) of the busiest rank
     /// by [`PriceList::links`], and by the price of copies for the memory of neighbours.

@@ -97,7 +97,7 @@ enum Progress {
 }
 
 impl<'a> Engine<'a> {
-    /// Every rank makes `calls` calls, one right after another.
+    /// An engine in which every rank makes `calls` calls, one right after another.
     pub(super) fn new(cluster: &'a Cluster, programs: Vec<Program>, calls: usize) -> Engine<'a> {
         let ranks: Vec<Player> = programs.into_iter().map(Player::new).collect();
         let mut engine = Engine {
@@ -115,7 +115,7 @@ impl<'a> Engine<'a> {
         engine
     }
 
-    /// The time of the outcome is the mean of the calls after the first `before`.
+    /// Runs the replay to its end. The time of the outcome is the mean of the calls after the first `before`.
     pub(super) fn run(mut self, before: usize) -> Outcome {
         while let Some(Reverse((now, _, event))) = self.events.pop() {
             match event {
@@ -146,7 +146,7 @@ impl<'a> Engine<'a> {
         self.events.push(Reverse((at, self.count, event)));
     }
 
-    /// The rank does what it can do now.
+    /// Lets the rank do what it can do now.
     fn go(&mut self, rank: Rank, now: u64) {
         // Something may have happened while it worked.
         let mut now = now.max(self.ranks[rank].busy_until);
@@ -214,7 +214,8 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Before a piece: each neighbour has begun with the one before.
+    /// Waits at the beginning of a piece until each neighbour has begun the piece before. `None` if there is
+    /// nothing to wait for.
     fn enter(&mut self, rank: Rank, now: u64) -> Option<Progress> {
         let walker = &self.ranks[rank];
         let (piece, posts, entered) = (walker.pieces_begun(), walker.program.posts, walker.entered);
@@ -257,14 +258,14 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// A rank that has waited goes on. It gets the core for the work behind a post, not for the look at
-    /// the post alone.
+    /// Gives a core to a rank that has waited. The rank needs the core for the work after a post, but not for
+    /// looking at the post.
     fn take_core(&mut self, rank: Rank, now: u64) -> Option<Progress> {
         let grip = self.ranks[rank].grip;
         let waits = |rank: Rank| self.ranks[rank].grip != Grip::Has;
         match grip {
             Grip::Has => None,
-            // If both can go on, no core has to change.
+            // If both ranks can go on, the core need not change.
             Grip::Waits if self.hosts.in_place_of(rank).is_some_and(waits) => {
                 self.ranks[rank].grip = Grip::LetPass;
                 self.push(now, Event::Go(rank as u32));
@@ -277,7 +278,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// When the sender is done.
+    /// Sends a message. Returns the time at which the sender is done.
     fn send(&mut self, rank: Rank, to: u32, bytes: u64, now: u64) -> u64 {
         let (link, near) = self.link(rank, to as Rank);
         let begin_ps = link.message_ps / 2;

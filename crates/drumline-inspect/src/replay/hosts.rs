@@ -104,7 +104,7 @@ impl<'a> Hosts<'a> {
         host.line_out.serve(now, of_bytes(bytes, self.prices.nic_byte_fs))
     }
 
-    /// The same in the other direction.
+    /// The start and the end of `bytes` bytes on the line into `rank`'s host.
     pub(super) fn line_in(&mut self, rank: Rank, now: u64, bytes: u64) -> (u64, u64) {
         let ps = of_bytes(bytes, self.prices.nic_byte_fs);
         self.hosts[self.machines.host_of(rank)].line_in.serve(now, ps)

@@ -57,7 +57,8 @@ pub(super) enum PricedStep {
 }
 
 impl Program {
-    /// The program of `schedule` on the first `elements` of blocks of `of` elements, in pieces of `piece`.
+    /// The program of `schedule` on the first `elements` elements of blocks that have `of` elements, in
+    /// pieces of `piece` elements.
     pub(super) fn of(
         cluster: &Cluster,
         schedule: &Schedule,
