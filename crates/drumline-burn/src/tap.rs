@@ -60,7 +60,7 @@ pub(crate) fn attach<M: Module>(
 /// State that all taps of a model share.
 pub(crate) struct Taps {
     reducer: Arc<GradientReducer>,
-    /// By parameter: the number of uses in a graph that backward has not passed.
+    /// For each parameter, the number of uses in a graph that backward has not passed.
     open_uses: Vec<AtomicUsize>,
     anchors: Mutex<Anchors>,
     /// Whether taps submit gradients. If not, backward returns the gradients of this rank alone.

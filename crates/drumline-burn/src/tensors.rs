@@ -97,7 +97,7 @@ impl NamedTensor {
 }
 
 impl TensorValues {
-    /// The dtype in which they travel.
+    /// The dtype in which the values travel.
     pub fn dtype(&self) -> DType {
         match self {
             TensorValues::F32(_) => DType::F32,

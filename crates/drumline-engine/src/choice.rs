@@ -201,7 +201,8 @@ mod tests {
         }
     }
 
-    /// What `explain` calls possible is what the settings may name, and the chosen algorithm is among it.
+    /// The settings may name exactly the algorithms that `explain` calls possible, and the chosen one is
+    /// among them.
     #[test]
     fn an_explanation_lists_what_can_be_chosen() {
         let mut seen = 0;

@@ -21,7 +21,7 @@ use crate::{
 pub struct Host {
     segment: Segment,
     seats: Seats,
-    /// By seat.
+    /// The neighbours, indexed by seat.
     neighbours: Vec<Neighbour>,
     /// Which of the two announcement lines and slots the present piece uses.
     parity: Parity,
@@ -373,7 +373,7 @@ mod tests {
             hosts[rank].spread_out(rank, Instant::now(), true);
             stood.push(hosts[rank].segment.stand_here() == second);
         }
-        // With more than two cores, all others are as empty as the second.
+        // With more than two cores, all other cores are as empty as the second.
         let expected = [true, cores.iter().count() == 2, false, false];
         assert_eq!(stood, expected, "by rank, from the last one");
     }

@@ -46,8 +46,8 @@ use crate::{
 /// A collective on fewer bytes takes about as long as a look at the clock. So most of them are not timed.
 const SHORT_BYTES: u64 = 64 << 10;
 
-/// Of this number of short collectives one is timed, and its time counts for all of them. A collective that
-/// has to wait is timed by itself.
+/// Of this number of short collectives, one is timed, and its time counts for all. A collective that has to
+/// wait is timed separately.
 const TIMED: u32 = 64;
 
 impl Lane {

@@ -21,7 +21,7 @@ use crate::{
     trace::clock::Offset,
 };
 
-/// What a rank says of its host.
+/// Decodes the card of a rank and encodes it again.
 pub fn card(text: &[u8]) -> Option<String> {
     Card::parse(text).ok().as_ref().map(Card::to_string)
 }
@@ -54,7 +54,7 @@ pub fn clock(text: &[u8]) -> Option<String> {
 ///
 /// # Errors
 ///
-/// Those of a rendezvous at that URL.
+/// The errors of a rendezvous at that URL.
 pub fn file_url(url: &str) -> crate::Result<(String, usize, usize)> {
     file::parse(url)
 }

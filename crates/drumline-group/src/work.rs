@@ -148,7 +148,7 @@ enum State<B> {
     Taken,
 }
 
-/// What learns of the end, besides threads that wait.
+/// A listener that learns of the end, in addition to threads that wait.
 enum Listener<B> {
     Nobody,
     Waker(Waker),

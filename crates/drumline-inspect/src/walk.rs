@@ -110,10 +110,10 @@ struct Walk<'a, M> {
     topology: &'a Topology,
     schedules: &'a [Schedule],
     calls: usize,
-    /// By sender and receiver.
+    /// The channel of each sender and receiver.
     channels: HashMap<(Rank, Rank), Channel<M>>,
     posting: bool,
-    /// By rank and call.
+    /// The number of posts, by rank and call.
     posts: Vec<Vec<usize>>,
     walkers: Vec<Walker>,
 }

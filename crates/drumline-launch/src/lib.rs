@@ -45,8 +45,8 @@
 //! | SIGUSR1, SIGUSR2, Ctrl-Z | passes them on; the job goes on, or stops and continues | |
 //! | SIGKILL to the launcher | nothing: it is dead, and the keeper kills everything | 137 |
 //!
-//! Before it sends SIGKILL, the launcher looks up in `/proc` where each thread of the rank waits: in which
-//! system call, on which file or socket, in which function of the kernel. The report has the result.
+//! Before it sends SIGKILL, the launcher looks up in `/proc` where each thread of the rank waits: the system
+//! call, the file or socket, and the function of the kernel. It adds the result to the report.
 //!
 //! No process of a job is left: no worker, and no process that a worker has started, behind a wrapper, by a
 //! double fork or in a session of its own (`setsid`). Between launcher and workers there is a *keeper*. When

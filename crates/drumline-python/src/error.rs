@@ -129,8 +129,8 @@ fn with_cause(error: PyErr, failure: &Failure) -> PyErr {
 const TIMEOUT: &str = "timeout";
 const MISMATCH: &str = "mismatch";
 
-/// The kind of a failure. It is the same on the rank that saw the failure first and on those that it told,
-/// because chance decides which rank is first.
+/// The kind of a failure. It is the same on the rank that noticed the failure first and on the ranks that it
+/// told, because chance decides which rank notices first.
 fn kind(cause: &Cause) -> &'static str {
     match cause.reason() {
         Reason::Timeout => TIMEOUT,

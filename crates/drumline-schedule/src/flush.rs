@@ -63,7 +63,7 @@ struct Pending {
 /// Messages that are read from one buffer.
 #[derive(Default)]
 struct Sources {
-    /// By the start of their span.
+    /// The messages and their places, by the start of their span.
     by_start: BTreeMap<(u128, Message), Loc>,
     /// The length of the longest span, or more.
     longest: u128,
@@ -149,7 +149,7 @@ mod tests {
         assert_eq!(insert(steps), expected);
     }
 
-    /// The same result, by looking at all messages for each step.
+    /// Inserts the same flushes, but looks at all messages for each step.
     fn insert_slowly(steps: &[Step]) -> Vec<Step> {
         let mut out: Vec<Step> = vec![];
         let mut sent: Vec<(Message, Loc)> = vec![];

@@ -28,9 +28,9 @@ pub struct Topology {
     pub world_size: usize,
     /// The order in which reductions add.
     pub order: SumOrder,
-    /// By rank, an index into `ranks_by_host`.
+    /// For each rank, an index into `ranks_by_host`.
     host_of: Vec<usize>,
-    /// Ascending on each host; hosts by their lowest rank.
+    /// The ranks of each host in ascending order. Hosts are ordered by their lowest rank.
     ranks_by_host: Vec<Vec<Rank>>,
     /// The same for memory nodes. A host without known memory nodes counts as one node.
     ranks_by_node: Vec<Vec<Rank>>,

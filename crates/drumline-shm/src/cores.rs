@@ -50,7 +50,7 @@ impl Cores {
     ///
     /// # Errors
     ///
-    /// Those of the system call.
+    /// The errors of the system call.
     pub fn of_this_thread() -> io::Result<Cores> {
         Ok(Cores(sched_getaffinity(None)?))
     }
@@ -66,7 +66,7 @@ impl Cores {
     ///
     /// # Errors
     ///
-    /// Those of the system call.
+    /// The errors of the system call.
     pub fn stay(&self) -> io::Result<()> {
         Ok(sched_setaffinity(None, &self.0)?)
     }
@@ -86,7 +86,7 @@ impl Cores {
     ///
     /// # Errors
     ///
-    /// Those of the system calls.
+    /// The errors of the system calls.
     pub fn go_to(&self, core: Core) -> io::Result<()> {
         Cores::of([core.0 as usize]).stay()?;
         self.stay()

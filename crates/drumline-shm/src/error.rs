@@ -106,13 +106,13 @@ pub enum Error {
     /// The peer closed its socket.
     #[error("the peer closed its socket before {missing}")]
     Closed {
-        /// What had not yet happened.
+        /// The event that had not yet happened.
         missing: &'static str,
     },
     /// The deadline passed.
     #[error("the deadline passed before {missing}")]
     Timeout {
-        /// What had not yet happened.
+        /// The event that had not yet happened.
         missing: &'static str,
     },
 }

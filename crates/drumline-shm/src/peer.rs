@@ -96,7 +96,7 @@ impl PeerSegment {
         self.mapping.flags().announcement(parity.index())
     }
 
-    /// A copy of the description that belongs to that announcement. It may be mixed likewise.
+    /// A copy of the description that belongs to that announcement. It may be a mixture, too.
     pub fn description(&self, parity: Parity) -> [u8; DESCRIPTION_BYTES] {
         self.mapping.flags().description(parity.index())
     }

@@ -1,14 +1,14 @@
-//! Values of which every process has its own.
+//! Values that each process makes for itself.
 //!
-//! A forked process inherits the memory of its parent, but none of its threads. So nothing does the work of
-//! such a thread there, and a lock that such a thread held at the fork stays locked. Threads, and what they
-//! share, are kept here, and a forked process makes its own.
+//! A forked process inherits the memory of its parent, but none of its threads. Work that such a thread
+//! should do is never done in the forked process, and a lock that such a thread held at the fork stays
+//! locked. So threads and what they share are kept in a [`PerProcess`], and a forked process makes its own.
 
 use std::{iter::successors, sync::OnceLock};
 
 use rustix::process::{Pid, getpid};
 
-/// A value of which every process has its own.
+/// A value that each process makes for itself.
 ///
 /// ```
 /// use drumline_shm::PerProcess;

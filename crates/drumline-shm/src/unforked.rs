@@ -1,4 +1,4 @@
-//! Descriptors of which a forked process keeps no copy.
+//! Descriptors that a forked process does not keep.
 //!
 //! A connection ends when the last copy of its descriptor is closed. A forked process (such as every worker
 //! of a torch `DataLoader`) has a copy of each descriptor. While it lives, the peers would not notice that
@@ -46,7 +46,7 @@ impl<T: AsFd> Unforked<T> {
     ///
     /// # Errors
     ///
-    /// Those of `open`, and a failure to open the socket that replaces copies.
+    /// The errors of `open`, and a failure to open the socket that replaces copies.
     pub fn open(open: impl FnOnce() -> io::Result<T>) -> io::Result<Unforked<T>> {
         let mut kept = kept();
         kept.prepare()?;
@@ -179,7 +179,7 @@ extern "C" fn in_child() {
 ///
 /// # Errors
 ///
-/// Those of `fork`.
+/// The errors of `fork`.
 #[doc(hidden)]
 pub fn fork_idle(seconds: u32) -> io::Result<Pid> {
     // SAFETY: the child calls only what is allowed after a fork, and never returns.

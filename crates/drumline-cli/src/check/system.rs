@@ -14,7 +14,7 @@ pub(super) struct System {
     /// `None` if the system does not tell.
     pub(super) numa_nodes: Option<usize>,
     pub(super) memory_bytes: Option<u64>,
-    /// Those instruction sets that make a difference and that this processor has.
+    /// The instruction sets of this processor that make a difference.
     pub(super) instructions: Vec<&'static str>,
     /// `eth0 10.0.0.1`
     pub(super) interfaces: Vec<String>,

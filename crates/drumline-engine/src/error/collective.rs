@@ -184,7 +184,7 @@ pub enum Cause {
         /// The message of the panic.
         text: String,
     },
-    /// This rank's own system has refused what the rank needs to hear of its peers.
+    /// The operating system has refused something that this rank needs to communicate with its peers.
     System {
         /// What failed, and the system's error.
         problem: String,

@@ -123,8 +123,8 @@ impl Flags {
         Some((Seat(owed), level))
     }
 
-    /// Announcements that were not compared when all neighbours have left: (whose, of which piece, what this
-    /// rank announced there).
+    /// The announcements that were not compared when all neighbours had left. Each item has the neighbour,
+    /// the piece, and what this rank announced for the piece.
     pub fn left_over(&self) -> impl Iterator<Item = (Seat, u64, Option<Previous>)> {
         let Epoch { base, pieces, previous } = self.epoch;
         self.peers.iter().enumerate().filter_map(move |(seat, peer)| match previous {

@@ -46,7 +46,7 @@ pub struct Machine {
     stage: Stage,
     /// The number of receives that were posted and are not complete.
     receiving: usize,
-    /// By rank. Valid only if `is_touched`.
+    /// The progress of each peer, indexed by rank. Valid only if `is_touched`.
     peers: Vec<PeerProgress>,
     /// Whether `peers` was changed in this call.
     is_touched: bool,

@@ -158,7 +158,7 @@ impl Plan {
         }
     }
 
-    /// The same for a place in this rank's own buffers, as a stretch that a message carries.
+    /// Resolves a place in this rank's own buffers to a stretch that a message carries.
     pub(crate) fn stretch(&self, place: Place) -> Stretch {
         let Range { start: first, end } = self.resolve(place);
         Stretch { buffer: place.loc.buffer, first, len: end - first }

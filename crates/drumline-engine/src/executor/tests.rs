@@ -28,7 +28,7 @@ use crate::{
 #[derive(Debug, Default)]
 struct Network {
     random: u64,
-    /// What has left its source and not arrived, by (sender, receiver).
+    /// Messages that have left their source and not arrived, by sender and receiver.
     wires: HashMap<(Rank, Rank), Wire>,
 }
 

@@ -48,7 +48,7 @@ pub struct Lane {
     pub(super) points_due: Option<Instant>,
     /// Whether some have waited so long that each turn finds out which ranks are late.
     pub(super) points_followed: bool,
-    /// The peers of those that had waited for long when this rank last looked.
+    /// The peers whose messages had been awaited for long when this rank last looked.
     pub(super) points_awaited: BTreeSet<Rank>,
     pub(super) points_looked_at: Option<Instant>,
     /// What this rank has told its peers about its waiting. `None`: they believe that it does not wait.

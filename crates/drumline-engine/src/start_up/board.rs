@@ -35,15 +35,15 @@ pub struct Board {
 /// What ranks tell each other about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Subject {
-    /// Which host it is on.
+    /// The host that the rank is on.
     Card,
-    /// Where it listens for ranks of other hosts.
+    /// The address at which the rank listens for ranks of other hosts.
     Address,
-    /// Whether it has memory to share.
+    /// Whether the rank has memory to share.
     Segment,
-    /// With whom it shares memory, and by which prices it chooses.
+    /// The ranks with which the rank shares memory, and the prices by which it chooses.
     Host,
-    /// What rank 0 has measured.
+    /// The prices that rank 0 has measured.
     Prices,
 }
 

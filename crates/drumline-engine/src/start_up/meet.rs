@@ -149,8 +149,8 @@ impl Attempt<'_> {
         let missing = match seen {
             Some(missing) => Some(missing),
             None if self.member.rank == 0 => self.missing(desk).await,
-            // All ranks had come. Those that are missing now have waited for rank 0 in vain, too, and have
-            // given up.
+            // All ranks had come. The ranks that are missing now have waited for rank 0 without success, and
+            // have given up.
             None => None,
         };
         Err(Failure::Connect(missing.unwrap_or_else(|| self.not_let_in())))

@@ -134,7 +134,7 @@ pub fn parse_addresses<E>(
 /// On one host only memory limits a connection, so one stream is enough.
 const NEAR_STREAMS: usize = 1;
 
-/// By peer: the streams that are open so far.
+/// The streams of each peer that are open so far.
 type Openings<S> = BTreeMap<Rank, Opening<S>>;
 
 /// Connects to the peers of this host.

@@ -114,7 +114,7 @@ pub enum Dialled<S> {
     Failed(String),
 }
 
-/// An answer, or the error of whoever answers.
+/// An answer, or the error of the side that should answer.
 pub type Answered<W> = Result<Answer<<W as Outside>::Stream>, <W as Outside>::Error>;
 
 /// Hands questions of the code out, and answers in.

@@ -15,8 +15,8 @@ pub(crate) enum Broken {
 }
 
 impl Broken {
-    /// Whether the bytes that came are not those that the peer sent. Then no word of the peer explains the
-    /// failure.
+    /// Whether bytes arrived that the peer did not send. In that case the failure cannot be explained by
+    /// anything that the peer says.
     pub(crate) fn is_forged(&self) -> bool {
         matches!(self, Broken::Failed(error) if error.kind() == io::ErrorKind::InvalidData)
     }

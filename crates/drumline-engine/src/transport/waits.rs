@@ -119,14 +119,14 @@ mod tests {
     use crate::DType;
     use drumline_schedule::Collective;
 
-    /// What a rank says that waits for these ranks in a call.
+    /// The report of a rank that waits for these ranks in a call.
     fn calls(ranks: &[Rank]) -> Waits {
         let call = Description::new(1, 7, Collective::Barrier, DType::U8, 0, "tree");
         let call = Some(InCall { call, ranks: ranks.to_vec() });
         Waits { call, messages: Vec::new() }
     }
 
-    /// What a rank says that waits for messages from these ranks.
+    /// The report of a rank that waits for messages from these ranks.
     fn messages(ranks: &[Rank]) -> Waits {
         Waits { call: None, messages: ranks.to_vec() }
     }

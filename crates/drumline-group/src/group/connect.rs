@@ -400,7 +400,7 @@ impl ProcessGroup {
     }
 }
 
-/// A handle of the process of a peer on this host, to hear of its end at once.
+/// A handle of the process of a peer on this host. It shows at once when the process ends.
 fn process_of(peer: &Near) -> Option<PidFd> {
     let Stream::Unix(stream) = &*peer.streams.control else { return None };
     match PidFd::of_peer(stream) {

@@ -215,8 +215,8 @@ impl Driven {
         self.handoff.take_points(lane);
     }
 
-    /// Tells the peers why this rank has failed, also those that are just being connected and those whose
-    /// streams take no bytes now. If this rank exits before that, they blame it for the exit.
+    /// Tells the peers why this rank has failed. It also tells peers that are just being connected and peers
+    /// whose streams take no bytes now. If this rank exits before that, they blame the exit instead.
     fn say_why(&self, lane: &mut Lane) {
         if lane.owes_word() && !self.has_said_why.swap(true, Ordering::SeqCst) {
             Driven::wait_for_word(lane);

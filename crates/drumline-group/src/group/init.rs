@@ -1,4 +1,4 @@
-//! From a URL or a store to the group of the whole job.
+//! Makes the group of the whole job from a URL or a store.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},

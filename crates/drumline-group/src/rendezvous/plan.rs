@@ -1,4 +1,4 @@
-//! From URLs and variables to a plan.
+//! Makes a plan of a rendezvous from URLs and variables.
 
 use drumline_store::net::Endpoint;
 

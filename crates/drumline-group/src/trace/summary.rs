@@ -41,8 +41,8 @@ pub struct Summary {
     pub ranks: Vec<RankSummary>,
     /// The number of collectives on two ranks or more that all of their ranks have recorded.
     pub collectives: u64,
-    /// The number of those in which the last rank is unknown: two ranks began closer together than the error
-    /// of their clocks.
+    /// The number of these collectives in which the last rank is unknown, because two ranks began closer
+    /// together than the error of their clocks.
     pub undecided: u64,
     /// Problems that do not prevent the summary.
     pub notes: Vec<String>,

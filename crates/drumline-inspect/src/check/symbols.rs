@@ -26,7 +26,7 @@ pub(super) enum Slots {
 pub(super) struct Symbols<'a> {
     topology: &'a Topology,
     schedules: &'a [Schedule],
-    /// By rank.
+    /// The counts of each rank.
     counts: &'a [Counts],
     expressions: Expressions,
     /// The expected sum of all ranks in each call, element by element; empty in collectives without one.

@@ -195,7 +195,7 @@ fn render(
 
 struct Round {
     number: usize,
-    /// Its rows.
+    /// The rows `start..end` of the round.
     start: usize,
     end: usize,
 }

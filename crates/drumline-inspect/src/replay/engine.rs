@@ -59,11 +59,11 @@ struct Player {
     receiving: bool,
     /// Incomplete receives of the run.
     open: usize,
-    /// By sender, the messages of the run that have not arrived.
+    /// For each sender, the number of messages of the run that have not arrived.
     wanted: ByRank<u32>,
     /// Messages of the run that have begun to arrive.
     ready: VecDeque<Message>,
-    /// By sender, messages of later steps.
+    /// For each sender, messages of later steps.
     early: ByRank<VecDeque<Message>>,
     /// The time at which each message of this piece leaves its source.
     left: Vec<u64>,

@@ -59,7 +59,7 @@ pub fn replay(cluster: &Cluster, workload: &Workload) -> Result<Outcome, Error> 
 ///
 /// # Errors
 ///
-/// Those of [`replay`].
+/// The errors of [`replay`].
 pub fn replay_in_a_row(cluster: &Cluster, workload: &Workload) -> Result<Outcome, Error> {
     replay_calls(cluster, workload, IN_A_ROW)
 }

@@ -211,7 +211,7 @@ struct Census {
     elements: usize,
     /// The elements that are summed.
     part: Span,
-    /// By rank.
+    /// The load of each rank.
     loads: Vec<Load>,
 }
 

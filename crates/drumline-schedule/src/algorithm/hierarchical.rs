@@ -76,27 +76,27 @@ pub(super) fn push_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     in_place_cost(topology, n, &DIRECT)
 }
 
-/// As [`staged`], with [halving](halving::all_reduce) between hosts: for many hosts. A rank exchanges with
-/// few ranks. It sends as little as in direct exchange, or up to an eighth more where the number of hosts is
-/// not a power of two.
+/// Like [`staged`], but with [halving](halving::all_reduce) between hosts, which suits many hosts because a
+/// rank exchanges with few ranks. A rank sends as little as in direct exchange, or up to an eighth more if
+/// the number of hosts is not a power of two.
 ///
 /// See [`staged_halving_cost`].
 pub(super) fn staged_halving(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     through_slots(topology, rank, &HALVING)
 }
 
-/// As [`staged_cost`]; between hosts `2 ceil(log2 H)` rounds, and of the slice what halving sends
-/// and combines in a world of `H` ranks.
+/// Like [`staged_cost`], but between hosts with `2 ceil(log2 H)` rounds, and with what halving sends and
+/// combines of the slice in a world of `H` ranks.
 pub(super) fn staged_halving_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     through_slots_cost(topology, n, &HALVING)
 }
 
-/// As [`push`], between hosts by halving. See [`push_halving_cost`].
+/// Like [`push`], but with halving between hosts. See [`push_halving_cost`].
 pub(super) fn push_halving(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     in_place(topology, rank, &HALVING)
 }
 
-/// As [`push_cost`], between hosts as [`staged_halving_cost`].
+/// Like [`push_cost`], but between hosts as in [`staged_halving_cost`].
 pub(super) fn push_halving_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     in_place_cost(topology, n, &HALVING)
 }

@@ -36,7 +36,7 @@ pub(super) fn all_reduce_cost(topology: &Topology, _root: Rank, n: usize) -> Cos
     cost(topology, n, peers, |_| 2 * peers)
 }
 
-/// As [`all_reduce`], into the root's data alone.
+/// Like [`all_reduce`], but only the root's data gets the result.
 ///
 /// See [`reduce_cost`].
 pub(super) fn reduce(topology: &Topology, rank: Rank, root: Rank) -> Vec<Step> {
@@ -83,7 +83,7 @@ pub(super) fn scan_cost(topology: &Topology, _root: Rank, n: usize) -> Cost {
     prefixes_cost(topology, n, 1)
 }
 
-/// As [`scan`], for every rank without its own data.
+/// Like [`scan`], but without the rank's own data.
 pub(super) fn exclusive_scan(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     prefixes(topology, rank, 0)
 }

@@ -38,7 +38,7 @@ pub(super) fn direct_scan_cost(topology: &Topology, _root: Rank, n: usize) -> Co
     }
 }
 
-/// As [`direct_scan`], without the rank's own data.
+/// Like [`direct_scan`], but without the rank's own data.
 pub(super) fn direct_exclusive_scan(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     direct(topology, rank, false)
 }
@@ -90,7 +90,7 @@ pub(super) fn doubling_scan_cost(topology: &Topology, _root: Rank, n: usize) -> 
     }
 }
 
-/// As [`doubling_scan`], without the rank's own data.
+/// Like [`doubling_scan`], but without the rank's own data.
 pub(super) fn doubling_exclusive_scan(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     doubling(topology, rank, false)
 }
@@ -167,7 +167,7 @@ pub(super) fn shared_scan_cost(topology: &Topology, _root: Rank, n: usize) -> Co
     }
 }
 
-/// As [`shared_scan`], without the rank's own data.
+/// Like [`shared_scan`], but without the rank's own data.
 pub(super) fn shared_exclusive_scan(topology: &Topology, rank: Rank, _root: Rank) -> Vec<Step> {
     shared(topology, rank, false)
 }

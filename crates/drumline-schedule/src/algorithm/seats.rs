@@ -79,7 +79,7 @@ impl Seats<'_> {
     }
 }
 
-/// As many as the smallest group has ranks.
+/// The number of slices: as many as the smallest group has ranks.
 pub(super) fn slices(groups: &[Vec<Rank>]) -> usize {
     groups.iter().map(Vec::len).min().unwrap_or(1)
 }

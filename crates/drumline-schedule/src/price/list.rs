@@ -230,7 +230,7 @@ impl std::str::FromStr for PriceList {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Its number, from 1.
+    /// The number of the line, from 1.
     pub line: usize,
     /// The name before the `=`.
     pub name: &'a str,
@@ -251,7 +251,7 @@ pub struct Entry<'a> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {problem}")]
 pub struct ParseError {
-    /// Its number, from 1.
+    /// The number of the line, from 1.
     pub line: usize,
     /// What is wrong, and what to write instead.
     pub problem: String,

@@ -1,4 +1,4 @@
-//! A listener that takes many strangers at once, and lets in those that prove themselves.
+//! A listener that handles many unknown connections at once and accepts those that pass its [`Admission`].
 
 use std::{
     collections::BTreeMap,
@@ -97,7 +97,7 @@ impl AsFd for Listener {
     }
 }
 
-/// What a [`Gate`] demands of those that connect.
+/// What a [`Gate`] demands of a connection.
 #[derive(Clone, Debug)]
 pub enum Admission {
     /// To begin with these bytes. They show the protocol, and nothing else.

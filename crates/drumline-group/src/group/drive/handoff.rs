@@ -12,9 +12,9 @@
 //! the progress thread tries the lock           yes: the progress thread tries the lock
 //! ```
 //!
-//! One of the two read-modify-writes comes first. If that of the note does, the driver sees the
-//! note. If that of the driver does, the progress thread finds the lane unlocked, or locked by a
-//! later driver, of which the same is true.
+//! One of the two read-modify-writes comes first. If it is the one of the note, the driver sees the note. If
+//! it is the one of the driver, the progress thread finds the lane unlocked, or locked by a later driver, to
+//! which the same argument applies.
 //!
 //! A driver that sleeps is woken for every note. It must forget a wake-up before it looks for
 //! notes, never between the look and the next sleep.

@@ -1,4 +1,4 @@
-//! What a rank does by itself in collectives in which it has several members.
+//! The local work of a rank in collectives in which it has several members.
 
 use bytemuck::Zeroable;
 use drumline_engine::call::Call;
