@@ -88,8 +88,7 @@ impl Host {
         self.cache_bytes
     }
 
-    /// The unit of the length from which calls work in registered buffers without slots; the same on all
-    /// ranks.
+    /// The length in bytes from which data counts as long in the memory of this host; the same on all ranks.
     pub fn long_bytes(&self) -> usize {
         self.long_bytes
     }
@@ -253,9 +252,9 @@ impl Host {
     /// to a rank on their own core. With `may_move`, the last rank on a crowded core then moves to the core
     /// with the fewest ranks.
     ///
-    /// Why move: ranks yield to each other and hardly ever sleep. To the kernel a core with three ranks is
-    /// therefore as busy as a core with one. It leaves them there for 100 ms and longer, and short calls take
-    /// twice as long.
+    /// A move is worth it because ranks yield to each other and hardly ever sleep. To the kernel, a core with
+    /// three ranks is therefore as busy as a core with one. The kernel leaves the ranks there for 100 ms and
+    /// longer, and short calls take twice as long.
     pub(crate) fn spread_out(&mut self, rank: Rank, now: Instant, may_move: bool) {
         let is_crowded = self.spins_max.yields > 0;
         if !is_crowded || self.spread_due.is_some_and(|due| now < due) {

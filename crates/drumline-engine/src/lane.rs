@@ -422,8 +422,8 @@ impl Lane {
         self.transport.idle_deadline()
     }
 
-    /// Finds out whether a peer has failed. Other collectives do not ask as long as they find all that they
-    /// need.
+    /// Finds out whether a peer has failed. Only the monitored barrier asks; other collectives need not know
+    /// while they find all that they need.
     fn hear(&mut self, now: Instant) -> Result<(), Cause> {
         self.look(now);
         if self.has_points() {

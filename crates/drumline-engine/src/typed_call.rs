@@ -91,7 +91,8 @@ where
         TypedCall { call, factor, buffers, wide: None, unscaled: None, staged: false }
     }
 
-    /// The same call through slots, even if the buffer is registered: the buffers of other ranks are not.
+    /// The same call through slots. It serves calls where this rank's buffer is registered but the buffers of
+    /// other ranks are not.
     pub fn staged(self) -> TypedCall<T, D, I> {
         TypedCall { staged: true, ..self }
     }

@@ -223,8 +223,8 @@ impl Config {
         Ok(Config { secret: Secret::from_env()?, ..config })
     }
 
-    /// How many addresses or interfaces are named to listen on; 1 if none is. With as many
-    /// [`streams`](Config#structfield.streams) the data goes round all of them.
+    /// How many addresses or interfaces are named to listen on; 1 if none is named. With the same number of
+    /// [`streams`](Config#structfield.streams), the data uses all of them.
     ///
     /// ```
     /// # use drumline_group as drumline;

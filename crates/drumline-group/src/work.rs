@@ -25,7 +25,7 @@ type Ended<B> = Result<B, WorkError<B>>;
 ///
 /// The call owns the buffer until [`Work::wait`] (or `.await`) gives it back, so the buffer can be neither
 /// read nor freed too early. Collectives of a group run one after another, in the order of the calls. Sends
-/// and receives run beside them, on a thread of the library. A thread that waits for a `Work` helps. To drop
+/// and receives run beside them, on a thread of the library. A thread that waits for a `Work` helps. Dropping
 /// a `Work` does not stop its call, because the other ranks take part in it.
 ///
 /// When the call fails, the buffer comes back with the error ([`WorkError`]). `?` turns a `WorkError` into an

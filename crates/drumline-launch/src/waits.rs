@@ -101,8 +101,9 @@ fn thread(directory: &Path, id: Pid) -> Option<(String, String)> {
     Some((name, place))
 }
 
-/// The system call in `/proc/PID/syscall`, with the meaning of its first argument: a descriptor, whose target
-/// the caller looks up, or a process. `None` if the thread is in no call, or if this user may not look.
+/// The system call in `text`, the content of `/proc/PID/syscall`, with the meaning of its first argument: a
+/// process, or a descriptor, which `target` looks up. `None` if the thread is in no call, or if this user may
+/// not look.
 fn call(text: &str, target: impl Fn(i32) -> Option<String>) -> Option<String> {
     let mut words = text.split_ascii_whitespace();
     let number: libc::c_long = words.next()?.parse().ok().filter(|&number| number >= 0)?;

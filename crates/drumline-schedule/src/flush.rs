@@ -4,7 +4,7 @@
 //! of the messages concerned before each step that overwrites their source, and a flush of all messages at
 //! the end.
 //!
-//! A flush waits per destination, and for no more messages than necessary. To wait for all messages would
+//! A flush waits per destination, and for no more messages than necessary. Waiting for all messages would
 //! deadlock direct exchange: each rank would wait until others have taken its results, and no rank takes
 //! results before its own are gone.
 

@@ -60,7 +60,7 @@ pub(crate) unsafe fn map_privately(
 ///
 /// `address` and `bytes` are whole pages of a private mapping with read and write access.
 pub(crate) unsafe fn copy_pages(address: *mut u8, bytes: usize) -> Result<()> {
-    // SAFETY: the contract says that the pages are mapped privately and may be written. To populate them
+    // SAFETY: the contract says that the pages are mapped privately and may be written. Populating them
     // changes no value.
     match retry_on_intr(|| unsafe { madvise(address.cast(), bytes, Advice::LinuxPopulateWrite) }) {
         Err(Errno::INVAL) => {

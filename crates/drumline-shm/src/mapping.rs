@@ -26,10 +26,10 @@ pub(crate) struct Mapping {
 // SAFETY: the mapping belongs to the process, not to a thread. It is unmapped once, on whichever
 // thread the value is dropped.
 unsafe impl Send for Mapping {}
-// SAFETY: a shared `Mapping` gives out references to atomics, addresses, and operands. References
-// to atomics may be shared. To use an address is unsafe, so its user answers for the thread.
-// Operands (`target`, `slot`, `payload`) are made only by `Segment` and `PeerSegment`, which are not
-// `Sync`: all operands of one mapping stay on one thread.
+// SAFETY: a shared `Mapping` gives out references to atomics, addresses, and operands. References to atomics
+// may be shared. Using an address is unsafe, so its user answers for the thread. Operands (`target`, `slot`,
+// `payload`) are made only by `Segment` and `PeerSegment`, which are not `Sync`: all operands of one mapping
+// stay on one thread.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {

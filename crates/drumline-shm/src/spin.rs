@@ -24,10 +24,10 @@ pub struct SpinLimit {
 /// Polls `is_there` until it is true, at most as often as `limit` says. Returns whether it became
 /// true.
 ///
-/// The awaited rank may need the core of the polling rank: where ranks outnumber cores, or where the
-/// kernel put two of them on one core. `needs_core` tells whether this is so. If it is, this function
-/// yields the core at once, a few times more often than `limit` says. If it is not, to poll again is
-/// cheaper than to yield.
+/// The awaited rank may need the core of the polling rank: where ranks outnumber cores, or where the kernel
+/// put two of them on one core. `needs_core` tells whether this is so. If it is, this function yields the
+/// core at once, a few times more often than `limit` says. If it is not, polling again is cheaper than
+/// yielding.
 #[inline]
 pub fn spin(
     limit: SpinLimit,

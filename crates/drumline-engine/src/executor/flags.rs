@@ -113,8 +113,9 @@ impl Flags {
         self.of(seat).met >= self.epoch.pieces
     }
 
-    /// A neighbour that may not have posted in the piece before this one, or whose announcement of that piece
-    /// has not been compared; and the count of posts from which the announcement can be compared.
+    /// A neighbour whose announcement of the piece before this one has not been compared, or that may not
+    /// have posted in that piece. Also returns the count of posts from which the announcement can be
+    /// compared.
     pub(crate) fn owed(&self) -> Option<(Seat, u64)> {
         let Epoch { pieces, previous, .. } = self.epoch;
         let level = previous?.base + 1;

@@ -316,8 +316,8 @@ impl Machine {
         Action::Announce
     }
 
-    /// Passes the waits for posts that are there. Returns the neighbour whose post is missing, and the count
-    /// of posts to look for. `None`: no post is missing.
+    /// Passes all waits whose posts are there. Returns the first neighbour whose post is missing, and the
+    /// count of posts to look for. `None`: no post is missing.
     ///
     /// `find` looks at a neighbour's line. If the line shows what is awaited, it returns the neighbour's
     /// count of posts.
@@ -602,8 +602,8 @@ impl Machine {
         self.peers[peer].left = true;
     }
 
-    /// Nothing can be done at the time `now`. Fails if the call cannot go on any more: a peer that it needs
-    /// has left, or its time is over.
+    /// Tells the machine that nothing can be done at the time `now`. Fails if the call can no longer go on,
+    /// because a peer that it needs has left or the time limit has passed.
     pub fn on_stuck(&mut self, now: Instant) -> Result<(), Cause> {
         let deadline = self.deadline(now);
         let has_left = |peer: &Rank| self.peers.get(*peer).is_some_and(|peer| peer.left);

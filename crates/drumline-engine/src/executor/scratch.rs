@@ -11,7 +11,7 @@ use super::layout::{Layout, Place};
 
 /// The place for a message that is to be combined into `dst`: a scratch slot that no algorithm uses.
 ///
-/// The message is received whole and then combined. To combine it while it arrives would save one pass over
+/// The message is received whole and then combined. Combining it while it arrives would save one pass over
 /// memory.
 pub(crate) fn staging(dst: Loc) -> Loc {
     Loc::scratch(usize::MAX, dst.span)

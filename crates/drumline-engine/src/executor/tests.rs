@@ -170,8 +170,8 @@ fn contribution(plan: usize, rank: Rank, index: usize) -> i64 {
     plan as i64 * 1_000_000 + rank as i64 * 1000 + index as i64
 }
 
-/// Runs `plans` one after another on every rank, in one thread. Which rank moves next is up to
-/// the seed, so ranks run ahead of each other. What each rank holds after each operation.
+/// Runs `plans` one after another on every rank, in one thread. The seed decides which rank moves next, so
+/// ranks run ahead of each other. Returns what each rank holds after each operation.
 fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>>, Cause> {
     let network = Arc::new(Mutex::new(Network { random: seed, ..Network::default() }));
 

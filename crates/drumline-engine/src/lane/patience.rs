@@ -19,8 +19,8 @@ pub(crate) struct Patience {
     pub(super) lead: Duration,
     /// When this rank tells its peers that it waits.
     pub(super) tell_at: Instant,
-    /// When this rank logs a warning. It is counted from when the peers were told, so that they have time to
-    /// answer: a rank that was stopped itself hears them before it blames any of them.
+    /// When this rank logs a warning. The time counts from when it told the peers, so that they can answer
+    /// first. A rank that was stopped itself thus reads their answers before it blames any of them.
     pub(super) warn_at: Option<Instant>,
     pub(super) warned: bool,
     /// Whether the call got more time because all ranks seemed to wait for each other.

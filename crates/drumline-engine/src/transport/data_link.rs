@@ -88,7 +88,7 @@ impl<S: Duplex> DataLink<S> {
 
     pub(crate) fn receive(&mut self, dst: Stretch) {
         self.places.push_back(dst);
-        // The message may be there already. To read costs no more than to ask.
+        // The message may be there already. Reading costs no more than asking.
         self.ready = true;
     }
 

@@ -290,7 +290,7 @@ impl<S: Duplex> Streams<S> {
                 if self.desk.awaits_any() {
                     self.want(0..self.world_size);
                 }
-                // An offer may be there already. To read costs no more than to ask.
+                // An offer may be there already. Reading costs no more than asking.
                 self.peers.values_mut().for_each(|peer| peer.points.on_readable());
             }
         }

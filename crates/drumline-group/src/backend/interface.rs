@@ -284,7 +284,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// ```
     fn abort(&self, failure: &CollectiveError);
 
-    /// Returns when all ranks have called it. No other call follows.
+    /// Waits until all ranks have called this. No other call follows.
     ///
     /// ```
     /// # use drumline_group as drumline;

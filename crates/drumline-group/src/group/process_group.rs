@@ -220,7 +220,7 @@ impl ProcessGroup {
     }
 
     /// Closes the group once all ranks have called this, so that no rank waits for a rank that has gone.
-    /// Calls that are under way end first. To drop the last handle leaves without waiting.
+    /// Calls that are under way end first. Dropping the last handle instead leaves without waiting.
     ///
     /// ```
     /// # use drumline_group as drumline;

@@ -115,7 +115,7 @@ impl Rendezvous {
     /// waits until all other ranks have closed their connections, by leaving or by dying, but at most for
     /// `patience`. Returns whether they have; on other ranks returns `true` at once.
     ///
-    /// To drop a `Rendezvous` does not wait. That is right after an error, which the other ranks should
+    /// Dropping a `Rendezvous` does not wait, which is right after an error that the other ranks should
     /// notice.
     ///
     /// ```

@@ -312,7 +312,7 @@ fn unreachable(rank: Rank, address: SocketAddr, error: &CallError) -> Cause {
 pub(crate) struct Lingering {
     far: Far,
     word: Control,
-    /// The streams of peers that were told. To close them at once could lose the message.
+    /// The streams of peers that were told. Closing them at once could lose the message.
     told: Vec<Bundle<PeerStream>>,
     until: Instant,
 }

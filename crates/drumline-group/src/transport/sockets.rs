@@ -180,7 +180,7 @@ impl Sockets {
                 let kind = match key % KINDS {
                     PROCESS => {
                         self.streams.on_exit(rank);
-                        // To close the descriptor removes it from the set.
+                        // Closing the descriptor removes it from the set.
                         self.processes.retain(|(of, _)| *of != rank);
                         return;
                     }

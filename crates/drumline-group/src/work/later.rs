@@ -14,8 +14,8 @@ thread_local! {
     static WAKERS: RefCell<Vec<Waker>> = const { RefCell::new(Vec::new()) };
 }
 
-/// While one is alive, [`wake`] keeps the wakers of this thread; its drop calls them. It is made before a
-/// lane is locked, so it is dropped after the lane is unlocked.
+/// While a `Later` exists, [`wake`] keeps the wakers of this thread. Dropping the `Later` calls them. It is
+/// made before a lane is locked, so it is dropped after the lane is unlocked.
 #[must_use]
 pub(crate) struct Later {
     /// Keeps it on its thread.

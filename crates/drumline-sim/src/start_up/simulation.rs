@@ -329,8 +329,8 @@ impl<'p> StartUpSimulation<'p> {
     }
 }
 
-/// Checks that an error blames the rank that a fault has struck, and no other. If the host of the store
-/// waits for that rank to join the job, it has not come to the group either.
+/// Checks that an error blames the rank that a fault has struck, and no other. It may also blame rank 0, if
+/// rank 0 still waits for the struck rank to join the job and therefore has not come to the group.
 fn check_blame(problem: &str, fault: StartUpFault, host_waits: bool) -> Result<(), String> {
     let (StartUpFault::RankCrash(victim) | StartUpFault::RankCut(victim)) = fault else {
         return Ok(());

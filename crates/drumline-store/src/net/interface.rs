@@ -111,7 +111,7 @@ pub fn address_towards(place: SocketAddr) -> Result<IpAddr> {
         SocketAddr::V4(_) => std::net::Ipv4Addr::UNSPECIFIED.into(),
         SocketAddr::V6(_) => std::net::Ipv6Addr::UNSPECIFIED.into(),
     };
-    // To connect a datagram socket sends nothing. It only looks up the route.
+    // Connecting a datagram socket sends nothing. It only looks up the route.
     UdpSocket::bind((any, 0))
         .and_then(|socket| socket.connect(place).and_then(|()| socket.local_addr()))
         .map(|address| address.ip())

@@ -5,8 +5,8 @@ use crate::Result;
 
 /// A part of another store: the keys that begin with `prefix/`.
 ///
-/// Two users of one store can so choose the same keys. It lists and counts only its own keys. It has the
-/// time-out of the other store: to set it here sets it there.
+/// So two users of one store can choose the same keys. A `PrefixStore` lists and counts only its own keys. It
+/// shares the time-out of the other store: setting it here sets it there.
 ///
 /// ```
 /// # use drumline_store as drumline;

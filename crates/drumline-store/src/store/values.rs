@@ -208,7 +208,7 @@ mod tests {
         assert_eq!(values.add(b"/c", 1), Err(full.clone()));
         assert_eq!(values.compare_set(b"/c", b"", b""), Err(full));
         assert_eq!((values.bytes, values.len(), values.queue_len(b"/q")), (held, 2, 1));
-        // To replace or take something away makes room.
+        // Replacing or removing something makes room.
         values.set(b"/a", b"12345678").unwrap();
         assert_eq!(values.pop(b"/q").as_deref(), Some(&b"12345"[..]));
         values.set(b"/c", b"12").unwrap();

@@ -17,7 +17,7 @@ use crate::{Error, Result};
 /// Reduces named tensors over a group, in any order. See the [module's documentation](super).
 ///
 /// Made by [`TensorRegistry::freeze`](super::TensorRegistry::freeze). One thread at a time uses it; hooks on
-/// several threads share it behind a lock. To bring a tensor never waits.
+/// several threads share it behind a lock. Bringing a tensor never waits.
 ///
 /// A drop in the middle of a step aborts the group, and the other ranks are told. A drop between steps leaves
 /// the group at once. [`AsyncReduce::stop`] leaves the group, too, and waits until the other ranks do.

@@ -129,8 +129,8 @@ impl Disk for SystemDisk {
 
 /// Opens a regular file and nothing else.
 ///
-/// The check is made on the open file, not on the path, which may lead to another file a moment later. To
-/// open never blocks, as it could for the other end of a pipe.
+/// The check is made on the open file, not on the path, which may lead to another file a moment later.
+/// Opening never blocks, although the path may lead to a pipe without another end.
 fn open_regular(
     options: &mut OpenOptions,
     flags: OFlags,

@@ -6,13 +6,13 @@ use crate::{Error, Result};
 ///
 /// The order of an epoch depends on seed and epoch, and not on the number of ranks. All ranks take
 /// the same number of steps, so the samples that they have used together are always the first
-/// [`consumed`](Self::consumed) places of that order. To go on, the rest is distributed: rank `r` of
-/// `world_size` gets the places `consumed + r`, `consumed + r + world_size`, and so on.
+/// [`consumed`](Self::consumed) places of that order. When training goes on, the rest is distributed: rank
+/// `r` of `world_size` gets the places `consumed + r`, `consumed + r + world_size`, and so on.
 ///
 /// - The same number of ranks goes on exactly as if it had not been interrupted.
-/// - Whatever the numbers of ranks over time, an epoch uses every sample exactly once. Only the
-///   ranks that end it round: they repeat up to `world_size - 1` samples of the order's beginning,
-///   or with `drop_last` leave out as many at its end.
+/// - Whatever the numbers of ranks over time, an epoch uses every sample exactly once, except at its end: the
+///   ranks that finish the epoch repeat up to `world_size - 1` samples from the beginning of the order, or
+///   with `drop_last` leave out up to as many at its end.
 ///
 /// Its text is meant for the metadata of a [checkpoint](crate::checkpoint):
 ///

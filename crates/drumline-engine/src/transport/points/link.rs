@@ -82,7 +82,7 @@ impl<S: Duplex> PointLink<S> {
 
     pub(crate) fn post(&mut self, point: Point, ended: &mut Vec<Ended>) {
         self.exchange.post(point, ended);
-        // The offer that it needs may be there already. To read costs no more than to ask.
+        // The offer that it needs may be there already. Reading costs no more than asking.
         self.ready = true;
     }
 

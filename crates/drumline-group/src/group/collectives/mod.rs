@@ -107,8 +107,9 @@ impl ProcessGroup {
             .ok_or_else(|| invalid(format!("no memory holds as many elements as {what} says")))
     }
 
-    /// The counts of a call with blocks of these lengths, by rank. Checks that this rank's block has `own`
-    /// elements, and that all of them together have `long`, if this rank holds them all.
+    /// The counts of a call with blocks of these lengths, one for each rank. Checks that this rank's block
+    /// has `own` elements. If this rank holds all blocks, `long` is their length in all, which is checked,
+    /// too.
     fn blocks_by_rank(
         &self,
         operation: &'static str,
@@ -128,7 +129,7 @@ impl ProcessGroup {
         })
     }
 
-    /// The same for a call in which only the root holds all blocks.
+    /// Like `blocks_by_rank`, for a call in which only the root holds all blocks.
     fn blocks_at_root(
         &self,
         operation: &'static str,

@@ -290,7 +290,7 @@ impl Drop for TcpStoreServer {
             // The parent's thread goes on, and this process has none to wait for.
             return;
         }
-        // A fork may hold a copy of this end, so closing it would not tell the thread. To shut it down does.
+        // A fork may hold a copy of this end, so closing it would not wake the thread. Shutting it down does.
         if let Some(stop) = self.stop.take() {
             let _ = stop.shutdown(Shutdown::Both);
         }

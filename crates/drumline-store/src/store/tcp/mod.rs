@@ -67,7 +67,7 @@ const WORKERS_POLL: Duration = Duration::from_millis(10);
 ///
 /// Every call has a connection of its own while it runs, so a waiting call holds up no other.
 ///
-/// To drop the handle of the host ends the store for all clients: see [`TcpStore::wait_for_departure`].
+/// Dropping the handle of the host ends the store for all clients: see [`TcpStore::wait_for_departure`].
 ///
 /// ```
 /// # use drumline_store as drumline;
@@ -204,7 +204,8 @@ impl TcpStore {
         TcpStore::reach(endpoint, (Some(secret), Level::Auth), timeout)
     }
 
-    /// The same for a door of this level ([`Door::Secured`]).
+    /// Connects as [`TcpStore::connect_secured`] does, to a door of the security level `level`
+    /// ([`Door::Secured`]).
     ///
     /// ```
     /// # use drumline_store as drumline;

@@ -26,7 +26,7 @@ pub(super) enum Fault {
     Crash,
 }
 
-/// Makes the n-th operation on a disk fail. To read a file does not count.
+/// Makes the n-th operation on a disk fail. Reading a file does not count as an operation.
 pub(super) struct Faulty<D> {
     disk: D,
     faults: Rc<Faults>,

@@ -287,8 +287,8 @@ impl GradientReducer {
         Err(Error::Gradients { step: step.stats.steps, faults })
     }
 
-    /// Tells all ranks the faults, because all know that some rank has any: one status byte per parameter and
-    /// rank.
+    /// Exchanges the faults of all ranks: one status byte for each parameter and rank. All ranks call this,
+    /// because all know that some rank has a fault.
     fn exchange_faults(&self, mine: &[(usize, FaultKind)]) -> Result<Vec<GradientFault>> {
         let count = self.parameters.len();
         let mut status = vec![0_u8; count];
