@@ -102,8 +102,8 @@ impl<S: Duplex> ControlLink<S> {
         Some(Cause::Disconnected { peer: self.peer, problem })
     }
 
-    /// Sends unsent bytes, as many as the stream takes. A failure here is not reported: if the peer is lost,
-    /// reading finds out, and what the peer said before it left counts.
+    /// Sends unsent bytes, as many as the stream takes. A failure is only noted, in `deaf`. If the peer is
+    /// lost, reading finds out, and what the peer said before it left counts.
     fn send(&mut self) {
         if let Err(error) = self.write()
             && error.kind() != io::ErrorKind::WouldBlock
