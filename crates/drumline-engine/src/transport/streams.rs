@@ -377,7 +377,8 @@ impl<S: Duplex> Streams<S> {
                 continue;
             }
             let since = *peer.broken_since.get_or_insert(now);
-            // A goodbye may still be on its way. If none comes, the peer waits for words that it never hears.
+            // A goodbye of the peer may still be on its way. If none comes within the grace, the peer waits
+            // for messages that cannot reach it.
             if let Some(cause) = deaf
                 && now >= since + GRACE
             {

@@ -54,7 +54,7 @@ fn nobody_waits_to_say_goodbye_to_a_peer_that_is_gone() {
     assert_eq!(first.still_present(&History::default()).unwrap(), []);
 }
 
-/// A connection on which nothing more can be said, and the peer's ends.
+/// A rank whose control stream can no longer send, and the peer's ends of its streams.
 fn one_way() -> (Streams<UnixStream>, Bundle<UnixStream>) {
     let [near, far] = bundles();
     near.control.shutdown(std::net::Shutdown::Write).unwrap();

@@ -78,8 +78,8 @@ impl TorchSpelling<'_> {
         }))
     }
 
-    /// [`ProcessGroup::gather`](crate::ProcessGroup::gather) into a buffer for every rank, all as long as `input`. On ranks other
-    /// than the root the list is empty.
+    /// [`ProcessGroup::gather`](crate::ProcessGroup::gather) into a buffer for every rank, all as long as
+    /// `input`. On ranks other than the root the list is empty.
     ///
     /// ```
     /// # use drumline_group as drumline;
@@ -159,8 +159,8 @@ impl TorchSpelling<'_> {
         }))
     }
 
-    /// [`ProcessGroup::scatter`](crate::ProcessGroup::scatter) of a buffer for every rank, all as long as `output`. On ranks other
-    /// than the root the list is empty.
+    /// [`ProcessGroup::scatter`](crate::ProcessGroup::scatter) of a buffer for every rank, all as long as
+    /// `output`. On ranks other than the root the list is empty.
     ///
     /// ```
     /// # use drumline_group as drumline;
