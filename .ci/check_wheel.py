@@ -1,7 +1,7 @@
-"""Installs a wheel as a user does, and runs what the READMEs show: python3 .ci/check_wheel.py WHEEL [TORCH_VENV]
+"""Installs a wheel as a user does, and runs what the READMEs show: python3 .ci/check_wheel.py WHEEL
 
-The environment is new, HOME is empty, and there is no Rust on the PATH. torch is that of TORCH_VENV. Without it,
-what needs torch is left out, and it says so.
+The environment is new, HOME is empty, and there is no Rust on the PATH. torch is that of `make torch-venv`. Without
+it, what needs torch is left out, and it says so.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+TORCH_VENV = ROOT / "target/torch-venv"
 sys.path.insert(0, str(ROOT / "docs"))
 from check_book import blocks  # noqa: E402
 
 
-def main(wheel: str, torch_venv: str | None = None) -> None:
+def main(wheel: str) -> None:
+    has_torch = (TORCH_VENV / "installed").exists()
     with tempfile.TemporaryDirectory() as folder:
         home = pathlib.Path(folder)
         venv = home / "venv"
@@ -33,8 +35,8 @@ def main(wheel: str, torch_venv: str | None = None) -> None:
 
         run(sys.executable, "-m", "venv", str(venv))
         run("python", "-m", "pip", "install", "--quiet", "--only-binary", ":all:", str(pathlib.Path(wheel).resolve()))
-        if torch_venv:
-            (site,) = pathlib.Path(torch_venv).resolve().glob("lib/python3*/site-packages")
+        if has_torch:
+            (site,) = TORCH_VENV.glob("lib/python3*/site-packages")
             (own,) = venv.glob("lib/python3*/site-packages")
             (own / "torch.pth").write_text(f"{site}\n")
         run("drumline", "--version")
@@ -45,7 +47,7 @@ def main(wheel: str, torch_venv: str | None = None) -> None:
             left_out = set()
             for line, language, text in blocks(page.read_text()):
                 name = text.split("\n", 1)[0].removeprefix("# ")
-                if language == "python" and "import torch" in text and not torch_venv:
+                if language == "python" and "import torch" in text and not has_torch:
                     print(f"left out, there is no torch: {page.relative_to(ROOT)}:{line}")
                     left_out.add(name)
                 elif language == "python":

@@ -48,7 +48,7 @@ def refusals(package: dict[str, str]) -> list[str]:
     heading = re.search(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     if not heading or not re.fullmatch(rf"{re.escape(version)} - \d{{4}}-\d\d-\d\d", heading[1]):
         newest = heading[1] if heading else "nothing"
-        found.append(f"CHANGELOG.md begins with {newest}: it must begin with {version} and a date, '{version} - 2027-01-31'")
+        found.append(f"CHANGELOG.md begins with {newest}: it must begin with {version} and a date, '{version} - YYYY-MM-DD'")
     here, tags = git("tag", "--points-at", "HEAD").split(), git("tag", "--list", "v*").split()
     if f"v{version}" in tags and f"v{version}" not in here:
         found.append(f"v{version} is the tag of another commit: raise the version in Cargo.toml")
