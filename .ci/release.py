@@ -43,8 +43,11 @@ def refusals(package: dict[str, str]) -> list[str]:
     found = []
     if changed := git("status", "--porcelain").splitlines():
         found.append(f"{len(changed)} files differ from the commit, the first is {changed[0][3:]}: commit or remove them")
+    urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"].get("urls", {})
     if not package["repository"]:
         found.append("Cargo.toml has no repository: set it in [workspace.package]")
+    elif urls.get("Repository") != package["repository"]:
+        found.append("pyproject.toml does not name the repository of Cargo.toml: set Repository in [project.urls]")
     heading = re.search(r"^## (.+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     if not heading or not re.fullmatch(rf"{re.escape(version)} - \d{{4}}-\d\d-\d\d", heading[1]):
         newest = heading[1] if heading else "nothing"
