@@ -320,8 +320,9 @@ semver:
 	@if cargo semver-checks --version >/dev/null 2>&1; then cargo semver-checks --workspace; \
 	else echo 'skipped: cargo install --locked cargo-semver-checks'; fi
 
-# Every crate that is published builds from what would be uploaded, and nothing is uploaded. cargo stands in for the
-# registry with what it has packed. make package PACKAGE_ARGS=--no-verify only packs. The files: target/package/*.crate.
+# Every crate that is published builds from what would be uploaded, and nothing is uploaded. Only the workspace as a
+# whole can be tried: what the others need is not on crates.io yet, so cargo takes what it has just packed. It asks the
+# index for the rest. make package PACKAGE_ARGS=--no-verify only packs. The files: target/package/*.crate.
 PUBLISHED = $(shell grep -L 'publish = false' crates/*/Cargo.toml | sed 's,crates/\([^/]*\)/.*,-p \1,')
 package:
 	rm -f target/package/*.crate
