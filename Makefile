@@ -7,7 +7,8 @@ ARGS ?=
 OUT ?= runs/fashion-mnist
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
-        ecosystem gpt wheel wheel-aarch64 sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate torch torch-venv deny semver package clean
+        ecosystem gpt wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate torch torch-venv deny semver package \
+        release-dry train-containers clean
 
 # What is tested beside the defaults.
 FEATURES := --features drumline/ndarray
@@ -39,9 +40,12 @@ help:
 	@echo 'make bench-torch  time dist.all_reduce on drumline and on gloo'
 	@echo 'make bench-step   time a training step of DDP in torch, on drumline and on gloo'
 	@echo 'make wheel      a wheel for pip, in target/wheels; make sdist: the source for one'
+	@echo 'make wheel-x86_64, wheel-aarch64   wheels for PyPI; make check-wheel, check-sdist try what was built'
 	@echo 'make torch-venv install torch, so that the tests of the stores talk with it'
 	@echo 'make deny       licences and sources of all dependencies; make semver: the API beside the last release'
 	@echo 'make package    build every crate from what would be uploaded'
+	@echo 'make release-dry   build all that a release uploads, and say what that is; uploads nothing'
+	@echo 'make train-containers   make train in two containers, one rank in each'
 	@echo 'make clean      remove everything that was built; runs are kept'
 
 train:
@@ -269,20 +273,33 @@ wheel: $(PYTHON_VENV)/installed
 	rm -f target/wheels/drumline-*.whl
 	$(PYTHON_VENV)/bin/maturin build --locked --release --out target/wheels
 
-# For another processor, with zig of PyPI as linker. Needs its standard library: by `rustup target add
-# aarch64-unknown-linux-gnu`, or made anew by a nightly compiler that has rust-src: BUILD_STD=1.
+# For PyPI: with zig of PyPI as linker, for glibc 2.17 and newer. Another processor needs its standard library: by
+# `rustup target add aarch64-unknown-linux-gnu`, or made anew by a nightly compiler that has rust-src: BUILD_STD=1.
 comma := ,
-CROSS := aarch64-unknown-linux-gnu
-wheel-aarch64: export PATH := $(CURDIR)/$(PYTHON_VENV)/bin:$(PATH)
-wheel-aarch64: $(PYTHON_VENV)/installed
+wheel-x86_64 wheel-aarch64: export PATH := $(CURDIR)/$(PYTHON_VENV)/bin:$(PATH)
+wheel-x86_64 wheel-aarch64: wheel-%: $(PYTHON_VENV)/installed
+	rm -f target/wheels/manylinux/*$*.whl
 	$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) ziglang
 	$(if $(BUILD_STD),RUSTUP_TOOLCHAIN=nightly CARGO_UNSTABLE_BUILD_STD=std$(comma)panic_abort) \
-	maturin build --locked --release --target $(CROSS) --zig --out target/wheels-aarch64
+	maturin build --locked --release --target $*-unknown-linux-gnu --zig --compatibility manylinux2014 \
+	    --out target/wheels/manylinux
+
+# What users get: installed where there is no Rust, the wheel runs what the READMEs show. And the source builds a wheel.
+WHEEL ?= $(firstword $(wildcard target/wheels/manylinux/drumline-*_$(shell uname -m).whl target/wheels/drumline-*.whl))
+
+check-wheel: torch
+	$(PYTHON) .ci/check_wheel.py '$(WHEEL)'
+
+check-sdist: sdist
+	rm -rf target/wheels/from-sdist
+	CARGO_TARGET_DIR=$(CURDIR)/target $(PYTHON_VENV)/bin/python -m pip wheel --disable-pip-version-check $(PIP_ARGS) \
+	    --no-deps --wheel-dir target/wheels/from-sdist target/wheels/drumline-*.tar.gz
 
 python-release: wheel
 	$(INSTALL) target/wheels/drumline-*.whl
 
 sdist: $(PYTHON_VENV)/installed
+	rm -f target/wheels/drumline-*.tar.gz
 	$(PYTHON_VENV)/bin/maturin sdist --out target/wheels
 
 $(PYTHON_VENV)/installed:
@@ -303,11 +320,29 @@ semver:
 	@if cargo semver-checks --version >/dev/null 2>&1; then cargo semver-checks --workspace; \
 	else echo 'skipped: cargo install --locked cargo-semver-checks'; fi
 
-# Every crate that is published builds from what would be uploaded: make package PACKAGE_ARGS=--no-verify
-# only packs them.
+# Every crate that is published builds from what would be uploaded, and nothing is uploaded. Only the workspace as a
+# whole can be tried: what the others need is not on crates.io yet, so cargo takes what it has just packed. It asks the
+# index for the rest. make package PACKAGE_ARGS=--no-verify only packs. The files: target/package/*.crate.
 PUBLISHED = $(shell grep -L 'publish = false' crates/*/Cargo.toml | sed 's,crates/\([^/]*\)/.*,-p \1,')
 package:
-	cargo package --locked --allow-dirty $(PACKAGE_ARGS) $(PUBLISHED)
+	rm -f target/package/*.crate
+	cargo publish --dry-run --workspace --locked --allow-dirty $(PACKAGE_ARGS)
+	cargo package --no-verify --locked --allow-dirty --quiet $(PUBLISHED)
+
+# Builds all that a release uploads, and uploads nothing. It refuses a commit that must not be released. With
+# ARGS=--rehearse it builds all the same, and says what it would have refused.
+release-dry:
+	$(PYTHON) .ci/release.py $(ARGS)
+
+# One rank in each of two containers: docs/guides/several-hosts.md. COMPOSE may be that of podman, too.
+COMPOSE ?= docker compose
+
+train-containers: runs/job-secret
+	$(COMPOSE) up --build --abort-on-container-exit
+
+runs/job-secret:
+	mkdir -p $(@D)
+	(umask 077 && head -c 32 /dev/urandom | base64 > $@)
 
 clean:
 	cargo clean

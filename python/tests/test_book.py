@@ -32,7 +32,10 @@ def test_the_book_has_pages_that_run():
     assert len(PAGES) > 5
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md"], ids=lambda page: page.stem)
+READMES = [ROOT / "README.md", ROOT / "python/README.md"]
+
+
+@pytest.mark.parametrize("page", [*PAGES, *READMES], ids=lambda page: page.stem)
 def test_what_a_page_shows_runs(page: Path, tmp_path: Path):
     parts = blocks(page)
     if any("import torch" in text for _, text in parts) and not HAS_BACKENDS:
