@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use drumline_shm::Unforked;
+use drumline_shm::{Credentials, Unforked};
 use rustix::{net::sockopt, process::geteuid};
 
 use super::pacing;
@@ -133,9 +133,9 @@ impl Stream {
         match (self, self.peer_address()) {
             (Stream::Tcp(_) | Stream::Secured(_), Some(address)) => address.to_string(),
             (Stream::Tcp(_) | Stream::Secured(_), None) => "a connection that is gone".to_owned(),
-            (Stream::Unix(stream), _) => match sockopt::socket_peercred(stream) {
-                Ok(peer) => format!("process {} of this host", peer.pid),
-                Err(_) => "a process of this host".to_owned(),
+            (Stream::Unix(stream), _) => match Credentials::of_peer(stream) {
+                Ok(Credentials { pid: Some(pid), .. }) => format!("process {pid} of this host"),
+                _ => "a process of this host".to_owned(),
             },
         }
     }
@@ -146,11 +146,11 @@ impl Stream {
     /// connection must not leave this host.
     pub fn suspicion(&self, has_secret: bool) -> Option<String> {
         match self {
-            Stream::Unix(stream) => match sockopt::socket_peercred(stream) {
-                Ok(peer) if peer.uid == geteuid() || peer.uid.is_root() => None,
+            Stream::Unix(stream) => match Credentials::of_peer(stream) {
+                Ok(peer) if peer.check().is_ok() => None,
                 Ok(peer) => Some(format!(
                     "it runs as user {}, this process as user {}; one job runs as one user",
-                    peer.uid.as_raw(),
+                    peer.uid,
                     geteuid().as_raw()
                 )),
                 Err(error) => Some(format!("the kernel does not say whose it is: {error}")),

@@ -4,6 +4,7 @@ use std::{
     io::{Read, Write},
     net::{Ipv4Addr, TcpStream},
     os::unix::net::UnixStream,
+    process::Command,
     sync::atomic::{AtomicU32, Ordering},
     thread,
     time::{Duration, Instant},
@@ -271,6 +272,34 @@ fn an_address_is_free_again_and_a_caller_is_refused_although_a_fork_lives() {
     Listener::tcp(socket).unwrap();
     rustix::process::kill_process(fork, rustix::process::Signal::KILL).unwrap();
     rustix::process::waitpid(Some(fork), rustix::process::WaitOptions::empty()).unwrap();
+}
+
+/// As between two containers that share a network: neither has a number for the other's process.
+#[test]
+fn a_process_of_another_pid_namespace_is_known_by_its_user() {
+    const MEET: &str = "DRUMLINE_TEST_MEET";
+    const APART: [&str; 3] = ["--map-root-user", "--pid", "--fork"];
+    if let Ok(name) = std::env::var(MEET) {
+        let stream = open(&Address::Unix(name), Instant::now() + HANG).unwrap();
+        assert_eq!(stream.suspicion(true), None);
+        assert_eq!(stream.peer(), "a process of this host");
+        return;
+    }
+    if !Command::new("unshare").args(APART).arg("true").status().is_ok_and(|done| done.success()) {
+        assert!(
+            std::env::var_os("DRUMLINE_TEST_HOSTS").is_none(),
+            "unshare makes no namespaces here"
+        );
+        return eprintln!("skipped: unshare makes no namespaces here");
+    }
+    let (_gate, address) = unix_gate();
+    let Address::Unix(name) = address else { panic!("not a Unix socket") };
+    let itself = "net::tests::a_process_of_another_pid_namespace_is_known_by_its_user";
+    let mut there = Command::new("unshare");
+    there.args(APART).arg(std::env::current_exe().unwrap()).args(["--exact", itself]);
+    let done = there.env(MEET, name).output().unwrap();
+    let said = String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success() && said.contains("1 passed"), "{said}");
 }
 
 #[test]
