@@ -5,6 +5,7 @@ NPROC ?= 2
 ARGS ?=
 
 OUT ?= runs/fashion-mnist
+PYTHON_VENV := target/python-venv
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
         ecosystem gpt wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate torch torch-venv deny semver package \
@@ -38,7 +39,7 @@ help:
 	@echo 'make ecosystem  accelerate, Lightning, transformers and others of PyPI on drumline beside gloo'
 	@echo 'make gpt        train a small GPT on Moby-Dick with torch, on NPROC=$(NPROC) processes'
 	@echo 'make bench-torch  time dist.all_reduce on drumline and on gloo'
-	@echo 'make bench-step   time a training step of DDP in torch, on drumline and on gloo'
+	@echo 'make bench-step   time a training step of DDP in torch, on drumline and on gloo, and draw one'
 	@echo 'make wheel      a wheel for pip, in target/wheels; make sdist: the source for one'
 	@echo 'make wheel-x86_64, wheel-aarch64   wheels for PyPI; make check-wheel, check-sdist try what was built'
 	@echo 'make torch-venv install torch, so that the tests of the stores talk with it'
@@ -101,11 +102,11 @@ model:
 	    --target-dir target/loom
 
 # Peers that cannot be installed are left out, and it says so.
-bench: torch
+bench: torch $(PYTHON_VENV)/matplotlib
 	cargo build --profile release-lto --locked -p drumline-cli
 	cargo build --profile release-lto --locked -p drumline --example async_reduce_speed
-	$(PYTHON) -m unittest discover --quiet --start-directory bench
-	$(PYTHON) bench/bench.py --rounds $(ROUNDS) --only '$(ONLY)' --page docs/performance.md
+	$(PYTHON_VENV)/bin/python -m unittest discover --quiet --start-directory bench
+	$(PYTHON_VENV)/bin/python bench/bench.py --rounds $(ROUNDS) --only '$(ONLY)' --page docs/performance.md
 
 soak:
 	cargo build --locked -p drumline-cli
@@ -209,7 +210,6 @@ target/torch-venv/installed:
 	touch $@
 
 # The package in an environment of its own. torch comes from that of `make torch-venv`, if it is there.
-PYTHON_VENV := target/python-venv
 CONFORMANCE := python/tests/conformance
 
 INSTALL := $(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-index \
@@ -220,8 +220,9 @@ python-package: $(PYTHON_VENV)/installed
 	$(PYTHON_VENV)/bin/python python/dev_wheel.py target/debug/lib_core.so target/wheels/dev
 	$(INSTALL) target/wheels/dev/drumline-*.whl
 
-python: python-package
+python: python-package $(PYTHON_VENV)/matplotlib
 	$(PYTHON_VENV)/bin/mypy
+	$(PYTHON_VENV)/bin/python -m unittest discover --quiet --start-directory bench
 	$(PYTHON_VENV)/bin/python -m pytest $(PYTEST_ARGS)
 	if $(PYTHON_VENV)/bin/python -c 'import torch' 2>/dev/null; then \
 	    $(PYTHON_VENV)/bin/pyright --pythonpath $(PYTHON_VENV)/bin/python && \
@@ -257,7 +258,7 @@ $(ECOSYSTEM_VENV)/installed: target/torch-venv/installed $(ECOSYSTEM)/requiremen
 	    pytest --requirement $(ECOSYSTEM)/requirements.txt
 	touch $@
 
-gpt: torch python-release
+gpt: torch python-release $(PYTHON_VENV)/matplotlib
 	text=$$(sh examples/python/gpt/fetch-text.sh) && \
 	$(PYTHON_VENV)/bin/drumline run --nproc-per-node $(NPROC) -- $(PYTHON_VENV)/bin/python \
 	    examples/python/gpt/train.py "$$text" --out runs/gpt $(ARGS)
@@ -266,8 +267,9 @@ bench-torch: torch python-release
 	GLOO_SOCKET_IFNAME=lo $(PYTHON_VENV)/bin/drumline run --nproc-per-node 2 -- \
 	    $(PYTHON_VENV)/bin/python bench/torch_all_reduce.py $(ARGS)
 
-bench-step: torch python-release
+bench-step: torch python-release $(PYTHON_VENV)/matplotlib
 	GLOO_SOCKET_IFNAME=lo $(PYTHON_VENV)/bin/python bench/ddp_step.py $(ARGS)
+	$(PYTHON_VENV)/bin/python bench/step.py
 
 wheel: $(PYTHON_VENV)/installed
 	rm -f target/wheels/drumline-*.whl
@@ -309,6 +311,11 @@ $(PYTHON_VENV)/installed:
 	$(PYTHON_VENV)/bin/python -c 'import sysconfig; site = sysconfig.get_path("purelib"); \
 	    open(site + "/torch-venv.pth", "w").write(site.replace("python-venv", "torch-venv"))'
 	touch $@
+
+# Draws the pictures. Without it there are none, and nothing else is missing.
+MATPLOTLIB := matplotlib==$(shell sed -n 's/^MATPLOTLIB = "\(.*\)"/\1/p' bench/picture.py)
+$(PYTHON_VENV)/matplotlib: $(PYTHON_VENV)/installed
+	-$(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check $(PIP_ARGS) '$(MATPLOTLIB)' && touch $@
 
 # Programs of crates.io: cargo install cargo-deny cargo-semver-checks. Without them these say so.
 deny:

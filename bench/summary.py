@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import pathlib
 import re
+import sys
 from dataclasses import dataclass
 
 from page import micros, replaced, within_marks
-from picture import bars
+from picture import MATPLOTLIB, speeds
 
 MPIS = ("Intel MPI", "MPICH", "Open MPI")
 
@@ -43,8 +44,9 @@ LINES = [
          others=("iperf3",), gloo=False),
 ]
 
-# Sizes of the picture.
-PICTURED = ["8 B", "1 KiB", "64 KiB", "1 MiB", "16 MiB", "64 MiB"]
+# What the picture shows of `all_reduce`: the bytes of its rows, and its columns with their names there.
+PICTURED = {"8 B": 8, "1 KiB": 1 << 10, "64 KiB": 64 << 10, "1 MiB": 1 << 20, "16 MiB": 16 << 20, "64 MiB": 64 << 20}
+CURVES = {"registered": "drumline, registered buffer", "staged": "drumline, any buffer", **{peer: peer for peer in (*MPIS, "gloo")}}
 
 Row = dict[str, str]
 
@@ -130,21 +132,19 @@ def table(tables: Tables) -> str:
     return "\n".join(lines)
 
 
-def picture(tables: Tables) -> str:
-    """How many times as fast as the fastest MPI, by size."""
-    groups, kinds = [], ("staged", "registered")
+def pictured(tables: Tables) -> dict[str, list[tuple[str, float]]]:
+    """The median of each size in µs, by the name of the curve."""
+    curves: dict[str, list[tuple[str, float]]] = {}
     for size in PICTURED:
-        row = tables.row("all_reduce", size)
-        peer = fastest(row, MPIS) if row else None
-        if row is None or peer is None:
-            continue
-        groups.append((size, [times(row, peer[0], kind) or 0.0 for kind in kinds]))
-    return bars(
-        "all_reduce of f32 between 2 ranks of one host: speed as a multiple of the fastest MPI's",
-        ["drumline, any buffer", "drumline, registered buffer"],
-        groups,
-        "the fastest MPI",
-    )
+        row = tables.row("all_reduce", size) or {}
+        for column, name in CURVES.items():
+            if (us := time_us(row.get(column, ""))) is not None:
+                curves.setdefault(name, []).append((size, us))
+    return curves
+
+
+def picture(tables: Tables) -> str:
+    return speeds("all_reduce of f32 between 2 ranks of one host", PICTURED, pictured(tables))
 
 
 def goals(tables: Tables) -> str:
@@ -164,7 +164,7 @@ def summary(tables: Tables, picture_name: str, tables_name: str) -> str:
     when = tables.heading.split("; `make bench", 1)[0]
     return f"""{when}; f32, medians.
 
-![all_reduce beside MPI]({picture_name})
+![Time and throughput of all_reduce beside MPI and gloo]({picture_name})
 
 {table(tables)}
 
@@ -183,7 +183,10 @@ def write(measurements: pathlib.Path, page: pathlib.Path) -> None:
     """Replaces what stands between the marks of `page`, and writes its picture beside it."""
     tables = Tables(measurements.read_text())
     drawn = page.with_suffix(".svg")
-    drawn.write_text(picture(tables))
+    try:
+        drawn.write_text(picture(tables))
+    except ImportError:
+        print(f"{drawn} stays as it is: pip install matplotlib=={MATPLOTLIB}", file=sys.stderr)
     text = summary(tables, drawn.name, measurements.relative_to(page.parent).as_posix())
     page.write_text(replaced(page.read_text(), text))
 

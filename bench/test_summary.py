@@ -1,14 +1,26 @@
 """Tests of the short page: python3 -m unittest discover -s bench"""
 
+import contextlib
+import io
 import pathlib
+import re
+import sys
 import tempfile
 import unittest
 import xml.etree.ElementTree as ElementTree
+from unittest import mock
 
+import step
 import summary
 from page import BEGIN, END
-from picture import bars
-from summary import Tables, times, time_us
+from picture import MATPLOTLIB, speeds
+from summary import Tables, pictured, times, time_us
+
+try:
+    from matplotlib import __version__ as drawing
+except ImportError:
+    drawing = "none"
+draws = unittest.skipUnless(drawing == MATPLOTLIB, f"needs matplotlib {MATPLOTLIB}; here: {drawing}")
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -60,26 +72,53 @@ class Summary(unittest.TestCase):
             tables, page = pathlib.Path(folder) / "tables.md", pathlib.Path(folder) / "page.md"
             tables.write_text(MEASURED)
             page.write_text(f"# Performance\n{BEGIN}\n{END}\nmore\n")
-            summary.write(tables, page)
+            with mock.patch.dict(sys.modules, {"matplotlib": None}), contextlib.redirect_stderr(io.StringIO()) as said:
+                summary.write(tables, page)
             text = page.read_text()
-            ElementTree.parse(page.with_suffix(".svg"))
+            self.assertIn("page.svg stays as it is: pip install matplotlib", said.getvalue())
+            self.assertFalse(page.with_suffix(".svg").exists())
         self.assertIn("| all_reduce 64 MiB | 14.3 ms | 6,242 µs | 31.5 ms (Intel MPI) | **2.20** |", text)
         self.assertNotIn("all_gather", text)
         self.assertIn("1 of 2 goals are reached", text)
         self.assertIn("- 1 MiB, Intel MPI / staged: 1.50 (wanted: 2.00)", text)
 
-    def test_the_kept_page_and_its_picture_follow_from_the_kept_tables(self) -> None:
-        page = ROOT / "docs/performance.md"
+    def test_the_kept_page_follows_from_the_kept_tables(self) -> None:
         tables = Tables((ROOT / "docs/notes/measurements.md").read_text())
         text = summary.summary(tables, "performance.svg", "notes/measurements.md")
-        self.assertIn(text.strip(), page.read_text())
-        self.assertEqual(page.with_suffix(".svg").read_text(), summary.picture(tables))
+        self.assertIn(text.strip(), (ROOT / "docs/performance.md").read_text())
 
-    def test_a_bar_is_as_high_as_its_value_and_text_is_escaped(self) -> None:
-        drawn = ElementTree.fromstring(bars("a < b", ["x"], [("g", [2.0]), ("h", [1.0])], "one"))
-        rectangles = [part for part in drawn.iter() if part.tag.endswith("rect") and part.get("width") == "30"]
-        heights = [float(part.get("height", "0")) for part in rectangles]
-        self.assertAlmostEqual(heights[0], 2 * heights[1], places=0)
+    @draws
+    def test_the_kept_picture_follows_from_the_kept_tables(self) -> None:
+        tables = Tables((ROOT / "docs/notes/measurements.md").read_text())
+        self.assertEqual((ROOT / "docs/performance.svg").read_text(), summary.picture(tables))
+
+    @draws
+    def test_the_kept_picture_of_a_step_follows_from_its_kept_times(self) -> None:
+        self.assertEqual(step.DRAWN.read_text(), step.drawn())
+
+    def test_buckets_are_those_of_the_step(self) -> None:
+        event = lambda ph, us, number: {"ph": ph, "ts": us, "cat": "bucket", "id2": {"local": number}, "args": {"bytes": 4e6}}
+        events = [event("b", 1.0, "0"), event("e", 2.0, "0"), event("b", 5.0, "1"), event("b", 6.5, "2"), event("e", 7.0, "1"),
+                  event("e", 9.5, "2"), {"ph": "X", "ts": 6.0, "cat": "collective"}]
+        self.assertEqual(step.buckets(events, 4000, 9000), [("4 MB", 5000, 7000)])
+
+    def test_a_curve_has_the_medians_of_its_column(self) -> None:
+        curves = pictured(Tables(MEASURED))
+        self.assertEqual(curves["drumline, any buffer"], [("8 B", 0.39), ("64 MiB", 14_300)])
+        self.assertEqual(curves["MPICH"], [("8 B", 0.67), ("64 MiB", 39_900)])
+        self.assertNotIn("Open MPI", curves)
+
+    @draws
+    def test_points_lie_where_their_times_are_and_text_is_escaped(self) -> None:
+        sizes = {"1 B": 1, "1 MiB": 1 << 20}
+        drawn = ElementTree.fromstring(speeds("a < b", sizes, {"x & y": [("1 B", 10.0), ("1 MiB", 1000.0)]}))
+        path = next(part for part in drawn.iter() if "stroke: #2f7fd8" in part.get("style", "")).get("d", "")
+        (left, low), (right, high) = [tuple(map(float, at)) for at in re.findall(r"([\d.]+) ([\d.]+)", path)]
+        ticks = [part for part in drawn.iter() if part.text in ("10 µs", "1 ms")]
+        ten_us, one_ms = (float(tick.get("y", "0")) for tick in ticks)
+        self.assertLess(left, right)
+        self.assertAlmostEqual(low - high, ten_us - one_ms, places=3)
+        self.assertIn("x & y", "".join(drawn.itertext()))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 import sys
@@ -104,6 +105,9 @@ def test_the_gpt_resumes_to_the_same_bits(tmp_path):
     assert resumed == whole
     losses = [float(loss) for loss in re.findall(r"validation ([\d.]+)", out)]
     assert losses[-1] < losses[0], losses
+    if importlib.util.find_spec("matplotlib") is None:
+        assert "the loss is not drawn: pip install matplotlib" in out
+        return
     picture = (tmp_path / "whole" / "loss.svg").read_text()
     assert picture == (tmp_path / "resumed" / "loss.svg").read_text()
-    assert picture.startswith("<svg") and "validation: " in picture
+    assert all(text in picture for text in ("validation: ", "loss, nats per character", ">step<"))

@@ -58,6 +58,7 @@ A job that is started with DRUMLINE_TRACE=DIR writes DIR/rank-N.json for every r
 Example:
   DRUMLINE_TRACE=trace drumline run --nproc-per-node 2 -- ./train
   drumline trace summary trace
+  drumline trace page trace      # and open trace/trace.html in a browser
   drumline trace merge trace     # and open trace/trace.json at https://ui.perfetto.dev";
 
 #[derive(Debug, Subcommand)]
@@ -68,6 +69,16 @@ pub(crate) enum TraceCommand {
         dir: PathBuf,
 
         /// The file to write [default: trace.json in DIR]
+        #[arg(short = 'o', long = "out", value_name = "FILE")]
+        out: Option<PathBuf>,
+    },
+
+    /// Make one page of HTML that shows all ranks in a browser, without a network
+    Page {
+        /// The directory with the files of the ranks
+        dir: PathBuf,
+
+        /// The file to write [default: trace.html in DIR]
         #[arg(short = 'o', long = "out", value_name = "FILE")]
         out: Option<PathBuf>,
     },

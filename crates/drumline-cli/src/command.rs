@@ -78,6 +78,7 @@ fn carry_out(
             Ok(0)
         }
         Command::Trace(TraceCommand::Merge { dir, out }) => trace::merge(&dir, out.as_deref()),
+        Command::Trace(TraceCommand::Page { dir, out }) => trace::page(&dir, out.as_deref()),
         Command::Trace(TraceCommand::Summary { dir }) => trace::summary(&dir),
         Command::KeepRanks => {
             keep()?;

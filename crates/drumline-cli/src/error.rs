@@ -1,6 +1,6 @@
 //! Why a command failed.
 
-use std::io;
+use std::{io, path::PathBuf};
 
 /// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -35,6 +35,15 @@ pub enum Error {
     #[error(transparent)]
     Trace(drumline::Error),
 
+    /// The page of a trace cannot be written.
+    #[error("trace page {}: {error}", path.display())]
+    Page {
+        /// The file of the page.
+        path: PathBuf,
+        /// What the system said.
+        error: io::Error,
+    },
+
     /// Stdout cannot be written to.
     #[error("write to stdout: {0}")]
     Print(io::Error),
@@ -48,7 +57,7 @@ impl Error {
             Error::Launch(error) => error.exit_code(),
             Error::Bench(error) => error.exit_code(),
             Error::Check(_) => 2,
-            Error::Trace(_) | Error::Print(_) => 1,
+            Error::Trace(_) | Error::Page { .. } | Error::Print(_) => 1,
         }
     }
 }

@@ -17,6 +17,7 @@ mod cli;
 mod command;
 mod error;
 mod output;
+mod page;
 mod trace;
 
 pub use check::check;

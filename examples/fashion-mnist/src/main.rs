@@ -231,7 +231,7 @@ fn run(options: &Options, group: &ProcessGroup) -> Result<()> {
     if group.rank() == 0 {
         let picture = options.out.join("training.svg");
         let title = format!("{} on {}", data.name, count(group.world_size(), "rank"));
-        write_whole(&picture, &plot::svg(&title, &state.epochs))
+        write_whole(&picture, &plot::svg(&title, &state.epochs)?)
             .with_context(|| format!("cannot write {}", picture.display()))?;
         say(format_args!(
             "checkpoint {}, picture {}",

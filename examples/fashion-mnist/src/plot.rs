@@ -1,147 +1,78 @@
 //! A picture of the training, as SVG.
 
+use anyhow::Result;
+use plotters::{coord::Shift, prelude::*};
+
 use crate::history::Epoch;
 
-/// Draws the loss and the accuracy over the epochs, one above the other.
-pub fn svg(title: &str, epochs: &[Epoch]) -> String {
-    let last = epochs.len().max(1) as f64;
-    let loss: Vec<Point> = epochs
-        .iter()
-        .zip(0..)
-        .flat_map(|(epoch, start)| {
-            let points = epoch.losses.len() as f64;
-            let middle = move |i: usize| f64::from(start) + (i as f64 + 0.5) / points;
-            epoch.losses.iter().enumerate().map(move |(i, &loss)| (middle(i), loss))
-        })
-        .collect();
-    let accuracy: Vec<Point> = epochs
-        .iter()
-        .zip(1..)
-        .map(|(epoch, end)| (f64::from(end), epoch.accuracy * 100.0))
-        .collect();
-    let panels = [
-        Panel { name: "training loss", unit: "", colour: "#2f6fb0", marks: false, points: &loss },
-        Panel {
-            name: "test accuracy",
-            unit: " %",
-            colour: "#c4572b",
-            marks: true,
-            points: &accuracy,
-        },
-    ];
-
-    let mut elements = vec![
-        format!(r##"<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>"##),
-        text(LEFT, 34.0, r##"font-size="17" font-weight="600" fill="#222""##, &escape(title)),
-        text((LEFT + RIGHT) / 2.0, HEIGHT - 14.0, MIDDLE, "epoch"),
-    ];
-    for (panel, top) in panels.iter().zip([TOP, TOP + PANEL_HEIGHT + GAP]) {
-        elements.extend(draw(panel, top, last));
-    }
-    format!(
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="system-ui, sans-serif" font-size="13" fill="#444">
-{}
-</svg>
-"##,
-        elements.join("\n")
-    )
-}
-
-/// x: epochs since the start; y: the value.
+/// Epochs since the start, and the value.
 type Point = (f64, f64);
 
-struct Panel<'a> {
-    name: &'a str,
-    unit: &'a str,
-    colour: &'a str,
-    /// Whether each point has a dot.
-    marks: bool,
-    points: &'a [Point],
+const FONT: &str = "sans-serif";
+
+/// Draws the loss and the accuracy over the epochs, one above the other.
+pub fn svg(title: &str, epochs: &[Epoch]) -> Result<String> {
+    let last = epochs.len().max(1) as f64;
+    let losses = (0..).zip(epochs).flat_map(|(start, epoch)| {
+        let points = epoch.losses.len() as f64;
+        let middle = move |i: usize| f64::from(start) + (i as f64 + 0.5) / points;
+        epoch.losses.iter().enumerate().map(move |(i, &loss)| (middle(i), loss))
+    });
+    let accuracies = (1..).zip(epochs).map(|(end, it)| (f64::from(end), it.accuracy * 100.0));
+
+    let mut text = String::new();
+    {
+        let area = SVGBackend::with_string(&mut text, (760, 560)).into_drawing_area();
+        area.fill(&WHITE)?;
+        let parts = area.titled(title, (FONT, 18))?.split_evenly((2, 1));
+        let (blue, red) = (RGBColor(47, 111, 176), RGBColor(196, 87, 43));
+        let names = [("training loss", "nats per image"), ("test accuracy", "%")];
+        curve(&parts[0], names[0], blue, 0, losses.collect(), last)?;
+        curve(&parts[1], names[1], red, 4, accuracies.collect(), last)?;
+        area.present()?;
+    }
+    Ok(text)
 }
 
-// Pixels.
-const WIDTH: f64 = 760.0;
-const HEIGHT: f64 = 560.0;
-const LEFT: f64 = 70.0;
-const RIGHT: f64 = WIDTH - 30.0;
-const TOP: f64 = 78.0;
-const GAP: f64 = 56.0;
-const PANEL_HEIGHT: f64 = 180.0;
-
-/// The elements of a panel. `last_epoch`: where the horizontal axis ends.
-fn draw(panel: &Panel<'_>, top: f64, last_epoch: f64) -> Vec<String> {
-    let Panel { name, unit, colour, .. } = panel;
-    let bottom = top + PANEL_HEIGHT;
-    let points: Vec<Point> = panel.points.iter().copied().filter(|(_, y)| y.is_finite()).collect();
-    let (low, high, step) = scale(points.iter().map(|(_, y)| *y));
-    let x = |epoch: f64| LEFT + epoch / last_epoch * (RIGHT - LEFT);
-    let y = |value: f64| bottom - (value - low) / (high - low) * PANEL_HEIGHT;
-    let decimals = (-step.log10().floor()).max(0.0) as usize;
-
-    let mut elements = Vec::new();
-    for line in 0..=((high - low) / step).round() as i32 {
-        let value = low + f64::from(line) * step;
-        elements.push(rule(y(value), "#e4e4e4"));
-        let label = format!("{value:.decimals$}{unit}");
-        elements.push(text(LEFT - 8.0, y(value) + 4.5, END, &label));
-    }
-    let epochs_step = scale([0.0, last_epoch].into_iter()).2.max(1.0);
-    for tick in 0..=(last_epoch / epochs_step) as i32 {
-        let epoch = f64::from(tick) * epochs_step;
-        elements.push(text(x(epoch), bottom + 18.0, MIDDLE, &epoch.to_string()));
-    }
-    elements.push(rule(bottom, "#999"));
-
-    let heading = format!(r#"font-weight="600" fill="{colour}""#);
-    elements.push(text(LEFT, top - 12.0, &heading, name));
-    if let Some((_, value)) = points.last() {
-        let latest = format!("{value:.0$}{unit} at last", decimals.max(2));
-        elements.push(text(RIGHT, top - 12.0, &format!(r#"{END} fill="{colour}""#), &latest));
-    }
-
-    let at = |&(epoch, value): &Point| (x(epoch), y(value));
-    let line: Vec<String> = points.iter().map(at).map(|(x, y)| format!("{x:.1},{y:.1}")).collect();
-    elements.push(format!(
-        r#"<polyline points="{}" fill="none" stroke="{colour}" stroke-width="2" stroke-linejoin="round"/>"#,
-        line.join(" ")
-    ));
-    for (x, y) in points.iter().filter(|_| panel.marks).map(at) {
-        elements.push(format!(r#"<circle cx="{x:.1}" cy="{y:.1}" r="4" fill="{colour}"/>"#));
-    }
-    elements
-}
-
-const MIDDLE: &str = r#"text-anchor="middle""#;
-const END: &str = r#"text-anchor="end""#;
-
-fn text(x: f64, y: f64, attributes: &str, content: &str) -> String {
-    format!(r#"<text x="{x:.1}" y="{y:.1}" {attributes}>{content}</text>"#)
-}
-
-/// A horizontal line across a panel.
-fn rule(y: f64, colour: &str) -> String {
-    format!(r#"<line x1="{LEFT}" x2="{RIGHT}" y1="{y:.1}" y2="{y:.1}" stroke="{colour}"/>"#)
-}
-
-/// Lowest and highest line of a grid around the values, and the distance of its lines: 1, 2 or 5
-/// times a power of ten, so that there are three to seven lines.
-fn scale(values: impl Iterator<Item = f64> + Clone) -> (f64, f64, f64) {
-    let low = values.clone().fold(f64::INFINITY, f64::min);
-    let high = values.fold(f64::NEG_INFINITY, f64::max);
-    let (low, high) = match high - low {
-        range if range > f64::EPSILON * high.abs() => (low, high),
-        _ if low.is_finite() => (low - 0.5, low + 0.5),
-        _ => (0.0, 1.0), // No values.
+/// `dots`: the size of the mark at each point. `last`: where the horizontal axis ends.
+fn curve(
+    area: &DrawingArea<SVGBackend<'_>, Shift>,
+    (name, unit): (&str, &str),
+    colour: RGBColor,
+    dots: u32,
+    mut points: Vec<Point>,
+    last: f64,
+) -> Result<()> {
+    points.retain(|(_, value)| value.abs() <= f64::from(f32::MAX)); // Not NaN.
+    let low = points.iter().map(|it| it.1).fold(f64::INFINITY, f64::min);
+    let high = points.iter().map(|it| it.1).fold(f64::NEG_INFINITY, f64::max);
+    let values = match high - low {
+        range if range > f64::EPSILON * high.abs() => low - 0.05 * range..high + 0.05 * range,
+        _ if low.is_finite() => low - 0.5..high + 0.5,
+        _ => 0.0..1.0, // There are no points.
     };
-    let rough = (high - low) / 4.0;
-    let power = 10_f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0].map(|n| n * power).into_iter().find(|step| *step >= rough);
-    let step = step.unwrap_or(10.0 * power);
-    ((low / step).floor() * step, (high / step).ceil() * step, step)
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+    let latest =
+        points.last().map(|it| format!(": {:.2} {unit} at last", it.1)).unwrap_or_default();
+    let mut chart = ChartBuilder::on(area)
+        .caption(format!("{name}{latest}"), (FONT, 14))
+        .margin(12)
+        .x_label_area_size(40)
+        .y_label_area_size(76)
+        .build_cartesian_2d(0.0..last, values)?;
+    chart
+        .configure_mesh()
+        .light_line_style(TRANSPARENT)
+        .bold_line_style(RGBColor(228, 228, 228))
+        .axis_style(RGBColor(153, 153, 153))
+        .label_style((FONT, 12))
+        .axis_desc_style((FONT, 14))
+        .x_desc("epoch")
+        .y_desc(unit)
+        .y_labels(6)
+        .draw()?;
+    let line = colour.filled().stroke_width(2);
+    chart.draw_series(LineSeries::new(points, line).point_size(dots))?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -156,6 +87,17 @@ mod tests {
     fn attributes<'a>(svg: &'a str, name: &str) -> Vec<&'a str> {
         let start = format!(" {name}=\"");
         svg.split(&start).skip(1).filter_map(|rest| rest.split('"').next()).collect()
+    }
+
+    /// The points of each curve; axes are thinner.
+    fn curves(svg: &str) -> Vec<Vec<(i32, i32)>> {
+        let lines = svg.lines().filter(|line| line.contains(r#"stroke-width="2" points"#));
+        lines.flat_map(|line| attributes(line, "points")).map(places).collect()
+    }
+
+    fn places(points: &str) -> Vec<(i32, i32)> {
+        let pairs = points.split_whitespace().map(|pair| pair.split_once(',').unwrap());
+        pairs.map(|(x, y)| (x.parse().unwrap(), y.parse().unwrap())).collect()
     }
 
     /// Every tag is closed, in order, and what is between tags has no `<` or bare `&`.
@@ -183,43 +125,27 @@ mod tests {
             vec![epoch(&[1e-9, 2e-9], 1.0), epoch(&[1e9, f64::NAN], 0.0)],
             (1..=40).map(|n| epoch(&[1.0 / f64::from(n); 50], 1.0 - 0.1 / f64::from(n))).collect(),
         ] {
-            let svg = svg("a < b & c", &epochs);
+            let svg = svg("a < b & c", &epochs).unwrap();
             assert_well_formed(&svg);
             assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
-            for points in attributes(&svg, "points") {
-                for pair in points.split_whitespace() {
-                    let (x, y) = pair.split_once(',').unwrap();
-                    let (x, y): (f64, f64) = (x.parse().unwrap(), y.parse().unwrap());
-                    assert!((LEFT..=RIGHT).contains(&x) && (TOP..=HEIGHT).contains(&y), "{pair}");
-                }
+            for (x, y) in curves(&svg).into_iter().flatten() {
+                assert!((0..=760).contains(&x) && (0..=560).contains(&y), "{x},{y}");
             }
         }
     }
 
     #[test]
     fn curves_go_where_the_numbers_are() {
-        let svg = svg("t", &[epoch(&[2.0, 1.0], 0.5), epoch(&[1.0, 0.0], 1.0)]);
-        let [loss, accuracy] = attributes(&svg, "points")[..] else { panic!("{svg}") };
+        let svg = svg("t", &[epoch(&[2.0, 1.0], 0.5), epoch(&[1.0, 0.0], 1.0)]).unwrap();
+        let [loss, accuracy] = &curves(&svg)[..] else { panic!("{svg}") };
+        let is_near = |a: i32, b: i32| a.abs_diff(b) <= 1;
         // Loss from 2 (top) to 0 (bottom), at the middle of each half epoch.
-        assert_eq!(loss, "152.5,78.0 317.5,168.0 482.5,168.0 647.5,258.0");
-        // Accuracy at the end of each epoch, in a grid from 40 % to 100 %.
-        assert_eq!(accuracy, "400.0,464.0 730.0,314.0");
-        assert_eq!(attributes(&svg, "cx"), ["400.0", "730.0"]);
-    }
-
-    #[test]
-    fn grids_have_round_numbers() {
-        let close = |a: (f64, f64, f64), b: (f64, f64, f64)| {
-            [a.0 - b.0, a.1 - b.1, a.2 - b.2].iter().all(|d| d.abs() < 1e-9)
-        };
-        for (values, expected) in [
-            (vec![0.21, 1.53], (0.0, 2.0, 0.5)),
-            (vec![87.59, 90.5], (87.0, 91.0, 1.0)),
-            (vec![3.0], (2.5, 3.5, 0.5)),
-            (vec![], (0.0, 1.0, 0.5)),
-        ] {
-            let scale = scale(values.iter().copied());
-            assert!(close(scale, expected), "{values:?}: {scale:?}");
-        }
+        let [(a, two), (b, one), (c, also_one), (d, zero)] = loss[..] else { panic!("{svg}") };
+        assert!(two < one && one == also_one && is_near(one - two, zero - one), "{loss:?}");
+        assert!(is_near(b - a, c - b) && is_near(c - b, d - c), "{loss:?}");
+        // Accuracy at the end of each epoch.
+        let [(first, half), (second, all)] = accuracy[..] else { panic!("{svg}") };
+        assert!(all < half && is_near(second - first, 2 * (b - a)), "{accuracy:?}");
+        assert_eq!(attributes(&svg, "cx"), [first.to_string(), second.to_string()]);
     }
 }

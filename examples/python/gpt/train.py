@@ -2,7 +2,7 @@
 
     drumline run --nproc-per-node 2 -- python examples/python/gpt/train.py TEXT [--resume FILE]
 
-Writes ``loss.svg`` and checkpoints to ``--out``. A run that was stopped and resumed gives the same bits as
+Writes checkpoints to ``--out``, and ``loss.svg`` where matplotlib is installed. A run that was stopped and resumed gives the same bits as
 one that was not.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from model import Gpt
-from picture import Series, svg
+from picture import Series, draw
 from text import Text, Windows
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
@@ -44,6 +44,7 @@ class Training:
         self.sampler = DistributedSampler(self.windows, seed=args.seed)
         self.steps = 0
         self.losses: dict[str, Series] = {"training": [], "validation": []}
+        self.is_drawn = False
 
     def state(self) -> dict[str, Any]:
         return {
@@ -95,7 +96,7 @@ class Training:
             print(f"step {self.steps}: loss {training:.4f}, validation {loss:.4f}", flush=True)
             save(self.state(), Path(self.args.out) / f"checkpoint-{self.steps}.pt")
             title = f"{Path(self.args.text).stem}, {dist.get_world_size()} ranks"
-            (Path(self.args.out) / "loss.svg").write_text(svg(title, "step", self.losses))
+            self.is_drawn = draw(Path(self.args.out) / "loss.svg", title, self.losses)
 
     @torch.no_grad()
     def validated(self) -> float:
@@ -177,7 +178,9 @@ def main() -> None:
         start = training.text.numbers(training.text.text(training.windows[0].tolist())[:20])
         print(training.text.text(training.module.continued(start, 200, args.seed)))
         rate = (training.steps - before) / seconds
-        print(f"{rate:.1f} steps/s; the loss is drawn in {Path(args.out) / 'loss.svg'}")
+        drawn = f"the loss is drawn in {Path(args.out) / 'loss.svg'}"
+        without = "the loss is not drawn: pip install matplotlib"
+        print(f"{rate:.1f} steps/s; {drawn if training.is_drawn else without}")
     dist.destroy_process_group()
 
 

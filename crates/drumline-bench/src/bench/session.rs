@@ -97,7 +97,7 @@ fn write_files(options: &Options, heading: &Heading, rows: &[Row]) -> Result<()>
     }
     if let Some(path) = &options.svg {
         let title = format!("drumline bench, {} ranks on {} hosts", heading.ranks, heading.hosts);
-        write(path, plot::svg(title, rows))?;
+        write(path, plot::svg(title, rows)?)?;
     }
     Ok(())
 }

@@ -59,7 +59,7 @@ pub fn predict(options: &Options, out: &mut dyn Write) -> Result<()> {
         None => None,
     };
     if let Some(path) = &options.svg {
-        write(path, &picture::svg(&described.headline(), &tables, steps.as_ref()))?;
+        write(path, &picture::svg(&described.headline(), &tables, steps.as_ref())?)?;
         print(&format!("wrote {}\n", path.display()))?;
     }
     Ok(())

@@ -4,10 +4,13 @@ use super::{
     collectives::Table,
     training::{Steps, mb},
 };
-use crate::svg::{Panel, page, size_name};
+use crate::{
+    Result,
+    svg::{Panel, page, size_name},
+};
 
 /// The times of each collective by size, and the efficiency of training by hosts.
-pub(super) fn svg(headline: &str, tables: &[Table], steps: Option<&Steps>) -> String {
+pub(super) fn svg(headline: &str, tables: &[Table], steps: Option<&Steps>) -> Result<String> {
     let mut panels: Vec<Panel> = tables.iter().map(|table| times(headline, table)).collect();
     panels.extend(steps.map(efficiencies));
     page(panels)
@@ -26,9 +29,10 @@ fn times(headline: &str, table: &Table) -> Panel {
     }
     Panel {
         title: table.collective.to_string(),
+        note: headline.trim_end().to_owned(),
         x_title: "bytes of each rank",
         x_name: size_name,
-        y_title: format!("microseconds: {}", headline.trim_end()),
+        y_title: "microseconds",
         is_percent: false,
         curves,
     }
@@ -42,9 +46,10 @@ fn efficiencies(steps: &Steps) -> Panel {
     };
     Panel {
         title: "training: scaling efficiency".to_owned(),
+        note: String::new(),
         x_title: "hosts",
         x_name: |log2| 2_f64.powi(log2).to_string(),
-        y_title: "%".to_owned(),
+        y_title: "%",
         is_percent: true,
         curves: steps.bucket_bytes.iter().enumerate().map(curve).collect(),
     }
@@ -69,8 +74,8 @@ mod tests {
             .map(|bytes| row(&described.cluster(), Collective::AllReduce, bytes, kind).unwrap());
         let table = Table { collective: Collective::AllReduce, rows: rows.into() };
         let curves = table.rows[0].times.len();
-        let text = svg(&described.headline(), &[table], None);
-        assert_eq!(text.matches(r#"stroke-width="2""#).count(), curves);
+        let text = svg(&described.headline(), &[table], None).unwrap();
+        assert_eq!(text.matches(r#"stroke-width="2" points"#).count(), curves);
         for part in ["4 hosts of 2 ranks", "halving", "1 KiB", "1 MiB", "</svg>"] {
             assert!(text.contains(part), "{part}");
         }

@@ -67,6 +67,37 @@ fn merged(dir: &Path) -> Vec<Value> {
     serde_json::from_slice(&fs::read(out).unwrap()).unwrap()
 }
 
+/// What a page holds for its program: what stands between the marks of `page.html`.
+fn page(dir: &Path) -> Value {
+    let output = drumline(&["trace", "page", dir.to_str().unwrap()], &[]);
+    assert!(output.status.success(), "{output:?}");
+    let text = fs::read_to_string(dir.join("trace.html")).unwrap();
+    let mark = r#"<script type="application/json" id="trace">"#;
+    let (before, data) = text.split_once(mark).unwrap();
+    // The first end, as a browser sees it.
+    let (data, behind) = data.split_once("</").unwrap();
+    for from_elsewhere in ["http:", "https:", " src=", " href=", "import(", "fetch("] {
+        let is_there = before.contains(from_elsewhere) || behind.contains(from_elsewhere);
+        assert!(!is_there, "{from_elsewhere}");
+    }
+    serde_json::from_str(data).unwrap()
+}
+
+/// Collectives of a page by rank, as `calls` has those of the merged file; times are in nanoseconds.
+fn calls_of_page(page: &Value) -> BTreeMap<u64, Vec<(&str, u64, i64, i64)>> {
+    let mut calls = BTreeMap::<_, Vec<_>>::new();
+    for row in page["rows"].as_array().unwrap() {
+        let numbers: Vec<i64> =
+            row["calls"].as_array().unwrap().iter().map(|it| it.as_i64().unwrap()).collect();
+        for call in numbers.chunks_exact(8).filter(|call| call[6] >= 0) {
+            let name = page["names"][call[0] as usize].as_str().unwrap();
+            let calls = calls.entry(row["rank"].as_u64().unwrap()).or_default();
+            calls.push((name, call[6] as u64, call[1], call[1] + call[2]));
+        }
+    }
+    calls
+}
+
 /// Collectives by rank: (name, sequence, start, end).
 fn calls(events: &[Value]) -> BTreeMap<u64, Vec<(&str, u64, f64, f64)>> {
     let mut calls = BTreeMap::<_, Vec<_>>::new();
@@ -114,6 +145,39 @@ fn all_ranks_of_a_job_are_shown_below_each_other() {
     let arrows = events.iter().filter(|event| event["cat"] == "same call").count() as u64;
     assert_eq!(arrows, 3 * (CALLS + 1));
 
+    let page = page(dir.path());
+    let drawn = calls_of_page(&page);
+    // Times of the page begin with the first event.
+    let zero = calls[&0][0].2 - drawn[&0][0].2 as f64 / 1_000.0;
+    for (rank, calls) in &calls {
+        let expected: Vec<_> =
+            calls.iter().map(|it| (it.0, it.1, it.2 - zero, it.3 - zero)).collect();
+        let near = |ns: i64, us: f64| (ns as f64 / 1_000.0 - us).abs() < 0.002;
+        assert_eq!(drawn[rank].len(), expected.len());
+        for (it, expected) in drawn[rank].iter().zip(&expected) {
+            assert_eq!((it.0, it.1), (expected.0, expected.1), "rank {rank}");
+            assert!(near(it.2, expected.2) && near(it.3, expected.3), "{it:?}, {expected:?}");
+        }
+    }
+    let rows = page["rows"].as_array().unwrap();
+    for rank in 0..3 {
+        let row = rows.iter().find(|row| row["rank"] == rank && row["group"] == 0).unwrap();
+        let calls: Vec<Value> = serde_json::from_value(row["calls"].clone()).unwrap();
+        for call in calls.chunks_exact(8) {
+            let sequence = call[6].as_u64().unwrap() as usize;
+            let starts: Vec<i64> = drawn.values().map(|calls| calls[sequence].2).collect();
+            let (last, own) = (starts.iter().max().unwrap(), &drawn[&rank][sequence]);
+            assert_eq!(call[4], (*last.min(&own.3) - own.2).max(0), "waited for the last");
+            assert_eq!(starts[call[5].as_u64().unwrap() as usize], *last, "that was the last");
+        }
+    }
+    let bytes = |name: &str| -> u64 {
+        let number = page["names"].as_array().unwrap().iter().position(|it| it == name).unwrap();
+        let numbers = rows.iter().flat_map(|row| row["calls"].as_array().unwrap().chunks_exact(8));
+        numbers.filter(|call| call[0] == number).map(|call| call[3].as_u64().unwrap()).sum()
+    };
+    assert_eq!(bytes("all_reduce"), 3 * 4 * (0..CALLS).map(|call| 1 + call * 1_000).sum::<u64>());
+
     let output = drumline(&["trace", "summary", dir.path().to_str().unwrap()], &[]);
     let text = String::from_utf8(output.stdout).unwrap();
     println!("{text}");
@@ -135,6 +199,25 @@ fn a_rank_that_was_killed_is_in_the_merged_file() {
         failures.iter().any(|it| it["args"]["text"].to_string().contains("rank 1")),
         "{failures:?}"
     );
+    let page = page(dir.path());
+    assert_eq!(calls_of_page(&page)[&1].len() as u64, CALLS);
+    let marks = page["marks"].as_array().unwrap();
+    assert!(marks.iter().any(|it| it[2] == "failed" && it[3].to_string().contains("rank 1")));
+}
+
+#[test]
+fn names_of_other_ranks_are_text_on_the_page() {
+    let dir = TempDir::new().unwrap();
+    let hostile = "</script><!--<script>alert(1)</script><img src=x onerror=alert(1)>&quot;";
+    let file = include_str!("hostile-rank.json").replace("NAME", hostile);
+    fs::write(dir.path().join("rank-0.json"), file).unwrap();
+    let page = page(dir.path());
+    let call = &page["rows"][0];
+    assert_eq!(
+        (&page["names"][0], &call["name"], &page["marks"][0][3]),
+        (&hostile.into(), &hostile.into(), &hostile.into())
+    );
+    assert!(page["ranks"][0][1].as_str().unwrap().contains(hostile), "{page}");
 }
 
 #[test]
