@@ -359,7 +359,7 @@ impl Machine {
         }
     }
 
-    /// The computation of [`Action::Compute`].
+    /// The computation of `Action::Compute`.
     pub fn computation(&self, local: Index, window: usize) -> Computation<'_> {
         Computation { plan: &self.plan, local: self.plan.tasks.local(local), window }
     }
