@@ -8,7 +8,7 @@ OUT ?= runs/fashion-mnist
 PYTHON_VENV := target/python-venv
 
 .PHONY: help train test static rust format links lint build-tests unit check model docs python python-package python-release python-suite \
-        ecosystem gpt wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate torch torch-venv deny semver package \
+        ecosystem gpt wheel wheel-x86_64 wheel-aarch64 check-wheel sdist check-sdist bench bench-torch bench-step soak soak-python faults fuzz nightly schedules book settings predict simulate torch torch-venv deny semver package systems \
         release-dry train-containers clean
 
 # What is tested beside the defaults.
@@ -30,6 +30,7 @@ help:
 	@echo 'make fuzz       every decoder under libFuzzer, TIME=$(TIME) seconds each; ONLY=trace,url'
 	@echo 'make faults     every system call of a small job fails once; ONLY=shm for one transport'
 	@echo 'make nightly    every case of the conformance suite, with every size: an hour or two; PART=3/24'
+	@echo 'make systems    what other systems say at the first build, and a build with musl'
 	@echo 'make schedules  draw docs/schedules anew'
 	@echo 'make book       build the book of docs/ in target/book, and look for dead links'
 	@echo 'make settings   make the pages of settings and of the command line anew'
@@ -149,6 +150,20 @@ nightly:
 faults: export ONLY := $(ONLY)
 faults:
 	cargo test --locked -p drumline-faults --test every_nth -- --include-ignored --nocapture every_failed_call
+
+# Other systems end with one sentence; with musl everything works.
+UNSUPPORTED := x86_64-apple-darwin x86_64-pc-windows-gnu x86_64-unknown-freebsd i686-unknown-linux-gnu
+MUSL := x86_64-unknown-linux-musl
+systems:
+	rustup target add $(UNSUPPORTED) $(MUSL)
+	for system in $(UNSUPPORTED); do \
+	    cargo check --locked -p drumline-cli --target $$system 2>&1 | grep '^error' | sort -u > target/said.txt; \
+	    cat target/said.txt; \
+	    grep -q '^error: Drumline builds for 64-bit Linux only' target/said.txt || exit 1; \
+	    test "$$(wc -l < target/said.txt)" = 2 || { echo "$$system: more than one sentence" >&2; exit 1; }; \
+	done
+	CC_x86_64_unknown_linux_musl=cc cargo build --locked -p drumline-cli --target $(MUSL)
+	target/$(MUSL)/debug/drumline check
 
 schedules:
 	cargo run --locked -p drumline-inspect --example draw

@@ -1,8 +1,9 @@
 """Checks the book: python3 docs/check_book.py [target/book]
 
 Every page is in SUMMARY.md, once. Pages are short, but for those to look things up in. The language of every
-block of code says whether it runs (see BLOCKS), and Rust runs with the tests of a crate. Every cause of a failure has
-its section on the page of errors. With the directory of the built book, no link in it is dead.
+block of code says whether it runs (see BLOCKS), and Rust runs with the tests of a crate. Every section of the page
+of errors has an error that points to it, and the other way round. With the directory of the built book, no link in
+it is dead.
 """
 
 from __future__ import annotations
@@ -73,11 +74,28 @@ def of_pages() -> list[str]:
     return problems
 
 
+# Sections to which no text points, because it repeats another error, with the section of that one.
+REPEATS = {"poisoned", "reported"}
+
+
 def of_errors(page: str) -> list[str]:
-    """Texts of errors point to a section for each cause of a failure."""
-    code = (ROOT / "crates/drumline-engine/src/error/collective.rs").read_text()
-    names = re.findall(r'=> "(\w+)",', code.split("pub fn name(&self)")[1].split("pub fn ")[0])
-    return [f"docs/reference/errors.md has no section {name}" for name in names if f"\n## {name}\n" not in page]
+    """Every section to which the text of an error points is there, and something points to every section."""
+    named: dict[str, str] = {}
+    for path in sorted(ROOT.glob("crates/*/src/**/*.rs")):
+        code = re.sub(r"(?m)^ *//.*$", "", path.read_text()).split("#[cfg(test)]")[0]
+        where = path.relative_to(ROOT).as_posix()
+        names = re.findall(r'\[errors\.md#([\w-]+)\]|in_section\(\s*"([\w-]+)"', code)
+        named |= {one or other: where for one, other in names}
+        if path.name == "collective.rs" and "pub fn name(&self)" in code:
+            causes = code.split("pub fn name(&self)")[1].split("pub fn ")[0]
+            named |= dict.fromkeys(re.findall(r'=> "(\w+)",', causes), where)
+        if path.name == "error_text.rs":
+            named |= dict.fromkeys(re.findall(r'\{ "([\w-]+)" \}', code), where)
+    sections = {title.replace(" ", "-") for title in re.findall(r"(?m)^## (.+)$", page)} - {"Find-it-by-its-text"}
+    problems = [f"docs/reference/errors.md has no section {name}, to which {where} points"
+                for name, where in sorted(named.items()) if name not in sections]
+    return problems + [f"docs/reference/errors.md: no error points to the section {name}"
+                       for name in sorted(sections - named.keys() - REPEATS)]
 
 
 class Targets(html.parser.HTMLParser):

@@ -16,7 +16,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// An option or a file that it names is invalid. The text says what to write instead.
-    #[error("{0}")]
+    #[error("{0} [errors.md#measuring]")]
     Usage(String),
 
     /// A collective failed while it was measured.
@@ -24,7 +24,7 @@ pub enum Error {
     Measure(drumline::Error),
 
     /// A system call failed.
-    #[error("{what}: {error}")]
+    #[error("{what}: {error} [errors.md#io]")]
     System {
         /// What the program tried to do.
         what: String,

@@ -26,6 +26,7 @@
 mod bench;
 mod error;
 mod predict;
+mod progress;
 mod svg;
 
 pub use bench::{Options as BenchOptions, measure};

@@ -23,7 +23,10 @@ pub enum Error {
     Drumline(#[from] drumline::train::Error),
 
     /// A tensor of the model has a dtype that cannot travel.
-    #[error("tensor `{name}` is {dtype}; Drumline carries f32, f64, integers and booleans")]
+    #[error(
+        "tensor `{name}` is {dtype}; Drumline carries f32, f64, integers and booleans \
+         [errors.md#models-of-burn]"
+    )]
     UnsupportedDType {
         /// The tensor's path.
         name: String,
@@ -33,7 +36,8 @@ pub enum Error {
 
     /// The model carries gradient taps of an earlier wrapping.
     #[error(
-        "parameter `{name}` was wrapped before; use that handle, or `unwrap` the model with it first"
+        "parameter `{name}` was wrapped before; use that handle, or `unwrap` the model with it first \
+         [errors.md#models-of-burn]"
     )]
     AlreadyWrapped {
         /// The parameter's path.
@@ -43,7 +47,7 @@ pub enum Error {
     /// Two parameters of the model share an id, so their gradients cannot be told apart.
     #[error(
         "parameters `{first}` and `{second}` have the same id; to tie weights, use one parameter \
-         twice in forward"
+         twice in forward [errors.md#models-of-burn]"
     )]
     SharedParameter {
         /// The path of one parameter.
@@ -54,26 +58,28 @@ pub enum Error {
 
     /// The loss does not depend on anything that requires a gradient.
     #[error(
-        "the loss has no gradient: it was computed without autodiff (`model.valid()`?) or detached"
+        "the loss has no gradient: it was computed without autodiff (`model.valid()`?) or detached \
+         [errors.md#models-of-burn]"
     )]
     LossWithoutGradient,
 
     /// The model given to `sync_buffers` is in validation mode.
     #[error(
         "the model is in validation mode (`valid()`), so its buffers were not synchronised and \
-         nothing was sent; synchronise the model that is trained, on all ranks, before `valid()`"
+         nothing was sent; synchronise the model that is trained, on all ranks, before `valid()` \
+         [errors.md#models-of-burn]"
     )]
     NotTraining,
 
     /// The input of a [`SyncBatchNorm`](crate::SyncBatchNorm) cannot be normalised.
-    #[error("SyncBatchNorm cannot normalise its input: {problem}")]
+    #[error("SyncBatchNorm cannot normalise its input: {problem} [errors.md#models-of-burn]")]
     CannotNormalize {
         /// The problem with the input.
         problem: String,
     },
 
     /// Tensors do not fit a model.
-    #[error("the tensors do not fit the model: {problem}")]
+    #[error("the tensors do not fit the model: {problem} [errors.md#models-of-burn]")]
     TensorsDoNotFit {
         /// The tensors that are missing, left over, or of another shape.
         problem: String,

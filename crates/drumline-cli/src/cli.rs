@@ -9,11 +9,18 @@ use drumline_launch::{Job, KEEP_SUBCOMMAND, supervisor::Policy};
 
 /// Synchronous data-parallel training: run it, measure it, find out what went wrong.
 #[derive(Debug, Parser)]
-#[command(name = "drumline", version)]
+#[command(name = "drumline", version, after_help = FIRST)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
 }
+
+/// What to begin with.
+pub(crate) const FIRST: &str = "\
+To begin with:
+  drumline check                                        # does everything work on this host?
+  drumline run --nproc-per-node 2 -- python train.py    # your program, on two processes
+  drumline bench                                        # how fast are collectives here?";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -50,7 +57,11 @@ pub(crate) enum Command {
 }
 
 const CHECK_HELP: &str = "\
-The exit code is 1 if something does not work. The settings in DRUMLINE_* apply as in a program.";
+The exit code is 1 if something does not work. The settings in DRUMLINE_* apply as in a program.
+
+Examples:
+  drumline check
+  DRUMLINE_SHARED_MEMORY=0 drumline check --json        # as JSON, without shared memory";
 
 const TRACE_HELP: &str = "\
 A job that is started with DRUMLINE_TRACE=DIR writes DIR/rank-N.json for every rank.
@@ -61,9 +72,18 @@ Example:
   drumline trace page trace      # and open trace/trace.html in a browser
   drumline trace merge trace     # and open trace/trace.json at https://ui.perfetto.dev";
 
+const MERGE_HELP: &str = "\
+Example:
+  drumline trace merge trace -o job.json     # and open job.json at https://ui.perfetto.dev";
+
+const SUMMARY_HELP: &str = "\
+Example:
+  drumline trace summary trace";
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum TraceCommand {
     /// Make one file that shows all ranks below each other
+    #[command(after_help = MERGE_HELP)]
     Merge {
         /// The directory with the files of the ranks
         dir: PathBuf,
@@ -84,6 +104,7 @@ pub(crate) enum TraceCommand {
     },
 
     /// Print how long everything took, and which rank the others waited for
+    #[command(after_help = SUMMARY_HELP)]
     Summary {
         /// The directory with the files of the ranks
         dir: PathBuf,
@@ -268,6 +289,21 @@ mod tests {
     #[test]
     fn the_definition_is_consistent() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_command_has_an_example() {
+        fn check(name: &str, command: &mut clap::Command) {
+            let help = command.render_long_help().to_string();
+            let is_example = |line: &str| line.starts_with("  ") && line.contains(name);
+            assert!(help.lines().any(is_example), "{name}:\n{help}");
+            // `help` is clap's own.
+            let shown = |it: &&mut clap::Command| !it.is_hide_set() && it.get_name() != "help";
+            for below in command.get_subcommands_mut().filter(shown) {
+                check(&format!("{name} {}", below.get_name()), below);
+            }
+        }
+        check("drumline", &mut Cli::command());
     }
 
     #[test]

@@ -1,19 +1,19 @@
 //! Carries out a command line, in any process.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     io::{self, IsTerminal, Write},
     num::NonZeroUsize,
 };
 
-use clap::Parser;
+use clap::{CommandFactory, Parser, error::ErrorKind};
 use drumline::is_launched;
 use drumline_launch::{Job, keep, run};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
     Result, check,
-    cli::{Cli, Command, TraceCommand},
+    cli::{Cli, Command, FIRST, TraceCommand},
     output::Stdout,
     trace,
 };
@@ -36,6 +36,10 @@ pub fn main(
     itself: impl IntoIterator<Item = OsString>,
 ) -> u8 {
     let arguments: Vec<OsString> = arguments.into_iter().collect();
+    if arguments.len() < 2 {
+        let _ = writeln!(io::stderr(), "{FIRST}\n\nAll commands: drumline --help");
+        return 2;
+    }
     let outcome = match Cli::try_parse_from(&arguments) {
         Ok(Cli { command }) => {
             carry_out(command, arguments.into_iter().skip(1), itself.into_iter().collect())
@@ -43,6 +47,9 @@ pub fn main(
         Err(error) => {
             // `error` may be the text of --help, which goes to stdout.
             let _ = error.print();
+            if let Some(tip) = tip(&error, &arguments[1]) {
+                let _ = writeln!(io::stderr(), "\n  tip: {tip}");
+            }
             return u8::try_from(error.exit_code()).unwrap_or(2);
         }
     };
@@ -51,6 +58,20 @@ pub fn main(
         let _ = writeln!(io::stderr(), "drumline: {error}");
         error.exit_code()
     })
+}
+
+/// What someone meant who writes `drumline train.py`, or an option of torchrun.
+fn tip(error: &clap::Error, first: &OsStr) -> Option<&'static str> {
+    if !matches!(error.kind(), ErrorKind::UnknownArgument | ErrorKind::InvalidSubcommand) {
+        return None;
+    }
+    match Cli::command().find_subcommand(first) {
+        None => Some("to start your program: drumline run --nproc-per-node 2 -- PROGRAM"),
+        Some(run) if run.get_name() == "run" => {
+            Some("options of your program stand behind it, those of drumline in front of `--`")
+        }
+        Some(_) => None,
+    }
 }
 
 fn carry_out(

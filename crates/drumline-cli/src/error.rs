@@ -45,7 +45,7 @@ pub enum Error {
     },
 
     /// Stdout cannot be written to.
-    #[error("write to stdout: {0}")]
+    #[error("write to stdout: {0} [errors.md#io]")]
     Print(io::Error),
 }
 

@@ -4,6 +4,7 @@ use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use drumline_engine::{CollectiveError, membership::Membership};
 use drumline_schedule::step::Rank;
+use drumline_store::{in_section, of_setting, spent};
 
 /// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -32,7 +33,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The caller's argument cannot be used. Nothing was sent to any peer.
-    #[error("{operation}: {problem}")]
+    #[error("{}", in_section("argument", format!("{operation}: {problem}")))]
     InvalidArgument {
         /// The function that was called.
         operation: &'static str,
@@ -41,7 +42,7 @@ pub enum Error {
     },
 
     /// A setting from the environment, a URL or a builder is missing or wrong.
-    #[error("{setting}: {problem}")]
+    #[error("{}", of_setting(setting, problem))]
     InvalidSetting {
         /// The variable, URL or field.
         setting: String,
@@ -50,7 +51,7 @@ pub enum Error {
     },
 
     /// A store answered wrongly, refused, or went away.
-    #[error("store {store}: {operation}: {problem}")]
+    #[error("{}", in_section("store", format!("store {store}: {operation}: {problem}")))]
     Store {
         /// Which store: `tcp://host:port`, `hash`.
         store: String,
@@ -62,8 +63,8 @@ pub enum Error {
 
     /// Keys did not appear in a store in time.
     #[error(
-        "store {store}: waited {waited:.1?} for {}; is every rank started, and with the same \
-         address and world size?", keys.join(", ")
+        "store {store}: waited {} for {}; is every rank started, and with the same address and world \
+         size? [errors.md#start-up]", spent(*waited), keys.join(", ")
     )]
     StoreTimeout {
         /// Which store.
@@ -75,7 +76,7 @@ pub enum Error {
     },
 
     /// A file or socket operation failed.
-    #[error("{what}: {error}")]
+    #[error("{}", in_section("io", format!("{what}: {error}")))]
     Io {
         /// What this rank tried, with the path or address.
         what: String,
@@ -84,14 +85,14 @@ pub enum Error {
     },
 
     /// There is no more memory to register.
-    #[error("{problem} (DRUMLINE_REGISTERED_BYTES_MAX sets the limit)")]
+    #[error("{problem} (DRUMLINE_REGISTERED_BYTES_MAX sets the limit) [errors.md#memory]")]
     Memory {
         /// How much the caller asked for, and how much there is.
         problem: String,
     },
 
     /// The ranks of a group could not be connected with each other.
-    #[error("group {group:?}, rank {rank}: {problem}")]
+    #[error("{}", in_section("start-up", format!("group {group:?}, rank {rank}: {problem}")))]
     Connect {
         /// Name of the group.
         group: String,
@@ -102,7 +103,10 @@ pub enum Error {
     },
 
     /// This rank is not a member of the group. Nothing was sent to any peer.
-    #[error("rank {rank} is not a member of group {group:?}: only its members call this")]
+    #[error(
+        "rank {rank} is not a member of group {group:?}: only its members call this \
+         [errors.md#not-a-member]"
+    )]
     NotAMember {
         /// Name of the group.
         group: String,
@@ -111,7 +115,7 @@ pub enum Error {
     },
 
     /// An object could not be described, is too long, or has another type than expected. The group goes on.
-    #[error("{operation}: rank {rank} {problem}")]
+    #[error("{}", in_section("objects", format!("{operation}: rank {rank} {problem}")))]
     Object {
         /// The call.
         operation: &'static str,
@@ -137,7 +141,7 @@ pub enum Error {
     },
 
     /// The trace of a rank cannot be read.
-    #[error("trace {}{place}: {problem}", path.display())]
+    #[error("trace {}{place}: {problem} [errors.md#traces]", path.display())]
     Trace {
         /// The file, or the directory.
         path: PathBuf,
@@ -201,5 +205,39 @@ impl From<drumline_store::Error> for Error {
             }
             Store::Io { what, error } => Error::Io { what, error },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Text and number of sections.
+    fn told(error: Error) -> (String, usize) {
+        let text = error.to_string();
+        let sections = text.matches("[errors.md#").count();
+        (text, sections)
+    }
+
+    #[test]
+    fn an_error_that_quotes_another_ends_with_the_section_of_that_one() {
+        let setting =
+            |name: &str| Error::InvalidSetting { setting: name.into(), problem: "is 0".into() };
+        let quoted = setting("DRUMLINE_STREAMS").to_string();
+        let problem = format!("rank 1 reports ({quoted}), and ends");
+        let (text, sections) = told(Error::Connect { group: "world".into(), rank: 0, problem });
+        assert!(text.ends_with("is 0), and ends [errors.md#settings]"), "{text}");
+        assert_eq!(sections, 1, "{text}");
+        let (text, _) = told(setting("DRUMLINE_SECRET_FILE"));
+        assert!(text.ends_with(" [errors.md#secrets]"), "{text}");
+    }
+
+    #[test]
+    fn no_time_is_not_told_in_nanoseconds() {
+        let keys = vec!["never".to_owned()];
+        let (text, sections) =
+            told(Error::StoreTimeout { store: "hash".into(), keys, waited: Duration::ZERO });
+        assert!(text.starts_with("store hash: waited no time for never; "), "{text}");
+        assert_eq!(sections, 1, "{text}");
     }
 }

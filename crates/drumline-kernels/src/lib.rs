@@ -32,6 +32,13 @@
 //!
 //! [`ReduceOp`] has a table of all this.
 
+// Here, because every crate of Drumline is built after this one.
+#[cfg(not(all(target_os = "linux", target_pointer_width = "64")))]
+compile_error!(
+    "Drumline builds for 64-bit Linux only. On another system run it in a container or a virtual machine \
+     with Linux: see docs/non-goals.md"
+);
+
 mod arithmetic;
 mod boolean;
 mod convert;

@@ -12,14 +12,14 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// use drumline_launch::Error;
 ///
 /// let error = Error::ProgramNotFound { program: "trian".into(), hint: "is it in PATH?".into() };
-/// assert_eq!(error.to_string(), "program trian not found: is it in PATH?");
+/// assert_eq!(error.to_string(), "program trian not found: is it in PATH? [errors.md#program]");
 /// assert_eq!(error.exit_code(), 127);
 /// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The program to run is not there.
-    #[error("program {} not found: {hint}", program.display())]
+    #[error("program {} not found: {hint} [errors.md#program]", program.display())]
     ProgramNotFound {
         /// The program, as the caller wrote it.
         program: PathBuf,
@@ -28,7 +28,7 @@ pub enum Error {
     },
 
     /// The program to run is there but cannot be executed.
-    #[error("program {} cannot be executed: {hint}", program.display())]
+    #[error("program {} cannot be executed: {hint} [errors.md#program]", program.display())]
     ProgramNotExecutable {
         /// The path of the program.
         program: PathBuf,
@@ -42,7 +42,7 @@ pub enum Error {
     Store(#[from] drumline::Error),
 
     /// A system call failed.
-    #[error("{what}: {error}")]
+    #[error("{what}: {error} [errors.md#io]")]
     System {
         /// What the launcher tried.
         what: String,

@@ -36,10 +36,20 @@ pub(crate) fn resolve(name: &OsStr, path: Option<OsString>) -> Result<PathBuf> {
     }
     Err(not_executable.unwrap_or_else(|| Error::ProgramNotFound {
         program: name.into(),
-        hint: if check(&Path::new(".").join(name)).is_ok() {
-            format!("no directory of PATH has it, but this one does: write ./{}", name.display())
-        } else {
-            "no directory of PATH has it".into()
+        hint: match (check(&Path::new(".").join(name)), interpreter(name)) {
+            (Ok(_), _) => {
+                format!(
+                    "no directory of PATH has it, but this one does: write ./{}",
+                    name.display()
+                )
+            }
+            // torchrun would take it.
+            (Err(Error::ProgramNotExecutable { .. }), Some(interpreter)) => format!(
+                "this directory has it, and it is a script: put `{interpreter}` in front, as in \
+                 drumline run -- {interpreter} {}",
+                name.display()
+            ),
+            _ => "no directory of PATH has it".into(),
         },
     }))
 }
@@ -47,7 +57,10 @@ pub(crate) fn resolve(name: &OsStr, path: Option<OsString>) -> Result<PathBuf> {
 fn check(file: &Path) -> Result<PathBuf> {
     let problem = match fs::metadata(file) {
         Err(error) => {
-            let (program, hint) = (file.into(), error.to_string());
+            let (program, mut hint) = (file.into(), error.to_string());
+            if let (true, Ok(here)) = (file.is_relative(), std::env::current_dir()) {
+                hint.push_str(&format!(", seen from {}", here.display()));
+            }
             return Err(Error::ProgramNotFound { program, hint });
         }
         Ok(metadata) if metadata.is_dir() => "it is a directory".into(),

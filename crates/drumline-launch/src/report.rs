@@ -1,6 +1,6 @@
 //! The report on a job that did not end well. It begins with the first failure.
 
-use std::{collections::BTreeSet, fmt::Write};
+use std::{collections::BTreeSet, fmt::Write, time::Duration};
 
 use rustix::process::{Pid, Signal};
 
@@ -45,10 +45,10 @@ pub(crate) fn render(
                         format!("was killed by signal {number} ({})", exit.ending)
                     }
                 };
-                let seconds = exit.at.as_secs_f64();
+                let after = lifetime(exit.at);
                 let _ = writeln!(
                     text,
-                    "drumline: rank {worker} (pid {pid}) {what} after {seconds:.1} s"
+                    "drumline: rank {worker} (pid {pid}) {what} after {after} [errors.md#the-launcher]"
                 );
                 if let Some(hint) = hint(exit.ending).or_else(|| refusal(tail)) {
                     let _ = writeln!(text, "drumline: hint: {hint}");
@@ -73,6 +73,14 @@ pub(crate) fn render(
     let ended = if failed.is_some() { "ended the other ranks" } else { "ended the ranks" };
     bytes.extend_from_slice(fates(others, ended).as_bytes());
     bytes
+}
+
+/// `4.1 s`, or `12 ms`: a rank that fails at once has not lived for `0.0 s`.
+fn lifetime(time: Duration) -> String {
+    match time.as_secs_f64() {
+        seconds if seconds < 0.1 => format!("{} ms", time.as_millis().max(1)),
+        seconds => format!("{seconds:.1} s"),
+    }
 }
 
 /// Names the processes that were killed at the end.
@@ -255,13 +263,20 @@ mod tests {
         ]);
         assert_eq!(
             text(Verdict::Failed { worker: 1 }, &ranks, &["Traceback", "  boom"]),
-            "drumline: rank 1 (pid 101) exited with code 3 after 12.3 s\n\
+            "drumline: rank 1 (pid 101) exited with code 3 after 12.3 s [errors.md#the-launcher]\n\
              drumline: last lines of its stderr:\n    Traceback\n      boom\n\
              drumline: failed as well: 6 (SIGABRT)\n\
              drumline: ended the other ranks: 0, 2-3 (SIGTERM); 4 (exit code 1); \
              7 (SIGKILL, not from drumline); 8 (SIGKILL)\n\
              drumline: had finished before: 5 (exit code 0)\n"
         );
+    }
+
+    #[test]
+    fn a_rank_that_fails_at_once_has_lived_for_some_time() {
+        assert_eq!(lifetime(Duration::from_micros(3)), "1 ms");
+        assert_eq!(lifetime(Duration::from_millis(12)), "12 ms");
+        assert_eq!(lifetime(Duration::from_millis(12_340)), "12.3 s");
     }
 
     #[test]

@@ -2,6 +2,8 @@
 
 use std::{io, sync::Arc, time::Duration};
 
+use crate::error_text::{in_section, of_setting, spent};
+
 /// The result of the fallible functions of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
@@ -19,7 +21,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     /// The caller's argument cannot be used. Nothing was sent.
-    #[error("{operation}: {problem}")]
+    #[error("{}", in_section("argument", format!("{operation}: {problem}")))]
     InvalidArgument {
         /// The function that was called.
         operation: &'static str,
@@ -28,7 +30,7 @@ pub enum Error {
     },
 
     /// A setting from the environment, a URL or a builder is missing or wrong.
-    #[error("{setting}: {problem}")]
+    #[error("{}", of_setting(setting, problem))]
     InvalidSetting {
         /// The variable, URL or field.
         setting: String,
@@ -37,7 +39,7 @@ pub enum Error {
     },
 
     /// A store answered wrongly, refused, or went away.
-    #[error("store {store}: {operation}: {problem}")]
+    #[error("{}", in_section("store", format!("store {store}: {operation}: {problem}")))]
     Store {
         /// Which store: `tcp://host:port`, `hash`.
         store: String,
@@ -49,8 +51,8 @@ pub enum Error {
 
     /// Keys did not appear in a store in time.
     #[error(
-        "store {store}: waited {waited:.1?} for {}; is every rank started, and with the same \
-         address and world size?", keys.join(", ")
+        "store {store}: waited {} for {}; is every rank started, and with the same address and world \
+         size? [errors.md#start-up]", spent(*waited), keys.join(", ")
     )]
     StoreTimeout {
         /// Which store.
@@ -62,7 +64,7 @@ pub enum Error {
     },
 
     /// A file or socket operation failed.
-    #[error("{what}: {error}")]
+    #[error("{}", in_section("io", format!("{what}: {error}")))]
     Io {
         /// What this process tried, with the path or address.
         what: String,

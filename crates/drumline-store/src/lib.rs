@@ -12,12 +12,15 @@
 
 pub mod auth;
 mod error;
+mod error_text;
 pub mod net;
 pub mod secured;
 pub mod store;
 pub mod text;
 
 pub use error::{Error, Result};
+#[doc(hidden)]
+pub use error_text::{in_section, of_setting, spent};
 pub use net::Endpoint;
 
 /// The number of a rank, in `0..world_size`.

@@ -2,7 +2,7 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use drumline_group::CollectiveError;
+use drumline_group::{CollectiveError, in_section};
 
 use crate::{async_reduce::MissingTensors, ddp::GradientFault};
 
@@ -25,7 +25,7 @@ pub enum Error {
     Group(#[from] drumline_group::Error),
 
     /// The caller's argument cannot be used. Nothing was sent to any peer.
-    #[error("{operation}: {problem}")]
+    #[error("{}", in_section("argument", format!("{operation}: {problem}")))]
     InvalidArgument {
         /// The function that was called.
         operation: &'static str,
@@ -34,7 +34,7 @@ pub enum Error {
     },
 
     /// A checkpoint cannot be written or read.
-    #[error("checkpoint {}: {problem}", path.display())]
+    #[error("{}", in_section("checkpoints", format!("checkpoint {}: {problem}", path.display())))]
     Checkpoint {
         /// The file.
         path: PathBuf,
@@ -43,7 +43,7 @@ pub enum Error {
     },
 
     /// Ranks were given different models. Every rank gets this error, with the same text.
-    #[error("the model differs between ranks: {problem}")]
+    #[error("the model differs between ranks: {problem} [errors.md#models-that-differ]")]
     ModelMismatch {
         /// The first difference: which ranks, which tensor, and what each rank has.
         problem: String,
@@ -54,7 +54,7 @@ pub enum Error {
     #[error(
         "step {step}: {}; every parameter that is trained must take part in the loss, once per \
          step and on every rank: use it, or freeze it before the model is wrapped, or choose \
-         `UnusedParameters::Ignore`",
+         `UnusedParameters::Ignore` [errors.md#missing-gradients]",
         GradientFault::list(faults)
     )]
     Gradients {
@@ -66,11 +66,11 @@ pub enum Error {
 
     /// Tensors are missing in a step of [`AsyncReduce`](crate::async_reduce::AsyncReduce). Every
     /// rank gets this error.
-    #[error(
+    #[error("{}", in_section("missing-gradients", format!(
         "step {step}: {}; every rank brings every tensor once in each step{}",
         MissingTensors::list(missing),
         by.as_ref().map(|by| format!(" ({by})")).unwrap_or_default()
-    )]
+    )))]
     NotBrought {
         /// The step, counted from 1.
         step: u64,

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
+use indicatif::{HumanDuration, ProgressBar, ProgressDrawTarget, ProgressStyle, TermLike};
 
 /// The variable in which the launcher passes the width of its terminal.
 const TERMINAL_COLUMNS: &str = "DRUMLINE_TERMINAL_COLUMNS";
@@ -52,7 +52,8 @@ impl Progress {
 
     /// Begins an epoch of `steps` steps, of which `done` are done.
     pub(crate) fn start(&mut self, title: String, steps: usize, done: usize) {
-        const TEMPLATE: &str = "{prefix} {wide_bar:.cyan/dim} {percent:>3} %  {msg}  {eta:>3} left";
+        const TEMPLATE: &str =
+            "{prefix} {wide_bar:.cyan/dim} {percent:>3} %  {msg}  {per_sec:>9}  {eta:>3} left";
         let target = match self.shown {
             Shown::Nothing | Shown::Lines => ProgressDrawTarget::hidden(),
             Shown::Bar => ProgressDrawTarget::stderr(),
@@ -87,7 +88,12 @@ impl Progress {
                     let (done, all) = (self.bar.position(), self.bar.length().unwrap_or(0));
                     let percent = done * 100 / all.max(1);
                     // The reader may have closed the pipe. Training goes on.
-                    let _ = writeln!(io::stderr(), "{} {percent} %  loss {loss:.4}", self.title);
+                    let (rate, left) = (self.bar.per_sec(), HumanDuration(self.bar.eta()));
+                    let _ = writeln!(
+                        io::stderr(),
+                        "{} {percent} %  loss {loss:.4}  {rate:.1} steps/s  {left:#} left",
+                        self.title
+                    );
                 }
             }
         }

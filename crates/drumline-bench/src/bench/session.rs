@@ -1,6 +1,11 @@
 //! All cases, and the order in which they take turns.
 
-use std::{fs, io::Write, path::Path, thread};
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    thread,
+};
 
 use drumline::{Config, DType, ReduceOp, init_process_group};
 
@@ -17,7 +22,7 @@ use super::{
     table::Heading,
     trial::{Case, Trial},
 };
-use crate::{Error, Result};
+use crate::{Error, Result, progress::Progress};
 
 /// How often the bound is measured in each round; less often if that takes longer than a turn.
 const BOUND_SAMPLES: usize = 5;
@@ -57,11 +62,14 @@ pub fn measure(options: &Options, out: &mut dyn Write) -> Result<u8> {
     };
     tell(&heading.text())?;
     let session = Session { meter: Meter { control: &control, options }, options, hosts: &hosts };
+    let turns = session.turns(&carriers);
+    let mut progress = Progress::new("measuring", turns, is_first);
     let mut rows = Vec::new();
     for &operation in &options.operations.items {
         for bytes in options.sizes() {
             let cases = session.cases(operation, bytes, &carriers);
-            let measured = session.size(bytes, &cases, &mut carriers)?;
+            let measured = session.size(bytes, &cases, &mut carriers, &mut progress)?;
+            progress.clear();
             measured.iter().try_for_each(|row| tell(&row.text()))?;
             rows.extend(measured);
             if operation == Operation::Barrier {
@@ -78,7 +86,9 @@ pub fn measure(options: &Options, out: &mut dyn Write) -> Result<u8> {
     }
     tell(&Heading::summary(&rows))?;
     if is_first {
-        write_files(options, &heading, &rows)?;
+        for path in write_files(options, &heading, &rows)? {
+            tell(&format!("# wrote {}\n", path.display()))?;
+        }
     }
     for carrier in carriers {
         carrier.group.destroy().map_err(Error::Measure)?;
@@ -87,7 +97,8 @@ pub fn measure(options: &Options, out: &mut dyn Write) -> Result<u8> {
     Ok(rows.iter().any(|row| row.wrong > 0).into())
 }
 
-fn write_files(options: &Options, heading: &Heading, rows: &[Row]) -> Result<()> {
+/// Returns the files that it has written.
+fn write_files<'a>(options: &'a Options, heading: &Heading, rows: &[Row]) -> Result<Vec<&'a Path>> {
     let write = |path: &Path, text: String| {
         let problem = |error| Error::Usage(format!("cannot write {}: {error}", path.display()));
         fs::write(path, text).map_err(problem)
@@ -99,7 +110,7 @@ fn write_files(options: &Options, heading: &Heading, rows: &[Row]) -> Result<()>
         let title = format!("drumline bench, {} ranks on {} hosts", heading.ranks, heading.hosts);
         write(path, plot::svg(title, rows)?)?;
     }
-    Ok(())
+    Ok(options.json.iter().chain(&options.svg).map(PathBuf::as_path).collect())
 }
 
 /// A case, and the index of its carrier.
@@ -158,8 +169,24 @@ impl Session<'_> {
         cases
     }
 
+    /// How many turns all cases of all operations and sizes take.
+    fn turns(&self, carriers: &[Carrier]) -> usize {
+        let cases = |operation, bytes| self.cases(operation, bytes, carriers).len();
+        let of = |operation: &Operation| -> usize {
+            let sizes = if *operation == Operation::Barrier { 1 } else { usize::MAX };
+            self.options.sizes().into_iter().take(sizes).map(|bytes| cases(*operation, bytes)).sum()
+        };
+        self.options.operations.items.iter().map(of).sum::<usize>() * self.options.rounds
+    }
+
     /// All rounds of one size.
-    fn size(&self, bytes: usize, cases: &[Planned], carriers: &mut [Carrier]) -> Result<Vec<Row>> {
+    fn size(
+        &self,
+        bytes: usize,
+        cases: &[Planned],
+        carriers: &mut [Carrier],
+        progress: &mut Progress,
+    ) -> Result<Vec<Row>> {
         let Session { meter, options, hosts } = self;
         // The trials of a carrier share its group. Its bound is changed in every round.
         let (groups, mut bounds): (Vec<_>, Vec<_>) =
@@ -182,6 +209,7 @@ impl Session<'_> {
             for running in &mut running {
                 let turn = meter.turn(&mut *running.trial, running.pace, round);
                 running.turns.push(turn.map_err(Error::Measure)?);
+                progress.step();
             }
             for (bound, times) in bounds.iter_mut().zip(&mut bound_us) {
                 let mut spent_us = 0.0;

@@ -90,7 +90,9 @@ pub(super) fn describe(options: &Options) -> Result<Described> {
 /// Reads a cluster file. An error names the file, and the line that cannot be understood.
 pub(super) fn read(path: &Path) -> Result<Described> {
     let wrong = |what: String| problem(format!("{}: {what}", path.display()));
-    let text = fs::read_to_string(path).map_err(|error| wrong(error.to_string()))?;
+    let text = fs::read_to_string(path).map_err(|error| {
+        wrong(format!("{error}; `drumline predict --measure {}` makes one", path.display()))
+    })?;
     let described = parse(&text).map_err(|error| wrong(error.to_string()))?;
     validate(&described).map_err(|error| wrong(error.to_string()))?;
     Ok(described)

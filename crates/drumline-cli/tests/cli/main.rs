@@ -6,6 +6,7 @@ mod bench;
 mod check;
 mod closed;
 mod ending;
+mod first;
 mod launch;
 mod left;
 mod nodes;

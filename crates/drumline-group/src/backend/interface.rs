@@ -129,7 +129,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
     /// }
     /// # for group in carried_by(collective, 1)? {
     /// let error = group.send(&[1_u8], 0, 7).unwrap_err().to_string();
-    /// assert_eq!(error, r#"send: backend "example" carries no messages from rank to rank"#);
+    /// assert_eq!(error, r#"send: backend "example" carries no messages from rank to rank [errors.md#argument]"#);
     /// # }
     /// # Ok::<_, drumline::Error>(())
     /// ```
@@ -370,7 +370,7 @@ impl BackendOptions {
     /// register_backend("fabric", |options| Err(options.error("no fabric here".to_owned())))?;
     /// let config = Config::default().backend("fabric");
     /// let error = ProcessGroup::local_world_with(1, &config).unwrap_err().to_string();
-    /// assert_eq!(error, r#"group "local", rank 0: no fabric here"#);
+    /// assert_eq!(error, r#"group "local", rank 0: no fabric here [errors.md#start-up]"#);
     /// # Ok::<_, drumline::Error>(())
     /// ```
     pub fn error(&self, problem: String) -> Error {

@@ -50,7 +50,7 @@ pub(super) fn all_set(settings: &[&Setting], remedy: &str) -> Result<()> {
     if names.is_empty() {
         return Ok(());
     }
-    Err(invalid(&names.join(", "), format!("not set; {remedy}")))
+    Err(invalid(&names.join(", "), format!("not set; {remedy} [errors.md#start-up]")))
 }
 
 /// A rank and its world size.

@@ -85,7 +85,9 @@ impl Run {
     /// [`Error::Trace`](crate::Error::Trace) when there is no file, when one is broken, or when they belong
     /// to two runs.
     pub(super) fn open(dir: &Path) -> Result<Run> {
-        let entries = fs::read_dir(dir).map_err(|error| trouble(dir, 0, error))?;
+        let entries = fs::read_dir(dir).map_err(|error| {
+            trouble(dir, 0, format!("{error}; give the directory that DRUMLINE_TRACE named"))
+        })?;
         let mut notes = Vec::new();
         let mut files: Vec<RankFile> = Vec::new();
         for entry in entries {

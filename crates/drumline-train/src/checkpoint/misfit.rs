@@ -38,7 +38,7 @@ impl Checkpoint {
     /// let error = checkpoint.check("model.", [ParameterSpec::new("bias", [3], DType::F32)]);
     /// assert_eq!(
     ///     error.unwrap_err().to_string(),
-    ///     "the checkpoint is of another model: `bias` is f32[2], the model has f32[3]",
+    ///     "the checkpoint is of another model: `bias` is f32[2], the model has f32[3] [errors.md#checkpoints]",
     /// );
     /// # Ok(())
     /// # }
@@ -85,8 +85,9 @@ impl fmt::Display for Misfit {
         write!(f, "the checkpoint is of another model: ")?;
         f.write_str(&all[..all.len().min(NAMED_MAX)].join("; "))?;
         match all.len().saturating_sub(NAMED_MAX) {
-            0 => Ok(()),
-            more => write!(f, "; and {more} more"),
+            0 => {}
+            more => write!(f, "; and {more} more")?,
         }
+        f.write_str(" [errors.md#checkpoints]")
     }
 }

@@ -141,7 +141,7 @@ fn tensors_of_several_types_travel_together() {
                 assert!(long.iter().all(|value| *value == 3.0 * step as f64));
             }
             let error = reduce.fused::<f64>().unwrap_err().to_string();
-            assert_eq!(error, "fused: tensor `bf16` bf16[1001] is not of f64");
+            assert_eq!(error, "fused: tensor `bf16` bf16[1001] is not of f64 [errors.md#argument]");
             reduce.stop().unwrap();
         });
     });
@@ -393,9 +393,12 @@ fn wrong_calls_say_what_is_wrong() {
     let group = ProcessGroup::alone();
     let options = AsyncReduceOptions::default();
     let error = TensorRegistry::new().freeze(&group, &options).unwrap_err();
-    assert_eq!(error.to_string(), "freeze: no tensor is registered");
+    assert_eq!(error.to_string(), "freeze: no tensor is registered [errors.md#argument]");
     let error = registry(&TENSORS).freeze(&group, &options.clone().op(ReduceOp::Band)).unwrap_err();
-    assert_eq!(error.to_string(), "freeze: tensor `a` f32[5] cannot be reduced by band");
+    assert_eq!(
+        error.to_string(),
+        "freeze: tensor `a` f32[5] cannot be reduced by band [errors.md#argument]"
+    );
     let mut tensors = TensorRegistry::new();
     let error = tensors.register::<f64>("long", usize::MAX / 8 + 1).unwrap_err();
     assert!(error.to_string().contains("is too long"), "{error}");
@@ -404,27 +407,29 @@ fn wrong_calls_say_what_is_wrong() {
     let text = |error: drumline_train::Result<()>| error.unwrap_err().to_string();
     assert_eq!(
         text(reduce.async_reduce("x")),
-        "async_reduce: no tensor `x` is registered; there are `a`, `b`, `c`, `d`, `e`, `f`, `g`"
+        "async_reduce: no tensor `x` is registered; there are `a`, `b`, `c`, `d`, `e`, `f`, `g` \
+         [errors.md#argument]"
     );
     assert_eq!(
         text(reduce.gradient_mut::<f64>("a").map(drop)),
-        "gradient_mut: tensor `a` f32[5] is not of f64"
+        "gradient_mut: tensor `a` f32[5] is not of f64 [errors.md#argument]"
     );
     assert_eq!(
         text(reduce.async_reduce_from("a", &[1.0_f32])),
-        "async_reduce_from: tensor `a` f32[5] cannot take 1 elements"
+        "async_reduce_from: tensor `a` f32[5] cannot take 1 elements [errors.md#argument]"
     );
     reduce.async_reduce("a").unwrap();
     assert_eq!(
         text(reduce.async_reduce("a")),
-        "async_reduce: tensor `a` was brought in this step before: each once, then `synchronize`"
+        "async_reduce: tensor `a` was brought in this step before: each once, then `synchronize` \
+         [errors.md#argument]"
     );
     assert!(text(reduce.async_reduce_from("a", &[1.0_f32; 5])).contains("is being reduced"));
     reduce.gradient_mut::<f32>("c").unwrap().fill(2.0); // its neighbour is not under way
     assert_eq!(
         text(reduce.stop()),
         "stop: tensor `a` was brought and not synchronized: the other ranks wait for the end of \
-         the step"
+         the step [errors.md#argument]"
     );
 }
 

@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     Error, Result,
+    error_text::spent,
     store::{
         Store,
         interface::{deadline_after, in_a_fork},
@@ -342,8 +343,8 @@ fn explain(error: &io::Error, waited: Duration) -> String {
              probably exited: look at its output first"
         ),
         ErrorKind::TimedOut => format!(
-            "no answer in {waited:.1?}; the process that hosts the store is stopped, or its \
-             host cannot be reached"
+            "no answer in {}; the process that hosts the store is stopped, or its host cannot be reached",
+            spent(waited)
         ),
         _ => error.to_string(),
     }

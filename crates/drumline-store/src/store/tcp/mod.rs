@@ -52,6 +52,7 @@ use super::interface::{DEFAULT_TIMEOUT, deadline_after};
 use crate::{
     Error, Result,
     auth::{Level, Secret},
+    error_text::spent,
     net::{Endpoint, call::Address},
 };
 
@@ -273,6 +274,7 @@ impl TcpStore {
         timeout: Duration,
     ) -> Result<TcpStore> {
         let name = endpoint.to_string();
+        let tried = spent(timeout);
         let established = Connection::establish(endpoint, proof, deadline_after(timeout));
         let (connection, target) = established.map_err(|error| Error::Store {
             store: name.clone(),
@@ -285,12 +287,12 @@ impl TcpStore {
                      something else there?"
                 ),
                 ErrorKind::ConnectionRefused => format!(
-                    "tried for {timeout:.1?}, and nobody listens there ({error}); is rank 0 or the \
+                    "tried for {tried}, and nobody listens there ({error}); is rank 0 or the \
                      launcher, which hosts the store, running, or does it say why not, and are \
                      MASTER_ADDR and MASTER_PORT the same everywhere?"
                 ),
                 _ => format!(
-                    "tried for {timeout:.1?}: {error}; is rank 0 or the launcher, which hosts the \
+                    "tried for {tried}: {error}; is rank 0 or the launcher, which hosts the \
                      store, running, and are MASTER_ADDR and MASTER_PORT the same everywhere?"
                 ),
             },
@@ -363,8 +365,8 @@ impl TcpStore {
         while self.hosted.is_some() && joined < all {
             if Instant::now() >= deadline {
                 return Err(self.failed("wait for workers".into(), format!(
-                    "{joined} of {world_size} have joined in {timeout:.1?}; start the missing ones \
-                     with the same MASTER_ADDR, MASTER_PORT and WORLD_SIZE"
+                    "{joined} of {world_size} have joined in {}; start the missing ones with the same \
+                     MASTER_ADDR, MASTER_PORT and WORLD_SIZE", spent(timeout)
                 )));
             }
             thread::sleep(WORKERS_POLL);
