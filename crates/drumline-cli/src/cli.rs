@@ -76,6 +76,10 @@ const MERGE_HELP: &str = "\
 Example:
   drumline trace merge trace -o job.json     # and open job.json at https://ui.perfetto.dev";
 
+const PAGE_HELP: &str = "\
+Example:
+  drumline trace page trace      # and open trace/trace.html in a browser";
+
 const SUMMARY_HELP: &str = "\
 Example:
   drumline trace summary trace";
@@ -94,6 +98,7 @@ pub(crate) enum TraceCommand {
     },
 
     /// Make one page of HTML that shows all ranks in a browser, without a network
+    #[command(after_help = PAGE_HELP)]
     Page {
         /// The directory with the files of the ranks
         dir: PathBuf,
