@@ -19,12 +19,20 @@ _CALLS = [
 class _NonMember(ProcessGroup):
     """A group that this rank is not in. Its calls do nothing and warn."""
 
-    rank = -1
-    world_size = -1
-    is_destroyed = False
-
     def __init__(self) -> None:
         pass
+
+    @property
+    def rank(self) -> int:
+        return -1
+
+    @property
+    def world_size(self) -> int:
+        return -1
+
+    @property
+    def is_destroyed(self) -> bool:
+        return False
 
     @property
     def _group(self) -> _core.Group:  # type: ignore[override]

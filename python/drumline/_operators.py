@@ -48,7 +48,8 @@ def operator(op: Op) -> tuple[str, Any]:
         return name, None
     if kind is op:
         raise ValueError('PREMUL_SUM needs a factor: pass ("premul_sum", factor)')
-    factor = op.__getstate__()[1]
+    torchs: Any = op
+    factor = torchs.__getstate__()[1]
     return name, factor.item() if hasattr(factor, "item") else factor
 
 
