@@ -253,7 +253,7 @@ fn a_tensor_that_is_not_brought_is_named_on_every_rank_and_the_next_step_goes_on
                     error.to_string(),
                     format!(
                         "step {step}: rank 2 has not brought `a`, `d`; every rank brings every \
-                         tensor once in each step"
+                         tensor once in each step [errors.md#missing-gradients]"
                     )
                 );
             }
@@ -276,7 +276,8 @@ fn several_ranks_with_missing_tensors_are_all_named() {
             error,
             format!(
                 "step 1: rank 0 has not brought {all}; rank 1 has not brought `a`; rank 2 has not \
-                 brought {all}; every rank brings every tensor once in each step"
+                 brought {all}; every rank brings every tensor once in each step \
+                 [errors.md#missing-gradients]"
             )
         );
         reduce.sync_grad().unwrap();
