@@ -80,9 +80,10 @@ fn a_job_runs_where_memory_files_must_not_be_executable() {
     };
     let can = namespace().arg("true").output().is_ok_and(|output| output.status.success());
     if !can {
-        let reason = "skipped: this takes root, unshare, and a kernel with vm.memfd_noexec (6.3)";
-        assert!(std::env::var_os("DRUMLINE_TEST_HOSTS").is_none(), "{reason}");
-        return eprintln!("{reason}");
+        // Also where DRUMLINE_TEST_HOSTS is set: that asks for network namespaces.
+        return eprintln!(
+            "skipped: this takes root, unshare, and a kernel with vm.memfd_noexec (6.3)"
+        );
     }
     let mut command = namespace();
     command.args([drumline, "run"]);

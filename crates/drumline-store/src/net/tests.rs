@@ -286,11 +286,8 @@ fn a_process_of_another_pid_namespace_is_known_by_its_user() {
         return;
     }
     if !Command::new("unshare").args(APART).arg("true").status().is_ok_and(|done| done.success()) {
-        assert!(
-            std::env::var_os("DRUMLINE_TEST_HOSTS").is_none(),
-            "unshare makes no namespaces here"
-        );
-        return eprintln!("skipped: unshare makes no namespaces here");
+        // Also where DRUMLINE_TEST_HOSTS is set: that asks for network namespaces.
+        return eprintln!("skipped: unshare makes no namespaces of users and processes here");
     }
     let (_gate, address) = unix_gate();
     let Address::Unix(name) = address else { panic!("not a Unix socket") };
