@@ -1,5 +1,4 @@
-//! How far a measurement is, for a person at a terminal: a line on stderr that is drawn over again. In a pipe there is
-//! none: what is printed there is the figures, line by line.
+//! How far a measurement is: a line on stderr that is drawn again and again. It is drawn on a terminal only.
 
 use std::{
     env,
@@ -10,7 +9,7 @@ use std::{
 /// How often the line is drawn at most.
 const EVERY: Duration = Duration::from_millis(100);
 
-/// Of so many equal parts, how many are done.
+/// How many parts of a measurement are done. All parts are taken to be equally long.
 pub(crate) struct Progress {
     what: &'static str,
     parts: usize,
@@ -54,7 +53,7 @@ fn line(what: &str, done: usize, parts: usize, spent: Duration) -> String {
     format!("{what}  {done}/{parts}  {percent:>3} %  {rate:.1}/s  {left:.0} s left")
 }
 
-/// Draws `text` in place of what was drawn before. Nobody need see it: an error is no reason to stop.
+/// Replaces the line by `text`. An error is ignored: a measurement does not need the line.
 fn draw(text: &str) {
     let mut stderr = io::stderr().lock();
     // A terminal wants its line cleared; the launcher does so itself.

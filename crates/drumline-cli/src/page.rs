@@ -39,8 +39,9 @@ struct Calls {
     details: Texts,
     groups: Texts,
     lanes: BTreeMap<Lane, Vec<Call>>,
-    /// Of tracks: their name, and the number of their group.
+    /// The name of each track.
     titles: BTreeMap<(u64, u64), String>,
+    /// The group of each track, as its place in `groups`.
     group_of: BTreeMap<(u64, u64), usize>,
     ranks: BTreeMap<u64, String>,
     marks: Vec<(u64, i64, String, String)>,

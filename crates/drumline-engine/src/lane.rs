@@ -427,7 +427,7 @@ impl Lane {
     fn hear(&mut self, now: Instant) -> Result<(), Cause> {
         self.look(now);
         if self.has_points() {
-            // Whoever drives the sends and receives listens to the peers.
+            // The driver of the sends and receives listens to the peers.
             return Ok(());
         }
         self.transport.progress_points(false, now, &mut Vec::new()).map(drop)

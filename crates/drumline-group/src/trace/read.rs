@@ -41,7 +41,7 @@ pub(super) struct RankFile {
     pub(super) groups: BTreeMap<u64, Group>,
 }
 
-/// A group of which the rank was a member.
+/// A group that had the rank as a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Group {
     /// The digest of the group: the same on all ranks, and different for every other group.

@@ -19,7 +19,7 @@ pub(super) struct StartUpScenario {
     pub(super) ranks: usize,
     /// A fault that keeps the job from beginning, and when it strikes.
     pub(super) fault: Option<(Nanos, StartUpFault)>,
-    /// When connections break, and of which clients.
+    /// When connections break, and the clients that have them.
     pub(super) cuts: Vec<(Nanos, usize)>,
     /// When the store's process is stopped, and for how long.
     pub(super) store_stops: Option<(Nanos, Nanos)>,
