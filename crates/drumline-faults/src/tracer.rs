@@ -17,7 +17,7 @@ use crate::calls::{Fault, faults_of, name_of};
 /// The outcome of a traced run.
 #[derive(Debug)]
 pub struct Outcome {
-    /// How many calls were counted between the first two of the program's marks (`getsid`).
+    /// How many calls were counted between the first two of the program's marks (`getpriority`).
     pub start_up: usize,
     /// How many calls were counted from the first mark on, up to the fault.
     pub calls: usize,
@@ -127,7 +127,7 @@ impl Tracer {
             None => {}
         }
         let number = registers.orig_rax as i64;
-        if number == libc::SYS_getsid {
+        if number == libc::SYS_getpriority {
             self.marks += 1;
             if self.marks == 2 {
                 self.outcome.start_up = self.outcome.calls;
