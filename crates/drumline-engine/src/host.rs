@@ -237,6 +237,9 @@ impl Host {
     }
 
     /// Spins for a short while until a neighbour has posted `level` times.
+    // A short call spends its time between this loop and its caller: as a function of its own it makes an
+    // all_reduce of 8 bytes 6 per cent slower.
+    #[inline(always)]
     pub fn spin(&self, machine: &Machine, seat: Seat, level: u64) {
         let (neighbour, parity) = (self.at(seat), Parity::of(machine.looks_at(seat).0));
         let is_there = || neighbour.segment.posted(parity) >= level;

@@ -215,7 +215,7 @@ impl Lane {
             return Err(error);
         }
         let result = match self.aborted.load(Ordering::SeqCst) {
-            true => Err(Cause::Aborted),
+            true => Err(Box::new(Cause::Aborted)),
             false => {
                 let (transport, host) = (&mut *self.transport, self.host.as_mut());
                 drive(&mut self.machine, transport, host, operation.memory(), now, spin)
@@ -233,12 +233,12 @@ impl Lane {
                 self.be_patient(now.get());
                 Ok(Progress::Stuck)
             }
-            Err(Cause::Timeout { waiting_for }) if self.looks_again(&waiting_for, now.get()) => {
+            Err(cause) if self.looks_again(&cause, now.get()) => {
                 self.be_patient(now.get());
                 Ok(Progress::Stuck)
             }
             Err(cause) => {
-                let cause = self.trace(cause, Lack::Call, now.get());
+                let cause = self.trace(*cause, Lack::Call, now.get());
                 let description = self.machine.description().to_string();
                 let started = self.running.as_ref().and_then(|running| running.started);
                 let elapsed = now.get().saturating_duration_since(started.unwrap_or(now.get()));
@@ -254,7 +254,7 @@ impl Lane {
 
     fn start(&mut self, operation: &mut dyn AnyCall, now: &Now) -> Result<()> {
         let call = operation.call();
-        self.check_open(call.collective.name())?;
+        self.check_open(|| call.collective.name())?;
         if call.collective == Collective::MonitoredBarrier
             && let Err(cause) = self.hear(now.get())
         {
@@ -368,12 +368,12 @@ impl Lane {
     }
 
     /// Refuses `attempted` on a group that has failed or was closed.
-    fn check_open(&self, attempted: &'static str) -> Result<()> {
+    fn check_open(&self, attempted: impl FnOnce() -> &'static str) -> Result<()> {
         match &self.state {
             State::Open => Ok(()),
-            State::Failed(by) => Err(Error::Poisoned { attempted, by: by.clone() }),
+            State::Failed(by) => Err(Error::Poisoned { attempted: attempted(), by: by.clone() }),
             State::Left => Err(Error::InvalidArgument {
-                operation: attempted,
+                operation: attempted(),
                 problem: "the group has been destroyed".to_owned(),
             }),
         }
@@ -395,7 +395,7 @@ impl Lane {
     /// A call has panicked, so the state of the group is unknown: poisons the group.
     pub fn on_panic(&mut self, operation: &'static str, text: &str) -> Error {
         self.running = None;
-        if let Err(error) = self.check_open(operation) {
+        if let Err(error) = self.check_open(|| operation) {
             return error;
         }
         let cause = Cause::Panicked { text: text.to_owned() };

@@ -82,8 +82,14 @@ where
     I: AsRef<[T]>,
 {
     /// A call on these buffers, with its operator if it reduces.
-    pub fn new(call: Call, operator: Option<Operator<T>>, data: D, input: I) -> TypedCall<T, D, I> {
-        let call = Call { operator: operator.as_ref().map(Operator::kind), ..call };
+    #[inline]
+    pub fn new(
+        mut call: Call,
+        operator: Option<Operator<T>>,
+        data: D,
+        input: I,
+    ) -> TypedCall<T, D, I> {
+        call.operator = operator.as_ref().map(Operator::kind);
         // The call does not reduce, so any operator will do.
         let Operator { factor, combine } = operator.unwrap_or(ReduceOp::Sum.into());
         let input = Contribution { callers: input, scaled: None };

@@ -32,7 +32,7 @@ pub enum Spin {
 }
 
 /// Does everything that can be done at time `now` without blocking. With [`Spin::Yes`] it spins for posts that
-/// neighbours are about to make.
+/// neighbours are about to make. The cause is boxed so that the result of every turn fits into registers.
 pub(crate) fn drive(
     machine: &mut Machine,
     transport: &mut dyn Transport,
@@ -40,7 +40,7 @@ pub(crate) fn drive(
     memory: &mut dyn Memory,
     now: &Now,
     spin: Spin,
-) -> Result<Progress, Cause> {
+) -> Result<Progress, Box<Cause>> {
     with_ieee_rounding(|| {
         if machine.uses_messages() && machine.is_new() {
             transport.begin(machine)?;
@@ -82,7 +82,7 @@ fn when_stuck(
     host: Option<&mut Host>,
     memory: &mut dyn Memory,
     now: &Now,
-) -> Result<Progress, Cause> {
+) -> Result<Progress, Box<Cause>> {
     if machine.is_new() {
         transport.begin(machine)?;
     }

@@ -11,7 +11,7 @@ use crate::{Cause, Result, transport::Lack};
 impl Lane {
     /// Says goodbye to the peers. Then call [`Lane::closed`] until it returns true.
     pub fn close(&mut self) -> Result<()> {
-        self.check_open("destroy")?;
+        self.check_open(|| "destroy")?;
         self.transport.take_leave();
         Ok(())
     }

@@ -28,7 +28,7 @@ impl Lane {
 
     /// Begins a send or receive.
     pub fn post(&mut self, mut point: Point) {
-        if let Err(error) = self.check_open(point.call.name()) {
+        if let Err(error) = self.check_open(|| point.call.name()) {
             return point.complete(Err(error));
         }
         let PointCall { peer, tag, .. } = point.call;
@@ -121,7 +121,7 @@ impl Lane {
 
     /// Poisons the group because one send or receive has failed.
     fn fail_point(&mut self, point: &Point, cause: Cause, now: Instant) -> Error {
-        match self.check_open(point.call.name()) {
+        match self.check_open(|| point.call.name()) {
             Ok(()) => {
                 let elapsed = now.saturating_duration_since(point.started);
                 self.fail(point.call.to_string(), self.sequence, elapsed, cause)

@@ -57,13 +57,14 @@ impl Lane {
         }
     }
 
-    /// Whether it is too early to blame a rank, although the time limit of a call has passed. If so, the call
-    /// gets a little more time. `awaited` are the ranks for which it waits.
+    /// Whether `cause` is the time limit of the call, but it is too early to blame a rank. If so, the call
+    /// gets a little more time.
     ///
     /// It is too early if this process was stopped, because it has not heard its peers yet. It is also too
     /// early if all ranks seem to wait for each other: unless their wait has no end, one of them has gone on,
     /// and the ranks that it has met just now have not said so yet.
-    pub(crate) fn looks_again(&mut self, awaited: &[Rank], now: Instant) -> bool {
+    pub(crate) fn looks_again(&mut self, cause: &Cause, now: Instant) -> bool {
+        let Cause::Timeout { waiting_for: awaited } = cause else { return false };
         let patience = self.running.as_ref().and_then(|running| running.patience.as_ref());
         let until = match patience {
             Some(Patience { looked_again: true, .. }) => return false,

@@ -11,6 +11,8 @@ use drumline_engine::panics::shielded;
 thread_local! {
     /// The number of [`Later`]s of this thread that are alive.
     static NESTED: Cell<usize> = const { Cell::new(0) };
+    /// Whether [`WAKERS`] holds any. A look at this costs less than a look at a value with a destructor.
+    static KEPT: Cell<bool> = const { Cell::new(false) };
     static WAKERS: RefCell<Vec<Waker>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -33,12 +35,17 @@ impl Drop for Later {
     fn drop(&mut self) {
         let nested = NESTED.get() - 1;
         NESTED.set(nested);
-        if nested == 0 {
-            // A waker may call [`wake`] again.
-            while let Some(waker) = WAKERS.with_borrow_mut(Vec::pop) {
-                shielded(|| waker.wake());
-            }
+        if nested == 0 && KEPT.take() {
+            wake_all();
         }
+    }
+}
+
+#[cold]
+fn wake_all() {
+    // A waker may call [`wake`] again.
+    while let Some(waker) = WAKERS.with_borrow_mut(Vec::pop) {
+        shielded(|| waker.wake());
     }
 }
 
@@ -46,6 +53,9 @@ impl Drop for Later {
 pub(super) fn wake(waker: Waker) {
     match NESTED.get() {
         0 => waker.wake(),
-        _ => WAKERS.with_borrow_mut(|wakers| wakers.push(waker)),
+        _ => {
+            WAKERS.with_borrow_mut(|wakers| wakers.push(waker));
+            KEPT.set(true);
+        }
     }
 }
