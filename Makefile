@@ -56,7 +56,10 @@ train:
 	target/release/drumline run --nproc-per-node $(NPROC) \
 	    target/release/fashion-mnist --data "$$data" --out $(OUT) $(ARGS)
 
-# What needs nothing of each other runs side by side: few of these keep two cores busy alone.
+# What needs nothing of each other runs side by side: few of these keep two cores busy alone. The extension of the
+# Python package is built together with the tests: alone it would have other features of some dependencies, and half
+# of the house would be compiled twice.
+test: export EXTENSION := --workspace --all-targets
 test:
 	$(MAKE) --jobs=2 --output-sync=line torch static
 	$(MAKE) build-tests
@@ -81,10 +84,8 @@ lint:
 docs:
 	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace $(FEATURES) --no-deps --document-private-items --quiet
 
-# The libraries, too: the extension of the Python package is one.
 build-tests:
-	cargo test --locked --workspace $(FEATURES) --no-run
-	cargo build --locked --workspace --lib $(FEATURES)
+	cargo build --locked --workspace --all-targets $(FEATURES)
 
 unit:
 	cargo test --locked --workspace $(FEATURES)
@@ -98,9 +99,7 @@ check: format
 
 # The protocols around a lane, and of flags and doorbells, in every interleaving that the memory model allows.
 model:
-	RUSTFLAGS='--cfg loom' cargo test --locked --release -p drumline-group-loom --target-dir target/loom
-	RUSTFLAGS='--cfg loom' cargo test --locked --release -p drumline-shm --test loom \
-	    --target-dir target/loom
+	RUSTFLAGS='--cfg loom' cargo test --locked --release -p drumline-loom --target-dir target/loom
 
 # Peers that cannot be installed are left out, and it says so.
 bench: torch $(PYTHON_VENV)/matplotlib
@@ -230,8 +229,10 @@ CONFORMANCE := python/tests/conformance
 INSTALL := $(PYTHON_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-index \
            --no-deps --force-reinstall
 
+EXTENSION ?= --workspace --lib
+
 python-package: $(PYTHON_VENV)/installed
-	cargo build --locked --workspace --lib $(FEATURES)
+	cargo build --locked $(EXTENSION) $(FEATURES)
 	$(PYTHON_VENV)/bin/python python/dev_wheel.py target/debug/lib_core.so target/wheels/dev
 	$(INSTALL) target/wheels/dev/drumline-*.whl
 

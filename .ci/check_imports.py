@@ -16,7 +16,7 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # A crate may use those in lines below its own.
 FLOORS = [
-    ["drumline-python"],
+    ["drumline-loom", "drumline-python"],
     ["drumline-cli", "drumline-fuzz", "drumline-sim"],
     ["drumline-bench", "drumline-burn", "drumline-conformance", "drumline-faults", "drumline-launch"],
     ["drumline"],

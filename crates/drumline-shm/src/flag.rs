@@ -1,7 +1,7 @@
 //! The flag lines of a segment, and the protocol of posting and sleeping.
 //!
 //! All lock-free communication between two processes is in this file, so that loom can try all of
-//! its interleavings (`tests/loom.rs`):
+//! its interleavings (`drumline-loom`):
 //!
 //! ```text
 //! poster                               sleeper

@@ -69,7 +69,7 @@
 //! No post is missed. The sleeper first writes that it sleeps and then checks for posts once more
 //! ([`Segment::prepare_sleep`]). The poster first posts and then checks for sleepers
 //! ([`Segment::post_and_wake`]). Both have a full fence between the two steps. loom tries all
-//! interleavings of that protocol in `tests/loom.rs`. A peer that drains another rank's doorbell can
+//! interleavings of that protocol in `drumline-loom`. A peer that drains another rank's doorbell can
 //! delay that rank, so sleep with a deadline.
 //!
 //! # What a peer can and cannot do
@@ -110,7 +110,7 @@
 //! A rank's death shows in the end of its connections, so a process that it has forked must not keep them
 //! open: [`Unforked`] sockets stay with the process that opened them.
 
-#![cfg(all(target_os = "linux", not(loom)))]
+#![cfg(target_os = "linux")]
 
 mod arena;
 mod cache;

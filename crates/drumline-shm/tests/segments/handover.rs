@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use drumline_shm::{Credentials, Error, Parity, PeerSegment, Segment, SegmentSize, handover};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
-use rustix::pipe::{PipeFlags, pipe_with};
 
 use crate::LONG;
 
@@ -43,8 +42,7 @@ fn other_messages_are_refused_and_their_descriptors_closed() {
         (b"D+", 2, "does not hand over"),
     ] {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        // Not for the processes that other tests start: they would keep the pipe open.
-        let (pipe_read, pipe_write) = pipe_with(PipeFlags::CLOEXEC).unwrap();
+        let (pipe_read, pipe_write) = std::io::pipe().unwrap();
         send_raw(&theirs, message, pipe_write.as_fd(), count);
         drop(pipe_write);
         let refused = handover::receive(&ours, deadline()).unwrap_err();

@@ -124,7 +124,7 @@ fn only_whole_segments_are_mapped() {
 
     let garbage: Vec<u8> = (0..64).map(|byte: u8| byte.wrapping_mul(151)).collect();
     for (bad, why) in [
-        (rustix::pipe::pipe().unwrap().0, "not a memfd"),
+        (std::io::pipe().unwrap().0.into(), "not a memfd"),
         (std::fs::File::open(std::env::current_exe().unwrap()).unwrap().into(), "not "),
         (memory(&header, whole, SealFlags::empty()), "not sealed"),
         (memory(&header, whole, SealFlags::SHRINK | SealFlags::SEAL), "not sealed"),
@@ -155,9 +155,10 @@ fn only_doorbells_that_cannot_block_are_taken() {
     use rustix::event::{EventfdFlags, epoll, eventfd};
 
     let (own, _peer) = pair(0);
-    let (_, pipe) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+    let (_, pipe) = std::io::pipe().unwrap();
+    rustix::io::ioctl_fionbio(&pipe, true).unwrap();
     for bad in [
-        pipe,
+        pipe.into(),
         own.handles().unwrap().memory,
         eventfd(0, EventfdFlags::CLOEXEC).unwrap(),
         epoll::create(epoll::CreateFlags::CLOEXEC).unwrap(),

@@ -19,7 +19,7 @@
 //! A driver that sleeps is woken for every note. It must forget a wake-up before it looks for
 //! notes, never between the look and the next sleep.
 //!
-//! `loom/tests/handoff.rs` tries all interleavings of the functions in this file.
+//! `drumline-loom` tries all interleavings of the functions in this file.
 
 #[cfg(loom)]
 use crate::lane_mutex::{Mutex as LaneMutex, MutexGuard as LaneGuard};

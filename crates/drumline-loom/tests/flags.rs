@@ -1,13 +1,13 @@
 //! Tries all interleavings of posting and sleeping with loom. Needs a build of its own:
 //!
 //! ```sh
-//! RUSTFLAGS="--cfg loom" cargo test -p drumline-shm --release --test loom --target-dir target/loom
+//! RUSTFLAGS="--cfg loom" cargo test -p drumline-loom --release --target-dir target/loom
 //! ```
 #![cfg(loom)]
 #![allow(clippy::unwrap_used)]
-#![allow(dead_code, reason = "only the crate uses some parts of the module")]
+#![allow(dead_code, unreachable_pub, reason = "only the crate of the module uses some of its parts")]
 
-#[path = "../src/flag.rs"]
+#[path = "../../drumline-shm/src/flag.rs"]
 mod flag;
 
 use flag::{Announcement, Doorbell, Flags};

@@ -1,12 +1,12 @@
 //! Tries all interleavings of submitting, driving, helping and aborting with loom. Needs a build of its own:
 //!
 //! ```sh
-//! RUSTFLAGS="--cfg loom" cargo test -p drumline-group-loom --release --target-dir target/loom
+//! RUSTFLAGS="--cfg loom" cargo test -p drumline-loom --release --target-dir target/loom
 //! ```
 #![cfg(loom)]
 #![allow(clippy::unwrap_used)]
 
-#[path = "../../src/group/drive/handoff.rs"]
+#[path = "../../drumline-group/src/group/drive/handoff.rs"]
 mod handoff;
 
 /// As std's: a `try_lock` that fails orders nothing. (loom's own `try_lock` waits for a lock that is taken.)

@@ -1,1 +1,0 @@
-//! See `tests/handoff.rs`.
