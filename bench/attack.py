@@ -4,8 +4,9 @@
 
 Runs as root, because the attacker is another user. The two jobs are those of the two doors: `drumline run` with
 the store for torch's programs, which asks for no secret, and ranks that meet at a TCP store behind a secret.
-Each round runs a job alone, and then attacked. The attacker has the lowest priority: its own work on the same
-cores should not count.
+Each round runs a job alone, a job beside an attack on a server of the attacker, and a job that is attacked. The
+attacker takes time of the same cores, although it has the lowest priority. So the second time shows what any
+program on this machine would lose, and the third what the doors add.
 """
 
 import argparse
@@ -30,21 +31,23 @@ def main():
     parser.add_argument("--connections", type=int, default=10_000)
     options = parser.parse_args()
     for door, run in [("open", run_with_open_door), ("secured", run_with_secured_door)]:
-        times = {"alone": [], "attacked": []}
+        times = {"alone": [], "elsewhere": [], "attacked": []}
         made = []
         for _ in range(options.rounds):
-            for attacked, kept in times.items():
+            for kind, kept in times.items():
                 port = free_port()
-                with attacker(port, options.connections if attacked == "attacked" else 0) as attack:
+                goal = {"alone": "nothing", "elsewhere": "itself", "attacked": str(port)}[kind]
+                with attacker(goal, options.connections) as attack:
                     start = time.monotonic()
                     run(options.drumline, port)
                     kept.append(time.monotonic() - start)
                     attack.terminate()
                     made.append(int(attack.stdout.read() or 0))
-        alone, attacked = (statistics.median(times[kind]) for kind in ("alone", "attacked"))
+        medians = {kind: statistics.median(kept) for kind, kept in times.items()}
+        told = ", ".join(f"{kind} {medians[kind]:.2f} s ({spread(kept)})" for kind, kept in times.items())
         print(
-            f"{door} door: alone {alone:.2f} s ({spread(times['alone'])}), attacked {attacked:.2f} s "
-            f"({spread(times['attacked'])}), {attacked / alone:.2f} times; {max(made)} connections in a job at most"
+            f"{door} door: {told}; attacked / alone {medians['attacked'] / medians['alone']:.2f}, attacked / elsewhere "
+            f"{medians['attacked'] / medians['elsewhere']:.2f}; {max(made)} connections in a job at most"
         )
 
 
@@ -65,12 +68,13 @@ def run_with_secured_door(drumline, port):
             sys.exit("a rank has failed")
 
 
-def attacker(port, connections):
-    command = [sys.executable, __file__, "--attack", str(port), str(connections)]
+def attacker(goal, connections):
+    """`goal` is a port, or `nothing`, or `itself`: a server of the attacker that closes what it accepts."""
+    command = [sys.executable, __file__, "--attack", goal, str(connections)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def attack(port, connections):
+def attack(goal, connections):
     """Keeps this number of connections open, a quarter of each kind, until it is ended. Prints how many it made."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -78,19 +82,21 @@ def attack(port, connections):
     os.setgroups([])
     os.setgid(NOBODY)
     os.setuid(NOBODY)
+    if goal == "itself":
+        goal = serve()
     over = []
     signal.signal(signal.SIGTERM, lambda *_: over.append(True))
     big, kept, made = bytes(7 << 20), [], 0
     for number in itertools.count():
         if over:
             break
-        if connections == 0:
+        if goal == "nothing":
             time.sleep(0.05)
             continue
         stream = socket.socket()
         stream.settimeout(0.2)
         try:
-            stream.connect(("127.0.0.1", port))
+            stream.connect(("127.0.0.1", int(goal)))
             made += 1
             stream.setblocking(False)
             # Nothing; one byte; garbage; much.
@@ -109,6 +115,21 @@ def attack(port, connections):
     print(made)
 
 
+def serve():
+    """Accepts and closes connections in a child, which ends with this process. Returns the port."""
+    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    parent = os.getpid()
+    if os.fork() == 0:
+        listener.settimeout(1)
+        while os.getppid() == parent:
+            try:
+                listener.accept()[0].close()
+            except OSError:
+                pass
+        os._exit(0)
+    return listener.getsockname()[1]
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -121,6 +142,6 @@ def spread(times):
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--attack"]:
-        attack(*map(int, sys.argv[2:]))
+        attack(sys.argv[2], int(sys.argv[3]))
     else:
         main()

@@ -5,7 +5,11 @@
 //! ```
 #![cfg(loom)]
 #![allow(clippy::unwrap_used)]
-#![allow(dead_code, unreachable_pub, reason = "only the crate of the module uses some of its parts")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    reason = "only the crate of the module uses some of its parts"
+)]
 
 #[path = "../../drumline-shm/src/flag.rs"]
 mod flag;
