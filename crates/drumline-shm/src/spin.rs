@@ -35,7 +35,7 @@ pub fn spin(
     mut needs_core: impl FnMut() -> bool,
 ) -> bool {
     let SpinLimit { looks, mut yields } = limit;
-    let mut leaves = LEAVES;
+    let mut extra_yields = EXTRA_YIELDS;
     // If every rank has a core of its own, a short call ends before `needs_core` is called.
     let ask_at = if yields > 0 { 0 } else { EAGER };
     loop {
@@ -44,7 +44,7 @@ pub fn spin(
             if is_there() {
                 return true;
             }
-            if look == ask_at && leaves > 0 && needs_core() {
+            if look == ask_at && extra_yields > 0 && needs_core() {
                 is_needed = true;
                 break;
             }
@@ -53,7 +53,7 @@ pub fn spin(
             }
         }
         match is_needed {
-            true => leaves -= 1,
+            true => extra_yields -= 1,
             false if yields == 0 => return is_there(),
             false => yields -= 1,
         }
@@ -64,9 +64,9 @@ pub fn spin(
 /// Polls without a pause: about as long as a short call, less than a microsecond.
 const EAGER: u32 = 100;
 
-/// How often a rank yields its core because the awaited rank needs it. If no thread takes the core,
+/// In one [`spin()`], the number of yields because the awaited rank needs the core. If no thread takes the core,
 /// a yield returns in less than a microsecond.
-const LEAVES: u32 = 20;
+const EXTRA_YIELDS: u32 = 20;
 
 /// The limit for a rank that shares this host with `local_ranks - 1` others.
 ///
@@ -114,10 +114,10 @@ mod tests {
         };
         let crowded = SpinLimit { looks: 10, yields: 3 };
         assert_eq!(looks(crowded, false), 4 * 10 + 1);
-        assert_eq!(looks(crowded, true), LEAVES + 4 * 10 + 1);
+        assert_eq!(looks(crowded, true), EXTRA_YIELDS + 4 * 10 + 1);
         let alone = SpinLimit { looks: 200, yields: 0 };
         assert_eq!(looks(alone, false), 200 + 1);
-        assert_eq!(looks(alone, true), LEAVES * (EAGER + 1) + 200 + 1);
+        assert_eq!(looks(alone, true), EXTRA_YIELDS * (EAGER + 1) + 200 + 1);
     }
 
     #[test]

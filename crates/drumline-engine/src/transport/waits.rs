@@ -222,8 +222,8 @@ mod tests {
     }
 
     proptest! {
-        /// Where ranks wait in one call, or for messages, without circles, the roots are exactly the ends of
-        /// the chains that begin here.
+        /// Ranks wait for each other, some in a call and some for messages, but never in a circle. Then the
+        /// ranks to blame are exactly the last ranks of all chains of waits that begin at rank 0.
         #[test]
         fn roots_are_the_ends_of_chains(
             edges in prop::collection::vec((0..12_usize, 0..12_usize), 1..40),

@@ -338,8 +338,8 @@ impl ProcessGroup {
         })))
     }
 
-    /// Rank 0 measures the links, and all ranks choose by its result. Nothing is measured if no algorithm
-    /// uses links.
+    /// Rank 0 measures how fast connections are, and all ranks choose algorithms by that result. If all ranks
+    /// share memory, no algorithm uses connections, and nothing is measured.
     fn measure(
         mut self,
         topology: &Topology,

@@ -152,9 +152,9 @@ impl Touched {
         Touched { regions: vec![Region::default(); borders.len() - 1], borders }
     }
 
-    /// Notes the access `by` to `range`, by a rank with the clock `clock`. Returns the first element for
-    /// which it races, and the access that it races with. The borders of the range must have been given to
-    /// `new`.
+    /// Notes that a rank has accessed `range` at its time `clock`. If this access races with an earlier one,
+    /// returns the first element in both, and the earlier access. The borders of the range must have been
+    /// given to `new`.
     pub(super) fn access(
         &mut self,
         by: Access,

@@ -40,8 +40,8 @@ struct End {
     refused: Option<Refusal>,
 }
 
-/// Lets two ends talk until they fall silent. `wire` sees every message, and whether the caller
-/// sent it, and may change it. `piece` is the size in which bytes arrive.
+/// Lets two ends talk until they fall silent. `wire` may change every message; its first argument tells
+/// whether the caller sent that message. Bytes arrive `piece` at a time.
 fn talk(
     caller: &mut Handshake,
     answerer: &mut Handshake,

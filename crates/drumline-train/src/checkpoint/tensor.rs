@@ -74,7 +74,7 @@ impl Tensor {
         Self::from_values::<i64>(name, shape, bytemuck::cast_slice(words))
     }
 
-    /// Copies out the words of [`Tensor::from_words`].
+    /// The words of a tensor that [`Tensor::from_words`] made, copied.
     ///
     /// # Errors
     ///
