@@ -71,7 +71,7 @@ impl Lane {
             transport,
             host,
             aborted,
-            forsaken: false,
+            without_goodbye: false,
             sequence: 0,
             machine,
             plans: Plans::new(),
@@ -482,8 +482,8 @@ impl Lane {
     }
 
     /// Whether this rank has failed and has not yet told every peer why.
-    pub fn owes_word(&self) -> bool {
-        matches!(self.state, State::Failed(_)) && self.transport.owes_word()
+    pub fn has_unsent(&self) -> bool {
+        matches!(self.state, State::Failed(_)) && self.transport.has_unsent()
     }
 }
 
@@ -501,7 +501,7 @@ impl Drop for Lane {
             });
         }
         // A rank that panics must not say goodbye: its peers must see that it died.
-        let panics = self.forsaken || std::thread::panicking();
+        let panics = self.without_goodbye || std::thread::panicking();
         if matches!(self.state, State::Open) && !panics {
             self.transport.take_leave();
         }

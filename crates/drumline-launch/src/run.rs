@@ -2,12 +2,13 @@
 
 use std::{
     hash::{BuildHasher, Hasher, RandomState},
-    time::Instant,
+    time::{Duration, Instant, SystemTime},
 };
 
 use drumline::{
     Config, Endpoint,
     store::tcp::{Door, TcpStoreServer},
+    trace::Trace,
 };
 use rustix::process::Signal;
 
@@ -86,7 +87,7 @@ pub fn run(job: &Job) -> Result<u8> {
     let mut console = Console::open(ranks, job.labels_stdout)?;
     let columns = console.columns().map(|n| (environment::TERMINAL_COLUMNS, n.to_string()));
 
-    let started = Instant::now();
+    let (started, started_at) = (Instant::now(), SystemTime::now());
     let mut workers = Vec::with_capacity(ranks);
     let mut start_and_supervise = || {
         for rank in 0..ranks {
@@ -111,6 +112,12 @@ pub fn run(job: &Job) -> Result<u8> {
             Verdict::Success | Verdict::Stopped(_) => Vec::new(),
         };
         console.report(&report::render(verdict, &fates, &tail, &left));
+        if let Some(Trace { dir, .. }) = config.trace.filter(|it| has_written(it, started_at)) {
+            console.report(
+                format!("drumline: traces are in {0}: drumline trace page {0}\n", dir.display())
+                    .as_bytes(),
+            );
+        }
     }
     Ok(match verdict {
         Verdict::Success => 0,
@@ -188,6 +195,14 @@ fn carry_out(orders: &[Order], workers: &[Worker], waits: &mut [Vec<String>]) {
             }
         }
     }
+}
+
+/// Whether rank 0 has written a trace since then: its program may not use this library at all.
+fn has_written(trace: &Trace, since: SystemTime) -> bool {
+    let file = trace.dir.join("rank-0.json");
+    // File systems may round times down, to a second at most.
+    let since = since - Duration::from_secs(1);
+    file.metadata().and_then(|file| file.modified()).is_ok_and(|modified| modified >= since)
 }
 
 /// Waits until all output is printed, and returns `true`. If the reader of the output has stopped, this may

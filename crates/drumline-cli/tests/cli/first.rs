@@ -103,6 +103,7 @@ fn every_command_works_from_any_directory_and_says_where_it_wrote() {
     let traced =
         traced.args(once).env("DRUMLINE_TRACE", &trace).current_dir(root).output().unwrap();
     assert!(traced.status.success(), "{}", stderr(&traced));
+    assert!(stderr(&traced).contains(&format!("traces are in {trace}:")), "{}", stderr(&traced));
     let merged = format!("{trace}/trace.json");
     for (line, written) in [
         ("check".to_owned(), vec![]),

@@ -172,7 +172,7 @@ fn contribution(plan: usize, rank: Rank, index: usize) -> i64 {
 
 /// Runs `plans` one after another on every rank, in one thread. The seed decides which rank moves next, so
 /// ranks run ahead of each other. Returns what each rank holds after each operation.
-fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>>, Cause> {
+fn run(world_size: usize, plans: &[Plan], seed: u64) -> Result<Vec<Vec<Vec<i64>>>, Box<Cause>> {
     let network = Arc::new(Mutex::new(Network { random: seed, ..Network::default() }));
 
     let own = |rank| {

@@ -18,7 +18,7 @@ impl Lane {
 
     /// The lane will be dropped without a goodbye.
     pub fn forsake(&mut self) {
-        self.forsaken = true;
+        self.without_goodbye = true;
     }
 
     /// Whether all ranks have left, after [`Lane::close`] at `started`.

@@ -58,7 +58,7 @@ pub struct Lane {
     pub(super) state: State,
     pub(super) closing: Option<Closing>,
     /// Whether the lane will be dropped without a goodbye.
-    pub(super) forsaken: bool,
+    pub(super) without_goodbye: bool,
     pub(super) usage: Usage,
     pub(super) recorder: Recorder,
 }

@@ -19,7 +19,7 @@ pub(crate) struct ControlLink<S> {
     /// Messages, or the rest of one, that the stream has not taken yet.
     unsent: Vec<u8>,
     /// Why messages can no longer reach the peer.
-    deaf: Option<String>,
+    write_failed: Option<String>,
     state: PeerState,
     /// Whether the peer has said anything.
     has_spoken: bool,
@@ -52,7 +52,7 @@ impl<S: Duplex> ControlLink<S> {
             stream: Later::NOT_YET,
             arrived: Vec::new(),
             unsent: Vec::new(),
-            deaf: None,
+            write_failed: None,
             state: PeerState::Present,
             has_spoken: false,
             ready: true,
@@ -84,33 +84,33 @@ impl<S: Duplex> ControlLink<S> {
 
     /// Sends a message to the peer. If the stream does not take all of it now, the rest follows later.
     pub(crate) fn say(&mut self, message: &Control) {
-        if self.stream.is_there() && self.deaf.is_none() {
+        if self.stream.is_there() && self.write_failed.is_none() {
             self.unsent.extend_from_slice(&message.encode());
             self.send();
         }
     }
 
     /// Whether some bytes of messages are not sent yet, and still can be.
-    pub(crate) fn owes_word(&self) -> bool {
+    pub(crate) fn has_unsent(&self) -> bool {
         !self.unsent.is_empty()
-            || self.deaf.is_none() && self.stream.get().is_some_and(Duplex::holds_output)
+            || self.write_failed.is_none() && self.stream.get().is_some_and(Duplex::holds_output)
     }
 
     /// Why no message can reach the peer, although it seems to be there.
-    pub(crate) fn deaf(&self) -> Option<Cause> {
-        let problem = self.deaf.clone().filter(|_| self.state == PeerState::Present)?;
+    pub(crate) fn write_failed(&self) -> Option<Cause> {
+        let problem = self.write_failed.clone().filter(|_| self.state == PeerState::Present)?;
         Some(Cause::Disconnected { peer: self.peer, problem })
     }
 
-    /// Sends unsent bytes, as many as the stream takes. A failure is only noted, in `deaf`. If the peer is
-    /// lost, reading finds out, and what the peer said before it left counts.
+    /// Sends unsent bytes, as many as the stream takes. A failure is only noted, in `write_failed`. If the
+    /// peer is lost, reading finds out, and what the peer said before it left counts.
     fn send(&mut self) {
         if let Err(error) = self.write()
             && error.kind() != io::ErrorKind::WouldBlock
         {
             tracing::debug!(peer = self.peer, %error, "control message was not delivered");
             self.unsent.clear();
-            self.deaf = Some(error.to_string());
+            self.write_failed = Some(error.to_string());
         }
     }
 
@@ -138,7 +138,7 @@ impl<S: Duplex> ControlLink<S> {
     /// Sends a beat, unless other bytes are still unsent, because these do as well. So a peer that asks often
     /// and does not read cannot make the unsent bytes grow without limit.
     fn say_nothing(&mut self) {
-        if !self.owes_word() {
+        if !self.has_unsent() {
             self.say(&Control::Beat);
         }
     }
@@ -190,7 +190,7 @@ impl<S: Duplex> ControlLink<S> {
     /// Reads what has arrived, up to a message that ends the peer's part. Also sends unsent bytes: a caller
     /// that only reads never learns that the stream can be written.
     pub(crate) fn read(&mut self) {
-        if self.owes_word() {
+        if self.has_unsent() {
             self.send();
         }
         let mut chunk = [0; 1024];
@@ -288,12 +288,12 @@ mod tests {
         };
         link.say(&abort);
         link.say(&Control::Goodbye);
-        assert!(link.owes_word());
+        assert!(link.has_unsent());
         link.on_readable();
-        assert!(link.owes_word(), "nothing was taken meanwhile");
+        assert!(link.has_unsent(), "nothing was taken meanwhile");
         heard(&mut theirs);
         link.on_readable();
-        assert!(!link.owes_word());
+        assert!(!link.has_unsent());
         assert_eq!(heard(&mut theirs), [abort, Control::Goodbye]);
     }
 
@@ -317,7 +317,7 @@ mod tests {
         drop(theirs);
         link.on_readable();
         link.say(&Control::Goodbye);
-        assert!(!link.owes_word());
+        assert!(!link.has_unsent());
     }
 
     #[test]

@@ -96,7 +96,7 @@ pub trait Connections: Transport {
 
     /// Whether some peer does not know yet that this rank has failed or left: it is just being connected, or
     /// its stream takes no bytes now.
-    fn owes_word(&self) -> bool {
+    fn has_unsent(&self) -> bool {
         false
     }
 

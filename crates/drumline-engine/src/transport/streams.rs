@@ -176,7 +176,7 @@ impl<S: Duplex> Streams<S> {
                 (StreamKind::Data(number), Some(stream), wanted)
             });
             let others = [
-                (StreamKind::Control, control.stream(), [present, control.owes_word()]),
+                (StreamKind::Control, control.stream(), [present, control.has_unsent()]),
                 (StreamKind::Points, points.stream(), to_points),
             ];
             others.into_iter().chain(data).filter_map(|(kind, stream, [readable, writable])| {
@@ -372,14 +372,14 @@ impl<S: Duplex> Streams<S> {
                 }
                 PeerState::Lost(cause) => return Err(cause.clone()),
             }
-            let deaf = peer.control.deaf();
-            if data.or(points).is_none() && deaf.is_none() {
+            let write_failed = peer.control.write_failed();
+            if data.or(points).is_none() && write_failed.is_none() {
                 continue;
             }
             let since = *peer.broken_since.get_or_insert(now);
             // A goodbye of the peer may still be on its way. If none comes within the grace, the peer waits
             // for messages that cannot reach it.
-            if let Some(cause) = deaf
+            if let Some(cause) = write_failed
                 && now >= since + GRACE
             {
                 return Err(cause);
@@ -486,8 +486,8 @@ impl<S: Duplex> Streams<S> {
     }
 
     /// Whether bytes of this rank's messages to some peer are not sent yet.
-    pub fn owes_word(&self) -> bool {
-        self.peers.values().any(|peer| peer.control.owes_word())
+    pub fn has_unsent(&self) -> bool {
+        self.peers.values().any(|peer| peer.control.has_unsent())
     }
 
     /// See [`Transport::still_present`](super::Transport::still_present).
@@ -503,7 +503,7 @@ impl<S: Duplex> Streams<S> {
             let drained = peer.data.drain();
             match peer.control.state() {
                 // The peer waits for this rank's goodbye.
-                PeerState::Left if drained && !peer.control.owes_word() => {}
+                PeerState::Left if drained && !peer.control.has_unsent() => {}
                 PeerState::Present | PeerState::Left => present.push(peer.rank),
                 PeerState::Lost(cause) => return Err(cause.clone()),
             }

@@ -33,7 +33,7 @@ use handoff::{Drivable, Handoff, Surroundings, Turn};
 
 /// The longest time that a failed rank waits for connections on which it can tell why, and for streams to
 /// take that message. A host that answers takes a few milliseconds.
-const WORD_WITHIN: Duration = Duration::from_millis(200);
+const SENT_WITHIN: Duration = Duration::from_millis(200);
 
 /// What [`Driven::close`] does when other ranks have not closed the group in time.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -51,9 +51,9 @@ pub(crate) struct Driven {
     handoff: Handoff<Lane, Outside>,
     /// Readable when the lane can go on.
     readiness: Arc<OwnedFd>,
-    has_said_why: AtomicBool,
+    has_sent_reason: AtomicBool,
     /// Whether a panic has dropped the last handle of the group.
-    forsaken: AtomicBool,
+    without_goodbye: AtomicBool,
 }
 
 impl Drivable for Lane {
@@ -104,7 +104,7 @@ impl Surroundings for Outside {
 
 impl Drop for Driven {
     fn drop(&mut self) {
-        if *self.forsaken.get_mut() {
+        if *self.without_goodbye.get_mut() {
             self.handoff.lane_mut().forsake();
         }
     }
@@ -122,8 +122,8 @@ impl Driven {
             _family: family,
             handoff: Handoff::new(lane, aborted, Outside { waker, group: group.clone() }),
             readiness,
-            has_said_why: AtomicBool::new(false),
-            forsaken: AtomicBool::new(false),
+            has_sent_reason: AtomicBool::new(false),
+            without_goodbye: AtomicBool::new(false),
         })
     }
 
@@ -137,7 +137,7 @@ impl Driven {
 
     /// Notes that a panic has dropped the last handle of the group. The peers will see this rank as dead.
     pub(super) fn forsake(&self) {
-        self.forsaken.store(true, Ordering::SeqCst);
+        self.without_goodbye.store(true, Ordering::SeqCst);
     }
 
     /// Chooses algorithms over links by `prices` from now on.
@@ -218,15 +218,15 @@ impl Driven {
     /// Tells the peers why this rank has failed. It also tells peers that are just being connected and peers
     /// whose streams take no bytes now. If this rank exits before that, they blame the exit instead.
     fn say_why(&self, lane: &mut Lane) {
-        if lane.owes_word() && !self.has_said_why.swap(true, Ordering::SeqCst) {
-            Driven::wait_for_word(lane);
+        if lane.has_unsent() && !self.has_sent_reason.swap(true, Ordering::SeqCst) {
+            Driven::wait_until_sent(lane);
         }
     }
 
     #[inline(never)]
-    fn wait_for_word(lane: &mut Lane) {
-        let until = Instant::now() + WORD_WITHIN;
-        while lane.owes_word() && Instant::now() < until {
+    fn wait_until_sent(lane: &mut Lane) {
+        let until = Instant::now() + SENT_WITHIN;
+        while lane.has_unsent() && Instant::now() < until {
             lane.sleep_until(until, Instant::now());
         }
     }

@@ -37,7 +37,7 @@ pub(crate) struct Sockets {
     /// The flags of each stream in the set, by its key.
     armed: BTreeMap<u64, epoll::EventFlags>,
     /// Why this rank might not hear a peer.
-    deaf: Option<Cause>,
+    poll_failed: Option<Cause>,
 }
 
 /// The number of keys in the set for one peer. They are consecutive: one for its process, and one for each
@@ -95,7 +95,16 @@ impl Sockets {
         }
         let streams = Streams::new(member.rank, member.world_size, peers);
         let armed = BTreeMap::new();
-        Ok(Sockets { streams, far, processes, waker, epoll, last_beat: None, armed, deaf: None })
+        Ok(Sockets {
+            streams,
+            far,
+            processes,
+            waker,
+            epoll,
+            last_beat: None,
+            armed,
+            poll_failed: None,
+        })
     }
 
     pub(crate) fn waker(&self) -> Waker {
@@ -166,7 +175,7 @@ impl Sockets {
 
     /// Fails if this rank might not hear a peer: it could wait for ever.
     fn check_hearing(&self) -> Result<(), Cause> {
-        self.deaf.clone().map_or(Ok(()), Err)
+        self.poll_failed.clone().map_or(Ok(()), Err)
     }
 
     fn on_event(&mut self, key: u64, now: Instant) {
@@ -253,7 +262,7 @@ impl Transport for Sockets {
             if *armed != wanted {
                 match change(&self.epoll, stream, key, wanted) {
                     Ok(()) => *armed = wanted,
-                    Err(error) => self.deaf = Some(deaf(&error.into())),
+                    Err(error) => self.poll_failed = Some(poll_failed(&error.into())),
                 }
             }
         }
@@ -264,7 +273,7 @@ impl Transport for Sockets {
         let until = self.beat(now).map_or(until, |next| until.min(next));
         let far = self.far.as_ref().and_then(Far::deadline);
         let until = far.map_or(until, |far| until.min(far));
-        let until = if self.deaf.is_some() { now } else { until };
+        let until = if self.poll_failed.is_some() { now } else { until };
         let mut events = Vec::with_capacity(EVENTS_MAX);
         let sleeps = until > now;
         let mut heard = Ok(());
@@ -281,7 +290,7 @@ impl Transport for Sockets {
             heard = poll::wait_events(&*self.epoll, &mut events, until);
         }
         if let Err(error) = heard {
-            self.deaf = Some(deaf(&error));
+            self.poll_failed = Some(poll_failed(&error));
         }
         let now = if sleeps { Instant::now() } else { now };
         for event in events {
@@ -343,9 +352,9 @@ impl Connections for Sockets {
         self.streams.has_left(rank)
     }
 
-    fn owes_word(&self) -> bool {
+    fn has_unsent(&self) -> bool {
         let is_calling = self.far.as_ref().is_some_and(Far::is_calling);
-        self.streams.farewell().is_some() && (is_calling || self.streams.owes_word())
+        self.streams.farewell().is_some() && (is_calling || self.streams.has_unsent())
     }
 
     fn idle_deadline(&self) -> Option<Instant> {
@@ -357,8 +366,8 @@ impl Connections for Sockets {
             .then(|| self.last_beat.map_or(now, |at| at + BEAT_EVERY));
         let far = self.far.as_ref().and_then(Far::deadline);
         // If this rank might not hear a peer, it fails at once.
-        let deaf = self.deaf.as_ref().map(|_| now);
-        self.streams.next_deadline(now).into_iter().chain(beat).chain(far).chain(deaf).min()
+        let poll_failed = self.poll_failed.as_ref().map(|_| now);
+        self.streams.next_deadline(now).into_iter().chain(beat).chain(far).chain(poll_failed).min()
     }
 }
 
@@ -382,6 +391,6 @@ fn change(
     }
 }
 
-fn deaf(error: &io::Error) -> Cause {
+fn poll_failed(error: &io::Error) -> Cause {
     Cause::System { problem: format!("cannot wait for peers: {error}") }
 }

@@ -30,7 +30,7 @@ fn a_rank_is_not_done_before_its_goodbye_is_out() {
     let history = History::default();
     first.take_leave();
     second.take_leave();
-    assert!(first.owes_word());
+    assert!(first.has_unsent());
     let present = first.still_present(&history).unwrap();
     assert_eq!(present, [1], "it has left, and has not heard that this rank has");
     let wanted = first.interests().any(|(it, _)| it.kind == StreamKind::Control && it.writable);
