@@ -10,7 +10,7 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from ranks import run
+from ranks import run, wait_for
 
 import drumline
 
@@ -281,7 +281,9 @@ def futures(rank, world_size, directory):
     if not pending.done():
         with pytest.raises(RuntimeError, match="has not ended yet"):
             pending.value()
-    drumline.barrier()
+    # Both ranks wait for a message, and no other call runs, when one of them aborts.
+    open(os.path.join(directory, f"pending-{rank}"), "w").close()
+    wait_for(os.path.join(directory, f"pending-{1 - rank}"))
     group.abort()
     with pytest.raises(drumline.CollectiveError):
         pending.wait()
