@@ -137,6 +137,11 @@ const ACCEPTED_AT_ONCE: usize = 64;
 /// How long accepting pauses when the process has no descriptor left and no guest to close.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// How long accepting pauses after a stranger was turned away. Strangers who call without a break then wake this
+/// process a hundred times a second and not for every call: a wake-up interrupts the rank that computes on
+/// that core. The kernel keeps the calls of ranks in its queue meanwhile.
+const BREATH: Duration = Duration::from_millis(10);
+
 /// One in this many of the process's descriptors is reserved. A door without a secret leaves these to doors
 /// with one.
 const RESERVED_PART: u64 = 4;
@@ -157,6 +162,8 @@ pub struct Gate {
     warnings: Warnings,
     /// Why a connection was last turned away.
     objection: Option<String>,
+    /// The number of connections that were turned away.
+    turned_away: u64,
 }
 
 /// A connection that has not proven itself.
@@ -205,6 +212,7 @@ impl Gate {
             accept_after: None,
             warnings: Warnings::default(),
             objection: None,
+            turned_away: 0,
         })
     }
 
@@ -252,7 +260,7 @@ impl Gate {
         let mut arrivals = Vec::new();
         for event in ready {
             match event.data.u64() {
-                LISTENER => self.accept(now)?,
+                LISTENER => self.accept(now, &mut arrivals)?,
                 id => arrivals.extend(self.hear(id, now)),
             }
         }
@@ -265,10 +273,11 @@ impl Gate {
         Ok(arrivals)
     }
 
-    fn accept(&mut self, now: Instant) -> io::Result<()> {
+    fn accept(&mut self, now: Instant, arrivals: &mut Vec<Arrival>) -> io::Result<()> {
+        let turned_away = self.turned_away;
         for _ in 0..ACCEPTED_AT_ONCE {
             match self.listener.accept() {
-                Ok(stream) => self.receive(stream, now),
+                Ok(stream) => arrivals.extend(self.receive(stream, now)),
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 // The connection ended before it was accepted.
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
@@ -281,26 +290,47 @@ impl Gate {
                             tracing::warn!(%error, held_back, "cannot accept connections for a moment");
                         }
                         self.objection = Some(error.to_string());
-                        self.accept_after = Some(now + ACCEPT_PAUSE);
-                        self.listen_for(epoll::EventFlags::empty())?;
-                        break;
+                        return self.pause_until(now + ACCEPT_PAUSE);
                     }
                 },
             }
         }
-        Ok(())
+        match self.turned_away == turned_away {
+            true => Ok(()),
+            false => self.pause_until(now + BREATH),
+        }
     }
 
-    /// Takes a new connection as a guest.
-    fn receive(&mut self, stream: Stream, now: Instant) {
+    fn pause_until(&mut self, after: Instant) -> io::Result<()> {
+        self.accept_after = Some(after);
+        self.listen_for(epoll::EventFlags::empty())
+    }
+
+    /// Takes a new connection as a guest, unless what it has sent already decides.
+    fn receive(&mut self, stream: Stream, now: Instant) -> Option<Arrival> {
         let proof = match self.question(&stream) {
             Ok(proof) => proof,
-            Err(objection) => return self.warn(&stream, now, &objection),
+            Err(objection) => {
+                self.warn(&stream, now, &objection);
+                return None;
+            }
         };
+        let source = stream.peer_address().map(|address| address.ip());
+        let mut guest = Guest { stream, source, proof, deadline: now + PATIENCE, writes: false };
+        match guest.hear() {
+            Ok(false) => self.keep(guest, now),
+            Ok(true) => return self.admit_guest(guest),
+            Err(farewell) => self.dismiss(&guest, farewell, now),
+        }
+        None
+    }
+
+    fn keep(&mut self, mut guest: Guest, now: Instant) {
+        guest.writes = guest.has_to_say();
         let id = self.next_guest;
         let token = epoll::EventData::new_u64(id);
-        if let Err(error) = epoll::add(&self.epoll, &stream, token, epoll::EventFlags::IN) {
-            return self.warn(&stream, now, &error.to_string());
+        if let Err(error) = epoll::add(&self.epoll, &guest.stream, token, guest.awaits()) {
+            return self.warn(&guest.stream, now, &error.to_string());
         }
         if self.guests.len() >= GUESTS_MAX
             && let Some(guest) = self.one_too_many().and_then(|id| self.guests.remove(&id))
@@ -308,9 +338,7 @@ impl Gate {
             self.warn(&guest.stream, now, "too many others came before it had proven itself");
         }
         self.next_guest += 1;
-        let source = stream.peer_address().map(|address| address.ip());
-        let deadline = now + PATIENCE;
-        self.guests.insert(id, Guest { stream, source, proof, deadline, writes: false });
+        self.guests.insert(id, guest);
     }
 
     /// What a new connection must prove, or why it is turned away at once.
@@ -364,9 +392,8 @@ impl Gate {
             Ok(false) if guest.writes == guest.has_to_say() => return None,
             Ok(false) => {
                 guest.writes = guest.has_to_say();
-                let way = if guest.writes { epoll::EventFlags::OUT } else { epoll::EventFlags::IN };
                 let token = epoll::EventData::new_u64(id);
-                match epoll::modify(&self.epoll, &guest.stream, token, way) {
+                match epoll::modify(&self.epoll, &guest.stream, token, guest.awaits()) {
                     Ok(()) => return None,
                     Err(error) => Err(Farewell::Refused(error.to_string())),
                 }
@@ -376,35 +403,42 @@ impl Gate {
         let guest = self.guests.remove(&id)?;
         let taken_out = epoll::delete(&self.epoll, &guest.stream)
             .map_err(|error| Farewell::Refused(error.to_string()));
+        match heard.and(taken_out) {
+            Ok(()) => self.admit_guest(guest),
+            Err(farewell) => {
+                self.dismiss(&guest, farewell, now);
+                None
+            }
+        }
+    }
+
+    /// Makes a connection of a guest that has proven itself.
+    fn admit_guest(&mut self, guest: Guest) -> Option<Arrival> {
         let Guest { stream, mut proof, .. } = guest;
         let peer = stream.peer();
-        match heard.and(taken_out) {
-            Ok(()) => {
-                let (hello, layer) = match &mut proof {
-                    Proof::Handshake(handshake) => {
-                        (handshake.peer().copied(), handshake.take_layer())
-                    }
-                    Proof::Opening { .. } => (None, None),
-                };
-                match stream.under(layer) {
-                    Ok(stream) => Some(Arrival { stream, hello }),
-                    Err(error) => {
-                        tracing::warn!(peer, %error, "turned a connection away");
-                        self.objection = Some(error.to_string());
-                        None
-                    }
-                }
+        let (hello, layer) = match &mut proof {
+            Proof::Handshake(handshake) => (handshake.peer().copied(), handshake.take_layer()),
+            Proof::Opening { .. } => (None, None),
+        };
+        match stream.under(layer) {
+            Ok(stream) => Some(Arrival { stream, hello }),
+            Err(error) => {
+                tracing::warn!(peer, %error, "turned a connection away");
+                self.objection = Some(error.to_string());
+                None
             }
-            Err(Farewell::Left(reason)) => {
+        }
+    }
+
+    fn dismiss(&mut self, guest: &Guest, farewell: Farewell, now: Instant) {
+        match farewell {
+            Farewell::Left(reason) => {
                 // Perhaps a peer that is closing the group, or a scanner of open ports.
-                tracing::debug!(peer, reason, "a connection came and went");
+                tracing::debug!(peer = guest.stream.peer(), reason, "a connection came and went");
+                self.turned_away += 1;
                 self.objection = Some(reason);
-                None
             }
-            Err(Farewell::Refused(reason)) => {
-                self.warn(&stream, now, &reason);
-                None
-            }
+            Farewell::Refused(reason) => self.warn(&guest.stream, now, &reason),
         }
     }
 
@@ -414,6 +448,7 @@ impl Gate {
     }
 
     fn warn(&mut self, stream: &Stream, now: Instant, reason: &str) {
+        self.turned_away += 1;
         self.objection = Some(escaped(reason));
         if let Some(held_back) = self.warnings.admit(now) {
             let (peer, reason) = (stream.peer(), escaped(reason));
@@ -443,6 +478,11 @@ impl Guest {
             Proof::Handshake(handshake) => shake(&mut self.stream, handshake),
             Proof::Opening { missing } => hear_opening(&mut self.stream, missing),
         }
+    }
+
+    /// What the gate waits for, as `writes` says.
+    fn awaits(&self) -> epoll::EventFlags {
+        if self.writes { epoll::EventFlags::OUT } else { epoll::EventFlags::IN }
     }
 
     fn has_to_say(&self) -> bool {
