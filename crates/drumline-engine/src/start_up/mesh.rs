@@ -225,11 +225,12 @@ async fn accept<W: Outside>(
         };
         for (rank, channel, stream) in arrivals {
             match peers.get_mut(&rank).and_then(|opening| opening.place(channel)) {
-                Some(place @ None) => *place = Some(stream),
-                _ => tracing::warn!(
+                // A rank calls again only if it has lost its connection before it knew that it was accepted.
+                Some(place) => *place = Some(stream),
+                None => tracing::warn!(
                     rank,
                     ?channel,
-                    "turned a connection away that is one too many, or came another way than agreed"
+                    "turned a connection away that came another way than agreed"
                 ),
             }
         }
