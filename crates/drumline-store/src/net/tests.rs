@@ -106,6 +106,33 @@ fn who_belongs_here_is_let_in_over_tcp_and_unix() {
 }
 
 #[test]
+fn after_a_stranger_the_gate_accepts_nobody_for_a_moment() {
+    let (mut gate, address) = tcp_gate();
+    let port = gate.address().unwrap();
+    let mut stranger = TcpStream::connect(port).unwrap();
+    stranger.write_all(b"GET / HTTP/1.1\r\n").unwrap();
+    // The gate's clock stands still, so the moment does not pass.
+    let now = Instant::now();
+    while gate.objection().is_none() {
+        assert!(now.elapsed() < HANG, "the stranger is not heard");
+        assert!(gate.admit(now).unwrap().is_empty());
+    }
+    let over = gate.deadline().unwrap();
+    assert!(now < over && over <= now + Duration::from_millis(100));
+    let _waits = TcpStream::connect(port).unwrap();
+    assert!(gate.admit(now).unwrap().is_empty() && gate.guests() == 0);
+    while gate.guests() == 0 {
+        assert!(now.elapsed() < HANG, "the gate does not go on");
+        assert!(gate.admit(over).unwrap().is_empty());
+    }
+    thread::scope(|scope| {
+        let rank = scope.spawn(|| call(&address, 2, secret()).unwrap());
+        assert_eq!(first(&mut gate).hello, Some(hello(2)));
+        drop(rank.join().unwrap());
+    });
+}
+
+#[test]
 fn who_does_not_know_the_secret_is_told_so() {
     for (mut gate, address) in [tcp_gate(), unix_gate()] {
         thread::scope(|scope| {
