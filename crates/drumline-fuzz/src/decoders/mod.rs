@@ -70,7 +70,8 @@ pub const DECODERS: &[Decoder] = &[
     decoder("sampler", files::sampler, 4 * KIB, 8),
     decoder("trace", files::trace, 512 * KIB, 128),
     decoder("prices", settings::prices, 16 * KIB, 32),
-    decoder("url", settings::url, 4 * KIB, 32),
+    // Bytes that are no text take most: each becomes a sign of three bytes, which an error escapes.
+    decoder("url", settings::url, 4 * KIB, 64),
     decoder("endpoint", settings::endpoint, KIB, 16),
     decoder("settings", settings::variables, 16 * KIB, 64),
     decoder("secret", settings::secret, 16 * KIB, 8),
