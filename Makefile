@@ -57,8 +57,8 @@ train:
 	    target/release/fashion-mnist --data "$$data" --out $(OUT) $(ARGS)
 
 # What needs nothing of each other runs side by side: few of these keep two cores busy alone. The extension of the
-# Python package is built together with the tests: alone it would have other features of some dependencies, and half
-# of the house would be compiled twice.
+# Python package is built together with the tests: alone it would have other features of some dependencies, and
+# what uses these would be compiled twice.
 test: export EXTENSION := --workspace --all-targets
 test:
 	$(MAKE) --jobs=2 --output-sync=line torch static

@@ -1,1 +1,2 @@
-//! `tests/handoff.rs`: the threads around the lane of a group. `tests/flags.rs`: ranks that post and sleep.
+//! `tests/handoff.rs`: the threads around the lane of a group. `drumline-shm/loom/flags.rs`: ranks that post and
+//! sleep.

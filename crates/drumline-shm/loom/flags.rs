@@ -11,7 +11,7 @@
     reason = "only the crate of the module uses some of its parts"
 )]
 
-#[path = "../../drumline-shm/src/flag.rs"]
+#[path = "../src/flag.rs"]
 mod flag;
 
 use flag::{Announcement, Doorbell, Flags};
