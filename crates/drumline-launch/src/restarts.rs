@@ -1,0 +1,211 @@
+//! Whether a job that has failed starts again, and when: a state machine without a clock.
+//!
+//! | what happened | what follows |
+//! |---|---|
+//! | a worker failed, and restarts are left | a pause, then all workers start again |
+//! | exit code 2, 126 or 127 | no restart: the command line or the program is wrong, and stays so |
+//! | three worlds in a row ended before their first step | no restart: the next one would end there, too |
+//! | a world ran for [`Restarts::calm`] | all restarts are there again, and the pause is the shortest |
+//!
+//! The first step is the first call of `drumline::step`. A program that never calls it counts as past its first
+//! step after 10 s.
+
+use std::time::Duration;
+
+use crate::Ending;
+
+/// How often a job may start again, and how long it waits before.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use drumline_launch::Restarts;
+///
+/// let restarts = Restarts { max: 3, ..Restarts::default() };
+/// assert_eq!(restarts.delay_min, Duration::from_secs(1));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Restarts {
+    /// How many restarts are left at the beginning, for the whole job.
+    pub max: u32,
+    /// The pause before the first restart. Every further pause is twice as long.
+    pub delay_min: Duration,
+    /// The longest pause.
+    pub delay_max: Duration,
+    /// A world that ran this long gives all restarts back.
+    pub calm: Duration,
+}
+
+impl Default for Restarts {
+    fn default() -> Self {
+        Restarts {
+            max: 0,
+            delay_min: Duration::from_secs(1),
+            delay_max: Duration::from_secs(60),
+            calm: Duration::from_secs(600),
+        }
+    }
+}
+
+/// How the workers of all hosts ended that ran at the same time.
+#[derive(Clone, Copy, Debug)]
+pub struct EndedWorld {
+    /// How the worker ended that failed first.
+    pub ending: Ending,
+    /// How long the world ran.
+    pub lived: Duration,
+    /// Whether one of its ranks said that it made a step.
+    pub stepped: bool,
+}
+
+/// What follows a failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// All workers start again after this pause.
+    Restart(Duration),
+    /// The job ends.
+    End(NoRestart),
+}
+
+/// Why a job ends instead of starting again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoRestart {
+    /// No restarts are left. The job had this many.
+    UsedUp(u32),
+    /// The worker exited with this code, which another start would not change.
+    Code(i32),
+    /// This many worlds in a row ended before their first step.
+    NoStep(u32),
+}
+
+/// The restarts that are left.
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use drumline_launch::{Ending, EndedWorld, Next, NoRestart, RestartBudget, Restarts};
+///
+/// let mut budget = RestartBudget::new(Restarts { max: 1, ..Restarts::default() });
+/// let failure = EndedWorld { ending: Ending::Code(1), lived: Duration::from_secs(40), stepped: true };
+/// assert_eq!(budget.after(failure), Next::Restart(Duration::from_secs(1)));
+/// assert_eq!(budget.after(failure), Next::End(NoRestart::UsedUp(1)));
+/// ```
+#[derive(Clone, Debug)]
+pub struct RestartBudget {
+    restarts: Restarts,
+    used: u32,
+    /// Worlds in a row that ended before their first step.
+    stillborn: u32,
+}
+
+/// So many worlds in a row may end before their first step.
+const STILLBORN_MAX: u32 = 3;
+
+/// A program that never says that it made a step has made one after this time.
+const STEPPED_AFTER: Duration = Duration::from_secs(10);
+
+/// Exit codes of a wrong command line, of a program without permission, and of one that does not exist.
+const FUTILE: [i32; 3] = [2, 126, 127];
+
+impl RestartBudget {
+    /// All restarts are left.
+    pub fn new(restarts: Restarts) -> RestartBudget {
+        RestartBudget { restarts, used: 0, stillborn: 0 }
+    }
+
+    /// How many restarts are used. After calm this is 0 again.
+    pub fn used(&self) -> u32 {
+        self.used
+    }
+
+    /// Decides what follows this failure.
+    pub fn after(&mut self, world: EndedWorld) -> Next {
+        if world.lived >= self.restarts.calm {
+            self.used = 0;
+        }
+        let has_stepped = world.stepped || world.lived >= STEPPED_AFTER;
+        self.stillborn = if has_stepped { 0 } else { self.stillborn + 1 };
+        if self.restarts.max == 0 || self.used >= self.restarts.max {
+            return Next::End(NoRestart::UsedUp(self.restarts.max));
+        }
+        match world.ending {
+            Ending::Code(code) if FUTILE.contains(&code) => {
+                return Next::End(NoRestart::Code(code));
+            }
+            _ => {}
+        }
+        if self.stillborn >= STILLBORN_MAX {
+            return Next::End(NoRestart::NoStep(self.stillborn));
+        }
+        let doubled = 2_u32.saturating_pow(self.used);
+        let pause = self.restarts.delay_min.saturating_mul(doubled).min(self.restarts.delay_max);
+        self.used += 1;
+        Next::Restart(pause)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LATE: EndedWorld =
+        EndedWorld { ending: Ending::Code(1), lived: Duration::from_secs(60), stepped: true };
+
+    fn budget(max: u32) -> RestartBudget {
+        RestartBudget::new(Restarts { max, ..Restarts::default() })
+    }
+
+    fn pauses(budget: &mut RestartBudget, world: EndedWorld) -> Vec<u64> {
+        let mut pauses = Vec::new();
+        while let Next::Restart(pause) = budget.after(world) {
+            pauses.push(pause.as_secs());
+        }
+        pauses
+    }
+
+    #[test]
+    fn pauses_grow_until_the_budget_is_used_up() {
+        assert!(pauses(&mut budget(0), LATE).is_empty());
+        assert_eq!(pauses(&mut budget(9), LATE), [1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        let mut without = RestartBudget::new(Restarts {
+            max: 2,
+            delay_min: Duration::ZERO,
+            ..Restarts::default()
+        });
+        assert_eq!(pauses(&mut without, LATE), [0, 0]);
+        assert_eq!(budget(0).after(LATE), Next::End(NoRestart::UsedUp(0)));
+    }
+
+    #[test]
+    fn calm_gives_all_restarts_back() {
+        let mut budget = budget(2);
+        assert_eq!(pauses(&mut budget, LATE), [1, 2]);
+        let calm = EndedWorld { lived: Duration::from_secs(600), ..LATE };
+        assert_eq!(budget.after(calm), Next::Restart(Duration::from_secs(1)));
+        assert_eq!(budget.used(), 1);
+    }
+
+    #[test]
+    fn what_another_start_would_not_change_ends_the_job() {
+        for code in [2, 126, 127] {
+            let futile = EndedWorld { ending: Ending::Code(code), ..LATE };
+            assert_eq!(budget(5).after(futile), Next::End(NoRestart::Code(code)));
+        }
+        let killed = Ending::Signal { number: 9, core_dumped: false };
+        let killed = EndedWorld { ending: killed, ..LATE };
+        assert_eq!(budget(5).after(killed), Next::Restart(Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn three_worlds_in_a_row_without_a_step_end_the_job() {
+        let early = EndedWorld { stepped: false, lived: Duration::from_secs(9), ..LATE };
+        let mut job = budget(9);
+        assert_eq!(pauses(&mut job, early), [1, 2]);
+        let mut job = budget(9);
+        let _ = (job.after(early), job.after(early));
+        assert!(matches!(job.after(LATE), Next::Restart(_)));
+        assert!(matches!(job.after(early), Next::Restart(_)));
+        let silent = EndedWorld { lived: Duration::from_secs(10), ..early };
+        assert_eq!(pauses(&mut budget(4), silent).len(), 4);
+    }
+}
