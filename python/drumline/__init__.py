@@ -153,11 +153,12 @@ __all__ = [
     "scatter_object_list",
     "send",
     "spawn",
+    "step",
 ]
 
 # Looked up when used: the launcher, which is here as well, starts faster without numpy.
 _MODULES = {
-    "drumline._core": ["CollectiveError", "CollectiveMismatchError", "CollectiveTimeoutError", "ConnectError", "DrumlineError", "NotBroughtError", "PoisonedError", "StoreError", "StoreTimeoutError", "__version__"],
+    "drumline._core": ["CollectiveError", "CollectiveMismatchError", "CollectiveTimeoutError", "ConnectError", "DrumlineError", "NotBroughtError", "PoisonedError", "StoreError", "StoreTimeoutError", "__version__", "step"],
     "drumline._backends": ["Backend", "is_available", "is_gloo_available", "is_mpi_available", "is_nccl_available", "is_torchelastic_launched"],
     "drumline._futures": ["Future"],
     "drumline._non_member": ["GroupMember"],

@@ -26,6 +26,8 @@ mod prices;
 mod progress_thread;
 pub mod rendezvous;
 mod start_up;
+#[doc(hidden)]
+pub mod steps;
 pub mod trace;
 mod transport;
 #[cfg(feature = "ndarray")]
@@ -61,4 +63,5 @@ pub use interrupt::interruptible;
 pub use memory_node::bind_to_memory_node;
 pub use prices::PriceSource;
 pub use rendezvous::{is_launched, register_rendezvous_handler};
+pub use steps::{Step, step};
 pub use work::{Work, WorkError, WorkFuture};

@@ -1,9 +1,9 @@
 //! The variables that tell a worker which rank it is and where the ranks meet. Those of torchrun are
 //! among them, so that a program for one launcher runs under the other.
 
-use drumline::Endpoint;
+use drumline::{Endpoint, steps::STEPS_VARIABLE};
 
-use crate::job::Job;
+use crate::{job::Job, world::World};
 
 /// How many terminal columns a worker's line may fill. Set if the launcher's stderr is a terminal: a
 /// worker, whose own stderr is a pipe, may then draw a progress bar by ending each update with `\r`.
@@ -16,7 +16,7 @@ pub(crate) const NUMA_BINDING: &str = "DRUMLINE_NUMA_BINDING";
 pub(crate) const NOT_INHERITED: [&str; 5] =
     [TERMINAL_COLUMNS, NUMA_BINDING, "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"];
 
-/// What the workers of a job have in common besides the [`Job`].
+/// Where the workers of a world meet.
 #[derive(Clone, Debug)]
 pub(crate) struct Rendezvous {
     /// The address of the launcher's store.
@@ -25,7 +25,7 @@ pub(crate) struct Rendezvous {
     pub secret_file: Option<String>,
     /// The port on 127.0.0.1 of the store for programs that use torch, if there is one.
     pub master_port: Option<u16>,
-    /// A number that is different for every run.
+    /// The name of the job.
     pub run_id: String,
 }
 
@@ -33,6 +33,7 @@ pub(crate) struct Rendezvous {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Inherited {
     has_omp: bool,
+    has_nccl_handling: bool,
     glibc_tunables: String,
 }
 
@@ -41,6 +42,7 @@ impl Inherited {
         let tunables = std::env::var_os("GLIBC_TUNABLES").unwrap_or_default();
         Inherited {
             has_omp: std::env::var_os("OMP_NUM_THREADS").is_some(),
+            has_nccl_handling: std::env::var_os(NCCL_HANDLING).is_some(),
             glibc_tunables: tunables.to_string_lossy().into_owned(),
         }
     }
@@ -70,30 +72,39 @@ impl Inherited {
 
 const RSEQ: &str = "glibc.pthread.rseq";
 
-/// The variables of the worker with this `rank`. They replace inherited ones.
+/// What NCCL of torch does after an error. torchrun sets it.
+const NCCL_HANDLING: &str = "TORCH_NCCL_ASYNC_ERROR_HANDLING";
+
+/// The variables of this host's worker number `local_rank`. They replace inherited ones.
 pub(crate) fn worker(
     job: &Job,
+    world: &World,
     rendezvous: &Rendezvous,
-    rank: usize,
+    local_rank: usize,
     inherited: &Inherited,
 ) -> Vec<(&'static str, String)> {
-    let rank = rank.to_string();
-    let world_size = job.nproc_per_node.to_string();
+    let rank = (world.first_rank + local_rank).to_string();
+    let world_size = world.size.to_string();
+    let visible = if job.virtual_local_rank { 0 } else { local_rank };
     let mut variables = vec![
         ("RANK", rank.clone()),
-        ("LOCAL_RANK", rank.clone()),
+        ("LOCAL_RANK", visible.to_string()),
         ("ROLE_RANK", rank),
         ("WORLD_SIZE", world_size.clone()),
-        ("LOCAL_WORLD_SIZE", world_size.clone()),
+        ("LOCAL_WORLD_SIZE", world.local_size.to_string()),
         ("ROLE_WORLD_SIZE", world_size),
-        ("GROUP_RANK", "0".into()),
-        ("GROUP_WORLD_SIZE", "1".into()),
-        ("ROLE_NAME", "default".into()),
+        ("GROUP_RANK", world.host.to_string()),
+        ("GROUP_WORLD_SIZE", world.hosts.to_string()),
+        ("ROLE_NAME", job.role.clone()),
         ("DRUMLINE_STORE", rendezvous.store.to_string()),
+        (STEPS_VARIABLE, local_rank.to_string()),
         ("TORCHELASTIC_RUN_ID", rendezvous.run_id.clone()),
-        ("TORCHELASTIC_RESTART_COUNT", "0".into()),
-        ("TORCHELASTIC_MAX_RESTARTS", "0".into()),
+        ("TORCHELASTIC_RESTART_COUNT", world.restart.to_string()),
+        ("TORCHELASTIC_MAX_RESTARTS", job.restarts.max.to_string()),
     ];
+    if !inherited.has_nccl_handling {
+        variables.push((NCCL_HANDLING, "1".into()));
+    }
     if let Some(path) = &rendezvous.secret_file {
         variables.push(("DRUMLINE_SECRET_FILE", path.clone()));
     }
@@ -138,12 +149,13 @@ mod tests {
             run_id: "a1".into(),
         };
         let without_torch = Rendezvous { master_port: None, ..rendezvous.clone() };
+        let world = World::alone(job, 0);
         let named = |name| {
-            let list = worker(job, &without_torch, rank, inherited);
+            let list = worker(job, &world, &without_torch, rank, inherited);
             list.iter().any(|(known, _)| *known == name)
         };
         assert!(named("DRUMLINE_STORE") && !NOT_INHERITED.into_iter().any(named));
-        let list = worker(job, &rendezvous, rank, inherited);
+        let list = worker(job, &world, &rendezvous, rank, inherited);
         let map: BTreeMap<_, _> = list.iter().cloned().collect();
         assert_eq!(map.len(), list.len(), "a variable is set twice");
         map
@@ -153,6 +165,7 @@ mod tests {
     fn the_variables_are_those_of_torchrun_on_one_node_and_our_own() {
         let expected = [
             ("DRUMLINE_SECRET_FILE", "/proc/self/fd/100"),
+            ("DRUMLINE_STEPS", "2"),
             ("DRUMLINE_STORE", "unix:@drumline-run-a1"),
             ("GROUP_RANK", "0"),
             ("GROUP_WORLD_SIZE", "1"),
@@ -169,10 +182,29 @@ mod tests {
             ("TORCHELASTIC_RESTART_COUNT", "0"),
             ("TORCHELASTIC_RUN_ID", "a1"),
             ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+            ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
             ("WORLD_SIZE", "3"),
         ];
         let variables = variables(&job(3), 2, &Inherited::default());
         assert_eq!(variables, expected.map(|(k, v)| (k, v.to_owned())).into());
+    }
+
+    #[test]
+    fn ranks_count_over_all_hosts_and_a_virtual_local_rank_is_zero() {
+        let job = Job { virtual_local_rank: true, role: "trainer".into(), ..job(2) };
+        let world = World { restart: 4, first_rank: 3, local_size: 2, size: 5, host: 1, hosts: 2 };
+        let rendezvous = Rendezvous {
+            store: Endpoint::Unix("x".into()),
+            secret_file: None,
+            master_port: None,
+            run_id: "a1".into(),
+        };
+        let list = worker(&job, &world, &rendezvous, 1, &Inherited::default());
+        let of = |name| list.iter().find(|(known, _)| *known == name).unwrap().1.as_str();
+        let named = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK"].map(of);
+        assert_eq!(named, ["4", "0", "5", "2", "1"]);
+        let named = ["GROUP_WORLD_SIZE", "ROLE_NAME", "TORCHELASTIC_RESTART_COUNT"].map(of);
+        assert_eq!(named, ["2", "trainer", "4"]);
     }
 
     #[test]

@@ -64,6 +64,7 @@
 
 #![forbid(unsafe_code)]
 
+mod attempt;
 mod channel;
 mod ending;
 mod environment;
@@ -72,6 +73,7 @@ mod events;
 mod job;
 mod keep;
 mod keeper;
+mod launch;
 mod limits;
 mod lines;
 mod logs;
@@ -87,6 +89,7 @@ pub mod supervisor;
 mod sweep;
 mod waits;
 mod worker;
+mod world;
 
 pub use ending::Ending;
 pub use error::{Error, Result};

@@ -7,6 +7,7 @@ use rustix::process::{Pid, Signal};
 use crate::{
     Ending,
     ending::signal_name,
+    restarts::{Next, NoRestart},
     supervisor::{Exit, Verdict},
 };
 
@@ -73,6 +74,28 @@ pub(crate) fn render(
     let ended = if failed.is_some() { "ended the other ranks" } else { "ended the ranks" };
     bytes.extend_from_slice(fates(others, ended).as_bytes());
     bytes
+}
+
+/// The line before a restart.
+pub(crate) fn restart(used: u32, max: u32, pause: Duration) -> String {
+    let when = if pause.is_zero() { "now".into() } else { format!("in {pause:?}") };
+    format!("drumline: restart {used} of {max} {when}\n")
+}
+
+/// The line that says why a job with restarts does not start again.
+pub(crate) fn no_restart(next: Next) -> Option<String> {
+    let why = match next {
+        Next::Restart(_) | Next::End(NoRestart::UsedUp(0)) => return None,
+        Next::End(NoRestart::UsedUp(1)) => "its restart is used up".into(),
+        Next::End(NoRestart::UsedUp(max)) => format!("its {max} restarts are used up"),
+        Next::End(NoRestart::Code(code)) => {
+            format!("exit code {code} says that another start would end in the same way")
+        }
+        Next::End(NoRestart::NoStep(worlds)) => {
+            format!("it has failed {worlds} times in a row before its first step")
+        }
+    };
+    Some(format!("drumline: the job does not start again: {why}\n"))
 }
 
 /// `4.1 s`, or `12 ms`: a rank that fails at once has not lived for `0.0 s`.

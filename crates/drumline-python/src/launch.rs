@@ -10,3 +10,9 @@ use pyo3::prelude::*;
 pub(crate) fn main(py: Python<'_>, arguments: Vec<OsString>, itself: Vec<OsString>) -> u8 {
     py.detach(|| drumline_cli::main(arguments, itself))
 }
+
+/// Tells the launcher that this rank begins this step. Returns whether to stop before it.
+#[pyfunction]
+pub(crate) fn step(py: Python<'_>, number: u64) -> bool {
+    py.detach(|| drumline::step(number)) == drumline::Step::Stop
+}

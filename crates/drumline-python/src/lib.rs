@@ -43,7 +43,7 @@ mod _core {
         },
         group::Group,
         job_store::JobStore,
-        launch::main,
+        launch::{main, step},
         log::close_log,
         memory::supports,
         registered::Registered,

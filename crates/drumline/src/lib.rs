@@ -36,6 +36,7 @@
 //! | [`checkpoint`] | named tensors in files that are written atomically; the last files are kept |
 //! | [`rendezvous`] | how processes meet: `env://`, `tcp://`, `file://`, and schemes that a program registers |
 //! | [`store`] | the key-value stores through which they meet |
+//! | [`step()`] | tells the launcher which step a rank begins |
 //! | [`trace`] | records of what every rank did, and when; which rank the others wait for |
 //! | [`metrics_text`] | number, bytes and time of the calls of each kind, in Prometheus' format |
 //! | [`auth`] | the job's secret, and how connections prove that they belong to it |
@@ -69,15 +70,15 @@ pub use drumline_group::views;
 pub use drumline_group::{
     Bool, Candidate, Cause, Collective, CollectiveError, Complex, Config, DType, DebugLevel,
     Element, Endpoint, Error, Explanation, F8E4M3, F8E5M2, GroupOptions, Operator, PriceList,
-    PriceSource, ProcessGroup, Rank, Reason, ReduceOp, RegisteredBuffer, Result, SumOrder,
+    PriceSource, ProcessGroup, Rank, Reason, ReduceOp, RegisteredBuffer, Result, Step, SumOrder,
     TorchSpelling, Work, WorkError, WorkFuture, auth, backend, bf16, bind_to_memory_node,
     connect_members, default_group, describe_addresses, f16, init_process_group, init_with_store,
     interruptible, is_available, is_gloo_available, is_initialized, is_launched, is_mpi_available,
     is_nccl_available, is_torchelastic_launched, metrics_text, register_backend,
-    register_rendezvous_handler, rendezvous, store, trace,
+    register_rendezvous_handler, rendezvous, step, store, trace,
 };
 #[doc(hidden)]
-pub use drumline_group::{PerProcess, deadline};
+pub use drumline_group::{PerProcess, deadline, steps};
 pub use drumline_train as train;
 pub use drumline_train::{async_reduce, checkpoint, ddp, sampler};
 

@@ -1,0 +1,256 @@
+//! A rank tells its launcher which step it begins, and hears whether all ranks stop before it.
+//!
+//! A launcher may want to end all ranks at the same step, because a host joins the job. It cannot choose the
+//! step alone: some rank may be past it when the news arrives. So it first *holds* the ranks, and then chooses:
+//!
+//! ```text
+//!  launcher                          a rank
+//!  ask ──────────────────────────►   from now on `step` waits
+//!  ◄──────────────────────── begun   the last step that it has begun
+//!  stop: the largest of all + 1 ──►  `step` returns; from this step on it says Stop
+//! ```
+//!
+//! No rank waits in the meantime for a rank that is held: all work of the steps before was begun, and a step that
+//! was begun goes on. A thread of the process answers the launcher, so a call of [`step`] takes one lock and no
+//! system call.
+
+use std::{
+    env,
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use drumline_store::{
+    auth::Secret,
+    net::Endpoint,
+    store::{Store, tcp::TcpStore},
+};
+
+use crate::{Config, Error, PerProcess, Result};
+
+/// What a rank does after [`step`].
+#[must_use = "all ranks stop before the same step"]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Makes the step.
+    Continue,
+    /// Saves what it needs and exits with code 0. All ranks of the job get this before the same step. The
+    /// launcher then starts the program again, on other hosts.
+    Stop,
+}
+
+/// Tells the launcher that this rank begins step `number`, and returns whether to make it.
+///
+/// Call it once before every step, on every rank, with the same numbers. With it, a host joins a running job
+/// between two steps: all ranks stop before the same one. Without it, the launcher sends SIGTERM to the ranks.
+/// The launcher also counts a job that has made a step as alive: see the restarts of `drumline run`.
+///
+/// Under another launcher, and in a forked process, it always returns [`Step::Continue`].
+///
+/// ```
+/// # use drumline_group as drumline;
+/// use drumline::{Step, step};
+///
+/// for number in 0..3 {
+///     if step(number) == Step::Stop {
+///         break; // save a checkpoint, and exit with 0
+///     }
+///     // forward, backward, and a step of the optimizer
+/// }
+/// ```
+pub fn step(number: u64) -> Step {
+    static OF_THIS_PROCESS: PerProcess<Option<&'static Progress>> = PerProcess::new();
+    let join = || match OF_THIS_PROCESS.inherited().next() {
+        Some(_) => None, // in a fork: its parent answers
+        None => Launcher::from_env().map(Launcher::listen),
+    };
+    match OF_THIS_PROCESS.get(join) {
+        Some(progress) => progress.begin(number),
+        None => Step::Continue,
+    }
+}
+
+/// The variable with which a launcher says that it wants to know steps. Its value is this rank's number among
+/// the ranks of its host.
+pub const STEPS_VARIABLE: &str = "DRUMLINE_STEPS";
+
+/// The keys of the launcher's store. They have the number of the rank behind them, but for `ASK` and `STOP`.
+pub mod keys {
+    /// The first step that a rank has begun.
+    pub const FIRST: &str = "drumline/steps/first/";
+    /// The launcher holds the ranks.
+    pub const ASK: &str = "drumline/steps/ask";
+    /// The last step that a rank has begun, as the answer: a number, or nothing.
+    pub const BEGUN: &str = "drumline/steps/begun/";
+    /// The step before which all ranks stop.
+    pub const STOP: &str = "drumline/steps/stop";
+}
+
+/// How far this rank is.
+#[derive(Debug, Default)]
+struct Progress {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    begun: Option<u64>,
+    is_held: bool,
+    stop_at: Option<u64>,
+}
+
+impl Progress {
+    fn begin(&self, number: u64) -> Step {
+        let state = self.lock();
+        let mut state =
+            self.changed.wait_while(state, |it| it.is_held).unwrap_or_else(PoisonError::into_inner);
+        if state.stop_at.is_some_and(|at| number >= at) {
+            return Step::Stop;
+        }
+        if state.begun.is_none() {
+            self.changed.notify_all();
+        }
+        state.begun = state.begun.max(Some(number));
+        Step::Continue
+    }
+
+    /// Waits until the first step has begun, and returns it.
+    fn first(&self) -> u64 {
+        let state = self.lock();
+        let state = self.changed.wait_while(state, |it| it.begun.is_none());
+        state.unwrap_or_else(PoisonError::into_inner).begun.unwrap_or(0)
+    }
+
+    /// Holds all later calls, and returns the last step that has begun.
+    fn hold(&self) -> Option<u64> {
+        let mut state = self.lock();
+        state.is_held = true;
+        state.begun
+    }
+
+    /// Lets the calls go on; those from step `stop_at` on get [`Step::Stop`].
+    fn release(&self, stop_at: Option<u64>) {
+        let mut state = self.lock();
+        state.is_held = false;
+        state.stop_at = stop_at;
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The launcher's store, and the number under which this rank answers.
+struct Launcher {
+    store: Endpoint,
+    rank: String,
+}
+
+impl Launcher {
+    /// `None` if no launcher asks for steps.
+    fn from_env() -> Option<Launcher> {
+        let rank = env::var(STEPS_VARIABLE).ok()?;
+        let store = env::var("DRUMLINE_STORE").ok()?.parse().ok()?;
+        Some(Launcher { store, rank })
+    }
+
+    /// Starts the thread that answers the launcher.
+    fn listen(self) -> &'static Progress {
+        // One for the process, whose end it outlives.
+        let progress: &'static Progress = Box::leak(Box::default());
+        let answer = move || {
+            if let Err(error) = self.answer(progress) {
+                tracing::warn!("cannot tell the launcher about steps: {error}");
+                progress.release(None);
+            }
+        };
+        let thread = thread::Builder::new().name("steps".into()).stack_size(256 * 1024);
+        if let Err(error) = thread.spawn(answer) {
+            tracing::warn!("cannot start a thread that tells the launcher about steps: {error}");
+        }
+        progress
+    }
+
+    fn answer(&self, progress: &Progress) -> Result<()> {
+        let config = Config::from_env()?;
+        let secret = Secret::from_env()?.ok_or_else(|| Error::InvalidSetting {
+            setting: "DRUMLINE_SECRET_FILE".into(),
+            problem: "not set, but the launcher's store asks for the job's secret".into(),
+        })?;
+        let store = TcpStore::connect_at(&self.store, &secret, config.security, CONNECT_WITHIN)?;
+        store.set(
+            &format!("{}{}", keys::FIRST, self.rank),
+            progress.first().to_string().as_bytes(),
+        )?;
+        store.wait(&[keys::ASK], FOR_EVER)?;
+        let begun = progress.hold().map_or_else(String::new, |step| step.to_string());
+        store.set(&format!("{}{}", keys::BEGUN, self.rank), begun.as_bytes())?;
+        store.wait(&[keys::STOP], FOR_EVER)?;
+        let stop_at = String::from_utf8_lossy(&store.get(keys::STOP)?).parse().ok();
+        progress.release(stop_at);
+        Ok(())
+    }
+}
+
+/// The launcher serves its store before it starts the first rank.
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
+
+/// The store ends with the launcher, and so does this process.
+const FOR_EVER: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn all_ranks_stop_before_the_same_step() {
+        let ranks = [Progress::default(), Progress::default()];
+        for (rank, last) in ranks.iter().zip([7, 8]) {
+            for number in 5..=last {
+                assert_eq!(rank.begin(number), Step::Continue);
+            }
+            assert_eq!(rank.first(), last);
+        }
+        let begun = ranks.each_ref().map(Progress::hold);
+        assert_eq!(begun, [Some(7), Some(8)]);
+        thread::scope(|scope| {
+            let (sender, steps) = mpsc::channel();
+            for (rank, next) in ranks.iter().zip([8, 9]) {
+                let sender = sender.clone();
+                scope.spawn(move || {
+                    let first_to_stop = (next..).find(|&n| rank.begin(n) == Step::Stop).unwrap();
+                    sender.send(first_to_stop).unwrap();
+                });
+            }
+            assert!(steps.recv_timeout(Duration::from_millis(50)).is_err(), "a held rank goes on");
+            ranks.iter().for_each(|rank| rank.release(Some(9)));
+            assert_eq!([steps.recv().unwrap(), steps.recv().unwrap()], [9, 9]);
+        });
+    }
+
+    #[test]
+    fn a_rank_that_has_begun_no_step_stops_before_its_first() {
+        let rank = Progress::default();
+        assert_eq!(rank.hold(), None);
+        rank.release(Some(0));
+        assert_eq!(rank.begin(3), Step::Stop);
+    }
+
+    #[test]
+    fn without_a_decision_a_held_rank_goes_on() {
+        let rank = Progress::default();
+        let _ = rank.hold();
+        rank.release(None);
+        assert_eq!(rank.begin(0), Step::Continue);
+    }
+
+    #[test]
+    fn without_a_launcher_every_step_is_made() {
+        assert_eq!(step(0), Step::Continue);
+    }
+}

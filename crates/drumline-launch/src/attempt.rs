@@ -1,0 +1,167 @@
+//! The workers of one world on this host, from their start to their end: the shell around the
+//! [`supervisor`](crate::supervisor).
+
+use std::time::{Duration, Instant, SystemTime};
+
+use rustix::process::Signal;
+
+use crate::{
+    Ending, Result,
+    environment::{self, TERMINAL_COLUMNS},
+    events::{Events, Source},
+    keeper::Keeper,
+    launch::{Launch, Stores},
+    output::Console,
+    report::Fate,
+    supervisor::{Event, Exit, Order, Supervisor, Verdict, ends_a_job},
+    sweep, waits,
+    worker::Worker,
+    world::World,
+};
+
+/// Workers that run, or that are being ended.
+#[derive(Debug)]
+pub(crate) struct Attempt {
+    started: Instant,
+    started_at: SystemTime,
+    supervisor: Supervisor,
+    workers: Vec<Worker>,
+    /// Where each killed rank waited, as lines.
+    waits: Vec<Vec<String>>,
+    keeper: Keeper,
+    console: Console,
+    stores: Stores,
+}
+
+/// Workers that have ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) verdict: Verdict,
+    /// When the workers started.
+    pub(crate) started_at: SystemTime,
+    pub(crate) lived: Duration,
+    /// Whether a worker has said that it began a step.
+    pub(crate) stepped: bool,
+    /// How each worker ended.
+    pub(crate) fates: Vec<Fate>,
+    /// The processes that the workers left behind.
+    pub(crate) left: Vec<String>,
+    pub(crate) console: Console,
+}
+
+impl Attempt {
+    /// Starts the workers of `world`. `events` tells when the [channel](Source::Channel) has an exit.
+    pub(crate) fn start(launch: &Launch<'_>, world: &World, events: &Events) -> Result<Attempt> {
+        let job = launch.job;
+        let keeper = Keeper::start(job)?;
+        let stores = launch.stores(world)?;
+        events.add(&keeper, Source::Channel)?;
+        let mut attempt = Attempt {
+            started: Instant::now(),
+            started_at: SystemTime::now(),
+            supervisor: Supervisor::new(world.local_size, job.policy),
+            workers: Vec::with_capacity(world.local_size),
+            waits: vec![Vec::new(); world.local_size],
+            keeper,
+            console: Console::open(world.local_size, job.labels_stdout)?,
+            stores,
+        };
+        attempt.start_workers(launch, world).inspect_err(|_| attempt.abandon())?;
+        Ok(attempt)
+    }
+
+    fn start_workers(&mut self, launch: &Launch<'_>, world: &World) -> Result<()> {
+        let Launch { job, program, inherited, .. } = launch;
+        let rendezvous = &self.stores.rendezvous;
+        let columns = self.console.columns().map(|n| (TERMINAL_COLUMNS, n.to_string()));
+        for local_rank in 0..world.local_size {
+            let variables = environment::worker(job, world, rendezvous, local_rank, inherited);
+            let variables = variables.into_iter().chain(columns.clone());
+            let (worker, streams) = self.keeper.spawn(job, program, variables)?;
+            self.workers.push(worker);
+            self.console.attach(streams)?;
+        }
+        let early = self.keeper.early_exits();
+        self.handle(Event::Exited(&early));
+        Ok(())
+    }
+
+    /// How the world ended, once all workers have.
+    pub(crate) fn verdict(&self) -> Option<Verdict> {
+        self.supervisor.verdict()
+    }
+
+    /// Whether workers are being ended.
+    pub(crate) fn is_ending(&self) -> bool {
+        self.supervisor.deadline().is_some()
+    }
+
+    /// The time until [`Event::Tick`] is due, if it ever is.
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        self.supervisor.deadline().map(|at| at.saturating_sub(self.started.elapsed()))
+    }
+
+    /// Handles what has happened: sends signals, and notes where ranks wait that are killed.
+    pub(crate) fn handle(&mut self, event: Event<'_>) {
+        let orders = self.supervisor.handle(self.started.elapsed(), event);
+        let pid = |order: &Order| Some((order.worker, self.workers.get(order.worker)?.pid()));
+        let killed = orders.iter().filter(|order| order.signal == Signal::KILL).filter_map(pid);
+        for (rank, lines) in waits::of(killed.collect()) {
+            self.waits[rank] = lines;
+        }
+        for order in orders {
+            if let Some(worker) = self.workers.get(order.worker) {
+                worker.signal(order.signal);
+                // A stopped process handles a signal only once it continues.
+                if ends_a_job(order.signal) {
+                    worker.signal(Signal::CONT);
+                }
+            }
+        }
+    }
+
+    /// Handles one exit. Call it when the channel is readable.
+    pub(crate) fn hear_exit(&mut self) -> Result<()> {
+        let exit: (usize, Ending) = self.keeper.next_exit()?;
+        self.handle(Event::Exited(&[exit]));
+        Ok(())
+    }
+
+    /// Prints a line of the launcher's own.
+    pub(crate) fn note(&mut self, line: &str) {
+        self.console.note(line);
+    }
+
+    /// Kills all workers: the launcher cannot go on.
+    pub(crate) fn abandon(&self) {
+        sweep::end_trees(&self.workers);
+    }
+
+    /// Ends what the workers have left behind. Call it once there is a verdict.
+    pub(crate) fn end(self) -> Result<Ended> {
+        let lived = self.started.elapsed();
+        let left = self.keeper.finish()?;
+        let stepped = self.stores.has_stepped(self.workers.len());
+        let exits = self.workers.iter().zip(self.supervisor.exits()).zip(self.waits);
+        let fates = exits.map(|((worker, exit), waits)| Fate { pid: worker.pid(), exit, waits });
+        Ok(Ended {
+            verdict: self.supervisor.verdict().unwrap_or(Verdict::Success),
+            started_at: self.started_at,
+            lived,
+            stepped,
+            fates: fates.collect(),
+            left,
+            console: self.console,
+        })
+    }
+}
+
+impl Ended {
+    /// How the worker ended that failed first.
+    pub(crate) fn first_failure(&self) -> Option<Ending> {
+        let Verdict::Failed { worker } = self.verdict else { return None };
+        // A worker that outlived SIGKILL has no ending.
+        let exit: Option<Exit> = self.fates.get(worker)?.exit;
+        Some(exit.map_or(Ending::Code(1), |exit| exit.ending))
+    }
+}
