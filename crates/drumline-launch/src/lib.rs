@@ -65,6 +65,7 @@
 #![forbid(unsafe_code)]
 
 mod channel;
+pub mod devices;
 mod ending;
 mod environment;
 mod error;
@@ -77,7 +78,7 @@ mod lines;
 mod logs;
 mod output;
 mod processes;
-mod program;
+pub mod program;
 mod report;
 mod restarts;
 mod run;
@@ -90,7 +91,7 @@ mod worker;
 
 pub use ending::Ending;
 pub use error::{Error, Result};
-pub use job::{Hosts, Job, Meeting};
+pub use job::{Etcd, Hosts, Job, Joining, Meeting, NumaBinding, OnSignal};
 pub use keep::{KEEP_SUBCOMMAND, keep};
 pub use logs::{Logs, StreamMap, Streams};
 pub use restarts::{EndedWorld, Next, NoRestart, RestartBudget, Restarts};
