@@ -15,7 +15,7 @@ PAGE = ROOT / "docs/reference/settings.md"
 CONFIG = ROOT / "crates/drumline-group/src/config.rs"
 BUILDER = ROOT / "crates/drumline-group/src/config/builder.rs"
 IN_PYTHON = ROOT / "crates/drumline-python/src/config.rs"
-LAUNCHER = ROOT / "crates/drumline-cli/src/cli.rs"
+LAUNCHER = ROOT / "crates/drumline-cli/src/cli"
 
 # Variables that are no fields of Config: who reads them, and what they do.
 OTHERS = {
@@ -35,6 +35,17 @@ OTHERS = {
     "LOCAL_WORLD_SIZE": ("binding to memory nodes", "How many ranks there are on this host."),
     "GROUP_RANK": ("`drumline bench`", "The number of the host, for plain streams between hosts."),
     "DRUMLINE_REPLACE_GLOO": ("Python, at `import torch`", "1: `gloo` means drumline. 0 unless set."),
+    "PET_*": ("`drumline run`", "The default of a flag, as under torchrun: `PET_RDZV_ID` of `--rdzv-id`."),
+    "PYTHON_EXEC": ("launcher", "The interpreter of scripts; else `python3` beside `drumline`, else that of `PATH`."),
+    "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": ("launcher", "`--shutdown-timeout`, where that is not given, nor by `PET_`."),
+    "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": ("launcher", "`--log-line-prefix-template`, in the same way."),
+    "CUDA_VISIBLE_DEVICES": ("launcher", "Which GPUs `--nproc-per-node gpu` and `auto` count."),
+    "HIP_VISIBLE_DEVICES": ("launcher", "The same for GPUs of AMD; it beats `CUDA_VISIBLE_DEVICES`."),
+    "ROCR_VISIBLE_DEVICES": ("launcher", "The same; `HIP_VISIBLE_DEVICES` counts among those that it shows."),
+    "SLURM_NODEID": ("launcher", "`--node-rank`, in a step with one task on each of several hosts."),
+    "SLURM_STEP_NUM_NODES": ("launcher", "How many hosts the step has."),
+    "SLURM_STEP_NUM_TASKS": ("launcher", "How many tasks the step has."),
+    "JOB_COMPLETION_INDEX": ("launcher", "`--node-rank` in an indexed job of Kubernetes."),
     "DRUMLINE_DISABLE_RSEQ": ("launcher", "As the flag `--disable-rseq`; 0 or 1."),
     "DRUMLINE_TERMINAL_COLUMNS": ("set by the launcher", "How wide the launcher's terminal is: a rank may draw progress."),
     "DRUMLINE_NUMA_BINDING": ("set by the launcher", "The rank binds itself to a memory node before it starts the program."),
@@ -64,7 +75,7 @@ NOT_THE_LIBRARY = {"target", "drumline-fuzz", "drumline-faults"}
 
 # How Rust and Python read a variable, or name one to read it later.
 READS = re.compile(
-    r"(?:env::var(?:_os)?|from_env|variable|bytes|read|environ(?:\.get|\.pop)?|getenv)[(\[]\s*\"([A-Z][A-Z0-9_]+)\""
+    r"(?:env::var(?:_os)?|from_env|variable|parsed|bytes|read|environ(?:\.get|\.pop)?|getenv)[(\[]\s*\"([A-Z][A-Z0-9_]+)\""
     r"|const [A-Z_]+: &str = \"((?:DRUMLINE|GLOO|MASTER|TORCH|TORCHELASTIC)_[A-Z0-9_]+)\""
     r"|\benv = \"([A-Z][A-Z0-9_]+)\""
     r"|\"(DRUMLINE_[A-Z0-9_]+)\""
@@ -112,20 +123,21 @@ def in_python() -> set[str]:
 
 def flags() -> list[tuple[str, str, str]]:
     """Flag, default and description of every option of `drumline run`."""
-    body = LAUNCHER.read_text()
-    structs = re.findall(r"struct (?:RunArgs|Rseq) \{(.*?)\n\}", body, re.DOTALL)
+    body = "".join(path.read_text() for path in sorted(LAUNCHER.glob("*.rs")))
+    structs = re.findall(r"struct (?:(?!Launch)\w+Args|Rseq) \{(.*?)\n\}", body, re.DOTALL)
     result = []
     for comment, attribute, name in re.findall(
-        r"((?:^ *///.*\n)+) *#\[arg\(((?:.|\n)*?)\)\]\n *(?:pub\(crate\) )?(\w+):", "\n".join(structs), re.MULTILINE
+        r"((?:^ *///.*\n)+) *#\[arg\(((?:.|\n)*?)\)\]\n *(?:pub\((?:crate|super)\) )?(\w+):", "\n".join(structs), re.MULTILINE
     ):
         if not re.search(r"\blong\b", attribute):
             continue
         text = " ".join(line.strip().removeprefix("///").strip() for line in comment.splitlines())
         value = re.search(r'value_name = "(.+?)"', attribute)
-        default = re.search(r'default_value(?:_t)? = "?([^",)]+)"?', attribute)
+        default = re.search(r'\bdefault_value(?:_t)? = (?:"([^"]+)"|(\d+))', attribute)
         named = re.search(r'\blong = "([\w-]+)"', attribute)
         flag = "--" + (named[1] if named else name.replace("_", "-"))
-        result.append((f"{flag} {value[1]}" if value else flag, default[1] if default else "", text))
+        shown = f"{flag} {value[1]}" if value else flag
+        result.append((shown.replace("|", "\\|"), default[1] or default[2] if default else "", text.replace("|", "\\|")))
     return sorted(result)
 
 

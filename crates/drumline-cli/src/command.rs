@@ -4,17 +4,18 @@ use std::{
     ffi::{OsStr, OsString},
     io::{self, IsTerminal, Write},
     num::NonZeroUsize,
+    path::Path,
 };
 
-use clap::{CommandFactory, Parser, error::ErrorKind};
+use clap::{CommandFactory, error::ErrorKind};
 use drumline::is_launched;
-use drumline_launch::{Job, keep, run};
+use drumline_launch::{Job, keep, program, run};
 use tracing_subscriber::EnvFilter;
 
 use crate::{
-    Result, check,
-    cli::{Cli, Command, FIRST, TraceCommand},
-    output::Stdout,
+    Error, Result, check,
+    cli::{self, Asked, Cli, Command, FIRST, Host, Names, TraceCommand},
+    output::{Stdout, print},
     trace,
 };
 
@@ -40,17 +41,17 @@ pub fn main(
         let _ = writeln!(io::stderr(), "{FIRST}\n\nAll commands: drumline --help");
         return 2;
     }
-    let outcome = match Cli::try_parse_from(&arguments) {
-        Ok(Cli { command }) => {
-            carry_out(command, arguments.into_iter().skip(1), itself.into_iter().collect())
+    let outcome = match cli::parse(&arguments, std::env::vars_os()) {
+        Ok((command, names)) => {
+            let itself = itself.into_iter().collect();
+            carry_out(command, &names, arguments.into_iter().skip(1), itself)
         }
         Err(error) => {
-            // `error` may be the text of --help, which goes to stdout.
-            let _ = error.print();
+            let code = refuse(&error);
             if let Some(tip) = tip(&error, &arguments[1]) {
                 let _ = writeln!(io::stderr(), "\n  tip: {tip}");
             }
-            return u8::try_from(error.exit_code()).unwrap_or(2);
+            return code;
         }
     };
     outcome.unwrap_or_else(|error| {
@@ -58,6 +59,12 @@ pub fn main(
         let _ = writeln!(io::stderr(), "drumline: {error}");
         error.exit_code()
     })
+}
+
+/// Prints the error, which may be the text of --help, and returns the exit code.
+fn refuse(error: &clap::Error) -> u8 {
+    let _ = error.print();
+    u8::try_from(error.exit_code()).unwrap_or(2)
 }
 
 /// What someone meant who writes `drumline train.py`, or an option of torchrun.
@@ -76,14 +83,22 @@ fn tip(error: &clap::Error, first: &OsStr) -> Option<&'static str> {
 
 fn carry_out(
     command: Command,
+    names: &Names,
     arguments: impl Iterator<Item = OsString>,
     itself: Vec<OsString>,
 ) -> Result<u8> {
-    if !matches!(command, Command::Trace(_) | Command::KeepRanks) {
+    if !matches!(command, Command::Trace(_) | Command::Man { .. } | Command::KeepRanks) {
         log_to_stderr();
     }
     match command {
-        Command::Run(args) => Ok(run(&Job { relaunch: itself, ..args.into() })?),
+        Command::Run(args) => match args.completion() {
+            Some(shell) => print(&cli::completion(shell)).map(|()| 0),
+            None => start("run", names, args.asked(names, &Host::this()), itself),
+        },
+        Command::Launch(args) => match args.completion() {
+            Some(shell) => print(&cli::completion(shell)).map(|()| 0),
+            None => start("launch", names, args.asked(names, &Host::this()), itself),
+        },
         Command::Check { json } => check(json),
         Command::Bench { options, .. } if is_launched() => {
             Ok(drumline_bench::measure(&options, &mut Stdout)?)
@@ -101,11 +116,40 @@ fn carry_out(
         Command::Trace(TraceCommand::Merge { dir, out }) => trace::merge(&dir, out.as_deref()),
         Command::Trace(TraceCommand::Page { dir, out }) => trace::page(&dir, out.as_deref()),
         Command::Trace(TraceCommand::Summary { dir }) => trace::summary(&dir),
+        Command::Man { command } => match cli::manual(command.as_deref()).map_err(Error::Print)? {
+            Some(page) => print(&page).map(|()| 0),
+            None => Ok(refuse(&cli::refusal("man", "there is no such command"))),
+        },
         Command::KeepRanks => {
             keep()?;
             Ok(0)
         }
     }
+}
+
+/// Starts what the command `name` asks for.
+fn start(
+    name: &str,
+    names: &Names,
+    asked: Result<Asked, String>,
+    itself: Vec<OsString>,
+) -> Result<u8> {
+    let Asked { job, kind, ignored } = match asked {
+        Ok(asked) => asked,
+        Err(text) => return Ok(refuse(&cli::refusal(name, &text))),
+    };
+    if !names.listed().is_empty() {
+        tracing::info!("options from the environment: {}", names.listed());
+    }
+    if !ignored.is_empty() {
+        tracing::warn!("this has no effect here: {}", ignored.join(", "));
+    }
+    // The program that runs this code is the binary of a wheel, or the interpreter itself.
+    let neighbour = itself.first().map(|first| Path::new(first).to_owned());
+    let neighbour = neighbour.or_else(|| std::env::current_exe().ok());
+    let python = || program::python(std::env::var_os("PYTHON_EXEC"), neighbour.as_deref());
+    let (program, arguments) = kind.command(job.program, job.arguments, python)?;
+    Ok(run(&Job { program, arguments, relaunch: itself, ..job })?)
 }
 
 /// A job whose ranks run this same command line.

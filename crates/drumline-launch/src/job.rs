@@ -1,10 +1,13 @@
 //! What to run, and how.
 
-use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf};
+use std::{ffi::OsString, num::NonZeroUsize, path::PathBuf, time::Duration};
 
 use drumline::auth::Level;
 
-use crate::{Logs, Restarts, supervisor::Policy};
+use crate::{
+    Logs, Restarts,
+    supervisor::{Policy, Signal},
+};
 
 /// What to run, on how many ranks, and how to end it.
 ///
@@ -21,7 +24,7 @@ use crate::{Logs, Restarts, supervisor::Policy};
 pub struct Job {
     /// The program, as one would write it in a shell.
     pub program: OsString,
-    /// Its arguments.
+    /// Its arguments. Workers get them as [`arguments_of`](crate::program::arguments_of) says.
     pub arguments: Vec<OsString>,
     /// How many workers to start on this host.
     pub nproc_per_node: NonZeroUsize,
@@ -29,6 +32,8 @@ pub struct Job {
     pub hosts: Hosts,
     /// Where the hosts meet. `None`: this host is alone.
     pub meeting: Option<Meeting>,
+    /// How this host joins the others. A host that is alone does not look at it.
+    pub joining: Joining,
     /// The name of the job, `--rdzv-id`: all its hosts must give the same one. `None`: a fresh random one, for a
     /// job of one host.
     pub run_id: Option<String>,
@@ -50,6 +55,8 @@ pub struct Job {
     pub labels_stdout: bool,
     /// Whether each worker may use the cores of one memory node only.
     pub binds_to_nodes: bool,
+    /// Which cores each worker may use: `--numa-binding`. `None`: all.
+    pub numa_binding: Option<NumaBinding>,
     /// Whether glibc registers no restartable sequences (rseq) in the workers. A `glibc.pthread.rseq` in the
     /// launcher's own `GLIBC_TUNABLES` takes precedence.
     pub disables_rseq: bool,
@@ -58,6 +65,9 @@ pub struct Job {
     pub security: Option<Level>,
     /// How long workers may take to end.
     pub policy: Policy,
+    /// What the launcher does with the signals that it gets: `--signals-to-handle`. Those of job control
+    /// (Ctrl-Z) stop and continue the workers, too. Signals that are not here have the kernel's meaning.
+    pub signals: Vec<(Signal, OnSignal)>,
     /// The command that runs this program again. With [`KEEP_SUBCOMMAND`](crate::KEEP_SUBCOMMAND) as
     /// its next argument it must call [`keep`](crate::keep()). Empty: the binary of this process.
     pub relaunch: Vec<OsString>,
@@ -72,6 +82,7 @@ impl Job {
             nproc_per_node,
             hosts: Hosts::default(),
             meeting: None,
+            joining: Joining::default(),
             run_id: None,
             role: "default".into(),
             virtual_local_rank: false,
@@ -81,9 +92,11 @@ impl Job {
             torch_store_takes_anyone: false,
             labels_stdout: true,
             binds_to_nodes: false,
+            numa_binding: None,
             disables_rseq: false,
             security: None,
             policy: Policy::default(),
+            signals: OnSignal::UNLESS_TOLD.to_vec(),
             relaunch: Vec::new(),
         }
     }
@@ -125,6 +138,89 @@ pub enum Meeting {
     },
     /// In a file that all hosts see.
     File(PathBuf),
-    /// In etcd: addresses of its servers, `host:port` or a URL.
-    Etcd(Vec<String>),
+    /// In etcd.
+    Etcd(Etcd),
+}
+
+/// Where etcd is, and how it is spoken to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Etcd {
+    /// URLs of its servers: `http://host:port` or `https://host:port`.
+    pub servers: Vec<String>,
+    /// What the keys of the job begin with. `None`: the launcher decides.
+    pub prefix: Option<String>,
+    /// A file with the certificates, in PEM, of those who may sign the servers' ones. `None`: those that the system
+    /// trusts.
+    pub ca: Option<PathBuf>,
+    /// Files with the certificate of this host and with its key, in PEM, for servers that ask for one.
+    pub certificate: Option<(PathBuf, PathBuf)>,
+}
+
+/// How a host joins the others: `--rdzv-conf`, `--node-rank`, `--local-addr`.
+///
+/// ```
+/// use drumline_launch::Joining;
+///
+/// let joining = Joining { node_rank: Some(3), ..Joining::default() };
+/// assert_eq!((joining.join_timeout.as_secs(), joining.last_call.as_secs()), (600, 30));
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Joining {
+    /// The place of this host in the order of ranks: that of `--node-rank`, or of a cluster's scheduler. `None`: the
+    /// hosts agree on one.
+    pub node_rank: Option<usize>,
+    /// The name or address by which the other hosts reach this one. `None`: chosen as ranks choose it.
+    pub local_addr: Option<String>,
+    /// Whether this host is the first one, at which the others meet. `None`: it is if it can listen there.
+    pub is_first: Option<bool>,
+    /// How long a host waits until [`Hosts::min`] hosts are there.
+    pub join_timeout: Duration,
+    /// How long the first [`Hosts::min`] hosts wait for further ones before they begin.
+    pub last_call: Duration,
+}
+
+impl Default for Joining {
+    fn default() -> Self {
+        Joining {
+            node_rank: None,
+            local_addr: None,
+            is_first: None,
+            join_timeout: Duration::from_secs(600),
+            last_call: Duration::from_secs(30),
+        }
+    }
+}
+
+/// Which cores a worker may use: those near its device, or, on a host without devices, a share of all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NumaBinding {
+    /// All cores of one memory node.
+    Node,
+    /// All cores of one processor, with all its memory nodes.
+    Socket,
+    /// A share of the cores of one memory node, which no other worker has.
+    Exclusive,
+    /// The cores of one memory node that share a last-level cache.
+    CoreComplex,
+}
+
+/// What the launcher does when it gets a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnSignal {
+    /// It passes the signal on and ends the job.
+    EndsJob,
+    /// It passes the signal on, and the job goes on.
+    PassedOn,
+}
+
+impl OnSignal {
+    /// What it does unless it is told otherwise. Batch systems send SIGUSR1 and SIGUSR2 to announce the end.
+    pub const UNLESS_TOLD: [(Signal, OnSignal); 6] = [
+        (Signal::TERM, OnSignal::EndsJob),
+        (Signal::INT, OnSignal::EndsJob),
+        (Signal::HUP, OnSignal::EndsJob),
+        (Signal::QUIT, OnSignal::EndsJob),
+        (Signal::USR1, OnSignal::PassedOn),
+        (Signal::USR2, OnSignal::PassedOn),
+    ];
 }

@@ -66,6 +66,7 @@
 
 mod attempt;
 mod channel;
+pub mod devices;
 mod ending;
 mod environment;
 mod error;
@@ -79,7 +80,7 @@ mod lines;
 mod logs;
 mod output;
 mod processes;
-mod program;
+pub mod program;
 mod report;
 mod restarts;
 mod run;
@@ -93,7 +94,7 @@ mod world;
 
 pub use ending::Ending;
 pub use error::{Error, Result};
-pub use job::{Hosts, Job, Meeting};
+pub use job::{Etcd, Hosts, Job, Joining, Meeting, NumaBinding, OnSignal};
 pub use keep::{KEEP_SUBCOMMAND, keep};
 pub use logs::{Logs, StreamMap, Streams};
 pub use restarts::{EndedWorld, Next, NoRestart, RestartBudget, Restarts};

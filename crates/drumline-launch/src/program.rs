@@ -1,15 +1,123 @@
-//! Finds the program before any rank starts, so that a typing error is reported once and not by every
-//! rank.
+//! What every worker executes: a Python script, a Python module, or any other program. It is found before any rank
+//! starts, so that a typing error is reported once and not by every rank.
 
 use std::{
     ffi::{OsStr, OsString},
-    fs,
+    fs, io,
+    os::unix::ffi::{OsStrExt, OsStringExt},
     path::{Path, PathBuf},
 };
 
 use rustix::fs::{Access, access};
 
-use crate::{Error, Result};
+use crate::{Error, Job, Result};
+
+/// How the program of a job is executed.
+///
+/// ```
+/// use drumline_launch::program::ProgramKind;
+///
+/// assert!(ProgramKind::Named.is_python("train.py".as_ref()));
+/// assert!(!ProgramKind::Named.is_python("./train".as_ref()));
+/// assert!(!ProgramKind::Exact.is_python("train.py".as_ref()));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProgramKind {
+    /// Under Python if its name ends in `.py`, else as it is.
+    #[default]
+    Named,
+    /// Under Python, as a module: `-m`.
+    Module,
+    /// Under Python, whatever its name: `--run-path`.
+    Script,
+    /// As it is, whatever its name: `--no-python`.
+    Exact,
+}
+
+impl ProgramKind {
+    /// Whether a program of this name runs under Python.
+    pub fn is_python(self, name: &OsStr) -> bool {
+        match self {
+            ProgramKind::Named => Path::new(name).extension() == Some("py".as_ref()),
+            ProgramKind::Module | ProgramKind::Script => true,
+            ProgramKind::Exact => false,
+        }
+    }
+
+    /// The command that executes `name`: [`Job::program`] and [`Job::arguments`]. Python does not buffer its output.
+    ///
+    /// ```
+    /// use drumline_launch::program::ProgramKind;
+    ///
+    /// let python = || "python3".into();
+    /// let command = ProgramKind::Module.command("pkg.train".into(), vec!["-x".into()], python)?;
+    /// assert_eq!(command, ("python3".into(), ["-u", "-m", "pkg.train", "-x"].map(Into::into).into()));
+    /// # Ok::<(), drumline_launch::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// There is no script of this name.
+    pub fn command(
+        self,
+        name: OsString,
+        arguments: Vec<OsString>,
+        python: impl FnOnce() -> OsString,
+    ) -> Result<(OsString, Vec<OsString>)> {
+        if !self.is_python(&name) {
+            return Ok((name, arguments));
+        }
+        if self != ProgramKind::Module {
+            find_script(Path::new(&name))?;
+        }
+        let module = (self == ProgramKind::Module).then_some("-m");
+        let options = ["-u"].into_iter().chain(module).map(OsString::from);
+        Ok((python(), options.chain([name]).chain(arguments).collect()))
+    }
+}
+
+/// The Python interpreter: `chosen` (the variable `PYTHON_EXEC`), else `python3` in the directory of the program
+/// `neighbour`, else `python3`, which is then looked up in `PATH`. A wheel puts `drumline` beside the interpreter
+/// for which it was installed.
+pub fn python(chosen: Option<OsString>, neighbour: Option<&Path>) -> OsString {
+    let beside = || {
+        let python = neighbour?.parent()?.join("python3");
+        // Of a program in PATH, or in the working directory, the directory is not known.
+        (python.components().count() > 1 && access(&python, Access::EXEC_OK).is_ok())
+            .then(|| python.into())
+    };
+    chosen.filter(|name| !name.is_empty()).or_else(beside).unwrap_or_else(|| "python3".into())
+}
+
+/// What stands for the local rank in arguments.
+const LOCAL_RANK: &[u8] = b"${local_rank}";
+
+/// The arguments of the worker with this local rank: `${local_rank}` in them is replaced by it.
+///
+/// ```
+/// use std::num::NonZeroUsize;
+///
+/// use drumline_launch::{Job, program::arguments_of};
+///
+/// let arguments = vec!["--device=cuda:${local_rank}".into(), "$local_rank".into()];
+/// let job = Job { arguments, ..Job::new("./train", NonZeroUsize::MIN) };
+/// assert_eq!(arguments_of(&job, 3), ["--device=cuda:3", "$local_rank"]);
+/// ```
+pub fn arguments_of(job: &Job, local_rank: usize) -> Vec<OsString> {
+    let rank = local_rank.to_string();
+    job.arguments.iter().map(|argument| with_local_rank(argument, rank.as_bytes())).collect()
+}
+
+fn with_local_rank(argument: &OsStr, rank: &[u8]) -> OsString {
+    let (mut done, mut rest) = (Vec::new(), argument.as_bytes());
+    while let Some(at) = rest.windows(LOCAL_RANK.len()).position(|part| part == LOCAL_RANK) {
+        done.extend_from_slice(&rest[..at]);
+        done.extend_from_slice(rank);
+        rest = &rest[at + LOCAL_RANK.len()..];
+    }
+    done.extend_from_slice(rest);
+    OsString::from_vec(done)
+}
 
 /// The file that a shell would execute for `name`: `name` itself if it contains a slash; otherwise the first
 /// executable of that name in a directory of `path` (the variable `PATH`).
@@ -43,12 +151,14 @@ pub(crate) fn resolve(name: &OsStr, path: Option<OsString>) -> Result<PathBuf> {
                     name.display()
                 )
             }
-            // torchrun would take it.
             (Err(Error::ProgramNotExecutable { .. }), Some(interpreter)) => format!(
                 "this directory has it, and it is a script: put `{interpreter}` in front, as in \
                  drumline run -- {interpreter} {}",
                 name.display()
             ),
+            _ if name == "python3" => {
+                "no directory of PATH has it; PYTHON_EXEC names an interpreter elsewhere".into()
+            }
             _ => "no directory of PATH has it".into(),
         },
     }))
@@ -56,13 +166,7 @@ pub(crate) fn resolve(name: &OsStr, path: Option<OsString>) -> Result<PathBuf> {
 
 fn check(file: &Path) -> Result<PathBuf> {
     let problem = match fs::metadata(file) {
-        Err(error) => {
-            let (program, mut hint) = (file.into(), error.to_string());
-            if let (true, Ok(here)) = (file.is_relative(), std::env::current_dir()) {
-                hint.push_str(&format!(", seen from {}", here.display()));
-            }
-            return Err(Error::ProgramNotFound { program, hint });
-        }
+        Err(error) => return Err(not_found(file, &error)),
         Ok(metadata) if metadata.is_dir() => "it is a directory".into(),
         Ok(_) if access(file, Access::EXEC_OK).is_ok() => return Ok(file.into()),
         Ok(_) => match interpreter(file) {
@@ -73,6 +177,22 @@ fn check(file: &Path) -> Result<PathBuf> {
         },
     };
     Err(Error::ProgramNotExecutable { program: file.into(), hint: problem })
+}
+
+/// Python would look for a script in this directory only, not in `PATH`.
+fn find_script(script: &Path) -> Result<()> {
+    match fs::metadata(script) {
+        Err(error) => Err(not_found(script, &error)),
+        Ok(_) => Ok(()),
+    }
+}
+
+fn not_found(file: &Path, error: &io::Error) -> Error {
+    let (program, mut hint) = (file.into(), error.to_string());
+    if let (true, Ok(here)) = (file.is_relative(), std::env::current_dir()) {
+        hint.push_str(&format!(", seen from {}", here.display()));
+    }
+    Error::ProgramNotFound { program, hint }
 }
 
 /// The interpreter of scripts with this file's extension.
@@ -120,5 +240,62 @@ mod tests {
         assert!(error.to_string().contains("python3"), "{error}");
         let error = resolve(root.path().as_os_str(), None).unwrap_err();
         assert!(error.to_string().contains("directory"), "{error}");
+    }
+
+    #[test]
+    fn scripts_and_modules_run_unbuffered_under_python() {
+        use ProgramKind::{Exact, Module, Named, Script};
+        let root = tempfile::tempdir().unwrap();
+        let path = |name: &str| root.path().join(name).into_os_string();
+        for name in ["train.py", "train"] {
+            fs::write(path(name), "").unwrap();
+        }
+        let words = |kind: ProgramKind, name: &OsStr| {
+            let command = kind.command(name.into(), vec!["-x".into()], || "python".into());
+            let (program, arguments) = command.unwrap();
+            [vec![program], arguments].concat()
+        };
+        let (py, bare) = (path("train.py"), path("train"));
+        let expected = |words: &[&OsStr]| words.iter().map(OsString::from).collect::<Vec<_>>();
+        let [python, u, m, x] = ["python", "-u", "-m", "-x"].map(OsStr::new);
+        assert_eq!(words(Named, &py), expected(&[python, u, &py, x]));
+        assert_eq!(words(Named, &bare), expected(&[&bare, x]));
+        assert_eq!(words(Script, &bare), expected(&[python, u, &bare, x]));
+        assert_eq!(words(Exact, &py), expected(&[&py, x]));
+        let module = OsStr::new("not.there");
+        assert_eq!(words(Module, module), expected(&[python, u, m, module, x]));
+
+        let missing = Named.command(path("none.py"), Vec::new(), || "python".into());
+        assert_eq!(missing.unwrap_err().exit_code(), 127);
+        let elsewhere = Named.command("none.py".into(), Vec::new(), || "python".into());
+        let error = elsewhere.unwrap_err().to_string();
+        assert!(error.contains("none.py") && error.contains("seen from /"), "{error}");
+    }
+
+    #[test]
+    fn the_interpreter_is_the_chosen_one_or_a_neighbour_or_that_of_the_path() {
+        let root = tempfile::tempdir().unwrap();
+        let (drumline, beside) = (root.path().join("drumline"), root.path().join("python3"));
+        assert_eq!(python(None, Some(&drumline)), "python3");
+        fs::write(&beside, "").unwrap();
+        assert_eq!(python(None, Some(&drumline)), "python3", "not executable");
+        fs::set_permissions(&beside, fs::Permissions::from_mode(0o755)).unwrap();
+        assert_eq!(python(None, Some(&drumline)), beside);
+        assert_eq!(python(Some("".into()), Some(&drumline)), beside);
+        assert_eq!(python(Some("pypy3".into()), Some(&drumline)), "pypy3");
+        assert_eq!(python(None, Some(Path::new("python3.11"))), "python3");
+        assert_eq!(python(None, None), "python3");
+    }
+
+    #[test]
+    fn the_local_rank_is_put_into_arguments_as_often_as_it_is_named() {
+        let not_utf8 = OsString::from_vec([b"\xff", LOCAL_RANK].concat());
+        let arguments =
+            ["${local_rank}${local_rank}x", "$$ ${rank} ${local_rank", ""].map(Into::into);
+        let arguments = arguments.into_iter().chain([not_utf8]).collect();
+        let job = Job { arguments, ..Job::new("train", std::num::NonZeroUsize::MIN) };
+        let last = OsString::from_vec(b"\xff12".to_vec());
+        let expected = ["1212x", "$$ ${rank} ${local_rank", ""].map(OsString::from);
+        assert_eq!(arguments_of(&job, 12), [&expected[..], &[last]].concat());
     }
 }

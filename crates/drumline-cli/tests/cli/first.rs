@@ -39,8 +39,8 @@ fn who_forgets_the_subcommand_gets_a_tip() {
         let text = stderr(&drumline(Path::new("/"), line));
         assert!(text.ends_with("drumline run --nproc-per-node 2 -- PROGRAM\n"), "{text}");
     }
-    let text = stderr(&drumline(Path::new("/"), "run --rdzv-backend c10d train.py"));
-    assert!(text.contains("--rdzv-backend") && text.contains("stand behind it"), "{text}");
+    let text = stderr(&drumline(Path::new("/"), "run --epochs 3 train.py"));
+    assert!(text.contains("--epochs") && text.contains("stand behind it"), "{text}");
     assert!(!stderr(&drumline(Path::new("/"), "check --foo")).contains("PROGRAM"));
 }
 
@@ -53,8 +53,9 @@ fn errors_end_with_a_section_of_the_book() {
     std::fs::create_dir(path.join("empty")).unwrap();
     for (line, part, section) in [
         ("run trian", "no directory of PATH has it", "program"),
-        ("run train.py", "drumline run -- python3 train.py", "program"),
-        ("run ./train.py", "run `python3` on it", "program"),
+        ("run --no-python train.py", "drumline run -- python3 train.py", "program"),
+        ("run --no-python ./train.py", "run `python3` on it", "program"),
+        ("run none.py", "seen from /", "program"),
         ("run ./none", "seen from /", "program"),
         ("run --master-port 1 --nproc-per-node 2 -- false", "exited with code 1", "the-launcher"),
         ("trace summary none", "DRUMLINE_TRACE", "traces"),

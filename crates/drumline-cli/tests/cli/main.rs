@@ -10,6 +10,7 @@ mod first;
 mod launch;
 mod left;
 mod nodes;
+mod options;
 mod predict;
 mod run;
 mod trace;

@@ -189,7 +189,8 @@ fn a_program_that_cannot_be_run_is_named_once_before_anything_starts() {
         (script.as_os_str(), 126, "python3"),
         (directory.path().as_os_str(), 126, "directory"),
     ] {
-        let ended = Launch::new(["--nproc-per-node".as_ref(), "4".as_ref(), program]).start().end();
+        let options = ["--no-python", "--nproc-per-node", "4"].map(OsStr::new);
+        let ended = Launch::new(options.into_iter().chain([program])).start().end();
         assert_eq!(ended.code, code);
         assert_eq!(ended.stderr.lines().count(), 1, "{}", ended.stderr);
         assert!(ended.stderr.contains(part) && ended.stdout.is_empty(), "{}", ended.stderr);

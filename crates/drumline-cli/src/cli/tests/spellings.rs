@@ -1,0 +1,165 @@
+//! Spellings, variables, and what is made of the definition.
+
+use std::time::Duration;
+
+use clap::CommandFactory;
+
+use super::*;
+
+/// All options of torchrun 2.15, each with a value that differs from its default.
+const OF_TORCHRUN: [(&str, Option<&str>); 35] = [
+    ("nnodes", Some("2:4")),
+    ("nproc-per-node", Some("3")),
+    ("rdzv-backend", Some("c10d")),
+    ("rdzv-endpoint", Some("host0:1234")),
+    ("rdzv-id", Some("job7")),
+    ("rdzv-conf", Some("join_timeout=9")),
+    ("standalone", None),
+    ("max-restarts", Some("3")),
+    ("monitor-interval", Some("0.5")),
+    ("start-method", Some("fork")),
+    ("event-log-handler", Some("console")),
+    ("role", Some("trainer")),
+    ("module", None),
+    ("no-python", None),
+    ("run-path", None),
+    ("log-dir", Some("logs")),
+    ("redirects", Some("3")),
+    ("tee", Some("0:3")),
+    ("log-line-prefix-template", Some("${rank}:")),
+    ("local-ranks-filter", Some("0")),
+    ("duplicate-stdout-filters", Some("a,b")),
+    ("duplicate-stderr-filters", Some("a,b")),
+    ("node-rank", Some("1")),
+    ("master-addr", Some("host0")),
+    ("master-port", Some("1234")),
+    ("local-addr", Some("host1")),
+    ("logs-specs", Some("default")),
+    ("numa-binding", Some("socket")),
+    ("signals-to-handle", Some("SIGUSR1=end")),
+    ("shutdown-timeout", Some("5")),
+    ("virtual-local-rank", None),
+    // Ours.
+    ("restart-delay", Some("2s..3s")),
+    ("kill-after", Some("5")),
+    ("torch-store", Some("anyone")),
+    ("security", Some("tls")),
+];
+
+/// Whatever the spelling is, the same comes out, and something else than without the option.
+#[test]
+fn every_option_has_two_spellings_and_a_variable() {
+    let shown = |line: &str, variables: Variables<'_>| {
+        let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+        let pairs = variables.iter().map(|(name, value)| (name.into(), value.into()));
+        format!("{:?}", parse(&words, pairs).unwrap_or_else(|error| panic!("{line}: {error}")).0)
+    };
+    let without = shown("drumline run x", &[]);
+    for (option, value) in OF_TORCHRUN {
+        let other = option.replace('-', "_");
+        let variable = format!("PET_{}", other.to_uppercase());
+        let line = |option: &str| match value {
+            Some(value) => format!("drumline run --{option} {value} x"),
+            None => format!("drumline run --{option} x"),
+        };
+        let expected = shown(&line(option), &[]);
+        assert_ne!(expected, without, "{option}");
+        assert_eq!(shown(&line(&other), &[]), expected, "{option}");
+        let value = value.unwrap_or("1");
+        assert_eq!(shown("drumline run x", &[(&variable, value)]), expected, "{variable}");
+        assert_eq!(shown("drumline run x", &[(&variable, "")]), without, "{variable} is empty");
+        // The option beats the variable, which is not even looked at.
+        assert_eq!(shown(&line(option), &[(&variable, "?")]), expected, "{variable}");
+    }
+    for (short, long) in [("-r 3", "--redirects 3"), ("-t 1", "--tee 1"), ("-m", "--module")] {
+        let line = |option| format!("drumline run {option} x");
+        assert_eq!(shown(&line(short), &[]), shown(&line(long), &[]), "{short}");
+    }
+    for switch in OF_TORCHRUN.iter().filter(|(_, value)| value.is_none()) {
+        let variable = format!("PET_{}", switch.0.replace('-', "_").to_uppercase());
+        assert_eq!(shown("drumline run x", &[(&variable, "0")]), without, "{variable}");
+        let error = asked("run x", &[(&variable, "yes")]).unwrap_err();
+        assert!(error.contains(&format!("{variable} is 0 or 1")), "{error}");
+    }
+}
+
+/// Nothing here may be missing above.
+#[test]
+fn every_option_is_in_the_table_and_on_the_page() {
+    let command = definition();
+    let run = command.find_subcommand("run").unwrap();
+    let page = fs::read_to_string(concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../../docs/reference/launcher.md"
+    ))
+    .unwrap();
+    for option in run.get_arguments().filter_map(clap::Arg::get_long) {
+        let is_known = OF_TORCHRUN.iter().any(|(known, _)| *known == option);
+        let is_alone = ["print-completion", "no-torch-store", "disable-rseq"].contains(&option);
+        assert!(is_known || is_alone, "--{option} is not in the table");
+        assert!(page.contains(&format!("`--{option}`")), "--{option} is not in launcher.md");
+    }
+    assert!(page.contains("`--use-env`"));
+}
+
+#[test]
+fn variables_of_torch_are_heard_where_nothing_else_is_given() {
+    let timeout = |line, variables| asked(line, variables).map(|it| it.job.policy.shutdown_timeout);
+    let torchs: Variables<'_> = &[("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "7")];
+    let seconds = Duration::from_secs;
+    assert_eq!(timeout("run x", &[]), Ok(seconds(30)));
+    assert_eq!(timeout("run x", torchs), Ok(seconds(7)));
+    assert_eq!(timeout("run --shutdown-timeout 9 x", torchs), Ok(seconds(9)));
+    let both: Variables<'_> = &[torchs[0], ("PET_SHUTDOWN_TIMEOUT", "8")];
+    assert_eq!(timeout("run x", both), Ok(seconds(8)));
+    let error = timeout("run x", &[("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "soon")]).unwrap_err();
+    assert!(error.contains("TORCH_ELASTIC_SHUTDOWN_TIMEOUT=soon: give a time"), "{error}");
+
+    let torchs: Variables<'_> = &[("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "$rank ")];
+    let prefix = |line| asked(line, torchs).unwrap().job.logs.prefix;
+    assert_eq!(prefix("run x").as_deref(), Some("${rank} "));
+    assert_eq!(prefix("run --log-line-prefix-template ${time} x").as_deref(), Some("${time}"));
+    let error = asked("run x", &[("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "${rnak}")]);
+    let error = error.unwrap_err();
+    assert!(error.contains("TEMPLATE=${rnak}: there is no ${rnak}; is it ${rank}?"), "{error}");
+}
+
+#[test]
+fn completion_and_pages_are_made_of_the_definition() {
+    for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+        let script = completion(shell);
+        assert!(script.contains("rdzv-endpoint") && script.contains("drumline"), "{shell}");
+    }
+    let page = manual(Some("run")).unwrap().unwrap();
+    assert!(page.starts_with(".ie") && page.contains("rdzv\\-endpoint"), "{page}");
+    assert!(manual(None).unwrap().unwrap().contains("drumline"));
+    assert_eq!(manual(Some("rum")).unwrap(), None);
+    for line in ["drumline run --print-completion bash", "drumline launch --print_completion zsh"] {
+        let shell = match parsed(line).unwrap() {
+            Command::Run(args) => args.completion(),
+            Command::Launch(args) => args.completion(),
+            other => panic!("{other:?}"),
+        };
+        assert!(shell.is_some(), "{line}");
+    }
+}
+
+#[test]
+fn the_definition_is_consistent() {
+    definition().debug_assert();
+}
+
+#[test]
+fn every_command_has_an_example() {
+    fn check(name: &str, command: &mut clap::Command) {
+        let help = command.render_long_help().to_string();
+        let is_example = |line: &str| line.starts_with("  ") && line.contains(name);
+        assert!(help.lines().any(is_example), "{name}:\n{help}");
+        // `help` is clap's own.
+        let shown = |it: &&mut clap::Command| !it.is_hide_set() && it.get_name() != "help";
+        for below in command.get_subcommands_mut().filter(shown) {
+            check(&format!("{name} {}", below.get_name()), below);
+        }
+    }
+    check("drumline", &mut Cli::command());
+}
